@@ -1,0 +1,253 @@
+import datetime
+
+from google.protobuf import duration_pb2 as _duration_pb2
+from google.protobuf import timestamp_pb2 as _timestamp_pb2
+from weir.errors.v1 import errors_pb2 as _errors_pb2
+from weir.mux.v1 import mux_pb2 as _mux_pb2
+from google.protobuf.internal import containers as _containers
+from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
+from google.protobuf import descriptor as _descriptor
+from google.protobuf import message as _message
+from collections.abc import Iterable as _Iterable, Mapping as _Mapping
+from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
+
+DESCRIPTOR: _descriptor.FileDescriptor
+
+class QueueClass(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    QUEUE_CLASS_UNSPECIFIED: _ClassVar[QueueClass]
+    QUEUE_CLASS_PAID: _ClassVar[QueueClass]
+    QUEUE_CLASS_FREE: _ClassVar[QueueClass]
+    QUEUE_CLASS_OVER_QUOTA: _ClassVar[QueueClass]
+    QUEUE_CLASS_BATCH: _ClassVar[QueueClass]
+QUEUE_CLASS_UNSPECIFIED: QueueClass
+QUEUE_CLASS_PAID: QueueClass
+QUEUE_CLASS_FREE: QueueClass
+QUEUE_CLASS_OVER_QUOTA: QueueClass
+QUEUE_CLASS_BATCH: QueueClass
+
+class SessionRequest(_message.Message):
+    __slots__ = ("hello", "calls", "cancel")
+    HELLO_FIELD_NUMBER: _ClassVar[int]
+    CALLS_FIELD_NUMBER: _ClassVar[int]
+    CANCEL_FIELD_NUMBER: _ClassVar[int]
+    hello: _mux_pb2.Hello
+    calls: AdmissionCalls
+    cancel: _mux_pb2.CancelCalls
+    def __init__(self, hello: _Optional[_Union[_mux_pb2.Hello, _Mapping]] = ..., calls: _Optional[_Union[AdmissionCalls, _Mapping]] = ..., cancel: _Optional[_Union[_mux_pb2.CancelCalls, _Mapping]] = ...) -> None: ...
+
+class AdmissionCalls(_message.Message):
+    __slots__ = ("items",)
+    ITEMS_FIELD_NUMBER: _ClassVar[int]
+    items: _containers.RepeatedCompositeFieldContainer[AdmissionCall]
+    def __init__(self, items: _Optional[_Iterable[_Union[AdmissionCall, _Mapping]]] = ...) -> None: ...
+
+class AdmissionCall(_message.Message):
+    __slots__ = ("header", "admit", "release")
+    HEADER_FIELD_NUMBER: _ClassVar[int]
+    ADMIT_FIELD_NUMBER: _ClassVar[int]
+    RELEASE_FIELD_NUMBER: _ClassVar[int]
+    header: _mux_pb2.CallHeader
+    admit: Admit
+    release: Release
+    def __init__(self, header: _Optional[_Union[_mux_pb2.CallHeader, _Mapping]] = ..., admit: _Optional[_Union[Admit, _Mapping]] = ..., release: _Optional[_Union[Release, _Mapping]] = ...) -> None: ...
+
+class Admit(_message.Message):
+    __slots__ = ("request_id", "tenant", "weight", "queue_class", "pool", "model_version", "zones", "prompt_tokens", "max_output_tokens", "choices", "exclude_workers")
+    REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
+    TENANT_FIELD_NUMBER: _ClassVar[int]
+    WEIGHT_FIELD_NUMBER: _ClassVar[int]
+    QUEUE_CLASS_FIELD_NUMBER: _ClassVar[int]
+    POOL_FIELD_NUMBER: _ClassVar[int]
+    MODEL_VERSION_FIELD_NUMBER: _ClassVar[int]
+    ZONES_FIELD_NUMBER: _ClassVar[int]
+    PROMPT_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    MAX_OUTPUT_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    CHOICES_FIELD_NUMBER: _ClassVar[int]
+    EXCLUDE_WORKERS_FIELD_NUMBER: _ClassVar[int]
+    request_id: str
+    tenant: str
+    weight: float
+    queue_class: QueueClass
+    pool: str
+    model_version: str
+    zones: _containers.RepeatedScalarFieldContainer[str]
+    prompt_tokens: int
+    max_output_tokens: int
+    choices: int
+    exclude_workers: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, request_id: _Optional[str] = ..., tenant: _Optional[str] = ..., weight: _Optional[float] = ..., queue_class: _Optional[_Union[QueueClass, str]] = ..., pool: _Optional[str] = ..., model_version: _Optional[str] = ..., zones: _Optional[_Iterable[str]] = ..., prompt_tokens: _Optional[int] = ..., max_output_tokens: _Optional[int] = ..., choices: _Optional[int] = ..., exclude_workers: _Optional[_Iterable[str]] = ...) -> None: ...
+
+class Release(_message.Message):
+    __slots__ = ("request_id", "output_tokens", "unused")
+    REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
+    OUTPUT_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    UNUSED_FIELD_NUMBER: _ClassVar[int]
+    request_id: str
+    output_tokens: int
+    unused: bool
+    def __init__(self, request_id: _Optional[str] = ..., output_tokens: _Optional[int] = ..., unused: _Optional[bool] = ...) -> None: ...
+
+class SessionResponse(_message.Message):
+    __slots__ = ("welcome", "replies", "go_away")
+    WELCOME_FIELD_NUMBER: _ClassVar[int]
+    REPLIES_FIELD_NUMBER: _ClassVar[int]
+    GO_AWAY_FIELD_NUMBER: _ClassVar[int]
+    welcome: _mux_pb2.Welcome
+    replies: AdmissionReplies
+    go_away: _mux_pb2.GoAway
+    def __init__(self, welcome: _Optional[_Union[_mux_pb2.Welcome, _Mapping]] = ..., replies: _Optional[_Union[AdmissionReplies, _Mapping]] = ..., go_away: _Optional[_Union[_mux_pb2.GoAway, _Mapping]] = ...) -> None: ...
+
+class AdmissionReplies(_message.Message):
+    __slots__ = ("items",)
+    ITEMS_FIELD_NUMBER: _ClassVar[int]
+    items: _containers.RepeatedCompositeFieldContainer[AdmissionReply]
+    def __init__(self, items: _Optional[_Iterable[_Union[AdmissionReply, _Mapping]]] = ...) -> None: ...
+
+class AdmissionReply(_message.Message):
+    __slots__ = ("header", "granted", "rejected", "released")
+    HEADER_FIELD_NUMBER: _ClassVar[int]
+    GRANTED_FIELD_NUMBER: _ClassVar[int]
+    REJECTED_FIELD_NUMBER: _ClassVar[int]
+    RELEASED_FIELD_NUMBER: _ClassVar[int]
+    header: _mux_pb2.ReplyHeader
+    granted: Granted
+    rejected: _errors_pb2.Rejection
+    released: Released
+    def __init__(self, header: _Optional[_Union[_mux_pb2.ReplyHeader, _Mapping]] = ..., granted: _Optional[_Union[Granted, _Mapping]] = ..., rejected: _Optional[_Union[_errors_pb2.Rejection, _Mapping]] = ..., released: _Optional[_Union[Released, _Mapping]] = ...) -> None: ...
+
+class Granted(_message.Message):
+    __slots__ = ("grant", "worker", "address", "zone", "simulated", "queue_wait")
+    GRANT_FIELD_NUMBER: _ClassVar[int]
+    WORKER_FIELD_NUMBER: _ClassVar[int]
+    ADDRESS_FIELD_NUMBER: _ClassVar[int]
+    ZONE_FIELD_NUMBER: _ClassVar[int]
+    SIMULATED_FIELD_NUMBER: _ClassVar[int]
+    QUEUE_WAIT_FIELD_NUMBER: _ClassVar[int]
+    grant: SignedGrant
+    worker: str
+    address: str
+    zone: str
+    simulated: bool
+    queue_wait: _duration_pb2.Duration
+    def __init__(self, grant: _Optional[_Union[SignedGrant, _Mapping]] = ..., worker: _Optional[str] = ..., address: _Optional[str] = ..., zone: _Optional[str] = ..., simulated: _Optional[bool] = ..., queue_wait: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ...) -> None: ...
+
+class Released(_message.Message):
+    __slots__ = ("known",)
+    KNOWN_FIELD_NUMBER: _ClassVar[int]
+    known: bool
+    def __init__(self, known: _Optional[bool] = ...) -> None: ...
+
+class Grant(_message.Message):
+    __slots__ = ("nonce", "worker", "request_id", "model_version", "prompt_tokens", "max_output_tokens", "choices", "expires_at", "tenant")
+    NONCE_FIELD_NUMBER: _ClassVar[int]
+    WORKER_FIELD_NUMBER: _ClassVar[int]
+    REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
+    MODEL_VERSION_FIELD_NUMBER: _ClassVar[int]
+    PROMPT_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    MAX_OUTPUT_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    CHOICES_FIELD_NUMBER: _ClassVar[int]
+    EXPIRES_AT_FIELD_NUMBER: _ClassVar[int]
+    TENANT_FIELD_NUMBER: _ClassVar[int]
+    nonce: bytes
+    worker: str
+    request_id: str
+    model_version: str
+    prompt_tokens: int
+    max_output_tokens: int
+    choices: int
+    expires_at: _timestamp_pb2.Timestamp
+    tenant: str
+    def __init__(self, nonce: _Optional[bytes] = ..., worker: _Optional[str] = ..., request_id: _Optional[str] = ..., model_version: _Optional[str] = ..., prompt_tokens: _Optional[int] = ..., max_output_tokens: _Optional[int] = ..., choices: _Optional[int] = ..., expires_at: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., tenant: _Optional[str] = ...) -> None: ...
+
+class SignedGrant(_message.Message):
+    __slots__ = ("grant", "mac", "key_id")
+    GRANT_FIELD_NUMBER: _ClassVar[int]
+    MAC_FIELD_NUMBER: _ClassVar[int]
+    KEY_ID_FIELD_NUMBER: _ClassVar[int]
+    grant: bytes
+    mac: bytes
+    key_id: str
+    def __init__(self, grant: _Optional[bytes] = ..., mac: _Optional[bytes] = ..., key_id: _Optional[str] = ...) -> None: ...
+
+class ReportCapacityRequest(_message.Message):
+    __slots__ = ("hello", "report")
+    HELLO_FIELD_NUMBER: _ClassVar[int]
+    REPORT_FIELD_NUMBER: _ClassVar[int]
+    hello: WorkerHello
+    report: CapacityReport
+    def __init__(self, hello: _Optional[_Union[WorkerHello, _Mapping]] = ..., report: _Optional[_Union[CapacityReport, _Mapping]] = ...) -> None: ...
+
+class WorkerHello(_message.Message):
+    __slots__ = ("worker", "address", "zone", "pool", "model_versions", "block_size", "total_blocks", "max_running", "max_context", "simulated", "engine")
+    WORKER_FIELD_NUMBER: _ClassVar[int]
+    ADDRESS_FIELD_NUMBER: _ClassVar[int]
+    ZONE_FIELD_NUMBER: _ClassVar[int]
+    POOL_FIELD_NUMBER: _ClassVar[int]
+    MODEL_VERSIONS_FIELD_NUMBER: _ClassVar[int]
+    BLOCK_SIZE_FIELD_NUMBER: _ClassVar[int]
+    TOTAL_BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    MAX_RUNNING_FIELD_NUMBER: _ClassVar[int]
+    MAX_CONTEXT_FIELD_NUMBER: _ClassVar[int]
+    SIMULATED_FIELD_NUMBER: _ClassVar[int]
+    ENGINE_FIELD_NUMBER: _ClassVar[int]
+    worker: str
+    address: str
+    zone: str
+    pool: str
+    model_versions: _containers.RepeatedScalarFieldContainer[str]
+    block_size: int
+    total_blocks: int
+    max_running: int
+    max_context: int
+    simulated: bool
+    engine: str
+    def __init__(self, worker: _Optional[str] = ..., address: _Optional[str] = ..., zone: _Optional[str] = ..., pool: _Optional[str] = ..., model_versions: _Optional[_Iterable[str]] = ..., block_size: _Optional[int] = ..., total_blocks: _Optional[int] = ..., max_running: _Optional[int] = ..., max_context: _Optional[int] = ..., simulated: _Optional[bool] = ..., engine: _Optional[str] = ...) -> None: ...
+
+class CapacityReport(_message.Message):
+    __slots__ = ("free_blocks", "running", "waiting", "queued_prefill_tokens", "last_step", "draining")
+    FREE_BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    RUNNING_FIELD_NUMBER: _ClassVar[int]
+    WAITING_FIELD_NUMBER: _ClassVar[int]
+    QUEUED_PREFILL_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    LAST_STEP_FIELD_NUMBER: _ClassVar[int]
+    DRAINING_FIELD_NUMBER: _ClassVar[int]
+    free_blocks: int
+    running: int
+    waiting: int
+    queued_prefill_tokens: int
+    last_step: _duration_pb2.Duration
+    draining: bool
+    def __init__(self, free_blocks: _Optional[int] = ..., running: _Optional[int] = ..., waiting: _Optional[int] = ..., queued_prefill_tokens: _Optional[int] = ..., last_step: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., draining: _Optional[bool] = ...) -> None: ...
+
+class ReportCapacityResponse(_message.Message):
+    __slots__ = ("welcome", "preempt", "drain")
+    WELCOME_FIELD_NUMBER: _ClassVar[int]
+    PREEMPT_FIELD_NUMBER: _ClassVar[int]
+    DRAIN_FIELD_NUMBER: _ClassVar[int]
+    welcome: WorkerWelcome
+    preempt: Preempt
+    drain: Drain
+    def __init__(self, welcome: _Optional[_Union[WorkerWelcome, _Mapping]] = ..., preempt: _Optional[_Union[Preempt, _Mapping]] = ..., drain: _Optional[_Union[Drain, _Mapping]] = ...) -> None: ...
+
+class WorkerWelcome(_message.Message):
+    __slots__ = ("grant_key", "key_id", "heartbeat")
+    GRANT_KEY_FIELD_NUMBER: _ClassVar[int]
+    KEY_ID_FIELD_NUMBER: _ClassVar[int]
+    HEARTBEAT_FIELD_NUMBER: _ClassVar[int]
+    grant_key: bytes
+    key_id: str
+    heartbeat: _duration_pb2.Duration
+    def __init__(self, grant_key: _Optional[bytes] = ..., key_id: _Optional[str] = ..., heartbeat: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ...) -> None: ...
+
+class Preempt(_message.Message):
+    __slots__ = ("request_ids",)
+    REQUEST_IDS_FIELD_NUMBER: _ClassVar[int]
+    request_ids: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, request_ids: _Optional[_Iterable[str]] = ...) -> None: ...
+
+class Drain(_message.Message):
+    __slots__ = ("reason",)
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    reason: str
+    def __init__(self, reason: _Optional[str] = ...) -> None: ...

@@ -1,0 +1,120 @@
+import datetime
+
+from google.protobuf import duration_pb2 as _duration_pb2
+from weir.errors.v1 import errors_pb2 as _errors_pb2
+from weir.mux.v1 import mux_pb2 as _mux_pb2
+from google.protobuf.internal import containers as _containers
+from google.protobuf import descriptor as _descriptor
+from google.protobuf import message as _message
+from collections.abc import Iterable as _Iterable, Mapping as _Mapping
+from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
+
+DESCRIPTOR: _descriptor.FileDescriptor
+
+class SessionRequest(_message.Message):
+    __slots__ = ("hello", "calls", "cancel")
+    HELLO_FIELD_NUMBER: _ClassVar[int]
+    CALLS_FIELD_NUMBER: _ClassVar[int]
+    CANCEL_FIELD_NUMBER: _ClassVar[int]
+    hello: _mux_pb2.Hello
+    calls: QuotaCalls
+    cancel: _mux_pb2.CancelCalls
+    def __init__(self, hello: _Optional[_Union[_mux_pb2.Hello, _Mapping]] = ..., calls: _Optional[_Union[QuotaCalls, _Mapping]] = ..., cancel: _Optional[_Union[_mux_pb2.CancelCalls, _Mapping]] = ...) -> None: ...
+
+class QuotaCalls(_message.Message):
+    __slots__ = ("items",)
+    ITEMS_FIELD_NUMBER: _ClassVar[int]
+    items: _containers.RepeatedCompositeFieldContainer[QuotaCall]
+    def __init__(self, items: _Optional[_Iterable[_Union[QuotaCall, _Mapping]]] = ...) -> None: ...
+
+class QuotaCall(_message.Message):
+    __slots__ = ("header", "reserve", "settle")
+    HEADER_FIELD_NUMBER: _ClassVar[int]
+    RESERVE_FIELD_NUMBER: _ClassVar[int]
+    SETTLE_FIELD_NUMBER: _ClassVar[int]
+    header: _mux_pb2.CallHeader
+    reserve: Reserve
+    settle: Settle
+    def __init__(self, header: _Optional[_Union[_mux_pb2.CallHeader, _Mapping]] = ..., reserve: _Optional[_Union[Reserve, _Mapping]] = ..., settle: _Optional[_Union[Settle, _Mapping]] = ...) -> None: ...
+
+class Reserve(_message.Message):
+    __slots__ = ("tenant", "model", "request_id", "tokens", "request_counted", "lease")
+    TENANT_FIELD_NUMBER: _ClassVar[int]
+    MODEL_FIELD_NUMBER: _ClassVar[int]
+    REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
+    TOKENS_FIELD_NUMBER: _ClassVar[int]
+    REQUEST_COUNTED_FIELD_NUMBER: _ClassVar[int]
+    LEASE_FIELD_NUMBER: _ClassVar[int]
+    tenant: str
+    model: str
+    request_id: str
+    tokens: int
+    request_counted: bool
+    lease: _duration_pb2.Duration
+    def __init__(self, tenant: _Optional[str] = ..., model: _Optional[str] = ..., request_id: _Optional[str] = ..., tokens: _Optional[int] = ..., request_counted: _Optional[bool] = ..., lease: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ...) -> None: ...
+
+class Settle(_message.Message):
+    __slots__ = ("tenant", "model", "request_id", "tokens")
+    TENANT_FIELD_NUMBER: _ClassVar[int]
+    MODEL_FIELD_NUMBER: _ClassVar[int]
+    REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
+    TOKENS_FIELD_NUMBER: _ClassVar[int]
+    tenant: str
+    model: str
+    request_id: str
+    tokens: int
+    def __init__(self, tenant: _Optional[str] = ..., model: _Optional[str] = ..., request_id: _Optional[str] = ..., tokens: _Optional[int] = ...) -> None: ...
+
+class SessionResponse(_message.Message):
+    __slots__ = ("welcome", "replies", "go_away")
+    WELCOME_FIELD_NUMBER: _ClassVar[int]
+    REPLIES_FIELD_NUMBER: _ClassVar[int]
+    GO_AWAY_FIELD_NUMBER: _ClassVar[int]
+    welcome: _mux_pb2.Welcome
+    replies: QuotaReplies
+    go_away: _mux_pb2.GoAway
+    def __init__(self, welcome: _Optional[_Union[_mux_pb2.Welcome, _Mapping]] = ..., replies: _Optional[_Union[QuotaReplies, _Mapping]] = ..., go_away: _Optional[_Union[_mux_pb2.GoAway, _Mapping]] = ...) -> None: ...
+
+class QuotaReplies(_message.Message):
+    __slots__ = ("items",)
+    ITEMS_FIELD_NUMBER: _ClassVar[int]
+    items: _containers.RepeatedCompositeFieldContainer[QuotaReply]
+    def __init__(self, items: _Optional[_Iterable[_Union[QuotaReply, _Mapping]]] = ...) -> None: ...
+
+class QuotaReply(_message.Message):
+    __slots__ = ("header", "reserved", "rejected", "settled")
+    HEADER_FIELD_NUMBER: _ClassVar[int]
+    RESERVED_FIELD_NUMBER: _ClassVar[int]
+    REJECTED_FIELD_NUMBER: _ClassVar[int]
+    SETTLED_FIELD_NUMBER: _ClassVar[int]
+    header: _mux_pb2.ReplyHeader
+    reserved: Reserved
+    rejected: _errors_pb2.Rejection
+    settled: Settled
+    def __init__(self, header: _Optional[_Union[_mux_pb2.ReplyHeader, _Mapping]] = ..., reserved: _Optional[_Union[Reserved, _Mapping]] = ..., rejected: _Optional[_Union[_errors_pb2.Rejection, _Mapping]] = ..., settled: _Optional[_Union[Settled, _Mapping]] = ...) -> None: ...
+
+class Reserved(_message.Message):
+    __slots__ = ("requests", "tokens", "concurrency")
+    REQUESTS_FIELD_NUMBER: _ClassVar[int]
+    TOKENS_FIELD_NUMBER: _ClassVar[int]
+    CONCURRENCY_FIELD_NUMBER: _ClassVar[int]
+    requests: LimitStatus
+    tokens: LimitStatus
+    concurrency: LimitStatus
+    def __init__(self, requests: _Optional[_Union[LimitStatus, _Mapping]] = ..., tokens: _Optional[_Union[LimitStatus, _Mapping]] = ..., concurrency: _Optional[_Union[LimitStatus, _Mapping]] = ...) -> None: ...
+
+class LimitStatus(_message.Message):
+    __slots__ = ("limit", "remaining", "reset")
+    LIMIT_FIELD_NUMBER: _ClassVar[int]
+    REMAINING_FIELD_NUMBER: _ClassVar[int]
+    RESET_FIELD_NUMBER: _ClassVar[int]
+    limit: int
+    remaining: int
+    reset: _duration_pb2.Duration
+    def __init__(self, limit: _Optional[int] = ..., remaining: _Optional[int] = ..., reset: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ...) -> None: ...
+
+class Settled(_message.Message):
+    __slots__ = ("known",)
+    KNOWN_FIELD_NUMBER: _ClassVar[int]
+    known: bool
+    def __init__(self, known: _Optional[bool] = ...) -> None: ...

@@ -1,0 +1,156 @@
+"""The engine port: the only seam between a worker and the thing that runs a model.
+
+Every engine (torch, simulated, TensorRT-LLM, vLLM) implements `Engine` and passes the same contract suite
+(`tests/contract/test_engine_contract.py`). Engines take and return token ids; text never crosses this line.
+
+Threading: every method is called from the worker's event loop and must return without blocking. Steps happen
+elsewhere (a thread, a process, a device); their results arrive through the `StepSink`, which the engine calls on the
+event loop, once per step.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+
+class FinishReason(enum.IntEnum):
+    """Why a sequence ended. The numbers equal `weir.worker.v1.FinishReason`."""
+
+    STOP = 1  # a stop token id or end of sequence
+    LENGTH = 2  # max_tokens or the context was reached
+    CANCELLED = 3
+    DEADLINE = 4
+    ERROR = 5
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SamplingParams:
+    """How to choose the next token. `temperature=0` is greedy.
+
+    `seed` makes a sequence reproducible whatever else is in the batch; None draws one at submission.
+    `logprobs` is the number of top alternatives to return per token; None returns no log-probabilities, 0 returns
+    only the chosen token's.
+    """
+
+    max_tokens: int
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = 0
+    min_p: float = 0.0
+    repetition_penalty: float = 1.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    logit_bias: dict[int, float] = field(default_factory=dict)
+    seed: int | None = None
+    stop_token_ids: tuple[int, ...] = ()
+    ignore_eos: bool = False
+    logprobs: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SequenceRequest:
+    """One sequence to generate. `handle` is unique among the engine's live sequences (the worker's own number)."""
+
+    handle: int
+    model: str  # "name@version", one of EngineInfo.models
+    prompt: Sequence[int]
+    params: SamplingParams
+    deadline: float | None = None  # clock.monotonic() seconds; past it the sequence ends with DEADLINE
+    priority: int = 0  # lower runs first
+    cache_salt: bytes = b""  # tenant salt for prefix caching
+
+
+@dataclass(slots=True)
+class TokenLogprob:
+    """The chosen token's natural-log probability and the top alternatives `(token id, logprob)`, best first."""
+
+    logprob: float
+    top: list[tuple[int, float]]
+
+
+@dataclass(slots=True)
+class StepOutput:
+    """All that one engine step produced, in parallel arrays (index i belongs to sequence `handles[i]`).
+
+    A sequence appears at most once per step. `finish[i]` is 0 while it goes on. A sequence that ends without a new
+    token (cancelled, deadline, error) has an empty `tokens[i]`. After its finish a handle never appears again.
+    `tokens[i]` excludes the stop token that ended the sequence.
+    """
+
+    step: int
+    handles: list[int]
+    tokens: list[list[int]]
+    finish: list[int]  # 0 or FinishReason
+    logprobs: dict[int, list[TokenLogprob]]  # by handle, only for sequences that asked
+    errors: dict[int, str]  # by handle, for FinishReason.ERROR: a message fit for the caller
+    prompt_tokens_cached: dict[int, int]  # by handle, reported once with the first token
+    step_seconds: float = 0.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineInfo:
+    """What the engine is and what it can hold. `simulated` is shown to every caller."""
+
+    engine: str  # "torch" | "simulated" | "tensorrt_llm" | "vllm"
+    simulated: bool
+    models: tuple[str, ...]
+    block_size: int  # tokens per KV block
+    total_blocks: int
+    max_running: int  # sequences that may decode at once
+    max_context: int  # tokens, prompt + output
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Capacity:
+    """The engine's present load; cheap to read at any time."""
+
+    free_blocks: int
+    running: int
+    waiting: int
+    queued_prefill_tokens: int
+    last_step_seconds: float
+
+
+StepSink = Callable[[StepOutput], None]
+
+
+class Engine(Protocol):
+    """A model runner. See the module docstring for its threading rule."""
+
+    @property
+    def info(self) -> EngineInfo:
+        """Constant after `start` returns."""
+
+    async def start(self, sink: StepSink) -> None:
+        """Load, warm up and self-test; returns when ready to take work.
+
+        :raises EngineLoadError: a weight, tokenizer or configuration file is missing, corrupted or unsupported; the
+            message names the file.
+        """
+
+    def submit(self, requests: Sequence[SequenceRequest]) -> None:
+        """Queue sequences. An impossible one (unknown model, prompt past the context, empty prompt) is answered
+        through the sink with FinishReason.ERROR; the others are not touched by it."""
+
+    def cancel(self, handles: Sequence[int]) -> None:
+        """End sequences; each is reported CANCELLED and its memory is free within one step. Unknown handles are
+        ignored: they have finished already."""
+
+    def capacity(self) -> Capacity:
+        """A snapshot of the load."""
+
+    async def embed(self, model: str, prompts: Sequence[Sequence[int]]) -> list[list[float]]:
+        """Mean-pooled, L2-normalised last hidden states, one vector per prompt.
+
+        :raises EngineLoadError: the model is unknown.
+        """
+
+    async def stop(self) -> None:
+        """End every sequence with CANCELLED, release the device, join the thread. Idempotent."""
+
+
+class EngineLoadError(Exception):
+    """The engine could not load a model; the message names the file or the model and the reason."""
