@@ -1,0 +1,102 @@
+"""Configuration: one frozen struct per service, read once, at start.
+
+A service's `config.py` subclasses `ServiceSettings`; `load` fills it from `--config FILE` (JSON) and from environment
+variables `WEIR_<FIELD>` for fields of simple types, the environment winning. Unknown keys are refused with their name,
+wrong types with their path. Nothing else in a service reads files or the environment.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, TypeVar
+
+import msgspec
+
+
+class TlsFiles(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Paths of PEM files: the CA that peers are checked against, this process's certificate and its key."""
+
+    ca: str
+    cert: str
+    key: str
+
+
+class ServiceSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What every service needs."""
+
+    service: str
+    """The service's name, as in its SPIFFE id: "edge-auth", "gateway" …"""
+    instance: str
+    """This process's name, unique in the mesh: "gateway-0"."""
+    zone: str = "zone-a"
+    """The failure domain it runs in."""
+    host: str = "127.0.0.1"
+    """The address it listens on and registers."""
+    port: int = 0
+    """Its gRPC port; 0 takes a free one."""
+    metrics_port: int = 0
+    """Its Prometheus port (HTTP, /metrics); 0 turns it off."""
+    tls: TlsFiles | None = None
+    """mTLS files; None serves plaintext (tests only)."""
+    etcd: tuple[str, ...] = ()
+    """etcd endpoints, "host:port"; the same TLS files are used. Empty runs without a registry (tests only)."""
+    state_dir: str = ""
+    """A directory of its own for caches and spools; empty keeps nothing."""
+    log_level: str = "info"
+    """"debug", "info", "warning" or "error"."""
+    trace_endpoint: str = ""
+    """OTLP gRPC endpoint, "host:port"; empty exports nothing."""
+    trace_sample_ratio: float = 1.0
+    """Share of requests without a sampling decision of their own that are traced."""
+    drain_seconds: float = 10.0
+    """How long SIGTERM waits for running work."""
+
+
+S = TypeVar("S", bound=ServiceSettings)
+
+
+class ConfigError(Exception):
+    """The configuration cannot be read; the message names the file, the key and the fault."""
+
+
+def load(cls: type[S], argv: Sequence[str] | None = None, environ: Mapping[str, str] | None = None) -> S:
+    """Read the settings of this process.
+
+    :raises ConfigError: a file is missing or not JSON, a key is unknown or a value has the wrong type.
+    """
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--config", type=Path, help="JSON file with the fields of this service's Settings")
+    options = parser.parse_args(sys.argv[1:] if argv is None else argv)
+    values: dict[str, Any] = {}
+    if options.config is not None:
+        values = _read(options.config)
+    values |= _from_environment(cls, os.environ if environ is None else environ)
+    try:
+        return msgspec.convert(values, cls)
+    except msgspec.ValidationError as error:
+        raise ConfigError(f"{options.config or 'environment'}: {error}") from error
+
+
+def _read(path: Path) -> dict[str, Any]:
+    try:
+        return msgspec.json.decode(path.read_bytes(), type=dict[str, Any])
+    except (OSError, msgspec.DecodeError) as error:
+        raise ConfigError(f"{path}: {error}") from error
+
+
+def _from_environment(cls: type[ServiceSettings], environ: Mapping[str, str]) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for field in msgspec.structs.fields(cls):
+        raw = environ.get(f"WEIR_{field.name.upper()}")
+        # state_dir is set per process by its config file; the mesh-wide WEIR_STATE_DIR means something else.
+        if raw is None or field.type not in (str, int, float, bool) or field.name == "state_dir":
+            continue
+        try:
+            found[field.name] = msgspec.convert(raw, field.type, strict=False)
+        except msgspec.ValidationError as error:
+            raise ConfigError(f"WEIR_{field.name.upper()}: {error}") from error
+    return found
