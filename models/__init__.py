@@ -1,0 +1,1 @@
+"""The demo models and the pipeline that trains them."""
