@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import cast
+
 from google.protobuf import any_pb2
 from google.rpc import error_details_pb2, status_pb2
 from weir.errors.v1 import errors_pb2
@@ -58,7 +60,9 @@ class WeirError(Exception):
 
     def to_rejection(self) -> errors_pb2.Rejection:
         """As a domain refusal inside a frame."""
-        rejection = errors_pb2.Rejection(reason=int(self.reason), message=self.message, limit=self.limit)
+        rejection = errors_pb2.Rejection(
+            reason=cast("errors_pb2.Reason", int(self.reason)), message=self.message, limit=self.limit
+        )
         if self.retry_after is not None:
             rejection.retry_after.CopyFrom(to_duration(self.retry_after))
         return rejection

@@ -1,0 +1,174 @@
+"""Traces with explicit context.
+
+    with span("quota.reserve", parent=traceparent, kind=CLIENT) as s:
+        … pass s.traceparent on …; s.set("weir.tenant", tenant)
+
+The parent is a W3C traceparent string (https://www.w3.org/TR/trace-context/). An unsampled or empty parent costs a
+string comparison and nothing else: the span is a shared no-op that hands the parent on. Whoever receives a request
+without a decision makes one with `root`.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Mapping
+from types import TracebackType
+from typing import Any, Protocol, Self
+
+from libs.config import TlsFiles
+
+INTERNAL, SERVER, CLIENT = "INTERNAL", "SERVER", "CLIENT"
+Attribute = str | int | float | bool | list[str]
+
+
+class Span(Protocol):
+    """A timed operation."""
+
+    @property
+    def traceparent(self) -> str:
+        """The context to hand to whatever this operation calls."""
+
+    def set(self, key: str, value: Attribute) -> None:
+        """Attach an attribute. Never a prompt, an output or a secret."""
+
+    def end(self, error: str = "") -> None:
+        """Finish; `error` is the closed reason's name. Ending twice changes nothing."""
+
+    def __enter__(self) -> Self: ...
+
+    def __exit__(
+        self, exc_type: type[BaseException] | None, exc: BaseException | None, tb: TracebackType | None
+    ) -> None: ...
+
+
+class _Unsampled:
+    __slots__ = ("traceparent",)
+
+    def __init__(self, traceparent: str = "") -> None:
+        self.traceparent = traceparent
+
+    def set(self, key: str, value: Attribute) -> None: ...
+
+    def end(self, error: str = "") -> None: ...
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, exc_type: type[BaseException] | None, exc: BaseException | None, tb: TracebackType | None
+    ) -> None: ...
+
+
+class _Sampled:
+    __slots__ = ("_ended", "_span", "traceparent")
+
+    def __init__(self, otel_span: Any) -> None:
+        context = otel_span.get_span_context()
+        self._span = otel_span
+        self._ended = False
+        self.traceparent = f"00-{context.trace_id:032x}-{context.span_id:016x}-01"
+
+    def set(self, key: str, value: Attribute) -> None:
+        self._span.set_attribute(key, value)
+
+    def end(self, error: str = "") -> None:
+        if self._ended:
+            return
+        self._ended = True
+        if error:
+            from opentelemetry.trace import Status, StatusCode
+
+            self._span.set_attribute("error.type", error)
+            self._span.set_status(Status(StatusCode.ERROR, error))
+        self._span.end()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, exc_type: type[BaseException] | None, exc: BaseException | None, tb: TracebackType | None
+    ) -> None:
+        reason = getattr(exc, "reason", None)
+        self.end("" if exc_type is None else getattr(reason, "name", exc_type.__name__))
+
+
+_NOTHING = _Unsampled()
+_tracer: Any = None
+_provider: Any = None
+
+
+def configure_tracing(
+    *, service: str, instance: str, zone: str, endpoint: str = "", tls: TlsFiles | None = None, exporter: Any = None
+) -> None:
+    """Export this process's spans over OTLP to `endpoint`, or to `exporter` (tests). Without either nothing is traced.
+
+    OpenTelemetry is imported here and not at the top: a process that traces nothing should not pay for it.
+    """
+    global _tracer, _provider
+    if not endpoint and exporter is None:
+        return
+    from opentelemetry.sdk.resources import Resource
+    from opentelemetry.sdk.trace import TracerProvider
+    from opentelemetry.sdk.trace.export import BatchSpanProcessor, SimpleSpanProcessor
+
+    resource = Resource(
+        {"service.name": service, "service.instance.id": instance, "service.namespace": "weir", "weir.zone": zone}
+    )
+    _provider = TracerProvider(resource=resource)
+    if exporter is not None:
+        _provider.add_span_processor(SimpleSpanProcessor(exporter))
+    else:
+        _provider.add_span_processor(BatchSpanProcessor(_otlp(endpoint, tls), schedule_delay_millis=1000))
+    _tracer = _provider.get_tracer("weir")
+
+
+def _otlp(endpoint: str, tls: TlsFiles | None) -> Any:
+    import grpc
+    from opentelemetry.exporter.otlp.proto.grpc.trace_exporter import OTLPSpanExporter
+
+    if tls is None:
+        return OTLPSpanExporter(endpoint=endpoint, insecure=True)
+    read = [open(path, "rb").read() for path in (tls.ca, tls.key, tls.cert)]  # noqa: SIM115
+    credentials = grpc.ssl_channel_credentials(*read)
+    return OTLPSpanExporter(endpoint=endpoint, credentials=credentials)
+
+
+def shutdown_tracing() -> None:
+    """Flush what is buffered (bounded by the exporter's own timeout). Call once, at exit."""
+    global _tracer, _provider
+    if _provider is not None:
+        _provider.shutdown()
+    _tracer = _provider = None
+
+
+def is_sampled(traceparent: str) -> bool:
+    """Whether a traceparent asks to be recorded."""
+    return len(traceparent) == 55 and traceparent[-1] in "13579bdf"
+
+
+def root(ratio: float, rng: random.Random) -> str:
+    """A sampling decision for a request that came with none: a new traceparent, sampled with probability `ratio`.
+
+    The ids are fresh; the first span takes this as a parent that nobody recorded, which every backend shows as a root.
+    """
+    flag = 1 if rng.random() < ratio else 0
+    return f"00-{rng.getrandbits(128) or 1:032x}-{rng.getrandbits(64) or 1:016x}-{flag:02d}"
+
+
+def span(
+    name: str, parent: str = "", *, kind: str = INTERNAL, attributes: Mapping[str, Attribute] | None = None
+) -> Span:
+    """Start a span under `parent`; see the module docstring."""
+    if _tracer is None or not is_sampled(parent):
+        return _Unsampled(parent) if parent else _NOTHING
+    from opentelemetry import trace
+
+    context = trace.SpanContext(int(parent[3:35], 16), int(parent[36:52], 16), True, trace.TraceFlags(1))
+    return _Sampled(
+        _tracer.start_span(
+            name,
+            context=trace.set_span_in_context(trace.NonRecordingSpan(context)),
+            kind=trace.SpanKind[kind],
+            attributes=attributes,
+        )
+    )
