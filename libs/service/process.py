@@ -1,0 +1,140 @@
+"""`main` and `serve`: see the package docstring."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import signal
+import sys
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, Protocol, TypeVar
+
+import grpc
+import uvloop
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+from grpc_health.v1.health import aio as health_aio
+from grpc_reflection.v1alpha import reflection
+
+from libs.config import ConfigError, ServiceSettings, load
+from libs.rpc import make_server
+from libs.rpc.server import bind
+from libs.service.endpoint import keep_endpoint
+from libs.telemetry import configure_logging, get_logger
+from libs.telemetry.tracing import configure_tracing, shutdown_tracing
+
+log = get_logger(__name__)
+_SERVING = health_pb2.HealthCheckResponse.SERVING
+_NOT_SERVING = health_pb2.HealthCheckResponse.NOT_SERVING
+
+
+class Service(Protocol):
+    """What a composition root returns."""
+
+    def register(self, server: grpc.aio.Server) -> list[str]:
+        """Add the servicers; return their full names for health and reflection."""
+
+    async def run(self, ready: Callable[[], None]) -> None:
+        """The process's background work, for its whole life. Calls `ready` once its dependencies are good: health
+        turns SERVING and the endpoint is registered. Ends only by cancellation or with the error that ends the
+        process."""
+
+    async def drain(self) -> None:
+        """Finish or hand over running work; called on SIGTERM after health turned NOT_SERVING and the endpoint was
+        withdrawn, and given `drain_seconds`."""
+
+    def endpoint_extra(self) -> Mapping[str, Any]:
+        """Further fields of `weir.registry.v1.Endpoint`."""
+
+
+S = TypeVar("S", bound=ServiceSettings)
+Builder = Callable[[S], Awaitable[Service]]
+
+
+@dataclass(frozen=True, slots=True)
+class Running:
+    """A served service; what tests hold on to."""
+
+    service: Service
+    port: int
+    ready: asyncio.Event
+
+
+@contextlib.asynccontextmanager
+async def serve(service: Service, settings: ServiceSettings, **server_options: Any) -> AsyncIterator[Running]:
+    """Serve until the block ends, then drain. `server_options` go to `libs.rpc.make_server`."""
+    server = make_server(**server_options)
+    health = health_aio.HealthServicer()
+    health_pb2_grpc.add_HealthServicer_to_server(health, server)
+    names = ["", *service.register(server)]
+    for name in names:  # grpc's aio servicer starts as SERVING
+        await health.set(name, _NOT_SERVING)
+    reflection.enable_server_reflection(
+        [*names[1:], reflection.SERVICE_NAME, health_pb2.DESCRIPTOR.services_by_name["Health"].full_name], server
+    )
+    port = bind(server, f"{settings.host}:{settings.port}", tls=settings.tls)
+    await server.start()
+    running = Running(service, port, asyncio.Event())
+    try:
+        async with asyncio.TaskGroup() as group:
+            background = group.create_task(service.run(running.ready.set), name=f"{settings.service}.run")
+            announce = group.create_task(_announce(running, health, names, settings), name="announce")
+            try:
+                yield running
+            finally:
+                announce.cancel()
+                for name in names:
+                    await health.set(name, _NOT_SERVING)
+                with contextlib.suppress(TimeoutError):
+                    await asyncio.wait_for(service.drain(), settings.drain_seconds)
+                await server.stop(grace=1.0)
+                background.cancel()
+    finally:
+        await server.stop(grace=None)
+
+
+async def _announce(
+    running: Running, health: health_aio.HealthServicer, names: list[str], settings: ServiceSettings
+) -> None:
+    """Turn SERVING when the service is ready and keep its endpoint registered while it lives."""
+    await running.ready.wait()
+    for name in names:
+        await health.set(name, _SERVING)
+    log.info("serving", port=running.port)
+    if settings.etcd:
+        await keep_endpoint(settings, running.port, running.service.endpoint_extra())
+
+
+def main(settings_type: type[S], build: Builder[S], **server_options: Any) -> None:
+    """Run a service process until SIGTERM or SIGINT; exits 2 on a bad configuration."""
+    try:
+        settings = load(settings_type)
+    except ConfigError as error:
+        sys.stderr.write(f"{error}\n")
+        sys.exit(2)
+    configure_logging(service=settings.service, instance=settings.instance, level=settings.log_level)
+    uvloop.run(_main(settings, build, server_options))
+
+
+async def _main(settings: S, build: Builder[S], server_options: dict[str, Any]) -> None:
+    configure_tracing(
+        service=settings.service,
+        instance=settings.instance,
+        zone=settings.zone,
+        endpoint=settings.trace_endpoint,
+        tls=settings.tls,
+    )
+    if settings.metrics_port:
+        # HTTP, in its own thread, on the service's address: Prometheus scrapes it, nobody else calls it.
+        from prometheus_client import start_http_server
+
+        start_http_server(settings.metrics_port, addr=settings.host)
+    stop = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, stop.set)
+    async with serve(await build(settings), settings, **server_options):
+        await stop.wait()
+        log.info("draining")
+    await loop.run_in_executor(None, shutdown_tracing)
+    log.info("stopped")
