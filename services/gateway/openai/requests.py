@@ -1,0 +1,250 @@
+"""OpenAI request bodies → `Spec`.
+
+Unknown fields are tolerated, as every OpenAI-compatible server must; fields that would change the answer and that we
+do not offer are refused by name rather than ignored. Source: the OpenAI API reference (chat, completions, embeddings).
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+import msgspec
+
+from libs.errors import Reason, WeirError
+from services.gateway.policy.parameters import invalid
+from services.gateway.policy.spec import ChatMessage, Parameters, Spec
+
+_PATH = re.compile(r" - at `\$\.?([^`]*)`$")
+
+
+class _Part(msgspec.Struct):
+    type: str
+    text: str | None = None
+
+
+class _Message(msgspec.Struct):
+    role: str
+    content: str | list[_Part] | None = None
+
+
+class _StreamOptions(msgspec.Struct):
+    include_usage: bool | None = None
+
+
+class _Common(msgspec.Struct):
+    model: str
+    stream: bool | None = None
+    stream_options: _StreamOptions | None = None
+    max_tokens: int | None = None
+    temperature: float | None = None
+    top_p: float | None = None
+    top_k: int | None = None
+    min_p: float | None = None
+    repetition_penalty: float | None = None
+    presence_penalty: float | None = None
+    frequency_penalty: float | None = None
+    stop: str | list[str] | None = None
+    seed: int | None = None
+    n: int | None = None
+    logit_bias: dict[str, float] | None = None
+    user: str | None = None
+    ignore_eos: bool | None = None
+
+
+class _ChatBody(_Common, kw_only=True):
+    messages: list[_Message]
+    max_completion_tokens: int | None = None
+    logprobs: bool | None = None
+    top_logprobs: int | None = None
+    response_format: dict[str, Any] | None = None
+    tools: list[Any] | None = None
+    functions: list[Any] | None = None
+
+
+class _CompletionBody(_Common, kw_only=True):
+    prompt: str | list[str] | list[int] | list[list[int]]
+    logprobs: int | None = None
+    echo: bool | None = None
+    suffix: str | None = None
+    best_of: int | None = None
+
+
+class _EmbeddingBody(msgspec.Struct):
+    model: str
+    input: str | list[str]
+    encoding_format: str | None = None
+    dimensions: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class OpenAIRequest:
+    """A generation and how its answer is wanted."""
+
+    spec: Spec
+    stream: bool
+    include_usage: bool
+
+
+@dataclass(frozen=True, slots=True)
+class EmbeddingRequest:
+    """Texts to embed; `base64` asks for packed little-endian floats instead of numbers."""
+
+    model: str
+    inputs: list[str]
+    base64: bool
+
+
+B = TypeVar("B")
+_chat = msgspec.json.Decoder(_ChatBody)
+_completion = msgspec.json.Decoder(_CompletionBody)
+_embedding = msgspec.json.Decoder(_EmbeddingBody)
+
+
+def parse_chat(body: bytes, *, client_request_id: str = "") -> OpenAIRequest:
+    """Parse a chat completion.
+
+    :raises WeirError: INVALID_REQUEST naming the field.
+    """
+    given = _decode(_chat, body)
+    if not given.messages:
+        raise invalid("messages", "at least one message")
+    for name in ("tools", "functions"):
+        if getattr(given, name):
+            raise invalid(name, "not offered by this server")
+    if given.response_format and given.response_format.get("type", "text") != "text":
+        raise invalid("response_format", "only {'type': 'text'} is offered by this server")
+    if given.top_logprobs is not None and not given.logprobs:
+        raise invalid("top_logprobs", "needs logprobs: true")
+    max_tokens, field = given.max_tokens, "max_tokens"
+    if given.max_completion_tokens is not None and (max_tokens is None or given.max_completion_tokens < max_tokens):
+        max_tokens, field = given.max_completion_tokens, "max_completion_tokens"
+    return _request(
+        given,
+        Spec(
+            model=given.model,
+            operation="chat",
+            messages=tuple(ChatMessage(m.role, _content(m, i)) for i, m in enumerate(given.messages)),
+            parameters=_parameters(given, max_tokens, field, (given.top_logprobs or 0) if given.logprobs else None),
+            client_request_id=client_request_id,
+            sticky_key=given.user or "",
+        ),
+    )
+
+
+def parse_completion(body: bytes, *, client_request_id: str = "") -> OpenAIRequest:
+    """Parse a legacy completion.
+
+    :raises WeirError: INVALID_REQUEST naming the field.
+    """
+    given = _decode(_completion, body)
+    if given.echo:
+        raise invalid("echo", "not offered by this server")
+    if given.suffix:
+        raise invalid("suffix", "not offered by this server")
+    if given.best_of is not None and given.best_of != (given.n or 1):
+        raise invalid("best_of", "must equal n")
+    prompt, token_ids = _prompt(given.prompt)
+    return _request(
+        given,
+        Spec(
+            model=given.model,
+            operation="completion",
+            prompt=prompt,
+            token_ids=token_ids,
+            parameters=_parameters(given, given.max_tokens, "max_tokens", given.logprobs),
+            client_request_id=client_request_id,
+            sticky_key=given.user or "",
+        ),
+    )
+
+
+def parse_embedding(body: bytes) -> EmbeddingRequest:
+    """Parse an embeddings request.
+
+    :raises WeirError: INVALID_REQUEST naming the field.
+    """
+    given = _decode(_embedding, body)
+    inputs = [given.input] if isinstance(given.input, str) else given.input
+    if not inputs or not all(inputs):
+        raise invalid("input", "at least one text, none of them empty")
+    if given.encoding_format not in (None, "float", "base64"):
+        raise invalid("encoding_format", "must be float or base64")
+    if given.dimensions is not None:
+        raise invalid("dimensions", "not offered by this server")
+    return EmbeddingRequest(given.model, inputs, given.encoding_format == "base64")
+
+
+def _decode(decoder: msgspec.json.Decoder[B], body: bytes) -> B:
+    try:
+        return decoder.decode(body)
+    except msgspec.ValidationError as error:
+        message = str(error)
+        found = _PATH.search(message)
+        if found is None:  # a missing field of the body itself: "Object missing required field `model`"
+            quoted = re.search(r"`([^`]+)`$", message)
+            field = quoted.group(1) if quoted else "body"
+        else:
+            field, message = found.group(1), message[: found.start()]
+        raise WeirError(Reason.INVALID_REQUEST, f"{field}: {message}", limit=field) from error
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise WeirError(Reason.INVALID_REQUEST, f"the body is not valid JSON: {error}", limit="body") from error
+
+
+def _request(given: _Common, spec: Spec) -> OpenAIRequest:
+    include_usage = bool(given.stream_options and given.stream_options.include_usage)
+    return OpenAIRequest(spec, bool(given.stream), include_usage)
+
+
+def _parameters(given: _Common, max_tokens: int | None, field: str, logprobs: int | None) -> Parameters:
+    stop = given.stop if given.stop is not None else ()
+    return Parameters(
+        max_tokens=max_tokens,
+        max_tokens_field=field,
+        temperature=given.temperature,
+        top_p=given.top_p,
+        top_k=given.top_k,
+        min_p=given.min_p,
+        repetition_penalty=given.repetition_penalty,
+        presence_penalty=given.presence_penalty,
+        frequency_penalty=given.frequency_penalty,
+        stop=(stop,) if isinstance(stop, str) else tuple(stop),
+        seed=given.seed,
+        n=given.n,
+        logprobs=logprobs,
+        logit_bias=_logit_bias(given.logit_bias),
+        ignore_eos=bool(given.ignore_eos),
+    )
+
+
+def _logit_bias(given: dict[str, float] | None) -> dict[int, float]:
+    try:
+        bias = {int(token): value for token, value in (given or {}).items()}
+    except ValueError as error:
+        raise invalid("logit_bias", "keys must be token ids") from error
+    if any(not 0 <= token < 2**32 for token in bias):
+        raise invalid("logit_bias", "keys must be token ids")
+    return bias
+
+
+def _content(message: _Message, position: int) -> str:
+    if isinstance(message.content, str):
+        return message.content
+    field = f"messages[{position}].content"
+    if message.content is None:
+        raise invalid(field, "is missing")
+    if any(part.type != "text" or part.text is None for part in message.content):
+        raise invalid(field, "only parts of type text are offered by this server")
+    return "".join(part.text or "" for part in message.content)
+
+
+def _prompt(given: str | list[str] | list[int] | list[list[int]]) -> tuple[str | None, tuple[int, ...] | None]:
+    if isinstance(given, list) and len(given) == 1 and isinstance(given[0], (str, list)):
+        given = given[0]
+    if isinstance(given, str):
+        return given, None
+    ids = tuple(token for token in given if isinstance(token, int) and 0 <= token < 2**32)
+    if not ids or len(ids) != len(given):
+        raise invalid("prompt", "one text or one list of token ids per request")
+    return None, ids

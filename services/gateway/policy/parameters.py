@@ -1,0 +1,102 @@
+"""Binds a caller's parameters to a model's defaults and a tenant's limits. Every refusal names the field."""
+
+from __future__ import annotations
+
+import math
+
+from libs.errors import Reason, WeirError
+from services.gateway.policy.spec import BoundParameters, ModelLimits, Parameters
+
+MAX_CHOICES = 8
+MAX_LOGPROBS = 20
+MAX_STOPS = 4
+MAX_STOP_CHARS = 256
+MAX_SEED = 2**63 - 1
+
+
+def invalid(field: str, message: str) -> WeirError:
+    """The error for a field with a bad value."""
+    return WeirError(Reason.INVALID_REQUEST, f"{field}: {message}", limit=field)
+
+
+def check_parameters(given: Parameters) -> None:
+    """Check every value that can be judged without the model.
+
+    :raises WeirError: INVALID_REQUEST naming the first bad field.
+    """
+    if given.max_tokens is not None and given.max_tokens < 1:
+        raise invalid(given.max_tokens_field, "must be at least 1")
+    _within("temperature", given.temperature, 0.0, 2.0)
+    _within("top_p", given.top_p, 0.0, 1.0, exclude_low=True)
+    _within("min_p", given.min_p, 0.0, 1.0)
+    _within("presence_penalty", given.presence_penalty, -2.0, 2.0)
+    _within("frequency_penalty", given.frequency_penalty, -2.0, 2.0)
+    _within("repetition_penalty", given.repetition_penalty, 0.0, 10.0, exclude_low=True)
+    _within("top_k", given.top_k, 0, 2**31 - 1)
+    _within("n", given.n, 1, MAX_CHOICES)
+    _within("logprobs", given.logprobs, 0, MAX_LOGPROBS)
+    _within("seed", given.seed, 0, MAX_SEED)
+    if len(given.stop) > MAX_STOPS:
+        raise invalid("stop", f"at most {MAX_STOPS} strings")
+    for stop in given.stop:
+        if not 0 < len(stop) <= MAX_STOP_CHARS:
+            raise invalid("stop", f"each string must have 1 to {MAX_STOP_CHARS} characters")
+    for bias in given.logit_bias.values():
+        _within("logit_bias", bias, -100.0, 100.0)
+
+
+def bind_parameters(given: Parameters, limits: ModelLimits, prompt_tokens: int) -> BoundParameters:
+    """Apply defaults and limits.
+
+    An explicit `max_tokens` that does not fit is refused; a missing one becomes the default, cut to what fits.
+
+    :raises WeirError: CONTEXT_LENGTH_EXCEEDED when prompt plus output do not fit, INVALID_REQUEST when the tenant's
+        output limit is exceeded.
+    """
+    context = min(limits.context_length, limits.max_context or limits.context_length)
+    room = context - prompt_tokens
+    if room < 1:
+        raise WeirError(
+            Reason.CONTEXT_LENGTH_EXCEEDED,
+            f"the prompt has {prompt_tokens} tokens and the context holds {context}, at least one of them for output",
+            limit="context_length",
+        )
+    if given.max_tokens is None:
+        max_tokens = min(limits.default_max_tokens or room, room, limits.max_output or room)
+    else:
+        max_tokens = given.max_tokens
+        if limits.max_output and max_tokens > limits.max_output:
+            raise invalid(given.max_tokens_field, f"the tenant's limit is {limits.max_output}")
+        if max_tokens > room:
+            raise WeirError(
+                Reason.CONTEXT_LENGTH_EXCEEDED,
+                f"prompt ({prompt_tokens}) plus {given.max_tokens_field} ({max_tokens}) exceed the context ({context})",
+                limit=given.max_tokens_field,
+            )
+    return BoundParameters(
+        max_tokens=max_tokens,
+        temperature=_default(given.temperature, limits.default_temperature),
+        top_p=_default(given.top_p, limits.default_top_p or 1.0),
+        top_k=given.top_k or 0,
+        min_p=given.min_p or 0.0,
+        repetition_penalty=_default(given.repetition_penalty, 1.0),
+        presence_penalty=given.presence_penalty or 0.0,
+        frequency_penalty=given.frequency_penalty or 0.0,
+        stop=given.stop,
+        seed=given.seed,
+        n=given.n or 1,
+        logprobs=given.logprobs,
+        logit_bias=given.logit_bias,
+        ignore_eos=given.ignore_eos,
+    )
+
+
+def _default(value: float | None, default: float) -> float:
+    return default if value is None else value
+
+
+def _within(field: str, value: float | None, low: float, high: float, *, exclude_low: bool = False) -> None:
+    if value is None:
+        return
+    if math.isnan(value) or value < low or value > high or (exclude_low and value == low):
+        raise invalid(field, f"must be {'above' if exclude_low else 'at least'} {low:g} and at most {high:g}")

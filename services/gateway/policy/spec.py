@@ -1,0 +1,98 @@
+"""What a caller asks for, whatever face it came through, and what becomes of it with defaults and limits applied."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Identity:
+    """Who asks; from authentication alone."""
+
+    tenant: str
+    plan: str = "free"
+    scopes: frozenset[str] = frozenset()
+    key_id: str = ""
+    via_edge: bool = False  # Envoy has already counted this request against requests per minute
+
+
+@dataclass(frozen=True, slots=True)
+class ChatMessage:
+    """One message of a conversation."""
+
+    role: str
+    content: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Parameters:
+    """Generation parameters as the caller gave them; None means the model's default."""
+
+    max_tokens: int | None = None
+    max_tokens_field: str = "max_tokens"  # the name the caller used, for errors
+    temperature: float | None = None
+    top_p: float | None = None
+    top_k: int | None = None
+    min_p: float | None = None
+    repetition_penalty: float | None = None
+    presence_penalty: float | None = None
+    frequency_penalty: float | None = None
+    stop: tuple[str, ...] = ()
+    seed: int | None = None
+    n: int | None = None
+    logprobs: int | None = None
+    logit_bias: dict[int, float] = field(default_factory=dict)
+    ignore_eos: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Spec:
+    """A generation to run. Exactly one of `messages`, `prompt` and `token_ids` is set."""
+
+    model: str
+    operation: str  # "chat", "completion" or "generate"
+    messages: tuple[ChatMessage, ...] | None = None
+    prompt: str | None = None
+    token_ids: tuple[int, ...] | None = None
+    parameters: Parameters = Parameters()
+    client_request_id: str = ""
+    sticky_key: str = ""
+    batch: bool = False
+
+    def texts(self) -> list[str]:
+        """The user's words, for the safety filter; empty for token ids."""
+        if self.messages is not None:
+            return [message.content for message in self.messages]
+        return [self.prompt] if self.prompt is not None else []
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BoundParameters:
+    """Parameters with every default applied and every limit checked."""
+
+    max_tokens: int
+    temperature: float
+    top_p: float
+    top_k: int
+    min_p: float
+    repetition_penalty: float
+    presence_penalty: float
+    frequency_penalty: float
+    stop: tuple[str, ...]
+    seed: int | None
+    n: int
+    logprobs: int | None
+    logit_bias: dict[int, float]
+    ignore_eos: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelLimits:
+    """What binds a generation: the version's context and defaults, and the tenant's limits (0: unlimited)."""
+
+    context_length: int
+    default_max_tokens: int
+    default_temperature: float
+    default_top_p: float
+    max_context: int = 0
+    max_output: int = 0

@@ -1,0 +1,79 @@
+"""Incremental detokenisation.
+
+Byte-level BPE (GPT-2, Llama 3, Qwen2 and the demo models) maps each token to bytes, so a token costs one list index
+and one step of an incremental UTF-8 decoder: a character split over tokens is held until it is whole. Other tokenizers
+go through the tokenizers library's own `DecodeStream`.
+"""
+
+from __future__ import annotations
+
+import codecs
+from collections.abc import Sequence
+from typing import Protocol
+
+from tokenizers import Tokenizer
+from tokenizers.decoders import DecodeStream
+
+_utf8 = codecs.getincrementaldecoder("utf-8")
+
+
+class Detokenizer(Protocol):
+    """Turns one sequence's tokens into text as they come."""
+
+    def feed(self, ids: Sequence[int]) -> str:
+        """The text that these tokens complete."""
+
+    def flush(self) -> str:
+        """What is left of an incomplete character, as U+FFFD."""
+
+
+class ByteDetokenizer:
+    """For byte-level vocabularies; `table[id]` holds a token's bytes, empty for special tokens."""
+
+    __slots__ = ("_decoder", "_table")
+
+    def __init__(self, table: Sequence[bytes]) -> None:
+        self._table = table
+        self._decoder = _utf8("replace")
+
+    def feed(self, ids: Sequence[int]) -> str:
+        """See `Detokenizer`. An id outside the vocabulary yields nothing."""
+        table = self._table
+        size = len(table)
+        if len(ids) == 1:
+            return self._decoder.decode(table[ids[0]]) if ids[0] < size else ""
+        return self._decoder.decode(b"".join([table[i] for i in ids if i < size]))
+
+    def flush(self) -> str:
+        """See `Detokenizer`."""
+        return self._decoder.decode(b"", True)
+
+
+class StreamDetokenizer:
+    """For every other vocabulary."""
+
+    __slots__ = ("_stream", "_tokenizer")
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self._tokenizer = tokenizer
+        self._stream = DecodeStream(skip_special_tokens=True)
+
+    def feed(self, ids: Sequence[int]) -> str:
+        """See `Detokenizer`."""
+        return "".join([self._stream.step(self._tokenizer, i) or "" for i in ids])
+
+    def flush(self) -> str:
+        """See `Detokenizer`; the library holds no bytes that could still become text."""
+        return ""
+
+
+def byte_alphabet() -> dict[str, int]:
+    """GPT-2's printable stand-ins for the 256 bytes (Radford et al., 2019), as character → byte."""
+    printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+    alphabet = {chr(byte): byte for byte in printable}
+    spare = 0x100
+    for byte in range(256):
+        if byte not in printable:
+            alphabet[chr(spare)] = byte
+            spare += 1
+    return alphabet
