@@ -1,0 +1,40 @@
+"""The registry as every process reads it: etcd behind a small port, immutable snapshots, endpoints under leases.
+
+See README.md for the layout in etcd and for what holds when etcd is away.
+"""
+
+from libs.registry.etcd import EtcdStore
+from libs.registry.memory import MemoryStore
+from libs.registry.ports import (
+    Compare,
+    KeyValue,
+    Listing,
+    Put,
+    Store,
+    TlsPaths,
+    TxnResult,
+    WatchBatch,
+    WatchEvent,
+)
+from libs.registry.registration import EndpointRegistration
+from libs.registry.snapshot import RegistrySnapshot, apply_events, snapshot_of
+from libs.registry.view import RegistryView
+
+__all__ = [
+    "Compare",
+    "EndpointRegistration",
+    "EtcdStore",
+    "KeyValue",
+    "Listing",
+    "MemoryStore",
+    "Put",
+    "RegistrySnapshot",
+    "RegistryView",
+    "Store",
+    "TlsPaths",
+    "TxnResult",
+    "WatchBatch",
+    "WatchEvent",
+    "apply_events",
+    "snapshot_of",
+]

@@ -1,0 +1,19 @@
+"""The difference between what a watch knew and what is there now."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from libs.registry.ports import Listing, WatchBatch, WatchEvent
+
+
+def listing_diff(listing: Listing, known: Mapping[str, int]) -> WatchBatch | None:
+    """The events that lead from the known keys (key → mod_revision) to the listing; None when nothing differs."""
+    present = {kv.key for kv in listing.kvs}
+    gone = [WatchEvent(key, None, listing.revision) for key in sorted(known) if key not in present]
+    new = [
+        WatchEvent(kv.key, kv.value, kv.mod_revision, kv.lease)
+        for kv in listing.kvs
+        if known.get(kv.key) != kv.mod_revision
+    ]
+    return WatchBatch(listing.revision, tuple(gone + new)) if gone or new else None

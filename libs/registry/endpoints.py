@@ -1,0 +1,174 @@
+"""Several etcd endpoints behind one call: which one to use, when to try another, what a failure means."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable, Sequence
+from pathlib import Path
+from typing import TypeVar
+
+import grpc
+from aetcd import rpc
+
+from libs.errors import Reason, WeirError
+from libs.registry.ports import TlsPaths
+
+_log = logging.getLogger(__name__)
+T = TypeVar("T")
+
+_CONNECT_SECONDS = 1.0
+"""A local or in-zone connection takes milliseconds; after this another endpoint is the better bet."""
+_CALL_SECONDS = 2.0
+"""etcd itself gives up on a proposal after 5 s + two election timeouts; our callers want to know earlier."""
+_BUDGET_SECONDS = 4.0
+"""All endpoints together."""
+
+_OPTIONS = (
+    ("grpc.initial_reconnect_backoff_ms", 100),
+    ("grpc.min_reconnect_backoff_ms", 100),
+    ("grpc.max_reconnect_backoff_ms", 1000),
+    # etcd refuses pings more often than every 5 s; a dead peer is noticed within 13 s on an idle watch.
+    ("grpc.keepalive_time_ms", 10_000),
+    ("grpc.keepalive_timeout_ms", 3_000),
+    ("grpc.keepalive_permit_without_calls", 0),
+    ("grpc.http2.max_pings_without_data", 0),
+    ("grpc.max_receive_message_length", 64 * 1024 * 1024),
+    ("grpc.use_local_subchannel_pool", 1),
+)
+
+_TRY_ANOTHER = frozenset(
+    {
+        grpc.StatusCode.UNAVAILABLE,
+        grpc.StatusCode.DEADLINE_EXCEEDED,
+        grpc.StatusCode.RESOURCE_EXHAUSTED,
+        grpc.StatusCode.CANCELLED,
+        grpc.StatusCode.UNKNOWN,
+        grpc.StatusCode.INTERNAL,
+        grpc.StatusCode.DATA_LOSS,
+        # A member that is restarting or was taken out answers so.
+        grpc.StatusCode.FAILED_PRECONDITION,
+    }
+)
+
+
+class Stubs:
+    """The channel and stubs of one endpoint."""
+
+    def __init__(self, target: str, credentials: grpc.ChannelCredentials | None) -> None:
+        self.target = target
+        if credentials is None:
+            self.channel = grpc.aio.insecure_channel(target, options=_OPTIONS)
+        else:
+            self.channel = grpc.aio.secure_channel(target, credentials, options=_OPTIONS)
+        self.kv = rpc.KVStub(self.channel)
+        self.watch = rpc.WatchStub(self.channel)
+        self.lease = rpc.LeaseStub(self.channel)
+
+
+class Endpoints:
+    """The endpoints, tried in turn from the last one that worked."""
+
+    def __init__(self, targets: Sequence[str], tls: TlsPaths | None) -> None:
+        if not targets:
+            raise ValueError("at least one etcd endpoint is needed")
+        self._targets = tuple(targets)
+        self._credentials = _credentials(tls)
+        self._stubs: dict[str, Stubs] = {}
+        self._current = 0
+        self.available = True
+
+    async def call(self, make: Callable[[Stubs], Awaitable[T]], *, repeatable: bool) -> T:
+        """The call's answer from the first endpoint that gives one.
+
+        A call that is not repeatable goes to another endpoint only when this one could not be connected to, since
+        otherwise it may have been carried out.
+
+        :raises WeirError: DEPENDENCY_UNAVAILABLE within `_BUDGET_SECONDS`; NOT_FOUND and INVALID_REQUEST as etcd says.
+        """
+        clock = asyncio.get_running_loop().time
+        give_up = clock() + _BUDGET_SECONDS
+        # Twice around: the first member asked may be the one that is about to elect a new leader.
+        for _ in range(2 * len(self._targets)):
+            left = give_up - clock()
+            if left <= 0:
+                break
+            stubs = self.stubs()
+            if not await self.connected(stubs, min(left, _CONNECT_SECONDS)):
+                self.rotate(stubs)
+                continue
+            try:
+                async with asyncio.timeout(min(_CALL_SECONDS, max(0.1, give_up - clock()))):
+                    answer = await make(stubs)
+            except (TimeoutError, asyncio.InvalidStateError):
+                # grpc reports a write to a stream that has just ended as an invalid state.
+                self.rotate(stubs)
+                if not repeatable:
+                    break
+            except grpc.aio.AioRpcError as error:
+                if error.code() not in _TRY_ANOTHER:
+                    self.available = True
+                    raise _mapped(error) from error
+                self.rotate(stubs)
+                if not repeatable:
+                    break
+            else:
+                self.available = True
+                return answer
+        self.available = False
+        raise WeirError(Reason.DEPENDENCY_UNAVAILABLE, "the registry's store (etcd) does not answer", retry_after=1.0)
+
+    def stubs(self) -> Stubs:
+        """Those of the endpoint whose turn it is."""
+        target = self._targets[self._current % len(self._targets)]
+        if target not in self._stubs:
+            self._stubs[target] = Stubs(target, self._credentials)
+        return self._stubs[target]
+
+    def rotate(self, failed: Stubs) -> None:
+        """Moves on from an endpoint that failed, unless somebody else has done so."""
+        if self._targets[self._current % len(self._targets)] == failed.target:
+            self._current += 1
+            if len(self._targets) > 1:
+                _log.warning("etcd_endpoint_failed")
+
+    async def connected(self, stubs: Stubs, seconds: float) -> bool:
+        """Whether the endpoint has a connection, or gets one in time."""
+        channel = stubs.channel
+        try:
+            async with asyncio.timeout(seconds):
+                failures = 0
+                state = channel.get_state(try_to_connect=True)
+                while state is not grpc.ChannelConnectivity.READY:
+                    if state is grpc.ChannelConnectivity.SHUTDOWN:
+                        return False
+                    if state is grpc.ChannelConnectivity.TRANSIENT_FAILURE:
+                        failures += 1
+                        if failures > 1 or len(self._targets) > 1:
+                            return False
+                    await channel.wait_for_state_change(state)
+                    state = channel.get_state(try_to_connect=True)
+        except TimeoutError:
+            return False
+        return True
+
+    async def close(self) -> None:
+        """Closes every channel."""
+        for stubs in self._stubs.values():
+            await stubs.channel.close()
+
+
+def _credentials(tls: TlsPaths | None) -> grpc.ChannelCredentials | None:
+    if tls is None:
+        return None
+    return grpc.ssl_channel_credentials(
+        Path(tls.ca).read_bytes(), private_key=Path(tls.key).read_bytes(), certificate_chain=Path(tls.cert).read_bytes()
+    )
+
+
+def _mapped(error: grpc.aio.AioRpcError) -> WeirError:
+    if error.code() is grpc.StatusCode.NOT_FOUND:
+        return WeirError(Reason.NOT_FOUND, "the lease is gone")
+    if error.code() is grpc.StatusCode.INVALID_ARGUMENT:
+        return WeirError(Reason.INVALID_REQUEST, f"etcd refuses the request: {error.details()}")
+    return WeirError(Reason.INTERNAL, f"etcd answers {error.code().name}: {error.details()}")

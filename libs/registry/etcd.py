@@ -1,0 +1,285 @@
+"""The store in etcd v3, over the generated stubs of `aetcd` (its client knows one endpoint and no TLS)."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import math
+from collections.abc import AsyncGenerator, Mapping, Sequence
+from contextlib import aclosing
+from random import Random
+from typing import Any
+
+import grpc
+from aetcd import rpc
+
+from libs.errors import Reason, WeirError
+from libs.registry.diff import listing_diff
+from libs.registry.endpoints import Endpoints, Stubs
+from libs.registry.ports import (
+    Compare,
+    KeyValue,
+    Listing,
+    Put,
+    TlsPaths,
+    TxnResult,
+    WatchBatch,
+    WatchEvent,
+)
+
+_log = logging.getLogger(__name__)
+_RETRY = (0.05, 1.0)
+"""First and longest pause in seconds between two attempts to open a watch."""
+_WATCH_OPEN_SECONDS = 2.0
+"""For etcd's confirmation that a watch exists."""
+_HAS_LEADER = (("hasleader", "true"),)
+"""Makes etcd end a watch on a member that lost its leader, which would otherwise go silent."""
+
+
+class EtcdStore:
+    """A `Store` over one or more etcd endpoints."""
+
+    def __init__(self, endpoints: Sequence[str], *, tls: TlsPaths | None = None, rng: Random | None = None) -> None:
+        """:param endpoints: "host:port" each; connections are opened at first use.
+
+        :param tls: PEM files for mutual TLS; None connects in plaintext.
+        :raises ValueError: no endpoint.
+        :raises OSError: a TLS file cannot be read.
+        """
+        self._endpoints = Endpoints(endpoints, tls)
+        self._rng = rng or Random()
+        self._closed = False
+        self._cluster = 0
+
+    @property
+    def available(self) -> bool:
+        """See `Store.available`."""
+        return self._endpoints.available
+
+    async def get(self, key: str) -> KeyValue | None:
+        """See `Store.get`."""
+        request = rpc.RangeRequest(key=key.encode())
+        response = await self._endpoints.call(lambda stubs: stubs.kv.Range(request), repeatable=True)
+        return _key_value(response.kvs[0]) if response.kvs else None
+
+    async def get_prefix(self, prefix: str) -> Listing:
+        """See `Store.get_prefix`."""
+        request = rpc.RangeRequest(key=prefix.encode(), range_end=_prefix_end(prefix))
+        response = await self._endpoints.call(lambda stubs: stubs.kv.Range(request), repeatable=True)
+        return Listing(tuple(_key_value(kv) for kv in response.kvs), response.header.revision)
+
+    async def txn(
+        self, *, compares: Sequence[Compare] = (), puts: Sequence[Put] = (), deletes: Sequence[str] = ()
+    ) -> TxnResult:
+        """See `Store.txn`."""
+        request = rpc.TxnRequest(
+            compare=[
+                rpc.Compare(
+                    key=compare.key.encode(),
+                    target=rpc.Compare.MOD,
+                    result=rpc.Compare.EQUAL,
+                    mod_revision=compare.mod_revision,
+                )
+                for compare in compares
+            ],
+            success=[
+                *(
+                    rpc.RequestOp(request_put=rpc.PutRequest(key=p.key.encode(), value=p.value, lease=p.lease))
+                    for p in puts
+                ),
+                *(rpc.RequestOp(request_delete_range=rpc.DeleteRangeRequest(key=key.encode())) for key in deletes),
+            ],
+        )
+        response = await self._endpoints.call(lambda stubs: stubs.kv.Txn(request), repeatable=False)
+        return TxnResult(response.succeeded, response.header.revision)
+
+    async def lease_grant(self, ttl: float) -> int:
+        """See `Store.lease_grant`."""
+        # A grant that is repeated after an unclear failure leaves an unused lease, which runs out.
+        request = rpc.LeaseGrantRequest(TTL=max(1, math.ceil(ttl)))
+        response = await self._endpoints.call(lambda stubs: stubs.lease.LeaseGrant(request), repeatable=True)
+        return int(response.ID)
+
+    async def lease_keepalive(self, lease: int) -> float:
+        """See `Store.lease_keepalive`."""
+
+        async def beat(stubs: Stubs) -> float:
+            stream = stubs.lease.LeaseKeepAlive(metadata=_HAS_LEADER)
+            try:
+                await stream.write(rpc.LeaseKeepAliveRequest(ID=lease))
+                response = await stream.read()
+                if response is grpc.aio.EOF:
+                    # Ended without an answer; the call's status says why.
+                    await stream
+                    return 0.0
+                return float(response.TTL)
+            finally:
+                stream.cancel()
+
+        left = await self._endpoints.call(beat, repeatable=True)
+        if left <= 0:
+            raise WeirError(Reason.NOT_FOUND, "the lease is gone")
+        return left
+
+    async def lease_revoke(self, lease: int) -> None:
+        """See `Store.lease_revoke`."""
+        request = rpc.LeaseRevokeRequest(ID=lease)
+        try:
+            await self._endpoints.call(lambda stubs: stubs.lease.LeaseRevoke(request), repeatable=True)
+        except WeirError as error:
+            if error.reason is not Reason.NOT_FOUND:
+                raise
+
+    async def watch(
+        self, prefix: str, start_revision: int, *, known: Mapping[str, int] | None = None
+    ) -> AsyncGenerator[WatchBatch, None]:
+        """See `Store.watch`."""
+        state = dict(known or {})
+        following = start_revision
+        pause, longest = _RETRY
+        while not self._closed:
+            stubs = self._endpoints.stubs()
+            try:
+                async with aclosing(self._watch_once(stubs, prefix, following)) as batches:
+                    async for batch in batches:
+                        pause = _RETRY[0]
+                        fresh = _newer(batch, following)
+                        if fresh is None:
+                            continue
+                        _remember(state, fresh)
+                        following = fresh.revision + 1
+                        yield fresh
+            except _HistoryGoneError as gone:
+                if gone.restored:
+                    # Another history: equal revisions need not mean equal values.
+                    state = dict.fromkeys(state, -1)
+                merged, following = await self._catch_up(prefix, state, following)
+                if merged is not None:
+                    _remember(state, merged)
+                    yield merged
+                continue
+            except asyncio.CancelledError:
+                # grpc ends the reads of a closed channel so; only a cancellation of our task may go on.
+                task = asyncio.current_task()
+                if not self._closed or (task is not None and task.cancelling()):
+                    raise
+                return
+            except (grpc.aio.AioRpcError, TimeoutError, asyncio.InvalidStateError) as error:
+                self._endpoints.available = False
+                _log.info("etcd_watch_lost: %s", type(error).__name__)
+            self._endpoints.rotate(stubs)
+            await asyncio.sleep(pause * self._rng.uniform(0.5, 1.0))
+            pause = min(longest, pause * 2)
+
+    async def close(self) -> None:
+        """See `Store.close`."""
+        self._closed = True
+        await self._endpoints.close()
+
+    async def _watch_once(self, stubs: Stubs, prefix: str, following: int) -> AsyncGenerator[WatchBatch, None]:
+        """Batches of one watch stream; ends or raises when the stream does.
+
+        :raises _HistoryGoneError: `following` is compacted, or belongs to a history that this cluster does not have.
+        """
+        if not await self._endpoints.connected(stubs, _WATCH_OPEN_SECONDS):
+            raise TimeoutError
+        stream = stubs.watch.Watch(metadata=_HAS_LEADER)
+        try:
+            async with asyncio.timeout(_WATCH_OPEN_SECONDS):
+                await stream.write(_create_request(prefix, following))
+                first = await stream.read()
+            if first is grpc.aio.EOF:
+                return
+            _check(first)
+            cluster, self._cluster = self._cluster, first.header.cluster_id
+            if cluster not in (0, self._cluster):
+                raise _HistoryGoneError(restored=True)
+            if first.header.revision < following - 1:
+                await self._check_restored(following)
+            self._endpoints.available = True
+            while (response := await stream.read()) is not grpc.aio.EOF:
+                _check(response)
+                if response.events:
+                    yield _batch(response)
+        finally:
+            stream.cancel()
+
+    async def _check_restored(self, following: int) -> None:
+        # The member is behind us. A lagging follower catches up; a store restored from a backup never will, and only
+        # a linearizable read can tell the two apart.
+        response = await self._endpoints.call(
+            lambda stubs: stubs.kv.Range(rpc.RangeRequest(key=b"\0", keys_only=True, limit=1)), repeatable=True
+        )
+        if response.header.revision < following - 1:
+            raise _HistoryGoneError(restored=True)
+
+    async def _catch_up(self, prefix: str, state: Mapping[str, int], following: int) -> tuple[WatchBatch | None, int]:
+        try:
+            listing = await self.get_prefix(prefix)
+        except WeirError as error:
+            if error.reason is not Reason.DEPENDENCY_UNAVAILABLE:
+                raise
+            await asyncio.sleep(_RETRY[0])
+            return None, following
+        _log.warning("etcd_history_gone")
+        return listing_diff(listing, state), listing.revision + 1
+
+
+class _HistoryGoneError(Exception):
+    """The revisions that the watch needs are not to be had: compacted, or of a history before a restore."""
+
+    def __init__(self, *, restored: bool) -> None:
+        super().__init__()
+        self.restored = restored
+
+
+def _create_request(prefix: str, following: int) -> Any:
+    return rpc.WatchRequest(
+        create_request=rpc.WatchCreateRequest(
+            key=prefix.encode(), range_end=_prefix_end(prefix), start_revision=following
+        )
+    )
+
+
+def _check(response: Any) -> None:
+    if not response.canceled:
+        return
+    if response.compact_revision:
+        raise _HistoryGoneError(restored=False)
+    raise asyncio.InvalidStateError(response.cancel_reason)
+
+
+def _batch(response: Any) -> WatchBatch:
+    events = tuple(
+        WatchEvent(
+            event.kv.key.decode(),
+            None if event.type == rpc.Event.DELETE else event.kv.value,
+            event.kv.mod_revision,
+            event.kv.lease,
+        )
+        for event in response.events
+    )
+    return WatchBatch(events[-1].mod_revision, events)
+
+
+def _newer(batch: WatchBatch, following: int) -> WatchBatch | None:
+    events = tuple(event for event in batch.events if event.mod_revision >= following)
+    return WatchBatch(batch.revision, events) if events else None
+
+
+def _remember(state: dict[str, int], batch: WatchBatch) -> None:
+    for event in batch.events:
+        if event.value is None:
+            state.pop(event.key, None)
+        else:
+            state[event.key] = event.mod_revision
+
+
+def _key_value(kv: Any) -> KeyValue:
+    return KeyValue(kv.key.decode(), kv.value, kv.mod_revision, kv.lease)
+
+
+def _prefix_end(prefix: str) -> bytes:
+    """The first key after every key with this prefix; keys of the registry are ASCII, so the last byte can grow."""
+    raw = prefix.encode()
+    return raw[:-1] + bytes([raw[-1] + 1])

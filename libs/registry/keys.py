@@ -1,0 +1,90 @@
+"""The layout of the registry in the store, and the form of its values (protobuf JSON of `weir.registry.v1`)."""
+
+from __future__ import annotations
+
+from google.protobuf import json_format
+from google.protobuf.message import Message
+from weir.registry.v1 import registry_pb2
+
+ROOT = "/weir/v1/"
+"""Every key of the mesh starts with this; the version changes with an incompatible layout."""
+
+MODELS = ROOT + "models/"
+"""{name}@{version} → ModelVersion."""
+ALIASES = ROOT + "aliases/"
+"""{name} → Alias."""
+TENANTS = ROOT + "tenants/"
+"""{id} → Tenant."""
+KEYS = ROOT + "keys/"
+"""{id} → ApiKey."""
+LIMITS = ROOT + "limits/"
+"""{tenant}/{model} → Limits."""
+SAFETY = ROOT + "safety/"
+"""{id} → SafetyPolicy."""
+ENDPOINTS = ROOT + "endpoints/"
+"""{service}/{instance} → Endpoint, under a lease."""
+AUDIT_OUTBOX = ROOT + "audit-outbox/"
+"""{record id} → weir.audit.v1.Record (binary): changes whose audit record is not acknowledged yet."""
+
+
+def model_key(name: str, version: str) -> str:
+    """Where a model version lies."""
+    return f"{MODELS}{name}@{version}"
+
+
+def alias_key(name: str) -> str:
+    """Where an alias lies."""
+    return ALIASES + name
+
+
+def tenant_key(tenant: str) -> str:
+    """Where a tenant lies."""
+    return TENANTS + tenant
+
+
+def api_key_key(key_id: str) -> str:
+    """Where an API key lies."""
+    return KEYS + key_id
+
+
+def limits_key(tenant: str, model: str) -> str:
+    """Where a tenant's limits for a model (or "*") lie."""
+    return f"{LIMITS}{tenant}/{model}"
+
+
+def safety_key(policy: str) -> str:
+    """Where a safety policy lies."""
+    return SAFETY + policy
+
+
+def endpoint_key(service: str, instance: str) -> str:
+    """Where a live endpoint lies."""
+    return f"{ENDPOINTS}{service}/{instance}"
+
+
+def key_of(message: Message) -> str:
+    """Where a message lies, by its own fields.
+
+    :raises TypeError: for a message that the registry does not hold.
+    """
+    if isinstance(message, registry_pb2.ModelVersion):
+        return model_key(message.name, message.version)
+    if isinstance(message, registry_pb2.Alias):
+        return alias_key(message.name)
+    if isinstance(message, registry_pb2.Tenant):
+        return tenant_key(message.id)
+    if isinstance(message, registry_pb2.ApiKey):
+        return api_key_key(message.id)
+    if isinstance(message, registry_pb2.Limits):
+        return limits_key(message.tenant, message.model)
+    if isinstance(message, registry_pb2.SafetyPolicy):
+        return safety_key(message.id)
+    if isinstance(message, registry_pb2.Endpoint):
+        return endpoint_key(message.service, message.instance)
+    raise TypeError(f"{type(message).__name__} has no place in the registry")
+
+
+def encode(message: Message) -> bytes:
+    """A message as stored: compact JSON with proto field names, the same bytes for the same content."""
+    text = json_format.MessageToJson(message, preserving_proto_field_name=True, indent=None, sort_keys=True)
+    return text.encode()

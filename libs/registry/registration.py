@@ -1,0 +1,99 @@
+"""Keeps a process's endpoint in the registry for as long as the process lives."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from contextlib import suppress
+
+from weir.registry.v1 import registry_pb2 as pb
+
+from libs.errors import Reason, WeirError
+from libs.registry import keys
+from libs.registry.ports import Put, Store
+
+_log = logging.getLogger(__name__)
+_RETRY = 0.5
+"""Seconds before another attempt when the store is away: short, since a mesh that restarts waits for endpoints."""
+
+
+class EndpointRegistration:
+    """One endpoint under one lease; the lease outlives the process by at most its ttl.
+
+    A lost lease (the store restarted or was restored, or was away for longer than the ttl) is replaced; a key that
+    somebody deleted is put back.
+    """
+
+    def __init__(self, store: Store, endpoint: pb.Endpoint, ttl: float = 6.0) -> None:
+        """:param ttl: seconds from the process's death to the endpoint's disappearance."""
+        self._store = store
+        self._endpoint = pb.Endpoint()
+        self._endpoint.CopyFrom(endpoint)
+        self._ttl = ttl
+        self._lease = 0
+        self._registered = asyncio.Event()
+        self._update = asyncio.Event()
+        self._closing = asyncio.Event()
+
+    async def run(self) -> None:
+        """Registers and keeps registered until `close` or cancellation, then takes the endpoint out."""
+        try:
+            while not self._closing.is_set():
+                self._update.clear()
+                pause = await self._step()
+                with suppress(TimeoutError):
+                    await asyncio.wait_for(self._update.wait(), pause)
+        finally:
+            await self._revoke()
+
+    async def wait_registered(self) -> None:
+        """Returns once the endpoint is in the registry."""
+        await self._registered.wait()
+
+    def update(self, endpoint: pb.Endpoint) -> None:
+        """Replaces what is registered, such as the models of a worker; written by `run` as soon as possible.
+
+        :raises ValueError: for another service or instance.
+        """
+        if (endpoint.service, endpoint.instance) != (self._endpoint.service, self._endpoint.instance):
+            raise ValueError("an update must be for the same service and instance")
+        self._endpoint.CopyFrom(endpoint)
+        self._update.set()
+
+    def close(self) -> None:
+        """Asks `run` to take the endpoint out of the registry and return; the first act of a drain."""
+        self._closing.set()
+        self._update.set()
+
+    async def _step(self) -> float:
+        """One round; returns the seconds until the next."""
+        try:
+            if self._lease:
+                await self._store.lease_keepalive(self._lease)
+            else:
+                self._lease = await self._store.lease_grant(self._ttl)
+            await self._write()
+        except WeirError as error:
+            if error.reason is Reason.NOT_FOUND:
+                _log.warning("endpoint_lease_lost")
+                self._lease = 0
+                return 0.0
+            if error.reason is not Reason.DEPENDENCY_UNAVAILABLE:
+                raise
+            return min(_RETRY, self._ttl / 3)
+        self._registered.set()
+        return self._ttl / 3
+
+    async def _write(self) -> None:
+        key, value = keys.key_of(self._endpoint), keys.encode(self._endpoint)
+        present = await self._store.get(key)
+        if present is None or present.lease != self._lease or present.value != value:
+            await self._store.txn(puts=[Put(key, value, self._lease)])
+
+    async def _revoke(self) -> None:
+        if not self._lease:
+            return
+        lease, self._lease = self._lease, 0
+        with suppress(WeirError):
+            # Without the store the lease runs out by itself.
+            await self._store.lease_revoke(lease)

@@ -1,0 +1,154 @@
+"""The registry as a process sees it: snapshots that follow the store, and last through its absence."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncGenerator, Callable
+from contextlib import aclosing, suppress
+from pathlib import Path
+from random import Random
+
+from libs.clock import Clock, SystemClock
+from libs.errors import Reason, WeirError
+from libs.registry import cache, keys
+from libs.registry.ports import KeyValue, Listing, Store, WatchBatch
+from libs.registry.snapshot import RegistrySnapshot, apply_events, snapshot_of
+
+_log = logging.getLogger(__name__)
+_CACHE_INTERVAL = 1.0
+"""Seconds between two writes of the cache at least: endpoints may flap, the disk should not."""
+_RETRY = (0.1, 2.0)
+"""First and longest pause in seconds between two attempts to list."""
+
+Callback = Callable[[RegistrySnapshot], None]
+"""Called in the event loop with the new snapshot; must not block."""
+
+
+class RegistryView:
+    """Follows the store while `run` runs. Reading `snapshot` is free: one attribute, immutable."""
+
+    def __init__(
+        self,
+        store: Store,
+        *,
+        cache_file: Path | None = None,
+        clock: Clock | None = None,
+        rng: Random | None = None,
+    ) -> None:
+        """:param cache_file: keeps the last good state for a start without the store; it holds key hashes (0600)."""
+        self._store = store
+        self._cache_file = cache_file
+        self._clock: Clock = clock or SystemClock()
+        self._rng = rng or Random()
+        self._kvs: dict[str, KeyValue] = {}
+        self._snapshot = RegistrySnapshot()
+        self._callbacks: list[Callback] = []
+        self._changed = asyncio.Event()
+        self._unsaved = asyncio.Event()
+        self._live_since: float | None = None
+
+    @property
+    def snapshot(self) -> RegistrySnapshot:
+        """The last good state; empty with revision 0 before the first."""
+        return self._snapshot
+
+    @property
+    def revision(self) -> int:
+        """The snapshot's revision."""
+        return self._snapshot.revision
+
+    @property
+    def live(self) -> bool:
+        """The state came from the store in this process's life, and the last contact with the store succeeded."""
+        return self._live_since is not None and self._store.available
+
+    async def wait_ready(self) -> None:
+        """Returns once there is a snapshot, from the store or from the cache."""
+        await self.wait_until(lambda snapshot: snapshot.revision > 0)
+
+    async def wait_until(self, condition: Callable[[RegistrySnapshot], bool]) -> RegistrySnapshot:
+        """The first snapshot, from the present one on, for which the condition holds; bound it with a timeout."""
+        while not condition(self._snapshot):
+            await self._changed.wait()
+        return self._snapshot
+
+    def on_change(self, callback: Callback) -> Callable[[], None]:
+        """Calls back with every new snapshot, and at once when there is one already; returns how to stop that."""
+        self._callbacks.append(callback)
+        if self._snapshot.revision:
+            callback(self._snapshot)
+
+        def stop() -> None:
+            with suppress(ValueError):
+                self._callbacks.remove(callback)
+
+        return stop
+
+    async def run(self) -> None:
+        """Loads the cache, lists, then follows; goes on until cancelled, through every outage of the store."""
+        if self._cache_file is not None:
+            cached = await asyncio.to_thread(cache.load, self._cache_file)
+            if cached is not None:
+                self._publish_listing(cached)
+        async with asyncio.TaskGroup() as tasks:
+            if self._cache_file is not None:
+                tasks.create_task(self._keep_cache(self._cache_file))
+            tasks.create_task(self._follow())
+
+    async def _follow(self) -> None:
+        listing = await self._list()
+        self._live_since = self._clock.monotonic()
+        self._publish_listing(listing)
+        self._unsaved.set()
+        known = {key: kv.mod_revision for key, kv in self._kvs.items()}
+        batches: AsyncGenerator[WatchBatch, None] = self._store.watch(keys.ROOT, listing.revision + 1, known=known)
+        async with aclosing(batches):
+            async for batch in batches:
+                self._apply(batch)
+
+    async def _list(self) -> Listing:
+        pause, longest = _RETRY
+        while True:
+            try:
+                return await self._store.get_prefix(keys.ROOT)
+            except WeirError as error:
+                if error.reason is not Reason.DEPENDENCY_UNAVAILABLE:
+                    raise
+            await asyncio.sleep(pause * self._rng.uniform(0.5, 1.0))
+            pause = min(longest, pause * 2)
+
+    def _apply(self, batch: WatchBatch) -> None:
+        for event in batch.events:
+            if event.value is None:
+                self._kvs.pop(event.key, None)
+            else:
+                self._kvs[event.key] = KeyValue(event.key, event.value, event.mod_revision, event.lease)
+        self._publish(apply_events(self._snapshot, batch.events, batch.revision))
+        self._unsaved.set()
+
+    def _publish_listing(self, listing: Listing) -> None:
+        self._kvs = {kv.key: kv for kv in listing.kvs}
+        self._publish(snapshot_of(listing.kvs, listing.revision))
+
+    def _publish(self, snapshot: RegistrySnapshot) -> None:
+        self._snapshot = snapshot
+        changed, self._changed = self._changed, asyncio.Event()
+        changed.set()
+        for callback in tuple(self._callbacks):
+            try:
+                callback(snapshot)
+            except Exception:
+                # One subscriber's fault must not keep the others, or the next snapshot, from getting through.
+                _log.exception("registry_callback_failed")
+
+    async def _keep_cache(self, path: Path) -> None:
+        while True:
+            await self._unsaved.wait()
+            self._unsaved.clear()
+            listing = Listing(tuple(self._kvs[key] for key in sorted(self._kvs)), self._snapshot.revision)
+            try:
+                await asyncio.to_thread(cache.save, path, listing)
+            except OSError as error:
+                _log.warning("registry_cache_not_saved: %s", error)
+            await asyncio.sleep(_CACHE_INTERVAL)
