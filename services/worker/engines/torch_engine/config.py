@@ -1,0 +1,152 @@
+"""Reads a Hugging Face `config.json` into the frozen shape that the model is built from."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from services.worker.engines.port import EngineLoadError
+
+ARCHITECTURES = ("LlamaForCausalLM", "MistralForCausalLM", "Qwen2ForCausalLM")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RopeConfig:
+    """Rotary embedding. `kind` is "default", "linear" (positions divided by `factor`) or "llama3", which divides only
+    the slow frequencies and blends between; the last three fields are its parameters."""
+
+    theta: float
+    kind: str = "default"
+    factor: float = 1.0
+    low_freq_factor: float = 1.0
+    high_freq_factor: float = 4.0
+    original_context: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelConfig:
+    """Sizes and variants of a Llama-family decoder. `hidden` is the width of the feed-forward part."""
+
+    architecture: str
+    vocabulary: int
+    width: int
+    layers: int
+    heads: int
+    kv_heads: int
+    head_width: int
+    hidden: int
+    context: int
+    norm_eps: float
+    rope: RopeConfig
+    tied: bool
+    qkv_bias: bool
+    output_bias: bool
+    mlp_bias: bool
+    eos_token_ids: tuple[int, ...]
+    bos_token_id: int | None
+
+
+def load_config(folder: Path) -> ModelConfig:
+    """The configuration of the checkpoint in `folder`; eos ids of generation_config.json win, as in transformers.
+
+    :raises EngineLoadError: a file is missing, malformed or asks for something this engine does not do.
+    """
+    path = folder / "config.json"
+    raw = _read(path)
+    if (folder / "generation_config.json").exists():
+        generation = _read(folder / "generation_config.json")
+        raw |= {key: generation[key] for key in ("eos_token_id", "bos_token_id") if key in generation}
+    try:
+        return parse_config(raw)
+    except EngineLoadError as error:
+        raise EngineLoadError(f"{path}: {error}") from None
+    except (KeyError, TypeError, ValueError, ZeroDivisionError) as error:
+        raise EngineLoadError(f"{path}: malformed ({type(error).__name__}: {error})") from error
+
+
+def parse_config(raw: Mapping[str, Any]) -> ModelConfig:
+    """Translate the content of config.json.
+
+    :raises EngineLoadError: an unsupported architecture or variant.
+    :raises KeyError: a required field is missing.
+    """
+    architecture = next(iter(raw.get("architectures") or []), "unnamed")
+    if architecture not in ARCHITECTURES:
+        raise EngineLoadError(f"architecture {architecture} is not supported")
+    if raw.get("hidden_act", "silu") != "silu":
+        raise EngineLoadError(f"activation {raw['hidden_act']} is not supported")
+    context = int(raw["max_position_embeddings"])
+    _refuse_sliding_window(architecture, raw, context)
+    heads, width = int(raw["num_attention_heads"]), int(raw["hidden_size"])
+    bias = bool(raw.get("attention_bias", False))
+    config = ModelConfig(
+        architecture=architecture,
+        vocabulary=int(raw["vocab_size"]),
+        width=width,
+        layers=int(raw["num_hidden_layers"]),
+        heads=heads,
+        kv_heads=int(raw.get("num_key_value_heads") or heads),
+        head_width=int(raw.get("head_dim") or width // heads),
+        hidden=int(raw["intermediate_size"]),
+        context=context,
+        norm_eps=float(raw.get("rms_norm_eps", 1e-6)),
+        rope=_rope(raw, context),
+        tied=bool(raw.get("tie_word_embeddings", False)),
+        qkv_bias=bias or architecture == "Qwen2ForCausalLM",
+        output_bias=bias and architecture == "LlamaForCausalLM",
+        mlp_bias=bool(raw.get("mlp_bias", False)),
+        eos_token_ids=_ids(raw.get("eos_token_id")),
+        bos_token_id=next(iter(_ids(raw.get("bos_token_id"))), None),
+    )
+    if config.heads % config.kv_heads or config.head_width % 2 or min(config.layers, config.vocabulary, context) < 1:
+        raise EngineLoadError("the sizes do not fit together")
+    return config
+
+
+def _read(path: Path) -> dict[str, Any]:
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise EngineLoadError(f"{path}: {error.strerror}") from error
+    except ValueError as error:
+        raise EngineLoadError(f"{path}: not JSON ({error})") from error
+    if not isinstance(content, dict):
+        raise EngineLoadError(f"{path}: not a JSON object")
+    return content
+
+
+def _refuse_sliding_window(architecture: str, raw: Mapping[str, Any], context: int) -> None:
+    window = raw.get("sliding_window")
+    used = raw.get("use_sliding_window", False) if architecture == "Qwen2ForCausalLM" else window is not None
+    if used and window is not None and window < context:
+        raise EngineLoadError("sliding-window attention is not supported")
+
+
+def _rope(raw: Mapping[str, Any], context: int) -> RopeConfig:
+    # transformers 5 writes everything into rope_parameters; earlier versions into rope_theta and rope_scaling.
+    scaling = raw.get("rope_parameters") or raw.get("rope_scaling") or {}
+    theta = float(scaling.get("rope_theta") or raw.get("rope_theta") or 10000.0)
+    kind = scaling.get("rope_type") or scaling.get("type") or "default"
+    if kind == "default":
+        return RopeConfig(theta=theta)
+    if kind == "linear":
+        return RopeConfig(theta=theta, kind=kind, factor=float(scaling["factor"]))
+    if kind == "llama3":
+        return RopeConfig(
+            theta=theta,
+            kind=kind,
+            factor=float(scaling["factor"]),
+            low_freq_factor=float(scaling["low_freq_factor"]),
+            high_freq_factor=float(scaling["high_freq_factor"]),
+            original_context=int(scaling.get("original_max_position_embeddings") or context),
+        )
+    raise EngineLoadError(f"rotary embedding of type {kind} is not supported")
+
+
+def _ids(value: Any) -> tuple[int, ...]:
+    if value is None:
+        return ()
+    return tuple(int(each) for each in value) if isinstance(value, list) else (int(value),)

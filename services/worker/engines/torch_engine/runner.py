@@ -1,0 +1,172 @@
+"""Executes scheduled chunks on one model: builds the batch, runs the forward pass, samples."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from services.worker.engines.port import EngineLoadError
+from services.worker.engines.torch_engine.config import ModelConfig, load_config
+from services.worker.engines.torch_engine.kv import KvMemory
+from services.worker.engines.torch_engine.model import Batch, LlamaModel, Prompt
+from services.worker.engines.torch_engine.sampler import Sampled, SequenceSampler, sample
+from services.worker.engines.torch_engine.scheduler import Chunk, Running
+from services.worker.engines.torch_engine.weights import load_weights
+
+SELF_TEST_TOLERANCE = 1e-2
+"""How far the logits of the two ways to compute the same tokens may lie apart, relative to the largest."""
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """Successive tokens of the sequence in running row `row`, the first at position `start`."""
+
+    tokens: Sequence[int]
+    start: int
+    row: int
+
+
+class ModelRunner:
+    """One loaded model and its keys and values."""
+
+    def __init__(self, config: ModelConfig, model: LlamaModel, kv: KvMemory) -> None:
+        self.config = config
+        self._model = model
+        self._kv = kv
+
+    @classmethod
+    def load(cls, folder: Path, *, total_blocks: int, block_size: int, max_running: int) -> ModelRunner:
+        """Read the checkpoint in `folder`.
+
+        :raises EngineLoadError: a file is missing, corrupted or unsupported.
+        """
+        config = load_config(folder)
+        try:
+            model = LlamaModel(config, load_weights(folder))
+        except EngineLoadError as error:
+            text = str(error)
+            raise EngineLoadError(text if str(folder) in text else f"{folder}/model.safetensors: {text}") from None
+        kv = KvMemory(config, total_blocks=total_blocks, block_size=block_size, max_running=max_running)
+        return cls(config, model, kv)
+
+    def join(self, sequence: Running) -> None:
+        """Take note of a sequence's block table; before its first chunk."""
+        self._kv.assign(sequence.row, sequence.blocks)
+
+    def forget(self, sequence: Running) -> None:
+        """Clear what a failed sequence left in its blocks."""
+        self._kv.clear(sequence.blocks)
+
+    def execute(
+        self, chunks: Sequence[Chunk], samplers: Mapping[int, SequenceSampler]
+    ) -> tuple[list[Chunk], list[Sampled | None]]:
+        """Compute `chunks` (not empty); returns them in the order computed and what was sampled after each, None where
+        nothing was wanted. `samplers` are by handle."""
+        ordered = sorted(chunks, key=lambda chunk: chunk.count > 1)
+        pieces = [Piece(_tokens(chunk), chunk.start, chunk.sequence.row) for chunk in ordered]
+        hidden = self._forward(pieces)
+        ends = torch.tensor([len(piece.tokens) for piece in pieces]).cumsum(0) - 1
+        results: list[Sampled | None] = [None] * len(ordered)
+        wanted = [index for index, chunk in enumerate(ordered) if chunk.samples]
+        if wanted:
+            drawn = sample(
+                self._model.logits(hidden[ends[wanted]]),
+                [samplers[ordered[index].sequence.request.handle] for index in wanted],
+                [ordered[index].start + ordered[index].count for index in wanted],
+            )
+            for index, each in zip(wanted, drawn, strict=True):
+                results[index] = each
+        if not torch.isfinite(hidden.sum()):
+            for index in _broken(hidden, pieces):
+                results[index] = Sampled(None, None)
+        return ordered, results
+
+    def embed(self, prompts: Sequence[Sequence[int]]) -> list[list[float]]:
+        """Mean over the tokens of the last hidden states, scaled to length 1, per prompt.
+
+        :raises ValueError: a prompt is empty, too long or holds an unknown token id.
+        """
+        vectors = []
+        for prompt in prompts:
+            if not 0 < len(prompt) <= self.config.context:
+                raise ValueError(f"a prompt to embed must have 1 to {self.config.context} tokens, not {len(prompt)}")
+            if min(prompt) < 0 or max(prompt) >= self.config.vocabulary:
+                raise ValueError(f"a prompt to embed holds a token id outside 0 … {self.config.vocabulary - 1}")
+            hidden = self._model.hidden(_unremembered(prompt), None)
+            vectors.append(functional.normalize(hidden.mean(dim=0), dim=0).tolist())
+        return vectors
+
+    def self_test(self, model: str) -> None:
+        """Compute the same few tokens as one prompt and one by one, across a block border; both must agree. It also
+        warms up the kernels. Leaves no trace in the memory.
+
+        :raises EngineLoadError: they do not, or the numbers are not finite.
+        """
+        size = self._kv.block_size
+        count = min(size + 3, self.config.context)
+        tokens = [(31 * index + 7) % self.config.vocabulary for index in range(count)]
+        blocks = list(range(-(-count // size)))
+        self._kv.assign(0, blocks)
+        whole = self._model.logits(self._forward([Piece(tokens, 0, 0)]))
+        self._kv.clear(blocks)
+        single = torch.cat([self._forward([Piece([token], index, 0)]) for index, token in enumerate(tokens)])
+        stepwise = self._model.logits(single)
+        self._kv.clear(blocks)
+        difference = (whole - stepwise).abs().max() / whole.abs().max().clamp(min=1e-6)
+        if not difference < SELF_TEST_TOLERANCE:
+            raise EngineLoadError(f"{model}: self-test failed, prompt and decode differ by {difference.item():.3g}")
+
+    def _forward(self, pieces: Sequence[Piece]) -> Tensor:
+        """Last hidden states (n, width) of all pieces' tokens. Pieces of one token come first."""
+        rows = torch.tensor([piece.row for piece in pieces for _ in piece.tokens])
+        positions = torch.tensor([piece.start + offset for piece in pieces for offset in range(len(piece.tokens))])
+        decodes = sum(len(piece.tokens) == 1 for piece in pieces)
+        tables = mask = None
+        if decodes:
+            longest = max(piece.start for piece in pieces[:decodes]) + 1
+            tables = self._kv.tables(rows[:decodes], longest)
+            visible = torch.arange(tables.shape[1] * self._kv.block_size) <= positions[:decodes].unsqueeze(1)
+            mask = torch.zeros(visible.shape).masked_fill_(~visible, -torch.inf)[:, None, None, :]
+        prompts, first = [], decodes
+        for piece in pieces[decodes:]:
+            end = piece.start + len(piece.tokens)
+            table = self._kv.tables(rows[first : first + 1], end) if piece.start else None
+            prompts.append(Prompt(first, len(piece.tokens), piece.start, table))
+            first += len(piece.tokens)
+        batch = Batch(
+            tokens=torch.tensor([token for piece in pieces for token in piece.tokens]),
+            positions=positions,
+            slots=self._kv.slots(rows, positions),
+            decodes=decodes,
+            tables=tables,
+            mask=mask,
+            prompts=prompts,
+        )
+        return self._model.hidden(batch, self._kv)
+
+
+def _tokens(chunk: Chunk) -> list[int]:
+    return chunk.sequence.tokens[chunk.start : chunk.start + chunk.count]
+
+
+def _unremembered(prompt: Sequence[int]) -> Batch:
+    return Batch(
+        tokens=torch.tensor(list(prompt)),
+        positions=torch.arange(len(prompt)),
+        slots=None,
+        decodes=0,
+        tables=None,
+        mask=None,
+        prompts=[Prompt(0, len(prompt), 0, None)],
+    )
+
+
+def _broken(hidden: Tensor, pieces: Sequence[Piece]) -> list[int]:
+    """The pieces any of whose hidden states is not finite."""
+    parts = torch.isfinite(hidden).all(dim=-1).split([len(piece.tokens) for piece in pieces])
+    return [index for index, part in enumerate(parts) if not part.all()]
