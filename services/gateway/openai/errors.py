@@ -24,12 +24,14 @@ _CODES: dict[Reason, tuple[str, str]] = {
 def error_object(error: WeirError) -> dict[str, str | None]:
     """The inside of the envelope: message, type, param, code."""
     status = http_status(error.reason)
-    if status == 429:
-        default = "rate_limit_error"
-    else:
-        default = "invalid_request_error" if status < 500 else "server_error"
-    kind, code = _CODES.get(error.reason, (default, error.reason.name.lower()))
+    kind, code = _CODES.get(error.reason, (_kind(status), error.reason.name.lower()))
     return {"message": error.message, "type": kind, "param": error.limit or None, "code": code}
+
+
+def _kind(status: int) -> str:
+    if status == 429:
+        return "rate_limit_error"
+    return "invalid_request_error" if status < 500 else "server_error"
 
 
 def error_body(error: WeirError) -> bytes:

@@ -1,0 +1,113 @@
+"""What the gateway knows of models and tenants: one registry snapshot, with the tokenizers it names."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+from weir.registry.v1 import registry_pb2
+
+from libs.errors import Reason, WeirError
+from libs.registry import RegistrySnapshot
+from libs.routing import ListedModel, Route, RouteRequest, RoutingTable
+from libs.telemetry import get_logger
+from services.gateway.policy.spec import ModelLimits
+from services.gateway.text import TextModel, TextModelError
+
+log = get_logger(__name__)
+_UNKNOWN = registry_pb2.Tenant(plan=registry_pb2.PLAN_FREE)
+
+
+class Catalog:
+    """Follows the registry; look-ups are dictionary reads on an immutable snapshot."""
+
+    def __init__(self, *, zone: str) -> None:
+        self._zone = zone
+        self._table = RoutingTable.of(RegistrySnapshot())
+        self._workloads: dict[str, str] = {}
+        self._texts: dict[str, TextModel] = {}  # by digest
+        self._loading: dict[str, asyncio.Task[TextModel]] = {}
+
+    @property
+    def snapshot(self) -> RegistrySnapshot:
+        """The present snapshot."""
+        return self._table.snapshot
+
+    def update(self, snapshot: RegistrySnapshot) -> None:
+        """Take a new snapshot (RegistryView.on_change)."""
+        self._table = RoutingTable.of(snapshot)
+        self._workloads = {spiffe: t.id for t in snapshot.tenants.values() for spiffe in t.workloads}
+
+    def tenant(self, tenant_id: str) -> registry_pb2.Tenant:
+        """The tenant; one that the snapshot does not know yet is treated as a free one without privileges."""
+        return self.snapshot.tenants.get(tenant_id, _UNKNOWN)
+
+    def tenant_of_workload(self, spiffe: str) -> str:
+        """The tenant that an internal caller acts as; empty when it is not registered."""
+        return self._workloads.get(spiffe, "")
+
+    def resolve(self, *, tenant: str, model: str, sticky_key: str) -> Route:
+        """The route as the router would choose it on this snapshot, without breakers.
+
+        :raises WeirError: MODEL_NOT_FOUND.
+        """
+        return self._table.resolve(RouteRequest(tenant, model, sticky_key, self._zone))
+
+    def version(self, model_version: str) -> registry_pb2.ModelVersion:
+        """A registered version.
+
+        :raises WeirError: MODEL_NOT_FOUND.
+        """
+        version = self.snapshot.model_versions.get(model_version)
+        if version is None:
+            raise WeirError(Reason.MODEL_NOT_FOUND, f"there is no version {model_version[:100]!r}", limit="model")
+        return version
+
+    def models(self, tenant: str) -> tuple[ListedModel, ...]:
+        """What this tenant may ask for."""
+        return self._table.list_models(tenant)
+
+    def limits(self, tenant: str, model: str, version: registry_pb2.ModelVersion) -> ModelLimits:
+        """What binds a request of this tenant: the strictest of its limits for the model's name and for all."""
+        found = [self.snapshot.limits.get((tenant, name)) for name in (model, "*")]
+        return ModelLimits(
+            context_length=version.context_length,
+            default_max_tokens=version.sampling_defaults.max_tokens,
+            default_temperature=version.sampling_defaults.temperature,
+            default_top_p=version.sampling_defaults.top_p,
+            max_context=min((limit.max_context for limit in found if limit and limit.max_context), default=0),
+            max_output=min((limit.max_output for limit in found if limit and limit.max_output), default=0),
+        )
+
+    async def text(self, version: registry_pb2.ModelVersion) -> TextModel:
+        """The version's tokenizer and template, loaded once, off the event loop.
+
+        :raises WeirError: INTERNAL when its files cannot be read here.
+        """
+        loaded = self._texts.get(version.digest)
+        if loaded is not None:
+            return loaded
+        task = self._loading.get(version.digest)
+        if task is None:
+            task = asyncio.get_running_loop().create_task(self._load(version.digest, Path(version.source)))
+            self._loading[version.digest] = task
+        try:
+            return await asyncio.shield(task)
+        except TextModelError as error:
+            log.error("tokenizer_not_loaded", model_version=f"{version.name}@{version.version}", error=str(error))
+            raise WeirError(Reason.INTERNAL, f"{version.name}@{version.version} cannot be tokenised here") from error
+
+    async def preload(self) -> None:
+        """Load the tokenizers of every version, so that no first request waits; faults are logged."""
+        for version in list(self.snapshot.model_versions.values()):
+            try:
+                await self.text(version)
+            except WeirError:
+                continue  # logged where it was raised; the version's own requests will say so too
+
+    async def _load(self, digest: str, source: Path) -> TextModel:
+        try:
+            self._texts[digest] = loaded = await asyncio.to_thread(TextModel, source)
+            return loaded
+        finally:
+            self._loading.pop(digest, None)

@@ -1,0 +1,44 @@
+"""Settings of the gateway."""
+
+from __future__ import annotations
+
+import msgspec
+
+from libs.config import ServiceSettings
+
+
+class Targets(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """gRPC targets of the deciding services: xDS names, or "host:port" in tests."""
+
+    ratelimit: str = "xds:///ratelimit.weir.internal"
+    router: str = "xds:///router.weir.internal"
+    admission: str = "xds:///admission.weir.internal"
+    safety: str = "xds:///safety.weir.internal"
+    audit: str = "xds:///audit.weir.internal"
+
+
+class Settings(ServiceSettings, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """See each field."""
+
+    targets: Targets = Targets()
+    """Where the deciding services are."""
+    default_deadline: float = 120.0
+    """Seconds for a request that names no deadline of its own and whose tenant has none."""
+    decide_timeout: float = 1.0
+    """Seconds that one decision (safety, quota, route) may take before its fallback is used."""
+    end_timeout: float = 30.0
+    """Seconds that settling, releasing and reporting are retried for."""
+    filter_grace: float = 3.0
+    """Seconds that a fail-closed stream waits for a lost safety service before it ends with an error."""
+    heartbeat_seconds: float = 10.0
+    """Silence after which a stream gets a heartbeat."""
+    max_active: int = 4096
+    """Generations at once; more are refused."""
+    max_migrations: int = 2
+    """Times that one generation may be moved to another worker."""
+    encode_inline_chars: int = 16_384
+    """Longer inputs are tokenised in a thread, so that they do not hold up everybody's tokens."""
+    spool_bytes: int = 64 * 2**20
+    """Disk that audit records may take while the audit service is away."""
+    lease_seconds: float = 600.0
+    """A quota lease ends by itself after this long."""

@@ -1,0 +1,53 @@
+"""Prometheus metrics. The gen_ai_* names and buckets are OpenTelemetry's GenAI semantic conventions."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+
+from prometheus_client import Counter, Gauge, Histogram
+
+_TTFT = (0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0)
+_PER_TOKEN = (0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1.0, 2.5)
+_DURATION = (0.01, 0.02, 0.04, 0.08, 0.16, 0.32, 0.64, 1.28, 2.56, 5.12, 10.24, 20.48, 40.96, 81.92)
+_MODEL = ("gen_ai_operation_name", "gen_ai_response_model")
+
+DURATION = Histogram("gen_ai_server_request_duration", "Seconds from arrival to the end", _MODEL, buckets=_DURATION)
+TTFT = Histogram("gen_ai_server_time_to_first_token", "Seconds from arrival to the first token", _MODEL, buckets=_TTFT)
+PER_TOKEN = Histogram(
+    "gen_ai_server_time_per_output_token", "Seconds per token after the first", _MODEL, buckets=_PER_TOKEN
+)
+TOKENS = Counter("gen_ai_client_token_usage", "Tokens delivered", (*_MODEL, "gen_ai_token_type"))
+STAGE = Histogram("weir_gateway_stage_seconds", "Seconds per stage", ("stage",), buckets=_TTFT)
+OUTCOMES = Counter("weir_gateway_outcomes_total", "Requests by outcome", ("operation", "outcome", "reason"))
+DEGRADED = Counter("weir_gateway_degraded_total", "Requests served degraded", ("kind",))
+MIGRATIONS = Counter("weir_gateway_migrations_total", "Streams moved to another worker", ("outcome",))
+ACTIVE = Gauge("weir_gateway_active_generations", "Generations that run")
+WORKER_STREAMS = Gauge("weir_gateway_worker_streams", "Open streams to workers")
+
+STAGES = {name: STAGE.labels(name) for name in ("preprocess", "decide", "queue", "prefill", "decode")}
+
+
+class ModelMetrics:
+    """The children of one (operation, version), looked up once."""
+
+    __slots__ = ("duration", "input_tokens", "output_tokens", "per_token", "ttft")
+
+    def __init__(self, operation: str, model_version: str) -> None:
+        labels = (operation, model_version)
+        self.duration = DURATION.labels(*labels)
+        self.ttft = TTFT.labels(*labels)
+        self.per_token = PER_TOKEN.labels(*labels)
+        self.input_tokens = TOKENS.labels(*labels, "input")
+        self.output_tokens = TOKENS.labels(*labels, "output")
+
+
+@lru_cache(maxsize=1024)
+def model_metrics(operation: str, model_version: str) -> ModelMetrics:
+    """Cached; versions come from the registry, so their number is bounded."""
+    return ModelMetrics(operation, model_version)
+
+
+@lru_cache(maxsize=1024)
+def outcome(operation: str, name: str, reason: str) -> Counter:
+    """Cached child of `OUTCOMES`; all three labels come from closed sets."""
+    return OUTCOMES.labels(operation, name, reason)

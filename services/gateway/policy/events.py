@@ -1,0 +1,102 @@
+"""What a running generation tells its face (native or OpenAI). Plain data."""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass, field
+
+
+class Finish(enum.IntEnum):
+    """Why a choice ended; the numbers equal `weir.inference.v1.FinishReason`, the order is not severity."""
+
+    STOP = 1
+    LENGTH = 2
+    CONTENT_FILTER = 3
+    CANCELLED = 4
+    DEADLINE = 5
+    ERROR = 6
+
+    @property
+    def label(self) -> str:
+        """As on the wire of the OpenAI facade, in metrics and in the audit log."""
+        return self.name.lower()
+
+
+_SEVERITY = (Finish.STOP, Finish.LENGTH, Finish.CONTENT_FILTER, Finish.CANCELLED, Finish.DEADLINE, Finish.ERROR)
+
+
+def worst(reasons: list[Finish]) -> Finish:
+    """The request's finish reason out of its choices'."""
+    return max(reasons, key=_SEVERITY.index)
+
+
+@dataclass(frozen=True, slots=True)
+class Logprob:
+    """One token's log-probability with its text and bytes, and the top alternatives, best first."""
+
+    token: str
+    raw: bytes
+    logprob: float
+    top: tuple[tuple[str, bytes, float], ...] = ()
+
+
+@dataclass(slots=True)
+class ChoiceUpdate:
+    """New output of one choice since the last update that was taken; `finish` is set on its last."""
+
+    index: int
+    text: str = ""
+    logprobs: list[Logprob] | None = None
+    finish: Finish | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Accepted:
+    """What the request became; known once a worker was granted."""
+
+    request_id: str
+    trace_id: str
+    model_version: str
+    arm: str
+    prompt_tokens: int
+    simulated: bool
+    zone: str
+    created: int  # Unix seconds
+    degraded: tuple[str, ...] = ()
+    token_limit: tuple[int, int, float] | None = None  # limit, remaining, reset seconds
+    request_limit: tuple[int, int, float] | None = None
+
+
+@dataclass(slots=True)
+class Usage:
+    """Tokens to bill: what was delivered."""
+
+    prompt_tokens: int = 0
+    completion_tokens: int = 0
+    cached_prompt_tokens: int = 0
+
+
+@dataclass(slots=True)
+class Breakdown:
+    """Seconds per stage."""
+
+    preprocess: float = 0.0
+    decide: float = 0.0
+    queue: float = 0.0
+    prefill: float = 0.0
+    decode: float = 0.0
+    time_to_first_token: float = 0.0
+    total: float = 0.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class End:
+    """The one terminal event."""
+
+    finish: Finish
+    usage: Usage
+    breakdown: Breakdown
+    degraded: tuple[str, ...] = ()
+    message: str = ""
+    error_reason: str = ""  # the closed reason's name for ERROR and CONTENT_FILTER
+    choices: list[Finish] = field(default_factory=list)

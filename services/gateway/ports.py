@@ -1,0 +1,170 @@
+"""What the pipeline needs from the services around it. Adapters: `clients/`. Each names its fallback.
+
+The `start_…` methods return futures, so that the pipeline can have several decisions under way without a task each.
+Everything else returns at once and never raises: it is called on paths that must not fail (cancellation, the end).
+"""
+
+from __future__ import annotations
+
+from asyncio import Future
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from weir.admission.v1 import admission_pb2
+from weir.audit.v1 import audit_pb2
+from weir.worker.v1 import worker_pb2
+
+from libs.deadlines import Deadline
+from libs.routing import Route
+from services.gateway.policy.events import Finish
+
+
+@dataclass(frozen=True, slots=True)
+class Reservation:
+    """A quota lease. The limits are (limit, remaining, reset seconds), None when unlimited; `local` says that it was
+    taken from this gateway's own share because the rate-limit service is away."""
+
+    requests: tuple[int, int, float] | None
+    tokens: tuple[int, int, float] | None
+    local: bool = False
+
+
+class QuotaPort(Protocol):
+    """Reserve → settle. Fallback: the same buckets, locally, on the last known limits."""
+
+    def start_reserve(
+        self,
+        *,
+        tenant: str,
+        model: str,
+        request_id: str,
+        tokens: int,
+        request_counted: bool,
+        deadline: Deadline,
+        traceparent: str,
+    ) -> Future[Reservation]:
+        """Take a share.
+
+        :raises WeirError: QUOTA_REQUESTS, QUOTA_TOKENS or QUOTA_CONCURRENCY (through the future).
+        """
+
+    def settle(self, *, tenant: str, model: str, request_id: str, tokens: int) -> None:
+        """Replace the share by what was used."""
+
+
+class RouterPort(Protocol):
+    """Version, pool, zones. Fallback: the same pure function on this gateway's snapshot."""
+
+    def start_resolve(
+        self, *, tenant: str, model: str, sticky_key: str, deadline: Deadline, traceparent: str
+    ) -> Future[tuple[Route, bool]]:
+        """The route, and whether it is the fallback's.
+
+        :raises WeirError: MODEL_NOT_FOUND (through the future).
+        """
+
+    def outcome(self, *, pool: str, zone: str, ok: bool) -> None:
+        """Feed the breakers."""
+
+
+class AdmissionPort(Protocol):
+    """A worker and a grant."""
+
+    async def admit(
+        self, request: admission_pb2.Admit, *, deadline: Deadline, traceparent: str
+    ) -> admission_pb2.Granted:
+        """Wait for a worker.
+
+        :raises WeirError: the rejection or eviction; DEPENDENCY_UNAVAILABLE while admission is away.
+        """
+
+    def release(self, request_id: str, *, pool: str, output_tokens: int, unused: bool = False) -> None:
+        """Give the share back."""
+
+
+@dataclass(frozen=True, slots=True)
+class InputCheck:
+    """The verdict on an input. `texts` replaces the input when something was redacted."""
+
+    texts: tuple[str, ...] | None
+    flags: tuple[str, ...] = ()
+    skipped: bool = False  # safety is away and the tenant's policy says serve and flag
+
+
+class FilteredChoice(Protocol):
+    """A choice whose output goes through the safety filter."""
+
+    def on_released(self, text: str, *, consumed: int, blocked: str, last: bool) -> None:
+        """`text` may leave; `consumed` characters of what was fed are decided so far; `blocked` names the category
+        that ends the choice; `last` echoes the feed's."""
+
+    def on_filter_lost(self) -> None:
+        """The filter is away and the tenant's policy is fail closed."""
+
+
+class SafetyPort(Protocol):
+    """Input check and output filter. Fallback by the tenant's policy: refuse, or serve and flag."""
+
+    def start_check(
+        self, *, tenant: str, policy: str, texts: Sequence[str], request_id: str, deadline: Deadline, traceparent: str
+    ) -> Future[InputCheck]:
+        """Check an input.
+
+        :raises WeirError: CONTENT_FILTER, or DEPENDENCY_UNAVAILABLE under fail closed (through the future).
+        """
+
+    def open(self, choice: FilteredChoice, *, tenant: str, policy: str, request_id: str) -> int:
+        """Open an output filter; returns its number."""
+
+    def feed(self, number: int, text: str, *, last: bool) -> None:
+        """Add text; it is sent with the step's batch at `flush`."""
+
+    def flush(self) -> None:
+        """Send what was fed since the last flush, as one call."""
+
+    def close(self, number: int) -> None:
+        """Forget a filter."""
+
+
+class RunningSequence(Protocol):
+    """A sequence that runs on a worker."""
+
+    def on_tokens(self, ids: Sequence[int], logprobs: worker_pb2.SequenceLogprobs | None) -> None:
+        """New tokens."""
+
+    def on_first(self, cached_prompt_tokens: int) -> None:
+        """The first token came with this frame."""
+
+    def on_finished(self, finish: Finish, message: str) -> None:
+        """The worker has ended it."""
+
+    def on_refused(self, refusal: worker_pb2.Refusal) -> None:
+        """The worker did not start it."""
+
+    def on_worker_lost(self) -> None:
+        """The stream to the worker broke."""
+
+
+class WorkerPort(Protocol):
+    """Streams to workers."""
+
+    def submit(
+        self, granted: admission_pb2.Granted, submissions: Sequence[tuple[worker_pb2.Submit, RunningSequence]]
+    ) -> list[int]:
+        """Send sequences to the granted worker; returns their handles. A stream that cannot be opened is reported
+        through `on_worker_lost`."""
+
+    def cancel(self, worker: str, handles: Sequence[int]) -> None:
+        """End sequences; nothing more is reported of them."""
+
+
+class AuditPort(Protocol):
+    """The audit log. Fallback: a bounded spool on disk."""
+
+    @property
+    def full(self) -> bool:
+        """The spool is full: tenants whose policy demands audit are refused."""
+
+    def write(self, record: audit_pb2.Record) -> None:
+        """Append, at least once."""
