@@ -1,0 +1,14 @@
+"""Circuit breakers: stop sending where work fails, probe, and come back. Pure; the caller passes the time.
+
+    closed ──failure rate over the window, with enough volume──► open ──open_for──► half-open
+      ▲                                                           ▲                   │  │
+      └──────────────── `probes` successes in a row ──────────────┼───────────────────┘  │
+                                                                  └────── one failure ───┘
+
+Only failures that are ours count: the caller reports neither client errors nor cancellations.
+"""
+
+from libs.breaker.board import BreakerBoard
+from libs.breaker.breaker import Breaker, BreakerOptions, BreakerState
+
+__all__ = ["Breaker", "BreakerBoard", "BreakerOptions", "BreakerState"]

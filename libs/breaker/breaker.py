@@ -1,0 +1,119 @@
+"""One circuit breaker over a sliding window of outcomes."""
+
+from __future__ import annotations
+
+import enum
+from collections import deque
+from dataclasses import dataclass
+
+
+class BreakerState(enum.Enum):
+    """Where a breaker stands."""
+
+    CLOSED = "closed"
+    OPEN = "open"
+    HALF_OPEN = "half_open"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BreakerOptions:
+    """When a breaker opens and how it closes. Seconds throughout."""
+
+    window: float = 10.0
+    """Outcomes older than this are forgotten."""
+    buckets: int = 10
+    """The window's resolution: memory per breaker, and the step in which outcomes are forgotten."""
+    min_volume: int = 20
+    """Fewer outcomes than this in the window never open it: one failure at night is not an outage."""
+    failure_rate: float = 0.5
+    """Opens at this share of failures or above."""
+    open_for: float = 5.0
+    """First time that it stays open."""
+    max_open_for: float = 60.0
+    """`open_for` doubles with each failed probe up to this."""
+    probes: int = 5
+    """Requests let through per `probe_interval` while half-open, and successes needed to close."""
+    probe_interval: float = 1.0
+    """See `probes`."""
+
+    def __post_init__(self) -> None:
+        if not (self.window > 0 and self.buckets > 0 and self.min_volume > 0 and self.probes > 0):
+            raise ValueError("window, buckets, min_volume and probes must be positive")
+        if not 0 < self.failure_rate <= 1:
+            raise ValueError("failure_rate must be in (0, 1]")
+        if not 0 < self.open_for <= self.max_open_for:
+            raise ValueError("open_for must be positive and at most max_open_for")
+
+
+class Breaker:
+    """Counts outcomes and says whether to send. All times are one monotonic clock's seconds."""
+
+    def __init__(self, options: BreakerOptions) -> None:
+        self._options = options
+        self._span = options.window / options.buckets
+        self._counts: deque[tuple[int, int, int]] = deque()  # (bucket number, successes, failures)
+        self._opened_at: float | None = None
+        self._open_for = options.open_for
+        self._probe_successes = 0
+        self._probe_period = 0.0
+        self._probes_left = 0
+
+    def state(self, now: float) -> BreakerState:
+        """Where it stands; an open breaker turns half-open by itself when its time is over."""
+        if self._opened_at is None:
+            return BreakerState.CLOSED
+        return BreakerState.OPEN if now < self._opened_at + self._open_for else BreakerState.HALF_OPEN
+
+    def allow(self, now: float) -> bool:
+        """May a request be sent? While half-open each True uses up one probe of the present interval."""
+        if self._opened_at is None:
+            return True
+        if now < self._opened_at + self._open_for:
+            return False
+        if now >= self._probe_period + self._options.probe_interval:
+            self._probe_period, self._probes_left = now, self._options.probes
+        if self._probes_left == 0:
+            return False
+        self._probes_left -= 1
+        return True
+
+    def record(self, *, successes: int, failures: int, now: float) -> None:
+        """Learns outcomes. While open they are stragglers from before and change nothing."""
+        state = self.state(now)
+        if state is BreakerState.CLOSED:
+            self._count(successes, failures, now)
+            if self._too_many_failures():
+                self._open(now, self._options.open_for)
+        elif state is BreakerState.HALF_OPEN:
+            if failures:
+                self._open(now, min(self._open_for * 2, self._options.max_open_for))
+                return
+            self._probe_successes += successes
+            if self._probe_successes >= self._options.probes:
+                self._close()
+
+    def _count(self, successes: int, failures: int, now: float) -> None:
+        bucket = int(now / self._span)
+        self._forget(bucket)
+        if self._counts and self._counts[-1][0] == bucket:
+            _, before, failed_before = self._counts.pop()
+            successes, failures = successes + before, failures + failed_before
+        self._counts.append((bucket, successes, failures))
+
+    def _forget(self, bucket: int) -> None:
+        while self._counts and self._counts[0][0] <= bucket - self._options.buckets:
+            self._counts.popleft()
+
+    def _too_many_failures(self) -> bool:
+        failed = sum(failures for _, _, failures in self._counts)
+        volume = failed + sum(successes for _, successes, _ in self._counts)
+        return volume >= self._options.min_volume and failed >= self._options.failure_rate * volume
+
+    def _open(self, now: float, seconds: float) -> None:
+        self._opened_at, self._open_for = now, seconds
+        self._probe_successes, self._probes_left, self._probe_period = 0, 0, -self._options.probe_interval
+        self._counts.clear()
+
+    def _close(self) -> None:
+        self._opened_at, self._open_for, self._probe_successes = None, self._options.open_for, 0
+        self._counts.clear()
