@@ -1,0 +1,1 @@
+"""May this tenant spend this now? See README.md."""
