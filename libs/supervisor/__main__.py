@@ -1,0 +1,54 @@
+"""`python -m libs.supervisor SPEC.json [--echo]`: runs a specification until SIGTERM, SIGINT or a `stop` command.
+
+Exit code 0 after a stop, 1 when the start-up failed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import signal
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from random import SystemRandom
+
+from libs.clock import SystemClock
+from libs.supervisor.control import ControlServer
+from libs.supervisor.logs import LogSink, terminal
+from libs.supervisor.spec import SupervisorSpec, load
+from libs.supervisor.supervisor import Supervisor
+
+
+async def serve(spec: SupervisorSpec, *, echo: bool = False, on_listening: Callable[[], None] = lambda: None) -> bool:
+    """Runs a specification with its control socket. True after a clean stop, False when the start-up failed.
+
+    `on_listening` is called once the socket takes commands.
+    """
+    state_dir = Path(spec.state_dir)
+    sink = LogSink(state_dir, spec.logs, echo=terminal() if echo else None)
+    supervisor = Supervisor(spec, sink=sink, clock=SystemClock(), rng=SystemRandom())
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, supervisor.stop)
+    control = ControlServer(supervisor, state_dir)
+    await control.start()
+    on_listening()
+    try:
+        return await supervisor.run()
+    finally:
+        await control.close()
+        sink.close()
+
+
+def main() -> int:
+    """Reads the arguments and runs."""
+    parser = argparse.ArgumentParser(prog="python -m libs.supervisor")
+    parser.add_argument("spec", type=Path)
+    parser.add_argument("--echo", action="store_true", help="also print the log stream, coloured")
+    options = parser.parse_args()
+    return 0 if asyncio.run(serve(load(options.spec), echo=options.echo)) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

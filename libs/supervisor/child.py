@@ -1,0 +1,123 @@
+"""One running child process: its own session, its output, its end."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import ctypes
+import os
+import signal
+import subprocess
+from collections.abc import Callable
+
+from libs.supervisor.logs import LineSplitter
+from libs.supervisor.spec import ProcessSpec
+
+_PR_SET_PDEATHSIG = 1
+# PyDLL keeps the interpreter lock: between fork and exec nothing may wait for another thread.
+_PRCTL = ctypes.PyDLL(None).prctl
+_OUTPUT_GRACE = 1.0
+
+
+class _Output(asyncio.Protocol):
+    def __init__(self, on_line: Callable[[bytes], None]) -> None:
+        self._splitter = LineSplitter(on_line)
+        self.closed = asyncio.get_running_loop().create_future()
+
+    def data_received(self, data: bytes) -> None:
+        self._splitter.feed(data)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._splitter.close()
+        if not self.closed.done():
+            self.closed.set_result(None)
+
+
+class Child:
+    """A started process. Made by `spawn`; ends by itself or by `stop`."""
+
+    def __init__(
+        self, process: subprocess.Popen[bytes], output: _Output, transport: asyncio.ReadTransport, grace: float
+    ) -> None:
+        self.pid = process.pid
+        self._process = process
+        self._output = output
+        self._transport = transport
+        self._grace = grace
+        self._pidfd = os.pidfd_open(process.pid)
+        loop = asyncio.get_running_loop()
+        self._exited: asyncio.Future[None] = loop.create_future()
+        loop.add_reader(self._pidfd, self._on_exit)
+
+    def _on_exit(self) -> None:
+        asyncio.get_running_loop().remove_reader(self._pidfd)
+        # Not reaped yet, so its process group id cannot have been given to anybody else: what it left behind goes now.
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self.pid, signal.SIGKILL)
+        self._process.wait()
+        os.close(self._pidfd)
+        self._exited.set_result(None)
+
+    async def wait(self) -> int:
+        """Waits for the end and its last output. Returns the exit code, negative for a signal. May be called often."""
+        await asyncio.shield(self._exited)
+        # A descendant that moved to another session may hold the pipe open; do not wait for it for ever.
+        await asyncio.wait((self._output.closed,), timeout=_OUTPUT_GRACE)
+        self._transport.close()
+        return self._process.returncode
+
+    def signal(self, number: int) -> None:
+        """Sends a signal to the process itself; nothing happens when it has ended."""
+        if not self._exited.done():
+            signal.pidfd_send_signal(self._pidfd, number)
+
+    async def stop(self) -> int:
+        """SIGTERM, the grace of its specification, then SIGKILL to its whole group. Returns the exit code."""
+        self.signal(signal.SIGTERM)
+        done, _ = await asyncio.wait((self._exited,), timeout=self._grace)
+        if not done:
+            self.kill()
+        return await self.wait()
+
+    def kill(self) -> None:
+        """SIGKILL to the whole group."""
+        if not self._exited.done():
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(self.pid, signal.SIGKILL)
+
+
+async def spawn(spec: ProcessSpec, on_line: Callable[[bytes], None]) -> Child:
+    """Starts a process; `on_line` gets its output lines, standard error included.
+
+    Raises OSError when the program cannot be started.
+    """
+    supervisor = os.getpid()
+
+    def in_child() -> None:
+        # Nothing survives a killed supervisor: the kernel kills the child when its parent dies. The parent may have
+        # died before the call, then nobody would.
+        _PRCTL(_PR_SET_PDEATHSIG, signal.SIGKILL)
+        if os.getppid() != supervisor:
+            os._exit(1)
+
+    loop = asyncio.get_running_loop()
+    read_end, write_end = os.pipe()
+    try:
+        process = subprocess.Popen(  # noqa: ASYNC220 - fork and exec take about a millisecond
+            spec.argv,
+            stdin=subprocess.DEVNULL,
+            stdout=write_end,
+            stderr=write_end,
+            cwd=spec.cwd or None,
+            env={**os.environ, **spec.env},
+            start_new_session=True,
+            preexec_fn=in_child,
+        )
+    except OSError:
+        os.close(read_end)
+        raise
+    finally:
+        os.close(write_end)
+    reader = os.fdopen(read_end, "rb", buffering=0)
+    transport, output = await loop.connect_read_pipe(lambda: _Output(on_line), reader)
+    return Child(process, output, transport, spec.stop_grace)

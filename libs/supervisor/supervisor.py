@@ -1,0 +1,304 @@
+"""Keeps a set of processes running: starts them in order, restarts them, stops the whole tree.
+
+    waiting ──► starting ──► ready ⇄ unready          (what a probe says while it runs)
+                   │           │
+                   └─ exit ────┴──► backoff ──► starting     after start-up, for ever
+                   └─ exit during start-up ──► failed: everything is stopped
+
+Decisions are in `policy`; this module only waits and acts.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from dataclasses import dataclass, field
+from random import Random
+from typing import Any
+
+from libs.clock import Clock
+from libs.supervisor.child import Child, spawn
+from libs.supervisor.logs import LogSink
+from libs.supervisor.policy import gives_up, levels, next_restart
+from libs.supervisor.probes import follow
+from libs.supervisor.spec import ProcessSpec, SupervisorSpec
+
+SELF = "supervisor"
+"""The name under which the supervisor's own lines are logged."""
+
+FINAL_STATES = frozenset({"stopped", "failed"})
+"""Mesh states after which nothing runs any more."""
+
+
+class UnknownProcess(KeyError):
+    """A command names a process that is not in the specification."""
+
+
+@dataclass(slots=True)
+class Failure:
+    """Why a start-up was given up."""
+
+    name: str
+    reason: str
+    last_lines: list[str]
+
+
+@dataclass(slots=True)
+class Entry:
+    """What is known about one process."""
+
+    spec: ProcessSpec
+    state: str = "waiting"
+    child: Child | None = None
+    started_at: float = 0.0
+    restarts: int = 0
+    failures: int = 0
+    exits: int = 0
+    last_exit: int | None = None
+    was_ready: bool = False
+    stop_wanted: asyncio.Event = field(default_factory=asyncio.Event)
+    first_ready: asyncio.Event = field(default_factory=asyncio.Event)
+    hurry: asyncio.Event = field(default_factory=asyncio.Event)
+    """Ends a back-off early."""
+    ended: asyncio.Event = field(default_factory=asyncio.Event)
+    """Its keeper is done: the process will not run again."""
+
+    @property
+    def stopping(self) -> bool:
+        """Whether it is to stop for good."""
+        return self.stop_wanted.is_set()
+
+
+class Supervisor:
+    """Runs one specification once."""
+
+    def __init__(self, spec: SupervisorSpec, *, sink: LogSink, clock: Clock, rng: Random) -> None:
+        """Raises OrderError when dependencies are unknown or circular."""
+        self._spec = spec
+        self._sink = sink
+        self._clock = clock
+        self._rng = rng
+        self._entries = {process.name: Entry(process) for process in spec.processes}
+        self._start_order = levels({p.name: p.after for p in spec.processes})
+        self._stop_order = levels({p.name: (*p.after, *p.uses) for p in spec.processes})[::-1]
+        self._state = "starting"
+        self._failure: Failure | None = None
+        self._stop_wanted = asyncio.Event()
+        self._changed = asyncio.Event()
+
+    async def run(self) -> bool:
+        """Starts everything, keeps it running until `stop`, stops everything. False when the start-up failed."""
+        async with asyncio.TaskGroup() as group:
+            for name in (name for level in self._start_order for name in level):
+                group.create_task(self._keep(self._entries[name]), name=f"keep {name}")
+            watcher = group.create_task(self._watch_startup(), name="start-up")
+            await self._stop_wanted.wait()
+            watcher.cancel()
+            await self._stop_all()
+        self._set_state("failed" if self._failure else "stopped")
+        return self._failure is None
+
+    def stop(self) -> None:
+        """Asks for the stop of everything; `run` returns when it is done."""
+        self._stop_wanted.set()
+
+    async def restart(self, name: str) -> None:
+        """Stops a process with grace and starts it at once. Raises UnknownProcess."""
+        entry = self._entry(name)
+        entry.failures = 0
+        entry.hurry.set()
+        if entry.child is not None:
+            self._log(f"restarting {name} on request")
+            await entry.child.stop()
+
+    def kill(self, name: str, number: int) -> None:
+        """Sends a signal to a process, as a fault would; it comes back by the restart policy. Raises UnknownProcess."""
+        entry = self._entry(name)
+        if entry.child is not None:
+            self._log(f"sending signal {number} to {name} on request")
+            entry.child.signal(number)
+
+    def status(self) -> dict[str, Any]:
+        """The state of everything: JSON types only, times in seconds."""
+        now = self._clock.monotonic()
+        failure = self._failure
+        return {
+            "state": self._state,
+            "failure": None
+            if failure is None
+            else {"name": failure.name, "reason": failure.reason, "last_lines": failure.last_lines},
+            "processes": [
+                {
+                    "name": entry.spec.name,
+                    "state": entry.state,
+                    "ready": entry.state == "ready",
+                    "pid": entry.child.pid if entry.child else None,
+                    "restarts": entry.restarts,
+                    "uptime_s": round(now - entry.started_at, 3) if entry.child else 0.0,
+                    "last_exit": entry.last_exit,
+                }
+                for entry in self._entries.values()
+            ],
+        }
+
+    async def watch(self) -> AsyncIterator[dict[str, Any]]:
+        """The status now and after every change; the last one has a final state. A slow reader skips states."""
+        while True:
+            changed = self._changed
+            status = self.status()
+            yield status
+            if status["state"] in FINAL_STATES:
+                return
+            await changed.wait()
+
+    def _entry(self, name: str) -> Entry:
+        try:
+            return self._entries[name]
+        except KeyError:
+            raise UnknownProcess(name) from None
+
+    async def _watch_startup(self) -> None:
+        for entry in self._entries.values():
+            await entry.first_ready.wait()
+        self._set_state("up")
+        self._log("every process is ready")
+
+    async def _keep(self, entry: Entry) -> None:
+        try:
+            for name in entry.spec.after:
+                await _either(self._entries[name].first_ready, entry.stop_wanted)
+            while not entry.stopping:
+                await self._run_once(entry)
+                if not entry.stopping:
+                    await self._back_off(entry)
+        finally:
+            self._enter(entry, "failed" if self._failure and self._failure.name == entry.spec.name else "stopped")
+            entry.ended.set()
+
+    async def _run_once(self, entry: Entry) -> None:
+        name = entry.spec.name
+        entry.hurry.clear()
+        entry.started_at = self._clock.monotonic()
+        entry.was_ready = False
+        try:
+            entry.child = child = await spawn(entry.spec, lambda line: self._sink.line(name, line))
+        except OSError as error:
+            entry.exits += 1
+            self._sink.line(name, f"cannot start {entry.spec.argv[0]}: {error}".encode())
+            self._after_exit(entry, f"cannot be started: {error}")
+            return
+        self._enter(entry, "starting")
+        if entry.stopping:  # asked to stop while the process was being created
+            await child.stop()
+        observer = asyncio.create_task(self._observe(entry), name=f"observe {name}")
+        observer.add_done_callback(lambda task: self._log_fault(name, task))
+        try:
+            entry.last_exit = await child.wait()
+        finally:
+            observer.cancel()
+            await asyncio.wait((observer,))
+            entry.child = None
+        entry.exits += 1
+        if not entry.stopping and not entry.hurry.is_set():
+            self._after_exit(entry, _how(entry.last_exit))
+
+    async def _observe(self, entry: Entry) -> None:
+        if entry.spec.readiness is None:
+            self._report(entry, ready=True)
+            return
+        if self._state == "starting":
+            async with asyncio.TaskGroup() as group:
+                group.create_task(self._expect_readiness(entry))
+                group.create_task(follow(entry.spec.readiness, lambda ready: self._report(entry, ready=ready)))
+        else:
+            await follow(entry.spec.readiness, lambda ready: self._report(entry, ready=ready))
+
+    def _log_fault(self, name: str, observer: asyncio.Task[None]) -> None:
+        """A probe that cannot work (a missing certificate, say) must not look like a process that is not ready."""
+        if not observer.cancelled() and (error := observer.exception()) is not None:
+            self._log(f"cannot observe {name}: {error!r}")
+
+    async def _expect_readiness(self, entry: Entry) -> None:
+        try:
+            async with asyncio.timeout(entry.spec.ready_timeout):
+                await entry.first_ready.wait()
+        except TimeoutError:
+            self._fail(entry, f"not ready {entry.spec.ready_timeout:g} s after its start")
+
+    def _report(self, entry: Entry, *, ready: bool) -> None:
+        if ready:
+            entry.was_ready = True
+            entry.first_ready.set()
+        if ready or entry.was_ready:
+            self._enter(entry, "ready" if ready else "unready")
+
+    def _after_exit(self, entry: Entry, reason: str) -> None:
+        self._log(f"{entry.spec.name} {reason}")
+        if self._state == "starting" and gives_up(
+            self._spec.startup, exits=entry.exits, was_ready=entry.first_ready.is_set()
+        ):
+            self._fail(entry, reason)
+
+    async def _back_off(self, entry: Entry) -> None:
+        entry.failures, delay = next_restart(
+            self._spec.restart,
+            entry.failures,
+            ran_for=self._clock.monotonic() - entry.started_at,
+            unit=self._rng.random(),
+        )
+        self._enter(entry, "backoff")
+        try:
+            async with asyncio.timeout(delay):
+                await _either(entry.hurry, entry.stop_wanted)
+        except TimeoutError:
+            self._log(f"restarting {entry.spec.name} after {delay:.2f} s")
+        entry.restarts += 1
+
+    def _fail(self, entry: Entry, reason: str) -> None:
+        if self._failure is None and not self._stop_wanted.is_set():
+            self._failure = Failure(entry.spec.name, reason, self._sink.tail(entry.spec.name))
+            self._log(f"start-up failed: {entry.spec.name} {reason}")
+            entry.stop_wanted.set()
+            self.stop()
+
+    async def _stop_all(self) -> None:
+        self._set_state("stopping")
+        for level in self._stop_order:
+            await asyncio.gather(*(self._stop_one(self._entries[name]) for name in level))
+
+    async def _stop_one(self, entry: Entry) -> None:
+        entry.stop_wanted.set()
+        if entry.child is not None:
+            self._enter(entry, "stopping")
+            await entry.child.stop()
+        await entry.ended.wait()
+
+    def _enter(self, entry: Entry, state: str) -> None:
+        if entry.state != state:
+            entry.state = state
+            self._announce()
+
+    def _set_state(self, state: str) -> None:
+        self._state = state
+        self._announce()
+
+    def _announce(self) -> None:
+        self._changed.set()
+        self._changed = asyncio.Event()
+
+    def _log(self, text: str) -> None:
+        self._sink.line(SELF, text.encode())
+
+
+def _how(code: int) -> str:
+    return f"was killed by signal {-code}" if code < 0 else f"exited with code {code}"
+
+
+async def _either(one: asyncio.Event, other: asyncio.Event) -> None:
+    """Waits until one of two events is set."""
+    waits = [asyncio.create_task(event.wait()) for event in (one, other)]
+    try:
+        await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        for wait in waits:
+            wait.cancel()

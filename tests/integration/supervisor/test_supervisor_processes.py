@@ -1,0 +1,309 @@
+"""The supervisor with real child processes: order, readiness, restarts, clean stop, death of the supervisor."""
+
+import asyncio
+import contextlib
+import os
+import signal
+import socket
+import sys
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import pytest
+
+from libs.clock import SystemClock
+from libs.supervisor import control
+from libs.supervisor.__main__ import serve
+from libs.supervisor.logs import LogSink, log_path
+from libs.supervisor.policy import RestartPolicy
+from libs.supervisor.spec import HttpProbe, LogLimits, ProcessSpec, SupervisorSpec, TcpProbe, dump
+from libs.supervisor.supervisor import Supervisor
+
+FAST = RestartPolicy(initial=0.01, maximum=0.05, jitter=0)
+
+# Python without site packages starts in about 15 ms.
+IDLE = "import signal; print('up', flush=True); signal.pause()"
+GENTLE = """
+import signal, sys
+def end(*_):
+    print("drained", flush=True)
+    sys.exit(0)
+signal.signal(signal.SIGTERM, end)
+print("up", flush=True)
+signal.pause()
+"""
+STUBBORN = (
+    "import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN); print('up', flush=True)\nwhile 1: signal.pause()"
+)
+LISTEN = """
+import socket, sys
+s = socket.create_server(("127.0.0.1", int(sys.argv[1])))
+print("listening", flush=True)
+while True:
+    c, _ = s.accept()
+    c.recv(1000)
+    c.sendall(b"HTTP/1.1 %s x\\r\\n\\r\\n" % sys.argv[2].encode())
+    c.close()
+"""
+PARENT = """
+import subprocess, sys, signal
+child = subprocess.Popen([sys.executable, "-S", "-c", "import signal; signal.pause()"])
+print("grandchild", child.pid, flush=True)
+signal.pause()
+"""
+
+
+def python(name: str, code: str, *arguments: str, **fields: Any) -> ProcessSpec:
+    return ProcessSpec(name=name, argv=(sys.executable, "-S", "-c", code, *arguments), **fields)
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
+
+
+class WaitingSink(LogSink):
+    """A log sink on whose lines a test can wait."""
+
+    def __init__(self, tmp_path: Path) -> None:
+        super().__init__(tmp_path, LogLimits())
+        self._grown = asyncio.Event()
+
+    def line(self, name: str, line: bytes) -> None:
+        super().line(name, line)
+        self._grown.set()
+        self._grown = asyncio.Event()
+
+    async def has(self, name: str, text: str, times: int = 1) -> None:
+        """Waits until `text` is in so many of the last lines of a process."""
+        async with asyncio.timeout(20):
+            while sum(text in line for line in self.tail(name)) < times:
+                await self._grown.wait()
+
+
+@contextlib.asynccontextmanager
+async def running(
+    tmp_path: Path, *processes: ProcessSpec, restart: RestartPolicy = FAST, sink: WaitingSink | None = None
+) -> AsyncIterator[Supervisor]:
+    spec = SupervisorSpec(state_dir=str(tmp_path), processes=processes, restart=restart)
+    sink = sink or WaitingSink(tmp_path)
+    supervisor = Supervisor(spec, sink=sink, clock=SystemClock(), rng=Random(1))
+    task = asyncio.create_task(supervisor.run())
+    try:
+        yield supervisor
+    finally:
+        supervisor.stop()
+        await task
+        sink.close()
+
+
+async def until(supervisor: Supervisor, condition: Callable[[dict[str, dict[str, Any]]], bool]) -> dict[str, Any]:
+    """The first status whose processes, by name, satisfy `condition`."""
+    async with asyncio.timeout(20):
+        async for status in supervisor.watch():
+            if condition({p["name"]: p for p in status["processes"]}):
+                return status
+    raise AssertionError(f"never seen; last: {status}")
+
+
+async def until_state(supervisor: Supervisor, state: str) -> dict[str, Any]:
+    async with asyncio.timeout(20):
+        async for status in supervisor.watch():
+            if status["state"] == state:
+                return status
+    raise AssertionError(f"{state} never seen; last: {status}")
+
+
+def lines(tmp_path: Path) -> list[str]:
+    return [line.replace(" ", "") for line in log_path(tmp_path).read_text().splitlines()]
+
+
+async def test_a_process_starts_only_when_what_it_needs_is_ready(tmp_path: Path) -> None:
+    port = free_port()
+    base = python("base", LISTEN, str(port), "200", readiness=HttpProbe(port=port))
+    async with running(tmp_path, python("late", IDLE, after=("base",)), base) as supervisor:
+        await until_state(supervisor, "up")
+        await until(supervisor, lambda p: p["late"]["ready"])
+    order = [line for line in lines(tmp_path) if line in ("base|listening", "late|up")]
+    assert order[0] == "base|listening"
+
+
+async def test_a_process_that_answers_with_an_error_is_not_ready(tmp_path: Path) -> None:
+    port = free_port()
+    sick = python("sick", LISTEN, str(port), "503", readiness=HttpProbe(port=port), ready_timeout=0.3)
+    async with running(tmp_path, sick, python("well", GENTLE)) as supervisor:
+        status = await until_state(supervisor, "failed")
+    assert status["failure"]["name"] == "sick"
+    assert "not ready" in status["failure"]["reason"]
+    assert all(p["pid"] is None for p in status["processes"])
+
+
+async def test_a_death_at_start_fails_with_its_last_lines_and_stops_the_rest(tmp_path: Path) -> None:
+    dying = python("dying", "import sys; print('no such thing: etcd'); sys.exit(7)", readiness=TcpProbe(port=1))
+    async with running(tmp_path, dying, python("other", GENTLE)) as supervisor:
+        status = await until_state(supervisor, "failed")
+    assert status["failure"] == {
+        "name": "dying",
+        "reason": "exited with code 7",
+        "last_lines": ["no such thing: etcd"],
+    }
+    assert all(p["pid"] is None for p in status["processes"])
+
+
+async def test_a_missing_program_fails_the_start(tmp_path: Path) -> None:
+    missing = ProcessSpec(name="missing", argv=("/nonexistent/program",))
+    async with running(tmp_path, missing) as supervisor:
+        status = await until_state(supervisor, "failed")
+    assert "cannot be started" in status["failure"]["reason"]
+    assert "/nonexistent/program" in status["failure"]["last_lines"][0]
+
+
+async def test_a_killed_process_comes_back_and_the_count_says_so(tmp_path: Path) -> None:
+    async with running(tmp_path, python("a", GENTLE), python("b", GENTLE)) as supervisor:
+        before = {p["name"]: p for p in (await until_state(supervisor, "up"))["processes"]}
+        supervisor.kill("a", signal.SIGKILL)
+        status = await until(supervisor, lambda p: p["a"]["restarts"] == 1 and p["a"]["ready"])
+        after = {p["name"]: p for p in status["processes"]}
+    assert after["a"]["pid"] != before["a"]["pid"]
+    assert after["a"]["last_exit"] == -signal.SIGKILL
+    assert after["b"] | {"uptime_s": 0} == before["b"] | {"uptime_s": 0}
+
+
+async def test_restart_on_request_drains_and_skips_the_backoff(tmp_path: Path) -> None:
+    sink = WaitingSink(tmp_path)
+    never = RestartPolicy(initial=3600, maximum=3600, jitter=0)
+    async with running(tmp_path, python("a", GENTLE), restart=never, sink=sink) as supervisor:
+        await sink.has("a", "up")
+        await supervisor.restart("a")
+        await until(supervisor, lambda p: p["a"]["restarts"] == 1 and p["a"]["ready"])
+    assert "a|drained" in lines(tmp_path)
+
+
+async def test_readiness_follows_the_process_after_start_up(tmp_path: Path) -> None:
+    port = free_port()
+    base = python("base", LISTEN, str(port), "200", readiness=TcpProbe(port=port))
+    async with running(tmp_path, base) as supervisor:
+        await until_state(supervisor, "up")
+        supervisor.kill("base", signal.SIGKILL)
+        await until(supervisor, lambda p: not p["base"]["ready"])
+        await until(supervisor, lambda p: p["base"]["ready"])
+
+
+async def test_stop_goes_backwards_and_lets_each_drain(tmp_path: Path) -> None:
+    processes = (
+        python("store", GENTLE),
+        python("leaf", GENTLE, after=("store",)),
+        python("front", GENTLE, after=("store",), uses=("leaf",)),
+    )
+    sink = WaitingSink(tmp_path)
+    async with running(tmp_path, *processes, sink=sink):
+        for name in ("store", "leaf", "front"):
+            await sink.has(name, "up")
+    drained = [line for line in lines(tmp_path) if line.endswith("drained")]
+    assert drained == ["front|drained", "leaf|drained", "store|drained"]
+
+
+async def test_a_process_that_ignores_sigterm_is_killed_after_its_grace(tmp_path: Path) -> None:
+    sink = WaitingSink(tmp_path)
+    async with running(tmp_path, python("stubborn", STUBBORN, stop_grace=0.05), sink=sink) as supervisor:
+        await sink.has("stubborn", "up")
+        supervisor.stop()
+        status = await until_state(supervisor, "stopped")
+    assert status["processes"][0]["last_exit"] == -signal.SIGKILL
+
+
+async def test_grandchildren_are_gone_after_a_stop(tmp_path: Path) -> None:
+    sink = WaitingSink(tmp_path)
+    async with running(tmp_path, python("parent", PARENT), sink=sink) as supervisor:
+        await sink.has("parent", "grandchild")
+        grandchild = os.pidfd_open(int(sink.tail("parent")[0].split()[1]))
+        supervisor.stop()
+        await until_state(supervisor, "stopped")
+    await end_of(grandchild)
+
+
+async def end_of(pidfd: int) -> None:
+    """Waits until a process that is not our child has ended; fails after ten seconds."""
+    ended = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    loop.add_reader(pidfd, ended.set)
+    try:
+        async with asyncio.timeout(10):
+            await ended.wait()
+    finally:
+        loop.remove_reader(pidfd)
+        os.close(pidfd)
+
+
+async def test_stop_during_start_up_starts_nothing_more(tmp_path: Path) -> None:
+    never = python("never", IDLE, readiness=TcpProbe(port=free_port()))
+    async with running(tmp_path, never, python("late", IDLE, after=("never",))) as supervisor:
+        await until(supervisor, lambda p: p["never"]["pid"] is not None)
+        supervisor.stop()
+        status = await until_state(supervisor, "stopped")
+    assert [p["last_exit"] for p in status["processes"]] == [-signal.SIGTERM, None]
+
+
+async def test_control_socket_answers_status_kill_restart_and_stop(tmp_path: Path) -> None:
+    deep = tmp_path / ("d" * 90) / ("e" * 90)  # longer than an AF_UNIX address may be
+    deep.mkdir(parents=True)
+    spec = SupervisorSpec(state_dir=str(deep), processes=(python("a", GENTLE),), restart=FAST)
+    with pytest.raises(control.NotRunning):
+        control.request(deep, "status")
+    started = asyncio.Event()
+    server = asyncio.create_task(serve(spec, on_listening=started.set))
+    await started.wait()
+
+    async def ask(operation: str, **fields: Any) -> dict[str, Any]:
+        return await asyncio.to_thread(control.request, deep, operation, timeout=20, **fields)
+
+    def wait_up() -> dict[str, Any]:
+        return next(s for s in control.stream(deep, "watch", timeout=20) if s["state"] == "up")
+
+    status = await asyncio.to_thread(wait_up)
+    assert [p["name"] for p in status["processes"]] == ["a"]
+    assert (deep / control.SOCKET).stat().st_mode & 0o777 == 0o600
+    with pytest.raises(control.CommandError, match="no process 'b'"):
+        await ask("restart", name="b")
+    with pytest.raises(control.CommandError, match="unknown operation"):
+        await ask("dance")
+    await ask("kill", name="a", signal="KILL")
+
+    def wait_back() -> dict[str, Any]:
+        answers = control.stream(deep, "watch", timeout=20)
+        return next(p for s in answers for p in s["processes"] if p["restarts"] == 1 and p["ready"])
+
+    assert (await asyncio.to_thread(wait_back))["last_exit"] == -signal.SIGKILL
+    assert (await ask("stop"))["state"] == "stopped"
+    assert await server is True
+    assert not (deep / control.SOCKET).exists()
+
+
+async def test_nothing_survives_a_killed_supervisor(tmp_path: Path) -> None:
+    spec = SupervisorSpec(state_dir=str(tmp_path), processes=(python("a", GENTLE), python("b", STUBBORN)))
+    (tmp_path / "spec.json").write_bytes(dump(spec))
+    supervisor = await asyncio.create_subprocess_exec(
+        sys.executable,
+        "-m",
+        "libs.supervisor",
+        str(tmp_path / "spec.json"),
+        "--echo",
+        stdout=asyncio.subprocess.PIPE,
+    )
+    if supervisor.stdout is None:
+        raise RuntimeError("the supervisor has no output")
+    up = 0
+    async with asyncio.timeout(20):
+        async for line in supervisor.stdout:
+            up += line.endswith(b" up\n")
+            if up == 2:
+                break
+    pids = [p["pid"] for p in control.request(tmp_path, "status")["processes"]]
+    descriptors = [os.pidfd_open(pid) for pid in pids]
+    supervisor.kill()
+    await supervisor.wait()
+    for descriptor in descriptors:
+        await end_of(descriptor)
