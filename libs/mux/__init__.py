@@ -1,0 +1,24 @@
+"""Multiplexed bidirectional streams: many calls of one process on one long-lived gRPC stream.
+
+`MuxClient` and `MuxServer` are the two ends; `Codec` knows the frames of one `Session` RPC; `Semantics` says, per
+call, what a lost stream means for it. See README.md in this folder.
+"""
+
+from libs.mux.client import MuxCall, MuxClient, OnReply
+from libs.mux.codec import Codec
+from libs.mux.core import Semantics
+from libs.mux.options import ClientOptions, ServerOptions
+from libs.mux.server import CallContext, MuxServer, Session
+
+__all__ = [
+    "CallContext",
+    "ClientOptions",
+    "Codec",
+    "MuxCall",
+    "MuxClient",
+    "MuxServer",
+    "OnReply",
+    "Semantics",
+    "ServerOptions",
+    "Session",
+]

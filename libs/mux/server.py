@@ -1,0 +1,128 @@
+"""The answering end: reads frames, runs the handler, answers whatever is ready in one frame."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Container
+from typing import Any
+
+import grpc
+
+from libs.clock import Clock
+from libs.errors import Reason, WeirError
+from libs.mux.codec import Codec
+from libs.mux.connection import Connection
+from libs.mux.options import ServerOptions
+from libs.mux.session import CallContext, Session
+from libs.rpc import peer_service
+
+__all__ = ["CallContext", "Handler", "MuxServer", "Session"]
+
+Handler = Callable[[Any, CallContext], Any | Awaitable[Any]]
+"""Takes a call item, returns the reply item, or an awaitable of it (a coroutine becomes a task)."""
+
+
+class MuxServer:
+    """Serves one multiplexed RPC to any number of clients.
+
+    The servicer's method is a coroutine, not a generator (grpc.aio then reads and writes without a generator between):
+
+        async def Session(self, request_iterator, context):
+            await self._mux.serve(request_iterator, context)
+
+    A handler that returns its reply directly is answered in the frame that answers its whole batch: use it for
+    decisions in memory. It raises `WeirError` to fail its call; any other exception fails the call with INTERNAL and
+    is logged without its text, which might hold a user's words. Calls of one stream start in the order they came.
+    A sampled call is wrapped in a span "<domain>.<operation>", whose context the handler gets.
+    """
+
+    def __init__(
+        self,
+        *,
+        codec: Codec,
+        handler: Handler,
+        instance: str,
+        clock: Clock,
+        max_in_flight: int | None = None,
+        options: ServerOptions | None = None,
+        allow: Container[str] | None = None,
+    ) -> None:
+        """`max_in_flight` overrides the option of that name. `allow` holds the services that may open a stream, as
+        their certificates say; None lets every service of the mesh in. It binds with TLS only."""
+        base = options or ServerOptions()
+        self._options = base
+        self._window = base.max_in_flight if max_in_flight is None else max_in_flight
+        self._codec = codec
+        self._handler = handler
+        self._instance = instance
+        self._clock = clock
+        self._allow = allow
+        self._connections: set[Connection] = set()
+        self._empty = asyncio.Event()
+        self._empty.set()
+        self._draining = ""
+
+    @property
+    def sessions(self) -> int:
+        """Open streams."""
+        return len(self._connections)
+
+    @property
+    def in_flight(self) -> int:
+        """Calls whose handlers have not finished, over all streams."""
+        return sum(connection.pending for connection in self._connections)
+
+    async def serve(self, request_iterator: Any, context: grpc.aio.ServicerContext) -> None:
+        """Serve one stream to its end. `request_iterator` is not used: the context reads more cheaply.
+
+        :raises WeirError: DRAINING, INVALID_REQUEST (no Hello first), PERMISSION_DENIED (the certificate says another
+            service, or one that is not allowed).
+        """
+        if self._draining:
+            raise WeirError(Reason.DRAINING, self._draining)
+        session = await self._greet(context)
+        await context.write(self._codec.welcome(self._instance, self._window))
+        connection = Connection(
+            context=context,
+            codec=self._codec,
+            handler=self._handler,
+            session=session,
+            clock=self._clock,
+            options=self._options,
+            max_in_flight=self._window,
+        )
+        self._connections.add(connection)
+        self._empty.clear()
+        if self._draining:  # it began while the client was being greeted
+            connection.go_away(self._draining)
+        try:
+            await connection.run()
+        finally:
+            self._connections.discard(connection)
+            if not self._connections:
+                self._empty.set()
+
+    async def drain(self, reason: str = "draining") -> None:
+        """Refuse new streams and new calls, let running calls finish and return when every stream has ended.
+
+        Clients move at once and half-close when their last answer is in. Bound the wait from outside.
+        """
+        self._draining = reason
+        for connection in self._connections:
+            connection.go_away(reason)
+        await self._empty.wait()
+
+    async def _greet(self, context: grpc.aio.ServicerContext) -> Session:
+        try:
+            async with asyncio.timeout(self._options.hello_timeout):
+                frame: Any = await context.read()
+        except TimeoutError:
+            raise WeirError(Reason.INVALID_REQUEST, "no Hello came", limit="hello") from None
+        if frame is grpc.aio.EOF or frame.WhichOneof("frame") != "hello":
+            raise WeirError(Reason.INVALID_REQUEST, "the first frame must be Hello", limit="hello")
+        certified = peer_service(context)
+        if certified and certified != frame.hello.service:
+            raise WeirError(Reason.PERMISSION_DENIED, "Hello names another service than the certificate")
+        if certified and self._allow is not None and certified not in self._allow:
+            raise WeirError(Reason.PERMISSION_DENIED, f"{certified} may not call this")
+        return Session(certified or frame.hello.service, frame.hello)
