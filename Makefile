@@ -1,14 +1,96 @@
 # Weir: every target that a person types. `make help` lists them.
 SHELL := /bin/bash
 .SHELLFLAGS := -eu -o pipefail -c
+.DEFAULT_GOAL := help
+PYTHON ?= python3.11
 PY := .venv/bin/python
+WEIR := .venv/bin/weir
+BUILD := build
+# Passed on to `weir up`: make up UP='--profile simulated --set worker.step_interval=0.02'
+UP ?=
+PYTEST ?= -q
 PROTO_FILES = $(shell cd protos && find weir inference -name '*.proto' | sort)
 SITE = $(shell $(PY) -c 'import sysconfig; print(sysconfig.get_paths()["purelib"])')
 PROTOC = $(PY) -m grpc_tools.protoc -Iprotos -I$(SITE)
+TYPED = libs services models
 
 .PHONY: help
 help: ## Show this help.
-	@awk -F':.*## ' '/^[a-z-]+:.*## / {printf "  make %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F':.*## ' '/^[a-z-]+:.*## / {printf "  make %-16s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+# --- set-up ---
+
+.PHONY: setup
+setup: .venv/.ready ## Create .venv with the locked dependencies (skipped when nothing changed).
+
+.venv/.ready: requirements.lock pyproject.toml
+	@command -v $(PYTHON) >/dev/null || { echo "Python 3.11 is needed: $(PYTHON) is not on the path (set PYTHON=…)" >&2; exit 1; }
+	@test -x $(PY) || $(PYTHON) -m venv .venv
+	@$(PY) -c 'import sys; sys.exit(sys.version_info[:2] != (3, 11))' || { echo "Python 3.11 is needed; .venv has $$($(PY) -V)" >&2; exit 1; }
+	$(PY) -m pip install --disable-pip-version-check -q $$(grep '^torch==' requirements.lock)
+	$(PY) -m pip install --disable-pip-version-check -q -r requirements.lock
+	$(PY) -m pip install --disable-pip-version-check -q --no-deps --no-build-isolation -e .
+	$(PY) -m compileall -q libs services protos/gen
+	@touch $@
+
+.PHONY: lock
+lock: ## Write requirements.lock from what is installed.
+	bin/lock
+
+# --- running ---
+
+.PHONY: up
+up: setup ## Start the mesh, wait until it is ready, stream one completion (UP='--profile simulated …').
+	@$(WEIR) up $(UP)
+
+.PHONY: down
+down: ## Stop the mesh and wait until it is gone.
+	@$(WEIR) down
+
+.PHONY: status
+status: ## Show every process: state, pid, restarts, health.
+	@$(WEIR) status
+
+.PHONY: logs
+logs: ## Show logs: make logs s=gateway, or all of them; f=1 follows.
+	@$(WEIR) logs $(s) $(if $(f),--follow)
+
+# --- the gate ---
+
+.PHONY: check
+check: setup format-check lint types imports protos-check files-check ## Run the whole static gate.
+
+.PHONY: format
+format: ## Format the code and fix what can be fixed.
+	.venv/bin/ruff format . && .venv/bin/ruff check --fix .
+
+.PHONY: format-check
+format-check:
+	.venv/bin/ruff format --check .
+
+.PHONY: lint
+lint: ## Lint.
+	.venv/bin/ruff check .
+
+.PHONY: types
+types: ## Check types.
+	.venv/bin/mypy $(TYPED)
+
+.PHONY: imports
+imports: ## Check who may import whom.
+	.venv/bin/lint-imports --no-cache
+
+.PHONY: files-check
+files-check:
+	$(PY) bin/check-files
+
+.PHONY: test
+test: setup ## Run the tests: unit, contract, integration, end to end.
+	@for group in unit contract integration e2e; do \
+	  echo; echo "== $$group tests =="; $(PY) -m pytest $(PYTEST) tests/$$group; \
+	done
+
+# --- protos ---
 
 .PHONY: protos
 protos: ## Generate Python code from protos/ into protos/gen.
@@ -17,5 +99,35 @@ protos: ## Generate Python code from protos/ into protos/gen.
 
 .PHONY: protos-image
 protos-image:
-	@mkdir -p .weir/build
-	$(PROTOC) --include_imports --include_source_info --descriptor_set_out=.weir/build/image.binpb $(PROTO_FILES)
+	@mkdir -p $(BUILD)
+	$(PROTOC) --include_imports --include_source_info --descriptor_set_out=$(BUILD)/image.binpb $(PROTO_FILES)
+
+.PHONY: protos-check
+protos-check: protos-image ## Lint the protos, look for breaking changes, compare the generated code.
+	.venv/bin/buf lint $(BUILD)/image.binpb --config protos/buf.yaml
+	.venv/bin/buf breaking $(BUILD)/image.binpb --against protos/baseline.binpb --config protos/buf.yaml
+	rm -rf $(BUILD)/gen && mkdir -p $(BUILD)/gen
+	$(PROTOC) --python_out=$(BUILD)/gen --grpc_python_out=$(BUILD)/gen --pyi_out=$(BUILD)/gen $(PROTO_FILES)
+	diff -r -x __pycache__ $(BUILD)/gen protos/gen || { echo "protos/gen is not what protos/ generates: run make protos" >&2; exit 1; }
+
+.PHONY: protos-baseline
+protos-baseline: ## Accept the present protos as the ones that later changes must not break.
+	$(PROTOC) --include_imports --descriptor_set_out=protos/baseline.binpb $(PROTO_FILES)
+
+# --- models and figures ---
+
+.PHONY: demo-models
+demo-models: setup ## Train the two demo models again (hours on a small machine; the result is committed).
+	$(PY) -m models.training
+
+.PHONY: bench-up
+bench-up: setup ## Measure the cold start: installed dependencies to the first token, three times.
+	$(PY) -m services.cli.mesh.bench
+
+.PHONY: bench-mesh
+bench-mesh: setup ## Measure what the mesh costs per request and per token (docs/performance.md).
+	$(PY) -m loadtest.mesh
+
+.PHONY: bench-xds
+bench-xds: setup ## Measure the time from an etcd write to the acknowledged xDS snapshot.
+	$(PY) -m loadtest.xds
