@@ -134,6 +134,8 @@ class WorkerLink:
         except (grpc.aio.AioRpcError, asyncio.InvalidStateError) as error:
             code = error.code().name if isinstance(error, grpc.aio.AioRpcError) else "CLOSED"
             log.warning("worker_stream_lost", worker=self.worker, code=code, sequences=len(self._sequences))
+        except Exception as error:  # a fault while handling one worker's frames must not end the other workers' streams
+            log.error("worker_stream_failed", worker=self.worker, exc_info=error)
         finally:
             self.closed = True
             if reader is not None:

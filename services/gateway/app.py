@@ -1,0 +1,180 @@
+"""The gateway's composition root."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import grpc
+from weir.admission.v1 import admission_pb2, admission_pb2_grpc
+from weir.audit.v1 import audit_pb2, audit_pb2_grpc
+from weir.inference.v1 import inference_pb2_grpc
+from weir.openai.v1 import openai_pb2_grpc
+from weir.quota.v1 import quota_pb2, quota_pb2_grpc
+from weir.registry.v1 import registry_pb2
+from weir.router.v1 import router_pb2, router_pb2_grpc
+from weir.safety.v1 import safety_pb2, safety_pb2_grpc
+
+from libs.auditlog import AuditWriter, Spool
+from libs.clock import Clock, SystemClock
+from libs.mux import Codec, MuxClient
+from libs.registry import EtcdStore, RegistrySnapshot, RegistryView
+from services.gateway.catalog import Catalog
+from services.gateway.clients.admission import AdmissionClient
+from services.gateway.clients.link import open_link
+from services.gateway.clients.quota import QuotaClient
+from services.gateway.clients.router import RouterClient
+from services.gateway.clients.safety import SafetyClient
+from services.gateway.clients.workers import WorkerStreams
+from services.gateway.config import Settings
+from services.gateway.embedding import Embedder
+from services.gateway.identity import Identifier
+from services.gateway.native import InferenceServicer
+from services.gateway.openai.servicer import OpenAIServicer
+from services.gateway.pipeline import Pipeline
+
+_SWEEP_SECONDS = 0.5
+
+
+class Gateway:
+    """Implements `libs.service.Service`."""
+
+    def __init__(self, settings: Settings, view: RegistryView, *, clock: Clock, rng: random.Random) -> None:
+        self._settings = settings
+        self._view = view
+        self._catalog = catalog = Catalog(zone=settings.zone)
+
+        def link(service: str, target: str, stub: Any, pb: Any, **more: Any) -> MuxClient:
+            codec = Codec.of(pb.SessionRequest, pb.SessionResponse)
+            return open_link(settings, target, service, stub=stub, codec=codec, clock=clock, rng=rng, **more)
+
+        targets = settings.targets
+        quota_link = link("ratelimit", targets.ratelimit, quota_pb2_grpc.QuotaServiceStub, quota_pb2)
+        router_link = link("router", targets.router, router_pb2_grpc.RouterServiceStub, router_pb2)
+        audit_link = link("audit", targets.audit, audit_pb2_grpc.AuditServiceStub, audit_pb2)
+        safety_link = link(
+            "safety",
+            targets.safety,
+            safety_pb2_grpc.SafetyServiceStub,
+            safety_pb2,
+            on_stream=lambda generation: self._safety.on_stream(generation),
+        )
+        self._links = [quota_link, router_link, safety_link, audit_link]
+        self._quota = QuotaClient(
+            quota_link,
+            clock=clock,
+            decide_timeout=settings.decide_timeout,
+            end_timeout=settings.end_timeout,
+            lease_seconds=settings.lease_seconds,
+        )
+        self._router = RouterClient(
+            router_link, catalog, zone=settings.zone, clock=clock, decide_timeout=settings.decide_timeout
+        )
+        self._admission = AdmissionClient(
+            lambda pool: link(
+                "admission",
+                targets.admission,
+                admission_pb2_grpc.AdmissionServiceStub,
+                admission_pb2,
+                metadata=[("x-weir-pool", pool)],
+            ),
+            clock=clock,
+            end_timeout=settings.end_timeout,
+        )
+        self._safety = SafetyClient(
+            safety_link,
+            clock=clock,
+            decide_timeout=settings.decide_timeout,
+            end_timeout=settings.end_timeout,
+            grace=settings.filter_grace,
+            fail_closed=lambda tenant: catalog.tenant(tenant).safety_fail_mode != registry_pb2.FAIL_MODE_FLAG,
+        )
+        self._workers = WorkerStreams(settings, flush=self._safety.flush)
+        spool = Spool(Path(settings.state_dir or ".") / "audit-spool", max_bytes=settings.spool_bytes)
+        self._audit = AuditWriter(audit_link, spool, clock=clock)
+        self._pipeline = Pipeline(
+            settings,
+            catalog=catalog,
+            quota=self._quota,
+            router=self._router,
+            admission=self._admission,
+            safety=self._safety,
+            workers=self._workers,
+            audit=self._audit,
+            clock=clock,
+        )
+        self._embedder = Embedder(
+            settings,
+            catalog=catalog,
+            quota=self._quota,
+            router=self._router,
+            safety=self._safety,
+            workers=self._workers,
+            audit=self._audit,
+            clock=clock,
+        )
+        self._identifier = Identifier(
+            catalog, tls=settings.tls is not None, sample_ratio=settings.trace_sample_ratio, rng=rng
+        )
+
+    def register(self, server: grpc.aio.Server) -> list[str]:
+        """See `Service`."""
+        native = InferenceServicer(
+            self._pipeline,
+            self._embedder,
+            self._identifier,
+            self._catalog,
+            heartbeat=self._settings.heartbeat_seconds,
+        )
+        openai = OpenAIServicer(self._pipeline, self._embedder, self._identifier, self._catalog)
+        inference_pb2_grpc.add_InferenceServiceServicer_to_server(native, server)
+        openai_pb2_grpc.add_OpenAIServiceServicer_to_server(openai, server)
+        return ["weir.inference.v1.InferenceService", "weir.openai.v1.OpenAIService"]
+
+    async def run(self, ready: Callable[[], None]) -> None:
+        """See `Service`. Ready means: a registry snapshot, its tokenizers, and a stream to every deciding service."""
+        async with asyncio.TaskGroup() as group:
+            for link in self._links:
+                group.create_task(link.run())
+            for background in (self._view, self._router, self._admission, self._workers, self._audit):
+                group.create_task(background.run())
+            await self._view.wait_ready()
+            self._view.on_change(self._on_snapshot)
+            await self._catalog.preload()
+            for link in self._links:
+                await link.wait_connected(60.0)
+            ready()
+            while True:
+                await asyncio.sleep(_SWEEP_SECONDS)
+                self._pipeline.sweep()
+                self._safety.sweep()
+
+    async def drain(self) -> None:
+        """See `Service`."""
+        await self._pipeline.drain()
+
+    def endpoint_extra(self) -> Mapping[str, Any]:
+        """See `Service`."""
+        return {}
+
+    def _on_snapshot(self, snapshot: RegistrySnapshot) -> None:
+        self._catalog.update(snapshot)
+        self._quota.update(snapshot)
+        self._workers.warm(
+            [(e.instance, e.address) for (service, _), e in snapshot.endpoints.items() if service == "worker"]
+        )
+        for pool in {version.pool for version in snapshot.model_versions.values()}:
+            self._admission.pool(pool)
+
+
+async def build(settings: Settings, *, clock: Clock | None = None) -> Gateway:
+    """Wire the gateway."""
+    clock = clock or SystemClock()
+    rng = random.SystemRandom()
+    store = EtcdStore(settings.etcd, tls=settings.tls)
+    cache = Path(settings.state_dir) / "registry.json" if settings.state_dir else None
+    view = RegistryView(store, cache_file=cache, clock=clock)
+    return Gateway(settings, view, clock=clock, rng=rng)

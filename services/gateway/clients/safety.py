@@ -1,0 +1,301 @@
+"""Safety over the multiplexed stream: the input check, and the output filters fed once per engine step.
+
+Output filters live on the stream. When it is lost, every open filter is opened again on the next one with the text it
+had already decided on as context, and fed again what it had not: nothing is lost, nothing leaks, nothing is doubled.
+While safety is away the tenant's policy decides: fail closed holds the text back for a grace period and then ends the
+stream; serve-and-flag lets it through.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from asyncio import Future
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+from weir.safety.v1 import safety_pb2
+
+from libs.clock import Clock
+from libs.deadlines import Deadline
+from libs.errors import Reason, WeirError
+from libs.mux import MuxClient, Semantics
+from services.gateway.ports import FilteredChoice, InputCheck
+
+_CONTEXT_CHARS = 512
+"""Decided text kept for reopening a filter; longer than any pattern may match (services/safety bounds them)."""
+_RETRY_SECONDS = 0.02
+_AWAY = (Reason.DEPENDENCY_UNAVAILABLE, Reason.DEADLINE_EXCEEDED, Reason.REJECTED_QUEUE_FULL, Reason.INTERNAL)
+
+
+@dataclass(slots=True, eq=False)
+class _Filter:
+    number: int
+    choice: FilteredChoice
+    tenant: str
+    policy: str
+    request_id: str
+    context: str = ""  # the end of the decided text
+    undecided: str = ""  # fed, and not decided yet
+    fed: int = 0  # characters fed in all
+    last: bool = False  # the text is complete
+    opened: int = 0  # the stream it is open on; 0: nowhere
+    epoch: int = 0  # grows with each reopening, so that answers from before are told apart
+    blocked_since: float = 0.0  # when its feed first could not be sent
+
+
+@dataclass(slots=True)
+class _Batch:
+    """One FilterOutput call under construction: parallel arrays."""
+
+    filters: list[_Filter] = field(default_factory=list)
+    deltas: list[str] = field(default_factory=list)
+    opens: list[_Filter] = field(default_factory=list)
+
+
+class SafetyClient:
+    """Implements `SafetyPort`."""
+
+    def __init__(
+        self,
+        mux: MuxClient,
+        *,
+        clock: Clock,
+        decide_timeout: float,
+        end_timeout: float,
+        grace: float,
+        fail_closed: Callable[[str], bool],
+    ) -> None:
+        """`fail_closed(tenant)` is the tenant's policy for an absent filter; `grace` is in seconds."""
+        self._mux = mux
+        self._clock = clock
+        self._decide_timeout = decide_timeout
+        self._end_timeout = end_timeout
+        self._grace = grace
+        self._fail_closed = fail_closed
+        self._numbers = 0
+        self._filters: dict[int, _Filter] = {}
+        self._batch = _Batch()
+        self._closing: list[int] = []
+        self._waiting: dict[int, _Filter] = {}  # filters with text that could not be sent
+        self._retry: asyncio.TimerHandle | None = None
+        self.skipped: set[str] = set()  # request ids whose output left unfiltered
+
+    # ---- input ---------------------------------------------------------------------------------------------------
+
+    def start_check(
+        self,
+        *,
+        tenant: str,
+        policy: str,
+        texts: Sequence[str],
+        request_id: str,
+        deadline: Deadline,
+        traceparent: str,
+    ) -> Future[InputCheck]:
+        """See `SafetyPort`."""
+        future: Future[InputCheck] = asyncio.get_running_loop().create_future()
+
+        def away() -> None:
+            if self._fail_closed(tenant):
+                future.set_exception(
+                    WeirError(Reason.DEPENDENCY_UNAVAILABLE, "the safety service is away", retry_after=1.0)
+                )
+            else:
+                future.set_result(InputCheck(None, skipped=True))
+
+        def on_reply(reply: safety_pb2.SafetyReply | None, error: WeirError | None) -> None:
+            if future.done():
+                return
+            if reply is not None:
+                _settle_check(future, reply.input)
+            elif error is None or error.reason in _AWAY:
+                away()
+            else:
+                future.set_exception(error)
+
+        check = safety_pb2.CheckInput(tenant=tenant, policy=policy, texts=texts, request_id=request_id)
+        try:
+            self._mux.call_nowait(
+                safety_pb2.SafetyCall(check_input=check),
+                deadline=Deadline.after(self._decide_timeout, self._clock).earlier(deadline),
+                semantics=Semantics.RETRY,
+                on_reply=on_reply,
+                traceparent=traceparent,
+            )
+        except WeirError as error:
+            if error.reason in _AWAY:
+                away()
+            else:
+                future.set_exception(error)
+        return future
+
+    # ---- output --------------------------------------------------------------------------------------------------
+
+    def open(self, choice: FilteredChoice, *, tenant: str, policy: str, request_id: str) -> int:
+        """See `SafetyPort`."""
+        self._numbers += 1
+        self._filters[self._numbers] = _Filter(self._numbers, choice, tenant, policy, request_id)
+        return self._numbers
+
+    def feed(self, number: int, text: str, *, last: bool) -> None:
+        """See `SafetyPort`."""
+        entry = self._filters.get(number)
+        if entry is None:
+            return
+        entry.undecided += text
+        entry.fed += len(text)
+        entry.last = last
+        if number in self._waiting:
+            return
+        self._add(entry, text)
+
+    def flush(self) -> None:
+        """See `SafetyPort`."""
+        batch = self._batch
+        if not batch.filters and not self._closing:
+            return
+        self._batch = _Batch()
+        closing, self._closing = self._closing, []
+        if not self._mux.connected:
+            self._lost(batch, [entry.epoch for entry in batch.filters])
+            return
+        self._send(batch, closing)
+
+    def close(self, number: int) -> None:
+        """See `SafetyPort`."""
+        entry = self._filters.pop(number, None)
+        self._waiting.pop(number, None)
+        if entry is not None and entry.opened == self._mux.generation:
+            self._closing.append(number)
+
+    def on_stream(self, generation: int) -> None:
+        """A new stream is open (MuxClient's `on_stream`): every filter with undecided text is reopened on it."""
+        self._waiting.clear()
+        for entry in self._filters.values():
+            if entry.opened != generation and (entry.undecided or entry.last):
+                self._reopen(entry)
+        self.flush()
+
+    def sweep(self) -> None:
+        """End or release what has waited for the grace period; called about once a second."""
+        now = self._clock.monotonic()
+        for entry in [e for e in self._waiting.values() if now - e.blocked_since >= self._grace]:
+            self._waiting.pop(entry.number, None)
+            entry.choice.on_filter_lost()
+        self.flush()
+
+    # ---- internals -----------------------------------------------------------------------------------------------
+
+    def _add(self, entry: _Filter, text: str) -> None:
+        batch = self._batch
+        if entry.opened != self._mux.generation:
+            entry.opened = self._mux.generation
+            batch.opens.append(entry)
+        batch.filters.append(entry)
+        batch.deltas.append(text)
+
+    def _reopen(self, entry: _Filter) -> None:
+        entry.epoch += 1
+        entry.opened = 0
+        self._add(entry, entry.undecided)
+
+    def _send(self, batch: _Batch, closing: list[int]) -> None:
+        entries = batch.filters
+        # The state of each filter at this moment: what the answer will be about.
+        marks = [(entry.epoch, entry.fed, entry.last) for entry in entries]
+        call = safety_pb2.SafetyCall()
+        feed = call.filter_output
+        for entry in batch.opens:
+            feed.open.add(
+                filter=entry.number,
+                tenant=entry.tenant,
+                policy=entry.policy,
+                request_id=entry.request_id,
+                context=entry.context,
+            )
+        feed.filters.extend([entry.number for entry in entries])
+        feed.deltas.extend(batch.deltas)
+        feed.last.extend([mark[2] for mark in marks])
+        if closing:
+            feed.close.extend(closing)
+
+        def on_reply(reply: safety_pb2.SafetyReply | None, error: WeirError | None) -> None:
+            if reply is None:
+                self._lost(batch, [mark[0] for mark in marks])
+            else:
+                self._released(entries, marks, reply.output)
+
+        try:
+            self._mux.call_nowait(
+                call,
+                deadline=Deadline.after(self._end_timeout, self._clock),
+                semantics=Semantics.ONCE,
+                on_reply=on_reply,
+                generation=self._mux.generation,
+            )
+        except WeirError:
+            self._lost(batch, [mark[0] for mark in marks])
+
+    def _released(
+        self, entries: list[_Filter], marks: list[tuple[int, int, bool]], output: safety_pb2.OutputReleased
+    ) -> None:
+        blocked = {
+            finding.position: finding.intervention.category
+            for finding in output.findings
+            if finding.intervention.action == safety_pb2.ACTION_BLOCK
+        }
+        for position, (entry, mark, text, held) in enumerate(
+            zip(entries, marks, output.released, output.held, strict=True)
+        ):
+            epoch, fed, last = mark
+            if entry.epoch != epoch or entry.number not in self._filters:
+                continue
+            decided = len(entry.undecided) - (entry.fed - fed) - held
+            entry.blocked_since = 0.0
+            if decided > 0:
+                entry.context = (entry.context + entry.undecided[:decided])[-_CONTEXT_CHARS:]
+                entry.undecided = entry.undecided[decided:]
+            category = blocked.get(position, "")
+            if last or category:
+                del self._filters[entry.number]
+            entry.choice.on_released(text, consumed=fed - held, blocked=category, last=last)
+
+    def _lost(self, batch: _Batch, epochs: list[int]) -> None:
+        """A batch did not get through: hold its filters' text, or let it go where the tenant's policy says so."""
+        now = self._clock.monotonic()
+        for entry, epoch in zip(batch.filters, epochs, strict=True):
+            if entry.epoch != epoch or entry.number not in self._filters:
+                continue
+            entry.epoch += 1
+            entry.opened = 0
+            if self._fail_closed(entry.tenant):
+                entry.blocked_since = entry.blocked_since or now
+                self._waiting[entry.number] = entry
+            else:
+                self._pass(entry)
+        if self._waiting and self._mux.connected and self._retry is None:
+            # Refused, or lost after the next stream had opened: no on_stream will come for it.
+            self._retry = asyncio.get_running_loop().call_later(_RETRY_SECONDS, self._reopen_waiting)
+
+    def _reopen_waiting(self) -> None:
+        self._retry = None
+        waiting, self._waiting = self._waiting, {}
+        for entry in waiting.values():
+            self._reopen(entry)
+        self.flush()
+
+    def _pass(self, entry: _Filter) -> None:
+        self.skipped.add(entry.request_id)
+        text, entry.undecided = entry.undecided, ""
+        entry.context = (entry.context + text)[-_CONTEXT_CHARS:]
+        if entry.last:
+            del self._filters[entry.number]
+        entry.choice.on_released(text, consumed=entry.fed, blocked="", last=entry.last)
+
+
+def _settle_check(future: Future[InputCheck], verdict: safety_pb2.InputVerdict) -> None:
+    if verdict.action == safety_pb2.ACTION_BLOCK:
+        future.set_exception(WeirError.from_rejection(verdict.rejection))
+        return
+    texts = tuple(verdict.texts) if verdict.action == safety_pb2.ACTION_REDACT else None
+    future.set_result(InputCheck(texts, tuple(found.category for found in verdict.interventions)))

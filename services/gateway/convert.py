@@ -1,0 +1,113 @@
+"""weir.inference.v1 ⇄ domain."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, cast
+
+from weir.inference.v1 import inference_pb2
+
+from libs.deadlines import to_duration
+from services.gateway.policy.events import Accepted, ChoiceUpdate, End, Logprob
+from services.gateway.policy.parameters import invalid
+from services.gateway.policy.spec import ChatMessage, Parameters, Spec
+
+_SCALARS = (
+    *("max_tokens", "temperature", "top_p", "top_k", "min_p", "repetition_penalty", "presence_penalty"),
+    *("frequency_penalty", "seed", "n", "logprobs"),
+)
+
+
+def to_spec(message: inference_pb2.GenerationSpec) -> Spec:
+    """A native request as a Spec.
+
+    :raises WeirError: INVALID_REQUEST naming the field.
+    """
+    kind = message.WhichOneof("input")
+    if not message.model:
+        raise invalid("model", "is missing")
+    if (
+        kind is None
+        or (kind == "chat" and not message.chat.messages)
+        or (kind == "token_ids" and not message.token_ids.ids)
+    ):
+        raise invalid("input", "is missing")
+    given = message.parameters
+    values: dict[str, Any] = {name: getattr(given, name) for name in _SCALARS if given.HasField(cast(Any, name))}
+    return Spec(
+        model=message.model,
+        operation="generate",
+        messages=tuple(ChatMessage(m.role, m.content) for m in message.chat.messages) if kind == "chat" else None,
+        prompt=message.prompt if kind == "prompt" else None,
+        token_ids=tuple(message.token_ids.ids) if kind == "token_ids" else None,
+        parameters=Parameters(
+            stop=tuple(given.stop), logit_bias=dict(given.logit_bias), ignore_eos=given.ignore_eos, **values
+        ),
+        client_request_id=message.client_request_id,
+        sticky_key=message.sticky_key,
+        batch=message.priority == inference_pb2.PRIORITY_BATCH,
+    )
+
+
+def from_accepted(accepted: Accepted) -> inference_pb2.Accepted:
+    """The first frame's content."""
+    return inference_pb2.Accepted(
+        request_id=accepted.request_id,
+        trace_id=accepted.trace_id,
+        model_version=accepted.model_version,
+        arm=accepted.arm,
+        prompt_tokens=accepted.prompt_tokens,
+        simulated=accepted.simulated,
+        degraded=accepted.degraded,
+        zone=accepted.zone,
+    )
+
+
+def from_updates(updates: Sequence[ChoiceUpdate]) -> inference_pb2.GenerateResponse:
+    """A delta frame."""
+    response = inference_pb2.GenerateResponse()
+    for update in updates:
+        choice = response.delta.choices.add(index=update.index, text=update.text)
+        if update.finish is not None:
+            choice.finish_reason = cast(Any, int(update.finish))
+        if update.logprobs:
+            choice.logprobs.extend(map(_logprob, update.logprobs))
+    return response
+
+
+def from_choice(update: ChoiceUpdate) -> inference_pb2.Choice:
+    """A whole choice."""
+    return inference_pb2.Choice(
+        index=update.index,
+        text=update.text,
+        logprobs=map(_logprob, update.logprobs or ()),
+        finish_reason=cast(Any, int(update.finish or 0)),
+    )
+
+
+def from_end(end: End) -> inference_pb2.End:
+    """The terminal frame's content."""
+    breakdown = end.breakdown
+    return inference_pb2.End(
+        finish_reason=cast(Any, int(end.finish)),
+        usage=inference_pb2.Usage(
+            prompt_tokens=end.usage.prompt_tokens,
+            completion_tokens=end.usage.completion_tokens,
+            cached_prompt_tokens=end.usage.cached_prompt_tokens,
+        ),
+        breakdown=inference_pb2.Breakdown(
+            **{name: to_duration(getattr(breakdown, name)) for name in breakdown.__dataclass_fields__}
+        ),
+        degraded=end.degraded,
+        message=end.message,
+        error_reason=end.error_reason,
+    )
+
+
+def _logprob(entry: Logprob) -> inference_pb2.TokenLogprob:
+    return inference_pb2.TokenLogprob(
+        token=entry.token,
+        logprob=entry.logprob,
+        token_bytes=entry.raw,
+        top=[inference_pb2.TopLogprob(token=t, token_bytes=b, logprob=p) for t, b, p in entry.top],
+    )

@@ -1,0 +1,181 @@
+"""Embeddings: the short path. Same identity, quota, safety and audit as a generation; one unary call to a worker."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import grpc
+from weir.registry.v1 import registry_pb2
+from weir.worker.v1 import worker_pb2, worker_pb2_grpc
+
+from libs.clock import Clock
+from libs.deadlines import Deadline
+from libs.errors import Reason, WeirError, from_rpc_error
+from libs.routing import Route
+from services.gateway import records
+from services.gateway.catalog import Catalog
+from services.gateway.clients.workers import WorkerStreams
+from services.gateway.config import Settings
+from services.gateway.identity import Caller
+from services.gateway.policy.events import Accepted, Breakdown, End, Finish, Usage
+from services.gateway.policy.parameters import invalid
+from services.gateway.policy.spec import Spec
+from services.gateway.ports import AuditPort, QuotaPort, RouterPort, SafetyPort
+
+MAX_INPUTS = 256
+
+
+@dataclass(frozen=True, slots=True)
+class Embedded:
+    """Vectors in the order of the inputs."""
+
+    model_version: str
+    vectors: list[list[float]]
+    tokens: int
+    simulated: bool
+
+
+class Embedder:
+    """Runs embedding requests."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        *,
+        catalog: Catalog,
+        quota: QuotaPort,
+        router: RouterPort,
+        safety: SafetyPort,
+        workers: WorkerStreams,
+        audit: AuditPort,
+        clock: Clock,
+    ) -> None:
+        self._settings = settings
+        self._catalog = catalog
+        self._quota = quota
+        self._router = router
+        self._safety = safety
+        self._workers = workers
+        self._audit = audit
+        self._clock = clock
+        self._turn = 0
+
+    async def embed(self, model: str, inputs: Sequence[str], caller: Caller) -> Embedded:
+        """Embed texts.
+
+        :raises WeirError: whatever refused it.
+        """
+        arrived = self._clock.monotonic()
+        identity = caller.identity
+        spec = Spec(model=model, operation="embed", prompt="", client_request_id=caller.client_request_id)
+        try:
+            if not 0 < len(inputs) <= MAX_INPUTS:
+                raise invalid("input", f"must hold 1 to {MAX_INPUTS} texts")
+            result = await self._embed(model, inputs, caller)
+        except WeirError as error:
+            self._quota.settle(tenant=identity.tenant, model=model, request_id=caller.request_id, tokens=0)
+            self._audit.write(
+                records.rejected(
+                    now=self._clock.time(),
+                    source=f"{self._settings.service}/{self._settings.instance}",
+                    identity=identity,
+                    spec=spec,
+                    request_id=caller.request_id,
+                    error=error,
+                    trace_id=caller.traceparent[3:35],
+                )
+            )
+            raise
+        self._quota.settle(tenant=identity.tenant, model=model, request_id=caller.request_id, tokens=result.tokens)
+        self._record(arrived, spec, caller, result)
+        return result
+
+    async def _embed(self, model: str, inputs: Sequence[str], caller: Caller) -> Embedded:
+        tenant = self._catalog.tenant(caller.identity.tenant)
+        seconds = self._settings.default_deadline if caller.remaining is None else caller.remaining
+        deadline = Deadline.after(seconds, self._clock)
+        checked = await self._safety.start_check(
+            tenant=caller.identity.tenant,
+            policy=tenant.safety_policy,
+            texts=inputs,
+            request_id=caller.request_id,
+            deadline=deadline,
+            traceparent=caller.traceparent,
+        )
+        route, _ = await self._router.start_resolve(
+            tenant=caller.identity.tenant,
+            model=model,
+            sticky_key="",
+            deadline=deadline,
+            traceparent=caller.traceparent,
+        )
+        version = self._catalog.version(route.model_version)
+        text = await self._catalog.text(version)
+        tokens = [await asyncio.to_thread(text.encode, given) for given in checked.texts or inputs]
+        if any(len(ids) > version.context_length for ids in tokens):
+            raise WeirError(
+                Reason.CONTEXT_LENGTH_EXCEEDED, f"an input exceeds {version.context_length} tokens", limit="input"
+            )
+        total = sum(map(len, tokens))
+        await self._quota.start_reserve(
+            tenant=caller.identity.tenant,
+            model=model,
+            request_id=caller.request_id,
+            tokens=total,
+            request_counted=caller.identity.via_edge,
+            deadline=deadline,
+            traceparent=caller.traceparent,
+        )
+        endpoint = self._worker(route)
+        request = worker_pb2.EmbedRequest(
+            model_version=route.model_version, inputs=[worker_pb2.Tokens(ids=ids) for ids in tokens]
+        )
+        stub = worker_pb2_grpc.WorkerServiceStub(self._workers.channel(endpoint.instance, endpoint.address))
+        try:
+            response = await stub.Embed(request, timeout=deadline.timeout(self._clock))
+        except grpc.aio.AioRpcError as error:
+            raise from_rpc_error(error) from error
+        vectors = [list(vector.values) for vector in response.vectors]
+        return Embedded(route.model_version, vectors, total, response.simulated)
+
+    def _worker(self, route: Route) -> registry_pb2.Endpoint:
+        """A live worker of the best zone that has one, in turn."""
+        live = [
+            endpoint
+            for (service, _), endpoint in self._catalog.snapshot.endpoints.items()
+            if service == "worker" and route.model_version in endpoint.model_versions
+        ]
+        for zone in route.zones:
+            if near := [endpoint for endpoint in live if endpoint.zone == zone]:
+                self._turn += 1
+                return near[self._turn % len(near)]
+        raise WeirError(Reason.REJECTED_NO_CAPACITY, f"no worker serves {route.model_version}", retry_after=1.0)
+
+    def _record(self, arrived: float, spec: Spec, caller: Caller, result: Embedded) -> None:
+        total = self._clock.monotonic() - arrived
+        accepted = Accepted(
+            request_id=caller.request_id,
+            trace_id=caller.traceparent[3:35],
+            model_version=result.model_version,
+            arm="",
+            prompt_tokens=result.tokens,
+            simulated=result.simulated,
+            zone="",
+            created=int(self._clock.time()),
+        )
+        end = End(finish=Finish.STOP, usage=Usage(result.tokens), breakdown=Breakdown(total=total))
+        self._audit.write(
+            records.completed(
+                now=self._clock.time(),
+                source=f"{self._settings.service}/{self._settings.instance}",
+                identity=caller.identity,
+                spec=spec,
+                accepted=accepted,
+                end=end,
+                worker="",
+                training=False,
+            )
+        )
+        records.observe("embed", accepted, end)

@@ -1,0 +1,120 @@
+"""`weir.inference.v1.InferenceService`: decode → pipeline → encode."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+
+import grpc
+from weir.inference.v1 import inference_pb2, inference_pb2_grpc
+
+from libs.deadlines import to_duration
+from libs.errors import Reason, WeirError
+from services.gateway import convert
+from services.gateway.catalog import Catalog
+from services.gateway.embedding import Embedder
+from services.gateway.faces import collect
+from services.gateway.generation import Generation
+from services.gateway.identity import Caller, Identifier
+from services.gateway.pipeline import Pipeline
+from services.gateway.policy.events import Finish
+from services.gateway.policy.parameters import invalid
+
+
+class InferenceServicer(inference_pb2_grpc.InferenceServiceServicer):
+    """The native API."""
+
+    def __init__(
+        self, pipeline: Pipeline, embedder: Embedder, identifier: Identifier, catalog: Catalog, *, heartbeat: float
+    ) -> None:
+        self._pipeline = pipeline
+        self._embedder = embedder
+        self._identifier = identifier
+        self._catalog = catalog
+        self._heartbeat = inference_pb2.GenerateResponse(heartbeat=inference_pb2.Heartbeat(idle=to_duration(heartbeat)))
+
+    async def Generate(  # noqa: N802 - the name on the wire
+        self, request_iterator: AsyncIterator[inference_pb2.GenerateRequest], context: grpc.aio.ServicerContext
+    ) -> None:
+        """See the proto."""
+        caller = self._identifier.identify(context, scope="inference")
+        first = await anext(request_iterator, None)
+        if first is None or not first.HasField("start"):
+            raise invalid("start", "the first frame must open the generation")
+        generation = await self._open(first.start, caller)
+        context.add_done_callback(lambda _: generation.stop(Finish.CANCELLED))
+        watcher = asyncio.get_running_loop().create_task(_watch(request_iterator, generation))
+        try:
+            if generation.accepted is None:
+                raise RuntimeError("an open generation is accepted")
+            await context.write(inference_pb2.GenerateResponse(accepted=convert.from_accepted(generation.accepted)))
+            while True:
+                updates, heartbeat, end = await generation.take()
+                if updates:
+                    await context.write(convert.from_updates(updates))
+                elif heartbeat:
+                    await context.write(self._heartbeat)
+                if end is not None:
+                    await context.write(inference_pb2.GenerateResponse(end=convert.from_end(end)))
+                    return
+        finally:
+            watcher.cancel()
+
+    async def Complete(  # noqa: N802 - the name on the wire
+        self, request: inference_pb2.CompleteRequest, context: grpc.aio.ServicerContext
+    ) -> inference_pb2.CompleteResponse:
+        """See the proto."""
+        generation = await self._open(request.spec, self._identifier.identify(context, scope="inference"))
+        choices, end = await collect(generation)
+        if end.finish is Finish.ERROR and not any(choice.text for choice in choices):
+            raise WeirError(Reason.parse(end.error_reason), end.message)
+        if generation.accepted is None:
+            raise RuntimeError("an open generation is accepted")
+        return inference_pb2.CompleteResponse(
+            accepted=convert.from_accepted(generation.accepted),
+            choices=map(convert.from_choice, choices),
+            end=convert.from_end(end),
+        )
+
+    async def Embed(  # noqa: N802 - the name on the wire
+        self, request: inference_pb2.EmbedRequest, context: grpc.aio.ServicerContext
+    ) -> inference_pb2.EmbedResponse:
+        """See the proto."""
+        caller = self._identifier.identify(context, scope="embeddings")
+        result = await self._embedder.embed(request.model, list(request.inputs), caller)
+        return inference_pb2.EmbedResponse(
+            embeddings=[inference_pb2.Embedding(values=vector) for vector in result.vectors],
+            model_version=result.model_version,
+            usage=inference_pb2.Usage(prompt_tokens=result.tokens),
+            simulated=result.simulated,
+        )
+
+    async def CountTokens(  # noqa: N802 - the name on the wire
+        self, request: inference_pb2.CountTokensRequest, context: grpc.aio.ServicerContext
+    ) -> inference_pb2.CountTokensResponse:
+        """See the proto."""
+        caller = self._identifier.identify(context, scope="inference")
+        spec = convert.to_spec(request.spec)
+        route = self._catalog.resolve(tenant=caller.identity.tenant, model=spec.model, sticky_key=spec.sticky_key)
+        version = self._catalog.version(route.model_version)
+        ids = await self._pipeline.encode(await self._catalog.text(version), spec)
+        return inference_pb2.CountTokensResponse(
+            prompt_tokens=len(ids), model_version=route.model_version, context_length=version.context_length
+        )
+
+    async def _open(self, message: inference_pb2.GenerationSpec, caller: Caller) -> Generation:
+        return await self._pipeline.open(
+            convert.to_spec(message),
+            caller.identity,
+            request_id=caller.request_id,
+            remaining=caller.remaining,
+            traceparent=caller.traceparent,
+        )
+
+
+async def _watch(requests: AsyncIterator[inference_pb2.GenerateRequest], generation: Generation) -> None:
+    """Frames after the first: cancels. A half-close just ends this."""
+    async for frame in requests:
+        if frame.HasField("cancel"):
+            generation.stop(Finish.CANCELLED)
+            return

@@ -1,0 +1,205 @@
+"""`weir.openai.v1.OpenAIService`: HTTP bodies in, HTTP bodies and server-sent events out.
+
+An error before the first event is a body with the envelope, and initial metadata that the edge's status filter turns
+into the HTTP status. An error after it is an event in the stream.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+import grpc
+from google.api import httpbody_pb2
+from weir.openai.v1 import openai_pb2, openai_pb2_grpc
+
+from libs.errors import Reason, WeirError
+from libs.telemetry import get_logger
+from services.gateway.catalog import Catalog
+from services.gateway.embedding import Embedder
+from services.gateway.faces import collect
+from services.gateway.generation import Generation
+from services.gateway.identity import Caller, Identifier
+from services.gateway.openai.errors import error_body, error_headers
+from services.gateway.openai.requests import OpenAIRequest, parse_chat, parse_completion, parse_embedding
+from services.gateway.openai.responses import (
+    HEARTBEAT,
+    StreamEncoder,
+    embeddings_body,
+    model_body,
+    models_body,
+    whole_body,
+)
+from services.gateway.pipeline import Pipeline
+from services.gateway.policy.events import Accepted, Finish
+
+log = get_logger(__name__)
+_JSON = "application/json"
+_SSE = "text/event-stream"
+Headers = list[tuple[str, str]]
+
+
+class OpenAIServicer(openai_pb2_grpc.OpenAIServiceServicer):
+    """The OpenAI facade."""
+
+    def __init__(self, pipeline: Pipeline, embedder: Embedder, identifier: Identifier, catalog: Catalog) -> None:
+        self._pipeline = pipeline
+        self._embedder = embedder
+        self._identifier = identifier
+        self._catalog = catalog
+
+    async def CreateChatCompletion(  # noqa: N802 - the name on the wire
+        self, request: httpbody_pb2.HttpBody, context: grpc.aio.ServicerContext
+    ) -> None:
+        """See the proto."""
+        await self._generate(request, context, parse_chat, chat=True)
+
+    async def CreateCompletion(  # noqa: N802 - the name on the wire
+        self, request: httpbody_pb2.HttpBody, context: grpc.aio.ServicerContext
+    ) -> None:
+        """See the proto."""
+        await self._generate(request, context, parse_completion, chat=False)
+
+    async def CreateEmbedding(  # noqa: N802 - the name on the wire
+        self, request: httpbody_pb2.HttpBody, context: grpc.aio.ServicerContext
+    ) -> None:
+        """See the proto."""
+        try:
+            caller = self._identifier.identify(context, scope="embeddings")
+            given = parse_embedding(request.data)
+            result = await self._embedder.embed(given.model, given.inputs, caller)
+        except WeirError as error:
+            await _refuse(context, error)
+            return
+        await context.send_initial_metadata(
+            [("x-weir-model-version", result.model_version), ("x-weir-simulated", str(result.simulated).lower())]
+        )
+        yield _body(embeddings_body(result.model_version, result.vectors, result.tokens, as_base64=given.base64), _JSON)
+
+    async def ListModels(  # noqa: N802 - the name on the wire
+        self, request: openai_pb2.ListModelsRequest, context: grpc.aio.ServicerContext
+    ) -> None:
+        """See the proto."""
+        try:
+            caller = self._identifier.identify(context, scope="models.read")
+        except WeirError as error:
+            await _refuse(context, error)
+            return
+        await context.write(_body(models_body(self._catalog.models(caller.identity.tenant)), _JSON))
+
+    async def GetModel(  # noqa: N802 - the name on the wire
+        self, request: openai_pb2.GetModelRequest, context: grpc.aio.ServicerContext
+    ) -> None:
+        """See the proto."""
+        try:
+            caller = self._identifier.identify(context, scope="models.read")
+            found = [m for m in self._catalog.models(caller.identity.tenant) if m.id == request.id]
+            if not found:
+                raise WeirError(Reason.MODEL_NOT_FOUND, f"there is no model {request.id[:100]!r}", limit="model")
+        except WeirError as error:
+            await _refuse(context, error)
+            return
+        await context.write(_body(model_body(found[0]), _JSON))
+
+    async def _generate(
+        self,
+        request: httpbody_pb2.HttpBody,
+        context: grpc.aio.ServicerContext,
+        parse: Callable[..., OpenAIRequest],
+        *,
+        chat: bool,
+    ) -> None:
+        caller: Caller | None = None
+        try:
+            caller = self._identifier.identify(context, scope="inference")
+            given = parse(request.data, client_request_id=caller.client_request_id)
+            generation = await self._pipeline.open(
+                given.spec,
+                caller.identity,
+                request_id=caller.request_id,
+                remaining=caller.remaining,
+                traceparent=caller.traceparent,
+            )
+        except WeirError as error:
+            await _refuse(context, error, request_id=caller.request_id if caller else "")
+            return
+        accepted = generation.accepted
+        if accepted is None:
+            raise RuntimeError("an open generation is accepted")
+        # Whatever ends the RPC, a vanished client included, ends the generation; after its own end this does nothing.
+        context.add_done_callback(lambda _: generation.stop(Finish.CANCELLED))
+        if given.stream:
+            await self._stream(generation, accepted, context, chat=chat, include_usage=given.include_usage)
+        else:
+            await self._whole(generation, accepted, context, chat=chat)
+
+    async def _stream(
+        self,
+        generation: Generation,
+        accepted: Accepted,
+        context: grpc.aio.ServicerContext,
+        *,
+        chat: bool,
+        include_usage: bool,
+    ) -> None:
+        encoder = StreamEncoder(accepted, chat=chat, include_usage=include_usage)
+        await context.send_initial_metadata(_headers(accepted))
+        while True:
+            updates, heartbeat, end = await generation.take()
+            data = b"".join([encoder.update(update) for update in updates])
+            if heartbeat and not data:
+                data = HEARTBEAT
+            if end is not None:
+                data += encoder.end(end)
+            await context.write(_body(data, _SSE))
+            if end is not None:
+                return
+
+    async def _whole(
+        self, generation: Generation, accepted: Accepted, context: grpc.aio.ServicerContext, *, chat: bool
+    ) -> None:
+        choices, end = await collect(generation)
+        if end.finish is Finish.ERROR:
+            error = WeirError(Reason.parse(end.error_reason), end.message, retry_after=1.0)
+            await _refuse(context, error, headers=_headers(accepted))
+            return
+        if end.finish is Finish.DEADLINE and not any(choice.text for choice in choices):
+            error = WeirError(Reason.DEADLINE_EXCEEDED, "the deadline passed before the first token")
+            await _refuse(context, error, headers=_headers(accepted))
+            return
+        await context.send_initial_metadata(_headers(accepted))
+        await context.write(_body(whole_body(accepted, choices, end, chat=chat), _JSON))
+
+
+def _body(data: bytes, content_type: str) -> httpbody_pb2.HttpBody:
+    return httpbody_pb2.HttpBody(content_type=content_type, data=data)
+
+
+async def _refuse(
+    context: grpc.aio.ServicerContext, error: WeirError, *, request_id: str = "", headers: Headers | None = None
+) -> None:
+    """Answer with the envelope, its status and its headers."""
+    metadata = error_headers(error) + (headers or [])
+    if request_id and headers is None:
+        metadata.append(("x-request-id", request_id))
+    await context.send_initial_metadata(metadata)
+    await context.write(_body(error_body(error), _JSON))
+
+
+def _headers(accepted: Accepted) -> Headers:
+    headers = [
+        ("x-request-id", accepted.request_id),
+        ("x-weir-model-version", accepted.model_version),
+        ("x-weir-zone", accepted.zone),
+        ("x-weir-simulated", "true" if accepted.simulated else "false"),
+    ]
+    if accepted.arm:
+        headers.append(("x-weir-arm", accepted.arm))
+    if accepted.degraded:
+        headers.append(("x-weir-degraded", ",".join(accepted.degraded)))
+    if accepted.token_limit:
+        limit, remaining, reset = accepted.token_limit
+        headers.append(("x-ratelimit-limit-tokens", str(limit)))
+        headers.append(("x-ratelimit-remaining-tokens", str(remaining)))
+        headers.append(("x-ratelimit-reset-tokens", f"{math.ceil(reset * 1000)}ms"))
+    return headers

@@ -1,0 +1,540 @@
+"""The life of a request, top to bottom.
+
+validate → template + tokenise → in parallel: safety, quota, route → admission → worker → step frames → the end.
+
+`Pipeline.open` does everything up to the submission and returns a running `Generation`; what follows is driven by step
+frames (generation.py) and ends in `_on_end`, whatever way the generation ended. Cancellation of `open` gives back what
+was taken; cancellation later is `Generation.stop`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from asyncio import Future
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+from weir.admission.v1 import admission_pb2
+from weir.registry.v1 import registry_pb2
+from weir.worker.v1 import worker_pb2
+
+from libs.clock import Clock
+from libs.deadlines import Deadline, to_duration, to_seconds
+from libs.errors import Reason, WeirError
+from libs.telemetry import get_logger
+from libs.telemetry.tracing import SERVER, Span, span
+from services.gateway import metrics, records
+from services.gateway.catalog import Catalog
+from services.gateway.config import Settings
+from services.gateway.generation import Choice, Generation
+from services.gateway.policy.events import Accepted, Finish
+from services.gateway.policy.parameters import bind_parameters, check_parameters
+from services.gateway.policy.spec import BoundParameters, ChatMessage, Identity, Spec
+from services.gateway.ports import AdmissionPort, AuditPort, QuotaPort, Reservation, RouterPort, SafetyPort, WorkerPort
+from services.gateway.text import TextModel
+
+log = get_logger(__name__)
+_CLASSES = {
+    registry_pb2.PLAN_PAID: admission_pb2.QUEUE_CLASS_PAID,
+    registry_pb2.PLAN_FREE: admission_pb2.QUEUE_CLASS_FREE,
+}
+
+
+class Request:
+    """One request on its way; what the end needs to know of its beginning."""
+
+    __slots__ = (
+        "admit",
+        "arrived",
+        "attempt",
+        "deadline",
+        "generation",
+        "granted",
+        "id",
+        "identity",
+        "model_version",
+        "prompt",
+        "span",
+        "spec",
+        "tenant",
+    )
+
+    def __init__(
+        self,
+        *,
+        request_id: str,
+        spec: Spec,
+        identity: Identity,
+        tenant: registry_pb2.Tenant,
+        deadline: Deadline,
+        arrived: float,
+        trace: Span,
+    ) -> None:
+        self.id = request_id
+        self.spec = spec
+        self.identity = identity
+        self.tenant = tenant
+        self.deadline = deadline
+        self.arrived = arrived
+        self.span = trace
+        self.attempt = 0
+        self.model_version = ""
+        self.prompt: list[int] = []
+        self.admit: admission_pb2.Admit | None = None
+        self.granted: admission_pb2.Granted | None = None
+        self.generation: Generation | None = None
+
+    @property
+    def admission_id(self) -> str:
+        """The id that admission and the worker know; another one after a migration."""
+        return f"{self.id}/{self.attempt}" if self.attempt else self.id
+
+
+class Pipeline:
+    """Orchestrates; decides nothing itself. One per process."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        *,
+        catalog: Catalog,
+        quota: QuotaPort,
+        router: RouterPort,
+        admission: AdmissionPort,
+        safety: SafetyPort,
+        workers: WorkerPort,
+        audit: AuditPort,
+        clock: Clock,
+    ) -> None:
+        self._settings = settings
+        self._catalog = catalog
+        self._quota = quota
+        self._router = router
+        self._admission = admission
+        self._safety = safety
+        self._workers = workers
+        self._audit = audit
+        self._clock = clock
+        self._source = f"{settings.service}/{settings.instance}"
+        self._active: dict[Generation, Request] = {}
+        self._migrations: set[asyncio.Task[None]] = set()
+        self._idle = asyncio.Event()
+        self._idle.set()
+        self.draining = False
+
+    @property
+    def active(self) -> int:
+        """Generations that run."""
+        return len(self._active)
+
+    async def open(
+        self, spec: Spec, identity: Identity, *, request_id: str, remaining: float | None, traceparent: str
+    ) -> Generation:
+        """Run a request up to its submission to a worker.
+
+        `remaining` is the caller's remaining time in seconds, None when it named none.
+
+        :raises WeirError: whatever refused it; nothing is held then.
+        """
+        arrived = self._clock.monotonic()
+        tenant = self._catalog.tenant(identity.tenant)
+        trace = span(f"{spec.operation} {spec.model}"[:120], traceparent, kind=SERVER)
+        request = Request(
+            request_id=request_id,
+            spec=spec,
+            identity=identity,
+            tenant=tenant,
+            deadline=self._deadline(tenant, remaining),
+            arrived=arrived,
+            trace=trace,
+        )
+        try:
+            self._check_may_run(request)
+            return await self._open(request)
+        except WeirError as error:
+            self._rejected(request, error)
+            raise
+        except asyncio.CancelledError:
+            self._rejected(request, WeirError(Reason.CANCELLED, "the caller cancelled"))
+            raise
+
+    async def drain(self) -> None:
+        """Refuse new requests and return once the running ones have ended."""
+        self.draining = True
+        await self._idle.wait()
+
+    def sweep(self) -> None:
+        """Heartbeats, and a backstop behind the worker's own deadline; called about once a second."""
+        now = self._clock.monotonic()
+        for generation, request in list(self._active.items()):
+            if now >= request.deadline.at + 1.0:
+                generation.stop(Finish.DEADLINE)
+            elif now - generation.last_activity >= self._settings.heartbeat_seconds:
+                generation.last_activity = now
+                generation.heartbeat()
+
+    # ---- up to the submission ------------------------------------------------------------------------------------
+
+    def _deadline(self, tenant: registry_pb2.Tenant, remaining: float | None) -> Deadline:
+        seconds = self._settings.default_deadline if remaining is None else remaining
+        if tenant.HasField("max_deadline"):
+            seconds = min(seconds, to_seconds(tenant.max_deadline))
+        return Deadline.after(seconds, self._clock)
+
+    def _check_may_run(self, request: Request) -> None:
+        if self.draining:
+            raise WeirError(Reason.DRAINING, "this gateway is shutting down", retry_after=1.0)
+        if len(self._active) >= self._settings.max_active:
+            raise WeirError(Reason.REJECTED_QUEUE_FULL, "the gateway is full", limit="max_active", retry_after=1.0)
+        if self._audit.full and request.tenant.audit_required:
+            raise WeirError(Reason.DEPENDENCY_UNAVAILABLE, "this request could not be audited", retry_after=5.0)
+        if request.deadline.expired(self._clock):
+            raise WeirError(Reason.DEADLINE_EXCEEDED, "the deadline passed before the request arrived")
+        check_parameters(request.spec.parameters)
+
+    async def _open(self, request: Request) -> Generation:
+        spec, identity = request.spec, request.identity
+        traceparent = request.span.traceparent
+        checking = self._safety.start_check(
+            tenant=identity.tenant,
+            policy=request.tenant.safety_policy,
+            texts=spec.texts(),
+            request_id=request.id,
+            deadline=request.deadline,
+            traceparent=traceparent,
+        )
+        routing = self._router.start_resolve(
+            tenant=identity.tenant,
+            model=spec.model,
+            sticky_key=spec.sticky_key,
+            deadline=request.deadline,
+            traceparent=traceparent,
+        )
+        reserving: Future[Reservation] | None = None
+        admitted = False
+        try:
+            # The tokenizer is needed before the router has answered; the same pure function says which.
+            guess = self._catalog.resolve(tenant=identity.tenant, model=spec.model, sticky_key=spec.sticky_key)
+            version = self._catalog.version(guess.model_version)
+            text = await self._catalog.text(version)
+            prompt = await self.encode(text, spec)
+            bound = self._bind(request, version, len(prompt))
+            tokenised = self._clock.monotonic()
+            reserving = self._quota.start_reserve(
+                tenant=identity.tenant,
+                model=spec.model,
+                request_id=request.id,
+                tokens=len(prompt) + bound.max_tokens * bound.n,
+                request_counted=identity.via_edge,
+                deadline=request.deadline,
+                traceparent=traceparent,
+            )
+            check = await checking
+            route, routed_locally = await routing
+            reservation = await reserving
+            if route.model_version != guess.model_version or check.texts is not None:
+                version = self._catalog.version(route.model_version)
+                text = await self._catalog.text(version)
+                prompt = await self.encode(text, _with_texts(spec, check.texts))
+                bound = self._bind(request, version, len(prompt))
+            decided = self._clock.monotonic()
+            request.model_version, request.prompt = route.model_version, prompt
+            request.admit = self._admit_message(request, route.pool, route.zones, bound)
+            admitted = True
+            request.granted = await self._admission.admit(
+                request.admit, deadline=request.deadline, traceparent=traceparent
+            )
+            generation = self._start(request, text, version, bound)
+        except BaseException:
+            # Also on cancellation: whatever was asked for may have been granted by now, and giving back is idempotent.
+            for future in (checking, routing):
+                _forget(future)
+            if reserving is not None:
+                _forget(reserving)
+                self._quota.settle(tenant=identity.tenant, model=spec.model, request_id=request.id, tokens=0)
+            if admitted and request.admit is not None:
+                self._admission.release(request.id, pool=request.admit.pool, output_tokens=0, unused=True)
+            raise
+        generation.breakdown.preprocess = tokenised - request.arrived
+        generation.breakdown.decide = decided - tokenised
+        generation.breakdown.queue = generation.submitted - decided
+        flags = (
+            ("router_local", routed_locally),
+            ("quota_local", reservation.local),
+            ("safety_skipped", check.skipped),
+        )
+        generation.degraded += [name for name, on in flags if on]
+        generation.accepted = self._accepted(request, route.arm, generation, reservation)
+        return generation
+
+    async def encode(self, text: TextModel, spec: Spec) -> list[int]:
+        """The prompt's tokens; long inputs are tokenised in a thread.
+
+        :raises WeirError: INVALID_REQUEST when there are none, or ids outside the vocabulary.
+        """
+        if spec.token_ids is not None:
+            if max(spec.token_ids) >= text.vocabulary_size:
+                raise WeirError(Reason.INVALID_REQUEST, "prompt: a token id is outside the vocabulary", limit="prompt")
+            return list(spec.token_ids)
+        long = sum(map(len, spec.texts())) > self._settings.encode_inline_chars
+        if spec.messages is not None:
+            encode: Any = text.encode_chat
+            given: Any = spec.messages
+        else:
+            encode, given = text.encode, spec.prompt
+        ids: list[int] = await asyncio.to_thread(encode, given) if long else encode(given)
+        if not ids:
+            raise WeirError(Reason.INVALID_REQUEST, "prompt: is empty", limit="prompt")
+        return ids
+
+    def _bind(self, request: Request, version: registry_pb2.ModelVersion, prompt_tokens: int) -> BoundParameters:
+        limits = self._catalog.limits(request.identity.tenant, request.spec.model, version)
+        return bind_parameters(request.spec.parameters, limits, prompt_tokens)
+
+    def _admit_message(
+        self, request: Request, pool: str, zones: Sequence[str], bound: BoundParameters
+    ) -> admission_pb2.Admit:
+        queue_class = admission_pb2.QUEUE_CLASS_BATCH if request.spec.batch else _CLASSES.get(request.tenant.plan)
+        return admission_pb2.Admit(
+            request_id=request.admission_id,
+            tenant=request.identity.tenant,
+            weight=request.tenant.weight,
+            queue_class=queue_class or admission_pb2.QUEUE_CLASS_FREE,
+            pool=pool,
+            model_version=request.model_version,
+            zones=zones,
+            prompt_tokens=len(request.prompt),
+            max_output_tokens=bound.max_tokens,
+            choices=bound.n,
+        )
+
+    def _start(
+        self, request: Request, text: TextModel, version: registry_pb2.ModelVersion, bound: BoundParameters
+    ) -> Generation:
+        generation = Generation(
+            request_id=request.id,
+            tenant=request.identity.tenant,
+            policy=version.safety_policy or request.tenant.safety_policy,
+            parameters=bound,
+            text=text,
+            prompt_tokens=len(request.prompt),
+            safety=self._safety,
+            clock=self._clock,
+            arrived=request.arrived,
+            cancel_on_worker=lambda choice: self._cancel(request, choice),
+            on_worker_lost=lambda _: self._migrate(request),
+            on_end=lambda _: self._on_end(request),
+        )
+        request.generation = generation
+        self._active[generation] = request
+        self._idle.clear()
+        metrics.ACTIVE.set(len(self._active))
+        self._submit(request, generation.choices)
+        return generation
+
+    def _submit(self, request: Request, choices: Sequence[Choice]) -> None:
+        granted, generation = request.granted, request.generation
+        if granted is None or generation is None:
+            raise RuntimeError("submitted before it was granted")
+        generation.submitted = self._clock.monotonic()
+        remaining = to_duration(request.deadline.timeout(self._clock))
+        submissions = [
+            (
+                worker_pb2.Submit(
+                    grant=granted.grant,
+                    request_id=request.admission_id,
+                    model_version=request.model_version,
+                    prompt=[*request.prompt, *choice.tokens],
+                    sampling=_sampling(generation.parameters, choice),
+                    remaining=remaining,
+                    traceparent=request.span.traceparent,
+                    choice=choice.index,
+                ),
+                choice,
+            )
+            for choice in choices
+        ]
+        for choice, handle in zip(choices, self._workers.submit(granted, submissions), strict=True):
+            choice.handle = handle
+
+    def _accepted(self, request: Request, arm: str, generation: Generation, reservation: Reservation) -> Accepted:
+        granted = request.granted
+        return Accepted(
+            request_id=request.id,
+            trace_id=request.span.traceparent[3:35],
+            model_version=request.model_version,
+            arm=arm,
+            prompt_tokens=len(request.prompt),
+            simulated=bool(granted and granted.simulated),
+            zone=granted.zone if granted else "",
+            created=int(self._clock.time()),
+            degraded=tuple(generation.degraded),
+            token_limit=reservation.tokens,
+            request_limit=reservation.requests,
+        )
+
+    # ---- while it runs -------------------------------------------------------------------------------------------
+
+    def _cancel(self, request: Request, choice: Choice) -> None:
+        if request.granted is not None and choice.handle:
+            self._workers.cancel(request.granted.worker, [choice.handle])
+            choice.handle = 0
+
+    def _migrate(self, request: Request) -> None:
+        """A worker was lost: run what is left of the request elsewhere. Called once per lost choice; the first call
+        takes them all."""
+        generation = request.generation
+        if generation is None or generation.end is not None or request.granted is None:
+            return
+        lost, request.granted = request.granted, None
+        for choice in generation.choices:
+            choice.handle = 0
+        self._router_outcome(request, lost.zone, ok=False)
+        if request.attempt >= self._settings.max_migrations:
+            metrics.MIGRATIONS.labels("exhausted").inc()
+            generation.fail(WeirError(Reason.WORKER_LOST, "the worker was lost", retry_after=1.0))
+            return
+        task = asyncio.get_running_loop().create_task(self._move(request, generation, lost))
+        self._migrations.add(task)
+        task.add_done_callback(self._migrations.discard)
+
+    async def _move(self, request: Request, generation: Generation, lost: admission_pb2.Granted) -> None:
+        admit = request.admit
+        if admit is None:
+            raise RuntimeError("migrated before it was admitted")
+        self._admission.release(request.admission_id, pool=admit.pool, output_tokens=0)
+        open_choices = [choice for choice in generation.choices if choice.ending is None]
+        request.attempt += 1
+        admit.request_id = request.admission_id
+        admit.prompt_tokens = len(request.prompt) + max((len(c.tokens) for c in open_choices), default=0)
+        admit.max_output_tokens = generation.parameters.max_tokens - min(
+            (len(c.tokens) for c in open_choices), default=0
+        )
+        admit.choices = max(1, len(open_choices))
+        admit.exclude_workers.append(lost.worker)
+        log.warning("migrating", request_id=request.id, from_worker=lost.worker, choices=len(open_choices))
+        try:
+            granted = await self._admission.admit(
+                admit, deadline=request.deadline, traceparent=request.span.traceparent
+            )
+        except WeirError as error:
+            metrics.MIGRATIONS.labels("failed").inc()
+            generation.fail(WeirError(Reason.WORKER_LOST, f"the worker was lost and {error.message}", retry_after=1.0))
+            return
+        if generation.end is not None:
+            self._admission.release(request.admission_id, pool=admit.pool, output_tokens=0, unused=True)
+            return
+        request.granted = granted
+        metrics.MIGRATIONS.labels("moved").inc()
+        self._submit(request, open_choices)
+
+    # ---- the end -------------------------------------------------------------------------------------------------
+
+    def _on_end(self, request: Request) -> None:
+        generation = request.generation
+        if generation is None or generation.end is None or request.admit is None:
+            raise RuntimeError("ended before it began")
+        end, identity = generation.end, request.identity
+        self._active.pop(generation, None)
+        metrics.ACTIVE.set(len(self._active))
+        if not self._active:
+            self._idle.set()
+        self._quota.settle(
+            tenant=identity.tenant,
+            model=request.spec.model,
+            request_id=request.id,
+            tokens=end.usage.prompt_tokens + end.usage.completion_tokens,
+        )
+        self._admission.release(
+            request.admission_id, pool=request.admit.pool, output_tokens=end.usage.completion_tokens
+        )
+        granted, accepted = request.granted, generation.accepted
+        if end.finish is not Finish.CANCELLED and granted is not None:
+            self._router_outcome(request, granted.zone, ok=end.finish is not Finish.ERROR)
+        if accepted is None:  # cancelled between the submission and its acceptance, in one tick
+            accepted = self._accepted(request, "", generation, Reservation(None, None))
+        self._audit.write(
+            records.completed(
+                now=self._clock.time(),
+                source=self._source,
+                identity=identity,
+                spec=request.spec,
+                accepted=accepted,
+                end=end,
+                worker=granted.worker if granted else "",
+                training=request.tenant.training_allowed,
+            )
+        )
+        records.observe(request.spec.operation, accepted, end)
+        self._end_span(request, accepted, generation)
+
+    def _rejected(self, request: Request, error: WeirError) -> None:
+        metrics.outcome(request.spec.operation, "rejected", error.reason.name).inc()
+        self._audit.write(
+            records.rejected(
+                now=self._clock.time(),
+                source=self._source,
+                identity=request.identity,
+                spec=request.spec,
+                request_id=request.id,
+                error=error,
+                trace_id=request.span.traceparent[3:35],
+            )
+        )
+        request.span.end(error.reason.name)
+
+    def _router_outcome(self, request: Request, zone: str, *, ok: bool) -> None:
+        if request.admit is not None:
+            self._router.outcome(pool=request.admit.pool, zone=zone, ok=ok)
+
+    def _end_span(self, request: Request, accepted: Accepted, generation: Generation) -> None:
+        trace, end = request.span, generation.end
+        if end is None:
+            return
+        trace.set("gen_ai.operation.name", request.spec.operation)
+        trace.set("gen_ai.request.model", request.spec.model)
+        trace.set("gen_ai.response.model", accepted.model_version)
+        trace.set("gen_ai.response.finish_reasons", [finish.label for finish in end.choices])
+        trace.set("gen_ai.usage.input_tokens", end.usage.prompt_tokens)
+        trace.set("gen_ai.usage.output_tokens", end.usage.completion_tokens)
+        trace.set("weir.tenant", request.identity.tenant)
+        trace.set("weir.simulated", accepted.simulated)
+        trace.end(end.error_reason if end.finish is Finish.ERROR else "")
+
+
+def _with_texts(spec: Spec, texts: tuple[str, ...] | None) -> Spec:
+    """The spec with redacted texts in place of the caller's."""
+    if texts is None:
+        return spec
+    if spec.messages is not None:
+        messages = tuple(ChatMessage(m.role, new) for m, new in zip(spec.messages, texts, strict=True))
+        return replace(spec, messages=messages)
+    return replace(spec, prompt=texts[0])
+
+
+def _sampling(bound: BoundParameters, choice: Choice) -> worker_pb2.Sampling:
+    sampling = worker_pb2.Sampling(
+        max_tokens=bound.max_tokens - len(choice.tokens),
+        temperature=bound.temperature,
+        top_p=bound.top_p,
+        top_k=bound.top_k,
+        min_p=bound.min_p,
+        repetition_penalty=bound.repetition_penalty,
+        presence_penalty=bound.presence_penalty,
+        frequency_penalty=bound.frequency_penalty,
+        ignore_eos=bound.ignore_eos,
+    )
+    if bound.logit_bias:
+        sampling.logit_bias.update(bound.logit_bias)
+    if bound.seed is not None:
+        # Choices of one seeded request must differ from each other and stay reproducible.
+        sampling.seed = (bound.seed + choice.index) % 2**64
+    if bound.logprobs is not None:
+        sampling.logprobs = bound.logprobs
+    return sampling
+
+
+def _forget(future: Future[Any]) -> None:
+    """Nobody will await this future: keep its late failure from being reported as unhandled."""
+    future.add_done_callback(lambda done: None if done.cancelled() else done.exception())
