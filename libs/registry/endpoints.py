@@ -22,7 +22,11 @@ _CONNECT_SECONDS = 1.0
 _CALL_SECONDS = 2.0
 """etcd itself gives up on a proposal after 5 s + two election timeouts; our callers want to know earlier."""
 _BUDGET_SECONDS = 4.0
-"""All endpoints together."""
+"""All endpoints together, once one could be connected to: long enough for an election (1 s)."""
+_REFUSED_SECONDS = 1.0
+"""All endpoints together, while none can be connected to."""
+_PAUSE_SECONDS = 0.1
+"""Between attempts after every endpoint had its turn."""
 
 _OPTIONS = (
     ("grpc.initial_reconnect_backoff_ms", 100),
@@ -50,6 +54,9 @@ _TRY_ANOTHER = frozenset(
         grpc.StatusCode.FAILED_PRECONDITION,
     }
 )
+
+HAS_LEADER = (("hasleader", "true"),)
+"""Metadata that makes a member without a leader refuse a call at once, and end a stream that would go silent."""
 
 
 class Stubs:
@@ -81,24 +88,30 @@ class Endpoints:
     async def call(self, make: Callable[[Stubs], Awaitable[T]], *, repeatable: bool) -> T:
         """The call's answer from the first endpoint that gives one.
 
-        A call that is not repeatable goes to another endpoint only when this one could not be connected to, since
-        otherwise it may have been carried out.
+        A call that is not repeatable is tried again only when it was surely not carried out: there was no connection,
+        or the member said that it has no leader.
 
         :raises WeirError: DEPENDENCY_UNAVAILABLE within `_BUDGET_SECONDS`; NOT_FOUND and INVALID_REQUEST as etcd says.
         """
         clock = asyncio.get_running_loop().time
-        give_up = clock() + _BUDGET_SECONDS
-        # Twice around: the first member asked may be the one that is about to elect a new leader.
-        for _ in range(2 * len(self._targets)):
-            left = give_up - clock()
+        started = clock()
+        reached = False
+        tried = 0
+        while True:
+            left = started + (_BUDGET_SECONDS if reached else _REFUSED_SECONDS) - clock()
             if left <= 0:
                 break
+            tried += 1
+            if tried > len(self._targets):
+                # A server that starts, or a cluster that elects a leader, needs a moment.
+                await asyncio.sleep(min(left, _PAUSE_SECONDS))
             stubs = self.stubs()
-            if not await self.connected(stubs, min(left, _CONNECT_SECONDS)):
+            if not await self.connected(stubs, left):
                 self.rotate(stubs)
                 continue
+            reached = True
             try:
-                async with asyncio.timeout(min(_CALL_SECONDS, max(0.1, give_up - clock()))):
+                async with asyncio.timeout(_CALL_SECONDS):
                     answer = await make(stubs)
             except (TimeoutError, asyncio.InvalidStateError):
                 # grpc reports a write to a stream that has just ended as an invalid state.
@@ -110,7 +123,7 @@ class Endpoints:
                     self.available = True
                     raise _mapped(error) from error
                 self.rotate(stubs)
-                if not repeatable:
+                if not repeatable and not _surely_not_done(error):
                     break
             else:
                 self.available = True
@@ -136,16 +149,13 @@ class Endpoints:
         """Whether the endpoint has a connection, or gets one in time."""
         channel = stubs.channel
         try:
-            async with asyncio.timeout(seconds):
-                failures = 0
+            async with asyncio.timeout(min(seconds, _CONNECT_SECONDS)):
                 state = channel.get_state(try_to_connect=True)
                 while state is not grpc.ChannelConnectivity.READY:
                     if state is grpc.ChannelConnectivity.SHUTDOWN:
                         return False
-                    if state is grpc.ChannelConnectivity.TRANSIENT_FAILURE:
-                        failures += 1
-                        if failures > 1 or len(self._targets) > 1:
-                            return False
+                    if state is grpc.ChannelConnectivity.TRANSIENT_FAILURE and len(self._targets) > 1:
+                        return False
                     await channel.wait_for_state_change(state)
                     state = channel.get_state(try_to_connect=True)
         except TimeoutError:
@@ -164,6 +174,11 @@ def _credentials(tls: TlsPaths | None) -> grpc.ChannelCredentials | None:
     return grpc.ssl_channel_credentials(
         Path(tls.ca).read_bytes(), private_key=Path(tls.key).read_bytes(), certificate_chain=Path(tls.cert).read_bytes()
     )
+
+
+def _surely_not_done(error: grpc.aio.AioRpcError) -> bool:
+    # Sent by etcd before it looks at a call that carries `HAS_LEADER`; other refusals may come after the proposal.
+    return error.details() == "etcdserver: no leader"
 
 
 def _mapped(error: grpc.aio.AioRpcError) -> WeirError:

@@ -15,7 +15,7 @@ from aetcd import rpc
 
 from libs.errors import Reason, WeirError
 from libs.registry.diff import listing_diff
-from libs.registry.endpoints import Endpoints, Stubs
+from libs.registry.endpoints import HAS_LEADER, Endpoints, Stubs
 from libs.registry.ports import (
     Compare,
     KeyValue,
@@ -32,8 +32,6 @@ _RETRY = (0.05, 1.0)
 """First and longest pause in seconds between two attempts to open a watch."""
 _WATCH_OPEN_SECONDS = 2.0
 """For etcd's confirmation that a watch exists."""
-_HAS_LEADER = (("hasleader", "true"),)
-"""Makes etcd end a watch on a member that lost its leader, which would otherwise go silent."""
 
 
 class EtcdStore:
@@ -90,7 +88,9 @@ class EtcdStore:
                 *(rpc.RequestOp(request_delete_range=rpc.DeleteRangeRequest(key=key.encode())) for key in deletes),
             ],
         )
-        response = await self._endpoints.call(lambda stubs: stubs.kv.Txn(request), repeatable=False)
+        response = await self._endpoints.call(
+            lambda stubs: stubs.kv.Txn(request, metadata=HAS_LEADER), repeatable=False
+        )
         return TxnResult(response.succeeded, response.header.revision)
 
     async def lease_grant(self, ttl: float) -> int:
@@ -104,7 +104,7 @@ class EtcdStore:
         """See `Store.lease_keepalive`."""
 
         async def beat(stubs: Stubs) -> float:
-            stream = stubs.lease.LeaseKeepAlive(metadata=_HAS_LEADER)
+            stream = stubs.lease.LeaseKeepAlive(metadata=HAS_LEADER)
             try:
                 await stream.write(rpc.LeaseKeepAliveRequest(ID=lease))
                 response = await stream.read()
@@ -183,7 +183,7 @@ class EtcdStore:
         """
         if not await self._endpoints.connected(stubs, _WATCH_OPEN_SECONDS):
             raise TimeoutError
-        stream = stubs.watch.Watch(metadata=_HAS_LEADER)
+        stream = stubs.watch.Watch(metadata=HAS_LEADER)
         try:
             async with asyncio.timeout(_WATCH_OPEN_SECONDS):
                 await stream.write(_create_request(prefix, following))
