@@ -1,0 +1,9 @@
+"""`python -m services.controlplane --config FILE`."""
+
+from libs.service import main
+from services.controlplane.app import build
+from services.controlplane.config import Settings
+
+if __name__ == "__main__":
+    # Envoy's status protocol (CSDS) has clients that bring no deadline.
+    main(Settings, build, deadline_optional=("/envoy.service.status.",))

@@ -1,0 +1,137 @@
+"""Composition root: registry view → snapshots → publisher → ADS."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import grpc
+import msgspec
+from envoy.service.discovery.v3 import ads_pb2_grpc
+from envoy.service.status.v3 import csds_pb2_grpc
+from google.protobuf import json_format
+
+from libs.clock import Clock, SystemClock
+from libs.registry import EtcdStore, RegistrySnapshot, RegistryView, Store
+from libs.telemetry import get_logger
+from services.controlplane import metrics, versions
+from services.controlplane.config import Settings
+from services.controlplane.convert import encode, endpoints_of
+from services.controlplane.descriptors import transcoder_descriptors
+from services.controlplane.policy.consistency import consistent
+from services.controlplane.policy.snapshot import build_snapshot
+from services.controlplane.publisher import Publisher
+from services.controlplane.server import ADS_SERVICE, STATUS_SERVICE, AdsServicer
+
+log = get_logger(__name__)
+_VERSIONS = "versions.json"
+_CACHE = "registry.cache"
+
+
+class ControlPlane:
+    """Keeps the publisher at the registry's newest consistent state."""
+
+    def __init__(self, *, settings: Settings, store: Store, clock: Clock) -> None:
+        state = Path(settings.state_dir) if settings.state_dir else None
+        self._settings = settings
+        self._store = store
+        self._clock = clock
+        self._edge = msgspec.structs.replace(
+            settings.edge,
+            trace_endpoint=settings.trace_endpoint,
+            trace_sample_ratio=settings.trace_sample_ratio,
+        )
+        self._versions_file = state / _VERSIONS if state else None
+        self._view = RegistryView(store, cache_file=state / _CACHE if state else None, clock=clock)
+        self._descriptors = transcoder_descriptors()
+        self._saved = versions.load(self._versions_file) if self._versions_file else {}
+        self._changed = asyncio.Event()
+        self.publisher = Publisher()
+        """What is served."""
+        self._servicer = AdsServicer(self.publisher, clock=clock, tls=settings.tls is not None)
+
+    def register(self, server: grpc.aio.Server) -> list[str]:
+        """See `libs.service.Service`."""
+        ads_pb2_grpc.add_AggregatedDiscoveryServiceServicer_to_server(self._servicer, server)
+        csds_pb2_grpc.add_ClientStatusDiscoveryServiceServicer_to_server(self._servicer, server)
+        return [ADS_SERVICE, STATUS_SERVICE]
+
+    async def run(self, ready: Callable[[], None]) -> None:
+        """Follows the registry; ready with the first published snapshot."""
+        stop = self._view.on_change(lambda _: self._changed.set())
+        try:
+            async with asyncio.TaskGroup() as group:
+                group.create_task(self._view.run())
+                while True:
+                    await self._changed.wait()
+                    self._changed.clear()
+                    if self._publish(self._view.snapshot):
+                        ready()
+                        await self._save_versions()
+                    # The first change of a burst went out at once; the rest of it goes together.
+                    await asyncio.sleep(self._settings.publish_interval_ms / 1000)
+        finally:
+            stop()
+            await self._store.close()
+
+    async def drain(self) -> None:
+        """Nothing to finish: clients keep their state and reconnect elsewhere."""
+
+    def endpoint_extra(self) -> Mapping[str, Any]:
+        """See `libs.service.Service`."""
+        return {}
+
+    def _publish(self, registry: RegistrySnapshot) -> bool:
+        """Build, check, encode, serve; a faulty state is refused and the last one stays."""
+        started = self._clock.monotonic()
+        endpoints, bad = endpoints_of(registry.endpoints.values())
+        metrics.BAD_ENDPOINTS.set(len(bad))
+        if bad:
+            log.warning("endpoints_unreadable", endpoints=bad)
+        snapshot = build_snapshot(
+            registry.revision,
+            endpoints,
+            self._edge,
+            services=self._settings.services,
+            descriptors=self._descriptors,
+        )
+        faults = consistent(snapshot)
+        if faults:
+            return self._refuse(registry.revision, faults)
+        try:
+            encoded = encode(snapshot, self.publisher.current, self._saved)
+        except json_format.ParseError as error:
+            return self._refuse(registry.revision, [str(error)])
+        self.publisher.publish(encoded)
+        metrics.BUILD.observe(self._clock.monotonic() - started)
+        metrics.SNAPSHOTS.labels("published").inc()
+        metrics.REVISION.set(encoded.revision)
+        log.debug("snapshot_published", revision=encoded.revision)
+        return True
+
+    def _refuse(self, revision: int, faults: list[str]) -> bool:
+        self.publisher.refused = f"revision {revision}: {'; '.join(faults)[:1000]}"
+        metrics.SNAPSHOTS.labels("refused").inc()
+        log.error("snapshot_refused", revision=revision, faults=faults[:20])
+        return False
+
+    async def _save_versions(self) -> None:
+        current = self.publisher.current.versions
+        if self._versions_file is None or current == self._saved:
+            return
+        self._saved = current
+        try:
+            await asyncio.to_thread(versions.save, self._versions_file, current)
+        except OSError as error:
+            log.warning("versions_not_saved", error=str(error))
+
+
+async def build(settings: Settings, *, clock: Clock | None = None, store: Store | None = None) -> ControlPlane:
+    """The control plane over etcd, or over another store (tests)."""
+    return ControlPlane(
+        settings=settings,
+        store=store or EtcdStore(settings.etcd, tls=settings.tls),
+        clock=clock or SystemClock(),
+    )

@@ -1,0 +1,186 @@
+"""Registry messages → endpoints of the core; resources as data → protobuf `Any`s with stable versions."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+# Every message that a resource may hold must be known to the JSON parser; importing a module makes it known.
+from envoy.config.cluster.v3 import cluster_pb2
+from envoy.config.endpoint.v3 import endpoint_pb2
+from envoy.config.listener.v3 import listener_pb2
+from envoy.config.route.v3 import route_pb2
+from envoy.config.trace.v3 import opentelemetry_pb2 as _opentelemetry
+from envoy.extensions.access_loggers.stream.v3 import stream_pb2 as _stream
+from envoy.extensions.filters.http.ext_authz.v3 import ext_authz_pb2 as _ext_authz
+from envoy.extensions.filters.http.grpc_json_transcoder.v3 import transcoder_pb2 as _transcoder
+from envoy.extensions.filters.http.grpc_web.v3 import grpc_web_pb2 as _grpc_web
+from envoy.extensions.filters.http.lua.v3 import lua_pb2 as _lua
+from envoy.extensions.filters.http.ratelimit.v3 import rate_limit_pb2 as _rate_limit
+from envoy.extensions.filters.http.router.v3 import router_pb2 as _router
+from envoy.extensions.filters.network.connection_limit.v3 import connection_limit_pb2 as _connection_limit
+from envoy.extensions.filters.network.http_connection_manager.v3 import http_connection_manager_pb2 as _manager
+from envoy.extensions.http.early_header_mutation.header_mutation.v3 import header_mutation_pb2 as _header_mutation
+from envoy.extensions.retry.host.previous_hosts.v3 import previous_hosts_pb2 as _previous_hosts
+from envoy.extensions.transport_sockets.tls.v3 import secret_pb2
+from envoy.extensions.transport_sockets.tls.v3 import tls_pb2 as _tls
+from envoy.extensions.upstreams.http.v3 import http_protocol_options_pb2 as _http_options
+from google.protobuf import any_pb2, json_format
+from google.protobuf.message import Message
+from weir.registry.v1 import registry_pb2
+
+from services.controlplane.policy.endpoints import Endpoint
+from services.controlplane.policy.names import (
+    CLUSTER,
+    EDGE,
+    ENDPOINTS,
+    LISTENER,
+    MESH,
+    ROUTES,
+    SECRET,
+    Resource,
+    Resources,
+    dns_form,
+)
+from services.controlplane.policy.snapshot import Snapshot
+from services.controlplane.policy.subscription import Offer
+
+KNOWN_EXTENSIONS = (
+    _connection_limit,
+    _ext_authz,
+    _grpc_web,
+    _header_mutation,
+    _http_options,
+    _lua,
+    _manager,
+    _opentelemetry,
+    _previous_hosts,
+    _rate_limit,
+    _router,
+    _stream,
+    _tls,
+    _transcoder,
+)
+"""Modules imported for their messages."""
+
+_MESSAGES: dict[str, type[Message]] = {
+    CLUSTER: cluster_pb2.Cluster,
+    ENDPOINTS: endpoint_pb2.ClusterLoadAssignment,
+    LISTENER: listener_pb2.Listener,
+    ROUTES: route_pb2.RouteConfiguration,
+    SECRET: secret_pb2.Secret,
+}
+Versions = Mapping[str, tuple[str, str]]
+""""cluster/zone/type" → (version, SHA-256 of the content): what survives a restart."""
+
+
+@dataclass(frozen=True, slots=True)
+class Encoded:
+    """A snapshot as it goes out."""
+
+    revision: int
+    offers: Mapping[tuple[str, str], Mapping[str, Offer]]
+    """(node cluster, zone) → type → offer."""
+    source: Mapping[tuple[str, str], Resources]
+    """What the offers were made of."""
+    versions: Versions
+
+    def offers_for(self, cluster: str, zone: str) -> Mapping[str, Offer]:
+        """What a client of this node cluster in this zone gets.
+
+        :raises KeyError: an unknown node cluster.
+        """
+        own = self.offers.get((cluster, zone))
+        return self.offers[cluster, ""] if own is None else own
+
+
+EMPTY = Encoded(0, {}, {}, {})
+"""Before the first snapshot."""
+
+
+def endpoints_of(messages: Iterable[registry_pb2.Endpoint]) -> tuple[list[Endpoint], list[str]]:
+    """The core's endpoints, and the names of those whose address cannot be read: one bad entry must not keep the
+    others from being served."""
+    found: list[Endpoint] = []
+    bad: list[str] = []
+    for message in messages:
+        host, _, port = message.address.rpartition(":")
+        if not host or not message.service or not port.isdigit() or not 0 < int(port) < 65536:
+            bad.append(f"{message.service}/{message.instance}")
+            continue
+        started = message.started_at.seconds + message.started_at.nanos / 1e9
+        found.append(
+            Endpoint(
+                dns_form(message.service), message.instance, host.strip("[]"), int(port), message.zone, float(started)
+            )
+        )
+    return found, bad
+
+
+def encode(snapshot: Snapshot, previous: Encoded = EMPTY, saved: Versions | None = None) -> Encoded:
+    """The snapshot as protobuf. What equals a resource of `previous` stays the same object, and a type without
+    changes keeps its version; after a restart `saved` says which version a content had.
+
+    :raises json_format.ParseError: a resource does not fit its message.
+    """
+    known: Versions = previous.versions or saved or {}
+    offers: dict[tuple[str, str], dict[str, Offer]] = {}
+    source: dict[tuple[str, str], Resources] = {}
+    versions: dict[str, tuple[str, str]] = {}
+    memo: dict[int, any_pb2.Any] = {}
+    for cluster in (MESH, EDGE):
+        for zone in sorted({*snapshot.zones(cluster), ""}):
+            resources = snapshot.resources(cluster, zone)
+            source[cluster, zone] = resources
+            before = previous.source.get((cluster, zone), {})
+            old = previous.offers.get((cluster, zone), {})
+            offers[cluster, zone] = {}
+            for kind, named in resources.items():
+                key = f"{cluster}/{zone}/{kind.rsplit('.', 1)[-1]}"
+                encoded = _encode_type(kind, named, before.get(kind, {}), old.get(kind), memo)
+                if kind in old and _same(encoded, old[kind].resources):
+                    offer, digest = old[kind], known[key][1]
+                else:
+                    digest = _digest(encoded)
+                    same = known.get(key)
+                    kept = same is not None and same[1] == digest
+                    offer = Offer(same[0] if same is not None and kept else str(snapshot.version), encoded)
+                offers[cluster, zone][kind] = offer
+                versions[key] = (offer.version, digest)
+    return Encoded(snapshot.version, offers, source, versions)
+
+
+def _encode_type(
+    kind: str,
+    named: Mapping[str, Resource],
+    before: Mapping[str, Resource],
+    old: Offer | None,
+    memo: dict[int, any_pb2.Any],
+) -> dict[str, any_pb2.Any]:
+    found: dict[str, any_pb2.Any] = {}
+    for name, resource in named.items():
+        if old is not None and before.get(name) == resource:
+            found[name] = old.resources[name]
+            continue
+        # Zones share resources: the same data need not be parsed for each of them.
+        if id(resource) not in memo:
+            memo[id(resource)] = _pack(kind, resource)
+        found[name] = memo[id(resource)]
+    return found
+
+
+def _same(new: Mapping[str, any_pb2.Any], old: Mapping[str, any_pb2.Any]) -> bool:
+    return new.keys() == old.keys() and all(value is old[name] for name, value in new.items())
+
+
+def _pack(kind: str, resource: Resource) -> any_pb2.Any:
+    message = json_format.ParseDict(resource, _MESSAGES[kind]())
+    return any_pb2.Any(type_url=kind, value=message.SerializeToString(deterministic=True))
+
+
+def _digest(encoded: Mapping[str, any_pb2.Any]) -> str:
+    digest = hashlib.sha256()
+    for name in sorted(encoded):
+        digest.update(name.encode() + b"\0" + hashlib.sha256(encoded[name].value).digest())
+    return digest.hexdigest()

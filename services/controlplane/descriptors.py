@@ -1,0 +1,28 @@
+"""The FileDescriptorSet of the transcoded services, out of the generated modules."""
+
+from __future__ import annotations
+
+import base64
+
+from google.protobuf import descriptor_pb2
+from google.protobuf.descriptor import FileDescriptor
+from weir.openai.v1 import openai_pb2
+from weir.registry.v1 import registry_pb2
+
+
+def transcoder_descriptors() -> str:
+    """Both services with everything that they import, base64, dependencies first as Envoy wants them."""
+    found = descriptor_pb2.FileDescriptorSet()
+    seen: set[str] = set()
+    for file in (openai_pb2.DESCRIPTOR, registry_pb2.DESCRIPTOR):
+        _add(file, found, seen)
+    return base64.b64encode(found.SerializeToString(deterministic=True)).decode()
+
+
+def _add(file: FileDescriptor, into: descriptor_pb2.FileDescriptorSet, seen: set[str]) -> None:
+    if file.name in seen:
+        return
+    seen.add(file.name)
+    for dependency in file.dependencies:
+        _add(dependency, into, seen)
+    file.CopyToProto(into.file.add())

@@ -1,0 +1,118 @@
+"""The check that a snapshot must pass before anybody sees it: everything that is pointed at is there."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from services.controlplane.policy.names import (
+    CLUSTER,
+    EDGE,
+    ENDPOINTS,
+    LISTENER,
+    MESH,
+    ROUTES,
+    SECRET,
+    Resource,
+    Resources,
+)
+from services.controlplane.policy.snapshot import Snapshot
+
+
+def consistent(snapshot: Snapshot) -> list[str]:
+    """What is wrong with the snapshot, one line per fault; empty when it may be published."""
+    faults: list[str] = []
+    for cluster in (EDGE, MESH):
+        for zone in sorted({*snapshot.zones(cluster), ""}):
+            where = f"{cluster}/{zone}" if zone else cluster
+            faults += [f"{where}: {fault}" for fault in _faults(snapshot.resources(cluster, zone))]
+    return faults
+
+
+def _faults(resources: Resources) -> Iterator[str]:
+    clusters = resources.get(CLUSTER, {})
+    routes = resources.get(ROUTES, {})
+    assignments = resources.get(ENDPOINTS, {})
+    secrets = resources.get(SECRET, {})
+    yield from _misnamed(resources)
+    for name, listener in resources.get(LISTENER, {}).items():
+        for reference in _values(listener, "route_config_name"):
+            if reference not in routes:
+                yield f"listener {name} names the absent routes {reference}"
+    for name, config in routes.items():
+        for reference in _values(config.get("virtual_hosts", ()), "cluster"):
+            if reference not in clusters:
+                yield f"routes {name} name the absent cluster {reference}"
+        if not config.get("virtual_hosts"):
+            yield f"routes {name} are empty"
+    for name, listener in resources.get(LISTENER, {}).items():
+        for reference in _values(listener, "cluster_name"):
+            if reference not in clusters:
+                yield f"listener {name} names the absent cluster {reference}"
+    wanted = set()
+    for name, cluster in clusters.items():
+        if cluster.get("type") == "EDS":
+            reference = cluster["eds_cluster_config"]["service_name"]
+            wanted.add(reference)
+            if reference not in assignments:
+                yield f"cluster {name} has no assignment {reference}"
+    for name in sorted(set(assignments) - wanted):
+        yield f"assignment {name} belongs to no cluster"
+    for kind in (CLUSTER, LISTENER):
+        for name, resource in resources.get(kind, {}).items():
+            for reference in _sds_names(resource):
+                if reference not in secrets:
+                    yield f"{name} names the absent secret {reference}"
+    for name, assignment in assignments.items():
+        yield from _assignment_faults(name, assignment)
+
+
+def _misnamed(resources: Resources) -> Iterator[str]:
+    for kind, named in resources.items():
+        for name, resource in named.items():
+            own = resource.get("cluster_name" if kind == ENDPOINTS else "name")
+            if own != name:
+                yield f"{kind.rsplit('.', 1)[-1]} {name} calls itself {own}"
+
+
+def _assignment_faults(name: str, assignment: Resource) -> Iterator[str]:
+    seen: set[tuple[str, int]] = set()
+    priorities: set[int] = set()
+    for locality in assignment["endpoints"]:
+        priorities.add(locality["priority"])
+        if locality["load_balancing_weight"] < 1 or not locality["lb_endpoints"]:
+            yield f"assignment {name}: zone {locality['locality']['zone']} is empty"
+        for endpoint in locality["lb_endpoints"]:
+            socket = endpoint["endpoint"]["address"]["socket_address"]
+            address = (socket["address"], socket["port_value"])
+            if address in seen:
+                yield f"assignment {name}: {address[0]}:{address[1]} occurs twice"
+            seen.add(address)
+            if not socket["address"] or not 0 < socket["port_value"] < 65536:
+                yield f"assignment {name}: {address[0]}:{address[1]} is no address"
+    if priorities != set(range(len(priorities))):
+        yield f"assignment {name}: priorities {sorted(priorities)} have gaps"
+
+
+def _values(node: Any, key: str) -> Iterator[str]:
+    """Every string under `key`, at any depth."""
+    for found in _nodes(node):
+        value = found.get(key)
+        if isinstance(value, str):
+            yield value
+
+
+def _sds_names(node: Any) -> Iterator[str]:
+    for found in _nodes(node):
+        if "sds_config" in found:
+            yield found["name"]
+
+
+def _nodes(node: Any) -> Iterator[Mapping[str, Any]]:
+    if isinstance(node, Mapping):
+        yield node
+        for value in node.values():
+            yield from _nodes(value)
+    elif isinstance(node, Sequence) and not isinstance(node, str):
+        for value in node:
+            yield from _nodes(value)

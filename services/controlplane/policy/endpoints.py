@@ -1,0 +1,77 @@
+"""Live endpoints, and how one client sees those of a service: localities by zone, priorities by its own zone."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from services.controlplane.policy.names import Resource
+
+
+@dataclass(frozen=True, slots=True)
+class Endpoint:
+    """One live process."""
+
+    service: str
+    """In DNS form."""
+    instance: str
+    host: str
+    port: int
+    zone: str
+    started_at: float = 0.0
+    """Seconds since the epoch; decides between two that claim one address."""
+
+
+def group(endpoints: Iterable[Endpoint]) -> dict[str, tuple[Endpoint, ...]]:
+    """Endpoints by service, ordered by instance, each address once.
+
+    A killed process keeps its lease for seconds while its successor may already have its address; gRPC refuses a
+    whole assignment for one double address, so the later one to start wins.
+    """
+    newest: dict[tuple[str, str, int], Endpoint] = {}
+    for endpoint in sorted(endpoints, key=lambda e: (e.started_at, e.instance)):
+        newest[endpoint.service, endpoint.host, endpoint.port] = endpoint
+    found: dict[str, list[Endpoint]] = {}
+    for endpoint in newest.values():
+        found.setdefault(endpoint.service, []).append(endpoint)
+    return {service: tuple(sorted(members, key=lambda e: e.instance)) for service, members in found.items()}
+
+
+def assignment(service: str, endpoints: Sequence[Endpoint], own_zone: str = "") -> Resource:
+    """The ClusterLoadAssignment of a service for clients in `own_zone`; "" treats all zones alike.
+
+    Priorities start at 0 without gaps (gRPC refuses gaps): the own zone when it has endpoints, then all others. A
+    locality weighs as many as it has endpoints, so that each endpoint gets the same share; gRPC ignores localities
+    without a weight.
+    """
+    zones: dict[str, list[Endpoint]] = {}
+    for endpoint in endpoints:
+        zones.setdefault(endpoint.zone, []).append(endpoint)
+    elsewhere = 1 if own_zone in zones else 0
+    return {
+        "cluster_name": service,
+        "endpoints": [
+            {
+                "locality": {"zone": zone},
+                "priority": 0 if zone == own_zone else elsewhere,
+                "load_balancing_weight": len(members),
+                "lb_endpoints": [_lb_endpoint(member) for member in members],
+            }
+            for zone, members in sorted(zones.items(), key=lambda item: (item[0] != own_zone, item[0]))
+        ],
+    }
+
+
+def assignments(
+    services: Sequence[str], by_service: Mapping[str, Sequence[Endpoint]], own_zone: str, all_zones: frozenset[str]
+) -> dict[str, Resource]:
+    """One assignment per service, empty ones included; services in `all_zones` never prefer a zone."""
+    return {
+        service: assignment(service, by_service.get(service, ()), "" if service in all_zones else own_zone)
+        for service in services
+    }
+
+
+def _lb_endpoint(endpoint: Endpoint) -> Resource:
+    address = {"socket_address": {"address": endpoint.host, "port_value": endpoint.port}}
+    return {"health_status": "HEALTHY", "endpoint": {"address": address}}

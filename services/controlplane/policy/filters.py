@@ -1,0 +1,105 @@
+"""The HTTP filters of the public edge, in the order in which requests pass them."""
+
+from __future__ import annotations
+
+from services.controlplane.policy.config import EdgeConfig
+from services.controlplane.policy.names import Resource
+
+AUTH = "envoy.filters.http.ext_authz"
+TRANSCODER = "envoy.filters.http.grpc_json_transcoder"
+RATE_LIMIT_DOMAIN = "weir-edge"
+TRANSCODED = ("weir.openai.v1.OpenAIService", "weir.registry.v1.RegistryService")
+"""gRPC services that have an HTTP face."""
+AUTH_SEES = (
+    "authorization",
+    "content-length",
+    "content-type",
+    "traceparent",
+    "user-agent",
+    "x-api-key",
+    "x-request-id",
+)
+"""Request headers that edge-auth gets; fewer headers are less work per request, and bodies are not its business."""
+
+_TYPE = "type.googleapis.com/envoy.extensions.filters.http."
+
+# The gateway answers OpenAI errors as ordinary bodies with the status beside them, since a transcoded gRPC failure has
+# no room for the envelope. gRPC answers keep their :status of 200.
+_STATUS_LUA = """
+function envoy_on_response(handle)
+  local headers = handle:headers()
+  local status = headers:get("x-weir-http-status")
+  if status == nil then return end
+  headers:remove("x-weir-http-status")
+  local number = tonumber(status)
+  if number == nil or number < 200 or number > 599 then return end
+  local kind = headers:get("content-type") or ""
+  if string.sub(kind, 1, 16) == "application/grpc" then return end
+  headers:replace(":status", status)
+end
+"""
+
+
+def http_filters(edge: EdgeConfig, descriptors: str) -> list[Resource]:
+    """Every filter of the edge; `descriptors` is the transcoder's FileDescriptorSet, base64."""
+    return [
+        _filter("envoy.filters.http.grpc_web", "grpc_web.v3.GrpcWeb"),
+        _filter(AUTH, "ext_authz.v3.ExtAuthz", _auth(edge)),
+        _filter("envoy.filters.http.ratelimit", "ratelimit.v3.RateLimit", _rate_limit(edge)),
+        _filter("envoy.filters.http.lua", "lua.v3.Lua", {"default_source_code": {"inline_string": _STATUS_LUA}}),
+        _filter(TRANSCODER, "grpc_json_transcoder.v3.GrpcJsonTranscoder", _transcoder(edge, descriptors)),
+        _filter("envoy.filters.http.router", "router.v3.Router", {"suppress_envoy_headers": True}),
+    ]
+
+
+def _auth(edge: EdgeConfig) -> Resource:
+    return {
+        "grpc_service": _grpc("edge-auth", edge.auth_timeout_ms),
+        "transport_api_version": "V3",
+        "failure_mode_allow": False,
+        "status_on_error": {"code": "ServiceUnavailable"},
+        "allowed_headers": {"patterns": [{"exact": name} for name in AUTH_SEES]},
+    }
+
+
+def _rate_limit(edge: EdgeConfig) -> Resource:
+    return {
+        "domain": RATE_LIMIT_DOMAIN,
+        "timeout": _millis(edge.ratelimit_timeout_ms),
+        # The mesh reserves real tokens once more, so the edge may err towards serving.
+        "failure_mode_deny": False,
+        "rate_limited_as_resource_exhausted": True,
+        "disable_x_envoy_ratelimited_header": True,
+        "rate_limit_service": {
+            "grpc_service": _grpc("ratelimit", edge.ratelimit_timeout_ms),
+            "transport_api_version": "V3",
+        },
+    }
+
+
+def _transcoder(edge: EdgeConfig, descriptors: str) -> Resource:
+    return {
+        "proto_descriptor_bin": descriptors,
+        "services": list(TRANSCODED),
+        "auto_mapping": False,
+        "convert_grpc_status": True,
+        "ignore_unknown_query_parameters": True,
+        # Model ids hold "@", which clients may escape.
+        "url_unescape_spec": "ALL_CHARACTERS",
+        "match_incoming_request_route": True,
+        "request_validation_options": {"reject_unknown_method": True},
+        "max_request_body_size": edge.max_body_bytes,
+        "print_options": {"preserve_proto_field_names": True},
+    }
+
+
+def _grpc(cluster: str, timeout_ms: int) -> Resource:
+    return {"envoy_grpc": {"cluster_name": cluster}, "timeout": _millis(timeout_ms)}
+
+
+def _millis(value: int) -> str:
+    return f"{value / 1000:.3f}s"
+
+
+def _filter(name: str, kind: str, config: Resource | None = None) -> Resource:
+    return {"name": name, "typed_config": {"@type": _TYPE + kind, **(config or {})}}

@@ -1,0 +1,45 @@
+"""Names of resources and their type URLs."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+DOMAIN = "weir.internal"
+EDGE = "edge"
+"""Node cluster of Envoy."""
+MESH = "mesh"
+"""Node cluster of the services' own `xds:///` channels."""
+
+CLUSTER = "type.googleapis.com/envoy.config.cluster.v3.Cluster"
+SECRET = "type.googleapis.com/envoy.extensions.transport_sockets.tls.v3.Secret"
+ENDPOINTS = "type.googleapis.com/envoy.config.endpoint.v3.ClusterLoadAssignment"
+LISTENER = "type.googleapis.com/envoy.config.listener.v3.Listener"
+ROUTES = "type.googleapis.com/envoy.config.route.v3.RouteConfiguration"
+
+ORDER = (CLUSTER, SECRET, ENDPOINTS, LISTENER, ROUTES)
+"""Make before break: whatever a resource points at is sent before it."""
+
+Resource = Mapping[str, Any]
+"""One resource in the protobuf JSON form of its type."""
+Resources = Mapping[str, Mapping[str, Resource]]
+"""Type URL → name → resource."""
+
+
+def host_of(service: str) -> str:
+    """The name that callers dial and that the service's certificate carries."""
+    return f"{service}.{DOMAIN}"
+
+
+def dns_form(service: str) -> str:
+    """A service's name as it occurs in DNS names: dashes, not underscores."""
+    return service.replace("_", "-")
+
+
+def spiffe_of(service: str) -> str:
+    """The SPIFFE id that the service's certificate carries."""
+    return f"spiffe://{DOMAIN}/sa/{service}"
+
+
+ADS: Resource = {"ads": {}, "resource_api_version": "V3"}
+"""The config source of everything that comes over the same stream."""

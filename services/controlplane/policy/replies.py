@@ -1,0 +1,100 @@
+"""Envoy's own answers (404, 413, 503 …) in the OpenAI error envelope; gRPC clients keep plain messages.
+
+Source: `envoy.extensions.filters.network.http_connection_manager.v3.LocalReplyConfig`: the first mapper whose filter
+matches decides.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from services.controlplane.policy.names import Resource
+
+_BODY = "%LOCAL_REPLY_BODY%"
+
+
+def local_replies(retry_after_seconds: int) -> Resource:
+    """The LocalReplyConfig. Denials of edge-auth carry their own body and pass unchanged."""
+    later = _header("retry-after", str(retry_after_seconds))
+    away = "the service is briefly unavailable; try again after the seconds in retry-after"
+    return {
+        "mappers": [
+            _mapper([_flag("UAEX"), _between(400, 499)]),
+            _mapper([_HTTP, _flag("RL")], _envelope("rate_limit_error", "rate_limit_exceeded", _BODY)),
+            _mapper([_HTTP, _between(404, 404)], _envelope("invalid_request_error", "not_found", "no such path")),
+            _mapper([_HTTP, _between(405, 405)], _envelope("invalid_request_error", "not_found", "no such method")),
+            _mapper(
+                [_HTTP, _between(413, 413)],
+                _envelope("invalid_request_error", "payload_too_large", "the request body is too large"),
+            ),
+            _mapper(
+                [_HTTP, _between(431, 431)],
+                _envelope("invalid_request_error", "payload_too_large", "the request headers are too large"),
+            ),
+            _mapper(
+                [_HTTP, _between(408, 408)],
+                _envelope("server_error", "deadline_exceeded", "the request did not arrive in time"),
+            ),
+            _mapper([_HTTP, _between(429, 429)], _envelope("rate_limit_error", "rate_limit_exceeded", _BODY), later),
+            _mapper([_HTTP, _between(400, 499)], _envelope("invalid_request_error", "invalid_request", _BODY)),
+            _mapper([_HTTP, _between(503, 503)], _envelope("server_error", "dependency_unavailable", away), later),
+            _mapper(
+                [_HTTP, _between(504, 504)],
+                _envelope("server_error", "deadline_exceeded", "the service did not answer in time"),
+                later,
+            ),
+            _mapper([_HTTP, _between(500, 599)], _envelope("server_error", "internal", "internal error")),
+            # Only gRPC clients come this far.
+            _mapper([_between(503, 503)], None, later),
+        ]
+    }
+
+
+def envelope_text(kind: str, code: str, message: str) -> str:
+    """The envelope of a fixed message as JSON text, for places that take no format."""
+    return f'{{"error":{{"message":"{message}","type":"{kind}","param":null,"code":"{code}"}}}}'
+
+
+def _envelope(kind: str, code: str, message: str) -> Resource:
+    return {"error": {"message": message, "type": kind, "param": None, "code": code}}
+
+
+def _mapper(filters: Sequence[Resource], body: Resource | None = None, header: Resource | None = None) -> Resource:
+    mapper: dict[str, object] = {"filter": filters[0] if len(filters) == 1 else {"and_filter": {"filters": filters}}}
+    if body is not None:
+        mapper["body_format_override"] = {"json_format": body, "content_type": "application/json"}
+    if header is not None:
+        mapper["headers_to_add"] = [header]
+    return mapper
+
+
+def _between(low: int, high: int) -> Resource:
+    if low == high:
+        return _status("EQ", low)
+    return {"and_filter": {"filters": [_status("GE", low), _status("LE", high)]}}
+
+
+def _status(op: str, value: int) -> Resource:
+    # Envoy wants a runtime key, though nobody overrides it.
+    comparison = {"op": op, "value": {"default_value": value, "runtime_key": f"weir.local_reply.{op.lower()}_{value}"}}
+    return {"status_code_filter": {"comparison": comparison}}
+
+
+def _flag(flag: str) -> Resource:
+    return {"response_flag_filter": {"flags": [flag]}}
+
+
+def _header(name: str, value: str) -> Resource:
+    return {"header": {"key": name, "value": value}, "append_action": "ADD_IF_ABSENT"}
+
+
+_HTTP: Resource = {
+    "header_filter": {
+        "header": {
+            "name": "content-type",
+            "string_match": {"prefix": "application/grpc"},
+            "invert_match": True,
+            "treat_missing_header_as_empty": True,
+        }
+    }
+}

@@ -1,0 +1,65 @@
+"""The snapshot: everything that every client shall have at one etcd revision, as one immutable value.
+
+After go-control-plane's `Snapshot` and `Consistent()`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+
+from services.controlplane.policy.config import EdgeConfig
+from services.controlplane.policy.edge import EDGE_UPSTREAMS, edge_resources
+from services.controlplane.policy.endpoints import Endpoint, assignments, group
+from services.controlplane.policy.mesh import HASHED, mesh_resources
+from services.controlplane.policy.names import EDGE, ENDPOINTS, MESH, Resource, Resources
+
+
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    """Resources of both kinds of clients; their endpoints differ by the client's zone."""
+
+    version: int
+    """etcd revision."""
+    static: Mapping[str, Resources]
+    """Node cluster → type → name → resource, without endpoints."""
+    endpoints: Mapping[tuple[str, str], Mapping[str, Resource]]
+    """(node cluster, zone) → service → assignment. Zone "" is for clients of a zone that has no endpoints."""
+
+    def zones(self, cluster: str) -> frozenset[str]:
+        """The zones whose clients get assignments of their own."""
+        return frozenset(zone for found, zone in self.endpoints if found == cluster)
+
+    def resources(self, cluster: str, zone: str) -> Resources:
+        """Everything for a client of this node cluster in this zone.
+
+        :raises KeyError: an unknown node cluster.
+        """
+        own = self.endpoints.get((cluster, zone))
+        return {**self.static[cluster], ENDPOINTS: self.endpoints[cluster, ""] if own is None else own}
+
+
+def build_snapshot(
+    version: int, endpoints: Iterable[Endpoint], edge: EdgeConfig, *, services: Sequence[str], descriptors: str
+) -> Snapshot:
+    """The snapshot for these live endpoints.
+
+    :param services: names that are always served; those of the endpoints are added.
+    :param descriptors: the transcoder's FileDescriptorSet, base64.
+    """
+    by_service = group(endpoints)
+    names = tuple(sorted({*services, *by_service, *EDGE_UPSTREAMS}))
+    zones = {endpoint.zone for members in by_service.values() for endpoint in members if endpoint.zone}
+    hashed = frozenset(HASHED)
+    found = {(MESH, zone): assignments(names, by_service, zone, hashed) for zone in ("", *sorted(zones))}
+    found[EDGE, ""] = assignments(EDGE_UPSTREAMS, by_service, "", hashed)
+    if edge.zone_local:
+        found |= {(EDGE, zone): assignments(EDGE_UPSTREAMS, by_service, zone, hashed) for zone in sorted(zones)}
+    return Snapshot(version, _static(edge, names, descriptors), found)
+
+
+# Only the endpoints change from snapshot to snapshot; the rest is built once per configuration and set of names.
+@lru_cache(maxsize=8)
+def _static(edge: EdgeConfig, names: tuple[str, ...], descriptors: str) -> Mapping[str, Resources]:
+    return {EDGE: edge_resources(edge, descriptors), MESH: mesh_resources(names)}
