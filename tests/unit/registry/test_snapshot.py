@@ -1,0 +1,167 @@
+"""Snapshots: decoding, copy on write, and that any sequence of events gives what a fresh listing gives."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+
+import pytest
+from google.protobuf.message import Message
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from weir.registry.v1 import registry_pb2 as pb
+
+from libs.registry import MemoryStore, Put, RegistrySnapshot, WatchEvent, apply_events, keys, snapshot_of
+from libs.registry.diff import listing_diff
+
+
+def event(message: Message, revision: int) -> WatchEvent:
+    return WatchEvent(keys.key_of(message), keys.encode(message), revision)
+
+
+EVERYTHING = (
+    pb.ModelVersion(name="weir-fast", version="1"),
+    pb.Alias(name="weir-fast", targets=[pb.AliasTarget(model_version="weir-fast@1", weight=100)]),
+    pb.Tenant(id="acme"),
+    pb.ApiKey(id="k1", tenant="acme", hash=b"\x00\xff"),
+    pb.Limits(tenant="acme", model="*", requests_per_minute=3),
+    pb.SafetyPolicy(id="default", version=2),
+    pb.Endpoint(service="gateway", instance="gateway-0", address="127.0.0.1:1"),
+)
+
+
+def test_every_collection_is_decoded() -> None:
+    snapshot = apply_events(RegistrySnapshot(), [event(message, 7) for message in EVERYTHING], 7)
+    assert snapshot.revision == 7
+    assert snapshot.model_versions["weir-fast@1"] == EVERYTHING[0]
+    assert snapshot.aliases["weir-fast"].revision == 7
+    assert snapshot.tenants["acme"].revision == 7
+    assert snapshot.keys["k1"].hash == b"\x00\xff"
+    assert snapshot.limits["acme", "*"].requests_per_minute == 3
+    assert snapshot.limits["acme", "*"].revision == 7
+    assert snapshot.safety_policies["default"].version == 2
+    assert snapshot.endpoints_of("gateway") == [EVERYTHING[6]]
+    assert not snapshot.faults
+
+
+def test_collections_that_did_not_change_are_shared() -> None:
+    before = apply_events(RegistrySnapshot(), [event(message, 7) for message in EVERYTHING], 7)
+    after = apply_events(before, [event(pb.Tenant(id="globex"), 8)], 8)
+    assert after.keys is before.keys
+    assert after.tenants is not before.tenants
+    assert "globex" not in before.tenants
+
+
+def test_collections_cannot_be_changed() -> None:
+    snapshot = apply_events(RegistrySnapshot(), [event(pb.Tenant(id="acme"), 2)], 2)
+    with pytest.raises(TypeError):
+        snapshot.tenants["x"] = pb.Tenant()  # type: ignore[index]
+
+
+def test_unreadable_value_is_a_fault_until_it_is_mended() -> None:
+    key = keys.tenant_key("acme")
+    good = apply_events(RegistrySnapshot(), [event(pb.Tenant(id="acme"), 2), event(pb.Tenant(id="globex"), 2)], 2)
+    bad = apply_events(good, [WatchEvent(key, b"\xff{", 3)], 3)
+    assert set(bad.tenants) == {"globex"}
+    assert set(bad.faults) == {key}
+    assert not apply_events(bad, [event(pb.Tenant(id="acme"), 4)], 4).faults
+    assert not apply_events(bad, [WatchEvent(key, None, 4)], 4).faults
+
+
+def test_unknown_fields_and_foreign_keys_are_tolerated() -> None:
+    events = [
+        WatchEvent(keys.tenant_key("acme"), b'{"id":"acme","from_the_future":1}', 2),
+        WatchEvent(keys.AUDIT_OUTBOX + "r1", b"\x00", 2),
+        WatchEvent(keys.LIMITS + "no-model", b"{}", 2),
+        WatchEvent("/weir/v1/elsewhere/x", b"{}", 2),
+    ]
+    snapshot = apply_events(RegistrySnapshot(), events, 2)
+    assert set(snapshot.tenants) == {"acme"}
+    assert not snapshot.faults
+    assert not snapshot.limits
+
+
+def test_encoding_is_canonical() -> None:
+    limits = pb.Limits(tenant="acme", model="*", requests_per_minute=3, max_output=1)
+    assert keys.encode(limits) == b'{"max_output": 1, "model": "*", "requests_per_minute": "3", "tenant": "acme"}'
+
+
+def test_foreign_message_has_no_key() -> None:
+    with pytest.raises(TypeError):
+        keys.key_of(pb.ListKeysRequest())
+
+
+_KEYS = st.sampled_from(
+    [
+        *(keys.tenant_key(name) for name in "abc"),
+        keys.limits_key("a", "*"),
+        keys.limits_key("a", "m@1"),
+        keys.endpoint_key("worker", "w0"),
+        keys.AUDIT_OUTBOX + "x",
+        keys.TENANTS,
+    ]
+)
+_VALUES = st.sampled_from([None, b"{}", b'{"zone":"z"}', b"broken", b"\xff\xfe", b'{"id":"a"}', b'{"tenant":"a"}'])
+_TRANSACTIONS = st.lists(st.dictionaries(_KEYS, _VALUES, min_size=1, max_size=4), max_size=12)
+
+
+def contents(snapshot: RegistrySnapshot) -> dict[str, object]:
+    return {
+        name: dict(value) if isinstance(value, Mapping) else value
+        for name in RegistrySnapshot.__slots__
+        if (value := getattr(snapshot, name)) is not None
+    }
+
+
+@settings(max_examples=150, deadline=None)
+@given(_TRANSACTIONS, st.data())
+def test_events_give_what_a_fresh_listing_gives(
+    transactions: list[dict[str, bytes | None]], data: st.DataObject
+) -> None:
+    async def play() -> None:
+        store = MemoryStore()
+        known: dict[str, int] = {}
+        followed = snapshot_of((), 1)
+        for transaction in transactions:
+            before = store.revision
+            await store.txn(
+                puts=[Put(key, value) for key, value in transaction.items() if value is not None],
+                deletes=[key for key, value in transaction.items() if value is None],
+            )
+            if store.revision == before:
+                continue
+            listing = await store.get_prefix(keys.ROOT)
+            if data.draw(st.booleans(), label="follow now"):
+                batch = listing_diff(listing, known)
+                if batch is not None:
+                    followed = apply_events(followed, batch.events, batch.revision)
+                known = {kv.key: kv.mod_revision for kv in listing.kvs}
+                assert contents(followed) == contents(snapshot_of(listing.kvs, listing.revision))
+
+    asyncio.run(play())
+
+
+@settings(max_examples=100, deadline=None)
+@given(_TRANSACTIONS, st.integers(0, 12))
+def test_watch_gives_what_a_fresh_listing_gives(transactions: list[dict[str, bytes | None]], compact_at: int) -> None:
+    async def play() -> None:
+        store = MemoryStore()
+        followed = snapshot_of((), 1)
+        for number, transaction in enumerate(transactions):
+            if number == compact_at:
+                store.compact()
+            await store.txn(
+                puts=[Put(key, value) for key, value in transaction.items() if value is not None],
+                deletes=[key for key, value in transaction.items() if value is None],
+            )
+        end = await store.txn(puts=[Put(keys.ROOT + "end", b"")])
+        batches = store.watch(keys.ROOT, 2, known={})
+        while followed.revision < end.revision:
+            batch = await anext(batches)
+            assert batch.revision > followed.revision
+            followed = apply_events(followed, batch.events, batch.revision)
+        await batches.aclose()
+        listing = await store.get_prefix(keys.ROOT)
+        assert contents(followed) == contents(snapshot_of(listing.kvs, listing.revision))
+
+    asyncio.run(play())
