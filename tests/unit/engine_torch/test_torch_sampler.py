@@ -43,7 +43,10 @@ def draws(row, settings, count=4000):
         {},
     ],
 )
-def test_filters_leave_what_transformers_leaves_and_draw_in_proportion(settings):
+@pytest.mark.parametrize("first_look", [2, 64])
+def test_filters_leave_what_transformers_leaves_and_draw_in_proportion(settings, first_look, monkeypatch):
+    # With 2, the search for the place to cut widens twice before it has seen all 40 tokens.
+    monkeypatch.setattr(sampler_module, "_FIRST_LOOK", first_look)
     row = logits(3)
     expected = row.clone()
     for each in (

@@ -27,6 +27,7 @@ class KvMemory:
         self._values = [torch.zeros(shape) for _ in range(config.layers)]
         self._blocked = (total_blocks + 1, block_size * config.kv_heads * config.head_width)
         self._heads = (config.kv_heads, config.head_width)
+        self._gathered = torch.empty((2, 0, self._blocked[1]))
         longest = min(-(-config.context // block_size), total_blocks)
         self._tables = torch.full((max_running, longest), self._spare, dtype=torch.long)
 
@@ -60,10 +61,18 @@ class KvMemory:
 
     def read(self, layer: int, tables: Tensor) -> tuple[Tensor, Tensor]:
         """Gather the blocks of `tables` (n, blocks): keys and values, each (n, kv_heads, blocks·block_size,
-        head_width), valid until the next write."""
+        head_width), valid until the next read."""
         count, blocks = tables.shape
         flat = tables.flatten()
         shape = (count, blocks * self._block_size, *self._heads)
-        keys = self._keys[layer].view(self._blocked).index_select(0, flat).view(shape)
-        values = self._values[layer].view(self._blocked).index_select(0, flat).view(shape)
-        return keys.transpose(1, 2), values.transpose(1, 2)
+        keys, values = self._buffers(count * blocks)
+        torch.index_select(self._keys[layer].view(self._blocked), 0, flat, out=keys)
+        torch.index_select(self._values[layer].view(self._blocked), 0, flat, out=values)
+        return keys.view(shape).transpose(1, 2), values.view(shape).transpose(1, 2)
+
+    def _buffers(self, blocks: int) -> tuple[Tensor, Tensor]:
+        """Where `read` gathers to. Kept between reads: fresh memory of this size costs more in page faults than the
+        gathering itself."""
+        if self._gathered.shape[1] < blocks:
+            self._gathered = torch.empty((2, blocks + blocks // 2, self._blocked[1]))
+        return self._gathered[0, :blocks], self._gathered[1, :blocks]

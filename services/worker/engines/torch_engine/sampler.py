@@ -19,6 +19,9 @@ from services.worker.engines.port import SamplingParams, TokenLogprob
 GREEDY_BELOW = 1e-5
 """Temperatures below this are greedy: dividing by them would overflow."""
 
+_FIRST_LOOK = 64
+"""How many of the most likely tokens are searched first for the place where the filters cut."""
+
 _MASK = (1 << 64) - 1
 
 
@@ -82,7 +85,8 @@ def sample(logits: Tensor, samplers: Sequence[SequenceSampler], positions: Seque
 
     The logits may be changed in place. A chosen token is noted in its sampler.
     """
-    usable = torch.isfinite(logits).all(dim=-1).tolist()
+    # One infinite or undefined number makes the sum so, too.
+    usable = torch.isfinite(logits.sum(dim=-1)).tolist()
     reported = [row for row, each in enumerate(samplers) if each.params.logprobs is not None and usable[row]]
     own = dict(zip(reported, torch.log_softmax(logits[reported], dim=-1), strict=True)) if reported else {}
     for row, each in enumerate(samplers):
@@ -138,17 +142,25 @@ def _draw(logits: Tensor, samplers: Sequence[SequenceSampler], positions: Sequen
 def _filter(scaled: Tensor, params: Sequence[SamplingParams]) -> Tensor:
     """Put -inf where top-k, top-p or min-p cut off. The most likely token always stays."""
     size = scaled.shape[-1]
-    ordered, order = scaled.sort(dim=-1, descending=True, stable=True)
-    top_k = torch.tensor([each.top_k or size for each in params]).unsqueeze(1)
-    cut = torch.arange(size).unsqueeze(0) >= top_k
-    probabilities = torch.softmax(ordered.masked_fill(cut, -torch.inf), dim=-1)
+    top_k = torch.tensor([min(each.top_k or size, size) for each in params]).unsqueeze(1)
     # top_p = 1 means no cut; a threshold of 2 cannot be reached by rounding.
     top_p = torch.tensor([each.top_p if each.top_p < 1.0 else 2.0 for each in params]).unsqueeze(1)
     min_p = torch.tensor([each.min_p for each in params]).unsqueeze(1)
-    before = probabilities.cumsum(dim=-1) - probabilities
-    cut |= (before >= top_p) | (probabilities < min_p * probabilities[:, :1])
-    cut[:, 0] = False
-    return scaled.masked_fill(torch.zeros_like(cut).scatter_(1, order, cut), -torch.inf)
+    all_mass = scaled.logsumexp(dim=-1, keepdim=True)
+    width = _FIRST_LOOK
+    while True:
+        # Sorting a whole vocabulary costs more than the model's step; the cut mostly lies among the first few.
+        width = min(width, size)
+        ordered, order = scaled.topk(width, dim=-1)
+        cut = torch.arange(width).unsqueeze(0) >= top_k
+        kept_mass = torch.where(top_k <= width, ordered.masked_fill(cut, -torch.inf).logsumexp(-1, True), all_mass)
+        probabilities = torch.exp(ordered - kept_mass)
+        before = probabilities.cumsum(dim=-1) - probabilities
+        cut |= (before >= top_p) | (probabilities < min_p * probabilities[:, :1])
+        cut[:, 0] = False
+        if width == size or bool(cut[:, -1].all()):
+            return torch.full_like(scaled, -torch.inf).scatter_(1, order, ordered.masked_fill(cut, -torch.inf))
+        width *= 8
 
 
 def _logprob(row: Tensor, token: int, count: int) -> TokenLogprob:
