@@ -17,78 +17,25 @@ from typing import Any
 
 from weir.admission.v1 import admission_pb2
 from weir.registry.v1 import registry_pb2
-from weir.worker.v1 import worker_pb2
 
 from libs.clock import Clock
-from libs.deadlines import Deadline, to_duration, to_seconds
+from libs.deadlines import Deadline, to_seconds
 from libs.errors import Reason, WeirError
 from libs.telemetry import get_logger
-from libs.telemetry.tracing import SERVER, Span, span
-from services.gateway import metrics, records
+from libs.telemetry.tracing import SERVER, span
+from services.gateway import metrics
 from services.gateway.catalog import Catalog
+from services.gateway.closing import Closing
 from services.gateway.config import Settings
 from services.gateway.generation import Choice, Generation
-from services.gateway.policy.events import Accepted, Finish
+from services.gateway.policy.events import Finish
 from services.gateway.policy.parameters import bind_parameters, check_parameters
 from services.gateway.policy.spec import BoundParameters, ChatMessage, Identity, Spec
 from services.gateway.ports import AdmissionPort, AuditPort, QuotaPort, Reservation, RouterPort, SafetyPort, WorkerPort
+from services.gateway.request import Request, accepted_of, admit_message, readmit_message, submission
 from services.gateway.text import TextModel
 
 log = get_logger(__name__)
-_CLASSES = {
-    registry_pb2.PLAN_PAID: admission_pb2.QUEUE_CLASS_PAID,
-    registry_pb2.PLAN_FREE: admission_pb2.QUEUE_CLASS_FREE,
-}
-
-
-class Request:
-    """One request on its way; what the end needs to know of its beginning."""
-
-    __slots__ = (
-        "admit",
-        "arrived",
-        "attempt",
-        "deadline",
-        "generation",
-        "granted",
-        "id",
-        "identity",
-        "model_version",
-        "prompt",
-        "span",
-        "spec",
-        "tenant",
-    )
-
-    def __init__(
-        self,
-        *,
-        request_id: str,
-        spec: Spec,
-        identity: Identity,
-        tenant: registry_pb2.Tenant,
-        deadline: Deadline,
-        arrived: float,
-        trace: Span,
-    ) -> None:
-        self.id = request_id
-        self.spec = spec
-        self.identity = identity
-        self.tenant = tenant
-        self.deadline = deadline
-        self.arrived = arrived
-        self.span = trace
-        self.attempt = 0
-        self.model_version = ""
-        self.prompt: list[int] = []
-        self.admit: admission_pb2.Admit | None = None
-        self.granted: admission_pb2.Granted | None = None
-        self.generation: Generation | None = None
-
-    @property
-    def admission_id(self) -> str:
-        """The id that admission and the worker know; another one after a migration."""
-        return f"{self.id}/{self.attempt}" if self.attempt else self.id
 
 
 class Pipeline:
@@ -116,7 +63,14 @@ class Pipeline:
         self._workers = workers
         self._audit = audit
         self._clock = clock
-        self._source = f"{settings.service}/{settings.instance}"
+        self._closing = Closing(
+            quota=quota,
+            admission=admission,
+            router=router,
+            audit=audit,
+            clock=clock,
+            source=f"{settings.service}/{settings.instance}",
+        )
         self._active: dict[Generation, Request] = {}
         self._migrations: set[asyncio.Task[None]] = set()
         self._idle = asyncio.Event()
@@ -153,10 +107,10 @@ class Pipeline:
             self._check_may_run(request)
             return await self._open(request)
         except WeirError as error:
-            self._rejected(request, error)
+            self._closing.rejected(request, error)
             raise
         except asyncio.CancelledError:
-            self._rejected(request, WeirError(Reason.CANCELLED, "the caller cancelled"))
+            self._closing.rejected(request, WeirError(Reason.CANCELLED, "the caller cancelled"))
             raise
 
     async def drain(self) -> None:
@@ -240,7 +194,7 @@ class Pipeline:
                 bound = self._bind(request, version, len(prompt))
             decided = self._clock.monotonic()
             request.model_version, request.prompt = route.model_version, prompt
-            request.admit = self._admit_message(request, route.pool, route.zones, bound)
+            request.admit = admit_message(request, route, bound)
             admitted = True
             request.granted = await self._admission.admit(
                 request.admit, deadline=request.deadline, traceparent=traceparent
@@ -265,7 +219,7 @@ class Pipeline:
             ("safety_skipped", check.skipped),
         )
         generation.degraded += [name for name, on in flags if on]
-        generation.accepted = self._accepted(request, route.arm, generation, reservation)
+        generation.accepted = accepted_of(request, route.arm, reservation, generation.degraded, self._clock.time())
         return generation
 
     async def encode(self, text: TextModel, spec: Spec) -> list[int]:
@@ -291,23 +245,6 @@ class Pipeline:
     def _bind(self, request: Request, version: registry_pb2.ModelVersion, prompt_tokens: int) -> BoundParameters:
         limits = self._catalog.limits(request.identity.tenant, request.spec.model, version)
         return bind_parameters(request.spec.parameters, limits, prompt_tokens)
-
-    def _admit_message(
-        self, request: Request, pool: str, zones: Sequence[str], bound: BoundParameters
-    ) -> admission_pb2.Admit:
-        queue_class = admission_pb2.QUEUE_CLASS_BATCH if request.spec.batch else _CLASSES.get(request.tenant.plan)
-        return admission_pb2.Admit(
-            request_id=request.admission_id,
-            tenant=request.identity.tenant,
-            weight=request.tenant.weight,
-            queue_class=queue_class or admission_pb2.QUEUE_CLASS_FREE,
-            pool=pool,
-            model_version=request.model_version,
-            zones=zones,
-            prompt_tokens=len(request.prompt),
-            max_output_tokens=bound.max_tokens,
-            choices=bound.n,
-        )
 
     def _start(
         self, request: Request, text: TextModel, version: registry_pb2.ModelVersion, bound: BoundParameters
@@ -338,41 +275,11 @@ class Pipeline:
         if granted is None or generation is None:
             raise RuntimeError("submitted before it was granted")
         generation.submitted = self._clock.monotonic()
-        remaining = to_duration(request.deadline.timeout(self._clock))
         submissions = [
-            (
-                worker_pb2.Submit(
-                    grant=granted.grant,
-                    request_id=request.admission_id,
-                    model_version=request.model_version,
-                    prompt=[*request.prompt, *choice.tokens],
-                    sampling=_sampling(generation.parameters, choice),
-                    remaining=remaining,
-                    traceparent=request.span.traceparent,
-                    choice=choice.index,
-                ),
-                choice,
-            )
-            for choice in choices
+            (submission(request, granted, generation.parameters, choice, self._clock), choice) for choice in choices
         ]
         for choice, handle in zip(choices, self._workers.submit(granted, submissions), strict=True):
             choice.handle = handle
-
-    def _accepted(self, request: Request, arm: str, generation: Generation, reservation: Reservation) -> Accepted:
-        granted = request.granted
-        return Accepted(
-            request_id=request.id,
-            trace_id=request.span.traceparent[3:35],
-            model_version=request.model_version,
-            arm=arm,
-            prompt_tokens=len(request.prompt),
-            simulated=bool(granted and granted.simulated),
-            zone=granted.zone if granted else "",
-            created=int(self._clock.time()),
-            degraded=tuple(generation.degraded),
-            token_limit=reservation.tokens,
-            request_limit=reservation.requests,
-        )
 
     # ---- while it runs -------------------------------------------------------------------------------------------
 
@@ -390,7 +297,7 @@ class Pipeline:
         lost, request.granted = request.granted, None
         for choice in generation.choices:
             choice.handle = 0
-        self._router_outcome(request, lost.zone, ok=False)
+        self._closing.outcome(request, lost.zone, ok=False)
         if request.attempt >= self._settings.max_migrations:
             metrics.MIGRATIONS.labels("exhausted").inc()
             generation.fail(WeirError(Reason.WORKER_LOST, "the worker was lost", retry_after=1.0))
@@ -406,13 +313,7 @@ class Pipeline:
         self._admission.release(request.admission_id, pool=admit.pool, output_tokens=0)
         open_choices = [choice for choice in generation.choices if choice.ending is None]
         request.attempt += 1
-        admit.request_id = request.admission_id
-        admit.prompt_tokens = len(request.prompt) + max((len(c.tokens) for c in open_choices), default=0)
-        admit.max_output_tokens = generation.parameters.max_tokens - min(
-            (len(c.tokens) for c in open_choices), default=0
-        )
-        admit.choices = max(1, len(open_choices))
-        admit.exclude_workers.append(lost.worker)
+        readmit_message(request, admit, open_choices, lost.worker)
         log.warning("migrating", request_id=request.id, from_worker=lost.worker, choices=len(open_choices))
         try:
             granted = await self._admission.admit(
@@ -432,75 +333,12 @@ class Pipeline:
     # ---- the end -------------------------------------------------------------------------------------------------
 
     def _on_end(self, request: Request) -> None:
-        generation = request.generation
-        if generation is None or generation.end is None or request.admit is None:
-            raise RuntimeError("ended before it began")
-        end, identity = generation.end, request.identity
-        self._active.pop(generation, None)
+        if request.generation is not None:
+            self._active.pop(request.generation, None)
         metrics.ACTIVE.set(len(self._active))
         if not self._active:
             self._idle.set()
-        self._quota.settle(
-            tenant=identity.tenant,
-            model=request.spec.model,
-            request_id=request.id,
-            tokens=end.usage.prompt_tokens + end.usage.completion_tokens,
-        )
-        self._admission.release(
-            request.admission_id, pool=request.admit.pool, output_tokens=end.usage.completion_tokens
-        )
-        granted, accepted = request.granted, generation.accepted
-        if end.finish is not Finish.CANCELLED and granted is not None:
-            self._router_outcome(request, granted.zone, ok=end.finish is not Finish.ERROR)
-        if accepted is None:  # cancelled between the submission and its acceptance, in one tick
-            accepted = self._accepted(request, "", generation, Reservation(None, None))
-        self._audit.write(
-            records.completed(
-                now=self._clock.time(),
-                source=self._source,
-                identity=identity,
-                spec=request.spec,
-                accepted=accepted,
-                end=end,
-                worker=granted.worker if granted else "",
-                training=request.tenant.training_allowed,
-            )
-        )
-        records.observe(request.spec.operation, accepted, end)
-        self._end_span(request, accepted, generation)
-
-    def _rejected(self, request: Request, error: WeirError) -> None:
-        metrics.outcome(request.spec.operation, "rejected", error.reason.name).inc()
-        self._audit.write(
-            records.rejected(
-                now=self._clock.time(),
-                source=self._source,
-                identity=request.identity,
-                spec=request.spec,
-                request_id=request.id,
-                error=error,
-                trace_id=request.span.traceparent[3:35],
-            )
-        )
-        request.span.end(error.reason.name)
-
-    def _router_outcome(self, request: Request, zone: str, *, ok: bool) -> None:
-        if request.admit is not None:
-            self._router.outcome(pool=request.admit.pool, zone=zone, ok=ok)
-
-    def _end_span(self, request: Request, accepted: Accepted, generation: Generation) -> None:
-        trace, end = request.span, generation.end
-        if end is None:
-            return
-        trace.set("gen_ai.operation.name", request.spec.operation)
-        trace.set("gen_ai.request.model", request.spec.model)
-        trace.set("gen_ai.response.model", accepted.model_version)
-        trace.set("gen_ai.response.finish_reasons", [finish.label for finish in end.choices])
-        trace.set("gen_ai.usage.input_tokens", end.usage.prompt_tokens)
-        trace.set("gen_ai.usage.output_tokens", end.usage.completion_tokens)
-        trace.set("weir.tenant", request.identity.tenant)
-        trace.set("weir.simulated", accepted.simulated)
-        trace.end(end.error_reason if end.finish is Finish.ERROR else "")
+        self._closing.ended(request)
 
 
 def _with_texts(spec: Spec, texts: tuple[str, ...] | None) -> Spec:
@@ -511,28 +349,6 @@ def _with_texts(spec: Spec, texts: tuple[str, ...] | None) -> Spec:
         messages = tuple(ChatMessage(m.role, new) for m, new in zip(spec.messages, texts, strict=True))
         return replace(spec, messages=messages)
     return replace(spec, prompt=texts[0])
-
-
-def _sampling(bound: BoundParameters, choice: Choice) -> worker_pb2.Sampling:
-    sampling = worker_pb2.Sampling(
-        max_tokens=bound.max_tokens - len(choice.tokens),
-        temperature=bound.temperature,
-        top_p=bound.top_p,
-        top_k=bound.top_k,
-        min_p=bound.min_p,
-        repetition_penalty=bound.repetition_penalty,
-        presence_penalty=bound.presence_penalty,
-        frequency_penalty=bound.frequency_penalty,
-        ignore_eos=bound.ignore_eos,
-    )
-    if bound.logit_bias:
-        sampling.logit_bias.update(bound.logit_bias)
-    if bound.seed is not None:
-        # Choices of one seeded request must differ from each other and stay reproducible.
-        sampling.seed = (bound.seed + choice.index) % 2**64
-    if bound.logprobs is not None:
-        sampling.logprobs = bound.logprobs
-    return sampling
 
 
 def _forget(future: Future[Any]) -> None:

@@ -74,7 +74,9 @@ class OpenAIServicer(openai_pb2_grpc.OpenAIServiceServicer):
         await context.send_initial_metadata(
             [("x-weir-model-version", result.model_version), ("x-weir-simulated", str(result.simulated).lower())]
         )
-        yield _body(embeddings_body(result.model_version, result.vectors, result.tokens, as_base64=given.base64), _JSON)
+        await context.write(
+            _body(embeddings_body(result.model_version, result.vectors, result.tokens, as_base64=given.base64), _JSON)
+        )
 
     async def ListModels(  # noqa: N802 - the name on the wire
         self, request: openai_pb2.ListModelsRequest, context: grpc.aio.ServicerContext

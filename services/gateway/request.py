@@ -1,0 +1,159 @@
+"""One request on its way through the pipeline, and the messages that it becomes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from weir.admission.v1 import admission_pb2
+from weir.registry.v1 import registry_pb2
+from weir.worker.v1 import worker_pb2
+
+from libs.clock import Clock
+from libs.deadlines import Deadline, to_duration
+from libs.routing import Route
+from libs.telemetry.tracing import Span
+from services.gateway.generation import Choice, Generation
+from services.gateway.policy.events import Accepted
+from services.gateway.policy.spec import BoundParameters, Identity, Spec
+from services.gateway.ports import Reservation
+
+_CLASSES = {
+    registry_pb2.PLAN_PAID: admission_pb2.QUEUE_CLASS_PAID,
+    registry_pb2.PLAN_FREE: admission_pb2.QUEUE_CLASS_FREE,
+}
+
+
+class Request:
+    """One request on its way; what the end needs to know of its beginning."""
+
+    __slots__ = (
+        "admit",
+        "arrived",
+        "attempt",
+        "deadline",
+        "generation",
+        "granted",
+        "id",
+        "identity",
+        "model_version",
+        "prompt",
+        "span",
+        "spec",
+        "tenant",
+    )
+
+    def __init__(
+        self,
+        *,
+        request_id: str,
+        spec: Spec,
+        identity: Identity,
+        tenant: registry_pb2.Tenant,
+        deadline: Deadline,
+        arrived: float,
+        trace: Span,
+    ) -> None:
+        self.id = request_id
+        self.spec = spec
+        self.identity = identity
+        self.tenant = tenant
+        self.deadline = deadline
+        self.arrived = arrived
+        self.span = trace
+        self.attempt = 0
+        self.model_version = ""
+        self.prompt: list[int] = []
+        self.admit: admission_pb2.Admit | None = None
+        self.granted: admission_pb2.Granted | None = None
+        self.generation: Generation | None = None
+
+    @property
+    def admission_id(self) -> str:
+        """The id that admission and the worker know; another one after a migration."""
+        return f"{self.id}/{self.attempt}" if self.attempt else self.id
+
+
+def admit_message(request: Request, route: Route, bound: BoundParameters) -> admission_pb2.Admit:
+    """What admission is asked."""
+    queue_class = admission_pb2.QUEUE_CLASS_BATCH if request.spec.batch else _CLASSES.get(request.tenant.plan)
+    return admission_pb2.Admit(
+        request_id=request.admission_id,
+        tenant=request.identity.tenant,
+        weight=request.tenant.weight,
+        queue_class=queue_class or admission_pb2.QUEUE_CLASS_FREE,
+        pool=route.pool,
+        model_version=request.model_version,
+        zones=route.zones,
+        prompt_tokens=len(request.prompt),
+        max_output_tokens=bound.max_tokens,
+        choices=bound.n,
+    )
+
+
+def readmit_message(request: Request, admit: admission_pb2.Admit, choices: Sequence[Choice], lost: str) -> None:
+    """Turn the first question into the next one, in place: the prompt grows by what was delivered, `lost` is out.
+
+    The output cap stays: the choice that has delivered least may still need nearly all of it.
+    """
+    admit.request_id = request.admission_id
+    admit.prompt_tokens = len(request.prompt) + max((len(choice.tokens) for choice in choices), default=0)
+    admit.choices = max(1, len(choices))
+    admit.exclude_workers.append(lost)
+
+
+def submission(
+    request: Request, granted: admission_pb2.Granted, bound: BoundParameters, choice: Choice, clock: Clock
+) -> worker_pb2.Submit:
+    """What the worker is asked for one choice: after a migration, to go on after the tokens already delivered."""
+    return worker_pb2.Submit(
+        grant=granted.grant,
+        request_id=request.admission_id,
+        model_version=request.model_version,
+        prompt=[*request.prompt, *choice.tokens],
+        sampling=_sampling(bound, choice),
+        remaining=to_duration(request.deadline.timeout(clock)),
+        traceparent=request.span.traceparent,
+        choice=choice.index,
+    )
+
+
+def accepted_of(
+    request: Request, arm: str, reservation: Reservation, degraded: Sequence[str], created: float
+) -> Accepted:
+    """What the caller is told once a worker was granted."""
+    granted = request.granted
+    return Accepted(
+        request_id=request.id,
+        trace_id=request.span.traceparent[3:35],
+        model_version=request.model_version,
+        arm=arm,
+        prompt_tokens=len(request.prompt),
+        simulated=bool(granted and granted.simulated),
+        zone=granted.zone if granted else "",
+        created=int(created),
+        degraded=tuple(degraded),
+        token_limit=reservation.tokens,
+        request_limit=reservation.requests,
+    )
+
+
+def _sampling(bound: BoundParameters, choice: Choice) -> worker_pb2.Sampling:
+    sampling = worker_pb2.Sampling(
+        max_tokens=bound.max_tokens - len(choice.tokens),
+        temperature=bound.temperature,
+        top_p=bound.top_p,
+        top_k=bound.top_k,
+        min_p=bound.min_p,
+        repetition_penalty=bound.repetition_penalty,
+        presence_penalty=bound.presence_penalty,
+        frequency_penalty=bound.frequency_penalty,
+        ignore_eos=bound.ignore_eos,
+    )
+    if bound.logit_bias:
+        sampling.logit_bias.update(bound.logit_bias)
+    if bound.seed is not None:
+        # Choices of one seeded request must differ from each other and stay reproducible.
+        sampling.seed = (bound.seed + choice.index) % 2**64
+    if bound.logprobs is not None:
+        sampling.logprobs = bound.logprobs
+    return sampling
