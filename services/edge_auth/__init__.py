@@ -1,0 +1,1 @@
+"""Who is this, and what may they do? See README.md."""

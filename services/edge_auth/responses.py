@@ -1,0 +1,120 @@
+"""Answers to Envoy, as bytes.
+
+A principal's answer differs between its requests only in the estimated tokens, so the rest is serialised once and a
+request appends one header: in protobuf's wire form a message field that comes twice is merged
+(https://protobuf.dev/programming-guides/encoding/#last-one-wins).
+"""
+
+import json
+from functools import lru_cache
+
+from envoy.config.core.v3 import base_pb2
+from envoy.service.auth.v3 import external_auth_pb2
+from google.protobuf import struct_pb2
+
+from libs.errors import Reason, grpc_code, http_status
+from services.edge_auth.policy.credentials import CREDENTIAL_HEADERS
+from services.edge_auth.policy.types import Principal, Refusal
+
+_OVERWRITE = base_pb2.HeaderValueOption.OVERWRITE_IF_EXISTS_OR_ADD
+_TEXTS: dict[Refusal, tuple[Reason, str, str, str]] = {
+    Refusal.NO_CREDENTIAL: (
+        Reason.UNAUTHENTICATED,
+        "missing_api_key",
+        "invalid_request_error",
+        "No API key provided. Send it as 'Authorization: Bearer YOUR_KEY'.",
+    ),
+    Refusal.BAD_CREDENTIAL: (
+        Reason.UNAUTHENTICATED,
+        "invalid_api_key",
+        "invalid_request_error",
+        "Incorrect API key provided.",
+    ),
+    Refusal.KEY_REVOKED: (
+        Reason.KEY_REVOKED,
+        "revoked_api_key",
+        "invalid_request_error",
+        "This API key was revoked.",
+    ),
+    Refusal.KEY_EXPIRED: (
+        Reason.KEY_EXPIRED,
+        "expired_api_key",
+        "invalid_request_error",
+        "This API key or token has expired.",
+    ),
+    Refusal.SCOPE_MISSING: (
+        Reason.SCOPE_MISSING,
+        "insufficient_scope",
+        "permission_error",
+        "This API key lacks the scope that this request needs.",
+    ),
+    Refusal.TENANT_INACTIVE: (
+        Reason.PERMISSION_DENIED,
+        "account_inactive",
+        "permission_error",
+        "This account is not active.",
+    ),
+    Refusal.UNKNOWN_PATH: (Reason.NOT_FOUND, "unknown_url", "invalid_request_error", "Unknown request URL."),
+}
+
+
+def allowed_start(principal: Principal) -> bytes:
+    """All of an OK answer but the estimate."""
+    metadata = struct_pb2.Struct()
+    metadata.update({"tenant": principal.tenant, "key_id": principal.key_id})
+    ok = external_auth_pb2.OkHttpResponse(
+        headers=[
+            _header("x-weir-tenant", principal.tenant),
+            _header("x-weir-plan", principal.plan),
+            _header("x-weir-scopes", " ".join(sorted(principal.scopes))),
+            _header("x-weir-key-id", principal.key_id),
+        ],
+        headers_to_remove=CREDENTIAL_HEADERS,
+    )
+    response = external_auth_pb2.CheckResponse(ok_response=ok, dynamic_metadata=metadata)
+    response.status.SetInParent()
+    return response.SerializeToString()
+
+
+@lru_cache(maxsize=8192)
+def allowed_end(estimated_tokens: int) -> bytes:
+    """The rest of an OK answer."""
+    ok = external_auth_pb2.OkHttpResponse(headers=[_header("x-weir-estimated-tokens", str(estimated_tokens))])
+    return external_auth_pb2.CheckResponse(ok_response=ok).SerializeToString()
+
+
+@lru_cache(maxsize=64)
+def denied(refusal: Refusal, *, grpc: bool, scope: str = "") -> bytes:
+    """A refusal: an OpenAI error envelope for HTTP, a plain sentence for gRPC (it becomes the status message)."""
+    reason, code, kind, message = _TEXTS[refusal]
+    if refusal is Refusal.SCOPE_MISSING:
+        message = f"{message[:-1]}: {scope}."
+    headers = []
+    body = message
+    if not grpc:
+        envelope = {"error": {"message": message, "type": kind, "param": None, "code": code}}
+        body = json.dumps(envelope, separators=(",", ":"))
+        headers.append(_header("content-type", "application/json"))
+    status = http_status(reason)
+    if status in (401, 403):
+        headers.append(_header("www-authenticate", _challenge(refusal, scope)))
+    response = external_auth_pb2.CheckResponse(
+        denied_response=external_auth_pb2.DeniedHttpResponse(headers=headers, body=body)
+    )
+    response.denied_response.status.code = status  # type: ignore[assignment]
+    response.status.code = grpc_code(reason).value[0]
+    response.status.message = refusal.value
+    return response.SerializeToString()
+
+
+def _challenge(refusal: Refusal, scope: str) -> str:
+    """RFC 6750, section 3: no error code for a request that showed nothing."""
+    if refusal is Refusal.NO_CREDENTIAL:
+        return 'Bearer realm="weir"'
+    if refusal is Refusal.SCOPE_MISSING:
+        return f'Bearer realm="weir", error="insufficient_scope", scope="{scope}"'
+    return 'Bearer realm="weir", error="invalid_token"'
+
+
+def _header(name: str, value: str) -> base_pb2.HeaderValueOption:
+    return base_pb2.HeaderValueOption(header=base_pb2.HeaderValue(key=name, value=value), append_action=_OVERWRITE)

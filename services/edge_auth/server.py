@@ -1,0 +1,70 @@
+"""`envoy.service.auth.v3.Authorization/Check`: read → identify → allow → answer.
+
+Registered as a handler that answers with bytes, because most of an answer is serialised once per credential.
+"""
+
+import grpc
+from envoy.service.auth.v3 import external_auth_pb2
+
+from libs.clock import Clock
+from libs.rpc import require_peer, traceparent_of
+from libs.telemetry.tracing import SERVER, span
+from services.edge_auth import metrics
+from services.edge_auth.authenticator import Authenticator
+from services.edge_auth.policy.credentials import allow, estimated_tokens, shown_credential
+from services.edge_auth.policy.paths import required_scope
+from services.edge_auth.policy.types import Refusal
+from services.edge_auth.responses import allowed_end, denied
+
+SERVICE = "envoy.service.auth.v3.Authorization"
+
+
+class AuthorizationServicer:
+    """Answers Envoy."""
+
+    def __init__(self, *, authenticator: Authenticator, clock: Clock, peers: tuple[str, ...], tls: bool) -> None:
+        self._authenticator = authenticator
+        self._clock = clock
+        self._peers = peers
+        self._tls = tls
+
+    def register(self, server: grpc.aio.Server) -> None:
+        """Adds the service to a server."""
+        check = grpc.unary_unary_rpc_method_handler(
+            self.check, request_deserializer=external_auth_pb2.CheckRequest.FromString
+        )
+        server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(SERVICE, {"Check": check}),))
+
+    async def check(self, request: external_auth_pb2.CheckRequest, context: grpc.aio.ServicerContext) -> bytes:
+        """A serialised `CheckResponse`.
+
+        :raises WeirError: PERMISSION_DENIED for a peer that is not Envoy.
+        """
+        require_peer(context, self._peers, tls=self._tls)
+        with span("edge_auth.check", parent=traceparent_of(context), kind=SERVER) as trace:
+            outcome = self._decide(request)
+            if isinstance(outcome, bytes):
+                metrics.ALLOWED.inc()
+                return outcome
+            refusal, scope = outcome
+            metrics.REFUSED[refusal].inc()
+            trace.set("weir.outcome", refusal.value)
+            kind = request.attributes.request.http.headers.get("content-type", "")
+            return denied(refusal, grpc=kind.startswith("application/grpc"), scope=scope)
+
+    def _decide(self, request: external_auth_pb2.CheckRequest) -> bytes | tuple[Refusal, str]:
+        http = request.attributes.request.http
+        headers = http.headers
+        scope = required_scope(http.path)
+        if scope is None:
+            return Refusal.UNKNOWN_PATH, ""
+        credential = shown_credential(headers)
+        if not credential:
+            return Refusal.NO_CREDENTIAL, ""
+        verdict = self._authenticator.identify(credential)
+        if isinstance(verdict, Refusal):
+            return verdict, ""
+        refusal = allow(verdict.principal, scope, self._clock.time())
+        if refusal is not None:
+            return refusal, scope if refusal is Refusal.SCOPE_MISSING else ""
+        return verdict.start + allowed_end(estimated_tokens(headers.get("content-length", "")))
