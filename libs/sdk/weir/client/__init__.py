@@ -1,0 +1,31 @@
+"""The typed Python client of Weir's native API.
+
+    async with Client("xds:///gateway.weir.internal", tls=Tls(ca=…, cert=…, key=…)) as client:
+        async with client.generate("weir-fast", "What is a weir?", timeout=30) as stream:
+            async for piece in stream:
+                print(piece.text, end="", flush=True)
+        print(stream.end.usage)
+
+Over the public edge: `Client("localhost:18443", ca=…, api_key="wk_…")`. Failures raise `WeirError` with a closed reason
+and, where coming back helps, `retry_after`. A generation is tried again (with jittered back-off, inside the timeout)
+only while nothing of it has arrived; leaving the `async with` early cancels it on the worker.
+"""
+
+from weir.client._client import Client, RetryPolicy, Tls
+from weir.client._stream import GenerationStream, Piece
+from weir.client._types import Completion, Embeddings, Parameters
+
+from libs.errors import Reason, WeirError
+
+__all__ = [
+    "Client",
+    "Completion",
+    "Embeddings",
+    "GenerationStream",
+    "Parameters",
+    "Piece",
+    "Reason",
+    "RetryPolicy",
+    "Tls",
+    "WeirError",
+]

@@ -1,0 +1,188 @@
+"""The client: channel, credentials, retries."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import time
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self, TypeVar
+
+import grpc
+from weir.client._stream import GenerationStream
+from weir.client._types import Completion, Embeddings, Input, Parameters, to_spec
+from weir.inference.v1 import inference_pb2, inference_pb2_grpc
+
+from libs.config import TlsFiles
+from libs.errors import Reason, WeirError, from_rpc_error
+from libs.rpc import make_channel
+
+T = TypeVar("T")
+# Nothing has run when these come before the first token; another try may find room or another process.
+_RETRYABLE = frozenset(
+    {
+        Reason.DEPENDENCY_UNAVAILABLE,
+        Reason.DRAINING,
+        Reason.REJECTED_QUEUE_FULL,
+        Reason.REJECTED_NO_CAPACITY,
+        Reason.EVICTED_SHED,
+        Reason.EVICTED_TTL,
+        Reason.GRANT_EXPIRED,
+        Reason.WORKER_LOST,
+    }
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Tls:
+    """PEM files of an internal workload: the mesh's CA, the workload's certificate and its key."""
+
+    ca: str
+    cert: str
+    key: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RetryPolicy:
+    """Tries before the first token. The pause is drawn from 0 to `base · 2^attempt`, at most `cap` seconds (full
+    jitter), and at least what the server asked for; a try that could not finish inside the timeout is not made."""
+
+    attempts: int = 3
+    base: float = 0.05
+    cap: float = 2.0
+
+
+class Client:
+    """Calls a mesh. One per process; safe for concurrent use on one event loop."""
+
+    def __init__(
+        self,
+        target: str,
+        *,
+        tls: Tls | None = None,
+        ca: str | None = None,
+        api_key: str | None = None,
+        retries: RetryPolicy = RetryPolicy(),
+        rng: random.Random | None = None,
+    ) -> None:
+        """`tls` speaks mTLS as a workload (any target, `xds:///…` included); `ca` with `api_key` speaks TLS to the
+        public edge; neither speaks plaintext (a local edge)."""
+        self._metadata = [("authorization", f"Bearer {api_key}")] if api_key else []
+        self._retries = retries
+        self._rng = rng or random.Random()
+        if ca is not None:
+            credentials = grpc.ssl_channel_credentials(Path(ca).read_bytes())
+            self._channel = grpc.aio.secure_channel(target, credentials)
+        else:
+            files = TlsFiles(tls.ca, tls.cert, tls.key) if tls else None
+            name = None if target.startswith("xds:") else "gateway.weir.internal"
+            self._channel = make_channel(target, tls=files, server_name=name)
+        self._stub = inference_pb2_grpc.InferenceServiceStub(self._channel)
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, exc_type: type[BaseException] | None, exc: BaseException | None, tb: TracebackType | None
+    ) -> None:
+        await self.close()
+
+    async def close(self) -> None:
+        """Close the channel; running calls are cancelled."""
+        await self._channel.close()
+
+    def generate(
+        self,
+        model: str,
+        given: Input,
+        *,
+        timeout: float,
+        parameters: Parameters = Parameters(),
+        client_request_id: str = "",
+        sticky_key: str = "",
+    ) -> GenerationStream:
+        """Stream a generation: `async with client.generate(…) as stream: async for piece in stream`.
+
+        `timeout` is in seconds and covers everything, retries included.
+        """
+        spec = to_spec(model, given, parameters, client_request_id=client_request_id, sticky_key=sticky_key)
+        ends = time.monotonic() + timeout
+
+        async def start() -> Any:
+            call = self._stub.Generate(timeout=max(0.001, ends - time.monotonic()), metadata=self._metadata)
+            try:
+                await call.write(inference_pb2.GenerateRequest(start=spec))
+            except (grpc.aio.AioRpcError, asyncio.InvalidStateError):
+                pass  # the call has ended already; reading tells why
+            return call
+
+        return GenerationStream(start, lambda attempt, error: self._pause(attempt, error, ends))
+
+    async def complete(
+        self,
+        model: str,
+        given: Input,
+        *,
+        timeout: float,  # noqa: ASYNC109 - the whole call's budget, sent to the server as its deadline
+        parameters: Parameters = Parameters(),
+        client_request_id: str = "",
+        sticky_key: str = "",
+    ) -> Completion:
+        """Run a generation and return it whole.
+
+        :raises WeirError: refused, or failed before any text.
+        """
+        spec = to_spec(model, given, parameters, client_request_id=client_request_id, sticky_key=sticky_key)
+        request = inference_pb2.CompleteRequest(spec=spec)
+        response = await self._unary(self._stub.Complete, request, timeout)
+        choices = list(response.choices)
+        return Completion(choices[0].text if choices else "", choices, response.accepted, response.end)
+
+    async def embed(self, model: str, inputs: Sequence[str], *, timeout: float) -> Embeddings:
+        """Embed texts.
+
+        :raises WeirError: refused.
+        """
+        response = await self._unary(self._stub.Embed, inference_pb2.EmbedRequest(model=model, inputs=inputs), timeout)
+        return Embeddings(
+            [list(e.values) for e in response.embeddings],
+            response.model_version,
+            response.usage.prompt_tokens,
+            response.simulated,
+        )
+
+    async def count_tokens(self, model: str, given: Input, *, timeout: float) -> int:
+        """Tokens that this input would cost, template included.
+
+        :raises WeirError: refused.
+        """
+        spec = to_spec(model, given, Parameters(), client_request_id="", sticky_key="")
+        request = inference_pb2.CountTokensRequest(spec=spec)
+        response = await self._unary(self._stub.CountTokens, request, timeout)
+        return response.prompt_tokens
+
+    async def _unary(self, method: Callable[..., Awaitable[T]], request: Any, timeout: float) -> T:
+        ends = time.monotonic() + timeout
+        attempt = 0
+        while True:
+            try:
+                return await method(request, timeout=max(0.001, ends - time.monotonic()), metadata=self._metadata)
+            except grpc.aio.AioRpcError as failure:
+                error = from_rpc_error(failure)
+                attempt += 1
+                if not await self._pause(attempt, error, ends):
+                    raise error from failure
+
+    async def _pause(self, attempt: int, error: WeirError, ends: float) -> bool:
+        """Wait before another try; False when there should be none."""
+        if error.reason not in _RETRYABLE or attempt >= self._retries.attempts:
+            return False
+        pause = self._rng.uniform(0, min(self._retries.cap, self._retries.base * 2**attempt))
+        pause = max(pause, error.retry_after or 0.0)
+        if time.monotonic() + pause >= ends:
+            return False
+        await asyncio.sleep(pause)
+        return True
