@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import random
 import time
 from collections.abc import Awaitable, Callable, Sequence
@@ -21,6 +22,7 @@ from libs.errors import Reason, WeirError, from_rpc_error
 from libs.rpc import make_channel
 
 T = TypeVar("T")
+_DEFAULTS = Parameters()
 # Nothing has run when these come before the first token; another try may find room or another process.
 _RETRYABLE = frozenset(
     {
@@ -65,13 +67,13 @@ class Client:
         tls: Tls | None = None,
         ca: str | None = None,
         api_key: str | None = None,
-        retries: RetryPolicy = RetryPolicy(),
+        retries: RetryPolicy | None = None,
         rng: random.Random | None = None,
     ) -> None:
         """`tls` speaks mTLS as a workload (any target, `xds:///…` included); `ca` with `api_key` speaks TLS to the
         public edge; neither speaks plaintext (a local edge)."""
         self._metadata = [("authorization", f"Bearer {api_key}")] if api_key else []
-        self._retries = retries
+        self._retries = retries or RetryPolicy()
         self._rng = rng or random.Random()
         if ca is not None:
             credentials = grpc.ssl_channel_credentials(Path(ca).read_bytes())
@@ -100,7 +102,7 @@ class Client:
         given: Input,
         *,
         timeout: float,
-        parameters: Parameters = Parameters(),
+        parameters: Parameters = _DEFAULTS,
         client_request_id: str = "",
         sticky_key: str = "",
     ) -> GenerationStream:
@@ -113,10 +115,9 @@ class Client:
 
         async def start() -> Any:
             call = self._stub.Generate(timeout=max(0.001, ends - time.monotonic()), metadata=self._metadata)
-            try:
+            # A call that has ended already tells why when it is read.
+            with contextlib.suppress(grpc.aio.AioRpcError, asyncio.InvalidStateError):
                 await call.write(inference_pb2.GenerateRequest(start=spec))
-            except (grpc.aio.AioRpcError, asyncio.InvalidStateError):
-                pass  # the call has ended already; reading tells why
             return call
 
         return GenerationStream(start, lambda attempt, error: self._pause(attempt, error, ends))
@@ -126,8 +127,8 @@ class Client:
         model: str,
         given: Input,
         *,
-        timeout: float,  # noqa: ASYNC109 - the whole call's budget, sent to the server as its deadline
-        parameters: Parameters = Parameters(),
+        timeout: float,
+        parameters: Parameters = _DEFAULTS,
         client_request_id: str = "",
         sticky_key: str = "",
     ) -> Completion:
