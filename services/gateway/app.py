@@ -60,7 +60,7 @@ class Gateway:
             targets.safety,
             safety_pb2_grpc.SafetyServiceStub,
             safety_pb2,
-            on_stream=lambda generation: self._safety.on_stream(generation),
+            on_stream=self._on_safety_stream,
         )
         self._links = [quota_link, router_link, safety_link, audit_link]
         self._quota = QuotaClient(
@@ -159,6 +159,9 @@ class Gateway:
     def endpoint_extra(self) -> Mapping[str, Any]:
         """See `Service`."""
         return {}
+
+    def _on_safety_stream(self, generation: int) -> None:
+        self._safety.on_stream(generation)
 
     def _on_snapshot(self, snapshot: RegistrySnapshot) -> None:
         self._catalog.update(snapshot)

@@ -16,6 +16,7 @@ from libs.errors import Reason, WeirError
 from services.gateway.policy.parameters import invalid
 from services.gateway.policy.spec import ChatMessage, Parameters, Spec
 
+_MISSING = re.compile(r"missing required field `([^`]+)`$")
 _PATH = re.compile(r" - at `\$\.?([^`]*)`$")
 
 
@@ -64,7 +65,7 @@ class _ChatBody(_Common, kw_only=True):
 
 
 class _CompletionBody(_Common, kw_only=True):
-    prompt: str | list[str] | list[int] | list[list[int]]
+    prompt: str | list[Any]
     logprobs: int | None = None
     echo: bool | None = None
     suffix: str | None = None
@@ -183,8 +184,8 @@ def _decode(decoder: msgspec.json.Decoder[B], body: bytes) -> B:
         message = str(error)
         found = _PATH.search(message)
         if found is None:  # a missing field of the body itself: "Object missing required field `model`"
-            quoted = re.search(r"`([^`]+)`$", message)
-            field = quoted.group(1) if quoted else "body"
+            missing = _MISSING.search(message)
+            field = missing.group(1) if missing else "body"
         else:
             field, message = found.group(1), message[: found.start()]
         raise WeirError(Reason.INVALID_REQUEST, f"{field}: {message}", limit=field) from error
@@ -239,7 +240,7 @@ def _content(message: _Message, position: int) -> str:
     return "".join(part.text or "" for part in message.content)
 
 
-def _prompt(given: str | list[str] | list[int] | list[list[int]]) -> tuple[str | None, tuple[int, ...] | None]:
+def _prompt(given: str | list[Any]) -> tuple[str | None, tuple[int, ...] | None]:
     if isinstance(given, list) and len(given) == 1 and isinstance(given[0], (str, list)):
         given = given[0]
     if isinstance(given, str):

@@ -1,0 +1,104 @@
+"""OpenAI bodies become specs; bad ones are refused by field; unknown fields are tolerated."""
+
+import json
+
+import pytest
+
+from libs.errors import Reason, WeirError
+from services.gateway.openai.requests import parse_chat, parse_completion, parse_embedding
+
+MESSAGES = [{"role": "user", "content": "hi"}]
+
+
+def chat(**fields: object) -> bytes:
+    return json.dumps({"model": "m", "messages": MESSAGES, **fields}).encode()
+
+
+def refused(body: bytes) -> WeirError:
+    with pytest.raises(WeirError) as caught:
+        parse_chat(body)
+    assert caught.value.reason is Reason.INVALID_REQUEST
+    return caught.value
+
+
+def test_a_plain_chat() -> None:
+    request = parse_chat(chat(stream=True, stream_options={"include_usage": True}, stop="x", seed=7, user="u1"))
+    assert request.stream
+    assert request.include_usage
+    assert request.spec.messages is not None
+    assert request.spec.messages[0].content == "hi"
+    assert request.spec.parameters.stop == ("x",)
+    assert request.spec.parameters.seed == 7
+    assert request.spec.sticky_key == "u1"
+
+
+@pytest.mark.parametrize(
+    ("fields", "value", "name"),
+    [
+        ({"max_tokens": 1, "max_completion_tokens": 4096}, 1, "max_tokens"),
+        ({"max_tokens": 4096, "max_completion_tokens": 2}, 2, "max_completion_tokens"),
+        ({"max_completion_tokens": 3}, 3, "max_completion_tokens"),
+        ({"max_tokens": 4}, 4, "max_tokens"),
+    ],
+)
+def test_the_smaller_output_cap_binds(fields: dict[str, int], value: int, name: str) -> None:
+    parameters = parse_chat(chat(**fields)).spec.parameters
+    assert (parameters.max_tokens, parameters.max_tokens_field) == (value, name)
+
+
+def test_unknown_fields_are_tolerated() -> None:
+    assert parse_chat(chat(store=True, metadata={"a": "b"}, parallel_tool_calls=None)).spec.model == "m"
+
+
+@pytest.mark.parametrize(
+    ("body", "field"),
+    [
+        (chat(max_tokens="ten"), "max_tokens"),
+        (chat(temperature=[1]), "temperature"),
+        (chat(messages=[]), "messages"),
+        (chat(messages=[{"role": "user", "content": 5}]), "messages"),
+        (chat(messages=[{"role": "user"}]), "messages[0].content"),
+        (chat(messages=[{"role": "user", "content": [{"type": "image_url"}]}]), "messages[0].content"),
+        (chat(tools=[{"type": "function"}]), "tools"),
+        (chat(response_format={"type": "json_object"}), "response_format"),
+        (chat(top_logprobs=2), "top_logprobs"),
+        (chat(logit_bias={"x": 1}), "logit_bias"),
+        (b'{"messages": []}', "model"),
+        (b"{", "body"),
+        (b"", "body"),
+        (b"[]", "body"),
+        (b'{"model": "\xff\xfe"}', "body"),
+    ],
+)
+def test_a_bad_body_is_refused_by_field(body: bytes, field: str) -> None:
+    assert refused(body).limit.startswith(field)
+
+
+def test_content_parts_are_joined() -> None:
+    parts = [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]
+    messages = parse_chat(chat(messages=[{"role": "user", "content": parts}])).spec.messages
+    assert messages is not None
+    assert messages[0].content == "ab"
+
+
+def test_logprobs_need_their_switch() -> None:
+    assert parse_chat(chat(logprobs=True, top_logprobs=3)).spec.parameters.logprobs == 3
+    assert parse_chat(chat(logprobs=True)).spec.parameters.logprobs == 0
+    assert parse_chat(chat()).spec.parameters.logprobs is None
+
+
+def test_completions_take_text_or_token_ids() -> None:
+    assert parse_completion(b'{"model":"m","prompt":"x"}').spec.prompt == "x"
+    assert parse_completion(b'{"model":"m","prompt":["x"]}').spec.prompt == "x"
+    assert parse_completion(b'{"model":"m","prompt":[1,2]}').spec.token_ids == (1, 2)
+    with pytest.raises(WeirError) as caught:
+        parse_completion(b'{"model":"m","prompt":["x","y"]}')
+    assert caught.value.limit == "prompt"
+
+
+def test_embeddings() -> None:
+    assert parse_embedding(b'{"model":"m","input":"x"}').inputs == ["x"]
+    assert parse_embedding(b'{"model":"m","input":["x","y"],"encoding_format":"base64"}').base64
+    with pytest.raises(WeirError) as caught:
+        parse_embedding(b'{"model":"m","input":[]}')
+    assert caught.value.limit == "input"
