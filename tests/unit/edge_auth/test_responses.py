@@ -1,0 +1,69 @@
+"""The answers, as Envoy reads them."""
+
+import json
+
+import pytest
+from envoy.config.core.v3 import base_pb2
+from envoy.service.auth.v3 import external_auth_pb2
+
+from services.edge_auth.policy.types import Principal, Refusal
+from services.edge_auth.responses import allowed_end, allowed_start, denied
+
+PRINCIPAL = Principal("acme", "paid", frozenset({"models.read", "inference"}), "k1")
+
+
+def parsed(content: bytes) -> external_auth_pb2.CheckResponse:
+    return external_auth_pb2.CheckResponse.FromString(content)
+
+
+def test_the_two_halves_of_an_ok_answer_merge() -> None:
+    response = parsed(allowed_start(PRINCIPAL) + allowed_end(123))
+    assert response.status.code == 0
+    assert response.WhichOneof("http_response") == "ok_response"
+    assert {option.header.key: option.header.value for option in response.ok_response.headers} == {
+        "x-weir-tenant": "acme",
+        "x-weir-plan": "paid",
+        "x-weir-scopes": "inference models.read",
+        "x-weir-key-id": "k1",
+        "x-weir-estimated-tokens": "123",
+    }
+    overwrite = base_pb2.HeaderValueOption.OVERWRITE_IF_EXISTS_OR_ADD
+    assert {option.append_action for option in response.ok_response.headers} == {overwrite}
+    assert list(response.ok_response.headers_to_remove) == ["authorization", "api-key", "x-api-key"]
+    assert dict(response.dynamic_metadata) == {"tenant": "acme", "key_id": "k1"}
+
+
+@pytest.mark.parametrize(
+    ("refusal", "status", "code", "error"),
+    [
+        (Refusal.NO_CREDENTIAL, 401, "missing_api_key", ""),
+        (Refusal.BAD_CREDENTIAL, 401, "invalid_api_key", "invalid_token"),
+        (Refusal.KEY_REVOKED, 401, "revoked_api_key", "invalid_token"),
+        (Refusal.KEY_EXPIRED, 401, "expired_api_key", "invalid_token"),
+        (Refusal.SCOPE_MISSING, 403, "insufficient_scope", 'insufficient_scope", scope="admin'),
+        (Refusal.TENANT_INACTIVE, 403, "account_inactive", "invalid_token"),
+    ],
+)
+def test_refusals_over_http(refusal: Refusal, status: int, code: str, error: str) -> None:
+    response = parsed(denied(refusal, grpc=False, scope="admin" if refusal is Refusal.SCOPE_MISSING else ""))
+    refused = response.denied_response
+    assert refused.status.code == status
+    assert response.status.code in (7, 16)
+    body = json.loads(refused.body)["error"]
+    assert set(body) == {"message", "type", "param", "code"}
+    assert body["code"] == code
+    headers = {option.header.key: option.header.value for option in refused.headers}
+    assert headers["content-type"] == "application/json"
+    assert headers["www-authenticate"] == 'Bearer realm="weir"' + (f', error="{error}"' if error else "")
+
+
+def test_an_unknown_path_is_not_found() -> None:
+    response = parsed(denied(Refusal.UNKNOWN_PATH, grpc=False))
+    assert response.denied_response.status.code == 404
+    assert response.status.code == 5
+
+
+def test_refusals_over_grpc_are_plain_sentences() -> None:
+    refused = parsed(denied(Refusal.SCOPE_MISSING, grpc=True, scope="admin")).denied_response
+    assert refused.body == "This API key lacks the scope that this request needs: admin."
+    assert [option.header.key for option in refused.headers] == ["www-authenticate"]
