@@ -216,7 +216,8 @@ class ThreadedEngine:
             return
         self._request_stop()
         await self._ended.wait()
-        self._thread.join()
+        # The thread is at its last line; even so, the loop does not wait for it.
+        await asyncio.to_thread(self._thread.join)
 
     def _request_stop(self) -> None:
         with self._wake:

@@ -1,5 +1,6 @@
 """The torch engine's core: seeds, deadlines, failures, memory."""
 
+import asyncio
 import random
 
 import pytest
@@ -10,6 +11,7 @@ from support_checkpoints import MODEL, Collected, make_core, request, run
 
 from libs.clock import ManualClock
 from services.worker.engines.port import EngineLoadError, FinishReason
+from services.worker.engines.torch_engine import TorchSettings, build
 
 
 def prompts(seed, count, longest=30):
@@ -166,3 +168,34 @@ def test_batched_decode_is_one_forward_pass(tiny, monkeypatch):
     core.step()
     assert sizes == [12]
     assert torch.is_inference_mode_enabled() is False
+
+
+async def test_the_whole_engine_behind_its_port(tiny):
+    folder, model = tiny
+    asked = prompts(6, 6)
+    engine = build(TorchSettings(models={MODEL: folder}, block_size=4, total_blocks=64, max_running=3))
+    collected, changed = Collected(), asyncio.Event()
+
+    def sink(output):
+        collected.take(output)
+        changed.set()
+
+    async def until(condition):
+        async with asyncio.timeout(30):
+            while not condition():
+                changed.clear()
+                await changed.wait()
+
+    await engine.start(sink)
+    assert engine.capacity().free_blocks == 64
+    engine.submit([request(i, each) for i, each in enumerate(asked)])
+    engine.submit([request(90, [5, 6], max_tokens=120, ignore_eos=True), request(91, [])])
+    await until(lambda: 90 in collected.tokens)
+    engine.cancel([90])
+    assert len((await engine.embed(MODEL, [[1, 2, 3]]))[0]) == 32
+    await until(lambda: len(collected.finish) == 8)
+    assert [collected.tokens[i] for i in range(6)] == [support.reference(model, each) for each in asked]
+    assert collected.finish[90] == FinishReason.CANCELLED
+    assert collected.finish[91] == FinishReason.ERROR
+    assert engine.capacity().free_blocks == 64
+    await engine.stop()
