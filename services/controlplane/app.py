@@ -48,6 +48,7 @@ class ControlPlane:
         self._descriptors = transcoder_descriptors()
         self._saved = versions.load(self._versions_file) if self._versions_file else {}
         self._changed = asyncio.Event()
+        self._served: Mapping[Any, Any] | None = None
         self.publisher = Publisher()
         """What is served."""
         self._servicer = AdsServicer(self.publisher, clock=clock, tls=settings.tls is not None)
@@ -85,6 +86,11 @@ class ControlPlane:
 
     def _publish(self, registry: RegistrySnapshot) -> bool:
         """Build, check, encode, serve; a faulty state is refused and the last one stays."""
+        if self.publisher.current.revision and registry.endpoints is self._served:
+            # Tenants, keys and limits changed, and collections that did not are the same objects.
+            self.publisher.revise(registry.revision)
+            metrics.REVISION.set(registry.revision)
+            return True
         started = self._clock.monotonic()
         endpoints, bad = endpoints_of(registry.endpoints.values())
         metrics.BAD_ENDPOINTS.set(len(bad))
@@ -105,6 +111,7 @@ class ControlPlane:
         except json_format.ParseError as error:
             return self._refuse(registry.revision, [str(error)])
         self.publisher.publish(encoded)
+        self._served = registry.endpoints
         metrics.BUILD.observe(self._clock.monotonic() - started)
         metrics.SNAPSHOTS.labels("published").inc()
         metrics.REVISION.set(encoded.revision)

@@ -175,7 +175,7 @@ def _same(new: Mapping[str, any_pb2.Any], old: Mapping[str, any_pb2.Any]) -> boo
 
 
 def _pack(kind: str, resource: Resource) -> any_pb2.Any:
-    message = json_format.ParseDict(resource, _MESSAGES[kind]())
+    message = json_format.ParseDict(dict(resource), _MESSAGES[kind]())
     return any_pb2.Any(type_url=kind, value=message.SerializeToString(deterministic=True))
 
 

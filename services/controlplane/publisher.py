@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 
 from services.controlplane.convert import EMPTY, Encoded
 
@@ -29,6 +30,11 @@ class Publisher:
         self.refused = ""
         for event in self._waiting:
             event.set()
+
+    def revise(self, revision: int) -> None:
+        """The same resources hold at a later revision; nobody needs to be told."""
+        self._current = replace(self._current, revision=revision)
+        self.refused = ""
 
     @contextmanager
     def subscribed(self, event: asyncio.Event) -> Iterator[None]:

@@ -16,7 +16,7 @@ _TYPE = "type.googleapis.com/envoy.extensions."
 _ACCESS_FIELDS = {
     "event": "access",
     "time": "%START_TIME%",
-    "request_id": "%REQ(X-REQUEST-ID)%",
+    "request_id": "%RESP(X-REQUEST-ID)%",
     "trace": "%REQ(TRACEPARENT)%",
     "method": "%REQ(:METHOD)%",
     # Without the query: it could hold what a user wrote.

@@ -7,6 +7,7 @@ from services.controlplane.policy.names import Resource
 
 AUTH = "envoy.filters.http.ext_authz"
 TRANSCODER = "envoy.filters.http.grpc_json_transcoder"
+RATE_LIMIT = "envoy.filters.http.ratelimit"
 RATE_LIMIT_DOMAIN = "weir-edge"
 TRANSCODED = ("weir.openai.v1.OpenAIService", "weir.registry.v1.RegistryService")
 """gRPC services that have an HTTP face."""
@@ -45,7 +46,7 @@ def http_filters(edge: EdgeConfig, descriptors: str) -> list[Resource]:
     return [
         _filter("envoy.filters.http.grpc_web", "grpc_web.v3.GrpcWeb"),
         _filter(AUTH, "ext_authz.v3.ExtAuthz", _auth(edge)),
-        _filter("envoy.filters.http.ratelimit", "ratelimit.v3.RateLimit", _rate_limit(edge)),
+        _filter(RATE_LIMIT, "ratelimit.v3.RateLimit", _rate_limit(edge)),
         _filter("envoy.filters.http.lua", "lua.v3.Lua", {"default_source_code": {"inline_string": _STATUS_LUA}}),
         _filter(TRANSCODER, "grpc_json_transcoder.v3.GrpcJsonTranscoder", _transcoder(edge, descriptors)),
         _filter("envoy.filters.http.router", "router.v3.Router", {"suppress_envoy_headers": True}),

@@ -50,11 +50,6 @@ def local_replies(retry_after_seconds: int) -> Resource:
     }
 
 
-def envelope_text(kind: str, code: str, message: str) -> str:
-    """The envelope of a fixed message as JSON text, for places that take no format."""
-    return f'{{"error":{{"message":"{message}","type":"{kind}","param":null,"code":"{code}"}}}}'
-
-
 def _envelope(kind: str, code: str, message: str) -> Resource:
     return {"error": {"message": message, "type": kind, "param": None, "code": code}}
 
@@ -63,8 +58,11 @@ def _mapper(filters: Sequence[Resource], body: Resource | None = None, header: R
     mapper: dict[str, object] = {"filter": filters[0] if len(filters) == 1 else {"and_filter": {"filters": filters}}}
     if body is not None:
         mapper["body_format_override"] = {"json_format": body, "content_type": "application/json"}
+    # Requests that fail before their headers are read have no id yet; this one is in the access log too.
+    headers = [_header("x-request-id", "%UNIQUE_ID%")]
     if header is not None:
-        mapper["headers_to_add"] = [header]
+        headers.append(header)
+    mapper["headers_to_add"] = headers
     return mapper
 
 
@@ -88,7 +86,9 @@ def _header(name: str, value: str) -> Resource:
     return {"header": {"key": name, "value": value}, "append_action": "ADD_IF_ABSENT"}
 
 
-_HTTP: Resource = {
+# The transcoder has made a gRPC request of an HTTP one by the time that the router fails; it leaves the original path.
+_TRANSCODED: Resource = {"header_filter": {"header": {"name": "x-envoy-original-path", "present_match": True}}}
+_NOT_GRPC: Resource = {
     "header_filter": {
         "header": {
             "name": "content-type",
@@ -98,3 +98,4 @@ _HTTP: Resource = {
         }
     }
 }
+_HTTP: Resource = {"or_filter": {"filters": [_NOT_GRPC, _TRANSCODED]}}

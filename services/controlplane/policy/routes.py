@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from services.controlplane.policy.config import EdgeConfig
-from services.controlplane.policy.filters import AUTH, TRANSCODER
+from services.controlplane.policy.filters import AUTH, RATE_LIMIT, TRANSCODER
 from services.controlplane.policy.names import Resource
-from services.controlplane.policy.replies import envelope_text
 
 ROUTE_CONFIG = "edge"
 
@@ -77,9 +76,16 @@ def _route(match: Resource, cluster: str, edge: EdgeConfig, *, limited: bool = F
             "retry_back_off": {"base_interval": "0.025s", "max_interval": "0.250s"},
         },
     }
+    route: dict[str, object] = {"match": match, "route": action}
     if limited:
-        action["rate_limits"] = [{"actions": [_TENANT]}, _token_limit()]
-    return {"match": match, "route": action}
+        # Only here, not under `route.rate_limits`, does Envoy honour a descriptor's own addend.
+        route["typed_per_filter_config"] = {
+            RATE_LIMIT: {
+                "@type": "type.googleapis.com/envoy.extensions.filters.http.ratelimit.v3.RateLimitPerRoute",
+                "rate_limits": [{"actions": [_TENANT]}, _token_limit()],
+            }
+        }
+    return route
 
 
 def _token_limit() -> Resource:

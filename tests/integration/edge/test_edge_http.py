@@ -1,0 +1,270 @@
+"""The HTTP face of the edge, with a real Envoy: streaming, statuses, envelopes, identity, limits."""
+
+import asyncio
+import json
+import ssl
+
+import httpx2
+import pytest
+
+from tests.support.fixtures.edge_fixtures import Edge
+from tests.support.upstreams import echo, event, json_body
+
+pytestmark = pytest.mark.asyncio(loop_scope="module")
+CHAT = "/v1/chat/completions"
+
+
+@pytest.fixture(autouse=True)
+def fresh(edge: Edge) -> None:
+    """Each test begins with plain upstreams and empty records."""
+    edge.upstreams.gateway.chat = echo
+    edge.upstreams.gateway.seen.clear()
+    edge.upstreams.auth.seen.clear()
+    edge.upstreams.auth.tokens = "12"
+    edge.upstreams.auth.hold = None
+    edge.upstreams.ratelimit.seen.clear()
+    edge.upstreams.ratelimit.refuse = ""
+
+
+def assert_envelope(response: httpx2.Response, status: int, kind: str, code: str) -> None:
+    """The OpenAI error envelope, whole."""
+    assert (response.status_code, response.headers["content-type"]) == (status, "application/json"), response.text
+    error = response.json()["error"]
+    assert (error["type"], error["code"], error["param"]) == (kind, code, None)
+    assert error["message"]
+    assert response.headers["x-request-id"]
+
+
+async def test_events_leave_one_by_one(edge: Edge, http: httpx2.AsyncClient) -> None:
+    step = asyncio.Event()
+
+    async def chat(request, context):
+        for number in range(3):
+            yield event(str(number))
+            await step.wait()
+            step.clear()
+        yield event("[DONE]")
+
+    edge.upstreams.gateway.chat = chat
+    async with http.stream("POST", CHAT, json={"stream": True}) as response:
+        assert response.status_code == 200
+        assert response.headers["content-type"] == "text/event-stream"
+        chunks = response.aiter_raw()
+        for number in range(3):
+            # The next event exists only after this one has been read here.
+            assert await anext(chunks) == f"data: {number}\n\n".encode()
+            step.set()
+        assert [chunk async for chunk in chunks] == [b"data: [DONE]\n\n"]
+
+
+async def test_a_vanished_client_cancels_the_call(edge: Edge, http: httpx2.AsyncClient) -> None:
+    cancelled = asyncio.Event()
+
+    async def chat(request, context):
+        yield event("1")
+        try:
+            await asyncio.Event().wait()
+        finally:
+            cancelled.set()
+
+    edge.upstreams.gateway.chat = chat
+    async with http.stream("POST", CHAT, json={}) as response:
+        await anext(response.aiter_raw())
+    await asyncio.wait_for(cancelled.wait(), 5)
+
+
+async def test_the_gateway_sets_the_status(edge: Edge, http: httpx2.AsyncClient) -> None:
+    async def chat(request, context):
+        await context.send_initial_metadata([("x-weir-http-status", "429"), ("retry-after", "3")])
+        yield json_body('{"error":{"code":"rate_limit_exceeded"}}')
+
+    edge.upstreams.gateway.chat = chat
+    response = await http.post(CHAT, json={})
+    assert response.status_code == 429
+    assert response.headers["retry-after"] == "3"
+    assert "x-weir-http-status" not in response.headers
+    assert response.json() == {"error": {"code": "rate_limit_exceeded"}}
+
+
+@pytest.mark.parametrize("status", ["abc", "99", "700", ""])
+async def test_a_senseless_status_is_ignored(edge: Edge, http: httpx2.AsyncClient, status: str) -> None:
+    async def chat(request, context):
+        await context.send_initial_metadata([("x-weir-http-status", status)])
+        yield json_body("{}")
+
+    edge.upstreams.gateway.chat = chat
+    response = await http.post(CHAT, json={})
+    assert response.status_code == 200
+    assert "x-weir-http-status" not in response.headers
+
+
+async def test_identity_comes_from_edge_auth_alone(edge: Edge, http: httpx2.AsyncClient) -> None:
+    forged = {
+        "X-Weir-Tenant": "globex",
+        "x-weir-scopes": "admin",
+        "x-weir-anything": "1",
+        "x-envoy-upstream-rq-timeout-ms": "1",
+        "x-request-id": "mine",
+    }
+    response = await http.post(CHAT, json={}, headers=forged)
+    assert response.status_code == 200
+    (seen,) = edge.upstreams.gateway.seen
+    assert (seen["x-weir-tenant"], seen["x-weir-scopes"], seen["x-weir-key-id"]) == ("acme", "inference", "k1")
+    assert "x-weir-anything" not in seen
+    assert "authorization" not in seen
+    assert seen["x-request-id"] == response.headers["x-request-id"] != "mine"
+    (asked,) = edge.upstreams.auth.seen
+    assert not [name for name in asked if name.startswith("x-weir-")]
+    assert asked["content-length"] == "2"
+
+
+async def test_denials_of_edge_auth_pass_unchanged(edge: Edge, http: httpx2.AsyncClient) -> None:
+    response = await http.post(CHAT, json={}, headers={"authorization": "Bearer bad"})
+    assert response.status_code == 401
+    assert response.headers["content-type"] == "application/json"
+    assert response.json() == {"error": {"code": "invalid_api_key"}}
+    assert not edge.upstreams.gateway.seen
+
+
+async def test_without_edge_auth_nobody_passes(edge: Edge, http: httpx2.AsyncClient) -> None:
+    async def arrived(present: bool) -> None:
+        await edge.known("edge-auth", present=present)
+
+    async with edge.upstreams.without("edge-auth", arrived):
+        response = await http.post(CHAT, json={})
+        assert_envelope(response, 503, "server_error", "dependency_unavailable")
+        assert response.headers["retry-after"] == "1"
+        assert (await http.get("/healthz")).text == "ok\n"
+    assert (await http.post(CHAT, json={})).status_code == 200
+    assert len(edge.upstreams.gateway.seen) == 1
+
+
+async def test_a_silent_edge_auth_closes_the_edge(edge: Edge, http: httpx2.AsyncClient) -> None:
+    edge.upstreams.auth.hold = asyncio.Event()
+    response = await http.post(CHAT, json={})
+    assert_envelope(response, 503, "server_error", "dependency_unavailable")
+    edge.upstreams.auth.hold.set()
+
+
+async def test_without_ratelimit_the_mesh_decides(edge: Edge, http: httpx2.AsyncClient) -> None:
+    async def arrived(present: bool) -> None:
+        await edge.known("ratelimit", present=present)
+
+    async with edge.upstreams.without("ratelimit", arrived):
+        assert (await http.post(CHAT, json={})).status_code == 200
+
+
+async def test_without_gateway_the_envelope_says_when_to_return(edge: Edge, http: httpx2.AsyncClient) -> None:
+    async def arrived(present: bool) -> None:
+        await edge.known("gateway", present=present)
+
+    async with edge.upstreams.without("gateway", arrived):
+        response = await http.post(CHAT, json={})
+        assert_envelope(response, 503, "server_error", "dependency_unavailable")
+        assert response.headers["retry-after"] == "1"
+
+
+async def test_rate_limit_descriptors_and_headers(edge: Edge, http: httpx2.AsyncClient) -> None:
+    response = await http.post(CHAT, json={})
+    assert response.headers["x-ratelimit-limit-requests"] == "60"
+    (asked,) = edge.upstreams.ratelimit.seen
+    assert asked.domain == "weir-edge"
+    entries = [[(entry.key, entry.value) for entry in descriptor.entries] for descriptor in asked.descriptors]
+    assert entries == [[("tenant", "acme")], [("tenant", "acme"), ("unit", "tokens")]]
+    assert not asked.descriptors[0].HasField("hits_addend")
+    assert asked.descriptors[1].hits_addend.value == 12
+
+
+async def test_no_estimate_costs_a_request_all_the_same(edge: Edge, http: httpx2.AsyncClient) -> None:
+    edge.upstreams.auth.tokens = ""
+    assert (await http.post(CHAT, json={})).status_code == 200
+    (asked,) = edge.upstreams.ratelimit.seen
+    assert [(entry.key, entry.value) for entry in asked.descriptors[0].entries] == [("tenant", "acme")]
+
+
+async def test_over_the_limit_is_an_envelope(edge: Edge, http: httpx2.AsyncClient) -> None:
+    edge.upstreams.ratelimit.refuse = 'the limit "requests per minute" is used up'
+    response = await http.post(CHAT, json={})
+    assert_envelope(response, 429, "rate_limit_error", "rate_limit_exceeded")
+    assert response.json()["error"]["message"] == 'the limit "requests per minute" is used up'
+    assert response.headers["retry-after"] == "7"
+
+
+async def test_reading_models_costs_no_quota(edge: Edge, http: httpx2.AsyncClient) -> None:
+    for spelling in ("weir-fast@1", "weir-fast%401"):
+        assert (await http.get(f"/v1/models/{spelling}")).json() == {"id": "weir-fast@1"}
+    assert not edge.upstreams.ratelimit.seen
+
+
+@pytest.mark.parametrize("chunked", [False, True])
+async def test_large_bodies_are_refused(edge: Edge, http: httpx2.AsyncClient, chunked: bool) -> None:
+    async def parts():
+        for _ in range(10):
+            yield b"x" * 10_000
+
+    body = parts() if chunked else b"x" * 100_000
+    response = await http.post(CHAT, content=body, headers={"content-type": "application/json"})
+    assert_envelope(response, 413, "invalid_request_error", "payload_too_large")
+    assert not edge.upstreams.gateway.seen
+
+
+async def test_bodies_up_to_the_limit_pass(edge: Edge, http: httpx2.AsyncClient) -> None:
+    response = await http.post(CHAT, content=b"x" * 60_000)
+    assert response.json() == {"bytes": 60_000}
+
+
+async def test_large_headers_are_refused(edge: Edge, http: httpx2.AsyncClient) -> None:
+    response = await http.post(CHAT, json={}, headers={"x-big": "x" * 40_000})
+    assert_envelope(response, 431, "invalid_request_error", "payload_too_large")
+
+
+@pytest.mark.parametrize(
+    ("method", "path"), [("GET", "/nothing"), ("POST", "/v1/nothing"), ("GET", "/"), ("GET", CHAT)]
+)
+async def test_unknown_paths(edge: Edge, http: httpx2.AsyncClient, method: str, path: str) -> None:
+    response = await http.request(method, path)
+    assert_envelope(response, 404, "invalid_request_error", "not_found")
+
+
+async def test_strangers_learn_nothing_of_paths(edge: Edge, http: httpx2.AsyncClient) -> None:
+    response = await http.get("/nothing", headers={"authorization": ""})
+    assert response.status_code == 404
+    assert not edge.upstreams.auth.seen
+
+
+async def test_admin_api_is_transcoded(edge: Edge, http: httpx2.AsyncClient) -> None:
+    body = {"alias": {"targets": [{"model_version": "weir-fast@1", "weight": 100}]}}
+    response = await http.put("/admin/v1/aliases/weir-fast", json=body)
+    assert response.status_code == 200, response.text
+    assert response.json()["alias"]["name"] == "weir-fast"
+    assert response.json()["alias"]["targets"] == [{"model_version": "weir-fast@1", "weight": 100}]
+
+
+async def test_a_plain_abort_has_its_status(edge: Edge, http: httpx2.AsyncClient) -> None:
+    response = await http.get("/admin/v1/tenants")
+    assert response.status_code == 403
+    assert "scope admin is missing" in response.text
+
+
+async def test_malformed_admin_bodies_are_envelopes(edge: Edge, http: httpx2.AsyncClient) -> None:
+    response = await http.put("/admin/v1/aliases/weir-fast", content=b"{", headers={"content-type": "application/json"})
+    assert_envelope(response, 400, "invalid_request_error", "invalid_request")
+
+
+async def test_tls_listener(edge: Edge) -> None:
+    context = ssl.create_default_context(cafile=str(edge.ca))
+    async with httpx2.AsyncClient(verify=context, trust_env=False) as client:
+        response = await client.get(f"https://localhost:{edge.https_port}/healthz")
+    assert response.text == "ok\n"
+
+
+async def test_the_access_log_tells_no_secrets(edge: Edge, http: httpx2.AsyncClient) -> None:
+    response = await http.post(f"{CHAT}?q=private", json={"prompt": "private words"})
+    wanted = response.headers["x-request-id"]
+    async with asyncio.timeout(10):
+        while not (lines := [line for line in edge.envoy.access_log() if line["request_id"] == wanted]):
+            await asyncio.sleep(0.05)
+    (line,) = lines
+    assert (line["tenant"], line["status"], line["path"], line["upstream"]) == ("acme", 200, CHAT, "gateway")
+    assert "private" not in json.dumps(line)
+    assert "good" not in json.dumps(line)

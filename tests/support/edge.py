@@ -1,0 +1,214 @@
+"""A real Envoy process for tests, and the whole edge around it: control plane in this process, fake upstreams."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import urllib.error
+import urllib.request
+from collections.abc import AsyncIterator, Mapping
+from pathlib import Path
+
+import msgspec
+from weir.registry.v1 import registry_pb2
+
+from libs import envoy_bootstrap
+from libs.config import TlsFiles
+from libs.pki import issue
+from libs.registry import MemoryStore, Put, Store, keys
+from libs.service import serve
+from services.controlplane.app import ControlPlane, build
+from services.controlplane.config import Settings
+from services.controlplane.policy.config import Certificate, EdgeConfig, Identity
+
+
+class EnvoyProcess:
+    """Envoy with a bootstrap; admin and listener ports are free ones."""
+
+    def __init__(self, directory: Path, *, xds: str, tls: TlsFiles | None, zone: str = "zone-a") -> None:
+        self._directory = directory
+        self._xds = xds
+        self._tls = tls
+        self._zone = zone
+        self._process: asyncio.subprocess.Process | None = None
+        self._admin = ""
+
+    async def start(self, listeners: tuple[str, ...]) -> None:
+        """Returns when the listeners are up.
+
+        :raises RuntimeError: Envoy died or is not ready in 20 s; with the end of its log.
+        """
+        self._directory.mkdir(parents=True, exist_ok=True)
+        bootstrap = self._directory / "envoy.yaml"
+        bootstrap.write_text(
+            envoy_bootstrap.render(node_id="envoy-test", zone=self._zone, xds=(self._xds,), tls=self._tls, admin_port=0)
+        )
+        address_file = self._directory / "admin.address"
+        address_file.unlink(missing_ok=True)
+        with open(self.log_file, "wb") as log:
+            self._process = await asyncio.create_subprocess_exec(
+                str(envoy_bootstrap.binary()),
+                "-c",
+                str(bootstrap),
+                "--concurrency",
+                "1",
+                "--use-dynamic-base-id",
+                "--log-level",
+                "warning",
+                "--file-flush-interval-msec",
+                "100",
+                "--admin-address-path",
+                str(address_file),
+                stdout=log,
+                stderr=log,
+            )
+        try:
+            async with asyncio.timeout(20):
+                while not address_file.exists() or not address_file.read_text():
+                    self._check()
+                    await asyncio.sleep(0.02)
+                self._admin = address_file.read_text().strip()
+                while not set(listeners) <= set(await self.listeners()):
+                    self._check()
+                    await asyncio.sleep(0.02)
+        except TimeoutError as error:
+            raise RuntimeError(f"Envoy is not ready:\n{self._log_tail()}") from error
+
+    async def listeners(self) -> dict[str, int]:
+        """Listener → port."""
+        try:
+            found = json.loads(await self.admin("/listeners?format=json"))
+        except OSError:
+            return {}
+        return {
+            entry["name"]: entry["local_address"]["socket_address"]["port_value"]
+            for entry in found.get("listener_statuses", [])
+        }
+
+    async def admin(self, path: str, *, method: str = "GET") -> str:
+        """The answer of Envoy's admin interface."""
+        request = urllib.request.Request(f"http://{self._admin}{path}", method=method)
+
+        def get() -> str:
+            with urllib.request.urlopen(request, timeout=5) as response:
+                return response.read().decode()
+
+        return await asyncio.to_thread(get)
+
+    async def counters(self, pattern: str) -> dict[str, int]:
+        """Statistics whose name matches the regular expression."""
+        text = await self.admin(f"/stats?filter={pattern}")
+        found = (line.rpartition(": ") for line in text.splitlines())
+        return {name: int(value) for name, _, value in found if value.isdigit()}
+
+    async def wait_counter(self, name: str, condition: object) -> int:
+        """Returns the statistic once `condition(value)` holds; 10 s at most."""
+        async with asyncio.timeout(10):
+            while True:
+                value = (await self.counters(f"^{name}$")).get(name, 0)
+                if condition(value):  # type: ignore[operator]
+                    return value
+                await asyncio.sleep(0.02)
+
+    async def stop(self) -> None:
+        """Ends it."""
+        if self._process is None or self._process.returncode is not None:
+            return
+        self._process.terminate()
+        try:
+            await asyncio.wait_for(self._process.wait(), 10)
+        except TimeoutError:
+            self._process.kill()
+            await self._process.wait()
+
+    @property
+    def log_file(self) -> Path:
+        """Its output: access log and warnings."""
+        return self._directory / "envoy.log"
+
+    def access_log(self) -> list[dict[str, object]]:
+        """The access-log lines so far."""
+        lines = self.log_file.read_text(errors="replace").splitlines()
+        return [json.loads(line) for line in lines if line.startswith("{")]
+
+    def _check(self) -> None:
+        if self._process is None or self._process.returncode is not None:
+            raise RuntimeError(f"Envoy died:\n{self._log_tail()}")
+
+    def _log_tail(self) -> str:
+        return "\n".join(self.log_file.read_text(errors="replace").splitlines()[-30:])
+
+
+async def put_endpoint(store: Store, service: str, instance: str, port: int, zone: str = "zone-a") -> int:
+    """Registers an endpoint without a lease; returns the revision."""
+    endpoint = registry_pb2.Endpoint(service=service, instance=instance, address=f"127.0.0.1:{port}", zone=zone)
+    result = await store.txn(puts=[Put(keys.key_of(endpoint), keys.encode(endpoint))])
+    return result.revision
+
+
+async def drop_endpoint(store: Store, service: str, instance: str) -> int:
+    """Takes an endpoint out; returns the revision."""
+    result = await store.txn(deletes=[keys.endpoint_key(service, instance)])
+    return result.revision
+
+
+def tls_of(directory: Path, service: str) -> TlsFiles:
+    """Certificate files of a service, issued when missing."""
+    files = issue(directory, service)
+    return TlsFiles(files.ca, files.cert, files.key)
+
+
+class Plane:
+    """A control plane served in this process."""
+
+    def __init__(self, control: ControlPlane, store: Store, port: int) -> None:
+        self.control = control
+        self.store = store
+        self.port = port
+
+    @property
+    def address(self) -> str:
+        """Its "host:port"."""
+        return f"127.0.0.1:{self.port}"
+
+
+@contextlib.asynccontextmanager
+async def control_plane(
+    *,
+    store: Store | None = None,
+    tls: TlsFiles | None = None,
+    port: int = 0,
+    state_dir: Path | None = None,
+    edge: EdgeConfig | None = None,
+    trace_endpoint: str = "",
+    trace_sample_ratio: float = 1.0,
+) -> AsyncIterator[Plane]:
+    """Served while the block runs. A store must hold something before anything is published."""
+    store = store or MemoryStore()
+    settings = Settings(
+        instance="controlplane-test",
+        port=port,
+        tls=tls,
+        state_dir=str(state_dir) if state_dir else "",
+        edge=edge or EdgeConfig(),
+        trace_endpoint=trace_endpoint,
+        trace_sample_ratio=trace_sample_ratio,
+    )
+    control = await build(settings, store=store)
+    async with serve(control, settings, deadline_optional=("/envoy.service.status.",)) as running:
+        yield Plane(control, store, running.port)
+
+
+def edge_config(pki: Path, **changes: object) -> EdgeConfig:
+    """The edge with mTLS to upstreams and a TLS listener."""
+    identity, public = tls_of(pki, "envoy"), tls_of(pki, "edge")
+    base = EdgeConfig(
+        identity=Identity(identity.ca, identity.cert, identity.key), certificate=Certificate(public.cert, public.key)
+    )
+    return msgspec.structs.replace(base, **changes)
+
+
+def free_of_proxies(environ: Mapping[str, str]) -> dict[str, str]:
+    """The environment without proxy settings, for clients that would honour them on loopback."""
+    return {name: value for name, value in environ.items() if not name.lower().endswith("_proxy")}
