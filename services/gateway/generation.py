@@ -38,6 +38,8 @@ _FINISH = {
     worker_pb2.FINISH_REASON_DEADLINE: Finish.DEADLINE,
     worker_pb2.FINISH_REASON_ERROR: Finish.ERROR,
 }
+# An admission restart makes grants stale that their worker has not seen yet; see docs/adr/0002.
+_ASK_AGAIN = frozenset({Reason.GRANT_INVALID, Reason.GRANT_EXPIRED, Reason.DRAINING, Reason.REJECTED_NO_CAPACITY})
 
 
 class Choice:
@@ -109,7 +111,8 @@ class Choice:
 
     def on_refused(self, refusal: worker_pb2.Refusal) -> None:
         """See `RunningSequence`."""
-        self._generation.refused(WeirError.from_rejection(refusal.rejection))
+        if self.ending is None:
+            self._generation.refused(WeirError.from_rejection(refusal.rejection))
 
     def on_worker_lost(self) -> None:
         """See `RunningSequence`."""
@@ -224,8 +227,12 @@ class Generation:
             self._on_worker_lost(self)
 
     def refused(self, error: WeirError) -> None:
-        """The worker did not take a choice: the request fails with its reason."""
-        self.fail(error)
+        """The worker did not take a choice. A stale grant or a draining worker is no fault of the request: another
+        grant is asked for. Anything else is."""
+        if error.reason in _ASK_AGAIN:
+            self.worker_lost()
+        else:
+            self.fail(error)
 
     # The filter's side.
 
