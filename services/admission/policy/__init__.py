@@ -1,0 +1,1 @@
+"""Admission's decisions: pure, single-threaded, told the time. See ../README.md for the picture."""

@@ -1,0 +1,167 @@
+"""The values that admission decides about. Times are monotonic seconds of one clock."""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass, field
+
+
+class QueueClass(enum.IntEnum):
+    """Served from the first to the last, shed from the last to the first. Numbers as in weir.admission.v1."""
+
+    PAID = 1
+    FREE = 2
+    OVER_QUOTA = 3
+    BATCH = 4
+
+
+class Outcome(enum.Enum):
+    """Every way in which a request leaves admission; a closed set. REJECTED_* never queued, EVICTED_* did.
+
+    The names of refusals equal those of `weir.errors.v1.Reason`; the values are metric labels.
+    """
+
+    GRANTED = "granted"
+    INVALID_REQUEST = "invalid_request"
+    CONTEXT_LENGTH_EXCEEDED = "context_length_exceeded"
+    REJECTED_NO_CAPACITY = "rejected_no_capacity"
+    REJECTED_QUEUE_FULL = "rejected_queue_full"
+    REJECTED_DEADLINE = "rejected_deadline"
+    EVICTED_TTL = "evicted_ttl"
+    EVICTED_DEADLINE = "evicted_deadline"
+    EVICTED_SHED = "evicted_shed"
+    DRAINING = "draining"
+    CANCELLED = "cancelled"
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """A request for a worker. Token counts are caps: what the request may use at most."""
+
+    request_id: str
+    tenant: str
+    model_version: str
+    prompt_tokens: int
+    max_output_tokens: int  # per choice
+    choices: int
+    deadline: float
+    queue_class: QueueClass = QueueClass.FREE
+    weight: float = 1.0
+    zones: tuple[str, ...] = ()  # best first; empty allows all
+    excluded: frozenset[str] = frozenset()  # workers that failed this request already
+    owner: str = ""  # the gateway instance that holds it
+
+    def blocks(self, block_size: int) -> int:
+        """KV blocks it may come to need. Every choice counts in full: prefix sharing between choices is the engine's
+        gain, not a promise."""
+        return self.choices * -(-(self.prompt_tokens + self.max_output_tokens) // block_size)
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerSpec:
+    """A worker as it introduced itself."""
+
+    worker: str
+    address: str
+    zone: str
+    model_versions: frozenset[str]
+    block_size: int
+    total_blocks: int
+    max_running: int
+    max_context: int
+    simulated: bool = False
+    engine: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """A worker's load as it told."""
+
+    free_blocks: int
+    running: int = 0
+    waiting: int = 0
+    queued_prefill_tokens: int = 0
+    draining: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Granted:
+    """The request may run on `worker`; its share there is held until it is released."""
+
+    request: Request
+    worker: str
+    waited: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Refused:
+    """The request will not run. `retry_after` in seconds; None when coming back does not help."""
+
+    request: Request
+    outcome: Outcome
+    message: str
+    limit: str = ""
+    retry_after: float | None = None
+    waited: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Queued:
+    """The request waits; its outcome comes later as an event."""
+
+    request: Request
+
+
+Event = Granted | Refused
+"""The one outcome of a queued request."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Limits:
+    """Bounds and constants of one pool's admission; calibrated by load tests, set in config.py."""
+
+    max_per_tenant: int = 256
+    """Most requests of one tenant that may wait in one class."""
+    max_per_class: int = 2048
+    """Most requests that may wait in one class."""
+    max_queued: int = 4096
+    """Most requests that may wait in all; beyond, the lowest class is shed for a higher one."""
+    ttl: dict[QueueClass, float] = field(
+        default_factory=lambda: {
+            QueueClass.PAID: 30.0,
+            QueueClass.FREE: 20.0,
+            QueueClass.OVER_QUOTA: 10.0,
+            QueueClass.BATCH: 600.0,
+        }
+    )
+    """Longest wait per class."""
+    max_queued_prefill: int = 16_384
+    """Prompt tokens that may wait for prefill on one worker; more wait here, where their order is fair. A worker
+    without any takes one prompt of whatever length."""
+    run_ahead: int = 0
+    """Sequences beyond `max_running` that a worker may hold, to cover the way from a finished sequence to the next
+    grant."""
+    max_bypass: int = 16
+    """How often a request that does not fit may be overtaken before the worker it needs is kept for it."""
+    return_margin: float = 0.05
+    """A request leaves the queue this long before its deadline, so that the answer still arrives in time."""
+    absence_grace: float = 5.0
+    """How long requests queue for a version whose last worker has gone (or since admission started)."""
+    foreign_ttl: float = 60.0
+    """How long work that admission did not grant, or no longer knows the end of, is assumed to run."""
+    release_grace: float = 5.0
+    """How long after its deadline an unreleased request still counts in full."""
+    prefill_settle: float = 0.1
+    """How long a granted prompt counts as queued prefill beside the reports: the way through gateway and worker."""
+    input_cost: float = 1.0
+    """Cost units per prompt token."""
+    output_cost: float = 2.0
+    """Cost units per output token: decoding costs more than prefill (VTC, arXiv 2401.00588, uses 1 and 2)."""
+
+    def cost(self, prompt_tokens: int, output_tokens: int) -> float:
+        """Cost units of a prompt and of all its output together; never 0, so that fair queuing always advances."""
+        return max(1.0, self.input_cost * prompt_tokens + self.output_cost * output_tokens)
+
+    def cost_of(self, request: Request) -> float:
+        """The most that the request can cost."""
+        return self.cost(request.prompt_tokens, request.max_output_tokens * request.choices)

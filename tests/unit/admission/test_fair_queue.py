@@ -1,0 +1,205 @@
+"""Weighted fair queuing: bounded gap, no banked credit, order, bookkeeping."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from services.admission.policy.fair_queue import FairQueue, Item
+from services.admission.policy.model import Request
+from services.admission.policy.rate import ServiceRate, cost_ahead
+
+_numbers = itertools.count()
+
+
+def item(tenant: str, cost: float, weight: float = 1.0, version: str = "m@1") -> Item:
+    number = next(_numbers)
+    request = Request(f"r{number}", tenant, version, 1, 1, 1, deadline=1e9, weight=weight)
+    return Item(request=request, cost=cost, order=number, queued_at=0.0, expires_at=1e9)
+
+
+def serve(queue: FairQueue) -> Item:
+    return queue.dispatch(queue.in_order()[0].heads()[0].request.request_id)
+
+
+costs = st.floats(1, 1000)
+weights = st.sampled_from([0.5, 1.0, 2.0, 4.0])
+
+
+@given(
+    flows=st.lists(st.tuples(weights, st.lists(costs, min_size=1, max_size=20)), min_size=2, max_size=5),
+    rounds=st.integers(1, 60),
+)
+def test_service_of_backlogged_tenants_differs_by_at_most_one_request_each(
+    flows: list[tuple[float, list[float]]], rounds: int
+) -> None:
+    queue = FairQueue()
+    for number, (weight, flow_costs) in enumerate(flows):
+        for cost in flow_costs:
+            queue.push(item(f"t{number}", cost, weight))
+    served = dict.fromkeys(range(len(flows)), 0.0)
+    largest = {number: max(flow_costs) / weight for number, (weight, flow_costs) in enumerate(flows)}
+    for _ in range(rounds):
+        if any(queue.size_of(f"t{number}") == 0 for number in served):
+            break
+        done = serve(queue)
+        number = int(done.request.tenant[1:])
+        served[number] += done.cost / done.request.weight
+        for f, g in itertools.combinations(served, 2):
+            assert abs(served[f] - served[g]) <= largest[f] + largest[g] + 1e-6
+
+
+@given(st.lists(st.tuples(st.sampled_from("abc"), costs, st.booleans()), max_size=80))
+def test_every_request_leaves_once_and_the_books_balance(steps: list[tuple[str, float, bool]]) -> None:
+    queue = FairQueue()
+    waiting: dict[str, Item] = {}
+    left: set[str] = set()
+    for tenant, cost, removes in steps:
+        if removes and waiting:
+            victim = waiting.pop(next(iter(waiting)))
+            assert queue.remove(victim.request.request_id) is victim
+            assert queue.remove(victim.request.request_id) is None
+            left.add(victim.request.request_id)
+        else:
+            new = item(tenant, cost)
+            queue.push(new)
+            waiting[new.request.request_id] = new
+        assert len(queue) == len(waiting)
+        assert queue.backlog == pytest.approx(sum(i.cost for i in waiting.values()))
+    while len(queue):
+        served = serve(queue)
+        assert served.request.request_id not in left
+        left.add(served.request.request_id)
+        del waiting[served.request.request_id]
+    assert not waiting
+    assert queue.backlog == 0.0
+
+
+def test_a_tenants_requests_keep_their_order_per_version() -> None:
+    queue = FairQueue()
+    first, second, third = item("a", 1), item("a", 1, version="m@2"), item("a", 1)
+    for each in (first, second, third):
+        queue.push(each)
+    assert queue.in_order()[0].heads() == [first, second]
+    queue.dispatch(first.request.request_id)
+    assert queue.in_order()[0].heads() == [second, third]
+    assert queue.in_order()[0].newest() is third
+
+
+def test_idleness_is_not_credit() -> None:
+    queue = FairQueue()
+    for _ in range(20):
+        queue.push(item("busy", 10))
+    for _ in range(10):
+        serve(queue)
+    for _ in range(10):
+        queue.push(item("late", 10))
+    assert {serve(queue).request.tenant for _ in range(2)} == {"busy", "late"}
+    order = [serve(queue).request.tenant for _ in range(8)]
+    assert order.count("late") == 4
+
+
+def test_service_without_waiting_counts_when_waiting_begins() -> None:
+    queue = FairQueue()
+    for _ in range(5):
+        queue.charge("greedy", 1.0, 100)
+    queue.charge("modest", 1.0, 1)
+    for tenant in ("greedy", "modest"):
+        for _ in range(3):
+            queue.push(item(tenant, 50))
+    assert serve(queue).request.tenant == "modest"
+
+
+def test_a_refund_moves_a_waiting_tenant_forward_but_gives_an_idle_one_no_credit() -> None:
+    queue = FairQueue()
+    for _ in range(3):
+        queue.push(item("a", 100))
+        queue.push(item("b", 100))
+    assert [serve(queue).request.tenant for _ in range(2)] == ["a", "b"]
+    queue.refund("b", 1.0, 90)
+    assert serve(queue).request.tenant == "b"
+
+    idle = FairQueue()
+    idle.charge("a", 1.0, 100)
+    idle.refund("a", 1.0, 1_000)
+    idle.push(item("b", 10))
+    idle.push(item("a", 10))
+    assert serve(idle).request.tenant == "b"
+
+
+def test_weights_share_service_in_proportion() -> None:
+    queue = FairQueue()
+    for _ in range(60):
+        queue.push(item("heavy", 10, weight=3.0))
+        queue.push(item("light", 10, weight=1.0))
+    served = [serve(queue).request.tenant for _ in range(60)]
+    assert abs(served.count("heavy") - 45) <= 1
+
+
+def test_memory_of_idle_tenants_is_bounded() -> None:
+    queue = FairQueue(max_idle=10)
+    queue.push(item("waits", 1))
+    for number in range(100):
+        queue.charge(f"t{number}", 1.0, 10)
+    assert len(queue._idle) == 10
+
+
+def test_an_id_waits_once() -> None:
+    queue = FairQueue()
+    one = item("a", 1)
+    queue.push(one)
+    with pytest.raises(ValueError, match="waits already"):
+        queue.push(one)
+
+
+@given(
+    own=st.lists(costs, max_size=5),
+    others=st.lists(st.tuples(weights, st.lists(costs, min_size=1, max_size=5)), max_size=4),
+    cost=costs,
+)
+def test_the_cost_ahead_is_an_upper_bound_up_to_one_request_of_each_tenant(
+    own: list[float], others: list[tuple[float, list[float]]], cost: float
+) -> None:
+    queue = FairQueue()
+    for number, (weight, flow_costs) in enumerate(others):
+        for each in flow_costs:
+            queue.push(item(f"t{number}", each, weight))
+    for each in own:
+        queue.push(item("me", each))
+    estimate = cost_ahead(queue, "me", 1.0, cost, ())
+    mine = item("me", cost)
+    queue.push(mine)
+    spent = 0.0
+    while True:
+        served = serve(queue)
+        spent += served.cost
+        if served is mine:
+            break
+    assert spent <= estimate + sum(max(flow_costs) for _, flow_costs in others) + 1e-6
+
+
+def test_the_rate_counts_backlogged_time_only() -> None:
+    rate = ServiceRate(memory=1e9)
+    rate.observe(0.0, backlogged=False)
+    rate.observe(100.0, backlogged=True)
+    assert rate.per_second() is None
+    rate.observe(101.0, backlogged=True, granted=50.0)
+    assert rate.per_second() == pytest.approx(50.0)
+    rate.observe(102.0, backlogged=False, granted=50.0)
+    rate.observe(1000.0, backlogged=True)
+    assert rate.per_second() == pytest.approx(50.0)
+
+
+def test_the_rate_falls_when_nothing_is_granted() -> None:
+    rate = ServiceRate()
+    rate.observe(0.0, backlogged=True)
+    rate.observe(1.0, backlogged=True, granted=100.0)
+    before = rate.per_second()
+    rate.observe(5.0, backlogged=True)
+    after = rate.per_second()
+    assert before is not None
+    assert after is not None
+    assert after < before / 3

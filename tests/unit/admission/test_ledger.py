@@ -1,0 +1,191 @@
+"""Capacity: nothing is granted twice, foreign work is seen, workers come and go."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from services.admission.policy.ledger import Ledger
+from services.admission.policy.model import Limits, Report, Request, WorkerSpec
+from services.admission.policy.placement import pick
+
+LIMITS = Limits()
+SPEC = WorkerSpec("w0", "127.0.0.1:1", "zone-a", frozenset({"m@1"}), 16, 100, 8, 512)
+
+
+def request(number: int = 0, prompt: int = 16, output: int = 16, choices: int = 1, **more: object) -> Request:
+    return replace(Request(f"r{number}", "acme", "m@1", prompt, output, choices, deadline=100.0), **more)
+
+
+def ledger(*specs: WorkerSpec, limits: Limits = LIMITS) -> Ledger:
+    made = Ledger(limits)
+    for spec in specs or (SPEC,):
+        made.join(spec, 0.0)
+        made.workers[spec.worker].heard(Report(free_blocks=spec.total_blocks), 0.0)
+    return made
+
+
+@pytest.mark.parametrize(
+    ("prompt", "output", "choices", "blocks"), [(1, 0, 1, 1), (16, 0, 1, 1), (16, 1, 1, 2), (10, 10, 3, 6)]
+)
+def test_blocks_are_counted_per_choice_and_rounded_up(prompt: int, output: int, choices: int, blocks: int) -> None:
+    assert request(prompt=prompt, output=output, choices=choices).blocks(16) == blocks
+
+
+def test_a_worker_gets_nothing_before_its_first_report() -> None:
+    book = Ledger(LIMITS)
+    book.join(SPEC, 0.0)
+    assert not book.workers["w0"].fits(request(), 0.0)
+
+
+def test_a_draining_or_lost_worker_gets_nothing() -> None:
+    book = ledger()
+    book.workers["w0"].heard(Report(free_blocks=100, draining=True), 0.0)
+    assert not book.workers["w0"].fits(request(), 0.0)
+    assert book.leave("w0")
+    assert not book.leave("w0")
+    assert book.workers == {}
+
+
+def test_what_is_held_is_held_until_release_whatever_reports_say() -> None:
+    book = ledger()
+    book.reserve(request(1, prompt=256, output=256), "w0", 0.0)
+    book.workers["w0"].heard(Report(free_blocks=99), 0.1)
+    assert book.workers["w0"].free_blocks(0.1) == 100 - 32
+    book.release("r1")
+    assert book.workers["w0"].free_blocks(0.1) == 100
+    assert book.release("r1") is None
+
+
+def test_work_found_on_joining_counts_until_it_ends_or_its_time_is_over() -> None:
+    book = Ledger(LIMITS)
+    book.join(SPEC, 0.0)
+    worker = book.workers["w0"]
+    worker.heard(Report(free_blocks=40, running=3), 0.0)
+    assert (worker.free_blocks(0.0), worker.free_sequences(0.0)) == (40, 5)
+    book.reserve(request(1, prompt=256, output=256), "w0", 0.0)
+    assert worker.free_blocks(0.0) == 8
+    worker.heard(Report(free_blocks=70, running=2), 1.0)
+    assert (worker.free_blocks(1.0), worker.free_sequences(1.0)) == (38, 5)
+    worker.heard(Report(free_blocks=80, running=1), 61.0)
+    assert (worker.free_blocks(61.0), worker.free_sequences(61.0)) == (68, 7)
+
+
+def test_a_release_that_overtakes_a_report_costs_capacity_only_until_the_next_one() -> None:
+    book = ledger()
+    book.reserve(request(1, prompt=256, output=256), "w0", 0.0)
+    book.release("r1")
+    worker = book.workers["w0"]
+    worker.heard(Report(free_blocks=68, running=1), 0.1)
+    assert worker.free_blocks(0.1) == 68
+    worker.heard(Report(free_blocks=100), 0.2)
+    assert worker.free_blocks(0.2) == 100
+
+
+def test_disowned_work_counts_until_reports_show_it_gone() -> None:
+    book = ledger()
+    book.reserve(request(1, prompt=256, output=256), "w0", 0.0)
+    assert book.disown(["r1", "unknown"], 1.0) == 1
+    worker = book.workers["w0"]
+    assert worker.free_blocks(1.0) == 68
+    worker.heard(Report(free_blocks=90, running=1), 1.1)
+    assert worker.free_blocks(1.1) == 90
+    worker.heard(Report(free_blocks=100), 1.2)
+    assert worker.free_blocks(1.2) == 100
+
+
+def test_a_returning_worker_keeps_what_is_held_on_it() -> None:
+    book = ledger()
+    book.reserve(request(1, prompt=256, output=256), "w0", 0.0)
+    book.leave("w0")
+    assert book.serving("m@1") == []
+    book.join(SPEC, 1.0)
+    worker = book.workers["w0"]
+    worker.heard(Report(free_blocks=90, running=1), 1.0)
+    assert worker.free_blocks(1.0) == 68
+    book.leave("w0")
+    book.release("r1")
+    assert book.workers == {}
+
+
+def test_waiting_prefill_bounds_what_a_worker_is_given_but_never_blocks_an_idle_one() -> None:
+    limits = Limits(max_queued_prefill=100)
+    book = ledger(replace(SPEC, total_blocks=1000), limits=limits)
+    worker = book.workers["w0"]
+    book.reserve(request(1, prompt=300), "w0", 0.0)
+    assert not worker.fits(request(2, prompt=1), 0.0)
+    worker.heard(Report(free_blocks=980, queued_prefill_tokens=90), 0.5)
+    assert worker.fits(request(2, prompt=10), 0.5)
+    assert not worker.fits(request(2, prompt=11), 0.5)
+
+
+def test_the_sum_of_waiting_prefill_settles() -> None:
+    book = ledger(limits=Limits(max_queued_prefill=100, prefill_settle=0.1))
+    worker = book.workers["w0"]
+    book.reserve(request(1, prompt=100), "w0", 0.0)
+    assert not worker.fits(request(2), 0.05)
+    assert worker.fits(request(2), 0.2)
+
+
+def test_a_share_that_does_not_fit_is_refused_and_changes_nothing() -> None:
+    book = ledger()
+    with pytest.raises(ValueError, match="does not fit"):
+        book.reserve(request(1, choices=9), "w0", 0.0)
+    book.reserve(request(1), "w0", 0.0)
+    with pytest.raises(ValueError, match="already"):
+        book.reserve(request(1), "w0", 0.0)
+    assert book.workers["w0"].held_sequences == 1
+
+
+def test_the_first_zone_with_room_wins_then_the_least_loaded_worker() -> None:
+    specs = [replace(SPEC, worker=f"w{n}", zone=z) for n, z in enumerate(["zone-a", "zone-a", "zone-b"])]
+    book = ledger(*specs)
+    workers = list(book.workers.values())
+    asked = request(9, zones=("zone-a", "zone-b"))
+
+    def picked() -> str:
+        found = pick(asked, workers, 0.0)
+        assert found is not None
+        return found.spec.worker
+
+    assert picked() == "w0"
+    book.reserve(request(1), "w0", 0.0)
+    assert picked() == "w1"
+    book.reserve(request(2, choices=8), "w1", 0.0)
+    book.reserve(request(3, choices=7), "w0", 0.0)
+    assert picked() == "w2"
+    assert pick(asked, workers, 0.0, kept={"w2"}) is None
+
+
+@given(
+    st.lists(
+        st.one_of(
+            st.tuples(st.just("admit"), st.integers(1, 300), st.integers(0, 300), st.integers(1, 4)),
+            st.tuples(st.just("release"), st.integers(0, 40), st.just(0), st.just(0)),
+            st.tuples(st.just("disown"), st.integers(0, 40), st.just(0), st.just(0)),
+            st.tuples(st.just("report"), st.integers(0, 100), st.integers(0, 8), st.integers(0, 4)),
+        ),
+        max_size=60,
+    )
+)
+def test_the_sum_of_what_is_held_never_exceeds_what_the_worker_has(steps: list[tuple[str, int, int, int]]) -> None:
+    book = ledger()
+    worker = book.workers["w0"]
+    for number, (kind, a, b, c) in enumerate(steps):
+        now = number * 0.5
+        if kind == "admit":
+            asked = request(number, prompt=a, output=b, choices=c)
+            if worker.fits(asked, now):
+                book.reserve(asked, "w0", now)
+        elif kind == "release":
+            book.release(f"r{a}")
+        elif kind == "disown":
+            book.disown([f"r{a}"], now)
+        else:
+            worker.heard(Report(free_blocks=a, running=b, waiting=c), now)
+        held = list(book.reservations.values())
+        assert worker.held_blocks == sum(share.request.blocks(16) for share in held) <= 100
+        assert worker.held_sequences == sum(share.request.choices for share in held) <= 8
