@@ -18,6 +18,8 @@ STAGES = ("input", "output", "both")
 """Where a rule applies."""
 MAX_RULES = 500
 """Most rules of one pack."""
+MAX_PACK_POSITIONS = 20_000
+"""Most positions of all patterns of one pack; the shipped ones have about 2,000."""
 MAX_REPLACEMENT = 200
 """Longest replacement, in characters."""
 _SEVERITY = {FLAG: 1, REDACT: 2, BLOCK: 3}
@@ -152,6 +154,9 @@ def compile_pack(identity: str, version: int, rules: Iterable[Rule]) -> Pack:
         compiled.append(_compile(rule))
     if len(compiled) > MAX_RULES:
         raise PackError(f"{len(compiled)} rules; the limit is {MAX_RULES}")
+    positions = sum(rule.pattern.positions for rule in compiled)
+    if positions > MAX_PACK_POSITIONS:
+        raise PackError(f"the patterns expand to {positions} positions; the limit is {MAX_PACK_POSITIONS}")
     return Pack(
         name=f"{identity}@{version}",
         longest=max((rule.pattern.longest for rule in compiled), default=0),

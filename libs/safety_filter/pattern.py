@@ -75,6 +75,8 @@ class Pattern:
     source: str
     node: Node
     longest: int
+    positions: int
+    """Size after expansion: what the pattern costs in memory."""
     check: str
     needs: tuple[CharSet, ...] = ()
     """Single characters (in either case) that every match has: a text without one of them has no match."""
@@ -95,7 +97,8 @@ def parse_pattern(source: str) -> Pattern:
         raise PatternError(f"matches up to {longest} characters; the limit is {MAX_LENGTH}")
     if positions > MAX_POSITIONS:
         raise PatternError(f"expands to {positions} positions; the limit is {MAX_POSITIONS}")
-    return Pattern(source, node, longest, parser.check, tuple(sorted(_needs(node), key=lambda chars: chars.ranges)))
+    needs = tuple(sorted(_needs(node), key=lambda chars: chars.ranges))
+    return Pattern(source, node, longest, positions, parser.check, needs)
 
 
 def _needs(node: Node) -> frozenset[CharSet]:

@@ -241,7 +241,7 @@ class StreamFilter:
             elif rule.bit == BLOCK:
                 if run.block < 0:
                     run.block = index
-            elif end > run.end and end > run.start:
+            elif end > run.start and (end > run.end or (end == run.end and index < run.rule)):
                 run.end, run.rule = end, index
 
     def _plain(self, start: int, end: int) -> str:

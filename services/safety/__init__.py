@@ -1,0 +1,1 @@
+"""What may be said? See README.md."""

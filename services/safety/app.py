@@ -1,0 +1,92 @@
+"""The safety service's composition root."""
+
+import asyncio
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import grpc
+from weir.safety.v1 import safety_pb2, safety_pb2_grpc
+
+from libs.clock import Clock, SystemClock
+from libs.mux import Codec, MuxServer
+from libs.registry import EtcdStore, MemoryStore, RegistryView, Store
+from libs.safety_filter import PackError
+from services.safety.config import Settings
+from services.safety.packs import PackKeeper, load_shipped
+from services.safety.server import SERVICE, SafetyHandler, SafetyServicer
+
+SHIPPED = Path(__file__).parent / "packs"
+"""The packs that come with the service."""
+
+
+class SafetyService:
+    """A `libs.service.Service`."""
+
+    def __init__(
+        self, *, view: RegistryView, store: Store, keeper: PackKeeper, mux: MuxServer, servicer: SafetyServicer
+    ) -> None:
+        self._view = view
+        self._store = store
+        self._keeper = keeper
+        self._mux = mux
+        self._servicer = servicer
+
+    def register(self, server: grpc.aio.Server) -> list[str]:
+        """See `libs.service.Service`."""
+        safety_pb2_grpc.add_SafetyServiceServicer_to_server(self._servicer, server)
+        return [SERVICE]
+
+    async def run(self, ready: Callable[[], None]) -> None:
+        """Ready once the registry's policies, from the store or from its cached snapshot, are in force."""
+        stop = self._view.on_change(self._keeper.apply)
+        try:
+            async with asyncio.TaskGroup() as group:
+                group.create_task(self._view.run(), name="registry.view")
+                group.create_task(self._keeper.run(), name="safety.packs")
+                await self._view.wait_ready()
+                await self._keeper.wait_settled()
+                ready()
+        finally:
+            stop()
+            await self._store.close()
+
+    async def drain(self) -> None:
+        """Sends the sessions away; their gateways reopen the filters elsewhere."""
+        await self._mux.drain()
+
+    def endpoint_extra(self) -> Mapping[str, Any]:
+        """See `libs.service.Service`."""
+        return {}
+
+
+async def build(settings: Settings, *, clock: Clock | None = None, store: Store | None = None) -> SafetyService:
+    """The service. `store` replaces etcd in tests.
+
+    :raises PackError: a shipped pack is bad, or the default policy is not among them.
+    """
+    clock = clock or SystemClock()
+    if store is None:
+        store = EtcdStore(settings.etcd, tls=settings.tls) if settings.etcd else MemoryStore()
+    shipped = await asyncio.to_thread(load_shipped, Path(settings.packs_dir) if settings.packs_dir else SHIPPED)
+    if settings.default_policy not in shipped:
+        raise PackError(f"no shipped pack for the default policy {settings.default_policy!r}")
+    keeper = PackKeeper(default=settings.default_policy, shipped=shipped)
+    handler = SafetyHandler(
+        book=lambda: keeper.book, max_filters=settings.max_filters, max_context=settings.max_context
+    )
+    mux = MuxServer(
+        codec=Codec.of(safety_pb2.SessionRequest, safety_pb2.SessionResponse),
+        handler=handler,
+        instance=settings.instance,
+        clock=clock,
+        max_in_flight=settings.max_in_flight,
+    )
+    cache_file = Path(settings.state_dir) / "registry.json" if settings.state_dir else None
+    return SafetyService(
+        view=RegistryView(store, cache_file=cache_file, clock=clock),
+        store=store,
+        keeper=keeper,
+        mux=mux,
+        servicer=SafetyServicer(mux=mux, peers=settings.session_peers, tls=settings.tls is not None),
+    )

@@ -1,0 +1,1 @@
+"""Which pack binds a request: pure."""
