@@ -23,6 +23,9 @@ SAFETY = ROOT + "safety/"
 """{id} → SafetyPolicy."""
 ENDPOINTS = ROOT + "endpoints/"
 """{service}/{instance} → Endpoint, under a lease."""
+FENCE = ROOT + "fence"
+"""Rewritten by every change of the configuration, so that each is validated against exactly what it applies to; its
+value is the id of the last change."""
 AUDIT_OUTBOX = ROOT + "audit-outbox/"
 """{record id} → weir.audit.v1.Record (binary): changes whose audit record is not acknowledged yet."""
 

@@ -49,6 +49,10 @@ class RegistrySnapshot:
         """Live endpoints of a service, by instance."""
         return [self.endpoints[key] for key in sorted(self.endpoints) if key[0] == service]
 
+    def same_contents(self, other: RegistrySnapshot) -> bool:
+        """Whether nothing but the revision changed, by identity of the collections."""
+        return all(getattr(self, name) is getattr(other, name) for name in self.__slots__ if name != "revision")
+
 
 @dataclass(frozen=True, slots=True)
 class _Collection:

@@ -74,7 +74,8 @@ class RegistryView:
         return self._snapshot
 
     def on_change(self, callback: Callback) -> Callable[[], None]:
-        """Calls back with every new snapshot, and at once when there is one already; returns how to stop that."""
+        """Calls back with every snapshot that differs from the last one in more than its revision, and at once when
+        there is one already; returns how to stop that."""
         self._callbacks.append(callback)
         if self._snapshot.revision:
             callback(self._snapshot)
@@ -132,9 +133,11 @@ class RegistryView:
         self._publish(snapshot_of(listing.kvs, listing.revision))
 
     def _publish(self, snapshot: RegistrySnapshot) -> None:
-        self._snapshot = snapshot
+        before, self._snapshot = self._snapshot, snapshot
         changed, self._changed = self._changed, asyncio.Event()
         changed.set()
+        if before.revision and snapshot.same_contents(before):
+            return
         for callback in tuple(self._callbacks):
             try:
                 callback(snapshot)

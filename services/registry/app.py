@@ -1,0 +1,109 @@
+"""The registry's composition root."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import uuid
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import grpc
+from weir.registry.v1 import registry_pb2_grpc
+
+from libs.apikeys.pepper import read_pepper
+from libs.clock import Clock, SystemClock
+from libs.registry import EtcdStore, RegistrySnapshot, RegistryView, Store
+from services.registry import metrics
+from services.registry.audit import AuditLink, NoAudit
+from services.registry.config import Settings
+from services.registry.outbox import AuditOutbox
+from services.registry.server import SERVICE, RegistryServicer
+from services.registry.writer import Writer
+
+_DRAIN_SECONDS = 2.0
+"""For records of the last changes; what is left waits in the outbox for the next start."""
+
+
+class Registry:
+    """Implements `libs.service.Service`."""
+
+    def __init__(
+        self,
+        *,
+        store: Store,
+        view: RegistryView,
+        audit: AuditLink | NoAudit,
+        outbox: AuditOutbox,
+        servicer: RegistryServicer,
+    ) -> None:
+        self._store = store
+        self._view = view
+        self._audit = audit
+        self.outbox = outbox
+        """Where audit records wait."""
+        self._servicer = servicer
+
+    def register(self, server: grpc.aio.Server) -> list[str]:
+        """See `libs.service.Service`."""
+        registry_pb2_grpc.add_RegistryServiceServicer_to_server(self._servicer, server)
+        return [SERVICE]
+
+    async def run(self, ready: Callable[[], None]) -> None:
+        """Ready with the first snapshot, from etcd or from the cache."""
+        stop = self._view.on_change(_measure)
+        try:
+            async with asyncio.TaskGroup() as tasks:
+                tasks.create_task(self._view.run(), name="registry.view")
+                tasks.create_task(self._audit.run(), name="audit.link")
+                tasks.create_task(self.outbox.run(), name="audit.outbox")
+                await self._view.wait_ready()
+                ready()
+        finally:
+            stop()
+            await self._store.close()
+
+    async def drain(self) -> None:
+        """Gives the audit log a moment to take the last records."""
+        try:
+            async with asyncio.timeout(_DRAIN_SECONDS):
+                while self.outbox.pending:
+                    await self.outbox.wait_empty()
+        except TimeoutError:
+            return
+
+    def endpoint_extra(self) -> Mapping[str, Any]:
+        """See `libs.service.Service`."""
+        return {}
+
+
+async def build(settings: Settings, *, clock: Clock | None = None, store: Store | None = None) -> Registry:
+    """The service. `store` replaces etcd in tests.
+
+    :raises OSError: the pepper or a TLS file cannot be read.
+    :raises ValueError: the pepper is too short, or there is no etcd endpoint.
+    """
+    clock = clock or SystemClock()
+    rng = random.Random()
+    if store is None:
+        store = EtcdStore(settings.etcd, tls=settings.tls)
+    cache = Path(settings.state_dir) / "registry.cache" if settings.state_dir else None
+    view = RegistryView(store, cache_file=cache, clock=clock)
+    audit = AuditLink(settings, clock=clock, rng=rng) if settings.audit_target else NoAudit()
+    outbox = AuditOutbox(store=store, port=audit, limit=settings.max_audit_backlog, sweep=settings.audit_sweep, rng=rng)
+    writer = Writer(
+        store=store,
+        view=view,
+        outbox=outbox,
+        source=f"{settings.service}/{settings.instance}",
+        clock=clock,
+        new_id=lambda: uuid.uuid4().hex,
+    )
+    pepper = await asyncio.to_thread(read_pepper, Path(settings.pepper_file))
+    servicer = RegistryServicer(settings=settings, view=view, writer=writer, pepper=pepper, clock=clock)
+    return Registry(store=store, view=view, audit=audit, outbox=outbox, servicer=servicer)
+
+
+def _measure(snapshot: RegistrySnapshot) -> None:
+    metrics.snapshot_revision.set(snapshot.revision)

@@ -1,0 +1,20 @@
+"""Settings of the registry service."""
+
+from libs.config import ServiceSettings
+
+
+class Settings(ServiceSettings, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What the registry needs beside the common settings."""
+
+    pepper_file: str
+    """The file with the mesh's pepper, under which API keys are hashed; edge-auth reads the same one."""
+    admin_services: tuple[str, ...] = ("cli",)
+    """Services whose certificate suffices to administer; calls through the edge need the scope "admin"."""
+    audit_target: str = "xds:///audit.weir.internal"
+    """Where the audit service is; empty keeps audit records in their outbox (tests only)."""
+    audit_timeout: float = 5.0
+    """Seconds to wait for the audit service's acknowledgement of one record."""
+    audit_sweep: float = 30.0
+    """Seconds between two looks for records that another replica left behind."""
+    max_audit_backlog: int = 10_000
+    """Changes are refused while more audit records than this wait for the audit service."""
