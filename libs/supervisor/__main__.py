@@ -1,12 +1,14 @@
-"""`python -m libs.supervisor SPEC.json [--echo]`: runs a specification until SIGTERM, SIGINT or a `stop` command.
+"""`python -m libs.supervisor SPEC.json [--echo] [--ready-fd N]`: runs a specification until SIGTERM, SIGINT or `stop`.
 
-Exit code 0 after a stop, 1 when the start-up failed.
+With --ready-fd one byte is written to that descriptor once the control socket takes commands. Exit code 0 after a stop,
+1 when the start-up failed.
 """
 
 from __future__ import annotations
 
 import argparse
 import asyncio
+import os
 import signal
 import sys
 from collections.abc import Callable
@@ -46,8 +48,15 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m libs.supervisor")
     parser.add_argument("spec", type=Path)
     parser.add_argument("--echo", action="store_true", help="also print the log stream, coloured")
+    parser.add_argument("--ready-fd", type=int, help="told once the control socket takes commands")
     options = parser.parse_args()
-    return 0 if asyncio.run(serve(load(options.spec), echo=options.echo)) else 1
+
+    def tell() -> None:
+        if options.ready_fd is not None:
+            os.write(options.ready_fd, b"1")
+            os.close(options.ready_fd)
+
+    return 0 if asyncio.run(serve(load(options.spec), echo=options.echo, on_listening=tell)) else 1
 
 
 if __name__ == "__main__":

@@ -128,13 +128,16 @@ def stream(state_dir: Path | str, operation: str, *, timeout: float | None = Non
                 connection.connect(path)
         except (FileNotFoundError, NotADirectoryError, ConnectionRefusedError):
             raise NotRunning(f"no mesh runs in {state_dir}") from None
-        connection.sendall(json.dumps({"op": operation, **fields}).encode() + b"\n")
         with connection.makefile("rb") as lines:
-            for line in lines:
-                answer = json.loads(line)
-                if "error" in answer:
-                    raise CommandError(answer["error"])
-                yield answer
+            try:
+                connection.sendall(json.dumps({"op": operation, **fields}).encode() + b"\n")
+                for line in lines:
+                    answer = json.loads(line)
+                    if "error" in answer:
+                        raise CommandError(answer["error"])
+                    yield answer
+            except ConnectionError:  # it died while it was asked
+                raise NotRunning(f"the mesh in {state_dir} ended before it answered") from None
 
 
 def request(state_dir: Path | str, operation: str, *, timeout: float | None = None, **fields: Any) -> dict[str, Any]:

@@ -11,6 +11,7 @@ Decisions are in `policy`; this module only waits and acts.
 from __future__ import annotations
 
 import asyncio
+import os
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
 from random import Random
@@ -124,6 +125,7 @@ class Supervisor:
         failure = self._failure
         return {
             "state": self._state,
+            "pid": os.getpid(),
             "failure": None
             if failure is None
             else {"name": failure.name, "reason": failure.reason, "last_lines": failure.last_lines},

@@ -1,0 +1,121 @@
+"""What `weir up` and `weir status` write and print."""
+
+from __future__ import annotations
+
+import json
+import shlex
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from services.cli.mesh.plan import Plan, Site
+
+KEY_VARIABLES = {
+    "acme": "WEIR_KEY_ACME",
+    "globex": "WEIR_KEY_GLOBEX",
+    "tiny": "WEIR_KEY_TINY",
+    "admin": "WEIR_ADMIN_KEY",
+}
+"""Environment variable by name of the demo key."""
+
+
+def environment(site: Site, plan: Plan, keys: Mapping[str, str]) -> dict[str, str]:
+    """The variables of `$STATE/env`."""
+    edge = plan.addresses["envoy"]
+    client = site.tls("demo-client")
+    return {
+        "WEIR_EDGE_URL": f"http://{edge['address']}",
+        "WEIR_EDGE_TLS_URL": f"https://localhost:{edge['tls_address'].rpartition(':')[2]}",
+        "WEIR_CA": client.ca,
+        **{variable: keys[name] for name, variable in KEY_VARIABLES.items() if name in keys},
+        "GRPC_XDS_BOOTSTRAP": str(site.xds("demo-client")),
+        "WEIR_CLIENT_CERT": client.cert,
+        "WEIR_CLIENT_KEY": client.key,
+        "WEIR_STATE_DIR": str(site.state),
+        "WEIR_PORT_BASE": str(site.port_base),
+    }
+
+
+def shell(variables: Mapping[str, str]) -> str:
+    """The variables as a file to source."""
+    return "".join(f"export {name}={shlex.quote(value)}\n" for name, value in variables.items())
+
+
+def mesh_file(site: Site, plan: Plan, status: Mapping[str, Any], profile: str) -> str:
+    """Content of `$STATE/mesh.json`: where everything is, for programs."""
+    pids = {process["name"]: process["pid"] for process in status["processes"]}
+    client = site.tls("cli")
+    edge = plan.addresses["envoy"]
+    content = {
+        "profile": profile,
+        "supervisor_pid": status["pid"],
+        "services": {name: {**address, "pid": pids.get(name)} for name, address in plan.addresses.items()},
+        "edge_url": f"http://{edge['address']}",
+        "edge_tls_url": f"https://{edge['tls_address']}",
+        "etcd": plan.addresses["etcd"]["address"],
+        "tls": {"ca": client.ca, "cli_cert": client.cert, "cli_key": client.key},
+        "xds_bootstrap": str(site.xds("demo-client")),
+    }
+    return json.dumps(content, indent=2) + "\n"
+
+
+def table(rows: Iterable[Mapping[str, Any]]) -> str:
+    """The processes of a status as an aligned table."""
+    header = ("NAME", "STATE", "PID", "RESTARTS", "UP", "ADDRESS")
+    cells = [
+        (
+            str(row["name"]),
+            str(row["state"]),
+            str(row["pid"] or "-"),
+            str(row["restarts"]),
+            duration(row["uptime_s"]) if row["pid"] else "-",
+            str(row.get("address", "")),
+        )
+        for row in rows
+    ]
+    widths = [max(len(line[column]) for line in [header, *cells]) for column in range(len(header))]
+    return "\n".join(
+        "  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip()
+        for line in [header, *cells]
+    )
+
+
+def duration(seconds: float) -> str:
+    """Short text of a duration: "12s", "3m05s", "2h07m"."""
+    whole = int(seconds)
+    if whole < 60:
+        return f"{whole}s"
+    if whole < 3600:
+        return f"{whole // 60}m{whole % 60:02d}s"
+    return f"{whole // 3600}h{whole % 3600 // 60:02d}m"
+
+
+def summary(site: Site, variables: Mapping[str, str], *, model: str, profile: str) -> str:
+    """What a person needs next."""
+    env = site.state / "env"
+    shown = env.relative_to(site.root) if env.is_relative_to(site.root) else env
+    keys = "\n".join(f"  {name}={variables[name]}" for name in KEY_VARIABLES.values() if name in variables)
+    return f"""
+The mesh is up (profile {profile}).
+
+  edge      {variables["WEIR_EDGE_URL"]}   TLS {variables["WEIR_EDGE_TLS_URL"]} (CA {variables["WEIR_CA"]})
+{keys}
+
+  source {shown}
+
+curl:
+  curl -N $WEIR_EDGE_URL/v1/chat/completions -H "authorization: Bearer $WEIR_KEY_ACME" \\
+    -H 'content-type: application/json' \\
+    -d '{{"model": "{model}", "stream": true, "messages": [{{"role": "user", "content": "Tell me about rivers."}}]}}'
+
+openai:
+  client = openai.OpenAI(base_url=os.environ["WEIR_EDGE_URL"] + "/v1", api_key=os.environ["WEIR_KEY_ACME"])
+  for chunk in client.chat.completions.create(model="{model}", stream=True,
+          messages=[{{"role": "user", "content": "Tell me about rivers."}}]):
+      print(chunk.choices[0].delta.content or "", end="", flush=True)
+
+gRPC stub, inside the mesh (xDS and mTLS; GRPC_XDS_BOOTSTRAP is set by the file above):
+  channel = libs.rpc.make_channel("xds:///gateway.weir.internal", tls=TlsFiles(ca, cert, key))
+  stub = weir.inference.v1.inference_pb2_grpc.InferenceServiceStub(channel)
+
+  make status    make logs s=gateway f=1    make down
+"""

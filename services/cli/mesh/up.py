@@ -1,0 +1,248 @@
+"""`weir up`: from nothing to a streamed completion, or to nothing again."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import signal
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import psutil
+
+from libs import envoy_bootstrap, xds_bootstrap
+from libs.supervisor.spec import SupervisorSpec
+from services.cli.mesh import lifecycle, preflight, report, seed, site
+from services.cli.mesh.first_token import Answer, CompletionError, NotYet, stream_completion
+from services.cli.mesh.lifecycle import StartError
+from services.cli.mesh.logview import last_lines
+from services.cli.mesh.plan import HOST, Bootstraps, Plan, Site, build
+from services.cli.mesh.topology import TopologyError, parse_overrides, unknown_names
+
+Say = Callable[[str], None]
+
+PROMPT = "Tell me about rivers."
+MAX_TOKENS = 48
+# Readiness is per process; the last endpoint may still be on its way through the control plane to Envoy (tens of
+# milliseconds). A 503 in this window is not a failure yet.
+SETTLE_SECONDS = 10.0
+
+
+@dataclass(slots=True)
+class Timeline:
+    """When what was reached, in seconds since this command was started."""
+
+    started: float
+    """Seconds since the epoch."""
+    ready: dict[str, float] = field(default_factory=dict)
+
+    def now(self) -> float:
+        """Seconds since the start."""
+        return time.time() - self.started
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Options:
+    """What the person asked for."""
+
+    profile: str
+    overrides: tuple[str, ...] = ()
+
+
+def make_plan(where: Site, options: Options) -> Plan:
+    """The plan of a mesh. Raises TopologyError."""
+    topology = site.load_topology(where.root)
+    layers = (site.load_profile(where.root, options.profile), parse_overrides(options.overrides))
+    for layer in layers:
+        if unknown := unknown_names(topology, layer):
+            raise TopologyError(f"no service or process is called {', '.join(unknown)}")
+    return build(topology, where, Bootstraps(grpc=xds_bootstrap.render, envoy=envoy_bootstrap.render), *layers)
+
+
+def up(where: Site, options: Options, *, say: Say, write: Callable[[str], None]) -> None:
+    """Brings the mesh up. `say` gets whole lines, `write` pieces of text as they are produced.
+
+    Raises StartError, PreflightError or TopologyError, with nothing left running; KeyboardInterrupt likewise.
+    """
+    timeline = Timeline(psutil.Process().create_time())
+    plan = make_plan(where, options)
+    site.prepare(where)
+    try:
+        lock = lifecycle.Lock(where.state)
+    except lifecycle.Busy:
+        _already_up(where, say)
+        return
+    with _terminated_as_interrupt():
+        try:
+            _start(where, plan, lock)
+            _bring_up(where, plan, options, timeline, say=say, write=write)
+        except BaseException:
+            lifecycle.stop(where.state)
+            raise
+        finally:
+            lock.close()
+
+
+def _already_up(where: Site, say: Say) -> None:
+    """Another `up` holds the lock: wait until its mesh is up and say so."""
+    status = lifecycle.status(where.state)
+    if status is None:
+        raise StartError("another `weir up` is preparing this mesh; try again when it is done")
+    if status["state"] == "starting":
+        say("another `weir up` is starting this mesh; waiting for it")
+        for status in lifecycle.watch(where.state):
+            if status["state"] != "starting":
+                break
+    if status["state"] != "up":
+        raise StartError(f"the mesh in {where.state} is {status['state']}")
+    variables = site.read_json(where.state / "last_up.json").get("environment", {})
+    say(f"the mesh is already up: {len(status['processes'])} processes, state in {where.state}")
+    if variables:
+        say(f"edge {variables['WEIR_EDGE_URL']}; `source {where.state / 'env'}` for keys; `weir status`, `weir down`")
+
+
+def _start(where: Site, plan: Plan, lock: lifecycle.Lock) -> None:
+    faults = [
+        *preflight.check_packages(preflight.PACKAGES),
+        *preflight.check_programs({"etcd": where.etcd, "envoy": where.envoy}),
+        *_missing_models(where),
+        *preflight.check_ports(plan.ports, host=HOST),
+    ]
+    if faults:
+        raise preflight.PreflightError("\n".join(faults))
+    site.write_files(plan)
+    tls = where.tls("demo-client")
+    control_plane = (plan.addresses["controlplane"]["address"],)
+    where.xds("demo-client").write_text(
+        xds_bootstrap.render(node_id="demo-client", zone="zone-a", xds=control_plane, tls=tls)
+    )
+    lifecycle.launch(SupervisorSpec(state_dir=str(where.state), processes=plan.processes), lock)
+
+
+def _missing_models(where: Site) -> list[str]:
+    return [
+        f"the model in {spec.folder} is missing: `git checkout {spec.folder}` or `make demo-models`"
+        for spec in seed.load(where.root).models
+        if not (where.root / spec.folder / "manifest.json").is_file()
+    ]
+
+
+def _bring_up(
+    where: Site, plan: Plan, options: Options, timeline: Timeline, *, say: Say, write: Callable[[str], None]
+) -> None:
+    say(f"starting {len(plan.processes)} processes (profile {options.profile}, state in {where.state})")
+    seeded: seed.Seeded | None = None
+    status: dict[str, Any] = {}
+    for status in lifecycle.watch(where.state):
+        for name in _newly_ready(status, timeline):
+            say(f"  ready {name:14} {timeline.ready[name]:6.2f} s")
+        if seeded is None and "registry" in timeline.ready:
+            seeded = _seed(where, plan)
+            site.write_secret(where.secrets / "keys.json", json.dumps(seeded.keys, indent=2) + "\n")
+        if status["state"] != "starting":
+            break
+    if status.get("state") != "up" or seeded is None:
+        raise _start_failure(where, status)
+    variables = report.environment(where, plan, seeded.keys)
+    site.write_secret(where.state / "env", report.shell(variables))
+    (where.state / "mesh.json").write_text(report.mesh_file(where, plan, status, options.profile))
+    model = seeded.models[0]
+    say(f"\n{model}, as tenant acme: {PROMPT}")
+    answer, attempts = _first_completion(where, plan, seeded, model, write)
+    to_first = timeline.now() - (time.monotonic() - answer.first_text_at)
+    say(
+        f"\n({answer.model}, {'simulated' if answer.simulated else 'real'}, finish {answer.finish_reason}; "
+        f"time to first token {answer.ttft_s * 1000:.0f} ms, {to_first:.1f} s after the start of this command)"
+    )
+    result = {
+        "profile": options.profile,
+        "overrides": list(options.overrides),
+        "to_first_token_s": round(to_first, 3),
+        "ttft_ms": round(answer.ttft_s * 1000, 1),
+        "attempts": attempts,
+        "ready_s": {name: round(seconds, 3) for name, seconds in timeline.ready.items()},
+        "model": answer.model,
+        "simulated": answer.simulated,
+        "request_id": answer.request_id,
+        "environment": {name: value for name, value in variables.items() if "KEY" not in name},
+    }
+    (where.state / "last_up.json").write_text(json.dumps(result, indent=2) + "\n")
+    say(report.summary(where, variables, model=model, profile=options.profile))
+
+
+def _newly_ready(status: Mapping[str, Any], timeline: Timeline) -> Iterator[str]:
+    for process in status["processes"]:
+        if process["ready"] and process["name"] not in timeline.ready:
+            timeline.ready[process["name"]] = timeline.now()
+            yield process["name"]
+
+
+def _seed(where: Site, plan: Plan) -> seed.Seeded:
+    keys = site.read_json(where.secrets / "keys.json")
+    address = plan.addresses["registry"]["address"]
+    try:
+        return asyncio.run(seed.plant(where.root, address=address, tls=where.tls("cli"), keys=keys))
+    except seed.SeedError as error:
+        raise StartError(str(error), _log_tail(where, "registry")) from error
+
+
+def _first_completion(
+    where: Site, plan: Plan, seeded: seed.Seeded, model: str, write: Callable[[str], None]
+) -> tuple[Answer, int]:
+    host, _, port = plan.addresses["envoy"]["address"].rpartition(":")
+    deadline = time.monotonic() + SETTLE_SECONDS
+    attempts = 0
+    while True:
+        attempts += 1
+        try:
+            answer = stream_completion(
+                host,
+                int(port),
+                key=seeded.keys["acme"],
+                model=model,
+                prompt=PROMPT,
+                max_tokens=MAX_TOKENS,
+                on_text=write,
+            )
+        except NotYet as error:
+            if time.monotonic() < deadline:
+                time.sleep(0.05)
+                continue
+            raise StartError(f"the first completion failed: {error}", _log_tail(where, "gateway")) from error
+        except CompletionError as error:
+            raise StartError(f"the first completion failed: {error}", _log_tail(where, "gateway")) from error
+        return answer, attempts
+
+
+def _start_failure(where: Site, status: Mapping[str, Any]) -> StartError:
+    """What to say when the supervisor gave up. It stops everything before it says that it failed."""
+    failure = status.get("failure")
+    if failure is None:
+        return StartError(f"the mesh is {status.get('state', 'gone')}", _log_tail(where, "supervisor"))
+    lines = failure["last_lines"] or ["(it wrote nothing)"]
+    return StartError(f"{failure['name']} {failure['reason']}", lines)
+
+
+def _log_tail(where: Site, name: str) -> list[str]:
+    path: Path = where.state / "logs" / f"{name}.log"
+    return last_lines(path, 20) if path.exists() else []
+
+
+@contextmanager
+def _terminated_as_interrupt() -> Iterator[None]:
+    """SIGTERM and SIGHUP end an `up` like Ctrl-C does: with everything stopped."""
+
+    def interrupt(_number: int, _frame: FrameType | None) -> None:
+        raise KeyboardInterrupt
+
+    before = {number: signal.signal(number, interrupt) for number in (signal.SIGTERM, signal.SIGHUP)}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)

@@ -1,0 +1,101 @@
+"""From topology to command lines, files and ports."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from libs.supervisor.policy import levels
+from libs.supervisor.spec import GrpcProbe, HttpProbe
+from services.cli.mesh.plan import Bootstraps, Plan, Site, build
+from services.cli.mesh.site import ROOT, load_profile, load_topology, profiles
+from services.cli.mesh.topology import TopologyError, parse
+
+
+def site(base: int = 18000, state: str = "/state") -> Site:
+    return Site(root=ROOT, state=Path(state), port_base=base, python="python", etcd="etcd", envoy="envoy")
+
+
+def rendered(**fields: Any) -> str:
+    return json.dumps({key: str(value) for key, value in fields.items()})
+
+
+BOOTSTRAPS = Bootstraps(grpc=rendered, envoy=rendered)
+
+
+def whole(base: int = 18000, state: str = "/state", profile: str = "demo") -> Plan:
+    return build(load_topology(ROOT), site(base, state), BOOTSTRAPS, load_profile(ROOT, profile))
+
+
+@pytest.mark.parametrize("profile", profiles(ROOT))
+def test_the_real_topology_makes_a_plan_that_can_be_ordered(profile: str) -> None:
+    plan = whole(profile=profile)
+    names = {process.name for process in plan.processes}
+    start = levels({p.name: p.after for p in plan.processes})
+    stop = levels({p.name: (*p.after, *p.uses) for p in plan.processes})
+    assert start[0] == ["etcd"]
+    assert {"envoy", "gateway", "worker-a", "worker-b", "collector"} <= names
+    place = {name: number for number, level in enumerate(stop) for name in level}
+    assert place["etcd"] < place["worker-a"] < place["gateway"] < place["envoy"]
+
+
+def test_two_meshes_side_by_side_share_no_port_and_no_path() -> None:
+    one, other = whole(18000, "/one"), whole(18500, "/other")
+    assert not set(one.ports) & set(other.ports)
+    assert not set(one.files) & set(other.files)
+    assert "/one/" not in json.dumps([list(p.argv) for p in other.processes])
+
+
+def test_a_service_gets_its_settings_its_identity_and_its_probe() -> None:
+    plan = whole()
+    gateway = next(p for p in plan.processes if p.name == "gateway")
+    config = json.loads(plan.files[Path("/state/config/gateway.json")])
+    assert config["service"] == "gateway"
+    assert config["port"] == 18030
+    assert config["metrics_port"] == 18130
+    assert config["etcd"] == ["127.0.0.1:18010"]
+    assert config["tls"]["cert"] == "/state/pki/gateway.pem"
+    assert config["trace_endpoint"] == "127.0.0.1:18028"
+    assert gateway.argv == ("python", "-m", "services.gateway", "--config", "/state/config/gateway.json")
+    assert gateway.env["GRPC_XDS_BOOTSTRAP"] == "/state/config/gateway.xds.json"
+    assert isinstance(gateway.readiness, GrpcProbe)
+    assert gateway.readiness.server_name == "gateway.weir.internal"
+    assert plan.addresses["gateway"]["metrics"] == "127.0.0.1:18130"
+
+
+def test_workers_of_one_service_differ_in_name_zone_and_ports() -> None:
+    plan = whole()
+    configs = [json.loads(plan.files[Path(f"/state/config/worker-{x}.json")]) for x in "ab"]
+    for field in ("instance", "zone", "port", "metrics_port", "state_dir"):
+        assert configs[0][field] != configs[1][field]
+    assert configs[0]["tls"] == configs[1]["tls"]
+
+
+def test_etcd_demands_certificates_and_envoy_keeps_to_itself() -> None:
+    plan = whole()
+    etcd = next(p for p in plan.processes if p.name == "etcd")
+    envoy = next(p for p in plan.processes if p.name == "envoy")
+    assert "--client-cert-auth" in etcd.argv
+    assert "--disable-hot-restart" in envoy.argv
+    assert envoy.readiness == HttpProbe(port=18000, path="/healthz")
+    assert plan.addresses["envoy"]["tls_address"] == "127.0.0.1:18001"
+
+
+def test_a_service_outside_the_traces_exports_none() -> None:
+    assert json.loads(whole().files[Path("/state/config/collector.json")])["trace_endpoint"] == ""
+
+
+def test_ports_that_collide_are_refused_with_both_names() -> None:
+    topology = parse("""
+[ports]
+etcd = 1
+[process.controlplane]
+service = "controlplane"
+port = 20
+[process.collector]
+service = "collector"
+port = 20
+""")
+    with pytest.raises(TopologyError, match="collector and controlplane both want port 18020"):
+        build(topology, site(), BOOTSTRAPS)

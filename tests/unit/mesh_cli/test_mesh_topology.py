@@ -1,0 +1,101 @@
+"""Topology, profiles, overrides: data in, settings out."""
+
+from pathlib import Path
+
+import pytest
+
+from services.cli.mesh.site import ROOT, load_profile, load_topology, locate, profiles
+from services.cli.mesh.topology import (
+    TopologyError,
+    merge,
+    parse,
+    parse_overrides,
+    settings_for,
+    substitute,
+    unknown_names,
+)
+
+SMALL = """
+[ports]
+edge = 0
+[process.worker-a]
+service = "worker"
+port = 40
+settings = { models = ["a"], engine = { kind = "torch", threads = 1 } }
+[process.worker-b]
+service = "worker"
+port = 41
+"""
+
+
+def test_layers_go_from_general_to_special_and_later_layers_win() -> None:
+    topology = parse(SMALL)
+    profile = {"worker-a": {"zone_bias": 2}, "*": {"log_level": "info", "zone_bias": 0}, "worker": {"zone_bias": 1}}
+    overrides = {"worker": {"engine": {"kind": "simulated"}}}
+    assert settings_for(topology, "worker-a", profile, overrides) == {
+        "models": ["a"],
+        "engine": {"kind": "simulated", "threads": 1},
+        "log_level": "info",
+        "zone_bias": 2,
+    }
+    assert settings_for(topology, "worker-b", profile)["zone_bias"] == 1
+
+
+def test_overrides_are_json_or_words_and_nest() -> None:
+    assert parse_overrides(["worker.step_interval=0.02", "worker.engine.kind=simulated", "gateway.off=false"]) == {
+        "worker": {"step_interval": 0.02, "engine": {"kind": "simulated"}},
+        "gateway": {"off": False},
+    }
+
+
+@pytest.mark.parametrize("bad", ["worker", "worker=1", "worker.x", ".x=1", "worker.=1"])
+def test_a_malformed_override_is_refused(bad: str) -> None:
+    with pytest.raises(TopologyError, match=r"NAME\.FIELD=VALUE"):
+        parse_overrides([bad])
+
+
+def test_names_that_exist_nowhere_are_found() -> None:
+    assert unknown_names(parse(SMALL), {"worker": 0, "worker-a": 0, "*": 0, "wroker": 0}) == ["wroker"]
+
+
+def test_merge_leaves_its_arguments_alone() -> None:
+    base = {"a": {"b": 1}, "c": 2}
+    assert merge(base, {"a": {"d": 3}, "c": {"e": 4}}) == {"a": {"b": 1, "d": 3}, "c": {"e": 4}}
+    assert base == {"a": {"b": 1}, "c": 2}
+
+
+def test_a_string_that_is_one_variable_takes_its_type() -> None:
+    variables: dict[str, str | int] = {"port.etcd": 18010, "state": "/s"}
+    assert substitute({"p": "${port.etcd}", "l": ["${state}/x:${port.etcd}", 3]}, variables) == {
+        "p": 18010,
+        "l": ["/s/x:18010", 3],
+    }
+    with pytest.raises(TopologyError, match=r"\$\{nothing\}"):
+        substitute("${nothing}", variables)
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["process = 1", "[process.a]\nservice='a'", "[process.a]\nservice='a'\nkind='etcd'\nport=1", "[", "other = 1"],
+)
+def test_a_malformed_topology_is_refused(text: str) -> None:
+    with pytest.raises(TopologyError):
+        parse(text)
+
+
+def test_every_profile_names_only_what_the_topology_has() -> None:
+    topology = load_topology(ROOT)
+    assert {"demo", "simulated", "bench"} <= set(profiles(ROOT))
+    for name in profiles(ROOT):
+        assert unknown_names(topology, load_profile(ROOT, name)) == []
+    with pytest.raises(TopologyError, match="no profile 'nothing'"):
+        load_profile(ROOT, "nothing")
+
+
+def test_environment_moves_the_mesh() -> None:
+    site = locate({"WEIR_PORT_BASE": "28500", "WEIR_STATE_DIR": "/var/tmp/other"})
+    assert (site.port_base, site.state) == (28500, Path("/var/tmp/other"))
+    assert locate({}).port_base == 18000
+    assert locate({}).state == ROOT / ".weir"
+    with pytest.raises(TopologyError, match="WEIR_PORT_BASE"):
+        locate({"WEIR_PORT_BASE": "ninety"})
