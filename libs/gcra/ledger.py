@@ -11,7 +11,8 @@ from collections import deque
 from collections.abc import Mapping
 from heapq import heapify, heappop, heappush
 
-from libs.gcra.bucket import NEVER, Bucket, BucketState, LimitReport
+from libs.gcra.bucket import Bucket
+from libs.gcra.scope import Lease, Scope, tightest, worse
 from libs.gcra.types import (
     ALL_MODELS,
     NO_LIMITS,
@@ -19,66 +20,10 @@ from libs.gcra.types import (
     Changes,
     Denied,
     LeaseState,
-    LimitKind,
     LimitSpec,
     ScopeState,
     SettledAlready,
 )
-
-UNLIMITED = LimitReport(0, 0, 0)
-
-
-class _Scope:
-    """The buckets and the slot count of one limits entry; `None` where it sets no limit."""
-
-    __slots__ = ("concurrency", "in_use", "model", "requests", "tenant", "tokens")
-
-    def __init__(self, tenant: str, model: str) -> None:
-        self.tenant = tenant
-        self.model = model
-        self.requests: Bucket | None = None
-        self.tokens: Bucket | None = None
-        self.concurrency = 0
-        self.in_use = 0
-
-    def apply(self, spec: LimitSpec, burst_seconds: int, now: int) -> None:
-        self.requests = _rescaled(self.requests, spec.requests_per_minute, burst_seconds, now)
-        self.tokens = _rescaled(self.tokens, spec.tokens_per_minute, burst_seconds, now)
-        self.concurrency = spec.concurrency
-
-    def idle(self, now: int) -> bool:
-        """Nothing would be forgotten by dropping it."""
-        full = all(bucket is None or bucket.tat <= now for bucket in (self.requests, self.tokens))
-        return full and self.in_use == 0
-
-    def state(self, now: int) -> ScopeState:
-        return ScopeState(
-            self.tenant,
-            self.model,
-            self.requests.state(now) if self.requests else None,
-            self.tokens.state(now) if self.tokens else None,
-            self.concurrency,
-        )
-
-
-class _Lease:
-    """A live reservation. It keeps the buckets it charged, so a limit that appears later is never refunded."""
-
-    __slots__ = ("charged", "expires", "key", "model", "open", "scopes", "tokens")
-
-    def __init__(
-        self, key: tuple[str, str], model: str, tokens: int, expires: int, scopes: list[_Scope], charged: list[Bucket]
-    ) -> None:
-        self.key = key
-        self.model = model
-        self.tokens = tokens
-        self.expires = expires
-        self.scopes = scopes
-        self.charged = charged
-        self.open = True
-
-    def __lt__(self, other: "_Lease") -> bool:
-        return self.expires < other.expires
 
 
 class Ledger:
@@ -114,14 +59,14 @@ class Ledger:
         self._prune_at = max_idle_tenants
         self._track = track_changes
         self._specs: Mapping[tuple[str, str], LimitSpec] = {}
-        self._wide: dict[str, _Scope] = {}
-        self._named: dict[tuple[str, str], _Scope] = {}
-        self._leases: dict[tuple[str, str], _Lease] = {}
-        self._expiries: list[_Lease] = []
+        self._wide: dict[str, Scope] = {}
+        self._named: dict[tuple[str, str], Scope] = {}
+        self._leases: dict[tuple[str, str], Lease] = {}
+        self._expiries: list[Lease] = []
         self._settled: set[tuple[str, str]] = set()
         self._settled_order: deque[tuple[int, tuple[str, str]]] = deque()
-        self._dirty: set[_Scope] = set()
-        self._opened: list[_Lease] = []
+        self._dirty: set[Scope] = set()
+        self._opened: list[Lease] = []
         self._closed: list[tuple[str, str]] = []
 
     @property
@@ -159,14 +104,14 @@ class Ledger:
         settle of the stream before may still be on its way while `reserve` would come after it.
         """
         scope = self._wide.get(tenant) or self._tenant_scope(tenant, now)
-        denied = self._check(scope, requests, tokens, 0, now, None)
+        denied = scope.check(requests, tokens, 0, now)
         if denied is not None:
             return denied
         if requests and scope.requests is not None:
             scope.requests.charge(requests, now)
             if self._track:
                 self._dirty.add(scope)
-        return self._admitted((scope,), now)
+        return tightest((scope,), now)
 
     def reserve(
         self,
@@ -189,18 +134,18 @@ class Ledger:
         key = (tenant, request_id)
         lease = self._leases.get(key)
         if lease is not None:
-            return self._admitted(lease.scopes, now)
+            return tightest(lease.scopes, now)
         if key in self._settled:
             return SettledAlready()
         scopes = self._scopes(tenant, model, now)
         requests = 1 if count_request else 0
         denied: Denied | None = None
         for scope in scopes:
-            denied = self._check(scope, requests, tokens, 1, now, denied)
+            denied = worse(denied, scope.check(requests, tokens, 1, now, self._concurrency_retry))
         if denied is not None:
             return denied
         self._open(key, model, tokens, now + lease_ns, scopes, requests, now)
-        return self._admitted(scopes, now)
+        return tightest(scopes, now)
 
     def _open(
         self,
@@ -208,7 +153,7 @@ class Ledger:
         model: str,
         tokens: int,
         expires: int,
-        scopes: list[_Scope],
+        scopes: list[Scope],
         requests: int,
         now: int,
     ) -> None:
@@ -220,7 +165,7 @@ class Ledger:
             if scope.tokens is not None:
                 scope.tokens.charge(tokens, now)
                 charged.append(scope.tokens)
-        lease = _Lease(key, model, tokens, expires, scopes, charged)
+        lease = Lease(key, model, tokens, expires, scopes, charged)
         self._leases[key] = lease
         heappush(self._expiries, lease)
         if self._track:
@@ -265,13 +210,13 @@ class Ledger:
 
     def report(self, tenant: str, model: str, now: int) -> Admitted:
         """The tightest state of each kind of limit that covers the tenant's use of the model."""
-        return self._admitted(self._scopes(tenant, model, now), now)
+        return tightest(self._scopes(tenant, model, now), now)
 
     # --- persistence -------------------------------------------------------------------------------------------
 
     def take_changes(self, now: int) -> Changes:
         """What changed since the last call, as plain data."""
-        opened = tuple(_lease_state(lease, now) for lease in self._opened if lease.open)
+        opened = tuple(lease.state(now) for lease in self._opened if lease.open)
         changes = Changes(tuple(scope.state(now) for scope in self._dirty), opened, tuple(self._closed))
         self._forget_changes()
         return changes
@@ -280,16 +225,13 @@ class Ledger:
         """Everything, as plain data: consumed buckets, live leases, remembered settled ids. Clears the changes."""
         every = (*self._wide.values(), *self._named.values())
         scopes = tuple(scope.state(now) for scope in every if not scope.idle(now))
-        leases = tuple(_lease_state(lease, now) for lease in self._leases.values())
+        leases = tuple(lease.state(now) for lease in self._leases.values())
         self._forget_changes()
         return Changes(scopes, leases, tuple(key for _, key in self._settled_order))
 
     def restore_scope(self, state: ScopeState, elapsed_ns: int, now: int) -> None:
         """Goes on from a scope written `elapsed_ns` ago. Call before leases are restored and limits are applied."""
-        scope = _Scope(state.tenant, state.model)
-        scope.requests = _restored(state.requests, elapsed_ns, now)
-        scope.tokens = _restored(state.tokens, elapsed_ns, now)
-        scope.concurrency = state.concurrency
+        scope = Scope.restored(state, elapsed_ns, now)
         if state.model == ALL_MODELS:
             self._wide[state.tenant] = scope
         else:
@@ -300,7 +242,7 @@ class Ledger:
         scopes = self._scopes(state.tenant, state.model, now)
         charged = [scope.tokens for scope in scopes if scope.tokens is not None]
         expires = now + max(0, state.expires_in_ns - max(0, elapsed_ns))
-        lease = _Lease((state.tenant, state.request_id), state.model, state.tokens, expires, scopes, charged)
+        lease = Lease((state.tenant, state.request_id), state.model, state.tokens, expires, scopes, charged)
         for scope in scopes:
             scope.in_use += 1
         self._leases[lease.key] = lease
@@ -319,7 +261,7 @@ class Ledger:
 
     # --- scopes ------------------------------------------------------------------------------------------------
 
-    def _scopes(self, tenant: str, model: str, now: int) -> list[_Scope]:
+    def _scopes(self, tenant: str, model: str, now: int) -> list[Scope]:
         """All scopes that cover a request: the tenant, the name it used, and that name without its version.
 
         The last keeps a pinned version ("weir-fast@1") from passing around the limit on "weir-fast".
@@ -335,7 +277,7 @@ class Ledger:
                     scopes.append(base)
         return scopes
 
-    def _tenant_scope(self, tenant: str, now: int) -> _Scope:
+    def _tenant_scope(self, tenant: str, now: int) -> Scope:
         if len(self._wide) >= self._prune_at:
             self._wide = {name: scope for name, scope in self._wide.items() if not scope.idle(now)}
             self._prune_at = max(self._max_idle_tenants, 2 * len(self._wide))
@@ -343,56 +285,14 @@ class Ledger:
         scope = self._wide[tenant] = self._new_scope(tenant, ALL_MODELS, spec, now)
         return scope
 
-    def _new_scope(self, tenant: str, model: str, spec: LimitSpec, now: int) -> _Scope:
-        scope = _Scope(tenant, model)
+    def _new_scope(self, tenant: str, model: str, spec: LimitSpec, now: int) -> Scope:
+        scope = Scope(tenant, model)
         scope.apply(spec, self._burst_seconds, now)
         return scope
 
-    # --- decisions ---------------------------------------------------------------------------------------------
-
-    def _check(
-        self, scope: _Scope, requests: int, tokens: int, slots: int, now: int, worst: Denied | None
-    ) -> Denied | None:
-        """The denial that takes longest to lift, of `worst` and this scope's own."""
-        bucket = scope.requests
-        if bucket is not None and requests:
-            wait = bucket.wait(requests, now)
-            if wait:
-                worst = _worse(worst, LimitKind.REQUESTS, scope.model, bucket, requests, wait, now)
-        bucket = scope.tokens
-        if bucket is not None:
-            wait = bucket.wait(tokens, now)
-            if wait:
-                worst = _worse(worst, LimitKind.TOKENS, scope.model, bucket, tokens, wait, now)
-        if slots and scope.concurrency and scope.in_use >= scope.concurrency:
-            report = LimitReport(scope.concurrency, 0, 0)
-            mine = Denied(LimitKind.CONCURRENCY, scope.model, report, slots, self._concurrency_retry)
-            worst = mine if worst is None or mine.outlasts(worst) else worst
-        return worst
-
-    def _admitted(self, scopes: list[_Scope] | tuple[_Scope, ...], now: int) -> Admitted:
-        """The tightest report of each kind."""
-        requests = tokens = slots = UNLIMITED
-        for scope in scopes:
-            bucket = scope.requests
-            if bucket is not None:
-                report = bucket.report(now)
-                if not requests.limit or report.remaining < requests.remaining:
-                    requests = report
-            bucket = scope.tokens
-            if bucket is not None:
-                report = bucket.report(now)
-                if not tokens.limit or report.remaining < tokens.remaining:
-                    tokens = report
-            if scope.concurrency:
-                left = max(0, scope.concurrency - scope.in_use)
-                if not slots.limit or left < slots.remaining:
-                    slots = LimitReport(scope.concurrency, left, 0)
-        return Admitted(requests, tokens, slots)
-
     # --- leases ------------------------------------------------------------------------------------------------
 
-    def _close(self, lease: _Lease, now: int) -> None:
+    def _close(self, lease: Lease, now: int) -> None:
         lease.open = False
         del self._leases[lease.key]
         for scope in lease.scopes:
@@ -414,31 +314,3 @@ class Ledger:
         oldest = now - self._retention
         while order and (order[0][0] < oldest or len(order) > self._max_settled):
             self._settled.discard(order.popleft()[1])
-
-
-def _rescaled(bucket: Bucket | None, limit: int, burst_seconds: int, now: int) -> Bucket | None:
-    if limit == 0:
-        return None
-    burst = max(1, limit * burst_seconds // 60)
-    if bucket is None:
-        return Bucket(limit, burst)
-    bucket.rescale(limit, burst, now)
-    return bucket
-
-
-def _restored(state: BucketState | None, elapsed_ns: int, now: int) -> Bucket | None:
-    if state is None:
-        return None
-    bucket = Bucket(state.limit, state.burst)
-    bucket.restore(state, elapsed_ns, now)
-    return bucket
-
-
-def _lease_state(lease: _Lease, now: int) -> LeaseState:
-    tenant, request_id = lease.key
-    return LeaseState(tenant, request_id, lease.model, lease.tokens, lease.expires - now)
-
-
-def _worse(worst: Denied | None, kind: LimitKind, model: str, bucket: Bucket, cost: int, wait: int, now: int) -> Denied:
-    mine = Denied(kind, model, bucket.report(now), cost, None if wait == NEVER else wait)
-    return mine if worst is None or mine.outlasts(worst) else worst

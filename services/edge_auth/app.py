@@ -7,7 +7,7 @@ from typing import Any
 
 import grpc
 
-from libs import apikeys
+from libs.apikeys.pepper import read_pepper
 from libs.clock import Clock, SystemClock
 from libs.registry import EtcdStore, MemoryStore, RegistryView, Store
 from services.edge_auth.authenticator import Authenticator
@@ -79,7 +79,7 @@ async def build(settings: Settings, *, clock: Clock | None = None, store: Store 
     clock = clock or SystemClock()
     for issuer in settings.issuers:
         check_source(issuer)
-    pepper = apikeys.decode_pepper(await asyncio.to_thread(Path(settings.pepper_file).read_bytes))
+    pepper = await asyncio.to_thread(read_pepper, Path(settings.pepper_file))
     if store is None:
         store = EtcdStore(settings.etcd, tls=settings.tls) if settings.etcd else MemoryStore()
     cache_file = Path(settings.state_dir) / "registry.json" if settings.state_dir else None

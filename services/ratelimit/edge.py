@@ -15,6 +15,8 @@ from services.ratelimit.policy.headers import limit_headers, replaced, retry_hea
 from services.ratelimit.ports import Nanoseconds
 
 SERVICE = "envoy.service.ratelimit.v3.RateLimitService"
+COUNTED_HEADER = "x-weir-request-counted"
+"""Tells the gateway that this request was counted here; absent when Envoy let it pass while this service was away."""
 _OK = rls_pb2.RateLimitResponse.OK
 _OVER = rls_pb2.RateLimitResponse.OVER_LIMIT
 _MINUTE = rls_pb2.RateLimitResponse.RateLimit.MINUTE
@@ -83,6 +85,7 @@ class EdgeServicer(rls_pb2_grpc.RateLimitServiceServicer):
             metrics.EDGE_OK.inc()
             state = outcome
             response = rls_pb2.RateLimitResponse(overall_code=_OK)
+            response.request_headers_to_add.add(key=COUNTED_HEADER, value="1")
             headers = limit_headers(state, self._burst_seconds)
         response.response_headers_to_add.extend(
             [base_pb2.HeaderValue(key=name, value=value) for name, value in headers]

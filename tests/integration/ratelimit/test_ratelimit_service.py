@@ -1,16 +1,26 @@
 """The rate limiter over real gRPC: exactness, one set of buckets behind two protocols, restarts."""
 
 import asyncio
+import contextlib
 from pathlib import Path
 from typing import Any
 
 import grpc
 import pytest
-from envoy.service.ratelimit.v3 import rls_pb2
+from envoy.service.ratelimit.v3 import rls_pb2, rls_pb2_grpc
 from weir.errors.v1 import errors_pb2
+from weir.mux.v1 import mux_pb2
+from weir.quota.v1 import quota_pb2, quota_pb2_grpc
 
 from libs.clock import ManualClock
+from libs.config import TlsFiles
 from libs.errors import Reason, WeirError
+from libs.pki import ensure_ca, issue
+from libs.registry import MemoryStore, Put
+from libs.rpc import make_channel
+from libs.service import serve
+from services.ratelimit.app import build
+from services.ratelimit.config import Settings
 
 OK = rls_pb2.RateLimitResponse.OK
 OVER = rls_pb2.RateLimitResponse.OVER_LIMIT
@@ -47,6 +57,7 @@ async def test_the_edge_and_the_mesh_share_buckets(start: Any) -> None:
         first = await mesh.ask_edge("acme", tokens=60)
         assert first.overall_code == OK
         assert headers(first)["x-ratelimit-remaining-requests"] == "2"
+        assert [header.key for header in first.request_headers_to_add] == ["x-weir-request-counted"]
         # The edge only looked at the tokens.
         assert headers(first)["x-ratelimit-remaining-tokens"] == "100"
         assert (await mesh.reserve("r1", 60)).reserved.tokens.remaining == 40
@@ -174,3 +185,37 @@ async def test_the_cached_limits_are_enough_to_start(start: Any, tmp_path: Path)
             await asyncio.to_thread(lambda: None)
     async with start(limits={"tokens_per_minute": 1}, registry=False) as mesh:
         assert (await mesh.reserve("r1", 7)).reserved.tokens.limit == 777
+
+
+async def test_only_envoy_asks_the_edge_and_only_gateways_open_sessions(tmp_path: Path) -> None:
+    ensure_ca(tmp_path / "pki")
+
+    def files(service: str) -> TlsFiles:
+        issued = issue(tmp_path / "pki", service)
+        return TlsFiles(ca=str(issued.ca), cert=str(issued.cert), key=str(issued.key))
+
+    settings = Settings(service="ratelimit", instance="ratelimit-0", tls=files("ratelimit"))
+    store = MemoryStore()
+    await store.txn(puts=[Put("/weir/v1/limits/acme/*", b"{}")])
+    service = await build(settings, store=store)
+    edge_request = rls_pb2.RateLimitRequest(domain="weir-edge")
+    edge_request.descriptors.add().entries.add(key="tenant", value="acme")
+    async with serve(service, settings) as running:
+        for caller, edge_may in (("envoy", True), ("gateway", False), ("safety", False)):
+            async with make_channel(
+                f"127.0.0.1:{running.port}", tls=files(caller), server_name="ratelimit.weir.internal"
+            ) as channel:
+                edge = rls_pb2_grpc.RateLimitServiceStub(channel).ShouldRateLimit(edge_request, timeout=10)
+                session = quota_pb2_grpc.QuotaServiceStub(channel).Session(timeout=10)
+                await session.write(quota_pb2.SessionRequest(hello=mux_pb2.Hello(service=caller)))
+                await session.done_writing()
+                with contextlib.suppress(grpc.aio.AioRpcError):
+                    while await session.read() is not grpc.aio.EOF:
+                        pass
+                codes = (await edge.code(), await session.code())
+            denied = grpc.StatusCode.PERMISSION_DENIED
+            expected = (
+                grpc.StatusCode.OK if edge_may else denied,
+                grpc.StatusCode.OK if caller == "gateway" else denied,
+            )
+            assert codes == expected

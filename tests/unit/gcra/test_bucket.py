@@ -3,7 +3,7 @@
 from itertools import accumulate
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from libs.gcra import MINUTE_NS, NEVER, Bucket
@@ -13,6 +13,7 @@ BURSTS = st.integers(1, 5_000)
 GAPS = st.integers(0, MINUTE_NS)
 
 
+@settings(deadline=None)
 @given(limit=LIMITS, burst=BURSTS, steps=st.lists(st.tuples(GAPS, st.integers(0, 6_000)), max_size=60))
 def test_no_window_admits_more_than_rate_times_time_plus_burst(
     limit: int, burst: int, steps: list[tuple[int, int]]
@@ -27,6 +28,7 @@ def test_no_window_admits_more_than_rate_times_time_plus_burst(
             assert (total - burst) * MINUTE_NS <= limit * (now - admitted[first][0])
 
 
+@settings(deadline=None)
 @given(
     limit=LIMITS,
     burst=BURSTS,
@@ -53,6 +55,7 @@ def test_settling_never_creates_tokens(limit: int, burst: int, steps: list[tuple
         assert 0 <= bucket.remaining(now) <= burst
 
 
+@settings(deadline=None)
 @given(limit=LIMITS, burst=BURSTS, drained=st.integers(0, 10_000), cost=st.integers(0, 6_000), start=GAPS)
 def test_the_wait_is_exact(limit: int, burst: int, drained: int, cost: int, start: int) -> None:
     bucket = Bucket(limit, burst)
@@ -67,6 +70,7 @@ def test_the_wait_is_exact(limit: int, burst: int, drained: int, cost: int, star
         assert bucket.take(cost, start) == 0
 
 
+@settings(deadline=None)
 @given(limit=LIMITS, burst=BURSTS, taken=st.integers(0, 5_000), refunded=st.integers(0, 20_000), gap=GAPS)
 def test_a_refund_stops_at_full(limit: int, burst: int, taken: int, refunded: int, gap: int) -> None:
     bucket = Bucket(limit, burst)
@@ -77,6 +81,7 @@ def test_a_refund_stops_at_full(limit: int, burst: int, taken: int, refunded: in
     assert bucket.wait(burst + 1, gap) == NEVER
 
 
+@settings(deadline=None)
 @given(limit=LIMITS, burst=BURSTS, cost=st.integers(0, 5_000), gap=GAPS)
 def test_taking_and_refunding_at_once_changes_nothing(limit: int, burst: int, cost: int, gap: int) -> None:
     bucket = Bucket(limit, burst)
@@ -87,6 +92,7 @@ def test_taking_and_refunding_at_once_changes_nothing(limit: int, burst: int, co
     assert (bucket.remaining(gap), bucket.reset(gap)) == before
 
 
+@settings(deadline=None)
 @given(old=LIMITS, new=LIMITS, used=st.integers(0, 2_000_000), gap=GAPS)
 def test_a_new_limit_keeps_what_was_consumed(old: int, new: int, used: int, gap: int) -> None:
     bucket = Bucket(old)

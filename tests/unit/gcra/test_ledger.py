@@ -1,6 +1,6 @@
 """Reserve and settle over tenant-wide and per-model limits."""
 
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from libs.gcra import (
@@ -208,6 +208,7 @@ def test_state_survives_a_restart() -> None:
     assert tokens_left(again, now=7) == 450
 
 
+@settings(deadline=None)
 @given(
     steps=st.lists(
         st.tuples(

@@ -3,7 +3,7 @@
 from pathlib import Path
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from libs.gcra import ALL_MODELS, BucketState, Changes, LeaseState, Ledger, LimitSpec, ScopeState
@@ -35,6 +35,7 @@ def test_no_file_is_no_state(tmp_path: Path) -> None:
     assert Journal(tmp_path / "j", rewrite_bytes=1).load() == []
 
 
+@settings(deadline=None)
 @given(cut=st.integers(0, 400), flip=st.integers(0, 399))
 def test_damage_ends_the_reading_and_never_raises(
     tmp_path_factory: pytest.TempPathFactory, cut: int, flip: int
