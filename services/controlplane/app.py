@@ -33,10 +33,12 @@ _CACHE = "registry.cache"
 class ControlPlane:
     """Keeps the publisher at the registry's newest consistent state."""
 
-    def __init__(self, *, settings: Settings, store: Store, clock: Clock) -> None:
+    def __init__(self, *, settings: Settings, store: Store, owns_store: bool, clock: Clock) -> None:
+        """:param owns_store: closes it at the end."""
         state = Path(settings.state_dir) if settings.state_dir else None
         self._settings = settings
         self._store = store
+        self._owns_store = owns_store
         self._clock = clock
         self._edge = msgspec.structs.replace(
             settings.edge,
@@ -75,7 +77,8 @@ class ControlPlane:
                     await asyncio.sleep(self._settings.publish_interval_ms / 1000)
         finally:
             stop()
-            await self._store.close()
+            if self._owns_store:
+                await self._store.close()
 
     async def drain(self) -> None:
         """Nothing to finish: clients keep their state and reconnect elsewhere."""
@@ -140,5 +143,6 @@ async def build(settings: Settings, *, clock: Clock | None = None, store: Store 
     return ControlPlane(
         settings=settings,
         store=store or EtcdStore(settings.etcd, tls=settings.tls),
+        owns_store=store is None,
         clock=clock or SystemClock(),
     )

@@ -5,9 +5,9 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
-import urllib.error
+import subprocess
 import urllib.request
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator
 from pathlib import Path
 
 import msgspec
@@ -31,7 +31,7 @@ class EnvoyProcess:
         self._xds = xds
         self._tls = tls
         self._zone = zone
-        self._process: asyncio.subprocess.Process | None = None
+        self._process: subprocess.Popen[bytes] | None = None
         self._admin = ""
 
     async def start(self, listeners: tuple[str, ...]) -> None:
@@ -46,23 +46,7 @@ class EnvoyProcess:
         )
         address_file = self._directory / "admin.address"
         address_file.unlink(missing_ok=True)
-        with open(self.log_file, "wb") as log:
-            self._process = await asyncio.create_subprocess_exec(
-                str(envoy_bootstrap.binary()),
-                "-c",
-                str(bootstrap),
-                "--concurrency",
-                "1",
-                "--use-dynamic-base-id",
-                "--log-level",
-                "warning",
-                "--file-flush-interval-msec",
-                "100",
-                "--admin-address-path",
-                str(address_file),
-                stdout=log,
-                stderr=log,
-            )
+        self._launch(bootstrap, address_file)
         try:
             async with asyncio.timeout(20):
                 while not address_file.exists() or not address_file.read_text():
@@ -74,6 +58,13 @@ class EnvoyProcess:
                     await asyncio.sleep(0.02)
         except TimeoutError as error:
             raise RuntimeError(f"Envoy is not ready:\n{self._log_tail()}") from error
+
+    def _launch(self, bootstrap: Path, address_file: Path) -> None:
+        command = [str(envoy_bootstrap.binary()), "-c", str(bootstrap), "--concurrency", "1", "--use-dynamic-base-id"]
+        command += ["--log-level", "warning", "--file-flush-interval-msec", "100"]
+        command += ["--admin-address-path", str(address_file)]
+        with open(self.log_file, "wb") as log:
+            self._process = subprocess.Popen(command, stdout=log, stderr=log)
 
     async def listeners(self) -> dict[str, int]:
         """Listener → port."""
@@ -113,27 +104,31 @@ class EnvoyProcess:
 
     async def stop(self) -> None:
         """Ends it."""
-        if self._process is None or self._process.returncode is not None:
+        if self._process is None or self._process.poll() is not None:
             return
         self._process.terminate()
         try:
-            await asyncio.wait_for(self._process.wait(), 10)
-        except TimeoutError:
+            await asyncio.to_thread(self._process.wait, 10)
+        except subprocess.TimeoutExpired:
             self._process.kill()
-            await self._process.wait()
+            await asyncio.to_thread(self._process.wait)
 
     @property
     def log_file(self) -> Path:
         """Its output: access log and warnings."""
         return self._directory / "envoy.log"
 
-    def access_log(self) -> list[dict[str, object]]:
-        """The access-log lines so far."""
-        lines = self.log_file.read_text(errors="replace").splitlines()
-        return [json.loads(line) for line in lines if line.startswith("{")]
+    async def access_line(self, request_id: str) -> dict[str, object]:
+        """The access-log line of a request, once it is written; 10 s at most."""
+        async with asyncio.timeout(10):
+            while True:
+                for line in self.log_file.read_text(errors="replace").splitlines():
+                    if line.startswith("{") and request_id in line:
+                        return json.loads(line)
+                await asyncio.sleep(0.02)
 
     def _check(self) -> None:
-        if self._process is None or self._process.returncode is not None:
+        if self._process is None or self._process.poll() is not None:
             raise RuntimeError(f"Envoy died:\n{self._log_tail()}")
 
     def _log_tail(self) -> str:
@@ -207,8 +202,3 @@ def edge_config(pki: Path, **changes: object) -> EdgeConfig:
         identity=Identity(identity.ca, identity.cert, identity.key), certificate=Certificate(public.cert, public.key)
     )
     return msgspec.structs.replace(base, **changes)
-
-
-def free_of_proxies(environ: Mapping[str, str]) -> dict[str, str]:
-    """The environment without proxy settings, for clients that would honour them on loopback."""
-    return {name: value for name, value in environ.items() if not name.lower().endswith("_proxy")}

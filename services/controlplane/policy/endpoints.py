@@ -47,7 +47,7 @@ def assignment(service: str, endpoints: Sequence[Endpoint], own_zone: str = "") 
     zones: dict[str, list[Endpoint]] = {}
     for endpoint in endpoints:
         zones.setdefault(endpoint.zone, []).append(endpoint)
-    elsewhere = 1 if own_zone in zones else 0
+    elsewhere = 1 if own_zone and own_zone in zones else 0
     return {
         "cluster_name": service,
         "endpoints": [

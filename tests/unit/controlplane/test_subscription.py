@@ -1,0 +1,141 @@
+"""The ADS state machine: order, nonces, refusals; and that any client converges to what is offered."""
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from services.controlplane.policy.names import CLUSTER, ENDPOINTS, LISTENER, ORDER, ROUTES, SECRET
+from services.controlplane.policy.subscription import Kind, Offer, Subscriptions
+
+
+def offers(version: str, **named: dict[str, object]) -> dict[str, Offer]:
+    """Offers of clusters, endpoints, listeners and routes."""
+    kinds = {"clusters": CLUSTER, "endpoints": ENDPOINTS, "listeners": LISTENER, "routes": ROUTES}
+    return {kinds[kind]: Offer(version, resources) for kind, resources in named.items()}
+
+
+def test_pushes_make_before_break() -> None:
+    state = Subscriptions()
+    for kind in (ROUTES, LISTENER, ENDPOINTS, CLUSTER):
+        state.on_request(kind, ["a"], "", None, 0.0)
+    found = state.due(offers("1", clusters={"a": 1}, endpoints={"a": 2}, listeners={"a": 3}, routes={"a": 4}), 0.0)
+    assert [response.type_url for response in found] == [CLUSTER, ENDPOINTS, LISTENER, ROUTES]
+    assert len({response.nonce for response in found}) == 4
+
+
+def test_a_wildcard_follows_additions_and_removals() -> None:
+    state = Subscriptions()
+    assert state.on_request(CLUSTER, [], "", None, 0.0) == (Kind.SUBSCRIBE, "")
+    assert state.due(offers("1", clusters={"a": 1, "b": 2}), 0.0)[0].resources == (1, 2)
+    assert state.due(offers("2", clusters={"a": 1, "b": 2}), 0.0) == []
+    assert state.due(offers("3", clusters={"b": 2}), 0.0)[0].resources == (2,)
+
+
+def test_an_empty_offer_is_an_answer_for_clusters() -> None:
+    state = Subscriptions()
+    state.on_request(CLUSTER, [], "", None, 0.0)
+    (response,) = state.due(offers("1", clusters={}), 0.0)
+    assert response.resources == ()
+
+
+def test_stale_answers_change_nothing() -> None:
+    state = Subscriptions()
+    state.on_request(ENDPOINTS, ["a"], "", None, 0.0)
+    (first,) = state.due(offers("1", endpoints={"a": 1}), 0.0)
+    (second,) = state.due(offers("2", endpoints={"a": 2}), 0.0)
+    assert state.on_request(ENDPOINTS, ["a"], first.nonce, "no", 0.0) == (Kind.STALE, "")
+    assert state.types[ENDPOINTS].nacked_version == ""
+    assert state.on_request(ENDPOINTS, ["a"], second.nonce, None, 0.0) == (Kind.ACK, "2")
+
+
+def test_a_refusal_waits_for_a_change() -> None:
+    state = Subscriptions()
+    state.on_request(ROUTES, ["a"], "", None, 0.0)
+    (first,) = state.due(offers("1", routes={"a": 1}), 0.0)
+    assert state.on_request(ROUTES, ["a"], first.nonce, "bad", 0.0) == (Kind.NACK, "1")
+    assert state.due(offers("1", routes={"a": 1}), 0.0) == []
+    assert state.types[ROUTES].nack_detail == "bad"
+    (second,) = state.due(offers("2", routes={"a": 2}), 0.0)
+    assert state.on_request(ROUTES, ["a"], second.nonce, None, 0.0) == (Kind.ACK, "2")
+    assert state.types[ROUTES].nack_detail == ""
+
+
+def test_a_changed_cluster_warms_with_its_endpoints() -> None:
+    state = Subscriptions()
+    state.on_request(CLUSTER, [], "", None, 0.0)
+    state.on_request(ENDPOINTS, ["a"], "", None, 0.0)
+    state.due(offers("1", clusters={"a": 1}, endpoints={"a": 10}), 0.0)
+    found = state.due(offers("2", clusters={"a": 2}, endpoints={"a": 10}), 0.0)
+    assert [response.type_url for response in found] == [CLUSTER, ENDPOINTS]
+
+
+def test_unknown_types_are_ignored() -> None:
+    assert Subscriptions().on_request("type.googleapis.com/x.Y", [], "", None, 0.0) == (Kind.UNKNOWN_TYPE, "")
+
+
+names = st.sampled_from(["a", "b", "c"])
+contents = st.dictionaries(names, st.integers(0, 3))
+
+
+@settings(max_examples=150, deadline=None)
+@given(
+    st.lists(
+        st.one_of(
+            st.tuples(st.just("offer"), st.fixed_dictionaries(dict.fromkeys(ORDER, contents))),
+            st.tuples(st.just("names"), st.sets(names)),
+            st.tuples(st.just("answer"), st.booleans()),
+        ),
+        max_size=25,
+    ),
+    st.booleans(),
+)
+def test_every_client_converges(steps: list[tuple[str, object]], wildcard: bool) -> None:
+    """A client that applies what it is sent ends with exactly what is offered of what it asked for, however offers,
+    changes of names and answers interleave."""
+    state, interned = Subscriptions(), {}
+    wanted: dict[str, set[str]] = {kind: {"a"} for kind in ORDER}
+    have: dict[str, dict[str, object]] = {kind: {} for kind in ORDER}
+    last: dict[str, str] = {}
+    offered: dict[str, Offer] = {}
+
+    def receive() -> None:
+        for response in state.due(offered, 0.0):
+            kind = response.type_url
+            values = {value[1]: value for value in response.resources}
+            have[kind] = values if kind in (CLUSTER, LISTENER) else {**have[kind], **values}
+            last[kind] = response.nonce
+
+    def asked(kind: str) -> list[str]:
+        return [] if wildcard and kind in (CLUSTER, LISTENER) else sorted(wanted[kind])
+
+    for kind in ORDER:
+        state.on_request(kind, asked(kind), "", None, 0.0)
+    for number, (step, value) in enumerate(steps):
+        if step == "offer":
+            offered = {
+                kind: Offer(str(number), {n: interned.setdefault((kind, n, v), (kind, n, v)) for n, v in found.items()})
+                for kind, found in value.items()
+            }
+        elif step == "names":
+            for kind in ORDER:
+                wanted[kind] = set(value)
+                if kind in (CLUSTER, LISTENER) and not wildcard and not value:
+                    wanted[kind] = {"a"}
+                state.on_request(kind, asked(kind), last.get(kind, ""), None, 0.0)
+        else:
+            for kind in ORDER:
+                if kind in last:
+                    state.on_request(kind, asked(kind), last[kind], None if value else "no", 0.0)
+        receive()
+    for kind in ORDER:
+        if kind not in offered:
+            continue
+        known = offered[kind].resources
+        everything = wildcard and kind in (CLUSTER, LISTENER)
+        expected = dict(known) if everything else {n: known[n] for n in wanted[kind] if n in known}
+        held = have[kind] if everything else {n: v for n, v in have[kind].items() if n in wanted[kind]}
+        # Absence is told for clusters and listeners only.
+        if kind in (CLUSTER, LISTENER):
+            assert held == expected
+        else:
+            assert {n: v for n, v in held.items() if n in known} == expected
+    assert set(state.types) == set(ORDER) and SECRET in ORDER
