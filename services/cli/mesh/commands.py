@@ -159,3 +159,15 @@ def _say(line: str) -> None:
 def _write(text: str) -> None:
     sys.stdout.write(text)
     sys.stdout.flush()
+
+
+@app.command()
+def trace(
+    trace_id: Annotated[str, typer.Argument(help="32 hex digits; the latest traces are listed when left out.")] = "",
+    lines: Annotated[int, typer.Option("--lines", "-n", help="How many traces to list.")] = 20,
+    as_json: Json = False,
+) -> None:
+    """Show a recorded trace as a tree of spans."""
+    from services.cli.mesh import traces
+
+    raise typer.Exit(traces.show(_site().state / "traces", trace_id, as_json=as_json, count=lines))

@@ -1,0 +1,10 @@
+"""Recorded spans: their form on disk and the tree that they make.
+
+The development collector writes `<folder>/<trace id>.jsonl`, one span per line; `weir trace` and the tests read them.
+"""
+
+from libs.traces.files import read_trace, recent_traces, trace_path
+from libs.traces.span import Span
+from libs.traces.tree import Node, Tree, assemble, render
+
+__all__ = ["Node", "Span", "Tree", "assemble", "read_trace", "recent_traces", "render", "trace_path"]

@@ -1,0 +1,1 @@
+"""The development trace collector; see README.md."""

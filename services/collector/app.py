@@ -1,0 +1,50 @@
+"""The collector's composition root."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import grpc
+from opentelemetry.proto.collector.trace.v1 import trace_service_pb2, trace_service_pb2_grpc
+
+from services.collector.config import Settings
+from services.collector.server import TraceServicer
+from services.collector.store import TraceStore
+
+
+class Collector:
+    """The service object; see `libs.service.Service`."""
+
+    def __init__(self, servicer: TraceServicer) -> None:
+        self._servicer = servicer
+
+    def register(self, server: grpc.aio.Server) -> list[str]:
+        """Adds the OTLP trace service."""
+        trace_service_pb2_grpc.add_TraceServiceServicer_to_server(self._servicer, server)
+        return [trace_service_pb2.DESCRIPTOR.services_by_name["TraceService"].full_name]
+
+    async def run(self, ready: Callable[[], None]) -> None:
+        """Needs nothing, so it is ready at once."""
+        ready()
+        await asyncio.Event().wait()
+
+    async def drain(self) -> None:
+        """Every answer is given after its spans are written; nothing is left to finish."""
+
+    def endpoint_extra(self) -> Mapping[str, Any]:
+        """Nothing beside the common fields."""
+        return {}
+
+
+async def build(settings: Settings) -> Collector:
+    """Wires the collector. Raises OSError when the directory cannot be used."""
+    store = TraceStore(
+        Path(settings.directory),
+        max_traces=settings.max_traces,
+        max_bytes=settings.max_bytes,
+        max_spans_per_trace=settings.max_spans_per_trace,
+    )
+    return Collector(TraceServicer(store, max_value_chars=settings.max_value_chars))
