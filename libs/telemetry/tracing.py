@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Mapping
+from pathlib import Path
 from types import TracebackType
 from typing import Any, Protocol, Self
 
@@ -128,7 +129,7 @@ def _otlp(endpoint: str, tls: TlsFiles | None) -> Any:
 
     if tls is None:
         return OTLPSpanExporter(endpoint=endpoint, insecure=True)
-    read = [open(path, "rb").read() for path in (tls.ca, tls.key, tls.cert)]  # noqa: SIM115
+    read = [Path(path).read_bytes() for path in (tls.ca, tls.key, tls.cert)]
     credentials = grpc.ssl_channel_credentials(*read)
     return OTLPSpanExporter(endpoint=endpoint, credentials=credentials)
 
