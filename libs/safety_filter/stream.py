@@ -57,7 +57,7 @@ class _Run:
     def __init__(self, origin: int, state: State) -> None:
         self.origin = origin
         self.start = origin
-        """`origin`, or later where the text before was released already (`StreamFilter.seed`)."""
+        """Where a block from here cuts: `origin`, or later where that was released already (`StreamFilter.seed`)."""
         self.state = state
         self.end = -1
         """End of the longest redacting match so far; -1 when there is none."""
@@ -111,13 +111,17 @@ class StreamFilter:
         return 0 if self.blocked else self._pos - self._out
 
     def seed(self, context: str) -> None:
-        """Take in text that was released before this filter was opened, so that what follows is seen in its place."""
+        """Take in text that was settled before this filter was opened, so that what follows is seen in its place.
+
+        Redactions that begin in it were settled with it (one that begins inside another's match never counts). A block
+        that begins in it cuts at its end.
+        """
         self._scan(context)
         self._out = self._pos
         self._found.clear()
         self.findings.clear()
         for run in self._runs:
-            run.start, run.end, run.block = self._pos, -1, -1
+            run.start, run.block = self._pos, -1
         self._trim()
 
     def feed(self, piece: str) -> str:
@@ -241,7 +245,7 @@ class StreamFilter:
             elif rule.bit == BLOCK:
                 if run.block < 0:
                     run.block = index
-            elif end > run.start and (end > run.end or (end == run.end and index < run.rule)):
+            elif end > run.end or (end == run.end and index < run.rule):
                 run.end, run.rule = end, index
 
     def _plain(self, start: int, end: int) -> str:
@@ -260,16 +264,16 @@ class StreamFilter:
             self._buffer, self._base, self._out = "", pos, pos
             return text
         barrier, blocker = self._barrier()
-        redactions = sorted((run for run in (*self._runs, *self._found) if run.end >= 0), key=_start)
+        redactions = sorted((run for run in (*self._runs, *self._found) if run.end >= 0), key=_origin)
         pieces: list[str] = []
         stop = False
         for run in redactions:
-            if run.start < out:
+            if run.origin < out:
                 continue  # Inside an earlier match.
-            if run.start >= barrier or run.start >= self._unsettled(out):
+            if run.origin >= barrier or run.origin >= self._unsettled(out):
                 break
-            pieces.append(self._text(out, run.start))
-            out = run.start
+            pieces.append(self._text(out, run.origin))
+            out = run.origin
             if run.end > barrier:
                 # It overlaps what is blocked, or may yet be: nothing of it leaves.
                 stop = True
@@ -303,7 +307,9 @@ class StreamFilter:
 
     def _unsettled(self, out: int) -> int:
         """Return the leftmost place from `out` on where a redaction may yet begin or grow."""
-        return min((run.start for run in self._runs if run.state.live & REDACT and run.start >= out), default=self._pos)
+        return min(
+            (run.origin for run in self._runs if run.state.live & REDACT and run.origin >= out), default=self._pos
+        )
 
     def _text(self, start: int, end: int) -> str:
         return self._buffer[start - self._base : end - self._base]
@@ -324,5 +330,5 @@ class StreamFilter:
         self._base = base
 
 
-def _start(run: _Run) -> int:
-    return run.start
+def _origin(run: _Run) -> int:
+    return run.origin
