@@ -1,0 +1,147 @@
+"""Each process killed while requests run: what a fallback covers goes on, later requests succeed, nothing else restarts.
+
+Runs last in its folder's order by its own mesh, so that the others keep theirs undisturbed.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+from collections.abc import Iterator
+
+import openai
+import pytest
+from openai import OpenAI
+
+from tests.e2e.conftest import client_for
+from tests.support.mesh import Mesh, eventually
+
+ASK = [{"role": "user", "content": "Tell me about the river."}]
+LEAVES = ["ratelimit", "router", "admission", "safety", "audit", "registry", "controlplane", "edge-auth", "collector"]
+
+
+@pytest.fixture(scope="module")
+def drill(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Mesh]:
+    settings = ("worker.step_interval=0.02",)
+    with Mesh(tmp_path_factory.mktemp("drill"), profile="simulated", settings=settings) as running:
+        yield running
+
+
+@pytest.fixture
+def client(drill: Mesh) -> Iterator[OpenAI]:
+    with client_for(drill, drill.env["WEIR_KEY_ACME"]) as connected:
+        yield connected
+
+
+def answered(client: OpenAI) -> bool:
+    try:
+        done = client.chat.completions.create(model="weir-fast", messages=ASK, max_tokens=4)
+    except openai.APIError:
+        return False
+    return bool(done.choices)
+
+
+class Streaming:
+    """A long stream that runs while something is killed."""
+
+    def __init__(self, client: OpenAI, *, tokens: int) -> None:
+        self.pieces = 0
+        self.finish: str | None = None
+        self.error: Exception | None = None
+        self.begun = threading.Event()
+        self._client = client
+        self._tokens = tokens
+        self._thread = threading.Thread(target=self._run)
+
+    def __enter__(self) -> Streaming:
+        self._thread.start()
+        if not self.begun.wait(60):
+            raise TimeoutError("the stream did not begin")
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self._thread.join(120)
+
+    def _run(self) -> None:
+        try:
+            stream = self._client.chat.completions.create(
+                model="weir-fast",
+                messages=ASK,
+                max_tokens=self._tokens,
+                stream=True,
+                extra_body={"ignore_eos": True},
+            )
+            for chunk in stream:
+                self.pieces += 1
+                self.begun.set()
+                if chunk.choices and chunk.choices[0].finish_reason:
+                    self.finish = chunk.choices[0].finish_reason
+        except openai.APIError as error:
+            self.error = error
+        finally:
+            self.begun.set()
+
+
+def pids(mesh: Mesh) -> dict[str, int]:
+    return {row["name"]: row["pid"] for row in mesh.weir_json("status")["processes"]}
+
+
+@pytest.mark.parametrize("service", LEAVES)
+def test_a_leaf_may_die(drill: Mesh, client: OpenAI, service: str) -> None:
+    before = pids(drill)
+    with Streaming(client, tokens=150) as streaming:
+        old = drill.kill(service)
+        drill.wait_back(service, old)
+        eventually(lambda: answered(client), what=f"requests after {service} came back")
+    assert streaming.error is None, streaming.error
+    assert streaming.finish == "length"
+    after = pids(drill)
+    assert {name for name in before if before[name] != after[name]} == {service}
+
+
+def test_a_worker_may_die_and_its_stream_moves(drill: Mesh, client: OpenAI) -> None:
+    with Streaming(client, tokens=200) as streaming:
+        busy = next(w for w in ("worker-a", "worker-b") if drill.process(w)["pid"] and _running(drill, w))
+        old = drill.kill(busy)
+        assert answered(client), "a new request found no worker"
+        drill.wait_back(busy, old)
+    assert streaming.error is None, streaming.error
+    assert streaming.finish == "length"
+
+
+def _running(mesh: Mesh, worker: str) -> bool:
+    from tests.e2e.test_operations import gauge
+
+    return gauge(mesh, worker, "weir_worker_num_requests_running") > 0
+
+
+@pytest.mark.parametrize("service", ["gateway", "envoy"])
+def test_the_path_itself_comes_back(drill: Mesh, client: OpenAI, service: str) -> None:
+    before = pids(drill)
+    old = drill.kill(service)
+    drill.wait_back(service, old)
+    eventually(lambda: answered(client), what=f"requests after {service} came back")
+    after = pids(drill)
+    assert {name for name in before if before[name] != after[name]} == {service}
+
+
+def test_serving_goes_on_without_etcd(drill: Mesh, client: OpenAI) -> None:
+    old = int(drill.process("etcd")["pid"])
+    os.kill(old, signal.SIGSTOP)
+    try:
+        for _ in range(5):
+            assert answered(client)
+        refused = drill.weir("limits", "set", "--tenant", "globex", "--model", "*", "--rpm", "77", check=False)
+        assert refused.returncode != 0
+    finally:
+        os.kill(old, signal.SIGKILL)
+    drill.wait_back("etcd", old)
+    assert answered(client)
+
+    def changed() -> bool:
+        done = drill.weir("limits", "set", "--tenant", "globex", "--model", "*", "--rpm", "6000", check=False)
+        return done.returncode == 0
+
+    eventually(changed, what="changes after etcd came back")
+    assert drill.weir_json("audit", "verify")["ok"]

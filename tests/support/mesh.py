@@ -1,0 +1,123 @@
+"""A whole mesh for end-to-end tests: started by the newcomer's command, in a folder and on ports of its own."""
+
+from __future__ import annotations
+
+import json
+import os
+import shlex
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, TypeVar
+
+ROOT = Path(__file__).resolve().parents[2]
+WEIR = Path(sys.prefix) / "bin" / "weir"
+PORTS = 200  # how many ports above its base a mesh may use
+T = TypeVar("T")
+
+
+def free_port_base() -> int:
+    """A base above which nothing listens at this moment."""
+    for base in range(21000, 60000, PORTS):
+        if all(_free(base + offset) for offset in range(PORTS)):
+            return base
+    raise RuntimeError("no free range of ports")
+
+
+def _free(port: int) -> bool:
+    with socket.socket() as probe:
+        try:
+            probe.bind(("127.0.0.1", port))
+        except OSError:
+            return False
+    return True
+
+
+def eventually(condition: Callable[[], T], *, seconds: float = 30.0, what: str = "the condition") -> T:
+    """The first true value of `condition`, asked about every 50 ms: for states of other processes, which cannot be
+    awaited. A WeirError, connection error or failed assertion counts as not yet."""
+    deadline = time.monotonic() + seconds
+    last: BaseException | None = None
+    while time.monotonic() < deadline:
+        try:
+            value = condition()
+            if value:
+                return value
+        except (OSError, AssertionError) as error:
+            last = error
+        time.sleep(0.05)
+    raise TimeoutError(f"{what} did not come true in {seconds} s") from last
+
+
+class Mesh:
+    """A running mesh."""
+
+    def __init__(self, state: Path, *, profile: str = "demo", settings: tuple[str, ...] = ()) -> None:
+        self.state = state
+        self.base = free_port_base()
+        self._arguments = ["--profile", profile, *[part for s in settings for part in ("--set", s)]]
+
+    def __enter__(self) -> Mesh:
+        done = self.weir("up", *self._arguments, check=False, seconds=180)
+        if done.returncode != 0:
+            raise RuntimeError(f"weir up failed:\n{done.stdout}\n{done.stderr}")
+        self.up_output = done.stdout
+        self.env = self._environment()
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.weir("down", check=False, seconds=90)
+
+    @property
+    def environ(self) -> dict[str, str]:
+        """For commands that talk to this mesh."""
+        return {**os.environ, "WEIR_STATE_DIR": str(self.state), "WEIR_PORT_BASE": str(self.base)}
+
+    def weir(self, *arguments: str, check: bool = True, seconds: float = 60) -> subprocess.CompletedProcess[str]:
+        """Run the operator's command."""
+        return subprocess.run(
+            [str(WEIR), *arguments],
+            env=self.environ,
+            cwd=ROOT,
+            capture_output=True,
+            text=True,
+            check=check,
+            timeout=seconds,
+        )
+
+    def weir_json(self, *arguments: str) -> Any:
+        """Run it and parse its answer."""
+        return json.loads(self.weir(*arguments, "--json").stdout)
+
+    def file(self) -> Mapping[str, Any]:
+        """mesh.json."""
+        return json.loads((self.state / "mesh.json").read_text())
+
+    def process(self, name: str) -> Mapping[str, Any]:
+        """A process as `weir status` sees it."""
+        rows = self.weir_json("status")["processes"]
+        return next(row for row in rows if row["name"] == name)
+
+    def kill(self, name: str) -> int:
+        """SIGKILL one process, by the pid that the supervisor knows; returns that pid."""
+        pid = int(self.process(name)["pid"])
+        os.kill(pid, signal.SIGKILL)
+        return pid
+
+    def wait_back(self, name: str, old_pid: int) -> None:
+        """Until the supervisor has the process up and ready again."""
+
+        def back() -> bool:
+            row = self.process(name)
+            return row["state"] == "ready" and row["pid"] not in (None, old_pid)
+
+        eventually(back, seconds=60, what=f"{name} being back")
+
+    def _environment(self) -> dict[str, str]:
+        lines = (self.state / "env").read_text().splitlines()
+        pairs = (shlex.split(line.removeprefix("export "))[0].split("=", 1) for line in lines if "=" in line)
+        return dict(pairs)
