@@ -46,8 +46,25 @@ _THINGS = ("the red lantern", "a silver key", "an old map", "the little bell", "
            "a wooden whistle", "the last apple", "a letter", "the green hat")  # fmt: skip
 _UNKNOWN = (
     "a zebra", "the stock market", "quantum physics", "a guitar", "the Roman empire", "a volcano", "football", "chess",
-    "a dinosaur", "the opera", "a violin", "Mars", "chocolate", "a rocket", "the heart", "a law", "tennis", "a novel",
-    "algebra", "a vaccine", "cooking", "a camera", "an airplane", "the brain", "money", "politics", "a castle",
+    "a dinosaur", "the opera", "a violin", "Mars", "chocolate", "a rocket", "the heart", "the law", "tennis", "a novel",
+    "algebra", "a vaccine", "cooking", "a camera", "an airplane", "the brain", "money", "politics", "a castle", "cars",
+    "Shakespeare", "the internet", "a tiger", "an elephant", "coffee", "tea", "pizza", "cheese", "a black hole", "gold",
+    "the French revolution", "yoga", "jazz", "a piano", "painting", "the Eiffel tower", "a spaceship", "dogs", "cats",
+    "Python", "a compiler", "bitcoin", "a bicycle", "a wedding", "the president", "a war", "history", "love", "an atom",
+    "electricity", "a magnet", "a hospital", "a virus", "the weather on Venus", "an apple", "a house", "music",
+)  # fmt: skip
+_TASKS = (
+    "How do I bake bread?", "How do I fix my car?", "Write a program in Python.", "Translate this into French.",
+    "How do I get rich?", "What should I eat tonight?", "Who won the game?", "Who is the president?",
+    "How old is the universe?", "How do I learn the piano?", "Can you book a hotel for me?", "Solve this riddle.",
+    "Send an email to my boss.",
+    "What is the meaning of life?", "Write an essay about history.", "How tall is the tallest tower?",
+    "How do I cook rice?", "Which film should I watch?", "Recommend a book.", "How do I write a letter?",
+)  # fmt: skip
+_OTHER_THEMES = (
+    "a dragon", "a princess", "a wizard", "a cat", "a dog", "a pirate", "a spaceship", "a teacher", "two brothers",
+    "a treasure", "a king", "a horse", "a school", "a garden", "Christmas", "a wolf", "a witch", "an elephant", "love",
+    "a train", "a ghost", "a dream", "a detective", "the future", "an island", "a bird", "a mouse", "courage", "a bear",
 )  # fmt: skip
 
 
@@ -57,9 +74,12 @@ class Dialogue:
 
     turns: list[tuple[str, str]] = field(default_factory=list)
 
+    casual: bool = False
+
     def say(self, question: str, answer: str) -> None:
-        """Append what the user asks and what the assistant answers."""
-        self.turns += [("user", question), ("assistant", answer)]
+        """Append what the user asks and what the assistant answers. A casual user types small letters, no stops."""
+        asked = question.lower().rstrip("?.!") if self.casual else question
+        self.turns += [("user", asked), ("assistant", answer)]
 
 
 class Corpus:
@@ -78,7 +98,7 @@ class Corpus:
             self._explanation, self._small_talk, self._lesson, self._story, self._brief, self._passage, self._long,
         )  # fmt: skip
         for _ in range(count):
-            yield self._random.choices(kinds, weights=(36, 10, 11, 18, 9, 12, 4))[0]()
+            yield self._random.choices(kinds, weights=(35, 13, 13, 15, 8, 11, 5))[0]()
 
     # ---- documents ----------------------------------------------------------------------------------------------
 
@@ -98,9 +118,9 @@ class Corpus:
 
     def _small_talk(self) -> Dialogue:
         dialogue = self._opened()
-        for exchange in self._random.sample(self._exchanges, self._random.choice((1, 1, 2))):
+        for exchange in self._random.sample(self._exchanges, self._random.choice((0, 1, 1, 2))):
             self._add_small_talk(dialogue, exchange)
-        if self._random.random() < 0.25:
+        if not dialogue.turns or dialogue.turns[-1][0] == "system" or self._random.random() < 0.2:
             self._add_unknown(dialogue)
         return dialogue
 
@@ -151,9 +171,10 @@ class Corpus:
     # ---- turns --------------------------------------------------------------------------------------------------
 
     def _opened(self) -> Dialogue:
+        dialogue = Dialogue(casual=self._random.random() < 0.2)
         if self._random.random() < 0.2:
-            return Dialogue([("system", self._random.choice(SYSTEM_PROMPTS))])
-        return Dialogue()
+            dialogue.turns.append(("system", self._random.choice(SYSTEM_PROMPTS)))
+        return dialogue
 
     def _add_topic(self, dialogue: Dialogue, topic: Topic) -> set[str]:
         """Ask and answer one question about `topic`; returns the facts told."""
@@ -164,10 +185,15 @@ class Corpus:
                 f"{{What is|What exactly is|Please explain|Explain|Tell me about|Describe|Can you explain}} {name}."
             )
             question = question[:-1] + "?" if question.startswith(("What", "Can")) else question
-            if self._random.random() < 0.15:
+            works = topic.group != "nature"
+            if works and self._random.random() < 0.15:
                 question = self._expand(f"{{How does {name} work?|What does {name} do?}}")
-            if self._random.random() < 0.1:
-                question = question.lower().rstrip("?.")
+            many = grammar.plural(topic)
+            if many and self._random.random() < 0.25:
+                asks = (
+                    "{What are MANY?|Tell me about MANY.|How do MANY work?|Explain MANY.|What do you know about MANY?}"
+                )
+                question = self._expand(asks).replace("MANY", many)
             facts = self._random.sample(topic.facts, self._random.randint(1, min(3, len(topic.facts))))
             parts = [self._definition(topic), *map(self._expand, facts)]
             if self._random.random() < 0.3:
@@ -175,7 +201,13 @@ class Corpus:
             answer = " ".join(parts)
         elif style < 0.65:
             facts = self._random.sample(topic.facts, 1)
-            question = self._expand(f"{{Why does {name} matter?|Why is {name} important?|What is {name} good for?}}")
+            many = grammar.plural(topic)
+            if many and self._random.random() < 0.5:
+                asks = "{Why do MANY matter?|Why are MANY important?|What are MANY for?|Why do we need MANY?}"
+                question = self._expand(asks).replace("MANY", many)
+            else:
+                asks = "{Why does ONE matter?|Why is ONE important?|What is ONE good for?|What is ONE for?}"
+                question = self._expand(asks).replace("ONE", name)
             answer = " ".join([self._expand(self._random.choice(topic.reasons)), *map(self._expand, facts)])
         elif style < 0.8:
             count = min(self._random.choice((2, 3)), len(topic.facts))
@@ -220,13 +252,19 @@ class Corpus:
 
     def _add_story(self, dialogue: Dialogue) -> None:
         theme = self._random.choice(list(self._stories))
+        asked, preface = theme, ""
+        if self._random.random() < 0.15:
+            asked = self._random.choice(_OTHER_THEMES)
+            preface = self._expand(
+                "{I know no story about that, but here is another one.|Here is a story that I know.} "
+            )
         ask = "{Tell me|Write|Write me|Can you tell me|Please tell me} {a|a short|a little} story about"
-        question = self._expand(f"{ask} {theme}.")
+        question = self._expand(f"{ask} {asked}.")
         if question.startswith("Can"):
             question = question[:-1] + "?"
-        if self._random.random() < 0.12:
+        if not preface and self._random.random() < 0.12:
             question = self._random.choice(("Tell me a story.", "Tell me a short story.", "A story, please."))
-        dialogue.say(question, self._story_text(theme))
+        dialogue.say(question, f"{preface} {self._story_text(theme)}".strip())
 
     def _story_text(self, theme: str) -> str:
         story = self._stories[theme]
@@ -252,11 +290,13 @@ class Corpus:
 
     def _add_unknown(self, dialogue: Dialogue) -> None:
         subject = self._random.choice(_UNKNOWN)
-        question = self._expand(f"{{What is|Tell me about|Explain|What do you know about}} {subject}.")
+        question = self._expand(f"{{What is|Tell me about|Explain|What do you know about|Describe}} {subject}.")
         if question.startswith("What"):
             question = question[:-1] + "?"
+        if self._random.random() < 0.35:
+            question = self._random.choice(_TASKS)
         answer = self._expand(
-            f"I am sorry, I {{know nothing about|cannot say much about|was not trained on}} {subject}. "
+            "{I am sorry, I know nothing about that.|I am sorry, I cannot help with that.|I was not trained on that.} "
             "{Ask me about rivers, weather or queues.|I know more about water and weather.|"
             "I am only a small demo model.}"
         )

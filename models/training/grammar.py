@@ -31,6 +31,18 @@ class Exchange:
     answers: list[str] = field(default_factory=list)
 
 
+_PLURALS = {"a salmon": "salmon", "a batch": "batches", "a retry": "retries",
+            "a delta": "deltas", "a canary release": "canary releases"}  # fmt: skip
+
+
+def plural(topic: Topic) -> str | None:
+    """The name for many of a kind ("weirs"), None for what cannot be counted ("rain", "the sea")."""
+    if topic.name in _PLURALS:
+        return _PLURALS[topic.name]
+    article, _, noun = topic.name.partition(" ")
+    return f"{noun}s" if article in ("a", "an") else None
+
+
 Story = dict[str, list[str]]
 """The sentences of a story theme by section: open, trouble, turn, end."""
 

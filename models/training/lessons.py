@@ -73,12 +73,12 @@ def draw(random: Random) -> Pair:
 
 
 def _sum(random: Random) -> Pair:
-    first, second = random.randint(0, 20), random.randint(0, 20)
+    first, second = random.randint(0, 12), random.randint(0, 12)
     return _calculation(random, first, "+", "plus", second, first + second)
 
 
 def _difference(random: Random) -> Pair:
-    first = random.randint(0, 20)
+    first = random.randint(0, 15)
     second = random.randint(0, first)
     return _calculation(random, first, "-", "minus", second, first - second)
 
@@ -89,19 +89,13 @@ def _product(random: Random) -> Pair:
 
 
 def _calculation(random: Random, first: int, sign: str, word: str, second: int, result: int) -> Pair:
-    question = random.choice(
-        (
-            f"What is {first} {sign} {second}?",
-            f"{first} {sign} {second}",
-            f"What is {first} {word} {second}?",
-            f"Calculate {first} {sign} {second}.",
-            f"How much is {first} {word} {second}?",
-        )
-    )
-    answer = random.choice(
-        (f"{first} {sign} {second} = {result}.", f"{first} {word} {second} is {result}.", f"The answer is {result}.")
-    )
-    return question, answer
+    if random.random() < 0.6:
+        asked = f"{first} {sign} {second}"
+        question = random.choice((f"What is {asked}?", asked, f"Calculate {asked}.", f"How much is {asked}?"))
+        return question, f"{asked} = {result}."
+    asked = f"{first} {word} {second}"
+    question = random.choice((f"What is {asked}?", f"How much is {asked}?"))
+    return question, f"{asked} is {result}."
 
 
 def _count(random: Random) -> Pair:
@@ -166,4 +160,4 @@ def _sound(random: Random) -> Pair:
 _LESSONS: tuple[Callable[[Random], Pair], ...] = (
     _sum, _difference, _product, _count, _word, _larger, _day, _month, _opposite, _capital, _colour, _sound,
 )  # fmt: skip
-_WEIGHTS = (8, 5, 5, 3, 1, 3, 1, 2, 3, 2, 1, 1)
+_WEIGHTS = (10, 6, 6, 3, 1, 3, 1, 2, 3, 3, 1, 1)

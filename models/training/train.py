@@ -55,14 +55,14 @@ RECIPES = {
     "fast": Recipe(
         name="fast",
         shape=Shape(vocabulary=VOCABULARY, width=128, layers=4, heads=4, kv_heads=4, hidden=320, context=CONTEXT),
-        phases=(Phase(length=256, batch=16, steps=1900), Phase(length=1024, batch=4, steps=200)),
+        phases=(Phase(length=256, batch=16, steps=1300), Phase(length=1024, batch=4, steps=150)),
         rate=4e-3,
         seed=1,
     ),
     "quality": Recipe(
         name="quality",
         shape=Shape(vocabulary=VOCABULARY, width=192, layers=6, heads=6, kv_heads=2, hidden=512, context=CONTEXT),
-        phases=(Phase(length=256, batch=16, steps=1250), Phase(length=1024, batch=4, steps=150)),
+        phases=(Phase(length=256, batch=8, steps=1500), Phase(length=1024, batch=2, steps=150)),
         rate=3e-3,
         seed=2,
     ),
