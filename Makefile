@@ -130,4 +130,4 @@ bench-mesh: setup ## Measure what the mesh costs per request and per token (docs
 
 .PHONY: bench-xds
 bench-xds: setup ## Measure the time from an etcd write to the acknowledged xDS snapshot.
-	$(PY) -m loadtest.xds
+	$(PY) -m loadtest.bench_xds

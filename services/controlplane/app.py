@@ -23,7 +23,7 @@ from services.controlplane.descriptors import transcoder_descriptors
 from services.controlplane.policy.consistency import consistent
 from services.controlplane.policy.snapshot import build_snapshot
 from services.controlplane.publisher import Publisher
-from services.controlplane.server import ADS_SERVICE, STATUS_SERVICE, AdsServicer
+from services.controlplane.server import ADS_SERVICE, STATUS_SERVICE, AdsServicer, OnAck
 
 log = get_logger(__name__)
 _VERSIONS = "versions.json"
@@ -33,8 +33,12 @@ _CACHE = "registry.cache"
 class ControlPlane:
     """Keeps the publisher at the registry's newest consistent state."""
 
-    def __init__(self, *, settings: Settings, store: Store, owns_store: bool, clock: Clock) -> None:
-        """:param owns_store: closes it at the end."""
+    def __init__(
+        self, *, settings: Settings, store: Store, owns_store: bool, clock: Clock, acknowledged: OnAck | None = None
+    ) -> None:
+        """:param owns_store: closes it at the end.
+        :param acknowledged: told of every acknowledgement.
+        """
         state = Path(settings.state_dir) if settings.state_dir else None
         self._settings = settings
         self._store = store
@@ -53,7 +57,9 @@ class ControlPlane:
         self._served: Mapping[Any, Any] | None = None
         self.publisher = Publisher()
         """What is served."""
-        self._servicer = AdsServicer(self.publisher, clock=clock, tls=settings.tls is not None)
+        self._servicer = AdsServicer(
+            self.publisher, clock=clock, tls=settings.tls is not None, acknowledged=acknowledged
+        )
 
     def register(self, server: grpc.aio.Server) -> list[str]:
         """See `libs.service.Service`."""
@@ -138,11 +144,14 @@ class ControlPlane:
             log.warning("versions_not_saved", error=str(error))
 
 
-async def build(settings: Settings, *, clock: Clock | None = None, store: Store | None = None) -> ControlPlane:
-    """The control plane over etcd, or over another store (tests)."""
+async def build(
+    settings: Settings, *, clock: Clock | None = None, store: Store | None = None, acknowledged: OnAck | None = None
+) -> ControlPlane:
+    """The control plane over etcd, or over a store of the caller's (tests); `acknowledged` as in `AdsServicer`."""
     return ControlPlane(
         settings=settings,
         store=store or EtcdStore(settings.etcd, tls=settings.tls),
         owns_store=store is None,
         clock=clock or SystemClock(),
+        acknowledged=acknowledged,
     )

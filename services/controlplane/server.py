@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
 from dataclasses import dataclass, field
 
 import grpc
@@ -26,6 +26,8 @@ log = get_logger(__name__)
 ADS_SERVICE = "envoy.service.discovery.v3.AggregatedDiscoveryService"
 STATUS_SERVICE = "envoy.service.status.v3.ClientStatusDiscoveryService"
 _ENVOY = "envoy"
+OnAck = Callable[[str, str, str], None]
+"""Node id, type URL, version."""
 _SHORT = {kind: kind.rsplit(".", 1)[-1] for kind in ORDER}
 
 
@@ -42,11 +44,14 @@ class _Client:
 class AdsServicer(ads_pb2_grpc.AggregatedDiscoveryServiceServicer, csds_pb2_grpc.ClientStatusDiscoveryServiceServicer):
     """Both RPCs of the control plane, over one table of connected clients."""
 
-    def __init__(self, publisher: Publisher, *, clock: Clock, tls: bool) -> None:
-        """:param tls: peers must prove who they are; False lets everybody in (tests)."""
+    def __init__(self, publisher: Publisher, *, clock: Clock, tls: bool, acknowledged: OnAck | None = None) -> None:
+        """:param tls: peers must prove who they are; False lets everybody in (tests).
+        :param acknowledged: told of every acknowledgement, in the event loop.
+        """
         self._publisher = publisher
         self._clock = clock
         self._tls = tls
+        self._acknowledged = acknowledged
         self._clients: dict[int, _Client] = {}
         self._next = 0
 
@@ -136,6 +141,8 @@ class AdsServicer(ads_pb2_grpc.AggregatedDiscoveryServiceServicer, csds_pb2_grpc
             log.error("xds_nack", node=client.node.id, type=short, version=version, detail=(error or "")[:2000])
         elif kind is Kind.ACK:
             metrics.ACKS.labels(short).inc()
+            if self._acknowledged is not None:
+                self._acknowledged(client.node.id, request.type_url, version)
         if kind in (Kind.ACK, Kind.NACK):
             sent = client.sent_at.pop(request.type_url, None)
             if sent is not None:

@@ -12,6 +12,8 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
+import psutil
+
 
 @dataclass(frozen=True, slots=True)
 class EtcdTls:
@@ -57,13 +59,18 @@ class EtcdServer:
         ports: tuple[int, int] | None = None,
         cluster: str = "",
         tls: EtcdTls | None = None,
+        fsync: bool = False,
     ) -> None:
-        """:param cluster: etcd's --initial-cluster for several members; empty runs alone."""
+        """:param cluster: etcd's --initial-cluster for several members; empty runs alone.
+
+        :param fsync: writes reach the disk before they are answered, as in production; slower.
+        """
         self._directory = directory
         self._name = name
         self._client_port, self._peer_port = ports or tuple(free_ports(2))
         self._cluster = cluster or f"{name}={self.peer_url}"
         self._tls = tls
+        self._fsync = fsync
         self._process: subprocess.Popen[bytes] | None = None
 
     @property
@@ -104,9 +111,10 @@ class EtcdServer:
             f"--listen-peer-urls={self.peer_url}",
             f"--initial-advertise-peer-urls={self.peer_url}",
             f"--initial-cluster={self._cluster}",
-            "--unsafe-no-fsync",
             "--log-level=warn",
         ]
+        if not self._fsync:
+            command.append("--unsafe-no-fsync")
         if self._tls:
             command += [
                 f"--cert-file={self._tls.cert}",
@@ -148,8 +156,12 @@ class EtcdServer:
 
     def pause(self) -> None:
         """Stops it in its tracks (SIGSTOP): connections stay open, nothing answers."""
-        if self._process is not None:
-            self._process.send_signal(signal.SIGSTOP)
+        if self._process is None:
+            return
+        self._process.send_signal(signal.SIGSTOP)
+        process = psutil.Process(self._process.pid)
+        while any(psutil.Process(thread.id).status() != psutil.STATUS_STOPPED for thread in process.threads()):
+            time.sleep(0.005)
 
     def resume(self) -> None:
         """Lets it go on after `pause`."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence, Set
 from typing import Any
 
 from services.controlplane.policy.names import (
@@ -23,47 +23,52 @@ def consistent(snapshot: Snapshot) -> list[str]:
     """What is wrong with the snapshot, one line per fault; empty when it may be published."""
     faults: list[str] = []
     for cluster in (EDGE, MESH):
+        static = snapshot.static[cluster]
+        wanted = {
+            found["eds_cluster_config"]["service_name"]
+            for found in static.get(CLUSTER, {}).values()
+            if found.get("type") == "EDS"
+        }
+        faults += [f"{cluster}: {fault}" for fault in _static_faults(static)]
         for zone in sorted({*snapshot.zones(cluster), ""}):
             where = f"{cluster}/{zone}" if zone else cluster
-            faults += [f"{where}: {fault}" for fault in _faults(snapshot.resources(cluster, zone))]
+            served = snapshot.resources(cluster, zone)[ENDPOINTS]
+            faults += [f"{where}: {fault}" for fault in _endpoint_faults(served, wanted)]
     return faults
 
 
-def _faults(resources: Resources) -> Iterator[str]:
+def _static_faults(resources: Resources) -> Iterator[str]:
     clusters = resources.get(CLUSTER, {})
     routes = resources.get(ROUTES, {})
-    assignments = resources.get(ENDPOINTS, {})
     secrets = resources.get(SECRET, {})
     yield from _misnamed(resources)
     for name, listener in resources.get(LISTENER, {}).items():
         for reference in _values(listener, "route_config_name"):
             if reference not in routes:
                 yield f"listener {name} names the absent routes {reference}"
+        for reference in _values(listener, "cluster_name"):
+            if reference not in clusters:
+                yield f"listener {name} names the absent cluster {reference}"
     for name, config in routes.items():
         for reference in _values(config.get("virtual_hosts", ()), "cluster"):
             if reference not in clusters:
                 yield f"routes {name} name the absent cluster {reference}"
         if not config.get("virtual_hosts"):
             yield f"routes {name} are empty"
-    for name, listener in resources.get(LISTENER, {}).items():
-        for reference in _values(listener, "cluster_name"):
-            if reference not in clusters:
-                yield f"listener {name} names the absent cluster {reference}"
-    wanted = set()
-    for name, cluster in clusters.items():
-        if cluster.get("type") == "EDS":
-            reference = cluster["eds_cluster_config"]["service_name"]
-            wanted.add(reference)
-            if reference not in assignments:
-                yield f"cluster {name} has no assignment {reference}"
-    for name in sorted(set(assignments) - wanted):
-        yield f"assignment {name} belongs to no cluster"
     for kind in (CLUSTER, LISTENER):
         for name, resource in resources.get(kind, {}).items():
             for reference in _sds_names(resource):
                 if reference not in secrets:
                     yield f"{name} names the absent secret {reference}"
-    for name, assignment in assignments.items():
+
+
+def _endpoint_faults(served: Mapping[str, Resource], wanted: Set[str]) -> Iterator[str]:
+    for name in sorted(wanted - served.keys()):
+        yield f"cluster {name} has no assignment"
+    for name in sorted(served.keys() - wanted):
+        yield f"assignment {name} belongs to no cluster"
+    yield from _misnamed({ENDPOINTS: served})
+    for name, assignment in served.items():
         yield from _assignment_faults(name, assignment)
 
 

@@ -129,7 +129,7 @@ async def test_status_of_an_acknowledged_and_an_absent_resource(store: MemorySto
 async def test_an_inconsistent_state_is_refused_and_told(tmp_path: Path, store: MemoryStore) -> None:
     async with control_plane(store=store, edge=EdgeConfig(http_port=-1)) as plane:
         # The refusal of the first state is the only event there is to wait for.
-        while not plane.control.publisher.refused:
+        while not plane.control.publisher.refused:  # noqa: ASYNC110
             await asyncio.sleep(0)
         _, trailers = await client_status(plane.address)
         assert trailers["x-weir-snapshot-revision"] == "0"

@@ -37,15 +37,14 @@ def test_envoys_bootstrap_in_plaintext() -> None:
 
 @pytest.mark.parametrize("xds", [(), ("nowhere",), (":1",), ("host:port",)])
 def test_bad_addresses(xds: tuple[str, ...]) -> None:
-    with pytest.raises(ValueError, match="control plane|host:port"):
+    with pytest.raises(ValueError, match=r"control plane|host:port"):
         envoy_bootstrap.render(node_id="e", zone="", xds=xds, tls=None, admin_port=0)
 
 
 def test_grpcs_bootstrap(tmp_path: Path) -> None:
     out = tmp_path / "state" / "gateway-0.json"
     xds_bootstrap.main(
-        ["--out", str(out), "--node-id", "gateway-0", "--zone", "zone-b", "--xds", "127.0.0.1:7001"]
-        + ["--ca", "ca.pem", "--cert", "c.pem", "--key", "c.key"]
+        f"--out {out} --node-id gateway-0 --zone zone-b --xds 127.0.0.1:7001 --ca a.pem --cert c.pem --key k".split()
     )
     found = json.loads(out.read_text())
     assert found["node"] == {"id": "gateway-0", "cluster": "mesh", "locality": {"zone": "zone-b"}}

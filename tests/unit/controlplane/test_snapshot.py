@@ -128,7 +128,7 @@ def test_a_bad_assignment_is_found(change: dict, fault: str) -> None:
 def test_a_missing_assignment_is_found() -> None:
     snapshot = build([])
     found = {**snapshot.endpoints, (MESH, ""): {}}
-    assert "mesh: cluster gateway has no assignment gateway" in consistent(replace(snapshot, endpoints=found))
+    assert "mesh: cluster gateway has no assignment" in consistent(replace(snapshot, endpoints=found))
 
 
 def test_plain_edges_have_no_secrets_and_one_listener() -> None:

@@ -3,7 +3,7 @@
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from services.controlplane.policy.names import CLUSTER, ENDPOINTS, LISTENER, ORDER, ROUTES, SECRET
+from services.controlplane.policy.names import CLUSTER, ENDPOINTS, LISTENER, ORDER, ROUTES
 from services.controlplane.policy.subscription import Kind, Offer, Subscriptions
 
 
@@ -138,4 +138,3 @@ def test_every_client_converges(steps: list[tuple[str, object]], wildcard: bool)
             assert held == expected
         else:
             assert {n: v for n, v in held.items() if n in known} == expected
-    assert set(state.types) == set(ORDER) and SECRET in ORDER

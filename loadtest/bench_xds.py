@@ -1,0 +1,199 @@
+"""From an etcd write to the snapshot that Envoy and a proxyless gRPC channel have acknowledged.
+
+    python -m loadtest.bench_xds [--samples 300]
+
+A real etcd that syncs every write to disk, a real Envoy with its whole edge, and a gRPC client in a process of its own,
+all over mTLS but etcd. The control plane runs in this process, so that an acknowledgement is seen as it arrives and
+nothing polls. Each sample puts or deletes one endpoint of the gateway; the clock starts before the write is sent to
+etcd and stops when both clients have acknowledged that revision. Ends with one line of JSON.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import contextlib
+import json
+import os
+import random
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import grpc
+import uvloop
+
+from libs import xds_bootstrap
+from libs.registry import EtcdStore
+from libs.rpc import make_channel
+from libs.service import serve
+from loadtest.machine import machine
+from services.controlplane.app import build
+from services.controlplane.config import Settings
+from services.controlplane.policy.names import ENDPOINTS
+from tests.support.edge import EnvoyProcess, drop_endpoint, edge_config, put_endpoint, tls_of
+from tests.support.etcd import EtcdServer
+
+TARGET_P99_MS = 100
+CLIENTS = ("envoy-test", "client-0")
+"""Node ids of the two clients."""
+
+
+class Acknowledgements:
+    """The newest endpoint version that each client has acknowledged, and when."""
+
+    def __init__(self) -> None:
+        self._newest = dict.fromkeys(CLIENTS, 0)
+        self._changed = asyncio.Event()
+
+    def note(self, node: str, type_url: str, version: str) -> None:
+        """Called by the control plane at every acknowledgement."""
+        if type_url == ENDPOINTS and node in self._newest:
+            self._newest[node] = max(self._newest[node], int(version))
+            self._changed.set()
+
+    async def wait(self, node: str, revision: int) -> float:
+        """`perf_counter` when the client had acknowledged the revision."""
+        while self._newest[node] < revision:
+            self._changed.clear()
+            await self._changed.wait()
+        return time.perf_counter()
+
+
+async def main(samples: int) -> None:
+    """Measure and print."""
+    acknowledged = Acknowledgements()
+    async with running(acknowledged) as store:
+        rng = random.Random(7)
+        for number in range(20):
+            await sample(store, acknowledged, number)
+        figures: dict[str, list[float]] = {"both": [], **{client: [] for client in CLIENTS}}
+        for number in range(samples):
+            # Apart by more than the publishing interval, and not in step with any timer.
+            await asyncio.sleep(rng.uniform(0.02, 0.06))
+            taken = await sample(store, acknowledged, number)
+            for client, seconds in taken.items():
+                figures[client].append(seconds * 1e3)
+            figures["both"].append(max(taken.values()) * 1e3)
+    report(figures, samples)
+
+
+async def sample(store: EtcdStore, acknowledged: Acknowledgements, number: int) -> dict[str, float]:
+    """One change: seconds until each client acknowledged it."""
+    started = time.perf_counter()
+    if number % 2:
+        revision = await drop_endpoint(store, "gateway", "gateway-1")
+    else:
+        revision = await put_endpoint(store, "gateway", "gateway-1", 20_000 + number)
+    async with asyncio.timeout(30):
+        return {client: await acknowledged.wait(client, revision) - started for client in CLIENTS}
+
+
+@contextlib.asynccontextmanager
+async def running(acknowledged: Acknowledgements) -> AsyncIterator[EtcdStore]:
+    """etcd, control plane, Envoy and the gRPC client, while the block runs; gives a store to write with."""
+    async with contextlib.AsyncExitStack() as stack:
+        directory = Path(stack.enter_context(tempfile.TemporaryDirectory()))
+        pki = directory / "pki"
+        etcd = EtcdServer(directory / "etcd", fsync=True)
+        etcd.start()
+        stack.callback(etcd.stop)
+        store = EtcdStore((etcd.endpoint,))
+        stack.push_async_callback(store.close)
+        for service in ("gateway", "edge-auth", "ratelimit", "registry"):
+            await put_endpoint(store, service, f"{service}-0", 9)
+        tls = tls_of(pki, "controlplane")
+        settings = Settings(
+            tls=tls, etcd=(), state_dir=str(directory / "state"), edge=edge_config(pki, access_log=False)
+        )
+        followed = EtcdStore((etcd.endpoint,))
+        stack.push_async_callback(followed.close)
+        control = await build(settings, store=followed, acknowledged=acknowledged.note)
+        served = await stack.enter_async_context(serve(control, settings))
+        address = f"127.0.0.1:{served.port}"
+        envoy = EnvoyProcess(directory / "envoy", xds=address, tls=tls_of(pki, "envoy"))
+        stack.push_async_callback(envoy.stop)
+        await envoy.start(("edge-http", "edge-https"))
+        client = await start_client(directory, pki, address)
+        stack.push_async_callback(stop_client, client)
+        async with asyncio.timeout(20):
+            for name in CLIENTS:
+                await acknowledged.wait(name, 1)
+        yield store
+
+
+async def start_client(directory: Path, pki: Path, address: str) -> asyncio.subprocess.Process:
+    """A process that holds an `xds:///` channel to the gateway."""
+    tls = tls_of(pki, "router")
+    bootstrap = xds_bootstrap.render(node_id=CLIENTS[1], zone="zone-a", xds=(address,), tls=tls)
+    return await asyncio.create_subprocess_exec(
+        sys.executable,
+        "-m",
+        "loadtest.bench_xds",
+        "--client",
+        env={**os.environ, "GRPC_XDS_BOOTSTRAP_CONFIG": bootstrap, "GRPC_VERBOSITY": "NONE"},
+        stdin=asyncio.subprocess.PIPE,
+    )
+
+
+async def stop_client(process: asyncio.subprocess.Process) -> None:
+    """Ends it by the end of its input."""
+    if process.stdin is not None:
+        process.stdin.close()
+    await process.wait()
+
+
+async def hold_channel() -> None:
+    """The client process: a channel that is kept connected until standard input ends."""
+    async with make_channel("xds:///gateway.weir.internal", tls=None) as channel:
+        watched = asyncio.create_task(keep_connecting(channel))
+        await asyncio.get_running_loop().run_in_executor(None, sys.stdin.read)
+        watched.cancel()
+
+
+async def keep_connecting(channel: grpc.aio.Channel) -> None:
+    """An idle channel drops its subscriptions; this one never idles."""
+    while True:
+        state = channel.get_state(try_to_connect=True)
+        await channel.wait_for_state_change(state)
+
+
+def report(figures: dict[str, list[float]], samples: int) -> None:
+    """A table for people, then one line of JSON."""
+    out = sys.stdout.write
+    out(f"etcd write to acknowledgement, {samples} changes, milliseconds\n")
+    for name, values in figures.items():
+        out(f"  {name:12} p50 {quantile(values, 50):7.2f}  p99 {quantile(values, 99):7.2f}  max {max(values):7.2f}\n")
+    summary: dict[str, Any] = {
+        "bench": "xds",
+        "figures": {
+            "xds_ack_ms_p50": round(quantile(figures["both"], 50), 3),
+            "xds_ack_ms_p99": round(quantile(figures["both"], 99), 3),
+            "xds_ack_ms_max": round(max(figures["both"]), 3),
+            "envoy_ack_ms_p50": round(quantile(figures[CLIENTS[0]], 50), 3),
+            "envoy_ack_ms_p99": round(quantile(figures[CLIENTS[0]], 99), 3),
+            "grpc_ack_ms_p50": round(quantile(figures[CLIENTS[1]], 50), 3),
+            "grpc_ack_ms_p99": round(quantile(figures[CLIENTS[1]], 99), 3),
+            "samples": samples,
+        },
+        "targets": {"xds_ack_ms_p99": TARGET_P99_MS},
+        "machine": machine(),
+    }
+    out(json.dumps(summary) + "\n")
+
+
+def quantile(values: list[float], percent: int) -> float:
+    """By linear interpolation."""
+    return statistics.quantiles(values, n=100, method="inclusive")[percent - 1]
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--samples", type=int, default=300)
+    parser.add_argument("--client", action="store_true", help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    uvloop.run(hold_channel() if options.client else main(options.samples))
