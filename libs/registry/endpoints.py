@@ -23,8 +23,8 @@ _CALL_SECONDS = 2.0
 """etcd itself gives up on a proposal after 5 s + two election timeouts; our callers want to know earlier."""
 _BUDGET_SECONDS = 4.0
 """All endpoints together, once one could be connected to: long enough for an election (1 s)."""
-_REFUSED_SECONDS = 1.0
-"""All endpoints together, while none can be connected to."""
+_REFUSED_SECONDS = 2.5
+"""All endpoints together, while none can be connected to: a single server that restarts is back after about 1.5 s."""
 _PAUSE_SECONDS = 0.1
 """Between attempts after every endpoint had its turn."""
 
@@ -122,6 +122,7 @@ class Endpoints:
                 if error.code() not in _TRY_ANOTHER:
                     self.available = True
                     raise _mapped(error) from error
+                _log.info("etcd_call_failed: %s %s", error.code().name, error.details())
                 self.rotate(stubs)
                 if not repeatable and not _surely_not_done(error):
                     break

@@ -32,13 +32,13 @@ class Registry:
     def __init__(
         self,
         *,
-        store: Store,
+        own_store: Store | None,
         view: RegistryView,
         audit: AuditLink | NoAudit,
         outbox: AuditOutbox,
         servicer: RegistryServicer,
     ) -> None:
-        self._store = store
+        self._own_store = own_store
         self._view = view
         self._audit = audit
         self.outbox = outbox
@@ -62,7 +62,8 @@ class Registry:
                 ready()
         finally:
             stop()
-            await self._store.close()
+            if self._own_store is not None:
+                await self._own_store.close()
 
     async def drain(self) -> None:
         """Gives the audit log a moment to take the last records."""
@@ -79,15 +80,16 @@ class Registry:
 
 
 async def build(settings: Settings, *, clock: Clock | None = None, store: Store | None = None) -> Registry:
-    """The service. `store` replaces etcd in tests.
+    """The service. `store` replaces etcd in tests; it stays open.
 
     :raises OSError: the pepper or a TLS file cannot be read.
     :raises ValueError: the pepper is too short, or there is no etcd endpoint.
     """
     clock = clock or SystemClock()
     rng = random.Random()
+    own_store = None
     if store is None:
-        store = EtcdStore(settings.etcd, tls=settings.tls)
+        store = own_store = EtcdStore(settings.etcd, tls=settings.tls)
     cache = Path(settings.state_dir) / "registry.cache" if settings.state_dir else None
     view = RegistryView(store, cache_file=cache, clock=clock)
     audit = AuditLink(settings, clock=clock, rng=rng) if settings.audit_target else NoAudit()
@@ -102,7 +104,7 @@ async def build(settings: Settings, *, clock: Clock | None = None, store: Store 
     )
     pepper = await asyncio.to_thread(read_pepper, Path(settings.pepper_file))
     servicer = RegistryServicer(settings=settings, view=view, writer=writer, pepper=pepper, clock=clock)
-    return Registry(store=store, view=view, audit=audit, outbox=outbox, servicer=servicer)
+    return Registry(own_store=own_store, view=view, audit=audit, outbox=outbox, servicer=servicer)
 
 
 def _measure(snapshot: RegistrySnapshot) -> None:

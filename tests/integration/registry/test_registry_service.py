@@ -1,0 +1,337 @@
+"""The registry service as a real server: changes, conflicts, access, audit, and etcd going away."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import grpc
+import pytest
+from google.protobuf import duration_pb2
+from weir.audit.v1 import audit_pb2, audit_pb2_grpc
+from weir.registry.v1 import registry_pb2 as pb
+from weir.registry.v1 import registry_pb2_grpc
+
+from libs import apikeys
+from libs.clock import SystemClock
+from libs.config import TlsFiles
+from libs.errors import Reason, WeirError
+from libs.mux import Codec, MuxServer
+from libs.pki import issue
+from libs.registry import EtcdStore, MemoryStore, RegistryView, Store, keys
+from libs.rpc import make_channel, make_server
+from libs.rpc.server import bind
+from libs.service.process import serve
+from services.registry.app import Registry, build
+from services.registry.config import Settings
+from tests.support.etcd import EtcdServer
+
+PEPPER = "0123456789abcdef0123456789abcdef"
+HEX = "b" * 64
+
+
+def settings(tmp_path: Path, **more: Any) -> Settings:
+    pepper = tmp_path / "pepper"
+    pepper.write_text(PEPPER + "\n")
+    values: dict[str, Any] = {
+        "service": "registry",
+        "instance": "registry-0",
+        "pepper_file": str(pepper),
+        "audit_target": "",
+        "drain_seconds": 0.1,
+    }
+    return Settings(**(values | more))
+
+
+class Client:
+    """The registry's stub with a timeout on every call."""
+
+    def __init__(self, channel: grpc.aio.Channel, metadata: tuple[tuple[str, str], ...] = ()) -> None:
+        self._stub: Any = registry_pb2_grpc.RegistryServiceStub(channel)
+        self._metadata = metadata
+
+    def __getattr__(self, method: str) -> Any:
+        return lambda request: getattr(self._stub, method)(request, timeout=20, metadata=self._metadata)
+
+
+@contextlib.asynccontextmanager
+async def serving(config: Settings, store: Store) -> AsyncIterator[tuple[Client, Registry]]:
+    service = await build(config, store=store)
+    async with serve(service, config) as running, asyncio.timeout(60):
+        await running.ready.wait()
+        async with make_channel(f"127.0.0.1:{running.port}", tls=None, translate_errors=True) as channel:
+            yield Client(channel), service
+
+
+@pytest.fixture
+async def client(tmp_path: Path) -> AsyncIterator[Client]:
+    async with serving(settings(tmp_path), MemoryStore()) as (client, _):
+        yield client
+
+
+def model(name: str = "weir-fast", version: str = "1", **more: Any) -> pb.CreateModelVersionRequest:
+    values: dict[str, Any] = {
+        "artifacts": [pb.Artifact(path="model.safetensors", sha256=HEX, bytes=5)],
+        "source": "models/demo/fast",
+        "context_length": 1024,
+        "tier": "fast",
+        "pool": "fast",
+        "sampling_defaults": pb.SamplingDefaults(temperature=0.7, top_p=0.95, max_tokens=64),
+    }
+    return pb.CreateModelVersionRequest(model_version=pb.ModelVersion(name=name, version=version, **(values | more)))
+
+
+def tenant(name: str, revision: int = -1, **more: Any) -> pb.SetTenantRequest:
+    return pb.SetTenantRequest(tenant=pb.Tenant(id=name, plan=pb.PLAN_PAID, revision=revision, **more))
+
+
+def alias(weight: int = 100, revision: int = -1) -> pb.SetAliasRequest:
+    target = pb.AliasTarget(model_version="weir-fast@1", weight=weight)
+    return pb.SetAliasRequest(alias=pb.Alias(name="weir-fast", targets=[target], revision=revision))
+
+
+async def refused(call: Any) -> WeirError:
+    with pytest.raises(WeirError) as caught:
+        await call
+    return caught.value
+
+
+async def test_model_versions_are_immutable_and_content_addressed(client: Client) -> None:
+    made = await client.CreateModelVersion(model())
+    assert len(made.model_version.digest) == 64
+    assert made.model_version.HasField("created_at")
+    assert made.revision > 0
+    again = await client.CreateModelVersion(model())
+    assert again.model_version == made.model_version
+    moved = await client.CreateModelVersion(model(source="/elsewhere"))
+    assert moved.model_version.digest == made.model_version.digest
+    assert moved.model_version.source == "/elsewhere"
+    other = await refused(client.CreateModelVersion(model(context_length=2048)))
+    assert other.reason is Reason.ALREADY_EXISTS
+    bad = await refused(client.CreateModelVersion(model(version="2", tier="huge")))
+    assert (bad.reason, bad.limit) == (Reason.INVALID_REQUEST, "model_version.tier")
+    listed = await client.ListModels(pb.ListModelsRequest())
+    assert [item.version for item in listed.model_versions] == ["1"]
+
+
+async def test_alias_follows_versions_and_revisions(client: Client) -> None:
+    missing = await refused(client.SetAlias(alias()))
+    assert (missing.reason, missing.limit) == (Reason.INVALID_REQUEST, "alias.targets[0].model_version")
+    await client.CreateModelVersion(model())
+    assert (await refused(client.SetAlias(alias(weight=90)))).limit == "alias.targets"
+    created = (await client.SetAlias(alias(revision=0))).alias
+    assert created.revision > 0
+    assert (await refused(client.SetAlias(alias(revision=0)))).reason is Reason.CONFLICT
+    same = (await client.SetAlias(alias(revision=created.revision))).alias
+    assert same == created
+    stale = pb.SetAliasRequest(alias=created)
+    stale.alias.targets[0].arm = "new"
+    changed = (await client.SetAlias(stale)).alias
+    assert changed.revision > created.revision
+    assert (await refused(client.SetAlias(stale))).reason is Reason.CONFLICT
+    assert (await client.ListModels(pb.ListModelsRequest())).aliases[0] == changed
+
+
+async def test_tenants_and_limits(client: Client) -> None:
+    workload = "spiffe://weir.internal/sa/demo-client"
+    await client.SetTenant(tenant("internal", workloads=[workload]))
+    taken = await refused(client.SetTenant(tenant("acme", workloads=[workload])))
+    assert (taken.reason, taken.limit) == (Reason.INVALID_REQUEST, "tenant.workloads[0]")
+    await client.SetTenant(tenant("acme"))
+    assert [item.id for item in (await client.ListTenants(pb.ListTenantsRequest())).tenants] == ["acme", "internal"]
+    limits = pb.Limits(tenant="acme", model="*", requests_per_minute=3, revision=-1)
+    stored = (await client.SetLimits(pb.SetLimitsRequest(limits=limits))).limits
+    assert stored.requests_per_minute == 3
+    gone = pb.Limits(tenant="gone", model="*", revision=-1)
+    assert (await refused(client.SetLimits(pb.SetLimitsRequest(limits=gone)))).limit == "limits.tenant"
+    assert list((await client.ListLimits(pb.ListLimitsRequest(tenant="acme"))).limits) == [stored]
+    assert not (await client.ListLimits(pb.ListLimitsRequest(tenant="other"))).limits
+
+
+async def test_keys(tmp_path: Path) -> None:
+    store = MemoryStore()
+    async with serving(settings(tmp_path), store) as (client, _):
+        await client.SetTenant(tenant("acme"))
+        made = await client.CreateKey(
+            pb.CreateKeyRequest(tenant="acme", scopes=["inference"], ttl=duration_pb2.Duration(seconds=60), note="n")
+        )
+        parsed = apikeys.parse(made.secret)
+        assert parsed is not None
+        assert parsed.id == made.key.id
+        assert not made.key.hash
+        assert made.key.expires_at.seconds - made.key.created_at.seconds == 60
+        raw = await store.get(keys.api_key_key(parsed.id))
+        assert raw is not None
+        # Nothing of the secret is stored, only what the pepper can check.
+        assert made.secret.rsplit("_", 1)[1].encode() not in raw.value
+        view = RegistryView(store)
+        following = asyncio.create_task(view.run())
+        await view.wait_ready()
+        assert apikeys.matches(parsed, view.snapshot.keys[parsed.id].hash, PEPPER.encode())
+        following.cancel()
+        listed = (await client.ListKeys(pb.ListKeysRequest(tenant="acme"))).keys
+        assert [key.id for key in listed] == [parsed.id]
+        assert not any(key.hash for key in listed)
+        revoked = (await client.RevokeKey(pb.RevokeKeyRequest(key_id=parsed.id))).key
+        assert revoked.HasField("revoked_at")
+        assert (await client.RevokeKey(pb.RevokeKeyRequest(key_id=parsed.id))).key == revoked
+        assert (await refused(client.RevokeKey(pb.RevokeKeyRequest(key_id="gone")))).reason is Reason.NOT_FOUND
+        bad = await refused(client.CreateKey(pb.CreateKeyRequest(tenant="acme", scopes=["root"])))
+        assert (bad.reason, bad.limit) == (Reason.INVALID_REQUEST, "scopes[0]")
+
+
+async def test_safety_policies_count_their_versions(client: Client) -> None:
+    rule = pb.SafetyRule(id="card", category="pii.card", pattern=r"\d{16}", action="block", stage="both")
+    policy = pb.SafetyPolicy(id="default", rules=[rule], revision=-1)
+    first = (await client.SetSafetyPolicy(pb.SetSafetyPolicyRequest(policy=policy))).policy
+    assert first.version == 1
+    assert (await client.SetSafetyPolicy(pb.SetSafetyPolicyRequest(policy=policy))).policy == first
+    policy.rules[0].action = "flag"
+    assert (await client.SetSafetyPolicy(pb.SetSafetyPolicyRequest(policy=policy))).policy.version == 2
+    policy.rules[0].pattern = "("
+    bad = await refused(client.SetSafetyPolicy(pb.SetSafetyPolicyRequest(policy=policy)))
+    assert bad.limit == "policy.rules[0].pattern"
+    missing = pb.ModelVersion(name="m", version="1", safety_policy="gone")
+    assert (await refused(client.CreateModelVersion(pb.CreateModelVersionRequest(model_version=missing)))).limit
+
+
+@contextlib.asynccontextmanager
+async def audit_server(port: int = 0) -> AsyncIterator[tuple[int, list[audit_pb2.Record]]]:
+    """A small audit service that keeps records in memory."""
+    records: list[audit_pb2.Record] = []
+
+    def handle(call: audit_pb2.AuditCall, ctx: Any) -> audit_pb2.AuditReply:
+        duplicate = any(record.id == call.append.record.id for record in records)
+        if not duplicate:
+            records.append(call.append.record)
+        return audit_pb2.AuditReply(appended=audit_pb2.Appended(sequence=len(records), duplicate=duplicate))
+
+    mux = MuxServer(
+        codec=Codec.of(audit_pb2.SessionRequest, audit_pb2.SessionResponse),
+        handler=handle,
+        instance="audit-0",
+        clock=SystemClock(),
+    )
+
+    class Servicer(audit_pb2_grpc.AuditServiceServicer):
+        async def Session(self, request_iterator: Any, context: Any) -> None:  # noqa: N802 - the name on the wire
+            await mux.serve(request_iterator, context)
+
+    server = make_server()
+    audit_pb2_grpc.add_AuditServiceServicer_to_server(Servicer(), server)
+    bound = bind(server, f"127.0.0.1:{port}", tls=None)
+    await server.start()
+    try:
+        yield bound, records
+    finally:
+        await server.stop(None)
+
+
+async def test_every_change_is_audited_once_also_when_audit_was_away(tmp_path: Path) -> None:
+    store = MemoryStore()
+    async with audit_server() as (port, before):
+        config = settings(tmp_path, audit_target=f"127.0.0.1:{port}")
+        async with serving(config, store) as (client, service):
+            changed = (await client.SetTenant(tenant("acme"))).tenant
+            await client.SetTenant(tenant("acme"))
+            await refused(client.SetTenant(tenant("No")))
+            await service.outbox.wait_empty()
+            assert [record.admin.resource for record in before] == ["tenants/acme"]
+            assert before[0].admin.action == "registry.SetTenant"
+            assert before[0].admin.revision == changed.revision
+            assert before[0].source == "registry/registry-0"
+    # The audit log is away: changes are made, their records wait in the store and outlive the process.
+    async with serving(config, store) as (client, service):
+        later = (await client.SetTenant(tenant("globex"))).tenant
+        assert service.outbox.pending
+    assert len((await store.get_prefix(keys.AUDIT_OUTBOX)).kvs) == 1
+    async with audit_server(port) as (_, after), serving(config, store) as (_, service):
+        await service.outbox.wait_empty()
+        assert [(record.admin.resource, record.admin.revision) for record in after] == [
+            ("tenants/globex", later.revision)
+        ]
+    assert not (await store.get_prefix(keys.AUDIT_OUTBOX)).kvs
+
+
+async def test_too_long_a_backlog_refuses_changes(tmp_path: Path) -> None:
+    async with serving(settings(tmp_path, max_audit_backlog=2), MemoryStore()) as (client, _):
+        await client.SetTenant(tenant("a"))
+        await client.SetTenant(tenant("b"))
+        error = await refused(client.SetTenant(tenant("c")))
+        assert error.reason is Reason.DEPENDENCY_UNAVAILABLE
+        assert error.retry_after
+
+
+async def test_store_away_refuses_changes_and_serves_reads(tmp_path: Path) -> None:
+    store = MemoryStore()
+    config = settings(tmp_path)
+    async with serving(config, store) as (client, _):
+        await client.SetTenant(tenant("acme"))
+        store.set_available(False)
+        assert (await refused(client.SetTenant(tenant("globex")))).reason is Reason.DEPENDENCY_UNAVAILABLE
+        assert len((await client.ListTenants(pb.ListTenantsRequest())).tenants) == 1
+        store.set_available(True)
+        await client.SetTenant(tenant("globex"))
+
+
+async def test_access(tmp_path: Path) -> None:
+    pki = tmp_path / "pki"
+    names = ("registry", "cli", "envoy", "gateway")
+    tls = {
+        name: TlsFiles(**{field: getattr(issue(pki, name), field) for field in ("ca", "cert", "key")}) for name in names
+    }
+    config = settings(tmp_path, tls=tls["registry"])
+    service = await build(config, store=MemoryStore())
+    admin = (("x-weir-scopes", "admin inference"), ("x-weir-key-id", "k1"), ("x-weir-tenant", "ops"))
+    weak = (("x-weir-scopes", "inference"), ("x-weir-key-id", "k2"))
+    async with serve(service, config) as running, asyncio.timeout(60), contextlib.AsyncExitStack() as stack:
+        await running.ready.wait()
+
+        async def as_peer(name: str, metadata: tuple[tuple[str, str], ...] = ()) -> Client:
+            channel = make_channel(
+                f"127.0.0.1:{running.port}",
+                tls=tls[name],
+                server_name="registry.weir.internal",
+                translate_errors=True,
+            )
+            return Client(await stack.enter_async_context(channel), metadata)
+
+        await (await as_peer("cli")).SetTenant(tenant("acme"))
+        await (await as_peer("envoy", admin)).SetTenant(tenant("globex"))
+        for peer, metadata, reason in (
+            ("envoy", weak, Reason.SCOPE_MISSING),
+            ("envoy", (), Reason.SCOPE_MISSING),
+            ("gateway", admin, Reason.PERMISSION_DENIED),
+        ):
+            client = await as_peer(peer, metadata)
+            assert (await refused(client.SetTenant(tenant("evil")))).reason is reason
+            assert (await refused(client.ListKeys(pb.ListKeysRequest()))).reason is reason
+
+
+async def test_replicas_race_without_losing_a_rule(tmp_path: Path, etcd: EtcdServer) -> None:
+    """Two replicas, two tenants, one workload: whichever is first, the other is refused."""
+    workload = "spiffe://weir.internal/sa/demo-client"
+    stores = [EtcdStore([etcd.endpoint]) for _ in range(2)]
+    async with (
+        serving(settings(tmp_path, instance="registry-0"), stores[0]) as (one, _),
+        serving(settings(tmp_path, instance="registry-1"), stores[1]) as (two, _),
+    ):
+        results = await asyncio.gather(
+            *(
+                replica.SetTenant(tenant(f"t{number}", workloads=[workload]))
+                for number, replica in enumerate([one, two] * 4)
+            ),
+            return_exceptions=True,
+        )
+        winners = [result for result in results if not isinstance(result, BaseException)]
+        assert len(winners) == 1
+        assert {error.limit for error in results if isinstance(error, WeirError)} == {"tenant.workloads[0]"}
+        await asyncio.gather(
+            *(replica.SetTenant(tenant(f"u{number}")) for number, replica in enumerate([one, two] * 5))
+        )
+        etcd.restart()
+        await one.SetTenant(tenant("after"))
+        assert "after" in {item.id for item in (await one.ListTenants(pb.ListTenantsRequest())).tenants}
