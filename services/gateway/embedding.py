@@ -124,7 +124,7 @@ class Embedder:
             model=model,
             request_id=caller.request_id,
             tokens=total,
-            request_counted=caller.identity.via_edge,
+            request_counted=caller.identity.request_counted,
             deadline=deadline,
             traceparent=caller.traceparent,
         )

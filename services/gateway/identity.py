@@ -75,7 +75,8 @@ class Identifier:
             plan=headers.get("x-weir-plan", "free"),
             scopes=frozenset(headers.get("x-weir-scopes", "").replace(",", " ").split()),
             key_id=headers.get("x-weir-key-id", ""),
-            via_edge=True,
+            # Not simply "via Envoy": the edge lets requests through uncounted while the rate limiter is away.
+            request_counted=headers.get("x-weir-request-counted", "") == "1",
         )
 
     def _from_workload(self, context: grpc.aio.ServicerContext) -> Identity:

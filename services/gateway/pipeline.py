@@ -180,7 +180,7 @@ class Pipeline:
                 model=spec.model,
                 request_id=request.id,
                 tokens=len(prompt) + bound.max_tokens * bound.n,
-                request_counted=identity.via_edge,
+                request_counted=identity.request_counted,
                 deadline=request.deadline,
                 traceparent=traceparent,
             )

@@ -122,6 +122,7 @@ def accepted_of(
 ) -> Accepted:
     """What the caller is told once a worker was granted."""
     granted = request.granted
+    told = request.identity.request_counted  # the edge adds the limit headers itself
     return Accepted(
         request_id=request.id,
         trace_id=request.span.traceparent[3:35],
@@ -132,8 +133,8 @@ def accepted_of(
         zone=granted.zone if granted else "",
         created=int(created),
         degraded=tuple(degraded),
-        token_limit=reservation.tokens,
-        request_limit=reservation.requests,
+        token_limit=None if told else reservation.tokens,
+        request_limit=None if told else reservation.requests,
     )
 
 

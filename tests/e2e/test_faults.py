@@ -1,6 +1,6 @@
-"""Each process killed while requests run: what a fallback covers goes on, later requests succeed, nothing else restarts.
+"""Each process killed while requests run: what a fallback covers goes on, later requests succeed, nothing else ends.
 
-Runs last in its folder's order by its own mesh, so that the others keep theirs undisturbed.
+A mesh of their own, so that the other tests keep theirs undisturbed.
 """
 
 from __future__ import annotations

@@ -199,9 +199,10 @@ def _headers(accepted: Accepted) -> Headers:
         headers.append(("x-weir-arm", accepted.arm))
     if accepted.degraded:
         headers.append(("x-weir-degraded", ",".join(accepted.degraded)))
-    if accepted.token_limit:
-        limit, remaining, reset = accepted.token_limit
-        headers.append(("x-ratelimit-limit-tokens", str(limit)))
-        headers.append(("x-ratelimit-remaining-tokens", str(remaining)))
-        headers.append(("x-ratelimit-reset-tokens", f"{math.ceil(reset * 1000)}ms"))
+    for kind, state in (("requests", accepted.request_limit), ("tokens", accepted.token_limit)):
+        if state:
+            limit, remaining, reset = state
+            headers.append((f"x-ratelimit-limit-{kind}", str(limit)))
+            headers.append((f"x-ratelimit-remaining-{kind}", str(remaining)))
+            headers.append((f"x-ratelimit-reset-{kind}", f"{math.ceil(reset * 1000)}ms"))
     return headers

@@ -63,7 +63,8 @@ class Accepted:
     zone: str
     created: int  # Unix seconds
     degraded: tuple[str, ...] = ()
-    token_limit: tuple[int, int, float] | None = None  # limit, remaining, reset seconds
+    # (limit, remaining, reset seconds) where the face has to tell them
+    token_limit: tuple[int, int, float] | None = None
     request_limit: tuple[int, int, float] | None = None
 
 

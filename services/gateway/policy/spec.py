@@ -13,7 +13,8 @@ class Identity:
     plan: str = "free"
     scopes: frozenset[str] = frozenset()
     key_id: str = ""
-    via_edge: bool = False  # Envoy has already counted this request against requests per minute
+    request_counted: bool = False
+    """The edge has taken this request from requests per minute, and tells the client its limits."""
 
 
 @dataclass(frozen=True, slots=True)
