@@ -67,6 +67,7 @@ class Worker:
         "_limits",
         "_recent_prefill",
         "_recent_sum",
+        "draining",
         "held_blocks",
         "held_sequences",
         "last_heard",
@@ -79,6 +80,7 @@ class Worker:
         self.spec = spec
         self._limits = limits
         self.live = True
+        self.draining = False  # it was asked to; what it says of itself is in its report
         self.last_heard = now
         self.report: Report | None = None  # none yet in this session: no work until it tells its load
         self.held_blocks = 0
@@ -106,6 +108,7 @@ class Worker:
         """A new session of the worker: what it said before counts no more, what is held stays held."""
         self.spec = spec
         self.live = True
+        self.draining = False
         self.last_heard = now
         self.report = None
 
@@ -116,7 +119,7 @@ class Worker:
 
     def open(self) -> bool:
         """May it get new work at all?"""
-        return self.live and self.report is not None and not self.report.draining
+        return self.live and not self.draining and self.report is not None and not self.report.draining
 
     def free_blocks(self, now: float) -> int:
         """Blocks that no granted and no foreign work may come to need."""

@@ -117,6 +117,12 @@ class Pool:
             self._last_served[version] = now
         return True
 
+    def drain_worker(self, worker: str) -> None:
+        """A worker is asked to finish: it gets no new work from this moment until it joins anew."""
+        account = self.ledger.workers.get(worker)
+        if account is not None:
+            account.draining = True
+
     def silent_workers(self, now: float, heartbeat: float) -> list[str]:
         """Live workers that were not heard of for longer than `heartbeat` seconds."""
         return [

@@ -1,0 +1,1 @@
+"""Decides when a request runs and on which worker."""

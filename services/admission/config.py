@@ -1,0 +1,80 @@
+"""Admission's settings: the only place that knows the defaults of its bounds."""
+
+from __future__ import annotations
+
+from libs.config import ServiceSettings
+from services.admission.policy.model import Limits, QueueClass
+
+
+class Settings(ServiceSettings, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Durations in seconds; token and block counts as in `weir.admission.v1`."""
+
+    service: str = "admission"
+    instance: str = "admission-0"
+
+    grant_lifetime: float = 5.0
+    """How long a worker accepts a grant: the way from here through the gateway to the worker, with room."""
+    worker_heartbeat: float = 3.0
+    """The longest silence of a worker before it counts as lost. A broken stream counts at once."""
+    gateway_grace: float = 5.0
+    """How long a gateway that lost its stream may take to come back before its shares are given up."""
+    tick_seconds: float = 0.025
+    """How often queued requests, workers and gateways are looked at for passed deadlines."""
+    max_in_flight: int = 4096
+    """Calls that one gateway may have open, waiting ones included."""
+
+    max_per_tenant: int = 256
+    """Most requests of one tenant that may wait in one class of one pool."""
+    max_per_class: int = 2048
+    """Most requests that may wait in one class of one pool."""
+    max_queued: int = 4096
+    """Most requests that may wait in one pool; beyond, the lowest class is shed."""
+    ttl_paid: float = 30.0
+    """Longest wait of paid interactive requests."""
+    ttl_free: float = 20.0
+    """Longest wait of free interactive requests."""
+    ttl_over_quota: float = 10.0
+    """Longest wait of requests over their quota."""
+    ttl_batch: float = 600.0
+    """Longest wait of batch requests."""
+    max_queued_prefill: int = 16_384
+    """Prompt tokens that may wait for prefill on one worker; an idle worker takes one prompt of any length."""
+    run_ahead: int = 0
+    """Sequences that a worker is given beyond those it can run, to cover the way to the next grant."""
+    max_bypass: int = 16
+    """How often a request that fits no worker may be overtaken before a worker is kept for it."""
+    absence_grace: float = 5.0
+    """How long requests wait for a version whose last worker has gone, and after a start."""
+    foreign_ttl: float = 60.0
+    """How long work that was not granted by this process is assumed to run."""
+    release_grace: float = 5.0
+    """How long after its deadline an unreleased request still counts in full."""
+    return_margin: float = 0.05
+    """How long before its deadline a waiting request is told that it will not be met."""
+    input_cost: float = 1.0
+    """Fair-queue cost of a prompt token."""
+    output_cost: float = 2.0
+    """Fair-queue cost of an output token."""
+
+    def limits(self) -> Limits:
+        """The policy's part."""
+        return Limits(
+            max_per_tenant=self.max_per_tenant,
+            max_per_class=self.max_per_class,
+            max_queued=self.max_queued,
+            ttl={
+                QueueClass.PAID: self.ttl_paid,
+                QueueClass.FREE: self.ttl_free,
+                QueueClass.OVER_QUOTA: self.ttl_over_quota,
+                QueueClass.BATCH: self.ttl_batch,
+            },
+            max_queued_prefill=self.max_queued_prefill,
+            run_ahead=self.run_ahead,
+            max_bypass=self.max_bypass,
+            absence_grace=self.absence_grace,
+            foreign_ttl=self.foreign_ttl,
+            release_grace=self.release_grace,
+            return_margin=self.return_margin,
+            input_cost=self.input_cost,
+            output_cost=self.output_cost,
+        )

@@ -1,0 +1,118 @@
+"""weir.admission.v1 ⇄ the policy's values."""
+
+from __future__ import annotations
+
+import math
+
+from weir.admission.v1 import admission_pb2 as pb
+
+from libs.deadlines import to_duration
+from libs.errors import Reason, WeirError
+from services.admission.policy.model import QueueClass, Refused, Report, Request, WorkerSpec
+
+_MAX_ID = 256  # characters; ids are echoed in messages, logs and grants
+
+# Lookup by number is several times faster than calling the enum, and this runs once per request.
+_CLASSES = {0: QueueClass.FREE, **{int(each): each for each in QueueClass}}
+
+
+def to_request(admit: pb.Admit, *, deadline: float, owner: str) -> Request:
+    """The request asked for; `deadline` in monotonic seconds, `owner` is the gateway's instance.
+
+    :raises WeirError: INVALID_REQUEST naming the field.
+    """
+    request_id, tenant, weight = admit.request_id, admit.tenant, admit.weight or 1.0
+    if not 0 < len(request_id) <= _MAX_ID:
+        raise _invalid("request_id")
+    if not 0 < len(tenant) <= _MAX_ID:
+        raise _invalid("tenant")
+    if not 0.0 < weight < math.inf:
+        raise _invalid("weight")
+    queue_class = _CLASSES.get(admit.queue_class)
+    if queue_class is None:
+        raise _invalid("queue_class")
+    if not admit.model_version:
+        raise _invalid("model_version")
+    if not admit.pool:
+        raise _invalid("pool")
+    if admit.prompt_tokens == 0:
+        raise _invalid("prompt_tokens")
+    if admit.max_output_tokens == 0:
+        raise _invalid("max_output_tokens")
+    if admit.choices == 0:
+        raise _invalid("choices")
+    return Request(
+        request_id,
+        tenant,
+        admit.model_version,
+        admit.prompt_tokens,
+        admit.max_output_tokens,
+        admit.choices,
+        deadline,
+        queue_class,
+        weight,
+        tuple(admit.zones),
+        frozenset(admit.exclude_workers),
+        owner,
+    )
+
+
+def to_spec(hello: pb.WorkerHello) -> WorkerSpec:
+    """The worker that introduces itself.
+
+    :raises WeirError: INVALID_REQUEST naming the field.
+    """
+    for name in ("worker", "address", "pool", "block_size", "total_blocks", "max_running", "max_context"):
+        if not getattr(hello, name):
+            raise _invalid(name)
+    return WorkerSpec(
+        worker=hello.worker,
+        address=hello.address,
+        zone=hello.zone,
+        model_versions=frozenset(hello.model_versions),
+        block_size=hello.block_size,
+        total_blocks=hello.total_blocks,
+        max_running=hello.max_running,
+        max_context=hello.max_context,
+        simulated=hello.simulated,
+        engine=hello.engine,
+    )
+
+
+def to_report(report: pb.CapacityReport) -> Report:
+    """The load a worker tells."""
+    return Report(report.free_blocks, report.running, report.waiting, report.queued_prefill_tokens, report.draining)
+
+
+def granted(signed: pb.SignedGrant, spec: WorkerSpec, waited: float) -> pb.AdmissionReply:
+    """The reply that gives a worker."""
+    reply = pb.AdmissionReply()
+    result = reply.granted
+    result.grant.CopyFrom(signed)
+    result.worker = spec.worker
+    result.address = spec.address
+    result.zone = spec.zone
+    result.simulated = spec.simulated
+    if waited > 0.0:
+        result.queue_wait.CopyFrom(to_duration(waited))
+    return reply
+
+
+def rejected(refused: Refused) -> pb.AdmissionReply:
+    """The reply that refuses or evicts."""
+    error = WeirError(
+        Reason[refused.outcome.name], refused.message, limit=refused.limit, retry_after=refused.retry_after
+    )
+    return pb.AdmissionReply(rejected=error.to_rejection())
+
+
+def released(known: bool) -> pb.AdmissionReply:
+    """The reply to Release."""
+    reply = pb.AdmissionReply()
+    reply.released.SetInParent()
+    reply.released.known = known
+    return reply
+
+
+def _invalid(field: str) -> WeirError:
+    return WeirError(Reason.INVALID_REQUEST, f"{field} is missing or out of range.", limit=field)

@@ -1,0 +1,312 @@
+"""Admission's shell between streams and pools: who waits for which answer, who holds which grant. No I/O.
+
+One event loop; every method returns without waiting. Time is read once per call.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+from collections import deque
+from collections.abc import Callable, Iterable
+
+from weir.admission.v1 import admission_pb2 as pb
+
+from libs.clock import Clock
+from libs.errors import Reason, WeirError
+from libs.grants import KEY_BYTES, GrantSigner
+from libs.telemetry import get_logger
+from services.admission import convert
+from services.admission.metrics import GATEWAYS_ABANDONED, WORKERS_LOST, PoolMetrics
+from services.admission.policy.model import (
+    Event,
+    Granted,
+    Limits,
+    Outcome,
+    Queued,
+    Refused,
+    Report,
+    Request,
+    WorkerSpec,
+)
+from services.admission.policy.pool import Pool
+from services.admission.worker_session import WorkerSession
+
+log = get_logger(__name__)
+_PUBLISH_SECONDS = 1.0
+
+Waiter = asyncio.Future[pb.AdmissionReply]
+
+
+class Coordinator:
+    """All pools of this process."""
+
+    def __init__(
+        self,
+        *,
+        limits: Limits,
+        clock: Clock,
+        random_bytes: Callable[[int], bytes],
+        grant_lifetime: float,
+        worker_heartbeat: float,
+        gateway_grace: float,
+    ) -> None:
+        """Durations in seconds; see config.py. `random_bytes` makes grant keys and nonces: `os.urandom`."""
+        self._limits = limits
+        self._clock = clock
+        self._random_bytes = random_bytes
+        self._grant_lifetime = grant_lifetime
+        self._heartbeat = worker_heartbeat
+        self._gateway_grace = gateway_grace
+        self._pools: dict[str, Pool] = {}
+        self._metrics: dict[str, PoolMetrics] = {}
+        self._workers: dict[str, WorkerSession] = {}
+        self._waiters: dict[str, set[Waiter]] = {}
+        self._grants: dict[str, tuple[pb.SignedGrant, str, float]] = {}  # request → grant, worker session, expiry
+        self._grant_expiries: deque[tuple[float, str]] = deque()
+        self._gateways: dict[str, int] = {}  # instance → open streams
+        self._gone: dict[str, float] = {}  # gateway instance → when its shares are given up
+        self._born = clock.monotonic()
+        self._next_publish = 0.0
+        self._draining = False
+
+    @property
+    def pools(self) -> dict[str, Pool]:
+        """By name; to read."""
+        return self._pools
+
+    # ---- gateways ------------------------------------------------------------------------------------------------
+
+    def gateway_opened(self, instance: str) -> None:
+        """A gateway has a stream (again)."""
+        self._gateways[instance] = self._gateways.get(instance, 0) + 1
+        self._gone.pop(instance, None)
+
+    def gateway_closed(self, instance: str) -> None:
+        """A gateway lost a stream; when it was the last, its shares are given up after the grace."""
+        self._gateways[instance] -= 1
+        if not self._gateways[instance]:
+            del self._gateways[instance]
+            self._gone[instance] = self._clock.monotonic() + self._gateway_grace
+
+    def admit(self, admit: pb.Admit, *, deadline: float, owner: str) -> pb.AdmissionReply | Waiter:
+        """The answer, or a future of it when the request has to wait. Cancelling the future gives the wait up.
+
+        :raises WeirError: INVALID_REQUEST naming the field.
+        """
+        request = convert.to_request(admit, deadline=deadline, owner=owner)
+        pool = self._pool(admit.pool)
+        answer, events = pool.admit(request, self._clock.monotonic())
+        if events:
+            self._apply(pool, events)
+        if isinstance(answer, Queued):
+            waiter: Waiter = asyncio.get_running_loop().create_future()
+            self._waiters.setdefault(request.request_id, set()).add(waiter)
+            waiter.add_done_callback(functools.partial(self._gave_up, pool, request.request_id))
+            return waiter
+        reply = self._reply(pool, answer)
+        if request.request_id in self._waiters:  # it asked before, for something else
+            self._answer(request.request_id, _copy(reply))
+        return reply
+
+    def release(self, release: pb.Release) -> pb.AdmissionReply:
+        """The reply to Release; idempotent, `known` is false from the second time on."""
+        request_id = release.request_id
+        self._grants.pop(request_id, None)
+        now = self._clock.monotonic()
+        output = None if release.unused else release.output_tokens
+        for pool in self._pools.values():
+            item = pool.backlog.find(request_id)
+            known, events = pool.release(request_id, now, output_tokens=output)
+            if known:
+                if item is not None:
+                    self._metrics[pool.name].left(item.request.queue_class, Outcome.CANCELLED)
+                    for waiter in self._waiters.pop(request_id, ()):
+                        waiter.cancel()
+                self._apply(pool, events)
+                return convert.released(True)
+        return convert.released(False)
+
+    # ---- workers -------------------------------------------------------------------------------------------------
+
+    def worker_joined(self, hello: pb.WorkerHello) -> WorkerSession:
+        """A worker opened its stream; an earlier stream of the same worker is over with this.
+
+        :raises WeirError: INVALID_REQUEST naming the field; DRAINING.
+        """
+        if self._draining:
+            raise WeirError(Reason.DRAINING, "Admission moves to another process; try again.")
+        spec = convert.to_spec(hello)
+        earlier = self._workers.get(spec.worker)
+        if earlier is not None:
+            self.worker_left(earlier, "replaced")
+        session = self._new_session(hello.pool, spec)
+        self._workers[spec.worker] = session
+        self._pool(hello.pool).worker_joined(spec, self._clock.monotonic())
+        log.info(
+            "worker_joined",
+            worker=spec.worker,
+            pool=hello.pool,
+            zone=spec.zone,
+            blocks=spec.total_blocks,
+            versions=sorted(spec.model_versions),
+        )
+        return session
+
+    def worker_reported(self, session: WorkerSession, report: Report) -> None:
+        """A worker told its load; reports of a session that is over are ignored."""
+        if self._workers.get(session.spec.worker) is session:
+            pool = self._pools[session.pool]
+            events = pool.worker_reported(session.spec.worker, report, self._clock.monotonic())
+            if events:
+                self._apply(pool, events)
+
+    def worker_left(self, session: WorkerSession, cause: str) -> None:
+        """A worker's session is over: no new work from this moment. Does nothing for a session that is over already.
+
+        `cause` is "stream", "silent" or "replaced".
+        """
+        session.close()
+        if self._workers.get(session.spec.worker) is not session:
+            return
+        del self._workers[session.spec.worker]
+        self._pools[session.pool].worker_left(session.spec.worker, self._clock.monotonic())
+        WORKERS_LOST.labels(session.pool, cause).inc()
+        log.warning("worker_left", worker=session.spec.worker, pool=session.pool, cause=cause)
+
+    def preempt(self, worker: str, request_ids: Iterable[str]) -> bool:
+        """Asks a worker to interrupt requests. False when it is not there or does not read."""
+        session = self._workers.get(worker)
+        frame = pb.ReportCapacityResponse(preempt=pb.Preempt(request_ids=request_ids))
+        return session is not None and session.send(frame)
+
+    def drain_worker(self, worker: str, reason: str) -> bool:
+        """Asks a worker to finish what it has; it gets no new work from this moment. False when it is not there."""
+        session = self._workers.get(worker)
+        if session is None:
+            return False
+        self._pools[session.pool].drain_worker(worker)
+        return session.send(pb.ReportCapacityResponse(drain=pb.Drain(reason=reason)))
+
+    # ---- time and life -------------------------------------------------------------------------------------------
+
+    def tick(self) -> None:
+        """What the passing of time brings; call it every `tick_seconds`."""
+        now = self._clock.monotonic()
+        for instance in [instance for instance, at in self._gone.items() if at <= now]:
+            del self._gone[instance]
+            self._abandon(instance, now)
+        for pool in self._pools.values():
+            for worker in pool.silent_workers(now, self._heartbeat):
+                self.worker_left(self._workers[worker], "silent")
+            events = pool.tick(now)
+            if events:
+                self._apply(pool, events)
+        while self._grant_expiries and self._grant_expiries[0][0] <= now:
+            _, request_id = self._grant_expiries.popleft()
+            kept = self._grants.get(request_id)
+            if kept is not None and kept[2] <= now:
+                del self._grants[request_id]
+        if now >= self._next_publish:
+            self._next_publish = now + _PUBLISH_SECONDS
+            for name, pool in self._pools.items():
+                self._metrics[name].publish(pool, now)
+
+    def drain(self) -> None:
+        """Sends waiting requests elsewhere and refuses new ones."""
+        self._draining = True
+        now = self._clock.monotonic()
+        for pool in self._pools.values():
+            self._apply(pool, pool.drain(now))
+
+    # ---- inside --------------------------------------------------------------------------------------------------
+
+    def _pool(self, name: str) -> Pool:
+        pool = self._pools.get(name)
+        if pool is None:
+            pool = self._pools[name] = Pool(name, self._limits, now=self._born)
+            self._metrics[name] = PoolMetrics(name)
+        return pool
+
+    def _new_session(self, pool: str, spec: WorkerSpec) -> WorkerSession:
+        key = self._random_bytes(KEY_BYTES)
+        signer = GrantSigner(
+            worker=spec.worker,
+            key_id=self._random_bytes(8).hex(),
+            key=key,
+            clock=self._clock,
+            random_bytes=self._random_bytes,
+            lifetime=self._grant_lifetime,
+        )
+        return WorkerSession(pool=pool, spec=spec, key=key, signer=signer)
+
+    def _abandon(self, instance: str, now: float) -> None:
+        GATEWAYS_ABANDONED.inc()
+        for pool in self._pools.values():
+            count, events = pool.abandon(instance, now)
+            if count:
+                log.warning("gateway_abandoned", gateway=instance, pool=pool.name, shares=count)
+            self._apply(pool, events)
+
+    def _apply(self, pool: Pool, events: list[Event]) -> None:
+        """Answers everybody who waited for these events."""
+        for event in events:
+            self._answer(event.request.request_id, self._reply(pool, event))
+
+    def _answer(self, request_id: str, reply: pb.AdmissionReply) -> None:
+        for number, waiter in enumerate(self._waiters.pop(request_id, ())):
+            if not waiter.done():
+                # The stream writes its own call id into the message, so each waiter gets one of its own.
+                waiter.set_result(reply if number == 0 else _copy(reply))
+
+    def _reply(self, pool: Pool, answer: Granted | Refused) -> pb.AdmissionReply:
+        request = answer.request
+        metrics = self._metrics[pool.name]
+        if isinstance(answer, Granted):
+            metrics.granted(request.queue_class, answer.waited)
+            session = self._workers[answer.worker]
+            return convert.granted(self._grant(request, session), session.spec, answer.waited)
+        metrics.left(request.queue_class, answer.outcome)
+        return convert.rejected(answer)
+
+    def _grant(self, request: Request, session: WorkerSession) -> pb.SignedGrant:
+        """The request's grant: the one it has while that is good, so that a repeated question cannot run twice."""
+        now = self._clock.monotonic()
+        kept = self._grants.get(request.request_id)
+        if kept is not None and kept[1] == session.signer.key_id and kept[2] > now:
+            return kept[0]
+        signed = session.signer.sign(
+            request_id=request.request_id,
+            model_version=request.model_version,
+            tenant=request.tenant,
+            prompt_tokens=request.prompt_tokens,
+            max_output_tokens=request.max_output_tokens,
+            choices=request.choices,
+        )
+        expiry = now + self._grant_lifetime
+        self._grants[request.request_id] = (signed, session.signer.key_id, expiry)
+        self._grant_expiries.append((expiry, request.request_id))
+        return signed
+
+    def _gave_up(self, pool: Pool, request_id: str, waiter: Waiter) -> None:
+        """A waiter is done; when it was cancelled and nobody else waits, so is the request."""
+        if not waiter.cancelled():
+            return
+        waiters = self._waiters.get(request_id)
+        if waiters is None or waiter not in waiters:
+            return
+        waiters.discard(waiter)
+        if waiters:
+            return
+        del self._waiters[request_id]
+        item = pool.backlog.find(request_id)
+        known, events = pool.cancel(request_id, self._clock.monotonic())
+        if known and item is not None:
+            self._metrics[pool.name].left(item.request.queue_class, Outcome.CANCELLED)
+        self._apply(pool, events)
+
+
+def _copy(reply: pb.AdmissionReply) -> pb.AdmissionReply:
+    copy = pb.AdmissionReply()
+    copy.CopyFrom(reply)
+    return copy

@@ -1,0 +1,69 @@
+"""What admission tells Prometheus. Labels are bounded: pools, classes, outcomes and workers are few."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from prometheus_client import Counter, Gauge, Histogram
+
+from services.admission.policy.model import Outcome, QueueClass
+from services.admission.policy.pool import Pool
+
+_WAIT_BUCKETS = (0.001, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)
+
+OUTCOMES = Counter(
+    "weir_admission_outcomes_total", "Requests by how they left admission.", ["pool", "queue_class", "outcome"]
+)
+WAIT = Histogram(
+    "weir_admission_queue_wait_seconds", "Wait of granted requests.", ["pool", "queue_class"], buckets=_WAIT_BUCKETS
+)
+QUEUED = Gauge("weir_admission_queue_depth", "Requests that wait.", ["pool", "queue_class"])
+QUEUED_COST = Gauge("weir_admission_queue_cost", "Cost units that wait.", ["pool", "queue_class"])
+HELD = Gauge("weir_admission_held_requests", "Granted requests that are not released.", ["pool"])
+FREE_BLOCKS = Gauge("weir_admission_worker_free_blocks", "KV blocks that can be granted.", ["pool", "worker"])
+FREE_SEQUENCES = Gauge("weir_admission_worker_free_sequences", "Sequences that can be granted.", ["pool", "worker"])
+QUEUED_PREFILL = Gauge("weir_admission_worker_queued_prefill_tokens", "Prompt tokens waiting.", ["pool", "worker"])
+WORKERS_LOST = Counter("weir_admission_workers_lost_total", "Workers lost.", ["pool", "cause"])
+GATEWAYS_ABANDONED = Counter("weir_admission_gateways_abandoned_total", "Gateways that did not come back.")
+
+
+class PoolMetrics:
+    """The children of one pool, looked up once: labels() costs as much as the decision itself."""
+
+    def __init__(self, pool: str) -> None:
+        self._pool = pool
+        self._outcomes = {
+            (queue_class, outcome): OUTCOMES.labels(pool, queue_class.name.lower(), outcome.value)
+            for queue_class in QueueClass
+            for outcome in Outcome
+        }
+        self._waits = {queue_class: WAIT.labels(pool, queue_class.name.lower()) for queue_class in QueueClass}
+        self._workers: set[str] = set()
+
+    def left(self, queue_class: QueueClass, outcome: Outcome) -> None:
+        """A request left admission."""
+        self._outcomes[queue_class, outcome].inc()
+
+    def granted(self, queue_class: QueueClass, waited: float) -> None:
+        """A request left admission with a grant, after `waited` seconds."""
+        self._outcomes[queue_class, Outcome.GRANTED].inc()
+        self._waits[queue_class].observe(waited)
+
+    def publish(self, pool: Pool, now: float) -> None:
+        """Sets the gauges to the pool's present state."""
+        for queue_class, queue in pool.backlog.queues.items():
+            QUEUED.labels(self._pool, queue_class.name.lower()).set(len(queue))
+            QUEUED_COST.labels(self._pool, queue_class.name.lower()).set(queue.backlog)
+        HELD.labels(self._pool).set(len(pool.ledger.reservations))
+        live = {name: worker for name, worker in pool.ledger.workers.items() if worker.live}
+        for name, worker in live.items():
+            FREE_BLOCKS.labels(self._pool, name).set(worker.free_blocks(now))
+            FREE_SEQUENCES.labels(self._pool, name).set(worker.free_sequences(now))
+            QUEUED_PREFILL.labels(self._pool, name).set(worker.queued_prefill())
+        self._forget(self._workers - live.keys())
+        self._workers = set(live)
+
+    def _forget(self, workers: Iterable[str]) -> None:
+        for name in workers:
+            for gauge in (FREE_BLOCKS, FREE_SEQUENCES, QUEUED_PREFILL):
+                gauge.remove(self._pool, name)

@@ -1,0 +1,119 @@
+"""The servicer of weir.admission.v1: frames in, frames out; decisions are the coordinator's."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import grpc
+from weir.admission.v1 import admission_pb2 as pb
+from weir.admission.v1 import admission_pb2_grpc
+
+from libs.clock import Clock
+from libs.deadlines import to_duration
+from libs.errors import Reason, WeirError
+from libs.mux import CallContext, Codec, MuxServer
+from libs.rpc import require_peer
+from services.admission import convert
+from services.admission.coordinator import Coordinator, Waiter
+from services.admission.worker_session import WorkerSession
+
+SERVICE = pb.DESCRIPTOR.services_by_name["AdmissionService"].full_name
+_HELLO_SECONDS = 10.0
+_GATEWAYS = frozenset({"gateway"})
+_WORKERS = frozenset({"worker"})
+
+
+class AdmissionServicer(admission_pb2_grpc.AdmissionServiceServicer):
+    """Sessions of gateways, capacity streams of workers."""
+
+    def __init__(
+        self, coordinator: Coordinator, *, instance: str, clock: Clock, max_in_flight: int, heartbeat: float, tls: bool
+    ) -> None:
+        """`heartbeat` in seconds is told to workers. `tls`: peers must show who they are."""
+        self._coordinator = coordinator
+        self._heartbeat = heartbeat
+        self._tls = tls
+        self._mux = MuxServer(
+            codec=Codec.of(pb.SessionRequest, pb.SessionResponse),
+            handler=self._handle,
+            instance=instance,
+            clock=clock,
+            max_in_flight=max_in_flight,
+            allow=_GATEWAYS,
+        )
+
+    async def Session(self, request_iterator: Any, context: grpc.aio.ServicerContext) -> None:  # noqa: N802
+        """One gateway's multiplexed stream."""
+        require_peer(context, _GATEWAYS, tls=self._tls)
+        await self._mux.serve(request_iterator, context)
+
+    async def ReportCapacity(  # noqa: N802
+        self, request_iterator: Any, context: grpc.aio.ServicerContext
+    ) -> None:
+        """One worker's capacity stream. Lost the moment that it breaks."""
+        require_peer(context, _WORKERS, tls=self._tls)
+        session = self._coordinator.worker_joined(await _hello(context))
+        try:
+            await context.write(self._welcome(session))
+            reader = asyncio.create_task(self._read(session, context))
+            writer = asyncio.create_task(_write(session, context))
+            try:
+                await asyncio.wait((reader, writer), return_when=asyncio.FIRST_COMPLETED)
+            finally:
+                for task in (reader, writer):
+                    task.cancel()
+                await asyncio.gather(reader, writer, return_exceptions=True)
+            if reader.done() and not reader.cancelled():
+                reader.result()
+        finally:
+            self._coordinator.worker_left(session, "stream")
+
+    async def drain(self) -> None:
+        """Sends waiting requests elsewhere, then lets the gateways' streams end."""
+        self._coordinator.drain()
+        await self._mux.drain()
+
+    def _handle(self, call: Any, context: CallContext) -> pb.AdmissionReply | Waiter:
+        session = context.session
+        gateway = session.state.get("gateway")
+        if gateway is None:
+            gateway = session.state["gateway"] = session.hello.instance
+            self._coordinator.gateway_opened(gateway)
+            session.on_close(lambda: self._coordinator.gateway_closed(gateway))
+        op = call.WhichOneof("op")
+        if op == "admit":
+            return self._coordinator.admit(call.admit, deadline=context.deadline.at, owner=gateway)
+        if op == "release":
+            return self._coordinator.release(call.release)
+        raise WeirError(Reason.INVALID_REQUEST, "The call asks for nothing.", limit="op")
+
+    def _welcome(self, session: WorkerSession) -> pb.ReportCapacityResponse:
+        return pb.ReportCapacityResponse(
+            welcome=pb.WorkerWelcome(
+                grant_key=session.key, key_id=session.signer.key_id, heartbeat=to_duration(self._heartbeat)
+            )
+        )
+
+    async def _read(self, session: WorkerSession, context: Any) -> None:
+        while (frame := await context.read()) is not grpc.aio.EOF:
+            if frame.WhichOneof("frame") != "report":
+                raise WeirError(Reason.INVALID_REQUEST, "Only reports follow Hello.", limit="frame")
+            self._coordinator.worker_reported(session, convert.to_report(frame.report))
+
+
+async def _write(session: WorkerSession, context: Any) -> None:
+    while (frame := await session.next_frame()) is not None:
+        await context.write(frame)
+
+
+async def _hello(context: Any) -> pb.WorkerHello:
+    try:
+        async with asyncio.timeout(_HELLO_SECONDS):
+            frame = await context.read()
+    except TimeoutError:
+        raise WeirError(Reason.INVALID_REQUEST, "No Hello came.", limit="hello") from None
+    if frame is grpc.aio.EOF or frame.WhichOneof("frame") != "hello":
+        raise WeirError(Reason.INVALID_REQUEST, "The first frame must be Hello.", limit="hello")
+    hello: pb.WorkerHello = frame.hello
+    return hello

@@ -1,0 +1,41 @@
+"""One capacity stream of one worker, as the coordinator sees it."""
+
+from __future__ import annotations
+
+import asyncio
+
+from weir.admission.v1 import admission_pb2 as pb
+
+from libs.grants import GrantSigner
+from services.admission.policy.model import WorkerSpec
+
+_OUTBOX = 64  # frames; Preempt and Drain are rare, a worker that reads none of so many is not well
+
+
+class WorkerSession:
+    """Who the worker is, the key its grants are signed with, and the frames that wait to be sent to it."""
+
+    def __init__(self, *, pool: str, spec: WorkerSpec, key: bytes, signer: GrantSigner) -> None:
+        self.pool = pool
+        self.spec = spec
+        self.key = key
+        self.signer = signer
+        self._outbox: asyncio.Queue[pb.ReportCapacityResponse | None] = asyncio.Queue(_OUTBOX + 1)
+        self._closed = False
+
+    def send(self, frame: pb.ReportCapacityResponse) -> bool:
+        """Queues a frame; False when the session is over or the worker does not read."""
+        if self._closed or self._outbox.qsize() >= _OUTBOX:
+            return False
+        self._outbox.put_nowait(frame)
+        return True
+
+    def close(self) -> None:
+        """Ends the session: its stream ends after the frames that were sent before."""
+        if not self._closed:
+            self._closed = True
+            self._outbox.put_nowait(None)
+
+    async def next_frame(self) -> pb.ReportCapacityResponse | None:
+        """The next frame to write; None when the session is over."""
+        return await self._outbox.get()

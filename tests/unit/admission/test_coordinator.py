@@ -1,0 +1,288 @@
+"""The coordinator: waiters, grants, gateways and workers, on a manual clock."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+
+import pytest
+from weir.admission.v1 import admission_pb2 as pb
+
+from libs.clock import ManualClock
+from libs.errors import Reason, WeirError
+from libs.grants import GrantVerifier
+from services.admission.convert import to_report
+from services.admission.coordinator import Coordinator, Waiter
+from services.admission.policy.model import Limits
+from services.admission.worker_session import WorkerSession
+
+
+class Desk:
+    """A coordinator on a manual clock."""
+
+    def __init__(self) -> None:
+        self.clock = ManualClock(100.0)
+        self.coordinator = Coordinator(
+            limits=Limits(),
+            clock=self.clock,
+            random_bytes=random.Random(1).randbytes,
+            grant_lifetime=5.0,
+            worker_heartbeat=3.0,
+            gateway_grace=5.0,
+        )
+
+    def worker(self, name: str = "w0", slots: int = 1) -> WorkerSession:
+        session = self.coordinator.worker_joined(
+            pb.WorkerHello(
+                worker=name,
+                address="127.0.0.1:7700",
+                zone="zone-a",
+                pool="fast",
+                model_versions=["m@1"],
+                block_size=16,
+                total_blocks=100,
+                max_running=slots,
+                max_context=512,
+            )
+        )
+        self.report(session)
+        return session
+
+    def report(self, session: WorkerSession) -> None:
+        self.coordinator.worker_reported(session, to_report(pb.CapacityReport(free_blocks=100)))
+
+    def ask(self, request_id: str = "r0", **more: object) -> pb.AdmissionReply | Waiter:
+        fields = {
+            "request_id": request_id,
+            "tenant": "acme",
+            "pool": "fast",
+            "model_version": "m@1",
+            "prompt_tokens": 10,
+            "max_output_tokens": 10,
+            "choices": 1,
+            **more,
+        }
+        deadline = self.clock.monotonic() + 60
+        return self.coordinator.admit(pb.Admit(**fields), deadline=deadline, owner="gateway-0")  # type: ignore[arg-type]
+
+    def granted(self, request_id: str = "r0", **more: object) -> pb.Granted:
+        reply = self.ask(request_id, **more)
+        assert isinstance(reply, pb.AdmissionReply)
+        assert reply.HasField("granted")
+        return reply.granted
+
+    def waits(self, request_id: str) -> Waiter:
+        waiter = self.ask(request_id)
+        assert isinstance(waiter, asyncio.Future)
+        return waiter
+
+    def release(self, request_id: str) -> bool:
+        return self.coordinator.release(pb.Release(request_id=request_id, output_tokens=3)).released.known
+
+
+async def test_a_grant_is_one_that_the_worker_accepts() -> None:
+    desk = Desk()
+    session = desk.worker()
+    granted = desk.granted()
+    verifier = GrantVerifier("w0", clock=desk.clock)
+    verifier.add_key(session.signer.key_id, session.key)
+    asked = {"request_id": "r0", "model_version": "m@1", "prompt_tokens": 10, "max_output_tokens": 10, "choices": 1}
+    assert verifier.verify(granted.grant, **asked).tenant == "acme"  # type: ignore[arg-type]
+    assert (granted.worker, granted.address, granted.zone) == ("w0", "127.0.0.1:7700", "zone-a")
+
+
+async def test_keys_differ_between_sessions() -> None:
+    desk = Desk()
+    first, second = desk.worker("w0"), desk.worker("w1")
+    assert len(first.key) == 32
+    assert first.key != second.key
+    assert first.signer.key_id != second.signer.key_id
+
+
+async def test_asking_again_gives_the_same_grant_while_it_is_good() -> None:
+    desk = Desk()
+    session = desk.worker()
+    first = desk.granted().grant
+    for _ in range(2):
+        desk.clock.advance(2.4)
+        desk.report(session)
+        desk.coordinator.tick()
+        assert desk.granted().grant == first
+    desk.clock.advance(0.2)
+    desk.coordinator.tick()
+    assert desk.granted().grant != first
+
+
+async def test_waiters_are_answered_in_turn() -> None:
+    desk = Desk()
+    desk.worker()
+    desk.granted("r0")
+    first, second = desk.waits("r1"), desk.waits("r2")
+    assert desk.release("r0")
+    assert first.result().granted.worker == "w0"
+    assert not second.done()
+    assert not desk.release("r0")
+    assert desk.release("r1")
+    assert second.done()
+
+
+async def test_two_waiters_of_one_request_get_a_message_each() -> None:
+    desk = Desk()
+    desk.worker()
+    desk.granted("r0")
+    first, second = desk.waits("r1"), desk.waits("r1")
+    desk.release("r0")
+    assert first.result() == second.result()
+    assert first.result() is not second.result()
+
+
+async def test_a_wait_ends_with_its_last_waiter() -> None:
+    desk = Desk()
+    desk.worker()
+    desk.granted("r0")
+    first, second = desk.waits("r1"), desk.waits("r1")
+    backlog = desk.coordinator.pools["fast"].backlog
+    first.cancel()
+    await asyncio.sleep(0)
+    assert len(backlog) == 1
+    second.cancel()
+    await asyncio.sleep(0)
+    assert len(backlog) == 0
+
+
+async def test_releasing_a_waiting_request_ends_its_wait() -> None:
+    desk = Desk()
+    desk.worker()
+    desk.granted("r0")
+    waiter = desk.waits("r1")
+    assert desk.release("r1")
+    assert waiter.cancelled()
+
+
+async def test_a_waiting_request_that_comes_back_larger_is_answered_for_both() -> None:
+    desk = Desk()
+    desk.worker()
+    desk.granted("r0")
+    waiter = desk.waits("r1")
+    reply = desk.ask("r1", prompt_tokens=5000)
+    assert isinstance(reply, pb.AdmissionReply)
+    assert reply.rejected.reason == Reason.CONTEXT_LENGTH_EXCEEDED
+    assert waiter.result().rejected.reason == Reason.CONTEXT_LENGTH_EXCEEDED
+
+
+async def test_a_silent_worker_is_lost() -> None:
+    desk = Desk()
+    session = desk.worker("w0")
+    desk.clock.advance(2.0)
+    other = desk.worker("w1")
+    desk.clock.advance(1.5)
+    desk.coordinator.tick()
+    assert await session.next_frame() is None
+    assert desk.granted().worker == "w1"
+    desk.report(session)  # too late: the session is over
+    assert desk.coordinator.pools["fast"].ledger.serving("m@1")[0].spec.worker == "w1"
+    assert other.send(pb.ReportCapacityResponse())
+
+
+async def test_a_worker_that_joins_anew_replaces_its_session_and_the_old_stream_changes_nothing() -> None:
+    desk = Desk()
+    old = desk.worker("w0")
+    new = desk.worker("w0")
+    assert await old.next_frame() is None
+    desk.coordinator.worker_left(old, "stream")
+    assert desk.granted().grant.key_id == new.signer.key_id
+
+
+async def test_a_gateway_that_stays_away_loses_its_shares() -> None:
+    desk = Desk()
+    session = desk.worker()
+    desk.coordinator.gateway_opened("gateway-0")
+    desk.granted("r0")
+    desk.coordinator.gateway_closed("gateway-0")
+    desk.clock.advance(4.9)
+    desk.report(session)
+    desk.coordinator.tick()
+    assert desk.coordinator.pools["fast"].ledger.reservations
+    desk.clock.advance(0.2)
+    desk.coordinator.tick()
+    assert not desk.coordinator.pools["fast"].ledger.reservations
+
+
+async def test_a_gateway_that_comes_back_in_time_keeps_them() -> None:
+    desk = Desk()
+    session = desk.worker()
+    desk.coordinator.gateway_opened("gateway-0")
+    desk.granted("r0")
+    desk.coordinator.gateway_closed("gateway-0")
+    desk.clock.advance(4.0)
+    desk.coordinator.gateway_opened("gateway-0")
+    desk.report(session)
+    desk.clock.advance(2.0)
+    desk.coordinator.tick()
+    assert desk.release("r0")
+
+
+async def test_drain_and_preempt_reach_the_worker_and_a_draining_one_gets_no_work() -> None:
+    desk = Desk()
+    session = desk.worker("w0", slots=4)
+    assert desk.coordinator.preempt("w0", ["r0", "r1"])
+    assert desk.coordinator.drain_worker("w0", "scale-in")
+    preempt, drain = await session.next_frame(), await session.next_frame()
+    assert preempt is not None
+    assert drain is not None
+    assert list(preempt.preempt.request_ids) == ["r0", "r1"]
+    assert drain.drain.reason == "scale-in"
+    desk.report(session)
+    desk.waits("r0")
+    assert not desk.coordinator.preempt("nobody", [])
+    assert not desk.coordinator.drain_worker("nobody", "")
+
+
+async def test_a_worker_that_reads_nothing_does_not_fill_memory() -> None:
+    desk = Desk()
+    desk.worker()
+    assert [desk.coordinator.preempt("w0", ["r"]) for _ in range(65)] == [True] * 64 + [False]
+
+
+async def test_draining_sends_waiting_requests_and_new_ones_elsewhere() -> None:
+    desk = Desk()
+    desk.worker()
+    desk.granted("r0")
+    waiter = desk.waits("r1")
+    desk.coordinator.drain()
+    assert waiter.result().rejected.reason == Reason.DRAINING
+    reply = desk.ask("r2")
+    assert isinstance(reply, pb.AdmissionReply)
+    assert reply.rejected.reason == Reason.DRAINING
+    with pytest.raises(WeirError):
+        desk.worker("w1")
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("request_id", ""),
+        ("request_id", "x" * 257),
+        ("tenant", ""),
+        ("pool", ""),
+        ("model_version", ""),
+        ("prompt_tokens", 0),
+        ("max_output_tokens", 0),
+        ("choices", 0),
+        ("weight", -1.0),
+        ("weight", float("nan")),
+        ("weight", float("inf")),
+        ("queue_class", 9),
+    ],
+)
+async def test_malformed_requests_are_refused_by_field(field: str, value: object) -> None:
+    desk = Desk()
+    with pytest.raises(WeirError) as caught:
+        desk.ask(**{"request_id": "r0", field: value})  # type: ignore[arg-type]
+    assert (caught.value.reason, caught.value.limit) == (Reason.INVALID_REQUEST, field)
+
+
+async def test_a_worker_without_capacity_is_refused() -> None:
+    with pytest.raises(WeirError) as caught:
+        Desk().coordinator.worker_joined(pb.WorkerHello(worker="w0", address="a:1", pool="fast", block_size=16))
+    assert caught.value.limit == "total_blocks"
