@@ -1,0 +1,119 @@
+"""Engines by name: the explicit registry. Heavy libraries are imported by the engine that needs them, at its start."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from libs.clock import Clock
+from services.worker.config import Settings
+from services.worker.engines.port import Engine, EngineLoadError
+
+OnFailure = Callable[[BaseException], None]
+
+
+def create(settings: Settings, *, clock: Clock, on_failure: OnFailure | None = None) -> Engine:
+    """The engine that the settings name, not yet started. `on_failure` is called once, on the loop, if it breaks.
+
+    :raises EngineLoadError: no engine has this name, or its settings make no sense.
+    """
+    builder = _BUILDERS.get(settings.engine)
+    if builder is None:
+        raise EngineLoadError(f"no engine is called {settings.engine!r}; there are {', '.join(sorted(_BUILDERS))}")
+    if not settings.models:
+        raise EngineLoadError("no models are configured")
+    return builder(settings, clock, on_failure)
+
+
+def _torch(settings: Settings, clock: Clock, on_failure: OnFailure | None) -> Engine:
+    from services.worker.engines.torch_engine import TorchSettings, build
+
+    options = settings.torch
+    return build(
+        TorchSettings(
+            models={model: Path(folder) for model, folder in settings.models.items()},
+            block_size=options.block_size,
+            total_blocks=options.total_blocks,
+            max_running=options.max_running,
+            max_step_tokens=options.max_step_tokens,
+            threads=options.threads,
+            require_manifest=options.require_manifest,
+        ),
+        clock=clock,
+        on_failure=on_failure,
+    )
+
+
+def _simulated(settings: Settings, clock: Clock, on_failure: OnFailure | None) -> Engine:
+    from services.worker.engines.simulated import SimulatedEngine
+    from services.worker.engines.simulated_model import SimulatedModel
+
+    options = settings.simulated
+    folder = next((Path(each) for each in settings.models.values() if each), None)
+    config = _read_json(folder / "config.json") if folder is not None else {}
+    try:
+        model = SimulatedModel(
+            models=tuple(settings.models),
+            vocabulary=options.vocabulary or int(config.get("vocab_size", 4096)),
+            first_token=options.first_token,
+            eos_token_ids=_eos(config) if options.end_of_sequence else frozenset(),
+            prefill_tokens_per_second=options.prefill_tokens_per_second or math.inf,
+            step_base=options.step_base,
+            step_per_sequence=options.step_per_sequence,
+            block_size=options.block_size,
+            total_blocks=options.total_blocks,
+            max_running=options.max_running,
+            max_context=options.max_context or int(config.get("max_position_embeddings", 4096)),
+            max_step_tokens=options.max_step_tokens,
+            seed=options.seed,
+        )
+        return SimulatedEngine(model, clock=clock, step_interval=options.step_interval)
+    except (TypeError, ValueError) as error:
+        raise EngineLoadError(f"simulated engine: {error}") from error
+
+
+def _tensorrt_llm(settings: Settings, clock: Clock, on_failure: OnFailure | None) -> Engine:
+    from services.worker.engines.tensorrt_llm import TensorrtEngine, TensorrtSettings
+
+    if len(settings.models) != 1:
+        raise EngineLoadError("the TensorRT-LLM engine serves exactly one model")
+    options = settings.tensorrt_llm
+    [(model, folder)] = settings.models.items()
+    return TensorrtEngine(
+        TensorrtSettings(
+            model=model,
+            folder=folder,
+            block_size=options.block_size,
+            total_blocks=options.total_blocks,
+            max_running=options.max_running,
+            max_context=options.max_context,
+            tensor_parallel=options.tensor_parallel,
+            eos_token_ids=tuple(sorted(_eos(_read_json(Path(folder) / "config.json")))),
+        ),
+        clock=clock,
+    )
+
+
+_BUILDERS: dict[str, Callable[[Settings, Clock, OnFailure | None], Engine]] = {
+    "torch": _torch,
+    "simulated": _simulated,
+    "tensorrt_llm": _tensorrt_llm,
+}
+
+
+def _eos(config: dict[str, Any]) -> frozenset[int]:
+    """`eos_token_id` of a Hugging Face config.json: one id, several or none."""
+    found = config.get("eos_token_id")
+    if found is None:
+        return frozenset()
+    return frozenset(found if isinstance(found, list) else [found])
+
+
+def _read_json(path: Path) -> dict[str, Any]:
+    try:
+        return dict(json.loads(path.read_bytes()))
+    except (OSError, ValueError, TypeError) as error:
+        raise EngineLoadError(f"{path}: {error}") from error

@@ -1,7 +1,7 @@
 """The engine port: the only seam between a worker and the thing that runs a model.
 
 Every engine (torch, simulated, TensorRT-LLM, vLLM) implements `Engine` and passes the same contract suite
-(`tests/contract/test_engine_contract.py`). Engines take and return token ids; text never crosses this line.
+(`tests/contract/engines/test_engine_contract.py`). Engines take and return token ids; text never crosses this line.
 
 Threading: every method is called from the worker's event loop and must return without blocking. Steps happen
 elsewhere (a thread, a process, a device); their results arrive through the `StepSink`, which the engine calls on the

@@ -1,0 +1,110 @@
+"""Settings of a worker."""
+
+from __future__ import annotations
+
+import msgspec
+
+from libs.config import ServiceSettings
+
+
+class TorchOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The torch engine."""
+
+    block_size: int = 16
+    """Tokens per KV block."""
+    total_blocks: int = 1024
+    """KV blocks, shared by all models."""
+    max_running: int = 32
+    """Sequences that run at once."""
+    max_step_tokens: int = 256
+    """Most tokens computed in one step; bounds how long running sequences wait for a new one's prompt."""
+    threads: int = 1
+    """torch's threads for one operation."""
+    require_manifest: bool = True
+    """Refuse model folders whose files are not what their manifest.json says."""
+
+
+class SimulatedOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The simulated engine. All costs 0: steps take no time."""
+
+    vocabulary: int = 0
+    """Token ids are below it; 0 takes it from the config.json of the first model folder, or 4096 without one."""
+    first_token: int = 300
+    """Generated ids are at least this (at most half the vocabulary): below lie special tokens and single bytes."""
+    end_of_sequence: bool = False
+    """Draw the model's end-of-sequence tokens too; otherwise sequences run to max_tokens."""
+    step_interval: float = 0.0
+    """Seconds per token for every running sequence (0.02: a paced bench); 0 leaves the pace to the costs below."""
+    prefill_tokens_per_second: float = 0.0
+    """0 costs nothing."""
+    step_base: float = 0.0
+    """Seconds that any step costs."""
+    step_per_sequence: float = 0.0
+    """Seconds that each decoding sequence adds to a step."""
+    block_size: int = 16
+    """Tokens per KV block."""
+    total_blocks: int = 16384
+    """KV blocks."""
+    max_running: int = 256
+    """Sequences that run at once."""
+    max_context: int = 0
+    """Tokens of prompt and output; 0 takes it from the first model folder's config.json, or 4096 without one."""
+    max_step_tokens: int = 8192
+    """Most prompt tokens prefilled in one step."""
+    seed: int = 0
+    """Of the draws."""
+
+
+class TensorrtOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The TensorRT-LLM engine; it serves exactly one model."""
+
+    block_size: int = 32
+    """Tokens per KV block (tokens_per_block)."""
+    total_blocks: int = 4096
+    """KV blocks (max_tokens of KvCacheConfig / block_size)."""
+    max_running: int = 64
+    """max_batch_size."""
+    max_context: int = 8192
+    """max_seq_len."""
+    tensor_parallel: int = 1
+    """GPUs that share the model."""
+
+
+class Settings(ServiceSettings, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What a worker needs beside the common settings."""
+
+    pool: str = "default"
+    """The admission pool it belongs to."""
+    engine: str = "torch"
+    """"torch", "simulated" or "tensorrt_llm"."""
+    models: dict[str, str]
+    """Model version ("weir-fast@1") to its folder; the simulated engine also takes an empty folder name."""
+    torch: TorchOptions = TorchOptions()
+    """For engine "torch"."""
+    simulated: SimulatedOptions = SimulatedOptions()
+    """For engine "simulated"."""
+    tensorrt_llm: TensorrtOptions = TensorrtOptions()
+    """For engine "tensorrt_llm"."""
+    admission: tuple[str, ...] = ()
+    """Addresses of admission; empty takes every admission endpoint in the registry."""
+    session_peers: tuple[str, ...] = ("gateway", "jobs")
+    """Services that may open a session or ask for embeddings."""
+    require_grants: bool = True
+    """False runs whatever an authenticated peer submits: only for measuring a worker without admission."""
+    max_waiting: int = 512
+    """Sequences that may wait inside the engine beyond those that run; one more is refused."""
+    max_unread_tokens: int = 262_144
+    """Tokens kept for a gateway that does not read; beyond, its stream is ended and its sequences are cancelled."""
+    max_embed_inputs: int = 256
+    """Inputs of one Embed call."""
+    grant_clock_leeway: float = 1.0
+    """Seconds past its expiry that a grant is still accepted, for clocks that differ between machines."""
+    key_grace: float = 10.0
+    """Seconds that a lost capacity stream's grant key is still accepted: longer than a grant lives."""
+    report_interval: float = 0.01
+    """Shortest time between two capacity reports, in seconds."""
+    drain_grace: float = 8.0
+    """How long running sequences may go on after SIGTERM; below drain_seconds. What is left is cut: gateways continue
+    it elsewhere."""
+    registry_wait: float = 3.0
+    """How long the start waits for the registry, to compare its digests with the model folders."""

@@ -1,0 +1,289 @@
+"""What the simulated engine decides, without a clock or a loop: who runs, what a step costs, which tokens come out.
+
+The cost model, per step: `step_base + step_per_sequence * decoding + prefilled / prefill_tokens_per_second`. It stands
+in for an accelerator in load and failure studies; the constants are calibrated from measurements of the real one.
+Tokens are drawn uniformly from the vocabulary, reproducibly: a seeded sequence is a function of its seed and the
+position, a greedy one of its last token and the position, so that a sequence continued elsewhere (prompt + emitted
+tokens) goes on as if it had not moved. Penalties, logit bias and filters (top-p …) do not change the draw.
+"""
+
+from __future__ import annotations
+
+import heapq
+import math
+import random
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from services.worker.engines.port import Capacity, FinishReason, SequenceRequest, StepOutput, TokenLogprob
+
+_DRAWS = 1 << 14
+_MASK = _DRAWS - 1
+_SPREAD = 2_654_435_761  # Knuth's multiplicative hash: neighbouring token ids land far apart
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SimulatedModel:
+    """The cost model and the sizes. Zero costs are allowed: steps then take no time."""
+
+    models: tuple[str, ...]
+    vocabulary: int = 4096
+    first_token: int = 300
+    """Tokens are drawn from [first_token, vocabulary): below lie special tokens and single bytes."""
+    eos_token_ids: frozenset[int] = frozenset()
+    prefill_tokens_per_second: float = math.inf
+    step_base: float = 0.0
+    step_per_sequence: float = 0.0
+    block_size: int = 16
+    total_blocks: int = 16384
+    max_running: int = 256
+    max_context: int = 4096
+    max_step_tokens: int = 8192
+    """Most prompt tokens prefilled in one step."""
+    seed: int = 0
+
+
+class _Sequence:
+    __slots__ = ("blocks", "cursor", "joined", "left", "limit", "position", "produced", "request", "stop")
+
+    def __init__(self, request: SequenceRequest, cursor: int, limit: int, stop: frozenset[int], blocks: int) -> None:
+        self.request = request
+        self.cursor = cursor  # seeded: start in the table of draws; greedy: -1 - the last token
+        self.limit = limit
+        self.stop = stop
+        self.blocks = blocks
+        self.left = len(request.prompt)  # prompt tokens not yet prefilled
+        self.position = len(request.prompt)
+        self.produced = 0
+        self.joined = False  # it left the queue and holds its blocks
+
+
+class SimulatedCore:
+    """Continuous batching over the cost model. One turn is `plan` → (time passes) → `apply`."""
+
+    def __init__(self, model: SimulatedModel) -> None:
+        """:raises ValueError: the vocabulary leaves nothing to draw, or a size is not positive."""
+        first = min(model.first_token, model.vocabulary // 2)
+        if model.vocabulary < 2 or min(model.block_size, model.total_blocks, model.max_running, model.max_context) < 1:
+            raise ValueError("vocabulary, block_size, total_blocks, max_running and max_context must be positive")
+        drawable = [token for token in range(first, model.vocabulary) if token not in model.eos_token_ids]
+        if not drawable:
+            raise ValueError("every token of the vocabulary is an end of sequence")
+        self._model = model
+        self._rng = random.Random(model.seed)
+        self._draws = self._rng.choices(drawable, k=_DRAWS)
+        self._logprob = -math.log(len(drawable))
+        self._waiting: list[tuple[int, int, _Sequence]] = []
+        self._prefilling: list[_Sequence] = []
+        self._decoding: list[_Sequence] = []
+        self._planned: list[_Sequence] = []  # prefilled in this step: their first token comes with it
+        self._live: dict[int, _Sequence] = {}
+        self._cancelled: set[int] = set()
+        self._ended: list[tuple[int, FinishReason, str]] = []
+        self._arrivals = 0
+        self._free_blocks = model.total_blocks
+        self._queued_prefill = 0
+        self._next_deadline = math.inf
+        self._steps = 0
+        self.last_step_seconds = 0.0
+
+    def add(self, requests: Iterable[SequenceRequest]) -> None:
+        """Queue sequences; an impossible one is answered ERROR by the next step."""
+        for request in requests:
+            problem = self._problem(request)
+            if problem:
+                self._ended.append((request.handle, FinishReason.ERROR, problem))
+                continue
+            params, prompt = request.params, request.prompt
+            limit = min(params.max_tokens, self._model.max_context - len(prompt))
+            stop = frozenset(params.stop_token_ids)
+            if not params.ignore_eos:
+                stop |= self._model.eos_token_ids
+            sequence = _Sequence(request, self._cursor(request), limit, stop, self._blocks_for(len(prompt) + limit))
+            self._arrivals += 1
+            heapq.heappush(self._waiting, (request.priority, self._arrivals, sequence))
+            self._live[request.handle] = sequence
+            self._queued_prefill += len(prompt)
+            if request.deadline is not None and request.deadline < self._next_deadline:
+                self._next_deadline = request.deadline
+
+    def cancel(self, handles: Iterable[int]) -> None:
+        """Mark live sequences; the next step ends them."""
+        self._cancelled.update(handle for handle in handles if handle in self._live)
+
+    def has_work(self) -> bool:
+        """Whether a step would do or report anything."""
+        return bool(self._live or self._ended)
+
+    def capacity(self) -> Capacity:
+        """The present load."""
+        return Capacity(
+            free_blocks=self._free_blocks,
+            running=len(self._decoding) + len(self._prefilling),
+            waiting=len(self._live) - len(self._decoding) - len(self._prefilling),
+            queued_prefill_tokens=self._queued_prefill,
+            last_step_seconds=self.last_step_seconds,
+        )
+
+    def plan(self) -> float:
+        """Take waiting sequences in, choose what this step computes; returns what it costs, in seconds."""
+        model = self._model
+        while self._waiting and len(self._decoding) + len(self._prefilling) < model.max_running:
+            sequence = self._waiting[0][2]
+            if self._live.get(sequence.request.handle) is not sequence:
+                heapq.heappop(self._waiting)
+                continue
+            if sequence.blocks > self._free_blocks:
+                break
+            heapq.heappop(self._waiting)
+            self._free_blocks -= sequence.blocks
+            sequence.joined = True
+            self._prefilling.append(sequence)
+        budget = model.max_step_tokens
+        self._planned = []
+        prefilled = 0
+        for sequence in self._prefilling:
+            chunk = min(sequence.left, budget - prefilled)
+            if chunk <= 0:
+                break
+            sequence.left -= chunk
+            prefilled += chunk
+            if not sequence.left:
+                self._planned.append(sequence)
+        self._queued_prefill -= prefilled
+        seconds = model.step_base + model.step_per_sequence * len(self._decoding)
+        return seconds + prefilled / model.prefill_tokens_per_second
+
+    def apply(self, now: float) -> StepOutput:
+        """End what was cancelled or is late, advance the rest by one token each."""
+        output = self._end_early(now)
+        first = [sequence for sequence in self._planned if sequence.request.handle in self._live]
+        self._planned = []
+        if first:
+            self._prefilling = [sequence for sequence in self._prefilling if sequence.left]
+            self._decoding += first
+            for sequence in first:
+                output.prompt_tokens_cached[sequence.request.handle] = 0
+        if self._advance(output):
+            self._decoding = [sequence for sequence in self._decoding if sequence.request.handle in self._live]
+        self._steps += 1
+        return output
+
+    def end_all(self, reason: FinishReason, message: str = "") -> StepOutput:
+        """End every sequence at once, with `reason`."""
+        output = self._end_early(-math.inf)
+        for handle in list(self._live):
+            self._release(handle)
+            _append(output, handle, [], reason)
+            if reason is FinishReason.ERROR:
+                output.errors[handle] = message
+        self._waiting, self._prefilling, self._decoding, self._planned = [], [], [], []
+        return output
+
+    def _problem(self, request: SequenceRequest) -> str:
+        model, size = self._model, len(request.prompt)
+        if request.model not in model.models:
+            return f"model {request.model} is not served here"
+        if size == 0:
+            return "the prompt is empty"
+        if size >= model.max_context:
+            return f"the prompt has {size} tokens; the context is {model.max_context}"
+        if request.params.max_tokens < 1:
+            return "max_tokens must be at least 1"
+        if min(request.prompt) < 0 or max(request.prompt) >= model.vocabulary:
+            return "the prompt holds an unknown token id"
+        if self._blocks_for(min(size + request.params.max_tokens, model.max_context)) > model.total_blocks:
+            return "the sequence needs more memory than there is"
+        return ""
+
+    def _blocks_for(self, tokens: int) -> int:
+        return -(-tokens // self._model.block_size)
+
+    def _cursor(self, request: SequenceRequest) -> int:
+        if request.params.temperature == 0:
+            return -1 - request.prompt[-1]
+        seed = self._rng.getrandbits(32) if request.params.seed is None else request.params.seed
+        return (seed * _SPREAD >> 7) & _MASK
+
+    def _end_early(self, now: float) -> StepOutput:
+        output = StepOutput(
+            step=self._steps, handles=[], tokens=[], finish=[], logprobs={}, errors={}, prompt_tokens_cached={}
+        )
+        for handle, reason, message in self._ended:
+            _append(output, handle, [], reason)
+            output.errors[handle] = message
+        self._ended = []
+        late: list[int] = []
+        if now >= self._next_deadline:
+            late = [handle for handle, sequence in self._live.items() if _deadline(sequence) <= now]
+            self._next_deadline = min(
+                (at for sequence in self._live.values() if (at := _deadline(sequence)) > now), default=math.inf
+            )
+        if self._cancelled or late:
+            for handle in self._cancelled:
+                self._release(handle)
+                _append(output, handle, [], FinishReason.CANCELLED)
+            for handle in late:
+                if handle not in self._cancelled:
+                    self._release(handle)
+                    _append(output, handle, [], FinishReason.DEADLINE)
+            self._cancelled = set()
+            live = self._live
+            self._prefilling = [sequence for sequence in self._prefilling if sequence.request.handle in live]
+            self._decoding = [sequence for sequence in self._decoding if sequence.request.handle in live]
+            if len(self._waiting) > 2 * len(live) + 64:  # ended ones otherwise stay until they reach the top
+                self._waiting = [entry for entry in self._waiting if entry[2].request.handle in live]
+                heapq.heapify(self._waiting)
+        return output
+
+    def _advance(self, output: StepOutput) -> bool:
+        """One token for every decoding sequence; True when any of them ended. The hot loop of every bench."""
+        draws, handles, tokens, finish = self._draws, output.handles, output.tokens, output.finish
+        ended = False
+        for sequence in self._decoding:
+            cursor = sequence.cursor
+            if cursor >= 0:
+                token = draws[(cursor + sequence.position) & _MASK]
+            else:
+                token = draws[((-1 - cursor) * _SPREAD + sequence.position) & _MASK]
+                sequence.cursor = -1 - token
+            sequence.position += 1
+            sequence.produced += 1
+            handle = sequence.request.handle
+            handles.append(handle)
+            if sequence.stop and token in sequence.stop:
+                tokens.append([])
+                finish.append(FinishReason.STOP)
+            else:
+                tokens.append([token])
+                if sequence.request.params.logprobs is not None:
+                    output.logprobs[handle] = [self._logprobs_of(token, sequence.request.params.logprobs)]
+                if sequence.produced < sequence.limit:
+                    finish.append(0)
+                    continue
+                finish.append(FinishReason.LENGTH)
+            self._release(handle)
+            ended = True
+        return ended
+
+    def _logprobs_of(self, token: int, alternatives: int) -> TokenLogprob:
+        """The draw is uniform, so every token is as likely as every other."""
+        others = (other for other in dict.fromkeys(self._draws[:64]) if other != token)
+        top = [token, *others][:alternatives]
+        return TokenLogprob(self._logprob, [(each, self._logprob) for each in top])
+
+    def _release(self, handle: int) -> None:
+        sequence = self._live.pop(handle)
+        self._queued_prefill -= sequence.left
+        if sequence.joined:
+            self._free_blocks += sequence.blocks
+
+
+def _deadline(sequence: _Sequence) -> float:
+    return math.inf if sequence.request.deadline is None else sequence.request.deadline
+
+
+def _append(output: StepOutput, handle: int, tokens: Sequence[int], reason: FinishReason) -> None:
+    output.handles.append(handle)
+    output.tokens.append(list(tokens))
+    output.finish.append(reason)
