@@ -4,18 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import ctypes
 import os
 import signal
 import subprocess
+import sys
 from collections.abc import Callable
+from pathlib import Path
 
 from libs.supervisor.logs import LineSplitter
 from libs.supervisor.spec import ProcessSpec
 
-_PR_SET_PDEATHSIG = 1
-# PyDLL keeps the interpreter lock: between fork and exec nothing may wait for another thread.
-_PRCTL = ctypes.PyDLL(None).prctl
+# Nothing survives a killed supervisor: the kernel kills each child when its parent dies.
+_LEASH = (sys.executable, "-I", "-S", str(Path(__file__).with_name("leash.py")))
 _OUTPUT_GRACE = 1.0
 
 
@@ -89,29 +89,19 @@ class Child:
 async def spawn(spec: ProcessSpec, on_line: Callable[[bytes], None]) -> Child:
     """Starts a process; `on_line` gets its output lines, standard error included.
 
-    Raises OSError when the program cannot be started.
+    A program that does not exist shows as exit code 127. Raises OSError when no process can be made at all.
     """
-    supervisor = os.getpid()
-
-    def in_child() -> None:
-        # Nothing survives a killed supervisor: the kernel kills the child when its parent dies. The parent may have
-        # died before the call, then nobody would.
-        _PRCTL(_PR_SET_PDEATHSIG, signal.SIGKILL)
-        if os.getppid() != supervisor:
-            os._exit(1)
-
     loop = asyncio.get_running_loop()
     read_end, write_end = os.pipe()
     try:
         process = subprocess.Popen(  # noqa: ASYNC220 - fork and exec take about a millisecond
-            spec.argv,
+            (*_LEASH, str(os.getpid()), *spec.argv),
             stdin=subprocess.DEVNULL,
             stdout=write_end,
             stderr=write_end,
             cwd=spec.cwd or None,
             env={**os.environ, **spec.env},
             start_new_session=True,
-            preexec_fn=in_child,
         )
     except OSError:
         os.close(read_end)

@@ -11,6 +11,7 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
+import grpc
 import pytest
 
 from libs.clock import SystemClock
@@ -154,11 +155,19 @@ async def test_a_death_at_start_fails_with_its_last_lines_and_stops_the_rest(tmp
 
 
 async def test_a_missing_program_fails_the_start(tmp_path: Path) -> None:
-    missing = ProcessSpec(name="missing", argv=("/nonexistent/program",))
+    missing = ProcessSpec(name="missing", argv=("/nonexistent/program",), readiness=TcpProbe(port=free_port()))
     async with running(tmp_path, missing) as supervisor:
         status = await until_state(supervisor, "failed")
+    assert status["failure"]["reason"] == "exited with code 127"
+    assert status["failure"]["last_lines"] == ["cannot start /nonexistent/program: No such file or directory"]
+
+
+async def test_a_missing_folder_fails_the_start(tmp_path: Path) -> None:
+    lost = python("lost", IDLE, cwd="/nonexistent/folder")
+    async with running(tmp_path, lost) as supervisor:
+        status = await until_state(supervisor, "failed")
     assert "cannot be started" in status["failure"]["reason"]
-    assert "/nonexistent/program" in status["failure"]["last_lines"][0]
+    assert "/nonexistent/folder" in status["failure"]["reason"]
 
 
 async def test_a_killed_process_comes_back_and_the_count_says_so(tmp_path: Path) -> None:
@@ -307,3 +316,20 @@ async def test_nothing_survives_a_killed_supervisor(tmp_path: Path) -> None:
     await supervisor.wait()
     for descriptor in descriptors:
         await end_of(descriptor)
+
+
+async def test_children_start_cleanly_beside_busy_grpc_threads(tmp_path: Path) -> None:
+    """A fork of a process with gRPC threads kills the child now and then; twenty starts would show it."""
+    server = grpc.aio.server()
+    port = server.add_insecure_port("127.0.0.1:0")
+    await server.start()
+    async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
+        await channel.channel_ready()
+        sink = WaitingSink(tmp_path)
+        names = [f"p{number}" for number in range(20)]
+        async with running(tmp_path, *(python(name, GENTLE) for name in names), sink=sink) as supervisor:
+            for name in names:
+                await sink.has(name, "up")
+            processes = supervisor.status()["processes"]
+    await server.stop(None)
+    assert [process["last_exit"] for process in processes] == [None] * 20
