@@ -1,0 +1,1 @@
+"""Decides version, arm, tier, pool and zones of a request."""

@@ -1,0 +1,86 @@
+"""The router's composition root."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import grpc
+from weir.router.v1 import router_pb2_grpc
+
+from libs.breaker import BreakerBoard
+from libs.clock import Clock, SystemClock
+from libs.registry import EtcdStore, MemoryStore, RegistryView, Store
+from services.router import metrics
+from services.router.config import Settings
+from services.router.server import SERVICE, RouterServicer
+
+_PUBLISH_SECONDS = 1.0
+
+
+class RouterService:
+    """A `libs.service.Service`."""
+
+    def __init__(
+        self, *, view: RegistryView, store: Store, board: BreakerBoard, servicer: RouterServicer, clock: Clock
+    ) -> None:
+        self._view = view
+        self._store = store
+        self._board = board
+        self._servicer = servicer
+        self._clock = clock
+
+    def register(self, server: grpc.aio.Server) -> list[str]:
+        """See `libs.service.Service`."""
+        router_pb2_grpc.add_RouterServiceServicer_to_server(self._servicer, server)
+        return [SERVICE]
+
+    async def run(self, ready: Callable[[], None]) -> None:
+        """Ready once there is a snapshot, from the registry or from the cache of the last run."""
+        stop = self._view.on_change(self._servicer.use)
+        try:
+            async with asyncio.TaskGroup() as group:
+                group.create_task(self._view.run(), name="registry.view")
+                group.create_task(self._publish(), name="publish")
+                await self._view.wait_ready()
+                ready()
+        finally:
+            stop()
+            await self._store.close()
+
+    async def drain(self) -> None:
+        """See `libs.service.Service`."""
+        await self._servicer.drain()
+
+    def endpoint_extra(self) -> Mapping[str, Any]:
+        """See `libs.service.Service`."""
+        return {}
+
+    async def _publish(self) -> None:
+        while True:
+            metrics.publish_breakers(self._board.states(self._clock.monotonic()))
+            await asyncio.sleep(_PUBLISH_SECONDS)
+
+
+async def build(settings: Settings, *, clock: Clock | None = None, store: Store | None = None) -> RouterService:
+    """Wires the service. `store` replaces etcd in tests.
+
+    :raises ValueError: a breaker setting is out of range.
+    """
+    clock = clock or SystemClock()
+    if store is None:
+        store = EtcdStore(settings.etcd, tls=settings.tls) if settings.etcd else MemoryStore()
+    board = BreakerBoard(settings.breaker_options())
+    servicer = RouterServicer(
+        board,
+        instance=settings.instance,
+        clock=clock,
+        max_in_flight=settings.max_in_flight,
+        report_seconds=settings.report_seconds,
+        tls=settings.tls is not None,
+    )
+    cache = Path(settings.state_dir) / "registry.json" if settings.state_dir else None
+    view = RegistryView(store, cache_file=cache, clock=clock)
+    return RouterService(view=view, store=store, board=board, servicer=servicer, clock=clock)

@@ -1,0 +1,116 @@
+"""The servicer of weir.router.v1: frames in, frames out. Decisions are those of libs.routing and libs.breaker."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import grpc
+from weir.router.v1 import router_pb2 as pb
+from weir.router.v1 import router_pb2_grpc
+
+from libs.breaker import BreakerBoard
+from libs.clock import Clock
+from libs.deadlines import to_duration
+from libs.errors import Reason, WeirError
+from libs.mux import CallContext, Codec, MuxServer
+from libs.registry import RegistrySnapshot
+from libs.routing import Route, RouteRequest, RoutingTable
+from libs.rpc import require_peer
+from services.router import metrics
+
+SERVICE = pb.DESCRIPTOR.services_by_name["RouterService"].full_name
+_GATEWAYS = frozenset({"gateway"})
+
+
+class RouterServicer(router_pb2_grpc.RouterServiceServicer):
+    """Sessions of gateways. Every call is answered in the tick that reads it."""
+
+    def __init__(
+        self,
+        board: BreakerBoard,
+        *,
+        instance: str,
+        clock: Clock,
+        max_in_flight: int,
+        report_seconds: float,
+        tls: bool,
+    ) -> None:
+        """`report_seconds` is told to gateways. `tls`: peers must show who they are."""
+        self._board = board
+        self._clock = clock
+        self._next_report = to_duration(report_seconds)
+        self._tls = tls
+        self._table = RoutingTable.of(RegistrySnapshot())
+        self._mux = MuxServer(
+            codec=Codec.of(pb.SessionRequest, pb.SessionResponse),
+            handler=self._handle,
+            instance=instance,
+            clock=clock,
+            max_in_flight=max_in_flight,
+            allow=_GATEWAYS,
+        )
+
+    def use(self, snapshot: RegistrySnapshot) -> None:
+        """Decides on this snapshot from now on."""
+        self._table = RoutingTable.of(snapshot)
+        metrics.REVISION.set(snapshot.revision)
+
+    async def Session(self, request_iterator: Any, context: grpc.aio.ServicerContext) -> None:  # noqa: N802
+        """One gateway's multiplexed stream."""
+        require_peer(context, _GATEWAYS, tls=self._tls)
+        await self._mux.serve(request_iterator, context)
+
+    async def drain(self) -> None:
+        """Sends the gateways away and waits until they have gone."""
+        await self._mux.drain()
+
+    def _handle(self, call: Any, context: CallContext) -> pb.RouterReply:
+        op = call.WhichOneof("op")
+        if op == "resolve":
+            return self._resolve(call.resolve)
+        if op == "report":
+            return self._learn(call.report)
+        raise WeirError(Reason.INVALID_REQUEST, "The call asks for nothing.", limit="op")
+
+    def _resolve(self, asked: pb.Resolve) -> pb.RouterReply:
+        try:
+            route = self._route(asked)
+        except WeirError as error:
+            metrics.REFUSED[error.reason].inc()
+            if error.reason is Reason.MODEL_NOT_FOUND:
+                return pb.RouterReply(rejected=error.to_rejection())
+            raise
+        metrics.RESOLVED.inc()
+        reply = pb.RouterReply()
+        result = reply.route
+        result.model_version = route.model_version
+        result.arm = route.arm
+        result.pool = route.pool
+        result.tier = route.tier
+        result.zones.extend(route.zones)
+        result.revision = route.revision
+        return reply
+
+    def _route(self, asked: pb.Resolve) -> Route:
+        table = self._table
+        if not table.snapshot.revision:
+            # Nothing was ever read: no knowledge is not the knowledge that there is no such model.
+            raise WeirError(Reason.DEPENDENCY_UNAVAILABLE, "The registry was not read yet.", retry_after=1.0)
+        if not asked.tenant:
+            raise WeirError(Reason.INVALID_REQUEST, "tenant is missing.", limit="tenant")
+        now = self._clock.monotonic()
+        board = self._board
+        return table.resolve(
+            RouteRequest(asked.tenant, asked.model, asked.sticky_key, asked.zone),
+            lambda pool, zone: board.is_open(pool, zone, now),
+        )
+
+    def _learn(self, report: pb.ReportOutcomes) -> pb.RouterReply:
+        now = self._clock.monotonic()
+        for count in report.counts:
+            self._board.record(count.pool, count.zone, successes=count.successes, failures=count.failures, now=now)
+            metrics.OUTCOMES.labels(count.pool, count.zone, "success").inc(count.successes)
+            metrics.OUTCOMES.labels(count.pool, count.zone, "failure").inc(count.failures)
+        reply = pb.RouterReply()
+        reply.noted.next.CopyFrom(self._next_report)
+        return reply
