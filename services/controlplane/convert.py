@@ -23,6 +23,8 @@ from envoy.extensions.filters.network.connection_limit.v3 import connection_limi
 from envoy.extensions.filters.network.http_connection_manager.v3 import http_connection_manager_pb2 as _manager
 from envoy.extensions.http.early_header_mutation.header_mutation.v3 import header_mutation_pb2 as _header_mutation
 from envoy.extensions.retry.host.previous_hosts.v3 import previous_hosts_pb2 as _previous_hosts
+from envoy.extensions.tracers.opentelemetry.samplers.v3 import parent_based_sampler_pb2 as _parent_based
+from envoy.extensions.tracers.opentelemetry.samplers.v3 import trace_id_ratio_based_sampler_pb2 as _ratio_based
 from envoy.extensions.transport_sockets.tls.v3 import secret_pb2
 from envoy.extensions.transport_sockets.tls.v3 import tls_pb2 as _tls
 from envoy.extensions.upstreams.http.v3 import http_protocol_options_pb2 as _http_options
@@ -55,8 +57,10 @@ KNOWN_EXTENSIONS = (
     _lua,
     _manager,
     _opentelemetry,
+    _parent_based,
     _previous_hosts,
     _rate_limit,
+    _ratio_based,
     _router,
     _stream,
     _tls,

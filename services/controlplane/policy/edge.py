@@ -141,9 +141,23 @@ def _access_log() -> Resource:
 
 
 def _tracing(edge: EdgeConfig) -> Resource:
-    """A sampled `traceparent` from outside stays sampled, whatever the ratio for requests that bring none."""
+    """A sampled `traceparent` from outside stays sampled, whatever the ratio for requests that bring none.
+
+    Envoy's own ratio would overrule the caller's decision, so it is 100% and the tracer's samplers decide.
+    """
+    ratio = {
+        "@type": _TYPE + "tracers.opentelemetry.samplers.v3.TraceIdRatioBasedSamplerConfig",
+        "sampling_percentage": {"numerator": round(edge.trace_sample_ratio * 1_000_000), "denominator": "MILLION"},
+    }
+    by_parent = {
+        "@type": _TYPE + "tracers.opentelemetry.samplers.v3.ParentBasedSamplerConfig",
+        "wrapped_sampler": {
+            "name": "envoy.tracers.opentelemetry.samplers.trace_id_ratio_based",
+            "typed_config": ratio,
+        },
+    }
     return {
-        "random_sampling": {"value": edge.trace_sample_ratio * 100},
+        "random_sampling": {"value": 100},
         "client_sampling": {"value": 100},
         "overall_sampling": {"value": 100},
         "spawn_upstream_span": False,
@@ -153,6 +167,7 @@ def _tracing(edge: EdgeConfig) -> Resource:
                 "@type": "type.googleapis.com/envoy.config.trace.v3.OpenTelemetryConfig",
                 "grpc_service": {"envoy_grpc": {"cluster_name": COLLECTOR}, "timeout": "1s"},
                 "service_name": "envoy",
+                "sampler": {"name": "envoy.tracers.opentelemetry.samplers.parent_based", "typed_config": by_parent},
             },
         },
     }

@@ -6,6 +6,7 @@ import ssl
 
 import httpx2
 import pytest
+from google.api import httpbody_pb2
 
 from tests.support.fixtures.edge_fixtures import Edge
 from tests.support.upstreams import echo, event, json_body
@@ -71,6 +72,30 @@ async def test_a_vanished_client_cancels_the_call(edge: Edge, http: httpx2.Async
     async with http.stream("POST", CHAT, json={}) as response:
         await anext(response.aiter_raw())
     await asyncio.wait_for(cancelled.wait(), 5)
+
+
+async def test_a_slow_reader_pauses_the_gateway(edge: Edge) -> None:
+    part, total, sent = b"x" * 65_536, 1024, 0
+
+    async def chat(request, context):
+        nonlocal sent
+        for _ in range(total):
+            yield httpbody_pb2.HttpBody(content_type="text/event-stream", data=part)
+            sent += 1
+
+    edge.upstreams.gateway.chat = chat
+    reader, writer = await asyncio.open_connection("127.0.0.1", edge.http_port, limit=4096)
+    writer.write(
+        f"POST {CHAT} HTTP/1.1\r\nhost: edge\r\nauthorization: Bearer good\r\ncontent-length: 2\r\n\r\n{{}}".encode()
+    )
+    await reader.readline()
+    paused = "cluster.gateway.upstream_flow_control_paused_reading_total"
+    await edge.envoy.wait_counter(paused, lambda value: value > 0)
+    assert sent < total // 2, "64 MB are offered; sockets and Envoy may hold a few"
+    async with asyncio.timeout(20):
+        while sent < total:
+            await reader.read(1 << 20)
+    writer.close()
 
 
 async def test_the_gateway_sets_the_status(edge: Edge, http: httpx2.AsyncClient) -> None:
