@@ -1,0 +1,28 @@
+"""The hash-chained audit log: its form, its files, its verification, and the writer's side.
+
+`chain` is pure (lines, hashes, checkpoints as bytes); `files` appends to a directory of segments; `verify` checks
+such a directory offline; `spool` keeps records on the writer's disk while the service is away; `client` is the writer.
+"""
+
+from libs.auditlog.chain import Checkpoint, Entry, LineError
+from libs.auditlog.client import AuditWriter
+from libs.auditlog.files import AuditFiles, LogDamagedError, LogLockedError, WriteFailedError
+from libs.auditlog.keys import load_or_create_signer, load_verifier
+from libs.auditlog.spool import Spool
+from libs.auditlog.verify import Report, verify_directory
+
+__all__ = [
+    "AuditFiles",
+    "AuditWriter",
+    "Checkpoint",
+    "Entry",
+    "LineError",
+    "LogDamagedError",
+    "LogLockedError",
+    "Report",
+    "Spool",
+    "WriteFailedError",
+    "load_or_create_signer",
+    "load_verifier",
+    "verify_directory",
+]
