@@ -12,6 +12,7 @@ RATE_LIMIT_DOMAIN = "weir-edge"
 TRANSCODED = ("weir.openai.v1.OpenAIService", "weir.registry.v1.RegistryService")
 """gRPC services that have an HTTP face."""
 AUTH_SEES = (
+    "api-key",
     "authorization",
     "content-length",
     "content-type",

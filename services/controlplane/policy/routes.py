@@ -26,7 +26,7 @@ def edge_routes(edge: EdgeConfig) -> Resource:
                 "name": "public",
                 "domains": ["*"],
                 # Credentials end here; the mesh knows tenants.
-                "request_headers_to_remove": ["authorization", "x-api-key"],
+                "request_headers_to_remove": ["authorization", "api-key", "x-api-key"],
                 "routes": [
                     {
                         "match": {"path": "/healthz"},

@@ -130,17 +130,19 @@ async def test_identity_comes_from_edge_auth_alone(edge: Edge, http: httpx2.Asyn
         "x-weir-anything": "1",
         "x-envoy-upstream-rq-timeout-ms": "1",
         "x-request-id": "mine",
+        "api-key": "one",
+        "x-api-key": "two",
     }
     response = await http.post(CHAT, json={}, headers=forged)
     assert response.status_code == 200
     (seen,) = edge.upstreams.gateway.seen
     assert (seen["x-weir-tenant"], seen["x-weir-scopes"], seen["x-weir-key-id"]) == ("acme", "inference", "k1")
     assert "x-weir-anything" not in seen
-    assert "authorization" not in seen
+    assert not {"authorization", "api-key", "x-api-key"} & set(seen)
     assert seen["x-request-id"] == response.headers["x-request-id"] != "mine"
     (asked,) = edge.upstreams.auth.seen
     assert not [name for name in asked if name.startswith("x-weir-")]
-    assert asked["content-length"] == "2"
+    assert (asked["content-length"], asked["api-key"], asked["x-api-key"]) == ("2", "one", "two")
 
 
 async def test_denials_of_edge_auth_pass_unchanged(edge: Edge, http: httpx2.AsyncClient) -> None:
