@@ -21,7 +21,7 @@ from weir.safety.v1 import safety_pb2, safety_pb2_grpc
 from libs.auditlog import AuditWriter, Spool
 from libs.clock import Clock, SystemClock
 from libs.mux import Codec, MuxClient
-from libs.registry import EtcdStore, RegistrySnapshot, RegistryView
+from libs.registry import EtcdStore, RegistrySnapshot, RegistryView, Store
 from services.gateway.catalog import Catalog
 from services.gateway.clients.admission import AdmissionClient
 from services.gateway.clients.link import open_link
@@ -173,11 +173,10 @@ class Gateway:
             self._admission.pool(pool)
 
 
-async def build(settings: Settings, *, clock: Clock | None = None) -> Gateway:
-    """Wire the gateway."""
+async def build(settings: Settings, *, clock: Clock | None = None, store: Store | None = None) -> Gateway:
+    """Wire the gateway; `store` replaces etcd in tests."""
     clock = clock or SystemClock()
-    rng = random.SystemRandom()
-    store = EtcdStore(settings.etcd, tls=settings.tls)
+    store = store or EtcdStore(settings.etcd, tls=settings.tls)
     cache = Path(settings.state_dir) / "registry.json" if settings.state_dir else None
     view = RegistryView(store, cache_file=cache, clock=clock)
-    return Gateway(settings, view, clock=clock, rng=rng)
+    return Gateway(settings, view, clock=clock, rng=random.SystemRandom())

@@ -38,6 +38,8 @@ _FINISH = {
     worker_pb2.FINISH_REASON_DEADLINE: Finish.DEADLINE,
     worker_pb2.FINISH_REASON_ERROR: Finish.ERROR,
 }
+SAFETY_SKIPPED = "safety_skipped"
+"""The degradation of a request that left without its safety filter."""
 # An admission restart makes grants stale that their worker has not seen yet; see docs/adr/0002.
 _ASK_AGAIN = frozenset({Reason.GRANT_INVALID, Reason.GRANT_EXPIRED, Reason.DRAINING, Reason.REJECTED_NO_CAPACITY})
 
@@ -134,6 +136,11 @@ class Choice:
             self.finish = self.ending
         if text or self.finish is not None:
             self._generation.push(self, text, self._released_logprobs())
+
+    def on_filter_skipped(self) -> None:
+        """See `FilteredChoice`."""
+        if SAFETY_SKIPPED not in self._generation.degraded:
+            self._generation.degraded.append(SAFETY_SKIPPED)
 
     def on_filter_lost(self) -> None:
         """See `FilteredChoice`."""

@@ -27,7 +27,7 @@ from services.gateway import metrics
 from services.gateway.catalog import Catalog
 from services.gateway.closing import Closing
 from services.gateway.config import Settings
-from services.gateway.generation import Choice, Generation
+from services.gateway.generation import SAFETY_SKIPPED, Choice, Generation
 from services.gateway.policy.events import Finish
 from services.gateway.policy.parameters import bind_parameters, check_parameters
 from services.gateway.policy.spec import BoundParameters, ChatMessage, Identity, Spec
@@ -216,7 +216,7 @@ class Pipeline:
         flags = (
             ("router_local", routed_locally),
             ("quota_local", reservation.local),
-            ("safety_skipped", check.skipped),
+            (SAFETY_SKIPPED, check.skipped),
         )
         generation.degraded += [name for name, on in flags if on]
         generation.accepted = accepted_of(request, route.arm, reservation, generation.degraded, self._clock.time())

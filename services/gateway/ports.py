@@ -99,6 +99,9 @@ class FilteredChoice(Protocol):
         """`text` may leave; `consumed` characters of what was fed are decided so far; `blocked` names the category
         that ends the choice; `last` echoes the feed's."""
 
+    def on_filter_skipped(self) -> None:
+        """The filter is away and the tenant's policy is serve and flag: the next release is unfiltered."""
+
     def on_filter_lost(self) -> None:
         """The filter is away and the tenant's policy is fail closed."""
 

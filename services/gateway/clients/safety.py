@@ -78,7 +78,6 @@ class SafetyClient:
         self._closing: list[int] = []
         self._waiting: dict[int, _Filter] = {}  # filters with text that could not be sent
         self._retry: asyncio.TimerHandle | None = None
-        self.skipped: set[str] = set()  # request ids whose output left unfiltered
 
     # ---- input ---------------------------------------------------------------------------------------------------
 
@@ -285,7 +284,7 @@ class SafetyClient:
         self.flush()
 
     def _pass(self, entry: _Filter) -> None:
-        self.skipped.add(entry.request_id)
+        entry.choice.on_filter_skipped()
         text, entry.undecided = entry.undecided, ""
         entry.context = (entry.context + text)[-_CONTEXT_CHARS:]
         if entry.last:

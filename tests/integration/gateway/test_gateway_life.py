@@ -1,0 +1,361 @@
+"""The life of a request through a real gateway with scripted leaves: ends, failures, migrations, fallbacks."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import grpc
+import pytest
+from weir.inference.v1 import inference_pb2, inference_pb2_grpc
+from weir.quota.v1 import quota_pb2
+from weir.safety.v1 import safety_pb2
+from weir.worker.v1 import worker_pb2
+
+from libs.errors import Reason, WeirError, from_rpc_error
+from tests.support.leaves import Rig, Running, rig
+from tests.support.tokenizer import write_byte_tokenizer
+
+HEADERS = [("x-weir-tenant", "closed"), ("x-weir-scopes", "inference embeddings models.read"), ("x-weir-key-id", "k1")]
+FLAGGED = [("x-weir-tenant", "flagged"), *HEADERS[1:]]
+
+
+@pytest.fixture
+async def mesh(tmp_path: Path) -> AsyncIterator[Rig]:
+    model = tmp_path / "model"
+    model.mkdir()
+    async with rig(write_byte_tokenizer(model), tmp_path / "state", filter_grace=0.5) as running:
+        yield running
+
+
+class Stream:
+    """A Generate call."""
+
+    def __init__(self, rig: Rig, headers: list[tuple[str, str]] = HEADERS, **parameters: Any) -> None:
+        self._channel = grpc.aio.insecure_channel(f"127.0.0.1:{rig.port}")
+        stub = inference_pb2_grpc.InferenceServiceStub(self._channel)
+        self.call = stub.Generate(metadata=headers, timeout=30)
+        self._parameters = parameters
+        self.frames: list[inference_pb2.GenerateResponse] = []
+
+    async def __aenter__(self) -> Stream:
+        spec = inference_pb2.GenerationSpec(
+            model="tiny", prompt="hi", parameters=inference_pb2.GenerationParameters(**self._parameters)
+        )
+        await self.call.write(inference_pb2.GenerateRequest(start=spec))
+        return self
+
+    async def __aexit__(self, *exc: object) -> None:
+        self.call.cancel()
+        await self._channel.close()
+
+    async def read(self) -> inference_pb2.GenerateResponse:
+        frame = await self.call.read()
+        assert frame is not grpc.aio.EOF
+        self.frames.append(frame)
+        return frame
+
+    async def text(self, length: int) -> str:
+        """Read deltas until so many characters came."""
+        found = ""
+        while len(found) < length:
+            frame = await self.read()
+            found += "".join(choice.text for choice in frame.delta.choices)
+        return found
+
+    async def rest(self) -> tuple[str, inference_pb2.End]:
+        """Everything up to the end, and that nothing comes after it."""
+        found = ""
+        while True:
+            frame = await self.read()
+            found += "".join(choice.text for choice in frame.delta.choices)
+            if frame.HasField("end"):
+                assert await self.call.read() is grpc.aio.EOF
+                return found, frame.end
+
+
+async def taken(worker: Any) -> Running:
+    return await asyncio.wait_for(worker.submitted.get(), 10)
+
+
+def ids(text: str) -> list[int]:
+    return list(text.encode())
+
+
+async def test_a_whole_life(mesh: Rig) -> None:
+    async with Stream(mesh, max_tokens=8) as stream:
+        running = await taken(mesh.workers[0])
+        assert running.submit.prompt == ids("hi")
+        assert running.submit.sampling.max_tokens == 8
+        accepted = (await stream.read()).accepted
+        assert (accepted.model_version, accepted.prompt_tokens) == ("tiny@1", 2)
+        await running.tokens(ids("ab"))
+        assert await stream.text(2) == "ab"
+        await running.tokens(ids("c"))
+        await running.finish()
+        text, end = await stream.rest()
+    assert text == "c"
+    assert end.finish_reason == inference_pb2.FINISH_REASON_STOP
+    assert (end.usage.prompt_tokens, end.usage.completion_tokens) == (2, 3)
+    assert mesh.reserved[0].tokens == 2 + 8
+    settled = await mesh.settled.get()
+    assert (settled.tokens, settled.request_id) == (5, mesh.reserved[0].request_id)
+    assert (await mesh.released.get()).output_tokens == 3
+    record = (await mesh.records.get()).request
+    assert (record.outcome, record.completion_tokens, record.tenant, record.key_id) == ("stop", 3, "closed", "k1")
+
+
+async def test_a_vanished_client_cancels_and_pays_for_what_it_got(mesh: Rig) -> None:
+    async with Stream(mesh) as stream:
+        running = await taken(mesh.workers[0])
+        await running.tokens(ids("ab"))
+        await stream.text(2)
+    assert await asyncio.wait_for(mesh.workers[0].cancelled.get(), 10) == running.submit.handle
+    assert (await asyncio.wait_for(mesh.settled.get(), 10)).tokens == 4
+    assert (await asyncio.wait_for(mesh.records.get(), 10)).request.outcome == "cancelled"
+
+
+async def test_a_cancel_frame_gets_its_terminal_frame(mesh: Rig) -> None:
+    async with Stream(mesh) as stream:
+        await taken(mesh.workers[0])
+        await stream.read()
+        await stream.call.write(inference_pb2.GenerateRequest(cancel=inference_pb2.Cancel()))
+        _, end = await stream.rest()
+    assert end.finish_reason == inference_pb2.FINISH_REASON_CANCELLED
+
+
+async def test_a_stop_string_over_two_steps_ends_it_on_the_worker_too(mesh: Rig) -> None:
+    async with Stream(mesh, stop=["END"]) as stream:
+        running = await taken(mesh.workers[0])
+        await running.tokens(ids("xE"))
+        await running.tokens(ids("ND and more"))
+        text, end = await stream.rest()
+    assert text == "x"
+    assert end.finish_reason == inference_pb2.FINISH_REASON_STOP
+    assert await asyncio.wait_for(mesh.workers[0].cancelled.get(), 10) == running.submit.handle
+
+
+async def test_a_lost_worker_is_replaced_without_gap_or_duplicate(mesh: Rig) -> None:
+    async with Stream(mesh, max_tokens=10) as stream:
+        running = await taken(mesh.workers[0])
+        await running.tokens(ids("abc"))
+        assert await stream.text(3) == "abc"
+        await mesh.workers[0].stop()
+        moved = await taken(mesh.workers[1])
+        assert moved.submit.prompt == ids("hiabc")
+        assert moved.submit.sampling.max_tokens == 7
+        await moved.tokens(ids("def"))
+        await moved.finish()
+        text, end = await stream.rest()
+    assert text == "def"
+    assert end.usage.completion_tokens == 6
+    assert list(mesh.admitted[1].exclude_workers) == ["worker-a"]
+
+
+async def test_when_no_worker_is_left_the_error_says_so(mesh: Rig) -> None:
+    async with Stream(mesh) as stream:
+        await taken(mesh.workers[0])
+        await mesh.workers[0].stop()
+        await taken(mesh.workers[1])
+        await mesh.workers[1].stop()
+        _, end = await stream.rest()
+    assert end.finish_reason == inference_pb2.FINISH_REASON_ERROR
+    assert end.error_reason == "WORKER_LOST"
+    assert (await asyncio.wait_for(mesh.records.get(), 10)).request.reason == "WORKER_LOST"
+
+
+async def test_a_stale_grant_is_asked_for_again(mesh: Rig) -> None:
+    async with Stream(mesh) as stream:
+        await (await taken(mesh.workers[0])).refuse(Reason.GRANT_INVALID)
+        again = await taken(mesh.workers[1])
+        await again.tokens(ids("ok"))
+        await again.finish()
+        text, _ = await stream.rest()
+    assert text == "ok"
+
+
+async def test_an_engine_fault_is_an_error_with_what_was_delivered(mesh: Rig) -> None:
+    async with Stream(mesh) as stream:
+        running = await taken(mesh.workers[0])
+        await running.tokens(ids("ab"))
+        await stream.text(2)
+        await running.finish(worker_pb2.FINISH_REASON_ERROR, "out of memory")
+        _, end = await stream.rest()
+    assert (end.error_reason, end.message) == ("ENGINE_ERROR", "out of memory")
+    assert end.usage.completion_tokens == 2
+
+
+async def test_a_refused_reservation_leaves_nothing_behind(mesh: Rig) -> None:
+    refusal = WeirError(Reason.QUOTA_TOKENS, "too many", limit="tokens_per_minute", retry_after=3.0)
+    normal = mesh.quota.handler
+
+    def refuse(call: Any, context: Any) -> Any:
+        if call.HasField("reserve"):
+            return quota_pb2.QuotaReply(rejected=refusal.to_rejection())
+        return normal(call, context)
+
+    mesh.quota.handler = refuse
+    async with Stream(mesh) as stream:
+        error = await refusal(stream)
+    assert (error.reason, error.limit, error.retry_after) == (Reason.QUOTA_TOKENS, "tokens_per_minute", 3.0)
+    assert (await asyncio.wait_for(mesh.settled.get(), 10)).tokens == 0
+    assert mesh.admitted == []
+    record = (await asyncio.wait_for(mesh.records.get(), 10)).request
+    assert (record.outcome, record.reason) == ("rejected", "QUOTA_TOKENS")
+
+
+async def refusal(stream: Stream) -> WeirError:
+    """The error that the call ended with, before any frame."""
+    call = stream.call
+    status = await call.code()
+    assert status is not grpc.StatusCode.OK
+    return from_rpc_error(
+        grpc.aio.AioRpcError(
+            status, await call.initial_metadata(), await call.trailing_metadata(), await call.details()
+        )
+    )
+
+
+async def test_without_the_rate_limiter_the_gateways_own_share_binds(mesh: Rig) -> None:
+    await mesh.quota.stop()
+    async with Stream(mesh) as first, Stream(mesh) as second:
+        runs = [await taken(mesh.workers[0]), await taken(mesh.workers[0])]
+        assert "quota_local" in (await first.read()).accepted.degraded
+        async with Stream(mesh) as third:  # the tenant's limit is two streams
+            assert (await refusal(third)).reason is Reason.QUOTA_CONCURRENCY
+        for running in runs:
+            await running.finish()
+        await first.rest()
+        await second.rest()
+
+
+async def test_without_the_router_the_snapshot_decides(mesh: Rig) -> None:
+    await mesh.router.stop()
+    async with Stream(mesh) as stream:
+        running = await taken(mesh.workers[0])
+        assert "router_local" in (await stream.read()).accepted.degraded
+        await running.finish()
+        await stream.rest()
+
+
+async def test_a_block_stops_before_the_match_and_ends_the_sequence(mesh: Rig) -> None:
+    normal = mesh.safety.handler
+
+    def block(call: Any, context: Any) -> Any:
+        if not call.HasField("filter_output") or not any("bad" in d for d in call.filter_output.deltas):
+            return normal(call, context)
+        reply = safety_pb2.SafetyReply()
+        reply.output.released.extend([d.split("bad")[0] for d in call.filter_output.deltas])
+        reply.output.held.extend([0] * len(call.filter_output.filters))
+        found = safety_pb2.Intervention(category="test", action=safety_pb2.ACTION_BLOCK)
+        reply.output.findings.add(position=0, intervention=found)
+        return reply
+
+    mesh.safety.handler = block
+    async with Stream(mesh) as stream:
+        running = await taken(mesh.workers[0])
+        await running.tokens(ids("good bad worse"))
+        text, end = await stream.rest()
+    assert text == "good "
+    assert end.finish_reason == inference_pb2.FINISH_REASON_CONTENT_FILTER
+    assert await asyncio.wait_for(mesh.workers[0].cancelled.get(), 10) == running.submit.handle
+
+
+async def test_a_restarted_filter_goes_on_where_it_was(mesh: Rig) -> None:
+    """It held two characters when it died; it is opened again with what was released, and fed them again."""
+    normal = mesh.safety.handler
+    feeds: list[Any] = []
+
+    def hold(call: Any, context: Any) -> Any:
+        if not call.HasField("filter_output"):
+            return normal(call, context)
+        feed = call.filter_output
+        feeds.append(feed)
+        reply = safety_pb2.SafetyReply()
+        for delta, last in zip(feed.deltas, feed.last, strict=True):
+            keep = 0 if last else min(2, len(delta))
+            reply.output.released.append(delta[: len(delta) - keep])
+            reply.output.held.append(keep)
+        return reply
+
+    mesh.safety.handler = hold
+    async with Stream(mesh) as stream:
+        running = await taken(mesh.workers[0])
+        await running.tokens(ids("abcdef"))
+        assert await stream.text(4) == "abcd"
+        await mesh.safety.stop()
+        await mesh.safety.start()
+        await running.tokens(ids("gh"))
+        await running.finish()
+        text, end = await stream.rest()
+    assert text == "efgh"
+    assert end.finish_reason == inference_pb2.FINISH_REASON_STOP
+    reopened = next(feed for feed in feeds[1:] if feed.open)
+    assert reopened.open[0].context == "abcd"
+    assert reopened.deltas[0].startswith("ef")
+
+
+async def test_fail_closed_ends_after_the_grace(mesh: Rig) -> None:
+    async with Stream(mesh) as stream:
+        running = await taken(mesh.workers[0])
+        await mesh.safety.stop()
+        await running.tokens(ids("secret"))
+        text, end = await stream.rest()
+    assert text == ""
+    assert end.error_reason == "DEPENDENCY_UNAVAILABLE"
+
+
+async def test_serve_and_flag_lets_it_through(mesh: Rig) -> None:
+    await mesh.safety.stop()
+    async with Stream(mesh, FLAGGED) as stream:
+        running = await taken(mesh.workers[0])
+        await running.tokens(ids("text"))
+        await running.finish()
+        text, end = await stream.rest()
+    assert text == "text"
+    assert "safety_skipped" in end.degraded
+
+
+async def test_text_that_skips_the_filter_midway_is_flagged_at_the_end(mesh: Rig) -> None:
+    async with Stream(mesh, FLAGGED) as stream:
+        running = await taken(mesh.workers[0])
+        assert not (await stream.read()).accepted.degraded
+        await mesh.safety.stop()
+        await running.tokens(ids("text"))
+        assert await stream.text(4) == "text"
+        await running.finish()
+        _, end = await stream.rest()
+    assert list(end.degraded) == ["safety_skipped"]
+
+
+async def test_records_wait_for_the_audit_service(mesh: Rig) -> None:
+    await mesh.audit.stop()
+    async with Stream(mesh) as stream:
+        await (await taken(mesh.workers[0])).finish()
+        await stream.rest()
+    await mesh.audit.start()
+    assert (await asyncio.wait_for(mesh.records.get(), 20)).request.outcome == "stop"
+
+
+async def test_many_choices_are_one_grant(mesh: Rig) -> None:
+    async with Stream(mesh, n=2, seed=5) as stream:
+        first, second = await taken(mesh.workers[0]), await taken(mesh.workers[0])
+        assert {first.submit.sampling.seed, second.submit.sampling.seed} == {5, 6}
+        await first.tokens(ids("a"))
+        await second.tokens(ids("b"))
+        await first.finish()
+        await second.finish(worker_pb2.FINISH_REASON_LENGTH)
+        _, end = await stream.rest()
+    assert len(mesh.admitted) == 1
+    assert mesh.admitted[0].choices == 2
+    assert end.finish_reason == inference_pb2.FINISH_REASON_LENGTH
+    texts = {c.index: c.text for frame in stream.frames for c in frame.delta.choices if c.text}
+    assert texts == {0: "a", 1: "b"}
+
+
+async def test_unauthenticated_and_scopeless_callers_are_refused(mesh: Rig) -> None:
+    for headers, reason in (([], Reason.UNAUTHENTICATED), (HEADERS[:1], Reason.SCOPE_MISSING)):
+        async with Stream(mesh, headers) as stream:
+            assert (await refusal(stream)).reason is reason

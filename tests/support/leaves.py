@@ -1,0 +1,280 @@
+"""Controllable leaf services around a real gateway: real gRPC servers, decisions scripted by tests.
+
+The fake worker obeys the test token by token, which no real engine does.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import itertools
+from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import grpc
+from weir.admission.v1 import admission_pb2, admission_pb2_grpc
+from weir.audit.v1 import audit_pb2, audit_pb2_grpc
+from weir.quota.v1 import quota_pb2, quota_pb2_grpc
+from weir.registry.v1 import registry_pb2
+from weir.router.v1 import router_pb2, router_pb2_grpc
+from weir.safety.v1 import safety_pb2, safety_pb2_grpc
+from weir.worker.v1 import worker_pb2, worker_pb2_grpc
+
+from libs.clock import SystemClock
+from libs.errors import Reason, WeirError
+from libs.mux import CallContext, Codec, MuxServer
+from libs.registry import MemoryStore, Put, keys
+from libs.rpc import make_server
+from libs.rpc.server import bind
+from libs.service import serve
+from services.gateway.app import Gateway, build
+from services.gateway.config import Settings, Targets
+
+Handler = Callable[[Any, CallContext], Any]
+MODEL = "tiny@1"
+
+
+class Leaf:
+    """One multiplexed leaf service that can be stopped and started again on the same port."""
+
+    def __init__(self, pb: Any, servicer: type, add: Callable[[Any, grpc.aio.Server], None], handler: Handler) -> None:
+        self._pb = pb
+        self._servicer = servicer
+        self._add = add
+        self.handler = handler
+        self.port = 0
+        self._server: grpc.aio.Server | None = None
+
+    async def start(self) -> None:
+        mux = MuxServer(
+            codec=Codec.of(self._pb.SessionRequest, self._pb.SessionResponse),
+            handler=lambda call, context: self.handler(call, context),
+            instance="leaf-0",
+            clock=SystemClock(),
+        )
+
+        class Servicer(self._servicer):  # type: ignore[misc]
+            async def Session(self, request_iterator: Any, context: Any) -> None:  # noqa: N802
+                await mux.serve(request_iterator, context)
+
+        self._server = make_server()
+        self._add(Servicer(), self._server)
+        self.port = bind(self._server, f"127.0.0.1:{self.port}", tls=None)
+        await self._server.start()
+
+    async def stop(self) -> None:
+        """As if killed: streams break at once."""
+        if self._server is not None:
+            await self._server.stop(grace=None)
+            self._server = None
+
+
+@dataclass
+class Running:
+    """A sequence that the test drives."""
+
+    stream: FakeWorkerStream
+    submit: worker_pb2.Submit
+
+    async def tokens(self, ids: list[int]) -> None:
+        """One step frame with these tokens."""
+        frame = worker_pb2.StepFrame(handles=[self.submit.handle], counts=[len(ids)], tokens=ids)
+        await self.stream.send(worker_pb2.SessionResponse(step=frame))
+
+    async def finish(self, reason: int = worker_pb2.FINISH_REASON_STOP, message: str = "") -> None:
+        """The terminal step frame."""
+        frame = worker_pb2.StepFrame()
+        frame.finished.add(handle=self.submit.handle, reason=reason, message=message)  # type: ignore[arg-type]
+        await self.stream.send(worker_pb2.SessionResponse(step=frame))
+
+    async def refuse(self, reason: Reason) -> None:
+        """Answer the submission with a refusal."""
+        refusals = worker_pb2.Refusals()
+        refusals.items.add(handle=self.submit.handle, rejection=WeirError(reason, "refused by the test").to_rejection())
+        await self.stream.send(worker_pb2.SessionResponse(refusals=refusals))
+
+
+class FakeWorkerStream:
+    """One gateway's stream."""
+
+    def __init__(self, context: grpc.aio.ServicerContext) -> None:
+        self._context = context
+
+    async def send(self, response: worker_pb2.SessionResponse) -> None:
+        await self._context.write(response)
+
+
+class FakeWorker(worker_pb2_grpc.WorkerServiceServicer):
+    """Records what it is asked; produces what the test says."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.submitted: asyncio.Queue[Running] = asyncio.Queue()
+        self.cancelled: asyncio.Queue[int] = asyncio.Queue()
+        self.port = 0
+        self._server: grpc.aio.Server | None = None
+
+    async def start(self) -> None:
+        self._server = make_server()
+        worker_pb2_grpc.add_WorkerServiceServicer_to_server(self, self._server)
+        self.port = bind(self._server, "127.0.0.1:0", tls=None)
+        await self._server.start()
+
+    async def stop(self) -> None:
+        if self._server is not None:
+            await self._server.stop(grace=None)
+            self._server = None
+
+    async def Session(self, request_iterator: Any, context: grpc.aio.ServicerContext) -> None:  # noqa: N802
+        stream = FakeWorkerStream(context)
+        async for request in request_iterator:
+            for item in request.submissions.items:
+                self.submitted.put_nowait(Running(stream, item))
+            for handle in request.cancel.handles:
+                self.cancelled.put_nowait(handle)
+
+
+@dataclass
+class Rig:
+    """A gateway and its leaves. The default decisions say yes; tests replace the handlers."""
+
+    gateway: Gateway
+    port: int
+    store: MemoryStore
+    quota: Leaf
+    router: Leaf
+    admission: Leaf
+    safety: Leaf
+    audit: Leaf
+    workers: list[FakeWorker]
+    reserved: list[quota_pb2.Reserve] = field(default_factory=list)
+    settled: asyncio.Queue[quota_pb2.Settle] = field(default_factory=asyncio.Queue)
+    admitted: list[admission_pb2.Admit] = field(default_factory=list)
+    released: asyncio.Queue[admission_pb2.Release] = field(default_factory=asyncio.Queue)
+    records: asyncio.Queue[audit_pb2.Record] = field(default_factory=asyncio.Queue)
+
+    async def put(self, message: Any) -> None:
+        """Write a registry object."""
+        await self.store.txn(puts=[Put(keys.key_of(message), keys.encode(message))])
+
+
+def registry(directory: Path) -> list[Any]:
+    """A model with its alias, and two tenants: one fail closed, one served and flagged."""
+    return [
+        registry_pb2.ModelVersion(
+            name="tiny",
+            version="1",
+            digest="d" * 64,
+            source=str(directory),
+            context_length=64,
+            pool="pool",
+            tier="fast",
+            sampling_defaults=registry_pb2.SamplingDefaults(temperature=0, top_p=1, max_tokens=16),
+        ),
+        registry_pb2.Alias(name="tiny", targets=[registry_pb2.AliasTarget(model_version=MODEL, weight=100)]),
+        registry_pb2.Tenant(id="closed", plan=registry_pb2.PLAN_PAID),
+        registry_pb2.Tenant(
+            id="flagged", plan=registry_pb2.PLAN_PAID, safety_fail_mode=registry_pb2.FAIL_MODE_FLAG, audit_required=True
+        ),
+        registry_pb2.Limits(tenant="closed", model="*", concurrency=2, tokens_per_minute=1000),
+    ]
+
+
+@contextlib.asynccontextmanager
+async def rig(directory: Path, state: Path, **settings: Any) -> AsyncIterator[Rig]:
+    """Everything up, until the block ends. `directory` holds the tokenizer, `settings` are the gateway's."""
+    store = MemoryStore()
+    workers = [FakeWorker("worker-a"), FakeWorker("worker-b")]
+    for worker in workers:
+        await worker.start()
+    made: list[Rig] = []
+    turn = itertools.count()
+
+    def on_quota(call: Any, context: CallContext) -> Any:
+        if call.HasField("reserve"):
+            made[0].reserved.append(call.reserve)
+            return quota_pb2.QuotaReply(reserved=quota_pb2.Reserved())
+        made[0].settled.put_nowait(call.settle)
+        return quota_pb2.QuotaReply(settled=quota_pb2.Settled(known=True))
+
+    def on_router(call: Any, context: CallContext) -> Any:
+        if call.HasField("report"):
+            return router_pb2.RouterReply(noted=router_pb2.OutcomesNoted())
+        if call.resolve.model not in ("tiny", MODEL):
+            return router_pb2.RouterReply(rejected=WeirError(Reason.MODEL_NOT_FOUND, "no model").to_rejection())
+        route = router_pb2.Route(model_version=MODEL, pool="pool", tier="fast", zones=["zone-a"])
+        return router_pb2.RouterReply(route=route)
+
+    def on_admission(call: Any, context: CallContext) -> Any:
+        if call.HasField("release"):
+            made[0].released.put_nowait(call.release)
+            return admission_pb2.AdmissionReply(released=admission_pb2.Released(known=True))
+        made[0].admitted.append(call.admit)
+        able = [w for w in workers if w.name not in call.admit.exclude_workers]
+        if not able:
+            gone = WeirError(Reason.REJECTED_NO_CAPACITY, "no worker")
+            return admission_pb2.AdmissionReply(rejected=gone.to_rejection())
+        worker = able[next(turn) % len(able)] if len(able) == 1 else able[0]
+        granted = admission_pb2.Granted(worker=worker.name, address=f"127.0.0.1:{worker.port}", zone="zone-a")
+        return admission_pb2.AdmissionReply(granted=granted)
+
+    def on_safety(call: Any, context: CallContext) -> Any:
+        if call.HasField("check_input"):
+            return safety_pb2.SafetyReply(input=safety_pb2.InputVerdict())
+        feed = call.filter_output
+        released = safety_pb2.OutputReleased(released=feed.deltas, held=[0] * len(feed.filters))
+        return safety_pb2.SafetyReply(output=released)
+
+    def on_audit(call: Any, context: CallContext) -> Any:
+        made[0].records.put_nowait(call.append.record)
+        return audit_pb2.AuditReply(appended=audit_pb2.Appended(sequence=1))
+
+    quota = Leaf(
+        quota_pb2, quota_pb2_grpc.QuotaServiceServicer, quota_pb2_grpc.add_QuotaServiceServicer_to_server, on_quota
+    )
+    router = Leaf(
+        router_pb2,
+        router_pb2_grpc.RouterServiceServicer,
+        router_pb2_grpc.add_RouterServiceServicer_to_server,
+        on_router,
+    )
+    admission = Leaf(
+        admission_pb2,
+        admission_pb2_grpc.AdmissionServiceServicer,
+        admission_pb2_grpc.add_AdmissionServiceServicer_to_server,
+        on_admission,
+    )
+    safety = Leaf(
+        safety_pb2,
+        safety_pb2_grpc.SafetyServiceServicer,
+        safety_pb2_grpc.add_SafetyServiceServicer_to_server,
+        on_safety,
+    )
+    audit = Leaf(
+        audit_pb2, audit_pb2_grpc.AuditServiceServicer, audit_pb2_grpc.add_AuditServiceServicer_to_server, on_audit
+    )
+    leaves = {"ratelimit": quota, "router": router, "admission": admission, "safety": safety, "audit": audit}
+    for leaf in leaves.values():
+        await leaf.start()
+    configured = Settings(
+        service="gateway",
+        instance="gateway-0",
+        state_dir=str(state),
+        targets=Targets(**{name: f"127.0.0.1:{leaf.port}" for name, leaf in leaves.items()}),
+        drain_seconds=1.0,
+        **settings,
+    )
+    for message in registry(directory):
+        await store.txn(puts=[Put(keys.key_of(message), keys.encode(message))])
+    gateway = await build(configured, store=store)
+    try:
+        async with serve(gateway, configured, deadline_optional=("/weir.",)) as running:
+            await asyncio.wait_for(running.ready.wait(), 30)
+            made.append(Rig(gateway, running.port, store, quota, router, admission, safety, audit, workers))
+            yield made[0]
+    finally:
+        for part in [*leaves.values(), *workers]:
+            await part.stop()
+        await store.close()
