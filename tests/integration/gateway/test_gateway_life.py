@@ -188,12 +188,12 @@ async def test_an_engine_fault_is_an_error_with_what_was_delivered(mesh: Rig) ->
 
 
 async def test_a_refused_reservation_leaves_nothing_behind(mesh: Rig) -> None:
-    refusal = WeirError(Reason.QUOTA_TOKENS, "too many", limit="tokens_per_minute", retry_after=3.0)
+    denied = WeirError(Reason.QUOTA_TOKENS, "too many", limit="tokens_per_minute", retry_after=3.0)
     normal = mesh.quota.handler
 
     def refuse(call: Any, context: Any) -> Any:
         if call.HasField("reserve"):
-            return quota_pb2.QuotaReply(rejected=refusal.to_rejection())
+            return quota_pb2.QuotaReply(rejected=denied.to_rejection())
         return normal(call, context)
 
     mesh.quota.handler = refuse
