@@ -7,6 +7,6 @@
 `build(settings)` is the service's composition root and returns a `Service`.
 """
 
-from libs.service.process import Builder, Service, main, serve
+from libs.service.process import Builder, Listening, Service, main, serve
 
-__all__ = ["Builder", "Service", "main", "serve"]
+__all__ = ["Builder", "Listening", "Service", "main", "serve"]

@@ -8,7 +8,7 @@ import signal
 import sys
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, Protocol, TypeVar
+from typing import Any, Protocol, TypeVar, runtime_checkable
 
 import grpc
 import uvloop
@@ -28,13 +28,23 @@ _SERVING = health_pb2.HealthCheckResponse.SERVING
 _NOT_SERVING = health_pb2.HealthCheckResponse.NOT_SERVING
 
 
+class Ready(Protocol):
+    """How a service tells whether it can serve."""
+
+    def __call__(self) -> None:
+        """It can: health turns SERVING and the endpoint is registered."""
+
+    def withdraw(self) -> None:
+        """It cannot any more: health turns NOT_SERVING and the endpoint goes, until the next call."""
+
+
 class Service(Protocol):
     """What a composition root returns."""
 
     def register(self, server: grpc.aio.Server) -> list[str]:
         """Add the servicers; return their full names for health and reflection."""
 
-    async def run(self, ready: Callable[[], None]) -> None:
+    async def run(self, ready: Ready) -> None:
         """The process's background work, for its whole life. Calls `ready` once its dependencies are good: health
         turns SERVING and the endpoint is registered. Ends only by cancellation or with the error that ends the
         process."""
@@ -45,6 +55,30 @@ class Service(Protocol):
 
     def endpoint_extra(self) -> Mapping[str, Any]:
         """Further fields of `weir.registry.v1.Endpoint`."""
+
+
+@runtime_checkable
+class Listening(Protocol):
+    """A `Service` that must know its own address; optional."""
+
+    def listening(self, address: str) -> None:
+        """Called once, before `run`, with the "host:port" that the server is bound to."""
+
+
+class _Readiness:
+    """`Ready` over two events, of which one is set."""
+
+    def __init__(self) -> None:
+        self.ready = asyncio.Event()
+        self.lost = asyncio.Event()
+
+    def __call__(self) -> None:
+        self.lost.clear()
+        self.ready.set()
+
+    def withdraw(self) -> None:
+        self.ready.clear()
+        self.lost.set()
 
 
 S = TypeVar("S", bound=ServiceSettings)
@@ -73,12 +107,15 @@ async def serve(service: Service, settings: ServiceSettings, **server_options: A
         [*names[1:], reflection.SERVICE_NAME, health_pb2.DESCRIPTOR.services_by_name["Health"].full_name], server
     )
     port = bind(server, f"{settings.host}:{settings.port}", tls=settings.tls)
+    if isinstance(service, Listening):
+        service.listening(f"{settings.host}:{port}")
     await server.start()
-    running = Running(service, port, asyncio.Event())
+    readiness = _Readiness()
+    running = Running(service, port, readiness.ready)
     try:
         async with asyncio.TaskGroup() as group:
-            background = group.create_task(service.run(running.ready.set), name=f"{settings.service}.run")
-            announce = group.create_task(_announce(running, health, names, settings), name="announce")
+            background = group.create_task(service.run(readiness), name=f"{settings.service}.run")
+            announce = group.create_task(_announce(running, readiness, health, names, settings), name="announce")
             try:
                 yield running
             finally:
@@ -94,15 +131,39 @@ async def serve(service: Service, settings: ServiceSettings, **server_options: A
 
 
 async def _announce(
-    running: Running, health: health_aio.HealthServicer, names: list[str], settings: ServiceSettings
+    running: Running,
+    readiness: _Readiness,
+    health: health_aio.HealthServicer,
+    names: list[str],
+    settings: ServiceSettings,
 ) -> None:
-    """Turn SERVING when the service is ready and keep its endpoint registered while it lives."""
-    await running.ready.wait()
-    for name in names:
-        await health.set(name, _SERVING)
-    log.info("serving", port=running.port)
+    """Be SERVING and registered while the service says that it is ready."""
+    while True:
+        await readiness.ready.wait()
+        for name in names:
+            await health.set(name, _SERVING)
+        log.info("serving", port=running.port)
+        endpoint = asyncio.create_task(_register(running, settings), name="endpoint")
+        lost = asyncio.create_task(readiness.lost.wait(), name="readiness")
+        try:
+            await asyncio.wait((endpoint, lost), return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for task in (endpoint, lost):
+                task.cancel()
+            await asyncio.wait((endpoint, lost))
+        if not endpoint.cancelled() and (error := endpoint.exception()) is not None:
+            raise error
+        for name in names:
+            await health.set(name, _NOT_SERVING)
+        log.info("not_serving")
+
+
+async def _register(running: Running, settings: ServiceSettings) -> None:
+    """Keep the endpoint registered until cancelled."""
     if settings.etcd:
         await keep_endpoint(settings, running.port, running.service.endpoint_extra())
+    else:
+        await asyncio.Event().wait()
 
 
 def main(settings_type: type[S], build: Builder[S], **server_options: Any) -> None:

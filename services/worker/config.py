@@ -103,8 +103,8 @@ class Settings(ServiceSettings, frozen=True, kw_only=True, forbid_unknown_fields
     """Seconds that a lost capacity stream's grant key is still accepted: longer than a grant lives."""
     report_interval: float = 0.01
     """Shortest time between two capacity reports, in seconds."""
-    drain_grace: float = 8.0
-    """How long running sequences may go on after SIGTERM; below drain_seconds. What is left is cut: gateways continue
+    drain_grace: float = 7.0
+    """How long running sequences may go on after SIGTERM; two seconds or more below drain_seconds. What is left is cut: gateways continue
     it elsewhere."""
     registry_wait: float = 3.0
     """How long the start waits for the registry, to compare its digests with the model folders."""

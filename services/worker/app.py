@@ -1,0 +1,257 @@
+"""The worker's composition root and its life."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import grpc
+from weir.admission.v1 import admission_pb2
+from weir.worker.v1 import worker_pb2_grpc
+
+from libs.clock import Clock, SystemClock
+from libs.errors import Reason, WeirError
+from libs.grants import GrantVerifier
+from libs.registry import EtcdStore, RegistrySnapshot, RegistryView, Store
+from libs.telemetry import get_logger
+from services.worker import metrics
+from services.worker.capacity import CapacityReporter
+from services.worker.config import Settings
+from services.worker.engines import create
+from services.worker.engines.port import Capacity, Engine, EngineLoadError
+from services.worker.hub import Hub
+from services.worker.intake import Intake
+from services.worker.models import check_models
+from services.worker.server import SERVICE, WorkerServicer
+
+log = get_logger(__name__)
+
+_FLUSH_SECONDS = 2.0  # for the last frames of streams whose sequences have all ended
+
+
+class EngineFailedError(Exception):
+    """The engine broke; the process must leave so that a fresh one takes over."""
+
+
+class WorkerService:
+    """A `libs.service.Service`."""
+
+    def __init__(
+        self,
+        *,
+        settings: Settings,
+        clock: Clock,
+        engine: Engine,
+        failed: asyncio.Future[None],
+        hub: Hub,
+        intake: Intake,
+        servicer: WorkerServicer,
+        verifier: GrantVerifier,
+        view: RegistryView | None,
+        store: Store | None,
+    ) -> None:
+        self._settings = settings
+        self._clock = clock
+        self._engine = engine
+        self._failed = failed
+        self._hub = hub
+        self._intake = intake
+        self._servicer = servicer
+        self._verifier = verifier
+        self._view = view
+        self._store = store
+        self._address = f"{settings.host}:{settings.port}"
+        self._reporter: CapacityReporter | None = None
+
+    def register(self, server: grpc.aio.Server) -> list[str]:
+        """See `libs.service.Service`."""
+        worker_pb2_grpc.add_WorkerServiceServicer_to_server(self._servicer, server)
+        return [SERVICE]
+
+    def listening(self, address: str) -> None:
+        """See `libs.service.Listening`: gateways are sent to this address."""
+        self._address = address
+
+    def endpoint_extra(self) -> Mapping[str, Any]:
+        """See `libs.service.Service`."""
+        info = self._engine.info
+        return {
+            "pool": self._settings.pool,
+            "model_versions": list(info.models),
+            "engine": info.engine,
+            "simulated": info.simulated,
+        }
+
+    async def run(self, ready: Callable[[], None]) -> None:
+        """Load the engine, then serve. Ready once it can take work, whether or not admission is up yet.
+
+        :raises EngineLoadError: a model cannot be loaded, or is another than the registry says.
+        :raises EngineFailedError: the engine broke; its sequences have been reported as failed.
+        """
+        try:
+            async with asyncio.TaskGroup() as group:
+                if self._view is not None:
+                    group.create_task(self._view.run(), name="registry.view")
+                    await self._check_models(self._view)
+                await self._engine.start(self._hub.on_step)
+                self._hub.attach(self._engine)
+                metrics.watch(self._engine)
+                reporter = self._reporter = self._make_reporter()
+                self._hub.on_change(reporter.changed)
+                group.create_task(reporter.run(), name="capacity")
+                self._find_admission(reporter)
+                if not self._settings.require_grants:
+                    log.warning("grants_not_required")
+                ready()
+                await self._wait_for_failure()
+        finally:
+            await self._engine.stop()
+            if self._store is not None:
+                await self._store.close()
+
+    async def drain(self) -> None:
+        """Take nothing new, let running sequences finish within the grace, then end the streams: gateways continue
+        what is left on other workers."""
+        self._stop_intake("draining")
+        try:
+            async with asyncio.timeout(self._settings.drain_grace):
+                await self._hub.wait_idle()
+            async with asyncio.timeout(_FLUSH_SECONDS):
+                await self._servicer.finish()
+        except TimeoutError:
+            log.warning("drain_cut", sequences=self._hub.live)
+            await self._servicer.cut(WeirError(Reason.DRAINING, "the worker is shutting down"))
+
+    def _stop_intake(self, reason: str) -> None:
+        self._servicer.go_away(reason)
+        if self._reporter is not None:
+            self._reporter.changed()
+
+    def _on_drain(self, reason: str) -> None:
+        log.info("drain_ordered", why=reason)
+        self._stop_intake(reason or "drained by admission")
+
+    async def _check_models(self, view: RegistryView) -> None:
+        """Compare the folders with the registry, now if it can be reached in time, and again on every change."""
+        try:
+            async with asyncio.timeout(self._settings.registry_wait):
+                await view.wait_ready()
+        except TimeoutError:
+            log.warning("registry_unreachable", models=list(self._settings.models))
+        check_models(self._settings.models, view.snapshot)
+        view.on_change(self._recheck)
+
+    def _recheck(self, snapshot: RegistrySnapshot) -> None:
+        try:
+            check_models(self._settings.models, snapshot)
+        except EngineLoadError as error:
+            if not self._failed.done():
+                self._failed.set_exception(error)
+
+    def _find_admission(self, reporter: CapacityReporter) -> None:
+        if self._settings.admission:
+            reporter.connect(self._settings.admission)
+        elif self._view is not None:
+            self._view.on_change(lambda snapshot: reporter.connect(_admission_addresses(snapshot)))
+            reporter.connect(_admission_addresses(self._view.snapshot))
+
+    def _make_reporter(self) -> CapacityReporter:
+        settings, info = self._settings, self._engine.info
+        return CapacityReporter(
+            hello=admission_pb2.WorkerHello(
+                worker=settings.instance,
+                address=self._address,
+                zone=settings.zone,
+                pool=settings.pool,
+                model_versions=info.models,
+                block_size=info.block_size,
+                total_blocks=info.total_blocks,
+                max_running=info.max_running,
+                max_context=info.max_context,
+                simulated=info.simulated,
+                engine=info.engine,
+            ),
+            capacity=self._capacity,
+            draining=lambda: bool(self._intake.draining),
+            verifier=self._verifier,
+            on_preempt=self._hub.interrupt,
+            on_drain=self._on_drain,
+            clock=self._clock,
+            rng=random.Random(),
+            tls=settings.tls,
+            report_interval=settings.report_interval,
+            key_grace=settings.key_grace,
+        )
+
+    def _capacity(self) -> Capacity:
+        return self._engine.capacity()
+
+    async def _wait_for_failure(self) -> None:
+        """Return never. When the engine breaks, its sequences' ERROR endings are written out first."""
+        try:
+            await asyncio.shield(self._failed)
+        except Exception as error:  # whatever broke the engine ends this process
+            self._stop_intake("the engine failed")
+            log.error("engine_failed", error=type(error).__name__)
+            try:
+                async with asyncio.timeout(_FLUSH_SECONDS):
+                    await self._hub.wait_idle()
+                    await self._servicer.finish()
+            except TimeoutError:
+                await self._servicer.cut(WeirError(Reason.ENGINE_ERROR, "the engine failed"))
+            if isinstance(error, EngineLoadError):
+                raise
+            raise EngineFailedError("the engine failed") from error
+
+
+async def build(
+    settings: Settings, *, clock: Clock | None = None, engine: Engine | None = None, store: Store | None = None
+) -> WorkerService:
+    """The service. `engine` and `store` replace the configured ones in tests.
+
+    :raises EngineLoadError: the settings name no engine or make no sense.
+    """
+    clock = clock or SystemClock()
+    failed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+    def on_failure(error: BaseException) -> None:
+        if not failed.done():
+            failed.set_exception(error)
+
+    engine = engine or create(settings, clock=clock, on_failure=on_failure)
+    if store is None and settings.etcd:
+        store = EtcdStore(settings.etcd, tls=settings.tls)
+    cache = Path(settings.state_dir) / "registry.json" if settings.state_dir else None
+    hub = Hub(clock=clock, max_unread_tokens=settings.max_unread_tokens)
+    verifier = GrantVerifier(settings.instance, clock=clock, leeway=settings.grant_clock_leeway)
+    intake = Intake(
+        hub=hub, verifier=verifier, require_grants=settings.require_grants, max_waiting=settings.max_waiting
+    )
+    return WorkerService(
+        settings=settings,
+        clock=clock,
+        engine=engine,
+        failed=failed,
+        hub=hub,
+        intake=intake,
+        servicer=WorkerServicer(
+            hub=hub,
+            intake=intake,
+            worker=settings.instance,
+            peers=settings.session_peers,
+            tls=settings.tls is not None,
+            max_embed_inputs=settings.max_embed_inputs,
+        ),
+        verifier=verifier,
+        view=RegistryView(store, cache_file=cache, clock=clock) if store is not None else None,
+        store=store,
+    )
+
+
+def _admission_addresses(snapshot: RegistrySnapshot) -> frozenset[str]:
+    return frozenset(
+        endpoint.address for (service, _), endpoint in snapshot.endpoints.items() if service == "admission"
+    )

@@ -1,0 +1,205 @@
+"""The capacity streams: tells every admission process what this worker can take, receives its grant keys."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import grpc
+from weir.admission.v1 import admission_pb2, admission_pb2_grpc
+
+from libs.clock import Clock
+from libs.config import TlsFiles
+from libs.deadlines import to_duration, to_seconds
+from libs.grants import GrantVerifier
+from libs.mux.backoff import Backoff
+from libs.mux.wake import Wake
+from libs.rpc import make_channel
+from libs.telemetry import get_logger
+from services.worker import metrics
+from services.worker.engines.port import Capacity
+
+log = get_logger(__name__)
+
+_FIRST_RETRY, _MAX_RETRY = 0.05, 2.0  # seconds
+_STABLE_AFTER = 5.0  # seconds; a stream that lived this long resets the back-off
+_CONNECT_TIMEOUT = 5.0
+_MIN_HEARTBEAT = 0.05
+_FAULTS = (grpc.aio.AioRpcError, asyncio.InvalidStateError, TimeoutError)
+
+
+class CapacityReporter:
+    """Keeps one stream to each admission process. Run `run()` for the worker's whole life."""
+
+    def __init__(
+        self,
+        *,
+        hello: admission_pb2.WorkerHello,
+        capacity: Callable[[], Capacity],
+        draining: Callable[[], bool],
+        verifier: GrantVerifier,
+        on_preempt: Callable[[list[str]], object],
+        on_drain: Callable[[str], None],
+        clock: Clock,
+        rng: random.Random,
+        tls: TlsFiles | None,
+        report_interval: float,
+        key_grace: float,
+    ) -> None:
+        """`capacity` and `draining` are read for each report. `on_preempt` gets request ids, `on_drain` a reason."""
+        self.hello = hello
+        self.capacity = capacity
+        self.draining = draining
+        self.verifier = verifier
+        self.on_preempt = on_preempt
+        self.on_drain = on_drain
+        self.clock = clock
+        self.rng = rng
+        self.tls = tls
+        self.report_interval = report_interval
+        self.key_grace = key_grace
+        self._links: dict[str, tuple[CapacityLink, asyncio.Task[None]]] = {}
+        self._group: asyncio.TaskGroup | None = None
+        self._wanted: frozenset[str] = frozenset()
+        self.taken_in = asyncio.Event()
+        """Set once any admission process has welcomed this worker."""
+
+    async def run(self) -> None:
+        """Serve the streams until cancelled."""
+        async with asyncio.TaskGroup() as group:
+            self._group = group
+            self._reconcile()
+            await asyncio.Event().wait()
+
+    def connect(self, addresses: Iterable[str]) -> None:
+        """Keep streams to exactly these addresses from now on."""
+        self._wanted = frozenset(addresses)
+        self._reconcile()
+
+    def changed(self) -> None:
+        """The load may have changed; cheap, called once per step."""
+        for link, _ in self._links.values():
+            link.wake.set()
+
+    def _reconcile(self) -> None:
+        if self._group is None:
+            return
+        for address in self._links.keys() - self._wanted:
+            self._links.pop(address)[1].cancel()
+        for address in self._wanted - self._links.keys():
+            link = CapacityLink(address, self)
+            self._links[address] = (link, self._group.create_task(link.run(), name=f"capacity.{address}"))
+
+
+class CapacityLink:
+    """The stream to one admission process."""
+
+    def __init__(self, address: str, reporter: CapacityReporter) -> None:
+        self.wake = Wake()
+        self._address = address
+        self._reporter = reporter
+
+    async def run(self) -> None:
+        """Connect, report, reconnect, until cancelled."""
+        reporter = self._reporter
+        backoff = Backoff(first=_FIRST_RETRY, cap=_MAX_RETRY, uniform=reporter.rng.random)
+        async with make_channel(self._address, tls=reporter.tls, server_name="admission.weir.internal") as channel:
+            stub = admission_pb2_grpc.AdmissionServiceStub(channel)
+            while True:
+                began = reporter.clock.monotonic()
+                try:
+                    await self._serve(stub.ReportCapacity())
+                except (*_FAULTS, asyncio.CancelledError) as error:
+                    if isinstance(error, asyncio.CancelledError) and _cancelled_by_owner():
+                        raise
+                    code = error.code().name if isinstance(error, grpc.aio.AioRpcError) else type(error).__name__
+                    log.warning("capacity_stream_lost", admission=self._address, error=code)
+                if reporter.clock.monotonic() - began >= _STABLE_AFTER:
+                    backoff.reset()
+                await asyncio.sleep(backoff.next())
+
+    async def _serve(self, rpc: Any) -> None:
+        """One stream, from Hello to its end. Its key outlives it by a grace: grants under it are on their way."""
+        reporter = self._reporter
+        key_id = ""
+        writer: asyncio.Task[None] | None = None
+        try:
+            async with asyncio.timeout(_CONNECT_TIMEOUT):
+                await rpc.write(admission_pb2.ReportCapacityRequest(hello=reporter.hello))
+                frame = await rpc.read()
+            if frame is grpc.aio.EOF or frame.WhichOneof("frame") != "welcome":
+                return
+            welcome = frame.welcome
+            try:
+                reporter.verifier.add_key(welcome.key_id, welcome.grant_key)
+            except ValueError as error:
+                log.error("grant_key_refused", admission=self._address, error=str(error))
+                return
+            key_id = welcome.key_id
+            log.info("taken_in", admission=self._address, key_id=key_id)
+            metrics.CAPACITY_STREAMS.inc()
+            reporter.taken_in.set()
+            writer = asyncio.create_task(self._report(rpc, to_seconds(welcome.heartbeat)))
+            await self._listen(rpc)
+        finally:
+            if key_id:
+                metrics.CAPACITY_STREAMS.dec()
+                reporter.verifier.remove_key(key_id, after=reporter.key_grace)
+            rpc.cancel()
+            if writer is not None:
+                writer.cancel()
+                await asyncio.gather(writer, return_exceptions=True)
+
+    async def _listen(self, rpc: Any) -> None:
+        while (frame := await rpc.read()) is not grpc.aio.EOF:
+            kind = frame.WhichOneof("frame")
+            if kind == "preempt":
+                self._reporter.on_preempt(list(frame.preempt.request_ids))
+            elif kind == "drain":
+                self._reporter.on_drain(frame.drain.reason)
+
+    async def _report(self, rpc: Any, silence: float) -> None:
+        """Report on change, at most once per `report_interval`, and often enough never to seem lost."""
+        reporter = self._reporter
+        heartbeat = max(_MIN_HEARTBEAT, silence / 3) if silence else 1.0
+        sent: tuple[int, ...] | None = None
+        due = 0.0
+        try:
+            while True:
+                load = reporter.capacity()
+                draining = reporter.draining()
+                state = (load.free_blocks, load.running, load.waiting, load.queued_prefill_tokens, draining)
+                now = reporter.clock.monotonic()
+                if state != sent or now >= due:
+                    await rpc.write(_report_frame(load, draining))
+                    sent, due = state, now + heartbeat
+                    await asyncio.sleep(reporter.report_interval)
+                    continue
+                try:
+                    async with asyncio.timeout(due - now):
+                        await self.wake.wait()
+                except TimeoutError:
+                    continue
+        except _FAULTS:
+            rpc.cancel()  # the reader sees the stream's status
+
+
+def _report_frame(load: Capacity, draining: bool) -> admission_pb2.ReportCapacityRequest:
+    return admission_pb2.ReportCapacityRequest(
+        report=admission_pb2.CapacityReport(
+            free_blocks=load.free_blocks,
+            running=load.running,
+            waiting=load.waiting,
+            queued_prefill_tokens=load.queued_prefill_tokens,
+            last_step=to_duration(max(0.0, load.last_step_seconds)),
+            draining=draining,
+        )
+    )
+
+
+def _cancelled_by_owner() -> bool:
+    """Whether this task was asked to stop; otherwise the cancellation came out of a dead RPC."""
+    task = asyncio.current_task()
+    return task is not None and task.cancelling() > 0

@@ -1,0 +1,217 @@
+"""Between the engine and the gateways: numbers sequences, hands each step's output to the sessions it belongs to."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterable, Sequence
+
+from weir.worker.v1 import worker_pb2
+
+from libs.clock import Clock
+from libs.errors import Reason, WeirError
+from libs.mux.wake import Wake
+from libs.telemetry.tracing import SERVER, Span, is_sampled, span
+from services.worker import metrics
+from services.worker.convert import request_of
+from services.worker.engines.port import Engine, FinishReason, StepOutput
+from services.worker.policy.checks import Asked
+from services.worker.policy.outbox import Outbox
+
+
+class Mailbox:
+    """A gateway session as the hub sees it. `wake` is set when there is something to write."""
+
+    __slots__ = ("closed", "handles", "on_overrun", "outbox", "wake")
+
+    def __init__(self, *, on_overrun: Callable[[], None]) -> None:
+        """`on_overrun` is called when the reader has fallen too far behind."""
+        self.outbox = Outbox()
+        self.wake = Wake()
+        self.handles: dict[int, int] = {}
+        """The gateway's number of each live sequence to the engine's handle."""
+        self.closed = False
+        self.on_overrun = on_overrun
+
+
+class _Sequence:
+    __slots__ = (
+        "cancelled",
+        "first_at",
+        "mailbox",
+        "number",
+        "produced",
+        "prompt_tokens",
+        "request_id",
+        "span",
+        "start",
+    )
+
+    def __init__(self, mailbox: Mailbox, asked: Asked, start: float, sequence_span: Span | None) -> None:
+        self.mailbox = mailbox
+        self.number = asked.number
+        self.request_id = asked.request_id
+        self.prompt_tokens = asked.prompt_tokens
+        self.start = start
+        self.first_at = 0.0
+        self.produced = 0
+        self.cancelled = ""  # why the worker itself ended it
+        self.span = sequence_span
+
+
+class Hub:
+    """Owns the engine's handles. All methods run on the event loop and return at once."""
+
+    def __init__(self, *, clock: Clock, max_unread_tokens: int) -> None:
+        self._clock = clock
+        self._max_unread = max_unread_tokens
+        self._engine: Engine | None = None
+        self._sequences: dict[int, _Sequence] = {}
+        self._last_handle = 0
+        self._on_change: list[Callable[[], None]] = []
+        self._idle = asyncio.Event()
+        self._idle.set()
+
+    def attach(self, engine: Engine) -> None:
+        """Serve this engine; before the first submission."""
+        self._engine = engine
+
+    @property
+    def engine(self) -> Engine:
+        """The engine.
+
+        :raises WeirError: DRAINING while there is none.
+        """
+        if self._engine is None:
+            raise WeirError(Reason.DRAINING, "the engine is not ready")
+        return self._engine
+
+    @property
+    def live(self) -> int:
+        """Sequences that have not ended."""
+        return len(self._sequences)
+
+    def on_change(self, callback: Callable[[], None]) -> None:
+        """Call back whenever the load may have changed: after each step, submission and cancel."""
+        self._on_change.append(callback)
+
+    async def wait_idle(self) -> None:
+        """Return once no sequence is live."""
+        await self._idle.wait()
+
+    def submit(self, mailbox: Mailbox, submissions: Iterable[tuple[worker_pb2.Submit, Asked]], *, tenant: str) -> None:
+        """Start sequences whose grant has been accepted."""
+        now = self._clock.monotonic()
+        salt = tenant.encode()
+        requests = []
+        for submit, asked in submissions:
+            self._last_handle += 1
+            sequence_span = None
+            if submit.traceparent and is_sampled(submit.traceparent):
+                sequence_span = span("worker.generate", submit.traceparent, kind=SERVER)
+                sequence_span.set("gen_ai.response.model", asked.model)
+                sequence_span.set("gen_ai.usage.input_tokens", asked.prompt_tokens)
+            self._sequences[self._last_handle] = _Sequence(mailbox, asked, now, sequence_span)
+            mailbox.handles[asked.number] = self._last_handle
+            requests.append(request_of(submit, asked, handle=self._last_handle, now=now, salt=salt))
+            metrics.PROMPT_TOKENS.inc(asked.prompt_tokens)
+        self._idle.clear()
+        self.engine.submit(requests)
+        self._changed()
+
+    def cancel(self, mailbox: Mailbox, numbers: Iterable[int]) -> None:
+        """End a gateway's sequences; unknown numbers have ended already."""
+        handles = [mailbox.handles[number] for number in numbers if number in mailbox.handles]
+        if handles:
+            self.engine.cancel(handles)
+            self._changed()
+
+    def close(self, mailbox: Mailbox) -> None:
+        """A gateway is gone: end all its sequences and drop what they still say."""
+        mailbox.closed = True
+        handles = list(mailbox.handles.values())
+        if handles:
+            self.engine.cancel(handles)
+
+    def interrupt(self, request_ids: Sequence[str]) -> int:
+        """End requests because admission needs their room; returns how many sequences that are."""
+        wanted = frozenset(request_ids)
+        handles = [handle for handle, sequence in self._sequences.items() if sequence.request_id in wanted]
+        for handle in handles:
+            self._sequences[handle].cancelled = "preempted"
+        if handles:
+            metrics.PREEMPTIONS.inc(len({self._sequences[handle].request_id for handle in handles}))
+            self.engine.cancel(handles)
+        return len(handles)
+
+    def on_step(self, output: StepOutput) -> None:
+        """The engine's sink: one call per step. The hot path; about a microsecond per token."""
+        sequences = self._sequences
+        touched: set[Mailbox] = set()
+        produced = 0
+        for handle, tokens, finish in zip(output.handles, output.tokens, output.finish, strict=True):
+            sequence = sequences.get(handle)
+            if sequence is None:
+                continue
+            mailbox = sequence.mailbox
+            if tokens:
+                outbox = mailbox.outbox
+                produced += len(tokens)
+                if not sequence.produced:
+                    self._first(sequence, output.prompt_tokens_cached.get(handle, 0))
+                sequence.produced += len(tokens)
+                outbox.add(sequence.number, tokens)
+                if handle in output.logprobs:
+                    outbox.add_logprobs(sequence.number, output.logprobs[handle])
+            if finish:
+                self._finish(handle, sequence, FinishReason(finish), output.errors.get(handle, ""))
+            touched.add(mailbox)
+        for mailbox in touched:
+            self._deliver(mailbox, output.step)
+        if produced:
+            metrics.GENERATION_TOKENS.inc(produced)
+            metrics.STEPS.observe(output.step_seconds)
+        self._changed()
+
+    def _deliver(self, mailbox: Mailbox, step: int) -> None:
+        if mailbox.closed:
+            mailbox.outbox.take()
+            return
+        batch = mailbox.outbox.batch
+        if batch.step and step != batch.step:
+            metrics.MERGED_STEPS.inc()
+        batch.step = step
+        if mailbox.outbox.unread > self._max_unread:
+            mailbox.on_overrun()
+        mailbox.wake.set()
+
+    def _first(self, sequence: _Sequence, cached: int) -> None:
+        sequence.first_at = self._clock.monotonic()
+        sequence.mailbox.outbox.add_first(sequence.number, cached)
+        metrics.TTFT.observe(sequence.first_at - sequence.start)
+        metrics.CACHE_QUERIES.inc(sequence.prompt_tokens)
+        if cached:
+            metrics.CACHE_HITS.inc(cached)
+
+    def _finish(self, handle: int, sequence: _Sequence, reason: FinishReason, message: str) -> None:
+        del self._sequences[handle]
+        if not self._sequences:
+            self._idle.set()
+        mailbox = sequence.mailbox
+        mailbox.handles.pop(sequence.number, None)
+        if reason is FinishReason.CANCELLED and sequence.cancelled:
+            reason, message = FinishReason.ERROR, sequence.cancelled
+        mailbox.outbox.finish(sequence.number, reason, message)
+        metrics.FINISHED[reason].inc()
+        if sequence.produced > 1:
+            seconds = self._clock.monotonic() - sequence.first_at
+            metrics.PER_TOKEN.observe(seconds / (sequence.produced - 1))
+        if sequence.span is not None:
+            sequence.span.set("gen_ai.usage.output_tokens", sequence.produced)
+            sequence.span.set("gen_ai.response.finish_reasons", [reason.name.lower()])
+            if sequence.first_at:
+                sequence.span.set("gen_ai.server.time_to_first_token", sequence.first_at - sequence.start)
+            sequence.span.end("ENGINE_ERROR" if reason is FinishReason.ERROR else "")
+
+    def _changed(self) -> None:
+        for callback in self._on_change:
+            callback()

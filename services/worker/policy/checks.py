@@ -1,0 +1,77 @@
+"""What a submission must satisfy before it costs a grant or touches the engine."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from libs.errors import Reason, WeirError
+from services.worker.engines.port import EngineInfo, SamplingParams
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """One sequence as submitted, but for its prompt's content."""
+
+    number: int
+    """The gateway's own."""
+    request_id: str
+    model: str
+    choice: int
+    prompt_tokens: int
+    remaining: float
+    """Seconds to its deadline; 0 when none was given."""
+    params: SamplingParams
+
+
+@dataclass(frozen=True, slots=True)
+class Demand:
+    """What a group of choices asks of its grant."""
+
+    prompt_tokens: int
+    max_output_tokens: int
+    choices: int
+
+
+def check_group(group: Sequence[Asked], info: EngineInfo) -> Demand:
+    """What the choices of one request, submitted together under one grant, ask for.
+
+    :raises WeirError: INVALID_REQUEST, MODEL_NOT_FOUND, CONTEXT_LENGTH_EXCEEDED, DEADLINE_EXCEEDED.
+    """
+    first = group[0]
+    if first.model not in info.models:
+        raise WeirError(Reason.MODEL_NOT_FOUND, f"{first.model} is not served by this worker")
+    if len({asked.choice for asked in group}) != len(group):
+        raise WeirError(Reason.INVALID_REQUEST, "two sequences of one request have the same choice", limit="choice")
+    for asked in group:
+        _check_one(asked, first, info)
+    return Demand(
+        prompt_tokens=max(asked.prompt_tokens for asked in group),
+        max_output_tokens=max(asked.params.max_tokens for asked in group),
+        choices=len(group),
+    )
+
+
+def _check_one(asked: Asked, first: Asked, info: EngineInfo) -> None:
+    if asked.model != first.model:
+        raise WeirError(Reason.INVALID_REQUEST, "the choices of one request share a model", limit="model_version")
+    if asked.remaining <= 0:
+        raise WeirError(Reason.DEADLINE_EXCEEDED, "no time is left", limit="remaining")
+    if asked.params.max_tokens < 1:
+        raise WeirError(Reason.INVALID_REQUEST, "max_tokens must be at least 1", limit="max_tokens")
+    if asked.prompt_tokens < 1:
+        raise WeirError(Reason.INVALID_REQUEST, "the prompt is empty", limit="prompt")
+    if asked.prompt_tokens >= info.max_context:
+        raise WeirError(
+            Reason.CONTEXT_LENGTH_EXCEEDED,
+            f"the prompt has {asked.prompt_tokens} tokens; the context is {info.max_context}",
+            limit="context",
+        )
+    params = asked.params
+    # NaN fails every comparison, so each check is written to hold for good values.
+    if not (params.temperature >= 0 and 0 < params.top_p <= 1 and 0 <= params.min_p <= 1):
+        raise WeirError(Reason.INVALID_REQUEST, "a sampling value is out of range", limit="sampling")
+    if not (params.repetition_penalty > 0 and -10 <= params.presence_penalty <= 10):
+        raise WeirError(Reason.INVALID_REQUEST, "a penalty is out of range", limit="sampling")
+    if not -10 <= params.frequency_penalty <= 10:
+        raise WeirError(Reason.INVALID_REQUEST, "a penalty is out of range", limit="sampling")
