@@ -51,6 +51,7 @@ class Entry:
     spec: ProcessSpec
     state: str = "waiting"
     child: Child | None = None
+    observer: asyncio.Task[None] | None = None
     started_at: float = 0.0
     restarts: int = 0
     failures: int = 0
@@ -110,7 +111,7 @@ class Supervisor:
         entry.hurry.set()
         if entry.child is not None:
             self._log(f"restarting {name} on request")
-            await entry.child.stop()
+            await self._end(entry, entry.child)
 
     def kill(self, name: str, number: int) -> None:
         """Sends a signal to a process, as a fault would; it comes back by the restart policy. Raises UnknownProcess."""
@@ -192,7 +193,7 @@ class Supervisor:
         self._enter(entry, "starting")
         if entry.stopping:  # asked to stop while the process was being created
             await child.stop()
-        observer = asyncio.create_task(self._observe(entry), name=f"observe {name}")
+        entry.observer = observer = asyncio.create_task(self._observe(entry), name=f"observe {name}")
         observer.add_done_callback(lambda task: self._log_fault(name, task))
         try:
             entry.last_exit = await child.wait()
@@ -271,9 +272,16 @@ class Supervisor:
     async def _stop_one(self, entry: Entry) -> None:
         entry.stop_wanted.set()
         if entry.child is not None:
-            self._enter(entry, "stopping")
-            await entry.child.stop()
+            await self._end(entry, entry.child)
         await entry.ended.wait()
+
+    async def _end(self, entry: Entry, child: Child) -> None:
+        """Stops a process that runs. The probe lets go first: a service that drains waits for open health streams."""
+        if entry.observer is not None:
+            entry.observer.cancel()
+            await asyncio.wait((entry.observer,))
+        self._enter(entry, "stopping")
+        await child.stop()
 
     def _enter(self, entry: Entry, state: str) -> None:
         if entry.state != state:

@@ -226,7 +226,11 @@ class _Planner:
             # History is only needed by a watcher that was away for a moment; it re-reads after more than this.
             "--auto-compaction-mode=revision",
             "--auto-compaction-retention=1000",
-            "--log-level=warn",
+            # A single member has nobody to wait for; the defaults would cost a second at each start.
+            "--heartbeat-interval=20",
+            "--election-timeout=200",
+            # At "warn" it complains about every question for its health before it has a leader.
+            "--log-level=error",
             "--logger=zap",
             "--enable-v2=false",
         )
