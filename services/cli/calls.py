@@ -1,0 +1,56 @@
+"""gRPC calls to the mesh's services with the operator's certificate."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from typing import Any, TypeVar
+
+from services.cli.config import Mesh, locate
+
+T = TypeVar("T")
+TIMEOUT = 10.0
+"""Seconds of an administrative call: a change rides out an election of etcd (4 s)."""
+
+
+def with_channel(service: str, use: Callable[[Any], Awaitable[T]], *, mesh: Mesh | None = None) -> T:
+    """What `use` makes of a channel to the service. The channel's calls are plain ones, with trailing metadata.
+
+    :raises WeirError: what the service answers; DEPENDENCY_UNAVAILABLE, naming it, when it cannot be reached.
+    :raises NoMeshError: there is no mesh, or it has no such service.
+    """
+    where = mesh or locate()
+    address = where.address(service)
+
+    async def run() -> T:
+        import grpc
+
+        from libs.errors import Reason, WeirError, from_rpc_error
+        from libs.rpc import make_channel
+
+        try:
+            async with make_channel(address, tls=where.tls, server_name=f"{service}.weir.internal") as channel:
+                return await use(channel)
+        except OSError as error:
+            raise WeirError(Reason.DEPENDENCY_UNAVAILABLE, f"the certificates cannot be read: {error}") from error
+        except grpc.aio.AioRpcError as error:
+            if error.code() is grpc.StatusCode.UNAVAILABLE and not error.trailing_metadata():
+                # Nobody answered; a service that refuses sends its reason along.
+                message = f"{service} does not answer at {address}; see `weir status`"
+                raise WeirError(Reason.DEPENDENCY_UNAVAILABLE, message) from error
+            raise from_rpc_error(error) from error
+
+    return asyncio.run(run())
+
+
+def registry(method: str, request: Any) -> Any:
+    """A call of `weir.registry.v1.RegistryService`.
+
+    :raises WeirError, NoMeshError: as in `with_channel`.
+    """
+    from weir.registry.v1 import registry_pb2_grpc
+
+    return with_channel(
+        "registry",
+        lambda channel: getattr(registry_pb2_grpc.RegistryServiceStub(channel), method)(request, timeout=TIMEOUT),
+    )

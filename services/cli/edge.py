@@ -1,0 +1,115 @@
+"""A streamed chat completion over the edge's OpenAI API, as any HTTP client would ask for it."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import time
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+from urllib.parse import urlsplit
+
+from libs.errors import Reason, WeirError
+
+PATH = "/v1/chat/completions"
+_REASONS = {
+    400: Reason.INVALID_REQUEST,
+    401: Reason.UNAUTHENTICATED,
+    403: Reason.PERMISSION_DENIED,
+    404: Reason.MODEL_NOT_FOUND,
+    413: Reason.PAYLOAD_TOO_LARGE,
+    429: Reason.REJECTED_QUEUE_FULL,
+    503: Reason.DEPENDENCY_UNAVAILABLE,
+    504: Reason.DEADLINE_EXCEEDED,
+}
+"""For answers whose error code is not one of ours."""
+
+
+def chat(url: str, *, key: str, body: Mapping[str, Any], timeout: float, show: Callable[[str], None]) -> dict[str, Any]:
+    """Streams one chat completion; `show` gets every piece of text as it arrives.
+
+    Returns `text`, `finish_reason`, `model` (the version), `simulated`, `request_id`, `usage` (or None) and `ttft_s`
+    (seconds to the first text, or None).
+
+    :param url: the plain HTTP edge.
+    :raises WeirError: the edge's refusal; DEPENDENCY_UNAVAILABLE when it does not answer or the stream breaks.
+    """
+    parts = urlsplit(url)
+    connection = http.client.HTTPConnection(parts.hostname or "", parts.port, timeout=timeout)
+    headers = {"authorization": f"Bearer {key}", "content-type": "application/json", "accept": "text/event-stream"}
+    asked = {**body, "stream": True, "stream_options": {"include_usage": True}}
+    started = time.monotonic()
+    try:
+        connection.request("POST", PATH, body=json.dumps(asked), headers=headers)
+        response = connection.getresponse()
+        if response.status != 200:
+            raise _refusal(response)
+        return _collect(response, started, show)
+    except (OSError, http.client.HTTPException) as error:
+        raise WeirError(Reason.DEPENDENCY_UNAVAILABLE, f"the edge at {url} does not answer: {error}") from error
+    finally:
+        connection.close()
+
+
+def _collect(response: http.client.HTTPResponse, started: float, show: Callable[[str], None]) -> dict[str, Any]:
+    pieces: list[str] = []
+    answer: dict[str, Any] = {
+        "text": "",
+        "finish_reason": "",
+        "model": response.getheader("x-weir-model-version", ""),
+        "simulated": response.getheader("x-weir-simulated", "") == "true",
+        "request_id": response.getheader("x-request-id", ""),
+        "usage": None,
+        "ttft_s": None,
+    }
+    for event in _events(response):
+        if "error" in event:
+            raise _error(event["error"], Reason.INTERNAL, None)
+        answer["model"] = answer["model"] or event.get("model", "")
+        answer["usage"] = event.get("usage") or answer["usage"]
+        for choice in event.get("choices", ()):
+            answer["finish_reason"] = choice.get("finish_reason") or answer["finish_reason"]
+            piece = (choice.get("delta") or {}).get("content")
+            if piece:
+                if answer["ttft_s"] is None:
+                    answer["ttft_s"] = round(time.monotonic() - started, 4)
+                pieces.append(piece)
+                show(piece)
+    answer["text"] = "".join(pieces)
+    return answer
+
+
+def _events(response: http.client.HTTPResponse) -> Iterator[dict[str, Any]]:
+    while line := response.readline():
+        if not line.startswith(b"data:"):
+            continue
+        data = line[5:].strip()
+        if data == b"[DONE]":
+            return
+        try:
+            yield json.loads(data)
+        except ValueError as error:
+            raise WeirError(Reason.INTERNAL, "the edge sent an event that is no JSON") from error
+    raise WeirError(Reason.DEPENDENCY_UNAVAILABLE, "the stream broke before its end")
+
+
+def _refusal(response: http.client.HTTPResponse) -> WeirError:
+    fallback = _REASONS.get(response.status, Reason.INTERNAL)
+    raw = response.getheader("retry-after", "")
+    retry_after = float(raw) if raw and raw.isdigit() else None
+    body = response.read()
+    try:
+        error = json.loads(body)["error"]
+    except (ValueError, KeyError, TypeError):
+        return WeirError(fallback, body.decode("utf-8", "replace")[:300] or f"HTTP {response.status}")
+    return _error(error, fallback, retry_after)
+
+
+def _error(error: Any, fallback: Reason, retry_after: float | None) -> WeirError:
+    if not isinstance(error, dict):
+        return WeirError(fallback, str(error), retry_after=retry_after)
+    name = str(error.get("code") or "").upper()
+    reason = Reason.__members__.get(name, fallback)
+    return WeirError(
+        reason, str(error.get("message", "")), limit=str(error.get("param") or ""), retry_after=retry_after
+    )

@@ -1,0 +1,62 @@
+"""A streamed generation over the native API, through the TLS edge."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Any
+from urllib.parse import urlsplit
+
+from weir.client import Client, Parameters
+from weir.inference.v1 import inference_pb2
+
+from services.cli.config import Mesh, NoMeshError
+
+
+async def generate(
+    mesh: Mesh,
+    *,
+    key: str,
+    model: str,
+    messages: list[tuple[str, str]],
+    parameters: dict[str, Any],
+    seconds: float,
+    show: Callable[[str], None],
+) -> dict[str, Any]:
+    """As `services.cli.edge.chat`, with the same fields in its answer.
+
+    :raises WeirError: refused, or broken.
+    :raises NoMeshError: the mesh has no TLS edge.
+    """
+    port = urlsplit(mesh.edge_tls_url).port
+    if port is None:
+        raise NoMeshError(f"the mesh in {mesh.state} has no TLS edge")
+    started = time.monotonic()
+    first: float | None = None
+    pieces: list[str] = []
+    given = [{"role": role, "content": content} for role, content in messages]
+    async with (
+        Client(f"localhost:{port}", ca=mesh.tls.ca, api_key=key) as client,
+        client.generate(model, given, timeout=seconds, parameters=Parameters(**parameters)) as stream,
+    ):
+        async for piece in stream:
+            if piece.text:
+                if first is None:
+                    first = round(time.monotonic() - started, 4)
+                pieces.append(piece.text)
+                show(piece.text)
+        accepted = stream.accepted or inference_pb2.Accepted()
+        end = stream.end or inference_pb2.End()
+    return {
+        "text": "".join(pieces),
+        "finish_reason": inference_pb2.FinishReason.Name(end.finish_reason).removeprefix("FINISH_REASON_").lower(),
+        "model": accepted.model_version,
+        "simulated": accepted.simulated,
+        "request_id": accepted.request_id,
+        "usage": {
+            "prompt_tokens": end.usage.prompt_tokens,
+            "completion_tokens": end.usage.completion_tokens,
+            "total_tokens": end.usage.prompt_tokens + end.usage.completion_tokens,
+        },
+        "ttft_s": first,
+    }
