@@ -14,19 +14,16 @@ class Backlog:
     def __init__(self, limits: Limits) -> None:
         self._limits = limits
         self.queues = {queue_class: FairQueue() for queue_class in QueueClass}
+        self._items: dict[str, Item] = {}
         self._order = 0
         self._next_expiry = float("inf")
 
     def __len__(self) -> int:
-        return sum(len(queue) for queue in self.queues.values())
+        return len(self._items)
 
     def find(self, request_id: str) -> Item | None:
         """The waiting request of this id."""
-        for queue in self.queues.values():
-            item = queue.get(request_id)
-            if item is not None:
-                return item
-        return None
+        return self._items.get(request_id)
 
     def room_for(self, request: Request) -> str:
         """The bound that keeps the request out ("queue_per_tenant", "queue_per_class"); empty when there is room.
@@ -52,35 +49,35 @@ class Backlog:
             expires_at=min(now + limits.ttl[request.queue_class], request.deadline - limits.return_margin),
         )
         self.queues[request.queue_class].push(item)
+        self._items[request.request_id] = item
         self._next_expiry = min(self._next_expiry, item.expires_at)
-        return item, self._shed() if len(self) > limits.max_queued else None
+        return item, self._shed() if len(self._items) > limits.max_queued else None
 
     def remove(self, request_id: str) -> Item | None:
         """Takes a request out without charging its tenant; None when it does not wait."""
-        for queue in self.queues.values():
-            item = queue.remove(request_id)
-            if item is not None:
-                return item
-        return None
+        item = self._items.pop(request_id, None)
+        if item is not None:
+            self.queues[item.request.queue_class].remove(request_id)
+        return item
 
     def dispatch(self, item: Item) -> None:
         """Takes a request out and charges its tenant."""
+        del self._items[item.request.request_id]
         self.queues[item.request.queue_class].dispatch(item.request.request_id)
 
     def expired(self, now: float) -> list[Item]:
         """Takes out what has waited too long."""
         if now < self._next_expiry:
             return []
-        gone = [item for queue in self.queues.values() for item in queue.items() if item.expires_at <= now]
+        gone = [item for item in self._items.values() if item.expires_at <= now]
         for item in gone:
             self.remove(item.request.request_id)
-        left = (item.expires_at for queue in self.queues.values() for item in queue.items())
-        self._next_expiry = min(left, default=float("inf"))
+        self._next_expiry = min((item.expires_at for item in self._items.values()), default=float("inf"))
         return gone
 
     def clear(self) -> list[Item]:
         """Takes out all that waits, in order of arrival."""
-        items = sorted((item for queue in self.queues.values() for item in queue.items()), key=lambda item: item.order)
+        items = list(self._items.values())
         for item in items:
             self.remove(item.request.request_id)
         return items
@@ -102,7 +99,7 @@ class Backlog:
             queue = self.queues[queue_class]
             if len(queue):
                 longest = max(queue.flows(), key=_backlog_per_weight)
-                return queue.remove(longest.newest().request.request_id)
+                return self.remove(longest.newest().request.request_id)
         return None
 
 

@@ -79,18 +79,10 @@ class FairQueue:
     def __len__(self) -> int:
         return len(self._items)
 
-    def get(self, request_id: str) -> Item | None:
-        """The waiting request of this id."""
-        return self._items.get(request_id)
-
     def size_of(self, tenant: str) -> int:
         """How many requests of the tenant wait."""
         flow = self._flows.get(tenant)
         return flow.size if flow else 0
-
-    def items(self) -> Iterator[Item]:
-        """All that wait, in no particular order."""
-        return iter(self._items.values())
 
     def flows(self) -> Iterator[Flow]:
         """The backlogged tenants, in no particular order."""
