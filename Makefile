@@ -6,7 +6,7 @@ PYTHON ?= python3.11
 PY := .venv/bin/python
 WEIR := .venv/bin/weir
 BUILD := build
-# Passed on to `weir up`: make up UP='--profile simulated --set worker.step_interval=0.02'
+# Passed on to `weir up`: make up UP='--profile simulated --set worker.simulated.step_interval=0.02'
 UP ?=
 PYTEST ?= -q
 PROTO_FILES = $(shell cd protos && find weir inference -name '*.proto' | sort)

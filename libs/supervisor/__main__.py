@@ -1,7 +1,8 @@
-"""`python -m libs.supervisor SPEC.json [--echo] [--ready-fd N]`: runs a specification until SIGTERM, SIGINT or `stop`.
+"""`python -m libs.supervisor SPEC.json [--echo] [--detach] [--ready-fd N]`: runs a specification.
 
-With --ready-fd one byte is written to that descriptor once the control socket takes commands. Exit code 0 after a stop,
-1 when the start-up failed.
+It ends by SIGTERM, SIGINT or a `stop` command. With --detach this process only starts another one and ends, so that the
+supervisor belongs to nobody's process tree. With --ready-fd one byte is written to that descriptor once the control
+socket takes commands. Exit code 0 after a stop, 1 when the start-up failed.
 """
 
 from __future__ import annotations
@@ -49,7 +50,10 @@ def main() -> int:
     parser.add_argument("spec", type=Path)
     parser.add_argument("--echo", action="store_true", help="also print the log stream, coloured")
     parser.add_argument("--ready-fd", type=int, help="told once the control socket takes commands")
+    parser.add_argument("--detach", action="store_true", help="go on in a process of its own")
     options = parser.parse_args()
+    if options.detach and os.fork():  # nothing has started a thread yet
+        return 0
 
     def tell() -> None:
         if options.ready_fd is not None:

@@ -36,7 +36,7 @@ def _failed(message: str, details: list[str] | None = None) -> typer.Exit:
 def up(
     profile: Annotated[str, typer.Option(help="A file in deploy/profiles: demo, simulated, bench.")] = "demo",
     overrides: Annotated[
-        list[str] | None, typer.Option("--set", help="NAME.FIELD=VALUE, such as worker.step_interval=0.02")
+        list[str] | None, typer.Option("--set", help="NAME.FIELD=VALUE, such as worker.simulated.step_interval=0.02")
     ] = None,
 ) -> None:
     """Start the mesh, wait until it is ready, stream one completion."""

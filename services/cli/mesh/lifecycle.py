@@ -8,6 +8,7 @@ import select
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -51,8 +52,8 @@ class Lock:
         os.close(self.descriptor)
 
 
-def launch(spec: SupervisorSpec, lock: Lock) -> int:
-    """Starts the supervisor in a session of its own and returns its pid once it takes commands. Raises StartError."""
+def launch(spec: SupervisorSpec, lock: Lock) -> None:
+    """Starts the supervisor, detached, and returns once it takes commands. Raises StartError when it ends before."""
     state = Path(spec.state_dir)
     path = state / "config" / "supervisor.json"
     path.write_bytes(dump(spec))
@@ -60,20 +61,31 @@ def launch(spec: SupervisorSpec, lock: Lock) -> int:
     errors = state / "logs" / "supervisor.err"
     listening, tell = os.pipe()
     with open(errors, "wb") as output:
-        process = subprocess.Popen(
-            [sys.executable, "-m", "libs.supervisor", str(path), "--ready-fd", str(tell)],
+        subprocess.run(
+            [sys.executable, "-m", "libs.supervisor", str(path), "--detach", "--ready-fd", str(tell)],
             stdin=subprocess.DEVNULL,
             stdout=output,
             stderr=output,
             start_new_session=True,
             pass_fds=(lock.descriptor, tell),
+            check=False,
         )
     os.close(tell)
     with open(listening, "rb") as pipe:
         if not pipe.read(1):  # it ended before it listened
-            process.wait()
             raise StartError("the supervisor did not start", errors.read_text(errors="replace").splitlines()[-20:])
-    return process.pid
+
+
+def wait_until_free(state: Path, *, seconds: float = 10.0) -> None:
+    """Waits for a supervisor that has answered its last question to be gone as well."""
+    deadline = time.monotonic() + seconds
+    while time.monotonic() < deadline:
+        try:
+            Lock(state).close()
+        except Busy:
+            time.sleep(0.01)
+        else:
+            return
 
 
 def status(state: Path) -> dict[str, Any] | None:

@@ -70,7 +70,7 @@ def parse_profile(text: str) -> dict[str, dict[str, Any]]:
 
 
 def parse_overrides(assignments: Iterable[str]) -> dict[str, dict[str, Any]]:
-    """Turns "worker.step_interval=0.02" into settings by name. The value is JSON, or else a string.
+    """Turns "worker.simulated.step_interval=0.02" into settings by name. The value is JSON, or else a string.
 
     Raises TopologyError for an assignment without a name, a field or "=".
     """

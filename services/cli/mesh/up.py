@@ -83,9 +83,10 @@ def up(where: Site, options: Options, *, say: Say, write: Callable[[str], None])
             _bring_up(where, plan, options, timeline, say=say, write=write)
         except BaseException:
             lifecycle.stop(where.state)
-            raise
-        finally:
             lock.close()
+            lifecycle.wait_until_free(where.state)
+            raise
+        lock.close()
 
 
 def _already_up(where: Site, say: Say) -> None:
