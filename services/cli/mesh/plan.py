@@ -270,7 +270,8 @@ class _Planner:
             # Hot restart shares memory between Envoys of one machine; side by side meshes must not meet there.
             argv=(site.envoy, "-c", str(bootstrap), "--log-level", "warning", "--disable-hot-restart"),
             env=dict(process.env),
-            readiness=HttpProbe(port=http, path="/healthz"),
+            # Not the edge's own /healthz: every look would be an access log line and a trace.
+            readiness=HttpProbe(port=admin, path="/ready"),
         )
 
 

@@ -113,9 +113,11 @@ openai:
           messages=[{{"role": "user", "content": "Tell me about rivers."}}]):
       print(chunk.choices[0].delta.content or "", end="", flush=True)
 
-gRPC stub, inside the mesh (xDS and mTLS; GRPC_XDS_BOOTSTRAP is set by the file above):
-  channel = libs.rpc.make_channel("xds:///gateway.weir.internal", tls=TlsFiles(ca, cert, key))
-  stub = weir.inference.v1.inference_pb2_grpc.InferenceServiceStub(channel)
+gRPC inside the mesh, over xDS and mTLS as the workload demo-client (GRPC_XDS_BOOTSTRAP comes from the file above):
+  tls = weir.client.Tls(ca=os.environ["WEIR_CA"], cert=os.environ["WEIR_CLIENT_CERT"], key=os.environ["WEIR_CLIENT_KEY"])
+  async with weir.client.Client("xds:///gateway.weir.internal", tls=tls) as client:
+      print((await client.complete("{model}", "Tell me about rivers.", timeout=30)).text)
+  (or a plain stub: weir.inference.v1.inference_pb2_grpc.InferenceServiceStub over libs.rpc.make_channel)
 
   make status    make logs s=gateway f=1    make down
 """

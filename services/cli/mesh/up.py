@@ -27,7 +27,7 @@ from services.cli.mesh.topology import TopologyError, parse_overrides, unknown_n
 Say = Callable[[str], None]
 
 PROMPT = "Tell me about rivers."
-MAX_TOKENS = 48
+MAX_TOKENS = 120
 # Readiness is per process; the last endpoint may still be on its way through the control plane to Envoy (tens of
 # milliseconds). A 503 in this window is not a failure yet.
 SETTLE_SECONDS = 10.0

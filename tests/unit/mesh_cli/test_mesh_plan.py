@@ -78,7 +78,7 @@ def test_etcd_demands_certificates_and_envoy_keeps_to_itself() -> None:
     envoy = next(p for p in plan.processes if p.name == "envoy")
     assert "--client-cert-auth" in etcd.argv
     assert "--disable-hot-restart" in envoy.argv
-    assert envoy.readiness == HttpProbe(port=18000, path="/healthz")
+    assert envoy.readiness == HttpProbe(port=18002, path="/ready")
     assert plan.addresses["envoy"]["tls_address"] == "127.0.0.1:18001"
 
 
