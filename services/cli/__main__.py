@@ -36,11 +36,18 @@ def build(*, with_mesh: bool = True) -> typer.Typer:
     return app
 
 
+def json_last(arguments: list[str]) -> list[str]:
+    """The arguments with `--json` moved behind the command that it is meant for; what follows "--" stays."""
+    end = arguments.index("--") if "--" in arguments else len(arguments)
+    options, rest = arguments[:end], arguments[end:]
+    if "--json" not in options:
+        return arguments
+    return [*(each for each in options if each != "--json"), "--json", *rest]
+
+
 def main(argv: list[str] | None = None) -> None:
-    """The console script. A `--json` before the command counts for the command."""
-    arguments = list(sys.argv[1:] if argv is None else argv)
-    if "--json" in arguments[:1]:
-        arguments = [*arguments[1:], "--json"]
+    """The console script. `--json` may stand anywhere."""
+    arguments = json_last(list(sys.argv[1:] if argv is None else argv))
     build(with_mesh=not arguments or arguments[0] not in OWN)(args=arguments, prog_name="weir")
 
 

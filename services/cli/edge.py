@@ -101,7 +101,8 @@ def _refusal(response: http.client.HTTPResponse) -> WeirError:
     try:
         error = json.loads(body)["error"]
     except (ValueError, KeyError, TypeError):
-        return WeirError(fallback, body.decode("utf-8", "replace")[:300] or f"HTTP {response.status}")
+        text = body.decode("utf-8", "replace")[:300] or f"HTTP {response.status}"
+        return WeirError(fallback, text, retry_after=retry_after)
     return _error(error, fallback, retry_after)
 
 

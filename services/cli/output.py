@@ -40,9 +40,8 @@ def print_table(columns: Sequence[str], rows: Iterable[Sequence[object]], *, emp
         table.add_column(column, no_wrap=True)
     for row in made:
         table.add_row(*(Text(cell) for cell in row))
-    console = Console()
-    widest = console.measure(table).maximum
-    Console(width=max(console.width, widest)).print(table)
+    # The table's own width, whatever the terminal's: a cut cell is of no use, a wrapped line can be read.
+    Console(width=Console(width=10_000).measure(table).maximum).print(table)
 
 
 def print_fields(fields: Iterable[tuple[str, object]]) -> None:
