@@ -114,9 +114,11 @@ openai:
       print(chunk.choices[0].delta.content or "", end="", flush=True)
 
 gRPC inside the mesh, over xDS and mTLS as the workload demo-client (GRPC_XDS_BOOTSTRAP comes from the file above):
-  tls = weir.client.Tls(ca=os.environ["WEIR_CA"], cert=os.environ["WEIR_CLIENT_CERT"], key=os.environ["WEIR_CLIENT_KEY"])
+  env = os.environ
+  tls = weir.client.Tls(ca=env["WEIR_CA"], cert=env["WEIR_CLIENT_CERT"], key=env["WEIR_CLIENT_KEY"])
   async with weir.client.Client("xds:///gateway.weir.internal", tls=tls) as client:
-      print((await client.complete("{model}", "Tell me about rivers.", timeout=30)).text)
+      messages = [{{"role": "user", "content": "Tell me about rivers."}}]
+      print((await client.complete("{model}", messages, timeout=30)).text)
   (or a plain stub: weir.inference.v1.inference_pb2_grpc.InferenceServiceStub over libs.rpc.make_channel)
 
   make status    make logs s=gateway f=1    make down
