@@ -55,6 +55,7 @@ class AuditWriter:
         self._backlog: deque[audit_pb2.Record] = deque()
         self._sent = 0
         self._wake = asyncio.Event()
+        self._changed = asyncio.Event()
         self._spool_failed = False
         metrics.SPOOL_BYTES.set(spool.bytes)
 
@@ -103,6 +104,18 @@ class AuditWriter:
             self._store(waiting)
             self._spool.close()
 
+    async def settled(self) -> None:
+        """Wait until no record is in memory alone: each is acknowledged, spooled, refused or dropped."""
+        while self._buffered:
+            self._changed.clear()
+            await self._changed.wait()
+
+    async def drained(self) -> None:
+        """Wait until no record is left here, on disk neither; with the service away that may be for ever."""
+        while self._buffered or self._spool.pending:
+            self._changed.clear()
+            await self._changed.wait()
+
     def _submit(self, record: audit_pb2.Record) -> bool:
         """Send a record; False when it cannot even be queued."""
         self._sent += 1
@@ -133,7 +146,11 @@ class AuditWriter:
             self._refused(record, error)
         else:
             self._put_back(record)
+        self._note()
+
+    def _note(self) -> None:
         metrics.BUFFERED.set(self._buffered)
+        self._changed.set()
 
     def _put_back(self, record: audit_pb2.Record) -> None:
         self._backlog.append(record)
@@ -155,6 +172,7 @@ class AuditWriter:
                     return
             for _ in records:
                 self._backlog.popleft()
+            self._note()
 
     def _store(self, records: Sequence[audit_pb2.Record]) -> int:
         """Append to the spool; returns how many records are dealt with. A full spool drops, a failing disk waits."""
@@ -188,6 +206,7 @@ class AuditWriter:
             log.error("audit_spool_damaged", lines=damaged)
         await asyncio.to_thread(partial(self._spool.acknowledge, lines, damaged=damaged))
         metrics.SPOOL_BYTES.set(self._spool.bytes)
+        self._note()
         return True
 
     async def _send(self, payload: bytes, deadline: Deadline) -> bool:

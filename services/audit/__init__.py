@@ -1,0 +1,1 @@
+"""What happened, provably? See README.md."""
