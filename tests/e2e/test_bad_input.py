@@ -90,8 +90,8 @@ def test_a_bad_key_and_no_key(mesh: Mesh) -> None:
 
 
 def new_key(mesh: Mesh, *arguments: str) -> tuple[str, str]:
-    created = mesh.weir_json("keys", "create", "--tenant", "acme", *arguments)
-    return created["key"]["id"], created["secret"]
+    created = mesh.weir_json("keys", "create", "acme", *arguments)
+    return created["id"], created["secret"]
 
 
 def ends_with(client: OpenAI, error: type[Exception]) -> Callable[[], bool]:
@@ -151,7 +151,7 @@ def test_forged_identity_headers_change_nothing(mesh: Mesh) -> None:
     request_id = answered.headers["x-request-id"]
 
     def recorded() -> str | None:
-        records = mesh.weir_json("audit", "tail", "--limit", "50")["records"]
+        records = mesh.weir_json("audit", "tail", "--lines", "50")["records"]
         found = [
             r["record"]["request"] for r in records if r["record"].get("request", {}).get("request_id") == request_id
         ]

@@ -25,7 +25,7 @@ def gauge(mesh: Mesh, service: str, name: str) -> float:
 
 
 def record_of(mesh: Mesh, request_id: str) -> dict[str, Any] | None:
-    for entry in mesh.weir_json("audit", "tail", "--limit", "200")["records"]:
+    for entry in mesh.weir_json("audit", "tail", "--lines", "200")["records"]:
         request = entry["record"].get("request", {})
         if request.get("request_id") == request_id:
             return request
@@ -50,7 +50,7 @@ def test_the_audit_log_holds_no_words(mesh: Mesh, acme: OpenAI) -> None:
     reply = raw.parse().choices[0].message.content or ""
     eventually(lambda: record_of(mesh, raw.headers["x-request-id"]), what="the audit record")
     secret = mesh.env["WEIR_KEY_ACME"].rsplit("_", 1)[1]
-    for path in [*mesh.state.rglob("*.jsonl"), *mesh.state.rglob("*.log")]:
+    for path in [*(mesh.state / "data" / "audit").rglob("*.log"), *mesh.state.rglob("logs/*")]:
         content = path.read_text(errors="replace")
         assert marker not in content, path
         assert secret not in content, path
@@ -69,9 +69,10 @@ def test_tampering_is_found(mesh: Mesh, tmp_path: Path) -> None:
     def verdict_after(name: str, change: Any) -> bool:
         copy = tmp_path / name
         shutil.copytree(source, copy)
-        log = max(copy.rglob("*.jsonl"), key=lambda path: path.stat().st_size)
-        change(log)
-        done = mesh.weir("audit", "verify", "--directory", str(copy), "--json", check=False)
+        change(max((copy / "log").glob("*.log"), key=lambda path: path.stat().st_size))
+        places = ["--offline", copy / "log", "--checkpoints", copy / "checkpoints"]
+        places += ["--public-key", copy / "keys" / "checkpoint.pub"]
+        done = mesh.weir("audit", "verify", *map(str, places), "--json", check=False)
         return bool(json.loads(done.stdout)["ok"]) and done.returncode == 0
 
     def flip(log: Path) -> None:
@@ -196,9 +197,9 @@ def test_xds_is_acknowledged(mesh: Mesh) -> None:
 def test_the_command_line_shows_the_mesh(mesh: Mesh) -> None:
     assert "weir-fast@1" in mesh.weir("models").stdout
     assert {row["id"] for row in mesh.weir_json("tenants")["tenants"]} >= {"acme", "globex", "tiny"}
-    assert len(mesh.weir_json("workers")["endpoints"]) == 2
+    assert len(mesh.weir_json("workers")["workers"]) == 2
     assert mesh.weir("complete", "What is a weir?").stdout.strip()
-    changed = mesh.weir("limits", "set", "--tenant", "globex", "--model", "*", "--rpm", "5000", check=False)
+    changed = mesh.weir("limits", "set", "globex", "--rpm", "50000", check=False)
     assert changed.returncode == 0, changed.stderr
     missing = mesh.weir("keys", "revoke", "no-such-key", check=False)
     assert missing.returncode != 0
