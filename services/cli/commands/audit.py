@@ -16,7 +16,7 @@ VERIFY_SECONDS = 300.0
 
 @app.command()
 def tail(
-    lines: Annotated[int, typer.Option("--lines", "-n", min=1, max=1000, help="How many records.")] = 20,
+    limit: Annotated[int, typer.Option("--limit", "-n", min=1, max=1000, help="How many records.")] = 20,
     tenant: Annotated[str, typer.Option(help="Only this tenant's.")] = "",
     as_json: Json = False,
 ) -> None:
@@ -25,7 +25,7 @@ def tail(
 
     from services.cli import calls
 
-    request = audit_pb2.TailRequest(limit=lines, tenant=tenant)
+    request = audit_pb2.TailRequest(limit=limit, tenant=tenant)
     with failures():
         answer = calls.with_channel(
             "audit", lambda channel: audit_pb2_grpc.AuditServiceStub(channel).Tail(request, timeout=calls.TIMEOUT)
@@ -43,16 +43,27 @@ def tail(
 
 @app.command()
 def verify(
-    offline: Annotated[
-        Path | None, typer.Option(help="Verify the log in this folder instead of asking the service.")
+    directory: Annotated[
+        Path | None, typer.Option(help="Verify the files in this folder (log, checkpoints, keys), not the service's.")
     ] = None,
-    checkpoints: Annotated[Path | None, typer.Option(help="With --offline: the folder of checkpoints.log.")] = None,
-    public_key: Annotated[Path | None, typer.Option(help="With --offline: the checkpoints' public key.")] = None,
+    log: Annotated[Path | None, typer.Option(help="The folder of segments, when not DIRECTORY/log.")] = None,
+    checkpoints: Annotated[
+        Path | None, typer.Option(help="The folder of checkpoints.log, when not DIRECTORY/checkpoints.")
+    ] = None,
+    public_key: Annotated[
+        Path | None, typer.Option(help="The checkpoints' public key, when not DIRECTORY/keys/checkpoint.pub.")
+    ] = None,
     as_json: Json = False,
 ) -> None:
     """Verify the whole chain against its signed checkpoints. Exit code 1 when anything does not hold."""
     with failures():
-        report = _verify_online() if offline is None else _verify_files(offline, checkpoints, public_key)
+        if directory is None and log is None:
+            report = _verify_online()
+        else:
+            base = directory or Path()
+            report = _verify_files(
+                log or base / "log", checkpoints or base / "checkpoints", public_key or base / "keys" / "checkpoint.pub"
+            )
     if as_json:
         print_json(report)
     else:
@@ -80,12 +91,10 @@ def _verify_online() -> dict[str, Any]:
     return plain(answer)
 
 
-def _verify_files(log: Path, checkpoints: Path | None, public_key: Path | None) -> dict[str, Any]:
+def _verify_files(log: Path, checkpoints: Path, public_key: Path) -> dict[str, Any]:
     from libs.auditlog.keys import KeyFileError
     from libs.auditlog.verify import verify_directory
 
-    if checkpoints is None or public_key is None:
-        raise failed("--offline needs --checkpoints and --public-key")
     if not log.is_dir():
         raise failed(f"{log} is no folder")
     try:
