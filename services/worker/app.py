@@ -20,7 +20,7 @@ from libs.telemetry import get_logger
 from services.worker import metrics
 from services.worker.capacity import CapacityReporter
 from services.worker.config import Settings
-from services.worker.engines import create
+from services.worker.engines import OnFailure, create
 from services.worker.engines.port import Capacity, Engine, EngineLoadError
 from services.worker.hub import Hub
 from services.worker.intake import Intake
@@ -208,9 +208,13 @@ class WorkerService:
 
 
 async def build(
-    settings: Settings, *, clock: Clock | None = None, engine: Engine | None = None, store: Store | None = None
+    settings: Settings,
+    *,
+    clock: Clock | None = None,
+    make_engine: Callable[[OnFailure], Engine] | None = None,
+    store: Store | None = None,
 ) -> WorkerService:
-    """The service. `engine` and `store` replace the configured ones in tests.
+    """The service. `make_engine` and `store` replace the configured engine and etcd in tests.
 
     :raises EngineLoadError: the settings name no engine or make no sense.
     """
@@ -221,7 +225,7 @@ async def build(
         if not failed.done():
             failed.set_exception(error)
 
-    engine = engine or create(settings, clock=clock, on_failure=on_failure)
+    engine = make_engine(on_failure) if make_engine else create(settings, clock=clock, on_failure=on_failure)
     if store is None and settings.etcd:
         store = EtcdStore(settings.etcd, tls=settings.tls)
     cache = Path(settings.state_dir) / "registry.json" if settings.state_dir else None

@@ -104,7 +104,7 @@ class Settings(ServiceSettings, frozen=True, kw_only=True, forbid_unknown_fields
     report_interval: float = 0.01
     """Shortest time between two capacity reports, in seconds."""
     drain_grace: float = 7.0
-    """How long running sequences may go on after SIGTERM; two seconds or more below drain_seconds. What is left is cut: gateways continue
-    it elsewhere."""
+    """How long running sequences may go on after SIGTERM; at least two seconds below drain_seconds. What is left is
+    cut: gateways continue it elsewhere."""
     registry_wait: float = 3.0
     """How long the start waits for the registry, to compare its digests with the model folders."""
