@@ -84,7 +84,7 @@ class Streaming:
 
 
 def pids(mesh: Mesh) -> dict[str, int]:
-    return {row["name"]: row["pid"] for row in mesh.weir_json("status")["processes"]}
+    return {row["name"]: row["pid"] for row in mesh.status()}
 
 
 @pytest.mark.parametrize("service", LEAVES)

@@ -99,8 +99,12 @@ class Mesh:
 
     def process(self, name: str) -> Mapping[str, Any]:
         """A process as `weir status` sees it."""
-        rows = self.weir_json("status")["processes"]
-        return next(row for row in rows if row["name"] == name)
+        return next(row for row in self.status() if row["name"] == name)
+
+    def status(self) -> list[dict[str, Any]]:
+        """Every process; the command's exit status says whether all are ready."""
+        rows: list[dict[str, Any]] = json.loads(self.weir("status", "--json", check=False).stdout)["processes"]
+        return rows
 
     def kill(self, name: str) -> int:
         """SIGKILL one process, by the pid that the supervisor knows; returns that pid."""
