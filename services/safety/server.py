@@ -27,6 +27,8 @@ class _Open:
     pack: Pack
     tenant: str
     request_id: str
+    sealed: bool = False
+    """Its policy is unknown: nothing leaves. One such choice must not fail the call that carries all the others."""
 
 
 class SafetyHandler:
@@ -40,8 +42,8 @@ class SafetyHandler:
     def __call__(self, call: safety_pb2.SafetyCall, ctx: CallContext) -> safety_pb2.SafetyReply:
         """Return the reply to one call.
 
-        :raises WeirError: INVALID_REQUEST for a malformed call, NOT_FOUND for a policy or filter that is not there
-            (nothing was fed then), REJECTED_QUEUE_FULL when the session has too many filters.
+        :raises WeirError: INVALID_REQUEST for a malformed call, NOT_FOUND for an input's policy or a filter that is not
+            there (nothing was fed then), REJECTED_QUEUE_FULL when the session has too many filters.
         """
         if call.HasField("filter_output"):
             return self._filter(call.filter_output, ctx.session)
@@ -87,6 +89,8 @@ class SafetyHandler:
             held.append(stream.held)
             if stream.findings:
                 _add_findings(output, position, one)
+            elif one.sealed:
+                _seal(output, position, one)
         output.released.extend(released)
         output.held.extend(held)
         for number in ask.close:
@@ -101,12 +105,22 @@ class SafetyHandler:
                 raise WeirError(Reason.INVALID_REQUEST, f"filter {ask.filter} is open already", limit="open")
             if len(filters) + len(opening) >= self._max_filters:
                 raise WeirError(Reason.REJECTED_QUEUE_FULL, "too many output filters are open", limit="max_filters")
-            pack = self._pack(ask.tenant, ask.policy)
-            stream = pack.open_output()
-            if ask.context:
-                stream.seed(ask.context[-self._max_context :])
-            opening[ask.filter] = _Open(stream, pack, ask.tenant, ask.request_id)
+            opening[ask.filter] = self._open(ask)
         return opening
+
+    def _open(self, ask: safety_pb2.OpenFilter) -> _Open:
+        book = self._book()
+        try:
+            pack = book.pack_for(ask.tenant, ask.policy)
+        except UnknownPolicyError:
+            pack = book.pack_for("", book.default)
+            sealed = _Open(pack.open_output(), pack, ask.tenant, ask.request_id, sealed=True)
+            sealed.stream.blocked = True
+            return sealed
+        stream = pack.open_output()
+        if ask.context:
+            stream.seed(ask.context[-self._max_context :])
+        return _Open(stream, pack, ask.tenant, ask.request_id)
 
     def _forget(self, filters: dict[int, _Open], number: int) -> None:
         if filters.pop(number, None) is not None:
@@ -145,6 +159,12 @@ def _add_findings(output: safety_pb2.OutputReleased, position: int, one: _Open) 
     for finding in findings:
         output.findings.add(position=position, intervention=convert.intervention(finding))
     _report(findings, "output", one.tenant, one.request_id)
+
+
+def _seal(output: safety_pb2.OutputReleased, position: int, one: _Open) -> None:
+    finding = Finding(category="policy.unknown", pattern="", action="block", pack="")
+    output.findings.add(position=position, intervention=convert.intervention(finding))
+    _report((finding,), "output", one.tenant, one.request_id)
 
 
 def _report(findings: Iterable[Finding], stage: str, tenant: str, request_id: str) -> None:

@@ -137,13 +137,18 @@ async def test_a_failed_call_changes_nothing(mesh: Mesh) -> None:
         mesh.feed([1], ["a", "b"]),
         mesh.feed([1], ["a"], [True, True]),
         mesh.feed([1], ["a"], opened=[opening(1)]),
-        mesh.feed([1], ["a"], opened=[opening(2, policy="none-such")]),
         mesh.feed([1], ["a"], opened=[opening(number) for number in range(2, 7)]),
         mesh.call(safety_pb2.SafetyCall()),
     ):
         with pytest.raises(WeirError):
             await attempt
     assert list((await mesh.feed([1], ["y"])).released) == ["FORBIDDEN-y"]
+
+
+async def test_an_unknown_policy_stops_its_own_choice_only(mesh: Mesh) -> None:
+    both = await mesh.feed([1, 2], ["one", "two"], opened=[opening(1, policy="none-such"), opening(2)])
+    assert list(both.released) == ["", "two"]
+    assert [(one.position, one.intervention.category) for one in both.findings] == [(0, "policy.unknown")]
 
 
 async def test_closed_filters_make_room(mesh: Mesh) -> None:

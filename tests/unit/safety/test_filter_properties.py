@@ -169,7 +169,7 @@ SPECIMENS = {
     "phone-international": "+49 30 1234567",
     "phone-us": "(212) 555-1234",
     "email": "john.doe@example.com",
-    "email-domain": "@example.com",
+    "email-domain": "joe@example.com",
     "weir-key": "wk_acme_0123456789abcdefghij",
     "aws-access-key": "AKIAABCDEFGHIJKLMNOP",
     "provider-key": "sk-abcdefghijklmnopqrstuvwx",
