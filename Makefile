@@ -117,7 +117,7 @@ protos-baseline: ## Accept the present protos as the ones that later changes mus
 # --- models and figures ---
 
 .PHONY: demo-models
-demo-models: setup ## Train the two demo models again (hours on a small machine; the result is committed).
+demo-models: setup ## Train the two demo models again (the result is committed).
 	$(PY) -m models.training
 
 .PHONY: bench-up
@@ -126,7 +126,7 @@ bench-up: setup ## Measure the cold start: installed dependencies to the first t
 
 .PHONY: bench-mesh
 bench-mesh: setup ## Measure what the mesh costs per request and per token (docs/performance.md).
-	$(PY) -m loadtest.mesh
+	$(PY) -m loadtest.bench_mesh
 
 .PHONY: bench-xds
 bench-xds: setup ## Measure the time from an etcd write to the acknowledged xDS snapshot.
