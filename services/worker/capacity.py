@@ -63,6 +63,8 @@ class CapacityReporter:
         self._links: dict[str, tuple[CapacityLink, asyncio.Task[None]]] = {}
         self._group: asyncio.TaskGroup | None = None
         self._wanted: frozenset[str] = frozenset()
+        self.live = 0
+        """Admission processes that know this worker at present."""
         self.taken_in = asyncio.Event()
         """Set once any admission process has welcomed this worker."""
 

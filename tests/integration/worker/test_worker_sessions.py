@@ -10,8 +10,10 @@ from weir.admission.v1 import admission_pb2
 from weir.worker.v1 import worker_pb2
 from worker_support import MODEL, rig, submission, until
 
+from libs.config import TlsFiles
 from libs.deadlines import to_duration
 from libs.errors import Reason, from_rpc_error
+from libs.pki import ensure_ca, issue
 
 PACED = {"step_interval": 0.003}
 
@@ -215,3 +217,19 @@ async def test_grants_can_be_switched_off_for_measuring_alone():
         gateway = await r.gateway()
         await gateway.submit(submission(1, None))
         await asyncio.wait_for(gateway.until(lambda: 1 in gateway.finished), 10)
+
+
+async def test_under_mtls_only_the_named_services_may_open_a_session(tmp_path):
+    ensure_ca(tmp_path)
+
+    def tls_of(service: str) -> TlsFiles:
+        leaf = issue(tmp_path, service)
+        return TlsFiles(ca=str(leaf.ca), cert=str(leaf.cert), key=str(leaf.key))
+
+    async with rig(tls_of=tls_of) as r:
+        gateway = await r.gateway()
+        await gateway.submit(submission(1, r.admission.grant("r1")))
+        await gateway.until(lambda: 1 in gateway.finished)
+    async with rig(tls_of=tls_of, session_peers=("jobs",)) as r:
+        rpc = r.stub.Session()
+        assert await rpc.code() is grpc.StatusCode.PERMISSION_DENIED

@@ -15,6 +15,7 @@ from weir.mux.v1 import mux_pb2
 from weir.worker.v1 import worker_pb2, worker_pb2_grpc
 
 from libs.clock import SystemClock
+from libs.config import TlsFiles
 from libs.deadlines import to_duration
 from libs.grants import KEY_BYTES, GrantSigner
 from libs.rpc import make_channel, make_server
@@ -64,10 +65,10 @@ class Admission(admission_pb2_grpc.AdmissionServiceServicer):
         caps = {"model_version": MODEL, "tenant": "acme", "prompt_tokens": 100, "max_output_tokens": 100, "choices": 4}
         return self.signers[-1].sign(request_id=request_id, **(caps | changes))
 
-    async def start(self) -> None:
+    async def start(self, tls: TlsFiles | None = None) -> None:
         self._server = make_server()
         admission_pb2_grpc.add_AdmissionServiceServicer_to_server(self, self._server)
-        self.port = bind(self._server, f"127.0.0.1:{self.port}", tls=None)
+        self.port = bind(self._server, f"127.0.0.1:{self.port}", tls=tls)
         await self._server.start()
 
     async def stop(self) -> None:
@@ -156,10 +157,18 @@ class Rig:
 
 
 @contextlib.asynccontextmanager
-async def rig(*, make_engine: Any = None, store: Any = None, fixed: bool = True, **changes: Any) -> AsyncIterator[Rig]:
-    """`fixed` gives the worker admission's address; otherwise it must find it in the registry (`store`)."""
+async def rig(
+    *,
+    make_engine: Any = None,
+    store: Any = None,
+    fixed: bool = True,
+    tls_of: Callable[[str], TlsFiles | None] = lambda service: None,
+    **changes: Any,
+) -> AsyncIterator[Rig]:
+    """`fixed` gives the worker admission's address; otherwise it must find it in the registry (`store`). `tls_of`
+    gives each service's certificate files."""
     admission = Admission()
-    await admission.start()
+    await admission.start(tls_of("admission"))
     options = SimulatedOptions(
         **({"vocabulary": 600, "max_context": 200, "total_blocks": 256} | changes.pop("simulated", {}))
     )
@@ -168,6 +177,7 @@ async def rig(*, make_engine: Any = None, store: Any = None, fixed: bool = True,
         instance="worker-a",
         engine="simulated",
         simulated=options,
+        tls=tls_of("worker"),
         admission=(f"127.0.0.1:{admission.port}",) if fixed else (),
         **({"models": {MODEL: ""}, "report_interval": 0.001, "drain_seconds": 5.0, "drain_grace": 3.0} | changes),
     )
@@ -176,7 +186,7 @@ async def rig(*, make_engine: Any = None, store: Any = None, fixed: bool = True,
         async with serve(service, settings) as running:
             await running.ready.wait()
             address = f"127.0.0.1:{running.port}"
-            async with make_channel(address, tls=None) as channel:
+            async with make_channel(address, tls=tls_of("gateway"), server_name="worker.weir.internal") as channel:
                 if fixed:
                     await until(lambda: admission.signers)
                 yield Rig(running, admission, channel, address)
