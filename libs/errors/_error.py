@@ -15,6 +15,10 @@ from libs.errors._reason import Reason
 DOMAIN = "weir"
 """The domain of our ErrorInfo details."""
 
+# A status travels in trailers, of which gRPC takes 8 KiB: the message twice, once percent-encoded (12 bytes for a
+# character outside the basic plane) and once in base64.
+_MAX_MESSAGE, _MAX_LIMIT = 400, 100
+
 
 class WeirError(Exception):
     """A request could not be served as asked.
@@ -34,11 +38,13 @@ class WeirError(Exception):
         return f"WeirError({self.reason.name}, {self.message!r}, limit={self.limit!r})"
 
     def to_status(self) -> status_pb2.Status:
-        """As google.rpc.Status with ErrorInfo, and RetryInfo when there is a time to come back."""
-        status = status_pb2.Status(code=grpc_code(self.reason).value[0], message=self.message)
+        """As google.rpc.Status with ErrorInfo, and RetryInfo when there is a time to come back.
+
+        A message beyond 400 characters is cut, so that the error arrives at all."""
+        status = status_pb2.Status(code=grpc_code(self.reason).value[0], message=_cut(self.message, _MAX_MESSAGE))
         info = error_details_pb2.ErrorInfo(reason=self.reason.name, domain=DOMAIN)
         if self.limit:
-            info.metadata["limit"] = self.limit
+            info.metadata["limit"] = _cut(self.limit, _MAX_LIMIT)
         _pack(status, info)
         if self.retry_after is not None:
             _pack(status, error_details_pb2.RetryInfo(retry_delay=to_duration(self.retry_after)))
@@ -77,6 +83,10 @@ class WeirError(Exception):
             limit=rejection.limit,
             retry_after=to_seconds(rejection.retry_after) if rejection.HasField("retry_after") else None,
         )
+
+
+def _cut(text: str, longest: int) -> str:
+    return text if len(text) <= longest else text[: longest - 1] + "…"
 
 
 def _pack(status: status_pb2.Status, message: error_details_pb2.ErrorInfo | error_details_pb2.RetryInfo) -> None:

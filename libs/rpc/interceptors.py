@@ -1,13 +1,14 @@
 """One server interceptor and one set of client interceptors, each covering all four RPC arities.
 
 Server: `WeirError` becomes a rich status; anything else unexpected becomes INTERNAL without its text (it may hold
-user data) and is logged; unary calls without a deadline are refused, because a caller without a deadline holds
+user data) and is logged by type and place; unary calls without a deadline are refused, because a caller without a deadline holds
 resources for ever. Client: a failed call raises the `WeirError` it carries.
 """
 
 from __future__ import annotations
 
 import asyncio
+import traceback
 from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any
 
@@ -35,7 +36,8 @@ async def _fail(context: grpc.aio.ServicerContext, error: Exception, method: str
     elif isinstance(error, grpc.aio.AbortError):
         raise error
     else:
-        log.error("rpc_failed", method=method, error=type(error).__name__, exc_info=error)
+        where = "".join(traceback.format_tb(error.__traceback__))
+        log.error("rpc_failed", method=method, error=type(error).__name__, where=where)
         await _abort(context, _INTERNAL)
 
 
@@ -118,13 +120,13 @@ def _stream(behaviour: Callable[..., Any], method: str, needs_deadline: bool) ->
 class _UnaryUnary(grpc.aio.UnaryUnaryClientInterceptor):
     async def intercept_unary_unary(self, continuation: Any, client_call_details: Any, request: Any) -> Any:
         _require_timeout(client_call_details)
-        return await _await(await continuation(client_call_details, request))
+        return await _answered(await continuation(client_call_details, request))
 
 
 class _StreamUnary(grpc.aio.StreamUnaryClientInterceptor):
     async def intercept_stream_unary(self, continuation: Any, client_call_details: Any, request_iterator: Any) -> Any:
         _require_timeout(client_call_details)
-        return await _await(await continuation(client_call_details, request_iterator))
+        return await _answered(await continuation(client_call_details, request_iterator))
 
 
 class _UnaryStream(grpc.aio.UnaryStreamClientInterceptor):
@@ -142,11 +144,13 @@ def _require_timeout(details: Any) -> None:
         raise WeirError(Reason.INVALID_REQUEST, "a call inside the mesh needs a timeout", limit="timeout")
 
 
-async def _await(call: Any) -> Any:
+async def _answered(call: Any) -> Any:
+    """The call itself, once it has its response: grpc.aio takes no bare response from a stream-unary interceptor."""
     try:
-        return await call
+        await call
     except grpc.aio.AioRpcError as error:
         raise from_rpc_error(error) from error
+    return call
 
 
 async def _iterate(call: Any) -> AsyncIterator[Any]:
