@@ -50,7 +50,7 @@ def up(
         starting.up(where, options, say=_say, write=_write)
     except lifecycle.StartError as error:
         raise _failed(f"{error}; nothing is left running", error.details) from error
-    except (preflight.PreflightError, TopologyError) as error:
+    except (lifecycle.Busy, preflight.PreflightError, TopologyError) as error:
         raise _failed(str(error)) from error
     except KeyboardInterrupt:
         print("interrupted; nothing is left running", file=sys.stderr)

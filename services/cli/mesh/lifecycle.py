@@ -76,14 +76,19 @@ def launch(spec: SupervisorSpec, lock: Lock) -> None:
             raise StartError("the supervisor did not start", errors.read_text(errors="replace").splitlines()[-20:])
 
 
-def wait_until_free(state: Path, *, seconds: float = 10.0) -> None:
-    """Waits for a supervisor that has answered its last question to be gone as well."""
+def clear(state: Path, *, seconds: float = STOP_SECONDS) -> None:
+    """Stops whatever was started and waits until the lock is free.
+
+    Asked again and again, because a supervisor that was launched a moment ago may not listen yet, and one that has
+    given its last answer may not have ended yet.
+    """
     deadline = time.monotonic() + seconds
     while time.monotonic() < deadline:
+        stop(state)
         try:
             Lock(state).close()
         except Busy:
-            time.sleep(0.01)
+            time.sleep(0.02)
         else:
             return
 

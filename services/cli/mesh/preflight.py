@@ -63,10 +63,11 @@ def _holder(port: int) -> str:
         connections = psutil.net_connections(kind="tcp")
     except psutil.AccessDenied:
         return ""
-    for connection in connections:
-        if connection.status == psutil.CONN_LISTEN and connection.laddr.port == port and connection.pid:
-            try:
-                return f" by {psutil.Process(connection.pid).name()} (pid {connection.pid})"
-            except psutil.Error:
-                return f" by pid {connection.pid}"
+    held = [each for each in connections if each.laddr and each.laddr.port == port and each.pid]
+    # A listener first: only where there is none, an outgoing connection that happens to use the port.
+    for connection in sorted(held, key=lambda each: each.status != psutil.CONN_LISTEN):
+        try:
+            return f" by {psutil.Process(connection.pid).name()} (pid {connection.pid})"
+        except psutil.Error:
+            return f" by pid {connection.pid}"
     return " (its owner is not visible to this user)"

@@ -67,7 +67,8 @@ def make_plan(where: Site, options: Options) -> Plan:
 def up(where: Site, options: Options, *, say: Say, write: Callable[[str], None]) -> None:
     """Brings the mesh up. `say` gets whole lines, `write` pieces of text as they are produced.
 
-    Raises StartError, PreflightError or TopologyError, with nothing left running; KeyboardInterrupt likewise.
+    Raises StartError, PreflightError or TopologyError, with nothing left running; KeyboardInterrupt likewise. Raises
+    Busy when another mesh than the wanted one runs in the state directory.
     """
     timeline = Timeline(psutil.Process().create_time())
     plan = make_plan(where, options)
@@ -75,36 +76,40 @@ def up(where: Site, options: Options, *, say: Say, write: Callable[[str], None])
     try:
         lock = lifecycle.Lock(where.state)
     except lifecycle.Busy:
-        _already_up(where, say)
+        _already_up(where, options, say)
         return
     with _terminated_as_interrupt():
         try:
             _start(where, plan, lock)
             _bring_up(where, plan, options, timeline, say=say, write=write)
         except BaseException:
-            lifecycle.stop(where.state)
             lock.close()
-            lifecycle.wait_until_free(where.state)
+            lifecycle.clear(where.state)
             raise
         lock.close()
 
 
-def _already_up(where: Site, say: Say) -> None:
-    """Another `up` holds the lock: wait until its mesh is up and say so."""
+def _already_up(where: Site, options: Options, say: Say) -> None:
+    """Somebody else holds the lock: wait until the mesh is up and say so."""
     status = lifecycle.status(where.state)
     if status is None:
-        raise StartError("another `weir up` is preparing this mesh; try again when it is done")
+        raise lifecycle.Busy("another `weir up` is preparing this mesh; try again when it is done")
     if status["state"] == "starting":
         say("another `weir up` is starting this mesh; waiting for it")
-        for status in lifecycle.watch(where.state):
-            if status["state"] != "starting":
-                break
+        status = next(each for each in lifecycle.watch(where.state) if each["state"] != "starting")
     if status["state"] != "up":
-        raise StartError(f"the mesh in {where.state} is {status['state']}")
-    variables = site.read_json(where.state / "last_up.json").get("environment", {})
+        raise lifecycle.Busy(f"the mesh in {where.state} is {status['state']}")
+    running = site.read_json(where.state / "last_up.json")
+    wanted = (options.profile, list(options.overrides))
+    if running and (running["profile"], running["overrides"]) != wanted:
+        raise lifecycle.Busy(
+            f"the mesh is already up with profile {' '.join([running['profile'], *running['overrides']])}; "
+            "`weir down` first to start another"
+        )
     say(f"the mesh is already up: {len(status['processes'])} processes, state in {where.state}")
-    if variables:
-        say(f"edge {variables['WEIR_EDGE_URL']}; `source {where.state / 'env'}` for keys; `weir status`, `weir down`")
+    if running:
+        edge = running["environment"]["WEIR_EDGE_URL"]
+        say(f"edge {edge}; `source {where.state / 'env'}` for keys; `weir status`, `weir down`")
 
 
 def _start(where: Site, plan: Plan, lock: lifecycle.Lock) -> None:
