@@ -5,9 +5,10 @@ away, so both give the same answer for the same snapshot.
 """
 
 from libs.routing.assignment import Target, assign, bucket_of
-from libs.routing.table import ListedModel, Route, RouteRequest, RoutingTable, list_models, resolve
+from libs.routing.table import WORKER_SERVICE, ListedModel, Route, RouteRequest, RoutingTable, list_models, resolve
 
 __all__ = [
+    "WORKER_SERVICE",
     "ListedModel",
     "Route",
     "RouteRequest",

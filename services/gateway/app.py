@@ -23,7 +23,7 @@ from libs.clock import Clock, SystemClock
 from libs.mux import Codec, MuxClient
 from libs.registry import EtcdStore, RegistrySnapshot, RegistryView, Store
 from services.gateway.catalog import Catalog
-from services.gateway.clients.admission import AdmissionClient
+from services.gateway.clients.admission import AdmissionClient, LocalGrants
 from services.gateway.clients.link import open_link
 from services.gateway.clients.quota import QuotaClient
 from services.gateway.clients.router import RouterClient
@@ -81,6 +81,7 @@ class Gateway:
                 admission_pb2,
                 metadata=[("x-weir-pool", pool)],
             ),
+            LocalGrants(catalog, limit=settings.max_local_grants),
             clock=clock,
             end_timeout=settings.end_timeout,
         )

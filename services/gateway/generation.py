@@ -192,7 +192,7 @@ class Generation:
         clock: Clock,
         arrived: float,
         cancel_on_worker: Callable[[Choice], None],
-        on_worker_lost: Callable[[Generation], None],
+        on_worker_lost: Callable[[bool], None],
         on_end: Callable[[Generation], None],
     ) -> None:
         self.request_id = request_id
@@ -228,16 +228,16 @@ class Generation:
             self._first = self._clock.monotonic()
             self.breakdown.prefill = self._first - self.submitted
 
-    def worker_lost(self) -> None:
-        """The worker is gone; the pipeline migrates or fails what is left."""
+    def worker_lost(self, *, gone: bool = True) -> None:
+        """The worker is gone, or will not take this request; the pipeline moves or fails what is left."""
         if self.end is None:
-            self._on_worker_lost(self)
+            self._on_worker_lost(gone)
 
     def refused(self, error: WeirError) -> None:
         """The worker did not take a choice. A stale grant or a draining worker is no fault of the request: another
         grant is asked for. Anything else is."""
         if error.reason in _ASK_AGAIN:
-            self.worker_lost()
+            self.worker_lost(gone=False)
         else:
             self.fail(error)
 

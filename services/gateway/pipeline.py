@@ -15,7 +15,6 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-from weir.admission.v1 import admission_pb2
 from weir.registry.v1 import registry_pb2
 
 from libs.clock import Clock
@@ -197,7 +196,7 @@ class Pipeline:
             request.admit = admit_message(request, route, bound)
             admitted = True
             request.granted = await self._admission.admit(
-                request.admit, deadline=request.deadline, traceparent=traceparent
+                request.admit, deadline=request.deadline, traceparent=traceparent, may_be_local=True
             )
             generation = self._start(request, text, version, bound)
         except BaseException:
@@ -216,6 +215,7 @@ class Pipeline:
         flags = (
             ("router_local", routed_locally),
             ("quota_local", reservation.local),
+            ("admission_local", not request.granted.grant.mac),
             (SAFETY_SKIPPED, check.skipped),
         )
         generation.degraded += [name for name, on in flags if on]
@@ -260,7 +260,7 @@ class Pipeline:
             clock=self._clock,
             arrived=request.arrived,
             cancel_on_worker=lambda choice: self._cancel(request, choice),
-            on_worker_lost=lambda _: self._migrate(request),
+            on_worker_lost=lambda gone: self._migrate(request, gone=gone),
             on_end=lambda _: self._on_end(request),
         )
         request.generation = generation
@@ -288,33 +288,34 @@ class Pipeline:
             self._workers.cancel(request.granted.worker, [choice.handle])
             choice.handle = 0
 
-    def _migrate(self, request: Request) -> None:
-        """A worker was lost: run what is left of the request elsewhere. Called once per lost choice; the first call
-        takes them all."""
+    def _migrate(self, request: Request, *, gone: bool) -> None:
+        """A worker is gone or refused a grant: run what is left of the request on another grant. Called once per lost
+        choice; the first call takes them all."""
         generation = request.generation
         if generation is None or generation.end is not None or request.granted is None:
             return
         lost, request.granted = request.granted, None
         for choice in generation.choices:
             choice.handle = 0
-        self._closing.outcome(request, lost.zone, ok=False)
+        if gone:
+            self._closing.outcome(request, lost.zone, ok=False)
         if request.attempt >= self._settings.max_migrations:
             metrics.MIGRATIONS.labels("exhausted").inc()
             generation.fail(WeirError(Reason.WORKER_LOST, "the worker was lost", retry_after=1.0))
             return
-        task = asyncio.get_running_loop().create_task(self._move(request, generation, lost))
+        task = asyncio.get_running_loop().create_task(self._move(request, generation, lost.worker if gone else ""))
         self._migrations.add(task)
         task.add_done_callback(self._migrations.discard)
 
-    async def _move(self, request: Request, generation: Generation, lost: admission_pb2.Granted) -> None:
+    async def _move(self, request: Request, generation: Generation, lost: str) -> None:
         admit = request.admit
         if admit is None:
             raise RuntimeError("migrated before it was admitted")
         self._admission.release(request.admission_id, pool=admit.pool, output_tokens=0)
         open_choices = [choice for choice in generation.choices if choice.ending is None]
         request.attempt += 1
-        readmit_message(request, admit, open_choices, lost.worker)
-        log.warning("migrating", request_id=request.id, from_worker=lost.worker, choices=len(open_choices))
+        readmit_message(request, admit, open_choices, lost)
+        log.warning("migrating", request_id=request.id, lost_worker=lost, choices=len(open_choices))
         try:
             granted = await self._admission.admit(
                 admit, deadline=request.deadline, traceparent=request.span.traceparent

@@ -69,12 +69,13 @@ class RouterPort(Protocol):
 
 
 class AdmissionPort(Protocol):
-    """A worker and a grant."""
+    """A worker and a grant. Fallback: a small number of requests without a grant, which workers take only while they
+    hear nothing from admission either."""
 
     async def admit(
-        self, request: admission_pb2.Admit, *, deadline: Deadline, traceparent: str
+        self, request: admission_pb2.Admit, *, deadline: Deadline, traceparent: str, may_be_local: bool = False
     ) -> admission_pb2.Granted:
-        """Wait for a worker.
+        """Wait for a worker. With `may_be_local` the answer may be the fallback's: its grant has no proof.
 
         :raises WeirError: the rejection or eviction; DEPENDENCY_UNAVAILABLE while admission is away.
         """

@@ -91,14 +91,16 @@ def admit_message(request: Request, route: Route, bound: BoundParameters) -> adm
 
 
 def readmit_message(request: Request, admit: admission_pb2.Admit, choices: Sequence[Choice], lost: str) -> None:
-    """Turn the first question into the next one, in place: the prompt grows by what was delivered, `lost` is out.
+    """Turn the first question into the next one, in place: the prompt grows by what was delivered; a `lost` worker is
+    out (empty: none is).
 
     The output cap stays: the choice that has delivered least may still need nearly all of it.
     """
     admit.request_id = request.admission_id
     admit.prompt_tokens = len(request.prompt) + max((len(choice.tokens) for choice in choices), default=0)
     admit.choices = max(1, len(choices))
-    admit.exclude_workers.append(lost)
+    if lost:
+        admit.exclude_workers.append(lost)
 
 
 def submission(

@@ -186,6 +186,11 @@ class WorkerService:
             key_grace=settings.key_grace,
         )
 
+    @property
+    def admission_live(self) -> bool:
+        """Whether any admission process knows this worker at present."""
+        return self._reporter is not None and self._reporter.live > 0
+
     def _capacity(self) -> Capacity:
         return self._engine.capacity()
 
@@ -231,10 +236,16 @@ async def build(
     cache = Path(settings.state_dir) / "registry.json" if settings.state_dir else None
     hub = Hub(clock=clock, max_unread_tokens=settings.max_unread_tokens)
     verifier = GrantVerifier(settings.instance, clock=clock, leeway=settings.grant_clock_leeway)
+    service: WorkerService
     intake = Intake(
-        hub=hub, verifier=verifier, require_grants=settings.require_grants, max_waiting=settings.max_waiting
+        hub=hub,
+        verifier=verifier,
+        require_grants=settings.require_grants,
+        max_waiting=settings.max_waiting,
+        max_ungranted=settings.max_ungranted,
+        admission_live=lambda: service.admission_live,
     )
-    return WorkerService(
+    service = WorkerService(
         settings=settings,
         clock=clock,
         engine=engine,
@@ -253,6 +264,7 @@ async def build(
         view=RegistryView(store, cache_file=cache, clock=clock) if store is not None else None,
         store=store,
     )
+    return service
 
 
 def _admission_addresses(snapshot: RegistrySnapshot) -> frozenset[str]:

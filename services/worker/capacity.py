@@ -142,12 +142,14 @@ class CapacityLink:
             key_id = welcome.key_id
             log.info("taken_in", admission=self._address, key_id=key_id)
             metrics.CAPACITY_STREAMS.inc()
+            reporter.live += 1
             reporter.taken_in.set()
             writer = asyncio.create_task(self._report(rpc, to_seconds(welcome.heartbeat)))
             await self._listen(rpc)
         finally:
             if key_id:
                 metrics.CAPACITY_STREAMS.dec()
+                reporter.live -= 1
                 reporter.verifier.remove_key(key_id, after=reporter.key_grace)
             rpc.cancel()
             if writer is not None:

@@ -95,6 +95,8 @@ class Settings(ServiceSettings, frozen=True, kw_only=True, forbid_unknown_fields
     """Sequences that may wait inside the engine beyond those that run; one more is refused."""
     max_unread_tokens: int = 262_144
     """Tokens kept for a gateway that does not read; beyond, its stream is ended and its sequences are cancelled."""
+    max_ungranted: int = 8
+    """Sequences up to which work without a grant is taken while every admission process is away."""
     max_embed_inputs: int = 256
     """Inputs of one Embed call."""
     grant_clock_leeway: float = 1.0

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from itertools import groupby
 
 from weir.worker.v1 import worker_pb2
@@ -20,11 +20,23 @@ Refused = list[tuple[int, WeirError]]
 class Intake:
     """Takes frames of submissions; shared by all sessions."""
 
-    def __init__(self, *, hub: Hub, verifier: GrantVerifier, require_grants: bool, max_waiting: int) -> None:
+    def __init__(
+        self,
+        *,
+        hub: Hub,
+        verifier: GrantVerifier,
+        require_grants: bool,
+        max_waiting: int,
+        max_ungranted: int,
+        admission_live: Callable[[], bool],
+    ) -> None:
+        """`admission_live`: whether any admission process knows this worker at present."""
         self._hub = hub
         self._verifier = verifier
         self._require_grants = require_grants
         self._max_waiting = max_waiting
+        self._max_ungranted = max_ungranted
+        self._admission_live = admission_live
         self.draining = ""
         """Why nothing is taken any more; empty while it is."""
 
@@ -54,6 +66,9 @@ class Intake:
             raise WeirError(Reason.REJECTED_QUEUE_FULL, "too many sequences wait in this worker", limit="max_waiting")
         if not self._require_grants:
             return ""
+        if not group[0][0].grant.mac:
+            self._check_ungranted(len(group))
+            return f"ungranted/{asked[0].request_id}"  # nobody vouched for a tenant: share nothing with any
         return self._verifier.verify(
             group[0][0].grant,
             request_id=asked[0].request_id,
@@ -62,6 +77,15 @@ class Intake:
             max_output_tokens=demand.max_output_tokens,
             choices=demand.choices,
         ).tenant
+
+    def _check_ungranted(self, count: int) -> None:
+        """Work without a grant: a little of it, and only while no admission process could have granted it."""
+        if self._admission_live():
+            raise WeirError(Reason.GRANT_INVALID, "a grant is needed: admission is up", limit="grant")
+        if self._hub.live + count > self._max_ungranted:
+            raise WeirError(
+                Reason.REJECTED_NO_CAPACITY, "admission is away and this worker is busy", limit="max_ungranted"
+            )
 
 
 def _by_grant(items: Iterable[worker_pb2.Submit]) -> Iterator[list[tuple[worker_pb2.Submit, Asked]]]:

@@ -217,7 +217,12 @@ async def rig(directory: Path, state: Path, **settings: Any) -> AsyncIterator[Ri
             gone = WeirError(Reason.REJECTED_NO_CAPACITY, "no worker")
             return admission_pb2.AdmissionReply(rejected=gone.to_rejection())
         worker = able[next(turn) % len(able)] if len(able) == 1 else able[0]
-        granted = admission_pb2.Granted(worker=worker.name, address=f"127.0.0.1:{worker.port}", zone="zone-a")
+        granted = admission_pb2.Granted(
+            worker=worker.name,
+            address=f"127.0.0.1:{worker.port}",
+            zone="zone-a",
+            grant=admission_pb2.SignedGrant(grant=b"grant", mac=b"proof", key_id="key"),
+        )
         return admission_pb2.AdmissionReply(granted=granted)
 
     def on_safety(call: Any, context: CallContext) -> Any:

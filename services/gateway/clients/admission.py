@@ -13,13 +13,18 @@ from libs.clock import Clock
 from libs.deadlines import Deadline
 from libs.errors import WeirError
 from libs.mux import MuxClient, Semantics
+from libs.routing import WORKER_SERVICE
+from services.gateway.catalog import Catalog
 
 
 class AdmissionClient:
     """Implements `AdmissionPort`."""
 
-    def __init__(self, open_pool: Callable[[str], MuxClient], *, clock: Clock, end_timeout: float) -> None:
+    def __init__(
+        self, open_pool: Callable[[str], MuxClient], local: LocalGrants, *, clock: Clock, end_timeout: float
+    ) -> None:
         self._open_pool = open_pool
+        self._local = local
         self._clock = clock
         self._end_timeout = end_timeout
         self._pools: dict[str, MuxClient] = {}
@@ -43,10 +48,14 @@ class AdmissionClient:
         return mux
 
     async def admit(
-        self, request: admission_pb2.Admit, *, deadline: Deadline, traceparent: str
+        self, request: admission_pb2.Admit, *, deadline: Deadline, traceparent: str, may_be_local: bool = False
     ) -> admission_pb2.Granted:
         """See `AdmissionPort`."""
-        reply = await self.pool(request.pool).call(
+        mux = self.pool(request.pool)
+        # Lost, and not merely never reached: right after a start the first stream is worth waiting for.
+        if may_be_local and mux.generation and not mux.connected and (granted := self._local.grant(request)):
+            return granted
+        reply = await mux.call(
             admission_pb2.AdmissionCall(admit=request),
             deadline=deadline,
             semantics=Semantics.RETRY,
@@ -58,6 +67,8 @@ class AdmissionClient:
 
     def release(self, request_id: str, *, pool: str, output_tokens: int, unused: bool = False) -> None:
         """See `AdmissionPort`."""
+        if self._local.release(request_id):
+            return
         release = admission_pb2.Release(request_id=request_id, output_tokens=output_tokens, unused=unused)
         # A release that cannot be queued is made good by the worker's own capacity reports.
         with contextlib.suppress(WeirError):
@@ -67,6 +78,41 @@ class AdmissionClient:
                 semantics=Semantics.RETRY,
                 on_reply=_ignore,
             )
+
+
+class LocalGrants:
+    """Stands in while admission is away: at most `limit` requests of this gateway at a time, to workers in turn."""
+
+    def __init__(self, catalog: Catalog, *, limit: int) -> None:
+        self._catalog = catalog
+        self._limit = limit
+        self._running: set[str] = set()
+        self._turn = 0
+
+    def grant(self, request: admission_pb2.Admit) -> admission_pb2.Granted | None:
+        """A worker without a proof, or None when the cap is reached or no worker is known."""
+        if len(self._running) >= self._limit:
+            return None
+        live = [
+            endpoint
+            for (service, _), endpoint in self._catalog.snapshot.endpoints.items()
+            if service == WORKER_SERVICE and request.model_version in endpoint.model_versions
+        ]
+        if not live:
+            return None
+        self._turn += 1
+        endpoint = live[self._turn % len(live)]
+        self._running.add(request.request_id)
+        return admission_pb2.Granted(
+            worker=endpoint.instance, address=endpoint.address, zone=endpoint.zone, simulated=endpoint.simulated
+        )
+
+    def release(self, request_id: str) -> bool:
+        """Give a share back; False when it was not from here."""
+        if request_id not in self._running:
+            return False
+        self._running.discard(request_id)
+        return True
 
 
 def _ignore(reply: object, error: WeirError | None) -> None:

@@ -159,11 +159,10 @@ class TensorrtEngine:
     def capacity(self) -> Capacity:
         """See `Engine`. Blocks are counted here, by what each sequence may grow to: TensorRT-LLM's own figures come
         asynchronously."""
-        started = sum(running.started for running in self._live.values())
         waiting = [running for running in self._live.values() if not running.started]
         return Capacity(
             free_blocks=max(0, self._free_blocks),
-            running=started,
+            running=len(self._live) - len(waiting),
             waiting=len(waiting),
             queued_prefill_tokens=sum(len(running.request.prompt) for running in waiting),
             last_step_seconds=self._last_step_seconds,
@@ -203,9 +202,8 @@ class TensorrtEngine:
         return ""
 
     def _sampling(self, request: SequenceRequest) -> Any:
-        params = request.params
         room = self._settings.max_context - len(request.prompt)
-        return self._module.SamplingParams(**sampling_arguments(params, room, self._settings.eos_token_ids))
+        return self._module.SamplingParams(**sampling_arguments(request.params, room, self._settings.eos_token_ids))
 
     async def _follow(self, running: _Running) -> None:
         """Report a request's tokens as they come, and its end."""
@@ -267,7 +265,7 @@ class TensorrtEngine:
 
     def _abort(self, handle: int, reason: FinishReason) -> None:
         running = self._live.get(handle)
-        if running is None or running.ended_by_us is not None:
+        if running is None:
             return
         running.ended_by_us = reason
         if running.result is not None:
@@ -332,14 +330,13 @@ class TensorrtEngine:
         logprobs: Sequence[TokenLogprob] = (),
     ) -> None:
         step = self._step()
-        if handle in step.handles:
-            at = step.handles.index(handle)
-            step.tokens[at].extend(tokens)
-            step.finish[at] = finish or 0
-        else:
+        if handle not in step.handles:
             step.handles.append(handle)
-            step.tokens.append(list(tokens))
-            step.finish.append(finish or 0)
+            step.tokens.append([])
+            step.finish.append(0)
+        at = step.handles.index(handle)
+        step.tokens[at].extend(tokens)
+        step.finish[at] = finish or 0
         if logprobs:
             step.logprobs.setdefault(handle, []).extend(logprobs)
         if finish is FinishReason.ERROR:
@@ -402,5 +399,5 @@ def sampling_arguments(params: SamplingParams, room: int, eos: tuple[int, ...] =
 
 
 def _best(entry: Mapping[int, Any], count: int) -> list[tuple[int, float]]:
-    ordered = sorted(((int(token), float(each.logprob)) for token, each in entry.items()), key=lambda pair: -pair[1])
-    return ordered[:count]
+    pairs = ((int(token), float(each.logprob)) for token, each in entry.items())
+    return sorted(pairs, key=lambda pair: -pair[1])[:count]

@@ -11,6 +11,7 @@ import grpc
 import pytest
 from weir.inference.v1 import inference_pb2, inference_pb2_grpc
 from weir.quota.v1 import quota_pb2
+from weir.registry.v1 import registry_pb2
 from weir.safety.v1 import safety_pb2
 from weir.worker.v1 import worker_pb2
 
@@ -169,7 +170,8 @@ async def test_when_no_worker_is_left_the_error_says_so(mesh: Rig) -> None:
 async def test_a_stale_grant_is_asked_for_again(mesh: Rig) -> None:
     async with Stream(mesh) as stream:
         await (await taken(mesh.workers[0])).refuse(Reason.GRANT_INVALID)
-        again = await taken(mesh.workers[1])
+        again = await taken(mesh.workers[0])
+        assert again.submit.request_id != mesh.admitted[0].request_id
         await again.tokens(ids("ok"))
         await again.finish()
         text, _ = await stream.rest()
@@ -359,3 +361,44 @@ async def test_unauthenticated_and_scopeless_callers_are_refused(mesh: Rig) -> N
     for headers, reason in (([], Reason.UNAUTHENTICATED), (HEADERS[:1], Reason.SCOPE_MISSING)):
         async with Stream(mesh, headers) as stream:
             assert (await refusal(stream)).reason is reason
+
+
+async def test_without_admission_a_few_requests_run_without_a_grant(tmp_path: Path) -> None:
+    model = tmp_path / "model"
+    model.mkdir()
+    async with rig(write_byte_tokenizer(model), tmp_path / "state", max_local_grants=1) as mesh:
+        async with Stream(mesh) as first:  # admission has been reached once
+            await (await taken(mesh.workers[0])).finish()
+            await first.rest()
+        for worker in mesh.workers:
+            await mesh.put(
+                registry_pb2.Endpoint(
+                    service="worker",
+                    instance=worker.name,
+                    address=f"127.0.0.1:{worker.port}",
+                    zone="zone-a",
+                    model_versions=["tiny@1"],
+                )
+            )
+        await mesh.admission.stop()
+        async with Stream(mesh) as local:
+            assert list((await local.read()).accepted.degraded) == ["admission_local"]
+            running = await one_of(mesh)
+            assert not running.submit.grant.mac
+            async with Stream(mesh) as waiting:
+                # The cap is one: this request waits for admission, and then runs on a grant of it.
+                await mesh.admission.start()
+                assert not (await waiting.read()).accepted.degraded
+                await (await one_of(mesh)).finish()
+                await waiting.rest()
+            await running.finish()
+            await local.rest()
+
+
+async def one_of(mesh: Rig) -> Running:
+    """The next sequence that any worker gets."""
+    takes = [asyncio.ensure_future(worker.submitted.get()) for worker in mesh.workers]
+    done, rest = await asyncio.wait(takes, return_when=asyncio.FIRST_COMPLETED, timeout=10)
+    for take in rest:
+        take.cancel()
+    return done.pop().result()

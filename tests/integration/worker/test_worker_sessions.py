@@ -233,3 +233,20 @@ async def test_under_mtls_only_the_named_services_may_open_a_session(tmp_path):
     async with rig(tls_of=tls_of, session_peers=("jobs",)) as r:
         rpc = r.stub.Session()
         assert await rpc.code() is grpc.StatusCode.PERMISSION_DENIED
+
+
+async def test_work_without_a_grant_runs_only_while_admission_is_away_and_only_a_little():
+    none = admission_pb2.SignedGrant()
+    async with rig(max_ungranted=2, simulated=PACED) as r:
+        gateway = await r.gateway()
+        await gateway.submit(submission(1, none, "r1"))
+        await gateway.until(lambda: gateway.refused)
+        assert gateway.refused[1].reason == Reason.GRANT_INVALID
+        await r.admission.stop()
+        await until(lambda: not r.service.admission_live)
+        long = {"max_tokens": 50}
+        await gateway.submit(*(submission(n, none, f"r{n}", sampling=long) for n in (2, 3, 4)))
+        await gateway.until(lambda: len(gateway.finished) == 2)
+        assert set(gateway.finished) == {2, 3}
+        assert gateway.refused[4].reason == Reason.REJECTED_NO_CAPACITY
+        r.assert_idle()
