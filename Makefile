@@ -126,7 +126,7 @@ bench-up: setup ## Measure the cold start: installed dependencies to the first t
 
 .PHONY: bench-mesh
 bench-mesh: setup ## Measure what the mesh costs per request and per token (docs/performance.md).
-	$(PY) -m loadtest.bench_mesh
+	$(PY) -m loadtest.mesh
 
 .PHONY: bench-xds
 bench-xds: setup ## Measure the time from an etcd write to the acknowledged xDS snapshot.
