@@ -16,6 +16,8 @@ from typing import Any, TypeVar
 
 import msgspec
 
+_LOG_LEVELS = ("debug", "info", "warning", "error")
+
 
 class TlsFiles(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Paths of PEM files: the CA that peers are checked against, this process's certificate and its key."""
@@ -55,6 +57,18 @@ class ServiceSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     drain_seconds: float = 10.0
     """How long SIGTERM waits for running work."""
 
+    def __post_init__(self) -> None:
+        """Check what a type cannot say; `load` adds the source to the message."""
+        for name in ("port", "metrics_port"):
+            if not 0 <= getattr(self, name) <= 65_535:
+                raise ValueError(f"{name} must be 0 to 65535")
+        if self.log_level not in _LOG_LEVELS:
+            raise ValueError(f"log_level must be one of {', '.join(_LOG_LEVELS)}")
+        if not 0 <= self.trace_sample_ratio <= 1:
+            raise ValueError("trace_sample_ratio must be 0 to 1")
+        if not self.drain_seconds >= 0:
+            raise ValueError("drain_seconds must not be negative")
+
 
 S = TypeVar("S", bound=ServiceSettings)
 
@@ -84,7 +98,7 @@ def load(cls: type[S], argv: Sequence[str] | None = None, environ: Mapping[str, 
 def _read(path: Path) -> dict[str, Any]:
     try:
         return msgspec.json.decode(path.read_bytes(), type=dict[str, Any])
-    except (OSError, msgspec.DecodeError) as error:
+    except (OSError, UnicodeDecodeError, msgspec.DecodeError) as error:
         raise ConfigError(f"{path}: {error}") from error
 
 

@@ -1,7 +1,7 @@
 """One server interceptor and one set of client interceptors, each covering all four RPC arities.
 
-Server: `WeirError` becomes a rich status; anything else unexpected becomes INTERNAL without its text (it may hold
-user data) and is logged by type and place; unary calls without a deadline are refused, because a caller without a deadline holds
+Server: `WeirError` becomes a rich status; anything else unexpected becomes INTERNAL without its text (it may hold user
+data) and is logged by type and place; unary calls without a deadline are refused, because a caller without one holds
 resources for ever. Client: a failed call raises the `WeirError` it carries.
 """
 

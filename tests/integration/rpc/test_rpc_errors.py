@@ -123,11 +123,11 @@ async def _requests() -> AsyncIterator[bytes]:
     yield b"b"
 
 
-async def call(channel: grpc.aio.Channel, style: str, timeout: float | None = 10.0) -> list[bytes]:
+async def call(channel: grpc.aio.Channel, style: str, seconds: float | None = 10.0) -> list[bytes]:
     """Call the method and return its responses."""
     arity = style.removesuffix("_write")
     request: Any = _requests() if arity.startswith("stream") else b"ab"
-    made = getattr(channel, arity)(f"/weir.test.Probe/{style}")(request, timeout=timeout)
+    made = getattr(channel, arity)(f"/weir.test.Probe/{style}")(request, timeout=seconds)
     if arity.endswith("unary"):
         return [await made]
     return [response async for response in made]
@@ -213,14 +213,14 @@ async def test_an_abort_passes(probe: Probe, translated: grpc.aio.Channel, style
 @pytest.mark.parametrize("style", ["unary_unary", "unary_stream", "unary_stream_write"])
 async def test_one_request_needs_a_deadline(plain: grpc.aio.Channel, style: str) -> None:
     with pytest.raises(grpc.aio.AioRpcError) as caught:
-        await call(plain, style, timeout=None)
+        await call(plain, style, seconds=None)
     assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
     assert caught.value.details() == "a deadline is required"
 
 
 @pytest.mark.parametrize("style", ["stream_unary", "stream_stream", "stream_stream_write"])
 async def test_request_streams_may_live_for_ever(plain: grpc.aio.Channel, style: str) -> None:
-    assert await call(plain, style, timeout=None)
+    assert await call(plain, style, seconds=None)
 
 
 async def test_the_deadline_is_optional_where_the_servicer_has_a_default(probe: Probe) -> None:
@@ -228,7 +228,7 @@ async def test_the_deadline_is_optional_where_the_servicer_has_a_default(probe: 
         serving(probe, deadline_optional=("/weir.test.",)) as port,
         make_channel(f"127.0.0.1:{port}", tls=None) as channel,
     ):
-        assert await call(channel, "unary_unary", timeout=None) == [b"ab"]
+        assert await call(channel, "unary_unary", seconds=None) == [b"ab"]
 
 
 @pytest.mark.parametrize("style", ["unary_unary", "stream_unary"])
@@ -236,7 +236,7 @@ async def test_a_caller_inside_the_mesh_must_say_how_long_it_waits(
     probe: Probe, translated: grpc.aio.Channel, style: str
 ) -> None:
     with pytest.raises(WeirError) as caught:
-        await call(translated, style, timeout=None)
+        await call(translated, style, seconds=None)
     assert (caught.value.reason, caught.value.limit) == (Reason.INVALID_REQUEST, "timeout")
 
 
@@ -247,7 +247,7 @@ async def test_a_passed_deadline_is_an_error_of_ours(probe: Probe, translated: g
 
     probe.act = hang
     with pytest.raises(WeirError) as caught:
-        await call(translated, style, timeout=0.2)
+        await call(translated, style, seconds=0.2)
     assert caught.value.reason is Reason.DEADLINE_EXCEEDED
 
 
@@ -298,7 +298,7 @@ async def test_a_dead_peer_is_an_unavailable_dependency() -> None:
         pass
     async with make_channel(f"127.0.0.1:{port}", tls=None, translate_errors=True) as channel:
         with pytest.raises(WeirError) as caught:
-            await call(channel, "unary_unary", timeout=5)
+            await call(channel, "unary_unary", seconds=5)
     assert caught.value.reason is Reason.DEPENDENCY_UNAVAILABLE
 
 

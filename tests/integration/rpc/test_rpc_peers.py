@@ -73,12 +73,14 @@ async def test_plaintext_is_refused_by_a_server_with_certificates(tmp_path: Path
 
 async def test_a_client_without_a_certificate_is_refused(tmp_path: Path) -> None:
     tls = files(tmp_path, "router")
-    credentials = grpc.ssl_channel_credentials(Path(tls.ca).read_bytes())
+    credentials = grpc.ssl_channel_credentials((tmp_path / "ca.pem").read_bytes())
     options = [("grpc.ssl_target_name_override", "router.weir.internal")]
-    async with serving(tls) as port:
-        async with grpc.aio.secure_channel(f"127.0.0.1:{port}", credentials, options=options) as channel:
-            with pytest.raises(grpc.aio.AioRpcError) as caught:
-                await channel.unary_unary(WHO)(b"", timeout=10)
+    async with (
+        serving(tls) as port,
+        grpc.aio.secure_channel(f"127.0.0.1:{port}", credentials, options=options) as channel,
+    ):
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await channel.unary_unary(WHO)(b"", timeout=10)
     assert caught.value.code() is grpc.StatusCode.UNAVAILABLE
 
 
