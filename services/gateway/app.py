@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+import uuid
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -22,6 +23,7 @@ from libs.auditlog import AuditWriter, Spool
 from libs.clock import Clock, SystemClock
 from libs.mux import Codec, MuxClient
 from libs.registry import EtcdStore, RegistrySnapshot, RegistryView, Store
+from services.gateway import records
 from services.gateway.catalog import Catalog
 from services.gateway.clients.admission import AdmissionClient, LocalGrants
 from services.gateway.clients.link import open_link
@@ -45,6 +47,8 @@ class Gateway:
     def __init__(self, settings: Settings, view: RegistryView, *, clock: Clock, rng: random.Random) -> None:
         self._settings = settings
         self._view = view
+        self._clock = clock
+        self._rng = rng
         self._catalog = catalog = Catalog(zone=settings.zone)
 
         def link(service: str, target: str, stub: Any, pb: Any, **more: Any) -> MuxClient:
@@ -91,6 +95,7 @@ class Gateway:
             decide_timeout=settings.decide_timeout,
             end_timeout=settings.end_timeout,
             grace=settings.filter_grace,
+            on_found=self._on_found,
             fail_closed=lambda tenant: catalog.tenant(tenant).safety_fail_mode != registry_pb2.FAIL_MODE_FLAG,
         )
         self._workers = WorkerStreams(settings, flush=self._safety.flush)
@@ -156,10 +161,24 @@ class Gateway:
     async def drain(self) -> None:
         """See `Service`."""
         await self._pipeline.drain()
+        await self._audit.settled()
 
     def endpoint_extra(self) -> Mapping[str, Any]:
         """See `Service`."""
         return {}
+
+    def _on_found(self, tenant: str, request_id: str, stage: str, found: safety_pb2.Intervention) -> None:
+        self._audit.write(
+            records.intervention(
+                now=self._clock.time(),
+                source=f"{self._settings.service}/{self._settings.instance}",
+                record_id=str(uuid.UUID(int=self._rng.getrandbits(128))),
+                tenant=tenant,
+                request_id=request_id,
+                stage=stage,
+                found=found,
+            )
+        )
 
     def _on_safety_stream(self, generation: int) -> None:
         self._safety.on_stream(generation)

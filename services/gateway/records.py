@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from google.protobuf import timestamp_pb2
 from weir.audit.v1 import audit_pb2
+from weir.safety.v1 import safety_pb2
 
 from libs.deadlines import to_duration
 from libs.errors import WeirError
@@ -63,6 +64,22 @@ def rejected(
         trace_id=trace_id,
     )
     return audit_pb2.Record(id=request_id, time=_timestamp(now), source=source, request=event)
+
+
+def intervention(
+    *, now: float, source: str, record_id: str, tenant: str, request_id: str, stage: str, found: safety_pb2.Intervention
+) -> audit_pb2.Record:
+    """The record of a safety finding; it names the pattern and never the text."""
+    event = audit_pb2.SafetyEvent(
+        request_id=request_id,
+        tenant=tenant,
+        stage=stage,
+        category=found.category,
+        pattern=found.pattern,
+        action=safety_pb2.Action.Name(found.action).removeprefix("ACTION_").lower(),
+        pack=found.pack,
+    )
+    return audit_pb2.Record(id=record_id, time=_timestamp(now), source=source, safety=event)
 
 
 def observe(operation: str, accepted: Accepted, end: End) -> None:

@@ -26,6 +26,9 @@ _CONTEXT_CHARS = 512
 _RETRY_SECONDS = 0.02
 _AWAY = (Reason.DEPENDENCY_UNAVAILABLE, Reason.DEADLINE_EXCEEDED, Reason.REJECTED_QUEUE_FULL, Reason.INTERNAL)
 
+OnFound = Callable[[str, str, str, safety_pb2.Intervention], None]
+"""Called with tenant, request id, "input" or "output", and the finding. Must not block or raise."""
+
 
 @dataclass(slots=True, eq=False)
 class _Filter:
@@ -64,14 +67,17 @@ class SafetyClient:
         end_timeout: float,
         grace: float,
         fail_closed: Callable[[str], bool],
+        on_found: OnFound,
     ) -> None:
-        """`fail_closed(tenant)` is the tenant's policy for an absent filter; `grace` is in seconds."""
+        """`fail_closed(tenant)` is the tenant's policy for an absent filter; `grace` is in seconds; `on_found` is told
+        of every finding, for the audit log."""
         self._mux = mux
         self._clock = clock
         self._decide_timeout = decide_timeout
         self._end_timeout = end_timeout
         self._grace = grace
         self._fail_closed = fail_closed
+        self._on_found = on_found
         self._numbers = 0
         self._filters: dict[int, _Filter] = {}
         self._batch = _Batch()
@@ -106,6 +112,8 @@ class SafetyClient:
             if future.done():
                 return
             if reply is not None:
+                for found in reply.input.interventions:
+                    self._on_found(tenant, request_id, "input", found)
                 _settle_check(future, reply.input)
             elif error is None or error.reason in _AWAY:
                 away()
@@ -238,11 +246,13 @@ class SafetyClient:
     def _released(
         self, entries: list[_Filter], marks: list[tuple[int, int, bool]], output: safety_pb2.OutputReleased
     ) -> None:
-        blocked = {
-            finding.position: finding.intervention.category
-            for finding in output.findings
-            if finding.intervention.action == safety_pb2.ACTION_BLOCK
-        }
+        blocked: dict[int, str] = {}
+        for finding in output.findings:
+            entry, found = entries[finding.position], finding.intervention
+            if entry.epoch == marks[finding.position][0] and entry.number in self._filters:
+                self._on_found(entry.tenant, entry.request_id, "output", found)
+            if found.action == safety_pb2.ACTION_BLOCK:
+                blocked[finding.position] = found.category
         for position, (entry, mark, text, held) in enumerate(
             zip(entries, marks, output.released, output.held, strict=True)
         ):

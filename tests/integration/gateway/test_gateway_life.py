@@ -262,6 +262,8 @@ async def test_a_block_stops_before_the_match_and_ends_the_sequence(mesh: Rig) -
         text, end = await stream.rest()
     assert text == "good "
     assert end.finish_reason == inference_pb2.FINISH_REASON_CONTENT_FILTER
+    found = (await asyncio.wait_for(mesh.records.get(), 10)).safety
+    assert (found.stage, found.category, found.action) == ("output", "test", "block")
     assert await asyncio.wait_for(mesh.workers[0].cancelled.get(), 10) == running.submit.handle
 
 
