@@ -5,8 +5,8 @@ Source: https://nvidia.github.io/TensorRT-LLM/llm-api/reference.html (`LLM`, `Sa
 reference by the engine contract suite on a double with the documented signatures, and is not claimed to have run on
 a GPU.
 
-TensorRT-LLM schedules by itself and answers each request apart. The adapter follows each request in a task and gathers
-what all of them produced within one turn of the event loop into one step.
+TensorRT-LLM schedules by itself; the adapter follows each request in a task and gathers what all of them produced
+within one turn of the event loop into one step.
 """
 
 from __future__ import annotations
@@ -178,12 +178,11 @@ class TensorrtEngine:
         if self._deadline_timer is not None:
             self._deadline_timer.cancel()
         tasks = [running.task for running in self._live.values() if running.task is not None]
-        for handle in list(self._live):
-            self._abort(handle, FinishReason.CANCELLED)
+        self.cancel(list(self._live))
         await asyncio.gather(*tasks, return_exceptions=True)
         self._flush()
-        llm, self._llm = self._llm, None
-        if llm is not None:
+        if (llm := self._llm) is not None:
+            self._llm = None
             await asyncio.to_thread(llm.shutdown)
 
     def _problem(self, request: SequenceRequest) -> str:
@@ -346,10 +345,9 @@ class TensorrtEngine:
         output, self._pending = self._pending, None
         if output is None or self._sink is None:
             return
-        now = self._clock.monotonic()
-        if self._last_step_at:
-            output.step_seconds = self._last_step_seconds = now - self._last_step_at
-        self._last_step_at = now
+        before, self._last_step_at = self._last_step_at, self._clock.monotonic()
+        if before:
+            output.step_seconds = self._last_step_seconds = self._last_step_at - before
         self._sink(output)
 
 
@@ -399,5 +397,4 @@ def sampling_arguments(params: SamplingParams, room: int, eos: tuple[int, ...] =
 
 
 def _best(entry: Mapping[int, Any], count: int) -> list[tuple[int, float]]:
-    pairs = ((int(token), float(each.logprob)) for token, each in entry.items())
-    return sorted(pairs, key=lambda pair: -pair[1])[:count]
+    return sorted(((int(token), float(each.logprob)) for token, each in entry.items()), key=lambda p: -p[1])[:count]
