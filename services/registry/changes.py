@@ -6,7 +6,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
-import regex
 from google.protobuf.message import Message
 from google.protobuf.timestamp_pb2 import Timestamp
 from weir.registry.v1 import registry_pb2 as pb
@@ -15,6 +14,7 @@ from libs import apikeys
 from libs.deadlines import to_seconds
 from libs.errors import Reason, WeirError
 from libs.registry import RegistrySnapshot
+from libs.safety_filter import PatternError, parse_pattern
 from services.registry import convert
 from services.registry.policy import models, safety, tenants
 from services.registry.policy.faults import Fault
@@ -150,10 +150,10 @@ def revoke_key(snapshot: RegistrySnapshot, key_id: str, now: float) -> Change[pb
 
 
 def pattern_fault(pattern: str) -> str:
-    """Why the `regex` module refuses a pattern; empty when it compiles."""
+    """Why the safety service would refuse a pattern; empty when it would take it."""
     try:
-        regex.compile(pattern)
-    except regex.error as error:
+        parse_pattern(pattern)
+    except PatternError as error:
         return str(error)
     return ""
 
