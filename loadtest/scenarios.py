@@ -1,59 +1,98 @@
-"""The loads of `make bench-mesh`: each returns plain numbers about one run."""
+"""The loads of `make bench-mesh`. Each gives plain numbers about one run and refuses to give any when an answer failed.
+
+Tokens are counted where they are made, by the workers' counters, at both ends of a window; that they arrived is checked
+against the usage of every answer.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import json
 import random
-import statistics
 import time
-from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass, field
+from itertools import pairwise
+from typing import Protocol
 
-from loadtest.accounting import Used, read
-from loadtest.http_client import Connection, Reply
+from loadtest import accounting
+from loadtest.accounting import Used
+from loadtest.http_client import Connection, Reply, post
 
 PATH = "/v1/chat/completions"
-# About 60 tokens of the demo tokenizer: a short question, as in the conversation traces' lower half.
+# A short question, as in the lower half of conversation traces.
 QUESTION = (
     "A weir lets through what the river below can carry and no more. "
     "Explain in a few sentences why a queue needs a bound, and what happens to the work that does not fit."
 )
+WARM_UP = 1.5  # seconds before a closed loop's window
+SETTLE = 1.0  # seconds between the last paced stream's first token and the window
+PAUSE = 0.3  # seconds for a mesh to finish what the last load left behind
+_TOKENS = "weir_worker_generation_tokens_total"
+
+
+class LoadError(RuntimeError):
+    """An answer failed, so the figures would be wrong."""
 
 
 @dataclass(frozen=True, slots=True)
 class Edge:
-    """Where the load goes and as whom."""
+    """Where the load goes, as whom, and the processes behind it."""
 
     host: str
     port: int
     key: str
     pids: Mapping[str, int]
+    worker_metrics: tuple[str, ...]
+    """Metrics addresses of the workers."""
     model: str = "weir-fast"
 
-    def body(self, *, max_tokens: int, stream: bool) -> bytes:
-        """A request body."""
-        return json.dumps(
-            {
-                "model": self.model,
-                "messages": [{"role": "user", "content": QUESTION}],
-                "max_tokens": max_tokens,
-                "stream": stream,
-                "temperature": 0,
-                "ignore_eos": True,
-            }
-        ).encode()
+    def request(self, *, max_tokens: int, stream: bool) -> bytes:
+        """A request as it goes over the wire."""
+        body = {
+            "model": self.model,
+            "messages": [{"role": "user", "content": QUESTION}],
+            "max_tokens": max_tokens,
+            "temperature": 0,
+            "ignore_eos": True,
+            **({"stream": True, "stream_options": {"include_usage": True}} if stream else {}),
+        }
+        return post(self.host, PATH, self.key, json.dumps(body).encode())
+
+    def connection(self) -> Connection:
+        """A new connection, not opened yet."""
+        return Connection(self.host, self.port)
+
+    async def tokens_made(self) -> float:
+        """Tokens that the workers have generated since their start."""
+        return sum([(await accounting.scrape(address))[_TOKENS] for address in self.worker_metrics])
+
+    async def prompt_tokens(self) -> int:
+        """Tokens of the question under the model's chat template."""
+        connection = self.connection()
+        reply = await connection.send(self.request(max_tokens=1, stream=False))
+        connection.close()
+        if fault := reply.fault(1):
+            raise LoadError(fault)
+        return int(json.loads(reply.body)["usage"]["prompt_tokens"])
 
 
 @dataclass(frozen=True, slots=True)
 class Cost:
-    """What a window of load cost: units of work (requests or tokens), wall seconds, CPU seconds by process."""
+    """What a window of load cost."""
 
-    units: int
+    units: float
+    """Requests or tokens."""
     wall: float
+    """Seconds."""
     cpu: Mapping[str, float]
-    errors: int
+    """CPU seconds by process."""
     rss: Mapping[str, int]
+    """Resident bytes by process at the window's end."""
+    gaps: tuple[float, ...] = ()
+    """Paced streams: seconds between events of a stream, inside the window."""
+    events: int = 0
+    """Streams: JSON events that arrived in the window."""
 
     @property
     def cpu_per_unit(self) -> float:
@@ -66,120 +105,208 @@ class Cost:
         return self.units / self.wall
 
 
+@dataclass(slots=True)
+class _Tally:
+    """Answers of one load; the first bad one is kept."""
+
+    max_tokens: int
+    good: int = 0
+    bad: int = 0
+    fault: str = ""
+
+    def add(self, reply: Reply) -> None:
+        fault = reply.fault(self.max_tokens)
+        if fault:
+            self.fail(fault)
+        else:
+            self.good += 1
+
+    def fail(self, fault: str) -> None:
+        self.bad += 1
+        self.fault = self.fault or fault
+
+    def check(self) -> None:
+        """:raises LoadError: an answer failed, or none came."""
+        if self.bad or not self.good:
+            raise LoadError(f"{self.bad} of {self.bad + self.good} answers failed; the first: {self.fault or 'none'}")
+
+
 async def requests_closed_loop(edge: Edge, *, connections: int, seconds: float, max_tokens: int) -> Cost:
-    """Non-streamed requests, each connection sending the next as soon as it has the last; `seconds` after a warm-up."""
-    body = edge.body(max_tokens=max_tokens, stream=False)
-    return await _closed_loop(edge, body, connections, seconds, lambda reply: 1)
+    """Non-streamed requests, each connection sending the next as soon as it has the last. Units: answers."""
+    tally = _Tally(max_tokens)
+    async with _ClosedLoop(edge, edge.request(max_tokens=max_tokens, stream=False), connections, tally):
+        before, start, done = accounting.read(edge.pids), time.perf_counter(), tally.good
+        await asyncio.sleep(seconds)
+        after, end = accounting.read(edge.pids), time.perf_counter()
+        done = tally.good - done
+    tally.check()
+    return Cost(done, end - start, after.since(before), after.rss)
 
 
 async def tokens_closed_loop(edge: Edge, *, streams: int, seconds: float, max_tokens: int) -> Cost:
-    """Streamed requests back to back; units are token events received."""
-    body = edge.body(max_tokens=max_tokens, stream=True)
-    return await _closed_loop(edge, body, streams, seconds, lambda reply: len(reply.events))
+    """Streamed requests back to back. Units: tokens made."""
+    tally = _Tally(max_tokens)
+    async with _ClosedLoop(edge, edge.request(max_tokens=max_tokens, stream=True), streams, tally) as loop:
+        window = await _token_window(edge, seconds)
+    tally.check()
+    return window.cost(events=sum(window.holds(at) for reply in loop.replies for at in reply.events))
 
 
-async def tokens_paced(edge: Edge, *, streams: int, seconds: float, max_tokens: int) -> Cost:
-    """One long stream per connection on an engine that paces its steps; measured while all of them run."""
-    body = edge.body(max_tokens=max_tokens, stream=True)
-    connections = [Connection(edge.host, edge.port, edge.key) for _ in range(streams)]
+async def tokens_paced(edge: Edge, *, streams: int, seconds: float, interval: float) -> Cost:
+    """One long stream per connection on engines that pace their steps; the window lies where all of them run and none
+    begins or ends. Units: tokens made."""
+    # As many as last from the first stream's start to the window's end, with two seconds to spare on either side.
+    max_tokens = int((SETTLE + seconds + 4.0) / interval)
+    request = edge.request(max_tokens=max_tokens, stream=True)
+    connections = [edge.connection() for _ in range(streams)]
     begun = [asyncio.Event() for _ in connections]
+    tally = _Tally(max_tokens)
     replies: list[Reply] = []
 
     async def run(connection: Connection, first: asyncio.Event) -> None:
         try:
-            replies.append(await connection.post(PATH, body, on_event=first))
+            reply = await connection.send(request, on_event=first)
+            replies.append(reply)
+            tally.add(reply)
         finally:
             first.set()
+            connection.close()
 
     async with asyncio.TaskGroup() as group:
-        tasks = [group.create_task(run(c, e)) for c, e in zip(connections, begun, strict=True)]
+        for connection, event in zip(connections, begun, strict=True):
+            group.create_task(run(connection, event))
         for event in begun:
             await event.wait()
-        before, start = read(edge.pids), time.perf_counter()
-        await asyncio.sleep(seconds)
-        after, end = read(edge.pids), time.perf_counter()
-        if any(task.done() for task in tasks):
-            raise RuntimeError("a stream ended inside the measured window: raise max_tokens or shorten the window")
-    for connection in connections:
+        await asyncio.sleep(SETTLE)
+        window = await _token_window(edge, seconds)
+        ended = len(replies)
+    tally.check()
+    if ended:
+        raise LoadError(f"{ended} streams ended inside the window: the streams began too far apart")
+    inside = [[at for at in reply.events if window.holds(at)] for reply in replies]
+    gaps = [late - early for events in inside for early, late in pairwise(events)]
+    await asyncio.sleep(PAUSE)
+    return window.cost(events=sum(map(len, inside)), gaps=gaps)
+
+
+@dataclass(frozen=True, slots=True)
+class _Window:
+    """Counters at both ends of a window over running streams."""
+
+    before: Used
+    after: Used
+    start: float
+    end: float
+    tokens: float
+
+    def holds(self, at: float) -> bool:
+        return self.start <= at < self.end
+
+    def cost(self, *, events: int, gaps: list[float] | None = None) -> Cost:
+        return Cost(
+            self.tokens, self.end - self.start, self.after.since(self.before), self.after.rss, tuple(gaps or ()), events
+        )
+
+
+async def _token_window(edge: Edge, seconds: float) -> _Window:
+    # The workers are asked right before the window and right after it, so that being asked costs nothing in it.
+    made, asked = await edge.tokens_made(), time.perf_counter()
+    before, start = accounting.read(edge.pids), time.perf_counter()
+    await asyncio.sleep(seconds)
+    after, end = accounting.read(edge.pids), time.perf_counter()
+    tokens, told = await edge.tokens_made() - made, time.perf_counter()
+    return _Window(before, after, start, end, tokens * (end - start) / (told - asked))
+
+
+class _ClosedLoop:
+    """Runs a closed loop around a block that measures it: warmed up at the block's start, stopped at its end."""
+
+    def __init__(self, edge: Edge, request: bytes, connections: int, tally: _Tally) -> None:
+        self._edge = edge
+        self._request = request
+        self._count = connections
+        self._tally = tally
+        self._stopped = False
+        self._tasks: list[asyncio.Task[None]] = []
+        self.replies: list[Reply] = []
+        """Streamed answers."""
+
+    async def __aenter__(self) -> _ClosedLoop:
+        self._tasks = [asyncio.create_task(self._run()) for _ in range(self._count)]
+        await asyncio.sleep(WARM_UP)
+        return self
+
+    async def __aexit__(self, *exc: object) -> None:
+        self._stopped = True
+        await asyncio.gather(*self._tasks)
+        await asyncio.sleep(PAUSE)
+
+    async def _run(self) -> None:
+        connection = self._edge.connection()
+        while not self._stopped:
+            try:
+                reply = await connection.send(self._request)
+            except ConnectionError as error:
+                self._tally.fail(str(error))
+                break
+            self._tally.add(reply)
+            if reply.streamed:
+                self.replies.append(reply)
+            if self._tally.bad:
+                break
         connection.close()
-    units = sum(1 for reply in replies for at in reply.events if start <= at < end)
-    errors = sum(reply.status != 200 for reply in replies)
-    return Cost(units, end - start, after.since(before), errors, after.rss)
 
 
-async def open_loop(
-    send: Callable[[], Awaitable[float]], *, rate: float, seconds: float, rng: random.Random
-) -> list[float]:
-    """Poisson arrivals at `rate` per second; returns what each `send` returned (seconds to first token)."""
+class Sender(Protocol):
+    """Sends one request and returns the seconds to its first token."""
+
+    def __call__(self) -> Awaitable[float]: ...
+
+
+async def open_loop(send: Callable[[], Awaitable[float]], *, rate: float, seconds: float, seed: int) -> list[float]:
+    """Poisson arrivals at `rate` per second, the same ones for the same seed; what each `send` returned."""
+    rng = random.Random(seed)
     results: list[float] = []
 
     async def one() -> None:
         results.append(await send())
 
     async with asyncio.TaskGroup() as group:
-        end = time.perf_counter() + seconds
         due = time.perf_counter()
-        while due < end:
+        end = due + seconds
+        while (due := due + rng.expovariate(rate)) < end:
             await asyncio.sleep(max(0.0, due - time.perf_counter()))
             group.create_task(one())
-            due += rng.expovariate(rate)
     return results
 
 
+@dataclass(slots=True, eq=False)
 class EdgeSender:
     """Sends one streamed request over a pool of keep-alive connections; returns seconds to its first event."""
 
-    def __init__(self, edge: Edge, *, max_tokens: int) -> None:
-        self._edge = edge
-        self._body = edge.body(max_tokens=max_tokens, stream=True)
-        self._idle: list[Connection] = []
+    edge: Edge
+    max_tokens: int
+    _request: bytes = b""
+    _idle: list[Connection] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self._request = self.edge.request(max_tokens=self.max_tokens, stream=True)
+
+    async def reply(self) -> Reply:
+        """Send one request and give its answer, good or bad."""
+        connection = self._idle.pop() if self._idle else self.edge.connection()
+        reply = await connection.send(self._request)
+        self._idle.append(connection)
+        return reply
 
     async def __call__(self) -> float:
-        connection = self._idle.pop() if self._idle else Connection(self._edge.host, self._edge.port, self._edge.key)
-        reply = await connection.post(PATH, self._body)
-        self._idle.append(connection)
-        if reply.status != 200 or not reply.events:
-            raise RuntimeError(f"status {reply.status}: {reply.body[:200]!r}")
+        reply = await self.reply()
+        if fault := reply.fault(self.max_tokens):
+            raise LoadError(fault)
         return reply.events[0] - reply.started
 
-
-def percentile(values: Sequence[float], q: float) -> float:
-    """The q-quantile (0..1), nearest rank."""
-    ordered = sorted(values)
-    return ordered[min(len(ordered) - 1, int(q * len(ordered)))]
-
-
-def spread(values: Sequence[float]) -> str:
-    """Median and range as text."""
-    return f"{statistics.median(values):.3f} ({min(values):.3f}–{max(values):.3f})"
-
-
-async def _closed_loop(
-    edge: Edge, body: bytes, connections: int, seconds: float, units_of: Callable[[Reply], int]
-) -> Cost:
-    counting = asyncio.Event()
-    stop = asyncio.Event()
-    units = 0
-    errors = 0
-
-    async def run(connection: Connection) -> None:
-        nonlocal units, errors
-        while not stop.is_set():
-            reply = await connection.post(PATH, body)
-            if reply.status != 200:
-                errors += 1
-            elif counting.is_set():
-                units += units_of(reply)
-        connection.close()
-
-    async with asyncio.TaskGroup() as group:
-        for _ in range(connections):
-            group.create_task(run(Connection(edge.host, edge.port, edge.key)))
-        await asyncio.sleep(1.5)  # warm-up
-        counting.set()
-        before, start = read(edge.pids), time.perf_counter()
-        await asyncio.sleep(seconds)
-        after, end = read(edge.pids), time.perf_counter()
-        counting.clear()
-        stop.set()
-    return Cost(units, end - start, Used.since(after, before), errors, after.rss)
+    def close(self) -> None:
+        """Drop the connections."""
+        for connection in self._idle:
+            connection.close()
+        self._idle.clear()

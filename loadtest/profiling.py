@@ -1,0 +1,88 @@
+"""Where the CPU of the mesh's Python processes goes, by py-spy: sampled while a load runs, summed by function.
+
+py-spy sees Python frames only. Time inside gRPC's C core shows as the frame that called it (`Runner.run` is the event
+loop with gRPC's own callbacks in it, `Thread.run` gRPC's completion-queue thread), and gRPC's C++ threads do not show
+at all. Sampled without stopping the processes; their figures are disturbed all the same.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import sys
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+RATE = 100  # samples per second
+_PY_SPY = Path(sys.prefix) / "bin" / "py-spy"
+_LINE = re.compile(r":\d+\)$")
+IDLE = 5.0  # percent of one core; below, a process is not worth a table
+
+
+@dataclass(frozen=True, slots=True)
+class Profile:
+    """Shares of the samples of one process, 0 to 1, by "function (file)"."""
+
+    samples: int
+    own: Mapping[str, float]
+    """With the function on top of the stack."""
+    total: Mapping[str, float]
+    """With the function anywhere on the stack."""
+
+
+def parse(text: str) -> Profile:
+    """py-spy's "raw" format: `outer;…;inner count` a line, frames as `function (file:line)`."""
+    own: Counter[str] = Counter()
+    total: Counter[str] = Counter()
+    samples = 0
+    for line in text.splitlines():
+        stack, _, count = line.rpartition(" ")
+        frames = [_LINE.sub(")", frame) for frame in stack.split(";")]
+        samples += int(count)
+        own[frames[-1]] += int(count)
+        for frame in set(frames):
+            total[frame] += int(count)
+    return Profile(samples, _shares(own, samples), _shares(total, samples))
+
+
+def _shares(counts: Counter[str], samples: int) -> dict[str, float]:
+    return {name: count / samples for name, count in counts.most_common()}
+
+
+async def record(pids: Mapping[str, int], *, seconds: float, folder: Path) -> dict[str, Profile]:
+    """Sample these processes for so long, all at once; raw files stay in the folder, which must exist.
+
+    :raises RuntimeError: py-spy failed, for want of permission perhaps.
+    """
+
+    async def one(name: str, pid: int) -> tuple[str, Profile]:
+        path = folder / f"{name}.raw"
+        options = ("-d", str(int(seconds)), "-r", str(RATE), "-f", "raw", "--nonblocking", "-o", str(path))
+        process = await asyncio.create_subprocess_exec(
+            str(_PY_SPY),
+            "record",
+            "-p",
+            str(pid),
+            *options,
+            stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.STDOUT,
+        )
+        output, _ = await process.communicate()
+        if process.returncode or not path.is_file():
+            raise RuntimeError(f"py-spy on {name}: {output.decode(errors='replace')[-500:]}")
+        return name, parse(path.read_text())
+
+    return dict(await asyncio.gather(*(one(name, pid) for name, pid in pids.items())))
+
+
+def render(name: str, profile: Profile, *, seconds: float, top: int = 15) -> str:
+    """The functions that a process spends itself in, most first."""
+    busy = 100 * profile.samples / (seconds * RATE)
+    lines = [f"  {name}: {profile.samples} samples, {busy:.0f}% of a core (own, with callees)"]
+    lines += [
+        f"    {share:6.1%} {profile.total[function]:6.1%}  {function}"
+        for function, share in list(profile.own.items())[:top]
+    ]
+    return "\n".join(lines)
