@@ -1,5 +1,7 @@
 """Stop strings are found wherever the chunks are cut, and nothing after them or of them gets out."""
 
+import itertools
+
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -12,7 +14,7 @@ stops = st.lists(st.text(ALPHABET, min_size=1, max_size=4), max_size=4).map(tupl
 
 def chunked(text: str, cuts: list[int]) -> list[str]:
     points = sorted({min(cut, len(text)) for cut in cuts} | {0, len(text)})
-    return [text[a:b] for a, b in zip(points, points[1:], strict=False)]
+    return [text[a:b] for a, b in itertools.pairwise(points)]
 
 
 @given(texts, stops, st.lists(st.integers(0, 40), max_size=12))
