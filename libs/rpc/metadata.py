@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import grpc
 
+from libs.telemetry.tracing import traceparent_or_empty
+
 
 def get_metadata(context: grpc.aio.ServicerContext, name: str, default: str = "") -> str:
     """The first value of a text metadata key (lower case), or `default`."""
@@ -14,5 +16,5 @@ def get_metadata(context: grpc.aio.ServicerContext, name: str, default: str = ""
 
 
 def traceparent_of(context: grpc.aio.ServicerContext) -> str:
-    """The caller's W3C trace context; empty when there is none."""
-    return get_metadata(context, "traceparent")
+    """The caller's W3C trace context; empty when there is none or it is malformed."""
+    return traceparent_or_empty(get_metadata(context, "traceparent"))

@@ -35,10 +35,30 @@ class _JsonFormatter(logging.Formatter):
             "event": record.getMessage(),
         }
         for name, value in getattr(record, "fields", {}).items():
-            line[name] = _REDACTED if name in _FORBIDDEN else value
+            # The line's own members cannot be forged by a field of the same name.
+            line[f"{name}_" if name in line else name] = _shown(name, value)
         if record.exc_info:
             line["exception"] = self.formatException(record.exc_info)
-        return _encoder.encode(line).decode()
+        try:
+            return _encoder.encode(line).decode()
+        except (TypeError, UnicodeEncodeError):  # a value that JSON cannot hold
+            return _encoder.encode({name: _as_text(value) for name, value in line.items()}).decode()
+
+
+def _shown(name: object, value: Any) -> Any:
+    """The value with everything forbidden in it replaced."""
+    if name in _FORBIDDEN:
+        return _REDACTED
+    if isinstance(value, dict):
+        return {key: _shown(key, inner) for key, inner in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_shown("", inner) for inner in value]
+    return value
+
+
+def _as_text(value: object) -> str:
+    """Any value as text that is valid UTF-8."""
+    return str(value).encode("utf-8", "backslashreplace").decode()
 
 
 def configure_logging(*, service: str, instance: str, level: str = "info") -> None:

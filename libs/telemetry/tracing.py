@@ -11,6 +11,7 @@ without a decision makes one with `root`.
 from __future__ import annotations
 
 import random
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from types import TracebackType
@@ -20,6 +21,8 @@ from libs.config import TlsFiles
 
 INTERNAL, SERVER, CLIENT = "INTERNAL", "SERVER", "CLIENT"
 Attribute = str | int | float | bool | list[str]
+# Version 00 of the W3C format; ids of zeros are invalid there.
+_TRACEPARENT = re.compile("00-(?!0{32})[0-9a-f]{32}-(?!0{16})[0-9a-f]{16}-[0-9a-f]{2}")
 
 
 class Span(Protocol):
@@ -142,6 +145,11 @@ def shutdown_tracing() -> None:
     _tracer = _provider = None
 
 
+def traceparent_or_empty(header: str) -> str:
+    """The header if it is a well-formed traceparent, else "": for headers that come from outside."""
+    return header if _TRACEPARENT.fullmatch(header) else ""
+
+
 def is_sampled(traceparent: str) -> bool:
     """Whether a traceparent asks to be recorded."""
     return len(traceparent) == 55 and traceparent[-1] in "13579bdf"
@@ -159,9 +167,11 @@ def root(ratio: float, rng: random.Random) -> str:
 def span(
     name: str, parent: str = "", *, kind: str = INTERNAL, attributes: Mapping[str, Attribute] | None = None
 ) -> Span:
-    """Start a span under `parent`; see the module docstring."""
+    """Start a span under `parent`; see the module docstring. A malformed parent counts as none."""
     if _tracer is None or not is_sampled(parent):
         return _Unsampled(parent) if parent else _NOTHING
+    if not _TRACEPARENT.fullmatch(parent):
+        return _NOTHING
     from opentelemetry import trace
 
     context = trace.SpanContext(int(parent[3:35], 16), int(parent[36:52], 16), True, trace.TraceFlags(1))

@@ -10,7 +10,7 @@ import grpc
 
 from libs.errors import Reason, WeirError
 from libs.rpc import peer_service, peer_spiffe
-from libs.telemetry.tracing import root
+from libs.telemetry.tracing import root, traceparent_or_empty
 from services.gateway.catalog import Catalog
 from services.gateway.policy.spec import Identity
 
@@ -61,7 +61,7 @@ class Identifier:
             identity=identity,
             request_id=given if _REQUEST_ID.fullmatch(given) else str(uuid.UUID(int=self._rng.getrandbits(128))),
             client_request_id=headers.get("x-client-request-id", "")[:128],
-            traceparent=headers.get("traceparent", "") or root(self._ratio, self._rng),
+            traceparent=traceparent_or_empty(headers.get("traceparent", "")) or root(self._ratio, self._rng),
             # grpc reports a missing deadline as None, or as a time far beyond any real one.
             remaining=remaining if remaining is not None and remaining < 1e8 else None,
         )
