@@ -26,6 +26,8 @@ from libs.telemetry.tracing import configure_tracing, shutdown_tracing
 log = get_logger(__name__)
 _SERVING = health_pb2.HealthCheckResponse.SERVING
 _NOT_SERVING = health_pb2.HealthCheckResponse.NOT_SERVING
+_WITHDRAW_SECONDS = 1.0
+"""A drain waits this long for the endpoint to leave the registry; then its lease ends it."""
 
 
 class Ready(Protocol):
@@ -122,8 +124,11 @@ async def serve(service: Service, settings: ServiceSettings, **server_options: A
                 announce.cancel()
                 for name in names:
                     await health.set(name, _NOT_SERVING)
-                with contextlib.suppress(TimeoutError):
+                await asyncio.wait((announce,), timeout=_WITHDRAW_SECONDS)
+                try:
                     await asyncio.wait_for(service.drain(), settings.drain_seconds)
+                except TimeoutError:
+                    log.warning("drain_cut", seconds=settings.drain_seconds)
                 await server.stop(grace=1.0)
                 background.cancel()
     finally:
@@ -167,14 +172,25 @@ async def _register(running: Running, settings: ServiceSettings) -> None:
 
 
 def main(settings_type: type[S], build: Builder[S], **server_options: Any) -> None:
-    """Run a service process until SIGTERM or SIGINT; exits 2 on a bad configuration."""
+    """Run a service process until SIGTERM or SIGINT; exits 2 on a bad configuration, 1 on a failure."""
     try:
         settings = load(settings_type)
     except ConfigError as error:
         sys.stderr.write(f"{error}\n")
         sys.exit(2)
     configure_logging(service=settings.service, instance=settings.instance, level=settings.log_level)
-    uvloop.run(_main(settings, build, server_options))
+    try:
+        uvloop.run(_main(settings, build, server_options))
+    except Exception as error:  # the last boundary: whatever ends the process is told in the log's own form
+        log.error("service_failed", error=type(_cause(error)).__name__, exc_info=error)
+        sys.exit(1)
+
+
+def _cause(error: Exception) -> Exception:
+    """What a task group's failure is about, where that is one thing."""
+    while isinstance(error, ExceptionGroup) and len(error.exceptions) == 1:
+        error = error.exceptions[0]
+    return error
 
 
 async def _main(settings: S, build: Builder[S], server_options: dict[str, Any]) -> None:
