@@ -123,10 +123,14 @@ async def test_a_drain_is_cut_at_its_limit() -> None:
 
 async def test_a_failure_in_the_background_ends_the_block() -> None:
     service = Scripted()
-    with pytest.raises(ExceptionGroup) as caught:
-        async with asyncio.timeout(20), serve(service, settings()):
+
+    async def live() -> None:
+        async with serve(service, settings()):
             service.broken.set_exception(RuntimeError("broke"))
             await asyncio.Event().wait()
+
+    with pytest.raises(ExceptionGroup) as caught:
+        await asyncio.wait_for(live(), 20)
     assert caught.group_contains(RuntimeError, match="broke")
 
 
@@ -176,4 +180,4 @@ async def _endpoints(store: EtcdStore) -> list[str]:
 async def _eventually(store: EtcdStore, count: int) -> None:
     async with asyncio.timeout(15):
         while len(await _endpoints(store)) != count:
-            await asyncio.sleep(0.02)
+            await asyncio.sleep(0.02)  # noqa: ASYNC110 - another process's state
