@@ -179,5 +179,5 @@ async def _endpoints(store: EtcdStore) -> list[str]:
 
 async def _eventually(store: EtcdStore, count: int) -> None:
     async with asyncio.timeout(15):
-        while len(await _endpoints(store)) != count:
-            await asyncio.sleep(0.02)  # noqa: ASYNC110 - another process's state
+        while len(await _endpoints(store)) != count:  # noqa: ASYNC110 - the state of another process
+            await asyncio.sleep(0.02)
