@@ -9,7 +9,7 @@ from weir.inference.v1 import inference_pb2
 
 from libs.deadlines import to_duration
 from services.gateway.policy.events import Accepted, ChoiceUpdate, End, Logprob
-from services.gateway.policy.parameters import invalid
+from services.gateway.policy.parameters import check_role, invalid
 from services.gateway.policy.spec import ChatMessage, Parameters, Spec
 
 _SCALARS = (
@@ -32,6 +32,8 @@ def to_spec(message: inference_pb2.GenerationSpec) -> Spec:
         or (kind == "token_ids" and not message.token_ids.ids)
     ):
         raise invalid("input", "is missing")
+    for position, one in enumerate(message.chat.messages):
+        check_role(one.role, position)
     given = message.parameters
     values: dict[str, Any] = {name: getattr(given, name) for name in _SCALARS if given.HasField(cast(Any, name))}
     return Spec(

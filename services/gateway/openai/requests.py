@@ -7,13 +7,13 @@ do not offer are refused by name rather than ignored. Source: the OpenAI API ref
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
 import msgspec
 
 from libs.errors import Reason, WeirError
-from services.gateway.policy.parameters import invalid
+from services.gateway.policy.parameters import check_role, invalid
 from services.gateway.policy.spec import ChatMessage, Parameters, Spec
 
 _MISSING = re.compile(r"missing required field `([^`]+)`$")
@@ -126,7 +126,7 @@ def parse_chat(body: bytes, *, client_request_id: str = "") -> OpenAIRequest:
         Spec(
             model=given.model,
             operation="chat",
-            messages=tuple(ChatMessage(m.role, _content(m, i)) for i, m in enumerate(given.messages)),
+            messages=tuple(ChatMessage(_role(m, i), _content(m, i)) for i, m in enumerate(given.messages)),
             parameters=_parameters(given, max_tokens, field, (given.top_logprobs or 0) if given.logprobs else None),
             client_request_id=client_request_id,
             sticky_key=given.user or "",
@@ -191,11 +191,14 @@ def _decode(decoder: msgspec.json.Decoder[B], body: bytes) -> B:
         raise WeirError(Reason.INVALID_REQUEST, f"{field}: {message}", limit=field) from error
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise WeirError(Reason.INVALID_REQUEST, f"the body is not valid JSON: {error}", limit="body") from error
+    except RecursionError as error:
+        raise WeirError(Reason.INVALID_REQUEST, "the body is nested too deeply", limit="body") from error
 
 
 def _request(given: _Common, spec: Spec) -> OpenAIRequest:
     include_usage = bool(given.stream_options and given.stream_options.include_usage)
-    return OpenAIRequest(spec, bool(given.stream), include_usage)
+    stream = bool(given.stream)
+    return OpenAIRequest(replace(spec, whole=not stream), stream, include_usage)
 
 
 def _parameters(given: _Common, max_tokens: int | None, field: str, logprobs: int | None) -> Parameters:
@@ -229,6 +232,12 @@ def _logit_bias(given: dict[str, float] | None) -> dict[int, float]:
     return bias
 
 
+def _role(message: _Message, position: int) -> str:
+    check_role(message.role, position)
+    # OpenAI's newer name for the same thing; open models were trained with the older one.
+    return "system" if message.role == "developer" else message.role
+
+
 def _content(message: _Message, position: int) -> str:
     if isinstance(message.content, str):
         return message.content
@@ -245,7 +254,7 @@ def _prompt(given: str | list[Any]) -> tuple[str | None, tuple[int, ...] | None]
         given = given[0]
     if isinstance(given, str):
         return given, None
-    ids = tuple(token for token in given if isinstance(token, int) and 0 <= token < 2**32)
+    ids = tuple(token for token in given if type(token) is int and 0 <= token < 2**32)
     if not ids or len(ids) != len(given):
         raise invalid("prompt", "one text or one list of token ids per request")
     return None, ids

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import math
+import re
 
 from libs.errors import Reason, WeirError
 from services.gateway.policy.spec import BoundParameters, ModelLimits, Parameters
@@ -12,6 +12,8 @@ MAX_LOGPROBS = 20
 MAX_STOPS = 4
 MAX_STOP_CHARS = 256
 MAX_SEED = 2**63 - 1
+MAX_TOKENS = 2**31 - 1
+_ROLE = re.compile("[a-z_]{1,32}")
 
 
 def invalid(field: str, message: str) -> WeirError:
@@ -19,13 +21,22 @@ def invalid(field: str, message: str) -> WeirError:
     return WeirError(Reason.INVALID_REQUEST, f"{field}: {message}", limit=field)
 
 
+def check_role(role: str, position: int) -> None:
+    """Check the role of a message. Which roles a model knows its template says; but it puts them into the prompt as
+    they are, so none may spell a special token.
+
+    :raises WeirError: INVALID_REQUEST.
+    """
+    if not _ROLE.fullmatch(role):
+        raise invalid(f"messages[{position}].role", "must be a name such as 'user'")
+
+
 def check_parameters(given: Parameters) -> None:
     """Check every value that can be judged without the model.
 
     :raises WeirError: INVALID_REQUEST naming the first bad field.
     """
-    if given.max_tokens is not None and given.max_tokens < 1:
-        raise invalid(given.max_tokens_field, "must be at least 1")
+    _within(given.max_tokens_field, given.max_tokens, 1, MAX_TOKENS)
     _within("temperature", given.temperature, 0.0, 2.0)
     _within("top_p", given.top_p, 0.0, 1.0, exclude_low=True)
     _within("min_p", given.min_p, 0.0, 1.0)
@@ -98,5 +109,6 @@ def _default(value: float | None, default: float) -> float:
 def _within(field: str, value: float | None, low: float, high: float, *, exclude_low: bool = False) -> None:
     if value is None:
         return
-    if math.isnan(value) or value < low or value > high or (exclude_low and value == low):
-        raise invalid(field, f"must be {'above' if exclude_low else 'at least'} {low:g} and at most {high:g}")
+    # NaN fails every comparison; integers may be too large to become floats.
+    if not low <= value <= high or (exclude_low and value == low):
+        raise invalid(field, f"must be {'above' if exclude_low else 'at least'} {low} and at most {high}")

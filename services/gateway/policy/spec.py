@@ -59,6 +59,8 @@ class Spec:
     client_request_id: str = ""
     sticky_key: str = ""
     batch: bool = False
+    whole: bool = False
+    """Nobody reads it before it is whole, so its tokens may come in groups."""
 
     def texts(self) -> list[str]:
         """The user's words, for the safety filter; empty for token ids."""

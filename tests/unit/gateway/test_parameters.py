@@ -32,6 +32,14 @@ LIMITS = ModelLimits(context_length=100, default_max_tokens=20, default_temperat
         (Parameters(stop=("a",) * 5), "stop"),
         (Parameters(stop=("",)), "stop"),
         (Parameters(logit_bias={1: 101.0}), "logit_bias"),
+        (Parameters(logit_bias={1: float("nan")}), "logit_bias"),
+        # Integers that no float and no wire field can hold.
+        (Parameters(max_tokens=10**400), "max_tokens"),
+        (Parameters(seed=10**400), "seed"),
+        (Parameters(seed=2**63), "seed"),
+        (Parameters(top_k=10**400), "top_k"),
+        (Parameters(n=-(10**400)), "n"),
+        (Parameters(logprobs=10**400), "logprobs"),
     ],
 )
 def test_a_bad_value_is_refused_by_name(given_: Parameters, field: str) -> None:
