@@ -17,6 +17,7 @@ from libs.mux.backoff import Backoff
 from libs.mux.codec import Codec, set_call_header
 from libs.mux.core import NEVER, Call, ClientCore, Ended, Outcome, Semantics, Stream
 from libs.mux.options import ClientOptions
+from libs.mux.pacer import Pacer
 from libs.mux.wake import Wake
 from libs.telemetry import get_logger
 
@@ -271,6 +272,7 @@ class MuxClient:
     async def _write(self, link: _Link) -> None:
         """Write whatever is queued, all of it in one frame, then wait for more."""
         stream, rpc, options = link.stream, link.rpc, self._options
+        pacer = Pacer(longest=options.longest_hold)
         try:
             while True:
                 if stream.cancels:
@@ -278,11 +280,15 @@ class MuxClient:
                     await rpc.write(self._codec.cancel(ids))
                     continue
                 now = self._clock.monotonic()
+                if self._core.has_work and (hold := pacer.hold(now)) > 0:
+                    await asyncio.sleep(hold)
+                    now = self._clock.monotonic()
                 calls, ended = self._core.take(
                     stream, now, max_items=options.max_frame_items, max_bytes=options.max_frame_bytes
                 )
                 self._end(ended)
                 if calls:
+                    pacer.wrote(len(calls), now)
                     for call in calls:
                         set_call_header(call.item, call.id, call.deadline - now, call.traceparent)
                     await rpc.write(self._codec.calls([call.item for call in calls]))

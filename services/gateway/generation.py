@@ -84,9 +84,9 @@ class Choice:
         self.finish: Finish | None = None  # told to the face
         self.message = ""
 
-    def on_first(self, cached_prompt_tokens: int) -> None:
+    def on_first(self, cached_prompt_tokens: int, after: float) -> None:
         """See `RunningSequence`."""
-        self._generation.first_token(cached_prompt_tokens)
+        self._generation.first_token(cached_prompt_tokens, after)
 
     def on_tokens(self, ids: Sequence[int], logprobs: worker_pb2.SequenceLogprobs | None) -> None:
         """See `RunningSequence`."""
@@ -221,12 +221,12 @@ class Generation:
 
     # The worker's side.
 
-    def first_token(self, cached_prompt_tokens: int) -> None:
-        """The worker produced the first token of a choice."""
+    def first_token(self, cached_prompt_tokens: int, after: float) -> None:
+        """The worker produced the first token of a choice, `after` seconds after its submission."""
         self.usage.cached_prompt_tokens = max(self.usage.cached_prompt_tokens, cached_prompt_tokens)
         if not self._first:
-            self._first = self._clock.monotonic()
-            self.breakdown.prefill = self._first - self.submitted
+            self.breakdown.prefill = after
+            self._first = self.submitted + after
 
     def worker_lost(self, *, gone: bool = True) -> None:
         """The worker is gone, or will not take this request; the pipeline moves or fails what is left."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
+from dataclasses import replace
 
 import grpc
 from weir.inference.v1 import inference_pb2, inference_pb2_grpc
@@ -64,7 +65,8 @@ class InferenceServicer(inference_pb2_grpc.InferenceServiceServicer):
         self, request: inference_pb2.CompleteRequest, context: grpc.aio.ServicerContext
     ) -> inference_pb2.CompleteResponse:
         """See the proto."""
-        generation = await self._open(request.spec, self._identifier.identify(context, scope="inference"))
+        caller = self._identifier.identify(context, scope="inference")
+        generation = await self._open(request.spec, caller, whole=True)
         choices, end = await collect(generation)
         if end.finish is Finish.ERROR and not any(choice.text for choice in choices):
             raise WeirError(Reason.parse(end.error_reason), end.message)
@@ -102,9 +104,9 @@ class InferenceServicer(inference_pb2_grpc.InferenceServiceServicer):
             prompt_tokens=len(ids), model_version=route.model_version, context_length=version.context_length
         )
 
-    async def _open(self, message: inference_pb2.GenerationSpec, caller: Caller) -> Generation:
+    async def _open(self, message: inference_pb2.GenerationSpec, caller: Caller, *, whole: bool = False) -> Generation:
         return await self._pipeline.open(
-            convert.to_spec(message),
+            replace(convert.to_spec(message), whole=whole),
             caller.identity,
             request_id=caller.request_id,
             remaining=caller.remaining,

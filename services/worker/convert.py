@@ -8,7 +8,7 @@ from typing import Any
 
 from weir.worker.v1 import worker_pb2
 
-from libs.deadlines import to_seconds
+from libs.deadlines import to_duration, to_seconds
 from libs.errors import WeirError
 from services.worker.engines.port import SamplingParams, SequenceRequest
 from services.worker.policy.checks import Asked
@@ -68,8 +68,8 @@ def step_frame(batch: Batch) -> worker_pb2.SessionResponse:
     frame.handles.extend(batch.tokens)
     frame.counts.extend(map(len, batch.tokens.values()))
     frame.tokens.extend(chain.from_iterable(batch.tokens.values()))
-    for number, cached in batch.first:
-        frame.first.add(handle=number, cached_prompt_tokens=cached)
+    for number, cached, after in batch.first:
+        frame.first.add(handle=number, cached_prompt_tokens=cached, after=to_duration(after))
     for number, reason, message in batch.finished:
         # The port's numbers are the proto's (tests/unit/worker compares them).
         frame.finished.add(handle=number, reason=reason, message=message)  # type: ignore[arg-type]

@@ -37,6 +37,8 @@ class _Sequence:
     __slots__ = (
         "cancelled",
         "first_at",
+        "group",
+        "held",
         "mailbox",
         "number",
         "produced",
@@ -46,7 +48,7 @@ class _Sequence:
         "start",
     )
 
-    def __init__(self, mailbox: Mailbox, asked: Asked, start: float, sequence_span: Span | None) -> None:
+    def __init__(self, mailbox: Mailbox, asked: Asked, start: float, sequence_span: Span | None, *, group: int) -> None:
         self.mailbox = mailbox
         self.number = asked.number
         self.request_id = asked.request_id
@@ -54,6 +56,8 @@ class _Sequence:
         self.start = start
         self.first_at = 0.0
         self.produced = 0
+        self.group = group  # deliver tokens in groups of this many
+        self.held: list[int] = []  # of the group under way
         self.cancelled = ""  # why the worker itself ended it
         self.span = sequence_span
 
@@ -62,7 +66,7 @@ class Hub:
     """Owns the engine's handles. All methods run on the event loop and return at once."""
 
     def __init__(self, *, clock: Clock, max_unread_tokens: int) -> None:
-        self._clock = clock
+        self.clock = clock
         self._max_unread = max_unread_tokens
         self._engine: Engine | None = None
         self._sequences: dict[int, _Sequence] = {}
@@ -100,7 +104,7 @@ class Hub:
 
     def submit(self, mailbox: Mailbox, submissions: Iterable[tuple[worker_pb2.Submit, Asked]], *, tenant: str) -> None:
         """Start sequences whose grant has been accepted."""
-        now = self._clock.monotonic()
+        now = self.clock.monotonic()
         salt = tenant.encode()
         requests = []
         for submit, asked in submissions:
@@ -110,7 +114,9 @@ class Hub:
                 sequence_span = span("worker.generate", submit.traceparent, kind=SERVER)
                 sequence_span.set("gen_ai.response.model", asked.model)
                 sequence_span.set("gen_ai.usage.input_tokens", asked.prompt_tokens)
-            self._sequences[self._last_handle] = _Sequence(mailbox, asked, now, sequence_span)
+            self._sequences[self._last_handle] = _Sequence(
+                mailbox, asked, now, sequence_span, group=submit.group_tokens
+            )
             mailbox.handles[asked.number] = self._last_handle
             requests.append(request_of(submit, asked, handle=self._last_handle, now=now, salt=salt))
             metrics.PROMPT_TOKENS.inc(asked.prompt_tokens)
@@ -153,15 +159,21 @@ class Hub:
             if sequence is None:
                 continue
             mailbox = sequence.mailbox
+            outbox = mailbox.outbox
             if tokens:
-                outbox = mailbox.outbox
                 produced += len(tokens)
                 if not sequence.produced:
                     self._first(sequence, output.prompt_tokens_cached.get(handle, 0))
                 sequence.produced += len(tokens)
-                outbox.add(sequence.number, tokens)
                 if handle in output.logprobs:
                     outbox.add_logprobs(sequence.number, output.logprobs[handle])
+            if sequence.group > 1:
+                sequence.held += tokens
+                if len(sequence.held) < sequence.group and not finish:
+                    continue
+                tokens, sequence.held = sequence.held, []
+            if tokens:
+                outbox.add(sequence.number, tokens)
             if finish:
                 self._finish(handle, sequence, FinishReason(finish), output.errors.get(handle, ""))
             touched.add(mailbox)
@@ -180,13 +192,14 @@ class Hub:
         if batch.step and step != batch.step:
             metrics.MERGED_STEPS.inc()
         batch.step = step
+        batch.steps += 1
         if mailbox.outbox.unread > self._max_unread:
             mailbox.on_overrun()
         mailbox.wake.set()
 
     def _first(self, sequence: _Sequence, cached: int) -> None:
-        sequence.first_at = self._clock.monotonic()
-        sequence.mailbox.outbox.add_first(sequence.number, cached)
+        sequence.first_at = self.clock.monotonic()
+        sequence.mailbox.outbox.add_first(sequence.number, cached, sequence.first_at - sequence.start)
         metrics.TTFT.observe(sequence.first_at - sequence.start)
         metrics.CACHE_QUERIES.inc(sequence.prompt_tokens)
         if cached:
@@ -203,7 +216,7 @@ class Hub:
         mailbox.outbox.finish(sequence.number, reason, message)
         metrics.FINISHED[reason].inc()
         if sequence.produced > 1:
-            seconds = self._clock.monotonic() - sequence.first_at
+            seconds = self.clock.monotonic() - sequence.first_at
             metrics.PER_TOKEN.observe(seconds / (sequence.produced - 1))
         if sequence.span is not None:
             sequence.span.set("gen_ai.usage.output_tokens", sequence.produced)

@@ -10,6 +10,7 @@ from weir.mux.v1 import mux_pb2
 from weir.worker.v1 import worker_pb2
 
 from libs.errors import Reason, WeirError
+from libs.mux.pacer import Pacer
 from libs.telemetry import get_logger
 from services.worker import metrics
 from services.worker.convert import refusals_frame, step_frame
@@ -18,6 +19,7 @@ from services.worker.intake import Intake, Refused
 
 log = get_logger(__name__)
 
+_LONGEST_HOLD = 0.002  # seconds; steps that come faster than this travel together
 _HELLO_TIMEOUT = 10.0  # seconds from opening a stream to its Hello
 
 
@@ -108,6 +110,7 @@ class GatewaySession:
     async def _write(self) -> None:
         """Write what is ready. While a write waits for a slow reader, later steps are merged in the outbox."""
         context, mailbox = self._context, self._mailbox
+        pacer = Pacer(longest=_LONGEST_HOLD)
         told = False
         while True:
             if self._go_away and not told:
@@ -117,7 +120,14 @@ class GatewaySession:
                 refused, self._refused = self._refused, []
                 await context.write(refusals_frame(refused))
             elif not mailbox.outbox.batch.empty:
-                await context.write(step_frame(mailbox.outbox.take()))
+                now = self._hub.clock.monotonic()
+                # A first token never waits.
+                if not mailbox.outbox.batch.first and (hold := pacer.hold(now)) > 0:
+                    await asyncio.sleep(hold)
+                    now = self._hub.clock.monotonic()
+                batch = mailbox.outbox.take()
+                pacer.wrote(batch.steps, now)
+                await context.write(step_frame(batch))
             elif self._ending and not mailbox.handles:
                 return
             else:

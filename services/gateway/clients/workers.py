@@ -15,6 +15,8 @@ from weir.admission.v1 import admission_pb2
 from weir.mux.v1 import mux_pb2
 from weir.worker.v1 import worker_pb2, worker_pb2_grpc
 
+from libs.deadlines import to_seconds
+from libs.mux.pacer import Pacer
 from libs.rpc import make_channel
 from libs.telemetry import get_logger
 from services.gateway import metrics
@@ -23,6 +25,7 @@ from services.gateway.generation import finish_of
 from services.gateway.ports import RunningSequence
 
 log = get_logger(__name__)
+_LONGEST_HOLD = 0.003  # seconds; submissions that come faster than this travel together
 
 
 class WorkerStreams:
@@ -153,10 +156,15 @@ class WorkerLink:
     async def _write(self, call: grpc.aio.StreamStreamCall, reader: asyncio.Task[None]) -> None:
         """Send what is queued until the reader ends; raises what ended it."""
         reader.add_done_callback(lambda _: self._wake.set())
+        pacer = Pacer(longest=_LONGEST_HOLD)
+        clock = asyncio.get_running_loop()
         while not reader.done():
             await self._wake.wait()
+            if (hold := pacer.hold(clock.time())) > 0:
+                await asyncio.sleep(hold)
             self._wake.clear()
             if self._submissions:
+                pacer.wrote(len(self._submissions), clock.time())
                 items, self._submissions = self._submissions, []
                 await call.write(worker_pb2.SessionRequest(submissions=worker_pb2.Submissions(items=items)))
             if self._cancels:
@@ -180,7 +188,7 @@ class WorkerLink:
         for first in frame.first:
             sequence = sequences.get(first.handle)
             if sequence is not None:
-                sequence.on_first(first.cached_prompt_tokens)
+                sequence.on_first(first.cached_prompt_tokens, to_seconds(first.after))
         logprobs = {entry.handle: entry for entry in frame.logprobs} if frame.logprobs else {}
         tokens = list(frame.tokens)
         at = 0

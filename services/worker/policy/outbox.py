@@ -16,9 +16,12 @@ class Batch:
     """The next frame's content; keys and numbers are the gateway's own."""
 
     step: int = 0
+    """The last step in it."""
+    steps: int = 0
+    """How many were merged."""
     tokens: dict[int, list[int]] = field(default_factory=dict)
-    first: list[tuple[int, int]] = field(default_factory=list)
-    """(sequence, prompt tokens served from the prefix cache)."""
+    first: list[tuple[int, int, float]] = field(default_factory=list)
+    """(sequence, prompt tokens served from the prefix cache, seconds from its submission to its first token)."""
     finished: list[tuple[int, FinishReason, str]] = field(default_factory=list)
     logprobs: dict[int, list[TokenLogprob]] = field(default_factory=dict)
 
@@ -47,9 +50,9 @@ class Outbox:
             known.extend(tokens)
         self.unread += len(tokens)
 
-    def add_first(self, number: int, cached: int) -> None:
-        """A sequence's first token is among those added in this step."""
-        self.batch.first.append((number, cached))
+    def add_first(self, number: int, cached: int, after: float) -> None:
+        """A sequence has its first token, `after` seconds after its submission."""
+        self.batch.first.append((number, cached, after))
 
     def add_logprobs(self, number: int, entries: list[TokenLogprob]) -> None:
         """Log-probabilities of tokens just added."""

@@ -250,3 +250,19 @@ async def test_work_without_a_grant_runs_only_while_admission_is_away_and_only_a
         assert set(gateway.finished) == {2, 3}
         assert gateway.refused[4].reason == Reason.REJECTED_NO_CAPACITY
         r.assert_idle()
+
+
+async def test_tokens_come_in_groups_where_nobody_reads_them_one_by_one():
+    async with rig(simulated=PACED) as r:
+        gateway = await r.gateway()
+        await gateway.submit(submission(1, r.admission.grant("r1"), group_tokens=4, sampling={"max_tokens": 10}))
+        await gateway.until(lambda: 1 in gateway.finished)
+        assert [list(frame.counts) for frame in gateway.frames if frame.counts] == [[4], [4], [2]]
+        await gateway.submit(
+            submission(2, r.admission.grant("r2"), "r2", group_tokens=100, sampling={"max_tokens": 50}),
+            submission(3, r.admission.grant("r3"), "r3", sampling={"max_tokens": 50}),
+        )
+        await gateway.until(lambda: len(gateway.tokens.get(3, ())) >= 3)
+        await gateway.cancel(2)
+        await gateway.until(lambda: 2 in gateway.finished)
+        assert len(gateway.tokens[2]) >= 3  # what was held comes with the end

@@ -45,7 +45,7 @@ class Submissions(_message.Message):
     def __init__(self, items: _Optional[_Iterable[_Union[Submit, _Mapping]]] = ...) -> None: ...
 
 class Submit(_message.Message):
-    __slots__ = ("handle", "grant", "request_id", "model_version", "prompt", "sampling", "remaining", "traceparent", "choice", "priority")
+    __slots__ = ("handle", "grant", "request_id", "model_version", "prompt", "sampling", "remaining", "traceparent", "choice", "priority", "group_tokens")
     HANDLE_FIELD_NUMBER: _ClassVar[int]
     GRANT_FIELD_NUMBER: _ClassVar[int]
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
@@ -56,6 +56,7 @@ class Submit(_message.Message):
     TRACEPARENT_FIELD_NUMBER: _ClassVar[int]
     CHOICE_FIELD_NUMBER: _ClassVar[int]
     PRIORITY_FIELD_NUMBER: _ClassVar[int]
+    GROUP_TOKENS_FIELD_NUMBER: _ClassVar[int]
     handle: int
     grant: _admission_pb2.SignedGrant
     request_id: str
@@ -66,7 +67,8 @@ class Submit(_message.Message):
     traceparent: str
     choice: int
     priority: int
-    def __init__(self, handle: _Optional[int] = ..., grant: _Optional[_Union[_admission_pb2.SignedGrant, _Mapping]] = ..., request_id: _Optional[str] = ..., model_version: _Optional[str] = ..., prompt: _Optional[_Iterable[int]] = ..., sampling: _Optional[_Union[Sampling, _Mapping]] = ..., remaining: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., traceparent: _Optional[str] = ..., choice: _Optional[int] = ..., priority: _Optional[int] = ...) -> None: ...
+    group_tokens: int
+    def __init__(self, handle: _Optional[int] = ..., grant: _Optional[_Union[_admission_pb2.SignedGrant, _Mapping]] = ..., request_id: _Optional[str] = ..., model_version: _Optional[str] = ..., prompt: _Optional[_Iterable[int]] = ..., sampling: _Optional[_Union[Sampling, _Mapping]] = ..., remaining: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., traceparent: _Optional[str] = ..., choice: _Optional[int] = ..., priority: _Optional[int] = ..., group_tokens: _Optional[int] = ...) -> None: ...
 
 class Sampling(_message.Message):
     __slots__ = ("max_tokens", "temperature", "top_p", "top_k", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty", "logit_bias", "seed", "stop_token_ids", "ignore_eos", "logprobs")
@@ -152,12 +154,14 @@ class StepFrame(_message.Message):
     def __init__(self, step: _Optional[int] = ..., handles: _Optional[_Iterable[int]] = ..., counts: _Optional[_Iterable[int]] = ..., tokens: _Optional[_Iterable[int]] = ..., finished: _Optional[_Iterable[_Union[Finished, _Mapping]]] = ..., logprobs: _Optional[_Iterable[_Union[SequenceLogprobs, _Mapping]]] = ..., first: _Optional[_Iterable[_Union[FirstToken, _Mapping]]] = ...) -> None: ...
 
 class FirstToken(_message.Message):
-    __slots__ = ("handle", "cached_prompt_tokens")
+    __slots__ = ("handle", "cached_prompt_tokens", "after")
     HANDLE_FIELD_NUMBER: _ClassVar[int]
     CACHED_PROMPT_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    AFTER_FIELD_NUMBER: _ClassVar[int]
     handle: int
     cached_prompt_tokens: int
-    def __init__(self, handle: _Optional[int] = ..., cached_prompt_tokens: _Optional[int] = ...) -> None: ...
+    after: _duration_pb2.Duration
+    def __init__(self, handle: _Optional[int] = ..., cached_prompt_tokens: _Optional[int] = ..., after: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ...) -> None: ...
 
 class Finished(_message.Message):
     __slots__ = ("handle", "reason", "message")
