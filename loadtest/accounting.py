@@ -17,10 +17,19 @@ class Used:
 
     cpu: Mapping[str, float]
     rss: Mapping[str, int]
+    own: float = 0.0
+    """CPU seconds of this process, the load generator."""
+    machine: float = 0.0
+    """CPU seconds of everything on this machine."""
 
     def since(self, before: Used) -> dict[str, float]:
         """CPU seconds used since then, by process."""
         return {name: self.cpu[name] - before.cpu[name] for name in self.cpu}
+
+    def strangers_since(self, before: Used) -> float:
+        """CPU seconds that neither the mesh nor the load generator used since then."""
+        known = sum(self.since(before).values()) + self.own - before.own
+        return max(0.0, self.machine - before.machine - known)
 
 
 def read(pids: Mapping[str, int]) -> Used:
@@ -33,6 +42,8 @@ def read(pids: Mapping[str, int]) -> Used:
     return Used(
         {name: cpu_seconds(pid) for name, pid in pids.items()},
         {name: resident_bytes(pid) for name, pid in pids.items()},
+        time.process_time(),
+        machine_cpu_seconds(),
     )
 
 
@@ -48,6 +59,13 @@ def cpu_seconds(pid: int) -> float:
         return time.clock_gettime((~pid << 3) | 2)  # MAKE_PROCESS_CPUCLOCK(pid, CPUCLOCK_SCHED) of the kernel
     except OSError as error:
         raise ProcessLookupError(f"process {pid} is gone") from error
+
+
+def machine_cpu_seconds() -> float:
+    """CPU seconds that the machine was busy since its start, to 10 ms; time stolen by its host included."""
+    with open("/proc/stat", "rb") as file:
+        user, nice, system, _, _, irq, softirq, steal = (int(field) for field in file.readline().split()[1:9])
+    return (user + nice + system + irq + softirq + steal) / os.sysconf("SC_CLK_TCK")
 
 
 def resident_bytes(pid: int) -> int:

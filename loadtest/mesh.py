@@ -11,6 +11,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
+import os
 import statistics
 import sys
 import tempfile
@@ -46,6 +47,9 @@ REQUEST_TOKENS = 16
 FLAT_STREAMS, FLAT_TOKENS = 64, 256
 PACED_STREAMS, PACED_INTERVAL = 100, 0.02
 TTFT_RATE, TTFT_TOKENS = 50.0, 4
+CPUS = len(os.sched_getaffinity(0))
+QUIET = 0.05
+"""Share of the machine that others may use before the figures carry a warning."""
 
 Figures = dict[str, float]
 
@@ -57,6 +61,7 @@ class Bench:
         self._mesh = mesh
         self._options = options
         self._services: Mapping[str, Any] = mesh.file()["services"]
+        self._strangers: list[float] = []
         self.figures: Figures = {}
 
     def edge(self) -> Edge:
@@ -201,7 +206,14 @@ class Bench:
         for repeat in range(self._options.repeats):
             cost = await once(self._options.seconds)
             costs.append(cost)
-            progress(name, repeat, f"{cost.cpu_per_unit * 1e6:.1f} µs per unit, {cost.rate:.0f} units/s")
+            self._strangers.append(cost.strangers / (cost.wall * CPUS))
+            progress(
+                name,
+                repeat,
+                f"{cost.cpu_per_unit * 1e6:.1f} µs per unit, {cost.rate:.0f} units/s; "
+                f"processes that do not belong to the bench used {self._strangers[-1]:.0%} of the machine",
+            )
+        self.figures["strangers_share_max"] = max(self._strangers)
         for process, resident in costs[-1].rss.items():
             self.figures[f"rss_mib_{process.replace('-', '_')}"] = resident / 2**20
         return costs
@@ -272,7 +284,8 @@ def run(options: argparse.Namespace, folder: Path) -> Figures:
             progress(f"mesh {kind}", 0, f"up, first token after {starts[-1]:.1f} s")
             bench = Bench(mesh, options)
             uvloop.run(_scenarios(bench, wanted))
-            figures = bench.figures | figures
+            strangers = max(figures.get("strangers_share_max", 0.0), bench.figures.get("strangers_share_max", 0.0))
+            figures = bench.figures | figures | {"strangers_share_max": strangers}
     figures["cold_start_s"] = statistics.median(starts)
     return figures
 
@@ -316,6 +329,11 @@ def main() -> None:
         figures = run(options, Path(folder))
     if options.profile_with:
         return
+    if figures["strangers_share_max"] > QUIET:
+        say(
+            f"\nother processes used up to {figures['strangers_share_max']:.0%} of the machine in a window: contention "
+            "costs the mesh CPU too, so these figures are too high"
+        )
     say(f"\ntargets: {', '.join(f'{name} ≤ {target}' for name, target in TARGETS.items())}")
     result = {
         "bench": "mesh",

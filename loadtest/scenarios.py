@@ -89,6 +89,8 @@ class Cost:
     """CPU seconds by process."""
     rss: Mapping[str, int]
     """Resident bytes by process at the window's end."""
+    strangers: float = 0.0
+    """CPU seconds of processes that are neither the mesh's nor this one."""
     gaps: tuple[float, ...] = ()
     """Paced streams: seconds between events of a stream, inside the window."""
     events: int = 0
@@ -140,7 +142,7 @@ async def requests_closed_loop(edge: Edge, *, connections: int, seconds: float, 
         after, end = accounting.read(edge.pids), time.perf_counter()
         done = tally.good - done
     tally.check()
-    return Cost(done, end - start, after.since(before), after.rss)
+    return Cost(done, end - start, after.since(before), after.rss, after.strangers_since(before))
 
 
 async def tokens_closed_loop(edge: Edge, *, streams: int, seconds: float, max_tokens: int) -> Cost:
@@ -204,7 +206,13 @@ class _Window:
 
     def cost(self, *, events: int, gaps: list[float] | None = None) -> Cost:
         return Cost(
-            self.tokens, self.end - self.start, self.after.since(self.before), self.after.rss, tuple(gaps or ()), events
+            units=self.tokens,
+            wall=self.end - self.start,
+            cpu=self.after.since(self.before),
+            rss=self.after.rss,
+            strangers=self.after.strangers_since(self.before),
+            gaps=tuple(gaps or ()),
+            events=events,
         )
 
 

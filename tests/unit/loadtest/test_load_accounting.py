@@ -1,0 +1,66 @@
+"""CPU, memory and counters of processes."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import subprocess
+import sys
+import time
+
+import pytest
+
+from loadtest import accounting
+from loadtest.accounting import Used
+
+# Uses 0.2 s of CPU, says so, and waits for the end of its input.
+BUSY = "import sys, time\nwhile time.process_time() < 0.2: pass\nprint(flush=True)\nsys.stdin.read()"
+
+
+def test_since_is_the_difference_by_name() -> None:
+    before, after = Used({"a": 1.0, "b": 2.0}, {}), Used({"a": 1.5, "b": 2.0}, {"a": 7})
+    assert after.since(before) == {"a": 0.5, "b": 0.0}
+
+
+def test_reads_another_process_to_better_than_a_tick() -> None:
+    with subprocess.Popen([sys.executable, "-c", BUSY], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+        if process.stdin is None or process.stdout is None:
+            pytest.fail("no pipes")
+        process.stdout.readline()
+        used = accounting.read({"busy": process.pid})
+        assert 0.2 <= used.cpu["busy"] < 2.0
+        assert 2**20 < used.rss["busy"] < 2**30
+        process.stdin.close()
+        process.wait()
+    with pytest.raises(ProcessLookupError):
+        accounting.read({"busy": process.pid})
+
+
+def test_own_cpu_agrees_with_the_process_clock() -> None:
+    assert accounting.cpu_seconds(os.getpid()) == pytest.approx(time.process_time(), abs=0.01)
+
+
+def test_finds_children_that_would_escape() -> None:
+    with subprocess.Popen([sys.executable, "-c", "import sys; sys.stdin.read()"], stdin=subprocess.PIPE) as child:
+        with pytest.raises(RuntimeError, match=str(child.pid)):
+            accounting.check_no_children({"parent": os.getpid()})
+        accounting.check_no_children({"parent": os.getpid(), "child": child.pid})
+        child.communicate()
+
+
+def test_reads_prometheus_text() -> None:
+    text = '# HELP a b\n# TYPE a counter\na_total{x="1 2"} 3.0\nb 1e-05\n'
+    assert accounting.samples(text) == {'a_total{x="1 2"}': 3.0, "b": 1e-05}
+
+
+async def test_scrapes_over_http() -> None:
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        request = await reader.readuntil(b"\r\n\r\n")
+        found = b"a 1\n" if request.startswith(b"GET /metrics ") else b"b 1\n"
+        writer.write(b"HTTP/1.0 200 OK\r\nContent-Type: text/plain\r\n\r\n" + found)
+        writer.close()
+
+    server = await asyncio.start_server(serve, "127.0.0.1", 0)
+    async with server:
+        address = f"127.0.0.1:{server.sockets[0].getsockname()[1]}"
+        assert await accounting.scrape(address) == {"a": 1.0}
