@@ -42,6 +42,9 @@ class _Filter:
     fed: int = 0  # characters fed in all
     last: bool = False  # the text is complete
     opened: int = 0  # the stream it is open on; 0: nowhere
+    wire: int = 0  # its number there; a new one each time it is opened, since the old one may still be open
+    turn: int = 0  # the batch that it was added to last
+    slot: int = 0  # where in that batch
     epoch: int = 0  # grows with each reopening, so that answers from before are told apart
     blocked_since: float = 0.0  # when its feed first could not be sent
 
@@ -81,6 +84,8 @@ class SafetyClient:
         self._numbers = 0
         self._filters: dict[int, _Filter] = {}
         self._batch = _Batch()
+        self._turn = 1  # the number of that batch
+        self._wires = 0
         self._closing: list[int] = []
         self._waiting: dict[int, _Filter] = {}  # filters with text that could not be sent
         self._retry: asyncio.TimerHandle | None = None
@@ -161,7 +166,7 @@ class SafetyClient:
         batch = self._batch
         if not batch.filters and not self._closing:
             return
-        self._batch = _Batch()
+        self._next_batch()
         closing, self._closing = self._closing, []
         if not self._mux.connected:
             self._lost(batch, [entry.epoch for entry in batch.filters])
@@ -173,11 +178,12 @@ class SafetyClient:
         entry = self._filters.pop(number, None)
         self._waiting.pop(number, None)
         if entry is not None and entry.opened == self._mux.generation:
-            self._closing.append(number)
+            self._closing.append(entry.wire)
 
     def on_stream(self, generation: int) -> None:
         """A new stream is open (MuxClient's `on_stream`): every filter with undecided text is reopened on it."""
         self._waiting.clear()
+        self._next_batch()  # whatever it holds is undecided, and so is fed again below
         for entry in self._filters.values():
             if entry.opened != generation and (entry.undecided or entry.last):
                 self._reopen(entry)
@@ -193,11 +199,22 @@ class SafetyClient:
 
     # ---- internals -----------------------------------------------------------------------------------------------
 
+    def _next_batch(self) -> None:
+        self._batch = _Batch()
+        self._turn += 1
+
     def _add(self, entry: _Filter, text: str) -> None:
         batch = self._batch
+        if entry.turn == self._turn:
+            # Its tokens and its end in one frame: one entry, since `last` belongs to the end of both.
+            batch.deltas[entry.slot] += text
+            return
         if entry.opened != self._mux.generation:
             entry.opened = self._mux.generation
+            self._wires += 1
+            entry.wire = self._wires
             batch.opens.append(entry)
+        entry.turn, entry.slot = self._turn, len(batch.filters)
         batch.filters.append(entry)
         batch.deltas.append(text)
 
@@ -214,20 +231,20 @@ class SafetyClient:
         feed = call.filter_output
         for entry in batch.opens:
             feed.open.add(
-                filter=entry.number,
+                filter=entry.wire,
                 tenant=entry.tenant,
                 policy=entry.policy,
                 request_id=entry.request_id,
                 context=entry.context,
             )
-        feed.filters.extend([entry.number for entry in entries])
+        feed.filters.extend([entry.wire for entry in entries])
         feed.deltas.extend(batch.deltas)
         feed.last.extend([mark[2] for mark in marks])
         if closing:
             feed.close.extend(closing)
 
         def on_reply(reply: safety_pb2.SafetyReply | None, error: WeirError | None) -> None:
-            if reply is None:
+            if reply is None or not _fits(reply.output, len(entries)):
                 self._lost(batch, [mark[0] for mark in marks])
             else:
                 self._released(entries, marks, reply.output)
@@ -276,6 +293,8 @@ class SafetyClient:
             if entry.epoch != epoch or entry.number not in self._filters:
                 continue
             entry.epoch += 1
+            if entry.opened == self._mux.generation and self._mux.connected:
+                self._closing.append(entry.wire)  # only this call failed: the filter may be open there still
             entry.opened = 0
             if self._fail_closed(entry.tenant):
                 entry.blocked_since = entry.blocked_since or now
@@ -290,8 +309,9 @@ class SafetyClient:
         self._retry = None
         waiting, self._waiting = self._waiting, {}
         for entry in waiting.values():
+            # One call each: if the text of one is what breaks the filter, the others must not wait with it.
             self._reopen(entry)
-        self.flush()
+            self.flush()
 
     def _pass(self, entry: _Filter) -> None:
         entry.choice.on_filter_skipped()
@@ -300,6 +320,11 @@ class SafetyClient:
         if entry.last:
             del self._filters[entry.number]
         entry.choice.on_released(text, consumed=entry.fed, blocked="", last=entry.last)
+
+
+def _fits(output: safety_pb2.OutputReleased, count: int) -> bool:
+    """Whether an answer is about as many filters as were asked about."""
+    return len(output.released) == count == len(output.held) and all(f.position < count for f in output.findings)
 
 
 def _settle_check(future: Future[InputCheck], verdict: safety_pb2.InputVerdict) -> None:
