@@ -71,29 +71,40 @@ class Embedder:
         identity = caller.identity
         spec = Spec(model=model, operation="embed", prompt="", client_request_id=caller.client_request_id)
         try:
-            if not 0 < len(inputs) <= MAX_INPUTS:
-                raise invalid("input", f"must hold 1 to {MAX_INPUTS} texts")
+            if not 0 < len(inputs) <= MAX_INPUTS or not all(inputs):
+                raise invalid("input", f"must hold 1 to {MAX_INPUTS} texts, none of them empty")
             result = await self._embed(model, inputs, caller)
         except WeirError as error:
-            self._quota.settle(tenant=identity.tenant, model=model, request_id=caller.request_id, tokens=0)
-            self._audit.write(
-                records.rejected(
-                    now=self._clock.time(),
-                    source=f"{self._settings.service}/{self._settings.instance}",
-                    identity=identity,
-                    spec=spec,
-                    request_id=caller.request_id,
-                    error=error,
-                    trace_id=caller.traceparent[3:35],
-                )
-            )
+            self._rejected(spec, caller, error)
+            raise
+        except asyncio.CancelledError:
+            self._rejected(spec, caller, WeirError(Reason.CANCELLED, "the caller cancelled"))
+            raise
+        except Exception:  # a fault of ours still gives the quota back and leaves its record
+            self._rejected(spec, caller, WeirError(Reason.INTERNAL, "internal error"))
             raise
         self._quota.settle(tenant=identity.tenant, model=model, request_id=caller.request_id, tokens=result.tokens)
         self._record(arrived, spec, caller, result)
         return result
 
+    def _rejected(self, spec: Spec, caller: Caller, error: WeirError) -> None:
+        self._quota.settle(tenant=caller.identity.tenant, model=spec.model, request_id=caller.request_id, tokens=0)
+        self._audit.write(
+            records.rejected(
+                now=self._clock.time(),
+                source=f"{self._settings.service}/{self._settings.instance}",
+                identity=caller.identity,
+                spec=spec,
+                request_id=caller.request_id,
+                error=error,
+                trace_id=caller.traceparent[3:35],
+            )
+        )
+
     async def _embed(self, model: str, inputs: Sequence[str], caller: Caller) -> Embedded:
         tenant = self._catalog.tenant(caller.identity.tenant)
+        if self._audit.full and tenant.audit_required:
+            raise WeirError(Reason.DEPENDENCY_UNAVAILABLE, "this request could not be audited", retry_after=5.0)
         seconds = self._settings.default_deadline if caller.remaining is None else caller.remaining
         deadline = Deadline.after(seconds, self._clock)
         checked = await self._safety.start_check(
@@ -132,13 +143,24 @@ class Embedder:
         request = worker_pb2.EmbedRequest(
             model_version=route.model_version, inputs=[worker_pb2.Tokens(ids=ids) for ids in tokens]
         )
-        stub = worker_pb2_grpc.WorkerServiceStub(self._workers.channel(endpoint.instance, endpoint.address))
-        try:
-            response = await stub.Embed(request, timeout=deadline.timeout(self._clock))
-        except grpc.aio.AioRpcError as error:
-            raise from_rpc_error(error) from error
+        response = await self._ask(endpoint, request, deadline)
         vectors = [list(vector.values) for vector in response.vectors]
         return Embedded(route.model_version, vectors, total, response.simulated)
+
+    async def _ask(
+        self, endpoint: registry_pb2.Endpoint, request: worker_pb2.EmbedRequest, deadline: Deadline
+    ) -> worker_pb2.EmbedResponse:
+        stub = worker_pb2_grpc.WorkerServiceStub(self._workers.channel(endpoint.instance, endpoint.address))
+        try:
+            return await stub.Embed(request, timeout=deadline.timeout(self._clock))
+        except grpc.aio.AioRpcError as error:
+            raise from_rpc_error(error) from error
+        except asyncio.CancelledError as error:
+            task = asyncio.current_task()
+            if task is not None and task.cancelling():
+                raise
+            # Not our caller: the worker's channel was closed under the call.
+            raise WeirError(Reason.WORKER_LOST, "the worker was lost", retry_after=1.0) from error
 
     def _worker(self, route: Route) -> registry_pb2.Endpoint:
         """A live worker of the best zone that has one, in turn."""
