@@ -39,6 +39,9 @@ from services.gateway.openai.servicer import OpenAIServicer
 from services.gateway.pipeline import Pipeline
 
 _SWEEP_SECONDS = 0.5
+_LOOK_SECONDS = 0.005
+_LAST_SECONDS = 1.0
+"""Of a drain's time, for what the last requests leave behind."""
 
 
 class Gateway:
@@ -66,6 +69,7 @@ class Gateway:
             safety_pb2,
             on_stream=self._on_safety_stream,
         )
+        self._quota_link = quota_link
         self._links = [quota_link, router_link, safety_link, audit_link]
         self._quota = QuotaClient(
             quota_link,
@@ -159,9 +163,17 @@ class Gateway:
                 self._safety.sweep()
 
     async def drain(self) -> None:
-        """See `Service`."""
-        await self._pipeline.drain()
-        await self._audit.settled()
+        """See `Service`. What still runs near the end of the time for it is cut; then the last settlements, releases
+        and records leave."""
+        try:
+            async with asyncio.timeout(max(0.0, self._settings.drain_seconds - _LAST_SECONDS)):
+                await self._pipeline.drain()
+        except TimeoutError:
+            self._pipeline.cut()
+        async with asyncio.timeout(_LAST_SECONDS):
+            await self._audit.settled()
+            while self._quota_link.queued or self._quota_link.in_flight or self._admission.pending:  # noqa: ASYNC110
+                await asyncio.sleep(_LOOK_SECONDS)
 
     def endpoint_extra(self) -> Mapping[str, Any]:
         """See `Service`."""

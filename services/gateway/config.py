@@ -33,7 +33,7 @@ class Settings(ServiceSettings, frozen=True, kw_only=True, forbid_unknown_fields
     heartbeat_seconds: float = 10.0
     """Silence after which a stream gets a heartbeat."""
     max_active: int = 4096
-    """Generations at once; more are refused."""
+    """Requests at once, waiting for a worker or running; more are refused."""
     max_local_grants: int = 8
     """Requests at once that this gateway sends to workers on its own while admission is away."""
     max_migrations: int = 2

@@ -17,7 +17,8 @@ async def collect(generation: Generation) -> tuple[list[ChoiceUpdate], End]:
                 choice.text += update.text
                 choice.finish = update.finish
                 if update.logprobs is not None:
-                    choice.logprobs = [*(choice.logprobs or ()), *update.logprobs]
+                    choice.logprobs = choice.logprobs or []
+                    choice.logprobs += update.logprobs
             if end is not None:
                 return whole, end
     finally:

@@ -94,9 +94,10 @@ class Choice:
             return
         self.tokens.extend(ids)
         self.completion_tokens += len(ids)
-        text = self._stop.feed(self._detokenizer.feed(ids))
-        if logprobs is not None:
-            self._note_logprobs(ids, logprobs, self._fed + len(text))
+        if logprobs is None:
+            text = self._stop.feed(self._detokenizer.feed(ids))
+        else:
+            text = self._feed_with_logprobs(ids, logprobs.tokens)
         if self._stop.stopped:
             self._generation.cancel_on_worker(self)
             self._end(Finish.STOP, text)
@@ -120,6 +121,15 @@ class Choice:
         """See `RunningSequence`."""
         if self.ending is None:
             self._generation.worker_lost()
+
+    def end_if_whole(self) -> None:
+        """End it if its worker owed nothing but the terminal frame."""
+        if self.ending is None and len(self.tokens) >= self._generation.parameters.max_tokens:
+            self.on_finished(Finish.LENGTH, "")
+
+    def on_fault(self) -> None:
+        """See `RunningSequence`."""
+        self._generation.fail(WeirError(Reason.INTERNAL, "internal error; the trace id finds it"))
 
     def on_released(self, text: str, *, consumed: int, blocked: str, last: bool) -> None:
         """See `FilteredChoice`."""
@@ -157,11 +167,19 @@ class Choice:
         self._fed += len(text)
         self._safety.feed(self._filter, text, last=True)
 
-    def _note_logprobs(self, ids: Sequence[int], logprobs: worker_pb2.SequenceLogprobs, end: int) -> None:
+    def _feed_with_logprobs(self, ids: Sequence[int], logprobs: Sequence[worker_pb2.TokenLogprob]) -> str:
+        """The text of these tokens, one by one, so that each log-probability is kept until its own text is decided;
+        those of a stop string never are."""
         token = self._generation.text.token
-        for token_id, entry in zip(ids, logprobs.tokens, strict=False):
+        text = ""
+        for token_id, entry in zip(ids, logprobs, strict=True):
+            text += self._stop.feed(self._detokenizer.feed((token_id,)))
+            if self._stop.stopped:
+                break
             top = tuple((*token(i), p) for i, p in zip(entry.top_ids, entry.top_logprobs, strict=True))
+            end = self._fed + len(text) + self._stop.held
             self._logprobs.append((end, Logprob(*token(token_id), entry.logprob, top)))
+        return text
 
     def _released_logprobs(self) -> list[Logprob] | None:
         """Log-probabilities of the tokens whose text is decided: they spell the token, so they must not run ahead of
@@ -219,6 +237,11 @@ class Generation:
         self._waiter: asyncio.Future[None] | None = None
         self.choices = [Choice(self, index, safety) for index in range(parameters.n)]
 
+    @property
+    def unfinished(self) -> list[Choice]:
+        """Choices that still need a worker."""
+        return [choice for choice in self.choices if choice.ending is None]
+
     # The worker's side.
 
     def first_token(self, cached_prompt_tokens: int, after: float) -> None:
@@ -254,12 +277,18 @@ class Generation:
             update.text += text
             update.finish = choice.finish
             if logprobs:
-                update.logprobs = [*(update.logprobs or ()), *logprobs]
+                update.logprobs = update.logprobs or []
+                update.logprobs += logprobs
         if choice.finish is not None and all(c.finish is not None for c in self.choices):
             self._close()
         self._wake()
 
     # Ends.
+
+    def discard(self) -> None:
+        """Let go of the filters of a generation that never ran; nobody is told."""
+        for choice in self.choices:
+            choice.abandon(Finish.ERROR)
 
     def fail(self, error: WeirError) -> None:
         """End with an error; what was delivered stays."""

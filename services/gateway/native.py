@@ -43,7 +43,6 @@ class InferenceServicer(inference_pb2_grpc.InferenceServiceServicer):
         if first is None or not first.HasField("start"):
             raise invalid("start", "the first frame must open the generation")
         generation = await self._open(first.start, caller)
-        context.add_done_callback(lambda _: generation.stop(Finish.CANCELLED))
         watcher = asyncio.get_running_loop().create_task(_watch(request_iterator, generation))
         try:
             if generation.accepted is None:
@@ -58,8 +57,9 @@ class InferenceServicer(inference_pb2_grpc.InferenceServiceServicer):
                 if end is not None:
                     await context.write(inference_pb2.GenerateResponse(end=convert.from_end(end)))
                     return
-        finally:
+        finally:  # whatever ends the RPC, a vanished client included, ends the generation
             watcher.cancel()
+            generation.stop(Finish.CANCELLED)
 
     async def Complete(  # noqa: N802 - the name on the wire
         self, request: inference_pb2.CompleteRequest, context: grpc.aio.ServicerContext

@@ -20,6 +20,7 @@ from weir.registry.v1 import registry_pb2
 from libs.clock import Clock
 from libs.deadlines import Deadline, to_seconds
 from libs.errors import Reason, WeirError
+from libs.routing import Route
 from libs.telemetry import get_logger
 from libs.telemetry.tracing import SERVER, span
 from services.gateway import metrics
@@ -30,11 +31,22 @@ from services.gateway.generation import SAFETY_SKIPPED, Choice, Generation
 from services.gateway.policy.events import Finish
 from services.gateway.policy.parameters import bind_parameters, check_parameters
 from services.gateway.policy.spec import BoundParameters, ChatMessage, Identity, Spec
-from services.gateway.ports import AdmissionPort, AuditPort, QuotaPort, Reservation, RouterPort, SafetyPort, WorkerPort
+from services.gateway.ports import (
+    AdmissionPort,
+    AuditPort,
+    InputCheck,
+    QuotaPort,
+    Reservation,
+    RouterPort,
+    SafetyPort,
+    WorkerPort,
+)
 from services.gateway.request import Request, accepted_of, admit_message, readmit_message, submission
 from services.gateway.text import TextModel
 
 log = get_logger(__name__)
+_MESSAGE_CHARS = 32
+"""What rendering one more message costs, in characters to tokenise."""
 
 
 class Pipeline:
@@ -70,6 +82,7 @@ class Pipeline:
             clock=clock,
             source=f"{settings.service}/{settings.instance}",
         )
+        self._entered = 0  # requests that are on their way or run
         self._active: dict[Generation, Request] = {}
         self._migrations: set[asyncio.Task[None]] = set()
         self._idle = asyncio.Event()
@@ -102,20 +115,30 @@ class Pipeline:
             arrived=arrived,
             trace=trace,
         )
+        self._entered += 1
+        self._idle.clear()
         try:
             self._check_may_run(request)
             return await self._open(request)
         except WeirError as error:
-            self._closing.rejected(request, error)
+            self._rejected(request, error)
             raise
         except asyncio.CancelledError:
-            self._closing.rejected(request, WeirError(Reason.CANCELLED, "the caller cancelled"))
+            self._rejected(request, WeirError(Reason.CANCELLED, "the caller cancelled"))
+            raise
+        except Exception:  # a fault of ours still leaves its record; the face's interceptor logs it
+            self._rejected(request, WeirError(Reason.INTERNAL, "internal error"))
             raise
 
     async def drain(self) -> None:
         """Refuse new requests and return once the running ones have ended."""
         self.draining = True
         await self._idle.wait()
+
+    def cut(self) -> None:
+        """End whatever still runs: each gets its terminal event, is settled and recorded."""
+        for generation in list(self._active):
+            generation.fail(WeirError(Reason.DRAINING, "this gateway is shutting down", retry_after=1.0))
 
     def sweep(self) -> None:
         """Heartbeats, and a backstop behind the worker's own deadline; called about once a second."""
@@ -138,7 +161,7 @@ class Pipeline:
     def _check_may_run(self, request: Request) -> None:
         if self.draining:
             raise WeirError(Reason.DRAINING, "this gateway is shutting down", retry_after=1.0)
-        if len(self._active) >= self._settings.max_active:
+        if self._entered > self._settings.max_active:
             raise WeirError(Reason.REJECTED_QUEUE_FULL, "the gateway is full", limit="max_active", retry_after=1.0)
         if self._audit.full and request.tenant.audit_required:
             raise WeirError(Reason.DEPENDENCY_UNAVAILABLE, "this request could not be audited", retry_after=5.0)
@@ -149,30 +172,28 @@ class Pipeline:
     async def _open(self, request: Request) -> Generation:
         spec, identity = request.spec, request.identity
         traceparent = request.span.traceparent
-        checking = self._safety.start_check(
-            tenant=identity.tenant,
-            policy=request.tenant.safety_policy,
-            texts=spec.texts(),
-            request_id=request.id,
-            deadline=request.deadline,
-            traceparent=traceparent,
-        )
-        routing = self._router.start_resolve(
-            tenant=identity.tenant,
-            model=spec.model,
-            sticky_key=spec.sticky_key,
-            deadline=request.deadline,
-            traceparent=traceparent,
-        )
+        checking: Future[InputCheck] | None = None
+        routing: Future[tuple[Route, bool]] | None = None
         reserving: Future[Reservation] | None = None
         admitted = False
         try:
+            if spec.token_ids is None:
+                checking = self._check(request, spec.texts())
+            routing = self._router.start_resolve(
+                tenant=identity.tenant,
+                model=spec.model,
+                sticky_key=spec.sticky_key,
+                deadline=request.deadline,
+                traceparent=traceparent,
+            )
             # The tokenizer is needed before the router has answered; the same pure function says which.
             guess = self._catalog.resolve(tenant=identity.tenant, model=spec.model, sticky_key=spec.sticky_key)
             version = self._catalog.version(guess.model_version)
             text = await self._catalog.text(version)
             prompt = await self.encode(text, spec)
             bound = self._bind(request, version, len(prompt))
+            if checking is None:  # token ids are checked as the text that they spell
+                checking = self._check(request, [text.decode(prompt)])
             tokenised = self._clock.monotonic()
             reserving = self._quota.start_reserve(
                 tenant=identity.tenant,
@@ -201,10 +222,13 @@ class Pipeline:
             generation = self._start(request, text, version, bound)
         except BaseException:
             # Also on cancellation: whatever was asked for may have been granted by now, and giving back is idempotent.
-            for future in (checking, routing):
-                _forget(future)
+            for future in (checking, routing, reserving):
+                if future is not None:
+                    _forget(future)
+            if request.generation is not None:  # made, and could not be submitted
+                self._active.pop(request.generation, None)
+                request.generation.discard()
             if reserving is not None:
-                _forget(reserving)
                 self._quota.settle(tenant=identity.tenant, model=spec.model, request_id=request.id, tokens=0)
             if admitted and request.admit is not None:
                 self._admission.release(request.id, pool=request.admit.pool, output_tokens=0, unused=True)
@@ -222,6 +246,16 @@ class Pipeline:
         generation.accepted = accepted_of(request, route.arm, reservation, generation.degraded, self._clock.time())
         return generation
 
+    def _check(self, request: Request, texts: Sequence[str]) -> Future[InputCheck]:
+        return self._safety.start_check(
+            tenant=request.identity.tenant,
+            policy=request.tenant.safety_policy,
+            texts=texts,
+            request_id=request.id,
+            deadline=request.deadline,
+            traceparent=request.span.traceparent,
+        )
+
     async def encode(self, text: TextModel, spec: Spec) -> list[int]:
         """The prompt's tokens; long inputs are tokenised in a thread.
 
@@ -231,7 +265,8 @@ class Pipeline:
             if max(spec.token_ids) >= text.vocabulary_size:
                 raise WeirError(Reason.INVALID_REQUEST, "prompt: a token id is outside the vocabulary", limit="prompt")
             return list(spec.token_ids)
-        long = sum(map(len, spec.texts())) > self._settings.encode_inline_chars
+        texts = spec.texts()
+        long = sum(map(len, texts)) + _MESSAGE_CHARS * len(texts) > self._settings.encode_inline_chars
         if spec.messages is not None:
             encode: Any = text.encode_chat
             given: Any = spec.messages
@@ -265,7 +300,6 @@ class Pipeline:
         )
         request.generation = generation
         self._active[generation] = request
-        self._idle.clear()
         metrics.ACTIVE.set(len(self._active))
         self._submit(request, generation.choices)
         return generation
@@ -295,15 +329,21 @@ class Pipeline:
         if generation is None or generation.end is not None or request.granted is None:
             return
         lost, request.granted = request.granted, None
+        # After a refusal, other choices may run on that worker: they end there before they go on elsewhere.
+        self._workers.cancel(lost.worker, [choice.handle for choice in generation.choices if choice.handle])
         for choice in generation.choices:
             choice.handle = 0
+            choice.end_if_whole()
         if gone:
             self._closing.outcome(request, lost.zone, ok=False)
+        if all(choice.ending is not None for choice in generation.choices):
+            return
         if request.attempt >= self._settings.max_migrations:
             metrics.MIGRATIONS.labels("exhausted").inc()
             generation.fail(WeirError(Reason.WORKER_LOST, "the worker was lost", retry_after=1.0))
             return
         task = asyncio.get_running_loop().create_task(self._move(request, generation, lost.worker if gone else ""))
+        request.moving = task
         self._migrations.add(task)
         task.add_done_callback(self._migrations.discard)
 
@@ -312,34 +352,44 @@ class Pipeline:
         if admit is None:
             raise RuntimeError("migrated before it was admitted")
         self._admission.release(request.admission_id, pool=admit.pool, output_tokens=0)
-        open_choices = [choice for choice in generation.choices if choice.ending is None]
         request.attempt += 1
-        readmit_message(request, admit, open_choices, lost)
-        log.warning("migrating", request_id=request.id, lost_worker=lost, choices=len(open_choices))
+        waiting = generation.unfinished
+        readmit_message(request, admit, waiting, lost)
+        log.warning("migrating", request_id=request.id, lost_worker=lost, choices=len(waiting))
         try:
             granted = await self._admission.admit(
                 admit, deadline=request.deadline, traceparent=request.span.traceparent
             )
+        except asyncio.CancelledError:  # the generation has ended; what was asked for may have been granted by now
+            self._admission.release(request.admission_id, pool=admit.pool, output_tokens=0, unused=True)
+            raise
         except WeirError as error:
             metrics.MIGRATIONS.labels("failed").inc()
             generation.fail(WeirError(Reason.WORKER_LOST, f"the worker was lost and {error.message}", retry_after=1.0))
             return
-        if generation.end is not None:
-            self._admission.release(request.admission_id, pool=admit.pool, output_tokens=0, unused=True)
-            return
         request.granted = granted
         metrics.MIGRATIONS.labels("moved").inc()
-        self._submit(request, open_choices)
+        self._submit(request, generation.unfinished)  # the filter may have stopped some meanwhile
 
     # ---- the end -------------------------------------------------------------------------------------------------
 
     def _on_end(self, request: Request) -> None:
+        if request.moving is not None:
+            request.moving.cancel()
         if request.generation is not None:
             self._active.pop(request.generation, None)
         metrics.ACTIVE.set(len(self._active))
-        if not self._active:
-            self._idle.set()
+        self._left()
         self._closing.ended(request)
+
+    def _rejected(self, request: Request, error: WeirError) -> None:
+        self._left()
+        self._closing.rejected(request, error)
+
+    def _left(self) -> None:
+        self._entered -= 1
+        if not self._entered:
+            self._idle.set()
 
 
 def _with_texts(spec: Spec, texts: tuple[str, ...] | None) -> Spec:
@@ -349,7 +399,9 @@ def _with_texts(spec: Spec, texts: tuple[str, ...] | None) -> Spec:
     if spec.messages is not None:
         messages = tuple(ChatMessage(m.role, new) for m, new in zip(spec.messages, texts, strict=True))
         return replace(spec, messages=messages)
-    return replace(spec, prompt=texts[0])
+    if len(texts) != 1:
+        raise ValueError(f"safety returned {len(texts)} texts for one")
+    return replace(spec, prompt=texts[0], token_ids=None)
 
 
 def _forget(future: Future[Any]) -> None:

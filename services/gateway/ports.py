@@ -149,6 +149,9 @@ class RunningSequence(Protocol):
     def on_worker_lost(self) -> None:
         """The stream to the worker broke."""
 
+    def on_fault(self) -> None:
+        """Handling its tokens failed here; the reason is logged."""
+
 
 class WorkerPort(Protocol):
     """Streams to workers."""

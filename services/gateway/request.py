@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Sequence
 
 from weir.admission.v1 import admission_pb2
@@ -39,6 +40,7 @@ class Request:
         "id",
         "identity",
         "model_version",
+        "moving",
         "prompt",
         "span",
         "spec",
@@ -69,6 +71,7 @@ class Request:
         self.admit: admission_pb2.Admit | None = None
         self.granted: admission_pb2.Granted | None = None
         self.generation: Generation | None = None
+        self.moving: asyncio.Task[None] | None = None  # looks for another worker
 
     @property
     def admission_id(self) -> str:

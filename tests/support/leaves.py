@@ -89,6 +89,12 @@ class Running:
         frame.finished.add(handle=self.submit.handle, reason=reason, message=message)  # type: ignore[arg-type]
         await self.stream.send(worker_pb2.SessionResponse(step=frame))
 
+    async def last(self, ids: list[int], reason: int = worker_pb2.FINISH_REASON_STOP) -> None:
+        """Its last tokens and its end in one frame, as engines send them."""
+        frame = worker_pb2.StepFrame(handles=[self.submit.handle], counts=[len(ids)], tokens=ids)
+        frame.finished.add(handle=self.submit.handle, reason=reason)  # type: ignore[arg-type]
+        await self.stream.send(worker_pb2.SessionResponse(step=frame))
+
     async def refuse(self, reason: Reason) -> None:
         """Answer the submission with a refusal."""
         refusals = worker_pb2.Refusals()
@@ -113,6 +119,9 @@ class FakeWorker(worker_pb2_grpc.WorkerServiceServicer):
         self.name = name
         self.submitted: asyncio.Queue[Running] = asyncio.Queue()
         self.cancelled: asyncio.Queue[int] = asyncio.Queue()
+        self.embeds: asyncio.Queue[worker_pb2.EmbedRequest] = asyncio.Queue()
+        self.may_embed = asyncio.Event()
+        self.may_embed.set()
         self.port = 0
         self._server: grpc.aio.Server | None = None
 
@@ -126,6 +135,11 @@ class FakeWorker(worker_pb2_grpc.WorkerServiceServicer):
         if self._server is not None:
             await self._server.stop(grace=None)
             self._server = None
+
+    async def Embed(self, request: worker_pb2.EmbedRequest, context: Any) -> worker_pb2.EmbedResponse:  # noqa: N802
+        self.embeds.put_nowait(request)
+        await self.may_embed.wait()
+        return worker_pb2.EmbedResponse(vectors=[worker_pb2.Vector(values=[1.0, 0.0]) for _ in request.inputs])
 
     async def Session(self, request_iterator: Any, context: grpc.aio.ServicerContext) -> None:  # noqa: N802
         stream = FakeWorkerStream(context)
@@ -159,6 +173,20 @@ class Rig:
         """Write a registry object."""
         await self.store.txn(puts=[Put(keys.key_of(message), keys.encode(message))])
 
+    def leftovers(self) -> dict[str, int]:
+        """What the gateway still holds for requests, by kind; empty when every one of them has ended cleanly."""
+        gateway = self.gateway
+        held = {
+            "generations": len(gateway._pipeline._active),
+            "migrations": len(gateway._pipeline._migrations),
+            "filters": len(gateway._safety._filters),
+            "waiting": len(gateway._safety._waiting),
+            "sequences": sum(len(link._sequences) for link in gateway._workers._links.values()),
+            "leases": gateway._quota._local.live_leases,
+            "local_grants": len(gateway._admission._local._running),
+        }
+        return {kind: count for kind, count in held.items() if count}
+
 
 def registry(directory: Path) -> list[Any]:
     """A model with its alias, and two tenants: one fail closed, one served and flagged."""
@@ -183,7 +211,7 @@ def registry(directory: Path) -> list[Any]:
 
 
 @contextlib.asynccontextmanager
-async def rig(directory: Path, state: Path, **settings: Any) -> AsyncIterator[Rig]:
+async def rig(directory: Path, state: Path, *, drain: float = 1.0, **settings: Any) -> AsyncIterator[Rig]:
     """Everything up, until the block ends. `directory` holds the tokenizer, `settings` are the gateway's."""
     store = MemoryStore()
     workers = [FakeWorker("worker-a"), FakeWorker("worker-b")]
@@ -268,7 +296,7 @@ async def rig(directory: Path, state: Path, **settings: Any) -> AsyncIterator[Ri
         instance="gateway-0",
         state_dir=str(state),
         targets=Targets(**{name: f"127.0.0.1:{leaf.port}" for name, leaf in leaves.items()}),
-        drain_seconds=1.0,
+        drain_seconds=drain,
         **settings,
     )
     for message in registry(directory):

@@ -47,6 +47,11 @@ class AdmissionClient:
                 self._group.create_task(mux.run())
         return mux
 
+    @property
+    def pending(self) -> int:
+        """Calls that were not answered yet."""
+        return sum(mux.queued + mux.in_flight for mux in self._pools.values())
+
     async def admit(
         self, request: admission_pb2.Admit, *, deadline: Deadline, traceparent: str, may_be_local: bool = False
     ) -> admission_pb2.Granted:

@@ -7,8 +7,9 @@ tokens are handed out in one loop, and the safety filter is flushed once per fra
 from __future__ import annotations
 
 import asyncio
-import contextlib
-from collections.abc import Callable, Sequence
+import itertools
+import traceback
+from collections.abc import Callable, Iterator, Sequence
 
 import grpc
 from weir.admission.v1 import admission_pb2
@@ -34,6 +35,8 @@ class WorkerStreams:
     def __init__(self, settings: Settings, *, flush: Callable[[], None]) -> None:
         self._settings = settings
         self._flush = flush
+        # One count for all streams: a late cancel for a stream that is gone cannot hit a sequence of the next one.
+        self._handles = itertools.count(1)
         self._links: dict[tuple[str, str], WorkerLink] = {}  # by worker and address: a restarted one may move
         self._group: asyncio.TaskGroup | None = None
 
@@ -75,7 +78,9 @@ class WorkerStreams:
         if link is None or link.closed:
             if self._group is None:
                 raise RuntimeError("WorkerStreams.run is not running")
-            link = self._links[worker, address] = WorkerLink(self._settings, worker, address, self._flush)
+            link = self._links[worker, address] = WorkerLink(
+                self._settings, worker, address, handles=self._handles, flush=self._flush
+            )
             link.task = self._group.create_task(link.run(), name=f"worker.{worker}")
         return link
 
@@ -83,14 +88,16 @@ class WorkerStreams:
 class WorkerLink:
     """One stream. It lives until it breaks; the next use opens a new one."""
 
-    def __init__(self, settings: Settings, worker: str, address: str, flush: Callable[[], None]) -> None:
+    def __init__(
+        self, settings: Settings, worker: str, address: str, *, handles: Iterator[int], flush: Callable[[], None]
+    ) -> None:
         self.worker = worker
         self.channel = make_channel(address, tls=settings.tls, server_name="worker.weir.internal")
         self.closed = False
         self.task: asyncio.Task[None] | None = None
         self._hello = mux_pb2.Hello(service=settings.service, instance=settings.instance, zone=settings.zone)
         self._flush = flush
-        self._handles = 0
+        self._handles = handles
         self._sequences: dict[int, RunningSequence] = {}
         self._submissions: list[worker_pb2.Submit] = []
         self._cancels: list[int] = []
@@ -105,11 +112,10 @@ class WorkerLink:
         """Queue sequences for the next frame."""
         handles = []
         for message, sequence in submissions:
-            self._handles += 1
-            message.handle = self._handles
-            self._sequences[self._handles] = sequence
+            handle = message.handle = next(self._handles)
+            self._sequences[handle] = sequence
             self._submissions.append(message)
-            handles.append(self._handles)
+            handles.append(handle)
         self._wake.set()
         return handles
 
@@ -138,14 +144,13 @@ class WorkerLink:
             code = error.code().name if isinstance(error, grpc.aio.AioRpcError) else "CLOSED"
             log.warning("worker_stream_lost", worker=self.worker, code=code, sequences=len(self._sequences))
         except Exception as error:  # a fault while handling one worker's frames must not end the other workers' streams
-            log.error("worker_stream_failed", worker=self.worker, exc_info=error)
+            log.error("worker_stream_failed", worker=self.worker, error=type(error).__name__, where=_place(error))
         finally:
             self.closed = True
             if reader is not None:
                 metrics.WORKER_STREAMS.dec()
                 reader.cancel()
-                with contextlib.suppress(grpc.aio.AioRpcError, asyncio.CancelledError):
-                    await reader
+                await asyncio.wait((reader,))  # whatever ended it was told above
             call.cancel()
             lost, self._sequences = self._sequences, {}
             for sequence in lost.values():
@@ -182,6 +187,7 @@ class WorkerLink:
                     sequence = self._sequences.pop(refusal.handle, None)
                     if sequence is not None:
                         sequence.on_refused(refusal)
+                self._flush()
 
     def _step(self, frame: worker_pb2.StepFrame) -> None:
         sequences = self._sequences
@@ -195,10 +201,19 @@ class WorkerLink:
         for handle, count in zip(frame.handles, frame.counts, strict=True):
             sequence = sequences.get(handle)
             if sequence is not None and count:
-                sequence.on_tokens(tokens[at : at + count], logprobs.get(handle))
+                try:
+                    sequence.on_tokens(tokens[at : at + count], logprobs.get(handle))
+                except Exception as error:  # one request's fault must not move everybody else to another worker
+                    log.error("sequence_failed", worker=self.worker, error=type(error).__name__, where=_place(error))
+                    sequence.on_fault()
             at += count
         for finished in frame.finished:
             sequence = sequences.pop(finished.handle, None)
             if sequence is not None:
                 sequence.on_finished(finish_of(finished.reason), finished.message)
         self._flush()
+
+
+def _place(error: Exception) -> str:
+    """Where a fault happened; its text may quote a user and stays out of the log."""
+    return "".join(traceback.format_tb(error.__traceback__))

@@ -128,12 +128,13 @@ class OpenAIServicer(openai_pb2_grpc.OpenAIServiceServicer):
         accepted = generation.accepted
         if accepted is None:
             raise RuntimeError("an open generation is accepted")
-        # Whatever ends the RPC, a vanished client included, ends the generation; after its own end this does nothing.
-        context.add_done_callback(lambda _: generation.stop(Finish.CANCELLED))
-        if given.stream:
-            await self._stream(generation, accepted, context, chat=chat, include_usage=given.include_usage)
-        else:
-            await self._whole(generation, accepted, context, chat=chat)
+        try:
+            if given.stream:
+                await self._stream(generation, accepted, context, chat=chat, include_usage=given.include_usage)
+            else:
+                await self._whole(generation, accepted, context, chat=chat)
+        finally:  # whatever ends the RPC, a vanished client included; after the generation's own end this does nothing
+            generation.stop(Finish.CANCELLED)
 
     async def _stream(
         self,

@@ -63,7 +63,7 @@ class Spec:
     """Nobody reads it before it is whole, so its tokens may come in groups."""
 
     def texts(self) -> list[str]:
-        """The user's words, for the safety filter; empty for token ids."""
+        """The user's words, for the safety filter; empty for token ids, which only a tokenizer can spell."""
         if self.messages is not None:
             return [message.content for message in self.messages]
         return [self.prompt] if self.prompt is not None else []

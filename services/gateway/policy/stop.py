@@ -16,6 +16,11 @@ class StopScanner:
         self._held = ""
         self.stopped = False
 
+    @property
+    def held(self) -> int:
+        """Characters taken in that may still become a stop string."""
+        return len(self._held)
+
     def feed(self, text: str) -> str:
         """Take new text; return what may go on. Sets `stopped` once a stop string is complete; what follows is
         dropped."""

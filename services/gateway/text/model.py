@@ -70,6 +70,11 @@ class TextModel:
                 ids += self._tokenizer.encode(part, add_special_tokens=False).ids
         return ids
 
+    def decode(self, ids: Sequence[int]) -> str:
+        """The text that tokens spell; special tokens spell nothing."""
+        detokenizer = self.detokenizer()
+        return detokenizer.feed(ids) + detokenizer.flush()
+
     def detokenizer(self) -> Detokenizer:
         """A fresh one, for one sequence."""
         return StreamDetokenizer(self._tokenizer) if self._bytes is None else ByteDetokenizer(self._bytes)

@@ -3,86 +3,19 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
-import grpc
-import pytest
-from weir.inference.v1 import inference_pb2, inference_pb2_grpc
+from weir.inference.v1 import inference_pb2
 from weir.quota.v1 import quota_pb2
 from weir.registry.v1 import registry_pb2
 from weir.safety.v1 import safety_pb2
 from weir.worker.v1 import worker_pb2
 
-from libs.errors import Reason, WeirError, from_rpc_error
+from libs.errors import Reason, WeirError
 from tests.support.leaves import Rig, Running, rig
+from tests.support.native_stream import FLAGGED, HEADERS, Stream, ids, refusal, taken
 from tests.support.tokenizer import write_byte_tokenizer
-
-HEADERS = [("x-weir-tenant", "closed"), ("x-weir-scopes", "inference embeddings models.read"), ("x-weir-key-id", "k1")]
-FLAGGED = [("x-weir-tenant", "flagged"), *HEADERS[1:]]
-
-
-@pytest.fixture
-async def mesh(tmp_path: Path) -> AsyncIterator[Rig]:
-    model = tmp_path / "model"
-    model.mkdir()
-    async with rig(write_byte_tokenizer(model), tmp_path / "state", filter_grace=0.5) as running:
-        yield running
-
-
-class Stream:
-    """A Generate call."""
-
-    def __init__(self, rig: Rig, headers: list[tuple[str, str]] = HEADERS, **parameters: Any) -> None:
-        self._channel = grpc.aio.insecure_channel(f"127.0.0.1:{rig.port}")
-        stub = inference_pb2_grpc.InferenceServiceStub(self._channel)
-        self.call = stub.Generate(metadata=headers, timeout=30)
-        self._parameters = parameters
-        self.frames: list[inference_pb2.GenerateResponse] = []
-
-    async def __aenter__(self) -> Stream:
-        spec = inference_pb2.GenerationSpec(
-            model="tiny", prompt="hi", parameters=inference_pb2.GenerationParameters(**self._parameters)
-        )
-        await self.call.write(inference_pb2.GenerateRequest(start=spec))
-        return self
-
-    async def __aexit__(self, *exc: object) -> None:
-        self.call.cancel()
-        await self._channel.close()
-
-    async def read(self) -> inference_pb2.GenerateResponse:
-        frame = await self.call.read()
-        assert frame is not grpc.aio.EOF
-        self.frames.append(frame)
-        return frame
-
-    async def text(self, length: int) -> str:
-        """Read deltas until so many characters came."""
-        found = ""
-        while len(found) < length:
-            frame = await self.read()
-            found += "".join(choice.text for choice in frame.delta.choices)
-        return found
-
-    async def rest(self) -> tuple[str, inference_pb2.End]:
-        """Everything up to the end, and that nothing comes after it."""
-        found = ""
-        while True:
-            frame = await self.read()
-            found += "".join(choice.text for choice in frame.delta.choices)
-            if frame.HasField("end"):
-                assert await self.call.read() is grpc.aio.EOF
-                return found, frame.end
-
-
-async def taken(worker: Any) -> Running:
-    return await asyncio.wait_for(worker.submitted.get(), 10)
-
-
-def ids(text: str) -> list[int]:
-    return list(text.encode())
 
 
 async def test_a_whole_life(mesh: Rig) -> None:
@@ -206,18 +139,6 @@ async def test_a_refused_reservation_leaves_nothing_behind(mesh: Rig) -> None:
     assert mesh.admitted == []
     record = (await asyncio.wait_for(mesh.records.get(), 10)).request
     assert (record.outcome, record.reason) == ("rejected", "QUOTA_TOKENS")
-
-
-async def refusal(stream: Stream) -> WeirError:
-    """The error that the call ended with, before any frame."""
-    call = stream.call
-    status = await call.code()
-    assert status is not grpc.StatusCode.OK
-    return from_rpc_error(
-        grpc.aio.AioRpcError(
-            status, await call.initial_metadata(), await call.trailing_metadata(), await call.details()
-        )
-    )
 
 
 async def test_without_the_rate_limiter_the_gateways_own_share_binds(mesh: Rig) -> None:

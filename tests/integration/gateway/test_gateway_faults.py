@@ -1,0 +1,404 @@
+"""Races and faults inside a request's life: what ends at the wrong moment must neither leak, double nor take others
+along. The `mesh` fixture checks after every test that nothing was left behind."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import grpc
+import pytest
+from weir.admission.v1 import admission_pb2
+from weir.inference.v1 import inference_pb2, inference_pb2_grpc
+from weir.registry.v1 import registry_pb2
+from weir.safety.v1 import safety_pb2
+from weir.worker.v1 import worker_pb2
+
+from libs.errors import Reason, WeirError
+from tests.support.leaves import Leaf, Rig, Running, rig
+from tests.support.native_stream import HEADERS, Stream, ids, refusal, taken
+from tests.support.tokenizer import write_byte_tokenizer
+
+BLOCK = safety_pb2.Intervention(category="test", action=safety_pb2.ACTION_BLOCK)
+
+
+class Held:
+    """Makes a leaf keep its answers to some calls until it is let go."""
+
+    def __init__(self, leaf: Leaf, which: Callable[[Any], bool] = lambda call: True) -> None:
+        self.asked: asyncio.Queue[Any] = asyncio.Queue()
+        self.cancelled = asyncio.Event()
+        self.go = asyncio.Event()
+        self._normal = leaf.handler
+        self._which = which
+        leaf.handler = self._handle
+
+    def _handle(self, call: Any, context: Any) -> Any:
+        return self._later(call, context) if self._which(call) else self._normal(call, context)
+
+    async def _later(self, call: Any, context: Any) -> Any:
+        self.asked.put_nowait(call)
+        try:
+            await self.go.wait()
+        except asyncio.CancelledError:
+            self.cancelled.set()
+            raise
+        return self._normal(call, context)
+
+    async def question(self) -> Any:
+        return await asyncio.wait_for(self.asked.get(), 10)
+
+
+async def quiet(queue: asyncio.Queue[Any]) -> bool:
+    """Nothing is in the queue, also after everything that is under way has had its turns."""
+    for _ in range(50):
+        await asyncio.sleep(0)
+    return queue.empty()
+
+
+# ---- leaving while a decision is under way ----------------------------------------------------
+
+
+@pytest.mark.parametrize("leaf", ["safety", "router", "ratelimit", "admission"])
+async def test_a_caller_who_leaves_early_leaves_nothing_behind(mesh: Rig, leaf: str) -> None:
+    held = Held(
+        {"safety": mesh.safety, "router": mesh.router, "ratelimit": mesh.quota, "admission": mesh.admission}[leaf],
+        lambda call: call.WhichOneof("op") in ("check_input", "resolve", "reserve", "admit"),
+    )
+    async with Stream(mesh):
+        await held.question()
+    record = (await asyncio.wait_for(mesh.records.get(), 10)).request
+    assert (record.outcome, record.reason) == ("rejected", "CANCELLED")
+    assert (await asyncio.wait_for(mesh.settled.get(), 10)).tokens == 0
+    if leaf == "admission":
+        assert (await asyncio.wait_for(mesh.released.get(), 10)).unused
+        await asyncio.wait_for(held.cancelled.wait(), 10)
+    held.go.set()
+
+
+async def test_a_fault_of_ours_is_recorded_and_gives_everything_back(mesh: Rig) -> None:
+    """Safety answers with more texts than it was asked about."""
+    normal = mesh.safety.handler
+
+    def confused(call: Any, context: Any) -> Any:
+        if not call.HasField("check_input"):
+            return normal(call, context)
+        verdict = safety_pb2.InputVerdict(action=safety_pb2.ACTION_REDACT, texts=[])
+        return safety_pb2.SafetyReply(input=verdict)
+
+    mesh.safety.handler = confused
+    async with Stream(mesh) as stream:
+        assert (await refusal(stream)).reason is Reason.INTERNAL
+    assert (await asyncio.wait_for(mesh.settled.get(), 10)).tokens == 0
+    record = (await asyncio.wait_for(mesh.records.get(), 10)).request
+    assert (record.outcome, record.reason) == ("rejected", "INTERNAL")
+
+
+# ---- several choices --------------------------------------------------------------------------
+
+
+async def test_one_refused_choice_takes_the_others_along(mesh: Rig) -> None:
+    """The choice that runs is ended where it is before both start again: nothing is produced twice."""
+    async with Stream(mesh, n=2, max_tokens=6) as stream:
+        first, second = await taken(mesh.workers[0]), await taken(mesh.workers[0])
+        await first.tokens(ids("ab"))
+        await stream.text(2)
+        await second.refuse(Reason.DRAINING)
+        assert await asyncio.wait_for(mesh.workers[0].cancelled.get(), 10) == first.submit.handle
+        again = {run.submit.choice: run for run in [await taken(mesh.workers[0]), await taken(mesh.workers[0])]}
+        assert again[0].submit.prompt == ids("hiab")
+        await first.tokens(ids("XX"))  # the old sequence does not know yet
+        await again[0].last(ids("cd"))
+        await again[1].last(ids("z"))
+        _, end = await stream.rest()
+    assert (stream.of(0), stream.of(1)) == ("abcd", "z")
+    assert end.usage.completion_tokens == 5
+
+
+async def test_a_choice_that_ended_during_a_migration_is_not_started_again(mesh: Rig) -> None:
+    admission = Held(mesh.admission, lambda call: call.HasField("admit") and bool(call.admit.exclude_workers))
+    verdicts = Held(mesh.safety, lambda call: any("bad" in delta for delta in call.filter_output.deltas))
+    normal = verdicts._normal
+
+    def block(call: Any, context: Any) -> Any:
+        if not any("bad" in delta for delta in call.filter_output.deltas):
+            return normal(call, context)
+        reply = safety_pb2.SafetyReply()
+        reply.output.released.append("")
+        reply.output.held.append(0)
+        reply.output.findings.add(position=0, intervention=BLOCK)
+        return reply
+
+    verdicts._normal = block
+    async with Stream(mesh, n=2) as stream:
+        bad, good = await taken(mesh.workers[0]), await taken(mesh.workers[0])
+        await bad.tokens(ids("bad"))
+        await verdicts.question()
+        await mesh.workers[0].stop()
+        await admission.question()
+        verdicts.go.set()  # choice 0 is stopped while the other place is being looked for
+        while not any(c.finish_reason for frame in stream.frames for c in frame.delta.choices):
+            await stream.read()
+        admission.go.set()
+        moved = await taken(mesh.workers[1])
+        assert moved.submit.choice == good.submit.choice
+        assert await quiet(mesh.workers[1].submitted)
+        await moved.last(ids("ok"))
+        _, end = await stream.rest()
+    assert stream.of(good.submit.choice) == "ok"
+    assert end.finish_reason == inference_pb2.FINISH_REASON_CONTENT_FILTER
+
+
+async def test_a_stopped_choice_does_not_mind_its_workers_death(mesh: Rig) -> None:
+    """It has its stop string; its last text is with the filter when the worker dies."""
+    verdicts = Held(mesh.safety, lambda call: any(call.filter_output.last))
+    async with Stream(mesh, stop=["END"]) as stream:
+        running = await taken(mesh.workers[0])
+        await running.tokens(ids("all END"))
+        await verdicts.question()
+        await mesh.workers[0].stop()
+        verdicts.go.set()
+        text, end = await stream.rest()
+    assert (text, end.finish_reason) == ("all ", inference_pb2.FINISH_REASON_STOP)
+    assert len(mesh.admitted) == 1
+
+
+# ---- migration --------------------------------------------------------------------------------
+
+
+async def test_leaving_during_a_migration_ends_the_search(mesh: Rig) -> None:
+    admission = Held(mesh.admission, lambda call: call.HasField("admit") and bool(call.admit.exclude_workers))
+    async with Stream(mesh) as stream:
+        await taken(mesh.workers[0])
+        await stream.read()
+        await mesh.workers[0].stop()
+        await admission.question()
+    await asyncio.wait_for(admission.cancelled.wait(), 10)
+    assert (await asyncio.wait_for(mesh.records.get(), 10)).request.outcome == "cancelled"
+
+
+async def test_a_whole_output_needs_no_other_worker(mesh: Rig) -> None:
+    """Every token that was asked for has come; only the terminal frame is lost with the worker."""
+    async with Stream(mesh, max_tokens=3) as stream:
+        running = await taken(mesh.workers[0])
+        await running.tokens(ids("abc"))
+        await stream.text(3)
+        await mesh.workers[0].stop()
+        _, end = await stream.rest()
+    assert (stream.of(0), end.finish_reason) == ("abc", inference_pb2.FINISH_REASON_LENGTH)
+    assert len(mesh.admitted) == 1
+
+
+async def test_sequences_of_different_streams_have_different_handles(mesh: Rig) -> None:
+    """A late cancel of a sequence on a stream that is gone must not hit a stranger on the next one."""
+    async with Stream(mesh) as stream:
+        running = await taken(mesh.workers[0])
+        await mesh.workers[0].stop()
+        moved = await taken(mesh.workers[1])
+        assert moved.submit.handle != running.submit.handle
+        await moved.finish()
+        await stream.rest()
+
+
+# ---- one request's fault is nobody else's -----------------------------------------------------
+
+
+async def test_a_fault_in_one_sequence_ends_that_one_alone(mesh: Rig) -> None:
+    async with Stream(mesh, logprobs=1) as sick, Stream(mesh) as well:
+        broken, fine = await taken(mesh.workers[0]), await taken(mesh.workers[0])
+        if broken.submit.sampling.logprobs != 1:
+            broken, fine = fine, broken
+        frame = worker_pb2.StepFrame(
+            handles=[broken.submit.handle, fine.submit.handle], counts=[1, 2], tokens=ids("xok")
+        )
+        entry = frame.logprobs.add(handle=broken.submit.handle).tokens.add(logprob=-1.0, top_ids=[1, 2])
+        assert not entry.top_logprobs  # two ids without their values
+        await broken.stream.send(worker_pb2.SessionResponse(step=frame))
+        assert await well.text(2) == "ok"
+        _, end = await sick.rest()
+        assert end.error_reason == "INTERNAL"
+        assert await asyncio.wait_for(mesh.workers[0].cancelled.get(), 10) == broken.submit.handle
+        await fine.finish()
+        _, end = await well.rest()
+        assert end.finish_reason == inference_pb2.FINISH_REASON_STOP
+
+
+async def test_a_worker_that_talks_nonsense_is_left(mesh: Rig) -> None:
+    async with Stream(mesh) as stream:
+        running = await taken(mesh.workers[0])
+        frame = worker_pb2.StepFrame(handles=[running.submit.handle], counts=[])
+        await running.stream.send(worker_pb2.SessionResponse(step=frame))
+        moved = await taken(mesh.workers[1])
+        await moved.last(ids("ok"))
+        text, _ = await stream.rest()
+    assert text == "ok"
+
+
+# ---- text -------------------------------------------------------------------------------------
+
+
+async def test_the_tail_in_the_last_frame_is_not_lost(mesh: Rig) -> None:
+    """Tokens and end come together, and the text ends in what might have become a stop string."""
+    async with Stream(mesh, stop=["END"]) as stream:
+        await (await taken(mesh.workers[0])).last(ids("xEN"), worker_pb2.FINISH_REASON_LENGTH)
+        text, end = await stream.rest()
+    assert (text, end.finish_reason) == ("xEN", inference_pb2.FINISH_REASON_LENGTH)
+
+
+async def test_logprobs_do_not_run_ahead_of_held_text(mesh: Rig) -> None:
+    """A log-probability spells its token; what a stop string may still swallow must not get out that way."""
+
+    async def say(running: Running, text: str) -> None:
+        frame = worker_pb2.StepFrame(handles=[running.submit.handle], counts=[len(text)], tokens=ids(text))
+        entry = frame.logprobs.add(handle=running.submit.handle)
+        for _ in text:
+            entry.tokens.add(logprob=-1.0)
+        await running.stream.send(worker_pb2.SessionResponse(step=frame))
+
+    async with Stream(mesh, stop=["END"], logprobs=0) as stream:
+        running = await taken(mesh.workers[0])
+        await say(running, "aE")
+        await stream.text(1)
+        assert stream.logprobs() == "a"
+        await say(running, "x")
+        await stream.text(2)
+        assert stream.logprobs() == "aEx"
+        await say(running, "END")
+        await stream.rest()
+    assert (stream.of(0), stream.logprobs()) == ("aEx", "aEx")
+
+
+async def test_token_ids_are_checked_as_the_text_they_spell(mesh: Rig) -> None:
+    normal = mesh.safety.handler
+    seen: list[str] = []
+
+    def check(call: Any, context: Any) -> Any:
+        if not call.HasField("check_input"):
+            return normal(call, context)
+        seen.extend(call.check_input.texts)
+        texts = [text.replace("card", "----") for text in call.check_input.texts]
+        return safety_pb2.SafetyReply(input=safety_pb2.InputVerdict(action=safety_pb2.ACTION_REDACT, texts=texts))
+
+    mesh.safety.handler = check
+    async with Stream(mesh, token_ids=ids("my card")) as stream:
+        running = await taken(mesh.workers[0])
+        await running.finish()
+        await stream.rest()
+    assert seen == ["my card"]
+    assert running.submit.prompt == ids("my ----")
+
+
+# ---- the safety filter ------------------------------------------------------------------------
+
+
+async def test_text_that_breaks_the_filter_holds_up_its_own_stream_alone(mesh: Rig) -> None:
+    normal = mesh.safety.handler
+
+    def fragile(call: Any, context: Any) -> Any:
+        if any("poison" in delta for delta in call.filter_output.deltas):
+            raise WeirError(Reason.INTERNAL, "broken")
+        return normal(call, context)
+
+    mesh.safety.handler = fragile
+    async with Stream(mesh) as sick, Stream(mesh, max_tokens=9) as well:
+        first, second = await taken(mesh.workers[0]), await taken(mesh.workers[0])
+        broken, fine = (second, first) if first.submit.sampling.max_tokens == 9 else (first, second)
+        frame = worker_pb2.StepFrame(
+            handles=[broken.submit.handle, fine.submit.handle], counts=[6, 2], tokens=ids("poisonok")
+        )
+        await broken.stream.send(worker_pb2.SessionResponse(step=frame))
+        assert await well.text(2) == "ok"
+        _, end = await sick.rest()
+        assert end.error_reason == "DEPENDENCY_UNAVAILABLE"
+        await fine.finish()
+        await well.rest()
+
+
+# ---- embeddings -------------------------------------------------------------------------------
+
+
+async def _endpoint(mesh: Rig) -> None:
+    worker = mesh.workers[0]
+    await mesh.put(
+        registry_pb2.Endpoint(
+            service="worker",
+            instance=worker.name,
+            address=f"127.0.0.1:{worker.port}",
+            zone="zone-a",
+            model_versions=["tiny@1"],
+        )
+    )
+
+
+async def _embed(mesh: Rig, inputs: list[str], seconds: float = 20) -> inference_pb2.EmbedResponse:
+    async with grpc.aio.insecure_channel(f"127.0.0.1:{mesh.port}") as channel:
+        stub = inference_pb2_grpc.InferenceServiceStub(channel)
+        request = inference_pb2.EmbedRequest(model="tiny", inputs=inputs)
+        return await stub.Embed(request, timeout=seconds, metadata=HEADERS)
+
+
+async def test_embeddings_are_paid_for(mesh: Rig) -> None:
+    await _endpoint(mesh)
+    response = await _embed(mesh, ["ab", "c"])
+    assert [list(e.values) for e in response.embeddings] == [[1.0, 0.0], [1.0, 0.0]]
+    assert (await asyncio.wait_for(mesh.settled.get(), 10)).tokens == 3
+
+
+async def test_an_embedding_that_nobody_waits_for_gives_its_quota_back(mesh: Rig) -> None:
+    await _endpoint(mesh)
+    mesh.workers[0].may_embed.clear()
+    running = asyncio.ensure_future(_embed(mesh, ["ab"]))
+    await asyncio.wait_for(mesh.workers[0].embeds.get(), 10)
+    running.cancel()
+    assert (await asyncio.wait_for(mesh.settled.get(), 10)).tokens == 0
+    record = (await asyncio.wait_for(mesh.records.get(), 10)).request
+    assert (record.outcome, record.reason) == ("rejected", "CANCELLED")
+    mesh.workers[0].may_embed.set()
+
+
+async def test_a_worker_lost_during_an_embedding_is_said_so(mesh: Rig) -> None:
+    await _endpoint(mesh)
+    mesh.workers[0].may_embed.clear()
+    running = asyncio.ensure_future(_embed(mesh, ["ab"]))
+    await asyncio.wait_for(mesh.workers[0].embeds.get(), 10)
+    await mesh.workers[0].stop()
+    with pytest.raises(grpc.aio.AioRpcError) as caught:
+        await running
+    assert caught.value.code() is grpc.StatusCode.UNAVAILABLE
+    assert (await asyncio.wait_for(mesh.settled.get(), 10)).tokens == 0
+
+
+async def test_an_empty_text_has_no_embedding(mesh: Rig) -> None:
+    await _endpoint(mesh)
+    with pytest.raises(grpc.aio.AioRpcError) as caught:
+        await _embed(mesh, ["ab", ""])
+    assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+
+
+# ---- the process's end ------------------------------------------------------------------------
+
+
+async def test_a_drain_that_is_cut_ends_its_streams_properly(tmp_path: Path) -> None:
+    model = tmp_path / "model"
+    model.mkdir()
+    cut = rig(write_byte_tokenizer(model), tmp_path / "state", drain=1.2)
+    mesh = await cut.__aenter__()
+    async with Stream(mesh) as stream:
+        running = await taken(mesh.workers[0])
+        await running.tokens(ids("ab"))
+        await stream.text(2)
+        ending = asyncio.ensure_future(cut.__aexit__(None, None, None))
+        _, end = await stream.rest()
+        await ending
+    assert (end.finish_reason, end.error_reason) == (inference_pb2.FINISH_REASON_ERROR, "DRAINING")
+    assert (await asyncio.wait_for(mesh.settled.get(), 10)).tokens == 4
+    assert (await asyncio.wait_for(mesh.released.get(), 10)).output_tokens == 2
+    assert (await asyncio.wait_for(mesh.records.get(), 10)).request.reason == "DRAINING"
+    assert mesh.leftovers() == {}
+
+
+def test_the_admission_message_is_what_these_tests_hold() -> None:
+    """`Held` chooses calls by their oneof; a renamed one would let them pass unheld."""
+    assert "op" in admission_pb2.AdmissionCall.DESCRIPTOR.oneofs_by_name
