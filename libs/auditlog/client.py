@@ -126,6 +126,7 @@ class AuditWriter:
                 deadline=Deadline.after(self._timeout, self._clock),
                 semantics=Semantics.RETRY,
                 on_reply=partial(self._answered, number),
+                lazy=True,
             )
         except WeirError as error:
             if error.reason in _FINAL:

@@ -78,6 +78,7 @@ class MuxClient:
         self._links: dict[int, _Link] = {}  # by generation; more than one only while an old stream drains
         self._connected = asyncio.Event()
         self._timer: asyncio.TimerHandle | None = None
+        self._lazy: asyncio.TimerHandle | None = None
         self._timer_at = NEVER
         self._instance = ""
         self._reported_down = False
@@ -149,14 +150,16 @@ class MuxClient:
         on_reply: OnReply,
         traceparent: str = "",
         generation: int = 0,
+        lazy: bool = False,
     ) -> MuxCall:
-        """As `call`, with a callback instead of a task: for batches once per engine step.
+        """As `call`, with a callback instead of a task: for batches once per engine step. A `lazy` call is one that
+        nobody waits for: it leaves with the next other call, or by itself a little later.
 
         `on_reply` is called exactly once, unless the call is cancelled; never from inside this method.
 
         :raises WeirError: REJECTED_QUEUE_FULL, PAYLOAD_TOO_LARGE, or DEPENDENCY_UNAVAILABLE when closed.
         """
-        return self._submit(item, deadline, semantics, on_reply, traceparent, generation)
+        return self._submit(item, deadline, semantics, on_reply, traceparent, generation, lazy=lazy)
 
     def cancel(self, call: MuxCall) -> None:
         """Give up a call: its callback is not called any more; the server is told. A finished call is ignored."""
@@ -164,7 +167,15 @@ class MuxClient:
             self._wake(call.stream)
 
     def _submit(
-        self, item: Any, deadline: Deadline, semantics: Semantics, waiter: Any, traceparent: str, generation: int
+        self,
+        item: Any,
+        deadline: Deadline,
+        semantics: Semantics,
+        waiter: Any,
+        traceparent: str,
+        generation: int,
+        *,
+        lazy: bool = False,
     ) -> MuxCall:
         size = item.ByteSize()
         if size > self._options.max_item_bytes:
@@ -186,7 +197,10 @@ class MuxClient:
         if core.next_deadline < self._timer_at:
             self._arm_timer()
         if core.has_work and core.current is not None:
-            self._wake(core.current)
+            if not lazy:
+                self._wake(core.current)
+            elif self._lazy is None:
+                self._lazy = asyncio.get_running_loop().call_later(self._options.lazy_hold, self._wake_lazy)
         return call
 
     # ---- the life of the connection ------------------------------------------------------------------------------
@@ -198,8 +212,9 @@ class MuxClient:
                 while True:
                     await self._run_once(group)
         finally:
-            if self._timer is not None:
-                self._timer.cancel()
+            for timer in (self._timer, self._lazy):
+                if timer is not None:
+                    timer.cancel()
             self._connected.clear()
             self._end(self._core.close())
 
@@ -380,6 +395,11 @@ class MuxClient:
                 link.wake.set()
         if self._core.next_deadline != NEVER:
             self._arm_timer()
+
+    def _wake_lazy(self) -> None:
+        self._lazy = None
+        if self._core.has_work and self._core.current is not None:
+            self._wake(self._core.current)
 
     def _wake(self, stream: Stream[Any]) -> None:
         link = self._links.get(stream.generation)

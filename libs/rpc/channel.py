@@ -10,10 +10,12 @@ import grpc
 from libs.config import TlsFiles
 from libs.rpc.credentials import channel_credentials
 from libs.rpc.interceptors import client_interceptors
+from libs.rpc.wire import WIRE_OPTIONS
 
 _OPTIONS: list[tuple[str, Any]] = [
     ("grpc.max_receive_message_length", 16 * 2**20),
     ("grpc.max_send_message_length", 16 * 2**20),
+    *WIRE_OPTIONS,
     # A dead peer behind an open connection is found within seconds, also while no call is in flight.
     ("grpc.keepalive_time_ms", 10_000),
     ("grpc.keepalive_timeout_ms", 5_000),

@@ -10,10 +10,12 @@ import grpc
 from libs.config import TlsFiles
 from libs.rpc.credentials import server_credentials
 from libs.rpc.interceptors import ErrorInterceptor
+from libs.rpc.wire import WIRE_OPTIONS
 
 _OPTIONS: list[tuple[str, Any]] = [
     ("grpc.max_receive_message_length", 16 * 2**20),
     ("grpc.max_send_message_length", 16 * 2**20),
+    *WIRE_OPTIONS,
     # Two processes on one port would share its connections silently; a taken port must be an error.
     ("grpc.so_reuseport", 0),
     # Clients ping every 10 s (libs.rpc.channel); the default would answer that with GOAWAY.

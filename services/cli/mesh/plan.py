@@ -13,6 +13,9 @@ from libs.supervisor.spec import GrpcProbe, HttpProbe, ProcessSpec
 from services.cli.mesh.topology import METRICS_OFFSET, Process, Topology, TopologyError, settings_for, substitute
 
 HOST = "127.0.0.1"
+# One worker thread: Envoy serves tens of thousands of requests per second on one core, and the development mesh shares
+# its few cores with everything else. The access log is written out every second instead of every ten.
+_ENVOY = ("--concurrency", "1", "--file-flush-interval-msec", "1000")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -227,8 +230,8 @@ class _Planner:
             "--auto-compaction-mode=revision",
             "--auto-compaction-retention=1000",
             # A single member has nobody to wait for; the defaults would cost a second at each start.
-            "--heartbeat-interval=20",
-            "--election-timeout=200",
+            "--heartbeat-interval=100",
+            "--election-timeout=500",
             # At "warn" it complains about every question for its health before it has a leader.
             "--log-level=error",
             "--logger=zap",
@@ -268,7 +271,7 @@ class _Planner:
             name,
             process,
             # Hot restart shares memory between Envoys of one machine; side by side meshes must not meet there.
-            argv=(site.envoy, "-c", str(bootstrap), "--log-level", "warning", "--disable-hot-restart"),
+            argv=(site.envoy, "-c", str(bootstrap), "--log-level", "warning", "--disable-hot-restart", *_ENVOY),
             env=dict(process.env),
             # Not the edge's own /healthz: every look would be an access log line and a trace.
             readiness=HttpProbe(port=admin, path="/ready"),

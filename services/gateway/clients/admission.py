@@ -82,6 +82,7 @@ class AdmissionClient:
                 deadline=Deadline.after(self._end_timeout, self._clock),
                 semantics=Semantics.RETRY,
                 on_reply=_ignore,
+                lazy=True,
             )
 
 

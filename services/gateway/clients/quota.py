@@ -123,6 +123,7 @@ class QuotaClient:
                 deadline=Deadline.after(self._end_timeout, self._clock),
                 semantics=Semantics.RETRY,
                 on_reply=_ignore,
+                lazy=True,
             )
 
     def _reserve_locally(

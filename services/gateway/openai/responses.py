@@ -40,18 +40,25 @@ class StreamEncoder:
         self._head = b"data: " + _json(head)[:-1]
         self._null_usage = b',"usage":null' if include_usage else b""
         self._started: set[int] = set()
+        # Around the text of the common chunk: more text, nothing else.
+        opening = b'"delta":{"content":' if chat else b'"text":'
+        closing = (b"}" if chat else b"") + b',"logprobs":null,"finish_reason":null}]' + self._null_usage + b"}\n\n"
+        self._plain = (self._head + b',"choices":[{"index":', b"," + opening, closing)
 
     def update(self, update: ChoiceUpdate) -> bytes:
         """The event for one choice's new output; its first also names the role."""
         text = _json(update.text)
+        if update.finish is None and update.logprobs is None and update.index in self._started:
+            head, opening, closing = self._plain
+            return b"%b%d%b%b%b" % (head, update.index, opening, text, closing)
         if self._chat:
             role = b'"role":"assistant",' if update.index not in self._started else b""
-            self._started.add(update.index)
             body = b'"delta":{' + role + b'"content":' + text + b"}"
             if update.finish is not None and not update.text and not role:
                 body = b'"delta":{}'
         else:
             body = b'"text":' + text
+        self._started.add(update.index)
         logprobs = b"null" if update.logprobs is None else _json(_logprobs(update.logprobs, chat=self._chat))
         finish = b"null" if update.finish is None else b'"' + update.finish.label.encode() + b'"'
         return b"".join(
