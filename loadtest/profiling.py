@@ -1,8 +1,9 @@
 """Where the CPU of the mesh's Python processes goes, by py-spy: sampled while a load runs, summed by function.
 
-py-spy sees Python frames only. Time inside gRPC's C core shows as the frame that called it (`Runner.run` is the event
-loop with gRPC's own callbacks in it, `Thread.run` gRPC's completion-queue thread), and gRPC's C++ threads do not show
-at all. Sampled without stopping the processes; their figures are disturbed all the same.
+py-spy sees Python frames only. Time inside gRPC's Cython and C core shows as the frame that called it: `Runner.run` is
+the event loop with everything that gRPC does in its callbacks. gRPC's C++ threads do not show at all, and its
+completion-queue thread, which waits in native code, would always look busy: it is left out (by the kernel's clocks it
+takes 5 to 15% of a process). Sampled without stopping the processes; their figures are disturbed all the same.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from pathlib import Path
 RATE = 100  # samples per second
 _PY_SPY = Path(sys.prefix) / "bin" / "py-spy"
 _LINE = re.compile(r":\d+\)$")
+_POLLER = re.compile(r"Thread\.run \(threading\.py:\d+\)$")
 IDLE = 5.0  # percent of one core; below, a process is not worth a table
 
 
@@ -39,6 +41,8 @@ def parse(text: str) -> Profile:
     samples = 0
     for line in text.splitlines():
         stack, _, count = line.rpartition(" ")
+        if _POLLER.search(stack):
+            continue
         frames = [_LINE.sub(")", frame) for frame in stack.split(";")]
         samples += int(count)
         own[frames[-1]] += int(count)

@@ -25,6 +25,11 @@ def test_counts_a_recursion_once() -> None:
     assert parse("f (a.py:1);f (a.py:2);f (a.py:2) 4\n").total == {"f (a.py)": 1.0}
 
 
+def test_leaves_out_the_thread_that_waits_in_native_code() -> None:
+    waiting = "Thread._bootstrap (threading.py:1002);Thread.run (threading.py:982) 90\n"
+    assert parse(RAW + waiting) == parse(RAW)
+
+
 def test_nothing_sampled_is_no_error() -> None:
     assert parse("").own == {}
 
