@@ -58,7 +58,7 @@ logs: ## Show logs: make logs s=gateway, or all of them; f=1 follows.
 # --- the gate ---
 
 .PHONY: check
-check: setup format-check lint types imports protos-check files-check ## Run the whole static gate.
+check: setup format-check lint types imports protos-check files-check wheel-check ## Run the whole static gate.
 
 .PHONY: format
 format: ## Format the code and fix what can be fixed.
@@ -83,6 +83,10 @@ imports: ## Check who may import whom.
 .PHONY: files-check
 files-check:
 	$(PY) bin/check-files
+
+.PHONY: wheel-check
+wheel-check:
+	bin/check-wheel
 
 .PHONY: test
 test: setup ## Run the tests: unit, contract, integration, end to end.
