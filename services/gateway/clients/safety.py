@@ -224,7 +224,7 @@ class SafetyClient:
         self._add(entry, entry.undecided)
 
     def _send(self, batch: _Batch, closing: list[int]) -> None:
-        entries = batch.filters
+        entries, generation = batch.filters, self._mux.generation
         # The state of each filter at this moment: what the answer will be about.
         marks = [(entry.epoch, entry.fed, entry.last) for entry in entries]
         call = safety_pb2.SafetyCall()
@@ -245,6 +245,8 @@ class SafetyClient:
 
         def on_reply(reply: safety_pb2.SafetyReply | None, error: WeirError | None) -> None:
             if reply is None or not _fits(reply.output, len(entries)):
+                if generation == self._mux.generation:
+                    self._closing += closing  # perhaps not done; once more does no harm
                 self._lost(batch, [mark[0] for mark in marks])
             else:
                 self._released(entries, marks, reply.output)
@@ -255,7 +257,7 @@ class SafetyClient:
                 deadline=Deadline.after(self._end_timeout, self._clock),
                 semantics=Semantics.ONCE,
                 on_reply=on_reply,
-                generation=self._mux.generation,
+                generation=generation,
             )
         except WeirError:
             self._lost(batch, [mark[0] for mark in marks])
@@ -284,6 +286,8 @@ class SafetyClient:
             category = blocked.get(position, "")
             if last or category:
                 del self._filters[entry.number]
+                if not last:  # it forgets those that got their last text by itself
+                    self._closing.append(entry.wire)
             entry.choice.on_released(text, consumed=fed - held, blocked=category, last=last)
 
     def _lost(self, batch: _Batch, epochs: list[int]) -> None:
