@@ -77,9 +77,13 @@ class GenerationStream:
 
     async def _open(self) -> None:
         self._call = await self._start()
-        frame = await self._read()
-        if not frame.HasField("accepted"):
-            raise WeirError(Reason.INTERNAL, "the server did not begin with an accepted frame")
+        try:
+            frame = await self._read()
+            if not frame.HasField("accepted"):
+                raise WeirError(Reason.INTERNAL, "the server did not begin with an accepted frame")
+        except BaseException:  # nobody will leave a block that was never entered
+            self._call.cancel()
+            raise
         self.accepted = frame.accepted
 
     async def _read(self) -> inference_pb2.GenerateResponse:
