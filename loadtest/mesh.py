@@ -313,6 +313,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--seconds", type=float, default=8.0, help="length of a window")
     parser.add_argument("--ttft-seconds", type=float, default=15.0, help="length of a TTFT run")
     parser.add_argument("--set", action="append", default=[], help="passed on to `weir up`")
+    parser.add_argument("--nice", type=int, default=0, help="scheduling priority of bench and mesh, -20 to 19")
     parser.add_argument("--profile-with", choices=("py-spy",), help="profile c64, flat and paced; no figures")
     parser.add_argument("--processes", nargs="+", default=[], help="processes to profile; else every Python process")
     parser.add_argument("--profiles", type=Path, default=Path("build/profiles"), help="where raw profiles go")
@@ -325,6 +326,7 @@ def arguments() -> argparse.Namespace:
 def main() -> None:
     """Measure and print."""
     options = arguments()
+    os.nice(options.nice)  # what is started from here inherits it
     with tempfile.TemporaryDirectory(prefix="weir-bench-") as folder:
         figures = run(options, Path(folder))
     if options.profile_with:
