@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass
 from types import TracebackType
@@ -72,8 +74,10 @@ class GenerationStream:
             raise WeirError(Reason.parse(self.end.error_reason), self.end.message)
 
     async def cancel(self, reason: str = "") -> None:
-        """Ask for the end; the terminal frame still comes, with what was used until then."""
-        await self._call.write(inference_pb2.GenerateRequest(cancel=inference_pb2.Cancel(reason=reason)))
+        """Ask for the end; the terminal frame still comes, with what was used until then. Does nothing after it."""
+        # A call that has ended already tells why when it is read.
+        with contextlib.suppress(grpc.aio.AioRpcError, asyncio.InvalidStateError):
+            await self._call.write(inference_pb2.GenerateRequest(cancel=inference_pb2.Cancel(reason=reason)))
 
     async def _open(self) -> None:
         self._call = await self._start()
