@@ -233,7 +233,8 @@ class ClientCore(Generic[T]):
             self.current = None
 
     def lose(self, stream: Stream[T]) -> Ended[T]:
-        """The stream ended. Its ONCE calls end as LOST, its RETRY calls are queued again, before younger ones."""
+        """The stream ended. Its ONCE calls and all that were pinned to it end as LOST, its RETRY calls are queued
+        again, before younger ones."""
         if stream.lost:
             return []
         stream.lost = True
@@ -245,6 +246,10 @@ class ClientCore(Generic[T]):
         stream.cancels.clear()
         ended = [_end(call, Outcome.LOST) for call in calls if call.semantics is Semantics.ONCE]
         ended += self._requeue([call for call in calls if call.semantics is Semantics.RETRY])
+        # Pinned to it and not yet written: no other stream will ever take them.
+        for call in [call for call in self._queue.values() if call.pinned == stream.generation]:
+            del self._queue[call.order]
+            ended.append(_end(call, Outcome.LOST))
         return ended
 
     def expire(self, now: float) -> Ended[T]:
