@@ -89,8 +89,10 @@ def test_a_pinned_call_never_changes_streams():
     stream = core.open(1)
     pinned = make(pinned=stream.generation)
     core.submit(pinned)
-    core.lose(stream)
-    assert take(core, core.open(1)) == ([], [(pinned, Outcome.LOST)])
+    assert core.lose(stream) == [(pinned, Outcome.LOST)]
+    late = make(pinned=stream.generation)
+    core.submit(late)
+    assert take(core, core.open(1)) == ([], [(late, Outcome.LOST)])
 
 
 def test_expiry_tells_unreachable_from_late():
