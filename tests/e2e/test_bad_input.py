@@ -151,7 +151,7 @@ def test_forged_identity_headers_change_nothing(mesh: Mesh) -> None:
     request_id = answered.headers["x-request-id"]
 
     def recorded() -> str | None:
-        records = mesh.weir_json("audit", "tail", "--lines", "50")["records"]
+        records = mesh.weir_json("audit", "tail", "--limit", "50")["records"]
         found = [
             r["record"]["request"] for r in records if r["record"].get("request", {}).get("request_id") == request_id
         ]

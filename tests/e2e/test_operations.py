@@ -25,7 +25,7 @@ def gauge(mesh: Mesh, service: str, name: str) -> float:
 
 
 def record_of(mesh: Mesh, request_id: str) -> dict[str, Any] | None:
-    for entry in mesh.weir_json("audit", "tail", "--lines", "200")["records"]:
+    for entry in mesh.weir_json("audit", "tail", "--limit", "200")["records"]:
         request = entry["record"].get("request", {})
         if request.get("request_id") == request_id:
             return request
@@ -70,9 +70,7 @@ def test_tampering_is_found(mesh: Mesh, tmp_path: Path) -> None:
         copy = tmp_path / name
         shutil.copytree(source, copy)
         change(max((copy / "log").glob("*.log"), key=lambda path: path.stat().st_size))
-        places = ["--offline", copy / "log", "--checkpoints", copy / "checkpoints"]
-        places += ["--public-key", copy / "keys" / "checkpoint.pub"]
-        done = mesh.weir("audit", "verify", *map(str, places), "--json", check=False)
+        done = mesh.weir("audit", "verify", "--directory", str(copy), "--json", check=False)
         return bool(json.loads(done.stdout)["ok"]) and done.returncode == 0
 
     def flip(log: Path) -> None:
