@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from typing import Any
 
 import grpc
@@ -37,7 +38,9 @@ class Stream:
         self.frames: list[inference_pb2.GenerateResponse] = []
 
     async def __aenter__(self) -> Stream:
-        await self.call.write(inference_pb2.GenerateRequest(start=self._spec))
+        # A call that was refused already tells why when it is read.
+        with contextlib.suppress(grpc.aio.AioRpcError, asyncio.InvalidStateError):
+            await self.call.write(inference_pb2.GenerateRequest(start=self._spec))
         return self
 
     async def __aexit__(self, *exc: object) -> None:
