@@ -12,7 +12,6 @@ from __future__ import annotations
 import asyncio
 from asyncio import Future
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import Any
 
 from weir.registry.v1 import registry_pb2
@@ -30,7 +29,7 @@ from services.gateway.config import Settings
 from services.gateway.generation import SAFETY_SKIPPED, Choice, Generation
 from services.gateway.policy.events import Finish
 from services.gateway.policy.parameters import bind_parameters, check_parameters
-from services.gateway.policy.spec import BoundParameters, ChatMessage, Identity, Spec
+from services.gateway.policy.spec import BoundParameters, Identity, Spec
 from services.gateway.ports import (
     AdmissionPort,
     AuditPort,
@@ -41,7 +40,7 @@ from services.gateway.ports import (
     SafetyPort,
     WorkerPort,
 )
-from services.gateway.request import Request, accepted_of, admit_message, readmit_message, submission
+from services.gateway.request import Request, accepted_of, admit_message, readmit_message, submission, with_texts
 from services.gateway.text import TextModel
 
 log = get_logger(__name__)
@@ -210,7 +209,7 @@ class Pipeline:
             if route.model_version != guess.model_version or check.texts is not None:
                 version = self._catalog.version(route.model_version)
                 text = await self._catalog.text(version)
-                prompt = await self.encode(text, _with_texts(spec, check.texts))
+                prompt = await self.encode(text, with_texts(spec, check.texts))
                 bound = self._bind(request, version, len(prompt))
             decided = self._clock.monotonic()
             request.model_version, request.prompt = route.model_version, prompt
@@ -390,18 +389,6 @@ class Pipeline:
         self._entered -= 1
         if not self._entered:
             self._idle.set()
-
-
-def _with_texts(spec: Spec, texts: tuple[str, ...] | None) -> Spec:
-    """The spec with redacted texts in place of the caller's."""
-    if texts is None:
-        return spec
-    if spec.messages is not None:
-        messages = tuple(ChatMessage(m.role, new) for m, new in zip(spec.messages, texts, strict=True))
-        return replace(spec, messages=messages)
-    if len(texts) != 1:
-        raise ValueError(f"safety returned {len(texts)} texts for one")
-    return replace(spec, prompt=texts[0], token_ids=None)
 
 
 def _forget(future: Future[Any]) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
+from dataclasses import replace
 
 from weir.admission.v1 import admission_pb2
 from weir.registry.v1 import registry_pb2
@@ -15,7 +16,7 @@ from libs.routing import Route
 from libs.telemetry.tracing import Span
 from services.gateway.generation import Choice, Generation
 from services.gateway.policy.events import Accepted
-from services.gateway.policy.spec import BoundParameters, Identity, Spec
+from services.gateway.policy.spec import BoundParameters, ChatMessage, Identity, Spec
 from services.gateway.ports import Reservation
 
 _GROUP = 16
@@ -77,6 +78,21 @@ class Request:
     def admission_id(self) -> str:
         """The id that admission and the worker know; another one after a migration."""
         return f"{self.id}/{self.attempt}" if self.attempt else self.id
+
+
+def with_texts(spec: Spec, texts: tuple[str, ...] | None) -> Spec:
+    """The spec with redacted texts in place of the caller's; None leaves it as it is.
+
+    :raises ValueError: safety returned another number of texts than it was asked about.
+    """
+    if texts is None:
+        return spec
+    if spec.messages is not None:
+        messages = tuple(ChatMessage(m.role, new) for m, new in zip(spec.messages, texts, strict=True))
+        return replace(spec, messages=messages)
+    if len(texts) != 1:
+        raise ValueError(f"safety returned {len(texts)} texts for one")
+    return replace(spec, prompt=texts[0], token_ids=None)
 
 
 def admit_message(request: Request, route: Route, bound: BoundParameters) -> admission_pb2.Admit:
