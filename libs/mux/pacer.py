@@ -7,7 +7,7 @@ waiting is for load, never for an idle system. Pure.
 
 from __future__ import annotations
 
-_MEMORY = 0.05
+_MEMORY = 0.2
 """Seconds over which the rate is remembered (exponentially)."""
 
 

@@ -13,7 +13,6 @@ import grpc
 from weir.admission.v1 import admission_pb2, admission_pb2_grpc
 from weir.audit.v1 import audit_pb2, audit_pb2_grpc
 from weir.inference.v1 import inference_pb2_grpc
-from weir.openai.v1 import openai_pb2_grpc
 from weir.quota.v1 import quota_pb2, quota_pb2_grpc
 from weir.registry.v1 import registry_pb2
 from weir.router.v1 import router_pb2, router_pb2_grpc
@@ -35,6 +34,7 @@ from services.gateway.config import Settings
 from services.gateway.embedding import Embedder
 from services.gateway.identity import Identifier
 from services.gateway.native import InferenceServicer
+from services.gateway.openai import wire
 from services.gateway.openai.servicer import OpenAIServicer
 from services.gateway.pipeline import Pipeline
 
@@ -141,7 +141,7 @@ class Gateway:
         )
         openai = OpenAIServicer(self._pipeline, self._embedder, self._identifier, self._catalog)
         inference_pb2_grpc.add_InferenceServiceServicer_to_server(native, server)
-        openai_pb2_grpc.add_OpenAIServiceServicer_to_server(openai, server)
+        wire.register(openai, server)
         return ["weir.inference.v1.InferenceService", "weir.openai.v1.OpenAIService"]
 
     async def run(self, ready: Callable[[], None]) -> None:

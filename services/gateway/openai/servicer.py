@@ -30,12 +30,13 @@ from services.gateway.openai.responses import (
     models_body,
     whole_body,
 )
+from services.gateway.openai.wire import content_prefix, http_body
 from services.gateway.pipeline import Pipeline
 from services.gateway.policy.events import Accepted, Finish
 
 log = get_logger(__name__)
-_JSON = "application/json"
-_SSE = "text/event-stream"
+_JSON = content_prefix("application/json")
+_SSE = content_prefix("text/event-stream")
 Headers = list[tuple[str, str]]
 
 
@@ -75,7 +76,9 @@ class OpenAIServicer(openai_pb2_grpc.OpenAIServiceServicer):
             [("x-weir-model-version", result.model_version), ("x-weir-simulated", str(result.simulated).lower())]
         )
         await context.write(
-            _body(embeddings_body(result.model_version, result.vectors, result.tokens, as_base64=given.base64), _JSON)
+            http_body(
+                _JSON, embeddings_body(result.model_version, result.vectors, result.tokens, as_base64=given.base64)
+            )
         )
 
     async def ListModels(  # noqa: N802 - the name on the wire
@@ -87,7 +90,7 @@ class OpenAIServicer(openai_pb2_grpc.OpenAIServiceServicer):
         except WeirError as error:
             await _refuse(context, error)
             return
-        await context.write(_body(models_body(self._catalog.models(caller.identity.tenant)), _JSON))
+        await context.write(http_body(_JSON, models_body(self._catalog.models(caller.identity.tenant))))
 
     async def GetModel(  # noqa: N802 - the name on the wire
         self, request: openai_pb2.GetModelRequest, context: grpc.aio.ServicerContext
@@ -101,7 +104,7 @@ class OpenAIServicer(openai_pb2_grpc.OpenAIServiceServicer):
         except WeirError as error:
             await _refuse(context, error)
             return
-        await context.write(_body(model_body(found[0]), _JSON))
+        await context.write(http_body(_JSON, model_body(found[0])))
 
     async def _generate(
         self,
@@ -154,7 +157,7 @@ class OpenAIServicer(openai_pb2_grpc.OpenAIServiceServicer):
                 data = HEARTBEAT
             if end is not None:
                 data += encoder.end(end)
-            await context.write(_body(data, _SSE))
+            await context.write(http_body(_SSE, data))
             if end is not None:
                 return
 
@@ -171,11 +174,7 @@ class OpenAIServicer(openai_pb2_grpc.OpenAIServiceServicer):
             await _refuse(context, error, headers=_headers(accepted))
             return
         await context.send_initial_metadata(_headers(accepted))
-        await context.write(_body(whole_body(accepted, choices, end, chat=chat), _JSON))
-
-
-def _body(data: bytes, content_type: str) -> httpbody_pb2.HttpBody:
-    return httpbody_pb2.HttpBody(content_type=content_type, data=data)
+        await context.write(http_body(_JSON, whole_body(accepted, choices, end, chat=chat)))
 
 
 async def _refuse(
@@ -186,7 +185,7 @@ async def _refuse(
     if request_id and headers is None:
         metadata.append(("x-request-id", request_id))
     await context.send_initial_metadata(metadata)
-    await context.write(_body(error_body(error), _JSON))
+    await context.write(http_body(_JSON, error_body(error)))
 
 
 def _headers(accepted: Accepted) -> Headers:
