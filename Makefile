@@ -126,7 +126,7 @@ demo-models: setup ## Train the two demo models again (the result is committed).
 
 .PHONY: bench-up
 bench-up: setup ## Measure the cold start: installed dependencies to the first token, three times.
-	$(PY) -m services.cli.mesh.bench
+	$(PY) -m loadtest.bench_up
 
 .PHONY: bench-mesh
 bench-mesh: setup ## Measure what the mesh costs per request and per token (docs/performance.md).
