@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 from asyncio import Future
 
@@ -14,6 +13,7 @@ from libs.errors import Reason, WeirError
 from libs.gcra import Denied, Ledger, LimitKind, LimitReport, LimitSpec, SettledAlready
 from libs.mux import MuxClient, Semantics
 from libs.registry import RegistrySnapshot
+from services.gateway.clients.decision import start_decision
 from services.gateway.ports import Reservation
 
 _KINDS = {
@@ -21,8 +21,6 @@ _KINDS = {
     LimitKind.TOKENS: Reason.QUOTA_TOKENS,
     LimitKind.CONCURRENCY: Reason.QUOTA_CONCURRENCY,
 }
-# Failures that say nothing about the quota, only that nobody decided.
-_AWAY = (Reason.DEPENDENCY_UNAVAILABLE, Reason.DEADLINE_EXCEEDED, Reason.REJECTED_QUEUE_FULL, Reason.INTERNAL)
 
 
 class QuotaClient:
@@ -64,33 +62,6 @@ class QuotaClient:
         traceparent: str,
     ) -> Future[Reservation]:
         """See `QuotaPort`."""
-        future: Future[Reservation] = asyncio.get_running_loop().create_future()
-
-        def local() -> None:
-            if future.done():
-                return
-            try:
-                future.set_result(self._reserve_locally(tenant, model, request_id, tokens, request_counted))
-            except WeirError as error:
-                future.set_exception(error)
-
-        def on_reply(reply: quota_pb2.QuotaReply | None, error: WeirError | None) -> None:
-            if future.done():
-                return
-            if reply is None:
-                if error is None or error.reason in _AWAY:
-                    local()
-                else:
-                    future.set_exception(error)
-            elif reply.HasField("rejected"):
-                future.set_exception(WeirError.from_rejection(reply.rejected))
-            else:
-                taken = reply.reserved
-                future.set_result(Reservation(_limit(taken.requests), _limit(taken.tokens)))
-
-        if not self._mux.connected:
-            local()
-            return future
         reserve = quota_pb2.Reserve(
             tenant=tenant,
             model=model,
@@ -99,17 +70,14 @@ class QuotaClient:
             request_counted=request_counted,
             lease=self._lease,
         )
-        try:
-            self._mux.call_nowait(
-                quota_pb2.QuotaCall(reserve=reserve),
-                deadline=Deadline.after(self._decide_timeout, self._clock).earlier(deadline),
-                semantics=Semantics.RETRY,
-                on_reply=on_reply,
-                traceparent=traceparent,
-            )
-        except WeirError:
-            local()
-        return future
+        return start_decision(
+            self._mux,
+            quota_pb2.QuotaCall(reserve=reserve),
+            deadline=Deadline.after(self._decide_timeout, self._clock).earlier(deadline),
+            traceparent=traceparent,
+            read=_reservation,
+            fallback=lambda: self._reserve_locally(tenant, model, request_id, tokens, request_counted),
+        )
 
     def settle(self, *, tenant: str, model: str, request_id: str, tokens: int) -> None:
         """See `QuotaPort`."""
@@ -151,6 +119,12 @@ class QuotaClient:
 
 def _ignore(reply: object, error: WeirError | None) -> None:
     """Settling is at-least-once and harmless to lose: the lease ends by itself."""
+
+
+def _reservation(reply: quota_pb2.QuotaReply) -> Reservation:
+    if reply.HasField("rejected"):
+        raise WeirError.from_rejection(reply.rejected)
+    return Reservation(_limit(reply.reserved.requests), _limit(reply.reserved.tokens))
 
 
 def _limit(status: quota_pb2.LimitStatus) -> tuple[int, int, float] | None:

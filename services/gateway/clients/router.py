@@ -11,12 +11,12 @@ from weir.router.v1 import router_pb2
 
 from libs.clock import Clock
 from libs.deadlines import Deadline
-from libs.errors import Reason, WeirError
+from libs.errors import WeirError
 from libs.mux import MuxClient, Semantics
 from libs.routing import Route
 from services.gateway.catalog import Catalog
+from services.gateway.clients.decision import start_decision
 
-_AWAY = (Reason.DEPENDENCY_UNAVAILABLE, Reason.DEADLINE_EXCEEDED, Reason.REJECTED_QUEUE_FULL, Reason.INTERNAL)
 _REPORT_SECONDS = 0.5
 
 
@@ -35,46 +35,15 @@ class RouterClient:
         self, *, tenant: str, model: str, sticky_key: str, deadline: Deadline, traceparent: str
     ) -> Future[tuple[Route, bool]]:
         """See `RouterPort`."""
-        future: Future[tuple[Route, bool]] = asyncio.get_running_loop().create_future()
-
-        def local() -> None:
-            try:
-                route = self._catalog.resolve(tenant=tenant, model=model, sticky_key=sticky_key)
-            except WeirError as error:
-                future.set_exception(error)
-            else:
-                future.set_result((route, True))
-
-        def on_reply(reply: router_pb2.RouterReply | None, error: WeirError | None) -> None:
-            if future.done():
-                return
-            if reply is None:
-                if error is None or error.reason in _AWAY:
-                    local()
-                else:
-                    future.set_exception(error)
-            elif reply.HasField("rejected"):
-                future.set_exception(WeirError.from_rejection(reply.rejected))
-            else:
-                future.set_result((_route(reply.route), False))
-
-        if not self._mux.connected:
-            local()
-            return future
-        call = router_pb2.RouterCall(
-            resolve=router_pb2.Resolve(tenant=tenant, model=model, sticky_key=sticky_key, zone=self._zone)
+        resolve = router_pb2.Resolve(tenant=tenant, model=model, sticky_key=sticky_key, zone=self._zone)
+        return start_decision(
+            self._mux,
+            router_pb2.RouterCall(resolve=resolve),
+            deadline=Deadline.after(self._decide_timeout, self._clock).earlier(deadline),
+            traceparent=traceparent,
+            read=_routed,
+            fallback=lambda: (self._catalog.resolve(tenant=tenant, model=model, sticky_key=sticky_key), True),
         )
-        try:
-            self._mux.call_nowait(
-                call,
-                deadline=Deadline.after(self._decide_timeout, self._clock).earlier(deadline),
-                semantics=Semantics.RETRY,
-                on_reply=on_reply,
-                traceparent=traceparent,
-            )
-        except WeirError:
-            local()
-        return future
 
     def outcome(self, *, pool: str, zone: str, ok: bool) -> None:
         """See `RouterPort`; sent in batches by `run`."""
@@ -100,8 +69,11 @@ class RouterClient:
                 )
 
 
-def _route(route: router_pb2.Route) -> Route:
-    return Route(
+def _routed(reply: router_pb2.RouterReply) -> tuple[Route, bool]:
+    if reply.HasField("rejected"):
+        raise WeirError.from_rejection(reply.rejected)
+    route = reply.route
+    chosen = Route(
         model_version=route.model_version,
         arm=route.arm,
         pool=route.pool,
@@ -109,3 +81,4 @@ def _route(route: router_pb2.Route) -> Route:
         zones=tuple(route.zones),
         revision=route.revision,
     )
+    return chosen, False

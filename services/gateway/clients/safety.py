@@ -19,12 +19,12 @@ from libs.clock import Clock
 from libs.deadlines import Deadline
 from libs.errors import Reason, WeirError
 from libs.mux import MuxClient, Semantics
+from services.gateway.clients.decision import start_decision
 from services.gateway.ports import FilteredChoice, InputCheck
 
 _CONTEXT_CHARS = 512
 """Decided text kept for reopening a filter; longer than any pattern may match (services/safety bounds them)."""
 _RETRY_SECONDS = 0.02
-_AWAY = (Reason.DEPENDENCY_UNAVAILABLE, Reason.DEADLINE_EXCEEDED, Reason.REJECTED_QUEUE_FULL, Reason.INTERNAL)
 
 OnFound = Callable[[str, str, str, safety_pb2.Intervention], None]
 """Called with tenant, request id, "input" or "output", and the finding. Must not block or raise."""
@@ -103,43 +103,27 @@ class SafetyClient:
         traceparent: str,
     ) -> Future[InputCheck]:
         """See `SafetyPort`."""
-        future: Future[InputCheck] = asyncio.get_running_loop().create_future()
-
-        def away() -> None:
-            if self._fail_closed(tenant):
-                future.set_exception(
-                    WeirError(Reason.DEPENDENCY_UNAVAILABLE, "the safety service is away", retry_after=1.0)
-                )
-            else:
-                future.set_result(InputCheck(None, skipped=True))
-
-        def on_reply(reply: safety_pb2.SafetyReply | None, error: WeirError | None) -> None:
-            if future.done():
-                return
-            if reply is not None:
-                for found in reply.input.interventions:
-                    self._on_found(tenant, request_id, "input", found)
-                _settle_check(future, reply.input)
-            elif error is None or error.reason in _AWAY:
-                away()
-            else:
-                future.set_exception(error)
-
         check = safety_pb2.CheckInput(tenant=tenant, policy=policy, texts=texts, request_id=request_id)
-        try:
-            self._mux.call_nowait(
-                safety_pb2.SafetyCall(check_input=check),
-                deadline=Deadline.after(self._decide_timeout, self._clock).earlier(deadline),
-                semantics=Semantics.RETRY,
-                on_reply=on_reply,
-                traceparent=traceparent,
-            )
-        except WeirError as error:
-            if error.reason in _AWAY:
-                away()
-            else:
-                future.set_exception(error)
-        return future
+
+        def away() -> InputCheck:
+            if self._fail_closed(tenant):
+                raise WeirError(Reason.DEPENDENCY_UNAVAILABLE, "the safety service is away", retry_after=1.0)
+            return InputCheck(None, skipped=True)
+
+        def read(reply: safety_pb2.SafetyReply) -> InputCheck:
+            for found in reply.input.interventions:
+                self._on_found(tenant, request_id, "input", found)
+            return _input_check(reply.input)
+
+        return start_decision(
+            self._mux,
+            safety_pb2.SafetyCall(check_input=check),
+            deadline=Deadline.after(self._decide_timeout, self._clock).earlier(deadline),
+            traceparent=traceparent,
+            read=read,
+            fallback=away,
+            wait=True,
+        )
 
     # ---- output --------------------------------------------------------------------------------------------------
 
@@ -331,9 +315,8 @@ def _fits(output: safety_pb2.OutputReleased, count: int) -> bool:
     return len(output.released) == count == len(output.held) and all(f.position < count for f in output.findings)
 
 
-def _settle_check(future: Future[InputCheck], verdict: safety_pb2.InputVerdict) -> None:
+def _input_check(verdict: safety_pb2.InputVerdict) -> InputCheck:
     if verdict.action == safety_pb2.ACTION_BLOCK:
-        future.set_exception(WeirError.from_rejection(verdict.rejection))
-        return
+        raise WeirError.from_rejection(verdict.rejection)
     texts = tuple(verdict.texts) if verdict.action == safety_pb2.ACTION_REDACT else None
-    future.set_result(InputCheck(texts, tuple(found.category for found in verdict.interventions)))
+    return InputCheck(texts, tuple(found.category for found in verdict.interventions))

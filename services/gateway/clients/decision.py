@@ -1,0 +1,63 @@
+"""One decision asked of a leaf service, with its fallback: the same shape for quota, route and safety."""
+
+from __future__ import annotations
+
+import asyncio
+from asyncio import Future
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+from libs.deadlines import Deadline
+from libs.errors import Reason, WeirError
+from libs.mux import MuxClient, Semantics
+
+T = TypeVar("T")
+# Failures that say nothing about the question, only that nobody decided it.
+AWAY = frozenset({Reason.DEPENDENCY_UNAVAILABLE, Reason.DEADLINE_EXCEEDED, Reason.REJECTED_QUEUE_FULL, Reason.INTERNAL})
+
+
+def start_decision(
+    mux: MuxClient,
+    item: Any,
+    *,
+    deadline: Deadline,
+    traceparent: str,
+    read: Callable[[Any], T],
+    fallback: Callable[[], T],
+    wait: bool = False,
+) -> Future[T]:
+    """Ask, without a task: the future gets what `read` makes of the reply, or what `fallback` gives if nobody decided.
+
+    Both may raise `WeirError`, which is the decision then. Without a stream the fallback is used at once; with `wait`
+    the question waits for a stream inside its deadline first.
+    """
+    future: Future[T] = asyncio.get_running_loop().create_future()
+
+    def settle(decide: Callable[[], T]) -> None:
+        if future.done():
+            return
+        try:
+            future.set_result(decide())
+        except WeirError as error:
+            future.set_exception(error)
+
+    def failed(error: WeirError) -> None:
+        if error.reason in AWAY:
+            settle(fallback)
+        elif not future.done():
+            future.set_exception(error)
+
+    def on_reply(reply: Any, error: WeirError | None) -> None:
+        if error is not None:
+            failed(error)
+        else:
+            settle(lambda: read(reply))
+
+    if not (mux.connected or wait):
+        settle(fallback)
+        return future
+    try:
+        mux.call_nowait(item, deadline=deadline, semantics=Semantics.RETRY, on_reply=on_reply, traceparent=traceparent)
+    except WeirError as error:
+        failed(error)
+    return future
