@@ -3,9 +3,9 @@
 import asyncio
 import contextlib
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
 from weir.audit.v1 import audit_pb2
 
@@ -18,6 +18,7 @@ from libs.mux import MuxClient, Semantics
 from libs.telemetry import get_logger
 
 log = get_logger(__name__)
+T = TypeVar("T")
 _FINAL = frozenset((Reason.INVALID_REQUEST, Reason.PERMISSION_DENIED, Reason.PAYLOAD_TOO_LARGE))
 """Refusals that trying again does not change."""
 
@@ -57,6 +58,7 @@ class AuditWriter:
         self._wake = asyncio.Event()
         self._changed = asyncio.Event()
         self._spool_failed = False
+        self._disk: asyncio.Future[Any] | None = None
         metrics.SPOOL_BYTES.set(spool.bytes)
 
     @property
@@ -74,13 +76,16 @@ class AuditWriter:
     def _buffered(self) -> int:
         return len(self._in_flight) + len(self._backlog)
 
-    def write(self, record: audit_pb2.Record) -> None:
-        """Take a record; the caller must not change it any more. Never waits, never raises for a full buffer."""
+    def write(self, record: audit_pb2.Record, *, traceparent: str = "") -> None:
+        """Take a record; the caller must not change it any more. Never waits, never raises for a full buffer.
+
+        `traceparent` puts the append into a request's trace; a record that goes through the spool leaves it.
+        """
         if self._buffered >= self._max_buffer:
             metrics.DROPPED.inc()
             log.error("audit_record_dropped", record_id=record.id)
             return
-        if self._client.connected and self._submit(record):
+        if self._client.connected and self._submit(record, traceparent):
             return
         self._put_back(record)
 
@@ -98,6 +103,8 @@ class AuditWriter:
                         await self._wake.wait()
                 self._wake.clear()
         finally:
+            if self._disk is not None:  # a thread has the spool: closing it under its hands would break both
+                await asyncio.wait([self._disk])
             waiting = [*self._in_flight.values(), *self._backlog]
             self._in_flight.clear()
             self._backlog.clear()
@@ -116,7 +123,7 @@ class AuditWriter:
             self._changed.clear()
             await self._changed.wait()
 
-    def _submit(self, record: audit_pb2.Record) -> bool:
+    def _submit(self, record: audit_pb2.Record, traceparent: str = "") -> bool:
         """Send a record; False when it cannot even be queued."""
         self._sent += 1
         number = self._sent
@@ -126,6 +133,7 @@ class AuditWriter:
                 deadline=Deadline.after(self._timeout, self._clock),
                 semantics=Semantics.RETRY,
                 on_reply=partial(self._answered, number),
+                traceparent=traceparent,
                 lazy=True,
             )
         except WeirError as error:
@@ -166,7 +174,7 @@ class AuditWriter:
         """Bring what could not be sent to disk; while the disk fails, try the service again instead."""
         while self._backlog:
             records = [self._backlog[at] for at in range(min(len(self._backlog), self._replay_batch))]
-            kept = await asyncio.to_thread(self._store, records)
+            kept = await self._on_disk(partial(self._store, records))
             if not kept:
                 await asyncio.sleep(self._retry_interval)
                 if not self._client.connected or not all(map(self._submit, records)):
@@ -194,9 +202,14 @@ class AuditWriter:
             log.error("audit_spool_full", dropped=len(records) - stored)
         return len(records)
 
+    async def _on_disk(self, work: Callable[[], T]) -> T:
+        """Run `work` in a thread. A cancelled caller leaves it running; `run` waits for it before closing the spool."""
+        self._disk = asyncio.get_running_loop().run_in_executor(None, work)
+        return await asyncio.shield(self._disk)
+
     async def _replay(self) -> bool:
         """Send the oldest spooled records and forget them once all are acknowledged or finally refused."""
-        payloads, lines = await asyncio.to_thread(self._spool.peek, self._replay_batch)
+        payloads, lines = await self._on_disk(partial(self._spool.peek, self._replay_batch))
         deadline = Deadline.after(self._timeout, self._clock)
         results = await asyncio.gather(*(self._send(payload, deadline) for payload in payloads))
         if not all(results):
@@ -205,7 +218,7 @@ class AuditWriter:
         damaged = lines - len(payloads)
         if damaged:
             log.error("audit_spool_damaged", lines=damaged)
-        await asyncio.to_thread(partial(self._spool.acknowledge, lines, damaged=damaged))
+        await self._on_disk(partial(self._spool.acknowledge, lines, damaged=damaged))
         metrics.SPOOL_BYTES.set(self._spool.bytes)
         self._note()
         return True

@@ -246,6 +246,10 @@ class MuxClient:
                 raise
             self._report_down(error)
             return None
+        except Exception as error:  # whatever else a dying channel raises: try the next stream, not the process's end
+            log.error("mux_connect_failed", domain=self._codec.domain, exc_info=error)
+            rpc.cancel()
+            return None
         if frame is grpc.aio.EOF or frame.WhichOneof("frame") != "welcome":
             rpc.cancel()
             self._report_down(None)
@@ -276,6 +280,8 @@ class MuxClient:
             if isinstance(error, asyncio.CancelledError) and _cancelled_by_owner():
                 raise
             self._report_down(error)
+        except Exception as error:  # a fault of one stream ends that stream; what it had in flight is settled below
+            log.error("mux_stream_failed", domain=self._codec.domain, exc_info=error)
         finally:
             del self._links[link.stream.generation]
             link.rpc.cancel()

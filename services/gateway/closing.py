@@ -60,7 +60,8 @@ class Closing:
                 end=end,
                 worker=granted.worker if granted else "",
                 training=request.tenant.training_allowed,
-            )
+            ),
+            traceparent=request.span.traceparent,
         )
         records.observe(request.spec.operation, accepted, end)
         _end_span(request, accepted, end)
@@ -77,7 +78,8 @@ class Closing:
                 request_id=request.id,
                 error=error,
                 trace_id=request.span.traceparent[3:35],
-            )
+            ),
+            traceparent=request.span.traceparent,
         )
         request.span.end(error.reason.name)
 

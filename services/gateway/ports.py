@@ -173,5 +173,5 @@ class AuditPort(Protocol):
     def full(self) -> bool:
         """The spool is full: tenants whose policy demands audit are refused."""
 
-    def write(self, record: audit_pb2.Record) -> None:
-        """Append, at least once."""
+    def write(self, record: audit_pb2.Record, *, traceparent: str = "") -> None:
+        """Append, at least once; `traceparent` puts it into the request's trace."""

@@ -100,7 +100,7 @@ def test_one_request_is_one_tree_over_every_hop(mesh: Mesh, acme: OpenAI) -> Non
         max_tokens=4,
         extra_headers={"traceparent": f"00-{trace_id}-00f067aa0ba902b7-01"},
     )
-    hops = {"gateway", "ratelimit", "router", "admission", "safety", "worker", "edge-auth"}
+    hops = {"gateway", "ratelimit", "router", "admission", "safety", "worker", "edge-auth", "audit"}
 
     def tree() -> Any:
         done = mesh.weir("trace", trace_id, "--json", check=False)
@@ -120,7 +120,7 @@ def test_one_request_is_one_tree_over_every_hop(mesh: Mesh, acme: OpenAI) -> Non
             seen.add(span["span_id"])
         return seen
 
-    for service in ("ratelimit", "router", "admission", "safety", "worker"):
+    for service in ("ratelimit", "router", "admission", "safety", "worker", "audit"):
         inside = [s for s in spans.values() if s["service"] == service and gateway["span_id"] in ancestors(s)]
         assert inside, f"no span of {service} below the gateway's"
     assert all(span["trace_id"] == trace_id for span in spans.values())
