@@ -79,7 +79,7 @@ class Committer(Generic[Result]):
         :raises WeirError: DEPENDENCY_UNAVAILABLE (damaged log, closing) or REJECTED_QUEUE_FULL.
         """
         if self.damaged:
-            raise WeirError(Reason.DEPENDENCY_UNAVAILABLE, "the audit log is damaged and takes no records")
+            raise _damaged()
         if self._closing:
             raise WeirError(Reason.DRAINING, "the audit log is closing")
         future: asyncio.Future[Result] = asyncio.get_running_loop().create_future()
@@ -138,19 +138,16 @@ class Committer(Generic[Result]):
         return bool(self._queue)
 
     async def _commit(self, loop: asyncio.AbstractEventLoop, group: dict[str, _Waiting[Result]]) -> None:
+        if self.damaged:  # they came while the log was being compared with its anchor
+            self._fail(group, _damaged())
+            return
         records = [(record_id, waiting.record) for record_id, waiting in group.items()]
         started = self._clock.monotonic()
         try:
             first = await loop.run_in_executor(self._thread, self._files.commit, records)
         except WriteFailedError as error:
-            self._writing = {}
-            metrics.FAILED.inc(len(group))
             self._set_writable(False, str(error))
-            for waiting in group.values():
-                failure = WeirError(Reason.DEPENDENCY_UNAVAILABLE, "the audit log cannot write", retry_after=1.0)
-                for future in waiting.futures:
-                    if not future.done():
-                        future.set_exception(failure)
+            self._fail(group, WeirError(Reason.DEPENDENCY_UNAVAILABLE, "the audit log cannot write", retry_after=1.0))
             return
         self._writing = {}
         metrics.COMMIT.observe(self._clock.monotonic() - started)
@@ -163,6 +160,15 @@ class Committer(Generic[Result]):
                 if not future.done():
                     future.set_result(self._result(sequence, number > 0))
 
+    def _fail(self, group: dict[str, _Waiting[Result]], error: WeirError) -> None:
+        """None of the group is on disk."""
+        self._writing = {}
+        metrics.FAILED.inc(len(group))
+        for waiting in group.values():
+            for future in waiting.futures:
+                if not future.done():
+                    future.set_exception(error)
+
     def _set_writable(self, writable: bool, reason: str) -> None:
         metrics.WRITABLE.set(int(writable))
         if writable == self._writable:
@@ -173,3 +179,7 @@ class Committer(Generic[Result]):
         else:
             log.error("audit_write_failed", reason=reason)
         self._on_writable(writable)
+
+
+def _damaged() -> WeirError:
+    return WeirError(Reason.DEPENDENCY_UNAVAILABLE, "the audit log is damaged and takes no records")

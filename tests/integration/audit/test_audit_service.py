@@ -165,12 +165,7 @@ async def test_a_rollback_of_log_and_checkpoints_is_told_by_the_anchor(tmp_path:
         path.write_bytes(data)
     async with audit_service(tmp_path, store=store, wait=False) as audit:
         verdict = await audit.stub.Verify(audit_pb2.VerifyRequest(), timeout=10)
-        # The reading itself may have been recorded, as another record 2, before the anchor was compared.
-        assert not verdict.ok
-        assert verdict.faults[0] in (
-            "records 2 to 2 are missing or damaged: a checkpoint counts them",
-            "checkpoints of record 2 contradict each other",
-        )
+        assert verdict.faults[0] == "records 2 to 2 are missing or damaged: a checkpoint counts them"
         assert not audit.ready.is_set()
 
 
