@@ -13,7 +13,7 @@ from __future__ import annotations
 import enum
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Literal, Protocol
 
 
 class FinishReason(enum.IntEnum):
@@ -24,6 +24,15 @@ class FinishReason(enum.IntEnum):
     CANCELLED = 3
     DEADLINE = 4
     ERROR = 5
+
+
+@dataclass(frozen=True, slots=True)
+class Structure:
+    """What the whole output must match: `kind` says how `text` is to be read. An output that is complete ends with
+    STOP, also when the end of sequence is otherwise ignored."""
+
+    kind: Literal["json_schema", "regex"]
+    text: str  # a JSON Schema document (`{}` is any JSON value), or a regular expression without anchors
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,6 +57,7 @@ class SamplingParams:
     stop_token_ids: tuple[int, ...] = ()
     ignore_eos: bool = False
     logprobs: int | None = None
+    structure: Structure | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,7 +70,8 @@ class SequenceRequest:
     params: SamplingParams
     deadline: float | None = None  # clock.monotonic() seconds; past it the sequence ends with DEADLINE
     priority: int = 0  # lower runs first
-    cache_salt: bytes = b""  # tenant salt for prefix caching
+    cache_salt: bytes = b""  # tenant salt for prefix caching: prompts share memory only under equal salts
+    group: int = 0  # sequences submitted together under one number (not 0) are choices of one prompt
 
 
 @dataclass(slots=True)
@@ -101,17 +112,30 @@ class EngineInfo:
     total_blocks: int
     max_running: int  # sequences that may decode at once
     max_context: int  # tokens, prompt + output
+    device: str = "cpu"  # "cpu", "cuda"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Capacity:
-    """The engine's present load; cheap to read at any time."""
+    """The engine's present load and its counters; cheap to read at any time.
 
-    free_blocks: int
+    The counters (`…_total`, tokens or sequences since the start) let whoever reads twice compute rates.
+    """
+
+    free_blocks: int  # blocks that a new sequence may take, those that hold only cached prefixes included
     running: int
-    waiting: int
+    waiting: int  # sequences that hold no device memory, swapped ones included
     queued_prefill_tokens: int
     last_step_seconds: float
+    decode_step_seconds: float = 0.0  # smoothed duration of steps that only decode
+    prefill_tokens_per_second: float = 0.0  # smoothed
+    cached_blocks: int = 0  # of the free ones, those that hold reusable prefixes
+    swapped: int = 0  # sequences preempted to host memory or disk
+    fragmentation: float = 0.0  # share of the used blocks' token places that hold no token, 0 to 1
+    prefix_queried_total: int = 0  # prompt tokens looked up
+    prefix_hit_total: int = 0  # prompt tokens found
+    preemptions_total: int = 0
+    spilled_blocks: int = 0  # blocks kept in host memory and on disk
 
 
 StepSink = Callable[[StepOutput], None]
