@@ -8,6 +8,7 @@ from weir.admission.v1 import admission_pb2 as pb
 
 from libs.deadlines import to_duration
 from libs.errors import Reason, WeirError
+from services.admission.policy.ledger import Worker
 from services.admission.policy.model import QueueClass, Refused, Report, Request, WorkerSpec
 
 _MAX_ID = 256  # characters; ids are echoed in messages, logs and grants
@@ -82,6 +83,22 @@ def to_spec(hello: pb.WorkerHello) -> WorkerSpec:
 def to_report(report: pb.CapacityReport) -> Report:
     """The load a worker tells."""
     return Report(report.free_blocks, report.running, report.waiting, report.queued_prefill_tokens, report.draining)
+
+
+def worker_state(
+    hello: pb.WorkerHello, report: pb.CapacityReport | None, account: Worker, now: float
+) -> pb.WorkerState:
+    """What an operator is shown of a worker; without `report` and its age before the first one."""
+    state = pb.WorkerState(
+        hello=hello,
+        report=report,
+        held_sequences=account.held_sequences,
+        held_blocks=account.held_blocks,
+        draining=account.draining or (report is not None and report.draining),
+    )
+    if report is not None:
+        state.report_age.CopyFrom(to_duration(max(0.0, now - account.last_heard)))
+    return state
 
 
 def granted(signed: pb.SignedGrant, spec: WorkerSpec, waited: float) -> pb.AdmissionReply:

@@ -25,7 +25,6 @@ from services.admission.policy.model import (
     Outcome,
     Queued,
     Refused,
-    Report,
     Request,
     WorkerSpec,
 )
@@ -140,7 +139,7 @@ class Coordinator:
         earlier = self._workers.get(spec.worker)
         if earlier is not None:
             self.worker_left(earlier, "replaced")
-        session = self._new_session(hello.pool, spec)
+        session = self._new_session(hello, spec)
         self._workers[spec.worker] = session
         self._pool(hello.pool).worker_joined(spec, self._clock.monotonic())
         log.info(
@@ -153,11 +152,13 @@ class Coordinator:
         )
         return session
 
-    def worker_reported(self, session: WorkerSession, report: Report) -> None:
+    def worker_reported(self, session: WorkerSession, report: pb.CapacityReport) -> None:
         """A worker told its load; reports of a session that is over are ignored."""
         if self._workers.get(session.spec.worker) is session:
+            session.report = report
             pool = self._pools[session.pool]
-            events = pool.worker_reported(session.spec.worker, report, self._clock.monotonic())
+            told = convert.to_report(report)
+            events = pool.worker_reported(session.spec.worker, told, self._clock.monotonic())
             if events:
                 self._apply(pool, events)
 
@@ -173,6 +174,16 @@ class Coordinator:
         self._pools[session.pool].worker_left(session.spec.worker, self._clock.monotonic())
         WORKERS_LOST.labels(session.pool, cause).inc()
         log.warning("worker_left", worker=session.spec.worker, pool=session.pool, cause=cause)
+
+    def workers(self, pool: str = "") -> pb.ListWorkersResponse:
+        """The live workers of a pool, or all, by id: who they are, what they told last, what they hold."""
+        now = self._clock.monotonic()
+        states = []
+        for name, session in sorted(self._workers.items()):
+            if pool in ("", session.pool):
+                account = self._pools[session.pool].ledger.workers[name]
+                states.append(convert.worker_state(session.hello, session.report, account, now))
+        return pb.ListWorkersResponse(workers=states)
 
     def preempt(self, worker: str, request_ids: Iterable[str]) -> bool:
         """Asks a worker to interrupt requests. False when it is not there or does not read."""
@@ -228,7 +239,7 @@ class Coordinator:
             self._metrics[name] = PoolMetrics(name)
         return pool
 
-    def _new_session(self, pool: str, spec: WorkerSpec) -> WorkerSession:
+    def _new_session(self, hello: pb.WorkerHello, spec: WorkerSpec) -> WorkerSession:
         key = self._random_bytes(KEY_BYTES)
         signer = GrantSigner(
             worker=spec.worker,
@@ -238,7 +249,7 @@ class Coordinator:
             random_bytes=self._random_bytes,
             lifetime=self._grant_lifetime,
         )
-        return WorkerSession(pool=pool, spec=spec, key=key, signer=signer)
+        return WorkerSession(hello=hello, spec=spec, key=key, signer=signer)
 
     def _abandon(self, instance: str, now: float) -> None:
         GATEWAYS_ABANDONED.inc()

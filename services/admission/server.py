@@ -14,7 +14,6 @@ from libs.deadlines import to_duration
 from libs.errors import Reason, WeirError
 from libs.mux import CallContext, Codec, MuxServer
 from libs.rpc import require_peer
-from services.admission import convert
 from services.admission.coordinator import Coordinator, Waiter
 from services.admission.worker_session import WorkerSession
 
@@ -22,6 +21,7 @@ SERVICE = pb.DESCRIPTOR.services_by_name["AdmissionService"].full_name
 _HELLO_SECONDS = 10.0
 _GATEWAYS = frozenset({"gateway"})
 _WORKERS = frozenset({"worker"})
+_OPERATORS = frozenset({"cli"})
 
 
 class AdmissionServicer(admission_pb2_grpc.AdmissionServiceServicer):
@@ -69,6 +69,13 @@ class AdmissionServicer(admission_pb2_grpc.AdmissionServiceServicer):
         finally:
             self._coordinator.worker_left(session, "stream")
 
+    async def ListWorkers(  # noqa: N802
+        self, request: pb.ListWorkersRequest, context: grpc.aio.ServicerContext
+    ) -> pb.ListWorkersResponse:
+        """The workers that report here, for operators."""
+        require_peer(context, _OPERATORS, tls=self._tls)
+        return self._coordinator.workers(request.pool)
+
     async def drain(self) -> None:
         """Sends waiting requests elsewhere, then lets the gateways' streams end."""
         self._coordinator.drain()
@@ -99,7 +106,7 @@ class AdmissionServicer(admission_pb2_grpc.AdmissionServiceServicer):
         while (frame := await context.read()) is not grpc.aio.EOF:
             if frame.WhichOneof("frame") != "report":
                 raise WeirError(Reason.INVALID_REQUEST, "Only reports follow Hello.", limit="frame")
-            self._coordinator.worker_reported(session, convert.to_report(frame.report))
+            self._coordinator.worker_reported(session, frame.report)
 
 
 async def _write(session: WorkerSession, context: Any) -> None:

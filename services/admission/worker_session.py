@@ -15,11 +15,14 @@ _OUTBOX = 64  # frames; Preempt and Drain are rare, a worker that reads none of 
 class WorkerSession:
     """Who the worker is, the key its grants are signed with, and the frames that wait to be sent to it."""
 
-    def __init__(self, *, pool: str, spec: WorkerSpec, key: bytes, signer: GrantSigner) -> None:
-        self.pool = pool
+    def __init__(self, *, hello: pb.WorkerHello, spec: WorkerSpec, key: bytes, signer: GrantSigner) -> None:
+        self.hello = hello
+        self.pool = hello.pool
         self.spec = spec
         self.key = key
         self.signer = signer
+        self.report: pb.CapacityReport | None = None
+        """What the worker told last, whole: the policy takes only what it decides by."""
         self._outbox: asyncio.Queue[pb.ReportCapacityResponse | None] = asyncio.Queue(_OUTBOX + 1)
         self._closed = False
 

@@ -174,10 +174,18 @@ class CapacityLink:
             while True:
                 load = reporter.capacity()
                 draining = reporter.draining()
-                state = (load.free_blocks, load.running, load.waiting, load.queued_prefill_tokens, draining)
+                state = (
+                    load.free_blocks,
+                    load.running,
+                    load.waiting,
+                    load.queued_prefill_tokens,
+                    load.swapped,
+                    load.preemptions_total,
+                    draining,
+                )
                 now = reporter.clock.monotonic()
                 if state != sent or now >= due:
-                    await rpc.write(_report_frame(load, draining))
+                    await rpc.write(report_frame(load, draining))
                     sent, due = state, now + heartbeat
                     await asyncio.sleep(reporter.report_interval)
                     continue
@@ -190,7 +198,8 @@ class CapacityLink:
             rpc.cancel()  # the reader sees the stream's status
 
 
-def _report_frame(load: Capacity, draining: bool) -> admission_pb2.ReportCapacityRequest:
+def report_frame(load: Capacity, draining: bool) -> admission_pb2.ReportCapacityRequest:
+    """The load as admission is told it: every field of the port's `Capacity`, and whether work is still taken."""
     return admission_pb2.ReportCapacityRequest(
         report=admission_pb2.CapacityReport(
             free_blocks=load.free_blocks,
@@ -199,6 +208,15 @@ def _report_frame(load: Capacity, draining: bool) -> admission_pb2.ReportCapacit
             queued_prefill_tokens=load.queued_prefill_tokens,
             last_step=to_duration(max(0.0, load.last_step_seconds)),
             draining=draining,
+            decode_step=to_duration(max(0.0, load.decode_step_seconds)),
+            prefill_tokens_per_second=load.prefill_tokens_per_second,
+            cached_blocks=load.cached_blocks,
+            swapped=load.swapped,
+            fragmentation=load.fragmentation,
+            prefix_queried_total=load.prefix_queried_total,
+            prefix_hit_total=load.prefix_hit_total,
+            preemptions_total=load.preemptions_total,
+            spilled_blocks=load.spilled_blocks,
         )
     )
 

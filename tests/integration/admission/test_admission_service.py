@@ -292,8 +292,8 @@ def certificate(directory: Path, service: str) -> TlsFiles:
     return TlsFiles(ca=str(files.ca), cert=str(files.cert), key=str(files.key))
 
 
-async def test_certificates_decide_who_may_open_which_stream(tmp_path: Path) -> None:
-    files = {name: certificate(tmp_path, name) for name in ("admission", "gateway", "worker")}
+async def test_certificates_decide_who_may_call_what(tmp_path: Path) -> None:
+    files = {name: certificate(tmp_path, name) for name in ("admission", "gateway", "worker", "cli")}
     settings = Settings(tls=files["admission"])
     service = await build(settings)
     async with serve(service, settings) as running, contextlib.AsyncExitStack() as stack:
@@ -305,6 +305,14 @@ async def test_certificates_decide_who_may_open_which_stream(tmp_path: Path) -> 
             assert (await call(client, admit())).granted.worker == "w0"
         with pytest.raises(grpc.aio.AioRpcError) as caught:
             await FakeWorker.join(await bench.channel(files["gateway"]), "w1")
+        assert from_rpc_error(caught.value).reason is Reason.PERMISSION_DENIED
+        operator = admission_pb2_grpc.AdmissionServiceStub(await bench.channel(files["cli"]))
+        listed = await operator.ListWorkers(pb.ListWorkersRequest(), timeout=10)
+        assert [(each.hello.worker, each.report.free_blocks) for each in listed.workers] == [("w0", 100)]
+        assert not (await operator.ListWorkers(pb.ListWorkersRequest(pool="other"), timeout=10)).workers
+        stranger = admission_pb2_grpc.AdmissionServiceStub(await bench.channel(files["gateway"]))
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await stranger.ListWorkers(pb.ListWorkersRequest(), timeout=10)
         assert from_rpc_error(caught.value).reason is Reason.PERMISSION_DENIED
         session = admission_pb2_grpc.AdmissionServiceStub(await bench.channel(files["worker"])).Session()
         with pytest.raises(grpc.aio.AioRpcError) as caught:

@@ -6,12 +6,12 @@ import asyncio
 import random
 
 import pytest
+from google.protobuf.duration_pb2 import Duration
 from weir.admission.v1 import admission_pb2 as pb
 
 from libs.clock import ManualClock
 from libs.errors import Reason, WeirError
 from libs.grants import GrantVerifier
-from services.admission.convert import to_report
 from services.admission.coordinator import Coordinator, Waiter
 from services.admission.policy.model import Limits
 from services.admission.worker_session import WorkerSession
@@ -48,8 +48,9 @@ class Desk:
         self.report(session)
         return session
 
-    def report(self, session: WorkerSession) -> None:
-        self.coordinator.worker_reported(session, to_report(pb.CapacityReport(free_blocks=100)))
+    def report(self, session: WorkerSession, **load: object) -> None:
+        report = pb.CapacityReport(**{"free_blocks": 100, **load})  # type: ignore[arg-type]
+        self.coordinator.worker_reported(session, report)
 
     def ask(self, request_id: str = "r0", **more: object) -> pb.AdmissionReply | Waiter:
         fields = {
@@ -286,3 +287,34 @@ async def test_a_worker_without_capacity_is_refused() -> None:
     with pytest.raises(WeirError) as caught:
         Desk().coordinator.worker_joined(pb.WorkerHello(worker="w0", address="a:1", pool="fast", block_size=16))
     assert caught.value.limit == "total_blocks"
+
+
+async def test_operators_see_what_every_worker_told_last_and_what_it_holds() -> None:
+    desk = Desk()
+    session = desk.worker("w1", slots=4)
+    desk.coordinator.worker_joined(
+        pb.WorkerHello(
+            worker="w0", address="a", pool="other", block_size=1, total_blocks=1, max_running=1, max_context=9
+        )
+    )
+    desk.granted()
+    told = {"free_blocks": 98, "prefix_queried_total": 50, "prefix_hit_total": 20, "preemptions_total": 3}
+    desk.report(session, **told, decode_step=Duration(nanos=7_000_000), fragmentation=0.25)
+    desk.clock.advance(1.5)
+    silent, known = desk.coordinator.workers().workers
+    assert (silent.hello.worker, silent.HasField("report"), silent.HasField("report_age")) == ("w0", False, False)
+    assert (known.hello.worker, known.hello.max_running, known.report_age.ToSeconds()) == ("w1", 4, 1)
+    assert {name: getattr(known.report, name) for name in told} == told
+    assert (known.report.decode_step.nanos, known.report.fragmentation) == (7_000_000, 0.25)
+    assert (known.held_sequences, known.held_blocks, known.draining) == (1, 2, False)
+    desk.report(session, draining=True)
+    assert [each.draining for each in desk.coordinator.workers("fast").workers] == [True]
+    desk.coordinator.worker_left(session, "stream")
+    assert not desk.coordinator.workers("fast").workers
+
+
+async def test_a_worker_that_was_told_to_drain_is_shown_so() -> None:
+    desk = Desk()
+    desk.worker()
+    desk.coordinator.drain_worker("w0", "maintenance")
+    assert desk.coordinator.workers().workers[0].draining

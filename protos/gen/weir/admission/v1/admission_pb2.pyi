@@ -205,20 +205,38 @@ class WorkerHello(_message.Message):
     def __init__(self, worker: _Optional[str] = ..., address: _Optional[str] = ..., zone: _Optional[str] = ..., pool: _Optional[str] = ..., model_versions: _Optional[_Iterable[str]] = ..., block_size: _Optional[int] = ..., total_blocks: _Optional[int] = ..., max_running: _Optional[int] = ..., max_context: _Optional[int] = ..., simulated: _Optional[bool] = ..., engine: _Optional[str] = ...) -> None: ...
 
 class CapacityReport(_message.Message):
-    __slots__ = ("free_blocks", "running", "waiting", "queued_prefill_tokens", "last_step", "draining")
+    __slots__ = ("free_blocks", "running", "waiting", "queued_prefill_tokens", "last_step", "draining", "decode_step", "prefill_tokens_per_second", "cached_blocks", "swapped", "fragmentation", "prefix_queried_total", "prefix_hit_total", "preemptions_total", "spilled_blocks")
     FREE_BLOCKS_FIELD_NUMBER: _ClassVar[int]
     RUNNING_FIELD_NUMBER: _ClassVar[int]
     WAITING_FIELD_NUMBER: _ClassVar[int]
     QUEUED_PREFILL_TOKENS_FIELD_NUMBER: _ClassVar[int]
     LAST_STEP_FIELD_NUMBER: _ClassVar[int]
     DRAINING_FIELD_NUMBER: _ClassVar[int]
+    DECODE_STEP_FIELD_NUMBER: _ClassVar[int]
+    PREFILL_TOKENS_PER_SECOND_FIELD_NUMBER: _ClassVar[int]
+    CACHED_BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    SWAPPED_FIELD_NUMBER: _ClassVar[int]
+    FRAGMENTATION_FIELD_NUMBER: _ClassVar[int]
+    PREFIX_QUERIED_TOTAL_FIELD_NUMBER: _ClassVar[int]
+    PREFIX_HIT_TOTAL_FIELD_NUMBER: _ClassVar[int]
+    PREEMPTIONS_TOTAL_FIELD_NUMBER: _ClassVar[int]
+    SPILLED_BLOCKS_FIELD_NUMBER: _ClassVar[int]
     free_blocks: int
     running: int
     waiting: int
     queued_prefill_tokens: int
     last_step: _duration_pb2.Duration
     draining: bool
-    def __init__(self, free_blocks: _Optional[int] = ..., running: _Optional[int] = ..., waiting: _Optional[int] = ..., queued_prefill_tokens: _Optional[int] = ..., last_step: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., draining: _Optional[bool] = ...) -> None: ...
+    decode_step: _duration_pb2.Duration
+    prefill_tokens_per_second: float
+    cached_blocks: int
+    swapped: int
+    fragmentation: float
+    prefix_queried_total: int
+    prefix_hit_total: int
+    preemptions_total: int
+    spilled_blocks: int
+    def __init__(self, free_blocks: _Optional[int] = ..., running: _Optional[int] = ..., waiting: _Optional[int] = ..., queued_prefill_tokens: _Optional[int] = ..., last_step: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., draining: _Optional[bool] = ..., decode_step: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., prefill_tokens_per_second: _Optional[float] = ..., cached_blocks: _Optional[int] = ..., swapped: _Optional[int] = ..., fragmentation: _Optional[float] = ..., prefix_queried_total: _Optional[int] = ..., prefix_hit_total: _Optional[int] = ..., preemptions_total: _Optional[int] = ..., spilled_blocks: _Optional[int] = ...) -> None: ...
 
 class ReportCapacityResponse(_message.Message):
     __slots__ = ("welcome", "preempt", "drain")
@@ -251,3 +269,31 @@ class Drain(_message.Message):
     REASON_FIELD_NUMBER: _ClassVar[int]
     reason: str
     def __init__(self, reason: _Optional[str] = ...) -> None: ...
+
+class ListWorkersRequest(_message.Message):
+    __slots__ = ("pool",)
+    POOL_FIELD_NUMBER: _ClassVar[int]
+    pool: str
+    def __init__(self, pool: _Optional[str] = ...) -> None: ...
+
+class ListWorkersResponse(_message.Message):
+    __slots__ = ("workers",)
+    WORKERS_FIELD_NUMBER: _ClassVar[int]
+    workers: _containers.RepeatedCompositeFieldContainer[WorkerState]
+    def __init__(self, workers: _Optional[_Iterable[_Union[WorkerState, _Mapping]]] = ...) -> None: ...
+
+class WorkerState(_message.Message):
+    __slots__ = ("hello", "report", "report_age", "held_sequences", "held_blocks", "draining")
+    HELLO_FIELD_NUMBER: _ClassVar[int]
+    REPORT_FIELD_NUMBER: _ClassVar[int]
+    REPORT_AGE_FIELD_NUMBER: _ClassVar[int]
+    HELD_SEQUENCES_FIELD_NUMBER: _ClassVar[int]
+    HELD_BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    DRAINING_FIELD_NUMBER: _ClassVar[int]
+    hello: WorkerHello
+    report: CapacityReport
+    report_age: _duration_pb2.Duration
+    held_sequences: int
+    held_blocks: int
+    draining: bool
+    def __init__(self, hello: _Optional[_Union[WorkerHello, _Mapping]] = ..., report: _Optional[_Union[CapacityReport, _Mapping]] = ..., report_age: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., held_sequences: _Optional[int] = ..., held_blocks: _Optional[int] = ..., draining: _Optional[bool] = ...) -> None: ...

@@ -45,6 +45,11 @@ class AdmissionServiceStub:
                 request_serializer=weir_dot_admission_dot_v1_dot_admission__pb2.ReportCapacityRequest.SerializeToString,
                 response_deserializer=weir_dot_admission_dot_v1_dot_admission__pb2.ReportCapacityResponse.FromString,
                 _registered_method=True)
+        self.ListWorkers = channel.unary_unary(
+                '/weir.admission.v1.AdmissionService/ListWorkers',
+                request_serializer=weir_dot_admission_dot_v1_dot_admission__pb2.ListWorkersRequest.SerializeToString,
+                response_deserializer=weir_dot_admission_dot_v1_dot_admission__pb2.ListWorkersResponse.FromString,
+                _registered_method=True)
 
 
 class AdmissionServiceServicer:
@@ -65,6 +70,13 @@ class AdmissionServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def ListWorkers(self, request, context):
+        """The workers that report here and what each told last; for operators.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_AdmissionServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -77,6 +89,11 @@ def add_AdmissionServiceServicer_to_server(servicer, server):
                     servicer.ReportCapacity,
                     request_deserializer=weir_dot_admission_dot_v1_dot_admission__pb2.ReportCapacityRequest.FromString,
                     response_serializer=weir_dot_admission_dot_v1_dot_admission__pb2.ReportCapacityResponse.SerializeToString,
+            ),
+            'ListWorkers': grpc.unary_unary_rpc_method_handler(
+                    servicer.ListWorkers,
+                    request_deserializer=weir_dot_admission_dot_v1_dot_admission__pb2.ListWorkersRequest.FromString,
+                    response_serializer=weir_dot_admission_dot_v1_dot_admission__pb2.ListWorkersResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -134,6 +151,33 @@ class AdmissionService:
             '/weir.admission.v1.AdmissionService/ReportCapacity',
             weir_dot_admission_dot_v1_dot_admission__pb2.ReportCapacityRequest.SerializeToString,
             weir_dot_admission_dot_v1_dot_admission__pb2.ReportCapacityResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ListWorkers(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/weir.admission.v1.AdmissionService/ListWorkers',
+            weir_dot_admission_dot_v1_dot_admission__pb2.ListWorkersRequest.SerializeToString,
+            weir_dot_admission_dot_v1_dot_admission__pb2.ListWorkersResponse.FromString,
             options,
             channel_credentials,
             insecure,

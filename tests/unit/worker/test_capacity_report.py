@@ -1,0 +1,86 @@
+"""What an engine says of its load arrives whole: in the report to admission and in the metrics."""
+
+from __future__ import annotations
+
+from dataclasses import fields
+
+import pytest
+from prometheus_client import CollectorRegistry
+from weir.admission.v1 import admission_pb2
+
+from services.worker import metrics
+from services.worker.capacity import report_frame
+from services.worker.engines.port import Capacity
+
+LOAD = Capacity(
+    free_blocks=90,
+    running=3,
+    waiting=2,
+    queued_prefill_tokens=77,
+    last_step_seconds=0.25,
+    decode_step_seconds=0.125,
+    prefill_tokens_per_second=1500.5,
+    cached_blocks=10,
+    swapped=1,
+    fragmentation=0.375,
+    prefix_queried_total=2**33,
+    prefix_hit_total=2**32,
+    preemptions_total=5,
+    spilled_blocks=6,
+)
+DURATIONS = {"last_step_seconds": "last_step", "decode_step_seconds": "decode_step"}
+
+
+def test_the_report_carries_every_field_of_the_port() -> None:
+    report = report_frame(LOAD, draining=True).report
+    for field in fields(Capacity):
+        told = getattr(report, DURATIONS.get(field.name, field.name))
+        value = told.ToNanoseconds() / 1e9 if field.name in DURATIONS else told
+        assert value == getattr(LOAD, field.name), field.name
+    assert report.draining
+    named = {DURATIONS.get(field.name, field.name) for field in fields(Capacity)} | {"draining"}
+    assert {field.name for field in admission_pb2.CapacityReport.DESCRIPTOR.fields} == named
+
+
+def test_a_clock_that_went_backwards_is_no_negative_duration() -> None:
+    load = Capacity(free_blocks=1, running=0, waiting=0, queued_prefill_tokens=0, last_step_seconds=-1.0)
+    assert report_frame(load, draining=False).report.last_step.ToNanoseconds() == 0
+
+
+class Loaded:
+    """The part of an engine that the metrics read."""
+
+    class info:  # noqa: N801 - stands for the property
+        total_blocks = 100
+
+    def capacity(self) -> Capacity:
+        return LOAD
+
+
+def test_preemptions_are_told_apart_by_their_cause() -> None:
+    registry = CollectorRegistry()
+    preemptions = metrics.Preemptions()
+    registry.register(preemptions)
+    name = "weir_worker_num_preemptions_total"
+    assert registry.get_sample_value(name, {"cause": "engine"}) == 0
+    preemptions.watch(Loaded())  # type: ignore[arg-type]
+    preemptions.inc(2)
+    assert registry.get_sample_value(name, {"cause": "engine"}) == 5
+    assert registry.get_sample_value(name, {"cause": "admission"}) == 2
+
+
+def test_gauges_are_read_from_the_engine() -> None:
+    metrics.watch(Loaded())  # type: ignore[arg-type]
+    expected = {
+        metrics.SWAPPED: 1,
+        metrics.KV_USAGE: 0.1,
+        metrics.KV_FREE: 90,
+        metrics.KV_CACHED: 10,
+        metrics.KV_SPILLED: 6,
+        metrics.KV_FRAGMENTATION: 0.375,
+        metrics.DECODE_STEP: 0.125,
+        metrics.PREFILL_RATE: 1500.5,
+    }
+    for gauge, value in expected.items():
+        [sample] = next(iter(gauge.collect())).samples
+        assert sample.value == pytest.approx(value), sample.name
