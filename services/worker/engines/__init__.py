@@ -5,12 +5,14 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Callable
+from dataclasses import asdict, fields
 from pathlib import Path
 from typing import Any
 
 from libs.clock import Clock
-from services.worker.config import Settings
+from services.worker.config import Settings, SimulatedOptions
 from services.worker.engines.port import Engine, EngineLoadError
+from services.worker.engines.step_costs import StepCosts
 
 OnFailure = Callable[[BaseException], None]
 
@@ -60,29 +62,43 @@ def _simulated(settings: Settings, clock: Clock, on_failure: OnFailure | None) -
             vocabulary=options.vocabulary or int(config.get("vocab_size", 4096)),
             first_token=options.first_token,
             eos_token_ids=_eos(config) if options.end_of_sequence else frozenset(),
-            prefill_tokens_per_second=options.prefill_tokens_per_second or math.inf,
-            step_base=options.step_base,
-            step_per_sequence=options.step_per_sequence,
             block_size=options.block_size,
             total_blocks=options.total_blocks,
             max_running=options.max_running,
             max_context=options.max_context or int(config.get("max_position_embeddings", 4096)),
             max_step_tokens=options.max_step_tokens,
             seed=options.seed,
+            **asdict(_step_costs(options)),
         )
         return SimulatedEngine(model, clock=clock, step_interval=options.step_interval)
     except (TypeError, ValueError) as error:
         raise EngineLoadError(f"simulated engine: {error}") from error
 
 
+def _step_costs(options: SimulatedOptions) -> StepCosts:
+    """Those of the calibration file if one is named.
+
+    :raises ValueError: the file cannot be used, or a cost is negative.
+    """
+    from services.worker.calibration import report
+
+    if options.calibration:
+        return report.read(Path(options.calibration)).costs.step_costs()
+    names = (field.name for field in fields(StepCosts))
+    costs = {name: float(getattr(options, name)) for name in names}
+    if min(costs.values()) < 0:
+        raise ValueError("costs must not be negative")
+    return StepCosts(**(costs | {"prefill_tokens_per_second": options.prefill_tokens_per_second or math.inf}))
+
+
 def _tensorrt_llm(settings: Settings, clock: Clock, on_failure: OnFailure | None) -> Engine:
-    from services.worker.engines.tensorrt_llm import TensorrtEngine, TensorrtSettings
+    from services.worker.engines.tensorrt_llm import TensorrtSettings, build
 
     if len(settings.models) != 1:
         raise EngineLoadError("the TensorRT-LLM engine serves exactly one model")
     options = settings.tensorrt_llm
     [(model, folder)] = settings.models.items()
-    return TensorrtEngine(
+    return build(
         TensorrtSettings(
             model=model,
             folder=folder,
@@ -94,6 +110,7 @@ def _tensorrt_llm(settings: Settings, clock: Clock, on_failure: OnFailure | None
             eos_token_ids=tuple(sorted(_eos(_read_json(Path(folder) / "config.json")))),
         ),
         clock=clock,
+        on_failure=on_failure,
     )
 
 

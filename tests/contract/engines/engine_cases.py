@@ -15,7 +15,8 @@ from libs.clock import SystemClock
 from services.worker.engines.port import SamplingParams, SequenceRequest, StepOutput
 from services.worker.engines.simulated import SimulatedEngine
 from services.worker.engines.simulated_model import SimulatedModel
-from services.worker.engines.tensorrt_llm import TensorrtEngine, TensorrtSettings
+from services.worker.engines.tensorrt_llm import TensorrtSettings
+from services.worker.engines.tensorrt_llm import build as build_tensorrt
 
 MODEL = "tiny@1"
 CLOCK = SystemClock()
@@ -41,7 +42,7 @@ def make(name: str, folder: Path) -> Any:
             return simulated(step_interval=0.002)
         case "tensorrt_llm":
             settings = TensorrtSettings(model=MODEL, folder="checkpoint", max_context=128, eos_token_ids=(2,), **SIZES)
-            return TensorrtEngine(settings, clock=CLOCK, load_module=trtllm_double.module)
+            return build_tensorrt(settings, clock=CLOCK, load_module=trtllm_double.module)
         case "torch":
             from services.worker.engines.torch_engine import TorchSettings, build
 
