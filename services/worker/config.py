@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 import msgspec
 
 from libs.config import ServiceSettings
@@ -41,6 +43,14 @@ class SimulatedOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
     """Seconds that any step costs."""
     step_per_sequence: float = 0.0
     """Seconds that each decoding sequence adds to a step."""
+    step_per_context_token: float = 0.0
+    """Seconds for each token that a decoding sequence attends to."""
+    step_per_prompt: float = 0.0
+    """Seconds for each prompt of which a step computes a part."""
+    prefill_per_attended_token: float = 0.0
+    """Seconds for each token that a prompt token attends to."""
+    calibration: str = ""
+    """A file of `weir calibrate`; its costs stand in place of the six above, its sizes are only told there."""
     block_size: int = 16
     """Tokens per KV block."""
     total_blocks: int = 16384
@@ -77,6 +87,14 @@ class Settings(ServiceSettings, frozen=True, kw_only=True, forbid_unknown_fields
     """The admission pool it belongs to."""
     engine: str = "torch"
     """"torch", "simulated" or "tensorrt_llm"."""
+    engine_isolation: Literal["process", "thread"] = "process"
+    """Where the torch engine runs: in a process of its own, or in a thread of the worker's (docs/adr/0006)."""
+    engine_restart_limit: int = 5
+    """Failures of the engine within the window after which it is started again; one more ends the worker."""
+    engine_restart_window: float = 60.0
+    """Seconds."""
+    engine_restart_delay: float = 0.25
+    """Seconds before the engine is started again; doubled with each failure in the window, at most 10 s."""
     models: dict[str, str]
     """Model version ("weir-fast@1") to its folder; the simulated engine also takes an empty folder name."""
     torch: TorchOptions = TorchOptions()

@@ -35,7 +35,7 @@ class SimulatedEngine:
         self._core = SimulatedCore(model)
         self._clock = clock
         self._interval = step_interval
-        self._timed = bool(model.step_base or model.step_per_sequence or model.prefill_tokens_per_second != math.inf)
+        self._timed = not model.free
         self._sink: StepSink | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._timer: asyncio.Handle | None = None

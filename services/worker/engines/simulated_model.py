@@ -1,7 +1,7 @@
 """What the simulated engine decides, without a clock or a loop: who runs, what a step costs, which tokens come out.
 
-The cost model, per step: `step_base + step_per_sequence * decoding + prefilled / prefill_tokens_per_second`. It stands
-in for an accelerator in load and failure studies; the constants are calibrated from measurements of the real one.
+A step costs what `StepCosts` says of its work. That stands in for an accelerator in load and failure studies; the
+costs are measured on a real engine by `weir calibrate`, or made up.
 Tokens are drawn uniformly from the vocabulary, reproducibly: a seeded sequence is a function of its seed and the
 position, a greedy one of its last token and the position, so that a sequence continued elsewhere (prompt + emitted
 tokens) goes on as if it had not moved. Penalties, logit bias and filters (top-p …) do not change the draw.
@@ -16,24 +16,23 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from services.worker.engines.port import Capacity, FinishReason, SequenceRequest, StepOutput, TokenLogprob
+from services.worker.engines.step_costs import StepCosts, StepWork, attended_tokens
 
 _DRAWS = 1 << 14
 _MASK = _DRAWS - 1
 _SPREAD = 2_654_435_761  # Knuth's multiplicative hash: neighbouring token ids land far apart
+_SMOOTHING = 0.1  # share of the newest step in smoothed step times: about the last ten count
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SimulatedModel:
-    """The cost model and the sizes. Zero costs are allowed: steps then take no time."""
+class SimulatedModel(StepCosts):
+    """The costs of a step and the sizes."""
 
     models: tuple[str, ...]
     vocabulary: int = 4096
     first_token: int = 300
     """Tokens are drawn from [first_token, vocabulary): below lie special tokens and single bytes."""
     eos_token_ids: frozenset[int] = frozenset()
-    prefill_tokens_per_second: float = math.inf
-    step_base: float = 0.0
-    step_per_sequence: float = 0.0
     block_size: int = 16
     total_blocks: int = 16384
     max_running: int = 256
@@ -70,6 +69,7 @@ class SimulatedCore:
         if not drawable:
             raise ValueError("every token of the vocabulary is an end of sequence")
         self._model = model
+        self._costed = not model.free
         self._rng = random.Random(model.seed)
         self._draws = self._rng.choices(drawable, k=_DRAWS)
         self._logprob = -math.log(len(drawable))
@@ -83,9 +83,15 @@ class SimulatedCore:
         self._arrivals = 0
         self._free_blocks = model.total_blocks
         self._queued_prefill = 0
+        self._context = 0  # tokens of the decoding sequences
+        self._partial = 0  # tokens computed of the prefilling ones
         self._next_deadline = math.inf
         self._steps = 0
+        self._prefilled = 0  # in this step
+        self._decode_seconds = 0.0
+        self._prefill_rate = 0.0
         self.last_step_seconds = 0.0
+        """What the present step takes; whoever drives the core sets it between `plan` and `apply`."""
 
     def add(self, requests: Iterable[SequenceRequest]) -> None:
         """Queue sequences; an impossible one is answered ERROR by the next step."""
@@ -123,6 +129,9 @@ class SimulatedCore:
             waiting=len(self._live) - len(self._decoding) - len(self._prefilling),
             queued_prefill_tokens=self._queued_prefill,
             last_step_seconds=self.last_step_seconds,
+            decode_step_seconds=self._decode_seconds,
+            prefill_tokens_per_second=self._prefill_rate,
+            fragmentation=self._fragmentation(),
         )
 
     def plan(self) -> float:
@@ -141,21 +150,29 @@ class SimulatedCore:
             self._prefilling.append(sequence)
         budget = model.max_step_tokens
         self._planned = []
-        prefilled = 0
+        prefilled = prompts = attended = 0
         for sequence in self._prefilling:
             chunk = min(sequence.left, budget - prefilled)
             if chunk <= 0:
                 break
+            prompts += 1
+            attended += attended_tokens(sequence.position - sequence.left, chunk)
             sequence.left -= chunk
             prefilled += chunk
             if not sequence.left:
                 self._planned.append(sequence)
         self._queued_prefill -= prefilled
-        seconds = model.step_base + model.step_per_sequence * len(self._decoding)
-        return seconds + prefilled / model.prefill_tokens_per_second
+        self._partial += prefilled
+        self._prefilled = prefilled
+        if not self._costed:
+            return 0.0
+        # In its step a decoding sequence computes the token that came last and attends to all of them.
+        return model.seconds(StepWork(len(self._decoding), self._context, prompts, prefilled, attended))
 
     def apply(self, now: float) -> StepOutput:
         """End what was cancelled or is late, advance the rest by one token each."""
+        if self.last_step_seconds:
+            self._observe(self.last_step_seconds)
         output = self._end_early(now)
         first = [sequence for sequence in self._planned if sequence.request.handle in self._live]
         self._planned = []
@@ -163,6 +180,8 @@ class SimulatedCore:
             self._prefilling = [sequence for sequence in self._prefilling if sequence.left]
             self._decoding += first
             for sequence in first:
+                self._partial -= sequence.position
+                self._context += sequence.position
                 output.prompt_tokens_cached[sequence.request.handle] = 0
         if self._advance(output):
             self._decoding = [sequence for sequence in self._decoding if sequence.request.handle in self._live]
@@ -179,6 +198,18 @@ class SimulatedCore:
                 output.errors[handle] = message
         self._waiting, self._prefilling, self._decoding, self._planned = [], [], [], []
         return output
+
+    def _observe(self, seconds: float) -> None:
+        """Smooth what an operator wants to know of steps that take time."""
+        if self._prefilled:
+            rate = self._prefilled / seconds
+            self._prefill_rate += (rate - self._prefill_rate) * (_SMOOTHING if self._prefill_rate else 1.0)
+        elif self._decoding:
+            self._decode_seconds += (seconds - self._decode_seconds) * (_SMOOTHING if self._decode_seconds else 1.0)
+
+    def _fragmentation(self) -> float:
+        places = (self._model.total_blocks - self._free_blocks) * self._model.block_size
+        return 1.0 - (self._context + self._partial) / places if places else 0.0
 
     def _problem(self, request: SequenceRequest) -> str:
         model, size = self._model, len(request.prompt)
@@ -240,6 +271,7 @@ class SimulatedCore:
         """One token for every decoding sequence; True when any of them ended. The hot loop of every bench."""
         draws, handles, tokens, finish = self._draws, output.handles, output.tokens, output.finish
         ended = False
+        self._context += len(self._decoding)
         for sequence in self._decoding:
             cursor = sequence.cursor
             if cursor >= 0:
@@ -277,6 +309,10 @@ class SimulatedCore:
         self._queued_prefill -= sequence.left
         if sequence.joined:
             self._free_blocks += sequence.blocks
+            if sequence.produced:
+                self._context -= sequence.position
+            else:
+                self._partial -= sequence.position - sequence.left
 
 
 def _deadline(sequence: _Sequence) -> float:

@@ -11,6 +11,7 @@ from hypothesis import given, settings
 
 from services.worker.engines.port import FinishReason, SamplingParams, SequenceRequest
 from services.worker.engines.simulated_model import SimulatedCore, SimulatedModel
+from services.worker.engines.step_costs import StepCosts, StepWork, attended_tokens
 
 
 def core(**changes: Any) -> SimulatedCore:
@@ -35,6 +36,68 @@ def test_a_step_costs_its_base_its_batch_and_its_prefill():
     assert sim.plan() == pytest.approx(0.01 + 30 / 1000)
     assert sim.apply(0.0).handles == [1, 2]
     assert sim.plan() == pytest.approx(0.01 + 2 * 0.001)
+
+
+def test_attention_and_prompts_cost_what_they_attend_to():
+    sim = core(max_step_tokens=8, step_per_context_token=1.0, step_per_prompt=1000.0, prefill_per_attended_token=0.001)
+    sim.add([request(1, 10)])
+    assert sim.plan() == pytest.approx(1000 + 0.036)  # 1 + 2 + … + 8
+    sim.apply(0.0)
+    assert sim.plan() == pytest.approx(1000 + 0.019)  # 9 + 10
+    sim.apply(0.0)
+    assert sim.plan() == pytest.approx(11)  # the first token's step: ten of the prompt and itself
+    sim.apply(0.0)
+    assert sim.plan() == pytest.approx(12)
+
+
+AMOUNTS = st.floats(0, 1e-2)
+COSTS = st.builds(
+    StepCosts,
+    step_base=AMOUNTS,
+    step_per_sequence=AMOUNTS,
+    step_per_context_token=AMOUNTS,
+    step_per_prompt=AMOUNTS,
+    prefill_tokens_per_second=st.floats(1, 1e6) | st.just(math.inf),
+    prefill_per_attended_token=AMOUNTS,
+)
+WORK = st.builds(StepWork, *[st.integers(0, 5000)] * 5)
+
+
+@given(costs=COSTS, work=WORK, more=WORK)
+def test_more_work_never_takes_less_time(costs, work, more):
+    both = StepWork(*map(sum, zip(work, more, strict=True)))
+    assert 0 <= costs.seconds(work) <= costs.seconds(both)
+    # Linear: the work of two steps in one saves one base.
+    assert costs.seconds(both) == pytest.approx(costs.seconds(work) + costs.seconds(more) - costs.step_base)
+
+
+@given(costs=COSTS)
+def test_costs_are_free_if_no_work_takes_time(costs):
+    assert costs.free == (costs.seconds(StepWork(1, 1, 1, 1, 1)) == 0)
+
+
+@given(start=st.integers(0, 50), count=st.integers(0, 50))
+def test_each_token_attends_to_itself_and_those_before_it(start, count):
+    assert attended_tokens(start, count) == sum(position + 1 for position in range(start, start + count))
+
+
+def test_the_load_tells_smoothed_paces_only_of_steps_that_take_time():
+    sim = core()
+    sim.add([request(1, 6), request(2, 6)])
+    for seconds in (0.5, 0.25, 0.25):
+        sim.plan()
+        sim.last_step_seconds = seconds
+        sim.apply(0.0)
+    load = sim.capacity()
+    assert load.prefill_tokens_per_second == pytest.approx(12 / 0.5)
+    assert load.decode_step_seconds == pytest.approx(0.25)
+    assert (load.prefix_queried_total, load.preemptions_total, load.swapped) == (0, 0, 0)
+    unpaced = core()
+    unpaced.add([request(1)])
+    while unpaced.has_work():
+        unpaced.plan()
+        unpaced.apply(0.0)
+    assert unpaced.capacity().decode_step_seconds == unpaced.capacity().prefill_tokens_per_second == 0
 
 
 def test_long_prompts_are_prefilled_in_chunks_while_others_decode():
@@ -108,23 +171,33 @@ def test_senseless_sizes_are_refused(bad):
 )
 @settings(deadline=None)
 def test_memory_is_conserved_and_every_sequence_ends_once(actions):
-    sim, now, handles, ended = core(max_step_tokens=16), 0.0, 0, {}
+    sim, now, handles, ended = core(max_step_tokens=16, step_per_context_token=1.0), 0.0, 0, {}
+    prompts: dict[int, int] = {}
+    produced: dict[int, int] = {}  # of the live ones that have any token
 
     def step() -> None:
-        sim.plan()
+        # One second for each token that a decoding sequence attends to: its prompt and its output so far.
+        assert sim.plan() == sum(prompts[handle] + count for handle, count in produced.items())
         output = sim.apply(now)
         for handle, finish in zip(output.handles, output.finish, strict=True):
             assert handle not in ended
+            produced[handle] = produced.get(handle, 0) + 1
             if finish:
                 ended[handle] = finish
+                del produced[handle]
         load = sim.capacity()
         assert 0 <= load.free_blocks <= 40
+        unbegun = sum(size for handle, size in prompts.items() if handle not in ended and handle not in produced)
+        held = sum(prompts[handle] + count for handle, count in produced.items())
+        held += unbegun - load.queued_prefill_tokens
+        assert (1 - load.fragmentation) * (40 - load.free_blocks) * 4 == pytest.approx(held)
         assert load.running <= 4
         assert load.waiting >= 0
         assert load.queued_prefill_tokens >= 0
 
     for action, first, second in actions:
         if action == "add":
+            prompts[handles] = first
             sim.add([request(handles, first, max_tokens=second, deadline=now + 2 if second % 3 == 0 else None)])
             handles += 1
         elif action == "cancel":
@@ -135,6 +208,7 @@ def test_memory_is_conserved_and_every_sequence_ends_once(actions):
             step()
     while sim.has_work():
         step()
+    assert not produced
     assert sorted(ended) == list(range(handles))
     load = sim.capacity()
     assert (load.free_blocks, load.running, load.waiting, load.queued_prefill_tokens) == (40, 0, 0, 0)
