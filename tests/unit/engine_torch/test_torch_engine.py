@@ -136,7 +136,7 @@ def test_info_and_capacity(tiny):
     core.step()
     capacity = core.capacity()
     assert (capacity.running, capacity.waiting, capacity.queued_prefill_tokens) == (1, 0, 0)
-    assert capacity.free_blocks == 20 - 4
+    assert capacity.free_blocks == 20 - 3
 
 
 def test_embedding_refuses_what_it_cannot_do(tiny):

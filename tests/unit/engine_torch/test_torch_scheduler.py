@@ -3,38 +3,21 @@
 import random
 
 import pytest
+import support_symbolic as symbolic
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from services.worker.engines.port import FinishReason, SamplingParams, SequenceRequest
-from services.worker.engines.torch_engine.blocks import BlockPool
-from services.worker.engines.torch_engine.scheduler import FAILED, ModelLimits, Scheduler
+from services.worker.engines.port import FinishReason
+from services.worker.engines.torch_engine.blocks import BlockManager, IntegrityError
+from services.worker.engines.torch_engine.sequences import FAILED
 
-EOS, STOP_ID, CONTEXT, BLOCK = 0, 7, 48, 4
-
-
-def make(total_blocks=32, max_running=4, max_step_tokens=10):
-    pool = BlockPool(total_blocks)
-    limits = ModelLimits(context=CONTEXT, vocabulary=50, eos_token_ids=frozenset({EOS}))
-    scheduler = Scheduler(
-        models={"a@1": limits, "b@1": limits},
-        pool=pool,
-        block_size=BLOCK,
-        max_running=max_running,
-        max_step_tokens=max_step_tokens,
-    )
-    return scheduler, pool
+EOS, STOP_ID, CONTEXT, BLOCK = symbolic.EOS, 7, symbolic.CONTEXT, symbolic.BLOCK
+make = symbolic.make
 
 
-def req(handle, prompt=(1, 2, 3), *, model="a@1", deadline=None, priority=0, max_tokens=5, **params):
-    return SequenceRequest(
-        handle=handle,
-        model=model,
-        prompt=prompt,
-        params=SamplingParams(max_tokens=max_tokens, **params),
-        deadline=deadline,
-        priority=priority,
-    )
+def req(handle, prompt=(1, 2, 3), **params):
+    """A request that heeds the end of sequence unless told otherwise."""
+    return symbolic.req(handle, prompt, **{"ignore_eos": False} | params)
 
 
 def turn(scheduler, choose=lambda chunk: 9, now=0.0):
@@ -121,24 +104,154 @@ def test_a_deadline_ends_waiting_and_running_sequences_before_they_cost_a_step()
     plan, seen = turn(scheduler, now=5.0)
     assert seen == {1: (None, FinishReason.DEADLINE), 2: (None, FinishReason.DEADLINE), 3: (9, 0)}
     assert [chunk.sequence.request.handle for chunk in plan.chunks["a@1"]] == [3]
-    assert pool.free == 32 - 2
+    assert pool.free == 32 - 1
 
 
 def test_cancelling_frees_memory_before_the_next_step():
     scheduler, pool = make()
     scheduler.add([req(1), req(2)])
     turn(scheduler)
-    scheduler.cancel([1, 404])
     assert pool.free == 32 - 2
+    scheduler.cancel([1, 404])
+    assert pool.free == 32 - 1
     assert turn(scheduler)[1] == {1: (None, FinishReason.CANCELLED), 2: (9, 0)}
 
 
-def test_the_first_in_line_is_not_overtaken_by_a_smaller_one():
-    scheduler, _ = make(total_blocks=8)
-    scheduler.add([req(1, prompt=[1] * 8, max_tokens=12), req(2, prompt=[1] * 8, max_tokens=12), req(3, max_tokens=1)])
+def test_small_sequences_overtake_a_large_one_a_bounded_number_of_times():
+    scheduler, _ = make(total=8, max_running=8, max_step_tokens=40, max_overtaken=3, growth_blocks=0)
+    scheduler.add([req(1, prompt=[1] * 16, max_tokens=12), req(2, prompt=[2] * 20, max_tokens=1)])
+    scheduler.add([req(handle, [handle], max_tokens=1) for handle in range(3, 13)])
+    ended = []
+    while scheduler.has_work():
+        ended += [handle for handle, (_, finish) in turn(scheduler)[1].items() if finish]
+    # Three small ones pass while the large one lacks memory; then nobody does until it has had its turn.
+    assert ended == [3, 4, 5, 1, 2, 6, 7, 8, 9, 10, 11, 12]
+
+
+def test_a_waiting_sequence_preempts_only_lower_priorities():
+    scheduler, _ = make(max_running=2)
+    scheduler.add([req(1, [1] * 4, priority=1, max_tokens=9), req(2, [2] * 4, priority=0, max_tokens=9)])
+    turn(scheduler)
+    scheduler.add([req(3, [3] * 4, priority=0, max_tokens=1)])
+    assert turn(scheduler)[1] == {2: (9, 0), 3: (9, FinishReason.LENGTH)}
+    assert turn(scheduler)[1].keys() == {2, 1}
+    scheduler.add([req(4, [4] * 4, priority=1)])
+    assert turn(scheduler)[1].keys() == {2, 1}
+    assert scheduler.counters.preemptions == 1
+
+
+def test_a_swapped_sequence_costs_no_token_twice():
+    scheduler, _ = make(8, host=8, max_running=2, max_step_tokens=16, growth_blocks=0)
+    scheduler.add([req(1, [1] * 12, max_tokens=20), req(2, [2] * 12, max_tokens=12)])
+    computed = 0
+    while scheduler.has_work():
+        plan, _ = turn(scheduler)
+        computed += sum(chunk.count for chunks in plan.chunks.values() for chunk in chunks)
+    assert scheduler.counters.swaps > 0
+    assert computed == 12 + 19 + 12 + 11
+
+
+def test_a_tight_time_bound_leaves_prompts_the_rest_and_decodes_untouched():
+    scheduler, _ = make(max_step_tokens=20)
+    scheduler.add([req(1, max_tokens=9)])
+    turn(scheduler)
+    scheduler.add([req(2, [5] * 20)])
+    counts = []
+    for bound in (4, 1, None):
+        plan = scheduler.schedule(0.0, bound)
+        counts.append([chunk.count for chunk in plan.chunks["a@1"]])
+        scheduler.apply(plan.chunks["a@1"], [9 if chunk.samples else None for chunk in plan.chunks["a@1"]])
+    assert counts == [[1, 4], [1, 1], [1, 15]]
+
+
+def hits(scheduler):
+    return scheduler.counters.prefix_hit
+
+
+def test_a_prompt_seen_before_is_found_but_for_its_end():
+    scheduler, _ = make()
+    machine = symbolic.Machine(scheduler)
+    for handle in (1, 2):
+        scheduler.add([symbolic.req(handle, [7] * 16, salt=b"t")])
+        machine.run()
+    assert hits(scheduler) == 12  # whole blocks, and at least one token to compute
+    assert machine.tokens[1] == machine.tokens[2] == symbolic.expected(symbolic.req(1, [7] * 16), 5)
+
+
+@pytest.mark.parametrize(("first", "second"), [(b"one", b"two"), (b"", b"two"), (b"one", b"")])
+def test_tenants_never_share_private_prefixes(first, second):
+    scheduler, _ = make()
+    machine = symbolic.Machine(scheduler)
+    for handle, salt in enumerate((first, second)):
+        scheduler.add([symbolic.req(handle, [7] * 16, salt=salt)])
+        machine.run()
+    assert hits(scheduler) == 0
+
+
+def test_tenants_share_whole_blocks_of_public_prefixes_and_nothing_behind_them():
+    scheduler, _ = make(public={"a@1": [[7] * 10]})
+    machine = symbolic.Machine(scheduler)
+    for handle, salt in enumerate((b"one", b"two")):
+        scheduler.add([symbolic.req(handle, [7] * 20, salt=salt)])
+        machine.run()
+    assert hits(scheduler) == 8  # of the ten public tokens, two blocks of four
+    scheduler.add([symbolic.req(5, [7] * 9 + [8] * 8, salt=b"three", model="b@1")])
+    machine.run()
+    assert hits(scheduler) == 8  # public for the other model only
+
+
+def test_choices_of_one_prompt_compute_it_once_and_copy_on_write():
+    scheduler, pool = make(max_step_tokens=40, max_running=6)
+    machine = symbolic.Machine(scheduler)
+    scheduler.add([symbolic.req(handle, list(range(1, 12)), group=3, max_tokens=6) for handle in range(5)])
+    first = machine.turn()
+    assert [chunk.count for chunk in first.chunks["a@1"]] == [11]
+    second = machine.turn()
+    assert sorted(chunk.count for chunk in second.chunks["a@1"]) == [1] * 5
+    assert sum(move.source[0] == move.target[0] for move in second.moves) == 4
+    assert pool.total - pool.free == 2 + 5
+    machine.run()
+    assert {tuple(tokens) for tokens in machine.tokens.values()} == {tuple(machine.tokens[0])}
+    assert pool.free == pool.total
+
+
+def test_when_the_first_choice_is_cancelled_the_next_one_computes_the_prompt():
+    scheduler, pool = make()
+    machine = symbolic.Machine(scheduler)
+    scheduler.add([symbolic.req(handle, list(range(1, 25)), group=3) for handle in range(3)])
+    machine.turn()
+    scheduler.cancel([0])
+    machine.run()
+    assert machine.finish == {0: FinishReason.CANCELLED, 1: FinishReason.LENGTH, 2: FinishReason.LENGTH}
+    assert pool.free == pool.total
+
+
+def test_a_model_that_is_away_holds_back_its_own_sequences_alone():
+    scheduler, _ = make()
+    scheduler.set_away("b@1")
+    scheduler.add([req(1, model="b@1"), req(2, max_tokens=1)])
+    assert turn(scheduler)[1].keys() == {2}
+    assert scheduler.wanted_models() == ["b@1"]
+    assert turn(scheduler)[1] == {}
+    scheduler.set_present("b@1")
+    assert turn(scheduler)[1].keys() == {1}
+    scheduler.set_away("a@1")
+    scheduler.add([req(3)])
+    turn(scheduler)
+    scheduler.fail_model("a@1", "cannot be read")
+    assert turn(scheduler)[1][3] == (None, FinishReason.ERROR)
+
+
+def test_one_tenant_does_not_take_all_memory_while_others_wait():
+    scheduler, _ = make(16, max_running=8, max_step_tokens=64, owner_share=0.5, growth_blocks=0)
+    scheduler.add([req(handle, [handle] * 12, salt=b"greedy", max_tokens=4) for handle in range(1, 6)])
+    scheduler.add([req(9, [9] * 12, salt=b"modest", max_tokens=4)])
     _, seen = turn(scheduler)
-    assert seen == {1: (9, 0)}
-    assert scheduler.waiting == 2
+    assert seen.keys() == {1, 2, 9}  # six of its eight blocks, and room left for the other
+    ended = set()
+    while scheduler.has_work():
+        ended |= {handle for handle, (_, finish) in turn(scheduler)[1].items() if finish}
+    assert ended == {1, 2, 3, 4, 5, 9}
 
 
 def test_lower_priority_numbers_run_first():
@@ -184,7 +297,7 @@ COMMANDS = st.lists(
 @settings(max_examples=120, deadline=None)
 @given(COMMANDS, st.integers(0, 2**32), st.integers(12, 40), st.integers(1, 6), st.integers(6, 40))
 def test_any_order_of_commands_keeps_the_promises(commands, seed, total_blocks, max_running, max_step_tokens):
-    scheduler, pool = make(total_blocks, max_running, max_step_tokens)
+    scheduler, pool = make(total_blocks, max_running=max_running, max_step_tokens=max_step_tokens)
     source = random.Random(seed)
     outcomes, submitted, now = {}, 0, 0.0
 
@@ -200,8 +313,6 @@ def test_any_order_of_commands_keeps_the_promises(commands, seed, total_blocks, 
         rows = [chunk.sequence.row for chunk in chunks]
         assert len(set(rows)) == len(rows)
         assert all(0 <= row < max_running for row in rows)
-        owned = [block for chunk in chunks for block in chunk.sequence.blocks]
-        assert len(set(owned)) == len(owned)
         for model, group in plan.chunks.items():
             for chunk in group:
                 assert chunk.sequence.request.model == model
@@ -238,12 +349,17 @@ def test_any_order_of_commands_keeps_the_promises(commands, seed, total_blocks, 
 
 
 def test_the_pool_refuses_what_would_corrupt_it():
-    pool = BlockPool(4)
+    pool = BlockManager(4)
     blocks = pool.allocate(3)
     with pytest.raises(MemoryError):
         pool.allocate(2)
     pool.release(blocks[:1])
-    for wrong in (blocks[:1], [blocks[1], blocks[1]], [99]):
-        with pytest.raises(ValueError, match="not taken"):
+    for wrong in (blocks[:1], [3]):
+        with pytest.raises(IntegrityError, match="not used"):
             pool.release(wrong)
+    with pytest.raises(IntegrityError, match="not used"):
+        pool.share([3])
+    pool.check_integrity([blocks[1:]])
+    with pytest.raises(IntegrityError, match="used other"):
+        pool.check_integrity([blocks])
     assert pool.free == 2

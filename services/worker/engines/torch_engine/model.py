@@ -16,7 +16,7 @@ from torch.nn import functional
 
 from services.worker.engines.port import EngineLoadError
 from services.worker.engines.torch_engine.config import ModelConfig, RopeConfig
-from services.worker.engines.torch_engine.kv import KvMemory
+from services.worker.engines.torch_engine.kv import ModelKv
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +76,7 @@ class LlamaModel:
         self._head = self._embedding if config.tied else self._take("lm_head.weight", config.vocabulary, width)
         self._cos, self._sin = rotation(config.rope, config.head_width, config.context)
 
-    def hidden(self, batch: Batch, kv: KvMemory | None) -> Tensor:
+    def hidden(self, batch: Batch, kv: ModelKv | None) -> Tensor:
         """Last hidden states of every token, after the final norm: (n, width)."""
         config = self.config
         cos, sin = self._cos[batch.positions].unsqueeze(1), self._sin[batch.positions].unsqueeze(1)
@@ -95,7 +95,7 @@ class LlamaModel:
         return functional.linear(hidden, self._head)
 
     def _attend(
-        self, index: int, layer: _Layer, normed: Tensor, cos: Tensor, sin: Tensor, batch: Batch, kv: KvMemory | None
+        self, index: int, layer: _Layer, normed: Tensor, cos: Tensor, sin: Tensor, batch: Batch, kv: ModelKv | None
     ) -> Tensor:
         config = self.config
         heads = functional.linear(normed, layer.qkv, layer.qkv_bias)

@@ -11,11 +11,11 @@ from torch import Tensor
 from torch.nn import functional
 
 from services.worker.engines.port import EngineLoadError
-from services.worker.engines.torch_engine.config import ModelConfig, load_config
-from services.worker.engines.torch_engine.kv import KvMemory
+from services.worker.engines.torch_engine.config import ModelConfig
+from services.worker.engines.torch_engine.kv import ModelKv
 from services.worker.engines.torch_engine.model import Batch, LlamaModel, Prompt
 from services.worker.engines.torch_engine.sampler import Sampled, SequenceSampler, sample
-from services.worker.engines.torch_engine.scheduler import Chunk, Running
+from services.worker.engines.torch_engine.sequences import Chunk
 from services.worker.engines.torch_engine.weights import load_weights
 
 SELF_TEST_TOLERANCE = 1e-2
@@ -24,43 +24,33 @@ SELF_TEST_TOLERANCE = 1e-2
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """Successive tokens of the sequence in running row `row`, the first at position `start`."""
+    """Successive tokens of a sequence whose block table is `blocks`, the first at position `start`."""
 
     tokens: Sequence[int]
     start: int
-    row: int
+    blocks: Sequence[int]
 
 
 class ModelRunner:
     """One loaded model and its keys and values."""
 
-    def __init__(self, config: ModelConfig, model: LlamaModel, kv: KvMemory) -> None:
+    def __init__(self, config: ModelConfig, model: LlamaModel, kv: ModelKv) -> None:
         self.config = config
         self._model = model
         self._kv = kv
 
     @classmethod
-    def load(cls, folder: Path, *, total_blocks: int, block_size: int, max_running: int) -> ModelRunner:
+    def load(cls, folder: Path, config: ModelConfig, kv: ModelKv) -> ModelRunner:
         """Read the checkpoint in `folder`.
 
         :raises EngineLoadError: a file is missing, corrupted or unsupported.
         """
-        config = load_config(folder)
         try:
             model = LlamaModel(config, load_weights(folder))
         except EngineLoadError as error:
             text = str(error)
             raise EngineLoadError(text if str(folder) in text else f"{folder}/model.safetensors: {text}") from None
-        kv = KvMemory(config, total_blocks=total_blocks, block_size=block_size, max_running=max_running)
         return cls(config, model, kv)
-
-    def join(self, sequence: Running) -> None:
-        """Take note of a sequence's block table; before its first chunk."""
-        self._kv.assign(sequence.row, sequence.blocks)
-
-    def forget(self, sequence: Running) -> None:
-        """Clear what a failed sequence left in its blocks."""
-        self._kv.clear(sequence.blocks)
 
     def execute(
         self, chunks: Sequence[Chunk], samplers: Mapping[int, SequenceSampler]
@@ -68,7 +58,7 @@ class ModelRunner:
         """Compute `chunks` (not empty); returns them in the order computed and what was sampled after each, None where
         nothing was wanted. `samplers` are by handle."""
         ordered = sorted(chunks, key=lambda chunk: chunk.count > 1)
-        pieces = [Piece(_tokens(chunk), chunk.start, chunk.sequence.row) for chunk in ordered]
+        pieces = [Piece(_tokens(chunk), chunk.start, chunk.sequence.blocks) for chunk in ordered]
         hidden = self._forward(pieces)
         ends = torch.tensor([len(piece.tokens) for piece in pieces]).cumsum(0) - 1
         results: list[Sampled | None] = [None] * len(ordered)
@@ -103,7 +93,7 @@ class ModelRunner:
 
     def self_test(self, model: str) -> None:
         """Compute the same few tokens as one prompt and one by one, across a block border; both must agree. It also
-        warms up the kernels. Leaves no trace in the memory.
+        warms up the kernels. Writes into the first blocks, which must be unused.
 
         :raises EngineLoadError: they do not, or the numbers are not finite.
         """
@@ -111,43 +101,49 @@ class ModelRunner:
         count = min(size + 3, self.config.context)
         tokens = [(31 * index + 7) % self.config.vocabulary for index in range(count)]
         blocks = list(range(-(-count // size)))
-        self._kv.assign(0, blocks)
-        whole = self._model.logits(self._forward([Piece(tokens, 0, 0)]))
-        self._kv.clear(blocks)
-        single = torch.cat([self._forward([Piece([token], index, 0)]) for index, token in enumerate(tokens)])
+        whole = self._model.logits(self._forward([Piece(tokens, 0, blocks)]))
+        single = torch.cat([self._forward([Piece([token], index, blocks)]) for index, token in enumerate(tokens)])
         stepwise = self._model.logits(single)
-        self._kv.clear(blocks)
         difference = (whole - stepwise).abs().max() / whole.abs().max().clamp(min=1e-6)
         if not difference < SELF_TEST_TOLERANCE:
             raise EngineLoadError(f"{model}: self-test failed, prompt and decode differ by {difference.item():.3g}")
 
     def _forward(self, pieces: Sequence[Piece]) -> Tensor:
         """Last hidden states (n, width) of all pieces' tokens. Pieces of one token come first."""
-        rows = torch.tensor([piece.row for piece in pieces for _ in piece.tokens])
-        positions = torch.tensor([piece.start + offset for piece in pieces for offset in range(len(piece.tokens))])
+        size = self._kv.block_size
+        places = [piece.start + offset for piece in pieces for offset in range(len(piece.tokens))]
+        positions = torch.tensor(places)
+        owners = [piece.blocks for piece in pieces for _ in piece.tokens]
+        slots = [blocks[place // size] * size + place % size for blocks, place in zip(owners, places, strict=True)]
         decodes = sum(len(piece.tokens) == 1 for piece in pieces)
         tables = mask = None
         if decodes:
-            longest = max(piece.start for piece in pieces[:decodes]) + 1
-            tables = self._kv.tables(rows[:decodes], longest)
-            visible = torch.arange(tables.shape[1] * self._kv.block_size) <= positions[:decodes].unsqueeze(1)
+            tables = self._tables(pieces[:decodes])
+            visible = torch.arange(tables.shape[1] * size) <= positions[:decodes].unsqueeze(1)
             mask = torch.zeros(visible.shape).masked_fill_(~visible, -torch.inf)[:, None, None, :]
         prompts, first = [], decodes
         for piece in pieces[decodes:]:
-            end = piece.start + len(piece.tokens)
-            table = self._kv.tables(rows[first : first + 1], end) if piece.start else None
+            table = self._tables([piece]) if piece.start else None
             prompts.append(Prompt(first, len(piece.tokens), piece.start, table))
             first += len(piece.tokens)
         batch = Batch(
             tokens=torch.tensor([token for piece in pieces for token in piece.tokens]),
             positions=positions,
-            slots=self._kv.slots(rows, positions),
+            slots=torch.tensor(slots),
             decodes=decodes,
             tables=tables,
             mask=mask,
             prompts=prompts,
         )
         return self._model.hidden(batch, self._kv)
+
+    def _tables(self, pieces: Sequence[Piece]) -> Tensor:
+        """Block tables, padded with the spare block to the longest: (n, blocks)."""
+        counts = [-(-(piece.start + len(piece.tokens)) // self._kv.block_size) for piece in pieces]
+        longest = max(counts)
+        spare = self._kv.spare
+        rows = zip(pieces, counts, strict=True)
+        return torch.tensor([[*piece.blocks[:count], *[spare] * (longest - count)] for piece, count in rows])
 
 
 def _tokens(chunk: Chunk) -> list[int]:
