@@ -60,7 +60,7 @@ class SimulatedOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
     max_context: int = 0
     """Tokens of prompt and output; 0 takes it from the first model folder's config.json, or 4096 without one."""
     max_step_tokens: int = 8192
-    """Most prompt tokens prefilled in one step."""
+    """Most tokens computed in one step: one for each decoding sequence, the rest for prompts."""
     seed: int = 0
     """Of the draws."""
 
@@ -80,13 +80,48 @@ class TensorrtOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     """GPUs that share the model."""
 
 
+class VllmOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The vLLM engine; it serves exactly one model, and LoRA adapters of it."""
+
+    adapters: dict[str, str] = {}
+    """LoRA adapters (PEFT format): model version to folder. Loaded when first asked for."""
+    block_size: int = 32
+    """Tokens per KV block; on a CPU a multiple of 32."""
+    total_blocks: int = 0
+    """KV blocks; 0 makes as many as kv_cache_bytes hold."""
+    kv_cache_bytes: int = 1_073_741_824
+    """Memory for KV blocks; 0 takes memory_share of the device for everything."""
+    memory_share: float = 0.9
+    """See kv_cache_bytes."""
+    max_running: int = 64
+    """Sequences that run at once."""
+    max_context: int = 0
+    """Tokens of prompt and output; 0 takes the model's own."""
+    max_step_tokens: int = 2048
+    """Most tokens computed in one step."""
+    max_adapters: int = 4
+    """Adapters in one step."""
+    max_logprobs: int = 20
+    """Most alternatives that a request may ask for."""
+    tensor_parallel: int = 1
+    """GPUs that share the model."""
+    dtype: str = "auto"
+    """"auto" is the checkpoint's; "float32", "bfloat16", "float16"."""
+    enforce_eager: bool = False
+    """True compiles nothing: a start in seconds, slower steps."""
+    threads: int = 1
+    """Of the processor, on a CPU."""
+    require_manifest: bool = True
+    """Refuse model folders whose files are not what their manifest.json says."""
+
+
 class Settings(ServiceSettings, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """What a worker needs beside the common settings."""
 
     pool: str = "default"
     """The admission pool it belongs to."""
     engine: str = "torch"
-    """"torch", "simulated" or "tensorrt_llm"."""
+    """"torch", "simulated", "vllm" or "tensorrt_llm"."""
     engine_isolation: Literal["process", "thread"] = "process"
     """Where the torch engine runs: in a process of its own, or in a thread of the worker's (docs/adr/0006)."""
     engine_restart_limit: int = 5
@@ -103,6 +138,8 @@ class Settings(ServiceSettings, frozen=True, kw_only=True, forbid_unknown_fields
     """For engine "simulated"."""
     tensorrt_llm: TensorrtOptions = TensorrtOptions()
     """For engine "tensorrt_llm"."""
+    vllm: VllmOptions = VllmOptions()
+    """For engine "vllm"."""
     admission: tuple[str, ...] = ()
     """Addresses of admission; empty takes every admission endpoint in the registry."""
     session_peers: tuple[str, ...] = ("gateway", "jobs")

@@ -46,6 +46,7 @@ def _torch(settings: Settings, clock: Clock, on_failure: OnFailure | None) -> En
         ),
         clock=clock,
         on_failure=on_failure,
+        isolation=settings.engine_isolation,
     )
 
 
@@ -114,10 +115,21 @@ def _tensorrt_llm(settings: Settings, clock: Clock, on_failure: OnFailure | None
     )
 
 
+def _vllm(settings: Settings, clock: Clock, on_failure: OnFailure | None) -> Engine:
+    from services.worker.engines.vllm import VllmSettings, build
+
+    if len(settings.models) != 1:
+        raise EngineLoadError("the vLLM engine serves exactly one model, and adapters of it")
+    [(model, folder)] = settings.models.items()
+    options = {name: getattr(settings.vllm, name) for name in settings.vllm.__struct_fields__}
+    return build(VllmSettings(model=model, folder=folder, **options), clock=clock, on_failure=on_failure)
+
+
 _BUILDERS: dict[str, Callable[[Settings, Clock, OnFailure | None], Engine]] = {
     "torch": _torch,
     "simulated": _simulated,
     "tensorrt_llm": _tensorrt_llm,
+    "vllm": _vllm,
 }
 
 

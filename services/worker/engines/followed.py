@@ -12,9 +12,9 @@ import asyncio
 import contextlib
 import heapq
 import logging
-from collections.abc import AsyncGenerator, Callable, Sequence
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Any, Protocol
 
 from libs.clock import Clock
 from services.worker.engines.port import (
@@ -367,3 +367,17 @@ class FollowedEngine:
             output.step_seconds = self._last_step_seconds = now - self._busy_since
             self._busy_since = now
         self._sink(output)
+
+
+def token_logprobs(
+    wanted: int | None, tokens: Sequence[int], entries: Sequence[Mapping[int, Any]]
+) -> list[TokenLogprob]:
+    """What both libraries give per token, an object with `logprob` by token id, as the port wants it: the chosen
+    token's and the `wanted` best, which need not include it."""
+    if wanted is None or len(entries) < len(tokens):
+        return []
+    found = []
+    for token, entry in zip(tokens, entries, strict=False):
+        best = sorted(((int(each), float(of.logprob)) for each, of in entry.items()), key=lambda pair: -pair[1])
+        found.append(TokenLogprob(float(entry[token].logprob), best[:wanted]))
+    return found

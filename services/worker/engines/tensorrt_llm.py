@@ -14,12 +14,12 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import importlib
-from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable
 from dataclasses import dataclass
 from typing import Any
 
 from libs.clock import Clock
-from services.worker.engines.followed import Delta, FollowedEngine, Load
+from services.worker.engines.followed import Delta, FollowedEngine, Load, token_logprobs
 from services.worker.engines.port import (
     Capacity,
     EngineInfo,
@@ -27,7 +27,6 @@ from services.worker.engines.port import (
     FinishReason,
     SamplingParams,
     SequenceRequest,
-    TokenLogprob,
 )
 
 
@@ -159,8 +158,8 @@ class TensorrtLibrary:
             ends = {*request.params.stop_token_ids, *self._settings.eos_token_ids}
             if finish is FinishReason.STOP and tokens and tokens[-1] in ends:
                 tokens.pop()
-        entries = list(completion.logprobs or [])[sent : sent + len(tokens)]
-        return Delta(tokens, finish, _logprobs(request.params.logprobs, tokens, entries))
+        entries = list(completion.logprobs or [])[sent:]
+        return Delta(tokens, finish, token_logprobs(request.params.logprobs, tokens, entries))
 
     def capacity(self, load: Load) -> Capacity:
         """See `Engine`. Blocks are counted by what each sequence may grow to: TensorRT-LLM's own figures come
@@ -227,16 +226,3 @@ def sampling_arguments(params: SamplingParams, room: int, eos: tuple[int, ...] =
     if params.logprobs is not None:
         arguments["logprobs"] = params.logprobs
     return arguments
-
-
-def _logprobs(wanted: int | None, tokens: Sequence[int], entries: Sequence[Mapping[int, Any]]) -> list[TokenLogprob]:
-    if wanted is None or len(entries) != len(tokens):
-        return []
-    return [
-        TokenLogprob(float(entry[token].logprob), _best(entry, wanted))
-        for token, entry in zip(tokens, entries, strict=True)
-    ]
-
-
-def _best(entry: Mapping[int, Any], count: int) -> list[tuple[int, float]]:
-    return sorted(((int(token), float(each.logprob)) for token, each in entry.items()), key=lambda p: -p[1])[:count]

@@ -1,0 +1,75 @@
+"""What the vLLM adapter checks and reads in model and adapter folders before vLLM starts.
+
+vLLM loads in a process of its own whose errors arrive as "initialization failed"; what is found here is named.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from services.worker.engines.port import EngineLoadError
+from services.worker.manifest import MANIFEST, parse_object, read_manifest, verify_files
+
+_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
+"""The adapter ranks that vLLM reserves room for; an adapter may have any rank up to the reserved one."""
+_READ_BY_VLLM = ("*.safetensors", "*.json", "*.jinja", "*.model", "*.bin", "*.pt")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Checkpoint:
+    """What the adapter needs to know of a model folder."""
+
+    eos: frozenset[int]
+    """The ends of sequence of config.json and generation_config.json."""
+    has_tokenizer: bool
+
+
+def read_checkpoint(folder: Path, model: str, *, require_manifest: bool) -> Checkpoint:
+    """Check a model folder and read what is needed.
+
+    :raises EngineLoadError: a file is missing, malformed, or not what the manifest says; the message names it.
+    """
+    config = _read(folder / "config.json")
+    if not any(folder.glob("*.safetensors")):
+        raise EngineLoadError(f"{folder}: holds no *.safetensors")
+    if require_manifest:
+        manifest = read_manifest(folder, model)
+        used = {path.name for pattern in _READ_BY_VLLM for path in folder.glob(pattern)} - {MANIFEST}
+        manifest.require(sorted(used), folder / MANIFEST)
+        verify_files(folder, manifest)
+    eos = _ids(config)
+    if (generation := folder / "generation_config.json").is_file():
+        eos |= _ids(_read(generation))
+    return Checkpoint(eos=eos, has_tokenizer=(folder / "tokenizer.json").is_file())
+
+
+def adapter_rank(folders: dict[str, str]) -> int:
+    """The rank to reserve for LoRA adapters, by model version to folder (PEFT format).
+
+    :raises EngineLoadError: an adapter_config.json is missing or malformed, or its rank is too large for vLLM.
+    """
+    largest = 1
+    for folder in folders.values():
+        path = Path(folder) / "adapter_config.json"
+        rank = _read(path).get("r")
+        if not isinstance(rank, int) or not 1 <= rank <= _RANKS[-1]:
+            raise EngineLoadError(f"{path}: r must be a whole number from 1 to {_RANKS[-1]}")
+        largest = max(largest, rank)
+    return next(rank for rank in _RANKS if rank >= largest)
+
+
+def _read(path: Path) -> dict[str, Any]:
+    try:
+        return parse_object(path.read_bytes(), path)
+    except OSError as error:
+        raise EngineLoadError(f"{path}: {error.strerror}") from error
+
+
+def _ids(config: dict[str, Any]) -> frozenset[int]:
+    """`eos_token_id`: one id, several or none."""
+    found = config.get("eos_token_id")
+    if found is None:
+        return frozenset()
+    return frozenset(found if isinstance(found, list) else [found])

@@ -1,0 +1,78 @@
+"""Between the port and vLLM's request types: pure, and without vLLM itself."""
+
+from __future__ import annotations
+
+from collections.abc import Set as AbstractSet
+from typing import Any
+
+from services.worker.engines.followed import Delta, token_logprobs
+from services.worker.engines.port import FinishReason, SamplingParams
+
+_SEED_BITS = 2**63 - 1
+_FINISH = {"stop": FinishReason.STOP, "length": FinishReason.LENGTH, "abort": FinishReason.CANCELLED}
+
+
+def stop_ids(params: SamplingParams, eos: AbstractSet[int], tokenizer_eos: int | None) -> frozenset[int]:
+    """The tokens that end a sequence. vLLM is told all of them and none are left to what it finds in the model's
+    folder, so that a model ends alike on every engine.
+
+    A structured output that is complete can only go on with the tokenizer's end of sequence, whatever the request
+    says about it.
+    """
+    ends = set(params.stop_token_ids)
+    if not params.ignore_eos or params.structure is not None:
+        ends |= eos
+    if params.structure is not None and tokenizer_eos is not None:
+        ends.add(tokenizer_eos)
+    return frozenset(ends)
+
+
+def sampling_arguments(params: SamplingParams, *, room: int, stops: AbstractSet[int]) -> dict[str, Any]:
+    """The keyword arguments of `vllm.SamplingParams`, but for `structured_outputs` and `output_kind`, which take
+    types of vLLM's. `room` is the context left after the prompt, in tokens."""
+    return {
+        "max_tokens": min(params.max_tokens, room),
+        "temperature": params.temperature,
+        "top_p": params.top_p,
+        "top_k": params.top_k,
+        "min_p": params.min_p,
+        "repetition_penalty": params.repetition_penalty,
+        "presence_penalty": params.presence_penalty,
+        "frequency_penalty": params.frequency_penalty,
+        "logit_bias": params.logit_bias or None,
+        # vLLM reads -1 as "no seed".
+        "seed": None if params.seed is None else params.seed & _SEED_BITS,
+        "stop_token_ids": sorted(stops),
+        "ignore_eos": True,  # see stop_ids
+        "logprobs": params.logprobs,
+        "detokenize": False,
+    }
+
+
+def structure_arguments(params: SamplingParams) -> dict[str, str] | None:
+    """The keyword arguments of `vllm.sampling_params.StructuredOutputsParams`; None without a structure."""
+    if params.structure is None:
+        return None
+    return {"json" if params.structure.kind == "json_schema" else "regex": params.structure.text}
+
+
+def salt_text(salt: bytes) -> str | None:
+    """vLLM's salt is a text and must not be empty; None shares with whoever else has none."""
+    return salt.hex() if salt else None
+
+
+def delta_of(output: Any, params: SamplingParams, stops: AbstractSet[int]) -> Delta:
+    """One `vllm.RequestOutput` of kind DELTA."""
+    completion = output.outputs[0]
+    tokens = list(completion.token_ids)
+    finish = None
+    if output.finished:
+        finish = _FINISH.get(completion.finish_reason, FinishReason.ERROR)
+        if finish is FinishReason.STOP and tokens and tokens[-1] in stops:
+            tokens.pop()
+    return Delta(
+        tokens,
+        finish,
+        token_logprobs(params.logprobs, tokens, completion.logprobs or ()),
+        cached=output.num_cached_tokens or 0,
+    )
