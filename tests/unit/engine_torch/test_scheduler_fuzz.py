@@ -76,8 +76,8 @@ def test_outputs_are_exact_and_every_block_comes_back(name):
     result = fuzz(name, 300, machine_of=(scheduler, pool))
     check(*result, scheduler, pool)
     if name != "plain":
-        assert scheduler.counters.prefix_hit > 0
-    assert scheduler.counters.preemptions > 0
+        assert scheduler.prefix_counters.hit > 0
+    assert scheduler.preemptions > 0
 
 
 @settings(max_examples=40, deadline=None)
@@ -101,5 +101,5 @@ def test_damaged_disk_blocks_are_computed_anew():
 def test_ten_thousand_arrivals_leave_every_block_free():
     scheduler, pool = symbolic.make(20, host=8, disk=8, max_running=6)
     check(*fuzz("ten thousand", 10_000, machine_of=(scheduler, pool)), scheduler, pool)
-    assert scheduler.counters.preemptions > 100
-    assert scheduler.counters.swaps > 100
+    assert scheduler.preemptions > 100
+    assert scheduler.swaps > 100

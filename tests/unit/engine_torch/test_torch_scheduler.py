@@ -137,7 +137,7 @@ def test_a_waiting_sequence_preempts_only_lower_priorities():
     assert turn(scheduler)[1].keys() == {2, 1}
     scheduler.add([req(4, [4] * 4, priority=1)])
     assert turn(scheduler)[1].keys() == {2, 1}
-    assert scheduler.counters.preemptions == 1
+    assert scheduler.preemptions == 1
 
 
 def test_a_swapped_sequence_costs_no_token_twice():
@@ -147,7 +147,7 @@ def test_a_swapped_sequence_costs_no_token_twice():
     while scheduler.has_work():
         plan, _ = turn(scheduler)
         computed += sum(chunk.count for chunks in plan.chunks.values() for chunk in chunks)
-    assert scheduler.counters.swaps > 0
+    assert scheduler.swaps > 0
     assert computed == 12 + 19 + 12 + 11
 
 
@@ -165,7 +165,7 @@ def test_a_tight_time_bound_leaves_prompts_the_rest_and_decodes_untouched():
 
 
 def hits(scheduler):
-    return scheduler.counters.prefix_hit
+    return scheduler.prefix_counters.hit
 
 
 def test_a_prompt_seen_before_is_found_but_for_its_end():

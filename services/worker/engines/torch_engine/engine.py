@@ -197,9 +197,9 @@ class TorchCore:
             cached_blocks=self._pool.cached,
             swapped=self._scheduler.swapped,
             fragmentation=self._scheduler.fragmentation,
-            prefix_queried_total=self._scheduler.counters.prefix_queried,
-            prefix_hit_total=self._scheduler.counters.prefix_hit,
-            preemptions_total=self._scheduler.counters.preemptions,
+            prefix_queried_total=self._scheduler.prefix_counters.queried,
+            prefix_hit_total=self._scheduler.prefix_counters.hit,
+            preemptions_total=self._scheduler.preemptions,
             spilled_blocks=self._pool.spilled,
         )
 

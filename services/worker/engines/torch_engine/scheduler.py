@@ -17,13 +17,14 @@ join and leave only between turns.
 
 from __future__ import annotations
 
-import heapq
 import logging
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from services.worker.engines.port import FinishReason, SequenceRequest
 from services.worker.engines.torch_engine.blocks import BlockManager
+from services.worker.engines.torch_engine.holdings import Holdings, PrefixCounters
+from services.worker.engines.torch_engine.line import Line
 from services.worker.engines.torch_engine.prefix import PrefixNames
 from services.worker.engines.torch_engine.sequences import (
     FAILED,
@@ -38,8 +39,6 @@ from services.worker.engines.torch_engine.sequences import (
 )
 
 logger = logging.getLogger(__name__)
-
-_Entry = tuple[float, int, LiveSequence]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,16 +59,6 @@ class SchedulerOptions:
     owner_share: float = 1.0
 
 
-@dataclass(slots=True)
-class Counters:
-    """Totals since the start. Prompt tokens looked up in the prefix cache and found there; sequences preempted."""
-
-    prefix_queried: int = 0
-    prefix_hit: int = 0
-    preemptions: int = 0
-    swaps: int = 0
-
-
 class Scheduler:
     """Owns the sequences: those that wait, those that run, and through the pool their memory."""
 
@@ -87,9 +76,12 @@ class Scheduler:
         """
         if options.max_step_tokens < options.max_running:
             raise ValueError("max_step_tokens must allow one token for each of max_running sequences")
-        self.counters = Counters()
+        self.preemptions = 0
+        """Sequences preempted since the start."""
+        self.swaps = 0
+        """Of these, those whose memory was swapped out."""
         self._models = models
-        self._names = names
+        self._holdings = Holdings(pool=pool, names=names, block_size=options.block_size, caching=options.prefix_cache)
         self._pool = pool
         self._options = options
         self._size = options.block_size
@@ -97,10 +89,8 @@ class Scheduler:
         self._free_rows = list(range(options.max_running - 1, -1, -1))
         self._by_handle: dict[int, LiveSequence] = {}
         self._running: dict[int, LiveSequence] = {}  # by handle, in order of joining
-        self._queue: list[_Entry] = []  # heap by (priority, arrival); the dead are skipped
-        self._parked: dict[Hashable, list[LiveSequence]] = {}
+        self._line = Line(lookahead=options.lookahead, max_overtaken=options.max_overtaken)
         self._away: set[str] = set()
-        self._deadlines: list[_Entry] = []  # heap by (deadline, arrival); the dead are skipped
         self._ended: list[Ended] = []
         self._arrivals = 0
         self._pending_prompt_tokens = 0
@@ -129,6 +119,11 @@ class Scheduler:
         return self._pending_prompt_tokens
 
     @property
+    def prefix_counters(self) -> PrefixCounters:
+        """Hits and misses of the prefix cache."""
+        return self._holdings.counters
+
+    @property
     def fragmentation(self) -> float:
         """Share of the running sequences' token places that hold no token."""
         places = sum(len(sequence.blocks) for sequence in self._running.values()) * self._size
@@ -146,9 +141,9 @@ class Scheduler:
     def wanted_models(self) -> list[str]:
         """Models that are away and have sequences waiting for them, the longest waiting first."""
         first = {
-            model: min(sequence.urgency for sequence in self._parked[model] if sequence.alive)
+            model: min(sequence.urgency for sequence in waiting)
             for model in self._away
-            if any(sequence.alive for sequence in self._parked.get(model, ()))
+            if (waiting := self._line.aside(model))
         }
         return sorted(first, key=first.__getitem__)
 
@@ -196,7 +191,7 @@ class Scheduler:
     def set_present(self, model: str) -> None:
         """The model is in memory: its sequences may run."""
         self._away.discard(model)
-        self._unpark(model)
+        self._line.bring_back(model)
 
     # ---- one turn -------------------------------------------------------------------------------------------------
 
@@ -235,7 +230,7 @@ class Scheduler:
                 message = "the model produced no finite logits"
                 advanced.append(Advanced(sequence, None, FinishReason.ERROR, message))
                 continue
-            self._seal(sequence)
+            self._holdings.seal(sequence)
             if sequence.followers and not sequence.pending_prompt:
                 self._release_followers(sequence)
             if token is not None:
@@ -256,31 +251,10 @@ class Scheduler:
         left, start = sequence.left, sequence.computed
         count = min(left, budget)
         if count > 0:
-            self._claim(sequence, start, start + count)
+            self._holdings.claim(sequence, start, start + count)
             chunk = Chunk(sequence, start, count, samples=count == left)
             chunks.setdefault(sequence.request.model, []).append(chunk)
         return count
-
-    def _claim(self, sequence: LiveSequence, start: int, end: int) -> None:
-        """Make sure that the tokens `start` … `end-1` have blocks that this sequence alone writes."""
-        blocks, first = sequence.blocks, start // self._size
-        if first < len(blocks) and self._pool.shared(blocks[first]):
-            blocks[first] = self._pool.writable(blocks[first])
-        missing = self._blocks_for(end) - len(blocks)
-        if missing > 0:
-            blocks += self._pool.allocate(missing)
-
-    def _seal(self, sequence: LiveSequence) -> None:
-        """Tell the cache of blocks that are now full."""
-        full = sequence.computed // self._size
-        if not self._options.prefix_cache or full <= sequence.sealed:
-            return
-        self._name(sequence, full)
-        salt = sequence.request.cache_salt
-        for index in range(sequence.sealed, full):
-            owner = b"" if index < sequence.public else salt
-            self._pool.seal(sequence.blocks[index], sequence.chain[index], owner)
-        sequence.sealed = full
 
     def _advance(self, sequence: LiveSequence, token: int) -> Advanced:
         if token in sequence.stop_ids:
@@ -295,96 +269,38 @@ class Scheduler:
     # ---- who joins ------------------------------------------------------------------------------------------------
 
     def _join(self) -> LiveSequence | None:
-        """Let the most urgent waiting sequence in that fits. One that does not fit may be overtaken a bounded number
-        of times: a large sequence would otherwise wait for ever behind small ones."""
-        passed: list[_Entry] = []
-        joined = None
-        while self._queue and self._free_rows and len(passed) <= self._options.lookahead:
-            entry = heapq.heappop(self._queue)
-            sequence = entry[2]
-            if not sequence.alive or self._park(sequence):
-                continue
-            if self._fits(sequence):
-                self._admit(sequence)
-                joined = sequence
-                break
-            passed.append(entry)
-            if sequence.overtaken >= self._options.max_overtaken:
-                break
-        for entry in passed:
-            entry[2].overtaken += joined is not None
-            heapq.heappush(self._queue, entry)
-        return joined
+        """Let the most urgent waiting sequence in that fits."""
+        if not self._free_rows:
+            return None
+        sequence = self._line.pick(self._fits, self._blocker)
+        if sequence is not None:
+            self._admit(sequence)
+        return sequence
+
+    def _blocker(self, sequence: LiveSequence) -> Hashable | None:
+        """What must happen before it can run: its model loaded, or another of its tenant's sequences ended."""
+        if sequence.request.model in self._away:
+            return sequence.request.model
+        return sequence.request.cache_salt if self._over_share(sequence) else None
 
     def _fits(self, sequence: LiveSequence) -> bool:
         """Whether it can join now: a row, and its blocks beside the growth of the running ones."""
-        return bool(self._free_rows) and self._cost(sequence) + self._headroom(sequence) <= self._pool.free
-
-    def _cost(self, sequence: LiveSequence) -> int:
-        """Free blocks that joining takes."""
-        if sequence.state is State.SWAPPED:
-            return self._blocks_for(len(sequence.tokens))
-        if self._fork_of(sequence) is not None:
-            return 1  # the copy of the block that both would write
-        needed = self._blocks_for(len(sequence.tokens))
-        found, cost = self._pool.probe(self._usable(sequence))
-        return needed - found + cost
+        return bool(self._free_rows) and self._holdings.cost(sequence) + self._headroom(sequence) <= self._holdings.free
 
     def _headroom(self, sequence: LiveSequence) -> int:
         """Blocks kept free for what runs; none for a sequence that would run alone."""
         if not self._running:
             return 0
-        return sum(map(self._growth, self._running.values())) + self._growth(sequence)
-
-    def _growth(self, sequence: LiveSequence) -> int:
-        """Blocks that it may ask for soon: no more than its longest output needs."""
-        most = self._blocks_for(len(sequence.request.prompt) + sequence.limit) - self._blocks_for(len(sequence.tokens))
-        return min(self._options.growth_blocks, most)
+        growth, most = self._holdings.growth, self._options.growth_blocks
+        return growth(sequence, most) + sum(growth(each, most) for each in self._running.values())
 
     def _admit(self, sequence: LiveSequence) -> None:
-        pool = self._pool
-        leader = self._fork_of(sequence)
-        if sequence.state is State.SWAPPED:
-            sequence.blocks, sequence.places = pool.swap_in(sequence.places), []
-            self._swapped -= 1
-        elif leader is not None:
-            prompt = len(sequence.request.prompt)
-            sequence.blocks = pool.share(leader.blocks[: self._blocks_for(prompt)])
-            self._set_computed(sequence, prompt - 1)
-        else:
-            sequence.blocks = pool.acquire(self._usable(sequence), sequence.request.cache_salt)
-            self._set_computed(sequence, len(sequence.blocks) * self._size)
-            # The whole prompt's memory at once: a prompt under way is never short of it.
-            sequence.blocks += pool.allocate(self._blocks_for(len(sequence.tokens)) - len(sequence.blocks))
-        if sequence.cached is None:
-            sequence.cached = sequence.computed
-            self.counters.prefix_queried += len(sequence.request.prompt)
-            self.counters.prefix_hit += sequence.computed
-        sequence.sealed = 0 if sequence.state is State.SWAPPED else sequence.computed // self._size
+        computed = self._holdings.take(sequence)
+        self._swapped -= sequence.state is State.SWAPPED
+        self._set_computed(sequence, computed)
         sequence.state = State.RUNNING
         sequence.row = self._free_rows.pop()
         self._running[sequence.request.handle] = sequence
-
-    def _usable(self, sequence: LiveSequence) -> list[bytes]:
-        """Names of the blocks that may come from the cache; at least one token is left to compute."""
-        if not self._options.prefix_cache:
-            return []
-        blocks = (len(sequence.tokens) - 1) // self._size
-        self._name(sequence, blocks)
-        return sequence.chain[:blocks]
-
-    def _name(self, sequence: LiveSequence, blocks: int) -> None:
-        names, request = self._names[sequence.request.model], sequence.request
-        if not sequence.chain:
-            sequence.public = names.public_blocks(request.prompt)
-        names.extend(sequence.chain, sequence.tokens, blocks=blocks, public=sequence.public, salt=request.cache_salt)
-
-    def _fork_of(self, sequence: LiveSequence) -> LiveSequence | None:
-        """The running sequence whose prompt it can share, down to the last token."""
-        leader = sequence.leader
-        if leader is None or leader.state is not State.RUNNING or leader.pending_prompt or sequence.produced:
-            return None
-        return leader
 
     # ---- who waits ------------------------------------------------------------------------------------------------
 
@@ -401,32 +317,13 @@ class Scheduler:
         self._by_handle[request.handle] = sequence
         self._pending_prompt_tokens += len(request.prompt)
         if request.deadline is not None:
-            self._deadlines = _without_dead(self._deadlines, len(self._by_handle))
-            heapq.heappush(self._deadlines, (request.deadline, sequence.arrival, sequence))
+            self._line.watch(sequence, request.deadline)
+        self._line.tidy(len(self._by_handle))
         return sequence
 
     def _enqueue(self, sequence: LiveSequence) -> None:
-        if sequence.state is not State.SWAPPED:
-            sequence.state = State.WAITING
-        self._queue = _without_dead(self._queue, self.waiting)
-        heapq.heappush(self._queue, (*sequence.urgency, sequence))
-
-    def _park(self, sequence: LiveSequence) -> bool:
-        """Put a sequence aside that cannot run until something else happens; whether it was."""
-        key: Hashable = sequence.request.model
-        if key not in self._away:
-            key = sequence.request.cache_salt
-            if not self._over_share(sequence):
-                return False
-        if sequence.state is not State.SWAPPED:
-            sequence.state = State.PARKED
-        self._parked.setdefault(key, []).append(sequence)
-        return True
-
-    def _unpark(self, key: Hashable) -> None:
-        for sequence in self._parked.pop(key, ()):
-            if sequence.alive:
-                self._enqueue(sequence)
+        sequence.state = State.WAITING
+        self._line.push(sequence)
 
     def _over_share(self, sequence: LiveSequence) -> bool:
         """Whether the tenant's running sequences and this one would hold more than a tenant's share."""
@@ -434,7 +331,7 @@ class Scheduler:
             return False
         salt = sequence.request.cache_salt
         held = sum(len(each.blocks) for each in self._running.values() if each.request.cache_salt == salt)
-        return bool(held) and held + self._blocks_for(len(sequence.tokens)) > self._owner_cap
+        return bool(held) and held + self._holdings.blocks_for(len(sequence.tokens)) > self._owner_cap
 
     def _release_followers(self, leader: LiveSequence) -> None:
         """The prompt is computed: its other choices may fork."""
@@ -447,25 +344,18 @@ class Scheduler:
 
     def _make_room(self) -> None:
         """Preempt until every running sequence can be advanced."""
-        while self._running and sum(map(self._lacks, self._running.values())) > self._pool.free:
+        lacks = self._holdings.lacks
+        while self._running and sum(map(lacks, self._running.values())) > self._holdings.free:
             self._preempt(max(self._running.values(), key=_urgency))
-
-    def _lacks(self, sequence: LiveSequence) -> int:
-        """Blocks it needs to compute its next tokens: for more room, or for its own copy of a shared one."""
-        blocks, index = sequence.blocks, sequence.computed // self._size
-        return 1 if index >= len(blocks) else int(self._pool.shared(blocks[index]))
 
     def _yield_to_urgent(self) -> None:
         """Preempt sequences of a lower priority while the first waiting one does not fit."""
-        while self._queue and not self._queue[0][2].alive:
-            heapq.heappop(self._queue)
-        if not self._queue or not self._running:
+        head = self._line.head()
+        if head is None:
             return
-        head = self._queue[0][2]
         lower = [each for each in self._running.values() if each.request.priority > head.request.priority]
         gain = sum(len(each.blocks) for each in lower)
-        hopeless = head.request.model in self._away or self._over_share(head)
-        if not lower or hopeless or self._pool.free + gain < self._cost(head):
+        if not lower or self._blocker(head) is not None or self._holdings.free + gain < self._holdings.cost(head):
             return
         for victim in sorted(lower, key=_urgency, reverse=True):
             if self._fits(head):
@@ -474,25 +364,21 @@ class Scheduler:
 
     def _preempt(self, sequence: LiveSequence) -> None:
         """Take a running sequence's memory; it goes on later as if nothing had happened."""
-        self.counters.preemptions += 1
+        self.preemptions += 1
         self._leave(sequence)
-        places = self._pool.swap_out(sequence.blocks) if self._options.swap and sequence.computed else None
-        if places is None:
-            self._pool.release(sequence.blocks)
+        if self._options.swap and sequence.computed and self._holdings.swap_out(sequence):
+            sequence.state = State.SWAPPED
+            self._swapped += 1
+            self.swaps += 1
+        else:
+            self._holdings.release(sequence)
             self._set_computed(sequence, 0)
             sequence.state = State.WAITING
-        else:
-            sequence.places, sequence.state = places, State.SWAPPED
-            self._swapped += 1
-            self.counters.swaps += 1
-        sequence.blocks = []
-        self._enqueue(sequence)
+        self._line.push(sequence)
 
     def _expire(self, now: float) -> None:
-        while self._deadlines and self._deadlines[0][0] <= now:
-            sequence = heapq.heappop(self._deadlines)[2]
-            if sequence.alive:
-                self._end(sequence, FinishReason.DEADLINE)
+        for sequence in self._line.expired(now):
+            self._end(sequence, FinishReason.DEADLINE)
 
     def _end_all(self, handles: Iterable[int], reason: FinishReason, message: str) -> None:
         for handle in handles:
@@ -509,12 +395,8 @@ class Scheduler:
         self._pending_prompt_tokens -= sequence.pending_prompt
         if sequence.state is State.RUNNING:
             self._leave(sequence)
-            self._pool.release(sequence.blocks)
-            sequence.blocks = []
-        elif sequence.state is State.SWAPPED:
-            self._pool.drop(sequence.places)
-            sequence.places = []
-            self._swapped -= 1
+        self._swapped -= sequence.state is State.SWAPPED
+        self._holdings.release(sequence)
         sequence.state = State.ENDED
         self._promote(sequence)
 
@@ -523,8 +405,8 @@ class Scheduler:
         del self._running[sequence.request.handle]
         self._free_rows.append(sequence.row)
         sequence.row = -1
-        if self._parked:
-            self._unpark(sequence.request.cache_salt)
+        if self._line.any_aside:
+            self._line.bring_back(sequence.request.cache_salt)
 
     def _promote(self, ended: LiveSequence) -> None:
         """The first choice ended before the prompt was computed: the next one computes it."""
@@ -549,9 +431,6 @@ class Scheduler:
         capacity = self._pool.total * self._size
         return min(limits.context, capacity) if limits else capacity
 
-    def _blocks_for(self, tokens: int) -> int:
-        return -(-tokens // self._size)
-
 
 def _urgency(sequence: LiveSequence) -> tuple[int, int]:
     return sequence.urgency
@@ -562,12 +441,3 @@ def _same_prompt(one: LiveSequence, other: LiveSequence) -> bool:
     return (
         ours.model == theirs.model and ours.cache_salt == theirs.cache_salt and list(ours.prompt) == list(theirs.prompt)
     )
-
-
-def _without_dead(heap: list[_Entry], alive: int) -> list[_Entry]:
-    """The heap itself, or one without its dead entries once they outnumber the live ones by far."""
-    if len(heap) < 2 * alive + 64:
-        return heap
-    kept = [entry for entry in heap if entry[2].alive]
-    heapq.heapify(kept)
-    return kept

@@ -23,7 +23,6 @@ class State(enum.Enum):
     """Where a sequence stands. Only RUNNING ones hold device memory."""
 
     HELD = "held"  # waits for the choice that computes the common prompt
-    PARKED = "parked"  # waits for its model to be loaded, or for its tenant's other sequences
     WAITING = "waiting"
     RUNNING = "running"
     SWAPPED = "swapped"  # preempted; keys and values lie in lower tiers
@@ -52,6 +51,7 @@ class LiveSequence:
     public: int = 0
     sealed: int = 0
     cached: int | None = None
+    version: int = 0  # changes whenever `blocks` does
     row: int = -1
     overtaken: int = 0
     leader: LiveSequence | None = None

@@ -1,0 +1,167 @@
+"""What each sequence holds in blocks: how much it needs, where it gets it from, what becomes of it. Pure.
+
+Between the scheduler, which decides who gets memory, and the block manager, which knows no sequences.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from services.worker.engines.torch_engine.blocks import BlockManager
+from services.worker.engines.torch_engine.prefix import PrefixNames
+from services.worker.engines.torch_engine.sequences import LiveSequence, State
+
+
+@dataclass(slots=True)
+class PrefixCounters:
+    """Prompt tokens looked up in the prefix cache and found there, since the start."""
+
+    queried: int = 0
+    hit: int = 0
+
+
+class Holdings:
+    """Moves sequences' blocks in and out of the pool. With `caching` off prefixes are neither kept nor looked up."""
+
+    def __init__(self, *, pool: BlockManager, names: Mapping[str, PrefixNames], block_size: int, caching: bool) -> None:
+        self.counters = PrefixCounters()
+        self._pool = pool
+        self._names = names
+        self._size = block_size
+        self._caching = caching
+
+    # ---- questions ------------------------------------------------------------------------------------------------
+
+    @property
+    def free(self) -> int:
+        """Blocks that can be given."""
+        return self._pool.free
+
+    @property
+    def total(self) -> int:
+        """Blocks in all."""
+        return self._pool.total
+
+    def blocks_for(self, tokens: int) -> int:
+        """Blocks that hold so many tokens."""
+        return -(-tokens // self._size)
+
+    def cost(self, sequence: LiveSequence) -> int:
+        """Free blocks that joining takes."""
+        if sequence.state is State.SWAPPED:
+            return self.blocks_for(len(sequence.tokens))
+        if _fork_of(sequence) is not None:
+            return 1  # the copy of the block that both would write
+        needed = self.blocks_for(len(sequence.tokens))
+        found, cost = self._pool.probe(self._usable(sequence))
+        return needed - found + cost
+
+    def lacks(self, sequence: LiveSequence) -> int:
+        """Blocks a running sequence needs to compute its next token: for more room, or for its own copy of a shared
+        one."""
+        blocks, index = sequence.blocks, sequence.computed // self._size
+        return 1 if index >= len(blocks) else int(self._pool.shared(blocks[index]))
+
+    def growth(self, sequence: LiveSequence, most: int) -> int:
+        """Blocks, up to `most`, that it may still come to need: no more than its longest output does."""
+        longest = self.blocks_for(len(sequence.request.prompt) + sequence.limit)
+        return min(most, longest - self.blocks_for(len(sequence.tokens)))
+
+    # ---- commands -------------------------------------------------------------------------------------------------
+
+    def take(self, sequence: LiveSequence) -> int:
+        """Give a sequence that joins its blocks: its own back, a share of its leader's, or what the cache has and new
+        ones for the rest. Returns how many of its tokens are computed now."""
+        if sequence.state is State.SWAPPED:
+            sequence.blocks, sequence.places = self._pool.swap_in(sequence.places), []
+            sequence.sealed = 0
+            computed = sequence.computed
+        else:
+            computed = self._fork(sequence) or self._find(sequence)
+            sequence.sealed = computed // self._size
+        if sequence.cached is None:
+            sequence.cached = computed
+            self.counters.queried += len(sequence.request.prompt)
+            self.counters.hit += computed
+        sequence.version += 1
+        return computed
+
+    def claim(self, sequence: LiveSequence, start: int, end: int) -> None:
+        """Make sure that the tokens `start` … `end-1` have blocks that this sequence alone writes.
+
+        :raises MemoryError: too few blocks are free; see `lacks`.
+        """
+        blocks, first = sequence.blocks, start // self._size
+        if first < len(blocks) and self._pool.shared(blocks[first]):
+            blocks[first] = self._pool.writable(blocks[first])
+            sequence.version += 1
+        missing = self.blocks_for(end) - len(blocks)
+        if missing > 0:
+            blocks += self._pool.allocate(missing)
+            sequence.version += 1
+
+    def seal(self, sequence: LiveSequence) -> None:
+        """Tell the cache of blocks that are now full."""
+        full = sequence.computed // self._size
+        if not self._caching or full <= sequence.sealed:
+            return
+        self._name(sequence, full)
+        salt = sequence.request.cache_salt
+        for index in range(sequence.sealed, full):
+            owner = b"" if index < sequence.public else salt
+            self._pool.seal(sequence.blocks[index], sequence.chain[index], owner)
+        sequence.sealed = full
+
+    def release(self, sequence: LiveSequence) -> None:
+        """Give everything back."""
+        self._pool.release(sequence.blocks)
+        self._pool.drop(sequence.places)
+        sequence.blocks, sequence.places = [], []
+
+    def swap_out(self, sequence: LiveSequence) -> bool:
+        """Move its blocks to lower tiers; False, and no change, if those lack room."""
+        places = self._pool.swap_out(sequence.blocks)
+        if places is None:
+            return False
+        sequence.blocks, sequence.places = [], places
+        return True
+
+    # ---- inside ---------------------------------------------------------------------------------------------------
+
+    def _fork(self, sequence: LiveSequence) -> int:
+        leader = _fork_of(sequence)
+        if leader is None:
+            return 0
+        prompt = len(sequence.request.prompt)
+        sequence.blocks = self._pool.share(leader.blocks[: self.blocks_for(prompt)])
+        return prompt - 1  # the last token's logits are wanted once more, for this sequence's own first token
+
+    def _find(self, sequence: LiveSequence) -> int:
+        sequence.blocks = self._pool.acquire(self._usable(sequence), sequence.request.cache_salt)
+        found = len(sequence.blocks)
+        # The whole prompt's memory at once: a prompt under way is never short of it.
+        sequence.blocks += self._pool.allocate(self.blocks_for(len(sequence.tokens)) - found)
+        return found * self._size
+
+    def _usable(self, sequence: LiveSequence) -> list[bytes]:
+        """Names of the blocks that may come from the cache; at least one token is left to compute."""
+        if not self._caching:
+            return []
+        blocks = (len(sequence.tokens) - 1) // self._size
+        self._name(sequence, blocks)
+        return sequence.chain[:blocks]
+
+    def _name(self, sequence: LiveSequence, blocks: int) -> None:
+        names, request = self._names[sequence.request.model], sequence.request
+        if not sequence.chain:
+            sequence.public = names.public_blocks(request.prompt)
+        names.extend(sequence.chain, sequence.tokens, blocks=blocks, public=sequence.public, salt=request.cache_salt)
+
+
+def _fork_of(sequence: LiveSequence) -> LiveSequence | None:
+    """The running sequence whose prompt it can share, down to the last token."""
+    leader = sequence.leader
+    if leader is None or leader.state is not State.RUNNING or leader.pending_prompt or sequence.produced:
+        return None
+    return leader if len(sequence.request.prompt) > 1 else None

@@ -1,0 +1,94 @@
+"""The waiting line of sequences: who is next, who has been put aside, whose time is up. Pure."""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Callable, Hashable, Iterable
+
+from services.worker.engines.torch_engine.sequences import LiveSequence
+
+_Entry = tuple[float, int, LiveSequence]
+
+
+class Line:
+    """Sequences by priority, then arrival. Those that have ended are skipped wherever they are met.
+
+    One that does not fit may be overtaken by sequences up to `lookahead` places behind it, `max_overtaken` times in
+    all: a large sequence would otherwise wait for ever behind small ones.
+    """
+
+    def __init__(self, *, lookahead: int, max_overtaken: int) -> None:
+        self._lookahead = lookahead
+        self._max_overtaken = max_overtaken
+        self._queue: list[_Entry] = []  # heap by (priority, arrival)
+        self._deadlines: list[_Entry] = []  # heap by (deadline, arrival)
+        self._aside: dict[Hashable, list[LiveSequence]] = {}
+
+    @property
+    def any_aside(self) -> bool:
+        """Whether any sequence has been put aside."""
+        return bool(self._aside)
+
+    def push(self, sequence: LiveSequence) -> None:
+        """Let it wait for its turn."""
+        heapq.heappush(self._queue, (*sequence.urgency, sequence))
+
+    def head(self) -> LiveSequence | None:
+        """The first in line."""
+        while self._queue and not self._queue[0][2].alive:
+            heapq.heappop(self._queue)
+        return self._queue[0][2] if self._queue else None
+
+    def pick(
+        self, fits: Callable[[LiveSequence], bool], blocked_by: Callable[[LiveSequence], Hashable | None]
+    ) -> LiveSequence | None:
+        """Take out the first sequence that fits. Those that something blocks are put aside under its name, until
+        `bring_back`."""
+        passed: list[_Entry] = []
+        picked = None
+        while self._queue and len(passed) <= self._lookahead:
+            entry = heapq.heappop(self._queue)
+            sequence = entry[2]
+            if not sequence.alive:
+                continue
+            if (blocker := blocked_by(sequence)) is not None:
+                self._aside.setdefault(blocker, []).append(sequence)
+                continue
+            if fits(sequence):
+                picked = sequence
+                break
+            passed.append(entry)
+            if sequence.overtaken >= self._max_overtaken:
+                break
+        for entry in passed:
+            entry[2].overtaken += picked is not None
+            heapq.heappush(self._queue, entry)
+        return picked
+
+    def aside(self, blocker: Hashable) -> list[LiveSequence]:
+        """The live sequences put aside under a name."""
+        return [sequence for sequence in self._aside.get(blocker, ()) if sequence.alive]
+
+    def bring_back(self, blocker: Hashable) -> None:
+        """What was put aside under a name takes its place in the line again."""
+        for sequence in self._aside.pop(blocker, ()):
+            if sequence.alive:
+                self.push(sequence)
+
+    def watch(self, sequence: LiveSequence, deadline: float) -> None:
+        """Report the sequence once its deadline is reached, if it is still alive."""
+        heapq.heappush(self._deadlines, (deadline, sequence.arrival, sequence))
+
+    def expired(self, now: float) -> Iterable[LiveSequence]:
+        """The live sequences whose deadline is `now` or earlier; each is reported once."""
+        while self._deadlines and self._deadlines[0][0] <= now:
+            sequence = heapq.heappop(self._deadlines)[2]
+            if sequence.alive:
+                yield sequence
+
+    def tidy(self, alive: int) -> None:
+        """Drop the ended ones where they outnumber the `alive` ones by far."""
+        for heap in (self._queue, self._deadlines):
+            if len(heap) > 2 * alive + 64:
+                heap[:] = [entry for entry in heap if entry[2].alive]
+                heapq.heapify(heap)
