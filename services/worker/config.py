@@ -45,12 +45,14 @@ class SimulatedOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
     """Seconds that each decoding sequence adds to a step."""
     step_per_context_token: float = 0.0
     """Seconds for each token that a decoding sequence attends to."""
+    step_per_padded_token: float = 0.0
+    """Seconds for each token that a decoding sequence would attend to if all were as long as the longest."""
     step_per_prompt: float = 0.0
     """Seconds for each prompt of which a step computes a part."""
     prefill_per_attended_token: float = 0.0
     """Seconds for each token that a prompt token attends to."""
     calibration: str = ""
-    """A file of `weir calibrate`; its costs stand in place of the six above, its sizes are only told there."""
+    """A file of `weir calibrate`; its costs stand in place of those above, its sizes are only told there."""
     block_size: int = 16
     """Tokens per KV block."""
     total_blocks: int = 16384

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import tomllib
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 
@@ -27,6 +27,8 @@ class Source(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     """Library and version that computes."""
     threads: int
     """Threads of one operation."""
+    clock: Literal["wall", "cpu"]
+    """What steps were timed by: the clock on the wall, or the time that the process computed."""
     measured: str
     """Day, "2026-01-31"."""
 
@@ -48,6 +50,7 @@ class Costs(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     step_base: float
     step_per_sequence: float
     step_per_context_token: float
+    step_per_padded_token: float
     step_per_prompt: float
     prefill_tokens_per_second: float
     prefill_per_attended_token: float

@@ -38,7 +38,7 @@ class SimulatedModel(StepCosts):
     max_running: int = 256
     max_context: int = 4096
     max_step_tokens: int = 8192
-    """Most prompt tokens prefilled in one step."""
+    """Most tokens computed in one step: one for each decoding sequence, the rest for prompts (always at least one)."""
     seed: int = 0
 
 
@@ -148,7 +148,7 @@ class SimulatedCore:
             self._free_blocks -= sequence.blocks
             sequence.joined = True
             self._prefilling.append(sequence)
-        budget = model.max_step_tokens
+        budget = max(1, model.max_step_tokens - len(self._decoding))
         self._planned = []
         prefilled = prompts = attended = 0
         for sequence in self._prefilling:
@@ -167,7 +167,11 @@ class SimulatedCore:
         if not self._costed:
             return 0.0
         # In its step a decoding sequence computes the token that came last and attends to all of them.
-        return model.seconds(StepWork(len(self._decoding), self._context, prompts, prefilled, attended))
+        decoding = len(self._decoding)
+        longest = 0
+        if decoding and model.step_per_padded_token:
+            longest = max(sequence.position for sequence in self._decoding)
+        return model.seconds(StepWork(decoding, self._context, decoding * longest, prompts, prefilled, attended))
 
     def apply(self, now: float) -> StepOutput:
         """End what was cancelled or is late, advance the rest by one token each."""

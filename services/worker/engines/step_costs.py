@@ -1,8 +1,9 @@
-"""What an engine step computes, as six numbers, and what a step of that work costs.
+"""What an engine step computes, as a few numbers, and what a step of that work costs.
 
 The model is linear with costs of at least zero, so more work never takes less time. Its terms are what a decoder on
 one device spends time on: something per step, per sequence (a row of every matrix product), per token whose keys and
-values are read by attention, per prompt (a kernel call of its own) and per prompt token. `weir calibrate` fits them
+values are read by attention (its own, or as many as the longest in the batch has, where a kernel pads), per prompt (a
+kernel call of its own) and per prompt token. `weir calibrate` fits them
 from a real engine; the simulated engine spends them.
 """
 
@@ -18,6 +19,7 @@ class StepWork(NamedTuple):
 
     decoding: int = 0  # sequences that advance by one token
     context: int = 0  # tokens that these attend to, summed
+    padded: int = 0  # decoding x the most that any of them attends to
     prompts: int = 0  # prompts of which this step computes a part
     prefilled: int = 0  # prompt tokens computed
     attended: int = 0  # tokens that these attend to, summed
@@ -33,6 +35,8 @@ class StepCosts:
     """Each decoding sequence."""
     step_per_context_token: float = 0.0
     """Each token that a decoding sequence attends to."""
+    step_per_padded_token: float = 0.0
+    """Each token that a decoding sequence would attend to if all were as long as the longest."""
     step_per_prompt: float = 0.0
     """Each prompt of which the step computes a part."""
     prefill_tokens_per_second: float = math.inf
@@ -47,17 +51,19 @@ class StepCosts:
             self.step_base
             or self.step_per_sequence
             or self.step_per_context_token
+            or self.step_per_padded_token
             or self.step_per_prompt
             or self.prefill_per_attended_token
         )
 
     def seconds(self, work: StepWork) -> float:
         """What a step of this work takes."""
-        decoding, context, prompts, prefilled, attended = work
+        decoding, context, padded, prompts, prefilled, attended = work
         return (
             self.step_base
             + self.step_per_sequence * decoding
             + self.step_per_context_token * context
+            + self.step_per_padded_token * padded
             + self.step_per_prompt * prompts
             + prefilled / self.prefill_tokens_per_second
             + self.prefill_per_attended_token * attended

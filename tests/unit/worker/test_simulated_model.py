@@ -50,17 +50,26 @@ def test_attention_and_prompts_cost_what_they_attend_to():
     assert sim.plan() == pytest.approx(12)
 
 
+def test_a_batch_may_cost_as_much_as_if_all_were_as_long_as_the_longest():
+    sim = core(step_per_padded_token=1.0)
+    sim.add([request(1, 10), request(2, 3), request(3, 5)])
+    assert sim.plan() == 0
+    sim.apply(0.0)
+    assert sim.plan() == 3 * 11
+
+
 AMOUNTS = st.floats(0, 1e-2)
 COSTS = st.builds(
     StepCosts,
     step_base=AMOUNTS,
     step_per_sequence=AMOUNTS,
     step_per_context_token=AMOUNTS,
+    step_per_padded_token=AMOUNTS,
     step_per_prompt=AMOUNTS,
     prefill_tokens_per_second=st.floats(1, 1e6) | st.just(math.inf),
     prefill_per_attended_token=AMOUNTS,
 )
-WORK = st.builds(StepWork, *[st.integers(0, 5000)] * 5)
+WORK = st.builds(StepWork, *[st.integers(0, 5000)] * 6)
 
 
 @given(costs=COSTS, work=WORK, more=WORK)
@@ -73,7 +82,7 @@ def test_more_work_never_takes_less_time(costs, work, more):
 
 @given(costs=COSTS)
 def test_costs_are_free_if_no_work_takes_time(costs):
-    assert costs.free == (costs.seconds(StepWork(1, 1, 1, 1, 1)) == 0)
+    assert costs.free == (costs.seconds(StepWork(1, 1, 1, 1, 1, 1)) == 0)
 
 
 @given(start=st.integers(0, 50), count=st.integers(0, 50))
