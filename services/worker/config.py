@@ -9,19 +9,68 @@ import msgspec
 from libs.config import ServiceSettings
 
 
+class TorchAdapter(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A LoRA adapter, served as a model version of its own."""
+
+    base: str
+    """The model version whose weights it adapts."""
+    folder: str
+    """Where its files are, in PEFT format."""
+
+
 class TorchOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The torch engine."""
 
+    device: str = "auto"
+    """"cpu", "cuda", or "auto": the GPU if there is one."""
+    weights: Literal["float32", "bfloat16", "int8"] = "float32"
+    """How weights are held: int8 is weight-only, one scale per output channel; keys and values are float32, or bfloat16
+    with bfloat16 weights."""
+    threads: int = 1
+    """torch's threads for one operation."""
     block_size: int = 16
     """Tokens per KV block."""
     total_blocks: int = 1024
     """KV blocks, shared by all models."""
+    kv_bytes: int = 0
+    """Memory for KV blocks; 0 takes as much as total_blocks need."""
+    host_bytes: int = 0
+    """Host memory for blocks of preempted sequences and for prefixes that the device has no room for."""
+    disk_bytes: int = 0
+    """Disk space below that; its content is checked before use and vanishes with the process."""
+    spill_folder: str = ""
+    """Where the disk space is taken; empty is the system's folder for temporary files."""
+    prefix_cache: bool = True
+    """Keep the blocks of prompts for later ones that begin alike (within a tenant)."""
+    public_prefixes: dict[str, list[str]] = {}
+    """Beginnings of prompts, as text by model version, whose blocks all tenants share."""
+    tenant_share: float = 1.0
+    """Share of the blocks that one tenant may hold while it has more than one sequence, and of cached ones."""
+    preemption: Literal["swap", "recompute"] = "swap"
+    """What becomes of a preempted sequence's memory; without lower tiers it is always computed anew."""
     max_running: int = 32
     """Sequences that run at once."""
     max_step_tokens: int = 256
     """Most tokens computed in one step; bounds how long running sequences wait for a new one's prompt."""
-    threads: int = 1
-    """torch's threads for one operation."""
+    itl_target: float = 0.0
+    """Seconds that a step may take while sequences decode: prompts get what is left of it; 0 is off."""
+    adapters: dict[str, TorchAdapter] = {}
+    """LoRA adapters by the model version that they are served as; loaded when first asked for."""
+    max_adapters: int = 8
+    """Adapters of one model that are in memory at once."""
+    weight_bytes: int = 0
+    """Memory for the weights of all models; 0 is no bound. Models that do not fit are loaded when asked for, in place
+    of those used least recently."""
+    min_residency: float = 10.0
+    """Seconds that a loaded model stays at least."""
+    pinned: list[str] = []
+    """Models that always stay."""
+    standby: list[str] = []
+    """Models to keep warm while there is room, the most important first."""
+    weight_cache: str = ""
+    """Folder of the local weight cache; empty is none."""
+    weight_cache_bytes: int = 10_737_418_240
+    """Its bound."""
     require_manifest: bool = True
     """Refuse model folders whose files are not what their manifest.json says."""
 

@@ -9,6 +9,8 @@ from dataclasses import asdict, fields
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from libs.clock import Clock
 from services.worker.config import Settings, SimulatedOptions
 from services.worker.engines.port import Engine, EngineLoadError
@@ -31,19 +33,16 @@ def create(settings: Settings, *, clock: Clock, on_failure: OnFailure | None = N
 
 
 def _torch(settings: Settings, clock: Clock, on_failure: OnFailure | None) -> Engine:
-    from services.worker.engines.torch_engine import TorchSettings, build
+    from services.worker.engines.torch_engine import AdapterSource, TorchSettings, build
 
-    options = settings.torch
+    options = msgspec.structs.asdict(settings.torch)
+    folders = {name: Path(options[name]) if options[name] else None for name in ("spill_folder", "weight_cache")}
+    adapters = {
+        model: AdapterSource(base=each.base, folder=Path(each.folder)) for model, each in settings.torch.adapters.items()
+    }
+    models = {model: Path(folder) for model, folder in settings.models.items()}
     return build(
-        TorchSettings(
-            models={model: Path(folder) for model, folder in settings.models.items()},
-            block_size=options.block_size,
-            total_blocks=options.total_blocks,
-            max_running=options.max_running,
-            max_step_tokens=options.max_step_tokens,
-            threads=options.threads,
-            require_manifest=options.require_manifest,
-        ),
+        TorchSettings(models=models, **options | folders | {"adapters": adapters}),
         clock=clock,
         on_failure=on_failure,
         isolation=settings.engine_isolation,
