@@ -54,3 +54,16 @@ def registry(method: str, request: Any) -> Any:
         "registry",
         lambda channel: getattr(registry_pb2_grpc.RegistryServiceStub(channel), method)(request, timeout=TIMEOUT),
     )
+
+
+def admission(method: str, request: Any) -> Any:
+    """A unary call of `weir.admission.v1.AdmissionService`.
+
+    :raises WeirError, NoMeshError: as in `with_channel`.
+    """
+    from weir.admission.v1 import admission_pb2_grpc
+
+    return with_channel(
+        "admission",
+        lambda channel: getattr(admission_pb2_grpc.AdmissionServiceStub(channel), method)(request, timeout=TIMEOUT),
+    )

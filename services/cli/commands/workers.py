@@ -1,37 +1,52 @@
-"""`weir workers`, `weir endpoints`."""
+"""`weir workers`, `weir endpoints`.
+
+Who is there comes from the registry, how loaded it is from admission: every worker tells it with each change, and what
+it was told is what it decides by. One authorised call answers for all workers and says how old each report is, where
+reading every worker's metrics would be a call each, without authorisation and without that age.
+"""
 
 from __future__ import annotations
 
+import sys
+from collections.abc import Mapping, Sequence
 from typing import Annotated, Any
 
 import typer
 
+from services.cli.config import NoMeshError
 from services.cli.output import Json, failures, plain, print_json, print_table, timestamp
+
+_COLUMNS = (
+    "WORKER",
+    "ZONE",
+    "POOL",
+    "ENGINE",
+    "MODELS",
+    "STATE",
+    "RUNNING",
+    "WAITING",
+    "SWAPPED",
+    "KV FREE",
+    "KV USED",
+    "UNFILLED",
+    "PREFIX HITS",
+    "PREEMPTED",
+    "DECODE STEP",
+    "PREFILL/S",
+    "REPORTED",
+)
 
 
 def workers(as_json: Json = False) -> None:
-    """List the live workers and what they have ready."""
+    """List the live workers: what they serve and how loaded they are."""
     with failures():
         found = _endpoints("worker")
+        states = _states()
+    rows = merged([plain(endpoint) for endpoint in found], [plain(state) for state in states or ()])
     if as_json:
-        print_json({"workers": [plain(worker) for worker in found]})
+        print_json({"workers": rows})
         return
-    print_table(
-        ("WORKER", "ZONE", "POOL", "ENGINE", "MODELS", "ADDRESS", "SINCE"),
-        (
-            (
-                worker.instance,
-                worker.zone,
-                worker.pool,
-                worker.engine + (" (simulated)" if worker.simulated else ""),
-                list(worker.model_versions),
-                worker.address,
-                timestamp(worker.started_at)[:19],
-            )
-            for worker in found
-        ),
-        empty="no workers are registered",
-    )
+    print_table(_COLUMNS, map(cells, rows), empty="no workers are registered")
 
 
 def endpoints(service: Annotated[str, typer.Option(help="Only this service's.")] = "", as_json: Json = False) -> None:
@@ -56,6 +71,79 @@ def endpoints(service: Annotated[str, typer.Option(help="Only this service's.")]
         ),
         empty="no endpoints are registered",
     )
+
+
+def merged(endpoints: Sequence[Mapping[str, Any]], states: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """Workers by name: the registry's fields, and `load` as admission knows it, None where it does not.
+
+    A worker that drains has left the registry and is still at work: it is listed with what it told admission.
+    """
+    known = {state["hello"]["worker"]: state for state in states}
+    rows = [{**endpoint, "load": _load(known.pop(endpoint["instance"], None))} for endpoint in endpoints]
+    for name, state in known.items():
+        hello = state["hello"]
+        told = {field: hello[field] for field in ("address", "zone", "pool", "engine", "simulated", "model_versions")}
+        rows.append({"service": "worker", "instance": name, **told, "load": _load(state)})
+    return sorted(rows, key=lambda row: str(row["instance"]))
+
+
+def cells(row: Mapping[str, Any]) -> tuple[object, ...]:
+    """A worker's line in the table."""
+    engine = row["engine"] + (" (simulated)" if row["simulated"] else "")
+    who = (row["instance"], row["zone"], row["pool"], engine, row["model_versions"])
+    load = row["load"]
+    if load is None:
+        return (*who, "unreported", *[None] * (len(_COLUMNS) - len(who) - 1))
+    state = "draining" if load["draining"] else "ready"
+    if load["report_age"] is None:
+        return (*who, "joining", *[None] * (len(_COLUMNS) - len(who) - 1))
+    return (
+        *who,
+        state,
+        load["running"],
+        load["waiting"],
+        load["swapped"],
+        f"{load['free_blocks']} / {load['total_blocks']}",
+        f"{load['kv_usage']:.0%}",
+        f"{load['fragmentation']:.0%}",
+        None if load["prefix_hit_rate"] is None else f"{load['prefix_hit_rate']:.1%}",
+        load["preemptions_total"],
+        f"{load['decode_step'] * 1000:.1f} ms" if load["decode_step"] else None,
+        f"{load['prefill_tokens_per_second']:.0f}" if load["prefill_tokens_per_second"] else None,
+        f"{load['report_age']:.1f} s ago",
+    )
+
+
+def _load(state: Mapping[str, Any] | None) -> dict[str, Any] | None:
+    """One flat object: the last report, the sizes it is to be read against, what admission holds."""
+    if state is None:
+        return None
+    hello, report = state["hello"], state["report"] or {}
+    load = {name: hello[name] for name in ("block_size", "total_blocks", "max_running", "max_context")}
+    load |= {name: state[name] for name in ("report_age", "held_sequences", "held_blocks")}
+    load |= {**report, "draining": state["draining"]}
+    if report:
+        queried = report["prefix_queried_total"]
+        load["kv_usage"] = 1 - report["free_blocks"] / hello["total_blocks"]
+        load["prefix_hit_rate"] = report["prefix_hit_total"] / queried if queried else None
+    return load
+
+
+def _states() -> Sequence[Any] | None:
+    """What admission knows of each worker; None, and a word on standard error, when it cannot be asked."""
+    from weir.admission.v1 import admission_pb2
+
+    from libs.errors import WeirError
+    from services.cli import calls
+
+    try:
+        return list(calls.admission("ListWorkers", admission_pb2.ListWorkersRequest()).workers)
+    except WeirError as error:
+        why = error.message
+    except NoMeshError as error:
+        why = str(error)
+    print(f"the load of the workers is not known: {why}", file=sys.stderr)
+    return None
 
 
 def _endpoints(service: str) -> list[Any]:

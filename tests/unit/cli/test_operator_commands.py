@@ -19,6 +19,8 @@ import pytest
 from envoy.admin.v3 import config_dump_shared_pb2
 from envoy.config.core.v3 import base_pb2
 from envoy.service.status.v3 import csds_pb2, csds_pb2_grpc
+from google.protobuf.duration_pb2 import Duration
+from weir.admission.v1 import admission_pb2, admission_pb2_grpc
 from weir.audit.v1 import audit_pb2, audit_pb2_grpc
 from weir.registry.v1 import registry_pb2 as pb
 
@@ -54,6 +56,7 @@ class Cli:
         self.services: dict[str, dict[str, str]] = {}
 
     def describe(self, tls: TlsFiles, edge_url: str = "http://127.0.0.1:9") -> None:
+        self.tls = tls
         file = {
             "services": self.services,
             "edge_url": edge_url,
@@ -93,6 +96,19 @@ class Audit(audit_pb2_grpc.AuditServiceServicer):
 
     async def Verify(self, request: audit_pb2.VerifyRequest, context: Any) -> audit_pb2.VerifyResponse:  # noqa: N802
         return audit_pb2.VerifyResponse(ok=self.ok, records=2, checkpoints=1, faults=[] if self.ok else ["record 2"])
+
+
+class Admission(admission_pb2_grpc.AdmissionServiceServicer):
+    """Knows one worker."""
+
+    async def ListWorkers(self, request: Any, context: Any) -> admission_pb2.ListWorkersResponse:  # noqa: N802
+        hello = admission_pb2.WorkerHello(worker="worker-0", total_blocks=100)
+        report = admission_pb2.CapacityReport(
+            free_blocks=60, prefix_queried_total=200, prefix_hit_total=50, preemptions_total=9
+        )
+        report_age = Duration(seconds=2)
+        state = admission_pb2.WorkerState(hello=hello, report=report, report_age=report_age)
+        return admission_pb2.ListWorkersResponse(workers=[state])
 
 
 class Csds(csds_pb2_grpc.ClientStatusDiscoveryServiceServicer):
@@ -138,6 +154,10 @@ async def cli(tmp_path: Path) -> AsyncIterator[tuple[Cli, MemoryStore, Audit, Cs
     async with contextlib.AsyncExitStack() as stack:
         running = await stack.enter_async_context(serve(await build(config, store=store), config))
         for name, add in (
+            (
+                "admission",
+                lambda server: admission_pb2_grpc.add_AdmissionServiceServicer_to_server(Admission(), server),
+            ),
             ("audit", lambda server: audit_pb2_grpc.add_AuditServiceServicer_to_server(audit, server)),
             (
                 "controlplane",
@@ -219,8 +239,17 @@ async def test_models_workers_and_endpoints(cli: tuple[Cli, MemoryStore, Audit, 
     assert (await weir("models", "show", "weir-fast@1", "--json")).json()["tier"] == "fast"
     assert "canary" in (await weir("models", "show", "weir-fast")).out
     assert (await weir("models", "show", "gone")).code == 1
-    assert "simulated (simulated)" in (await weir("workers")).out
-    assert (await weir("workers", "--json")).json()["workers"][0]["model_versions"] == ["weir-fast@1"]
+    table = (await weir("workers")).out
+    for shown in ("simulated (simulated)", "60 / 100", "40%", "25.0%", "2.0 s ago"):
+        assert shown in table
+    [listed] = (await weir("workers", "--json")).json()["workers"]
+    assert listed["model_versions"] == ["weir-fast@1"]
+    assert (listed["load"]["prefix_hit_rate"], listed["load"]["preemptions_total"]) == (0.25, 9)
+    del weir.services["admission-0"]
+    weir.describe(weir.tls)
+    unloaded = await weir("workers", "--json")
+    assert unloaded.json()["workers"][0]["load"] is None
+    assert "the load of the workers is not known" in unloaded.err
     assert "worker-0" in (await weir("endpoints", "--service", "worker")).out
 
 

@@ -1,0 +1,128 @@
+"""What `weir workers` shows: the registry's workers joined with what admission was told."""
+
+from __future__ import annotations
+
+import io
+import json
+from contextlib import redirect_stdout
+from pathlib import Path
+from typing import Any
+
+import pytest
+from google.protobuf.duration_pb2 import Duration
+from typer.testing import CliRunner
+from weir.admission.v1 import admission_pb2 as admission
+from weir.registry.v1 import registry_pb2 as registry
+
+from services.cli.__main__ import build
+from services.cli.commands import calibrate, workers
+from services.cli.output import plain, print_table
+
+
+def endpoint(name: str, **fields: Any) -> dict[str, Any]:
+    made = registry.Endpoint(
+        service="worker", instance=name, zone="zone-a", pool="demo", engine="torch", model_versions=["m@1"]
+    )
+    for field, value in fields.items():
+        setattr(made, field, value)
+    return plain(made)
+
+
+def state(name: str, *, told: bool = True, draining: bool = False, **report: Any) -> dict[str, Any]:
+    hello = admission.WorkerHello(
+        worker=name, zone="zone-b", pool="demo", engine="torch", model_versions=["m@2"], total_blocks=200, block_size=16
+    )
+    made = admission.WorkerState(hello=hello, draining=draining, held_sequences=3, held_blocks=30)
+    if told:
+        made.report.CopyFrom(admission.CapacityReport(free_blocks=150, **report))
+        made.report_age.CopyFrom(Duration(nanos=400_000_000))
+    return plain(made)
+
+
+def table(rows: list[dict[str, Any]]) -> list[str]:
+    """The printed lines, cells between single bars."""
+    out = io.StringIO()
+    with redirect_stdout(out):
+        print_table(workers._COLUMNS, map(workers.cells, rows), empty="none")
+    return out.getvalue().splitlines()
+
+
+def test_a_worker_is_shown_with_its_last_report() -> None:
+    report = {
+        "running": 4,
+        "waiting": 2,
+        "swapped": 1,
+        "fragmentation": 0.125,
+        "prefix_queried_total": 1000,
+        "prefix_hit_total": 333,
+        "preemptions_total": 7,
+        "prefill_tokens_per_second": 1234.4,
+        "decode_step": Duration(nanos=6_500_000),
+    }
+    [row] = workers.merged([endpoint("w0")], [state("w0", **report)])
+    shown = dict(zip(workers._COLUMNS, workers.cells(row), strict=True))
+    assert shown == {
+        "WORKER": "w0",
+        "ZONE": "zone-a",
+        "POOL": "demo",
+        "ENGINE": "torch",
+        "MODELS": ["m@1"],
+        "STATE": "ready",
+        "RUNNING": 4,
+        "WAITING": 2,
+        "SWAPPED": 1,
+        "KV FREE": "150 / 200",
+        "KV USED": "25%",
+        "UNFILLED": "12%",
+        "PREFIX HITS": "33.3%",
+        "PREEMPTED": 7,
+        "DECODE STEP": "6.5 ms",
+        "PREFILL/S": "1234",
+        "REPORTED": "0.4 s ago",
+    }
+    load = row["load"]
+    assert (load["held_sequences"], load["held_blocks"], load["block_size"]) == (3, 30, 16)
+    assert (load["report_age"], load["decode_step"], load["kv_usage"]) == (0.4, 0.0065, 0.25)
+    json.dumps(row)
+
+
+def test_what_is_not_known_is_not_shown_as_zero() -> None:
+    quiet, unasked, joining = workers.merged(
+        [endpoint("a", engine="simulated", simulated=True), endpoint("b"), endpoint("c")],
+        [state("a"), state("c", told=False)],
+    )
+    shown = dict(zip(workers._COLUMNS, workers.cells(quiet), strict=True))
+    assert shown["ENGINE"] == "simulated (simulated)"
+    assert [shown[name] for name in ("PREFIX HITS", "DECODE STEP", "PREFILL/S")] == [None, None, None]
+    assert (shown["RUNNING"], shown["PREEMPTED"]) == (0, 0)
+    assert unasked["load"] is None
+    assert "unreported" in workers.cells(unasked)
+    assert "joining" in workers.cells(joining)
+    lines = table([quiet, unasked, joining])
+    assert len([line for line in lines if " m@1 " in line]) == 3
+
+
+def test_a_draining_worker_that_left_the_registry_is_still_listed() -> None:
+    present, gone = workers.merged([endpoint("w1")], [state("w1"), state("w2", draining=True)])
+    assert (present["instance"], gone["instance"]) == ("w1", "w2")
+    assert (gone["zone"], gone["model_versions"]) == ("zone-b", ["m@2"])
+    assert "draining" in workers.cells(gone)
+
+
+def test_calibrate_runs_the_workers_module_and_passes_its_exit_code_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    package = tmp_path / "measured"
+    package.mkdir()
+    (package / "__init__.py").touch()
+    (package / "__main__.py").write_text(
+        "import json, sys\nopen('argv', 'w').write(json.dumps(sys.argv[1:]))\nsys.exit(3)"
+    )
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(calibrate, "MODULE", "measured")
+    given = ["calibrate", "--model", str(package), "--out", "x.toml", "--threads", "2", "--json"]
+    assert CliRunner().invoke(build(with_mesh=False), given).exit_code == 3
+    argv = json.loads((tmp_path / "argv").read_text())
+    assert argv[:4] == ["--model", str(package), "--threads", "2"]
+    assert argv[-3:] == ["--out", "x.toml", "--json"]
+    assert CliRunner().invoke(build(with_mesh=False), ["calibrate", "--model", str(tmp_path / "no")]).exit_code == 2
