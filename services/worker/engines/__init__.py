@@ -38,7 +38,8 @@ def _torch(settings: Settings, clock: Clock, on_failure: OnFailure | None) -> En
     options = msgspec.structs.asdict(settings.torch)
     folders = {name: Path(options[name]) if options[name] else None for name in ("spill_folder", "weight_cache")}
     adapters = {
-        model: AdapterSource(base=each.base, folder=Path(each.folder)) for model, each in settings.torch.adapters.items()
+        model: AdapterSource(base=adapter.base, folder=Path(adapter.folder))
+        for model, adapter in settings.torch.adapters.items()
     }
     models = {model: Path(folder) for model, folder in settings.models.items()}
     return build(

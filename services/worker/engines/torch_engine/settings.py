@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AdapterSource:
     """A LoRA adapter in PEFT format that is served as a model version of its own, on the weights of `base`."""
