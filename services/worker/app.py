@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import random
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -21,19 +22,22 @@ from services.worker import metrics
 from services.worker.capacity import CapacityReporter
 from services.worker.config import Settings
 from services.worker.engines import OnFailure, create
-from services.worker.engines.port import Capacity, Engine, EngineLoadError
+from services.worker.engines.port import Engine, EngineLoadError
+from services.worker.engines.supervised import SupervisedEngine
 from services.worker.hub import Hub
 from services.worker.intake import Intake
 from services.worker.models import check_models
+from services.worker.policy.restarts import Restarts
 from services.worker.server import SERVICE, WorkerServicer
 
 log = get_logger(__name__)
 
 _FLUSH_SECONDS = 2.0  # for the last frames of streams whose sequences have all ended
+_MAX_RESTART_DELAY = 10.0  # seconds
 
 
 class EngineFailedError(Exception):
-    """The engine broke; the process must leave so that a fresh one takes over."""
+    """The engine broke too often; the process must leave so that a fresh one takes over."""
 
 
 class WorkerService:
@@ -44,7 +48,7 @@ class WorkerService:
         *,
         settings: Settings,
         clock: Clock,
-        engine: Engine,
+        engine: SupervisedEngine,
         failed: asyncio.Future[None],
         hub: Hub,
         intake: Intake,
@@ -89,7 +93,7 @@ class WorkerService:
         """Load the engine, then serve. Ready once it can take work, whether or not admission is up yet.
 
         :raises EngineLoadError: a model cannot be loaded, or is another than the registry says.
-        :raises EngineFailedError: the engine broke; its sequences have been reported as failed.
+        :raises EngineFailedError: the engine broke more often than the settings allow.
         """
         try:
             async with asyncio.TaskGroup() as group:
@@ -101,6 +105,7 @@ class WorkerService:
                 metrics.watch(self._engine)
                 reporter = self._reporter = self._make_reporter()
                 self._hub.on_change(reporter.changed)
+                group.create_task(self._engine.supervise(), name="engine")
                 group.create_task(reporter.run(), name="capacity")
                 self._find_admission(reporter)
                 if not self._settings.require_grants:
@@ -174,8 +179,8 @@ class WorkerService:
                 simulated=info.simulated,
                 engine=info.engine,
             ),
-            capacity=self._capacity,
-            draining=lambda: bool(self._intake.draining),
+            capacity=self._engine.capacity,
+            draining=lambda: bool(self._intake.draining) or not self._engine.up,
             verifier=self._verifier,
             on_preempt=self._hub.interrupt,
             on_drain=self._on_drain,
@@ -191,16 +196,28 @@ class WorkerService:
         """Whether any admission process knows this worker at present."""
         return self._reporter is not None and self._reporter.live > 0
 
-    def _capacity(self) -> Capacity:
-        return self._engine.capacity()
+    async def engine_down(self) -> None:
+        """Send the engine's sequences on to other workers.
+
+        Admission must hear first that this one takes nothing, or it would send them here again: reports of a change
+        leave within `report_interval`. What is submitted meanwhile is handed back with the rest.
+        """
+        if self._reporter is not None:
+            self._reporter.changed()
+            await asyncio.sleep(2 * self._settings.report_interval)
+        self._hub.hand_back(WeirError(Reason.DRAINING, "the engine is restarting", retry_after=1.0))
+
+    def engine_up(self) -> None:
+        """Take work again."""
+        self._hub.attach(self._engine)
 
     async def _wait_for_failure(self) -> None:
-        """Return never. When the engine breaks, its sequences' ERROR endings are written out first."""
+        """Return never. When the engine is given up, what is still to be said is written out first."""
         try:
             await asyncio.shield(self._failed)
         except Exception as error:  # whatever broke the engine ends this process
             self._stop_intake("the engine failed")
-            log.error("engine_failed", error=type(error).__name__)
+            log.error("engine_given_up", error=type(error).__name__)
             try:
                 async with asyncio.timeout(_FLUSH_SECONDS):
                     await self._hub.wait_idle()
@@ -230,7 +247,20 @@ async def build(
         if not failed.done():
             failed.set_exception(error)
 
-    engine = make_engine(on_failure) if make_engine else create(settings, clock=clock, on_failure=on_failure)
+    make = make_engine or functools.partial(_create, settings, clock)
+    engine = SupervisedEngine(
+        make,
+        restarts=Restarts(
+            limit=settings.engine_restart_limit,
+            window=settings.engine_restart_window,
+            first_delay=settings.engine_restart_delay,
+            max_delay=_MAX_RESTART_DELAY,
+        ),
+        clock=clock,
+        on_down=lambda: service.engine_down(),
+        on_up=lambda: service.engine_up(),
+        on_given_up=on_failure,
+    )
     if store is None and settings.etcd:
         store = EtcdStore(settings.etcd, tls=settings.tls)
     cache = Path(settings.state_dir) / "registry.json" if settings.state_dir else None
@@ -265,6 +295,10 @@ async def build(
         store=store,
     )
     return service
+
+
+def _create(settings: Settings, clock: Clock, on_failure: OnFailure) -> Engine:
+    return create(settings, clock=clock, on_failure=on_failure)
 
 
 def _admission_addresses(snapshot: RegistrySnapshot) -> frozenset[str]:

@@ -13,7 +13,7 @@ from libs.mux.wake import Wake
 from libs.telemetry.tracing import SERVER, Span, is_sampled, span
 from services.worker import metrics
 from services.worker.convert import request_of
-from services.worker.engines.port import Engine, FinishReason, StepOutput
+from services.worker.engines.port import Engine, EngineInfo, FinishReason, StepOutput
 from services.worker.policy.checks import Asked
 from services.worker.policy.outbox import Outbox
 
@@ -21,7 +21,7 @@ from services.worker.policy.outbox import Outbox
 class Mailbox:
     """A gateway session as the hub sees it. `wake` is set when there is something to write."""
 
-    __slots__ = ("closed", "handles", "on_overrun", "outbox", "wake")
+    __slots__ = ("closed", "handles", "on_overrun", "outbox", "refused", "wake")
 
     def __init__(self, *, on_overrun: Callable[[], None]) -> None:
         """`on_overrun` is called when the reader has fallen too far behind."""
@@ -29,6 +29,8 @@ class Mailbox:
         self.wake = Wake()
         self.handles: dict[int, int] = {}
         """The gateway's number of each live sequence to the engine's handle."""
+        self.refused: list[tuple[int, WeirError]] = []
+        """The gateway's numbers of sequences that the worker does not run, or runs no more."""
         self.closed = False
         self.on_overrun = on_overrun
 
@@ -69,6 +71,7 @@ class Hub:
         self.clock = clock
         self._max_unread = max_unread_tokens
         self._engine: Engine | None = None
+        self._info: EngineInfo | None = None
         self._sequences: dict[int, _Sequence] = {}
         self._last_handle = 0
         self._on_change: list[Callable[[], None]] = []
@@ -76,8 +79,34 @@ class Hub:
         self._idle.set()
 
     def attach(self, engine: Engine) -> None:
-        """Serve this engine; before the first submission."""
+        """Serve this engine; before the first submission, and again when it is up after a failure."""
         self._engine = engine
+        self._info = engine.info
+        self._changed()
+
+    def hand_back(self, error: WeirError) -> None:
+        """The engine is gone: give every sequence back to its gateway with `error`, so that it goes on elsewhere, and
+        serve no engine until the next `attach`. What a gateway has not read of a sequence yet is made anew there."""
+        self._engine = None
+        for handle, sequence in list(self._sequences.items()):
+            if sequence.cancelled:
+                self._finish(handle, sequence, FinishReason.CANCELLED, "")
+            else:
+                self._end(handle, sequence, error.reason.name)
+                sequence.mailbox.refused.append((sequence.number, error))
+                metrics.HANDED_BACK.inc()
+            sequence.mailbox.wake.set()
+        self._changed()
+
+    @property
+    def info(self) -> EngineInfo:
+        """What the engine is, also while it is started again.
+
+        :raises WeirError: DRAINING before the first one.
+        """
+        if self._info is None:
+            raise WeirError(Reason.DRAINING, "the engine is not ready")
+        return self._info
 
     @property
     def engine(self) -> Engine:
@@ -206,24 +235,28 @@ class Hub:
             metrics.CACHE_HITS.inc(cached)
 
     def _finish(self, handle: int, sequence: _Sequence, reason: FinishReason, message: str) -> None:
-        del self._sequences[handle]
-        if not self._sequences:
-            self._idle.set()
-        mailbox = sequence.mailbox
-        mailbox.handles.pop(sequence.number, None)
         if reason is FinishReason.CANCELLED and sequence.cancelled:
             reason, message = FinishReason.ERROR, sequence.cancelled
-        mailbox.outbox.finish(sequence.number, reason, message)
+        sequence.mailbox.outbox.finish(sequence.number, reason, message)
         metrics.FINISHED[reason].inc()
         if sequence.produced > 1:
             seconds = self.clock.monotonic() - sequence.first_at
             metrics.PER_TOKEN.observe(seconds / (sequence.produced - 1))
         if sequence.span is not None:
-            sequence.span.set("gen_ai.usage.output_tokens", sequence.produced)
             sequence.span.set("gen_ai.response.finish_reasons", [reason.name.lower()])
+        self._end(handle, sequence, "ENGINE_ERROR" if reason is FinishReason.ERROR else "")
+
+    def _end(self, handle: int, sequence: _Sequence, error: str) -> None:
+        """The sequence is no more; `error` is its span's, if any."""
+        del self._sequences[handle]
+        if not self._sequences:
+            self._idle.set()
+        sequence.mailbox.handles.pop(sequence.number, None)
+        if sequence.span is not None:
+            sequence.span.set("gen_ai.usage.output_tokens", sequence.produced)
             if sequence.first_at:
                 sequence.span.set("gen_ai.server.time_to_first_token", sequence.first_at - sequence.start)
-            sequence.span.end("ENGINE_ERROR" if reason is FinishReason.ERROR else "")
+            sequence.span.end(error)
 
     def _changed(self) -> None:
         for callback in self._on_change:

@@ -71,6 +71,9 @@ STEPS = Histogram("weir_worker_step_seconds", "Duration of an engine step.", buc
 MERGED_STEPS = Counter("weir_worker_merged_steps", "Steps that travelled in a later frame: their reader was slow.")
 SESSIONS = Gauge("weir_worker_sessions", "Open gateway streams.")
 SLOW_READERS = Counter("weir_worker_slow_readers", "Gateway streams ended because they did not read.")
+HANDED_BACK = Counter("weir_worker_handed_back", "Sequences given back to their gateways because the engine failed.")
+RESTARTS = Counter("weir_worker_engine_restarts", "Starts of the engine after it failed.")
+RESTARTING = Gauge("weir_worker_engine_restarting", "1 from a failure of the engine until it runs again.")
 CAPACITY_STREAMS = Gauge("weir_worker_capacity_streams", "Admission processes that have taken this worker in.")
 
 _finished = Counter("weir_worker_request_success", "Sequences that ended, by reason.", ["finished_reason"])

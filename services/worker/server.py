@@ -11,8 +11,8 @@ from weir.worker.v1 import worker_pb2, worker_pb2_grpc
 
 from libs.errors import Reason, WeirError
 from libs.rpc import require_peer
+from services.worker.engines.driven import EngineStoppedError
 from services.worker.engines.port import EngineLoadError
-from services.worker.engines.threaded import EngineStoppedError
 from services.worker.hub import Hub
 from services.worker.intake import Intake
 from services.worker.sessions import GatewaySession
@@ -48,7 +48,7 @@ class WorkerServicer(worker_pb2_grpc.WorkerServiceServicer):
         require_peer(context, self._peers, tls=self._tls)
         if self._intake.draining:
             raise WeirError(Reason.DRAINING, self._intake.draining)
-        info = self._hub.engine.info
+        info = self._hub.info
         welcome = worker_pb2.WorkerWelcome(worker=self._worker, engine=info.engine, simulated=info.simulated)
         session = GatewaySession(context, hub=self._hub, intake=self._intake, welcome=welcome)
         self._sessions.add(session)

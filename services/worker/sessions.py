@@ -15,7 +15,7 @@ from libs.telemetry import get_logger
 from services.worker import metrics
 from services.worker.convert import refusals_frame, step_frame
 from services.worker.hub import Hub, Mailbox
-from services.worker.intake import Intake, Refused
+from services.worker.intake import Intake
 
 log = get_logger(__name__)
 
@@ -32,7 +32,6 @@ class GatewaySession:
         self._intake = intake
         self._welcome = welcome
         self._mailbox = Mailbox(on_overrun=self._on_overrun)
-        self._refused: Refused = []
         self._go_away = ""
         self._ending = False
         # Ends the stream even while the writer is stuck on a reader that does not read.
@@ -99,7 +98,7 @@ class GatewaySession:
             if kind == "submissions":
                 refused = self._intake.submit(mailbox, frame.submissions.items)
                 if refused:
-                    self._refused += refused
+                    mailbox.refused += refused
                     mailbox.wake.set()
             elif kind == "cancel":
                 self._hub.cancel(mailbox, frame.cancel.handles)
@@ -116,8 +115,8 @@ class GatewaySession:
             if self._go_away and not told:
                 told = True
                 await context.write(worker_pb2.SessionResponse(go_away=mux_pb2.GoAway(reason=self._go_away)))
-            elif self._refused:
-                refused, self._refused = self._refused, []
+            elif mailbox.refused:
+                refused, mailbox.refused = mailbox.refused, []
                 await context.write(refusals_frame(refused))
             elif not mailbox.outbox.batch.empty:
                 now = self._hub.clock.monotonic()

@@ -143,10 +143,15 @@ class Rig:
     def __init__(self, running: Any, admission: Admission, channel: grpc.aio.Channel, address: str) -> None:
         self.service = running.service
         self.hub = running.service._hub
-        self.engine = running.service._engine
+        self.supervised = running.service._engine
         self.admission = admission
         self.address = address
         self.stub = worker_pb2_grpc.WorkerServiceStub(channel)
+
+    @property
+    def engine(self) -> Any:
+        """The engine of the moment."""
+        return self.supervised.current
 
     async def gateway(self) -> Gateway:
         return await Gateway(self.stub).hello()

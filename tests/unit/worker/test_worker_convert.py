@@ -13,7 +13,9 @@ from services.worker.config import Settings, SimulatedOptions
 from services.worker.convert import asked_of, refusals_frame, request_of, sampling_of, step_frame
 from services.worker.engines import create
 from services.worker.engines.port import EngineLoadError, FinishReason, SamplingParams, TokenLogprob
+from services.worker.engines.process import ProcessEngine
 from services.worker.engines.tensorrt_llm import sampling_arguments
+from services.worker.engines.threaded import ThreadedEngine
 from services.worker.policy.outbox import Outbox
 
 
@@ -88,7 +90,9 @@ def test_the_registry_of_engines_is_explicit(tmp_path):
         create(settings(models={"m@1": str(tmp_path)}), clock=clock)
     with pytest.raises(EngineLoadError, match="must be positive"):
         create(settings(simulated=SimulatedOptions(max_running=-1)), clock=clock)
-    assert create(settings(engine="torch", models={"m@1": str(tmp_path)}), clock=clock).info.engine == "torch"
+    torch = {"engine": "torch", "models": {"m@1": str(tmp_path)}}
+    assert isinstance(create(settings(**torch), clock=clock), ProcessEngine)
+    assert isinstance(create(settings(engine_isolation="thread", **torch), clock=clock), ThreadedEngine)
 
 
 def test_the_simulated_engine_takes_its_sizes_from_the_model_folder(tmp_path):

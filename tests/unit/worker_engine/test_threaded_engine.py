@@ -1,4 +1,4 @@
-"""The thread around a synchronous core: delivery, waking, cancelling, failing, stopping."""
+"""A core in a thread: delivery, waking, cancelling, failing, stopping."""
 
 import asyncio
 import threading
@@ -271,7 +271,7 @@ async def test_a_faulty_sink_loses_no_later_step(caplog):
     await sink.until(lambda s: 1 in s.finish)
     await engine.stop()
     assert (calls, sink.tokens) == ([0, 1, 2, 3], {1: [1, 2, 3]})
-    assert "step sink failed" in caplog.text
+    assert "step_sink_failed" in caplog.text
 
 
 async def test_a_blocked_loop_bounds_what_is_kept_for_it():

@@ -1,0 +1,185 @@
+"""The engine's process: `python -m services.worker.engines.child SOCKET PARENT`, started by `process.py` alone.
+
+One thread does everything: between two steps it looks at its socket, and it sleeps there while there is no work. It
+dies with its worker: the kernel kills it then, and the end of the socket ends it too.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import faulthandler
+import logging
+import os
+import pickle
+import select
+import signal
+import socket
+import sys
+import threading
+from collections import deque
+from collections.abc import Iterator, Sequence
+
+from services.worker.engines.core import Command, Report, Stop, run_core
+from services.worker.engines.wire import FrameReader, Log, Said, decode_command, frame
+
+_CHUNK = 1 << 18  # bytes read at once
+_FLUSH_SECONDS = 2.0  # for the last reports, if the worker is slow to read them
+_PR_SET_PDEATHSIG = 1
+_OOM_SCORE = 300  # of 1000: the kernel, short of memory, takes the engine's process before the worker's
+
+
+class SocketLink:
+    """A `CoreLink` over a socket, and the log's way out."""
+
+    def __init__(self, sock: socket.socket) -> None:
+        sock.setblocking(False)
+        self._socket = sock
+        self._reader = FrameReader()
+        self._commands: list[Command] = []
+        self._unsent: deque[memoryview] = deque()
+        self._sending = threading.RLock()  # a library's thread may log
+        self._stopping = False
+        self.max_unsent = 256
+        """Reports that wait for the socket; with more, the core waits."""
+
+    def hello(self) -> bytes:
+        """The first frame, which is no command.
+
+        :raises EOFError: the worker is gone.
+        """
+        while not self._stopping:
+            select.select([self._socket], [], [])
+            for message in list(self._received()):
+                return bytes(message)  # the worker sends nothing more before the core is loaded
+        raise EOFError
+
+    def receive(self, *, idle: bool) -> Sequence[Command] | None:
+        """See `CoreLink`."""
+        while True:
+            if self._unsent:
+                with self._sending:
+                    self._send()
+            self._read()
+            if self._stopping:
+                return None
+            full = len(self._unsent) > self.max_unsent
+            if not full and (self._commands or not idle):
+                commands, self._commands = self._commands, []
+                return commands
+            select.select([self._socket], [self._socket] if self._unsent else [], [])
+
+    def report(self, report: Report) -> None:
+        """See `CoreLink`."""
+        self.say(report)
+
+    def say(self, said: Said) -> None:
+        """Send a report or a log record, or keep it until the socket takes it."""
+        with self._sending:
+            self._unsent.append(memoryview(frame(said)))
+            self._send()
+
+    def flush(self) -> None:
+        """Wait until everything is sent, or the worker does not take it."""
+        while self._unsent:
+            if not select.select([], [self._socket], [], _FLUSH_SECONDS)[1]:
+                return
+            with self._sending:
+                self._send()
+
+    def _send(self) -> None:
+        unsent = self._unsent
+        while unsent:
+            try:
+                sent = self._socket.send(unsent[0])
+            except BlockingIOError:
+                return
+            except OSError:  # the worker is gone
+                self._stopping = True
+                unsent.clear()
+                return
+            if sent < len(unsent[0]):
+                unsent[0] = unsent[0][sent:]
+            else:
+                unsent.popleft()
+
+    def _read(self) -> None:
+        for message in self._received():
+            command = decode_command(message)
+            if isinstance(command, Stop):
+                self._stopping = True
+            else:
+                self._commands.append(command)
+
+    def _received(self) -> Iterator[memoryview]:
+        try:
+            data = self._socket.recv(_CHUNK)
+        except BlockingIOError:
+            return
+        except OSError:
+            data = b""
+        if data:
+            yield from self._reader.feed(data)
+        else:
+            self._stopping = True
+
+
+class ForwardedLogs(logging.Handler):
+    """Sends this process's log records to the worker, whose handler writes them."""
+
+    def __init__(self, link: SocketLink) -> None:
+        super().__init__()
+        self._link = link
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """See `logging.Handler`."""
+        fields = {str(name): _plain(value) for name, value in getattr(record, "fields", {}).items()}
+        if record.exc_info:
+            fields["exception"] = logging.Formatter().formatException(record.exc_info)
+        self._link.say(Log(record.name, record.levelno, record.getMessage(), fields))
+
+
+def _plain(value: object) -> object:
+    """Values that MessagePack has are kept, others become text."""
+    if isinstance(value, dict):
+        return {str(name): _plain(inner) for name, inner in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_plain(inner) for inner in value]
+    return value if value is None or isinstance(value, (bool, int, float, str)) else str(value)
+
+
+def main() -> None:
+    """Run a core until its worker says stop or is gone."""
+    _be_a_child(int(sys.argv[2]))
+    link = SocketLink(socket.socket(fileno=int(sys.argv[1])))
+    try:
+        hello = link.hello()
+    except EOFError:
+        return
+    # What comes over this socket is the worker's own; nobody else holds its other end.
+    make_core, link.max_unsent, level = pickle.loads(hello)
+    logging.basicConfig(handlers=[ForwardedLogs(link)], level=level, force=True)
+    run_core(make_core, link)
+    link.flush()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(0)  # everything is closed; tearing down the core's libraries would only take time
+
+
+def _be_a_child(parent: int) -> None:
+    # Signals that end a worker are the worker's: it lets sequences finish first, and then says so here.
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.SIG_IGN)
+    faulthandler.enable()
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+        with contextlib.suppress(OSError), open("/proc/self/oom_score_adj", "r+") as score:
+            value = max(_OOM_SCORE, int(score.read()))
+            score.seek(0)
+            score.write(str(value))
+    if os.getppid() != parent:  # it died before the kernel was asked to tell
+        os._exit(0)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,187 @@
+"""The synchronous core of an engine, what is said to it and by it, and the one loop that drives it.
+
+A core knows nothing of asyncio, threads or processes. `run_core` drives it from one place, a thread
+(`threaded.py`) or a process of its own (`process.py`), over a `CoreLink`: commands come in, reports go out. The other
+end of the link is `driven.py`, on the worker's event loop.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Protocol
+
+import msgspec
+
+from libs.telemetry import get_logger
+from services.worker.engines.port import Capacity, EngineInfo, SequenceRequest, StepOutput
+
+log = get_logger(__name__)
+
+
+class SyncEngine(Protocol):
+    """A model runner that is driven from one thread; every method is called from that thread."""
+
+    @property
+    def info(self) -> EngineInfo:
+        """Constant after `load` returns."""
+
+    def load(self) -> None:
+        """Read the models, warm up, self-test.
+
+        :raises EngineLoadError: a file is missing, corrupted or unsupported.
+        """
+
+    def add(self, requests: Sequence[SequenceRequest]) -> None:
+        """Take sequences in. Never raises for a request's sake: an impossible one is answered with
+        FinishReason.ERROR by the next `step`."""
+
+    def cancel(self, handles: Sequence[int]) -> None:
+        """Mark sequences to end; the next `step` reports them CANCELLED and frees their memory. Unknown handles are
+        ignored."""
+
+    def has_work(self) -> bool:
+        """Whether `step` would do or report anything."""
+
+    def step(self) -> StepOutput:
+        """Run one step: end what was cancelled or is past its deadline, then advance what is scheduled."""
+
+    def capacity(self) -> Capacity:
+        """The present load; called after every step, so it must be O(1)."""
+
+    def embed(self, model: str, prompts: Sequence[Sequence[int]]) -> list[list[float]]:
+        """See `Engine.embed`."""
+
+    def close(self) -> None:
+        """Release everything. Called once, last, also after a failed `load`."""
+
+
+# ---- commands: from the event loop to the core ---------------------------------------------------------------------
+
+
+class Add(msgspec.Struct, array_like=True, tag="add"):
+    """Take these sequences in."""
+
+    requests: Sequence[SequenceRequest]
+
+
+class Cancel(msgspec.Struct, array_like=True, tag="cancel"):
+    """End these sequences."""
+
+    handles: Sequence[int]
+
+
+class Embed(msgspec.Struct, array_like=True, tag="embed"):
+    """Compute embeddings between two steps; answered by `Embedded` of the same number."""
+
+    number: int
+    model: str
+    prompts: Sequence[Sequence[int]]
+
+
+class Stop(msgspec.Struct, array_like=True, tag="stop"):
+    """Leave the loop and close the core."""
+
+
+Command = Add | Cancel | Embed | Stop
+
+
+# ---- reports: from the core to the event loop ----------------------------------------------------------------------
+
+
+class Loaded(msgspec.Struct, array_like=True, tag="loaded"):
+    """The core is ready."""
+
+    info: EngineInfo
+    capacity: Capacity
+
+
+class Stepped(msgspec.Struct, array_like=True, tag="stepped"):
+    """One step, with the load after it. `taken` counts the `Add` commands that the core has taken since its start."""
+
+    output: StepOutput
+    capacity: Capacity
+    taken: int
+
+
+class Idle(msgspec.Struct, array_like=True, tag="idle"):
+    """Commands were taken and left nothing to step."""
+
+    capacity: Capacity
+    taken: int
+
+
+class Embedded(msgspec.Struct, array_like=True, tag="embedded"):
+    """The answer to `Embed`: vectors, or the error that the core raised."""
+
+    number: int
+    vectors: list[list[float]]
+    error: Exception | None = None
+
+
+class Failed(msgspec.Struct, array_like=True, tag="failed"):
+    """The core raised, in `load` if there was no `Loaded` before; it runs no more."""
+
+    error: Exception
+
+
+Report = Loaded | Stepped | Idle | Embedded | Failed
+
+
+class CoreLink(Protocol):
+    """The core's end of the way to the event loop."""
+
+    def receive(self, *, idle: bool) -> Sequence[Command] | None:
+        """Commands that have come, possibly none; None once the core is to stop. With `idle` it waits for a command.
+        It also waits while the event loop is too far behind in taking reports."""
+
+    def report(self, report: Report) -> None:
+        """Send a report; does not wait for anybody."""
+
+
+def run_core(make_core: Callable[[], SyncEngine], link: CoreLink) -> None:
+    """Make a core, load it, step it until `link` says stop or it fails, close it. Returns in every case: failures
+    are reported."""
+    try:
+        core = make_core()
+    except Exception as error:  # such as a library that the core needs and that is not there
+        log.error("engine_core_not_made", exc_info=error)
+        link.report(Failed(error))
+        return
+    try:
+        core.load()
+        link.report(Loaded(core.info, core.capacity()))
+        _serve(core, link)
+    except Exception as error:  # any fault of a core must end its sequences, whatever its type
+        log.error("engine_core_failed", exc_info=error)
+        link.report(Failed(error))
+    try:
+        core.close()
+    except Exception as error:
+        log.error("engine_core_not_closed", exc_info=error)
+
+
+def _serve(core: SyncEngine, link: CoreLink) -> None:
+    """Step while there is work, wait while there is none."""
+    taken = 0
+    while (commands := link.receive(idle=not core.has_work())) is not None:
+        for command in commands:
+            match command:
+                case Add(requests):
+                    core.add(requests)
+                    taken += 1
+                case Cancel(handles):
+                    core.cancel(handles)
+                case Embed():
+                    link.report(_embed(core, command))
+        if core.has_work():
+            output = core.step()
+            link.report(Stepped(output, core.capacity(), taken))
+        else:
+            link.report(Idle(core.capacity(), taken))
+
+
+def _embed(core: SyncEngine, command: Embed) -> Embedded:
+    try:
+        return Embedded(command.number, core.embed(command.model, command.prompts))
+    except Exception as error:  # the caller gets whatever the core raised; other callers go on
+        return Embedded(command.number, [], error)

@@ -1,0 +1,189 @@
+"""An engine that is made anew when it fails, while everything around it stays: sessions, registration, capacity.
+
+up ── fails ──▶ down: `on_down` hands its sequences back ──▶ wait, make, start ──▶ up: `on_up`
+                  ▲                                            │ fails
+                  └────────────────────────────────────────────┘     too often: `on_given_up`
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Sequence
+
+from libs.clock import Clock
+from libs.telemetry import get_logger
+from services.worker import metrics
+from services.worker.engines.driven import NO_CAPACITY, CoreEndedError, EngineStoppedError, ended_output
+from services.worker.engines.port import (
+    Capacity,
+    Engine,
+    EngineInfo,
+    EngineLoadError,
+    FinishReason,
+    SequenceRequest,
+    StepOutput,
+    StepSink,
+)
+from services.worker.policy.restarts import Restarts
+
+log = get_logger(__name__)
+
+MakeEngine = Callable[[Callable[[BaseException], None]], Engine]
+"""Makes an engine that is not started yet; what it is given is called, on the loop, when the engine fails."""
+
+
+class SupervisedEngine:
+    """An `Engine` around a succession of engines. `supervise` must run from `start` on.
+
+    From the moment of a failure nothing of the failed engine reaches the sink any more, not even the ends of its
+    sequences: `on_down` must end them all, those included that are submitted while it runs. Sequences submitted after
+    it, while no engine is up, are answered ERROR.
+    """
+
+    def __init__(
+        self,
+        make: MakeEngine,
+        *,
+        restarts: Restarts,
+        clock: Clock,
+        on_down: Callable[[], Awaitable[None]],
+        on_up: Callable[[], None],
+        on_given_up: Callable[[BaseException], None],
+    ) -> None:
+        """`on_given_up` gets the last failure when there were too many; `supervise` returns then."""
+        self._make = make
+        self._restarts = restarts
+        self._clock = clock
+        self._on_down = on_down
+        self._on_up = on_up
+        self._on_given_up = on_given_up
+        self._sink: StepSink | None = None
+        self._engine: Engine | None = None
+        self._info: EngineInfo | None = None
+        self._failure: asyncio.Future[BaseException] | None = None
+        self._up = False
+        self._handing_back = False
+        self._stopped = False
+
+    @property
+    def current(self) -> Engine:
+        """The engine of the moment, sound or not.
+
+        :raises EngineStoppedError: there was none yet.
+        """
+        if self._engine is None:
+            raise EngineStoppedError("the engine has not started")
+        return self._engine
+
+    @property
+    def up(self) -> bool:
+        """Whether it takes work."""
+        return self._up
+
+    @property
+    def info(self) -> EngineInfo:
+        """See `Engine`; while no engine is up, what the last one was.
+
+        :raises EngineStoppedError: none was up yet.
+        """
+        if self._info is None:
+            raise EngineStoppedError("the engine has not started")
+        return self._info
+
+    async def start(self, sink: StepSink) -> None:
+        """See `Engine`. A failure of the first start is not tried again.
+
+        :raises EngineLoadError: a model cannot be loaded.
+        """
+        self._sink = sink
+        await self._launch()
+
+    async def supervise(self) -> None:
+        """Start the engine again whenever it fails; returns when it failed too often."""
+        while self._failure is not None:
+            error = await self._failure
+            log.error("engine_down", error=type(error).__name__, reason=_reason(error))
+            with metrics.RESTARTING.track_inprogress():
+                await self._on_down()
+                self._handing_back = False
+                if not await self._relaunch(error):
+                    return
+            log.info("engine_up_again")
+            self._on_up()
+
+    def submit(self, requests: Sequence[SequenceRequest]) -> None:
+        """See `Engine` and above."""
+        if self._up:
+            self.current.submit(requests)
+        elif not self._handing_back and self._sink is not None and requests:
+            handles = [request.handle for request in requests]
+            ended = ended_output(handles, FinishReason.ERROR, "the engine takes no more work")
+            asyncio.get_running_loop().call_soon(self._sink, ended)
+
+    def cancel(self, handles: Sequence[int]) -> None:
+        """See `Engine`."""
+        if self._up:
+            self.current.cancel(handles)
+
+    def capacity(self) -> Capacity:
+        """See `Engine`; nothing while no engine is up."""
+        return self.current.capacity() if self._up else NO_CAPACITY
+
+    async def embed(self, model: str, prompts: Sequence[Sequence[int]]) -> list[list[float]]:
+        """See `Engine`.
+
+        :raises EngineStoppedError: no engine is up.
+        """
+        if not self._up:
+            raise EngineStoppedError("the engine is not running")
+        return await self.current.embed(model, prompts)
+
+    async def stop(self) -> None:
+        """See `Engine`."""
+        self._stopped = True
+        if self._engine is not None:
+            await self._engine.stop()
+        self._up = False
+
+    async def _relaunch(self, error: BaseException) -> bool:
+        """Make an engine that starts, or tell that it is given up."""
+        while True:
+            await self.current.stop()
+            delay = self._restarts.failed(self._clock.monotonic())
+            if delay is None:
+                self._on_given_up(error)
+                return False
+            await asyncio.sleep(delay)
+            metrics.RESTARTS.inc()
+            try:
+                await self._launch()
+            except Exception as failure:  # whatever kept it from starting counts as one more failure
+                log.error("engine_not_started", error=type(failure).__name__, reason=_reason(failure))
+                error = failure
+            else:
+                return True
+
+    async def _launch(self) -> None:
+        """Make an engine and start it; it is the current one as soon as it is made, so that `stop` finds it."""
+        failure: asyncio.Future[BaseException] = asyncio.get_running_loop().create_future()
+        self._failure = failure
+        engine = self._engine = self._make(lambda error: self._failed(failure, error))
+
+        def deliver(output: StepOutput) -> None:
+            if not failure.done() and self._sink is not None:
+                self._sink(output)
+
+        await engine.start(deliver)
+        self._info = engine.info
+        self._up = not failure.done()
+
+    def _failed(self, failure: asyncio.Future[BaseException], error: BaseException) -> None:
+        if failure is self._failure and not failure.done() and not self._stopped:
+            failure.set_result(error)
+            self._up = False
+            self._handing_back = True
+
+
+def _reason(error: BaseException) -> str:
+    """The error's text where it is known to quote nobody's words."""
+    return str(error) if isinstance(error, (CoreEndedError, EngineLoadError)) else ""
