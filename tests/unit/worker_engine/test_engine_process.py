@@ -13,6 +13,7 @@ from pathlib import Path
 
 import psutil
 import pytest
+import uvloop
 
 from services.worker.engines.driven import CoreEndedError, EngineStoppedError
 from services.worker.engines.port import EngineLoadError, FinishReason, SamplingParams
@@ -235,6 +236,19 @@ async def test_a_start_that_is_cancelled_leaves_no_process(tmp_path):
     assert starting.cancelled()
     await engine.stop()
     assert not process.is_running()
+
+
+def test_it_runs_on_the_event_loop_of_the_services_too():
+    async def main() -> Steps:
+        steps = Steps()
+        engine = ProcessEngine(OrderedCore)
+        await engine.start(steps)
+        engine.submit([request(1)])
+        await steps.finished(1)
+        await engine.stop()
+        return steps
+
+    assert uvloop.run(main()).tokens == {1: [0, 1, 2]}
 
 
 async def test_stop_before_start_does_nothing():
