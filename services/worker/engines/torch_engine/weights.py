@@ -1,43 +1,150 @@
-"""Verifies a model folder against its manifest and reads its safetensors files."""
+"""Reads safetensors files: which tensors there are at once, the tensors themselves one by one when asked for.
+
+Headers are checked completely before a byte of any tensor is read, so a truncated or padded file is refused in
+milliseconds and by name. Tensors are read into memory of their own rather than mapped: the process then holds each
+byte once, and a file that is overwritten later cannot change a running model or kill its process.
+"""
 
 from __future__ import annotations
 
-import hashlib
 import json
+import math
+import os
+import struct
+import weakref
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from services.worker.engines.port import EngineLoadError
+from services.worker.engines.torch_engine.config import ModelConfig
+from services.worker.manifest import MANIFEST, Manifest, parse_object, read_manifest, verify_files
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-_CHUNK = 1 << 20
+INDEX = "model.safetensors.index.json"
+SINGLE = "model.safetensors"
+
+_LONGEST_HEADER = 100_000_000  # the format's own bound
+_READ = 1 << 30  # Linux reads at most 2 GiB at once
+
+# safetensors' name of an element type: torch's name, bytes.
+_TYPES = {
+    "F64": ("float64", 8),
+    "F32": ("float32", 4),
+    "F16": ("float16", 2),
+    "BF16": ("bfloat16", 2),
+    "F8_E4M3": ("float8_e4m3fn", 1),
+    "F8_E5M2": ("float8_e5m2", 1),
+    "I64": ("int64", 8),
+    "I32": ("int32", 4),
+    "I16": ("int16", 2),
+    "I8": ("int8", 1),
+    "U8": ("uint8", 1),
+    "BOOL": ("bool", 1),
+}
+WEIGHT_TYPES = frozenset(("F64", "F32", "F16", "BF16"))
+"""Element types that hold weights as they are; the others mean a quantised checkpoint."""
 
 
-def verify_manifest(folder: Path, model: str) -> None:
+@dataclass(frozen=True, slots=True)
+class TensorInfo:
+    """Where a tensor lies: its file, element type (safetensors' name), shape and first byte in the file."""
+
+    path: Path
+    kind: str
+    shape: tuple[int, ...]
+    offset: int
+
+    @property
+    def bytes(self) -> int:
+        """Its length in the file."""
+        return math.prod(self.shape) * _TYPES[self.kind][1]
+
+
+class Weights(Mapping[str, "Tensor"]):
+    """The tensors of some safetensors files by name. Looking one up reads it: keep what is used twice.
+
+    Iterating, `in`, `len` and `info` read nothing. The files stay open until the object is dropped. Threads may read
+    at the same time.
+    """
+
+    def __init__(self, infos: Mapping[str, TensorInfo], files: Mapping[Path, int]) -> None:
+        """Takes over the open descriptors of `files`."""
+        self._infos = dict(infos)
+        self._files = dict(files)
+        self._close = weakref.finalize(self, _close, list(files.values()))
+
+    def __getitem__(self, name: str) -> Tensor:
+        """The tensor as stored, in memory of its own.
+
+        :raises KeyError: there is none of that name.
+        :raises EngineLoadError: its file cannot be read.
+        """
+        import torch
+
+        info = self._infos[name]
+        flat = torch.empty(info.bytes, dtype=torch.uint8)
+        view, done = flat.numpy().data, 0
+        try:
+            while done < info.bytes:
+                count = os.preadv(self._files[info.path], [view[done : done + _READ]], info.offset + done)
+                if not count:
+                    raise EngineLoadError(f"{info.path}: cannot be read (it became shorter while it was read)")
+                done += count
+        except OSError as error:
+            raise EngineLoadError(f"{info.path}: cannot be read ({error.strerror})") from error
+        return flat.view(getattr(torch, _TYPES[info.kind][0])).reshape(info.shape)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._infos)
+
+    def __len__(self) -> int:
+        return len(self._infos)
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._infos
+
+    def info(self, name: str) -> TensorInfo:
+        """Type, shape and place of a tensor, without reading it.
+
+        :raises KeyError: there is none of that name.
+        """
+        return self._infos[name]
+
+    @property
+    def total_bytes(self) -> int:
+        """Bytes of all tensors as stored."""
+        return sum(info.bytes for info in self._infos.values())
+
+    def close(self) -> None:
+        """Close the files now; nothing can be read any more. Idempotent."""
+        self._close()
+        self._infos.clear()
+
+
+def verify_manifest(folder: Path, model: str) -> Manifest:
     """Check that `folder` holds `model` ("name@version") and that every file is what manifest.json says.
 
     :raises EngineLoadError: the manifest is missing, malformed or of another model, or a file is missing, of another
         length or of another digest; the message names the file.
     """
-    path = folder / "manifest.json"
-    manifest = _read_json(path)
-    try:
-        found = f"{manifest['name']}@{manifest['version']}"
-        files = [(str(each["path"]), int(each["bytes"]), str(each["sha256"])) for each in manifest["files"]]
-    except (KeyError, TypeError, ValueError) as error:
-        raise EngineLoadError(f"{path}: malformed ({type(error).__name__}: {error})") from error
-    if found != model:
-        raise EngineLoadError(f"{path}: describes {found}, not {model}")
-    for name, size, digest in files:
-        if Path(name).is_absolute() or ".." in Path(name).parts:
-            raise EngineLoadError(f"{path}: {name} lies outside the model's folder")
-        _verify_file(folder / name, size, digest)
-    listed = {name for name, _, _ in files}
-    for used in (folder / "config.json", *weight_files(folder)):
-        if used.name not in listed:
-            raise EngineLoadError(f"{path}: does not list {used.name}")
+    manifest = read_manifest(folder, model)
+    verify_files(folder, manifest)
+    require_listed(folder, manifest)
+    return manifest
+
+
+def require_listed(folder: Path, manifest: Manifest) -> None:
+    """Check that the manifest covers every file that loading the checkpoint will read.
+
+    :raises EngineLoadError: it leaves one out, which would be used unverified.
+    """
+    optional = (INDEX, "generation_config.json")
+    used = ["config.json", *(name for name in optional if (folder / name).exists())]
+    manifest.require([*used, *(path.name for path in weight_files(folder))], folder / MANIFEST)
 
 
 def weight_files(folder: Path) -> list[Path]:
@@ -45,57 +152,178 @@ def weight_files(folder: Path) -> list[Path]:
 
     :raises EngineLoadError: the index is malformed.
     """
-    index = folder / "model.safetensors.index.json"
-    if not index.exists():
-        return [folder / "model.safetensors"]
+    if not (folder / INDEX).exists():
+        return [folder / SINGLE]
+    return [folder / name for name in sorted(set(_weight_map(folder / INDEX).values()))]
+
+
+def load_weights(folder: Path) -> Weights:
+    """The tensors of the checkpoint in `folder` by name, read when looked up.
+
+    :raises EngineLoadError: a file is missing, truncated or not safetensors, a tensor is in two files, or the files
+        hold other tensors than the index says; the message names the file or the tensor.
+    """
+    weights = open_tensors(weight_files(folder))
+    if (folder / INDEX).exists():
+        _check_index(folder / INDEX, weights)
+    return weights
+
+
+def open_tensors(paths: list[Path]) -> Weights:
+    """The tensors of safetensors files by name.
+
+    :raises EngineLoadError: as `load_weights`.
+    """
+    infos: dict[str, TensorInfo] = {}
+    files: dict[Path, int] = {}
     try:
-        names = sorted({str(name) for name in _read_json(index)["weight_map"].values()})
+        for path in paths:
+            try:
+                files[path] = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+                found = _read_header(path, files[path])
+            except OSError as error:
+                raise EngineLoadError(f"{path}: cannot be read ({error.strerror})") from error
+            except _FormatError as error:
+                raise EngineLoadError(f"{path}: cannot be read ({error})") from None
+            for name in infos.keys() & found.keys():
+                raise EngineLoadError(f"{path}: tensor {name} is also in {infos[name].path.name}")
+            infos |= found
+    except BaseException:
+        _close(list(files.values()))
+        raise
+    return Weights(infos, files)
+
+
+def expected_shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
+    """Every tensor that a checkpoint of this shape holds, in the names of transformers."""
+    width, hidden = config.width, config.hidden
+    query, key = config.heads * config.head_width, config.kv_heads * config.head_width
+    linear = {
+        "self_attn.q_proj": (query, width, config.qkv_bias),
+        "self_attn.k_proj": (key, width, config.qkv_bias),
+        "self_attn.v_proj": (key, width, config.qkv_bias),
+        "self_attn.o_proj": (width, query, config.output_bias),
+        "mlp.gate_proj": (hidden, width, config.mlp_bias),
+        "mlp.up_proj": (hidden, width, config.mlp_bias),
+        "mlp.down_proj": (width, hidden, config.mlp_bias),
+    }
+    shapes: dict[str, tuple[int, ...]] = {"model.embed_tokens.weight": (config.vocabulary, width)}
+    for layer in range(config.layers):
+        prefix = f"model.layers.{layer}"
+        shapes |= {f"{prefix}.{name}.weight": (rows, columns) for name, (rows, columns, _) in linear.items()}
+        shapes |= {f"{prefix}.{name}.bias": (rows,) for name, (rows, _, bias) in linear.items() if bias}
+        shapes |= {f"{prefix}.{name}.weight": (width,) for name in ("input_layernorm", "post_attention_layernorm")}
+    shapes["model.norm.weight"] = (width,)
+    if not config.tied:
+        shapes["lm_head.weight"] = (config.vocabulary, width)
+    return shapes
+
+
+def check_weights(weights: Weights, config: ModelConfig, where: Path) -> None:
+    """Compare names, shapes and types with what `config` asks for, without reading a tensor. `where` is for messages
+    about tensors that lie in no file.
+
+    :raises EngineLoadError: a tensor is missing, surplus, of another shape or of a type that no weight has.
+    """
+    expected = expected_shapes(config)
+    for name, shape in expected.items():
+        if name not in weights:
+            raise EngineLoadError(f"{where}: tensor {name} is missing")
+        info = weights.info(name)
+        if info.shape != shape:
+            raise EngineLoadError(f"{info.path}: tensor {name} has shape {info.shape} instead of {shape}")
+        if info.kind not in WEIGHT_TYPES:
+            raise EngineLoadError(f"{info.path}: tensor {name} has type {info.kind}; quantised weights are not read")
+    for name in weights:
+        if name not in expected and not _harmless(name, config):
+            raise EngineLoadError(f"{weights.info(name).path}: tensor {name} belongs to no layer of this model")
+
+
+def _harmless(name: str, config: ModelConfig) -> bool:
+    # Early Llama checkpoints carry the rotary frequencies, which config.json determines; a tied model may carry its
+    # head twice.
+    return name.endswith(".rotary_emb.inv_freq") or (config.tied and name == "lm_head.weight")
+
+
+def _check_index(index: Path, weights: Weights) -> None:
+    listed = _weight_map(index)
+    for name, file in listed.items():
+        if name not in weights:
+            raise EngineLoadError(f"{index.parent / file}: tensor {name} is missing, {index.name} says it is there")
+        if weights.info(name).path.name != file:
+            raise EngineLoadError(f"{weights.info(name).path}: tensor {name} should be in {file}, says {index.name}")
+    for name in weights:
+        if name not in listed:
+            raise EngineLoadError(f"{weights.info(name).path}: tensor {name} is not in {index.name}")
+
+
+def _weight_map(index: Path) -> dict[str, str]:
+    try:
+        listed = parse_object(index.read_bytes(), index)["weight_map"]
+        files = {str(name): str(file) for name, file in listed.items()}
+    except OSError as error:
+        raise EngineLoadError(f"{index}: {error.strerror}") from error
     except (KeyError, AttributeError) as error:
         raise EngineLoadError(f"{index}: malformed ({type(error).__name__}: {error})") from error
-    if any(Path(name).name != name for name in names):
+    if any(Path(file).name != file for file in files.values()):
         raise EngineLoadError(f"{index}: names a file outside the model's folder")
-    return [folder / name for name in names]
+    if not files:
+        raise EngineLoadError(f"{index}: names no file")
+    return files
 
 
-def load_weights(folder: Path) -> dict[str, Tensor]:
-    """Every tensor of the checkpoint by name, as stored.
-
-    :raises EngineLoadError: a file is missing, truncated or not safetensors; the message names it.
-    """
-    from safetensors import SafetensorError
-    from safetensors.torch import load_file
-
-    tensors: dict[str, Tensor] = {}
-    for path in weight_files(folder):
-        try:
-            tensors |= load_file(path)
-        except (OSError, SafetensorError) as error:
-            raise EngineLoadError(f"{path}: cannot be read ({error})") from error
-    return tensors
+class _FormatError(Exception):
+    """What is wrong with a safetensors file."""
 
 
-def _verify_file(path: Path, size: int, digest: str) -> None:
+def _read_header(path: Path, descriptor: int) -> dict[str, TensorInfo]:
+    """The tensors of one file; raises _FormatError unless they fill it exactly."""
+    size = os.fstat(descriptor).st_size
+    if size < 8:
+        raise _FormatError(f"it has {size} bytes, no room for the length of a header")
+    (length,) = struct.unpack("<Q", os.pread(descriptor, 8, 0))
+    if length > _LONGEST_HEADER:
+        raise _FormatError(f"its header claims {length} bytes: it is not safetensors")
+    if 8 + length > size:
+        raise _FormatError(f"it has {size} bytes and ends inside its header of {length}")
     try:
-        found = path.stat().st_size
-        if found != size:
-            raise EngineLoadError(f"{path}: has {found} bytes, the manifest says {size}")
-        actual = hashlib.sha256()
-        with path.open("rb") as file:
-            while chunk := file.read(_CHUNK):
-                actual.update(chunk)
-    except OSError as error:
-        raise EngineLoadError(f"{path}: {error.strerror}") from error
-    if actual.hexdigest() != digest:
-        raise EngineLoadError(f"{path}: its sha256 is not the manifest's")
+        header = json.loads(os.pread(descriptor, length, 8), object_pairs_hook=_without_repeats)
+        header.pop("__metadata__", None)
+        infos = {name: _tensor(path, name, raw, 8 + length) for name, raw in header.items()}
+    except (ValueError, TypeError, KeyError, AttributeError) as error:
+        raise _FormatError(f"its header is malformed: {type(error).__name__}: {error}") from None
+    position = 8 + length
+    for name, info in sorted(infos.items(), key=lambda item: (item[1].offset, item[1].bytes)):
+        if info.offset != position:
+            raise _FormatError(f"tensor {name} begins at byte {info.offset} instead of {position}")
+        position += info.bytes
+    if position != size:
+        raise _FormatError(f"it has {size} bytes, its header describes {position}")
+    return infos
 
 
-def _read_json(path: Path) -> dict[str, Any]:
-    try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise EngineLoadError(f"{path}: {error.strerror}") from error
-    except ValueError as error:
-        raise EngineLoadError(f"{path}: not JSON ({error})") from error
-    if not isinstance(content, dict):
-        raise EngineLoadError(f"{path}: not a JSON object")
-    return content
+def _tensor(path: Path, name: str, raw: Mapping[str, Any], base: int) -> TensorInfo:
+    kind, shape = raw["dtype"], tuple(raw["shape"])
+    begin, end = raw["data_offsets"]
+    if kind not in _TYPES:
+        raise _FormatError(f"tensor {name} has the unknown type {kind}")
+    if not all(type(each) is int and each >= 0 for each in (*shape, begin, end)):
+        raise _FormatError(f"tensor {name} has a shape or place that is not whole numbers")
+    info = TensorInfo(path, kind, shape, base + begin)
+    if info.bytes != end - begin:
+        raise _FormatError(f"tensor {name} takes {end - begin} bytes, its shape and type {info.bytes}")
+    return info
+
+
+def _without_repeats(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for name, value in pairs:
+        if name in found:
+            raise _FormatError(f"{name} appears twice in its header")
+        found[name] = value
+    return found
+
+
+def _close(descriptors: list[int]) -> None:
+    for descriptor in descriptors:
+        os.close(descriptor)

@@ -1,0 +1,294 @@
+"""LoRA adapters as PEFT writes them: read, checked against the base model, and laid out for mixed batches.
+
+An adapter adds `B · A · x` to what some linear layers make of `x`. PEFT's scale (lora_alpha / r) is folded into B.
+Whatever would change the result in another way (biases, DoRA, replaced modules, changed base weights) is refused.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+from services.worker.engines.port import EngineLoadError
+from services.worker.engines.torch_engine.config import ModelConfig
+from services.worker.engines.torch_engine.weights import WEIGHT_TYPES, Weights, open_tensors
+from services.worker.manifest import parse_object
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+CONFIG = "adapter_config.json"
+WEIGHTS = "adapter_model.safetensors"
+
+Target = Literal["q", "k", "v", "o", "gate", "up", "down"]
+TARGETS: tuple[Target, ...] = ("q", "k", "v", "o", "gate", "up", "down")
+
+_MODULES: Mapping[Target, str] = {
+    "q": "self_attn.q_proj",
+    "k": "self_attn.k_proj",
+    "v": "self_attn.v_proj",
+    "o": "self_attn.o_proj",
+    "gate": "mlp.gate_proj",
+    "up": "mlp.up_proj",
+    "down": "mlp.down_proj",
+}
+_PREFIX = "base_model.model."
+
+# Fields that do not change what a trained adapter computes, or that are read below.
+_READ = frozenset(("r", "lora_alpha", "use_rslora", "rank_pattern", "alpha_pattern", "target_modules"))
+_READ |= {"exclude_modules", "layers_to_transform", "layers_pattern", "peft_type", "bias", "init_lora_weights"}
+_INERT = frozenset(("auto_mapping", "base_model_name_or_path", "ensure_weight_tying", "inference_mode", "revision"))
+_INERT |= {"lora_dropout", "loftq_config", "eva_config", "megatron_config", "megatron_core", "peft_version"}
+_INERT |= {"qalora_group_size", "runtime_config", "task_type"}
+
+# Other ways to begin the training (pissa, olora, corda, loftq …) change the base weights as well.
+_INITS = (True, False, None, "gaussian", "orthogonal", "eva")
+
+
+@dataclass(frozen=True, slots=True)
+class LoraPair:
+    """One adapted linear layer: `a` (r, in) and `b` (out, r), float32, contiguous, the scale folded into `b`."""
+
+    a: Tensor
+    b: Tensor
+
+    @property
+    def rank(self) -> int:
+        """r, at least 1."""
+        return self.a.shape[0]
+
+
+@dataclass(frozen=True, slots=True)
+class LoraWeights:
+    """One adapter: `layers[i]` maps the adapted targets of layer i to their pairs."""
+
+    layers: tuple[Mapping[Target, LoraPair], ...]
+
+    @property
+    def rank(self) -> int:
+        """The largest rank of any pair."""
+        return max(pair.rank for layer in self.layers for pair in layer.values())
+
+    @property
+    def bytes(self) -> int:
+        """Memory of all pairs."""
+        return sum(pair.a.nbytes + pair.b.nbytes for layer in self.layers for pair in layer.values())
+
+
+@dataclass(frozen=True, slots=True)
+class LoraStack:
+    """Several adapters of one linear layer (or of several that share their input), laid side by side.
+
+    `a` (ranks, in) holds the rows of every adapter's A, one adapter after the other; `b` (out, ranks) the columns of
+    every B; `owner` (ranks,) says which adapter a row belongs to, by its place in the sequence given to
+    `stack_adapters`. Ranks may differ: nothing is padded.
+    """
+
+    a: Tensor
+    b: Tensor
+    owner: Tensor
+
+    def delta(self, inputs: Tensor, adapter: Tensor) -> Tensor:
+        """What the adapters add to the layer's output: `inputs` (n, in), `adapter` (n,) int64 the place of each
+        token's adapter, -1 for none → (n, out).
+
+        Every token is multiplied with every adapter's A and then keeps its own: two dense products, which for the few
+        ranks of a batch cost less than gathering a matrix per token.
+        """
+        from torch.nn import functional
+
+        mixed = functional.linear(inputs, self.a)
+        mine = adapter.unsqueeze(1) == self.owner
+        return functional.linear(mixed.masked_fill(~mine, 0.0), self.b)
+
+
+def load_adapter(folder: Path, config: ModelConfig) -> LoraWeights:
+    """The adapter in `folder`, for a base model of shape `config`.
+
+    :raises EngineLoadError: a file is missing or malformed, the adapter needs something this engine does not do, or a
+        tensor is missing, unknown, misshapen or not finite; the message names the file and the field or tensor.
+    """
+    path = folder / CONFIG
+    try:
+        raw = parse_object(path.read_bytes(), path)
+    except OSError as error:
+        raise EngineLoadError(f"{path}: {error.strerror}") from error
+    try:
+        _refuse_unsupported(raw)
+        modules = _adapted_modules(raw, config)
+        ranks = {key: _rank_and_scale(raw, key) for key in modules}
+    except EngineLoadError as error:
+        raise EngineLoadError(f"{path}: {error}") from None
+    except (KeyError, TypeError, ValueError, ZeroDivisionError, AttributeError, re.error) as error:
+        raise EngineLoadError(f"{path}: malformed ({type(error).__name__}: {error})") from error
+    weights = open_tensors([folder / WEIGHTS])
+    try:
+        return _read(weights, folder / WEIGHTS, config, modules, ranks)
+    finally:
+        weights.close()
+
+
+def stack_adapters(
+    adapters: Sequence[LoraWeights], layer: int, targets: Sequence[Target], config: ModelConfig
+) -> LoraStack | None:
+    """Lay the pairs of some adapters for one layer side by side; None when no adapter changes any of `targets`.
+
+    Several targets (q, k, v or gate, up) give the change of their joined output, in the order given.
+    """
+    import torch
+
+    rows = [(place, offset, pair) for place, offset, pair in _placed(adapters, layer, targets, config)]
+    if not rows:
+        return None
+    height = sum(target_shape(config, target)[0] for target in targets)
+    b = torch.zeros(height, sum(pair.rank for _, _, pair in rows))
+    column = 0
+    for _, offset, pair in rows:
+        b[offset : offset + pair.b.shape[0], column : column + pair.rank] = pair.b
+        column += pair.rank
+    owner = torch.tensor([place for place, _, pair in rows for _ in range(pair.rank)])
+    return LoraStack(torch.cat([pair.a for _, _, pair in rows]), b, owner)
+
+
+def target_shape(config: ModelConfig, target: Target) -> tuple[int, int]:
+    """(out, in) of the linear layer that a target adapts."""
+    width, query, key = config.width, config.heads * config.head_width, config.kv_heads * config.head_width
+    shapes: dict[Target, tuple[int, int]] = {
+        "q": (query, width),
+        "k": (key, width),
+        "v": (key, width),
+        "o": (width, query),
+        "gate": (config.hidden, width),
+        "up": (config.hidden, width),
+        "down": (width, config.hidden),
+    }
+    return shapes[target]
+
+
+def _placed(
+    adapters: Sequence[LoraWeights], layer: int, targets: Sequence[Target], config: ModelConfig
+) -> list[tuple[int, int, LoraPair]]:
+    """(place of the adapter, first row of the joined output, pair) for every pair that there is."""
+    found, offset = [], 0
+    for target in targets:
+        for place, adapter in enumerate(adapters):
+            if target in adapter.layers[layer]:
+                found.append((place, offset, adapter.layers[layer][target]))
+        offset += target_shape(config, target)[0]
+    return found
+
+
+def _read(
+    weights: Weights,
+    path: Path,
+    config: ModelConfig,
+    modules: Mapping[str, tuple[int, Target]],
+    ranks: Mapping[str, tuple[int, float]],
+) -> LoraWeights:
+    expected = {f"{_PREFIX}{key}.lora_{part}.weight" for key in modules for part in "AB"}
+    for name in sorted(expected - weights.keys()):
+        raise EngineLoadError(f"{path}: tensor {name} is missing")
+    for name in sorted(weights.keys() - expected):
+        raise EngineLoadError(f"{path}: tensor {name} is not one that {CONFIG} announces")
+    layers: list[dict[Target, LoraPair]] = [{} for _ in range(config.layers)]
+    for key, (layer, target) in modules.items():
+        (rank, scale), (out, inner) = ranks[key], target_shape(config, target)
+        a = _tensor(weights, f"{_PREFIX}{key}.lora_A.weight", (rank, inner))
+        b = _tensor(weights, f"{_PREFIX}{key}.lora_B.weight", (out, rank))
+        layers[layer][target] = LoraPair(a, b * scale)
+    return LoraWeights(tuple(layers))
+
+
+def _tensor(weights: Weights, name: str, shape: tuple[int, int]) -> Tensor:
+    import torch
+
+    info = weights.info(name)
+    if info.shape != shape:
+        raise EngineLoadError(f"{info.path}: tensor {name} has shape {info.shape} instead of {shape}")
+    if info.kind not in WEIGHT_TYPES:
+        raise EngineLoadError(f"{info.path}: tensor {name} has type {info.kind}")
+    tensor = weights[name].to(torch.float32).contiguous()
+    if not torch.isfinite(tensor).all():
+        raise EngineLoadError(f"{info.path}: tensor {name} holds values that are not finite")
+    return tensor
+
+
+def _refuse_unsupported(raw: Mapping[str, Any]) -> None:
+    if raw.get("peft_type") != "LORA":
+        raise EngineLoadError(f"peft_type {raw.get('peft_type')} is not supported, only LORA")
+    if raw.get("bias", "none") != "none":
+        raise EngineLoadError(
+            f"bias {raw['bias']!r} is not supported: the adapter would change the base model's biases"
+        )
+    if raw.get("init_lora_weights") not in _INITS:
+        value = raw["init_lora_weights"]
+        raise EngineLoadError(f"init_lora_weights {value!r} is not supported: it changes the base model's weights")
+    for field, value in raw.items():
+        # A field that this reader does not know may matter as soon as it is set.
+        if value and field not in _READ and field not in _INERT:
+            raise EngineLoadError(f"{field} is set to {value!r}, which is not supported")
+
+
+def _adapted_modules(raw: Mapping[str, Any], config: ModelConfig) -> dict[str, tuple[int, Target]]:
+    """The linear layers that the adapter changes, by their name in the base model, as (layer, target)."""
+    wanted, excluded = raw["target_modules"], raw.get("exclude_modules") or ()
+    every: dict[str, tuple[int, Target]] = {
+        f"model.layers.{layer}.{_MODULES[target]}": (layer, target)
+        for layer in range(config.layers)
+        for target in TARGETS
+    }
+    if not isinstance(wanted, str):
+        for name in wanted:
+            if not any(_named(name, key) for key in every):
+                raise EngineLoadError(f"target_modules names {name}, which is no adaptable layer of this model")
+    found = {
+        key: place
+        for key, place in every.items()
+        if _matches(wanted, key) and not (excluded and _matches(excluded, key)) and _layer_chosen(raw, key, place[0])
+    }
+    if not found:
+        raise EngineLoadError("target_modules matches no layer of this model")
+    return found
+
+
+def _matches(patterns: str | Sequence[str], key: str) -> bool:
+    if patterns == "all-linear":
+        return True
+    if isinstance(patterns, str):
+        return re.fullmatch(patterns, key) is not None
+    return any(_named(name, key) for name in patterns)
+
+
+def _named(name: str, key: str) -> bool:
+    return key == name or key.endswith(f".{name}")
+
+
+def _layer_chosen(raw: Mapping[str, Any], key: str, layer: int) -> bool:
+    chosen = raw.get("layers_to_transform")
+    if chosen is None or chosen == [] or isinstance(raw["target_modules"], str):
+        return True
+    patterns = raw.get("layers_pattern") or ["layers"]
+    patterns = [patterns] if isinstance(patterns, str) else patterns
+    if not any(re.match(rf"(?:^|.*?\.){pattern}\.\d+\.", key) for pattern in patterns):
+        return False
+    return layer == chosen if isinstance(chosen, int) else layer in chosen
+
+
+def _rank_and_scale(raw: Mapping[str, Any], key: str) -> tuple[int, float]:
+    rank = int(_by_pattern(raw.get("rank_pattern") or {}, key, raw["r"]))
+    alpha = float(_by_pattern(raw.get("alpha_pattern") or {}, key, raw["lora_alpha"]))
+    if rank < 1 or not math.isfinite(alpha):
+        raise EngineLoadError(f"{key} has rank {rank} and lora_alpha {alpha}")
+    return rank, alpha / math.sqrt(rank) if raw.get("use_rslora") else alpha / rank
+
+
+def _by_pattern(patterns: Mapping[str, Any], key: str, default: Any) -> Any:
+    """The value of the first pattern that matches the end of a layer's name, as PEFT reads them."""
+    for pattern, value in patterns.items():
+        if re.match(rf"(.*\.)?({pattern})$", key):
+            return value
+    return default

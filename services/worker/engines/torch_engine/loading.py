@@ -1,0 +1,148 @@
+"""The staged load of one model, each stage timed: verify → cache → read → build → warm up → self-test.
+
+The first three are here; building the model and running it are the engine's. What a stage took is exported as
+`weir_worker_load_seconds{model, stage}`.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from types import MappingProxyType
+from typing import Literal
+
+from libs.clock import Clock
+from services.worker.engines.port import EngineLoadError
+from services.worker.engines.torch_engine.config import ModelConfig, load_config
+from services.worker.engines.torch_engine.weights import (
+    Weights,
+    check_weights,
+    load_weights,
+    require_listed,
+    verify_manifest,
+    weight_files,
+)
+from services.worker.manifest import MANIFEST, Manifest, read_manifest
+from services.worker.weight_cache import CacheUnavailableError, WeightCache
+
+logger = logging.getLogger(__name__)
+
+Stage = Literal["verify", "cache", "read", "build", "warm_up", "self_test"]
+STAGES: tuple[Stage, ...] = ("verify", "cache", "read", "build", "warm_up", "self_test")
+
+
+@dataclass(frozen=True, slots=True)
+class LoadReport:
+    """How long each stage of a model's load took, in seconds; a stage that did not happen is absent."""
+
+    model: str
+    seconds: Mapping[Stage, float]
+
+    @property
+    def total(self) -> float:
+        """Seconds of all stages."""
+        return sum(self.seconds.values())
+
+
+class StageTimer:
+    """Measures the stages of one load. A stage that is entered again adds up; one that fails counts too."""
+
+    def __init__(self, model: str, clock: Clock) -> None:
+        self.model = model
+        self._clock = clock
+        self._seconds: dict[Stage, float] = {}
+
+    @contextmanager
+    def stage(self, name: Stage) -> Iterator[None]:
+        """Measure what happens inside.
+
+        :raises ValueError: there is no such stage (its name is a metric label, so the set is closed).
+        """
+        if name not in STAGES:
+            raise ValueError(f"there is no load stage {name}")
+        started = self._clock.monotonic()
+        try:
+            yield
+        finally:
+            self._seconds[name] = self._seconds.get(name, 0.0) + self._clock.monotonic() - started
+
+    def report(self) -> LoadReport:
+        """What was measured so far, in the order of the stages."""
+        ordered = {name: self._seconds[name] for name in STAGES if name in self._seconds}
+        return LoadReport(self.model, MappingProxyType(ordered))
+
+
+@dataclass(frozen=True, slots=True)
+class Checkpoint:
+    """A checkpoint whose names, shapes and types are checked and whose tensors are read when looked up."""
+
+    folder: Path
+    config: ModelConfig
+    weights: Weights
+
+
+def stage_files(
+    folder: Path, timer: StageTimer, *, cache: WeightCache | None = None, require_manifest: bool = True
+) -> Path:
+    """The folder to load a model from: `folder` itself, or the cache's verified copy of it.
+
+    Without a manifest, which `require_manifest=False` allows, nothing is verified or cached. A cache that cannot take
+    the model (too small, all in use, disk full) is passed over with a warning. A folder that is away is no fault when
+    the cache has the model. Give a cached folder back with `cache.release`.
+
+    :raises EngineLoadError: a file is missing or not what the manifest says; the message names it.
+    """
+    if not require_manifest and not (folder / MANIFEST).exists():
+        if not folder.is_dir():
+            raise EngineLoadError(f"{folder}: no such folder for model {timer.model}")
+        return folder
+    if cache is not None:
+        with timer.stage("verify"):
+            manifest = _manifest(folder, timer.model, cache)
+        try:
+            with timer.stage("cache"):
+                return _cached(folder, manifest, cache)
+        except CacheUnavailableError as error:
+            logger.warning("weight cache passed over", extra={"model": timer.model, "reason": str(error)})
+    if not folder.is_dir():
+        raise EngineLoadError(f"{folder}: no such folder for model {timer.model}")
+    with timer.stage("verify"):
+        verify_manifest(folder, timer.model)
+    return folder
+
+
+def read_checkpoint(folder: Path, timer: StageTimer) -> Checkpoint:
+    """Configuration and tensors of a checkpoint, compared with each other before any tensor is read.
+
+    :raises EngineLoadError: a file is missing, malformed or unsupported, or a tensor is missing, surplus or misshapen.
+    """
+    with timer.stage("read"):
+        config = load_config(folder)
+        weights = load_weights(folder)
+        check_weights(weights, config, weight_files(folder)[0])
+        return Checkpoint(folder, config, weights)
+
+
+def _manifest(folder: Path, model: str, cache: WeightCache) -> Manifest:
+    if not folder.is_dir():
+        cached = cache.find(model)
+        if cached is None:
+            raise EngineLoadError(f"{folder}: no such folder for model {model}, and the weight cache does not know it")
+        logger.warning("model folder is away, asking the weight cache", extra={"model": model, "folder": str(folder)})
+        return cached
+    manifest = read_manifest(folder, model)
+    require_listed(folder, manifest)
+    return manifest
+
+
+def _cached(folder: Path, manifest: Manifest, cache: WeightCache) -> Path:
+    cached = cache.fetch(folder, manifest)
+    try:
+        require_listed(cached, manifest)
+    except BaseException:
+        cache.release(cached)
+        raise
+    return cached
