@@ -4,6 +4,9 @@ from collections import Counter
 
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import settings as hypothesis_settings
+from hypothesis import strategies as st
 from transformers.generation import logits_process as processors
 
 from services.worker.engines.port import SamplingParams
@@ -43,10 +46,7 @@ def draws(row, settings, count=4000):
         {},
     ],
 )
-@pytest.mark.parametrize("first_look", [2, 64])
-def test_filters_leave_what_transformers_leaves_and_draw_in_proportion(settings, first_look, monkeypatch):
-    # With 2, the search for the place to cut widens twice before it has seen all 40 tokens.
-    monkeypatch.setattr(sampler_module, "_FIRST_LOOK", first_look)
+def test_filters_leave_what_transformers_leaves_and_draw_in_proportion(settings):
     row = logits(3)
     expected = row.clone()
     for each in (
@@ -78,7 +78,9 @@ def test_presence_and_frequency_penalties_count_the_output_only():
     settings = params(temperature=0, presence_penalty=0.5, frequency_penalty=0.25)
     state = SequenceSampler.create(settings, [1, 2, 3], 0)
     for token in (5, 5, 9):
-        state.note(token)
+        forced = torch.full((1, SIZE), -50.0)
+        forced[0, token] = 50
+        assert sample(forced, [state], [3])[0].token == token
     changed = row.clone()
     sample(changed, [state], [6])
     expected = row.clone()
@@ -126,6 +128,17 @@ def test_unusable_logits_fail_their_row_only():
     results = sample(rows, states, [0, 0, 0])
     assert [each.token is None for each in results] == [False, True, False]
     assert results[1].logprob is None
+    assert "no usable numbers" in results[1].error
+
+
+@pytest.mark.parametrize("settings", [{}, {"temperature": 0}, {"top_p": 0.5}, {"top_k": 3, "min_p": 0.1}])
+@pytest.mark.parametrize("bad", [float("nan"), float("inf"), -float("inf")])
+def test_unusable_logits_do_not_change_what_others_draw(settings, bad):
+    rows = logits(8, rows=3)
+    alone = sample(rows[2:].clone(), [SequenceSampler.create(params(**settings), [], 5)], [4])[0].token
+    rows[:2, 4] = bad
+    states = [SequenceSampler.create(params(**settings), [], 5) for _ in range(3)]
+    assert [each.token for each in sample(rows, states, [4, 4, 4])] == [None, None, alone]
 
 
 def test_tiny_temperatures_are_greedy_and_huge_ones_nearly_even():
@@ -153,3 +166,37 @@ def test_a_draw_at_the_very_top_stays_inside_what_is_left(monkeypatch):
     state = SequenceSampler.create(params(top_k=3), [], 0)
     kept = set(row[0].topk(3).indices.tolist())
     assert sample(row, [state], [0])[0].token == max(kept)
+
+
+SETTINGS = st.builds(
+    params,
+    temperature=st.sampled_from([0.0, 0.3, 1.0, 2.0]),
+    top_k=st.sampled_from([0, 1, 4, SIZE + 9]),
+    top_p=st.sampled_from([0.2, 0.9, 1.0]),
+    min_p=st.sampled_from([0.0, 0.1]),
+    repetition_penalty=st.sampled_from([1.0, 1.3]),
+    presence_penalty=st.sampled_from([0.0, 0.4]),
+    frequency_penalty=st.sampled_from([0.0, -0.5]),
+    logit_bias=st.sampled_from([{}, {3: 4.0, 9: -100.0}]),
+    logprobs=st.sampled_from([None, 0, 3]),
+)
+
+
+@hypothesis_settings(deadline=None, max_examples=40)
+@given(batch=st.lists(st.tuples(SETTINGS, st.integers(0, 2**64 - 1), st.integers(0, 3)), min_size=1, max_size=6))
+def test_the_outputs_of_a_sequence_do_not_depend_on_its_batch_or_on_when_it_moved(batch):
+    prompt, steps = [1, 2, 3], 6
+
+    def step(states, position):
+        rows = torch.stack([logits(position * 100 + index)[0] for index, _ in states])
+        return [each.token for each in sample(rows, [state for _, state in states], [position] * len(states))]
+
+    together = [(i, SequenceSampler.create(each, prompt, seed)) for i, (each, seed, _) in enumerate(batch)]
+    outputs = list(zip(*[step(together, len(prompt) + n) for n in range(steps)], strict=True))
+    for index, (each, seed, moved) in enumerate(batch):
+        alone = [(index, SequenceSampler.create(each, prompt, seed))]
+        output = [step(alone, len(prompt) + n)[0] for n in range(moved)]
+        # Another worker goes on: to it, the output so far is part of the prompt.
+        resumed = SequenceSampler.create(each, [*prompt, *output], seed, resumed=moved)
+        output += [step([(index, resumed)], len(prompt) + n)[0] for n in range(moved, steps)]
+        assert tuple(output) == outputs[index]

@@ -1,27 +1,31 @@
 """Chooses the next token of each sequence of a batch from its logits.
 
-The order is: logit bias, penalties, temperature, top-k, top-p, min-p, draw. A sequence draws with a number computed
-from its seed and the position of the token alone, so its tokens depend neither on what else is in the batch nor on
-how often it was interrupted and taken up again.
+The order is: logit bias, penalties, structure, temperature, top-k, top-p, min-p, draw. A sequence draws with a number
+computed from its seed and the position of the token alone, so its tokens depend neither on what else is in the batch
+nor on how often it was interrupted and taken up again, here or by another worker.
+
+Everything is done for the whole batch at once, on the device of the logits; a call reads its results back from there
+once. (A CPU's numpy finds a largest element ten times as fast as its torch, so there it does.)
 """
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from services.worker.engines.port import SamplingParams, TokenLogprob
+from services.worker.engines.torch_engine import filters
+from services.worker.engines.torch_engine.penalties import Tally, bias, penalise
+from services.worker.engines.torch_engine.structure import Matcher, accept, allowed
 
 GREEDY_BELOW = 1e-5
 """Temperatures below this are greedy: dividing by them would overflow."""
 
-_FIRST_LOOK = 64
-"""How many of the most likely tokens are searched first for the place where the filters cut."""
-
+UNUSABLE = "the model's output holds no usable numbers"
 _MASK = (1 << 64) - 1
 
 
@@ -39,130 +43,198 @@ def _mix(value: int) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Sampled:
-    """A row's choice; `token` is None when the logits hold no usable numbers."""
+    """A row's choice.
+
+    `token` is None when there is none; `error` then says why, fit for the caller. `ends` is set when the output's
+    structure is complete: the sequence ends with STOP, whatever its `ignore_eos` says, and the token belongs to the
+    output unless it is an end of sequence.
+    """
 
     token: int | None
     logprob: TokenLogprob | None
+    ends: bool = False
+    error: str = ""
 
 
 @dataclass(slots=True, eq=False)
 class SequenceSampler:
-    """What sampling must remember of one sequence. `seen` and `produced` are filled only where penalties need them."""
+    """What sampling must remember of one sequence. It lives as long as the sequence, through preemptions."""
 
     params: SamplingParams
     seed: int
-    seen: set[int] | None
-    produced: Counter[int] | None
+    matcher: Matcher | None
+    tally: Tally | None
+    greedy: bool
+    plain: bool
+    """The most likely token, and nothing else, is asked for."""
 
     @classmethod
-    def create(cls, params: SamplingParams, prompt: Sequence[int], seed: int) -> SequenceSampler:
-        """The state at the start of a sequence."""
-        repeats = params.repetition_penalty != 1.0
-        counts = params.presence_penalty != 0.0 or params.frequency_penalty != 0.0
-        return cls(params, seed, set(prompt) if repeats else None, Counter() if counts else None)
+    def create(
+        cls,
+        params: SamplingParams,
+        prompt: Sequence[int],
+        seed: int,
+        *,
+        matcher: Matcher | None = None,
+        resumed: int = 0,
+    ) -> SequenceSampler:
+        """The state at the start of a sequence. `matcher`, a fresh one, is for `params.structure`. The last `resumed`
+        tokens of the prompt were generated before and count as output, for penalties and structure.
 
-    @property
-    def greedy(self) -> bool:
-        """Whether the most likely token is taken."""
-        return self.params.temperature < GREEDY_BELOW or self.params.top_k == 1
-
-    @property
-    def filtered(self) -> bool:
-        """Whether unlikely tokens are cut off."""
-        return self.params.top_k > 0 or self.params.top_p < 1.0 or self.params.min_p > 0.0
-
-    def note(self, token: int) -> None:
-        """Remember a token that was chosen."""
-        if self.seen is not None:
-            self.seen.add(token)
-        if self.produced is not None:
-            self.produced[token] += 1
+        :raises StructureError: the structure does not allow the resumed tokens.
+        """
+        output = list(prompt[len(prompt) - resumed :]) if resumed else []
+        if matcher is not None and output:
+            matcher.replay(output)
+        greedy = params.temperature < GREEDY_BELOW or params.top_k == 1
+        tally = Tally.create(params, prompt, output)
+        plain = greedy and tally is None and matcher is None and params.logprobs is None and not params.logit_bias
+        return cls(params, seed, matcher, tally, greedy, plain)
 
 
 def sample(logits: Tensor, samplers: Sequence[SequenceSampler], positions: Sequence[int]) -> list[Sampled]:
-    """Choose a token per row of `logits` (n, vocabulary); `positions[i]` is the place of the chosen token in its
-    sequence. Log-probabilities are of the model's own distribution, before bias, penalties and temperature.
+    """Choose a token per row of `logits` (n, vocabulary; n at least 1); `positions[i]` is the place of the chosen token
+    in its sequence. Log-probabilities are of the model's own distribution, before bias, penalties and temperature.
 
-    The logits may be changed in place. A chosen token is noted in its sampler.
+    The logits may be changed in place. A chosen token is noted in its sampler. A row without usable numbers, or whose
+    structure cannot go on, has no token and touches no other row.
     """
+    # The host computes masks while the device may still be busy with the forward pass.
+    bound = [row for row, each in enumerate(samplers) if each.matcher is not None]
+    bits = allowed([m for each in samplers if (m := each.matcher) is not None]) if bound else None
+    logits = logits.float().contiguous()
     # One infinite or undefined number makes the sum so, too.
-    usable = torch.isfinite(logits.sum(dim=-1)).tolist()
-    reported = [row for row, each in enumerate(samplers) if each.params.logprobs is not None and usable[row]]
-    own = dict(zip(reported, torch.log_softmax(logits[reported], dim=-1), strict=True)) if reported else {}
-    for row, each in enumerate(samplers):
-        _bias_and_penalise(logits[row], each)
-    drawn = [row for row, each in enumerate(samplers) if not each.greedy and usable[row]]
-    tokens = logits.argmax(dim=-1).tolist()
-    if drawn:
-        chosen = _draw(logits[drawn], [samplers[row] for row in drawn], [positions[row] for row in drawn])
-        for row, token in zip(drawn, chosen, strict=True):
-            tokens[row] = token
-    results = []
-    for row, (each, token) in enumerate(zip(samplers, tokens, strict=True)):
-        if not usable[row]:
-            results.append(Sampled(None, None))
-            continue
-        each.note(token)
-        results.append(Sampled(token, _logprob(own[row], token, each.params.logprobs or 0) if row in own else None))
-    return results
+    usable = torch.isfinite(logits.sum(dim=-1))
+    if all(each.plain for each in samplers):
+        tokens = torch.where(usable, _best(logits), -1).tolist()
+        return [Sampled(token, None) if token >= 0 else Sampled(None, None, error=UNUSABLE) for token in tokens]
+
+    reported = [row for row, each in enumerate(samplers) if each.params.logprobs is not None]
+    own = torch.log_softmax(filters.rows_of(logits, reported), dim=-1) if reported else None
+    bias(logits, [each.params.logit_bias for each in samplers])
+    penalise(logits, [each.tally for each in samplers])
+    if bits is not None:
+        _forbid(logits, bound, bits)
+    chosen = _choose(logits, samplers, positions, usable)
+    logprobs = _logprobs(own, chosen, samplers, reported) if own is not None else None
+    tokens, read = _read(torch.where(usable, chosen, -1), logprobs)
+    entries = _entries(read, samplers, reported)
+    if bound:
+        _follow(samplers, bound, tokens)
+    return [
+        _result(each, token, entries.get(row)) for row, (each, token) in enumerate(zip(samplers, tokens, strict=True))
+    ]
 
 
-def _bias_and_penalise(logits: Tensor, sampler: SequenceSampler) -> None:
-    params = sampler.params
-    if params.logit_bias:
-        logits[list(params.logit_bias)] += torch.tensor(list(params.logit_bias.values()))
-    if sampler.seen:
-        seen = list(sampler.seen)
-        scores = logits[seen]
-        penalty = params.repetition_penalty
-        logits[seen] = torch.where(scores < 0, scores * penalty, scores / penalty)
-    if sampler.produced:
-        counts = torch.tensor(list(sampler.produced.values()), dtype=torch.float32)
-        logits[list(sampler.produced)] -= counts * params.frequency_penalty + params.presence_penalty
+def _best(logits: Tensor) -> Tensor:
+    """The most likely token of each row, the first of several; of NaN, any."""
+    if logits.is_cuda:
+        return logits.argmax(dim=-1)
+    return torch.from_numpy(logits.numpy().argmax(axis=-1))
 
 
-def _draw(logits: Tensor, samplers: Sequence[SequenceSampler], positions: Sequence[int]) -> list[int]:
-    """One token id per row by inverse transform over what the filters leave, in the order of token ids."""
-    temperatures = torch.tensor([each.params.temperature for each in samplers]).unsqueeze(1)
-    # Shifted by the maximum first: a small temperature must not overflow.
-    scaled = (logits - logits.amax(dim=-1, keepdim=True)) / temperatures
-    filtered = [row for row, each in enumerate(samplers) if each.filtered]
-    if filtered:
-        scaled[filtered] = _filter(scaled[filtered], [samplers[row].params for row in filtered])
-    # float64: in float32 the running sum over a large vocabulary loses the small probabilities.
-    cumulated = torch.softmax(scaled.double(), dim=-1).cumsum(dim=-1)
-    numbers = [uniform(each.seed, position) for each, position in zip(samplers, positions, strict=True)]
-    # A draw of u picks the first token whose running sum is above u; one that was cut off adds nothing to the sum.
-    totals = cumulated[:, -1:]
-    targets = torch.tensor(numbers, dtype=torch.float64).unsqueeze(1) * totals
-    targets = torch.minimum(targets, torch.nextafter(totals, torch.zeros_like(totals)))
-    return torch.searchsorted(cumulated, targets, right=True).squeeze(1).tolist()
+def _exp(values: Tensor) -> Tensor:
+    """In place."""
+    if values.is_cuda:
+        return values.exp_()
+    array = values.numpy()
+    np.exp(array, out=array)
+    return values
 
 
-def _filter(scaled: Tensor, params: Sequence[SamplingParams]) -> Tensor:
-    """Put -inf where top-k, top-p or min-p cut off. The most likely token always stays."""
-    size = scaled.shape[-1]
-    top_k = torch.tensor([min(each.top_k or size, size) for each in params]).unsqueeze(1)
-    # top_p = 1 means no cut; a threshold of 2 cannot be reached by rounding.
-    top_p = torch.tensor([each.top_p if each.top_p < 1.0 else 2.0 for each in params]).unsqueeze(1)
-    min_p = torch.tensor([each.min_p for each in params]).unsqueeze(1)
-    all_mass = scaled.logsumexp(dim=-1, keepdim=True)
-    width = _FIRST_LOOK
-    while True:
-        # Sorting a whole vocabulary costs more than the model's step; the cut mostly lies among the first few.
-        width = min(width, size)
-        ordered, order = scaled.topk(width, dim=-1)
-        cut = torch.arange(width).unsqueeze(0) >= top_k
-        kept_mass = torch.where(top_k <= width, ordered.masked_fill(cut, -torch.inf).logsumexp(-1, True), all_mass)
-        probabilities = torch.exp(ordered - kept_mass)
-        before = probabilities.cumsum(dim=-1) - probabilities
-        cut |= (before >= top_p) | (probabilities < min_p * probabilities[:, :1])
-        cut[:, 0] = False
-        if width == size or bool(cut[:, -1].all()):
-            return torch.full_like(scaled, -torch.inf).scatter_(1, order, ordered.masked_fill(cut, -torch.inf))
-        width *= 8
+def _choose(logits: Tensor, samplers: Sequence[SequenceSampler], positions: Sequence[int], usable: Tensor) -> Tensor:
+    """A token id per row, (n); arbitrary in rows that are not usable."""
+    drawn = [row for row, each in enumerate(samplers) if not each.greedy]
+    if not drawn:
+        return _best(logits)
+    params = [samplers[row].params for row in drawn]
+    numbers = [
+        (1.0 / each.temperature, uniform(samplers[row].seed, positions[row]))
+        for row, each in zip(drawn, params, strict=True)
+    ]
+    scale, number = torch.tensor(numbers, dtype=torch.float64).to(logits.device).unbind(dim=1)
+    rows = filters.rows_of(logits, drawn)
+    # In place: new memory of this size costs more than the arithmetic. Shifted by the maximum first: a small
+    # temperature must not overflow, and the largest weight becomes 1.
+    weights = _exp(rows.sub_(rows.amax(dim=-1, keepdim=True)).mul_(scale.float().unsqueeze(1)))
+    if any(each.top_k > 0 or each.top_p < 1.0 or each.min_p > 0.0 for each in params):
+        if not weights.is_cuda and not usable.all():
+            weights[~filters.rows_of(usable, drawn)] = 0.0
+        least = filters.floors(
+            weights, [each.top_k for each in params], [each.top_p for each in params], [each.min_p for each in params]
+        )
+        filters.cut(weights, least)
+    picked = filters.pick(weights, number)
+    if len(drawn) == len(samplers):
+        return picked
+    # The other rows are as they were: what was drawn from was a copy.
+    return _best(logits).index_copy_(0, torch.tensor(drawn, device=logits.device), picked)
 
 
-def _logprob(row: Tensor, token: int, count: int) -> TokenLogprob:
-    values, ids = row.topk(count)
-    return TokenLogprob(logprob=row[token].item(), top=list(zip(ids.tolist(), values.tolist(), strict=True)))
+def _forbid(logits: Tensor, rows: Sequence[int], bits: np.ndarray) -> None:
+    """Put -inf where the bit of a token is not set."""
+    size = logits.shape[1]
+    table = torch.from_numpy(_FORBIDDEN).to(logits.device)
+    barred = table[torch.from_numpy(bits).to(logits.device).int()].flatten(1)[:, :size]
+    if len(rows) == len(logits):
+        logits += barred
+    else:
+        logits[rows] += barred
+
+
+_FORBIDDEN = np.where(
+    np.unpackbits(np.arange(256, dtype=np.uint8)[:, None], axis=1, bitorder="little"), 0.0, -np.inf
+).astype(np.float32)
+"""By byte: what its eight tokens' logits are raised by."""
+
+
+def _follow(samplers: Sequence[SequenceSampler], rows: Sequence[int], tokens: Sequence[int]) -> None:
+    """Tell the matchers what was chosen."""
+    pairs = [(m, tokens[row]) for row in rows if (m := samplers[row].matcher) is not None and tokens[row] >= 0]
+    if pairs:
+        accept([matcher for matcher, _ in pairs], [token for _, token in pairs])
+
+
+def _result(sampler: SequenceSampler, token: int, logprob: TokenLogprob | None) -> Sampled:
+    if token < 0:
+        return Sampled(None, None, error=UNUSABLE)
+    matcher = sampler.matcher
+    if matcher is None:
+        if sampler.tally is not None:
+            sampler.tally.add(token)
+        return Sampled(token, logprob)
+    if error := matcher.error:
+        return Sampled(None, None, error=f"the structured output cannot go on: {error}")
+    if sampler.tally is not None:
+        sampler.tally.add(token)
+    return Sampled(token, logprob, ends=matcher.complete)
+
+
+def _logprobs(own: Tensor, chosen: Tensor, samplers: Sequence[SequenceSampler], rows: Sequence[int]) -> Tensor:
+    """(rows, 1 + 2m) float64: the chosen token's log-probability, the m best ones, and their ids."""
+    most = min(max(samplers[row].params.logprobs or 0 for row in rows), own.shape[1])
+    token = filters.rows_of(chosen, rows).unsqueeze(1)
+    values, ids = own.topk(most) if most else (own[:, :0], token[:, :0])
+    return torch.cat([own.gather(1, token).double(), values.double(), ids.double()], dim=1)
+
+
+def _read(tokens: Tensor, logprobs: Tensor | None) -> tuple[list[int], list[list[float]]]:
+    """Both, from the device at once."""
+    if logprobs is None:
+        return tokens.tolist(), []
+    if not tokens.is_cuda:
+        return tokens.tolist(), logprobs.tolist()
+    both = torch.cat([tokens.double(), logprobs.flatten()]).cpu()
+    return both[: len(tokens)].long().tolist(), both[len(tokens) :].reshape(logprobs.shape).tolist()
+
+
+def _entries(
+    read: Sequence[Sequence[float]], samplers: Sequence[SequenceSampler], rows: Sequence[int]
+) -> dict[int, TokenLogprob]:
+    entries = {}
+    for row, (logprob, *best) in zip(rows, read, strict=True):
+        most = len(best) // 2
+        count = samplers[row].params.logprobs or 0
+        top = list(zip(map(int, best[most : most + count]), best[:count], strict=True))
+        entries[row] = TokenLogprob(logprob=logprob, top=top)
+    return entries
