@@ -78,7 +78,7 @@ def build(
 
 def environment(settings: VllmSettings) -> dict[str, str]:
     """The variables that vLLM reads and its processes inherit. What the operator has set goes before these."""
-    return {
+    variables = {
         # Nothing is reported to anybody and nothing is looked up on a hub: models are folders.
         "VLLM_NO_USAGE_STATS": "1",
         "HF_HUB_OFFLINE": "1",
@@ -91,6 +91,10 @@ def environment(settings: VllmSettings) -> dict[str, str]:
         # All sequences of one step reach the loop in one turn, so that they become one frame.
         "VLLM_V1_OUTPUT_PROC_CHUNK_SIZE": str(max(128, settings.max_running)),
     }
+    if settings.enforce_eager:
+        # vLLM's own setting leaves its sampler to be compiled in the first step (20 s on two cores).
+        variables["TORCHDYNAMO_DISABLE"] = "1"
+    return variables
 
 
 class VllmLibrary:
@@ -196,6 +200,7 @@ class VllmLibrary:
             self._llm = await self._loading
         for task in self._adapter_loads.values():
             task.cancel()
+        self._loading = None
         if (llm := self._llm) is not None:
             self._llm = None
             await asyncio.to_thread(llm.shutdown)
@@ -303,6 +308,9 @@ def engine_arguments(settings: VllmSettings, checkpoint: Checkpoint) -> dict[str
         "trust_remote_code": False,
         "load_format": "safetensors",
         "disable_log_stats": True,
+        # The library that the torch engine uses too. A weak model under a grammar that allows any whitespace fills its
+        # output with it.
+        "structured_outputs_config": {"backend": "guidance", "disable_any_whitespace": True},
         "gpu_memory_utilization": settings.memory_share,
     }
     if settings.max_context:
