@@ -149,6 +149,7 @@ class WeightCache:
     def used_bytes(self) -> int:
         """Bytes of all objects and of what is on its way in."""
         with self._changing():
+            self._drop_abandoned()
             return self._used()
 
     # ---- bringing a model in ----------------------------------------------------------------------------------------
@@ -244,12 +245,7 @@ class WeightCache:
 
     def _make_room(self, size: int) -> None:
         """Evict the models least recently used until `size` more bytes fit."""
-        for left in (self._root / "staging").iterdir():
-            # Single files are written while the cache is locked, as it is now: whoever left one here was killed.
-            if not left.is_dir():
-                left.unlink()
-            elif not is_held(left / "alive"):
-                shutil.rmtree(left)
+        self._drop_abandoned()
         self._drop_unclaimed()
         for manifest, record in self._records():
             if self._used() + size <= self._max_bytes:
@@ -267,6 +263,15 @@ class WeightCache:
         lease.unlink(missing_ok=True)
         self._drop_unclaimed()
         self._count(evictions=1)
+
+    def _drop_abandoned(self) -> None:
+        """Remove what killed processes left in staging."""
+        for left in (self._root / "staging").iterdir():
+            # Single files are written while the cache is locked, as it is now: whoever left one here was killed.
+            if not left.is_dir():
+                left.unlink()
+            elif not is_held(left / "alive"):
+                shutil.rmtree(left)
 
     def _drop_unclaimed(self) -> None:
         claimed = {file.sha256 for manifest, _ in self._records() for file in manifest.files}
