@@ -45,8 +45,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     """The command; its exit status."""
     parser = _arguments()
     asked = parser.parse_args(argv)
-    if asked.clock == "cpu" and asked.threads != 1:
-        parser.error("--clock cpu adds up the time of all threads; it goes with --threads 1")
+    if asked.clock == "cpu" and (asked.threads != 1 or asked.device == "cuda"):
+        parser.error("--clock cpu adds up the time of all threads: it goes with --threads 1 and no accelerator")
     say = (lambda _: None) if asked.json else (lambda line: _write(sys.stderr, line))
     folder = Path(asked.model)
     try:
@@ -71,6 +71,8 @@ def main(argv: Sequence[str] | None = None) -> int:
                     max_running=sizes.max_running,
                     max_step_tokens=max_step_tokens,
                     threads=asked.threads,
+                    weights=asked.weights,
+                    device=asked.device,
                     require_manifest=False,
                 ),
                 clock=CpuClock() if asked.clock == "cpu" else SystemClock(),
@@ -117,6 +119,8 @@ def _arguments() -> argparse.ArgumentParser:
     parser.add_argument("--rounds", type=int, default=Plan.__dataclass_fields__["rounds"].default)
     for size in ("block_size", "total_blocks", "max_running", "max_step_tokens"):
         parser.add_argument(f"--{size.replace('_', '-')}", type=int, default=getattr(defaults, size))
+    parser.add_argument("--weights", choices=("float32", "bfloat16", "int8"), default=defaults.weights)
+    parser.add_argument("--device", choices=("auto", "cpu", "cuda"), default=defaults.device)
     parser.add_argument("--clock", choices=("wall", "cpu"), default="wall")
     parser.add_argument("--json", action="store_true")
     return parser
@@ -139,11 +143,13 @@ def _name(folder: Path) -> str:
 def _source(folder: Path, name: str, asked: argparse.Namespace) -> report.Source:
     import torch
 
+    cuda = asked.device == "cuda" or (asked.device == "auto" and torch.cuda.is_available())
     return report.Source(
         engine="torch",
         model=name,
         parameters=_parameters(folder),
-        machine=f"{_processor()}, {len(os.sched_getaffinity(0))} cores",
+        weights=asked.weights,
+        machine=torch.cuda.get_device_name() if cuda else f"{_processor()}, {len(os.sched_getaffinity(0))} cores",
         software=f"torch {torch.__version__}",
         threads=asked.threads,
         clock=asked.clock,
@@ -191,8 +197,8 @@ def _words(found: report.Calibration, result: Result, out: Path) -> str:
     ]
     parameters = f"{source.parameters / 1e6:.1f} M parameters"
     clock = ", CPU time" if source.clock == "cpu" else ""
-    head = f"{source.model} ({parameters}), {source.software}, threads {source.threads}, {source.machine}{clock}"
-    lines = [head, f"{len(result.steps)} kinds of step", "", "A step takes:"]
+    head = f"{source.model} ({parameters}, {source.weights}) on {source.software}, threads {source.threads}"
+    lines = [head, f"{source.machine}{clock}; {len(result.steps)} kinds of step", "", "A step takes:"]
     lines += [f"  {name:<28}{value}" for name, value in rows]
     lines += ["", "The simulation is off by:"]
     lines += [f"  {name:<28}{value}" for name, value in judged]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, ExitStack
 from dataclasses import asdict, dataclass, field
 
 import numpy as np
@@ -28,14 +28,12 @@ OpenEngine = Callable[[int], AbstractContextManager[Stepper]]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
-    """What to run. `rounds` are measured after one that only warms up; `judged` times the mixed workload of `requests`
-    requests is run to judge the fit."""
+    """What to run: `rounds`, after one that only warms up; a mixed workload of `requests` requests judges the fit."""
 
     model: str  # the version that the engine serves
     vocabulary: int
     sizes: Sizes
     rounds: int = 3
-    judged: int = 3
     requests: int = 32
     seed: int = 1
 
@@ -57,30 +55,31 @@ class Result:
 def calibrate(open_engine: OpenEngine, plan: Plan, *, say: Callable[[str], None] = lambda _: None) -> Result:
     """Measure, fit, judge. `say` hears what is under way.
 
+    Each round runs everything once, the judging workload too: when the machine is slower for a while, all feel it.
+
     :raises MeasurementError: the engine does not run a workload.
     :raises FitError: its steps do not determine the costs.
     """
     most = plan.sizes.max_step_tokens
-    steps: list[Step] = []
-    # Other budgets than the usual one show chunks of other sizes.
-    for budget in sorted({max(plan.sizes.max_running, 64), 2 * most} - {most}):
-        say(f"measuring prompts in chunks of at most {budget} tokens")
-        with open_engine(budget) as stepper:
-            designed = list(workloads.prefilling(plan.bounds, budget))
-            steps += _measure(_measurement(stepper, plan), designed, plan)
-    with open_engine(most) as stepper:
-        measurement = _measurement(stepper, plan)
-        say(f"measuring batches, and prompts in chunks of at most {most} tokens")
-        designed = [
-            *workloads.decoding(plan.bounds, most),
-            *workloads.prefilling(plan.bounds, most),
-            *workloads.joining(plan.bounds),
+    # Other budgets than the usual one show chunks of other sizes; the usual one comes last.
+    budgets = [*sorted({max(plan.sizes.max_running, 64), 2 * most} - {most}), most]
+    taken: list[list[Step]] = []
+    runs: list[Run] = []
+    with ExitStack() as stack:
+        say("loading and warming up")
+        benches = [
+            (_measurement(stack.enter_context(open_engine(each)), plan), _designed(plan, each)) for each in budgets
         ]
-        steps += _measure(measurement, designed, plan)
-        costs = fit(steps)
-        judge = _mixed(costs, plan)
-        say(f"judging the fit on {len(judge)} requests that it has not seen")
-        runs = [measurement.run(judge, by_steps=False) for _ in range(plan.judged)]
+        usual = benches[-1][0]
+        _measure(benches)
+        judge: list[Asked] = []
+        for number in range(1, plan.rounds + 1):
+            say(f"round {number} of {plan.rounds}")
+            taken += _measure(benches)
+            judge = judge or _mixed(fit(medians(taken)), plan)
+            runs.append(usual.run(judge, by_steps=False))
+    steps = medians(taken)
+    costs = fit(steps)
     return Result(costs=costs, errors=_errors(costs, steps, runs, simulate(costs, judge, plan)), steps=steps)
 
 
@@ -106,12 +105,16 @@ def _measurement(stepper: Stepper, plan: Plan) -> Measurement:
     return Measurement(stepper, model=plan.model, vocabulary=plan.vocabulary, rng=random.Random(plan.seed))
 
 
-def _measure(measurement: Measurement, designed: Sequence[Sequence[Asked]], plan: Plan) -> list[Step]:
-    """Each workload `rounds` times, in rounds: when the machine is busy for a while, all of them feel it alike."""
-    for workload in designed:
-        measurement.run(workload, by_steps=True)
-    rounds = [[measurement.run(workload, by_steps=True) for workload in designed] for _ in range(plan.rounds)]
-    return medians(run.steps for each in rounds for run in each)
+def _designed(plan: Plan, max_step_tokens: int) -> list[list[Asked]]:
+    """What an engine of this budget runs: prompts on each, the rest on the usual one."""
+    prompts = list(workloads.prefilling(plan.bounds, max_step_tokens))
+    if max_step_tokens != plan.sizes.max_step_tokens:
+        return prompts
+    return [*workloads.decoding(plan.bounds, max_step_tokens), *prompts, *workloads.joining(plan.bounds)]
+
+
+def _measure(benches: Sequence[tuple[Measurement, Sequence[Sequence[Asked]]]]) -> list[list[Step]]:
+    return [bench.run(workload, by_steps=True).steps for bench, designed in benches for workload in designed]
 
 
 def _mixed(costs: StepCosts, plan: Plan) -> list[Asked]:

@@ -21,8 +21,10 @@ class Source(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     """Version, "weir-fast@1"."""
     parameters: int
     """Of the model, in all."""
+    weights: str
+    """As computed with: "float32", "bfloat16" or "int8"."""
     machine: str
-    """Processor and number of cores."""
+    """Processor and number of cores, or the accelerator."""
     software: str
     """Library and version that computes."""
     threads: int

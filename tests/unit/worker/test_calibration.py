@@ -37,7 +37,7 @@ COSTS = StepCosts(
     prefill_per_attended_token=1e-7,
 )
 SIZES = report.Sizes(block_size=16, total_blocks=1024, max_running=32, max_step_tokens=256, max_context=1024)
-PLAN = Plan(model="m@1", vocabulary=500, sizes=SIZES, rounds=1, judged=1, requests=12)
+PLAN = Plan(model="m@1", vocabulary=500, sizes=SIZES, rounds=1, requests=12)
 
 
 def some_steps(count: int, seed: int = 0) -> list[Step]:
@@ -205,7 +205,7 @@ def test_a_calibration_of_the_simulated_engine_finds_its_costs_and_no_error(tmp_
     said: list[str] = []
     result = calibrate(open_engine, PLAN, say=said.append)
     assert opened == [64, 512, 256]
-    assert len(said) == 4
+    assert said == ["loading and warming up", "round 1 of 1"]
     assert asdict(result.costs) == pytest.approx(asdict(COSTS), rel=1e-5)
     assert set(msgspec.structs.astuple(result.errors)) <= {0.0, -0.0}
 
@@ -221,6 +221,7 @@ def calibration() -> report.Calibration:
         engine="torch",
         model="m@1",
         parameters=12,
+        weights="float32",
         machine='a "machine" \\ of two cores',
         software="torch",
         threads=1,
