@@ -23,17 +23,17 @@ _COLUMNS = (
     "ENGINE",
     "MODELS",
     "STATE",
-    "RUNNING",
-    "WAITING",
-    "SWAPPED",
+    "RUN",
+    "WAIT",
+    "SWAP",
     "KV FREE",
     "KV USED",
-    "UNFILLED",
-    "PREFIX HITS",
-    "PREEMPTED",
-    "DECODE STEP",
+    "FRAG",
+    "HITS",
+    "PREEMPT",
+    "STEP",
     "PREFILL/S",
-    "REPORTED",
+    "AGE",
 )
 
 
@@ -110,7 +110,7 @@ def cells(row: Mapping[str, Any]) -> tuple[object, ...]:
         load["preemptions_total"],
         f"{load['decode_step'] * 1000:.1f} ms" if load["decode_step"] else None,
         f"{load['prefill_tokens_per_second']:.0f}" if load["prefill_tokens_per_second"] else None,
-        f"{load['report_age']:.1f} s ago",
+        f"{load['report_age']:.1f} s",
     )
 
 

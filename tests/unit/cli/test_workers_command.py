@@ -68,17 +68,17 @@ def test_a_worker_is_shown_with_its_last_report() -> None:
         "ENGINE": "torch",
         "MODELS": ["m@1"],
         "STATE": "ready",
-        "RUNNING": 4,
-        "WAITING": 2,
-        "SWAPPED": 1,
+        "RUN": 4,
+        "WAIT": 2,
+        "SWAP": 1,
         "KV FREE": "150 / 200",
         "KV USED": "25%",
-        "UNFILLED": "12%",
-        "PREFIX HITS": "33.3%",
-        "PREEMPTED": 7,
-        "DECODE STEP": "6.5 ms",
+        "FRAG": "12%",
+        "HITS": "33.3%",
+        "PREEMPT": 7,
+        "STEP": "6.5 ms",
         "PREFILL/S": "1234",
-        "REPORTED": "0.4 s ago",
+        "AGE": "0.4 s",
     }
     load = row["load"]
     assert (load["held_sequences"], load["held_blocks"], load["block_size"]) == (3, 30, 16)
@@ -93,8 +93,8 @@ def test_what_is_not_known_is_not_shown_as_zero() -> None:
     )
     shown = dict(zip(workers._COLUMNS, workers.cells(quiet), strict=True))
     assert shown["ENGINE"] == "simulated (simulated)"
-    assert [shown[name] for name in ("PREFIX HITS", "DECODE STEP", "PREFILL/S")] == [None, None, None]
-    assert (shown["RUNNING"], shown["PREEMPTED"]) == (0, 0)
+    assert [shown[name] for name in ("HITS", "STEP", "PREFILL/S")] == [None, None, None]
+    assert (shown["RUN"], shown["PREEMPT"]) == (0, 0)
     assert unasked["load"] is None
     assert "unreported" in workers.cells(unasked)
     assert "joining" in workers.cells(joining)
