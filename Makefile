@@ -132,6 +132,10 @@ bench-up: setup ## Measure the cold start: installed dependencies to the first t
 bench-mesh: setup ## Measure what the mesh costs per request and per token (docs/performance.md).
 	$(PY) -m loadtest.mesh
 
+.PHONY: bench-isolation
+bench-isolation: setup ## Measure the engine in a thread of its worker against a process of its own.
+	$(PY) -m loadtest.isolation_bench
+
 .PHONY: bench-xds
 bench-xds: setup ## Measure the time from an etcd write to the acknowledged xDS snapshot.
 	$(PY) -m loadtest.bench_xds

@@ -13,7 +13,7 @@ from typing import Protocol
 import msgspec
 
 from libs.telemetry import get_logger
-from services.worker.engines.port import Capacity, EngineInfo, SequenceRequest, StepOutput
+from services.worker.engines.port import Capacity, EngineInfo, EngineLoadError, SequenceRequest, StepOutput
 
 log = get_logger(__name__)
 
@@ -152,7 +152,8 @@ def run_core(make_core: Callable[[], SyncEngine], link: CoreLink) -> None:
         link.report(Loaded(core.info, core.capacity()))
         _serve(core, link)
     except Exception as error:  # any fault of a core must end its sequences, whatever its type
-        log.error("engine_core_failed", exc_info=error)
+        if not isinstance(error, EngineLoadError):  # its message says all, and whoever starts the engine gets it
+            log.error("engine_core_failed", exc_info=error)
         link.report(Failed(error))
     try:
         core.close()
