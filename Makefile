@@ -139,3 +139,11 @@ bench-isolation: setup ## Measure the engine in a thread of its worker against a
 .PHONY: bench-xds
 bench-xds: setup ## Measure the time from an etcd write to the acknowledged xDS snapshot.
 	$(PY) -m loadtest.bench_xds
+
+.PHONY: bench-engine
+bench-engine: setup ## Measure the torch engine beside transformers and, where there is one, vLLM (docs/performance.md).
+	$(PY) -m loadtest.bench_engine
+
+.PHONY: bench-engine-quick
+bench-engine-quick: setup ## The same once over, without the longest run: figures of little weight.
+	$(PY) -m loadtest.bench_engine --quick

@@ -186,11 +186,11 @@ async def measure(batch: int, *, tokens: int, interval: float, repeats: int) -> 
     return medians(rows)
 
 
-async def figures(*, batches: tuple[int, ...] = BATCHES, tokens: int = 200, repeats: int = 3) -> dict[str, float]:
+async def figures(*, batches: tuple[int, ...] = BATCHES, tokens: int = 100, repeats: int = 3) -> dict[str, float]:
     """`worker_us_per_token_bN` and `reader_us_per_token_bN`, paced, and the same `_flat`."""
     found = {}
     for batch in batches:
-        for suffix, interval, length in (("", PACE, tokens), ("_flat", 0.0, 5 * tokens)):
+        for suffix, interval, length in (("", PACE, tokens), ("_flat", 0.0, 20 * tokens)):
             row = await measure(batch, tokens=length, interval=interval, repeats=repeats)
             found |= {f"{side}_us_per_token_b{batch}{suffix}": row[side] for side in ("worker", "reader")}
     return found

@@ -91,6 +91,11 @@ class Contestant:
             pass  # its log says more than a broken pipe
         return self._read()
 
+    @property
+    def pid(self) -> int:
+        """The process's number."""
+        return self._process.pid
+
     def close(self) -> None:
         """End its input and wait until it is gone."""
         self._process.communicate()
@@ -98,7 +103,9 @@ class Contestant:
     def __enter__(self) -> Contestant:
         return self
 
-    def __exit__(self, *_: object) -> None:
+    def __exit__(self, error: type[BaseException] | None, *_: object) -> None:
+        if error is not None:  # an order may be under way, and nobody waits for its answer
+            self._process.kill()
         self.close()
 
     def _read(self) -> Answer:
@@ -106,15 +113,6 @@ class Contestant:
         if not line:
             raise ContestantError(f"{self._log}:\n{_tail(self._log)}")
         return dict(json.loads(line))
-
-
-def run_once(module: str, *arguments: str, log: Path, order: Mapping[str, Any]) -> Answer:
-    """Start a process for a single order.
-
-    :raises ContestantError: it ended without an answer.
-    """
-    with Contestant(module, *arguments, log=log) as contestant:
-        return contestant.ask(order)
 
 
 def _tail(path: Path, lines: int = 15) -> str:
