@@ -47,6 +47,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     asked = parser.parse_args(argv)
     if asked.clock == "cpu" and (asked.threads != 1 or asked.device == "cuda"):
         parser.error("--clock cpu adds up the time of all threads: it goes with --threads 1 and no accelerator")
+    if asked.clock == "cpu":
+        asked.device = "cpu"
     say = (lambda _: None) if asked.json else (lambda line: _write(sys.stderr, line))
     folder = Path(asked.model)
     try:
