@@ -10,7 +10,7 @@ from weir.inference.v1 import inference_pb2
 from libs.deadlines import to_duration
 from services.gateway.policy.events import Accepted, ChoiceUpdate, End, Logprob
 from services.gateway.policy.parameters import check_role, invalid
-from services.gateway.policy.spec import ChatMessage, Parameters, Spec
+from services.gateway.policy.spec import ChatMessage, Parameters, Spec, Structure
 
 _SCALARS = (
     *("max_tokens", "temperature", "top_p", "top_k", "min_p", "repetition_penalty", "presence_penalty"),
@@ -43,7 +43,11 @@ def to_spec(message: inference_pb2.GenerationSpec) -> Spec:
         prompt=message.prompt if kind == "prompt" else None,
         token_ids=tuple(message.token_ids.ids) if kind == "token_ids" else None,
         parameters=Parameters(
-            stop=tuple(given.stop), logit_bias=dict(given.logit_bias), ignore_eos=given.ignore_eos, **values
+            stop=tuple(given.stop),
+            logit_bias=dict(given.logit_bias),
+            ignore_eos=given.ignore_eos,
+            structure=_structure(given),
+            **values,
         ),
         client_request_id=message.client_request_id,
         sticky_key=message.sticky_key,
@@ -104,6 +108,17 @@ def from_end(end: End) -> inference_pb2.End:
         message=end.message,
         error_reason=end.error_reason,
     )
+
+
+def _structure(given: inference_pb2.GenerationParameters) -> Structure | None:
+    if not given.HasField("structured_output"):
+        return None
+    match given.structured_output.WhichOneof("form"):
+        case "json_schema":
+            return Structure("json_schema", given.structured_output.json_schema, "structured_output.json_schema")
+        case "regex":
+            return Structure("regex", given.structured_output.regex, "structured_output.regex")
+    raise invalid("structured_output", "has no form")
 
 
 def _logprob(entry: Logprob) -> inference_pb2.TokenLogprob:

@@ -17,7 +17,6 @@ from typing import Any
 from weir.registry.v1 import registry_pb2
 
 from libs.clock import Clock
-from libs.deadlines import Deadline, to_seconds
 from libs.errors import Reason, WeirError
 from libs.routing import Route
 from libs.telemetry import get_logger
@@ -40,7 +39,18 @@ from services.gateway.ports import (
     SafetyPort,
     WorkerPort,
 )
-from services.gateway.request import Request, accepted_of, admit_message, readmit_message, submission, with_texts
+from services.gateway.request import (
+    Request,
+    accepted_of,
+    admit_message,
+    deadline_of,
+    forget,
+    readmit_message,
+    submission,
+    with_seed,
+    with_texts,
+)
+from services.gateway.structures import StructureChecks, check_engine
 from services.gateway.text import TextModel
 
 log = get_logger(__name__)
@@ -73,6 +83,7 @@ class Pipeline:
         self._workers = workers
         self._audit = audit
         self._clock = clock
+        self._structures = StructureChecks()
         self._closing = Closing(
             quota=quota,
             admission=admission,
@@ -110,7 +121,7 @@ class Pipeline:
             spec=spec,
             identity=identity,
             tenant=tenant,
-            deadline=self._deadline(tenant, remaining),
+            deadline=deadline_of(tenant, remaining, self._settings.default_deadline, self._clock),
             arrived=arrived,
             trace=trace,
         )
@@ -151,12 +162,6 @@ class Pipeline:
 
     # ---- up to the submission ------------------------------------------------------------------------------------
 
-    def _deadline(self, tenant: registry_pb2.Tenant, remaining: float | None) -> Deadline:
-        seconds = self._settings.default_deadline if remaining is None else remaining
-        if tenant.HasField("max_deadline"):
-            seconds = min(seconds, to_seconds(tenant.max_deadline))
-        return Deadline.after(seconds, self._clock)
-
     def _check_may_run(self, request: Request) -> None:
         if self.draining:
             raise WeirError(Reason.DRAINING, "this gateway is shutting down", retry_after=1.0)
@@ -175,6 +180,7 @@ class Pipeline:
         routing: Future[tuple[Route, bool]] | None = None
         reserving: Future[Reservation] | None = None
         admitted = False
+        await self._structures.check(spec.parameters.structure)
         try:
             if spec.token_ids is None:
                 checking = self._check(request, spec.texts())
@@ -218,12 +224,13 @@ class Pipeline:
             request.granted = await self._admission.admit(
                 request.admit, deadline=request.deadline, traceparent=traceparent, may_be_local=True
             )
+            check_engine(bound.structure, simulated=request.granted.simulated)
             generation = self._start(request, text, version, bound)
         except BaseException:
             # Also on cancellation: whatever was asked for may have been granted by now, and giving back is idempotent.
             for future in (checking, routing, reserving):
                 if future is not None:
-                    _forget(future)
+                    forget(future)
             if request.generation is not None:  # made, and could not be submitted
                 self._active.pop(request.generation, None)
                 request.generation.discard()
@@ -287,7 +294,7 @@ class Pipeline:
             request_id=request.id,
             tenant=request.identity.tenant,
             policy=version.safety_policy or request.tenant.safety_policy,
-            parameters=bound,
+            parameters=with_seed(bound),
             text=text,
             prompt_tokens=len(request.prompt),
             safety=self._safety,
@@ -389,8 +396,3 @@ class Pipeline:
         self._entered -= 1
         if not self._entered:
             self._idle.set()
-
-
-def _forget(future: Future[Any]) -> None:
-    """Nobody will await this future: keep its late failure from being reported as unhandled."""
-    future.add_done_callback(lambda done: None if done.cancelled() else done.exception())

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+import secrets
+from collections.abc import Callable, Sequence
 from dataclasses import replace
+from typing import Any
 
 from weir.admission.v1 import admission_pb2
 from weir.registry.v1 import registry_pb2
 from weir.worker.v1 import worker_pb2
 
 from libs.clock import Clock
-from libs.deadlines import Deadline, to_duration
+from libs.deadlines import Deadline, to_duration, to_seconds
 from libs.routing import Route
 from libs.telemetry.tracing import Span
 from services.gateway.generation import Choice, Generation
@@ -80,6 +82,15 @@ class Request:
         return f"{self.id}/{self.attempt}" if self.attempt else self.id
 
 
+def deadline_of(tenant: registry_pb2.Tenant, remaining: float | None, default: float, clock: Clock) -> Deadline:
+    """The end of the `remaining` seconds (of the default where the caller named none) or of the tenant's longest
+    time."""
+    seconds = default if remaining is None else remaining
+    if tenant.HasField("max_deadline"):
+        seconds = min(seconds, to_seconds(tenant.max_deadline))
+    return Deadline.after(seconds, clock)
+
+
 def with_texts(spec: Spec, texts: tuple[str, ...] | None) -> Spec:
     """The spec with redacted texts in place of the caller's; None leaves it as it is.
 
@@ -93,6 +104,12 @@ def with_texts(spec: Spec, texts: tuple[str, ...] | None) -> Spec:
     if len(texts) != 1:
         raise ValueError(f"safety returned {len(texts)} texts for one")
     return replace(spec, prompt=texts[0], token_ids=None)
+
+
+def with_seed(bound: BoundParameters, draw: Callable[[], int] = lambda: secrets.randbits(63)) -> BoundParameters:
+    """The parameters with a seed if chance plays a part: a stream that moves to another worker goes on with the same
+    random numbers."""
+    return replace(bound, seed=draw()) if bound.seed is None and bound.temperature > 0 else bound
 
 
 def admit_message(request: Request, route: Route, bound: BoundParameters) -> admission_pb2.Admit:
@@ -138,6 +155,7 @@ def submission(
         remaining=to_duration(request.deadline.timeout(clock)),
         traceparent=request.span.traceparent,
         choice=choice.index,
+        resumed_tokens=len(choice.tokens),
         # Text that could end it early (a stop string) is worth looking at after every step.
         group_tokens=_GROUP if request.spec.whole and not bound.stop else 0,
     )
@@ -164,6 +182,11 @@ def accepted_of(
     )
 
 
+def forget(future: asyncio.Future[Any]) -> None:
+    """Nobody will await this future: keep its late failure from being reported as unhandled."""
+    future.add_done_callback(lambda done: None if done.cancelled() else done.exception())
+
+
 def _sampling(bound: BoundParameters, choice: Choice) -> worker_pb2.Sampling:
     sampling = worker_pb2.Sampling(
         max_tokens=bound.max_tokens - len(choice.tokens),
@@ -183,4 +206,6 @@ def _sampling(bound: BoundParameters, choice: Choice) -> worker_pb2.Sampling:
         sampling.seed = (bound.seed + choice.index) % 2**64
     if bound.logprobs is not None:
         sampling.logprobs = bound.logprobs
+    if bound.structure is not None:
+        setattr(sampling.structure, bound.structure.kind, bound.structure.text)
     return sampling

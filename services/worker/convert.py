@@ -10,7 +10,7 @@ from weir.worker.v1 import worker_pb2
 
 from libs.deadlines import to_duration, to_seconds
 from libs.errors import WeirError
-from services.worker.engines.port import SamplingParams, SequenceRequest
+from services.worker.engines.port import SamplingParams, SequenceRequest, Structure
 from services.worker.policy.checks import Asked
 from services.worker.policy.outbox import Batch
 
@@ -31,6 +31,7 @@ def sampling_of(sampling: worker_pb2.Sampling) -> SamplingParams:
         stop_token_ids=tuple(sampling.stop_token_ids),
         ignore_eos=sampling.ignore_eos,
         logprobs=sampling.logprobs if sampling.HasField("logprobs") else None,
+        structure=_structure(sampling),
     )
 
 
@@ -42,6 +43,7 @@ def asked_of(submit: worker_pb2.Submit) -> Asked:
         model=submit.model_version,
         choice=submit.choice,
         prompt_tokens=len(submit.prompt),
+        resumed=submit.resumed_tokens,
         remaining=to_seconds(submit.remaining),
         params=sampling_of(submit.sampling),
     )
@@ -56,6 +58,7 @@ def request_of(submit: worker_pb2.Submit, asked: Asked, *, handle: int, now: flo
         params=asked.params,
         deadline=now + asked.remaining,
         priority=submit.priority,
+        resumed=asked.resumed,
         cache_salt=salt,
     )
 
@@ -91,3 +94,12 @@ def refusals_frame(refusals: Iterable[tuple[int, WeirError]]) -> worker_pb2.Sess
     for number, error in refusals:
         items.add(handle=number, rejection=error.to_rejection())
     return response
+
+
+def _structure(sampling: worker_pb2.Sampling) -> Structure | None:
+    match sampling.structure.WhichOneof("form"):
+        case "json_schema":
+            return Structure("json_schema", sampling.structure.json_schema)
+        case "regex":
+            return Structure("regex", sampling.structure.regex)
+    return None

@@ -14,7 +14,7 @@ import msgspec
 
 from libs.errors import Reason, WeirError
 from services.gateway.policy.parameters import check_role, invalid
-from services.gateway.policy.spec import ChatMessage, Parameters, Spec
+from services.gateway.policy.spec import ChatMessage, Parameters, Spec, Structure
 
 _MISSING = re.compile(r"missing required field `([^`]+)`$")
 _PATH = re.compile(r" - at `\$\.?([^`]*)`$")
@@ -32,6 +32,26 @@ class _Message(msgspec.Struct):
 
 class _StreamOptions(msgspec.Struct):
     include_usage: bool | None = None
+
+
+class _JsonSchema(msgspec.Struct):
+    schema: msgspec.Raw = msgspec.Raw()
+
+
+class _ResponseFormat(msgspec.Struct):
+    type: str = "text"
+    json_schema: _JsonSchema | None = None
+
+
+class _StructuredOutputs(msgspec.Struct):
+    """vLLM's own field; `json` is a schema, as an object or as text."""
+
+    json: msgspec.Raw = msgspec.Raw()
+    regex: str | None = None
+    choice: Any = None
+    grammar: Any = None
+    json_object: Any = None
+    structural_tag: Any = None
 
 
 class _Common(msgspec.Struct):
@@ -52,6 +72,8 @@ class _Common(msgspec.Struct):
     logit_bias: dict[str, float] | None = None
     user: str | None = None
     ignore_eos: bool | None = None
+    response_format: _ResponseFormat | None = None
+    structured_outputs: _StructuredOutputs | None = None
 
 
 class _ChatBody(_Common, kw_only=True):
@@ -59,7 +81,6 @@ class _ChatBody(_Common, kw_only=True):
     max_completion_tokens: int | None = None
     logprobs: bool | None = None
     top_logprobs: int | None = None
-    response_format: dict[str, Any] | None = None
     tools: list[Any] | None = None
     functions: list[Any] | None = None
 
@@ -114,8 +135,6 @@ def parse_chat(body: bytes, *, client_request_id: str = "") -> OpenAIRequest:
     for name in ("tools", "functions"):
         if getattr(given, name):
             raise invalid(name, "not offered by this server")
-    if given.response_format and given.response_format.get("type", "text") != "text":
-        raise invalid("response_format", "only {'type': 'text'} is offered by this server")
     if given.top_logprobs is not None and not given.logprobs:
         raise invalid("top_logprobs", "needs logprobs: true")
     max_tokens, field = given.max_tokens, "max_tokens"
@@ -219,7 +238,51 @@ def _parameters(given: _Common, max_tokens: int | None, field: str, logprobs: in
         logprobs=logprobs,
         logit_bias=_logit_bias(given.logit_bias),
         ignore_eos=bool(given.ignore_eos),
+        structure=_structure(given),
     )
+
+
+def _structure(given: _Common) -> Structure | None:
+    """What the output must match, from either of the fields that say so."""
+    theirs = given.structured_outputs
+    ours = _response_format(given.response_format)
+    if theirs is None:
+        return ours
+    if ours is not None:
+        raise invalid("structured_outputs", "not beside response_format")
+    for name in ("choice", "grammar", "json_object", "structural_tag"):
+        if getattr(theirs, name):
+            raise invalid(f"structured_outputs.{name}", "not offered by this server")
+    schema = _schema(theirs.json, "structured_outputs.json")
+    if (schema is None) == (theirs.regex is None):
+        raise invalid("structured_outputs", "needs either json or regex")
+    return schema if theirs.regex is None else Structure("regex", theirs.regex, "structured_outputs.regex")
+
+
+def _response_format(given: _ResponseFormat | None) -> Structure | None:
+    if given is None or given.type == "text":
+        return None
+    if given.type == "json_object":
+        return Structure("json_schema", '{"type": "object"}', "response_format")
+    if given.type != "json_schema":
+        raise invalid("response_format.type", "must be text, json_object or json_schema")
+    field = "response_format.json_schema.schema"
+    schema = _schema(given.json_schema.schema, field) if given.json_schema is not None else None
+    if schema is None:
+        raise invalid(field, "is missing")
+    return schema
+
+
+def _schema(raw: msgspec.Raw, field: str) -> Structure | None:
+    """The schema as the caller wrote it (the order of its properties is the order of the output's), None without."""
+    text = bytes(raw).decode()
+    if text in ("", "null"):
+        return None
+    if text.startswith('"'):  # a document in a string
+        text = msgspec.json.decode(text)
+    if not text.lstrip().startswith("{"):
+        raise invalid(field, "must be a JSON object")
+    return Structure("json_schema", text, field)
 
 
 def _logit_bias(given: dict[str, float] | None) -> dict[int, float]:

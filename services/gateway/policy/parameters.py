@@ -99,6 +99,7 @@ def bind_parameters(given: Parameters, limits: ModelLimits, prompt_tokens: int) 
         logprobs=given.logprobs,
         logit_bias=given.logit_bias,
         ignore_eos=given.ignore_eos,
+        structure=given.structure,
     )
 
 

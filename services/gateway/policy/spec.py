@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Literal
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -25,6 +26,15 @@ class ChatMessage:
     content: str
 
 
+@dataclass(frozen=True, slots=True)
+class Structure:
+    """What the whole output must match: `text` is a JSON Schema document or a regular expression."""
+
+    kind: Literal["json_schema", "regex"]
+    text: str
+    field: str = "structured_output"  # the name the caller used, for errors
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Parameters:
     """Generation parameters as the caller gave them; None means the model's default."""
@@ -44,6 +54,7 @@ class Parameters:
     logprobs: int | None = None
     logit_bias: dict[int, float] = field(default_factory=dict)
     ignore_eos: bool = False
+    structure: Structure | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -87,6 +98,7 @@ class BoundParameters:
     logprobs: int | None
     logit_bias: dict[int, float]
     ignore_eos: bool
+    structure: Structure | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -71,6 +71,7 @@ class SequenceRequest:
     deadline: float | None = None  # clock.monotonic() seconds; past it the sequence ends with DEADLINE
     priority: int = 0  # lower runs first
     cache_salt: bytes = b""  # tenant salt for prefix caching: prompts share memory only under equal salts
+    resumed: int = 0  # so many of the prompt's last tokens are output, generated before the sequence moved here
     group: int = 0  # sequences submitted together under one number (not 0) are choices of one prompt
 
 

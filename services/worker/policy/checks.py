@@ -22,6 +22,8 @@ class Asked:
     remaining: float
     """Seconds to its deadline; 0 when none was given."""
     params: SamplingParams
+    resumed: int = 0
+    """So many of the prompt's last tokens are output."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,6 +63,14 @@ def _check_one(asked: Asked, first: Asked, info: EngineInfo) -> None:
         raise WeirError(Reason.INVALID_REQUEST, "max_tokens must be at least 1", limit="max_tokens")
     if asked.prompt_tokens < 1:
         raise WeirError(Reason.INVALID_REQUEST, "the prompt is empty", limit="prompt")
+    if asked.resumed >= asked.prompt_tokens:
+        raise WeirError(Reason.INVALID_REQUEST, "more tokens are resumed than came", limit="resumed_tokens")
+    if asked.params.structure is not None and info.simulated:
+        raise WeirError(
+            Reason.INVALID_REQUEST,
+            "structured output is not offered by a simulated engine: its tokens come from no model",
+            limit="structured_output",
+        )
     if asked.prompt_tokens >= info.max_context:
         raise WeirError(
             Reason.CONTEXT_LENGTH_EXCEEDED,

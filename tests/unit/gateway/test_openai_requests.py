@@ -6,6 +6,7 @@ import pytest
 
 from libs.errors import Reason, WeirError
 from services.gateway.openai.requests import parse_chat, parse_completion, parse_embedding
+from services.gateway.policy.spec import Structure
 
 MESSAGES = [{"role": "user", "content": "hi"}]
 
@@ -60,7 +61,21 @@ def test_unknown_fields_are_tolerated() -> None:
         (chat(messages=[{"role": "user"}]), "messages[0].content"),
         (chat(messages=[{"role": "user", "content": [{"type": "image_url"}]}]), "messages[0].content"),
         (chat(tools=[{"type": "function"}]), "tools"),
-        (chat(response_format={"type": "json_object"}), "response_format"),
+        (chat(response_format={"type": "grammar"}), "response_format.type"),
+        (chat(response_format="json"), "response_format"),
+        (chat(response_format={"type": "json_schema"}), "response_format.json_schema.schema"),
+        (chat(response_format={"type": "json_schema", "json_schema": {}}), "response_format.json_schema.schema"),
+        (
+            chat(response_format={"type": "json_schema", "json_schema": {"schema": [1]}}),
+            "response_format.json_schema.schema",
+        ),
+        (chat(structured_outputs={}), "structured_outputs"),
+        (chat(structured_outputs={"json": 3}), "structured_outputs.json"),
+        (chat(structured_outputs={"regex": 3}), "structured_outputs.regex"),
+        (chat(structured_outputs={"regex": "a", "json": {}}), "structured_outputs"),
+        (chat(structured_outputs={"choice": ["a", "b"]}), "structured_outputs.choice"),
+        (chat(structured_outputs={"grammar": "x"}), "structured_outputs.grammar"),
+        (chat(structured_outputs={"regex": "a"}, response_format={"type": "json_object"}), "structured_outputs"),
         (chat(top_logprobs=2), "top_logprobs"),
         (chat(logit_bias={"x": 1}), "logit_bias"),
         (b'{"messages": []}', "model"),
@@ -72,6 +87,41 @@ def test_unknown_fields_are_tolerated() -> None:
 )
 def test_a_bad_body_is_refused_by_field(body: bytes, field: str) -> None:
     assert refused(body).limit.startswith(field)
+
+
+SCHEMA = '{"type": "object", "properties": {"b": {"type": "integer"}, "a": {}}}'
+NAMED = {"name": "x", "strict": True, "description": "d", "schema": json.loads(SCHEMA)}
+
+
+@pytest.mark.parametrize(
+    ("fields", "structure"),
+    [
+        ({}, None),
+        ({"response_format": None, "structured_outputs": None}, None),
+        ({"response_format": {"type": "text"}}, None),
+        (
+            {"response_format": {"type": "json_object"}},
+            Structure("json_schema", '{"type": "object"}', "response_format"),
+        ),
+        (
+            {"response_format": {"type": "json_schema", "json_schema": NAMED}},
+            Structure("json_schema", SCHEMA, "response_format.json_schema.schema"),
+        ),
+        (
+            {"structured_outputs": {"json": json.loads(SCHEMA)}},
+            Structure("json_schema", SCHEMA, "structured_outputs.json"),
+        ),
+        ({"structured_outputs": {"json": SCHEMA}}, Structure("json_schema", SCHEMA, "structured_outputs.json")),
+        (
+            {"structured_outputs": {"regex": "[ab]", "json": None, "choice": None}},
+            Structure("regex", "[ab]", "structured_outputs.regex"),
+        ),
+    ],
+)
+def test_structures_keep_the_callers_text(fields: dict[str, object], structure: Structure | None) -> None:
+    assert parse_chat(chat(**fields)).spec.parameters.structure == structure
+    body = json.dumps({"model": "m", "prompt": "x", **fields}).encode()
+    assert parse_completion(body).spec.parameters.structure == structure
 
 
 def test_content_parts_are_joined() -> None:

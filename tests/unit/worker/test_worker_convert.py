@@ -12,7 +12,7 @@ from libs.errors import Reason, WeirError
 from services.worker.config import Settings, SimulatedOptions
 from services.worker.convert import asked_of, refusals_frame, request_of, sampling_of, step_frame
 from services.worker.engines import create
-from services.worker.engines.port import EngineLoadError, FinishReason, SamplingParams, TokenLogprob
+from services.worker.engines.port import EngineLoadError, FinishReason, SamplingParams, Structure, TokenLogprob
 from services.worker.engines.process import ProcessEngine
 from services.worker.engines.tensorrt_llm import sampling_arguments
 from services.worker.engines.threaded import ThreadedEngine
@@ -35,6 +35,24 @@ def test_zero_means_one_where_the_proto_says_so():
     assert (params.seed, params.logprobs, params.stop_token_ids, params.logit_bias) == (0, 0, (4, 5), {7: -100.0})
     assert params.ignore_eos
     assert params.top_k == 9
+
+
+@pytest.mark.parametrize(
+    ("given", "structure"),
+    [
+        ({}, None),
+        ({"json_schema": "{}"}, Structure("json_schema", "{}")),
+        ({"regex": ""}, Structure("regex", "")),
+    ],
+)
+def test_a_structure_keeps_its_form(given, structure):
+    sampling = worker_pb2.Sampling(max_tokens=3, structure=worker_pb2.Structure(**given) if given else None)
+    assert sampling_of(sampling).structure == structure
+
+
+def test_a_moved_sequence_says_what_is_output():
+    submit = worker_pb2.Submit(handle=9, model_version="m@1", prompt=[1, 2, 3], resumed_tokens=2)
+    assert request_of(submit, asked_of(submit), handle=1, now=0.0, salt=b"").resumed == 2
 
 
 def test_a_submission_gets_an_absolute_deadline_and_the_tenants_salt():

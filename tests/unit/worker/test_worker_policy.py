@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 
 from libs.errors import Reason, WeirError
-from services.worker.engines.port import EngineInfo, FinishReason, SamplingParams, TokenLogprob
+from services.worker.engines.port import EngineInfo, FinishReason, SamplingParams, Structure, TokenLogprob
 from services.worker.policy.agreement import disagreement
 from services.worker.policy.checks import Asked, check_group
 from services.worker.policy.outbox import Outbox
@@ -95,12 +95,21 @@ def test_a_group_asks_for_the_largest_of_its_choices():
         ({"repetition_penalty": -1.0}, Reason.INVALID_REQUEST),
         ({"presence_penalty": 99.0}, Reason.INVALID_REQUEST),
         ({"frequency_penalty": float("nan")}, Reason.INVALID_REQUEST),
+        ({"resumed": 10}, Reason.INVALID_REQUEST),
     ],
 )
 def test_what_cannot_run_is_refused_with_its_reason(changes, reason):
     with pytest.raises(WeirError) as caught:
         check_group([asked(**changes)], INFO)
     assert caught.value.reason is reason
+
+
+def test_a_simulated_engine_is_asked_for_no_structure():
+    structured = asked(structure=Structure("regex", "[ab]"), resumed=9)
+    check_group([structured], INFO)
+    with pytest.raises(WeirError, match="simulated engine") as caught:
+        check_group([structured], dataclasses.replace(INFO, simulated=True))
+    assert (caught.value.reason, caught.value.limit) == (Reason.INVALID_REQUEST, "structured_output")
 
 
 def test_choices_of_a_request_are_distinct_and_share_a_model():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from typing import Any
@@ -30,11 +31,26 @@ class Parameters:
     logprobs: int | None = None
     logit_bias: Mapping[int, float] = field(default_factory=dict)
     ignore_eos: bool = False
+    json_schema: Mapping[str, Any] | str | None = None
+    """A JSON Schema that the whole output matches, as a mapping or as text."""
+    regex: str | None = None
+    """A regular expression that the whole output matches; not beside `json_schema`."""
 
     def to_proto(self) -> inference_pb2.GenerationParameters:
-        """As the wire message; unset stays unset."""
+        """As the wire message; unset stays unset.
+
+        :raises ValueError: both `json_schema` and `regex` are given.
+        """
         values: dict[str, Any] = {f.name: getattr(self, f.name) for f in fields(self)}
-        return inference_pb2.GenerationParameters(**{name: v for name, v in values.items() if v is not None})
+        schema, regex = values.pop("json_schema"), values.pop("regex")
+        message = inference_pb2.GenerationParameters(**{name: v for name, v in values.items() if v is not None})
+        if schema is not None and regex is not None:
+            raise ValueError("an output matches a JSON Schema or a regular expression, not both")
+        if schema is not None:
+            message.structured_output.json_schema = schema if isinstance(schema, str) else json.dumps(schema)
+        if regex is not None:
+            message.structured_output.regex = regex
+        return message
 
 
 @dataclass(frozen=True, slots=True)

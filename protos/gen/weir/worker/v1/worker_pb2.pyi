@@ -45,7 +45,7 @@ class Submissions(_message.Message):
     def __init__(self, items: _Optional[_Iterable[_Union[Submit, _Mapping]]] = ...) -> None: ...
 
 class Submit(_message.Message):
-    __slots__ = ("handle", "grant", "request_id", "model_version", "prompt", "sampling", "remaining", "traceparent", "choice", "priority", "group_tokens")
+    __slots__ = ("handle", "grant", "request_id", "model_version", "prompt", "sampling", "remaining", "traceparent", "choice", "priority", "group_tokens", "resumed_tokens")
     HANDLE_FIELD_NUMBER: _ClassVar[int]
     GRANT_FIELD_NUMBER: _ClassVar[int]
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
@@ -57,6 +57,7 @@ class Submit(_message.Message):
     CHOICE_FIELD_NUMBER: _ClassVar[int]
     PRIORITY_FIELD_NUMBER: _ClassVar[int]
     GROUP_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    RESUMED_TOKENS_FIELD_NUMBER: _ClassVar[int]
     handle: int
     grant: _admission_pb2.SignedGrant
     request_id: str
@@ -68,10 +69,11 @@ class Submit(_message.Message):
     choice: int
     priority: int
     group_tokens: int
-    def __init__(self, handle: _Optional[int] = ..., grant: _Optional[_Union[_admission_pb2.SignedGrant, _Mapping]] = ..., request_id: _Optional[str] = ..., model_version: _Optional[str] = ..., prompt: _Optional[_Iterable[int]] = ..., sampling: _Optional[_Union[Sampling, _Mapping]] = ..., remaining: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., traceparent: _Optional[str] = ..., choice: _Optional[int] = ..., priority: _Optional[int] = ..., group_tokens: _Optional[int] = ...) -> None: ...
+    resumed_tokens: int
+    def __init__(self, handle: _Optional[int] = ..., grant: _Optional[_Union[_admission_pb2.SignedGrant, _Mapping]] = ..., request_id: _Optional[str] = ..., model_version: _Optional[str] = ..., prompt: _Optional[_Iterable[int]] = ..., sampling: _Optional[_Union[Sampling, _Mapping]] = ..., remaining: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., traceparent: _Optional[str] = ..., choice: _Optional[int] = ..., priority: _Optional[int] = ..., group_tokens: _Optional[int] = ..., resumed_tokens: _Optional[int] = ...) -> None: ...
 
 class Sampling(_message.Message):
-    __slots__ = ("max_tokens", "temperature", "top_p", "top_k", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty", "logit_bias", "seed", "stop_token_ids", "ignore_eos", "logprobs")
+    __slots__ = ("max_tokens", "temperature", "top_p", "top_k", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty", "logit_bias", "seed", "stop_token_ids", "ignore_eos", "logprobs", "structure")
     class LogitBiasEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -92,6 +94,7 @@ class Sampling(_message.Message):
     STOP_TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
     IGNORE_EOS_FIELD_NUMBER: _ClassVar[int]
     LOGPROBS_FIELD_NUMBER: _ClassVar[int]
+    STRUCTURE_FIELD_NUMBER: _ClassVar[int]
     max_tokens: int
     temperature: float
     top_p: float
@@ -105,7 +108,16 @@ class Sampling(_message.Message):
     stop_token_ids: _containers.RepeatedScalarFieldContainer[int]
     ignore_eos: bool
     logprobs: int
-    def __init__(self, max_tokens: _Optional[int] = ..., temperature: _Optional[float] = ..., top_p: _Optional[float] = ..., top_k: _Optional[int] = ..., min_p: _Optional[float] = ..., repetition_penalty: _Optional[float] = ..., presence_penalty: _Optional[float] = ..., frequency_penalty: _Optional[float] = ..., logit_bias: _Optional[_Mapping[int, float]] = ..., seed: _Optional[int] = ..., stop_token_ids: _Optional[_Iterable[int]] = ..., ignore_eos: _Optional[bool] = ..., logprobs: _Optional[int] = ...) -> None: ...
+    structure: Structure
+    def __init__(self, max_tokens: _Optional[int] = ..., temperature: _Optional[float] = ..., top_p: _Optional[float] = ..., top_k: _Optional[int] = ..., min_p: _Optional[float] = ..., repetition_penalty: _Optional[float] = ..., presence_penalty: _Optional[float] = ..., frequency_penalty: _Optional[float] = ..., logit_bias: _Optional[_Mapping[int, float]] = ..., seed: _Optional[int] = ..., stop_token_ids: _Optional[_Iterable[int]] = ..., ignore_eos: _Optional[bool] = ..., logprobs: _Optional[int] = ..., structure: _Optional[_Union[Structure, _Mapping]] = ...) -> None: ...
+
+class Structure(_message.Message):
+    __slots__ = ("json_schema", "regex")
+    JSON_SCHEMA_FIELD_NUMBER: _ClassVar[int]
+    REGEX_FIELD_NUMBER: _ClassVar[int]
+    json_schema: str
+    regex: str
+    def __init__(self, json_schema: _Optional[str] = ..., regex: _Optional[str] = ...) -> None: ...
 
 class CancelSequences(_message.Message):
     __slots__ = ("handles",)
