@@ -102,7 +102,7 @@ def parse_object(content: bytes, path: Path) -> dict[str, Any]:
     """
     try:
         raw = json.loads(content)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise EngineLoadError(f"{path}: not JSON ({error})") from error
     if not isinstance(raw, dict):
         raise EngineLoadError(f"{path}: not a JSON object")

@@ -138,7 +138,7 @@ def _read(path: Path) -> dict[str, Any]:
         content = json.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise EngineLoadError(f"{path}: {error.strerror}") from error
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise EngineLoadError(f"{path}: not JSON ({error})") from error
     if not isinstance(content, dict):
         raise EngineLoadError(f"{path}: not a JSON object")

@@ -290,7 +290,7 @@ def _read_header(path: Path, descriptor: int) -> dict[str, TensorInfo]:
         header = json.loads(os.pread(descriptor, length, 8), object_pairs_hook=_without_repeats)
         header.pop("__metadata__", None)
         infos = {name: _tensor(path, name, raw, 8 + length) for name, raw in header.items()}
-    except (ValueError, TypeError, KeyError, AttributeError) as error:
+    except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
         raise _FormatError(f"its header is malformed: {type(error).__name__}: {error}") from None
     position = 8 + length
     for name, info in sorted(infos.items(), key=lambda item: (item[1].offset, item[1].bytes)):

@@ -1,0 +1,134 @@
+"""config.json: each variant of the Llama family as transformers reads it; what is not supported is refused in words."""
+
+import pytest
+import support_checkpoints as support
+import torch
+import transformers
+from safetensors.torch import load_file
+from support_checkpoints import MODEL
+from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
+
+from libs.clock import ManualClock
+from services.worker.engines.port import EngineLoadError
+from services.worker.engines.torch_engine.config import load_config, parse_config
+from services.worker.engines.torch_engine.loading import StageTimer, read_checkpoint
+from services.worker.engines.torch_engine.model import rotation
+from services.worker.engines.torch_engine.weights import expected_shapes
+
+LLAMA = {
+    "architectures": ["LlamaForCausalLM"], "vocab_size": 97, "hidden_size": 32, "intermediate_size": 48,
+    "num_hidden_layers": 2, "num_attention_heads": 4, "max_position_embeddings": 64,
+}  # fmt: skip
+MISTRAL = LLAMA | {"architectures": ["MistralForCausalLM"], "num_attention_heads": 8, "sliding_window": None}
+QWEN2 = LLAMA | {"architectures": ["Qwen2ForCausalLM"], "num_key_value_heads": 2}
+
+
+@pytest.mark.parametrize(
+    ("kind", "changes"),
+    [
+        ("llama", {}),
+        ("llama", {"tie_word_embeddings": True}),
+        ("llama", {"attention_bias": True}),
+        ("llama", {"mlp_bias": True, "head_dim": 12, "num_key_value_heads": 1}),
+        ("mistral", {"sliding_window": None}),
+        ("mistral", {"sliding_window": 128, "head_dim": 20}),
+        ("qwen2", {}),
+        ("qwen2", {"tie_word_embeddings": True}),
+    ],
+)
+def test_the_tensors_expected_are_those_that_transformers_writes(tmp_path, kind, changes):
+    support.save_checkpoint(tmp_path, kind, **changes)
+    found = {name: tuple(each.shape) for name, each in load_file(tmp_path / "model.safetensors").items()}
+    assert expected_shapes(load_config(tmp_path)) == found
+    checkpoint = read_checkpoint(tmp_path, StageTimer(MODEL, ManualClock()))
+    assert checkpoint.weights.total_bytes == sum(
+        each.nbytes for each in load_file(tmp_path / "model.safetensors").values()
+    )
+
+
+def test_fields_left_out_are_what_transformers_takes():
+    for raw, make in ((LLAMA, transformers.LlamaConfig), (MISTRAL, transformers.MistralConfig)):
+        ours, theirs = parse_config(raw), make(**{key: raw[key] for key in raw if key != "architectures"})
+        assert ours.kv_heads == theirs.num_key_value_heads
+        assert ours.head_width == theirs.head_dim
+        assert (ours.bos_token_id, ours.eos_token_ids) == (theirs.bos_token_id, (theirs.eos_token_id,))
+        assert (ours.norm_eps, ours.tied) == (theirs.rms_norm_eps, theirs.tie_word_embeddings)
+        assert ours.rope.theta == theirs.rope_parameters["rope_theta"]
+    without_heads = {key: value for key, value in MISTRAL.items() if key != "num_key_value_heads"}
+    assert parse_config(without_heads).kv_heads == transformers.MistralConfig().num_key_value_heads
+    # Its window, when left out, is 4096: harmless below that context, refused above.
+    windowed = {key: value for key, value in MISTRAL.items() if key != "sliding_window"}
+    assert parse_config(windowed).context == 64
+    with pytest.raises(EngineLoadError, match="4096"):
+        parse_config(windowed | {"max_position_embeddings": 8192})
+
+
+def test_biases_are_only_those_that_the_architecture_has():
+    for raw in (MISTRAL, QWEN2):
+        config = parse_config(raw | {"attention_bias": True, "mlp_bias": True})
+        assert (config.output_bias, config.mlp_bias) == (False, False)
+    assert not parse_config(MISTRAL | {"attention_bias": True}).qkv_bias
+    assert parse_config(QWEN2).qkv_bias
+
+
+ROPES = {
+    "default": {"rope_type": "default", "rope_theta": 500000.0},
+    "linear": {"rope_type": "linear", "rope_theta": 1e4, "factor": 4.0},
+    "dynamic": {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 4.0},
+    "llama3": {
+        "rope_type": "llama3", "rope_theta": 5e5, "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
+        "original_max_position_embeddings": 16,
+    },
+    "llama3 without its original context": {
+        "rope_type": "llama3", "rope_theta": 5e5, "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
+    },
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", ROPES)
+@pytest.mark.parametrize("old", [True, False])
+def test_rotations_equal_those_of_transformers_over_the_whole_context(name, old):
+    rope = dict(ROPES[name])
+    config = transformers.LlamaConfig(
+        hidden_size=64, num_attention_heads=4, max_position_embeddings=64, rope_parameters=dict(rope)
+    )
+    cos, sin = LlamaRotaryEmbedding(config)(torch.zeros(1), torch.arange(64).unsqueeze(0))
+    raw = LLAMA | {"hidden_size": 64}
+    if old:  # as written before transformers 5
+        raw |= {"rope_theta": rope.pop("rope_theta"), "rope_scaling": {"type": rope.pop("rope_type"), **rope}}
+    else:
+        raw |= {"rope_parameters": rope}
+    ours = parse_config(raw)
+    for found, expected in zip(rotation(ours.rope, ours.head_width, ours.context), (cos[0], sin[0]), strict=True):
+        torch.testing.assert_close(found, expected, rtol=0, atol=2e-6)
+
+
+@pytest.mark.parametrize(
+    ("raw", "words"),
+    [
+        (LLAMA | {"rope_scaling": {"type": "yarn", "factor": 4.0}}, "type yarn"),
+        (LLAMA | {"rope_scaling": {"type": "longrope"}}, "type longrope"),
+        (LLAMA | {"rope_parameters": {"full_attention": {"rope_theta": 1e4}}}, "differ between layers"),
+        (LLAMA | {"partial_rotary_factor": 0.5}, "part of each head"),
+        (LLAMA | {"quantization_config": {"quant_method": "gptq"}}, "gptq"),
+        (LLAMA | {"num_attention_heads": 5}, "head_dim is not given"),
+        (LLAMA | {"head_dim": 7}, "head_dim 7 is odd"),
+        (LLAMA | {"num_key_value_heads": 3}, "3 key heads"),
+        (LLAMA | {"num_hidden_layers": 0}, "below 1"),
+        (LLAMA | {"intermediate_size": -1}, "below 1"),
+        (QWEN2 | {"use_sliding_window": True, "sliding_window": 8, "max_window_layers": 1}, "sliding"),
+        (
+            QWEN2
+            | {"use_sliding_window": True, "sliding_window": 8, "layer_types": ["full_attention", "sliding_attention"]},
+            "sliding",
+        ),
+    ],
+)
+def test_variants_that_are_not_supported_are_refused_in_words(raw, words):
+    with pytest.raises(EngineLoadError, match=words):
+        parse_config(raw)
+
+
+def test_a_window_that_no_layer_uses_is_no_hindrance():
+    for changes in ({"max_window_layers": 2}, {"layer_types": ["full_attention"] * 2}, {"use_sliding_window": False}):
+        assert parse_config(QWEN2 | {"use_sliding_window": True, "sliding_window": 8} | changes).layers == 2
