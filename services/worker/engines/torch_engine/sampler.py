@@ -25,7 +25,7 @@ from services.worker.engines.torch_engine.structure import Matcher, accept, allo
 GREEDY_BELOW = 1e-5
 """Temperatures below this are greedy: dividing by them would overflow."""
 
-UNUSABLE = "the model's output holds no usable numbers"
+UNUSABLE = "the model produced no finite logits"
 _MASK = (1 << 64) - 1
 
 
