@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gc
 import os
 from collections.abc import AsyncGenerator, Callable, Mapping
 from dataclasses import dataclass, field
@@ -83,6 +84,8 @@ def environment(settings: VllmSettings) -> dict[str, str]:
         "VLLM_NO_USAGE_STATS": "1",
         "HF_HUB_OFFLINE": "1",
         "VLLM_LOGGING_LEVEL": "WARNING",
+        # Its processes end by a signal anyway, and a worker that drains has little time left.
+        "VLLM_WORKER_SHUTDOWN_TIMEOUT_SECONDS": "2",
         # gRPC's threads do not survive a fork.
         "VLLM_WORKER_MULTIPROC_METHOD": "spawn",
         # Workers on one machine must not all bind themselves to its first cores.
@@ -204,6 +207,8 @@ class VllmLibrary:
         if (llm := self._llm) is not None:
             self._llm = None
             await asyncio.to_thread(llm.shutdown)
+            del llm
+            gc.collect()  # it is part of a cycle, and what is left of it at the interpreter's end complains
 
     # ---- requests ------------------------------------------------------------------------------------------------
 

@@ -1,7 +1,8 @@
 """A double of `tensorrt_llm` with the documented signatures; anything undocumented is a TypeError.
 
 Recorded from https://nvidia.github.io/TensorRT-LLM/llm-api/reference.html (LLM, SamplingParams, KvCacheConfig,
-RequestOutput). It generates tokens from the last one, at one token per turn of the loop.
+RequestOutput). It generates tokens from the last one, at one token per turn of the loop, for at most max_batch_size
+requests at once, in the order of arrival.
 """
 
 from __future__ import annotations
@@ -84,15 +85,26 @@ class CompletionOutput:
 class RequestOutput:
     """Async iterable of itself, growing; `abort()` ends it."""
 
-    def __init__(self, prompt: list[int], params: SamplingParams) -> None:
+    def __init__(self, prompt: list[int], params: SamplingParams, batch: list[RequestOutput], size: int) -> None:
         self.prompt_token_ids = prompt
         self.outputs = [CompletionOutput()]
         self.finished = False
         self._params = params
         self._aborted = False
+        self._batch = batch
+        self._size = size
+        batch.append(self)
 
     def abort(self) -> None:
         self._aborted = True
+        if self in self._batch:
+            self._batch.remove(self)
+
+    def _end(self, reason: str) -> RequestOutput:
+        self.finished, self.outputs[0].finish_reason = True, reason
+        if self in self._batch:
+            self._batch.remove(self)
+        return self
 
     def __aiter__(self):
         return self
@@ -101,10 +113,11 @@ class RequestOutput:
         if self.finished:
             raise StopAsyncIteration
         await asyncio.sleep(0)
+        while not self._aborted and self not in self._batch[: self._size]:  # noqa: ASYNC110 - its steps are turns
+            await asyncio.sleep(0)
         params, out = self._params, self.outputs[0]
         if self._aborted:
-            self.finished, out.finish_reason = True, "cancelled"
-            return self
+            return self._end("cancelled")
         position = len(self.prompt_token_ids) + len(out.token_ids)
         last = out.token_ids[-1] if out.token_ids else self.prompt_token_ids[-1]
         seed = 0 if params.top_k == 1 else (params.seed or 0)
@@ -113,14 +126,13 @@ class RequestOutput:
         if not params.ignore_eos and params.end_id is not None:
             stops.add(params.end_id)
         if token in stops:
-            self.finished, out.finish_reason = True, "stop"
-            return self
+            return self._end("stop")
         out.token_ids.append(token)
         if params.logprobs is not None:
             entry = {token: Logprob(-0.5, 1), 3: Logprob(-1.5, 2), 4: Logprob(-2.5, 3)}
             out.logprobs.append(dict(list(entry.items())[: max(1, params.logprobs)]))
         if len(out.token_ids) >= params.max_tokens:
-            self.finished, out.finish_reason = True, "length"
+            return self._end("length")
         return self
 
 
@@ -146,6 +158,8 @@ class LLM:
         if "missing" in str(model):
             raise RuntimeError("no such checkpoint")
         self.kv_cache_config = kv_cache_config
+        self._batch: list[RequestOutput] = []
+        self._size = max_batch_size
         self.is_down = False
 
     def generate_async(
@@ -163,7 +177,7 @@ class LLM:
         assert all(type(token) is int for token in inputs)
         if sampling_params.end_id is None:
             raise ValueError("tokenizer is required to reset end_id if it is None")
-        return RequestOutput(inputs, sampling_params)
+        return RequestOutput(inputs, sampling_params, self._batch, self._size)
 
     def shutdown(self) -> None:
         self.is_down = True
