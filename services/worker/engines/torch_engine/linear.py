@@ -3,8 +3,8 @@
 On a CPU every product runs in oneDNN on weights that were reordered once into its own block layout. Beside
 `functional.linear` that is 1.3 to 4 times as quick (AVX-512, 2 threads, 1 to 512 rows), and the sum behind one output
 element does not depend on how many rows are computed together: a sequence gets the same bits alone and in a batch.
-The one exception known, a single row split along its inputs among the threads, is looked for when the weights are
-packed and avoided by computing a second row.
+The one exception known is a lone row, for which oneDNN has another kernel where there are many inputs (2,304) or the
+weights lie plain; it is looked for when the weights are packed and avoided by computing a second row.
 
 int8 is for the weights alone: one scale per output, activations not rounded to 8 bits. Each activation is written as
 a 16-bit number of two base-256 digits with one step per row; the integer product of the two digits and the weights is
