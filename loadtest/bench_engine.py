@@ -86,8 +86,7 @@ class Bench:
                     self._warm_prefix(running["ours"], checkpoint, vocabulary, count)
         found = report.memory(
             ours_answers,
-            total_blocks=int(self._settings.get("total_blocks", contestants.TOTAL_BLOCKS[checkpoint])),
-            block_bytes=BLOCK_SIZE * checkpoints.kv_bytes_per_token(checkpoint),
+            block_bytes=int(self._settings.get("block_size", BLOCK_SIZE)) * checkpoints.kv_bytes_per_token(checkpoint),
         )
         suffix = "" if checkpoint == "t" else f"_{checkpoint}"
         self.figures |= {name + suffix: value for name, value in found.items()}

@@ -29,6 +29,7 @@ def vllm_interpreter() -> Path | None:
 def ours(checkpoint: str, folder: Path, overrides: Mapping[str, Any], *, module: str = "ours") -> Contestant:
     """The torch engine. Another `module` of this package drives it in another way."""
     options = {
+        "device": "cpu",
         "max_running": RUNNING,
         "max_step_tokens": STEP_TOKENS,
         "total_blocks": TOTAL_BLOCKS[checkpoint],

@@ -117,6 +117,7 @@ async def run(engine: Engine, client: Client, order: child.Order) -> child.Answe
     first = [client.times[handle][0] - start for handle in handles]
     return child.outcome(seconds, first, sum(len(prompt) for prompt, _ in items), outputs) | {
         "cached_tokens": client.cached,
+        "blocks_total": engine.info.total_blocks,
         "blocks_peak": engine.info.total_blocks - client.least_free,
         "rss_peak": child.peak_rss(),
     }

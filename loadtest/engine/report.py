@@ -70,10 +70,10 @@ def comparison_table(answers: Answers, *, workload: str) -> str:
     return table(("", unit, "TTFT p50, s", "TTFT p99, s"), rows)
 
 
-def memory(answers: Sequence[Mapping[str, Any]], *, total_blocks: int, block_bytes: int) -> Figures:
+def memory(answers: Sequence[Mapping[str, Any]], *, block_bytes: int) -> Figures:
     """KV memory configured and used at most, and how much the process grew after loading, bytes."""
     return {
-        "kv_bytes_configured": total_blocks * block_bytes,
+        "kv_bytes_configured": max(each["blocks_total"] for each in answers) * block_bytes,
         "kv_bytes_peak": max(each["blocks_peak"] for each in answers) * block_bytes,
         "rss_growth_bytes": max(each["rss_peak"] - each["rss_loaded"] for each in answers),
     }

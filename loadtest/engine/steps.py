@@ -27,7 +27,7 @@ from libs.deadlines import to_duration
 from loadtest.engine import child, workloads
 from loadtest.engine.ours import MODEL, request, settings
 from services.worker.convert import asked_of, step_frame
-from services.worker.engines.port import SequenceRequest, StepOutput
+from services.worker.engines.port import EngineInfo, SequenceRequest, StepOutput
 from services.worker.engines.torch_engine import TorchCore
 from services.worker.hub import Hub, Mailbox
 
@@ -60,6 +60,11 @@ class HubEngine:
 
     def __init__(self, core: TorchCore) -> None:
         self._core = core
+
+    @property
+    def info(self) -> EngineInfo:
+        """The core's."""
+        return self._core.info
 
     def submit(self, requests: Sequence[SequenceRequest]) -> None:
         """Straight into the core."""

@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 
 from libs.clock import SystemClock
-from loadtest.engine import checkpoints, ours, report, workloads
+from loadtest.engine import checkpoints, ours, report, steps, workloads
 from loadtest.engine.child import Contestant, ContestantError
-from loadtest.engine.steps import kind_of
+from services.worker.engines.port import StepOutput
 from services.worker.engines.simulated import SimulatedEngine
-from services.worker.engines.simulated_model import SimulatedModel
+from services.worker.engines.simulated_model import SimulatedCore, SimulatedModel
 
 CHILD = """
 from loadtest.engine import child
@@ -154,6 +154,34 @@ async def test_interference_sees_the_gaps_of_the_decoders_while_the_long_prompt_
     assert client.ended == set(client.times)
 
 
+class SteppedCore:
+    """A simulated core that is stepped like the torch engine's and says that each part of a step took 1 ms."""
+
+    def __init__(self) -> None:
+        self._core = SimulatedCore(SimulatedModel(models=(ours.MODEL,)))
+        self.info = engine().info
+        self.timings = dict.fromkeys(steps.PARTS, 0.001)
+        self.add, self.has_work = self._core.add, self._core.has_work
+
+    def step(self) -> StepOutput:
+        self._core.plan()
+        return self._core.apply(0.0)
+
+
+async def test_overhead_is_measured_over_the_decode_steps_of_the_full_batch() -> None:
+    order = {"repeat": 1, "batch": 4, "prompt": 16, "vocabulary": 4096, "steps": 10}
+    answer = steps.overhead(SteppedCore(), order)  # type: ignore[arg-type]
+    assert {name: answer[name] for name in steps.PARTS} == dict.fromkeys(steps.PARTS, 0.001)
+    # Sequences are eight tokens longer than asked; neither the prompts' step nor the one that ends them counts.
+    assert answer["steps"] == 10 + 8 - 2
+    assert answer["framing"] > 0
+
+
+def test_an_engine_that_does_not_tell_its_timings_is_refused() -> None:
+    with pytest.raises(RuntimeError, match="does not tell"):
+        steps.timings(object())  # type: ignore[arg-type]
+
+
 def test_a_setting_that_the_engine_does_not_have_is_refused() -> None:
     with pytest.raises(ValueError, match="no setting threds"):
         ours.settings("folder", {"threds": 1})
@@ -204,8 +232,8 @@ def test_overhead_is_scheduling_applying_and_framing_of_the_whole_step() -> None
 
 
 def test_memory_is_the_most_that_was_seen() -> None:
-    answers = [{"blocks_peak": peak, "rss_peak": 10 * peak, "rss_loaded": 5} for peak in (3, 7)]
-    assert report.memory(answers, total_blocks=10, block_bytes=100) == {
+    answers = [{"blocks_total": 10, "blocks_peak": peak, "rss_peak": 10 * peak, "rss_loaded": 5} for peak in (3, 7)]
+    assert report.memory(answers, block_bytes=100) == {
         "kv_bytes_configured": 1000,
         "kv_bytes_peak": 700,
         "rss_growth_bytes": 65,
@@ -240,4 +268,4 @@ def test_verdicts_say_what_is_met_missed_and_not_measured() -> None:
     ],
 )
 def test_operations_have_their_kinds(operation: str, kind: str) -> None:
-    assert kind_of(operation) == kind
+    assert steps.kind_of(operation) == kind
