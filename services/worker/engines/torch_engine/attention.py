@@ -1,8 +1,8 @@
 """Attention over paged keys and values: what the engine asks for, and which way it is done.
 
-The arena is one contiguous tensor (blocks, layers, 2, kv_heads, block_size, head_width): a block holds all layers, so
-that it is copied or swapped as one piece; keys are at 0 and values at 1 of the third place; within a layer the tokens
-of one head lie side by side, which is how attention reads them. Token `t` of a sequence lies in its block
+The arena is one contiguous tensor of blocks, each (layers, 2, kv_heads, block_size, head_width): a block holds all
+layers, so that it is copied or swapped as one piece; keys are at 0 and values at 1 of the second place; within a layer
+the tokens of one head lie side by side, which is how attention reads them. Token `t` of a sequence lies in its block
 `t // block_size` at place `t % block_size`.
 
 Two implementations give the same numbers to rounding:
@@ -31,9 +31,10 @@ Tables = NDArray[np.int32]
 
 @dataclass(frozen=True, slots=True)
 class AttentionShape:
-    """What attention needs to know of a model and of its memory.
+    """What attention needs to know of a model and of its memory. `stride` is how many numbers lie between the
+    beginnings of two blocks, a multiple of `head_width`, where blocks are larger than this model's; 0 where not.
 
-    :raises ValueError: `heads` is not a multiple of `kv_heads`, or a size is not positive.
+    :raises ValueError: `heads` is not a multiple of `kv_heads`, or a size is not positive or not possible.
     """
 
     heads: int
@@ -42,12 +43,25 @@ class AttentionShape:
     layers: int
     block_size: int
     dtype: torch.dtype = torch.float32
+    stride: int = 0
 
     def __post_init__(self) -> None:
         if min(self.heads, self.kv_heads, self.head_width, self.layers, self.block_size) < 1:
             raise ValueError("every size must be positive")
         if self.heads % self.kv_heads:
             raise ValueError(f"{self.heads} heads cannot share {self.kv_heads} key heads evenly")
+        if self.stride and (self.stride < self.block_numbers or self.stride % self.head_width):
+            raise ValueError(f"blocks of {self.block_numbers} numbers cannot lie {self.stride} apart")
+
+    @property
+    def block_numbers(self) -> int:
+        """Numbers of one block that are used."""
+        return self.layers * 2 * self.kv_heads * self.block_size * self.head_width
+
+    @property
+    def apart(self) -> int:
+        """Numbers between the beginnings of two blocks."""
+        return self.stride or self.block_numbers
 
     def arena(self, blocks: int) -> tuple[int, int, int, int, int, int]:
         """The shape of an arena of so many blocks."""
@@ -109,12 +123,10 @@ def attend_fresh(counts: Sequence[int], query: Tensor, key: Tensor, value: Tenso
     """Causal attention of whole sequences of `counts` tokens that nothing is remembered of (embeddings); shapes as in
     `Attention.attend`."""
     parts = []
-    places = zip(*(tensor.split(list(counts)) for tensor in (query, key, value)), strict=True)
-    for own_query, own_key, own_value in places:
+    for own in zip(*(tensor.split(list(counts)) for tensor in (query, key, value)), strict=True):
+        queries, keys, values = (tensor.transpose(0, 1).unsqueeze(0) for tensor in own)
         attended = torch.nn.functional.scaled_dot_product_attention(
-            *(tensor.transpose(0, 1).unsqueeze(0) for tensor in (own_query, own_key, own_value)),
-            is_causal=True,
-            enable_gqa=True,
+            queries, keys, values, is_causal=True, enable_gqa=True
         )
         parts.append(attended[0].transpose(0, 1).flatten(1))
     return torch.cat(parts)

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import groupby
 
 import torch
 from torch import Tensor
@@ -46,6 +45,7 @@ class TorchAttention:
         self._shape = shape
         self._device = device
         self._layer_rows = 2 * shape.kv_heads * shape.block_size
+        self._block_rows = shape.apart // shape.head_width
         self._group = shape.heads // shape.kv_heads
         # Distance from a key to its value, and from head to head, in rows.
         apart = torch.arange(2).view(2, 1, 1, 1) * shape.kv_heads + torch.arange(shape.kv_heads).view(1, 1, -1, 1)
@@ -88,8 +88,11 @@ class TorchAttention:
         if self._device.type == "cpu":
             return [[segment] for segment in segments]
         batches: list[list[Segment]] = []
-        for single, run in groupby(segments, key=lambda segment: segment.count == 1):
-            batches.extend([list(run)] if single else [[segment] for segment in run])
+        for segment in segments:
+            if segment.count == 1 and batches and batches[-1][0].count == 1:
+                batches[-1].append(segment)
+            else:
+                batches.append([segment])
         return batches
 
     def _rows(self, blocks: Tensor, positions: Tensor) -> Tensor:
@@ -97,7 +100,7 @@ class TorchAttention:
         kv_heads, m)."""
         size = self._shape.block_size
         block = blocks.gather(1, positions // size).to(torch.int64)
-        return (block * self._shape.layers * self._layer_rows + positions % size).unsqueeze(1) + self._apart
+        return (block * self._block_rows + positions % size).unsqueeze(1) + self._apart
 
     def _grouped(self, together: Sequence[Segment], first: int, starts: Tensor, blocks: Tensor) -> _Group:
         count, sequences = together[0].count, len(together)

@@ -1,0 +1,266 @@
+"""The attention kernel itself: what the threads of a step run, compiled by numba for one shape of heads.
+
+Functions that only the compiler sees take the sizes of that shape as arguments; they are inlined, and the sizes become
+constants. The kernel's closure holds nothing but numbers, because numba finds a compiled kernel on disk by them.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+import zlib
+from pathlib import Path
+from typing import Any
+
+import numba
+import numpy as np
+from numba import types
+
+from services.worker.engines.torch_engine import attention_vectors as vectors
+
+WRITE, ATTEND = 1, 2
+"""What a task may say is to be done; both, as their sum."""
+
+# The fields of a call's arguments, all int64: two counters the threads draw from, addresses, distances in bytes.
+# fmt: off
+(NEXT_TASK, NEXT_THREAD, LAST_TASK, TASKS, SEGMENTS, TABLES, TABLE_STRIDE, ARENA, BLOCK, QUERY, QUERY_STRIDE, KEY,
+ KEY_STRIDE, VALUE, VALUE_STRIDE, OUT, SCRATCH, SCRATCH_SIZE, SCORES, FIELDS) = range(20)
+# fmt: on
+
+_REGISTERS = 16
+"""Running sums held at once while values are mixed, of 32 AVX-512 registers."""
+
+
+@numba.njit(fastmath={"contract", "nsz"}, inline="always")
+def _exp(x: Any) -> Any:
+    """e to the power of a float32 that is not positive, within 2 units in the last place; NaN stays NaN.
+
+    Written out because numba calls the C library for each number, where this fills the lanes.
+    """
+    x = np.float32(-87.0) if x < np.float32(-87.0) else x
+    whole = np.floor(x * np.float32(math.log2(math.e)) + np.float32(0.5))
+    # The logarithm of two in two parts, so that the rest is exact.
+    rest = (x - whole * np.float32(0.693359375)) + whole * np.float32(2.12194440e-4)
+    power = np.float32(1 / 5040)
+    power = power * rest + np.float32(1 / 720)
+    power = power * rest + np.float32(1 / 120)
+    power = power * rest + np.float32(1 / 24)
+    power = power * rest + np.float32(1 / 6)
+    power = power * rest + np.float32(1 / 2)
+    power = power * rest * rest + rest + np.float32(1.0)
+    return power * np.int32((np.int32(whole) + np.int32(127)) << np.int32(23)).view(np.float32)
+
+
+@numba.njit(fastmath={"nnan", "nsz"}, nogil=True)
+def _largest(scores: Any) -> Any:
+    """The largest score. What it is when one of them is NaN does not matter: that one spoils the sum."""
+    largest = scores[0]
+    for index in range(np.uint64(len(scores))):
+        largest = scores[index] if scores[index] > largest else largest
+    return largest
+
+
+@numba.njit(fastmath={"contract", "nsz", "reassoc"}, nogil=True)
+def _softmax(address: Any, count: int) -> Any:
+    """Replace `count` scores by e to the power of their distance from the largest; 1 / their sum."""
+    scores = numba.carray(vectors.floats_at(address), count)
+    largest = _largest(scores)
+    total = np.float32(0.0)
+    for index in range(np.uint64(count)):
+        score = _exp(scores[index] - largest)
+        scores[index] = score
+        total += score
+    return np.float32(1.0) / total
+
+
+@numba.njit(inline="always")
+def _scores(
+    table: Any,
+    length: int,
+    start: Any,
+    block: Any,
+    query: Any,
+    first: int,
+    last: int,
+    scratch: Any,
+    stride: Any,
+    group: Any,
+    chunks: Any,
+    row: Any,
+    head_size: Any,
+    values_at: Any,
+    block_size: Any,
+    rows: Any,
+    half: Any,
+    scale: Any,
+) -> None:
+    """The products of one token's queries with all `length` keys: (heads, `stride` bytes) of scratch."""
+    following = start + np.uint64(table[0]) * block
+    values = following + np.uint64(values_at)
+    for index in range((length + block_size - 1) // block_size):
+        here = following
+        following = values
+        if (index + 1) * block_size < length:
+            following = start + np.uint64(table[index + 1]) * block
+        filled = min(block_size, length - index * block_size)
+        for head in range(first, last):
+            queries = vectors.load(query + np.uint64(head * group * row), scale, chunks, row, group, half)
+            scores = scratch + np.uint64(head * group) * stride + np.uint64(index * block_size * 4)
+            offset = np.uint64((head - first) * head_size)
+            # Whole runs of rows; what lies behind the last token makes scores that nobody reads.
+            for place in range(0, filled, rows):
+                at, goal = offset + np.uint64(place * row), scores + np.uint64(place * 4)
+                vectors.score(queries, here + at, following + at, goal, stride, chunks, rows, half)
+
+
+@numba.njit(inline="always")
+def _mixed(
+    table: Any,
+    length: int,
+    start: Any,
+    block: Any,
+    first: int,
+    last: int,
+    scratch: Any,
+    stride: Any,
+    sums: Any,
+    group: Any,
+    columns: Any,
+    slices: Any,
+    sum_row: Any,
+    slice_row: Any,
+    row: Any,
+    head_size: Any,
+    block_size: Any,
+    half: Any,
+) -> None:
+    """Add the values of all `length` tokens, each times its weight, to the sums (heads, width)."""
+    following = start + np.uint64(table[0]) * block
+    for index in range((length + block_size - 1) // block_size):
+        here = following
+        if (index + 1) * block_size < length:
+            following = start + np.uint64(table[index + 1]) * block
+        filled = min(block_size, length - index * block_size)
+        for head in range(first, last):
+            weights = scratch + np.uint64(head * group) * stride + np.uint64(index * block_size * 4)
+            for part in range(slices):
+                own = sums + np.uint64(head * group * sum_row + part * columns * vectors.LANES * 4)
+                held = vectors.load(own, np.float32(1.0), columns, sum_row, group, False)
+                inner = np.uint64((head - first) * head_size + part * slice_row)
+                for place in range(filled):
+                    at = inner + np.uint64(place * row)
+                    vectors.prefetch(following + at, slice_row)
+                    held = vectors.mix(held, here + at, weights + np.uint64(place * 4), stride, columns, half)
+                vectors.store(own, held, np.float32(1.0), columns, sum_row, group, False)
+
+
+@functools.cache
+def compiled(heads: int, kv_heads: int, width: int, block_size: int, half: bool) -> Any:
+    """The kernel for one shape, as a C function of a pointer to the call's arguments; from numba's cache on disk if
+    it was compiled before."""
+    group = heads // kv_heads
+    chunks = width // vectors.LANES
+    row = width * (2 if half else 4)
+    head_size = block_size * row
+    values_at = kv_heads * head_size
+    rows = math.gcd(block_size, vectors.LANES)
+    # Running sums of as many columns at a time as registers hold.
+    columns = max(n for n in range(1, chunks + 1) if chunks % n == 0 and (n == 1 or n * group <= _REGISTERS))
+    slices = chunks // columns
+    sum_row, slice_row, out_row = width * 4, row // slices, heads * row
+    scale = np.float32(1.0 / math.sqrt(width))
+    # Numba's cache would not notice that this other file has changed.
+    sources = zlib.crc32(Path(vectors.__file__).read_bytes()) | 1
+
+    def work(fields: Any) -> None:
+        """Take tasks until there are none."""
+        if sources == 0:
+            return
+        given = numba.carray(fields, FIELDS)
+        counters = np.uint64(given.ctypes.data)
+        thread = vectors.take_number(counters + np.uint64(NEXT_THREAD * 8))
+        scratch = np.uint64(given[SCRATCH] + thread * given[SCRATCH_SIZE])
+        arena, block, stride = np.uint64(given[ARENA]), np.uint64(given[BLOCK]), np.uint64(given[SCORES])
+        sums = scratch + np.uint64(heads) * stride
+        mixed = numba.carray(vectors.floats_at(sums), heads * width)
+        factors = numba.carray(vectors.floats_at(sums + np.uint64(heads * width * 4)), heads)
+        while True:
+            number = vectors.take_number(counters + np.uint64(NEXT_TASK * 8))
+            if number >= given[LAST_TASK]:
+                break
+            task = numba.carray(vectors.integers_at(np.uint64(given[TASKS] + number * 24)), 6)
+            segment = numba.carray(vectors.integers_at(np.uint64(given[SEGMENTS] + task[1] * 16)), 4)
+            first, last = task[4], task[5]
+            own_table = vectors.integers_at(np.uint64(given[TABLES] + segment[0] * given[TABLE_STRIDE]))
+            table = numba.carray(own_table, given[TABLE_STRIDE] // 4)
+            for offset in range(task[2], task[2] + task[3]):
+                token, position = segment[1] + offset, segment[2] + offset
+                if task[0] & WRITE:
+                    target = arena + np.uint64(table[position // block_size]) * block
+                    target += np.uint64(position % block_size * row)
+                    key = np.uint64(given[KEY] + token * given[KEY_STRIDE])
+                    value = np.uint64(given[VALUE] + token * given[VALUE_STRIDE])
+                    for head in range(first, last):
+                        place = target + np.uint64(head * head_size)
+                        vectors.copy(place, key + np.uint64(head * row), row)
+                        vectors.copy(place + np.uint64(values_at), value + np.uint64(head * row), row)
+                if task[0] & ATTEND:
+                    length = position + 1
+                    query = np.uint64(given[QUERY] + token * given[QUERY_STRIDE])
+                    out = np.uint64(given[OUT] + token * out_row)
+                    start = arena + np.uint64(first * head_size)
+                    _scores(
+                        table,
+                        length,
+                        start,
+                        block,
+                        query,
+                        first,
+                        last,
+                        scratch,
+                        stride,
+                        group,
+                        chunks,
+                        row,
+                        head_size,
+                        values_at,
+                        block_size,
+                        rows,
+                        half,
+                        scale,
+                    )
+                    for index in range(first * group, last * group):
+                        factors[index] = _softmax(scratch + np.uint64(index) * stride, length)
+                    for index in range(first * group * width, last * group * width):
+                        mixed[index] = 0.0
+                    _mixed(
+                        table,
+                        length,
+                        start + np.uint64(values_at),
+                        block,
+                        first,
+                        last,
+                        scratch,
+                        stride,
+                        sums,
+                        group,
+                        columns,
+                        slices,
+                        sum_row,
+                        slice_row,
+                        row,
+                        head_size,
+                        block_size,
+                        half,
+                    )
+                    for index in range(first * group, last * group):
+                        held = vectors.load(sums + np.uint64(index * sum_row), factors[index], chunks, 0, 1, False)
+                        vectors.store(out + np.uint64(index * row), held, np.float32(1.0), chunks, 0, 1, half)
+
+    kind = types.void(types.CPointer(types.int64))
+    options: dict[str, Any] = {"nogil": True, "fastmath": {"contract", "nsz"}}
+    try:
+        return numba.cfunc(kind, cache=True, **options)(work)
+    except RuntimeError:
+        # No folder to keep the compiled kernel in: every start compiles.
+        return numba.cfunc(kind, **options)(work)
