@@ -44,8 +44,13 @@ INTERFERENCE = {
     "settle": 24,
     "prompt": LONG_PROMPT,
 }
-CHUNKED = {"max_step_tokens": 256}
-UNCHUNKED = {"max_step_tokens": LONG_PROMPT + 64}
+ITL_TARGET = 0.03
+"""Seconds that the engine is asked to keep a step within."""
+ITL_VARIANTS: tuple[tuple[str, dict[str, Any]], ...] = (
+    ("chunked", {"max_step_tokens": 256}),
+    ("unchunked", {"max_step_tokens": LONG_PROMPT + 64}),
+    ("bounded", {"max_step_tokens": LONG_PROMPT + 64, "itl_target": ITL_TARGET}),
+)
 PROFILED_REPEATS = 3
 
 
@@ -141,7 +146,7 @@ class Bench:
         """Gaps between the tokens of running streams while a long prompt is computed."""
         folder = checkpoints.ensure("t", ROOT)
         say(f"\n{DECODERS} streams on checkpoint T while a prompt of {LONG_PROMPT} tokens is computed, milliseconds")
-        for suffix, settings in (("chunked", CHUNKED), ("unchunked", UNCHUNKED)):
+        for suffix, settings in ITL_VARIANTS:
             with contestants.ours("t", folder, {**self._settings, **settings}) as engine:
                 answers = []
                 for repeat in range(self._options.repeats + 1):

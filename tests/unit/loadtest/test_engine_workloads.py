@@ -146,8 +146,8 @@ async def test_interference_sees_the_gaps_of_the_decoders_while_the_long_prompt_
     }
     answer = await ours.interference(simulated, client, order)
     await simulated.stop()
-    # 320 tokens are ten steps of 32; the last brings the long prompt's first token. Each decoder has one gap a step, and
-    # one step may have been under way when the prompt came.
+    # 320 tokens are ten steps of 32; the last brings the long prompt's first token. Each decoder has one gap a step,
+    # and one step may have been under way when the prompt came.
     assert len(answer["during"]) in (20, 22)
     assert len(answer["before"]) in (2 * (5 - 1), 2 * (6 - 1))
     assert sum(answer["during"]) / 2 >= 0.5 * answer["ttft"] > 0
