@@ -162,9 +162,9 @@ def test_batched_decode_is_one_forward_pass(tiny, monkeypatch):
     core.add([request(i, each, ignore_eos=True) for i, each in enumerate(prompts(5, 12))])
     core.step()
     sizes = []
-    model = core._runners[MODEL]._model
+    model = core._parts.models.shelf.loaded(MODEL).runner.model
     original = model.hidden
-    monkeypatch.setattr(model, "hidden", lambda batch, kv: sizes.append(batch.decodes) or original(batch, kv))
+    monkeypatch.setattr(model, "hidden", lambda tokens, *rest: sizes.append(len(tokens)) or original(tokens, *rest))
     core.step()
     assert sizes == [12]
     assert torch.is_inference_mode_enabled() is False

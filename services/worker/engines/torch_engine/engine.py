@@ -10,32 +10,26 @@ from typing import TYPE_CHECKING, Literal
 
 from libs.clock import Clock, SystemClock
 from services.worker.engines.driven import DrivenEngine
-from services.worker.engines.port import (
-    Capacity,
-    EngineInfo,
-    EngineLoadError,
-    SequenceRequest,
-    StepOutput,
-    TokenLogprob,
-)
+from services.worker.engines.port import Capacity, EngineInfo, EngineLoadError, SequenceRequest, StepOutput
 from services.worker.engines.process import ProcessEngine
 from services.worker.engines.threaded import ThreadedEngine
 from services.worker.engines.torch_engine.blocks import BlockManager
 from services.worker.engines.torch_engine.pacing import Pacer
-from services.worker.engines.torch_engine.prefix import names_for
 from services.worker.engines.torch_engine.scheduler import Scheduler, SchedulerOptions
-from services.worker.engines.torch_engine.sequences import FAILED, Advanced, Chunk, ModelLimits, Plan
+from services.worker.engines.torch_engine.sequences import FAILED, Advanced, Chunk, Plan
 from services.worker.engines.torch_engine.settings import TorchSettings
 
 if TYPE_CHECKING:
-    from services.worker.engines.torch_engine.kv import KvMemory
-    from services.worker.engines.torch_engine.runner import ModelRunner
+    from services.worker.engines.torch_engine.models import Models
     from services.worker.engines.torch_engine.sampler import Sampled, SequenceSampler
+
+_IDLE_SECONDS = 0.01
+"""How long a step waits for a model that is being read when there is nothing else to do."""
 
 
 @dataclass(slots=True)
 class Timings:
-    """Where the seconds of one step went. `forward` holds `prepare` and `sample`."""
+    """Where the seconds of one step went."""
 
     schedule: float = 0.0
     prepare: float = 0.0
@@ -43,6 +37,15 @@ class Timings:
     sample: float = 0.0
     apply: float = 0.0
     total: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class _Parts:
+    """What exists once the engine is loaded."""
+
+    models: Models
+    pool: BlockManager
+    scheduler: Scheduler
 
 
 def build(
@@ -60,7 +63,7 @@ def build(
 
 
 class TorchCore:
-    """A `SyncEngine` over one or more Llama-family models."""
+    """A `SyncEngine` over one or more Llama-family models and their LoRA adapters."""
 
     def __init__(
         self, settings: TorchSettings, *, clock: Clock, draw_seed: Callable[[], int] = lambda: secrets.randbits(64)
@@ -69,247 +72,230 @@ class TorchCore:
         self._settings = settings
         self._clock = clock
         self._draw_seed = draw_seed
-        self._pool = BlockManager(settings.total_blocks)
-        self._memory: KvMemory | None = None
-        self._runners: dict[str, ModelRunner] = {}
-        self._samplers: dict[int, SequenceSampler] = {}
-        self._scheduler = self._make_scheduler({})
         self._pacer = Pacer(target=settings.itl_target, least=settings.block_size)
+        self._loaded: _Parts | None = None
+        self._samplers: dict[int, SequenceSampler] = {}
+        self._used: frozenset[str] = frozenset()
         self._steps = 0
         self._last_step_seconds = 0.0
         self.timings = Timings()
 
     @property
     def info(self) -> EngineInfo:
-        """The models named in the settings; `max_context` is the largest of theirs."""
-        capacity = self._settings.total_blocks * self._settings.block_size
-        contexts = [min(runner.config.context, capacity) for runner in self._runners.values()]
+        """The models and adapters named in the settings; `max_context` is the largest of theirs."""
+        settings, parts = self._settings, self._loaded
+        total = parts.models.total_blocks if parts else settings.total_blocks
+        limits = parts.models.limits().values() if parts else ()
         return EngineInfo(
             engine="torch",
             simulated=False,
-            models=tuple(self._settings.models),
-            block_size=self._settings.block_size,
-            total_blocks=self._settings.total_blocks,
-            max_running=self._settings.max_running,
-            max_context=max(contexts, default=0),
+            models=(*settings.models, *settings.adapters),
+            block_size=settings.block_size,
+            total_blocks=total,
+            max_running=settings.max_running,
+            max_context=max((min(each.context, total * settings.block_size) for each in limits), default=0),
+            device=parts.models.device.type if parts else "cpu",
         )
 
     def load(self) -> None:
-        """Verify, read and self-test every model.
+        """Verify all models; read, warm up and test those that fit in memory.
 
         :raises EngineLoadError: one of them cannot be used; the message names the file.
         """
-        import torch
+        from services.worker.engines.torch_engine.models import Models
 
-        from services.worker.engines.torch_engine.config import load_config
-        from services.worker.engines.torch_engine.kv import KvMemory, ModelKv, block_bytes
-        from services.worker.engines.torch_engine.runner import ModelRunner
-        from services.worker.engines.torch_engine.weights import verify_manifest
-
-        settings = self._settings
-        torch.set_num_threads(settings.threads)
-        configs = {}
-        for model, folder in settings.models.items():
-            if not folder.is_dir():
-                raise EngineLoadError(f"{folder}: no such folder for model {model}")
-            if settings.require_manifest:
-                verify_manifest(folder, model)
-            configs[model] = load_config(folder)
-        dtype = torch.float32
-        size = max(block_bytes(config, settings.block_size, dtype) for config in configs.values())
-        self._memory = KvMemory(
-            bytes_per_block=size,
-            total_blocks=settings.total_blocks,
-            host_blocks=settings.host_bytes // size,
-            disk_blocks=settings.disk_bytes // size,
-            disk_folder=settings.spill_folder,
-        )
-        self._pool = BlockManager(
-            settings.total_blocks,
-            host=settings.host_bytes // size,
-            disk=settings.disk_bytes // size,
-            owner_cap=int(settings.total_blocks * settings.tenant_share),
-            intact=self._memory.intact,
-        )
-        limits: dict[str, ModelLimits] = {}
-        for model, folder in settings.models.items():
-            config = configs[model]
-            kv = ModelKv(self._memory, config, block_size=settings.block_size, dtype=dtype)
-            with torch.inference_mode():
-                runner = ModelRunner.load(folder, config, kv)
-                runner.self_test(model)
-            self._runners[model] = runner
-            limits[model] = ModelLimits(
-                context=config.context, vocabulary=config.vocabulary, eos_token_ids=frozenset(config.eos_token_ids)
-            )
-        self._scheduler = self._make_scheduler(limits)
+        models = Models(self._settings, clock=self._clock, busy=lambda: self._parts.scheduler.busy_models())
+        self._loaded = parts = _assemble(models, self._settings)
+        for name in models.shelf.configs.keys() - models.shelf.runnable:
+            parts.scheduler.set_away(name)
 
     def add(self, requests: Sequence[SequenceRequest]) -> None:
         """See `SyncEngine.add`."""
-        self._scheduler.add(requests)
+        self._parts.scheduler.add([request for request in requests if self._has_structure(request)])
 
     def cancel(self, handles: Sequence[int]) -> None:
         """See `SyncEngine.cancel`; the memory is free at once."""
-        self._scheduler.cancel(handles)
+        self._parts.scheduler.cancel(handles)
 
     def has_work(self) -> bool:
         """See `SyncEngine.has_work`."""
-        return self._scheduler.has_work()
+        return self._loaded is not None and self._loaded.scheduler.has_work()
 
     def step(self) -> StepOutput:
         """See `SyncEngine.step`."""
-        started = self._clock.monotonic()
-        self.timings = timings = Timings()
-        plan = self._scheduler.schedule(started, self._pacer.prompt_tokens())
-        if self._memory is not None and plan.moves:
-            self._memory.carry_out(plan.moves)
+        parts, monotonic = self._parts, self._clock.monotonic
+        started = monotonic()
+        before = parts.models.timings()
+        self._shelve()
+        plan = parts.scheduler.schedule(started, self._pacer.prompt_tokens())
+        scheduled = monotonic()
+        parts.models.memory.carry_out(plan.moves)
         output = self._output(plan)
-        timings.schedule = self._clock.monotonic() - started
-        for model, chunks in plan.chunks.items():
-            self._execute(self._runners[model], chunks, output)
-        self._steps += 1
-        timings.total = output.step_seconds = self._last_step_seconds = self._clock.monotonic() - started
-        self._learn(plan, timings.total)
-        if not self._scheduler.has_work():
-            self._scheduler.check_integrity()
+        applied = 0.0
+        for base, chunks in self._by_base(plan).items():
+            applied += self._execute(base, chunks, output)
+        self._finish(plan, output, started)
+        prepare, forward, sample = (now - then for now, then in zip(parts.models.timings(), before, strict=True))
+        self.timings = Timings(scheduled - started, prepare, forward, sample, applied, self._last_step_seconds)
         return output
-
-    def _learn(self, plan: Plan, seconds: float) -> None:
-        decodes = prompt_tokens = 0
-        for chunks in plan.chunks.values():
-            for chunk in chunks:
-                if chunk.count == 1:
-                    decodes += 1
-                else:
-                    prompt_tokens += chunk.count
-        self._pacer.observe(decodes=decodes, prompt_tokens=prompt_tokens, seconds=seconds)
 
     def capacity(self) -> Capacity:
         """See `SyncEngine.capacity`."""
+        parts, pacer = self._parts, self._pacer
+        scheduler, pool = parts.scheduler, parts.pool
         return Capacity(
-            free_blocks=self._pool.free,
-            running=self._scheduler.running,
-            waiting=self._scheduler.waiting,
-            queued_prefill_tokens=self._scheduler.queued_prefill_tokens,
+            free_blocks=pool.free,
+            running=scheduler.running,
+            waiting=scheduler.waiting,
+            queued_prefill_tokens=scheduler.queued_prefill_tokens,
             last_step_seconds=self._last_step_seconds,
-            decode_step_seconds=self._pacer.decode_seconds,
-            prefill_tokens_per_second=self._pacer.prompt_tokens_per_second,
-            cached_blocks=self._pool.cached,
-            swapped=self._scheduler.swapped,
-            fragmentation=self._scheduler.fragmentation,
-            prefix_queried_total=self._scheduler.prefix_counters.queried,
-            prefix_hit_total=self._scheduler.prefix_counters.hit,
-            preemptions_total=self._scheduler.preemptions,
-            spilled_blocks=self._pool.spilled,
+            decode_step_seconds=pacer.decode_seconds,
+            prefill_tokens_per_second=pacer.prompt_tokens_per_second,
+            cached_blocks=pool.cached,
+            swapped=scheduler.swapped,
+            fragmentation=scheduler.fragmentation,
+            prefix_queried_total=scheduler.prefix_counters.queried,
+            prefix_hit_total=scheduler.prefix_counters.hit,
+            preemptions_total=scheduler.preemptions,
+            spilled_blocks=pool.spilled,
         )
 
     def embed(self, model: str, prompts: Sequence[Sequence[int]]) -> list[list[float]]:
         """See `Engine.embed`.
 
-        :raises EngineLoadError: the model is unknown.
+        :raises EngineLoadError: the model is unknown or not in memory.
         :raises ValueError: a prompt is empty, too long or holds an unknown token id.
         """
-        import torch
-
-        runner = self._runners.get(model)
-        if runner is None:
-            raise EngineLoadError(f"model {model} is not loaded here")
-        with torch.inference_mode():
-            return runner.embed(prompts)
+        return self._parts.models.embed(model, prompts)
 
     def close(self) -> None:
         """Drop the models and every sequence."""
-        self._runners.clear()
         self._samplers.clear()
-        self._pool = BlockManager(self._settings.total_blocks)
-        self._scheduler = self._make_scheduler({})
-        if self._memory is not None:
-            self._memory.close()
-            self._memory = None
+        if self._loaded is not None:
+            self._loaded.models.close()
+            self._loaded = None
 
-    def _make_scheduler(self, limits: Mapping[str, ModelLimits]) -> Scheduler:
-        settings = self._settings
-        return Scheduler(
-            models=limits,
-            names=names_for(limits, settings.block_size, {}),
-            pool=self._pool,
-            options=SchedulerOptions(
-                block_size=settings.block_size,
-                max_running=settings.max_running,
-                max_step_tokens=settings.max_step_tokens,
-                prefix_cache=settings.prefix_cache,
-                swap=settings.preemption == "swap",
-                owner_share=settings.tenant_share,
-            ),
-        )
+    # ---- one step -------------------------------------------------------------------------------------------------
+
+    def _shelve(self) -> None:
+        """Tell the shelf what is wanted and the scheduler what has become of it."""
+        scheduler, models = self._parts.scheduler, self._parts.models
+        changes = models.turn(used=self._used, wanted=scheduler.wanted_models())
+        for name in changes.present:
+            scheduler.set_present(name)
+        for name in changes.away:
+            scheduler.set_away(name)
+        for failed, message in changes.failed.items():
+            for name in models.shelf.configs:
+                if failed in (name, models.shelf.base(name)):
+                    scheduler.fail_model(name, message)
 
     def _output(self, plan: Plan) -> StepOutput:
         """The step's output so far: what ended before it."""
         output = StepOutput(
-            step=self._steps,
-            handles=[],
-            tokens=[],
-            finish=[],
-            logprobs={},
-            errors={},
-            prompt_tokens_cached={},
+            step=self._steps, handles=[], tokens=[], finish=[], logprobs={}, errors={}, prompt_tokens_cached={}
         )
         for ended in plan.ended:
             _append(output, ended.handle, None, ended.reason, ended.message)
             self._samplers.pop(ended.handle, None)
         return output
 
-    def _execute(self, runner: ModelRunner, chunks: Sequence[Chunk], output: StepOutput) -> None:
-        import torch
+    def _by_base(self, plan: Plan) -> Mapping[str, list[Chunk]]:
+        """The chunks of each model, its adapters' among them; single tokens first, each adapter's together."""
+        base, grouped = self._parts.models.shelf.base, dict[str, list[Chunk]]()
+        for name, chunks in plan.chunks.items():
+            grouped.setdefault(base(name), []).extend(chunks)
+        return {name: sorted(chunks, key=_order) for name, chunks in grouped.items()}
 
-        began = self._clock.monotonic()
+    def _execute(self, base: str, chunks: Sequence[Chunk], output: StepOutput) -> float:
+        """Compute and account for chunks; returns the seconds that the accounting took."""
         for chunk in chunks:
             if chunk.samples:
                 self._prepare(chunk, output)
-        with torch.inference_mode():
-            ordered, results = runner.execute(chunks, self._samplers)
-            failed = [
-                chunk.sequence
-                for chunk, result in zip(ordered, results, strict=True)
-                if result is not None and result.token is None
-            ]
-            for sequence in failed:
-                self._clear(sequence.blocks)
-        computed = self._clock.monotonic()
-        self.timings.forward += computed - began
-        logprobs = {
-            chunk.sequence.request.handle: [result.logprob]
-            for chunk, result in zip(ordered, results, strict=True)
-            if result is not None and result.logprob is not None
-        }
-        for advanced in self._scheduler.apply(ordered, [_token(result) for result in results]):
-            self._report(advanced, output, logprobs)
-        self.timings.apply += self._clock.monotonic() - computed
-
-    def _clear(self, blocks: Sequence[int]) -> None:
-        """What a failed sequence wrote must not be read again, not even masked."""
-        own = [block for block in blocks if not self._pool.shared(block)]
-        self._pool.discard(own)
-        if self._memory is not None:
-            self._memory.clear(own)
+        results = self._parts.models.execute(base, chunks, self._samplers)
+        began = self._clock.monotonic()
+        sampled = [_token(result) for result in results]
+        handles = [chunk.sequence.request.handle for chunk in chunks]
+        told = {handle: result for handle, result in zip(handles, results, strict=True) if result is not None}
+        complete = {handle for handle, result in told.items() if result.ends}
+        for advanced in self._parts.scheduler.apply(chunks, sampled, complete=complete):
+            self._report(advanced, output, told)
+        return self._clock.monotonic() - began
 
     def _prepare(self, chunk: Chunk, output: StepOutput) -> None:
-        """Create a sequence's sampling state before its first token."""
-        from services.worker.engines.torch_engine.sampler import SequenceSampler
-
+        """Before a sequence's first token: its sampling state, and how much of its prompt was found."""
         request = chunk.sequence.request
         if request.handle not in self._samplers:
-            seed = self._draw_seed() if request.params.seed is None else request.params.seed
-            self._samplers[request.handle] = SequenceSampler.create(request.params, request.prompt, seed)
+            self._samplers[request.handle] = self._sampler(request)
+        if not chunk.sequence.produced:
             output.prompt_tokens_cached[request.handle] = chunk.sequence.cached or 0
 
-    def _report(self, advanced: Advanced, output: StepOutput, logprobs: Mapping[int, list[TokenLogprob]]) -> None:
+    def _has_structure(self, request: SequenceRequest) -> bool:
+        """Whether the sequence asks for no structure, or for one that can be had; else it is answered with ERROR."""
+        if request.params.structure is None or request.model not in self._parts.models.shelf.configs:
+            return True
+        try:
+            self._samplers[request.handle] = self._sampler(request)
+        except (ValueError, EngineLoadError) as error:
+            fault = str(error) if isinstance(error, ValueError) else "this model cannot keep to a structure"
+            self._parts.scheduler.refuse(request.handle, fault)
+            return False
+        return True
+
+    def _sampler(self, request: SequenceRequest) -> SequenceSampler:
+        seed = self._draw_seed() if request.params.seed is None else request.params.seed
+        return self._parts.models.sampler(request, seed)
+
+    def _report(self, advanced: Advanced, output: StepOutput, told: Mapping[int, Sampled]) -> None:
         handle = advanced.sequence.request.handle
-        _append(output, handle, advanced.token, advanced.finish, advanced.message)
-        if advanced.token is not None and handle in logprobs:
-            output.logprobs[handle] = logprobs[handle]
+        result = told.get(handle)
+        message = advanced.message
+        if result is not None and result.token is None and result.error:
+            message = result.error
+        _append(output, handle, advanced.token, advanced.finish, message)
+        if advanced.token is not None and result is not None and result.logprob is not None:
+            output.logprobs[handle] = [result.logprob]
         if advanced.finish:
             self._samplers.pop(handle, None)
+
+    def _finish(self, plan: Plan, output: StepOutput, started: float) -> None:
+        """Account for the step; wait or check the books where there is nothing else to do."""
+        parts = self._parts
+        self._steps += 1
+        self._used = frozenset(plan.chunks)
+        if not plan.chunks and not plan.ended and parts.scheduler.has_work():
+            parts.models.shelf.wait(_IDLE_SECONDS)
+        self._last_step_seconds = output.step_seconds = self._clock.monotonic() - started
+        chunks = [chunk for group in plan.chunks.values() for chunk in group]
+        prompt_tokens = sum(chunk.count for chunk in chunks if chunk.count > 1)
+        decodes = sum(chunk.count == 1 for chunk in chunks)
+        self._pacer.observe(decodes=decodes, prompt_tokens=prompt_tokens, seconds=output.step_seconds)
+        if not parts.scheduler.has_work():
+            parts.scheduler.check_integrity()
+
+    @property
+    def _parts(self) -> _Parts:
+        if self._loaded is None:
+            raise EngineLoadError("the engine is not loaded")
+        return self._loaded
+
+
+def _assemble(models: Models, settings: TorchSettings) -> _Parts:
+    pool = models.pool()
+    options = SchedulerOptions(
+        block_size=settings.block_size,
+        max_running=settings.max_running,
+        max_step_tokens=settings.max_step_tokens,
+        prefix_cache=settings.prefix_cache,
+        swap=settings.preemption == "swap",
+        owner_share=settings.tenant_share,
+    )
+    scheduler = Scheduler(models=models.limits(), names=models.names(), pool=pool, options=options)
+    return _Parts(models, pool, scheduler)
+
+
+def _order(chunk: Chunk) -> tuple[bool, str]:
+    return chunk.count > 1, chunk.sequence.request.model
 
 
 def _token(result: Sampled | None) -> int | None:

@@ -3,15 +3,18 @@
 A block holds the keys and values of `block_size` successive tokens in all layers of one model, so that copying,
 swapping and spilling a block is one copy of contiguous bytes. Every model sees the same arena through views of its own
 shape; the blocks of a model smaller than the largest are not filled to their end. The arena, the host tier and the
-disk tier are as large as they were asked to be, from the start and for ever.
+disk tier are as large as they were asked to be, from the start and for ever. The place of a token within a block is
+attention.py's business.
 """
 
 from __future__ import annotations
 
 import hashlib
+import math
 import os
 import tempfile
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
@@ -20,21 +23,38 @@ from torch import Tensor
 from services.worker.engines.torch_engine.blocks import Move, Place, Tier
 from services.worker.engines.torch_engine.config import ModelConfig
 
-_ALIGNMENT = 64  # bytes; a cache line, and more than any element
+_ALIGNMENT = 64  # bytes; a cache line
 
 
-def block_bytes(config: ModelConfig, block_size: int, dtype: torch.dtype) -> int:
-    """Bytes of one block of this model."""
-    exact = config.layers * 2 * block_size * config.kv_heads * config.head_width * dtype.itemsize
-    return -(-exact // _ALIGNMENT) * _ALIGNMENT
+@dataclass(frozen=True, slots=True)
+class BlockShape:
+    """What one block of a model holds: (layers, 2, kv_heads, block_size, head_width), keys at 0, values at 1."""
+
+    config: ModelConfig
+    block_size: int
+    dtype: torch.dtype
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes that are used of a block."""
+        config = self.config
+        return 2 * config.layers * self.block_size * config.kv_heads * config.head_width * self.dtype.itemsize
+
+    @property
+    def row_bytes(self) -> int:
+        """Bytes of one token's keys of one head: every block begins at a multiple of it."""
+        return self.config.head_width * self.dtype.itemsize
+
+
+def bytes_per_block(shapes: Iterable[BlockShape]) -> int:
+    """The size of a block that can serve any of these models."""
+    shapes = list(shapes)
+    unit = math.lcm(_ALIGNMENT, *(shape.row_bytes for shape in shapes))
+    return -(-max(shape.nbytes for shape in shapes) // unit) * unit
 
 
 class KvMemory:
-    """Blocks 0 … total_blocks-1, and one more that nobody writes: padding points there.
-
-    The arena starts as zeros (pages that are never touched cost nothing), because memory that a sequence does not own
-    may be read and masked, and 0 × NaN is NaN. For the same reason a failed sequence's blocks are cleared.
-    """
+    """Blocks 0 … total_blocks-1. Pages of the arena that are never touched cost nothing."""
 
     def __init__(
         self,
@@ -48,9 +68,8 @@ class KvMemory:
     ) -> None:
         """:raises OSError: the file of the disk tier cannot be made."""
         device = device or torch.device("cpu")
-        self.spare = total_blocks
         self.bytes_per_block = bytes_per_block
-        self._arena = torch.zeros((total_blocks + 1, bytes_per_block), dtype=torch.uint8, device=device)
+        self._arena = torch.zeros((total_blocks, bytes_per_block), dtype=torch.uint8, device=device)
         on_gpu = device.type == "cuda"
         self._host = torch.zeros((host_blocks, bytes_per_block), dtype=torch.uint8, pin_memory=on_gpu)
         self._staging = torch.zeros(bytes_per_block, dtype=torch.uint8, pin_memory=on_gpu)
@@ -61,12 +80,10 @@ class KvMemory:
         """Bytes of the arena and the host tier."""
         return self._arena.nbytes + self._host.nbytes
 
-    def layers(self, config: ModelConfig, block_size: int, dtype: torch.dtype) -> list[tuple[Tensor, Tensor]]:
-        """A model's keys and values per layer, each (blocks, block_size, kv_heads, head_width), as views."""
-        shape = (config.layers, 2, block_size, config.kv_heads, config.head_width)
-        count = config.layers * 2 * block_size * config.kv_heads * config.head_width
-        typed = self._arena.view(dtype)[:, :count].unflatten(1, shape)
-        return [(typed[:, layer, 0], typed[:, layer, 1]) for layer in range(config.layers)]
+    def arena(self, dtype: torch.dtype) -> Tensor:
+        """All blocks as numbers: (blocks, numbers per block), contiguous; a model uses the first numbers of each
+        row."""
+        return self._arena.view(dtype)
 
     def carry_out(self, moves: Iterable[Move]) -> None:
         """Copy blocks, in the given order."""
@@ -85,10 +102,6 @@ class KvMemory:
         """Whether a disk block still holds what was written to it."""
         return self._disk is not None and self._disk.intact(slot, self._staging)
 
-    def clear(self, blocks: Sequence[int]) -> None:
-        """Overwrite device blocks with zeros."""
-        self._arena[list(blocks)] = 0
-
     def close(self) -> None:
         """Give the disk tier back. The tensors go with their last user."""
         if self._disk is not None:
@@ -103,27 +116,6 @@ class KvMemory:
     def _bytes(self, place: Place) -> Tensor:
         tier, number = place
         return self._arena[number] if tier is Tier.DEVICE else self._host[number]
-
-
-class ModelKv:
-    """One model's view of the arena, for the forward pass."""
-
-    def __init__(self, memory: KvMemory, config: ModelConfig, *, block_size: int, dtype: torch.dtype) -> None:
-        self.block_size = block_size
-        self.spare = memory.spare
-        self._layers = memory.layers(config, block_size, dtype)
-
-    def write(self, layer: int, slots: Tensor, keys: Tensor, values: Tensor) -> None:
-        """Store (n, kv_heads, head_width) keys and values at flat `slots` (n,): block · block_size + place."""
-        blocks, places = slots // self.block_size, slots % self.block_size
-        self._layers[layer][0][blocks, places] = keys
-        self._layers[layer][1][blocks, places] = values
-
-    def read(self, layer: int, tables: Tensor) -> tuple[Tensor, Tensor]:
-        """Gather the blocks of `tables` (n, blocks): keys and values, each (n, kv_heads, blocks·block_size,
-        head_width)."""
-        keys, values = (part[tables].flatten(1, 2).transpose(1, 2) for part in self._layers[layer])
-        return keys, values
 
 
 class _DiskTier:

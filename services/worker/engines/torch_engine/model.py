@@ -1,14 +1,15 @@
-"""The forward pass of a Llama-family decoder over a step's tokens, in float32.
+"""The forward pass of a Llama-family decoder over a step's tokens.
 
-All tokens of a step, whoever they belong to, form one flat batch for everything but attention. Attention runs once for
-all decoding sequences together and once for each prompt chunk.
+All tokens of a step, whoever they belong to, form one flat batch for everything but attention, which the caller
+provides: it knows whose tokens they are and where their keys and values lie.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -16,160 +17,169 @@ from torch.nn import functional
 
 from services.worker.engines.port import EngineLoadError
 from services.worker.engines.torch_engine.config import ModelConfig, RopeConfig
-from services.worker.engines.torch_engine.kv import ModelKv
+from services.worker.engines.torch_engine.linear import Kind, Linear, worthwhile_rows
+from services.worker.engines.torch_engine.lora import Group
+
+Attend = Callable[[int, Tensor, Tensor, Tensor], Tensor]
+"""(layer, queries (n, heads, head_width), keys and values (n, kv_heads, head_width)) → (n, heads·head_width)."""
 
 
-@dataclass(frozen=True, slots=True)
-class Prompt:
-    """A chunk of a prompt in a batch: its tokens lie at `first` … `first+count-1` of the batch and at positions
-    `start` … of its sequence. `table` (1, blocks) is None when nothing comes before the chunk."""
+class Adapting(Protocol):
+    """What LoRA adapters add to a step."""
 
-    first: int
-    count: int
-    start: int
-    table: Tensor | None
-
-
-@dataclass(frozen=True, slots=True)
-class Batch:
-    """A step's tokens for one model. The first `decodes` of them are the single next tokens of as many sequences.
-
-    `tokens`, `positions` and `slots` are (n,); `tables` (decodes, blocks) and `mask` (decodes, 1, 1,
-    blocks·block_size, additive) describe what the decoding sequences attend to. `slots` is None when nothing is to be
-    remembered (embeddings).
-    """
-
-    tokens: Tensor
-    positions: Tensor
-    slots: Tensor | None
-    decodes: int
-    tables: Tensor | None
-    mask: Tensor | None
-    prompts: Sequence[Prompt]
+    def add(self, layer: int, site: Group, inputs: Tensor, outputs: Tensor) -> None:
+        """Add the adapters' part to `outputs` (n, out) of the linear layer at `site` ("qkv", "o", "gate_up", "down"),
+        given its `inputs` (n, in)."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Layer:
     input_norm: Tensor
-    qkv: Tensor
-    qkv_bias: Tensor | None
-    output: Tensor
-    output_bias: Tensor | None
+    qkv: Linear
+    output: Linear
     mlp_norm: Tensor
-    gate_up: Tensor
-    gate_up_bias: Tensor | None
-    down: Tensor
-    down_bias: Tensor | None
+    gate_up: Linear
+    down: Linear
 
 
 class LlamaModel:
-    """The weights and the forward pass. Thread-compatible: one caller at a time."""
+    """The weights and the forward pass. Thread-compatible: one caller at a time.
 
-    def __init__(self, config: ModelConfig, weights: Mapping[str, Tensor]) -> None:
+    `float32` and `int8` weights work on float32 activations, `bfloat16` weights on bfloat16 ones.
+    """
+
+    def __init__(
+        self,
+        config: ModelConfig,
+        weights: Mapping[str, Tensor],
+        *,
+        kind: Kind = "float32",
+        device: torch.device | None = None,
+    ) -> None:
         """:raises EngineLoadError: a tensor is missing or has the wrong shape."""
         self.config = config
-        self._take = _Taker(weights)
-        width = config.width
-        self._embedding = self._take("model.embed_tokens.weight", config.vocabulary, width)
+        self.dtype = torch.bfloat16 if kind == "bfloat16" else torch.float32
+        self.device = device or torch.device("cpu")
+        self._kind = kind
+        self._weights = weights
+        table = self._take("model.embed_tokens.weight", config.vocabulary, config.width)
+        self._head, self._rows = self._ends(table)
+        del table
         self._layers = [self._layer(index) for index in range(config.layers)]
-        self._norm = self._take("model.norm.weight", width)
-        self._head = self._embedding if config.tied else self._take("lm_head.weight", config.vocabulary, width)
-        self._cos, self._sin = rotation(config.rope, config.head_width, config.context)
+        self._norm = self._vector("model.norm.weight")
+        cos, sin = rotation(config.rope, config.head_width, config.context)
+        self._cos, self._sin = (part.to(self.device, self.dtype).unsqueeze(1) for part in (cos, sin))
+        del self._weights
 
-    def hidden(self, batch: Batch, kv: ModelKv | None) -> Tensor:
-        """Last hidden states of every token, after the final norm: (n, width)."""
-        config = self.config
-        cos, sin = self._cos[batch.positions].unsqueeze(1), self._sin[batch.positions].unsqueeze(1)
-        hidden = self._embedding[batch.tokens]
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all linear layers."""
+        layers = [part for each in self._layers for part in (each.qkv, each.output, each.gate_up, each.down)]
+        return sum(layer.nbytes for layer in (*layers, self._head))
+
+    def hidden(self, tokens: Tensor, positions: Tensor, attend: Attend, adapting: Adapting | None = None) -> Tensor:
+        """Last hidden states, after the final norm, of `tokens` (n,) at `positions` (n,): (n, width)."""
+        count = len(tokens)
+        padding = worthwhile_rows(count) - count if self.device.type == "cpu" else 0
+        if padding:
+            tokens, positions = functional.pad(tokens, (0, padding)), functional.pad(positions, (0, padding))
+        cos, sin = self._cos[positions], self._sin[positions]
+        hidden = self._rows(tokens).to(self.dtype)
         for index, layer in enumerate(self._layers):
-            normed = functional.rms_norm(hidden, (config.width,), layer.input_norm, config.norm_eps)
-            mixed = self._attend(index, layer, normed, cos, sin, batch, kv)
-            hidden = hidden + functional.linear(mixed, layer.output, layer.output_bias)
-            normed = functional.rms_norm(hidden, (config.width,), layer.mlp_norm, config.norm_eps)
-            gate, up = functional.linear(normed, layer.gate_up, layer.gate_up_bias).chunk(2, dim=-1)
-            hidden = hidden + functional.linear(functional.silu(gate) * up, layer.down, layer.down_bias)
-        return functional.rms_norm(hidden, (config.width,), self._norm, config.norm_eps)
+            hidden += self._attended(
+                index, layer, self._normed(hidden, layer.input_norm), cos, sin, count, attend, adapting
+            )
+            normed = self._normed(hidden, layer.mlp_norm)
+            both = _linear(layer.gate_up, index, "gate_up", normed, adapting)
+            gate, up = both.chunk(2, dim=-1)
+            hidden += _linear(layer.down, index, "down", functional.silu(gate).mul_(up), adapting)
+        return self._normed(hidden[:count], self._norm)
 
     def logits(self, hidden: Tensor) -> Tensor:
-        """(n, width) hidden states → (n, vocabulary)."""
-        return functional.linear(hidden, self._head)
+        """(n, width) hidden states → (n, vocabulary), float32."""
+        return self._head(hidden).float()
 
-    def _attend(
-        self, index: int, layer: _Layer, normed: Tensor, cos: Tensor, sin: Tensor, batch: Batch, kv: ModelKv | None
+    def _attended(
+        self,
+        index: int,
+        layer: _Layer,
+        normed: Tensor,
+        cos: Tensor,
+        sin: Tensor,
+        count: int,
+        attend: Attend,
+        adapting: Adapting | None,
     ) -> Tensor:
         config = self.config
-        heads = functional.linear(normed, layer.qkv, layer.qkv_bias)
+        heads = _linear(layer.qkv, index, "qkv", normed, adapting)
         heads = heads.view(-1, config.heads + 2 * config.kv_heads, config.head_width)
-        turned = rotate(heads[:, : config.heads + config.kv_heads], cos, sin)
-        query, key = turned[:, : config.heads], turned[:, config.heads :]
-        value = heads[:, config.heads + config.kv_heads :]
-        if kv is not None and batch.slots is not None:
-            kv.write(index, batch.slots, key, value)
-        parts = []
-        if kv is not None and batch.tables is not None:
-            keys, values = kv.read(index, batch.tables)
-            # The query heads that share a key head attend as if they were successive queries of one head.
-            grouped = query[: batch.decodes].view(batch.decodes, config.kv_heads, -1, config.head_width)
-            attended = functional.scaled_dot_product_attention(grouped, keys, values, attn_mask=batch.mask)
-            parts.append(attended.reshape(batch.decodes, -1))
-        for prompt in batch.prompts:
-            rows = slice(prompt.first, prompt.first + prompt.count)
-            queries = query[rows].transpose(0, 1).unsqueeze(0)
-            if kv is None or prompt.table is None:
-                keys, values = key[rows].transpose(0, 1).unsqueeze(0), value[rows].transpose(0, 1).unsqueeze(0)
-                mask = None
-            else:
-                keys, values = kv.read(index, prompt.table)
-                mask = _chunk_mask(prompt, keys.shape[2])
-            attended = functional.scaled_dot_product_attention(
-                queries, keys, values, attn_mask=mask, is_causal=mask is None, enable_gqa=True
-            )
-            parts.append(attended[0].transpose(0, 1).reshape(prompt.count, -1))
-        return parts[0] if len(parts) == 1 else torch.cat(parts)
+        turned = rotate(heads[:, : config.heads + config.kv_heads], cos, sin)[:count]
+        mixed = attend(
+            index, turned[:, : config.heads], turned[:, config.heads :], heads[:count, config.heads + config.kv_heads :]
+        )
+        if len(normed) > count:
+            mixed = functional.pad(mixed, (0, 0, 0, len(normed) - count))
+        return _linear(layer.output, index, "o", mixed, adapting)
+
+    def _normed(self, hidden: Tensor, weight: Tensor) -> Tensor:
+        return functional.rms_norm(hidden, (self.config.width,), weight, self.config.norm_eps)
+
+    def _ends(self, table: Tensor) -> tuple[Linear, Callable[[Tensor], Tensor]]:
+        """The output layer, and the look-up of embeddings in `table` (vocabulary, width).
+
+        Tied to one another they share their memory on a GPU. On a CPU a layer in its own packing is so much quicker
+        (up to 1.8 times) that it is worth a second copy.
+        """
+        config, shared = self.config, self._kind == "int8" or self.device.type != "cpu"
+        if config.tied and shared:
+            head = Linear.pack(table, None, self._kind, self.device, lookup=True)
+            return head, head.rows
+        own = table.to(self.device, self.dtype, copy=True)
+        if config.tied:
+            head = Linear.pack(table, None, self._kind, self.device)
+        else:
+            head = self._linear([("lm_head", config.vocabulary)], config.width)
+        return head, lambda tokens: functional.embedding(tokens, own)
 
     def _layer(self, index: int) -> _Layer:
-        config, take = self.config, self._take
-        width, hidden = config.width, config.hidden
+        config = self.config
         query, key = config.heads * config.head_width, config.kv_heads * config.head_width
         prefix = f"model.layers.{index}"
         attention, mlp = f"{prefix}.self_attn", f"{prefix}.mlp"
-
-        def joined(names: Sequence[tuple[str, int]], *inner: int, wanted: bool = True) -> Tensor | None:
-            return torch.cat([take(name, rows, *inner) for name, rows in names]) if wanted else None
-
-        def both(base: str, names: Sequence[tuple[str, int]], inner: int, bias: bool) -> tuple[Tensor, Tensor | None]:
-            weight = joined([(f"{base}.{name}.weight", rows) for name, rows in names], inner)
-            if weight is None:
-                raise EngineLoadError(f"{base} has no weights")
-            return weight, joined([(f"{base}.{name}.bias", rows) for name, rows in names], wanted=bias)
-
-        qkv = both(attention, (("q_proj", query), ("k_proj", key), ("v_proj", key)), width, config.qkv_bias)
-        output = both(attention, (("o_proj", width),), query, config.output_bias)
-        gate_up = both(mlp, (("gate_proj", hidden), ("up_proj", hidden)), width, config.mlp_bias)
-        down = both(mlp, (("down_proj", width),), hidden, config.mlp_bias)
+        qkv = [(f"{attention}.q_proj", query), (f"{attention}.k_proj", key), (f"{attention}.v_proj", key)]
+        gate_up = [(f"{mlp}.gate_proj", config.hidden), (f"{mlp}.up_proj", config.hidden)]
         return _Layer(
-            take(f"{prefix}.input_layernorm.weight", width),
-            *qkv,
-            *output,
-            take(f"{prefix}.post_attention_layernorm.weight", width),
-            *gate_up,
-            *down,
+            self._vector(f"{prefix}.input_layernorm.weight"),
+            self._linear(qkv, config.width, bias=config.qkv_bias),
+            self._linear([(f"{attention}.o_proj", config.width)], query, bias=config.output_bias),
+            self._vector(f"{prefix}.post_attention_layernorm.weight"),
+            self._linear(gate_up, config.width, bias=config.mlp_bias),
+            self._linear([(f"{mlp}.down_proj", config.width)], config.hidden, bias=config.mlp_bias),
         )
 
+    def _linear(self, parts: Sequence[tuple[str, int]], inner: int, *, bias: bool = False) -> Linear:
+        """One layer of several with the same inputs: (name, outputs) of each."""
+        weight = torch.cat([self._take(f"{name}.weight", rows, inner) for name, rows in parts])
+        offset = torch.cat([self._take(f"{name}.bias", rows) for name, rows in parts]) if bias else None
+        return Linear.pack(weight, offset, self._kind, self.device)
 
-class _Taker:
-    """Looks tensors up by name, checks their shape and turns them into float32."""
+    def _vector(self, name: str) -> Tensor:
+        return self._take(name, self.config.width).to(self.device, self.dtype)
 
-    def __init__(self, weights: Mapping[str, Tensor]) -> None:
-        self._weights = weights
-
-    def __call__(self, name: str, *shape: int) -> Tensor:
-        tensor = self._weights.get(name)
-        if tensor is None:
+    def _take(self, name: str, *shape: int) -> Tensor:
+        if name not in self._weights:
             raise EngineLoadError(f"tensor {name} is missing")
+        tensor = self._weights[name]
         if tuple(tensor.shape) != shape:
             raise EngineLoadError(f"tensor {name} has shape {tuple(tensor.shape)} instead of {shape}")
-        return tensor.to(torch.float32).contiguous()
+        return tensor.to(torch.float32)
+
+
+def _linear(layer: Linear, index: int, site: Group, inputs: Tensor, adapting: Adapting | None) -> Tensor:
+    outputs = layer(inputs)
+    if adapting is not None:
+        adapting.add(index, site, inputs, outputs)
+    return outputs
 
 
 def rotation(rope: RopeConfig, head_width: int, context: int) -> tuple[Tensor, Tensor]:
@@ -198,8 +208,3 @@ def rotate(heads: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     """Apply the rotary embedding to (n, heads, head_width) with `cos` and `sin` (n, 1, head_width)."""
     first, second = heads.chunk(2, dim=-1)
     return heads * cos + torch.cat((-second, first), dim=-1) * sin
-
-
-def _chunk_mask(prompt: Prompt, keys: int) -> Tensor:
-    """Who sees whom, for a chunk behind `start` earlier tokens: (count, keys), True where attention is allowed."""
-    return torch.arange(keys) <= torch.arange(prompt.start, prompt.start + prompt.count).unsqueeze(1)

@@ -2,167 +2,197 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import time
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.nn import functional
 
 from services.worker.engines.port import EngineLoadError
-from services.worker.engines.torch_engine.config import ModelConfig
-from services.worker.engines.torch_engine.kv import ModelKv
-from services.worker.engines.torch_engine.model import Batch, LlamaModel, Prompt
+from services.worker.engines.torch_engine.attention import (
+    Attention,
+    AttentionShape,
+    Segment,
+    attend_fresh,
+    build_attention,
+)
+from services.worker.engines.torch_engine.model import Adapting, Attend, LlamaModel
 from services.worker.engines.torch_engine.sampler import Sampled, SequenceSampler, sample
 from services.worker.engines.torch_engine.sequences import Chunk
-from services.worker.engines.torch_engine.weights import load_weights
 
-SELF_TEST_TOLERANCE = 1e-2
+SELF_TEST_TOLERANCE = {torch.float32: 1e-2, torch.bfloat16: 1e-1}
 """How far the logits of the two ways to compute the same tokens may lie apart, relative to the largest."""
 
 
-@dataclass(frozen=True, slots=True)
-class Piece:
-    """Successive tokens of a sequence whose block table is `blocks`, the first at position `start`."""
+@dataclass(slots=True)
+class Timings:
+    """Seconds spent so far on building batches, in the forward pass, and on choosing tokens."""
 
-    tokens: Sequence[int]
-    start: int
-    blocks: Sequence[int]
+    prepare: float = 0.0
+    forward: float = 0.0
+    sample: float = 0.0
 
 
 class ModelRunner:
-    """One loaded model and its keys and values."""
+    """One loaded model and its place in the arena. `rows` sequences may run at once, each with at most `most_blocks`
+    blocks."""
 
-    def __init__(self, config: ModelConfig, model: LlamaModel, kv: ModelKv) -> None:
-        self.config = config
-        self._model = model
-        self._kv = kv
-
-    @classmethod
-    def load(cls, folder: Path, config: ModelConfig, kv: ModelKv) -> ModelRunner:
-        """Read the checkpoint in `folder`.
-
-        :raises EngineLoadError: a file is missing, corrupted or unsupported.
-        """
-        try:
-            model = LlamaModel(config, load_weights(folder))
-        except EngineLoadError as error:
-            text = str(error)
-            raise EngineLoadError(text if str(folder) in text else f"{folder}/model.safetensors: {text}") from None
-        return cls(config, model, kv)
+    def __init__(self, model: LlamaModel, arena: Tensor, *, block_size: int, rows: int) -> None:
+        """`arena` (blocks, numbers per block) is contiguous and of the model's dtype."""
+        self.model = model
+        self.config = model.config
+        self.timings = Timings()
+        self._arena = arena
+        self._block_size = block_size
+        self._attention = _attention(model, arena, block_size)
+        most_blocks = min(-(-self.config.context // block_size), len(arena))
+        self._tables = np.zeros((rows, most_blocks), dtype=np.int32)
+        self._written: list[tuple[int, int] | None] = [None] * rows
 
     def execute(
-        self, chunks: Sequence[Chunk], samplers: Mapping[int, SequenceSampler]
-    ) -> tuple[list[Chunk], list[Sampled | None]]:
-        """Compute `chunks` (not empty); returns them in the order computed and what was sampled after each, None where
-        nothing was wanted. `samplers` are by handle."""
-        ordered = sorted(chunks, key=lambda chunk: chunk.count > 1)
-        pieces = [Piece(_tokens(chunk), chunk.start, chunk.sequence.blocks) for chunk in ordered]
-        hidden = self._forward(pieces)
-        ends = torch.tensor([len(piece.tokens) for piece in pieces]).cumsum(0) - 1
-        results: list[Sampled | None] = [None] * len(ordered)
-        wanted = [index for index, chunk in enumerate(ordered) if chunk.samples]
-        if wanted:
+        self, chunks: Sequence[Chunk], samplers: Mapping[int, SequenceSampler], adapting: Adapting | None = None
+    ) -> list[Sampled | None]:
+        """Compute `chunks` (not empty) in the order given; returns what was sampled after each, None where nothing was
+        wanted. `samplers` are by handle."""
+        began = time.perf_counter()
+        tokens, positions, segments = self._batch(chunks)
+        plan = self._attention.plan(self._tables, segments)
+        prepared = time.perf_counter()
+        hidden = self.model.hidden(tokens, positions, self._attend(plan), adapting)
+        results: list[Sampled | None] = [None] * len(chunks)
+        wanted = [index for index, chunk in enumerate(chunks) if chunk.samples]
+        logits = self._logits(hidden, chunks, wanted)
+        computed = time.perf_counter()
+        if logits is not None:
             drawn = sample(
-                self._model.logits(hidden[ends[wanted]]),
-                [samplers[ordered[index].sequence.request.handle] for index in wanted],
-                [ordered[index].start + ordered[index].count for index in wanted],
+                logits,
+                [samplers[chunks[index].sequence.request.handle] for index in wanted],
+                [chunks[index].start + chunks[index].count for index in wanted],
             )
             for index, each in zip(wanted, drawn, strict=True):
                 results[index] = each
         if not torch.isfinite(hidden.sum()):
-            for index in _broken(hidden, pieces):
+            for index in _broken(hidden, chunks):
                 results[index] = Sampled(None, None)
-        return ordered, results
+        self.timings.prepare += prepared - began
+        self.timings.forward += computed - prepared
+        self.timings.sample += time.perf_counter() - computed
+        return results
 
-    def embed(self, prompts: Sequence[Sequence[int]]) -> list[list[float]]:
-        """Mean over the tokens of the last hidden states, scaled to length 1, per prompt.
+    def embed(self, prompt: Sequence[int], adapting: Adapting | None = None) -> list[float]:
+        """Mean over the tokens of the last hidden states, scaled to length 1.
 
-        :raises ValueError: a prompt is empty, too long or holds an unknown token id.
+        :raises ValueError: the prompt is empty, too long or holds an unknown token id.
         """
-        vectors = []
-        for prompt in prompts:
-            if not 0 < len(prompt) <= self.config.context:
-                raise ValueError(f"a prompt to embed must have 1 to {self.config.context} tokens, not {len(prompt)}")
-            if min(prompt) < 0 or max(prompt) >= self.config.vocabulary:
-                raise ValueError(f"a prompt to embed holds a token id outside 0 … {self.config.vocabulary - 1}")
-            hidden = self._model.hidden(_unremembered(prompt), None)
-            vectors.append(functional.normalize(hidden.mean(dim=0), dim=0).tolist())
-        return vectors
+        if not 0 < len(prompt) <= self.config.context:
+            raise ValueError(f"a prompt to embed must have 1 to {self.config.context} tokens, not {len(prompt)}")
+        if min(prompt) < 0 or max(prompt) >= self.config.vocabulary:
+            raise ValueError(f"a prompt to embed holds a token id outside 0 … {self.config.vocabulary - 1}")
+        tokens, positions = self._tensor(list(prompt)), torch.arange(len(prompt), device=self.model.device)
+        hidden = self.model.hidden(tokens, positions, _remember_nothing, adapting)
+        return functional.normalize(hidden.float().mean(dim=0), dim=0).tolist()
 
-    def self_test(self, model: str) -> None:
-        """Compute the same few tokens as one prompt and one by one, across a block border; both must agree. It also
-        warms up the kernels. Writes into the first blocks, which must be unused.
+    def self_test(self, name: str) -> None:
+        """Compute the same few tokens as one prompt and one by one, across a block border, in memory of their own;
+        both must agree.
 
         :raises EngineLoadError: they do not, or the numbers are not finite.
         """
-        size = self._kv.block_size
-        count = min(size + 3, self.config.context)
-        tokens = [(31 * index + 7) % self.config.vocabulary for index in range(count)]
-        blocks = list(range(-(-count // size)))
-        whole = self._model.logits(self._forward([Piece(tokens, 0, blocks)]))
-        single = torch.cat([self._forward([Piece([token], index, blocks)]) for index, token in enumerate(tokens)])
-        stepwise = self._model.logits(single)
-        difference = (whole - stepwise).abs().max() / whole.abs().max().clamp(min=1e-6)
-        if not difference < SELF_TEST_TOLERANCE:
-            raise EngineLoadError(f"{model}: self-test failed, prompt and decode differ by {difference.item():.3g}")
+        model, config = self.model, self.config
+        count = min(self._block_size + 3, config.context)
+        tokens = self._tensor([(31 * index + 7) % config.vocabulary for index in range(count)])
+        positions = torch.arange(count, device=model.device)
+        attend = self._scratch(blocks=2)
+        prompt = model.logits(model.hidden(tokens, positions, attend([Segment(0, 0, count)])))
+        steps = [(slice(at, at + 1), attend([Segment(0, at)])) for at in range(count)]
+        stepwise = model.logits(torch.cat([model.hidden(tokens[at], positions[at], each) for at, each in steps]))
+        difference = ((prompt - stepwise).abs().max() / prompt.abs().max().clamp(min=1e-6)).item()
+        if not difference < SELF_TEST_TOLERANCE[model.dtype]:
+            raise EngineLoadError(f"{name}: self-test failed, prompt and decode differ by {difference:.3g}")
 
-    def _forward(self, pieces: Sequence[Piece]) -> Tensor:
-        """Last hidden states (n, width) of all pieces' tokens. Pieces of one token come first."""
-        size = self._kv.block_size
-        places = [piece.start + offset for piece in pieces for offset in range(len(piece.tokens))]
-        positions = torch.tensor(places)
-        owners = [piece.blocks for piece in pieces for _ in piece.tokens]
-        slots = [blocks[place // size] * size + place % size for blocks, place in zip(owners, places, strict=True)]
-        decodes = sum(len(piece.tokens) == 1 for piece in pieces)
-        tables = mask = None
-        if decodes:
-            tables = self._tables(pieces[:decodes])
-            visible = torch.arange(tables.shape[1] * size) <= positions[:decodes].unsqueeze(1)
-            mask = torch.zeros(visible.shape).masked_fill_(~visible, -torch.inf)[:, None, None, :]
-        prompts, first = [], decodes
-        for piece in pieces[decodes:]:
-            table = self._tables([piece]) if piece.start else None
-            prompts.append(Prompt(first, len(piece.tokens), piece.start, table))
-            first += len(piece.tokens)
-        batch = Batch(
-            tokens=torch.tensor([token for piece in pieces for token in piece.tokens]),
-            positions=positions,
-            slots=torch.tensor(slots),
-            decodes=decodes,
-            tables=tables,
-            mask=mask,
-            prompts=prompts,
-        )
-        return self._model.hidden(batch, self._kv)
+    def warm_up(self, *, prompt_tokens: int) -> None:
+        """Run the shapes that will be met: one and all rows decoding, and a prompt chunk of `prompt_tokens`."""
+        model, rows = self.model, len(self._written)
+        prompt_tokens = min(prompt_tokens, self.config.context)
+        attend = self._scratch(blocks=-(-max(prompt_tokens, rows) // self._block_size))
+        for segments in ([Segment(0, 0, prompt_tokens)], [Segment(0, 0)], [Segment(0, at) for at in range(rows)]):
+            tokens = self._tensor([0] * sum(segment.count for segment in segments))
+            model.logits(model.hidden(tokens, tokens, attend(segments))[-len(segments) :])
 
-    def _tables(self, pieces: Sequence[Piece]) -> Tensor:
-        """Block tables, padded with the spare block to the longest: (n, blocks)."""
-        counts = [-(-(piece.start + len(piece.tokens)) // self._kv.block_size) for piece in pieces]
-        longest = max(counts)
-        spare = self._kv.spare
-        rows = zip(pieces, counts, strict=True)
-        return torch.tensor([[*piece.blocks[:count], *[spare] * (longest - count)] for piece, count in rows])
+    def _scratch(self, *, blocks: int) -> Callable[[list[Segment]], Attend]:
+        """Attention over memory of one sequence that is forgotten afterwards."""
+        attention, model = self._attention, self.model
+        arena = torch.zeros((blocks, self._arena.shape[1]), dtype=model.dtype, device=model.device)
+        tables = np.arange(blocks, dtype=np.int32)[None, :]
+
+        def attend(segments: list[Segment]) -> Attend:
+            plan = attention.plan(tables, segments)
+            return lambda layer, query, key, value: attention.attend(plan, layer, query, key, value, arena)
+
+        return attend
+
+    def _batch(self, chunks: Sequence[Chunk]) -> tuple[Tensor, Tensor, list[Segment]]:
+        """Tokens (n,), positions (n,) and whose they are; brings the block tables up to date."""
+        tokens: list[int] = []
+        positions: list[int] = []
+        segments = []
+        for chunk in chunks:
+            sequence, start, count = chunk.sequence, chunk.start, chunk.count
+            self._update_table(chunk)
+            if count == 1:
+                tokens.append(sequence.tokens[start])
+                positions.append(start)
+            else:
+                tokens += sequence.tokens[start : start + count]
+                positions += range(start, start + count)
+            segments.append(Segment(sequence.row, start, count))
+        return self._tensor(tokens), self._tensor(positions), segments
+
+    def _update_table(self, chunk: Chunk) -> None:
+        sequence = chunk.sequence
+        written = (sequence.arrival, sequence.version)
+        if self._written[sequence.row] != written:
+            self._tables[sequence.row, : len(sequence.blocks)] = sequence.blocks
+            self._written[sequence.row] = written
+
+    def _attend(self, plan: object) -> Attend:
+        attention, arena = self._attention, self._arena
+        return lambda layer, query, key, value: attention.attend(plan, layer, query, key, value, arena)
+
+    def _logits(self, hidden: Tensor, chunks: Sequence[Chunk], wanted: Sequence[int]) -> Tensor | None:
+        if not wanted:
+            return None
+        if len(wanted) == len(hidden):
+            return self.model.logits(hidden)
+        ends = np.cumsum([chunk.count for chunk in chunks]) - 1
+        return self.model.logits(hidden[self._tensor(ends[wanted].tolist())])
+
+    def _tensor(self, values: list[int]) -> Tensor:
+        return torch.tensor(values, device=self.model.device)
 
 
-def _tokens(chunk: Chunk) -> list[int]:
-    return chunk.sequence.tokens[chunk.start : chunk.start + chunk.count]
-
-
-def _unremembered(prompt: Sequence[int]) -> Batch:
-    return Batch(
-        tokens=torch.tensor(list(prompt)),
-        positions=torch.arange(len(prompt)),
-        slots=None,
-        decodes=0,
-        tables=None,
-        mask=None,
-        prompts=[Prompt(0, len(prompt), 0, None)],
+def _attention(model: LlamaModel, arena: Tensor, block_size: int) -> Attention:
+    config = model.config
+    shape = AttentionShape(
+        heads=config.heads,
+        kv_heads=config.kv_heads,
+        head_width=config.head_width,
+        layers=config.layers,
+        block_size=block_size,
+        dtype=model.dtype,
+        stride=arena.shape[1],
     )
+    return build_attention(shape, model.device)
 
 
-def _broken(hidden: Tensor, pieces: Sequence[Piece]) -> list[int]:
-    """The pieces any of whose hidden states is not finite."""
-    parts = torch.isfinite(hidden).all(dim=-1).split([len(piece.tokens) for piece in pieces])
+def _remember_nothing(layer: int, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+    return attend_fresh([len(query)], query, key, value)
+
+
+def _broken(hidden: Tensor, chunks: Sequence[Chunk]) -> list[int]:
+    """The chunks any of whose hidden states is not finite."""
+    parts = torch.isfinite(hidden).all(dim=-1).split([chunk.count for chunk in chunks])
     return [index for index, part in enumerate(parts) if not part.all()]

@@ -18,7 +18,7 @@ join and leave only between turns.
 from __future__ import annotations
 
 import logging
-from collections.abc import Hashable, Iterable, Mapping, Sequence
+from collections.abc import Container, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from services.worker.engines.port import FinishReason, SequenceRequest
@@ -179,13 +179,17 @@ class Scheduler:
         """End sequences with an error, as `cancel` does with a cancellation."""
         self._end_all(handles, FinishReason.ERROR, message)
 
+    def refuse(self, handle: int, message: str) -> None:
+        """Report a sequence that was never added as failed."""
+        self._ended.append(Ended(handle, FinishReason.ERROR, message))
+
     def fail_model(self, model: str, message: str) -> None:
         """End every sequence of a model with an error."""
         handles = [handle for handle, each in self._by_handle.items() if each.request.model == model]
         self.fail(handles, message)
 
     def set_away(self, model: str) -> None:
-        """The model is not in memory: its sequences wait. It must have no running ones (`busy_models`)."""
+        """The model is not in memory or about to leave it: its waiting sequences wait, running ones go on."""
         self._away.add(model)
 
     def set_present(self, model: str) -> None:
@@ -218,9 +222,12 @@ class Scheduler:
         ended, self._ended = self._ended, []
         return Plan(chunks, self._pool.take_moves(), ended)
 
-    def apply(self, chunks: Sequence[Chunk], sampled: Sequence[int | None]) -> list[Advanced]:
+    def apply(
+        self, chunks: Sequence[Chunk], sampled: Sequence[int | None], *, complete: Container[int] = ()
+    ) -> list[Advanced]:
         """Account for computed chunks. `sampled[i]` is the token after `chunks[i]`, None where none was wanted, or
-        FAILED, which ends the sequence with an error. What needs no word (prompts under way) is left out."""
+        FAILED, which ends the sequence with an error. `complete` are the handles whose structured output this token
+        completes. What needs no word (prompts under way) is left out."""
         advanced: list[Advanced] = []
         for chunk, token in zip(chunks, sampled, strict=True):
             sequence = chunk.sequence
@@ -234,7 +241,7 @@ class Scheduler:
             if sequence.followers and not sequence.pending_prompt:
                 self._release_followers(sequence)
             if token is not None:
-                advanced.append(self._advance(sequence, token))
+                advanced.append(self._advance(sequence, token, sequence.request.handle in complete))
         return advanced
 
     def check_integrity(self) -> None:
@@ -256,11 +263,14 @@ class Scheduler:
             chunks.setdefault(sequence.request.model, []).append(chunk)
         return count
 
-    def _advance(self, sequence: LiveSequence, token: int) -> Advanced:
+    def _advance(self, sequence: LiveSequence, token: int, complete: bool) -> Advanced:
         if token in sequence.stop_ids:
             self._remove(sequence)
             return Advanced(sequence, None, FinishReason.STOP)
         sequence.tokens.append(token)
+        if complete:
+            self._remove(sequence)
+            return Advanced(sequence, token, FinishReason.STOP)
         if sequence.produced >= sequence.limit:
             self._remove(sequence)
             return Advanced(sequence, token, FinishReason.LENGTH)
@@ -305,7 +315,8 @@ class Scheduler:
     # ---- who waits ------------------------------------------------------------------------------------------------
 
     def _take_in(self, request: SequenceRequest, limits: ModelLimits) -> LiveSequence:
-        eos = frozenset[int]() if request.params.ignore_eos else limits.eos_token_ids
+        ignores = request.params.ignore_eos and request.params.structure is None
+        eos = frozenset[int]() if ignores else limits.eos_token_ids
         sequence = LiveSequence(
             request=request,
             arrival=self._arrivals,

@@ -1,0 +1,73 @@
+"""The LoRA adapters of one model that are in memory, by name."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Sequence, Set
+
+import torch
+from torch import Tensor
+
+from services.worker.engines.torch_engine.adapters import LoraWeights
+from services.worker.engines.torch_engine.config import ModelConfig
+from services.worker.engines.torch_engine.lora import Group, LoraBank, LoraPlan, LoraShape
+
+
+class AdapterSet:
+    """At most `most` adapters; the one used least recently makes room."""
+
+    def __init__(self, config: ModelConfig, *, most: int, dtype: torch.dtype, device: torch.device) -> None:
+        shape = LoraShape(
+            layers=config.layers,
+            width=config.width,
+            query=config.heads * config.head_width,
+            key=config.kv_heads * config.head_width,
+            hidden=config.hidden,
+        )
+        self._bank = LoraBank(shape, most, dtype=dtype, device=device)
+        self._slots: OrderedDict[str, int] = OrderedDict()  # least recently used first
+
+    def add(self, name: str, weights: LoraWeights, *, busy: Set[str]) -> list[str]:
+        """Hold an adapter, in place of one that is not `busy` if there is no room; returns the names of those that
+        are not held now: `name` itself when all others are busy."""
+        gone = []
+        if self._bank.free_slot() is None:
+            victim = next((each for each in self._slots if each not in busy), None)
+            if victim is None:
+                return [name]
+            self._bank.drop(self._slots.pop(victim))
+            gone.append(victim)
+        slot = self._bank.free_slot()
+        if slot is None:
+            return [*gone, name]
+        pairs = {
+            (layer, target): (pair.a, pair.b)
+            for layer, targets in enumerate(weights.layers)
+            for target, pair in targets.items()
+        }
+        self._bank.put(slot, pairs)
+        self._slots[name] = slot
+        return gone
+
+    def adapt(self, models: Sequence[str], counts: Sequence[int]) -> Adapted | None:
+        """What the adapters do in a step whose chunks are of `models` (names of adapters, or of the base) and hold
+        `counts` tokens; None when no adapter is among them."""
+        slots = [self._slots.get(model) for model in models]
+        if not any(slot is not None for slot in slots):
+            return None
+        for model in models:
+            if model in self._slots:
+                self._slots.move_to_end(model)
+        plan = self._bank.plan([slot for slot, count in zip(slots, counts, strict=True) for _ in range(count)])
+        return Adapted(plan) if plan is not None else None
+
+
+class Adapted:
+    """Implements `model.Adapting` for one step."""
+
+    def __init__(self, plan: LoraPlan) -> None:
+        self._plan = plan
+
+    def add(self, layer: int, site: Group, inputs: Tensor, outputs: Tensor) -> None:
+        """See `model.Adapting`."""
+        self._plan.apply(site, layer, inputs, outputs)

@@ -1,0 +1,200 @@
+"""Everything of the torch engine that computes: the models in memory, their arena, their tokenizers' structures."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence, Set
+from dataclasses import dataclass
+from pathlib import Path
+
+import tokenizers
+import torch
+
+from libs.clock import Clock
+from services.worker.engines.port import EngineLoadError, SequenceRequest
+from services.worker.engines.torch_engine.adapters import LoraWeights
+from services.worker.engines.torch_engine.adapting import AdapterSet
+from services.worker.engines.torch_engine.blocks import BlockManager
+from services.worker.engines.torch_engine.kv import BlockShape, KvMemory, bytes_per_block
+from services.worker.engines.torch_engine.loading import Checkpoint, StageTimer
+from services.worker.engines.torch_engine.model import LlamaModel
+from services.worker.engines.torch_engine.prefix import PrefixNames
+from services.worker.engines.torch_engine.runner import ModelRunner
+from services.worker.engines.torch_engine.sampler import Sampled, SequenceSampler
+from services.worker.engines.torch_engine.sequences import Chunk, ModelLimits
+from services.worker.engines.torch_engine.settings import TorchSettings
+from services.worker.engines.torch_engine.shelf import Changes, Shelf
+from services.worker.engines.torch_engine.structure import Structures
+
+
+@dataclass(frozen=True, slots=True)
+class Loaded:
+    """A model that can run, and the adapters of it that are in memory."""
+
+    runner: ModelRunner
+    adapters: AdapterSet
+
+
+class Models:
+    """Made once, in the engine's thread; reads, verifies and tests the models that fit.
+
+    `busy` names the models and adapters that have running sequences.
+    """
+
+    def __init__(self, settings: TorchSettings, *, clock: Clock, busy: Callable[[], Set[str]]) -> None:
+        """:raises EngineLoadError: a model cannot be used; the message names the file."""
+        self._settings = settings
+        self._busy = busy
+        self.device = _device(settings.device)
+        torch.set_num_threads(settings.threads)
+        dtype = torch.bfloat16 if settings.weights == "bfloat16" else torch.float32
+        self.shelf = Shelf(settings, clock=clock, make=self._make, admit=self._admit)
+        self.shelf.open()
+        self._structures: dict[str, Structures] = {}
+        configs = [self.shelf.configs[model] for model in settings.models]
+        size = bytes_per_block([BlockShape(config, settings.block_size, dtype) for config in configs])
+        self.total_blocks = settings.kv_bytes // size if settings.kv_bytes else settings.total_blocks
+        if self.total_blocks < 1:
+            raise EngineLoadError(f"kv_bytes: a block has {size} bytes")
+        try:
+            self.memory = KvMemory(
+                bytes_per_block=size,
+                total_blocks=self.total_blocks,
+                host_blocks=settings.host_bytes // size,
+                disk_blocks=settings.disk_bytes // size,
+                disk_folder=settings.spill_folder,
+                device=self.device,
+            )
+        except (OSError, RuntimeError) as error:
+            raise EngineLoadError(f"no memory for keys and values: {error}") from error
+        self._arena = self.memory.arena(dtype)
+        with torch.inference_mode():
+            self.shelf.fill()
+
+    def pool(self) -> BlockManager:
+        """The books of the arena's blocks."""
+        size, settings = self.memory.bytes_per_block, self._settings
+        return BlockManager(
+            self.total_blocks,
+            host=settings.host_bytes // size,
+            disk=settings.disk_bytes // size,
+            owner_cap=int(self.total_blocks * settings.tenant_share),
+            intact=self.memory.intact,
+        )
+
+    def limits(self) -> dict[str, ModelLimits]:
+        """What the scheduler must know of every model and adapter."""
+        return {
+            name: ModelLimits(
+                context=config.context, vocabulary=config.vocabulary, eos_token_ids=frozenset(config.eos_token_ids)
+            )
+            for name, config in self.shelf.configs.items()
+        }
+
+    def names(self) -> dict[str, PrefixNames]:
+        """How the blocks of every model and adapter are named.
+
+        :raises EngineLoadError: there are public prefixes for a model whose tokenizer cannot be read.
+        """
+        size = self._settings.block_size
+        return {name: PrefixNames(name, size, self._public_prefixes(name)) for name in self.shelf.configs}
+
+    def sampler(self, request: SequenceRequest, seed: int) -> SequenceSampler:
+        """A sequence's sampling state.
+
+        :raises StructureError: its structure is malformed, unsupported or too complex.
+        :raises EngineLoadError: it asks for a structure and the model's tokenizer cannot be used.
+        """
+        matcher = None
+        if request.params.structure is not None:
+            matcher = self._structures_of(request.model).matcher(request.params.structure)
+        return SequenceSampler.create(request.params, request.prompt, seed, matcher=matcher, resumed=request.resumed)
+
+    def execute(
+        self, base: str, chunks: Sequence[Chunk], samplers: Mapping[int, SequenceSampler]
+    ) -> list[Sampled | None]:
+        """Compute chunks of one model and its adapters; see `ModelRunner.execute`."""
+        loaded = self.shelf.loaded(base)
+        adapting = loaded.adapters.adapt(
+            [chunk.sequence.request.model for chunk in chunks], [chunk.count for chunk in chunks]
+        )
+        with torch.inference_mode():
+            return loaded.runner.execute(chunks, samplers, adapting)
+
+    def embed(self, name: str, prompts: Sequence[Sequence[int]]) -> list[list[float]]:
+        """See `Engine.embed`.
+
+        :raises EngineLoadError: the model is unknown or not in memory.
+        :raises ValueError: a prompt is empty, too long or holds an unknown token id.
+        """
+        loaded = self.shelf.loaded(name)
+        with torch.inference_mode():
+            return [loaded.runner.embed(prompt, loaded.adapters.adapt([name], [len(prompt)])) for prompt in prompts]
+
+    def turn(self, *, used: Set[str], wanted: Sequence[str]) -> Changes:
+        """See `Shelf.turn`."""
+        return self.shelf.turn(used=used, wanted=wanted, busy=self._busy)
+
+    def timings(self) -> tuple[float, float, float]:
+        """Seconds that all runners have spent on preparing, forward passes and sampling."""
+        timings = [loaded.runner.timings for loaded in self.shelf.all_loaded()]
+        return (
+            sum(each.prepare for each in timings),
+            sum(each.forward for each in timings),
+            sum(each.sample for each in timings),
+        )
+
+    def close(self) -> None:
+        """Drop everything."""
+        self.shelf.close()
+        self.memory.close()
+
+    # ---- called by the shelf ----------------------------------------------------------------------------------------
+
+    def _make(self, name: str, checkpoint: Checkpoint, timer: StageTimer) -> Loaded:
+        settings = self._settings
+        with torch.inference_mode():
+            with timer.stage("build"):
+                model = LlamaModel(checkpoint.config, checkpoint.weights, kind=settings.weights, device=self.device)
+                runner = ModelRunner(model, self._arena, block_size=settings.block_size, rows=settings.max_running)
+            with timer.stage("warm_up"):
+                runner.warm_up(prompt_tokens=settings.max_step_tokens)
+            with timer.stage("self_test"):
+                runner.self_test(name)
+        adapters = AdapterSet(checkpoint.config, most=settings.max_adapters, dtype=model.dtype, device=self.device)
+        return Loaded(runner, adapters)
+
+    def _admit(self, loaded: Loaded, name: str, weights: LoraWeights) -> Sequence[str]:
+        return loaded.adapters.add(name, weights, busy=self._busy())
+
+    # ---- inside ---------------------------------------------------------------------------------------------------
+
+    def _structures_of(self, name: str) -> Structures:
+        base = self.shelf.base(name)
+        if base not in self._structures:
+            config = self.shelf.configs[base]
+            self._structures[base] = Structures.load(
+                self.shelf.folder(base), vocabulary=config.vocabulary, eos_token_ids=config.eos_token_ids
+            )
+        return self._structures[base]
+
+    def _public_prefixes(self, name: str) -> list[list[int]]:
+        texts = self._settings.public_prefixes.get(name, ())
+        if not texts:
+            return []
+        path: Path = self.shelf.folder(self.shelf.base(name)) / "tokenizer.json"
+        try:
+            tokenizer = tokenizers.Tokenizer.from_file(str(path))
+        except Exception as error:  # the library raises nothing narrower
+            raise EngineLoadError(f"{path}: {error}") from error
+        return [tokenizer.encode(text, add_special_tokens=False).ids for text in texts]
+
+
+def _device(name: str) -> torch.device:
+    if name == "auto":
+        name = "cuda" if torch.cuda.is_available() else "cpu"
+    try:
+        device = torch.device(name)
+        torch.empty(1, device=device)
+    except (RuntimeError, AssertionError) as error:
+        raise EngineLoadError(f"device {name} cannot be used: {error}") from error
+    return device

@@ -1,0 +1,286 @@
+"""Which models and adapters are in memory, and how they get there.
+
+All checkpoints are verified and compared with their configuration at the start; those that fit the memory for weights
+are read at once. The others, and all adapters, are read when a sequence asks for them, in a thread of their own, so
+that nobody's tokens wait for a disk. `policy/residency.py` decides who stays.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence, Set
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Generic, TypeVar
+
+from libs.clock import Clock
+from services.worker.engines.port import EngineLoadError
+from services.worker.engines.torch_engine.adapters import LoraWeights, load_adapter
+from services.worker.engines.torch_engine.config import ModelConfig
+from services.worker.engines.torch_engine.loading import (
+    Checkpoint,
+    LoadReport,
+    StageTimer,
+    read_checkpoint,
+    stage_files,
+)
+from services.worker.engines.torch_engine.settings import TorchSettings
+from services.worker.policy.residency import Outcome, Residency
+from services.worker.weight_cache import CacheUnavailableError, WeightCache
+
+logger = logging.getLogger(__name__)
+
+M = TypeVar("M")
+
+_ITEM_BYTES = {"float32": 4, "bfloat16": 2, "int8": 1}
+
+
+@dataclass(slots=True)
+class Changes:
+    """What became of models and adapters: those that may run now, those that may not, those that cannot, and why."""
+
+    present: list[str] = field(default_factory=list)
+    away: list[str] = field(default_factory=list)
+    failed: dict[str, str] = field(default_factory=dict)
+
+
+class Shelf(Generic[M]):
+    """`M` is a model ready to run, made by `make`. All methods but `make` run in the engine's thread.
+
+    `make(model, checkpoint, timer)` builds, warms up and tests; `admit(base, name, weights)` takes an adapter in and
+    says which other adapters it pushed out; both may raise EngineLoadError.
+    """
+
+    def __init__(
+        self,
+        settings: TorchSettings,
+        *,
+        clock: Clock,
+        make: Callable[[str, Checkpoint, StageTimer], M],
+        admit: Callable[[M, str, LoraWeights], Sequence[str]],
+    ) -> None:
+        self._settings = settings
+        self._clock = clock
+        self._make = make
+        self._admit = admit
+        self._checkpoints: dict[str, Checkpoint] = {}
+        self._timers: dict[str, StageTimer] = {}
+        self._loaded: dict[str, M] = {}
+        self._adapters: set[str] = set()
+        self._told: frozenset[str] = frozenset()
+        self._residency = self._make_residency()
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="torch-loader")
+        self._loading: dict[str, Future[M]] = {}
+        self._reading: dict[str, Future[LoraWeights]] = {}
+        self._cache = self._open_cache()
+
+    # ---- questions ------------------------------------------------------------------------------------------------
+
+    @property
+    def configs(self) -> Mapping[str, ModelConfig]:
+        """The configuration of every model and adapter, in memory or not."""
+        configs = {model: checkpoint.config for model, checkpoint in self._checkpoints.items()}
+        return configs | {name: configs[source.base] for name, source in self._settings.adapters.items()}
+
+    @property
+    def reports(self) -> Mapping[str, LoadReport]:
+        """How long the stages of each model's load took."""
+        return {model: timer.report() for model, timer in self._timers.items()}
+
+    @property
+    def runnable(self) -> frozenset[str]:
+        """Models and adapters that may start sequences: in memory, and not giving way to others."""
+        yielding = self._residency.yielding
+        return frozenset(name for name in (*self._loaded, *self._adapters) if self.base(name) not in yielding)
+
+    def base(self, name: str) -> str:
+        """The model whose weights serve `name`: itself, or an adapter's base."""
+        source = self._settings.adapters.get(name)
+        return source.base if source else name
+
+    def loaded(self, name: str) -> M:
+        """The model in memory that serves `name`.
+
+        :raises EngineLoadError: it is unknown, or not in memory.
+        """
+        model = self._loaded.get(self.base(name))
+        if model is None:
+            known = name in self._settings.models or name in self._settings.adapters
+            raise EngineLoadError(f"model {name} is not {'in memory now' if known else 'loaded here'}")
+        return model
+
+    def folder(self, model: str) -> Path:
+        """Where the verified files of a model lie."""
+        return self._checkpoints[model].folder
+
+    def all_loaded(self) -> Iterable[M]:
+        """Every model in memory."""
+        return self._loaded.values()
+
+    # ---- at the start ---------------------------------------------------------------------------------------------
+
+    def open(self) -> None:
+        """Verify every checkpoint's files and compare them with its configuration.
+
+        :raises EngineLoadError: one of them cannot be used; the message names the file.
+        """
+        for name, source in self._settings.adapters.items():
+            if source.base not in self._settings.models:
+                raise EngineLoadError(f"adapter {name} needs {source.base}, which is not configured")
+        for model, folder in self._settings.models.items():
+            timer = self._timers[model] = StageTimer(model, self._clock)
+            staged = stage_files(folder, timer, cache=self._cache, require_manifest=self._settings.require_manifest)
+            self._checkpoints[model] = read_checkpoint(staged, timer)
+
+    def fill(self) -> None:
+        """Read models, pinned ones first, until the memory for weights is full.
+
+        :raises EngineLoadError: one of them cannot be read, or a pinned one does not fit.
+        """
+        pinned = [model for model in self._settings.models if model in self._settings.pinned]
+        for model in [*pinned, *(each for each in self._settings.models if each not in pinned)]:
+            decision = self._residency.want(model, self._size(model), self._clock.monotonic(), set())
+            if decision.load and not decision.evict:
+                self._loaded[model] = self._make(model, self._checkpoints[model], self._timers[model])
+                self._residency.loaded(model, self._clock.monotonic())
+            elif decision.outcome is Outcome.REFUSED:
+                raise EngineLoadError(f"weight_bytes: {decision.reason}")
+            else:
+                self._residency.forget(model)
+        self._told = self.runnable
+
+    # ---- while it runs --------------------------------------------------------------------------------------------
+
+    def turn(self, *, used: Set[str], wanted: Sequence[str], busy: Callable[[], Set[str]]) -> Changes:
+        """Take in what has been read, read what is wanted. `used` ran in the last step, `wanted` has sequences waiting
+        for it (the longest waiting first), `busy()` have running sequences; names of models or adapters."""
+        changes = Changes()
+        now = self._clock.monotonic()
+        for name in used:
+            self._residency.used(self.base(name), now)
+        self._take_in_models(changes)
+        self._take_in_adapters(changes)
+        if wanted or self._residency.waiting:
+            self._serve(wanted, {self.base(name) for name in busy()}, changes)
+        elif self._settings.standby and not self._loading:
+            self._warm_up(now)
+        runnable = self.runnable
+        changes.present, changes.away = sorted(runnable - self._told), sorted(self._told - runnable)
+        self._told = runnable
+        return changes
+
+    def wait(self, seconds: float) -> None:
+        """Return once something has been read, at the latest after `seconds`."""
+        futures: list[Future[Any]] = [*self._loading.values(), *self._reading.values()]
+        if futures:
+            wait(futures, timeout=seconds, return_when="FIRST_COMPLETED")
+        else:
+            time.sleep(seconds)
+
+    def close(self) -> None:
+        """Drop everything."""
+        self._thread.shutdown(wait=True, cancel_futures=True)
+        self._loaded.clear()
+        self._adapters.clear()
+        for checkpoint in self._checkpoints.values():
+            checkpoint.weights.close()
+        if self._cache is not None:
+            self._cache.close()
+
+    # ---- inside ---------------------------------------------------------------------------------------------------
+
+    def _serve(self, wanted: Sequence[str], busy: Set[str], changes: Changes) -> None:
+        now = self._clock.monotonic()
+        bases = list(dict.fromkeys(self.base(name) for name in wanted))
+        for model in self._residency.waiting:
+            if model not in bases:
+                self._residency.forget(model)
+        for model in bases:
+            decision = self._residency.want(model, self._size(model), now, busy)
+            for victim in decision.evict:
+                self._drop(victim)
+            if decision.load:
+                self._read_model(model, decision.reason)
+            elif decision.outcome is Outcome.REFUSED:
+                changes.failed[model] = decision.reason
+        for name in wanted:
+            if name in self._settings.adapters and self.base(name) in self._loaded and name not in self._reading:
+                self._read_adapter(name)
+
+    def _warm_up(self, now: float) -> None:
+        sizes = {model: self._size(model) for model in self._settings.standby}
+        model = self._residency.warm_up_next(sizes, now)
+        if model is not None:
+            self._read_model(model, "there is room for a standby")
+
+    def _read_model(self, model: str, reason: str) -> None:
+        logger.info("model is read", extra={"model": model, "because": reason})
+        timer = self._timers[model] = StageTimer(model, self._clock)
+        self._loading[model] = self._thread.submit(self._make, model, self._checkpoints[model], timer)
+
+    def _read_adapter(self, name: str) -> None:
+        source = self._settings.adapters[name]
+        config = self._checkpoints[source.base].config
+        self._reading[name] = self._thread.submit(load_adapter, source.folder, config)
+
+    def _take_in_models(self, changes: Changes) -> None:
+        for model, future in [*self._loading.items()]:
+            if not future.done():
+                continue
+            del self._loading[model]
+            try:
+                self._loaded[model] = future.result()
+            except EngineLoadError as error:
+                self._residency.failed(model)
+                self._fail(model, error, changes)
+            else:
+                self._residency.loaded(model, self._clock.monotonic())
+
+    def _take_in_adapters(self, changes: Changes) -> None:
+        for name, future in [*self._reading.items()]:
+            if not future.done():
+                continue
+            del self._reading[name]
+            model = self._loaded.get(self.base(name))
+            try:
+                weights = future.result()
+                pushed_out = self._admit(model, name, weights) if model is not None else [name]
+            except EngineLoadError as error:
+                self._fail(name, error, changes)
+                continue
+            self._adapters = (self._adapters | {name}).difference(pushed_out)
+
+    def _drop(self, model: str) -> None:
+        logger.info("model is dropped", extra={"model": model})
+        del self._loaded[model]
+        self._adapters = {name for name in self._adapters if self.base(name) != model}
+
+    def _fail(self, name: str, error: EngineLoadError, changes: Changes) -> None:
+        logger.error("model cannot be read", extra={"model": name, "reason": str(error)})
+        changes.failed[name] = f"{name} cannot be loaded"
+
+    def _size(self, model: str) -> int:
+        """Bytes of a model's weights in memory."""
+        weights = self._checkpoints[model].weights
+        return sum(math.prod(weights.info(name).shape) for name in weights) * _ITEM_BYTES[self._settings.weights]
+
+    def _make_residency(self) -> Residency:
+        settings = self._settings
+        return Residency(
+            settings.weight_bytes or 1 << 62,
+            settings.min_residency,
+            settings.pinned,
+            standby=settings.standby,
+        )
+
+    def _open_cache(self) -> WeightCache | None:
+        if self._settings.weight_cache is None:
+            return None
+        try:
+            return WeightCache(self._settings.weight_cache, self._settings.weight_cache_bytes, clock=self._clock)
+        except CacheUnavailableError as error:
+            logger.warning("weight cache passed over", extra={"reason": str(error)})
+            return None
