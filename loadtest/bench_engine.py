@@ -108,7 +108,7 @@ class Bench:
             running["vllm"] = stack.enter_context(vllm)
         vocabulary = checkpoints.vocabulary(checkpoint)
         items = workloads.workload("a", workloads.WARM_UP_REPEAT, vocabulary=vocabulary)
-        short = workloads.to_json([workloads.Item(item.prompt, min(item.output, 8)) for item in items])
+        short = workloads.to_json([workloads.Item(item.prompt, min(item.output, 8)) for item in items[:32]])
         for name, contestant in running.items():
             contestant.ask({"do": "run", "items": short})
             progress(f"{name} on {checkpoint}", 0, 0)
