@@ -89,7 +89,7 @@ async def test_while_it_is_down_submissions_are_sent_on_and_streams_may_open():
     async with rig(make_engine=in_process, engine_restart_delay=3600.0) as r:
         gateway = await r.gateway()
         kill(r)
-        await until(lambda: r.admission.reports[-1].draining)
+        await until(lambda: r.admission.reports and r.admission.reports[-1].draining)
         await gateway.submit(submission(1, r.admission.grant("r1")))  # granted before admission heard of it
         await gateway.until(lambda: 1 in gateway.refused)
         assert gateway.refused[1].reason == Reason.DRAINING
