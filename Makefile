@@ -94,6 +94,21 @@ test: setup ## Run the tests: unit, contract, integration, end to end.
 	  echo; echo "== $$group tests =="; $(PY) -m pytest $(PYTEST) tests/$$group; \
 	done
 
+# --- engines with an environment of their own ---
+
+# Where vLLM lives; a path of your own is used as it is.
+VLLM_ENV ?= $(BUILD)/vllm-env
+
+.PHONY: vllm-env
+vllm-env: setup $(VLLM_ENV)/.ready ## Create the environment of the vLLM engine (3 GB; skipped when it is there).
+
+$(VLLM_ENV)/.ready: bin/vllm-env requirements.lock pyproject.toml
+	PYTHON=$(PYTHON) bin/vllm-env $(VLLM_ENV)
+
+.PHONY: test-engines
+test-engines: setup ## Run the engine contract on real vLLM and TensorRT-LLM, where they are installed.
+	@VLLM_ENV=$(VLLM_ENV) bin/test-engines
+
 # --- protos ---
 
 .PHONY: protos

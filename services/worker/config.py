@@ -182,7 +182,8 @@ class Settings(ServiceSettings, frozen=True, kw_only=True, forbid_unknown_fields
     engine_restart_delay: float = 0.25
     """Seconds before the engine is started again; doubled with each failure in the window, at most 10 s."""
     models: dict[str, str]
-    """Model version ("weir-fast@1") to its folder; the simulated engine also takes an empty folder name."""
+    """Model version ("weir-fast@1") to its folder. Without a folder the simulated engine makes the model up; the others
+    leave it out, so that a profile can take a model away from a worker."""
     torch: TorchOptions = TorchOptions()
     """For engine "torch"."""
     simulated: SimulatedOptions = SimulatedOptions()

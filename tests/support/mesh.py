@@ -56,13 +56,17 @@ def eventually(condition: Callable[[], T], *, seconds: float = 30.0, what: str =
 class Mesh:
     """A running mesh."""
 
-    def __init__(self, state: Path, *, profile: str = "demo", settings: tuple[str, ...] = ()) -> None:
+    def __init__(
+        self, state: Path, *, profile: str = "demo", settings: tuple[str, ...] = (), seconds: float = 180
+    ) -> None:
+        """`seconds` bounds `weir up`."""
         self.state = state
+        self._seconds = seconds
         self.base = free_port_base()
         self._arguments = ["--profile", profile, *[part for s in settings for part in ("--set", s)]]
 
     def __enter__(self) -> Mesh:
-        done = self.weir("up", *self._arguments, check=False, seconds=180)
+        done = self.weir("up", *self._arguments, check=False, seconds=self._seconds)
         if done.returncode != 0:
             raise RuntimeError(f"weir up failed:\n{done.stdout}\n{done.stderr}")
         self.up_output = done.stdout

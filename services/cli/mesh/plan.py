@@ -10,7 +10,15 @@ from typing import Any
 
 from libs.config import TlsFiles
 from libs.supervisor.spec import GrpcProbe, HttpProbe, ProcessSpec
-from services.cli.mesh.topology import METRICS_OFFSET, Process, Topology, TopologyError, settings_for, substitute
+from services.cli.mesh.topology import (
+    METRICS_OFFSET,
+    Process,
+    Topology,
+    TopologyError,
+    settings_for,
+    split_launch,
+    substitute,
+)
 
 HOST = "127.0.0.1"
 # One worker thread: Envoy serves tens of thousands of requests per second on one core, and the development mesh shares
@@ -181,7 +189,9 @@ class _Planner:
             "state_dir": str(site.data(name)),
             "trace_endpoint": collector,
         }
-        settings = substitute({**common, **settings_for(self._topology, name, *self._layers)}, self._variables(name))
+        own = substitute(settings_for(self._topology, name, *self._layers), self._variables(name))
+        launch, own = split_launch(name, own)
+        settings = {**substitute(common, self._variables(name)), **own}
         self.files[site.config(name)] = _json(settings)
         self.files[site.xds(name)] = self._bootstraps.grpc(
             node_id=name, zone=process.zone, xds=(f"{HOST}:{self._port('controlplane')}",), tls=tls
@@ -196,9 +206,16 @@ class _Planner:
         return self._spec(
             name,
             process,
-            argv=(site.python, "-m", module, "--config", str(site.config(name))),
+            argv=(
+                str(site.root / launch.python) if launch.python else site.python,
+                "-m",
+                module,
+                "--config",
+                str(site.config(name)),
+            ),
             env={"GRPC_XDS_BOOTSTRAP": str(site.xds(name)), "PYTHONUNBUFFERED": "1", **process.env},
             readiness=GrpcProbe(port=port, tls=site.tls("cli"), server_name=f"{process.service}.weir.internal"),
+            ready_timeout=launch.ready_timeout,
         )
 
     def _etcd(self, name: str, process: Process) -> ProcessSpec:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import importlib.util
+import shutil
 import socket
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -33,6 +34,15 @@ def check_programs(programs: Mapping[str, str]) -> list[str]:
         f"the program {name} is not at {path}: run `make setup`"
         for name, path in programs.items()
         if not Path(path).is_file()
+    ]
+
+
+def check_interpreters(interpreters: Mapping[str, str]) -> list[str]:
+    """One line per interpreter, given as path by the process that a profile wants it for, that is not there."""
+    return [
+        f"the Python of {name} is not at {path}: see the profile's file in deploy/profiles"
+        for name, path in interpreters.items()
+        if shutil.which(path) is None
     ]
 
 

@@ -38,7 +38,17 @@ class Process(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     """Whether it exports traces to the collector."""
     env: dict[str, str] = {}
     settings: dict[str, Any] = {}
-    """Fields of its config.py."""
+    """Fields of its config.py. The table `process` in it is none of the service's: it is a Launch."""
+
+
+class Launch(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """How a service is started, where a profile or an override wants it otherwise: the table `process`."""
+
+    python: str = ""
+    """Its interpreter, relative to the checkout; empty takes the one that runs `weir up`. For an engine that lives in
+    an environment of its own."""
+    ready_timeout: float = 60.0
+    """See libs.supervisor.spec.ProcessSpec."""
 
 
 class Topology(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -107,6 +117,15 @@ def settings_for(topology: Topology, name: str, *layers: Mapping[str, Mapping[st
         for key in dict.fromkeys((EVERY, process.service, name)):
             merged = merge(merged, layer.get(key, {}))
     return merged
+
+
+def split_launch(name: str, settings: Mapping[str, Any]) -> tuple[Launch, dict[str, Any]]:
+    """Takes the table `process` out of a service's settings. Raises TopologyError."""
+    rest = dict(settings)
+    try:
+        return msgspec.convert(rest.pop("process", {}), Launch), rest
+    except msgspec.ValidationError as error:
+        raise TopologyError(f"{name}: process: {error}") from error
 
 
 def unknown_names(topology: Topology, layer: Mapping[str, object]) -> list[str]:

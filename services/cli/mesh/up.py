@@ -116,6 +116,13 @@ def _start(where: Site, plan: Plan, lock: lifecycle.Lock) -> None:
     faults = [
         *preflight.check_packages(preflight.PACKAGES),
         *preflight.check_programs({"etcd": where.etcd, "envoy": where.envoy}),
+        *preflight.check_interpreters(
+            {
+                each.name: each.argv[0]
+                for each in plan.processes
+                if each.argv[1:2] == ("-m",) and each.argv[0] != where.python
+            }
+        ),
         *_missing_models(where),
         *preflight.check_ports(plan.ports, host=HOST),
     ]

@@ -27,6 +27,9 @@ def create(settings: Settings, *, clock: Clock, on_failure: OnFailure | None = N
     builder = _BUILDERS.get(settings.engine)
     if builder is None:
         raise EngineLoadError(f"no engine is called {settings.engine!r}; there are {', '.join(sorted(_BUILDERS))}")
+    if settings.engine != "simulated":  # which needs no folder
+        served = {model: folder for model, folder in settings.models.items() if folder}
+        settings = msgspec.structs.replace(settings, models=served)
     if not settings.models:
         raise EngineLoadError("no models are configured")
     return builder(settings, clock, on_failure)

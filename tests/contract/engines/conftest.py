@@ -17,7 +17,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 import engine_cases
 from engine_cases import Driver
 
-SLOW_TO_START = {"vllm"}
+SLOW_TO_START = {"vllm", "tensorrt_llm-real"}
 """Engines whose start takes half a minute; the tests of a module share one, each with a driver of its own."""
 
 

@@ -31,8 +31,8 @@ FIRST_CHARACTER = 3
 
 NAMES = ["simulated", "simulated-costed", "simulated-paced", "tensorrt_llm", "torch"]
 """Every engine that can run in any environment of the project."""
-OPTIONAL = {"vllm": "vllm"}
-"""Engines with an environment of their own, with the package that tells it."""
+OPTIONAL = {"vllm": "vllm", "tensorrt_llm-real": "tensorrt_llm"}
+"""Engines whose library is not among the project's own dependencies, with the package that tells that it is there."""
 
 OFFERS = {
     "simulated": {"priorities", "embeddings"},
@@ -76,6 +76,12 @@ def make(name: str, folder: Path) -> Any:
                 model=MODEL, folder="checkpoint", max_context=CONTEXT, eos_token_ids=(EOS,), **SIZES
             )
             return build_tensorrt(settings, clock=CLOCK, load_module=trtllm_double.module)
+        case "tensorrt_llm-real":
+            save_tiny_checkpoint(folder)
+            settings = TensorrtSettings(
+                model=MODEL, folder=str(folder), max_context=CONTEXT, eos_token_ids=(EOS,), **SIZES
+            )
+            return build_tensorrt(settings, clock=CLOCK)
         case "torch":
             from services.worker.engines.torch_engine import TorchSettings, build
 
