@@ -44,6 +44,7 @@ class TorchAttention:
     def __init__(self, shape: AttentionShape, device: torch.device) -> None:
         self._shape = shape
         self._device = device
+        self._together = device.type != "cpu"
         self._layer_rows = 2 * shape.kv_heads * shape.block_size
         self._block_rows = shape.apart // shape.head_width
         self._group = shape.heads // shape.kv_heads
@@ -85,7 +86,7 @@ class TorchAttention:
         return parts[0] if len(parts) == 1 else torch.cat(parts)
 
     def _batches(self, segments: Sequence[Segment]) -> list[list[Segment]]:
-        if self._device.type == "cpu":
+        if not self._together:
             return [[segment] for segment in segments]
         batches: list[list[Segment]] = []
         for segment in segments:
