@@ -103,6 +103,11 @@ class Residency:
         return sum(each.size for each in self._resident.values())
 
     @property
+    def free_bytes(self) -> int:
+        """What can be loaded without evicting anyone."""
+        return self._budget - self.used_bytes
+
+    @property
     def yielding(self) -> frozenset[str]:
         """Models that must take no new work, so that they can leave for the one that waits first."""
         first = self._first_waiting()
@@ -113,7 +118,7 @@ class Residency:
         at idle times. `sizes` are bytes by model. Its minimum residency begins with its first work."""
         if self._first_waiting() is None:
             for model in self._standby:
-                if model not in self._resident and sizes[model] <= self._budget - self.used_bytes:
+                if model not in self._resident and sizes[model] <= self.free_bytes:
                     self._resident[model] = _Resident(sizes[model], now, idle_so_far=True)
                     return model
         return None
@@ -210,7 +215,7 @@ class Residency:
 
     def _enough(self, order: Sequence[str], size: int) -> tuple[str, ...] | None:
         """The first of `order` that make room together, without those that turn out not to be needed."""
-        lacking = size - (self._budget - self.used_bytes)
+        lacking = size - self.free_bytes
         taken: list[str] = []
         for name in order:
             if lacking <= 0:

@@ -1,6 +1,7 @@
 """safetensors: read as the library writes them, lazily; damaged, surplus and misplaced tensors are refused by name."""
 
 import json
+import os
 import struct
 
 import pytest
@@ -107,21 +108,29 @@ def test_a_damaged_file_is_refused_or_read_but_nothing_else(tmp_path_factory, da
         assert "damaged.safetensors" in str(error)  # noqa: PT017
 
 
-def test_a_tensor_is_read_when_it_is_looked_up_and_not_before(copy):
+def test_what_was_read_is_the_readers_own_and_what_was_not_is_refused_once_the_file_changed(copy):
+    path, name = copy / "model.safetensors", "model.embed_tokens.weight"
     weights = load_weights(copy)
-    name = "model.embed_tokens.weight"
-    info = weights.info(name)
-    with (copy / "model.safetensors").open("r+b") as file:
-        file.seek(info.offset)
-        file.write(struct.pack("<f", 7.5))
-    before = weights[name]
-    assert before[0, 0] == 7.5
-    with (copy / "model.safetensors").open("r+b") as file:
-        file.truncate(info.offset)
-    # What was read is the reader's own; what was not is refused, not a signal that kills the process.
-    assert before[0, 0] == 7.5
+    before, expected = weights[name], load_file(path)[name].clone()
+    path.write_bytes(path.read_bytes())
+    os.utime(path, ns=(1, 1))
+    with pytest.raises(EngineLoadError, match=r"model\.safetensors.*written since"):
+        weights[name]
+    os.truncate(path, weights.info(name).offset)
     with pytest.raises(EngineLoadError, match=r"model\.safetensors.*became shorter"):
         weights[name]
+    assert torch.equal(before, expected)
+
+
+def test_a_replaced_or_removed_file_is_read_as_it_was(copy):
+    path, name = copy / "model.safetensors", "model.norm.weight"
+    weights = load_weights(copy)
+    path.unlink()
+    path.write_bytes(b"")
+    assert weights[name].shape == (32,)
+    weights.close()
+    weights.close()
+    assert name not in weights
 
 
 def test_asking_for_an_unknown_tensor_is_a_key_error(copy):

@@ -75,13 +75,15 @@ class Weights(Mapping[str, "Tensor"]):
         """Takes over the open descriptors of `files`."""
         self._infos = dict(infos)
         self._files = dict(files)
+        self._stamps = {path: _stamp(descriptor) for path, descriptor in files.items()}
         self._close = weakref.finalize(self, _close, list(files.values()))
 
     def __getitem__(self, name: str) -> Tensor:
         """The tensor as stored, in memory of its own.
 
         :raises KeyError: there is none of that name.
-        :raises EngineLoadError: its file cannot be read.
+        :raises EngineLoadError: its file cannot be read, or was written since it was opened: what was verified then
+            is no longer there.
         """
         import torch
 
@@ -96,6 +98,8 @@ class Weights(Mapping[str, "Tensor"]):
                 done += count
         except OSError as error:
             raise EngineLoadError(f"{info.path}: cannot be read ({error.strerror})") from error
+        if _stamp(self._files[info.path]) != self._stamps[info.path]:
+            raise EngineLoadError(f"{info.path}: cannot be read (it was written since it was verified)")
         return flat.view(getattr(torch, _TYPES[info.kind][0])).reshape(info.shape)
 
     def __iter__(self) -> Iterator[str]:
@@ -322,6 +326,11 @@ def _without_repeats(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
             raise _FormatError(f"{name} appears twice in its header")
         found[name] = value
     return found
+
+
+def _stamp(descriptor: int) -> tuple[int, int]:
+    found = os.fstat(descriptor)
+    return found.st_size, found.st_mtime_ns
 
 
 def _close(descriptors: list[int]) -> None:
