@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import gc
 import os
 from collections.abc import AsyncGenerator, Callable, Mapping
 from dataclasses import dataclass, field
@@ -207,8 +206,8 @@ class VllmLibrary:
         if (llm := self._llm) is not None:
             self._llm = None
             await asyncio.to_thread(llm.shutdown)
-            del llm
-            gc.collect()  # it is part of a cycle, and what is left of it at the interpreter's end complains
+            # Its destructor does so again, and complains of modules that are gone at the interpreter's end.
+            llm.shutdown = lambda timeout=None: None
 
     # ---- requests ------------------------------------------------------------------------------------------------
 
@@ -216,6 +215,8 @@ class VllmLibrary:
         """See `Library`. What else vLLM refuses it says itself, when it is given the request."""
         if request.params.structure is not None and not self._checkpoint.has_tokenizer:
             return "structured output needs a tokenizer.json in the model's folder"
+        if request.params.structure is not None and request.resumed:
+            return "this engine cannot continue a structured output that was begun elsewhere"
         return ""
 
     async def generate(self, request: SequenceRequest, room: int) -> AsyncGenerator[Delta, None]:
@@ -225,6 +226,7 @@ class VllmLibrary:
         salt = salt_text(request.cache_salt)
         self._requests += 1
         adapter = await self._adapter(request.model)
+        self._watch.begin()
         try:
             sampling = self._sampling(params, room, stops)
             # Checking a structure compiles it, which takes long enough to do it in a thread; vLLM does so for prompts

@@ -21,6 +21,7 @@ class SchedulerWatch:
         self._clock = clock
         self._running = 0
         self._usage = 0.0
+        self._busy = False
         self._recorded_at = 0.0
         self._prefill_seconds = 0.0  # of steps under way with prompts that have not given a token yet
         self._decode_step_seconds = 0.0
@@ -29,16 +30,23 @@ class SchedulerWatch:
         self._hit = 0
         self._preemptions = 0
 
+    def begin(self) -> None:
+        """A request is on its way to vLLM."""
+        if not self._busy:
+            self._busy = True
+            self._recorded_at = self._clock.monotonic()
+
     def record(
         self, scheduler_stats: Any, iteration_stats: Any, mm_cache_stats: Any = None, engine_idx: int = 0
     ) -> None:
         """Take in one step's figures; both kinds may be None."""
         now = self._clock.monotonic()
-        # A step that follows an idle time has no known beginning.
-        seconds = now - self._recorded_at if self._running else 0.0
+        # A step that follows an idle time began with the request that ended it, or at an unknown moment.
+        seconds = now - self._recorded_at if self._busy else 0.0
         self._recorded_at = now
         if scheduler_stats is not None:
             self._running = scheduler_stats.num_running_reqs
+            self._busy = self._running > 0
             self._usage = scheduler_stats.kv_cache_usage
             prefix = scheduler_stats.prefix_cache_stats
             self._queried += prefix.queries

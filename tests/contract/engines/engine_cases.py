@@ -166,7 +166,9 @@ def request(handle: int, prompt: list[int] | None = None, **params: Any) -> Sequ
     """A greedy sequence of 6 tokens that ignores the end of sequence, unless told otherwise. Fields of the request
     and of its sampling parameters go by their names."""
     own = {
-        each: params.pop(each) for each in ("deadline", "priority", "cache_salt", "group", "model") if each in params
+        each: params.pop(each)
+        for each in ("deadline", "priority", "cache_salt", "group", "model", "resumed")
+        if each in params
     }
     chosen = {"max_tokens": 6, "temperature": 0.0, "ignore_eos": True} | params
     return SequenceRequest(
@@ -207,8 +209,8 @@ class Driver:
                 self.started.append(handle)
                 if handle not in output.prompt_tokens_cached:
                     self.broken.append(f"{handle}: first token without prompt_tokens_cached")
-            elif handle in output.prompt_tokens_cached:
-                self.broken.append(f"{handle}: prompt_tokens_cached without its first token")
+            if handle in output.prompt_tokens_cached and handle in self.cached:
+                self.broken.append(f"{handle}: prompt_tokens_cached twice")
             if len(output.logprobs.get(handle, tokens)) != len(tokens):
                 self.broken.append(f"{handle}: not one entry of logprobs per token")
             if (finish == 5) != (handle in output.errors):

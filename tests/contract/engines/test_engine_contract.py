@@ -55,8 +55,9 @@ async def test_greedy_output_does_not_depend_on_the_batch(driver):
 
 async def test_sequences_that_advance_together_share_their_frames(driver):
     await driver.run(*(request(handle, max_tokens=20) for handle in range(4)))
-    # 20 steps of four, and a few where they did not start as one.
-    assert 20 <= driver.frames <= 30
+    # At most 20 steps of four and a few more where they did not start as one; a late event loop may find several steps.
+    assert driver.frames <= 30
+    assert sum(len(driver.tokens[handle]) for handle in range(4)) == 80
 
 
 async def test_a_seed_reproduces_alone_and_in_any_batch(driver):

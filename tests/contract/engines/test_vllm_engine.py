@@ -13,7 +13,7 @@ import pytest_asyncio
 from conftest import quiet
 from engine_cases import MODEL, Driver, request
 
-from services.worker.engines.port import EngineLoadError, FinishReason
+from services.worker.engines.port import EngineLoadError, FinishReason, Structure
 
 pytest.importorskip("vllm", reason="vLLM is not installed in this environment: make test-engines")
 pytestmark = pytest.mark.asyncio(loop_scope="module")
@@ -132,6 +132,14 @@ async def test_what_vllm_refuses_is_told_to_the_caller_alone(rig, wrong):
     assert rig.driver.finish[handle] == FinishReason.ERROR
     assert rig.driver.errors[handle] not in ("", "the engine failed on this sequence")
     assert len(rig.driver.tokens[handle + 1]) == 6
+
+
+async def test_a_structured_output_begun_elsewhere_is_refused(rig):
+    structure = Structure("regex", "[a-z]{9}")
+    await rig.driver.run(request(300, resumed=2, structure=structure), request(301, resumed=2))
+    assert rig.driver.finish[300] == FinishReason.ERROR
+    assert "begun elsewhere" in rig.driver.errors[300]
+    assert len(rig.driver.tokens[301]) == 6
 
 
 async def test_a_checkpoint_that_was_tampered_with_is_refused_by_name(tmp_path):

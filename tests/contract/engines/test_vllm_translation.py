@@ -196,14 +196,19 @@ def test_capacity_is_vllms_own_where_it_has_seen_the_sequences():
     clock = Ticks()
     watch = SchedulerWatch(clock=clock)
     watch.total_blocks = 100
-    watch.record(scheduler(2, 0.25, queries=30, hits=16), iteration(prompt_tokens=30))
+    clock.now = -1.0
+    watch.begin()
+    clock.now = -0.5
+    watch.begin()
     clock.now = 0.5
-    watch.record(scheduler(2, 0.25, queries=10), iteration(prompt_tokens=10, preempted=1))
-    clock.now = 0.75
-    watch.record(scheduler(2, 0.3), None)  # a chunk of a prompt
+    watch.record(scheduler(2, 0.25, queries=30, hits=16), iteration(prompt_tokens=30))
     clock.now = 1.0
+    watch.record(scheduler(2, 0.25, queries=10), iteration(prompt_tokens=10, preempted=1))
+    clock.now = 1.25
+    watch.record(scheduler(2, 0.3), None)  # a chunk of a prompt
+    clock.now = 1.5
     watch.record(scheduler(2, 0.3), iteration(prompt_tokens=10))
-    clock.now = 1.01
+    clock.now = 1.51
     watch.record(scheduler(2, 0.3), iteration())
     found = watch.capacity(load(started=2, unstarted=3))
     assert (found.free_blocks, found.running, found.waiting) == (70, 2, 3)
