@@ -49,8 +49,11 @@ def asked_of(submit: worker_pb2.Submit) -> Asked:
     )
 
 
-def request_of(submit: worker_pb2.Submit, asked: Asked, *, handle: int, now: float, salt: bytes) -> SequenceRequest:
-    """The engine's request; `now` is monotonic, `salt` keeps tenants' prefix caches apart."""
+def request_of(
+    submit: worker_pb2.Submit, asked: Asked, *, handle: int, group: int, now: float, salt: bytes
+) -> SequenceRequest:
+    """The engine's request; `now` is monotonic, `salt` keeps tenants' prefix caches apart, `group` is the same for the
+    choices of one request."""
     return SequenceRequest(
         handle=handle,
         model=asked.model,
@@ -60,6 +63,7 @@ def request_of(submit: worker_pb2.Submit, asked: Asked, *, handle: int, now: flo
         priority=submit.priority,
         resumed=asked.resumed,
         cache_salt=salt,
+        group=group,
     )
 
 

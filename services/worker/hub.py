@@ -132,9 +132,10 @@ class Hub:
         await self._idle.wait()
 
     def submit(self, mailbox: Mailbox, submissions: Iterable[tuple[worker_pb2.Submit, Asked]], *, tenant: str) -> None:
-        """Start sequences whose grant has been accepted."""
+        """Start the choices of one request, whose grant has been accepted."""
         now = self.clock.monotonic()
         salt = tenant.encode()
+        group = self._last_handle + 1  # the first choice's handle names them all
         requests = []
         for submit, asked in submissions:
             self._last_handle += 1
@@ -147,7 +148,7 @@ class Hub:
                 mailbox, asked, now, sequence_span, group=submit.group_tokens
             )
             mailbox.handles[asked.number] = self._last_handle
-            requests.append(request_of(submit, asked, handle=self._last_handle, now=now, salt=salt))
+            requests.append(request_of(submit, asked, handle=self._last_handle, group=group, now=now, salt=salt))
             metrics.PROMPT_TOKENS.inc(asked.prompt_tokens)
         self._idle.clear()
         self.engine.submit(requests)
