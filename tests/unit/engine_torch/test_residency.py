@@ -150,7 +150,7 @@ class Machine(RuleBasedStateMachine):
     """A worker that obeys: it loads and evicts as told, and gives no new work to models that yield."""
 
     @initialize(
-        sizes=st.tuples(*[st.integers(1, 60)] * len(MODELS)),
+        sizes=st.tuples(*[st.integers(25, 60)] * len(MODELS)),
         minimum=st.sampled_from([0.0, 3.0, 10.0]),
         pinned=st.sampled_from([(), ("a",)]),
         standby=st.sampled_from([(), ("b",), ("e", "b")]),
