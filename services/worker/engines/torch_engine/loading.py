@@ -39,7 +39,7 @@ class LoadReport:
     """How long each stage of a model's load took, in seconds; a stage that did not happen is absent."""
 
     model: str
-    seconds: Mapping[Stage, float]
+    seconds: Mapping[str, float]
 
     @property
     def total(self) -> float:
@@ -71,7 +71,7 @@ class StageTimer:
 
     def report(self) -> LoadReport:
         """What was measured so far, in the order of the stages."""
-        ordered = {name: self._seconds[name] for name in STAGES if name in self._seconds}
+        ordered: dict[str, float] = {name: self._seconds[name] for name in STAGES if name in self._seconds}
         return LoadReport(self.model, MappingProxyType(ordered))
 
 
