@@ -80,11 +80,22 @@ _finished = Counter("weir_worker_request_success", "Sequences that ended, by rea
 FINISHED = {int(reason): _finished.labels(reason.name.lower()) for reason in FinishReason}
 """By finish reason."""
 
+LOAD_SECONDS = Gauge(
+    "weir_worker_load_seconds", "Duration of each stage of a model's load at the engine's start.", ["model", "stage"]
+)
+WEIGHT_CACHE = Gauge(
+    "weir_worker_weight_cache_files", "Model files looked up in the local weight cache at the start.", ["outcome"]
+)
 REFUSED = Counter("weir_worker_refused", "Sequences that did not start, by reason.", ["reason"])
 
 
 def watch(engine: Engine) -> None:
-    """Read the gauges from the engine whenever they are scraped."""
+    """Read the gauges from the engine whenever they are scraped; set those of its start."""
+    for model, stages in engine.info.load_seconds.items():
+        for stage, seconds in stages.items():
+            LOAD_SECONDS.labels(model, stage).set(seconds)
+    for outcome, files in engine.info.weight_cache_files.items():
+        WEIGHT_CACHE.labels(outcome).set(files)
     total = max(1, engine.info.total_blocks)
     RUNNING.set_function(lambda: engine.capacity().running)
     WAITING.set_function(lambda: engine.capacity().waiting)

@@ -86,6 +86,7 @@ class TorchCore:
         settings, parts = self._settings, self._loaded
         total = parts.models.total_blocks if parts else settings.total_blocks
         limits = parts.models.limits().values() if parts else ()
+        shelf = parts.models.shelf if parts else None
         return EngineInfo(
             engine="torch",
             simulated=False,
@@ -95,6 +96,8 @@ class TorchCore:
             max_running=settings.max_running,
             max_context=max((min(each.context, total * settings.block_size) for each in limits), default=0),
             device=parts.models.device.type if parts else "cpu",
+            load_seconds=shelf.load_seconds if shelf else {},
+            weight_cache_files=shelf.cache_outcomes if shelf else {},
         )
 
     def load(self) -> None:

@@ -22,7 +22,6 @@ from services.worker.engines.torch_engine.adapters import LoraWeights, load_adap
 from services.worker.engines.torch_engine.config import ModelConfig
 from services.worker.engines.torch_engine.loading import (
     Checkpoint,
-    LoadReport,
     StageTimer,
     read_checkpoint,
     stage_files,
@@ -86,9 +85,17 @@ class Shelf(Generic[M]):
         return configs | {name: configs[source.base] for name, source in self._settings.adapters.items()}
 
     @property
-    def reports(self) -> Mapping[str, LoadReport]:
-        """How long the stages of each model's load took."""
-        return {model: timer.report() for model, timer in self._timers.items()}
+    def load_seconds(self) -> dict[str, dict[str, float]]:
+        """How long the stages of each model's latest load took."""
+        return {model: dict(timer.report().seconds.items()) for model, timer in self._timers.items()}
+
+    @property
+    def cache_outcomes(self) -> dict[str, int]:
+        """Files looked up in the local weight cache, by outcome; empty without one."""
+        if self._cache is None:
+            return {}
+        counters = self._cache.counters
+        return {"hit": counters.hits, "miss": counters.misses, "corrupted": counters.corrupted}
 
     @property
     def runnable(self) -> frozenset[str]:
