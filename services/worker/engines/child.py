@@ -26,6 +26,8 @@ from services.worker.engines.wire import FrameReader, Log, Said, decode_command,
 _CHUNK = 1 << 18  # bytes read at once
 _FLUSH_SECONDS = 2.0  # for the last reports, if the worker is slow to read them
 _PR_SET_PDEATHSIG = 1
+_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
+_KEPT_BYTES, _MAPPED_BYTES = 1 << 27, 1 << 25
 _OOM_SCORE = 300  # of 1000: the kernel, short of memory, takes the engine's process before the worker's
 
 
@@ -172,6 +174,7 @@ def _be_a_child(parent: int) -> None:
         signal.signal(number, signal.SIG_IGN)
     faulthandler.enable()
     if sys.platform == "linux":
+        _keep_memory()
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
         with contextlib.suppress(OSError), open("/proc/self/oom_score_adj", "r+") as score:
             value = max(_OOM_SCORE, int(score.read()))
@@ -179,6 +182,18 @@ def _be_a_child(parent: int) -> None:
             score.write(str(value))
     if os.getppid() != parent:  # it died before the kernel was asked to tell
         os._exit(0)
+
+
+def _keep_memory() -> None:
+    """Let malloc keep what a step frees for the next step.
+
+    The main thread's heap gives the kernel what is free at its end, and a step of a torch engine frees much: 1,000 to
+    2,300 page faults per step of 32 sequences, a third of its CPU time. A thread's heap, as in `threaded.py`, does not.
+    """
+    with contextlib.suppress(AttributeError):  # a libc without it has another heap
+        mallopt = ctypes.CDLL(None).mallopt
+        mallopt(_M_MMAP_THRESHOLD, _MAPPED_BYTES)
+        mallopt(_M_TRIM_THRESHOLD, _KEPT_BYTES)
 
 
 if __name__ == "__main__":
