@@ -65,7 +65,8 @@ class BlockManager:
         self._by_digest: dict[bytes, int] = {}
         self._cached: OrderedDict[int, None] = OrderedDict()  # least recently used first
         self._cached_by_owner: dict[bytes, OrderedDict[int, None]] = {}
-        self._spill = Spill(host=host, disk=disk, intact=intact)
+        self._ask_intact = intact
+        self._spill = Spill(host=host, disk=disk, intact=self._intact)
         self._moves: list[Move] = []
 
     # ---- questions ------------------------------------------------------------------------------------------------
@@ -208,11 +209,14 @@ class BlockManager:
         self.release(blocks)
         return places
 
-    def swap_in(self, places: Sequence[Place]) -> list[int]:
-        """Bring a swapped sequence back.
+    def swap_in(self, places: Sequence[Place]) -> list[int] | None:
+        """Bring a swapped sequence back. None when one of its blocks is damaged: all of them are given up then.
 
         :raises MemoryError: too few blocks are free; nothing is changed.
         """
+        if not all(self._intact(slot) for tier, slot in places if tier is Tier.DISK):
+            self.drop(places)
+            return None
         blocks = self.allocate(len(places))
         self._moves += [Move(place, (Tier.DEVICE, block)) for block, place in zip(blocks, places, strict=True)]
         self.drop(places)
@@ -299,6 +303,11 @@ class BlockManager:
         if digest is not None:
             del self._by_digest[digest]
             self._digest[block] = None
+
+    def _intact(self, slot: int) -> bool:
+        """Whether a disk block holds what it should. One that is still to be written cannot be looked at, and what
+        it held before says nothing: it counts as damaged."""
+        return all(move.target != (Tier.DISK, slot) for move in self._moves) and self._ask_intact(slot)
 
     def _moved(self, source: tuple[int, int], target: tuple[int, int]) -> None:
         self._moves.append(Move(_place(source), _place(target)))

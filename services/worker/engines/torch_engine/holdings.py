@@ -71,11 +71,12 @@ class Holdings:
     # ---- commands -------------------------------------------------------------------------------------------------
 
     def take(self, sequence: LiveSequence) -> int:
-        """Give a sequence that joins its blocks: its own back, a share of its leader's, or what the cache has and new
-        ones for the rest. Returns how many of its tokens are computed now."""
-        if sequence.state is State.SWAPPED:
-            sequence.blocks, sequence.places = self._pool.swap_in(sequence.places), []
-            sequence.sealed = 0
+        """Give a sequence that joins its blocks: its own back if they are undamaged, a share of its leader's, or what
+        the cache has and new ones for the rest. Returns how many of its tokens are computed now."""
+        blocks = self._pool.swap_in(sequence.places) if sequence.state is State.SWAPPED else None
+        sequence.places = []
+        if blocks is not None:
+            sequence.blocks, sequence.sealed = blocks, 0
             computed = sequence.computed
         else:
             computed = self._fork(sequence) or self._find(sequence)
