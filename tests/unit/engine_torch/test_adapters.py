@@ -1,7 +1,6 @@
 """LoRA adapters against PEFT itself: the same change of every weight; and what is refused, by file and field."""
 
 import json
-import random
 import warnings
 
 import pytest
@@ -12,9 +11,7 @@ from safetensors.torch import load_file, save_file
 from services.worker.engines.port import EngineLoadError
 from services.worker.engines.torch_engine.adapters import (
     TARGETS,
-    LoraWeights,
     load_adapter,
-    stack_adapters,
     target_shape,
 )
 from services.worker.engines.torch_engine.config import load_config
@@ -119,51 +116,6 @@ def test_halves_are_read_as_float32(bases, tmp_path):
     assert torch.equal(pair.a, stored[f"{prefix}.lora_A.weight"].float())
     assert torch.equal(pair.b, stored[f"{prefix}.lora_B.weight"].float() * 4.0)  # alpha 8 over rank 2
     assert adapter.bytes == 4 * 2 * (2 * 32 + 32 * 2)
-
-
-# ---- several in one batch -------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("targets", [("q", "k", "v"), ("o",), ("gate", "up"), ("down",)])
-def test_a_mixed_batch_gives_every_token_its_own_adapter(bases, tmp_path, targets):
-    config = load_config(bases["wide"])
-    adapters = []
-    for number, name in enumerate(("all layers", "some targets", "rank and alpha patterns", "one layer")):
-        peft_adapter(bases["wide"], tmp_path / str(number), seed=number, **OPTIONS[name])
-        adapters.append(load_adapter(tmp_path / str(number), config))
-    source = random.Random(1)
-    inner = target_shape(config, targets[0])[1]
-    for layer in range(config.layers):
-        inputs = torch.randn(40, inner)
-        chosen = torch.tensor([source.randrange(-1, 4) for _ in range(40)])
-        stack = stack_adapters(adapters, layer, targets, config)
-        found = stack.delta(inputs, chosen)
-        for row, place in enumerate(chosen.tolist()):
-            parts = []
-            for target in targets:
-                pair = adapters[place].layers[layer].get(target) if place >= 0 else None
-                out = target_shape(config, target)[0]
-                parts.append(torch.zeros(out) if pair is None else pair.b @ (pair.a @ inputs[row]))
-            torch.testing.assert_close(found[row], torch.cat(parts), rtol=1e-4, atol=1e-4)
-
-
-def test_a_token_without_adapter_is_not_changed_at_all(bases, tmp_path):
-    peft_adapter(bases["llama"], tmp_path, **OPTIONS["all layers"])
-    config = load_config(bases["llama"])
-    stack = stack_adapters([load_adapter(tmp_path, config)], 0, ("q", "k", "v"), config)
-    # Infinite inputs must not leak through the columns of others as 0 times infinity.
-    inputs = torch.full((3, config.width), torch.inf)
-    assert torch.equal(stack.delta(inputs, torch.full((3,), -1)), torch.zeros(3, 64))
-
-
-def test_no_stack_where_no_adapter_changes_anything(bases, tmp_path):
-    peft_adapter(bases["llama"], tmp_path, **OPTIONS["one layer"])
-    config = load_config(bases["llama"])
-    adapter = load_adapter(tmp_path, config)
-    assert isinstance(adapter, LoraWeights)
-    assert stack_adapters([adapter], 0, ("q", "k", "v"), config) is None
-    assert stack_adapters([], 1, ("q", "k", "v"), config) is None
-    assert stack_adapters([adapter], 1, ("q", "k", "v"), config) is not None
 
 
 # ---- what is refused ------------------------------------------------------------------------------------------------

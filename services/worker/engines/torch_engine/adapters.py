@@ -1,4 +1,4 @@
-"""LoRA adapters as PEFT writes them: read, checked against the base model, and laid out for mixed batches.
+"""LoRA adapters as PEFT writes them: read and checked against the base model.
 
 An adapter adds `B · A · x` to what some linear layers make of `x`. PEFT's scale (lora_alpha / r) is folded into B.
 Whatever would change the result in another way (biases, DoRA, replaced modules, changed base weights) is refused.
@@ -79,33 +79,6 @@ class LoraWeights:
         return sum(pair.a.nbytes + pair.b.nbytes for layer in self.layers for pair in layer.values())
 
 
-@dataclass(frozen=True, slots=True)
-class LoraStack:
-    """Several adapters of one linear layer (or of several that share their input), laid side by side.
-
-    `a` (ranks, in) holds the rows of every adapter's A, one adapter after the other; `b` (out, ranks) the columns of
-    every B; `owner` (ranks,) says which adapter a row belongs to, by its place in the sequence given to
-    `stack_adapters`. Ranks may differ: nothing is padded.
-    """
-
-    a: Tensor
-    b: Tensor
-    owner: Tensor
-
-    def delta(self, inputs: Tensor, adapter: Tensor) -> Tensor:
-        """What the adapters add to the layer's output: `inputs` (n, in), `adapter` (n,) int64 the place of each
-        token's adapter, -1 for none → (n, out).
-
-        Every token is multiplied with every adapter's A and then keeps its own: two dense products, which for the few
-        ranks of a batch cost less than gathering a matrix per token.
-        """
-        from torch.nn import functional
-
-        mixed = functional.linear(inputs, self.a)
-        mine = adapter.unsqueeze(1) == self.owner
-        return functional.linear(mixed.masked_fill(~mine, 0.0), self.b)
-
-
 def load_adapter(folder: Path, config: ModelConfig) -> LoraWeights:
     """The adapter in `folder`, for a base model of shape `config`.
 
@@ -132,28 +105,6 @@ def load_adapter(folder: Path, config: ModelConfig) -> LoraWeights:
         weights.close()
 
 
-def stack_adapters(
-    adapters: Sequence[LoraWeights], layer: int, targets: Sequence[Target], config: ModelConfig
-) -> LoraStack | None:
-    """Lay the pairs of some adapters for one layer side by side; None when no adapter changes any of `targets`.
-
-    Several targets (q, k, v or gate, up) give the change of their joined output, in the order given.
-    """
-    import torch
-
-    rows = [(place, offset, pair) for place, offset, pair in _placed(adapters, layer, targets, config)]
-    if not rows:
-        return None
-    height = sum(target_shape(config, target)[0] for target in targets)
-    b = torch.zeros(height, sum(pair.rank for _, _, pair in rows))
-    column = 0
-    for _, offset, pair in rows:
-        b[offset : offset + pair.b.shape[0], column : column + pair.rank] = pair.b
-        column += pair.rank
-    owner = torch.tensor([place for place, _, pair in rows for _ in range(pair.rank)])
-    return LoraStack(torch.cat([pair.a for _, _, pair in rows]), b, owner)
-
-
 def target_shape(config: ModelConfig, target: Target) -> tuple[int, int]:
     """(out, in) of the linear layer that a target adapts."""
     width, query, key = config.width, config.heads * config.head_width, config.kv_heads * config.head_width
@@ -167,19 +118,6 @@ def target_shape(config: ModelConfig, target: Target) -> tuple[int, int]:
         "down": (width, config.hidden),
     }
     return shapes[target]
-
-
-def _placed(
-    adapters: Sequence[LoraWeights], layer: int, targets: Sequence[Target], config: ModelConfig
-) -> list[tuple[int, int, LoraPair]]:
-    """(place of the adapter, first row of the joined output, pair) for every pair that there is."""
-    found, offset = [], 0
-    for target in targets:
-        for place, adapter in enumerate(adapters):
-            if target in adapter.layers[layer]:
-                found.append((place, offset, adapter.layers[layer][target]))
-        offset += target_shape(config, target)[0]
-    return found
 
 
 def _read(

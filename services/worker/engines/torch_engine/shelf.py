@@ -18,7 +18,8 @@ from typing import Any, Generic, TypeVar
 
 from libs.clock import Clock
 from services.worker.engines.port import EngineLoadError
-from services.worker.engines.torch_engine.adapters import LoraWeights, load_adapter
+from services.worker.engines.torch_engine import adapters
+from services.worker.engines.torch_engine.adapters import LoraWeights
 from services.worker.engines.torch_engine.config import ModelConfig
 from services.worker.engines.torch_engine.loading import (
     Checkpoint,
@@ -27,6 +28,7 @@ from services.worker.engines.torch_engine.loading import (
     stage_files,
 )
 from services.worker.engines.torch_engine.settings import TorchSettings
+from services.worker.manifest import MANIFEST, read_manifest, verify_files
 from services.worker.policy.residency import Outcome, Residency
 from services.worker.weight_cache import CacheUnavailableError, WeightCache
 
@@ -149,14 +151,14 @@ class Shelf(Generic[M]):
         """
         pinned = [model for model in self._settings.models if model in self._settings.pinned]
         for model in [*pinned, *(each for each in self._settings.models if each not in pinned)]:
-            decision = self._residency.want(model, self._size(model), self._clock.monotonic(), set())
-            if decision.load and not decision.evict:
-                self._loaded[model] = self._make(model, self._checkpoints[model], self._timers[model])
-                self._residency.loaded(model, self._clock.monotonic())
-            elif decision.outcome is Outcome.REFUSED:
+            size = self._size(model)
+            if size > self._residency.free_bytes and model not in pinned:
+                continue
+            decision = self._residency.want(model, size, self._clock.monotonic(), set())
+            if not decision.load:
                 raise EngineLoadError(f"weight_bytes: {decision.reason}")
-            else:
-                self._residency.forget(model)
+            self._loaded[model] = self._make(model, self._checkpoints[model], self._timers[model])
+            self._residency.loaded(model, self._clock.monotonic())
         self._told = self.runnable
 
     # ---- while it runs --------------------------------------------------------------------------------------------
@@ -229,9 +231,16 @@ class Shelf(Generic[M]):
         self._loading[model] = self._thread.submit(self._make, model, self._checkpoints[model], timer)
 
     def _read_adapter(self, name: str) -> None:
+        self._reading[name] = self._thread.submit(self._load_adapter, name)
+
+    def _load_adapter(self, name: str) -> LoraWeights:
+        """In the loading thread. Read anew each time, an adapter is verified each time."""
         source = self._settings.adapters[name]
-        config = self._checkpoints[source.base].config
-        self._reading[name] = self._thread.submit(load_adapter, source.folder, config)
+        if self._settings.require_manifest or (source.folder / MANIFEST).exists():
+            manifest = read_manifest(source.folder, name)
+            manifest.require((adapters.CONFIG, adapters.WEIGHTS), source.folder / MANIFEST)
+            verify_files(source.folder, manifest)
+        return adapters.load_adapter(source.folder, self._checkpoints[source.base].config)
 
     def _take_in_models(self, changes: Changes) -> None:
         for model, future in [*self._loading.items()]:
