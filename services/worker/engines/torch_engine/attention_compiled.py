@@ -44,6 +44,7 @@ class CompiledPlan:
     arguments: NDArray[np.int64]
     writes: int
     tokens: int
+    threads: int
 
 
 class CompiledAttention:
@@ -83,7 +84,7 @@ class CompiledAttention:
             raise ValueError("a segment reaches beyond its block table")
         threads = torch.get_num_threads() if self._parallel else 1
         tasks, writes = self._tasks(described, ends, threads)
-        padded = -(-longest // max(size, LANES)) * max(size, LANES)
+        padded = -(-longest // LANES) * LANES
         need = (self._shape.heads * (padded + self._shape.head_width + 1) * 4 + 127) // 64 * 64
         if self._scratch.numel() < need * threads:
             self._scratch = torch.empty(2 * need * threads, dtype=torch.uint8)
@@ -94,13 +95,22 @@ class CompiledAttention:
         arguments[kernel.SCORES] = padded * 4
         arguments[kernel.BLOCK] = self._shape.apart * self._shape.dtype.itemsize
         total = int(described[-1, 1]) + segments[-1].count
-        return CompiledPlan(tasks, described, tables, self._scratch, arguments, writes, total)
+        return CompiledPlan(tasks, described, tables, self._scratch, arguments, writes, total, threads)
 
     def attend(
         self, plan: CompiledPlan, layer: int, query: Tensor, key: Tensor, value: Tensor, arena: Tensor
     ) -> Tensor:
-        """See `Attention.attend`."""
+        """See `Attention.attend`.
+
+        :raises ValueError: a tensor is not of the shape's dtype or not as many rows as the plan has, or the arena is
+            not contiguous: the kernel itself checks nothing.
+        """
         shape = self._shape
+        if any(tensor.dtype != shape.dtype for tensor in (query, key, value, arena)) or not arena.is_contiguous():
+            raise ValueError(f"queries, keys, values and a contiguous arena must all be {shape.dtype}")
+        if not len(query) == len(key) == len(value) == plan.tokens:
+            raise ValueError(f"the plan is for {plan.tokens} tokens")
+        query, key, value = self._side_by_side(query), self._side_by_side(key), self._side_by_side(value)
         out = query.new_empty((plan.tokens, shape.heads * shape.head_width))
         arguments = plan.arguments
         bytes_each = shape.dtype.itemsize
@@ -110,13 +120,16 @@ class CompiledAttention:
         arguments[kernel.VALUE], arguments[kernel.VALUE_STRIDE] = value.data_ptr(), value.stride(0) * bytes_each
         arguments[kernel.OUT] = out.data_ptr()
         if plan.writes:
-            self._run(arguments, 0, plan.writes)
-        self._run(arguments, plan.writes, len(plan.tasks))
+            self._run(arguments, 0, plan.writes, plan.threads)
+        self._run(arguments, plan.writes, len(plan.tasks), plan.threads)
         return out
 
-    def _run(self, arguments: NDArray[np.int64], first: int, last: int) -> None:
+    def _side_by_side(self, heads: Tensor) -> Tensor:
+        return heads if heads.stride()[1:] == (self._shape.head_width, 1) else heads.contiguous()
+
+    def _run(self, arguments: NDArray[np.int64], first: int, last: int, threads: int) -> None:
         arguments[kernel.NEXT_TASK], arguments[kernel.NEXT_THREAD], arguments[kernel.LAST_TASK] = first, 0, last
-        threads = min(torch.get_num_threads(), last - first)
+        threads = min(threads, last - first)
         if self._parallel is None or threads == 1:
             self._call(arguments.ctypes.data)
         else:

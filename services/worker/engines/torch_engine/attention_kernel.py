@@ -90,7 +90,6 @@ def _scores(
     head_size: Any,
     values_at: Any,
     block_size: Any,
-    rows: Any,
     half: Any,
     scale: Any,
 ) -> None:
@@ -107,10 +106,10 @@ def _scores(
             queries = vectors.load(query + np.uint64(head * group * row), scale, chunks, row, group, half)
             scores = scratch + np.uint64(head * group) * stride + np.uint64(index * block_size * 4)
             offset = np.uint64((head - first) * head_size)
-            # Whole runs of rows; what lies behind the last token makes scores that nobody reads.
-            for place in range(0, filled, rows):
-                at, goal = offset + np.uint64(place * row), scores + np.uint64(place * 4)
-                vectors.score(queries, here + at, following + at, goal, stride, chunks, rows, half)
+            for place in range(filled):
+                at = offset + np.uint64(place * row)
+                vectors.prefetch(following + at, row)
+                vectors.score(queries, here + at, scores + np.uint64(place * 4), stride, chunks, half)
 
 
 @numba.njit(inline="always")
@@ -163,7 +162,6 @@ def compiled(heads: int, kv_heads: int, width: int, block_size: int, half: bool)
     row = width * (2 if half else 4)
     head_size = block_size * row
     values_at = kv_heads * head_size
-    rows = math.gcd(block_size, vectors.LANES)
     # Running sums of as many columns at a time as registers hold.
     columns = max(n for n in range(1, chunks + 1) if chunks % n == 0 and (n == 1 or n * group <= _REGISTERS))
     slices = chunks // columns
@@ -225,7 +223,6 @@ def compiled(heads: int, kv_heads: int, width: int, block_size: int, half: bool)
                         head_size,
                         values_at,
                         block_size,
-                        rows,
                         half,
                         scale,
                     )

@@ -90,24 +90,16 @@ def _multiply_add(builder: Any, left: Any, right: Any, base: Any) -> Any:
     return builder.fadd(builder.fmul(left, right, flags=_FAST), base, flags=_FAST)
 
 
-def _halved(builder: Any, left: Any, right: Any, run: int) -> Any:
-    """Lanes in runs of 2·`run`, the upper half of each run added to its lower half: the runs of `left`, now of `run`
-    lanes, then those of `right` if there is one."""
-    lanes = left.type.count * (1 if right is None else 2)
-    lower = [start + lane for start in range(0, lanes, 2 * run) for lane in range(run)]
-    other = ir.Constant(left.type, ir.Undefined) if right is None else right
-    low = builder.shuffle_vector(left, other, _indices(lower))
-    high = builder.shuffle_vector(left, other, _indices([lane + run for lane in lower]))
-    return builder.fadd(low, high, flags=_FAST)
-
-
-def _prefetch(builder: Any, address: Any, size: int) -> None:
-    byte = ir.IntType(8).as_pointer()
-    kind = ir.FunctionType(ir.VoidType(), [byte, _INT, _INT, _INT])
-    function = cgutils.get_or_insert_function(builder.module, kind, "llvm.prefetch.p0")
-    for offset in range(0, size, 64):
-        place = builder.inttoptr(builder.add(address, address.type(offset)), byte)
-        builder.call(function, [place, _INT(0), _INT(3), _INT(1)])
+def _sum(builder: Any, value: Any) -> Any:
+    """The sum of all lanes, halves added to halves."""
+    count = LANES
+    while count > 1:
+        count //= 2
+        nothing = ir.Constant(value.type, ir.Undefined)
+        low = builder.shuffle_vector(value, nothing, _indices(list(range(count))))
+        high = builder.shuffle_vector(value, nothing, _indices(list(range(count, 2 * count))))
+        value = builder.fadd(low, high, flags=_FAST)
+    return builder.extract_element(value, _INT(0))
 
 
 def _element(builder: Any, address: Any) -> Any:
@@ -147,49 +139,25 @@ def store(typing: Any, address: Any, values: Any, scale: Any, count: Any, step: 
 
 
 @_intrinsic(prefer_literal=True)
-def score(
-    typing: Any, queries: Any, keys: Any, ahead: Any, scores: Any, stride: Any, count: Any, rows: Any, half: Any
-) -> Any:
-    """Write the products of `rows` keys, side by side at address `keys`, with every query (`count` groups of lanes
-    each) to `scores`, each query's `stride` bytes apart. As many bytes as the keys have are prefetched `ahead`."""
-    groups, wide = count.literal_value, half.literal_value
+def score(typing: Any, queries: Any, key: Any, scores: Any, stride: Any, count: Any, half: Any) -> Any:
+    """Write the products of one key at address `key` with every query (`count` groups of lanes each) to `scores`,
+    `stride` bytes apart."""
+    groups = count.literal_value
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         lanes = cgutils.unpack_tuple(builder, arguments[0])
-        size = groups * LANES * (2 if wide else 4)
-
-        def product(query: int, row: int) -> Any:
-            at = row * groups
-            if query == 0:
-                _prefetch(builder, builder.add(arguments[2], arguments[2].type(row * size)), size)
-            total = builder.fmul(lanes[query], _load(builder, arguments[1], at, wide), flags=_FAST)
+        keys = [_load(builder, arguments[1], index, half.literal_value) for index in range(groups)]
+        address = arguments[2]
+        for first in range(0, len(lanes), groups):
+            total = builder.fmul(lanes[first], keys[0], flags=_FAST)
             for index in range(1, groups):
-                total = _multiply_add(
-                    builder, lanes[query + index], _load(builder, arguments[1], at + index, wide), total
-                )
-            return total
-
-        def products(query: int, first: int, last: int) -> Any:
-            """`last - first` runs of lanes, one per row, each the parts of that row's product."""
-            if last - first == 1:
-                return product(query, first)
-            middle = (first + last) // 2
-            pair = products(query, first, middle), products(query, middle, last)
-            return _halved(builder, *pair, LANES // (last - first))
-
-        address = arguments[3]
-        for query in range(0, len(lanes), groups):
-            total = products(query, 0, rows.literal_value)
-            run = LANES // rows.literal_value
-            while run > 1:
-                run //= 2
-                total = _halved(builder, total, None, run)
-            builder.store(total, builder.inttoptr(address, total.type.as_pointer()), align=4)
-            address = builder.add(address, arguments[4])
+                total = _multiply_add(builder, lanes[first + index], keys[index], total)
+            target = builder.inttoptr(address, _FLOAT.as_pointer())
+            builder.store(_sum(builder, total), target, align=4)
+            address = builder.add(address, arguments[3])
         return context.get_dummy_value()
 
-    kinds = (queries, types.uint64, types.uint64, types.uint64, types.uint64, count, rows, half)
-    return types.void(*kinds), generate
+    return types.void(queries, types.uint64, types.uint64, types.uint64, count, half), generate
 
 
 @_intrinsic(prefer_literal=True)
@@ -216,7 +184,12 @@ def prefetch(typing: Any, address: Any, size: Any) -> Any:
     """Ask for the cache lines of `size` bytes from `address` on; any address is allowed."""
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        _prefetch(builder, arguments[0], size.literal_value)
+        byte = ir.IntType(8).as_pointer()
+        kind = ir.FunctionType(ir.VoidType(), [byte, _INT, _INT, _INT])
+        function = cgutils.get_or_insert_function(builder.module, kind, "llvm.prefetch.p0")
+        for offset in range(0, size.literal_value, 64):
+            place = builder.inttoptr(builder.add(arguments[0], arguments[0].type(offset)), byte)
+            builder.call(function, [place, _INT(0), _INT(3), _INT(1)])
         return context.get_dummy_value()
 
     return types.void(types.uint64, size), generate
