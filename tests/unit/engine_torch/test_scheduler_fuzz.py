@@ -39,3 +39,8 @@ def test_many_arrivals_leave_every_block_free():
     done = Fuzz("many", 1_500, total=20, host=8, disk=8, max_running=6).run()
     assert done.scheduler.preemptions > 15
     assert done.scheduler.swaps > 15
+
+
+def test_a_prompt_may_turn_out_to_need_more_blocks_than_were_counted_on():
+    # The first block of its prefix is damaged on disk while the second one is in use: neither saves it a block.
+    Fuzz(542212668, 60, total=16, disk=12, swap=False, max_running=3, growth_blocks=3, damage=0.8, owner_cap=6).run()

@@ -70,16 +70,20 @@ class Holdings:
 
     # ---- commands -------------------------------------------------------------------------------------------------
 
-    def take(self, sequence: LiveSequence) -> int:
+    def take(self, sequence: LiveSequence) -> int | None:
         """Give a sequence that joins its blocks: its own back if they are undamaged, a share of its leader's, or what
-        the cache has and new ones for the rest. Returns how many of its tokens are computed now."""
+        the cache has and new ones for the rest. Returns how many of its tokens are computed now; None, and it holds
+        nothing, when damage has made it cost more than there is."""
         blocks = self._pool.swap_in(sequence.places) if sequence.state is State.SWAPPED else None
         sequence.places = []
+        computed: int | None
         if blocks is not None:
             sequence.blocks, sequence.sealed = blocks, 0
             computed = sequence.computed
         else:
             computed = self._fork(sequence) or self._find(sequence)
+            if computed is None:
+                return None
             sequence.sealed = computed // self._size
         if sequence.cached is None:
             sequence.cached = computed
@@ -138,12 +142,16 @@ class Holdings:
         sequence.blocks = self._pool.share(leader.blocks[: self.blocks_for(prompt)])
         return prompt - 1  # the last token's logits are wanted once more, for this sequence's own first token
 
-    def _find(self, sequence: LiveSequence) -> int:
-        sequence.blocks = self._pool.acquire(self._usable(sequence), sequence.request.cache_salt)
-        found = len(sequence.blocks)
+    def _find(self, sequence: LiveSequence) -> int | None:
+        found = self._pool.acquire(self._usable(sequence), sequence.request.cache_salt)
         # The whole prompt's memory at once: a prompt under way is never short of it.
-        sequence.blocks += self._pool.allocate(self.blocks_for(len(sequence.tokens)) - found)
-        return found * self._size
+        missing = self.blocks_for(len(sequence.tokens)) - len(found)
+        if missing > self._pool.free:
+            # A block was damaged, or pushed out as others were brought up: less was found than `cost` counted on.
+            self._pool.release(found)
+            return None
+        sequence.blocks = found + self._pool.allocate(missing)
+        return len(found) * self._size
 
     def _usable(self, sequence: LiveSequence) -> list[bytes]:
         """Names of the blocks that may come from the cache; at least one token is left to compute."""

@@ -283,9 +283,7 @@ class Scheduler:
         if not self._free_rows:
             return None
         sequence = self._line.pick(self._fits, self._blocker)
-        if sequence is not None:
-            self._admit(sequence)
-        return sequence
+        return sequence if sequence is not None and self._admit(sequence) else None
 
     def _blocker(self, sequence: LiveSequence) -> Hashable | None:
         """What must happen before it can run: its model loaded, or another of its tenant's sequences ended."""
@@ -304,13 +302,18 @@ class Scheduler:
         growth, most = self._holdings.growth, self._options.growth_blocks
         return growth(sequence, most) + sum(growth(each, most) for each in self._running.values())
 
-    def _admit(self, sequence: LiveSequence) -> None:
+    def _admit(self, sequence: LiveSequence) -> bool:
+        """Let it run; False, and it waits on, when it turns out to need more than there is."""
         computed = self._holdings.take(sequence)
         self._swapped -= sequence.state is State.SWAPPED
-        self._set_computed(sequence, computed)
+        self._set_computed(sequence, computed or 0)
+        if computed is None:
+            self._enqueue(sequence)
+            return False
         sequence.state = State.RUNNING
         sequence.row = self._free_rows.pop()
         self._running[sequence.request.handle] = sequence
+        return True
 
     # ---- who waits ------------------------------------------------------------------------------------------------
 
