@@ -39,6 +39,9 @@ class Settings(ServiceSettings, frozen=True, kw_only=True, forbid_unknown_fields
     """Longest wait of batch requests."""
     max_queued_prefill: int = 16_384
     """Prompt tokens that may wait for prefill on one worker; an idle worker takes one prompt of any length."""
+    output_reserve: float = 0.5
+    """Share of a request's longest output for which KV blocks are kept on a worker that preempts and resumes
+    sequences: few requests use all of max_tokens. Others are never promised more than they hold."""
     run_ahead: int = 0
     """Sequences that a worker is given beyond those it can run, to cover the way to the next grant."""
     max_bypass: int = 16
@@ -69,6 +72,7 @@ class Settings(ServiceSettings, frozen=True, kw_only=True, forbid_unknown_fields
                 QueueClass.BATCH: self.ttl_batch,
             },
             max_queued_prefill=self.max_queued_prefill,
+            output_reserve=self.output_reserve,
             run_ahead=self.run_ahead,
             max_bypass=self.max_bypass,
             absence_grace=self.absence_grace,

@@ -77,6 +77,7 @@ def to_spec(hello: pb.WorkerHello) -> WorkerSpec:
         max_context=hello.max_context,
         simulated=hello.simulated,
         engine=hello.engine,
+        preemptive=hello.preemptive,
     )
 
 

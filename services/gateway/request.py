@@ -142,6 +142,10 @@ def readmit_message(request: Request, admit: admission_pb2.Admit, choices: Seque
         admit.exclude_workers.append(lost)
 
 
+_BATCH_PRIORITY = 10
+"""Engines serve smaller numbers first, and preempt larger ones for them."""
+
+
 def submission(
     request: Request, granted: admission_pb2.Granted, bound: BoundParameters, choice: Choice, clock: Clock
 ) -> worker_pb2.Submit:
@@ -156,6 +160,7 @@ def submission(
         traceparent=request.span.traceparent,
         choice=choice.index,
         resumed_tokens=len(choice.tokens),
+        priority=_BATCH_PRIORITY if request.spec.batch else 0,
         # Text that could end it early (a stop string) is worth looking at after every step.
         group_tokens=_GROUP if request.spec.whole and not bound.stop else 0,
     )

@@ -178,6 +178,7 @@ class WorkerService:
                 max_context=info.max_context,
                 simulated=info.simulated,
                 engine=info.engine,
+                preemptive=info.preemptive,
             ),
             capacity=self._engine.capacity,
             draining=lambda: bool(self._intake.draining) or not self._engine.up,

@@ -150,11 +150,16 @@ class Worker:
             and request.choices <= spec.max_running + self._limits.run_ahead
         )
 
+    def need(self, request: Request) -> int:
+        """Blocks kept for the request: for its longest output, or the share of it that a preemptive worker needs."""
+        share = self._limits.output_reserve if self.spec.preemptive else 1.0
+        return request.blocks(self.spec.block_size, share)
+
     def fits(self, request: Request, now: float) -> bool:
         """May the request run there now?"""
         if not self.open() or not self.could_ever_fit(request):
             return False
-        if request.choices > self.free_sequences(now) or request.blocks(self.spec.block_size) > self.free_blocks(now):
+        if request.choices > self.free_sequences(now) or self.need(request) > self.free_blocks(now):
             return False
         self._settle_prefill(now)
         waiting = self.queued_prefill()
@@ -162,7 +167,7 @@ class Worker:
 
     def hold(self, request: Request, now: float) -> int:
         """Reserves the request's need; returns its blocks."""
-        blocks = request.blocks(self.spec.block_size)
+        blocks = self.need(request)
         self.held_blocks += blocks
         self.held_sequences += request.choices
         self._recent_prefill.append((now, request.prompt_tokens))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import enum
+import math
 from dataclasses import dataclass, field
 
 
@@ -51,10 +52,11 @@ class Request:
     excluded: frozenset[str] = frozenset()  # workers that failed this request already
     owner: str = ""  # the gateway instance that holds it
 
-    def blocks(self, block_size: int) -> int:
-        """KV blocks it may come to need. Every choice counts in full: prefix sharing between choices is the engine's
-        gain, not a promise."""
-        return self.choices * -(-(self.prompt_tokens + self.max_output_tokens) // block_size)
+    def blocks(self, block_size: int, output_share: float = 1.0) -> int:
+        """KV blocks it needs for its prompt and `output_share` of the longest output that it may come to. Every choice
+        counts in full: prefix sharing between choices is the engine's gain, not a promise."""
+        output = math.ceil(self.max_output_tokens * output_share)
+        return self.choices * -(-(self.prompt_tokens + output) // block_size)
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,6 +73,7 @@ class WorkerSpec:
     max_context: int
     simulated: bool = False
     engine: str = ""
+    preemptive: bool = False  # preempts and resumes when blocks run out
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,6 +141,9 @@ class Limits:
     max_queued_prefill: int = 16_384
     """Prompt tokens that may wait for prefill on one worker; more wait here, where their order is fair. A worker
     without any takes one prompt of whatever length."""
+    output_reserve: float = 0.5
+    """Share of a request's longest output for which blocks are kept on a worker that preempts and resumes; one that
+    does not is never promised more than it holds."""
     run_ahead: int = 0
     """Sequences beyond `max_running` that a worker may hold, to cover the way from a finished sequence to the next
     grant."""

@@ -114,6 +114,7 @@ class EngineInfo:
     max_running: int  # sequences that may decode at once
     max_context: int  # tokens, prompt + output
     device: str = "cpu"  # "cpu", "cuda"
+    preemptive: bool = False  # it preempts sequences when blocks run out, and resumes them
     load_seconds: dict[str, dict[str, float]] = field(default_factory=dict)  # by model and stage, of the start
     weight_cache_files: dict[str, int] = field(default_factory=dict)  # by outcome ("hit", "miss", "corrupted"), ditto
 

@@ -129,6 +129,7 @@ class VllmLibrary:
             max_running=settings.max_running,
             max_context=self._max_context,
             device=self._device,
+            preemptive=True,
         )
 
     # ---- life ----------------------------------------------------------------------------------------------------

@@ -189,3 +189,10 @@ def test_the_sum_of_what_is_held_never_exceeds_what_the_worker_has(steps: list[t
         held = list(book.reservations.values())
         assert worker.held_blocks == sum(share.request.blocks(16) for share in held) <= 100
         assert worker.held_sequences == sum(share.request.choices for share in held) <= 8
+
+
+@pytest.mark.parametrize(("preemptive", "held"), [(False, 4), (True, 3)])
+def test_a_preemptive_worker_is_promised_more_than_it_may_come_to_need(preemptive: bool, held: int) -> None:
+    book = ledger(replace(SPEC, preemptive=preemptive), limits=Limits(output_reserve=0.5))
+    book.reserve(request(1, prompt=16, output=48), "w0", 0.0)
+    assert book.workers["w0"].held_blocks == held

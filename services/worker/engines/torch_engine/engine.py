@@ -95,6 +95,7 @@ class TorchCore:
             total_blocks=total,
             max_running=settings.max_running,
             max_context=max((min(each.context, total * settings.block_size) for each in limits), default=0),
+            preemptive=True,
             device=parts.models.device.type if parts else "cpu",
             load_seconds=shelf.load_seconds if shelf else {},
             weight_cache_files=shelf.cache_outcomes if shelf else {},

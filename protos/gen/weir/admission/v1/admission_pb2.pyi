@@ -179,7 +179,7 @@ class ReportCapacityRequest(_message.Message):
     def __init__(self, hello: _Optional[_Union[WorkerHello, _Mapping]] = ..., report: _Optional[_Union[CapacityReport, _Mapping]] = ...) -> None: ...
 
 class WorkerHello(_message.Message):
-    __slots__ = ("worker", "address", "zone", "pool", "model_versions", "block_size", "total_blocks", "max_running", "max_context", "simulated", "engine")
+    __slots__ = ("worker", "address", "zone", "pool", "model_versions", "block_size", "total_blocks", "max_running", "max_context", "simulated", "engine", "preemptive")
     WORKER_FIELD_NUMBER: _ClassVar[int]
     ADDRESS_FIELD_NUMBER: _ClassVar[int]
     ZONE_FIELD_NUMBER: _ClassVar[int]
@@ -191,6 +191,7 @@ class WorkerHello(_message.Message):
     MAX_CONTEXT_FIELD_NUMBER: _ClassVar[int]
     SIMULATED_FIELD_NUMBER: _ClassVar[int]
     ENGINE_FIELD_NUMBER: _ClassVar[int]
+    PREEMPTIVE_FIELD_NUMBER: _ClassVar[int]
     worker: str
     address: str
     zone: str
@@ -202,7 +203,8 @@ class WorkerHello(_message.Message):
     max_context: int
     simulated: bool
     engine: str
-    def __init__(self, worker: _Optional[str] = ..., address: _Optional[str] = ..., zone: _Optional[str] = ..., pool: _Optional[str] = ..., model_versions: _Optional[_Iterable[str]] = ..., block_size: _Optional[int] = ..., total_blocks: _Optional[int] = ..., max_running: _Optional[int] = ..., max_context: _Optional[int] = ..., simulated: _Optional[bool] = ..., engine: _Optional[str] = ...) -> None: ...
+    preemptive: bool
+    def __init__(self, worker: _Optional[str] = ..., address: _Optional[str] = ..., zone: _Optional[str] = ..., pool: _Optional[str] = ..., model_versions: _Optional[_Iterable[str]] = ..., block_size: _Optional[int] = ..., total_blocks: _Optional[int] = ..., max_running: _Optional[int] = ..., max_context: _Optional[int] = ..., simulated: _Optional[bool] = ..., engine: _Optional[str] = ..., preemptive: _Optional[bool] = ...) -> None: ...
 
 class CapacityReport(_message.Message):
     __slots__ = ("free_blocks", "running", "waiting", "queued_prefill_tokens", "last_step", "draining", "decode_step", "prefill_tokens_per_second", "cached_blocks", "swapped", "fragmentation", "prefix_queried_total", "prefix_hit_total", "preemptions_total", "spilled_blocks")
