@@ -19,7 +19,8 @@ SHAPES = [
 
 
 @pytest.fixture(autouse=True, scope="module")
-def _one_thread():
+def _two_threads():
+    """Enough to share tasks among threads, few enough for a small machine."""
     before = torch.get_num_threads()
     torch.set_num_threads(2)
     with torch.inference_mode():
