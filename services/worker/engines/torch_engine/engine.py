@@ -129,8 +129,8 @@ class TorchCore:
         """See `SyncEngine.step`."""
         parts, monotonic = self._parts, self._clock.monotonic
         started = monotonic()
-        before = parts.models.timings()
         self._shelve()
+        before = parts.models.timings()
         plan = parts.scheduler.schedule(started, self._pacer.prompt_tokens())
         scheduled = monotonic()
         parts.models.memory.carry_out(plan.moves)

@@ -86,14 +86,17 @@ class KvMemory:
         return self._arena.view(dtype)
 
     def carry_out(self, moves: Iterable[Move]) -> None:
-        """Copy blocks, in the given order."""
+        """Copy blocks, in the given order.
+
+        :raises OSError: the disk does not give back a block that was intact a moment ago.
+        """
         for move in moves:
             source, target = move.source, move.target
             if target[0] is Tier.DISK:
                 self._to_disk(source, target[1])
             elif source[0] is Tier.DISK:
-                if self._disk is not None:
-                    self._disk.read(source[1], self._staging)
+                if self._disk is None or not self._disk.read(source[1], self._staging):
+                    raise OSError(f"block {source[1]} of the disk tier cannot be read")
                 self._bytes(target).copy_(self._staging)
             else:
                 self._bytes(target).copy_(self._bytes(source), non_blocking=True)

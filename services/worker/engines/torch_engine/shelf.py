@@ -70,7 +70,8 @@ class Shelf(Generic[M]):
         self._checkpoints: dict[str, Checkpoint] = {}
         self._timers: dict[str, StageTimer] = {}
         self._loaded: dict[str, M] = {}
-        self._adapters: set[str] = set()
+        self._adapters: dict[str, float] = {}  # when each came in, the oldest first
+        self._giving_way: frozenset[str] = frozenset()
         self._told: frozenset[str] = frozenset()
         self._residency = self._make_residency()
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="torch-loader")
@@ -102,8 +103,10 @@ class Shelf(Generic[M]):
     @property
     def runnable(self) -> frozenset[str]:
         """Models and adapters that may start sequences: in memory, and not giving way to others."""
-        yielding = self._residency.yielding
-        return frozenset(name for name in (*self._loaded, *self._adapters) if self.base(name) not in yielding)
+        yielding = self._residency.yielding | self._giving_way
+        return frozenset(
+            name for name in (*self._loaded, *self._adapters) if not yielding.intersection((name, self.base(name)))
+        )
 
     def base(self, name: str) -> str:
         """The model whose weights serve `name`: itself, or an adapter's base."""
@@ -113,11 +116,12 @@ class Shelf(Generic[M]):
     def loaded(self, name: str) -> M:
         """The model in memory that serves `name`.
 
-        :raises EngineLoadError: it is unknown, or not in memory.
+        :raises EngineLoadError: it, or the adapter of that name, is unknown or not in memory.
         """
         model = self._loaded.get(self.base(name))
-        if model is None:
-            known = name in self._settings.models or name in self._settings.adapters
+        adapters = self._settings.adapters
+        if model is None or (name in adapters and name not in self._adapters):
+            known = name in self._settings.models or name in adapters
             raise EngineLoadError(f"model {name} is not {'in memory now' if known else 'loaded here'}")
         return model
 
@@ -172,8 +176,9 @@ class Shelf(Generic[M]):
             self._residency.used(self.base(name), now)
         self._take_in_models(changes)
         self._take_in_adapters(changes)
+        self._giving_way = frozenset()
         if wanted or self._residency.waiting:
-            self._serve(wanted, {self.base(name) for name in busy()}, changes)
+            self._serve(wanted, busy(), changes)
         elif self._settings.standby and not self._loading:
             self._warm_up(now)
         runnable = self.runnable
@@ -203,21 +208,37 @@ class Shelf(Generic[M]):
 
     def _serve(self, wanted: Sequence[str], busy: Set[str], changes: Changes) -> None:
         now = self._clock.monotonic()
+        busy_models = {self.base(name) for name in busy}
         bases = list(dict.fromkeys(self.base(name) for name in wanted))
         for model in self._residency.waiting:
             if model not in bases:
                 self._residency.forget(model)
         for model in bases:
-            decision = self._residency.want(model, self._size(model), now, busy)
+            decision = self._residency.want(model, self._size(model), now, busy_models)
             for victim in decision.evict:
                 self._drop(victim)
             if decision.load:
                 self._read_model(model, decision.reason)
             elif decision.outcome is Outcome.REFUSED:
                 changes.failed[model] = decision.reason
-        for name in wanted:
-            if name in self._settings.adapters and self.base(name) in self._loaded and name not in self._reading:
-                self._read_adapter(name)
+        adapters = [name for name in wanted if name in self._settings.adapters and self.base(name) in self._loaded]
+        self._giving_way = frozenset(
+            way for name in adapters if name not in self._reading for way in self._serve_adapter(name, busy, now)
+        )
+
+    def _serve_adapter(self, name: str, busy: Set[str], now: float) -> list[str]:
+        """Read an adapter if there will be room for it; else name the one that must take no new work, so that there
+        is room once its sequences have ended: the one that has been in memory longest, for the minimum residency at
+        least."""
+        base = self.base(name)
+        held = [each for each in self._adapters if self.base(each) == base]
+        coming = sum(self.base(each) == base for each in self._reading)
+        if sum(each in busy for each in held) + coming < self._settings.max_adapters:
+            self._read_adapter(name)
+            return []
+        return [each for each in held if each in busy and self._adapters[each] + self._settings.min_residency <= now][
+            :1
+        ]
 
     def _warm_up(self, now: float) -> None:
         sizes = {model: self._size(model) for model in self._settings.standby}
@@ -249,7 +270,8 @@ class Shelf(Generic[M]):
             del self._loading[model]
             try:
                 self._loaded[model] = future.result()
-            except EngineLoadError as error:
+            except (EngineLoadError, MemoryError, OSError, RuntimeError) as error:
+                # Torch's own word for a lack of memory is RuntimeError; the models that are there can go on.
                 self._residency.failed(model)
                 self._fail(model, error, changes)
             else:
@@ -267,14 +289,16 @@ class Shelf(Generic[M]):
             except EngineLoadError as error:
                 self._fail(name, error, changes)
                 continue
-            self._adapters = (self._adapters | {name}).difference(pushed_out)
+            self._adapters[name] = self._clock.monotonic()
+            for gone in pushed_out:
+                self._adapters.pop(gone, None)
 
     def _drop(self, model: str) -> None:
         logger.info("model is dropped", extra={"model": model})
         del self._loaded[model]
-        self._adapters = {name for name in self._adapters if self.base(name) != model}
+        self._adapters = {name: since for name, since in self._adapters.items() if self.base(name) != model}
 
-    def _fail(self, name: str, error: EngineLoadError, changes: Changes) -> None:
+    def _fail(self, name: str, error: Exception, changes: Changes) -> None:
         logger.error("model cannot be read", extra={"model": name, "reason": str(error)})
         changes.failed[name] = f"{name} cannot be loaded"
 
