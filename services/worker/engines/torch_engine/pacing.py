@@ -19,15 +19,19 @@ class Pacer:
         self._least = least
         self.decode_seconds = 0.0
         """Smoothed duration of a step that only decodes; 0 before the first."""
-        self.prompt_tokens_per_second = 0.0
-        """Smoothed rate at which prompt tokens are computed; 0 before the first."""
+        self._prompt_token_seconds = 0.0
+
+    @property
+    def prompt_tokens_per_second(self) -> float:
+        """Smoothed rate at which prompt tokens are computed; 0 while nothing is known."""
+        return 1.0 / self._prompt_token_seconds if self._prompt_token_seconds else 0.0
 
     def prompt_tokens(self) -> int | None:
         """The bound for the next step in which others decode; None while nothing is known or no target is set."""
-        if not self._target or not self.prompt_tokens_per_second:
+        if not self._target or not self._prompt_token_seconds:
             return None
         left = self._target - self.decode_seconds
-        return max(self._least, int(left * self.prompt_tokens_per_second))
+        return max(self._least, int(left / self._prompt_token_seconds))
 
     def observe(self, *, decodes: int, prompt_tokens: int, seconds: float) -> None:
         """Learn from a step that advanced `decodes` sequences and computed `prompt_tokens`."""
@@ -35,10 +39,9 @@ class Pacer:
             if decodes:
                 self.decode_seconds = _smooth(self.decode_seconds, seconds)
             return
-        share = seconds - (self.decode_seconds if decodes else 0.0)
-        # A step that was quicker than one without prompts says nothing about prompts.
-        if share > 0:
-            self.prompt_tokens_per_second = _smooth(self.prompt_tokens_per_second, prompt_tokens / share)
+        # Times are smoothed, not rates: a step whose decoding was quicker than usual would claim an absurd rate.
+        share = max(0.0, seconds - (self.decode_seconds if decodes else 0.0))
+        self._prompt_token_seconds = _smooth(self._prompt_token_seconds, share / prompt_tokens)
 
 
 def _smooth(mean: float, value: float) -> float:
