@@ -112,7 +112,7 @@ def build_attention(
 
         return CompiledAttention(shape, device)
     except Exception as error:
-        # Numba is an optional extra that meets many machines; without it the engine is slower but right.
+        # Numba meets many machines; without it the engine is slower but right.
         if kernel == "compiled":
             raise ValueError(f"compiled attention is not possible here: {error}") from error
         _log.warning("attention runs without its compiled kernel, which is slower: %s", error)
