@@ -26,6 +26,9 @@ if TYPE_CHECKING:
 _IDLE_SECONDS = 0.01
 """How long a step waits for a model that is being read when there is nothing else to do."""
 
+_CHECK_SECONDS = 1.0
+"""Between two comparisons of all blocks with all sequences, which happen when the engine falls idle."""
+
 
 @dataclass(slots=True)
 class Timings:
@@ -77,6 +80,7 @@ class TorchCore:
         self._samplers: dict[int, SequenceSampler] = {}
         self._used: frozenset[str] = frozenset()
         self._steps = 0
+        self._check_after = 0.0
         self._last_step_seconds = 0.0
         self.timings = Timings()
 
@@ -274,8 +278,10 @@ class TorchCore:
         prompt_tokens = sum(chunk.count for chunk in chunks if chunk.count > 1)
         decodes = sum(chunk.count == 1 for chunk in chunks)
         self._pacer.observe(decodes=decodes, prompt_tokens=prompt_tokens, seconds=output.step_seconds)
-        if not parts.scheduler.has_work():
+        now = self._clock.monotonic()
+        if now >= self._check_after and not parts.scheduler.has_work():
             parts.scheduler.check_integrity()
+            self._check_after = now + _CHECK_SECONDS
 
     @property
     def _parts(self) -> _Parts:

@@ -113,6 +113,8 @@ class KvMemory:
     def _to_disk(self, source: Place, slot: int) -> None:
         if self._disk is None:
             return
+        if self._arena.is_cuda:
+            torch.cuda.current_stream().synchronize()  # a copy into the host block may still be under way
         self._staging.copy_(self._bytes(source))
         self._disk.write(slot, self._staging)
 
