@@ -6,13 +6,13 @@ import torch
 import transformers
 from safetensors.torch import load_file
 from support_checkpoints import MODEL
-from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
+from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding, apply_rotary_pos_emb
 
 from libs.clock import ManualClock
 from services.worker.engines.port import EngineLoadError
 from services.worker.engines.torch_engine.config import load_config, parse_config
 from services.worker.engines.torch_engine.loading import StageTimer, read_checkpoint
-from services.worker.engines.torch_engine.model import rotation
+from services.worker.engines.torch_engine.model import rotate, rotation
 from services.worker.engines.torch_engine.weights import expected_shapes
 
 LLAMA = {
@@ -99,8 +99,10 @@ def test_rotations_equal_those_of_transformers_over_the_whole_context(name, old)
     else:
         raw |= {"rope_parameters": rope}
     ours = parse_config(raw)
-    for found, expected in zip(rotation(ours.rope, ours.head_width, ours.context), (cos[0], sin[0]), strict=True):
-        torch.testing.assert_close(found, expected, rtol=0, atol=2e-6)
+    heads = torch.randn(64, 2, 16)
+    found = rotate(heads, *(part.unsqueeze(1) for part in rotation(ours.rope, ours.head_width, ours.context)))
+    expected, _ = apply_rotary_pos_emb(heads, heads, cos[0], sin[0], unsqueeze_dim=1)
+    torch.testing.assert_close(found, expected, rtol=0, atol=1e-5)
 
 
 @pytest.mark.parametrize(

@@ -183,15 +183,16 @@ def _linear(layer: Linear, index: int, site: Group, inputs: Tensor, adapting: Ad
 
 
 def rotation(rope: RopeConfig, head_width: int, context: int) -> tuple[Tensor, Tensor]:
-    """Cosines and sines for every position, each (context, head_width), the two halves alike."""
+    """Cosines and sines for every position, each (context, head_width), for `rotate`: the first half of the sines is
+    negative."""
     frequencies = 1.0 / rope.theta ** (torch.arange(0, head_width, 2, dtype=torch.float32) / head_width)
     if rope.kind == "linear":
         frequencies = frequencies / rope.factor
     elif rope.kind == "llama3":
         frequencies = _llama3(frequencies, rope)
     angles = torch.outer(torch.arange(context, dtype=torch.float32), frequencies)
-    doubled = torch.cat((angles, angles), dim=-1)
-    return doubled.cos(), doubled.sin()
+    cos, sin = angles.cos(), angles.sin()
+    return torch.cat((cos, cos), dim=-1), torch.cat((-sin, sin), dim=-1)
 
 
 def _llama3(frequencies: Tensor, rope: RopeConfig) -> Tensor:
@@ -206,5 +207,5 @@ def _llama3(frequencies: Tensor, rope: RopeConfig) -> Tensor:
 
 def rotate(heads: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     """Apply the rotary embedding to (n, heads, head_width) with `cos` and `sin` (n, 1, head_width)."""
-    first, second = heads.chunk(2, dim=-1)
-    return heads * cos + torch.cat((-second, first), dim=-1) * sin
+    turned = heads.roll(heads.shape[-1] // 2, dims=-1)
+    return torch.addcmul(heads * cos, turned, sin)
