@@ -200,16 +200,17 @@ class FollowedEngine:
         await self._library.close()
 
     def _fail(self, error: BaseException) -> None:
-        """The library is gone: nothing is left without an outcome."""
+        """The library is gone: nothing is left without an outcome. Whoever listens for that hears of it first, and may give
+        the sequences another outcome than the one that they get here (`supervised.py` does)."""
         if self._closed:
             return
         logger.error("the %s engine failed: %s", self.info.engine, type(error).__name__)
         self._closed = _BROKEN
+        if self._on_failure is not None:
+            self._on_failure(error)
         for handle in list(self._live):
             self._abort(handle, FinishReason.ERROR, _BROKEN)
         self._flush()
-        if self._on_failure is not None:
-            self._on_failure(error)
 
     # ---- sequences -----------------------------------------------------------------------------------------------
 

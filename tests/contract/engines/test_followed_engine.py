@@ -183,6 +183,21 @@ async def test_a_dead_library_is_reported_once_and_ends_everything(rig):
     assert (await rig.frames.get()).errors == {3: "the engine failed"}
 
 
+async def test_a_failure_is_told_before_the_sequences_end(rig):
+    """So that a supervisor can hand them back: streams that broke in the same turn end after it too."""
+    told: list[str] = []
+    engine = FollowedEngine(rig.library, clock=CLOCK, on_failure=lambda error: told.append("failure"))
+    await engine.start(lambda output: told.extend(f"end of {handle}" for handle in output.handles))
+    engine.submit([request(1), request(2)])
+    await rig.turns()
+    rig.library.step(_1=RuntimeError("gone"))
+    asyncio.get_running_loop().call_soon(rig.library.fail, RuntimeError("gone"))
+    await rig.turns()
+    assert told == ["failure", "end of 1", "end of 2"]
+    await engine.stop()
+    rig.library.closed = 0
+
+
 async def test_stop_is_no_failure_and_waits_for_the_streams(rig):
     await rig.submit(request(1))
     await asyncio.gather(rig.engine.stop(), rig.engine.stop())
