@@ -144,9 +144,9 @@ class Hub:
                 sequence_span = span("worker.generate", submit.traceparent, kind=SERVER)
                 sequence_span.set("gen_ai.response.model", asked.model)
                 sequence_span.set("gen_ai.usage.input_tokens", asked.prompt_tokens)
-            self._sequences[self._last_handle] = _Sequence(
-                mailbox, asked, now, sequence_span, group=submit.group_tokens
-            )
+            # Log-probabilities are not held back, and must not travel without their tokens.
+            tokens_per_frame = submit.group_tokens if asked.params.logprobs is None else 0
+            self._sequences[self._last_handle] = _Sequence(mailbox, asked, now, sequence_span, group=tokens_per_frame)
             mailbox.handles[asked.number] = self._last_handle
             requests.append(request_of(submit, asked, handle=self._last_handle, group=group, now=now, salt=salt))
             metrics.PROMPT_TOKENS.inc(asked.prompt_tokens)

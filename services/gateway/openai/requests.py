@@ -275,7 +275,10 @@ def _response_format(given: _ResponseFormat | None) -> Structure | None:
 
 def _schema(raw: msgspec.Raw, field: str) -> Structure | None:
     """The schema as the caller wrote it (the order of its properties is the order of the output's), None without."""
-    text = bytes(raw).decode()
+    try:
+        text = bytes(raw).decode()
+    except UnicodeDecodeError:  # the decoder looks only into what it decodes
+        raise invalid(field, "is not UTF-8") from None
     if text in ("", "null"):
         return None
     if text.startswith('"'):  # a document in a string

@@ -200,8 +200,8 @@ class FollowedEngine:
         await self._library.close()
 
     def _fail(self, error: BaseException) -> None:
-        """The library is gone: nothing is left without an outcome. Whoever listens for that hears of it first, and may give
-        the sequences another outcome than the one that they get here (`supervised.py` does)."""
+        """The library is gone: nothing is left without an outcome. Whoever listens for that hears of it
+        first, and may give the sequences another outcome than the one that they get here (`supervised.py` does)."""
         if self._closed:
             return
         logger.error("the %s engine failed: %s", self.info.engine, type(error).__name__)

@@ -266,3 +266,18 @@ async def test_tokens_come_in_groups_where_nobody_reads_them_one_by_one():
         await gateway.cancel(2)
         await gateway.until(lambda: 2 in gateway.finished)
         assert len(gateway.tokens[2]) >= 3  # what was held comes with the end
+
+
+async def test_tokens_with_log_probabilities_are_not_held_back_from_them():
+    async with rig(simulated=PACED) as r:
+        gateway = await r.gateway()
+        wanted = {"max_tokens": 10, "logprobs": 1}
+        await gateway.submit(
+            submission(1, r.admission.grant("r1"), group_tokens=4, sampling=wanted),
+            submission(2, r.admission.grant("r2"), "r2", sampling={"max_tokens": 10}),
+        )
+        await gateway.until(lambda: {1, 2} <= gateway.finished.keys())
+        for frame in gateway.frames:
+            counts = dict(zip(frame.handles, frame.counts, strict=True))
+            assert [len(entry.tokens) for entry in frame.logprobs] == [counts[1]] * (1 in counts)
+        assert len(gateway.tokens[1]) == 10

@@ -71,6 +71,11 @@ def test_unknown_fields_are_tolerated() -> None:
         ),
         (chat(structured_outputs={}), "structured_outputs"),
         (chat(structured_outputs={"json": 3}), "structured_outputs.json"),
+        (
+            b'{"model": "m", "messages": [{"role": "user", "content": "x"}], '
+            b'"structured_outputs": {"json": {"title": "\xff"}}}',
+            "structured_outputs.json",
+        ),
         (chat(structured_outputs={"regex": 3}), "structured_outputs.regex"),
         (chat(structured_outputs={"regex": "a", "json": {}}), "structured_outputs"),
         (chat(structured_outputs={"choice": ["a", "b"]}), "structured_outputs.choice"),
