@@ -48,6 +48,19 @@ class Changes:
     failed: dict[str, str] = field(default_factory=dict)
 
 
+@dataclass(slots=True)
+class _Held:
+    """An adapter in memory. It may leave for another one when it has run and is idle, or when its minimum residency is
+    over; never before it was offered to the scheduler."""
+
+    until: float
+    ran: bool = False
+    offered: bool = False
+
+    def may_leave(self, now: float, *, idle: bool) -> bool:
+        return (idle and self.ran) or (self.offered and self.until <= now)
+
+
 class Shelf(Generic[M]):
     """`M` is a model ready to run, made by `make`. All methods but `make` run in the engine's thread.
 
@@ -70,7 +83,7 @@ class Shelf(Generic[M]):
         self._checkpoints: dict[str, Checkpoint] = {}
         self._timers: dict[str, StageTimer] = {}
         self._loaded: dict[str, M] = {}
-        self._adapters: dict[str, float] = {}  # when each came in, the oldest first
+        self._adapters: dict[str, _Held] = {}  # the oldest first
         self._giving_way: frozenset[str] = frozenset()
         self._told: frozenset[str] = frozenset()
         self._residency = self._make_residency()
@@ -174,6 +187,10 @@ class Shelf(Generic[M]):
         now = self._clock.monotonic()
         for name in used:
             self._residency.used(self.base(name), now)
+            if name in self._adapters:
+                self._adapters[name].ran = True
+        for held in self._adapters.values():
+            held.offered = True
         self._take_in_models(changes)
         self._take_in_adapters(changes)
         self._giving_way = frozenset()
@@ -221,24 +238,24 @@ class Shelf(Generic[M]):
                 self._read_model(model, decision.reason)
             elif decision.outcome is Outcome.REFUSED:
                 changes.failed[model] = decision.reason
-        adapters = [name for name in wanted if name in self._settings.adapters and self.base(name) in self._loaded]
-        self._giving_way = frozenset(
-            way for name in adapters if name not in self._reading for way in self._serve_adapter(name, busy, now)
-        )
+        needed: dict[str, list[str]] = {}
+        for name in wanted:
+            if name in self._settings.adapters and name not in self._adapters and self.base(name) in self._loaded:
+                needed.setdefault(self.base(name), []).append(name)
+        self._giving_way = frozenset(way for base in needed for way in self._serve_adapters(base, needed[base], busy))
 
-    def _serve_adapter(self, name: str, busy: Set[str], now: float) -> list[str]:
-        """Read an adapter if there will be room for it; else name the one that must take no new work, so that there
-        is room once its sequences have ended: the one that has been in memory longest, for the minimum residency at
-        least."""
-        base = self.base(name)
-        held = [each for each in self._adapters if self.base(each) == base]
-        coming = sum(self.base(each) == base for each in self._reading)
-        if sum(each in busy for each in held) + coming < self._settings.max_adapters:
-            self._read_adapter(name)
-            return []
-        return [each for each in held if each in busy and self._adapters[each] + self._settings.min_residency <= now][
-            :1
-        ]
+    def _serve_adapters(self, base: str, needed: Sequence[str], busy: Set[str]) -> list[str]:
+        """Read those of the `needed` adapters for which there is room; name those that take no new work, so that
+        there will be room for the others."""
+        now = self._clock.monotonic()
+        held = [name for name in self._adapters if self.base(name) == base]
+        idle = [name for name in held if name not in busy and self._adapters[name].may_leave(now, idle=True)]
+        done = [name for name in held if name in busy and self._adapters[name].may_leave(now, idle=False)]
+        room = self._settings.max_adapters - len(held)
+        for name in needed[: room + len(idle)]:
+            if name not in self._reading:
+                self._read_adapter(name)
+        return [*idle, *done][: max(0, len(needed) - room)]
 
     def _warm_up(self, now: float) -> None:
         sizes = {model: self._size(model) for model in self._settings.standby}
@@ -289,14 +306,14 @@ class Shelf(Generic[M]):
             except EngineLoadError as error:
                 self._fail(name, error, changes)
                 continue
-            self._adapters[name] = self._clock.monotonic()
+            self._adapters[name] = _Held(self._clock.monotonic() + self._settings.min_residency)
             for gone in pushed_out:
                 self._adapters.pop(gone, None)
 
     def _drop(self, model: str) -> None:
         logger.info("model is dropped", extra={"model": model})
         del self._loaded[model]
-        self._adapters = {name: since for name, since in self._adapters.items() if self.base(name) != model}
+        self._adapters = {name: held for name, held in self._adapters.items() if self.base(name) != model}
 
     def _fail(self, name: str, error: Exception, changes: Changes) -> None:
         logger.error("model cannot be read", extra={"model": name, "reason": str(error)})
