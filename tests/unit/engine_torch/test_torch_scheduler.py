@@ -1,5 +1,6 @@
 """The scheduler alone: no torch, any order of commands."""
 
+import gc
 import random
 
 import pytest
@@ -9,7 +10,7 @@ from hypothesis import strategies as st
 
 from services.worker.engines.port import FinishReason
 from services.worker.engines.torch_engine.blocks import BlockManager, IntegrityError
-from services.worker.engines.torch_engine.sequences import FAILED
+from services.worker.engines.torch_engine.sequences import FAILED, LiveSequence
 
 EOS, STOP_ID, CONTEXT, BLOCK = symbolic.EOS, 7, symbolic.CONTEXT, symbolic.BLOCK
 make = symbolic.make
@@ -240,6 +241,20 @@ def test_a_model_that_is_away_holds_back_its_own_sequences_alone():
     turn(scheduler)
     scheduler.fail_model("a@1", "cannot be read")
     assert turn(scheduler)[1][3] == (None, FinishReason.ERROR)
+
+
+def test_what_waited_in_vain_for_a_model_is_forgotten():
+    scheduler, _ = make()
+    scheduler.set_away("b@1")
+    for handle in range(7000, 7010):
+        scheduler.add([req(handle, model="b@1")])
+        turn(scheduler)
+        assert scheduler.wanted_models() == ["b@1"]
+        scheduler.fail_model("b@1", "cannot be read")
+        turn(scheduler)
+        assert scheduler.wanted_models() == []
+    kept = [each for each in gc.get_objects() if type(each) is LiveSequence and each.request.handle >= 7000]
+    assert kept == []
 
 
 def test_one_tenant_does_not_take_all_memory_while_others_wait():

@@ -22,7 +22,7 @@ class Line:
         self._max_overtaken = max_overtaken
         self._queue: list[_Entry] = []  # heap by (priority, arrival)
         self._deadlines: list[_Entry] = []  # heap by (deadline, arrival)
-        self._aside: dict[Hashable, list[LiveSequence]] = {}
+        self._aside: dict[Hashable, list[_Entry]] = {}  # heaps, as the queue
 
     @property
     def any_aside(self) -> bool:
@@ -35,9 +35,7 @@ class Line:
 
     def head(self) -> LiveSequence | None:
         """The first in line."""
-        while self._queue and not self._queue[0][2].alive:
-            heapq.heappop(self._queue)
-        return self._queue[0][2] if self._queue else None
+        return _first(self._queue)
 
     def pick(
         self, fits: Callable[[LiveSequence], bool], blocked_by: Callable[[LiveSequence], Hashable | None]
@@ -52,7 +50,7 @@ class Line:
             if not sequence.alive:
                 continue
             if (blocker := blocked_by(sequence)) is not None:
-                self._aside.setdefault(blocker, []).append(sequence)
+                heapq.heappush(self._aside.setdefault(blocker, []), entry)
                 continue
             if fits(sequence):
                 picked = sequence
@@ -65,15 +63,18 @@ class Line:
             heapq.heappush(self._queue, entry)
         return picked
 
-    def aside(self, blocker: Hashable) -> list[LiveSequence]:
-        """The live sequences put aside under a name."""
-        return [sequence for sequence in self._aside.get(blocker, ()) if sequence.alive]
+    def first_aside(self, blocker: Hashable) -> LiveSequence | None:
+        """The first of those put aside under a name."""
+        first = _first(self._aside.get(blocker, []))
+        if first is None:
+            self._aside.pop(blocker, None)
+        return first
 
     def bring_back(self, blocker: Hashable) -> None:
         """What was put aside under a name takes its place in the line again."""
-        for sequence in self._aside.pop(blocker, ()):
-            if sequence.alive:
-                self.push(sequence)
+        for entry in self._aside.pop(blocker, ()):
+            if entry[2].alive:
+                heapq.heappush(self._queue, entry)
 
     def watch(self, sequence: LiveSequence, deadline: float) -> None:
         """Report the sequence once its deadline is reached, if it is still alive."""
@@ -88,7 +89,13 @@ class Line:
 
     def tidy(self, alive: int) -> None:
         """Drop the ended ones where they outnumber the `alive` ones by far."""
-        for heap in (self._queue, self._deadlines):
+        for heap in (self._queue, self._deadlines, *self._aside.values()):
             if len(heap) > 2 * alive + 64:
                 heap[:] = [entry for entry in heap if entry[2].alive]
                 heapq.heapify(heap)
+
+
+def _first(heap: list[_Entry]) -> LiveSequence | None:
+    while heap and not heap[0][2].alive:
+        heapq.heappop(heap)
+    return heap[0][2] if heap else None

@@ -141,9 +141,7 @@ class Scheduler:
     def wanted_models(self) -> list[str]:
         """Models that are away and have sequences waiting for them, the longest waiting first."""
         first = {
-            model: min(sequence.urgency for sequence in waiting)
-            for model in self._away
-            if (waiting := self._line.aside(model))
+            model: sequence.urgency for model in self._away if (sequence := self._line.first_aside(model)) is not None
         }
         return sorted(first, key=first.__getitem__)
 
