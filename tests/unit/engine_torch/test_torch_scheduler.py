@@ -141,6 +141,38 @@ def test_a_waiting_sequence_preempts_only_lower_priorities():
     assert scheduler.preemptions == 1
 
 
+def test_nobody_is_preempted_for_a_sequence_that_would_not_fit_all_the_same():
+    scheduler, _ = make(8, max_running=4, max_step_tokens=40)
+    scheduler.add([req(1, [1] * 16, max_tokens=12), req(2, [2] * 4, priority=1, max_tokens=4)])
+    turn(scheduler)
+    # It needs three blocks: there would be, but for the room that the running ones of its priority may grow into.
+    scheduler.add([req(3, [3] * 12, max_tokens=8)])
+    assert turn(scheduler)[1].keys() == {1, 2}
+    assert scheduler.preemptions == 0
+
+
+def test_an_urgent_prompt_does_not_wait_for_a_long_one_under_way():
+    scheduler, _ = make(max_step_tokens=10)
+    scheduler.add([req(1, [1] * 40, priority=1)])
+    turn(scheduler)
+    scheduler.add([req(2, [2] * 6, priority=1), req(3, [3] * 6, priority=0)])
+    plan, seen = turn(scheduler)
+    assert [(chunk.sequence.request.handle, chunk.count) for chunk in plan.chunks["a@1"]] == [(3, 6), (1, 4)]
+    assert seen == {3: (9, 0)}
+
+
+def test_a_model_is_wanted_even_while_every_row_is_taken():
+    scheduler, _ = make(max_running=1)
+    scheduler.set_away("b@1")
+    scheduler.add([req(1, priority=2)])
+    turn(scheduler)
+    scheduler.add([req(2, model="b@1"), req(3, priority=1, max_tokens=1)])
+    assert turn(scheduler)[1].keys() == {1}
+    assert scheduler.wanted_models() == ["b@1"]
+    # Nor does it keep the one behind it from taking the row.
+    assert turn(scheduler)[1] == {3: (9, FinishReason.LENGTH)}
+
+
 def test_a_swapped_sequence_costs_no_token_twice():
     scheduler, _ = make(8, host=8, max_running=2, max_step_tokens=16, growth_blocks=0)
     scheduler.add([req(1, [1] * 12, max_tokens=20), req(2, [2] * 12, max_tokens=12)])

@@ -214,6 +214,8 @@ class Scheduler:
         if prompt_tokens is not None and chunks:
             budget = min(budget, max(1, prompt_tokens))
         for sequence in sorted(prompts, key=_urgency):
+            while budget > 0 and (joined := self._join(before=sequence)):
+                budget -= self._plan_chunk(chunks, joined, budget)
             budget -= self._plan_chunk(chunks, sequence, budget)
         while budget > 0 and (joined := self._join()):
             budget -= self._plan_chunk(chunks, joined, budget)
@@ -276,11 +278,17 @@ class Scheduler:
 
     # ---- who joins ------------------------------------------------------------------------------------------------
 
-    def _join(self) -> LiveSequence | None:
-        """Let the most urgent waiting sequence in that fits."""
-        if not self._free_rows:
+    def _join(self, before: LiveSequence | None = None) -> LiveSequence | None:
+        """Let the most urgent waiting sequence in that fits; only one more urgent than `before`, if that is given."""
+        head = self._line.head()
+        if head is None or (before is not None and head.urgency > before.urgency):
             return None
-        sequence = self._line.pick(self._fits, self._blocker)
+        if not self._free_rows and not self._away:  # models that are away become wanted even while all rows are taken
+            return None
+        kept = self._growth(self._running.values())
+        sequence = self._line.pick(
+            lambda each: (before is None or each.urgency < before.urgency) and self._fits(each, kept), self._blocker
+        )
         return sequence if sequence is not None and self._admit(sequence) else None
 
     def _blocker(self, sequence: LiveSequence) -> Hashable | None:
@@ -289,16 +297,17 @@ class Scheduler:
             return sequence.request.model
         return sequence.request.cache_salt if self._over_share(sequence) else None
 
-    def _fits(self, sequence: LiveSequence) -> bool:
-        """Whether it can join now: a row, and its blocks beside the growth of the running ones."""
-        return bool(self._free_rows) and self._holdings.cost(sequence) + self._headroom(sequence) <= self._holdings.free
+    def _fits(self, sequence: LiveSequence, kept: int) -> bool:
+        """Whether it can join now: a row, and its blocks beside the `kept` ones for the growth of the running ones; a
+        sequence that would run alone needs no room for growth."""
+        if not self._free_rows:
+            return False
+        room = self._holdings.free - (kept + self._growth([sequence]) if self._running else 0)
+        return room > 0 and self._holdings.cost(sequence) <= room
 
-    def _headroom(self, sequence: LiveSequence) -> int:
-        """Blocks kept free for what runs; none for a sequence that would run alone."""
-        if not self._running:
-            return 0
-        growth, most = self._holdings.growth, self._options.growth_blocks
-        return growth(sequence, most) + sum(growth(each, most) for each in self._running.values())
+    def _growth(self, sequences: Iterable[LiveSequence]) -> int:
+        """Blocks kept free for running sequences."""
+        return sum(self._holdings.growth(each, self._options.growth_blocks) for each in sequences)
 
     def _admit(self, sequence: LiveSequence) -> bool:
         """Let it run; False, and it waits on, when it turns out to need more than there is."""
@@ -366,11 +375,14 @@ class Scheduler:
         if head is None:
             return
         lower = [each for each in self._running.values() if each.request.priority > head.request.priority]
-        gain = sum(len(each.blocks) for each in lower)
-        if not lower or self._blocker(head) is not None or self._holdings.free + gain < self._holdings.cost(head):
+        if not lower or self._blocker(head) is not None:
+            return
+        stay = [each for each in self._running.values() if each.request.priority <= head.request.priority]
+        needed = self._holdings.cost(head) + (self._growth([head, *stay]) if stay else 0)
+        if self._holdings.free + sum(len(each.blocks) for each in lower) < needed:
             return
         for victim in sorted(lower, key=_urgency, reverse=True):
-            if self._fits(head):
+            if self._fits(head, self._growth(self._running.values())):
                 return
             self._preempt(victim)
 
