@@ -59,6 +59,12 @@ class Settings(ServiceSettings, frozen=True, kw_only=True, forbid_unknown_fields
     output_cost: float = 2.0
     """Fair-queue cost of an output token."""
 
+    def __post_init__(self) -> None:
+        """Check what a type cannot say; `libs.config.load` adds the source to the message."""
+        super().__post_init__()
+        if not 0 <= self.output_reserve <= 1:
+            raise ValueError("output_reserve must be 0 to 1")
+
     def limits(self) -> Limits:
         """The policy's part."""
         return Limits(

@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from services.admission.config import Settings
 from services.admission.policy.ledger import Ledger
 from services.admission.policy.model import Limits, Report, Request, WorkerSpec
 from services.admission.policy.placement import pick
@@ -196,3 +197,10 @@ def test_a_preemptive_worker_is_promised_more_than_it_may_come_to_need(preemptiv
     book = ledger(replace(SPEC, preemptive=preemptive), limits=Limits(output_reserve=0.5))
     book.reserve(request(1, prompt=16, output=48), "w0", 0.0)
     assert book.workers["w0"].held_blocks == held
+
+
+@pytest.mark.parametrize("share", [-0.1, 1.1, float("nan")])
+def test_the_reserve_for_outputs_is_a_share(share: float) -> None:
+    assert Settings(output_reserve=1.0).limits().output_reserve == 1.0
+    with pytest.raises(ValueError, match="output_reserve"):
+        Settings(output_reserve=share)
