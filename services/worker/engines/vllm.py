@@ -16,9 +16,10 @@ from pathlib import Path
 from typing import Any
 
 from libs.clock import Clock
+from libs.telemetry import get_logger
 from services.worker.engines.followed import Delta, FollowedEngine, Load, RequestRefusedError
 from services.worker.engines.port import Capacity, EngineInfo, EngineLoadError, SamplingParams, SequenceRequest
-from services.worker.engines.vllm_files import Checkpoint, adapter_rank, read_checkpoint
+from services.worker.engines.vllm_files import Checkpoint, adapter_rank, check_adapter, read_checkpoint
 from services.worker.engines.vllm_requests import (
     delta_of,
     salt_text,
@@ -27,6 +28,8 @@ from services.worker.engines.vllm_requests import (
     structure_arguments,
 )
 from services.worker.engines.vllm_stats import SchedulerWatch, stat_logger_factory
+
+log = get_logger(__name__)
 
 _SELF_TEST_TOKENS = 2
 
@@ -266,12 +269,20 @@ class VllmLibrary:
             return None
         load = self._adapter_loads.get(model)
         if load is None or (load.done() and (load.cancelled() or load.exception() is not None)):
-            load = self._adapter_loads[model] = asyncio.ensure_future(self._llm.add_lora(adapter))
+            load = self._adapter_loads[model] = asyncio.ensure_future(self._load_adapter(model, adapter))
         try:
             await asyncio.shield(load)
         except Exception as error:
+            reason = str(error) if isinstance(error, EngineLoadError) else type(error).__name__
+            log.warning("adapter_not_loaded", model=model, reason=reason)
             raise RequestRefusedError(f"the adapter {model} cannot be loaded") from error
         return adapter
+
+    async def _load_adapter(self, model: str, adapter: Any) -> None:
+        settings = self._settings
+        folder = Path(settings.adapters[model])
+        await asyncio.to_thread(check_adapter, folder, model, require_manifest=settings.require_manifest)
+        await self._llm.add_lora(adapter)
 
     def capacity(self, load: Load) -> Capacity:
         """See `Engine`: vLLM's own figures, as of its last step."""

@@ -14,6 +14,7 @@ from services.worker.manifest import MANIFEST, parse_object, read_manifest, veri
 
 _RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
 """The adapter ranks that vLLM reserves room for; an adapter may have any rank up to the reserved one."""
+_ADAPTER_CONFIG, _ADAPTER_WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 _READ_BY_VLLM = ("*.safetensors", "*.json", "*.jinja", "*.model", "*.bin", "*.pt")
 
 
@@ -52,12 +53,25 @@ def adapter_rank(folders: dict[str, str]) -> int:
     """
     largest = 1
     for folder in folders.values():
-        path = Path(folder) / "adapter_config.json"
+        path = Path(folder) / _ADAPTER_CONFIG
         rank = _read(path).get("r")
         if not isinstance(rank, int) or not 1 <= rank <= _RANKS[-1]:
             raise EngineLoadError(f"{path}: r must be a whole number from 1 to {_RANKS[-1]}")
         largest = max(largest, rank)
     return next(rank for rank in _RANKS if rank >= largest)
+
+
+def check_adapter(folder: Path, model: str, *, require_manifest: bool) -> None:
+    """Check the folder of a LoRA adapter before vLLM reads it. vLLM would take pickled weights too.
+
+    :raises EngineLoadError: a file is missing, or not what the manifest says; the message names it.
+    """
+    if not (folder / _ADAPTER_WEIGHTS).is_file():
+        raise EngineLoadError(f"{folder / _ADAPTER_WEIGHTS}: there is no such file")
+    if require_manifest or (folder / MANIFEST).exists():
+        manifest = read_manifest(folder, model)
+        manifest.require((_ADAPTER_CONFIG, _ADAPTER_WEIGHTS), folder / MANIFEST)
+        verify_files(folder, manifest)
 
 
 def _read(path: Path) -> dict[str, Any]:

@@ -129,11 +129,16 @@ def save_tiny_checkpoint(folder: Path) -> None:
     (folder / "tokenizer_config.json").write_text(
         json.dumps({"tokenizer_class": "PreTrainedTokenizerFast", "bos_token": "<bos>", "eos_token": "<eos>"})
     )
+    save_manifest(folder, "tiny", "1")
+
+
+def save_manifest(folder: Path, name: str, version: str) -> None:
+    """A manifest of the files that are in the folder."""
     files = [
         {"path": each.name, "sha256": hashlib.sha256(each.read_bytes()).hexdigest(), "bytes": each.stat().st_size}
         for each in sorted(folder.iterdir())
     ]
-    (folder / "manifest.json").write_text(json.dumps({"name": "tiny", "version": "1", "files": files}))
+    (folder / "manifest.json").write_text(json.dumps({"name": name, "version": version, "files": files}))
 
 
 def tiny_tokenizer() -> dict[str, Any]:

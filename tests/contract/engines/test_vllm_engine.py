@@ -18,26 +18,29 @@ from services.worker.engines.port import EngineLoadError, FinishReason, Structur
 pytest.importorskip("vllm", reason="vLLM is not installed in this environment: make test-engines")
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
-ADAPTER, BROKEN = "tuned@1", "broken@1"
+ADAPTER, BROKEN, CHANGED = "tuned@1", "broken@1", "changed@1"
 PROMPT = [7, 8, 9, 30, 31]
 RANK = 4
 
 
 class Rig:
-    """An engine with two adapters, one of which cannot be loaded."""
+    """An engine with three adapters: a sound one, one that vLLM cannot load, one that is not what its manifest says."""
 
     def __init__(self, folder: Path) -> None:
-        self.base, self.tuned, self.broken = (folder / name for name in ("base", "tuned", "broken"))
+        self.base, self.tuned, broken, changed = (folder / name for name in ("base", "tuned", "broken", "changed"))
         self.base.mkdir()
         engine_cases.save_tiny_checkpoint(self.base)
-        save_adapter(self.tuned)
-        save_adapter(self.broken)
-        (self.broken / "adapter_model.safetensors").write_bytes(b"no weights")
+        for adapter in (self.tuned, broken, changed):
+            save_adapter(adapter)
+        (broken / "adapter_model.safetensors").write_bytes(b"no weights")
+        for adapter in (self.tuned, broken, changed):
+            engine_cases.save_manifest(adapter, adapter.name, "1")
+        save_adapter(changed, seed=8)
         self.failures: asyncio.Queue[BaseException] = asyncio.Queue()
         self.engine = engine_cases.make_vllm(
             self.base,
             on_failure=self.failures.put_nowait,
-            adapters={ADAPTER: str(self.tuned), BROKEN: str(self.broken)},
+            adapters={ADAPTER: str(self.tuned), BROKEN: str(broken), CHANGED: str(changed)},
         )
         self.driver = Driver("vllm", self.engine)
 
@@ -51,13 +54,13 @@ async def rig(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Rig]:
         await made.engine.stop()
 
 
-def save_adapter(folder: Path) -> None:
+def save_adapter(folder: Path, *, seed: int = 7) -> None:
     """A LoRA adapter in PEFT format whose effect is large enough to change greedy output."""
     import torch
     from safetensors.torch import save_file
 
-    folder.mkdir()
-    generator = torch.Generator().manual_seed(7)
+    folder.mkdir(exist_ok=True)
+    generator = torch.Generator().manual_seed(seed)
     weights = {}
     for module in ("q_proj", "v_proj", "o_proj"):
         name = f"base_model.model.model.layers.0.self_attn.{module}"
@@ -91,7 +94,7 @@ def reference(base: Path, adapter: Path | None, tokens: int) -> list[int]:
 
 
 async def test_the_base_and_an_adapter_in_one_batch_equal_the_reference(rig):
-    assert rig.engine.info.models == (MODEL, ADAPTER, BROKEN)
+    assert rig.engine.info.models == (MODEL, ADAPTER, BROKEN, CHANGED)
     await rig.driver.run(
         request(1, PROMPT, max_tokens=12),
         request(2, PROMPT, max_tokens=12, model=ADAPTER),
@@ -112,11 +115,13 @@ async def test_an_adapter_shares_no_prefix_with_its_base(rig):
     assert rig.driver.cached[12] == 64
 
 
-async def test_an_adapter_that_cannot_be_loaded_fails_its_requests_alone(rig):
-    for first in (20, 30):
-        await rig.driver.run(request(first, model=BROKEN), request(first + 1), request(first + 2, model=ADAPTER))
+@pytest.mark.parametrize("adapter", [BROKEN, CHANGED])
+async def test_an_adapter_that_cannot_be_loaded_fails_its_requests_alone(rig, adapter):
+    start = 20 if adapter == BROKEN else 40
+    for first in (start, start + 10):
+        await rig.driver.run(request(first, model=adapter), request(first + 1), request(first + 2, model=ADAPTER))
         assert rig.driver.finish[first] == FinishReason.ERROR
-        assert rig.driver.errors[first] == f"the adapter {BROKEN} cannot be loaded"
+        assert rig.driver.errors[first] == f"the adapter {adapter} cannot be loaded"
         assert len(rig.driver.tokens[first + 1]) == len(rig.driver.tokens[first + 2]) == 6
     assert rig.failures.empty()
 

@@ -13,7 +13,7 @@ from services.worker.config import VllmOptions
 from services.worker.engines.followed import Load
 from services.worker.engines.port import EngineLoadError, FinishReason, SamplingParams, Structure
 from services.worker.engines.vllm import VllmSettings, engine_arguments
-from services.worker.engines.vllm_files import Checkpoint, adapter_rank, read_checkpoint
+from services.worker.engines.vllm_files import Checkpoint, adapter_rank, check_adapter, read_checkpoint
 from services.worker.engines.vllm_requests import (
     delta_of,
     salt_text,
@@ -164,6 +164,25 @@ def test_an_adapter_without_a_usable_rank_is_refused_by_name(tmp_path, content):
         (tmp_path / "adapter_config.json").write_text(content)
     with pytest.raises(EngineLoadError, match=r"adapter_config\.json"):
         adapter_rank({"a@1": str(tmp_path)})
+
+
+def test_an_adapter_is_held_to_its_manifest_and_to_safetensors(tmp_path):
+    config, weights, pickled = (
+        tmp_path / name for name in ("adapter_config.json", "adapter_model.safetensors", "adapter_model.bin")
+    )
+    config.write_text('{"r": 4}')
+    pickled.write_bytes(b"weights")
+    with pytest.raises(EngineLoadError, match=r"adapter_model\.safetensors"):
+        check_adapter(tmp_path, "a@1", require_manifest=False)
+    weights.write_bytes(b"weights")
+    check_adapter(tmp_path, "a@1", require_manifest=False)
+    with pytest.raises(EngineLoadError, match=r"manifest\.json"):
+        check_adapter(tmp_path, "a@1", require_manifest=True)
+    engine_cases.save_manifest(tmp_path, "a", "1")
+    check_adapter(tmp_path, "a@1", require_manifest=True)
+    weights.write_bytes(b"another")
+    with pytest.raises(EngineLoadError, match=r"adapter_model\.safetensors"):
+        check_adapter(tmp_path, "a@1", require_manifest=False)  # a manifest that is there counts
 
 
 class Ticks:
