@@ -115,10 +115,11 @@ class Residency:
 
     def warm_up_next(self, sizes: Mapping[str, int], now: float) -> str | None:
         """The standby to load into room that nobody wants, and book it as LOAD; None when there is none. To be asked
-        at idle times. `sizes` are bytes by model. Its minimum residency begins with its first work."""
+        at idle times. `sizes` are bytes by model; one that is not among them is left out. Its minimum residency begins
+        with its first work."""
         if self._first_waiting() is None:
             for model in self._standby:
-                if model not in self._resident and sizes[model] <= self.free_bytes:
+                if model in sizes and model not in self._resident and sizes[model] <= self.free_bytes:
                     self._resident[model] = _Resident(sizes[model], now, idle_so_far=True)
                     return model
         return None

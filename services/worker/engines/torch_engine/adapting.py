@@ -29,23 +29,24 @@ class AdapterSet:
 
     def add(self, name: str, weights: LoraWeights, *, busy: Set[str]) -> list[str]:
         """Hold an adapter, in place of one that is not `busy` if there is no room; returns the names of those that
-        are not held now: `name` itself when all others are busy."""
-        gone = []
-        if self._bank.free_slot() is None:
-            victim = next((each for each in self._slots if each not in busy), None)
-            if victim is None:
-                return [name]
-            self._bank.drop(self._slots.pop(victim))
-            gone.append(victim)
-        slot = self._bank.free_slot()
+        are not held now: `name` itself when all others are busy.
+
+        :raises ValueError: a number is not finite; nothing is changed.
+        """
+        gone, slot = list[str](), self._bank.free_slot()
         if slot is None:
-            return [*gone, name]
+            gone = [each for each in self._slots if each not in busy][:1]
+            if not gone:
+                return [name]
+            slot = self._slots[gone[0]]
         pairs = {
             (layer, target): (pair.a, pair.b)
             for layer, targets in enumerate(weights.layers)
             for target, pair in targets.items()
         }
-        self._bank.put(slot, pairs)
+        self._bank.put(slot, pairs)  # in the other's place only now: if this fails, that one is still held
+        for each in gone:
+            del self._slots[each]
         self._slots[name] = slot
         return gone
 

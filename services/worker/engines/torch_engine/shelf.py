@@ -36,6 +36,13 @@ logger = logging.getLogger(__name__)
 
 M = TypeVar("M")
 
+_FAULTS = (EngineLoadError, MemoryError, OSError, RuntimeError, ValueError)
+"""What a load may end with; what is in memory goes on. Torch's own word for a lack of memory is RuntimeError."""
+
+_RETRY_SECONDS = 30.0
+"""After a failed load what asks for the model is refused at once for so long: every attempt reads all of it again and
+puts others out of memory."""
+
 _ITEM_BYTES = {"float32": 4, "bfloat16": 2, "int8": 1}
 
 
@@ -84,6 +91,7 @@ class Shelf(Generic[M]):
         self._timers: dict[str, StageTimer] = {}
         self._loaded: dict[str, M] = {}
         self._adapters: dict[str, _Held] = {}  # the oldest first
+        self._failures: dict[str, float] = {}  # when the latest load failed
         self._giving_way: frozenset[str] = frozenset()
         self._told: frozenset[str] = frozenset()
         self._residency = self._make_residency()
@@ -225,6 +233,7 @@ class Shelf(Generic[M]):
 
     def _serve(self, wanted: Sequence[str], busy: Set[str], changes: Changes) -> None:
         now = self._clock.monotonic()
+        wanted = [name for name in wanted if not self._refused(name, now, changes)]
         busy_models = {self.base(name) for name in busy}
         bases = list(dict.fromkeys(self.base(name) for name in wanted))
         for model in self._residency.waiting:
@@ -257,8 +266,18 @@ class Shelf(Generic[M]):
                 self._read_adapter(name)
         return [*idle, *done][: max(0, len(needed) - room)]
 
+    def _refused(self, name: str, now: float, changes: Changes) -> bool:
+        failed = next((each for each in (self.base(name), name) if self._failed_lately(each, now)), None)
+        if failed is not None:
+            changes.failed[failed] = f"{failed} cannot be loaded"
+        return failed is not None
+
+    def _failed_lately(self, name: str, now: float) -> bool:
+        return name in self._failures and now < self._failures[name] + _RETRY_SECONDS
+
     def _warm_up(self, now: float) -> None:
-        sizes = {model: self._size(model) for model in self._settings.standby}
+        standby = self._settings.standby
+        sizes = {model: self._size(model) for model in standby if not self._failed_lately(model, now)}
         model = self._residency.warm_up_next(sizes, now)
         if model is not None:
             self._read_model(model, "there is room for a standby")
@@ -287,8 +306,7 @@ class Shelf(Generic[M]):
             del self._loading[model]
             try:
                 self._loaded[model] = future.result()
-            except (EngineLoadError, MemoryError, OSError, RuntimeError) as error:
-                # Torch's own word for a lack of memory is RuntimeError; the models that are there can go on.
+            except _FAULTS as error:
                 self._residency.failed(model)
                 self._fail(model, error, changes)
             else:
@@ -303,7 +321,7 @@ class Shelf(Generic[M]):
             try:
                 weights = future.result()
                 pushed_out = self._admit(model, name, weights) if model is not None else [name]
-            except EngineLoadError as error:
+            except _FAULTS as error:
                 self._fail(name, error, changes)
                 continue
             self._adapters[name] = _Held(self._clock.monotonic() + self._settings.min_residency)
@@ -318,6 +336,7 @@ class Shelf(Generic[M]):
     def _fail(self, name: str, error: Exception, changes: Changes) -> None:
         logger.error("model cannot be read", extra={"model": name, "reason": str(error)})
         changes.failed[name] = f"{name} cannot be loaded"
+        self._failures[name] = self._clock.monotonic()
 
     def _size(self, model: str) -> int:
         """Bytes of a model's weights in memory."""
