@@ -178,7 +178,7 @@ class Settings(ServiceSettings, frozen=True, kw_only=True, forbid_unknown_fields
     engine_restart_limit: int = 5
     """Failures of the engine within the window after which it is started again; one more ends the worker."""
     engine_restart_window: float = 60.0
-    """Seconds."""
+    """Seconds that the engine ran; the time of its starts does not count."""
     engine_restart_delay: float = 0.25
     """Seconds before the engine is started again; doubled with each failure in the window, at most 10 s."""
     models: dict[str, str]

@@ -174,6 +174,7 @@ class SupervisedEngine:
                 self._sink(output)
 
         await engine.start(deliver)
+        self._restarts.started(self._clock.monotonic())
         self._info = engine.info
         self._up = not failure.done()
 
