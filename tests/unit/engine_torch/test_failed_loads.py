@@ -53,7 +53,7 @@ def counted(core, monkeypatch):
 def test_a_model_that_cannot_be_read_is_not_read_again_and_again(tiny, other, monkeypatch):
     clock = ManualClock()
     weights = sum(each.stat().st_size for each in tiny[0].glob("*.safetensors"))
-    core = make_core({MODEL: tiny[0], OTHER: other}, clock, weight_bytes=weights, min_residency=0.0)
+    core = make_core({MODEL: tiny[0], OTHER: other}, clock, weight_bytes=weights * 3 // 2, min_residency=0.0)
     started = counted(core, monkeypatch)
     damage(other)
     wanted = run(core, [request(1, PROMPT, model=OTHER)])

@@ -19,6 +19,7 @@ from services.worker.engines.port import EngineLoadError
 from services.worker.engines.torch_engine.config import ModelConfig, RopeConfig
 from services.worker.engines.torch_engine.linear import Kind, Linear, worthwhile_rows
 from services.worker.engines.torch_engine.lora import Group
+from services.worker.engines.torch_engine.weights import expected_shapes
 
 Attend = Callable[[int, Tensor, Tensor, Tensor], Tensor]
 """(layer, queries (n, heads, head_width), keys and values (n, kv_heads, head_width)) → (n, heads·head_width)."""
@@ -63,7 +64,7 @@ class LlamaModel:
         self._kind = kind
         self._weights = weights
         table = self._take("model.embed_tokens.weight", config.vocabulary, config.width)
-        self._head, self._rows = self._ends(table)
+        self._head, self._own_rows = self._ends(table)
         del table
         self._layers = [self._layer(index) for index in range(config.layers)]
         self._norm = self._vector("model.norm.weight")
@@ -73,9 +74,10 @@ class LlamaModel:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of all linear layers."""
+        """Bytes of all linear layers, the embeddings and the tables of the rotary embedding, in all their copies."""
         layers = [part for each in self._layers for part in (each.qkv, each.output, each.gate_up, each.down)]
-        return sum(layer.nbytes for layer in (*layers, self._head))
+        tables = [table for table in (self._own_rows, self._cos, self._sin) if table is not None]
+        return sum(layer.nbytes for layer in (*layers, self._head)) + sum(table.nbytes for table in tables)
 
     def hidden(self, tokens: Tensor, positions: Tensor, attend: Attend, adapting: Adapting | None = None) -> Tensor:
         """Last hidden states, after the final norm, of `tokens` (n,) at `positions` (n,): (n, width)."""
@@ -124,22 +126,26 @@ class LlamaModel:
     def _normed(self, hidden: Tensor, weight: Tensor) -> Tensor:
         return functional.rms_norm(hidden, (self.config.width,), weight, self.config.norm_eps)
 
-    def _ends(self, table: Tensor) -> tuple[Linear, Callable[[Tensor], Tensor]]:
-        """The output layer, and the look-up of embeddings in `table` (vocabulary, width).
+    def _rows(self, tokens: Tensor) -> Tensor:
+        if self._own_rows is None:
+            return self._head.rows(tokens)
+        return functional.embedding(tokens, self._own_rows)
+
+    def _ends(self, table: Tensor) -> tuple[Linear, Tensor | None]:
+        """The output layer, and the embeddings `table` (vocabulary, width) where they do not share its memory.
 
         Tied to one another they share their memory on a GPU. On a CPU a layer in its own packing is so much quicker
         (up to 1.8 times) that it is worth a second copy.
         """
         config, shared = self.config, self._kind == "int8" or self.device.type != "cpu"
         if config.tied and shared:
-            head = Linear.pack(table, None, self._kind, self.device, lookup=True)
-            return head, head.rows
+            return Linear.pack(table, None, self._kind, self.device, lookup=True), None
         own = table.to(self.device, self.dtype, copy=True)
         if config.tied:
             head = Linear.pack(table, None, self._kind, self.device)
         else:
             head = self._linear([("lm_head", config.vocabulary)], config.width)
-        return head, lambda tokens: functional.embedding(tokens, own)
+        return head, own
 
     def _layer(self, index: int) -> _Layer:
         config = self.config
@@ -173,6 +179,17 @@ class LlamaModel:
         if tuple(tensor.shape) != shape:
             raise EngineLoadError(f"tensor {name} has shape {tuple(tensor.shape)} instead of {shape}")
         return tensor.to(torch.float32)
+
+
+def weight_bytes(config: ModelConfig, kind: Kind, device: torch.device) -> int:
+    """What a model will take in memory (`LlamaModel.nbytes`, and the norms), but for the few bytes of int8's scales."""
+    wide = 2 if kind == "bfloat16" else 4
+    each = 1 if kind == "int8" else wide
+    table = config.vocabulary * config.width
+    second = table * each if device.type == "cpu" else 0  # see `_ends`
+    copies = second if config.tied else table * (wide - each)
+    angles = 2 * config.context * config.head_width * wide
+    return sum(map(math.prod, expected_shapes(config).values())) * each + copies + angles
 
 
 def _linear(layer: Linear, index: int, site: Group, inputs: Tensor, adapting: Adapting | None) -> Tensor:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,7 +17,7 @@ from services.worker.engines.torch_engine.adapting import AdapterSet
 from services.worker.engines.torch_engine.blocks import BlockManager
 from services.worker.engines.torch_engine.kv import BlockShape, KvMemory, bytes_per_block
 from services.worker.engines.torch_engine.loading import Checkpoint, StageTimer
-from services.worker.engines.torch_engine.model import LlamaModel
+from services.worker.engines.torch_engine.model import LlamaModel, weight_bytes
 from services.worker.engines.torch_engine.prefix import PrefixNames
 from services.worker.engines.torch_engine.runner import ModelRunner
 from services.worker.engines.torch_engine.sampler import Sampled, SequenceSampler
@@ -47,20 +48,21 @@ class Models:
         self.device = _device(settings.device)
         torch.set_num_threads(settings.threads)
         dtype = torch.bfloat16 if settings.weights == "bfloat16" else torch.float32
-        self.shelf = Shelf(settings, clock=clock, make=self._make, admit=self._admit)
+        size = functools.partial(weight_bytes, kind=settings.weights, device=self.device)
+        self.shelf = Shelf(settings, clock=clock, size=size, make=self._make, admit=self._admit)
         self.shelf.open()
         self._structures: dict[str, Structures] = {}
         configs = [self.shelf.configs[model] for model in settings.models]
-        size = bytes_per_block([BlockShape(config, settings.block_size, dtype) for config in configs])
-        self.total_blocks = settings.kv_bytes // size if settings.kv_bytes else settings.total_blocks
+        block = bytes_per_block([BlockShape(config, settings.block_size, dtype) for config in configs])
+        self.total_blocks = settings.kv_bytes // block if settings.kv_bytes else settings.total_blocks
         if self.total_blocks < 1:
-            raise EngineLoadError(f"kv_bytes: a block has {size} bytes")
+            raise EngineLoadError(f"kv_bytes: a block has {block} bytes")
         try:
             self.memory = KvMemory(
-                bytes_per_block=size,
+                bytes_per_block=block,
                 total_blocks=self.total_blocks,
-                host_blocks=settings.host_bytes // size,
-                disk_blocks=settings.disk_bytes // size,
+                host_blocks=settings.host_bytes // block,
+                disk_blocks=settings.disk_bytes // block,
                 disk_folder=settings.spill_folder,
                 device=self.device,
             )

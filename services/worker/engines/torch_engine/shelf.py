@@ -8,7 +8,6 @@ that nobody's tokens wait for a disk. `policy/residency.py` decides who stays.
 from __future__ import annotations
 
 import logging
-import math
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from concurrent.futures import Future, ThreadPoolExecutor, wait
@@ -43,8 +42,6 @@ _RETRY_SECONDS = 30.0
 """After a failed load what asks for the model is refused at once for so long: every attempt reads all of it again and
 puts others out of memory."""
 
-_ITEM_BYTES = {"float32": 4, "bfloat16": 2, "int8": 1}
-
 
 @dataclass(slots=True)
 class Changes:
@@ -71,8 +68,9 @@ class _Held:
 class Shelf(Generic[M]):
     """`M` is a model ready to run, made by `make`. All methods but `make` run in the engine's thread.
 
-    `make(model, checkpoint, timer)` builds, warms up and tests; `admit(base, name, weights)` takes an adapter in and
-    says which other adapters it pushed out; both may raise EngineLoadError.
+    `size(config)` is how many bytes a model will take. `make(model, checkpoint, timer)` builds, warms up and tests;
+    `admit(base, name, weights)` takes an adapter in and says which other adapters it pushed out; both may raise
+    EngineLoadError.
     """
 
     def __init__(
@@ -80,11 +78,13 @@ class Shelf(Generic[M]):
         settings: TorchSettings,
         *,
         clock: Clock,
+        size: Callable[[ModelConfig], int],
         make: Callable[[str, Checkpoint, StageTimer], M],
         admit: Callable[[M, str, LoraWeights], Sequence[str]],
     ) -> None:
         self._settings = settings
         self._clock = clock
+        self._bytes_of = size
         self._make = make
         self._admit = admit
         self._checkpoints: dict[str, Checkpoint] = {}
@@ -340,8 +340,7 @@ class Shelf(Generic[M]):
 
     def _size(self, model: str) -> int:
         """Bytes of a model's weights in memory."""
-        weights = self._checkpoints[model].weights
-        return sum(math.prod(weights.info(name).shape) for name in weights) * _ITEM_BYTES[self._settings.weights]
+        return self._bytes_of(self._checkpoints[model].config)
 
     def _make_residency(self) -> Residency:
         settings = self._settings
