@@ -1,5 +1,7 @@
 """Paged attention against a plain float64 reference: both implementations, every kind of step."""
 
+import errno
+
 import numpy as np
 import pytest
 import torch
@@ -232,3 +234,15 @@ def test_what_the_kernel_cannot_do_is_done_by_torch(caplog):
     answer = memory.attend(build_attention(odd, CPU), layer=0)
     torch.testing.assert_close(answer.double(), memory.expected(0), rtol=0, atol=1e-5)
     assert "multiple of 16" in caplog.text
+
+
+def test_a_full_disk_costs_the_kernel_its_cache_and_nothing_else(monkeypatch):
+    kernel = pytest.importorskip("services.worker.engines.torch_engine.attention_kernel")
+
+    def cfunc(kind, cache=False, **options):
+        if cache:
+            raise OSError(errno.ENOSPC, "no space left on device")
+        return lambda work: work
+
+    monkeypatch.setattr(kernel.numba, "cfunc", cfunc)
+    assert callable(kernel.compiled.__wrapped__(2, 1, 16, 4, False))

@@ -258,6 +258,6 @@ def compiled(heads: int, kv_heads: int, width: int, block_size: int, half: bool)
     options: dict[str, Any] = {"nogil": True, "fastmath": {"contract", "nsz"}}
     try:
         return numba.cfunc(kind, cache=True, **options)(work)
-    except RuntimeError:
-        # No folder to keep the compiled kernel in: every start compiles.
+    except (OSError, RuntimeError):
+        # No folder to keep the compiled kernel in, or no room there: every start compiles.
         return numba.cfunc(kind, **options)(work)
