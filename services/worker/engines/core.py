@@ -7,6 +7,7 @@ end of the link is `driven.py`, on the worker's event loop.
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
@@ -162,9 +163,11 @@ def run_core(make_core: Callable[[], SyncEngine], link: CoreLink) -> None:
 
 
 def _serve(core: SyncEngine, link: CoreLink) -> None:
-    """Step while there is work, wait while there is none."""
+    """Step while there is work, wait while there is none. Embeddings are computed between steps, one prompt each time,
+    so that a call with many holds nobody's tokens up for long."""
     taken = 0
-    while (commands := link.receive(idle=not core.has_work())) is not None:
+    embeddings: deque[_Embedding] = deque()
+    while (commands := link.receive(idle=not (core.has_work() or embeddings))) is not None:
         for command in commands:
             match command:
                 case Add(requests):
@@ -173,7 +176,10 @@ def _serve(core: SyncEngine, link: CoreLink) -> None:
                 case Cancel(handles):
                     core.cancel(handles)
                 case Embed():
-                    link.report(_embed(core, command))
+                    embeddings.append(_Embedding(command))
+        if embeddings and (answer := embeddings[0].advance(core)) is not None:
+            embeddings.popleft()
+            link.report(answer)
         if core.has_work():
             output = core.step()
             link.report(Stepped(output, core.capacity(), taken))
@@ -181,8 +187,19 @@ def _serve(core: SyncEngine, link: CoreLink) -> None:
             link.report(Idle(core.capacity(), taken))
 
 
-def _embed(core: SyncEngine, command: Embed) -> Embedded:
-    try:
-        return Embedded(command.number, core.embed(command.model, command.prompts))
-    except Exception as error:  # the caller gets whatever the core raised; other callers go on
-        return Embedded(command.number, [], error)
+class _Embedding:
+    """An `Embed` under way."""
+
+    def __init__(self, command: Embed) -> None:
+        self._command = command
+        self._vectors: list[list[float]] = []
+
+    def advance(self, core: SyncEngine) -> Embedded | None:
+        """Compute one more prompt; the answer when it was the last, or failed."""
+        number, model, prompts = self._command.number, self._command.model, self._command.prompts
+        try:
+            if prompts:
+                self._vectors += core.embed(model, [prompts[len(self._vectors)]])
+        except Exception as error:  # the caller gets whatever the core raised; other callers go on
+            return Embedded(number, [], error)
+        return Embedded(number, self._vectors) if len(self._vectors) >= len(prompts) else None

@@ -16,7 +16,8 @@ from services.worker.engines.torch_engine.lora import Group, LoraBank, LoraPlan,
 class AdapterSet:
     """At most `most` adapters; the one used least recently makes room."""
 
-    def __init__(self, config: ModelConfig, *, most: int, dtype: torch.dtype, device: torch.device) -> None:
+    def __init__(self, base: str, config: ModelConfig, *, most: int, dtype: torch.dtype, device: torch.device) -> None:
+        self._base = base
         shape = LoraShape(
             layers=config.layers,
             width=config.width,
@@ -52,8 +53,11 @@ class AdapterSet:
 
     def adapt(self, models: Sequence[str], counts: Sequence[int]) -> Adapted | None:
         """What the adapters do in a step whose chunks are of `models` (names of adapters, or of the base) and hold
-        `counts` tokens; None when no adapter is among them."""
-        slots = [self._slots.get(model) for model in models]
+        `counts` tokens; None when no adapter is among them.
+
+        :raises KeyError: one of them is neither: its output must not silently be the base's.
+        """
+        slots = [None if model == self._base else self._slots[model] for model in models]
         if not any(slot is not None for slot in slots):
             return None
         for model in models:

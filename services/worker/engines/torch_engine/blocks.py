@@ -113,8 +113,9 @@ class BlockManager:
 
     # ---- commands -------------------------------------------------------------------------------------------------
 
-    def acquire(self, digests: Sequence[bytes], owner: bytes = b"") -> list[int]:
-        """Use the longest cached prefix of `digests`; blocks of lower tiers are brought up. May return fewer blocks
+    def acquire(self, digests: Sequence[bytes], owner: bytes = b"", *, public: int = 0) -> list[int]:
+        """Use the longest cached prefix of `digests`; blocks of lower tiers are brought up, the first `public` of them
+        as nobody's. May return fewer blocks
         than `probe` promised: a damaged or pushed-out block ends the prefix."""
         # Those on the device are taken first: bringing others up must not push them out.
         blocks = list[int]()
@@ -136,7 +137,7 @@ class BlockManager:
                     self.release([block])
                     break
                 self._moves.append(Move(_place(slot), (Tier.DEVICE, block)))
-                self.seal(block, digest, owner)
+                self.seal(block, digest, b"" if len(blocks) < public else owner)
             else:
                 break
             blocks.append(block)

@@ -10,10 +10,18 @@ from typing import TYPE_CHECKING, Literal
 
 from libs.clock import Clock, SystemClock
 from services.worker.engines.driven import DrivenEngine
-from services.worker.engines.port import Capacity, EngineInfo, EngineLoadError, SequenceRequest, StepOutput
+from services.worker.engines.port import (
+    Capacity,
+    EngineInfo,
+    EngineLoadError,
+    FinishReason,
+    SequenceRequest,
+    StepOutput,
+)
 from services.worker.engines.process import ProcessEngine
 from services.worker.engines.threaded import ThreadedEngine
 from services.worker.engines.torch_engine.blocks import BlockManager
+from services.worker.engines.torch_engine.compiling import Compiling
 from services.worker.engines.torch_engine.pacing import Pacer
 from services.worker.engines.torch_engine.scheduler import Scheduler, SchedulerOptions
 from services.worker.engines.torch_engine.sequences import FAILED, Advanced, Chunk, Plan
@@ -78,6 +86,7 @@ class TorchCore:
         self._pacer = Pacer(target=settings.itl_target, least=settings.block_size)
         self._loaded: _Parts | None = None
         self._samplers: dict[int, SequenceSampler] = {}
+        self._compiling = Compiling(self._sampler)
         self._used: frozenset[str] = frozenset()
         self._steps = 0
         self._check_after = 0.0
@@ -119,21 +128,25 @@ class TorchCore:
 
     def add(self, requests: Sequence[SequenceRequest]) -> None:
         """See `SyncEngine.add`."""
-        self._parts.scheduler.add([request for request in requests if self._has_structure(request)])
+        free = [request for request in requests if not self._must_compile(request)]
+        self._parts.scheduler.add(free)
 
     def cancel(self, handles: Sequence[int]) -> None:
         """See `SyncEngine.cancel`; the memory is free at once."""
+        for handle in self._compiling.forget(handles):
+            self._parts.scheduler.report(handle, FinishReason.CANCELLED)
         self._parts.scheduler.cancel(handles)
 
     def has_work(self) -> bool:
         """See `SyncEngine.has_work`."""
-        return self._loaded is not None and self._loaded.scheduler.has_work()
+        return self._loaded is not None and (self._loaded.scheduler.has_work() or len(self._compiling) > 0)
 
     def step(self) -> StepOutput:
         """See `SyncEngine.step`."""
         parts, monotonic = self._parts, self._clock.monotonic
         started = monotonic()
         self._shelve()
+        self._take_compiled()
         before = parts.models.timings()
         plan = parts.scheduler.schedule(started, self._pacer.prompt_tokens())
         scheduled = monotonic()
@@ -154,7 +167,7 @@ class TorchCore:
         return Capacity(
             free_blocks=pool.free,
             running=scheduler.running,
-            waiting=scheduler.waiting,
+            waiting=scheduler.waiting + len(self._compiling),
             queued_prefill_tokens=scheduler.queued_prefill_tokens,
             last_step_seconds=self._last_step_seconds,
             decode_step_seconds=pacer.decode_seconds,
@@ -178,6 +191,7 @@ class TorchCore:
 
     def close(self) -> None:
         """Drop the models and every sequence."""
+        self._compiling.close()
         self._samplers.clear()
         if self._loaded is not None:
             self._loaded.models.close()
@@ -238,17 +252,24 @@ class TorchCore:
         if not chunk.sequence.produced:
             output.prompt_tokens_cached[request.handle] = chunk.sequence.cached or 0
 
-    def _has_structure(self, request: SequenceRequest) -> bool:
-        """Whether the sequence asks for no structure, or for one that can be had; else it is answered with ERROR."""
-        if request.params.structure is None or request.model not in self._parts.models.shelf.configs:
-            return True
-        try:
-            self._samplers[request.handle] = self._sampler(request)
-        except (ValueError, EngineLoadError) as error:
-            fault = str(error) if isinstance(error, ValueError) else "this model cannot keep to a structure"
-            self._parts.scheduler.refuse(request.handle, fault)
+    def _must_compile(self, request: SequenceRequest) -> bool:
+        """Whether the sequence waits for its structure first; it does from now on."""
+        parts = self._parts
+        if request.params.structure is None or request.model not in parts.models.shelf.configs:
             return False
+        if request.handle in self._compiling or request.handle in parts.scheduler:
+            return False  # submitted twice: the scheduler says so
+        self._compiling.start(request)
         return True
+
+    def _take_compiled(self) -> None:
+        """Let sequences in whose structure is ready; those whose structure is at fault end with an error."""
+        for request, sampler in self._compiling.finished():
+            if isinstance(sampler, str):
+                self._parts.scheduler.report(request.handle, FinishReason.ERROR, sampler)
+            else:
+                self._samplers[request.handle] = sampler
+                self._parts.scheduler.add([request])
 
     def _sampler(self, request: SequenceRequest) -> SequenceSampler:
         seed = self._draw_seed() if request.params.seed is None else request.params.seed
@@ -271,7 +292,7 @@ class TorchCore:
         parts = self._parts
         self._steps += 1
         self._used = frozenset(plan.chunks)
-        if not plan.chunks and not plan.ended and parts.scheduler.has_work():
+        if not plan.chunks and not plan.ended and self.has_work():
             parts.models.shelf.wait(_IDLE_SECONDS)
         self._last_step_seconds = output.step_seconds = self._clock.monotonic() - started
         chunks = [chunk for group in plan.chunks.values() for chunk in group]

@@ -143,7 +143,8 @@ class Holdings:
         return prompt - 1  # the last token's logits are wanted once more, for this sequence's own first token
 
     def _find(self, sequence: LiveSequence) -> int | None:
-        found = self._pool.acquire(self._usable(sequence), sequence.request.cache_salt)
+        usable = self._usable(sequence)
+        found = self._pool.acquire(usable, sequence.request.cache_salt, public=sequence.public)
         # The whole prompt's memory at once: a prompt under way is never short of it.
         missing = self.blocks_for(len(sequence.tokens)) - len(found)
         if missing > self._pool.free:

@@ -162,7 +162,9 @@ class Models:
                 runner.warm_up(prompt_tokens=settings.max_step_tokens)
             with timer.stage("self_test"):
                 runner.self_test(name)
-        adapters = AdapterSet(checkpoint.config, most=settings.max_adapters, dtype=model.dtype, device=self.device)
+        adapters = AdapterSet(
+            name, checkpoint.config, most=settings.max_adapters, dtype=model.dtype, device=self.device
+        )
         return Loaded(runner, adapters)
 
     def _admit(self, loaded: Loaded, name: str, weights: LoraWeights) -> Sequence[str]:

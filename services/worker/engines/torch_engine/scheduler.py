@@ -177,9 +177,13 @@ class Scheduler:
         """End sequences with an error, as `cancel` does with a cancellation."""
         self._end_all(handles, FinishReason.ERROR, message)
 
-    def refuse(self, handle: int, message: str) -> None:
-        """Report a sequence that was never added as failed."""
-        self._ended.append(Ended(handle, FinishReason.ERROR, message))
+    def __contains__(self, handle: int) -> bool:
+        """Whether a sequence of this handle is alive."""
+        return handle in self._by_handle
+
+    def report(self, handle: int, reason: FinishReason, message: str = "") -> None:
+        """Let the next plan tell of a sequence that ended before it was added."""
+        self._ended.append(Ended(handle, reason, message))
 
     def fail_model(self, model: str, message: str) -> None:
         """End every sequence of a model with an error."""

@@ -136,6 +136,8 @@ def request_fault(request: SequenceRequest, limits: ModelLimits | None, context:
         return f"the prompt has {len(request.prompt)} tokens and the context only {context}"
     if not 0 <= min(request.prompt) <= max(request.prompt) < limits.vocabulary:
         return f"the prompt holds a token id outside 0 … {limits.vocabulary - 1}"
+    if not 0 <= request.resumed <= len(request.prompt):
+        return "resumed is more than the prompt holds"
     return sampling_fault(request.params, limits.vocabulary)
 
 
