@@ -257,6 +257,7 @@ async def build(
             first_delay=settings.engine_restart_delay,
             max_delay=_MAX_RESTART_DELAY,
         ),
+        silence=settings.engine_silence,
         clock=clock,
         on_down=lambda: service.engine_down(),
         on_up=lambda: service.engine_up(),

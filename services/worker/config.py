@@ -181,6 +181,8 @@ class Settings(ServiceSettings, frozen=True, kw_only=True, forbid_unknown_fields
     """Seconds that the engine ran; the time of its starts does not count."""
     engine_restart_delay: float = 0.25
     """Seconds before the engine is started again; doubled with each failure in the window, at most 10 s."""
+    engine_silence: float = 60.0
+    """Seconds without a step, while sequences run or wait, after which an engine counts as failed."""
     models: dict[str, str]
     """Model version ("weir-fast@1") to its folder. Without a folder the simulated engine makes the model up; the others
     leave it out, so that a profile can take a model away from a worker."""

@@ -28,6 +28,9 @@ from services.worker.policy.restarts import Restarts
 
 log = get_logger(__name__)
 
+_STOP_SECONDS = 15.0
+"""Within which a failed engine must have stopped; its own grace is five seconds."""
+
 MakeEngine = Callable[[Callable[[BaseException], None]], Engine]
 """Makes an engine that is not started yet; what it is given is called, on the loop, when the engine fails."""
 
@@ -45,14 +48,18 @@ class SupervisedEngine:
         make: MakeEngine,
         *,
         restarts: Restarts,
+        silence: float,
         clock: Clock,
         on_down: Callable[[], Awaitable[None]],
         on_up: Callable[[], None],
         on_given_up: Callable[[BaseException], None],
     ) -> None:
-        """`on_given_up` gets the last failure when there were too many; `supervise` returns then."""
+        """An engine that has sequences and reports no step for `silence` seconds has failed. `on_given_up` gets the
+        last failure when there were too many, or when a silent engine cannot be stopped; `supervise` returns then."""
         self._make = make
         self._restarts = restarts
+        self._silence = silence
+        self._last_sign = 0.0  # loop time
         self._clock = clock
         self._on_down = on_down
         self._on_up = on_up
@@ -101,7 +108,7 @@ class SupervisedEngine:
     async def supervise(self) -> None:
         """Start the engine again whenever it fails; returns when it failed too often."""
         while self._failure is not None:
-            error = await self._failure
+            error = await self._failed_or_silent(self._failure)
             log.error("engine_down", error=type(error).__name__, reason=_reason(error))
             with metrics.RESTARTING.track_inprogress():
                 await self._on_down()
@@ -148,7 +155,12 @@ class SupervisedEngine:
     async def _relaunch(self, error: BaseException) -> bool:
         """Make an engine that starts, or tell that it is given up."""
         while True:
-            await self.current.stop()
+            try:
+                async with asyncio.timeout(_STOP_SECONDS):
+                    await self.current.stop()
+            except TimeoutError:  # a thread that hangs cannot be ended, but the process that it runs in can
+                self._on_given_up(error)
+                return False
             delay = self._restarts.failed(self._clock.monotonic())
             if delay is None:
                 self._on_given_up(error)
@@ -170,6 +182,7 @@ class SupervisedEngine:
         engine = self._engine = self._make(lambda error: self._failed(failure, error))
 
         def deliver(output: StepOutput) -> None:
+            self._last_sign = asyncio.get_running_loop().time()
             if not failure.done() and self._sink is not None:
                 self._sink(output)
 
@@ -177,6 +190,19 @@ class SupervisedEngine:
         self._restarts.started(self._clock.monotonic())
         self._info = engine.info
         self._up = not failure.done()
+
+    async def _failed_or_silent(self, failure: asyncio.Future[BaseException]) -> BaseException:
+        """What the engine failed of, once it has."""
+        loop = asyncio.get_running_loop()
+        while True:
+            await asyncio.wait((failure,), timeout=self._silence / 4)
+            if failure.done():
+                return failure.result()
+            load = self.capacity()
+            if not load.running + load.waiting:
+                self._last_sign = loop.time()
+            elif loop.time() - self._last_sign > self._silence:
+                self._failed(failure, CoreEndedError(f"the engine was silent for {self._silence:g} s"))
 
     def _failed(self, failure: asyncio.Future[BaseException], error: BaseException) -> None:
         if failure is self._failure and not failure.done() and not self._stopped:

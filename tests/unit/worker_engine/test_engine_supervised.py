@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import signal
 
 import pytest
 
@@ -10,6 +12,7 @@ from libs.clock import ManualClock
 from services.worker import metrics
 from services.worker.engines.driven import EngineStoppedError
 from services.worker.engines.port import EngineLoadError, FinishReason
+from services.worker.engines.process import ProcessEngine
 from services.worker.engines.supervised import SupervisedEngine
 from services.worker.engines.threaded import ThreadedEngine
 from services.worker.policy.restarts import Restarts
@@ -21,12 +24,13 @@ ENDLESS = 10**9
 
 
 class Bench:
-    """A supervised engine over threads, and all that it told."""
+    """A supervised engine over threads or processes, and all that it told."""
 
-    def __init__(self, tmp_path, *, limit: int = 3) -> None:
+    def __init__(self, tmp_path, *, limit: int = 3, silence: float = 60.0, process: bool = False) -> None:
         self.steps = Steps()
         self.refuse = tmp_path / "refuse"
-        self.made: list[ThreadedEngine] = []
+        self.process = process
+        self.made: list[ThreadedEngine | ProcessEngine] = []
         self.told: list[str] = []
         self.given_up: list[BaseException] = []
         self.during_down = lambda: None
@@ -36,6 +40,7 @@ class Bench:
         self.engine = SupervisedEngine(
             self._make,
             restarts=Restarts(limit=limit, window=60.0, first_delay=0.0, max_delay=0.0),
+            silence=silence,
             clock=ManualClock(),
             on_down=self._down,
             on_up=self._up,
@@ -43,7 +48,10 @@ class Bench:
         )
         self.supervising: asyncio.Task[None] | None = None
 
-    def _make(self, on_failure) -> ThreadedEngine:
+    def _make(self, on_failure) -> ThreadedEngine | ProcessEngine:
+        if self.process:
+            self.made.append(ProcessEngine(OrderedCore, stop_grace=0.1, on_failure=on_failure))
+            return self.made[-1]
         self.made.append(ThreadedEngine(OrderedCore(refuse=self.refuse), on_failure=on_failure))
         return self.made[-1]
 
@@ -92,6 +100,34 @@ async def test_it_is_an_engine_like_the_one_within(bench):
     bench.engine.cancel([2])
     await bench.steps.finished(2)
     assert len((await bench.engine.embed(cores.MODEL, [[1, 2]]))[0]) == 2
+
+
+async def test_an_engine_that_hangs_is_killed_and_replaced(tmp_path):
+    bench = Bench(tmp_path, silence=0.2, process=True)
+    await bench.start()
+    try:
+        bench.engine.submit([request(1, ENDLESS)])
+        await bench.steps.until(lambda steps: 1 in steps.tokens)
+        os.kill(bench.made[0].pid, signal.SIGSTOP)
+        await bench.up.wait()
+        assert bench.told == ["down", "up"]
+        bench.engine.submit([request(3)])
+        await bench.steps.finished(3)
+    finally:
+        await bench.close()
+
+
+async def test_an_idle_engine_may_be_silent(tmp_path):
+    bench = Bench(tmp_path, silence=0.02)
+    await bench.start()
+    bench.engine.submit([request(1)])
+    await bench.steps.finished(1)
+    loop = asyncio.get_running_loop()
+    quiet, over = loop.time(), asyncio.Event()
+    loop.call_at(quiet + 0.2, over.set)
+    await over.wait()
+    assert bench.told == []
+    await bench.close()
 
 
 async def test_a_failed_engine_is_replaced_and_its_ends_are_kept_back(bench):
