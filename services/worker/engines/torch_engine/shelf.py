@@ -38,6 +38,9 @@ M = TypeVar("M")
 _FAULTS = (EngineLoadError, MemoryError, OSError, RuntimeError, ValueError)
 """What a load may end with; what is in memory goes on. Torch's own word for a lack of memory is RuntimeError."""
 
+_LEAST_RESIDENCY = 0.1
+"""Seconds for a model's first steps: models that leave before they have run push one another out for ever."""
+
 _RETRY_SECONDS = 30.0
 """After a failed load what asks for the model is refused at once for so long: every attempt reads all of it again and
 puts others out of memory."""
@@ -346,7 +349,7 @@ class Shelf(Generic[M]):
         settings = self._settings
         return Residency(
             settings.weight_bytes or 1 << 62,
-            settings.min_residency,
+            max(settings.min_residency, _LEAST_RESIDENCY),
             settings.pinned,
             standby=settings.standby,
         )
