@@ -94,6 +94,10 @@ test: setup ## Run the tests: unit, contract, integration, end to end.
 	  echo; echo "== $$group tests =="; $(PY) -m pytest $(PYTEST) tests/$$group; \
 	done
 
+.PHONY: test-engine
+test-engine: setup ## Compare the torch engine with transformers at length, each feature on and off (some minutes).
+	$(PY) -m pytest $(PYTEST) tests/oracle
+
 # --- engines with an environment of their own ---
 
 # Where vLLM lives; a path of your own is used as it is.

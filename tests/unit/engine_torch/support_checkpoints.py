@@ -64,7 +64,17 @@ def make_core(folders: dict[str, Path], clock: ManualClock | None = None, **chan
     return core
 
 
-def request(handle: int, prompt: Sequence[int], *, model: str = MODEL, deadline: float | None = None, **params: Any):
+def request(
+    handle: int,
+    prompt: Sequence[int],
+    *,
+    model: str = MODEL,
+    deadline: float | None = None,
+    priority: int = 0,
+    cache_salt: bytes = b"",
+    group: int = 0,
+    **params: Any,
+) -> SequenceRequest:
     """A greedy request of 12 tokens unless told otherwise."""
     return SequenceRequest(
         handle=handle,
@@ -72,6 +82,9 @@ def request(handle: int, prompt: Sequence[int], *, model: str = MODEL, deadline:
         prompt=prompt,
         params=SamplingParams(**({"max_tokens": 12, "temperature": 0.0} | params)),
         deadline=deadline,
+        priority=priority,
+        cache_salt=cache_salt,
+        group=group,
     )
 
 
