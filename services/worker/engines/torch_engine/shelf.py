@@ -38,9 +38,6 @@ M = TypeVar("M")
 _FAULTS = (EngineLoadError, MemoryError, OSError, RuntimeError, ValueError)
 """What a load may end with; what is in memory goes on. Torch's own word for a lack of memory is RuntimeError."""
 
-_LEAST_RESIDENCY = 0.1
-"""Seconds for a model's first steps: models that leave before they have run push one another out for ever."""
-
 _RETRY_SECONDS = 30.0
 """After a failed load what asks for the model is refused at once for so long: every attempt reads all of it again and
 puts others out of memory."""
@@ -93,6 +90,7 @@ class Shelf(Generic[M]):
         self._checkpoints: dict[str, Checkpoint] = {}
         self._timers: dict[str, StageTimer] = {}
         self._loaded: dict[str, M] = {}
+        self._new: dict[str, set[str]] = {}  # models that have not had a step, and the adapters they wait for
         self._adapters: dict[str, _Held] = {}  # the oldest first
         self._failures: dict[str, float] = {}  # when the latest load failed
         self._giving_way: frozenset[str] = frozenset()
@@ -202,13 +200,16 @@ class Shelf(Generic[M]):
                 self._adapters[name].ran = True
         for held in self._adapters.values():
             held.offered = True
-        self._take_in_models(changes)
+        self._book_new_models(now)
+        arrived = self._take_in_models(changes)
         self._take_in_adapters(changes)
         self._giving_way = frozenset()
         if wanted or self._residency.waiting:
             self._serve(wanted, busy(), changes)
         elif self._settings.standby and not self._loading:
             self._warm_up(now)
+        for model in arrived:
+            self._new[model] = {name for name in self._reading if self.base(name) == model}
         runnable = self.runnable
         changes.present, changes.away = sorted(runnable - self._told), sorted(self._told - runnable)
         self._told = runnable
@@ -302,7 +303,18 @@ class Shelf(Generic[M]):
             verify_files(source.folder, manifest)
         return adapters.load_adapter(source.folder, self._checkpoints[source.base].config)
 
-    def _take_in_models(self, changes: Changes) -> None:
+    def _book_new_models(self, now: float) -> None:
+        """Say of models that have had a step, and of which the adapters that they were read for have had one, that
+        they are there. Models that may leave before they have run push one another out for ever."""
+        for model, waited_for in [*self._new.items()]:
+            offered = {name for name in waited_for if name not in self._adapters or self._adapters[name].offered}
+            waited_for -= offered - self._reading.keys()
+            if not waited_for:
+                del self._new[model]
+                self._residency.loaded(model, now)
+
+    def _take_in_models(self, changes: Changes) -> list[str]:
+        arrived = []
         for model, future in [*self._loading.items()]:
             if not future.done():
                 continue
@@ -313,7 +325,8 @@ class Shelf(Generic[M]):
                 self._residency.failed(model)
                 self._fail(model, error, changes)
             else:
-                self._residency.loaded(model, self._clock.monotonic())
+                arrived.append(model)
+        return arrived
 
     def _take_in_adapters(self, changes: Changes) -> None:
         for name, future in [*self._reading.items()]:
@@ -349,7 +362,7 @@ class Shelf(Generic[M]):
         settings = self._settings
         return Residency(
             settings.weight_bytes or 1 << 62,
-            max(settings.min_residency, _LEAST_RESIDENCY),
+            settings.min_residency,
             settings.pinned,
             standby=settings.standby,
         )
