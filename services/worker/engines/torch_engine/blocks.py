@@ -125,6 +125,7 @@ class BlockManager:
                 break
             self._use(block)
             blocks.append(block)
+        self._spill.touch(digests[len(blocks) :])
         for digest in digests[len(blocks) :]:
             block = self._by_digest.get(digest)
             if block is not None:

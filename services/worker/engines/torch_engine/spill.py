@@ -68,6 +68,13 @@ class Spill:
             return tier.number, slot
         return None
 
+    def touch(self, digests: Iterable[bytes]) -> None:
+        """They are about to be taken: when room is made meanwhile, others go first."""
+        for digest in digests:
+            for tier in self._tiers:
+                if digest in tier.cached:
+                    tier.cached.move_to_end(digest)
+
     def take(self, digest: bytes) -> Slot | None:
         """Give up the slot that holds `digest` (its content must be copied before anything else is put); None if no
         tier holds it undamaged."""
