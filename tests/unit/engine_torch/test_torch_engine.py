@@ -1,13 +1,16 @@
 """The torch engine's core: seeds, deadlines, failures, memory."""
 
 import asyncio
+import os
 import random
+from pathlib import Path
 
 import pytest
 import support_checkpoints as support
 import torch
 from safetensors.torch import load_file, save_file
 from support_checkpoints import MODEL, Collected, make_core, request, run
+from tokenizers import Tokenizer
 
 from libs.clock import ManualClock
 from services.worker.engines.port import EngineLoadError, FinishReason
@@ -22,14 +25,50 @@ def prompts(seed, count, longest=30):
 SAMPLED = {"temperature": 0.9, "top_p": 0.95, "min_p": 0.01, "frequency_penalty": 0.2, "max_tokens": 16}
 
 
-def test_a_seed_gives_the_same_tokens_alone_and_in_a_batch(tiny):
-    core = make_core({MODEL: tiny[0]}, max_step_tokens=20)
-    asked = prompts(1, 10)
-    alone = {i: run(core, [request(i, each, seed=500 + i, **SAMPLED)]).tokens[i] for i, each in enumerate(asked)}
-    together = run(core, [request(i, each, seed=500 + i, **SAMPLED) for i, each in enumerate(asked)])
+TIGHT = {"total_blocks": 26, "max_step_tokens": 20}
+
+
+@pytest.fixture(scope="module")
+def drawn(tiny):
+    """Prompts and, by handle, what each draws from its seed when nothing else runs."""
+    asked = prompts(1, 32)
+    core = make_core({MODEL: tiny[0]}, max_running=1, prefix_cache=False)
+    return asked, {i: run(core, [seeded(i, each)]).tokens[i] for i, each in enumerate(asked)}
+
+
+def seeded(handle, prompt, **params):
+    return request(handle, prompt, **{"seed": 500 + handle, "ignore_eos": True, **SAMPLED, **params})
+
+
+@pytest.mark.parametrize(
+    ("changes", "preempted"),
+    [
+        ({"max_running": 32, "max_step_tokens": 1024, "total_blocks": 512}, False),
+        ({"max_running": 32, "max_step_tokens": 32, "total_blocks": 512}, False),
+        (TIGHT | {"preemption": "recompute"}, True),
+        (TIGHT | {"host_bytes": 1 << 20}, True),
+        (TIGHT | {"host_bytes": 1 << 14, "disk_bytes": 1 << 20}, True),
+    ],
+)
+def test_a_seed_gives_the_same_tokens_alone_in_a_batch_and_through_preemption(tiny, drawn, changes, preempted):
+    asked, alone = drawn
+    core = make_core({MODEL: tiny[0]}, **changes)
+    core.add([seeded(i, each) for i, each in enumerate(asked)])
+    together, most = Collected(), 0
+    while core.has_work():
+        together.take(core.step())
+        most = max(most, core.capacity().running)
     assert together.tokens == alone
-    other = run(core, [request(0, asked[0], seed=1, **SAMPLED)])
-    assert other.tokens[0] != alone[0]
+    assert (core.capacity().preemptions_total > 0) is preempted
+    assert most == 32 or changes["max_step_tokens"] < 1024
+    core.close()
+
+
+def test_other_seeds_give_other_tokens(tiny, drawn):
+    asked, alone = drawn
+    core = make_core({MODEL: tiny[0]})
+    other = run(core, [seeded(i, each, seed=9_000 + i) for i, each in enumerate(asked)])
+    assert sum(other.tokens[i] != alone[i] for i in alone) > 24
 
 
 def test_a_resumed_sequence_draws_what_the_first_would_have_drawn(tiny):
@@ -73,6 +112,124 @@ def test_deadlines_are_read_on_the_clock(tiny):
     collected.take(core.step())
     assert (collected.finish, len(collected.tokens[1])) == ({1: FinishReason.DEADLINE}, 1)
     assert len(collected.tokens[2]) == 2
+
+
+def test_a_deadline_ends_swapped_and_waiting_sequences_too(tiny):
+    clock = ManualClock()
+    core = make_core({MODEL: tiny[0]}, clock, total_blocks=16, max_running=4, host_bytes=1 << 20)
+    core.add([request(i, [5 + i] * 16, max_tokens=40, ignore_eos=True, deadline=5.0) for i in range(6)])
+    collected = Collected()
+    while not core.capacity().swapped:
+        collected.take(core.step())
+    assert core.capacity().spilled_blocks > 0
+    clock.advance(5.0)
+    collected.take(core.step())
+    assert collected.finish == dict.fromkeys(range(6), FinishReason.DEADLINE)
+    assert not core.has_work()
+    assert (core.capacity().free_blocks, core.capacity().swapped) == (16, 0)
+
+
+@pytest.mark.parametrize(
+    ("fault", "changes"),
+    [
+        ("model gone@1 is not loaded here", {"model": "gone@1"}),
+        ("the prompt is empty", {"prompt": []}),
+        ("the prompt has 64 tokens and the context only 64", {"prompt": [5] * 64}),
+        ("the prompt holds a token id outside 0 … 96", {"prompt": [5, 97]}),
+        ("max_tokens must be at least 1", {"max_tokens": 0}),
+        ("logprobs is out of range", {"logprobs": 98}),
+        ("logit_bias names an unknown token id", {"logit_bias": {97: 1.0}}),
+    ],
+)
+def test_an_impossible_request_is_answered_and_takes_nothing(tiny, fault, changes):
+    # 16 blocks of four tokens are less than the model's context.
+    core = make_core({MODEL: tiny[0]}, total_blocks=16)
+    good = request(2, [5, 6], max_tokens=3, ignore_eos=True)
+    collected = run(core, [request(1, **{"prompt": [5], **changes}), good])
+    assert collected.finish == {1: FinishReason.ERROR, 2: FinishReason.LENGTH}
+    assert collected.errors == {1: fault}
+    assert core.capacity().free_blocks == 16
+
+
+def test_memory_is_never_more_than_was_configured(tiny, tmp_path):
+    # A block: 4 tokens, 2 layers, 2 heads of 8, keys and values, 4 bytes each.
+    block = 4 * 2 * 2 * 8 * 2 * 4
+    core = make_core(
+        {MODEL: tiny[0]}, kv_bytes=26 * block + 5, host_bytes=10 * block + 5, disk_bytes=20 * block + 5,
+        spill_folder=tmp_path, max_running=12,
+    )  # fmt: skip
+    memory, pool = core._parts.models.memory, core._parts.pool
+    assert (core.info.total_blocks, memory.bytes_per_block) == (26, block)
+    core.add([request(i, each, max_tokens=30, ignore_eos=True) for i, each in enumerate(prompts(9, 40, 60))])
+    spilled = 0
+    while core.has_work():
+        core.step()
+        capacity = core.capacity()
+        spilled = max(spilled, capacity.spilled_blocks)
+        assert capacity.running <= 12
+        assert pool.total - pool.free <= 26
+        assert capacity.spilled_blocks <= 30
+        assert memory.nbytes == 36 * block
+    assert spilled == 30  # the bounds were reached
+    assert list(tmp_path.iterdir()) == []
+    pool.check_integrity([])
+    core.close()
+    with pytest.raises(EngineLoadError, match="kv_bytes"):
+        make_core({MODEL: tiny[0]}, kv_bytes=block - 1)
+
+
+def test_damaged_and_unwritten_disk_blocks_change_nothing(tiny, monkeypatch):
+    folder, model = tiny
+    asked = prompts(10, 20, 60)
+    core = make_core({MODEL: folder}, total_blocks=24, max_running=8, disk_bytes=1 << 20)
+    tier, chance, harmed = core._parts.models.memory._disk, random.Random(3), 0
+    write = tier.write
+
+    def harm(slot, block):
+        nonlocal harmed
+        write(slot, block)
+        if chance.random() < 0.3:
+            harmed += 1
+            os.pwrite(tier._file.fileno(), bytes(64), slot * block.numel())
+
+    monkeypatch.setattr(tier, "write", harm)
+    collected = run(core, [request(i, each) for i, each in enumerate(asked * 2)])
+    expected = [support.reference(model, each) for each in asked]
+    assert [collected.tokens[i] for i in range(40)] == expected * 2
+    assert harmed > 20
+    assert core.capacity().preemptions_total > 0
+    core.close()
+
+
+DEMO = Path(__file__).parents[3] / "models" / "demo" / "fast"
+QUESTIONS = ["What is a weir?", "Tell me about the river.", "Hello!", "Who are you?", "How do I cook rice?", "Why?"]
+WEIGHTS = {"bfloat16": (0.7, 0.01), "int8": (0.85, 0.01)}
+"""By kind: the least share of tokens up to the first that differs from float32's, and the greatest mean distance of
+their log-probabilities."""
+
+
+@pytest.mark.parametrize("weights", WEIGHTS)
+def test_smaller_weights_answer_almost_alike(weights):
+    name, tokenizer = "weir-fast@1", Tokenizer.from_file(str(DEMO / "tokenizer.json"))
+    asked = [
+        request(i, tokenizer.encode(each).ids, model=name, max_tokens=24, logprobs=0, ignore_eos=True)
+        for i, each in enumerate(QUESTIONS)
+    ]
+    exact = run(make_core({name: DEMO}), asked)
+    tight = make_core({name: DEMO}, weights=weights, total_blocks=18, max_step_tokens=16, host_bytes=1 << 24)
+    rough = run(tight, asked)
+    assert tight.capacity().preemptions_total > 0
+    assert run(make_core({name: DEMO}, weights=weights), asked).tokens == rough.tokens
+    alike, total, distance = 0, 0, 0.0
+    for i, theirs in exact.tokens.items():
+        pairs = zip(rough.tokens[i], theirs, strict=False)
+        same = next((place for place, (one, other) in enumerate(pairs) if one != other), len(theirs))
+        alike, total = alike + same, total + len(theirs)
+        entries = zip(rough.logprobs[i][:same], exact.logprobs[i][:same], strict=True)
+        distance += sum(abs(ours.logprob - their.logprob) for ours, their in entries)
+    share, most = WEIGHTS[weights]
+    assert alike / total >= share
+    assert distance / alike <= most
 
 
 def test_a_model_that_yields_no_numbers_fails_its_sequence_and_poisons_no_memory(tiny, tmp_path):
