@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import fields
+from typing import ClassVar
 
 import pytest
 from prometheus_client import CollectorRegistry
@@ -52,6 +53,8 @@ class Loaded:
 
     class info:  # noqa: N801 - stands for the property
         total_blocks = 100
+        load_seconds: ClassVar = {"m@1": {"verify": 0.25, "read": 1.5}}
+        weight_cache_files: ClassVar = {"hit": 3, "miss": 1}
 
     def capacity(self) -> Capacity:
         return LOAD
@@ -84,3 +87,5 @@ def test_gauges_are_read_from_the_engine() -> None:
     for gauge, value in expected.items():
         [sample] = next(iter(gauge.collect())).samples
         assert sample.value == pytest.approx(value), sample.name
+    assert metrics.LOAD_SECONDS.labels("m@1", "read")._value.get() == 1.5
+    assert metrics.WEIGHT_CACHE.labels("hit")._value.get() == 3
