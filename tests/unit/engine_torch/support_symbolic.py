@@ -13,7 +13,7 @@ from services.worker.engines.port import FinishReason, SamplingParams, SequenceR
 from services.worker.engines.torch_engine.blocks import BlockManager, Tier
 from services.worker.engines.torch_engine.prefix import names_for
 from services.worker.engines.torch_engine.scheduler import Scheduler, SchedulerOptions
-from services.worker.engines.torch_engine.sequences import ModelLimits
+from services.worker.engines.torch_engine.sequences import ModelLimits, State
 
 VOCABULARY, EOS, CONTEXT, BLOCK = 50, 0, 48, 4
 MODELS = ("a@1", "b@1")
@@ -221,8 +221,9 @@ class Fuzz:
             assert computed <= self._most_tokens
             idle = not plan.chunks and not plan.ended
             assert not idle or not scheduler.has_work() or self._away, "a turn without progress"
-            if rng.random() < 0.02:
+            if rng.random() < 0.05:
                 scheduler.check_integrity()
+                self._check_load()
             now += 1.0
         self._check()
         return self
@@ -250,6 +251,14 @@ class Fuzz:
             elif self._rng.random() < self._away_chance:
                 self._away.add(model)
                 self.scheduler.set_away(model)
+
+    def _check_load(self):
+        live = self.scheduler._by_handle.values()
+        holding = [each for each in live if each.state in (State.RUNNING, State.SWAPPED)]
+        computed = sum(min(each.computed, len(each.request.prompt)) for each in holding)
+        assert self.scheduler.queued_prefill_tokens == sum(len(each.request.prompt) for each in live) - computed
+        assert self.scheduler.swapped == sum(each.state is State.SWAPPED for each in live)
+        assert 0.0 <= self.scheduler.fragmentation < 1.0
 
     def _check(self):
         machine, scheduler = self.machine, self.scheduler

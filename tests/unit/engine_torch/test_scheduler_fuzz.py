@@ -4,6 +4,7 @@ The full suite (tests/oracle) runs the same with ten thousand arrivals.
 """
 
 import pytest
+import support_symbolic as symbolic
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from support_symbolic import FUZZED, Fuzz
@@ -44,3 +45,18 @@ def test_many_arrivals_leave_every_block_free():
 def test_a_prompt_may_turn_out_to_need_more_blocks_than_were_counted_on():
     # The first block of its prefix is damaged on disk while the second one is in use: neither saves it a block.
     Fuzz(542212668, 60, total=16, disk=12, swap=False, max_running=3, growth_blocks=3, damage=0.8, owner_cap=6).run()
+
+
+@pytest.mark.parametrize("swap", [False, True])
+def test_the_most_urgent_sequence_never_gives_its_memory_up(swap):
+    scheduler, _ = symbolic.make(10, host=12, swap=swap, growth_blocks=0, max_step_tokens=60)
+    machine = symbolic.Machine(scheduler)
+    # The urgent one comes last and ends first: it must get a token in every turn.
+    later = [symbolic.req(handle, [handle] * 8, priority=1, max_tokens=25) for handle in (1, 2)]
+    scheduler.add([*later, symbolic.req(3, [3] * 8, priority=0, max_tokens=20)])
+    for count in range(1, 21):
+        machine.turn()
+        assert len(machine.tokens[3]) == count
+    machine.run()
+    assert scheduler.preemptions > 0
+    assert {handle: len(tokens) for handle, tokens in machine.tokens.items()} == {1: 25, 2: 25, 3: 20}
