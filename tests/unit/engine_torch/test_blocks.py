@@ -197,6 +197,20 @@ def test_a_tenant_at_its_cap_pushes_out_its_own_blocks():
     assert [pool.probe(names)[0] for names in (others, first, second)] == [2, 0, 2]
 
 
+def test_public_blocks_that_come_back_up_count_for_no_tenant():
+    pool = BlockManager(3, host=3, owner_cap=1)
+    names = [b"p", b"pq", b"pqx"]
+    blocks = pool.allocate(3)
+    for block, name, owner in zip(blocks, names, (b"", b"", b"x"), strict=True):
+        pool.seal(block, name, owner)
+    pool.release(blocks)
+    pool.release(pool.allocate(3))  # pushes all of them down
+    pool.take_moves()
+    pool.release(pool.acquire(names, b"x", public=2))
+    assert pool.probe(names[:1])[0] == 1
+    assert {owner: len(mine) for owner, mine in pool._cached_by_owner.items()} == {b"": 1, b"x": 1}
+
+
 def test_what_is_pushed_out_goes_down_one_tier_at_a_time_and_comes_back():
     pool = BlockManager(1, host=1, disk=1)
     for text in ("a", "b", "c", "d"):

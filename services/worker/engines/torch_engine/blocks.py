@@ -115,8 +115,7 @@ class BlockManager:
 
     def acquire(self, digests: Sequence[bytes], owner: bytes = b"", *, public: int = 0) -> list[int]:
         """Use the longest cached prefix of `digests`; blocks of lower tiers are brought up, the first `public` of them
-        as nobody's. May return fewer blocks
-        than `probe` promised: a damaged or pushed-out block ends the prefix."""
+        as nobody's. May return fewer blocks than `probe` promised: a damaged or pushed-out block ends the prefix."""
         # Those on the device are taken first: bringing others up must not push them out.
         blocks = list[int]()
         for digest in digests:
