@@ -244,8 +244,8 @@ CASES: Mapping[str, Case] = {
     "larger blocks": Case(settings={"block_size": 16, "total_blocks": 48}, passes=2, proof=["hit"]),
     "adapters in one batch": Case(adapters=("all", "some", "mlp"), passes=2, proof=["hit"]),
     "adapters, tight": Case(
-        settings={"host_bytes": PLENTY, "max_running": 3, "max_step_tokens": 14}, adapters=("all", "some"),
-        joins=True, passes=2, proof=["swapped", "hit"],
+        settings=TIGHT | {"host_bytes": PLENTY, "max_step_tokens": 14}, adapters=("all", "some"), passes=2,
+        proof=["swapped", "hit"],
     ),
     "adapters push one another out": Case(
         settings={"max_adapters": 1, "min_residency": 0.0}, adapters=("all", "some"), passes=2, proof=["read again"]
