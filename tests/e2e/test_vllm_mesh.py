@@ -10,6 +10,7 @@ import openai
 import pytest
 from openai import OpenAI
 
+from tests.e2e.conftest import client_for
 from tests.support.mesh import ROOT, Mesh
 
 PYTHON = ROOT / (os.environ.get("VLLM_ENV") or "build/vllm-env") / "bin" / "python"
@@ -31,12 +32,7 @@ def vllm_mesh(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Mesh]:
 
 @pytest.fixture(scope="module")
 def client(vllm_mesh: Mesh) -> Iterator[OpenAI]:
-    with OpenAI(
-        base_url=f"{vllm_mesh.env['WEIR_EDGE_URL']}/v1",
-        api_key=vllm_mesh.env["WEIR_KEY_ACME"],
-        max_retries=0,
-        timeout=60,
-    ) as made:
+    with client_for(vllm_mesh, vllm_mesh.env["WEIR_KEY_ACME"]) as made:
         yield made
 
 

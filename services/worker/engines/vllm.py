@@ -10,13 +10,13 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
-from collections.abc import AsyncGenerator, Callable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import AsyncGenerator, Callable
 from pathlib import Path
 from typing import Any
 
 from libs.clock import Clock
 from libs.telemetry import get_logger
+from services.worker.config import VllmOptions
 from services.worker.engines.followed import Delta, FollowedEngine, Load, RequestRefusedError
 from services.worker.engines.port import Capacity, EngineInfo, EngineLoadError, SamplingParams, SequenceRequest
 from services.worker.engines.vllm_files import Checkpoint, adapter_rank, check_adapter, read_checkpoint
@@ -34,42 +34,13 @@ log = get_logger(__name__)
 _SELF_TEST_TOKENS = 2
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class VllmSettings:
-    """What to load. One base model and its LoRA adapters: a vLLM instance holds one."""
+class VllmSettings(VllmOptions, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What to load, and the worker's options. One base model and its LoRA adapters: a vLLM instance holds one."""
 
     model: str
     """"name@version"."""
     folder: str
     """Its checkpoint."""
-    adapters: Mapping[str, str] = field(default_factory=dict)
-    """LoRA adapters of the model in PEFT format: "name@version" to folder. Loaded when first asked for."""
-    block_size: int = 32
-    """Tokens per KV block; on a CPU a multiple of 32."""
-    total_blocks: int = 0
-    """KV blocks; 0 makes as many as `kv_cache_bytes` hold."""
-    kv_cache_bytes: int = 2**30
-    """Memory for KV blocks; 0 takes `memory_share` of the device for everything."""
-    memory_share: float = 0.9
-    """See `kv_cache_bytes`."""
-    max_running: int = 64
-    max_context: int = 0
-    """Tokens of prompt and output; 0 takes the model's own."""
-    max_step_tokens: int = 2048
-    """Most tokens computed in one step."""
-    max_adapters: int = 4
-    """Adapters in one step."""
-    max_logprobs: int = 20
-    """Most alternatives that a request may ask for."""
-    tensor_parallel: int = 1
-    dtype: str = "auto"
-    """"auto" is the checkpoint's."""
-    enforce_eager: bool = False
-    """True compiles nothing: a start in seconds, slower steps."""
-    threads: int = 1
-    """Of the processor, on a CPU."""
-    require_manifest: bool = True
-    """Refuse model folders whose files are not what their manifest.json says."""
 
 
 def build(

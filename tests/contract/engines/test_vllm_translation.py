@@ -95,7 +95,7 @@ def test_settings_and_options_name_the_same_things():
     assert {name: getattr(settings, name) for name in options.__struct_fields__} == {
         name: getattr(options, name) for name in options.__struct_fields__
     }
-    assert set(VllmSettings.__slots__) == {"model", "folder", *options.__struct_fields__}
+    assert set(VllmSettings.__struct_fields__) == {"model", "folder", *options.__struct_fields__}
 
 
 def test_memory_is_asked_for_in_blocks_bytes_or_a_share():
