@@ -6,7 +6,6 @@ The manifest is what the registry signs off; weights, adapters and the local cac
 from __future__ import annotations
 
 import hashlib
-import json
 import os
 from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
@@ -15,6 +14,7 @@ from functools import cached_property
 from pathlib import Path, PurePosixPath
 from typing import Any
 
+from services.worker.checkpoint_files import parse_object
 from services.worker.engines.port import EngineLoadError
 
 MANIFEST = "manifest.json"
@@ -95,18 +95,17 @@ def parse_manifest(content: bytes, path: Path) -> Manifest:
     return Manifest(model, files, content)
 
 
-def parse_object(content: bytes, path: Path) -> dict[str, Any]:
-    """The JSON object in `content`; `path` is only for messages.
+def verify_used(folder: Path, model: str, names: Iterable[str], *, required: bool) -> None:
+    """Check the files `names` of `folder`, and all others that its manifest lists. Without a manifest nothing is
+    checked, unless one is `required`.
 
-    :raises EngineLoadError: it is something else.
+    :raises EngineLoadError: the manifest is missing, malformed or of another model, does not list a name, or a file is
+        not what it says; the message names the file.
     """
-    try:
-        raw = json.loads(content)
-    except (ValueError, RecursionError) as error:
-        raise EngineLoadError(f"{path}: not JSON ({error})") from error
-    if not isinstance(raw, dict):
-        raise EngineLoadError(f"{path}: not a JSON object")
-    return raw
+    if required or (folder / MANIFEST).exists():
+        manifest = read_manifest(folder, model)
+        manifest.require(names, folder / MANIFEST)
+        verify_files(folder, manifest)
 
 
 def verify_files(folder: Path, manifest: Manifest) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Callable
 from dataclasses import asdict, fields
@@ -12,6 +11,7 @@ from typing import Any
 import msgspec
 
 from libs.clock import Clock
+from services.worker.checkpoint_files import read_object, token_ids
 from services.worker.config import Settings, SimulatedOptions
 from services.worker.engines.port import Engine, EngineLoadError
 from services.worker.engines.step_costs import StepCosts
@@ -59,7 +59,7 @@ def _simulated(settings: Settings, clock: Clock, on_failure: OnFailure | None) -
 
     options = settings.simulated
     folder = next((Path(each) for each in settings.models.values() if each), None)
-    config = _read_json(folder / "config.json") if folder is not None else {}
+    config = read_object(folder / "config.json") if folder is not None else {}
     try:
         model = SimulatedModel(
             models=tuple(settings.models),
@@ -111,7 +111,7 @@ def _tensorrt_llm(settings: Settings, clock: Clock, on_failure: OnFailure | None
             max_running=options.max_running,
             max_context=options.max_context,
             tensor_parallel=options.tensor_parallel,
-            eos_token_ids=tuple(sorted(_eos(_read_json(Path(folder) / "config.json")))),
+            eos_token_ids=tuple(sorted(_eos(read_object(Path(folder) / "config.json")))),
         ),
         clock=clock,
         on_failure=on_failure,
@@ -137,15 +137,4 @@ _BUILDERS: dict[str, Callable[[Settings, Clock, OnFailure | None], Engine]] = {
 
 
 def _eos(config: dict[str, Any]) -> frozenset[int]:
-    """`eos_token_id` of a Hugging Face config.json: one id, several or none."""
-    found = config.get("eos_token_id")
-    if found is None:
-        return frozenset()
-    return frozenset(found if isinstance(found, list) else [found])
-
-
-def _read_json(path: Path) -> dict[str, Any]:
-    try:
-        return dict(json.loads(path.read_bytes()))
-    except (OSError, ValueError, TypeError) as error:
-        raise EngineLoadError(f"{path}: {error}") from error
+    return frozenset(token_ids(config.get("eos_token_id")))

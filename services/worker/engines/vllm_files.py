@@ -7,10 +7,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
+from services.worker.checkpoint_files import read_object, token_ids
 from services.worker.engines.port import EngineLoadError
-from services.worker.manifest import MANIFEST, parse_object, read_manifest, verify_files
+from services.worker.manifest import MANIFEST, read_manifest, verify_files, verify_used
 
 _RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
 """The adapter ranks that vLLM reserves room for; an adapter may have any rank up to the reserved one."""
@@ -32,7 +32,7 @@ def read_checkpoint(folder: Path, model: str, *, require_manifest: bool) -> Chec
 
     :raises EngineLoadError: a file is missing, malformed, or not what the manifest says; the message names it.
     """
-    config = _read(folder / "config.json")
+    config = read_object(folder / "config.json")
     if not any(folder.glob("*.safetensors")):
         raise EngineLoadError(f"{folder}: holds no *.safetensors")
     if require_manifest:
@@ -40,9 +40,9 @@ def read_checkpoint(folder: Path, model: str, *, require_manifest: bool) -> Chec
         used = {path.name for pattern in _READ_BY_VLLM for path in folder.glob(pattern)} - {MANIFEST}
         manifest.require(sorted(used), folder / MANIFEST)
         verify_files(folder, manifest)
-    eos = _ids(config)
+    eos = frozenset(token_ids(config.get("eos_token_id")))
     if (generation := folder / "generation_config.json").is_file():
-        eos |= _ids(_read(generation))
+        eos |= frozenset(token_ids(read_object(generation).get("eos_token_id")))
     return Checkpoint(eos=eos, has_tokenizer=(folder / "tokenizer.json").is_file())
 
 
@@ -54,7 +54,7 @@ def adapter_rank(folders: dict[str, str]) -> int:
     largest = 1
     for folder in folders.values():
         path = Path(folder) / _ADAPTER_CONFIG
-        rank = _read(path).get("r")
+        rank = read_object(path).get("r")
         if not isinstance(rank, int) or not 1 <= rank <= _RANKS[-1]:
             raise EngineLoadError(f"{path}: r must be a whole number from 1 to {_RANKS[-1]}")
         largest = max(largest, rank)
@@ -68,22 +68,4 @@ def check_adapter(folder: Path, model: str, *, require_manifest: bool) -> None:
     """
     if not (folder / _ADAPTER_WEIGHTS).is_file():
         raise EngineLoadError(f"{folder / _ADAPTER_WEIGHTS}: there is no such file")
-    if require_manifest or (folder / MANIFEST).exists():
-        manifest = read_manifest(folder, model)
-        manifest.require((_ADAPTER_CONFIG, _ADAPTER_WEIGHTS), folder / MANIFEST)
-        verify_files(folder, manifest)
-
-
-def _read(path: Path) -> dict[str, Any]:
-    try:
-        return parse_object(path.read_bytes(), path)
-    except OSError as error:
-        raise EngineLoadError(f"{path}: {error.strerror}") from error
-
-
-def _ids(config: dict[str, Any]) -> frozenset[int]:
-    """`eos_token_id`: one id, several or none."""
-    found = config.get("eos_token_id")
-    if found is None:
-        return frozenset()
-    return frozenset(found if isinstance(found, list) else [found])
+    verify_used(folder, model, (_ADAPTER_CONFIG, _ADAPTER_WEIGHTS), required=require_manifest)

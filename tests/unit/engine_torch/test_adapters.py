@@ -11,8 +11,8 @@ from safetensors.torch import load_file, save_file
 from services.worker.engines.port import EngineLoadError
 from services.worker.engines.torch_engine.adapters import (
     TARGETS,
+    LoraShape,
     load_adapter,
-    target_shape,
 )
 from services.worker.engines.torch_engine.config import load_config
 
@@ -99,7 +99,7 @@ def test_base_plus_product_is_what_peft_merges(bases, tmp_path, kind, name):
             assert pair.a.is_contiguous()
             assert pair.b.is_contiguous()
             assert pair.a.dtype == pair.b.dtype == torch.float32
-            assert (pair.b.shape[0], pair.a.shape[1]) == target_shape(config, target)
+            assert (pair.b.shape[0], pair.a.shape[1]) == LoraShape.of(config).features(target)[::-1]
             torch.testing.assert_close(before[weight] + pair.b @ pair.a, merged[weight], rtol=1e-5, atol=1e-5)
     assert changed == len(load_file(tmp_path / "adapter_model.safetensors")) // 2
     assert adapter.rank == max(pair.rank for each in adapter.layers for pair in each.values())

@@ -130,12 +130,6 @@ class Machine(RuleBasedStateMachine):
                 self.users.append([(block, content) for block, (_, content) in zip(blocks, away, strict=True)])
         self.swapped = [each for each in self.swapped if each is not away]
 
-    @precondition(lambda self: self.users)
-    @rule(data=st.data())
-    def discard(self, data):
-        own = data.draw(st.sampled_from(self.users))
-        self.pool.discard([block for block, _ in own])
-
     @rule(slot=st.integers(0, 3))
     def damage(self, slot):
         if slot < self.sizes[Tier.DISK]:

@@ -13,10 +13,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
+from services.worker.checkpoint_files import read_object
 from services.worker.engines.port import EngineLoadError
 from services.worker.engines.torch_engine.config import ModelConfig
 from services.worker.engines.torch_engine.weights import WEIGHT_TYPES, Weights, open_tensors
-from services.worker.manifest import parse_object
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -47,6 +47,41 @@ _INERT |= {"qalora_group_size", "runtime_config", "task_type"}
 
 # Other ways to begin the training (pissa, olora, corda, loftq …) change the base weights as well.
 _INITS = (True, False, None, "gaussian", "orthogonal", "eva")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoraShape:
+    """Sizes of the model that adapters must fit: `query` is heads · head width, `key` is key heads · head width,
+    `hidden` the width of the feed-forward part."""
+
+    layers: int
+    width: int
+    query: int
+    key: int
+    hidden: int
+
+    @classmethod
+    def of(cls, config: ModelConfig) -> LoraShape:
+        """The sizes of a model."""
+        return cls(
+            layers=config.layers,
+            width=config.width,
+            query=config.heads * config.head_width,
+            key=config.kv_heads * config.head_width,
+            hidden=config.hidden,
+        )
+
+    def features(self, target: Target) -> tuple[int, int]:
+        """(in, out) of a target."""
+        return {
+            "q": (self.width, self.query),
+            "k": (self.width, self.key),
+            "v": (self.width, self.key),
+            "o": (self.query, self.width),
+            "gate": (self.width, self.hidden),
+            "up": (self.width, self.hidden),
+            "down": (self.hidden, self.width),
+        }[target]
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,10 +121,7 @@ def load_adapter(folder: Path, config: ModelConfig) -> LoraWeights:
         tensor is missing, unknown, misshapen or not finite; the message names the file and the field or tensor.
     """
     path = folder / CONFIG
-    try:
-        raw = parse_object(path.read_bytes(), path)
-    except OSError as error:
-        raise EngineLoadError(f"{path}: {error.strerror}") from error
+    raw = read_object(path)
     try:
         _refuse_unsupported(raw)
         modules = _adapted_modules(raw, config)
@@ -105,21 +137,6 @@ def load_adapter(folder: Path, config: ModelConfig) -> LoraWeights:
         weights.close()
 
 
-def target_shape(config: ModelConfig, target: Target) -> tuple[int, int]:
-    """(out, in) of the linear layer that a target adapts."""
-    width, query, key = config.width, config.heads * config.head_width, config.kv_heads * config.head_width
-    shapes: dict[Target, tuple[int, int]] = {
-        "q": (query, width),
-        "k": (key, width),
-        "v": (key, width),
-        "o": (width, query),
-        "gate": (config.hidden, width),
-        "up": (config.hidden, width),
-        "down": (width, config.hidden),
-    }
-    return shapes[target]
-
-
 def _read(
     weights: Weights,
     path: Path,
@@ -132,9 +149,10 @@ def _read(
         raise EngineLoadError(f"{path}: tensor {name} is missing")
     for name in sorted(weights.keys() - expected):
         raise EngineLoadError(f"{path}: tensor {name} is not one that {CONFIG} announces")
+    shape = LoraShape.of(config)
     layers: list[dict[Target, LoraPair]] = [{} for _ in range(config.layers)]
     for key, (layer, target) in modules.items():
-        (rank, scale), (out, inner) = ranks[key], target_shape(config, target)
+        (rank, scale), (inner, out) = ranks[key], shape.features(target)
         a = _tensor(weights, f"{_PREFIX}{key}.lora_A.weight", (rank, inner))
         b = _tensor(weights, f"{_PREFIX}{key}.lora_B.weight", (out, rank))
         layers[layer][target] = LoraPair(a, b * scale)

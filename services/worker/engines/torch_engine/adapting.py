@@ -8,9 +8,9 @@ from collections.abc import Sequence, Set
 import torch
 from torch import Tensor
 
-from services.worker.engines.torch_engine.adapters import LoraWeights
+from services.worker.engines.torch_engine.adapters import LoraShape, LoraWeights
 from services.worker.engines.torch_engine.config import ModelConfig
-from services.worker.engines.torch_engine.lora import Group, LoraBank, LoraPlan, LoraShape
+from services.worker.engines.torch_engine.lora import Group, LoraBank, LoraPlan
 
 
 class AdapterSet:
@@ -18,14 +18,7 @@ class AdapterSet:
 
     def __init__(self, base: str, config: ModelConfig, *, most: int, dtype: torch.dtype, device: torch.device) -> None:
         self._base = base
-        shape = LoraShape(
-            layers=config.layers,
-            width=config.width,
-            query=config.heads * config.head_width,
-            key=config.kv_heads * config.head_width,
-            hidden=config.hidden,
-        )
-        self._bank = LoraBank(shape, most, dtype=dtype, device=device)
+        self._bank = LoraBank(LoraShape.of(config), most, dtype=dtype, device=device)
         self._slots: OrderedDict[str, int] = OrderedDict()  # least recently used first
 
     def add(self, name: str, weights: LoraWeights, *, busy: Set[str]) -> list[str]:

@@ -91,11 +91,6 @@ class BlockManager:
         """Blocks kept in host memory and on disk."""
         return self._spill.used
 
-    @property
-    def has_spill(self) -> bool:
-        """Whether there are lower tiers at all."""
-        return self._spill.capacity > 0
-
     def shared(self, block: int) -> bool:
         """Whether more than one sequence uses the block: writing it takes a copy."""
         return self._refs[block] > 1
@@ -226,11 +221,6 @@ class BlockManager:
     def drop(self, places: Iterable[Place]) -> None:
         """Give a swapped sequence's lower blocks back."""
         self._spill.unpin((int(tier), slot) for tier, slot in places)
-
-    def discard(self, blocks: Iterable[int]) -> None:
-        """Forget what used blocks hold: no later prompt may find it."""
-        for block in blocks:
-            self._forget(block)
 
     def take_moves(self) -> list[Move]:
         """The moves since the last call, in order."""

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from services.worker.checkpoint_files import read_object, token_ids
 from services.worker.engines.port import EngineLoadError
 
 # What transformers takes for a field that config.json leaves out, where the architectures differ.
@@ -66,9 +66,9 @@ def load_config(folder: Path) -> ModelConfig:
     :raises EngineLoadError: a file is missing, malformed or asks for something this engine does not do.
     """
     path = folder / "config.json"
-    raw = _read(path)
+    raw = read_object(path)
     if (folder / "generation_config.json").exists():
-        generation = _read(folder / "generation_config.json")
+        generation = read_object(folder / "generation_config.json")
         raw |= {key: generation[key] for key in ("eos_token_id", "bos_token_id") if key in generation}
     try:
         return parse_config(raw)
@@ -110,8 +110,8 @@ def parse_config(raw: Mapping[str, Any]) -> ModelConfig:
         qkv_bias=bias or architecture == "Qwen2ForCausalLM",
         output_bias=bias,
         mlp_bias=llama and bool(raw.get("mlp_bias", False)),
-        eos_token_ids=_ids(raw.get("eos_token_id")),
-        bos_token_id=next(iter(_ids(raw.get("bos_token_id"))), None),
+        eos_token_ids=token_ids(raw.get("eos_token_id")),
+        bos_token_id=next(iter(token_ids(raw.get("bos_token_id"))), None),
     )
     _check_sizes(config)
     return config
@@ -131,18 +131,6 @@ def _shared_width(width: int, heads: int) -> int:
     if width % heads:
         raise EngineLoadError(f"hidden_size {width} is no multiple of {heads} heads and head_dim is not given")
     return width // heads
-
-
-def _read(path: Path) -> dict[str, Any]:
-    try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise EngineLoadError(f"{path}: {error.strerror}") from error
-    except (ValueError, RecursionError) as error:
-        raise EngineLoadError(f"{path}: not JSON ({error})") from error
-    if not isinstance(content, dict):
-        raise EngineLoadError(f"{path}: not a JSON object")
-    return content
 
 
 def _refuse_variants(architecture: str, raw: Mapping[str, Any], context: int) -> None:
@@ -196,9 +184,3 @@ def _rope(raw: Mapping[str, Any], context: int) -> RopeConfig:
             ),
         )
     raise EngineLoadError(f"rotary embedding of type {kind} is not supported")
-
-
-def _ids(value: Any) -> tuple[int, ...]:
-    if value is None:
-        return ()
-    return tuple(int(each) for each in value) if isinstance(value, list) else (int(value),)

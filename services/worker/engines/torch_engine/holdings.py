@@ -38,11 +38,6 @@ class Holdings:
         """Blocks that can be given."""
         return self._pool.free
 
-    @property
-    def total(self) -> int:
-        """Blocks in all."""
-        return self._pool.total
-
     def blocks_for(self, tokens: int) -> int:
         """Blocks that hold so many tokens."""
         return -(-tokens // self._size)

@@ -16,7 +16,8 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-Target = Literal["q", "k", "v", "o", "gate", "up", "down"]
+from services.worker.engines.torch_engine.adapters import LoraShape, Target
+
 Group = Literal["qkv", "o", "gate_up", "down"]
 
 GROUPS: Mapping[Group, tuple[Target, ...]] = {
@@ -26,30 +27,6 @@ GROUPS: Mapping[Group, tuple[Target, ...]] = {
     "down": ("down",),
 }
 """The layers whose outputs the model computes together, in the order in which they lie in the output."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LoraShape:
-    """Sizes of the model that adapters must fit: `query` is heads · head width, `key` is key heads · head width,
-    `hidden` the width of the feed-forward part."""
-
-    layers: int
-    width: int
-    query: int
-    key: int
-    hidden: int
-
-    def features(self, target: Target) -> tuple[int, int]:
-        """(in, out) of a target."""
-        return {
-            "q": (self.width, self.query),
-            "k": (self.width, self.key),
-            "v": (self.width, self.key),
-            "o": (self.query, self.width),
-            "gate": (self.width, self.hidden),
-            "up": (self.width, self.hidden),
-            "down": (self.hidden, self.width),
-        }[target]
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,7 +18,7 @@ from services.worker.engines.torch_engine.blocks import BlockManager
 from services.worker.engines.torch_engine.kv import BlockShape, KvMemory, bytes_per_block
 from services.worker.engines.torch_engine.loading import Checkpoint, StageTimer
 from services.worker.engines.torch_engine.model import LlamaModel, weight_bytes
-from services.worker.engines.torch_engine.prefix import PrefixNames
+from services.worker.engines.torch_engine.prefix import PrefixNames, names_for
 from services.worker.engines.torch_engine.runner import ModelRunner
 from services.worker.engines.torch_engine.sampler import Sampled, SequenceSampler
 from services.worker.engines.torch_engine.sequences import Chunk, ModelLimits
@@ -97,8 +97,8 @@ class Models:
 
         :raises EngineLoadError: there are public prefixes for a model whose tokenizer cannot be read.
         """
-        size = self._settings.block_size
-        return {name: PrefixNames(name, size, self._public_prefixes(name)) for name in self.shelf.configs}
+        public = {name: self._public_prefixes(name) for name in self.shelf.configs}
+        return names_for(public, self._settings.block_size, public)
 
     def sampler(self, request: SequenceRequest, seed: int) -> SequenceSampler:
         """A sequence's sampling state.

@@ -37,8 +37,7 @@ class Timings:
 
 
 class ModelRunner:
-    """One loaded model and its place in the arena. `rows` sequences may run at once, each with at most `most_blocks`
-    blocks."""
+    """One loaded model and its place in the arena. `rows` sequences may run at once."""
 
     def __init__(self, model: LlamaModel, arena: Tensor, *, block_size: int, rows: int) -> None:
         """`arena` (blocks, numbers per block) is contiguous and of the model's dtype."""
@@ -61,7 +60,7 @@ class ModelRunner:
         tokens, positions, segments = self._batch(chunks)
         plan = self._attention.plan(self._tables, segments)
         prepared = time.perf_counter()
-        hidden = self.model.hidden(tokens, positions, self._attend(plan), adapting)
+        hidden = self.model.hidden(tokens, positions, self._attend(plan, self._arena), adapting)
         results: list[Sampled | None] = [None] * len(chunks)
         wanted = [index for index, chunk in enumerate(chunks) if chunk.samples]
         logits = self._logits(hidden, chunks, wanted)
@@ -124,15 +123,10 @@ class ModelRunner:
 
     def _scratch(self, *, blocks: int) -> Callable[[list[Segment]], Attend]:
         """Attention over memory of one sequence that is forgotten afterwards."""
-        attention, model = self._attention, self.model
+        model = self.model
         arena = torch.zeros((blocks, self._arena.shape[1]), dtype=model.dtype, device=model.device)
         tables = np.arange(blocks, dtype=np.int32)[None, :]
-
-        def attend(segments: list[Segment]) -> Attend:
-            plan = attention.plan(tables, segments)
-            return lambda layer, query, key, value: attention.attend(plan, layer, query, key, value, arena)
-
-        return attend
+        return lambda segments: self._attend(self._attention.plan(tables, segments), arena)
 
     def _batch(self, chunks: Sequence[Chunk]) -> tuple[Tensor, Tensor, list[Segment]]:
         """Tokens (n,), positions (n,) and whose they are; brings the block tables up to date."""
@@ -158,8 +152,8 @@ class ModelRunner:
             self._tables[sequence.row, : len(sequence.blocks)] = sequence.blocks
             self._written[sequence.row] = written
 
-    def _attend(self, plan: object) -> Attend:
-        attention, arena = self._attention, self._arena
+    def _attend(self, plan: object, arena: Tensor) -> Attend:
+        attention = self._attention
         return lambda layer, query, key, value: attention.attend(plan, layer, query, key, value, arena)
 
     def _logits(self, hidden: Tensor, chunks: Sequence[Chunk], wanted: Sequence[int]) -> Tensor | None:

@@ -27,7 +27,7 @@ from services.worker.engines.torch_engine.loading import (
     stage_files,
 )
 from services.worker.engines.torch_engine.settings import TorchSettings
-from services.worker.manifest import MANIFEST, read_manifest, verify_files
+from services.worker.manifest import verify_used
 from services.worker.policy.residency import Outcome, Residency
 from services.worker.weight_cache import CacheUnavailableError, WeightCache
 
@@ -297,10 +297,8 @@ class Shelf(Generic[M]):
     def _load_adapter(self, name: str) -> LoraWeights:
         """In the loading thread. Read anew each time, an adapter is verified each time."""
         source = self._settings.adapters[name]
-        if self._settings.require_manifest or (source.folder / MANIFEST).exists():
-            manifest = read_manifest(source.folder, name)
-            manifest.require((adapters.CONFIG, adapters.WEIGHTS), source.folder / MANIFEST)
-            verify_files(source.folder, manifest)
+        used = (adapters.CONFIG, adapters.WEIGHTS)
+        verify_used(source.folder, name, used, required=self._settings.require_manifest)
         return adapters.load_adapter(source.folder, self._checkpoints[source.base].config)
 
     def _book_new_models(self, now: float) -> None:

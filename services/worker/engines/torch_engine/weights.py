@@ -17,9 +17,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from services.worker.checkpoint_files import parse_object
 from services.worker.engines.port import EngineLoadError
 from services.worker.engines.torch_engine.config import ModelConfig
-from services.worker.manifest import MANIFEST, Manifest, parse_object, read_manifest, verify_files
+from services.worker.manifest import MANIFEST, Manifest, read_manifest, verify_files
 
 if TYPE_CHECKING:
     from torch import Tensor
