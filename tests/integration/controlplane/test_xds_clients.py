@@ -64,8 +64,9 @@ async def test_a_channel_prefers_its_zone_and_follows_changes(tmp_path: Path) ->
     tls = tls_of(tmp_path, "router")
     zones = {"router-a": "zone-a", "router-b": "zone-b"}
     async with (
-        control_plane(store=store, tls=tls_of(tmp_path, "controlplane")) as plane,
+        # Before the control plane, whose first snapshot then has them all.
         named_servers(store, tls, "router", zones),
+        control_plane(store=store, tls=tls_of(tmp_path, "controlplane")) as plane,
         xds_channel("router", xds=plane.address, tls=tls_of(tmp_path, "gateway"), zone="zone-b") as channel,
     ):
         assert {await ask(channel) for _ in range(6)} == {"router-b"}
@@ -78,8 +79,8 @@ async def test_a_pool_has_one_owner_whatever_the_zone(tmp_path: Path) -> None:
     zones = {"admission-a": "zone-a", "admission-b": "zone-b", "admission-c": "zone-c"}
     owners: list[list[str]] = []
     async with (
-        control_plane(store=store, tls=tls_of(tmp_path, "controlplane")) as plane,
         named_servers(store, tls_of(tmp_path, "admission"), "admission", zones),
+        control_plane(store=store, tls=tls_of(tmp_path, "controlplane")) as plane,
     ):
         for zone in ("zone-a", "zone-b"):
             tls = tls_of(tmp_path, "gateway")
@@ -93,8 +94,8 @@ async def test_an_unknown_peer_name_is_refused_by_the_channel(tmp_path: Path) ->
     """A server that shows another service's certificate is not spoken to."""
     store = MemoryStore()
     async with (
-        control_plane(store=store, tls=tls_of(tmp_path, "controlplane")) as plane,
         named_servers(store, tls_of(tmp_path, "safety"), "router", {"router-0": "zone-a"}),
+        control_plane(store=store, tls=tls_of(tmp_path, "controlplane")) as plane,
         xds_channel("router", xds=plane.address, tls=tls_of(tmp_path, "gateway")) as channel,
     ):
         with pytest.raises(grpc.aio.AioRpcError) as caught:
