@@ -46,6 +46,10 @@ _TABLE: dict[Reason, tuple[grpc.StatusCode, int]] = {
     Reason.ALREADY_EXISTS: (_C.ALREADY_EXISTS, 409),
     Reason.INTERNAL: (_C.INTERNAL, 500),
     Reason.UNIMPLEMENTED: (_C.UNIMPLEMENTED, 501),
+    Reason.QUOTA_SPEND: (_C.RESOURCE_EXHAUSTED, 429),
+    Reason.REJECTED_OVERLOAD: (_C.RESOURCE_EXHAUSTED, 429),
+    Reason.SLOW_READER: (_C.ABORTED, 408),
+    Reason.PREEMPTED: (_C.UNAVAILABLE, 503),
 }
 
 # Used when a foreign status carries no ErrorInfo of ours.

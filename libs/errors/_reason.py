@@ -43,6 +43,10 @@ class Reason(enum.IntEnum):
     ALREADY_EXISTS = 32
     INTERNAL = 33
     UNIMPLEMENTED = 34
+    QUOTA_SPEND = 35
+    REJECTED_OVERLOAD = 36
+    SLOW_READER = 37
+    PREEMPTED = 38
 
     @classmethod
     def parse(cls, name: str) -> Reason:

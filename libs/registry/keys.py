@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 from google.protobuf import json_format
 from google.protobuf.message import Message
 from weir.registry.v1 import registry_pb2
@@ -21,6 +24,14 @@ LIMITS = ROOT + "limits/"
 """{tenant}/{model} → Limits."""
 SAFETY = ROOT + "safety/"
 """{id} → SafetyPolicy."""
+PLANS = ROOT + "plans/"
+"""{id} → PlanPolicy."""
+SLOS = ROOT + "slos/"
+"""{route}/{tier} → Slo."""
+PRICES = ROOT + "prices/"
+"""{model} → Price."""
+LEVELS = ROOT + "levels/"
+"""{pool} → PoolLevel, under a lease."""
 ENDPOINTS = ROOT + "endpoints/"
 """{service}/{instance} → Endpoint, under a lease."""
 FENCE = ROOT + "fence"
@@ -60,6 +71,26 @@ def safety_key(policy: str) -> str:
     return SAFETY + policy
 
 
+def plan_key(plan: str) -> str:
+    """Where a plan's policy lies."""
+    return PLANS + plan
+
+
+def slo_key(route: str, tier: str) -> str:
+    """Where the objectives of a route and tier lie."""
+    return f"{SLOS}{route}/{tier}"
+
+
+def price_key(model: str) -> str:
+    """Where a model's price lies."""
+    return PRICES + model
+
+
+def level_key(pool: str) -> str:
+    """Where a pool's level lies."""
+    return LEVELS + pool
+
+
 def endpoint_key(service: str, instance: str) -> str:
     """Where a live endpoint lies."""
     return f"{ENDPOINTS}{service}/{instance}"
@@ -70,20 +101,9 @@ def key_of(message: Message) -> str:
 
     :raises TypeError: for a message that the registry does not hold.
     """
-    if isinstance(message, registry_pb2.ModelVersion):
-        return model_key(message.name, message.version)
-    if isinstance(message, registry_pb2.Alias):
-        return alias_key(message.name)
-    if isinstance(message, registry_pb2.Tenant):
-        return tenant_key(message.id)
-    if isinstance(message, registry_pb2.ApiKey):
-        return api_key_key(message.id)
-    if isinstance(message, registry_pb2.Limits):
-        return limits_key(message.tenant, message.model)
-    if isinstance(message, registry_pb2.SafetyPolicy):
-        return safety_key(message.id)
-    if isinstance(message, registry_pb2.Endpoint):
-        return endpoint_key(message.service, message.instance)
+    place = _PLACES.get(type(message))
+    if place is not None:
+        return place(message)
     raise TypeError(f"{type(message).__name__} has no place in the registry")
 
 
@@ -91,3 +111,18 @@ def encode(message: Message) -> bytes:
     """A message as stored: compact JSON with proto field names, the same bytes for the same content."""
     text = json_format.MessageToJson(message, preserving_proto_field_name=True, indent=None, sort_keys=True)
     return text.encode()
+
+
+_PLACES: dict[type[Message], Callable[[Any], str]] = {
+    registry_pb2.ModelVersion: lambda m: model_key(m.name, m.version),
+    registry_pb2.Alias: lambda m: alias_key(m.name),
+    registry_pb2.Tenant: lambda m: tenant_key(m.id),
+    registry_pb2.ApiKey: lambda m: api_key_key(m.id),
+    registry_pb2.Limits: lambda m: limits_key(m.tenant, m.model),
+    registry_pb2.SafetyPolicy: lambda m: safety_key(m.id),
+    registry_pb2.PlanPolicy: lambda m: plan_key(m.id),
+    registry_pb2.Slo: lambda m: slo_key(m.route, m.tier),
+    registry_pb2.Price: lambda m: price_key(m.model),
+    registry_pb2.PoolLevel: lambda m: level_key(m.pool),
+    registry_pb2.Endpoint: lambda m: endpoint_key(m.service, m.instance),
+}

@@ -40,6 +40,14 @@ class RegistrySnapshot:
     """By (tenant, model or "*"); `.revision` is filled in."""
     safety_policies: Mapping[str, pb.SafetyPolicy] = field(default_factory=_empty)
     """By id; `.revision` is filled in."""
+    plans: Mapping[str, pb.PlanPolicy] = field(default_factory=_empty)
+    """By id; `.revision` is filled in."""
+    slos: Mapping[tuple[str, str], pb.Slo] = field(default_factory=_empty)
+    """By (route, tier or "*"); `.revision` is filled in."""
+    prices: Mapping[str, pb.Price] = field(default_factory=_empty)
+    """By model or "*"; `.revision` is filled in."""
+    levels: Mapping[str, pb.PoolLevel] = field(default_factory=_empty)
+    """By pool."""
     endpoints: Mapping[tuple[str, str], pb.Endpoint] = field(default_factory=_empty)
     """By (service, instance)."""
     faults: Mapping[str, str] = field(default_factory=_empty)
@@ -74,6 +82,10 @@ _COLLECTIONS = (
     _Collection(keys.KEYS, "keys", pb.ApiKey),
     _Collection(keys.LIMITS, "limits", pb.Limits, parts=2, revisioned=True),
     _Collection(keys.SAFETY, "safety_policies", pb.SafetyPolicy, revisioned=True),
+    _Collection(keys.PLANS, "plans", pb.PlanPolicy, revisioned=True),
+    _Collection(keys.SLOS, "slos", pb.Slo, parts=2, revisioned=True),
+    _Collection(keys.PRICES, "prices", pb.Price, revisioned=True),
+    _Collection(keys.LEVELS, "levels", pb.PoolLevel),
     _Collection(keys.ENDPOINTS, "endpoints", pb.Endpoint, parts=2),
 )
 

@@ -10,10 +10,11 @@ the engine copes with it by letting sequences wait.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 
-from services.admission.policy.model import Limits, Report, Request, WorkerSpec
+from services.admission.policy.model import Interrupt, Limits, Report, Request, WorkerSpec
+from services.admission.policy.placement import eligible, pick, to_keep
 
 
 class Foreign:
@@ -223,6 +224,23 @@ class Ledger:
     def any_room(self, now: float) -> bool:
         """Could any worker take anything? A cheap answer to most questions under overload."""
         return any(w.open() and w.free_sequences(now) > 0 and w.free_blocks(now) > 0 for w in self.workers.values())
+
+    def eligible(self, request: Request) -> list[Worker]:
+        """Live workers of its version that the request may use, whether or not they have room now."""
+        return eligible(request, self.serving(request.model_version))
+
+    def pick(self, request: Request, now: float, *, kept: Collection[str] = ()) -> Worker | None:
+        """The best worker that the request fits now; None when there is none. `kept` wait for somebody else."""
+        return pick(request, self.eligible(request), now, kept=kept)
+
+    def to_keep(self, request: Request, now: float, *, kept: Collection[str] = ()) -> Worker | None:
+        """The worker to keep free for a request that fits none now: the one nearest to having room."""
+        return to_keep(request, self.eligible(request), now, kept=kept)
+
+    def victims(self, request: Request, now: float) -> Interrupt | None:
+        """Whom to interrupt so that the request fits; None when nobody less urgent holds enough, or when what was
+        interrupted already will do."""
+        return None
 
     def reserve(self, request: Request, worker_id: str, now: float) -> Reservation:
         """Holds the request's whole need on the worker.

@@ -51,6 +51,11 @@ class Request:
     zones: tuple[str, ...] = ()  # best first; empty allows all
     excluded: frozenset[str] = frozenset()  # workers that failed this request already
     owner: str = ""  # the gateway instance that holds it
+    ttft_by: float = math.inf  # a first token later than this misses the declared objective
+    prefix_hashes: tuple[int, ...] = ()  # chained, of the prompt's blocks of `prefix_block` tokens
+    prefix_block: int = 0
+    resumed_tokens: int = 0  # of the prompt, generated before an interruption
+    kv_share: float = 0.0  # most of the pool's KV blocks that the tenant may hold; 0: all
 
     def blocks(self, block_size: int, output_share: float = 1.0) -> int:
         """KV blocks it needs for its prompt and `output_share` of the longest output that it may come to. Every choice
@@ -85,6 +90,9 @@ class Report:
     waiting: int = 0
     queued_prefill_tokens: int = 0
     draining: bool = False
+    decode_step: float = 0.0  # seconds; 0 until there was one
+    prefill_tokens_per_second: float = 0.0  # 0 until there were some
+    resident: frozenset[str] | None = None  # models and adapters in memory; None: all that it serves
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,6 +121,14 @@ class Queued:
     """The request waits; its outcome comes later as an event."""
 
     request: Request
+
+
+@dataclass(frozen=True, slots=True)
+class Interrupt:
+    """The worker is to interrupt these requests, so that more urgent ones find room. Their gateways ask anew."""
+
+    worker: str
+    request_ids: tuple[str, ...]
 
 
 Event = Granted | Refused

@@ -6,9 +6,12 @@ Pickers see only workers that fit; they are the seam for affinity and placement 
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable
+from typing import TYPE_CHECKING
 
-from services.admission.policy.ledger import Worker
 from services.admission.policy.model import Request
+
+if TYPE_CHECKING:
+    from services.admission.policy.ledger import Worker
 
 
 def eligible(request: Request, workers: Iterable[Worker]) -> list[Worker]:

@@ -24,7 +24,7 @@ from services.admission.policy.model import (
     Request,
     WorkerSpec,
 )
-from services.admission.policy.placement import Failed, eligible, pick, to_keep
+from services.admission.policy.placement import Failed, eligible
 from services.admission.policy.rate import ServiceRate, cost_ahead
 from services.admission.policy.refusals import MIN_RETRY_AFTER, never_fits, refuse
 
@@ -193,7 +193,7 @@ class Pool:
         serving = self.ledger.serving(request.model_version)
         if not serving:
             return self._nobody_serves(request, now)
-        candidates = eligible(request, serving)
+        candidates = self.ledger.eligible(request)
         if not candidates:
             return refuse(
                 request,
@@ -219,7 +219,7 @@ class Pool:
         )
 
     def _grant_directly(self, request: Request, now: float) -> Granted | None:
-        worker = pick(request, eligible(request, self.ledger.serving(request.model_version)), now)
+        worker = self.ledger.pick(request, now)
         if worker is None:
             return None
         reservation = self.ledger.reserve(request, worker.spec.worker, now)
@@ -306,15 +306,14 @@ class Pool:
         for item in self.backlog.in_order():
             request = item.request
             if not failed.includes(request):
-                candidates = eligible(request, self.ledger.serving(request.model_version))
-                worker = pick(request, candidates, now, kept=kept)
+                worker = self.ledger.pick(request, now, kept=kept)
                 if worker is not None:
                     self._count_bypassed(blocked, worker)
                     return item, worker.spec.worker
                 failed.add(request)
             blocked.append(item)
             if item.bypassed >= self.limits.max_bypass:
-                keep = to_keep(request, eligible(request, self.ledger.serving(request.model_version)), now, kept=kept)
+                keep = self.ledger.to_keep(request, now, kept=kept)
                 if keep is not None:
                     kept.add(keep.spec.worker)
         return None

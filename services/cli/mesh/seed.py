@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+from google.protobuf import json_format
 from weir.registry.v1 import registry_pb2, registry_pb2_grpc
 
 from libs.config import TlsFiles
@@ -28,7 +29,7 @@ class SeedTenant(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     plan: str
     weight: float
     scopes: tuple[str, ...]
-    limits: dict[str, int]
+    limits: dict[str, Any]
     workloads: tuple[str, ...] = ()
 
 
@@ -166,7 +167,7 @@ class _Planter:
                 )
                 await self._stub.SetTenant(registry_pb2.SetTenantRequest(tenant=tenant), timeout=TIMEOUT)
             if (spec.id, "*") not in limits:
-                wanted = registry_pb2.Limits(tenant=spec.id, model="*", **spec.limits)
+                wanted = json_format.ParseDict({"tenant": spec.id, "model": "*", **spec.limits}, registry_pb2.Limits())
                 await self._stub.SetLimits(registry_pb2.SetLimitsRequest(limits=wanted), timeout=TIMEOUT)
 
     async def keys(self, specs: tuple[SeedTenant, ...], have: Mapping[str, str]) -> dict[str, str]:

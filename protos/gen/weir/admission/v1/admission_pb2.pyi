@@ -53,7 +53,7 @@ class AdmissionCall(_message.Message):
     def __init__(self, header: _Optional[_Union[_mux_pb2.CallHeader, _Mapping]] = ..., admit: _Optional[_Union[Admit, _Mapping]] = ..., release: _Optional[_Union[Release, _Mapping]] = ...) -> None: ...
 
 class Admit(_message.Message):
-    __slots__ = ("request_id", "tenant", "weight", "queue_class", "pool", "model_version", "zones", "prompt_tokens", "max_output_tokens", "choices", "exclude_workers")
+    __slots__ = ("request_id", "tenant", "weight", "queue_class", "pool", "model_version", "zones", "prompt_tokens", "max_output_tokens", "choices", "exclude_workers", "ttft_target", "prefix_hashes", "prefix_block", "resumed_tokens", "kv_share")
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     TENANT_FIELD_NUMBER: _ClassVar[int]
     WEIGHT_FIELD_NUMBER: _ClassVar[int]
@@ -65,6 +65,11 @@ class Admit(_message.Message):
     MAX_OUTPUT_TOKENS_FIELD_NUMBER: _ClassVar[int]
     CHOICES_FIELD_NUMBER: _ClassVar[int]
     EXCLUDE_WORKERS_FIELD_NUMBER: _ClassVar[int]
+    TTFT_TARGET_FIELD_NUMBER: _ClassVar[int]
+    PREFIX_HASHES_FIELD_NUMBER: _ClassVar[int]
+    PREFIX_BLOCK_FIELD_NUMBER: _ClassVar[int]
+    RESUMED_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    KV_SHARE_FIELD_NUMBER: _ClassVar[int]
     request_id: str
     tenant: str
     weight: float
@@ -76,17 +81,28 @@ class Admit(_message.Message):
     max_output_tokens: int
     choices: int
     exclude_workers: _containers.RepeatedScalarFieldContainer[str]
-    def __init__(self, request_id: _Optional[str] = ..., tenant: _Optional[str] = ..., weight: _Optional[float] = ..., queue_class: _Optional[_Union[QueueClass, str]] = ..., pool: _Optional[str] = ..., model_version: _Optional[str] = ..., zones: _Optional[_Iterable[str]] = ..., prompt_tokens: _Optional[int] = ..., max_output_tokens: _Optional[int] = ..., choices: _Optional[int] = ..., exclude_workers: _Optional[_Iterable[str]] = ...) -> None: ...
+    ttft_target: _duration_pb2.Duration
+    prefix_hashes: _containers.RepeatedScalarFieldContainer[int]
+    prefix_block: int
+    resumed_tokens: int
+    kv_share: float
+    def __init__(self, request_id: _Optional[str] = ..., tenant: _Optional[str] = ..., weight: _Optional[float] = ..., queue_class: _Optional[_Union[QueueClass, str]] = ..., pool: _Optional[str] = ..., model_version: _Optional[str] = ..., zones: _Optional[_Iterable[str]] = ..., prompt_tokens: _Optional[int] = ..., max_output_tokens: _Optional[int] = ..., choices: _Optional[int] = ..., exclude_workers: _Optional[_Iterable[str]] = ..., ttft_target: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., prefix_hashes: _Optional[_Iterable[int]] = ..., prefix_block: _Optional[int] = ..., resumed_tokens: _Optional[int] = ..., kv_share: _Optional[float] = ...) -> None: ...
 
 class Release(_message.Message):
-    __slots__ = ("request_id", "output_tokens", "unused")
+    __slots__ = ("request_id", "output_tokens", "unused", "failed", "first_token", "cached_prompt_tokens")
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     OUTPUT_TOKENS_FIELD_NUMBER: _ClassVar[int]
     UNUSED_FIELD_NUMBER: _ClassVar[int]
+    FAILED_FIELD_NUMBER: _ClassVar[int]
+    FIRST_TOKEN_FIELD_NUMBER: _ClassVar[int]
+    CACHED_PROMPT_TOKENS_FIELD_NUMBER: _ClassVar[int]
     request_id: str
     output_tokens: int
     unused: bool
-    def __init__(self, request_id: _Optional[str] = ..., output_tokens: _Optional[int] = ..., unused: _Optional[bool] = ...) -> None: ...
+    failed: bool
+    first_token: _duration_pb2.Duration
+    cached_prompt_tokens: int
+    def __init__(self, request_id: _Optional[str] = ..., output_tokens: _Optional[int] = ..., unused: _Optional[bool] = ..., failed: _Optional[bool] = ..., first_token: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., cached_prompt_tokens: _Optional[int] = ...) -> None: ...
 
 class SessionResponse(_message.Message):
     __slots__ = ("welcome", "replies", "go_away")
@@ -117,20 +133,24 @@ class AdmissionReply(_message.Message):
     def __init__(self, header: _Optional[_Union[_mux_pb2.ReplyHeader, _Mapping]] = ..., granted: _Optional[_Union[Granted, _Mapping]] = ..., rejected: _Optional[_Union[_errors_pb2.Rejection, _Mapping]] = ..., released: _Optional[_Union[Released, _Mapping]] = ...) -> None: ...
 
 class Granted(_message.Message):
-    __slots__ = ("grant", "worker", "address", "zone", "simulated", "queue_wait")
+    __slots__ = ("grant", "worker", "address", "zone", "simulated", "queue_wait", "pressure", "predicted_first_token")
     GRANT_FIELD_NUMBER: _ClassVar[int]
     WORKER_FIELD_NUMBER: _ClassVar[int]
     ADDRESS_FIELD_NUMBER: _ClassVar[int]
     ZONE_FIELD_NUMBER: _ClassVar[int]
     SIMULATED_FIELD_NUMBER: _ClassVar[int]
     QUEUE_WAIT_FIELD_NUMBER: _ClassVar[int]
+    PRESSURE_FIELD_NUMBER: _ClassVar[int]
+    PREDICTED_FIRST_TOKEN_FIELD_NUMBER: _ClassVar[int]
     grant: SignedGrant
     worker: str
     address: str
     zone: str
     simulated: bool
     queue_wait: _duration_pb2.Duration
-    def __init__(self, grant: _Optional[_Union[SignedGrant, _Mapping]] = ..., worker: _Optional[str] = ..., address: _Optional[str] = ..., zone: _Optional[str] = ..., simulated: _Optional[bool] = ..., queue_wait: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ...) -> None: ...
+    pressure: float
+    predicted_first_token: _duration_pb2.Duration
+    def __init__(self, grant: _Optional[_Union[SignedGrant, _Mapping]] = ..., worker: _Optional[str] = ..., address: _Optional[str] = ..., zone: _Optional[str] = ..., simulated: _Optional[bool] = ..., queue_wait: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., pressure: _Optional[float] = ..., predicted_first_token: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ...) -> None: ...
 
 class Released(_message.Message):
     __slots__ = ("known",)
@@ -207,7 +227,7 @@ class WorkerHello(_message.Message):
     def __init__(self, worker: _Optional[str] = ..., address: _Optional[str] = ..., zone: _Optional[str] = ..., pool: _Optional[str] = ..., model_versions: _Optional[_Iterable[str]] = ..., block_size: _Optional[int] = ..., total_blocks: _Optional[int] = ..., max_running: _Optional[int] = ..., max_context: _Optional[int] = ..., simulated: _Optional[bool] = ..., engine: _Optional[str] = ..., preemptive: _Optional[bool] = ...) -> None: ...
 
 class CapacityReport(_message.Message):
-    __slots__ = ("free_blocks", "running", "waiting", "queued_prefill_tokens", "last_step", "draining", "decode_step", "prefill_tokens_per_second", "cached_blocks", "swapped", "fragmentation", "prefix_queried_total", "prefix_hit_total", "preemptions_total", "spilled_blocks")
+    __slots__ = ("free_blocks", "running", "waiting", "queued_prefill_tokens", "last_step", "draining", "decode_step", "prefill_tokens_per_second", "cached_blocks", "swapped", "fragmentation", "prefix_queried_total", "prefix_hit_total", "preemptions_total", "spilled_blocks", "resident_models")
     FREE_BLOCKS_FIELD_NUMBER: _ClassVar[int]
     RUNNING_FIELD_NUMBER: _ClassVar[int]
     WAITING_FIELD_NUMBER: _ClassVar[int]
@@ -223,6 +243,7 @@ class CapacityReport(_message.Message):
     PREFIX_HIT_TOTAL_FIELD_NUMBER: _ClassVar[int]
     PREEMPTIONS_TOTAL_FIELD_NUMBER: _ClassVar[int]
     SPILLED_BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    RESIDENT_MODELS_FIELD_NUMBER: _ClassVar[int]
     free_blocks: int
     running: int
     waiting: int
@@ -238,7 +259,8 @@ class CapacityReport(_message.Message):
     prefix_hit_total: int
     preemptions_total: int
     spilled_blocks: int
-    def __init__(self, free_blocks: _Optional[int] = ..., running: _Optional[int] = ..., waiting: _Optional[int] = ..., queued_prefill_tokens: _Optional[int] = ..., last_step: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., draining: _Optional[bool] = ..., decode_step: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., prefill_tokens_per_second: _Optional[float] = ..., cached_blocks: _Optional[int] = ..., swapped: _Optional[int] = ..., fragmentation: _Optional[float] = ..., prefix_queried_total: _Optional[int] = ..., prefix_hit_total: _Optional[int] = ..., preemptions_total: _Optional[int] = ..., spilled_blocks: _Optional[int] = ...) -> None: ...
+    resident_models: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, free_blocks: _Optional[int] = ..., running: _Optional[int] = ..., waiting: _Optional[int] = ..., queued_prefill_tokens: _Optional[int] = ..., last_step: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., draining: _Optional[bool] = ..., decode_step: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., prefill_tokens_per_second: _Optional[float] = ..., cached_blocks: _Optional[int] = ..., swapped: _Optional[int] = ..., fragmentation: _Optional[float] = ..., prefix_queried_total: _Optional[int] = ..., prefix_hit_total: _Optional[int] = ..., preemptions_total: _Optional[int] = ..., spilled_blocks: _Optional[int] = ..., resident_models: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class ReportCapacityResponse(_message.Message):
     __slots__ = ("welcome", "preempt", "drain")

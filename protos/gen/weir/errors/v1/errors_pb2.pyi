@@ -46,6 +46,10 @@ class Reason(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     REASON_ALREADY_EXISTS: _ClassVar[Reason]
     REASON_INTERNAL: _ClassVar[Reason]
     REASON_UNIMPLEMENTED: _ClassVar[Reason]
+    REASON_QUOTA_SPEND: _ClassVar[Reason]
+    REASON_REJECTED_OVERLOAD: _ClassVar[Reason]
+    REASON_SLOW_READER: _ClassVar[Reason]
+    REASON_PREEMPTED: _ClassVar[Reason]
 REASON_UNSPECIFIED: Reason
 REASON_INVALID_REQUEST: Reason
 REASON_MODEL_NOT_FOUND: Reason
@@ -81,6 +85,10 @@ REASON_NOT_FOUND: Reason
 REASON_ALREADY_EXISTS: Reason
 REASON_INTERNAL: Reason
 REASON_UNIMPLEMENTED: Reason
+REASON_QUOTA_SPEND: Reason
+REASON_REJECTED_OVERLOAD: Reason
+REASON_SLOW_READER: Reason
+REASON_PREEMPTED: Reason
 
 class Rejection(_message.Message):
     __slots__ = ("reason", "message", "limit", "retry_after")

@@ -28,42 +28,90 @@ class QuotaCalls(_message.Message):
     def __init__(self, items: _Optional[_Iterable[_Union[QuotaCall, _Mapping]]] = ...) -> None: ...
 
 class QuotaCall(_message.Message):
-    __slots__ = ("header", "reserve", "settle")
+    __slots__ = ("header", "reserve", "settle", "check_edge", "replicate", "fetch_state")
     HEADER_FIELD_NUMBER: _ClassVar[int]
     RESERVE_FIELD_NUMBER: _ClassVar[int]
     SETTLE_FIELD_NUMBER: _ClassVar[int]
+    CHECK_EDGE_FIELD_NUMBER: _ClassVar[int]
+    REPLICATE_FIELD_NUMBER: _ClassVar[int]
+    FETCH_STATE_FIELD_NUMBER: _ClassVar[int]
     header: _mux_pb2.CallHeader
     reserve: Reserve
     settle: Settle
-    def __init__(self, header: _Optional[_Union[_mux_pb2.CallHeader, _Mapping]] = ..., reserve: _Optional[_Union[Reserve, _Mapping]] = ..., settle: _Optional[_Union[Settle, _Mapping]] = ...) -> None: ...
+    check_edge: CheckEdge
+    replicate: Replicate
+    fetch_state: FetchState
+    def __init__(self, header: _Optional[_Union[_mux_pb2.CallHeader, _Mapping]] = ..., reserve: _Optional[_Union[Reserve, _Mapping]] = ..., settle: _Optional[_Union[Settle, _Mapping]] = ..., check_edge: _Optional[_Union[CheckEdge, _Mapping]] = ..., replicate: _Optional[_Union[Replicate, _Mapping]] = ..., fetch_state: _Optional[_Union[FetchState, _Mapping]] = ...) -> None: ...
 
 class Reserve(_message.Message):
-    __slots__ = ("tenant", "model", "request_id", "tokens", "request_counted", "lease")
+    __slots__ = ("tenant", "model", "request_id", "tokens", "request_counted", "lease", "prompt_tokens", "max_output_tokens", "choices", "model_version", "over_quota_allowed")
     TENANT_FIELD_NUMBER: _ClassVar[int]
     MODEL_FIELD_NUMBER: _ClassVar[int]
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     TOKENS_FIELD_NUMBER: _ClassVar[int]
     REQUEST_COUNTED_FIELD_NUMBER: _ClassVar[int]
     LEASE_FIELD_NUMBER: _ClassVar[int]
+    PROMPT_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    MAX_OUTPUT_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    CHOICES_FIELD_NUMBER: _ClassVar[int]
+    MODEL_VERSION_FIELD_NUMBER: _ClassVar[int]
+    OVER_QUOTA_ALLOWED_FIELD_NUMBER: _ClassVar[int]
     tenant: str
     model: str
     request_id: str
     tokens: int
     request_counted: bool
     lease: _duration_pb2.Duration
-    def __init__(self, tenant: _Optional[str] = ..., model: _Optional[str] = ..., request_id: _Optional[str] = ..., tokens: _Optional[int] = ..., request_counted: _Optional[bool] = ..., lease: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ...) -> None: ...
+    prompt_tokens: int
+    max_output_tokens: int
+    choices: int
+    model_version: str
+    over_quota_allowed: bool
+    def __init__(self, tenant: _Optional[str] = ..., model: _Optional[str] = ..., request_id: _Optional[str] = ..., tokens: _Optional[int] = ..., request_counted: _Optional[bool] = ..., lease: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., prompt_tokens: _Optional[int] = ..., max_output_tokens: _Optional[int] = ..., choices: _Optional[int] = ..., model_version: _Optional[str] = ..., over_quota_allowed: _Optional[bool] = ...) -> None: ...
 
 class Settle(_message.Message):
-    __slots__ = ("tenant", "model", "request_id", "tokens")
+    __slots__ = ("tenant", "model", "request_id", "tokens", "prompt_tokens", "model_version")
     TENANT_FIELD_NUMBER: _ClassVar[int]
     MODEL_FIELD_NUMBER: _ClassVar[int]
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     TOKENS_FIELD_NUMBER: _ClassVar[int]
+    PROMPT_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    MODEL_VERSION_FIELD_NUMBER: _ClassVar[int]
     tenant: str
     model: str
     request_id: str
     tokens: int
-    def __init__(self, tenant: _Optional[str] = ..., model: _Optional[str] = ..., request_id: _Optional[str] = ..., tokens: _Optional[int] = ...) -> None: ...
+    prompt_tokens: int
+    model_version: str
+    def __init__(self, tenant: _Optional[str] = ..., model: _Optional[str] = ..., request_id: _Optional[str] = ..., tokens: _Optional[int] = ..., prompt_tokens: _Optional[int] = ..., model_version: _Optional[str] = ...) -> None: ...
+
+class CheckEdge(_message.Message):
+    __slots__ = ("tenant", "requests", "tokens")
+    TENANT_FIELD_NUMBER: _ClassVar[int]
+    REQUESTS_FIELD_NUMBER: _ClassVar[int]
+    TOKENS_FIELD_NUMBER: _ClassVar[int]
+    tenant: str
+    requests: int
+    tokens: int
+    def __init__(self, tenant: _Optional[str] = ..., requests: _Optional[int] = ..., tokens: _Optional[int] = ...) -> None: ...
+
+class Replicate(_message.Message):
+    __slots__ = ("origin", "life", "sequence", "operations")
+    ORIGIN_FIELD_NUMBER: _ClassVar[int]
+    LIFE_FIELD_NUMBER: _ClassVar[int]
+    SEQUENCE_FIELD_NUMBER: _ClassVar[int]
+    OPERATIONS_FIELD_NUMBER: _ClassVar[int]
+    origin: str
+    life: str
+    sequence: int
+    operations: bytes
+    def __init__(self, origin: _Optional[str] = ..., life: _Optional[str] = ..., sequence: _Optional[int] = ..., operations: _Optional[bytes] = ...) -> None: ...
+
+class FetchState(_message.Message):
+    __slots__ = ("instance",)
+    INSTANCE_FIELD_NUMBER: _ClassVar[int]
+    instance: str
+    def __init__(self, instance: _Optional[str] = ...) -> None: ...
 
 class SessionResponse(_message.Message):
     __slots__ = ("welcome", "replies", "go_away")
@@ -82,26 +130,40 @@ class QuotaReplies(_message.Message):
     def __init__(self, items: _Optional[_Iterable[_Union[QuotaReply, _Mapping]]] = ...) -> None: ...
 
 class QuotaReply(_message.Message):
-    __slots__ = ("header", "reserved", "rejected", "settled")
+    __slots__ = ("header", "reserved", "rejected", "settled", "edge_passed", "replicated", "state")
     HEADER_FIELD_NUMBER: _ClassVar[int]
     RESERVED_FIELD_NUMBER: _ClassVar[int]
     REJECTED_FIELD_NUMBER: _ClassVar[int]
     SETTLED_FIELD_NUMBER: _ClassVar[int]
+    EDGE_PASSED_FIELD_NUMBER: _ClassVar[int]
+    REPLICATED_FIELD_NUMBER: _ClassVar[int]
+    STATE_FIELD_NUMBER: _ClassVar[int]
     header: _mux_pb2.ReplyHeader
     reserved: Reserved
     rejected: _errors_pb2.Rejection
     settled: Settled
-    def __init__(self, header: _Optional[_Union[_mux_pb2.ReplyHeader, _Mapping]] = ..., reserved: _Optional[_Union[Reserved, _Mapping]] = ..., rejected: _Optional[_Union[_errors_pb2.Rejection, _Mapping]] = ..., settled: _Optional[_Union[Settled, _Mapping]] = ...) -> None: ...
+    edge_passed: Reserved
+    replicated: Replicated
+    state: State
+    def __init__(self, header: _Optional[_Union[_mux_pb2.ReplyHeader, _Mapping]] = ..., reserved: _Optional[_Union[Reserved, _Mapping]] = ..., rejected: _Optional[_Union[_errors_pb2.Rejection, _Mapping]] = ..., settled: _Optional[_Union[Settled, _Mapping]] = ..., edge_passed: _Optional[_Union[Reserved, _Mapping]] = ..., replicated: _Optional[_Union[Replicated, _Mapping]] = ..., state: _Optional[_Union[State, _Mapping]] = ...) -> None: ...
 
 class Reserved(_message.Message):
-    __slots__ = ("requests", "tokens", "concurrency")
+    __slots__ = ("requests", "tokens", "concurrency", "spend", "over_quota", "local_tokens", "local_requests")
     REQUESTS_FIELD_NUMBER: _ClassVar[int]
     TOKENS_FIELD_NUMBER: _ClassVar[int]
     CONCURRENCY_FIELD_NUMBER: _ClassVar[int]
+    SPEND_FIELD_NUMBER: _ClassVar[int]
+    OVER_QUOTA_FIELD_NUMBER: _ClassVar[int]
+    LOCAL_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    LOCAL_REQUESTS_FIELD_NUMBER: _ClassVar[int]
     requests: LimitStatus
     tokens: LimitStatus
     concurrency: LimitStatus
-    def __init__(self, requests: _Optional[_Union[LimitStatus, _Mapping]] = ..., tokens: _Optional[_Union[LimitStatus, _Mapping]] = ..., concurrency: _Optional[_Union[LimitStatus, _Mapping]] = ...) -> None: ...
+    spend: LimitStatus
+    over_quota: bool
+    local_tokens: int
+    local_requests: int
+    def __init__(self, requests: _Optional[_Union[LimitStatus, _Mapping]] = ..., tokens: _Optional[_Union[LimitStatus, _Mapping]] = ..., concurrency: _Optional[_Union[LimitStatus, _Mapping]] = ..., spend: _Optional[_Union[LimitStatus, _Mapping]] = ..., over_quota: _Optional[bool] = ..., local_tokens: _Optional[int] = ..., local_requests: _Optional[int] = ...) -> None: ...
 
 class LimitStatus(_message.Message):
     __slots__ = ("limit", "remaining", "reset")
@@ -112,6 +174,30 @@ class LimitStatus(_message.Message):
     remaining: int
     reset: _duration_pb2.Duration
     def __init__(self, limit: _Optional[int] = ..., remaining: _Optional[int] = ..., reset: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ...) -> None: ...
+
+class Replicated(_message.Message):
+    __slots__ = ("gap",)
+    GAP_FIELD_NUMBER: _ClassVar[int]
+    gap: bool
+    def __init__(self, gap: _Optional[bool] = ...) -> None: ...
+
+class State(_message.Message):
+    __slots__ = ("state", "seen")
+    STATE_FIELD_NUMBER: _ClassVar[int]
+    SEEN_FIELD_NUMBER: _ClassVar[int]
+    state: bytes
+    seen: _containers.RepeatedCompositeFieldContainer[Seen]
+    def __init__(self, state: _Optional[bytes] = ..., seen: _Optional[_Iterable[_Union[Seen, _Mapping]]] = ...) -> None: ...
+
+class Seen(_message.Message):
+    __slots__ = ("origin", "life", "sequence")
+    ORIGIN_FIELD_NUMBER: _ClassVar[int]
+    LIFE_FIELD_NUMBER: _ClassVar[int]
+    SEQUENCE_FIELD_NUMBER: _ClassVar[int]
+    origin: str
+    life: str
+    sequence: int
+    def __init__(self, origin: _Optional[str] = ..., life: _Optional[str] = ..., sequence: _Optional[int] = ...) -> None: ...
 
 class Settled(_message.Message):
     __slots__ = ("known",)

@@ -86,6 +86,41 @@ class RegistryServiceStub:
                 request_serializer=weir_dot_registry_dot_v1_dot_registry__pb2.ListLimitsRequest.SerializeToString,
                 response_deserializer=weir_dot_registry_dot_v1_dot_registry__pb2.ListLimitsResponse.FromString,
                 _registered_method=True)
+        self.SetPlanPolicy = channel.unary_unary(
+                '/weir.registry.v1.RegistryService/SetPlanPolicy',
+                request_serializer=weir_dot_registry_dot_v1_dot_registry__pb2.SetPlanPolicyRequest.SerializeToString,
+                response_deserializer=weir_dot_registry_dot_v1_dot_registry__pb2.SetPlanPolicyResponse.FromString,
+                _registered_method=True)
+        self.ListPlanPolicies = channel.unary_unary(
+                '/weir.registry.v1.RegistryService/ListPlanPolicies',
+                request_serializer=weir_dot_registry_dot_v1_dot_registry__pb2.ListPlanPoliciesRequest.SerializeToString,
+                response_deserializer=weir_dot_registry_dot_v1_dot_registry__pb2.ListPlanPoliciesResponse.FromString,
+                _registered_method=True)
+        self.SetSlo = channel.unary_unary(
+                '/weir.registry.v1.RegistryService/SetSlo',
+                request_serializer=weir_dot_registry_dot_v1_dot_registry__pb2.SetSloRequest.SerializeToString,
+                response_deserializer=weir_dot_registry_dot_v1_dot_registry__pb2.SetSloResponse.FromString,
+                _registered_method=True)
+        self.ListSlos = channel.unary_unary(
+                '/weir.registry.v1.RegistryService/ListSlos',
+                request_serializer=weir_dot_registry_dot_v1_dot_registry__pb2.ListSlosRequest.SerializeToString,
+                response_deserializer=weir_dot_registry_dot_v1_dot_registry__pb2.ListSlosResponse.FromString,
+                _registered_method=True)
+        self.SetPrice = channel.unary_unary(
+                '/weir.registry.v1.RegistryService/SetPrice',
+                request_serializer=weir_dot_registry_dot_v1_dot_registry__pb2.SetPriceRequest.SerializeToString,
+                response_deserializer=weir_dot_registry_dot_v1_dot_registry__pb2.SetPriceResponse.FromString,
+                _registered_method=True)
+        self.ListPrices = channel.unary_unary(
+                '/weir.registry.v1.RegistryService/ListPrices',
+                request_serializer=weir_dot_registry_dot_v1_dot_registry__pb2.ListPricesRequest.SerializeToString,
+                response_deserializer=weir_dot_registry_dot_v1_dot_registry__pb2.ListPricesResponse.FromString,
+                _registered_method=True)
+        self.ListPoolLevels = channel.unary_unary(
+                '/weir.registry.v1.RegistryService/ListPoolLevels',
+                request_serializer=weir_dot_registry_dot_v1_dot_registry__pb2.ListPoolLevelsRequest.SerializeToString,
+                response_deserializer=weir_dot_registry_dot_v1_dot_registry__pb2.ListPoolLevelsResponse.FromString,
+                _registered_method=True)
         self.SetSafetyPolicy = channel.unary_unary(
                 '/weir.registry.v1.RegistryService/SetSafetyPolicy',
                 request_serializer=weir_dot_registry_dot_v1_dot_registry__pb2.SetSafetyPolicyRequest.SerializeToString,
@@ -173,6 +208,55 @@ class RegistryServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def SetPlanPolicy(self, request, context):
+        """Sets what a plan gives its tenants.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ListPlanPolicies(self, request, context):
+        """Lists what plans give.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def SetSlo(self, request, context):
+        """Declares the objectives of a route and tier.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ListSlos(self, request, context):
+        """Lists objectives.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def SetPrice(self, request, context):
+        """Sets a model's price.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ListPrices(self, request, context):
+        """Lists prices.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ListPoolLevels(self, request, context):
+        """Lists how overloaded each pool says it is.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def SetSafetyPolicy(self, request, context):
         """Sets a safety policy.
         """
@@ -239,6 +323,41 @@ def add_RegistryServiceServicer_to_server(servicer, server):
                     servicer.ListLimits,
                     request_deserializer=weir_dot_registry_dot_v1_dot_registry__pb2.ListLimitsRequest.FromString,
                     response_serializer=weir_dot_registry_dot_v1_dot_registry__pb2.ListLimitsResponse.SerializeToString,
+            ),
+            'SetPlanPolicy': grpc.unary_unary_rpc_method_handler(
+                    servicer.SetPlanPolicy,
+                    request_deserializer=weir_dot_registry_dot_v1_dot_registry__pb2.SetPlanPolicyRequest.FromString,
+                    response_serializer=weir_dot_registry_dot_v1_dot_registry__pb2.SetPlanPolicyResponse.SerializeToString,
+            ),
+            'ListPlanPolicies': grpc.unary_unary_rpc_method_handler(
+                    servicer.ListPlanPolicies,
+                    request_deserializer=weir_dot_registry_dot_v1_dot_registry__pb2.ListPlanPoliciesRequest.FromString,
+                    response_serializer=weir_dot_registry_dot_v1_dot_registry__pb2.ListPlanPoliciesResponse.SerializeToString,
+            ),
+            'SetSlo': grpc.unary_unary_rpc_method_handler(
+                    servicer.SetSlo,
+                    request_deserializer=weir_dot_registry_dot_v1_dot_registry__pb2.SetSloRequest.FromString,
+                    response_serializer=weir_dot_registry_dot_v1_dot_registry__pb2.SetSloResponse.SerializeToString,
+            ),
+            'ListSlos': grpc.unary_unary_rpc_method_handler(
+                    servicer.ListSlos,
+                    request_deserializer=weir_dot_registry_dot_v1_dot_registry__pb2.ListSlosRequest.FromString,
+                    response_serializer=weir_dot_registry_dot_v1_dot_registry__pb2.ListSlosResponse.SerializeToString,
+            ),
+            'SetPrice': grpc.unary_unary_rpc_method_handler(
+                    servicer.SetPrice,
+                    request_deserializer=weir_dot_registry_dot_v1_dot_registry__pb2.SetPriceRequest.FromString,
+                    response_serializer=weir_dot_registry_dot_v1_dot_registry__pb2.SetPriceResponse.SerializeToString,
+            ),
+            'ListPrices': grpc.unary_unary_rpc_method_handler(
+                    servicer.ListPrices,
+                    request_deserializer=weir_dot_registry_dot_v1_dot_registry__pb2.ListPricesRequest.FromString,
+                    response_serializer=weir_dot_registry_dot_v1_dot_registry__pb2.ListPricesResponse.SerializeToString,
+            ),
+            'ListPoolLevels': grpc.unary_unary_rpc_method_handler(
+                    servicer.ListPoolLevels,
+                    request_deserializer=weir_dot_registry_dot_v1_dot_registry__pb2.ListPoolLevelsRequest.FromString,
+                    response_serializer=weir_dot_registry_dot_v1_dot_registry__pb2.ListPoolLevelsResponse.SerializeToString,
             ),
             'SetSafetyPolicy': grpc.unary_unary_rpc_method_handler(
                     servicer.SetSafetyPolicy,
@@ -523,6 +642,195 @@ class RegistryService:
             '/weir.registry.v1.RegistryService/ListLimits',
             weir_dot_registry_dot_v1_dot_registry__pb2.ListLimitsRequest.SerializeToString,
             weir_dot_registry_dot_v1_dot_registry__pb2.ListLimitsResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def SetPlanPolicy(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/weir.registry.v1.RegistryService/SetPlanPolicy',
+            weir_dot_registry_dot_v1_dot_registry__pb2.SetPlanPolicyRequest.SerializeToString,
+            weir_dot_registry_dot_v1_dot_registry__pb2.SetPlanPolicyResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ListPlanPolicies(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/weir.registry.v1.RegistryService/ListPlanPolicies',
+            weir_dot_registry_dot_v1_dot_registry__pb2.ListPlanPoliciesRequest.SerializeToString,
+            weir_dot_registry_dot_v1_dot_registry__pb2.ListPlanPoliciesResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def SetSlo(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/weir.registry.v1.RegistryService/SetSlo',
+            weir_dot_registry_dot_v1_dot_registry__pb2.SetSloRequest.SerializeToString,
+            weir_dot_registry_dot_v1_dot_registry__pb2.SetSloResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ListSlos(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/weir.registry.v1.RegistryService/ListSlos',
+            weir_dot_registry_dot_v1_dot_registry__pb2.ListSlosRequest.SerializeToString,
+            weir_dot_registry_dot_v1_dot_registry__pb2.ListSlosResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def SetPrice(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/weir.registry.v1.RegistryService/SetPrice',
+            weir_dot_registry_dot_v1_dot_registry__pb2.SetPriceRequest.SerializeToString,
+            weir_dot_registry_dot_v1_dot_registry__pb2.SetPriceResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ListPrices(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/weir.registry.v1.RegistryService/ListPrices',
+            weir_dot_registry_dot_v1_dot_registry__pb2.ListPricesRequest.SerializeToString,
+            weir_dot_registry_dot_v1_dot_registry__pb2.ListPricesResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ListPoolLevels(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/weir.registry.v1.RegistryService/ListPoolLevels',
+            weir_dot_registry_dot_v1_dot_registry__pb2.ListPoolLevelsRequest.SerializeToString,
+            weir_dot_registry_dot_v1_dot_registry__pb2.ListPoolLevelsResponse.FromString,
             options,
             channel_credentials,
             insecure,

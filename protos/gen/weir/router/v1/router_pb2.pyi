@@ -56,16 +56,18 @@ class ReportOutcomes(_message.Message):
     def __init__(self, counts: _Optional[_Iterable[_Union[OutcomeCount, _Mapping]]] = ...) -> None: ...
 
 class OutcomeCount(_message.Message):
-    __slots__ = ("pool", "zone", "successes", "failures")
+    __slots__ = ("pool", "zone", "successes", "failures", "model_version")
     POOL_FIELD_NUMBER: _ClassVar[int]
     ZONE_FIELD_NUMBER: _ClassVar[int]
     SUCCESSES_FIELD_NUMBER: _ClassVar[int]
     FAILURES_FIELD_NUMBER: _ClassVar[int]
+    MODEL_VERSION_FIELD_NUMBER: _ClassVar[int]
     pool: str
     zone: str
     successes: int
     failures: int
-    def __init__(self, pool: _Optional[str] = ..., zone: _Optional[str] = ..., successes: _Optional[int] = ..., failures: _Optional[int] = ...) -> None: ...
+    model_version: str
+    def __init__(self, pool: _Optional[str] = ..., zone: _Optional[str] = ..., successes: _Optional[int] = ..., failures: _Optional[int] = ..., model_version: _Optional[str] = ...) -> None: ...
 
 class SessionResponse(_message.Message):
     __slots__ = ("welcome", "replies", "go_away")
