@@ -27,6 +27,10 @@ EVERYTHING = (
     pb.Limits(tenant="acme", model="*", requests_per_minute=3),
     pb.SafetyPolicy(id="default", version=2),
     pb.Endpoint(service="gateway", instance="gateway-0", address="127.0.0.1:1"),
+    pb.PlanPolicy(id="paid", weight=2, ladder=[pb.DegradationStep(cap_output=pb.CapOutput(max_tokens=8))]),
+    pb.Slo(route="generate", tier="fast", availability=0.999),
+    pb.Price(model="weir-fast", output_microusd_per_million=2**40),
+    pb.PoolLevel(pool="demo", tenants=[pb.TenantLevel(tenant="acme", shed=0.5)]),
 )
 
 
@@ -41,6 +45,13 @@ def test_every_collection_is_decoded() -> None:
     assert snapshot.limits["acme", "*"].revision == 7
     assert snapshot.safety_policies["default"].version == 2
     assert snapshot.endpoints_of("gateway") == [EVERYTHING[6]]
+    assert snapshot.plans["paid"].ladder[0].cap_output.max_tokens == 8
+    assert snapshot.slos["generate", "fast"].availability == 0.999
+    assert snapshot.prices["weir-fast"].output_microusd_per_million == 2**40
+    assert [each.revision for each in (snapshot.plans["paid"], *snapshot.slos.values(), *snapshot.prices.values())] == [
+        7
+    ] * 3
+    assert snapshot.levels["demo"] == EVERYTHING[10]
     assert not snapshot.faults
 
 
@@ -96,6 +107,8 @@ _KEYS = st.sampled_from(
         *(keys.tenant_key(name) for name in "abc"),
         keys.limits_key("a", "*"),
         keys.limits_key("a", "m@1"),
+        keys.slo_key("generate", "*"),
+        keys.level_key("demo"),
         keys.endpoint_key("worker", "w0"),
         keys.AUDIT_OUTBOX + "x",
         keys.TENANTS,

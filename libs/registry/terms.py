@@ -1,0 +1,73 @@
+"""What a tenant is given and what a request is held to, looked up in a snapshot: plan, weight, objectives, price.
+
+Each is a few dictionary reads, for hot paths. Messages are the snapshot's own and must not be changed.
+"""
+
+from __future__ import annotations
+
+from weir.registry.v1 import registry_pb2 as pb
+
+from libs.registry.snapshot import RegistrySnapshot
+
+ANY = "*"
+"""Model or tier of an entry for all that have none of their own."""
+_PER = 1_000_000
+"""Prices are per this many tokens."""
+
+
+def plan_name(tenant: pb.Tenant | None) -> str:
+    """The id of the plan that holds for a tenant; for one that is not registered, "free"."""
+    if tenant is None:
+        return "free"
+    return tenant.plan_policy or ("paid" if tenant.plan == pb.PLAN_PAID else "free")
+
+
+def plan_of(snapshot: RegistrySnapshot, tenant: str) -> pb.PlanPolicy:
+    """What a tenant's plan gives; a plan without a policy gives an empty one: weight 1, no degradation, all of the KV.
+
+    In the policy a `weight` of 0 means 1, and a `kv_share` of 0 means 1: see `weight_of` and `kv_share_of`.
+    """
+    name = plan_name(snapshot.tenants.get(tenant))
+    return snapshot.plans.get(name) or pb.PlanPolicy(id=name)
+
+
+def weight_of(snapshot: RegistrySnapshot, tenant: str) -> float:
+    """A tenant's weight in fair queuing: its own times its plan's, above 0."""
+    known = snapshot.tenants.get(tenant)
+    plan = snapshot.plans.get(plan_name(known))
+    return ((known.weight if known else 0.0) or 1.0) * ((plan.weight if plan else 0.0) or 1.0)
+
+
+def kv_share_of(plan: pb.PlanPolicy) -> float:
+    """Most of a pool's KV blocks that one tenant of the plan may hold, above 0, at most 1."""
+    return plan.kv_share or 1.0
+
+
+def slo_of(snapshot: RegistrySnapshot, route: str, tier: str) -> pb.Slo | None:
+    """The objectives of a route ("generate", "embed", "predict", "batch") and tier: its own, else those of "*"."""
+    return snapshot.slos.get((route, tier)) or snapshot.slos.get((route, ANY))
+
+
+def price_of(snapshot: RegistrySnapshot, model_version: str, model: str = "") -> pb.Price | None:
+    """What tokens of a request cost; None when nothing is declared.
+
+    The nearest entry counts: of the version, of the name that was asked for, of the version's own name, of "*". The
+    version's own name is looked at too, so that pinning "weir-fast@1" is no way around the price of "weir-fast".
+
+    :param model_version: what serves it; empty while it is not known yet.
+    :param model: what was asked for, an alias or a version.
+    """
+    prices = snapshot.prices
+    for name in (model_version, model, (model_version or model).partition("@")[0], ANY):
+        price = prices.get(name)
+        if price is not None:
+            return price
+    return None
+
+
+def cost_microusd(price: pb.Price | None, *, prompt_tokens: int, output_tokens: int) -> int:
+    """What tokens cost in micro-dollars, rounded up; nothing without a price."""
+    if price is None:
+        return 0
+    total = prompt_tokens * price.input_microusd_per_million + output_tokens * price.output_microusd_per_million
+    return -(-total // _PER)
