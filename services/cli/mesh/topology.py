@@ -6,6 +6,7 @@ import json
 import re
 import tomllib
 from collections.abc import Iterable, Mapping
+from itertools import count as count_from
 from typing import Any
 
 import msgspec
@@ -15,6 +16,12 @@ METRICS_OFFSET = 100
 
 EVERY = "*"
 """The table of a profile that applies to every service."""
+
+REPLICAS = "replicas"
+"""The table of a profile that says how many processes of a service there are: `replicas.gateway = 4`."""
+
+REPLICA_PORTS = range(60, METRICS_OFFSET)
+"""Offsets for the ports of replicas that the topology file does not name."""
 
 
 class TopologyError(ValueError):
@@ -130,8 +137,62 @@ def split_launch(name: str, settings: Mapping[str, Any]) -> tuple[Launch, dict[s
 
 def unknown_names(topology: Topology, layer: Mapping[str, object]) -> list[str]:
     """Names in a profile or in overrides that are neither a service nor a process."""
-    known = {EVERY, *topology.process, *(process.service for process in topology.process.values())}
+    known = {EVERY, REPLICAS, *topology.process, *(process.service for process in topology.process.values())}
     return sorted(set(layer) - known)
+
+
+def replica_counts(*layers: Mapping[str, Mapping[str, Any]]) -> dict[str, int]:
+    """Processes by service, as the layers' tables REPLICAS say; later ones win. Raises TopologyError."""
+    merged: dict[str, Any] = {}
+    for layer in layers:
+        merged = merge(merged, layer.get(REPLICAS, {}))
+    for service, count in merged.items():
+        if not isinstance(count, int) or isinstance(count, bool) or count < 1:
+            raise TopologyError(f"{REPLICAS}.{service}: at least 1, a whole number")
+    return merged
+
+
+def with_replicas(topology: Topology, counts: Mapping[str, int]) -> Topology:
+    """The topology with so many processes of each of these services. Raises TopologyError.
+
+    Too many: the last ones go. Too few: the service's first process is copied, settings and zone included, as NAME-2
+    and so on with a port of REPLICA_PORTS, and who starts after it or uses it does so with its copies too.
+    """
+    processes = dict(topology.process)
+    taken = {process.port for process in processes.values()} | set(topology.ports.values())
+    free = (port for port in REPLICA_PORTS if port not in taken)
+    for service, count in counts.items():
+        names = [name for name, process in processes.items() if process.service == service]
+        if not names or processes[names[0]].kind != "service":
+            raise TopologyError(f"{REPLICAS}: {service} is no service")
+        for name in names[count:]:
+            del processes[name]
+            processes = {each: _without(process, name) for each, process in processes.items()}
+        unused = (name for number in count_from(2) if (name := f"{names[0]}-{number}") not in topology.process)
+        copies = [next(unused) for _ in range(count - len(names))]
+        processes = {each: _with(process, names[0], copies) for each, process in processes.items()}
+        for name in copies:
+            port = next(free, None)
+            if port is None:
+                raise TopologyError(f"{REPLICAS}: no port is left for {name}")
+            processes[name] = msgspec.structs.replace(processes[names[0]], port=port)
+    return msgspec.structs.replace(topology, process=processes)
+
+
+def _without(process: Process, name: str) -> Process:
+    return msgspec.structs.replace(
+        process,
+        after=tuple(each for each in process.after if each != name),
+        uses=tuple(each for each in process.uses if each != name),
+    )
+
+
+def _with(process: Process, original: str, copies: list[str]) -> Process:
+    return msgspec.structs.replace(
+        process,
+        after=process.after + (tuple(copies) if original in process.after else ()),
+        uses=process.uses + (tuple(copies) if original in process.uses else ()),
+    )
 
 
 _VARIABLE = re.compile(r"\$\{([a-z_.]+)\}")

@@ -22,7 +22,13 @@ from services.cli.mesh.first_token import Answer, CompletionError, NotYet, strea
 from services.cli.mesh.lifecycle import StartError
 from services.cli.mesh.logview import last_lines
 from services.cli.mesh.plan import HOST, Bootstraps, Plan, Site, build
-from services.cli.mesh.topology import TopologyError, parse_overrides, unknown_names
+from services.cli.mesh.topology import (
+    TopologyError,
+    parse_overrides,
+    replica_counts,
+    unknown_names,
+    with_replicas,
+)
 
 Say = Callable[[str], None]
 
@@ -56,8 +62,8 @@ class Options:
 
 def make_plan(where: Site, options: Options) -> Plan:
     """The plan of a mesh. Raises TopologyError."""
-    topology = site.load_topology(where.root)
     layers = (site.load_profile(where.root, options.profile), parse_overrides(options.overrides))
+    topology = with_replicas(site.load_topology(where.root), replica_counts(*layers))
     for layer in layers:
         if unknown := unknown_names(topology, layer):
             raise TopologyError(f"no service or process is called {', '.join(unknown)}")

@@ -10,9 +10,11 @@ from services.cli.mesh.topology import (
     merge,
     parse,
     parse_overrides,
+    replica_counts,
     settings_for,
     substitute,
     unknown_names,
+    with_replicas,
 )
 
 SMALL = """
@@ -99,3 +101,75 @@ def test_environment_moves_the_mesh() -> None:
     assert locate({}).state == ROOT / ".weir"
     with pytest.raises(TopologyError, match="WEIR_PORT_BASE"):
         locate({"WEIR_PORT_BASE": "ninety"})
+
+
+MANY = """
+[ports]
+edge = 60
+[process.etcd]
+kind = "etcd"
+service = "etcd"
+[process.gateway]
+service = "gateway"
+port = 30
+zone = "zone-b"
+after = ["etcd"]
+uses = ["admission"]
+[process.gateway-b]
+service = "gateway"
+port = 31
+[process.admission]
+service = "admission"
+port = 32
+after = ["etcd"]
+settings = { grace = 1 }
+[process.checker]
+service = "checker"
+port = 33
+after = ["gateway"]
+uses = ["gateway-b", "admission"]
+"""
+
+
+def test_replicas_are_copies_of_the_first_process_for_those_who_know_it() -> None:
+    topology = with_replicas(parse(MANY), {"admission": 3, "gateway": 3})
+    assert list(topology.process) == [
+        "etcd", "gateway", "gateway-b", "admission", "checker", "admission-2", "admission-3", "gateway-2",
+    ]  # fmt: skip
+    assert topology.process["gateway-2"].zone == "zone-b"
+    assert topology.process["gateway-2"].uses == ("admission", "admission-2", "admission-3")
+    assert topology.process["admission-3"].settings == {"grace": 1}
+    assert topology.process["checker"].after == ("gateway", "gateway-2")
+    ports = [process.port for process in topology.process.values() if process.kind == "service"]
+    assert len(set(ports)) == len(ports)
+    assert 60 not in ports
+
+
+def test_replicas_beyond_the_count_go_from_everywhere() -> None:
+    topology = with_replicas(parse(MANY), {"gateway": 1})
+    assert "gateway-b" not in topology.process
+    assert topology.process["checker"].uses == ("admission",)
+
+
+def test_replica_counts_come_from_all_layers_and_are_no_names_of_services() -> None:
+    profile = {"replicas": {"gateway": 2, "admission": 2}, "*": {"log_level": "info"}}
+    overrides = parse_overrides(["replicas.gateway=4"])
+    assert replica_counts(profile, overrides) == {"gateway": 4, "admission": 2}
+    assert unknown_names(parse(MANY), profile) == []
+
+
+@pytest.mark.parametrize("counts", [{"gateway": 0}, {"gateway": True}, {"gateway": "2"}, {"gateway": 1.5}])
+def test_a_count_of_replicas_is_a_whole_number(counts: dict[str, object]) -> None:
+    with pytest.raises(TopologyError, match=r"replicas\.gateway"):
+        replica_counts({"replicas": counts})
+
+
+@pytest.mark.parametrize("service", ["etcd", "nobody"])
+def test_only_services_have_replicas(service: str) -> None:
+    with pytest.raises(TopologyError, match=service):
+        with_replicas(parse(MANY), {service: 2})
+
+
+def test_replicas_need_ports() -> None:
+    with pytest.raises(TopologyError, match="no port"):
+        with_replicas(parse(MANY), {"gateway": 100})
