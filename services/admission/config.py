@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from libs.config import ServiceSettings
 from services.admission.policy.model import Limits, QueueClass
+from services.admission.policy.tuning import Ejection, Placement
 
 
 class Settings(ServiceSettings, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -54,6 +55,16 @@ class Settings(ServiceSettings, frozen=True, kw_only=True, forbid_unknown_fields
     """How long after its deadline an unreleased request still counts in full."""
     return_margin: float = 0.05
     """How long before its deadline a waiting request is told that it will not be met."""
+    report_fresh: float = 1.5
+    """Up to this age a worker's report counts in full; workers report at least every third of `worker_heartbeat`."""
+    report_stale: float = 3.0
+    """Age at which a report tells of no room any more; between the two its room shrinks linearly."""
+    preempt_grace: float = 2.0
+    """How long a request that was asked to be interrupted counts as on its way out."""
+    placement: Placement = Placement()
+    """How a worker is chosen."""
+    ejection: Ejection = Ejection()
+    """When a worker that fails gets no more work."""
     input_cost: float = 1.0
     """Fair-queue cost of a prompt token."""
     output_cost: float = 2.0
@@ -64,6 +75,8 @@ class Settings(ServiceSettings, frozen=True, kw_only=True, forbid_unknown_fields
         super().__post_init__()
         if not 0 <= self.output_reserve <= 1:
             raise ValueError("output_reserve must be 0 to 1")
+        if not 0 <= self.report_fresh < self.report_stale:
+            raise ValueError("report_stale must be above report_fresh")
 
     def limits(self) -> Limits:
         """The policy's part."""
@@ -85,6 +98,11 @@ class Settings(ServiceSettings, frozen=True, kw_only=True, forbid_unknown_fields
             foreign_ttl=self.foreign_ttl,
             release_grace=self.release_grace,
             return_margin=self.return_margin,
+            report_fresh=self.report_fresh,
+            report_stale=self.report_stale,
+            preempt_grace=self.preempt_grace,
+            placement=self.placement,
+            ejection=self.ejection,
             input_cost=self.input_cost,
             output_cost=self.output_cost,
         )

@@ -6,6 +6,8 @@ import enum
 import math
 from dataclasses import dataclass, field
 
+from services.admission.policy.tuning import Ejection, Placement
+
 
 class QueueClass(enum.IntEnum):
     """Served from the first to the last, shed from the last to the first. Numbers as in weir.admission.v1."""
@@ -175,6 +177,16 @@ class Limits:
     """How long after its deadline an unreleased request still counts in full."""
     prefill_settle: float = 0.1
     """How long a granted prompt counts as queued prefill beside the reports: the way through gateway and worker."""
+    report_fresh: float = math.inf
+    """Up to this age a report counts in full; from then on the room that it tells of shrinks, linearly, …"""
+    report_stale: float = math.inf
+    """… to nothing at this age."""
+    preempt_grace: float = 2.0
+    """How long what was asked to be interrupted counts as on its way out."""
+    placement: Placement = field(default_factory=Placement)
+    """How workers are scored."""
+    ejection: Ejection = field(default_factory=Ejection)
+    """When workers that fail get no more work."""
     input_cost: float = 1.0
     """Cost units per prompt token."""
     output_cost: float = 2.0
