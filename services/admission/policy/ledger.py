@@ -10,7 +10,7 @@ the engine copes with it by letting sequences wait.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Collection, Iterable
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass
 
 from services.admission.policy.model import Interrupt, Limits, Report, Request, WorkerSpec
@@ -195,8 +195,11 @@ class Worker:
 class Ledger:
     """All workers of a pool and all that is held on them."""
 
-    def __init__(self, limits: Limits) -> None:
+    def __init__(self, limits: Limits, *, expected_output: Callable[[Request], int | None] | None = None) -> None:
+        """`expected_output` tells how many tokens per choice a request may be expected to generate (a high quantile);
+        None when too little is known."""
         self._limits = limits
+        self._expected_output = expected_output
         self.workers: dict[str, Worker] = {}
         self.reservations: dict[str, Reservation] = {}
 
@@ -237,6 +240,10 @@ class Ledger:
         """The worker to keep free for a request that fits none now: the one nearest to having room."""
         return to_keep(request, self.eligible(request), now, kept=kept)
 
+    def over_share(self, request: Request) -> bool:
+        """Is it the tenant's own KV budget (`Request.kv_share`) that keeps the request out now, whatever room there is?"""
+        return False
+
     def victims(self, request: Request, now: float) -> Interrupt | None:
         """Whom to interrupt so that the request fits; None when nobody less urgent holds enough, or when what was
         interrupted already will do."""
@@ -271,6 +278,11 @@ class Ledger:
             worker.release(reservation.blocks, reservation.request.choices)
             self._forget_if_gone(worker)
         return reservation
+
+    def ended(
+        self, request_id: str, now: float, *, output_tokens: int, failed: bool, cached_prompt_tokens: int
+    ) -> None:
+        """What became of a request that holds a share; told just before its release."""
 
     def disown(self, request_ids: Iterable[str], now: float) -> int:
         """Gives back the shares of requests that nobody will release; their work counts as foreign. How many."""
