@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Set
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
@@ -16,7 +16,7 @@ from libs.errors import Reason, WeirError
 from libs.registry import RegistrySnapshot
 from libs.safety_filter import PatternError, parse_pattern
 from services.registry import convert
-from services.registry.policy import models, safety, tenants
+from services.registry.policy import models, plans, safety, tenants
 from services.registry.policy.faults import Fault
 
 M = TypeVar("M", bound=Message)
@@ -81,7 +81,9 @@ def set_tenant(snapshot: RegistrySnapshot, wanted: pb.Tenant) -> Change[pb.Tenan
     """
     owners = {workload: tenant.id for tenant in snapshot.tenants.values() for workload in tenant.workloads}
     spec = convert.tenant_spec(wanted)
-    _require(tenants.check_tenant(spec, policies=snapshot.safety_policies, workload_owners=owners))
+    _require(
+        tenants.check_tenant(spec, policies=snapshot.safety_policies, plans=snapshot.plans, workload_owners=owners)
+    )
     return _replace(f"tenants/{wanted.id}", wanted, snapshot.tenants.get(wanted.id))
 
 
@@ -90,11 +92,39 @@ def set_limits(snapshot: RegistrySnapshot, wanted: pb.Limits) -> Change[pb.Limit
 
     :raises WeirError: as in `set_alias`.
     """
-    known = snapshot.aliases.keys() | snapshot.model_versions.keys()
-    _require(tenants.check_limits(convert.limits_spec(wanted), tenants=snapshot.tenants, models=known))
+    _require(tenants.check_limits(convert.limits_spec(wanted), tenants=snapshot.tenants, models=_models(snapshot)))
     return _replace(
         f"limits/{wanted.tenant}/{wanted.model}", wanted, snapshot.limits.get((wanted.tenant, wanted.model))
     )
+
+
+def set_plan_policy(snapshot: RegistrySnapshot, wanted: pb.PlanPolicy) -> Change[pb.PlanPolicy]:
+    """A plan's policy as wanted.
+
+    :raises WeirError: as in `set_alias`.
+    """
+    pools = {version.pool for version in snapshot.model_versions.values()}
+    pools.update(worker.pool for worker in snapshot.endpoints_of("worker"))
+    _require(plans.check_plan(convert.plan_spec(wanted), models=_models(snapshot), pools=pools))
+    return _replace(f"plans/{wanted.id}", wanted, snapshot.plans.get(wanted.id))
+
+
+def set_slo(snapshot: RegistrySnapshot, wanted: pb.Slo) -> Change[pb.Slo]:
+    """Objectives as wanted.
+
+    :raises WeirError: as in `set_alias`.
+    """
+    _require(plans.check_slo(convert.slo_spec(wanted)))
+    return _replace(f"slos/{wanted.route}/{wanted.tier}", wanted, snapshot.slos.get((wanted.route, wanted.tier)))
+
+
+def set_price(snapshot: RegistrySnapshot, wanted: pb.Price) -> Change[pb.Price]:
+    """A price as wanted.
+
+    :raises WeirError: as in `set_alias`.
+    """
+    _require(plans.check_price(convert.price_spec(wanted), models=_models(snapshot)))
+    return _replace(f"prices/{wanted.model}", wanted, snapshot.prices.get(wanted.model))
 
 
 def set_safety_policy(snapshot: RegistrySnapshot, wanted: pb.SafetyPolicy) -> Change[pb.SafetyPolicy]:
@@ -156,6 +186,11 @@ def pattern_fault(pattern: str) -> str:
     except PatternError as error:
         return str(error)
     return ""
+
+
+def _models(snapshot: RegistrySnapshot) -> Set[str]:
+    """What callers may ask for."""
+    return snapshot.aliases.keys() | snapshot.model_versions.keys()
 
 
 def _replace(resource: str, wanted: M, stored: M | None) -> Change[M]:

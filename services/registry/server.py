@@ -5,7 +5,8 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from typing import Any
 
 import grpc
 from weir.registry.v1 import registry_pb2 as pb
@@ -66,8 +67,7 @@ class RegistryServicer(registry_pb2_grpc.RegistryServiceServicer):
         self._authorize(context)
         snapshot = self._view.snapshot
         return pb.ListModelsResponse(
-            model_versions=[snapshot.model_versions[name] for name in sorted(snapshot.model_versions)],
-            aliases=[snapshot.aliases[name] for name in sorted(snapshot.aliases)],
+            model_versions=_in_order(snapshot.model_versions), aliases=_in_order(snapshot.aliases)
         )
 
     async def SetAlias(self, request: pb.SetAliasRequest, context: grpc.aio.ServicerContext) -> pb.SetAliasResponse:
@@ -85,8 +85,7 @@ class RegistryServicer(registry_pb2_grpc.RegistryServiceServicer):
     ) -> pb.ListTenantsResponse:
         """See the proto."""
         self._authorize(context)
-        tenants = self._view.snapshot.tenants
-        return pb.ListTenantsResponse(tenants=[tenants[name] for name in sorted(tenants)])
+        return pb.ListTenantsResponse(tenants=_in_order(self._view.snapshot.tenants))
 
     async def CreateKey(self, request: pb.CreateKeyRequest, context: grpc.aio.ServicerContext) -> pb.CreateKeyResponse:
         """See the proto."""
@@ -132,6 +131,51 @@ class RegistryServicer(registry_pb2_grpc.RegistryServiceServicer):
         self._authorize(context)
         limits = self._view.snapshot.limits
         return pb.ListLimitsResponse(limits=[limits[key] for key in sorted(limits) if request.tenant in ("", key[0])])
+
+    async def SetPlanPolicy(
+        self, request: pb.SetPlanPolicyRequest, context: grpc.aio.ServicerContext
+    ) -> pb.SetPlanPolicyResponse:
+        """See the proto."""
+        done = await self._change(
+            "SetPlanPolicy", context, lambda snapshot: changes.set_plan_policy(snapshot, request.plan)
+        )
+        return pb.SetPlanPolicyResponse(plan=done.message)
+
+    async def ListPlanPolicies(
+        self, request: pb.ListPlanPoliciesRequest, context: grpc.aio.ServicerContext
+    ) -> pb.ListPlanPoliciesResponse:
+        """See the proto."""
+        self._authorize(context)
+        return pb.ListPlanPoliciesResponse(plans=_in_order(self._view.snapshot.plans))
+
+    async def SetSlo(self, request: pb.SetSloRequest, context: grpc.aio.ServicerContext) -> pb.SetSloResponse:
+        """See the proto."""
+        done = await self._change("SetSlo", context, lambda snapshot: changes.set_slo(snapshot, request.slo))
+        return pb.SetSloResponse(slo=done.message)
+
+    async def ListSlos(self, request: pb.ListSlosRequest, context: grpc.aio.ServicerContext) -> pb.ListSlosResponse:
+        """See the proto."""
+        self._authorize(context)
+        return pb.ListSlosResponse(slos=_in_order(self._view.snapshot.slos))
+
+    async def SetPrice(self, request: pb.SetPriceRequest, context: grpc.aio.ServicerContext) -> pb.SetPriceResponse:
+        """See the proto."""
+        done = await self._change("SetPrice", context, lambda snapshot: changes.set_price(snapshot, request.price))
+        return pb.SetPriceResponse(price=done.message)
+
+    async def ListPrices(
+        self, request: pb.ListPricesRequest, context: grpc.aio.ServicerContext
+    ) -> pb.ListPricesResponse:
+        """See the proto."""
+        self._authorize(context)
+        return pb.ListPricesResponse(prices=_in_order(self._view.snapshot.prices))
+
+    async def ListPoolLevels(
+        self, request: pb.ListPoolLevelsRequest, context: grpc.aio.ServicerContext
+    ) -> pb.ListPoolLevelsResponse:
+        """See the proto."""
+        self._authorize(context)
+        return pb.ListPoolLevelsResponse(levels=_in_order(self._view.snapshot.levels))
 
     async def SetSafetyPolicy(
         self, request: pb.SetSafetyPolicyRequest, context: grpc.aio.ServicerContext
@@ -182,3 +226,8 @@ class RegistryServicer(registry_pb2_grpc.RegistryServiceServicer):
         if not done.unchanged:
             log.info("registry_changed", action=action, actor=actor, revision=done.revision)
         return done
+
+
+def _in_order(collection: Mapping[Any, M]) -> list[M]:
+    """A collection's messages by key."""
+    return [collection[key] for key in sorted(collection)]

@@ -19,6 +19,10 @@ MAX_WEIGHT = 1000.0
 """Beyond this a tenant would starve the others rather than outweigh them."""
 MAX_DEADLINE_SECONDS = 24 * 3600.0
 MAX_PER_MINUTE = 10**12
+MAX_SPEND = 10**15
+"""Micro-dollars: a thousand million dollars."""
+SPEND_WINDOW_SECONDS = (1.0, 31 * 86400.0)
+"""Shortest and longest window of a spend cap."""
 _MAX_WORKLOADS = 100
 _MAX_TTL_SECONDS = 10 * 365 * 86400.0
 
@@ -30,6 +34,7 @@ class TenantSpec:
     id: str
     display_name: str
     plan: int
+    plan_policy: str
     weight: float
     workloads: Sequence[str]
     safety_policy: str
@@ -47,6 +52,9 @@ class LimitsSpec:
     model: str
     requests_per_minute: int
     tokens_per_minute: int
+    spend_microusd: int
+    spend_window_seconds: float | None
+    """None: unset."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,16 +68,21 @@ class KeySpec:
     """None: it never expires."""
 
 
-def check_tenant(spec: TenantSpec, *, policies: Collection[str], workload_owners: Mapping[str, str]) -> Fault | None:
+def check_tenant(
+    spec: TenantSpec, *, policies: Collection[str], plans: Collection[str], workload_owners: Mapping[str, str]
+) -> Fault | None:
     """The first fault of a tenant, or None.
 
     :param policies: ids of safety policies that exist.
+    :param plans: ids of plans' policies that exist.
     :param workload_owners: SPIFFE id → tenant of every workload that some tenant claims.
     """
     if fault := check_id("tenant.id", spec.id) or check_text("tenant.display_name", spec.display_name, 200):
         return fault
     if spec.plan not in PLANS:
         return Fault("tenant.plan", "tenant.plan must be PLAN_FREE or PLAN_PAID")
+    if spec.plan_policy and spec.plan_policy not in plans:
+        return Fault("tenant.plan_policy", f"no plan {spec.plan_policy!r}")
     if not (math.isfinite(spec.weight) and 0.0 <= spec.weight <= MAX_WEIGHT):
         return Fault("tenant.weight", f"tenant.weight must be between 0 and {MAX_WEIGHT:g}")
     if spec.safety_policy and spec.safety_policy not in policies:
@@ -112,6 +125,12 @@ def check_limits(spec: LimitsSpec, *, tenants: Collection[str], models: Collecti
     for field in ("requests_per_minute", "tokens_per_minute"):
         if getattr(spec, field) > MAX_PER_MINUTE:
             return Fault(f"limits.{field}", f"{field} must be at most {MAX_PER_MINUTE}")
+    if spec.spend_microusd > MAX_SPEND:
+        return Fault("limits.spend_microusd", f"spend_microusd must be at most {MAX_SPEND}")
+    shortest, longest = SPEND_WINDOW_SECONDS
+    window = spec.spend_window_seconds
+    if window is not None and not shortest <= window <= longest:
+        return Fault("limits.spend_window", "spend_window must be between a second and 31 days")
     return None
 
 

@@ -21,7 +21,7 @@ from libs.config import TlsFiles
 from libs.errors import Reason, WeirError
 from libs.mux import Codec, MuxServer
 from libs.pki import issue
-from libs.registry import EtcdStore, MemoryStore, RegistryView, Store, keys
+from libs.registry import EtcdStore, MemoryStore, Put, RegistryView, Store, keys
 from libs.rpc import make_channel, make_server
 from libs.rpc.server import bind
 from libs.service.process import serve
@@ -149,6 +149,72 @@ async def test_tenants_and_limits(client: Client) -> None:
     assert (await refused(client.SetLimits(pb.SetLimitsRequest(limits=gone)))).limit == "limits.tenant"
     assert list((await client.ListLimits(pb.ListLimitsRequest(tenant="acme"))).limits) == [stored]
     assert not (await client.ListLimits(pb.ListLimitsRequest(tenant="other"))).limits
+
+
+async def test_plans_and_the_tenants_that_name_them(client: Client) -> None:
+    await client.CreateModelVersion(model())
+    ladder = [
+        pb.DegradationStep(cap_output=pb.CapOutput(max_tokens=16, pressure=0.5)),
+        pb.DegradationStep(cached_answer=pb.CachedAnswer(max_age=duration_pb2.Duration(seconds=30))),
+        pb.DegradationStep(cpu_fallback=pb.CpuFallback(pools={"fast": "gone"})),
+        pb.DegradationStep(default_answer=pb.DefaultAnswer(text="Busy.")),
+    ]
+    plan = pb.PlanPolicy(id="gold", weight=4, over_quota=pb.OVER_QUOTA_SERVE_IDLE, kv_share=0.5, ladder=ladder)
+    bad = await refused(client.SetPlanPolicy(pb.SetPlanPolicyRequest(plan=plan)))
+    assert (bad.reason, bad.limit) == (Reason.INVALID_REQUEST, "plan.ladder[2].cpu_fallback.pools[fast]")
+    plan.ladder[2].smaller_model.models["weir-fast@1"] = "weir-fast"
+    bad = await refused(client.SetPlanPolicy(pb.SetPlanPolicyRequest(plan=plan)))
+    assert bad.limit == "plan.ladder[2].smaller_model.models[weir-fast@1]"
+    await client.SetAlias(alias())
+    stored = (await client.SetPlanPolicy(pb.SetPlanPolicyRequest(plan=plan))).plan
+    assert stored.revision > 0
+    assert (await refused(client.SetPlanPolicy(pb.SetPlanPolicyRequest(plan=plan)))).reason is Reason.CONFLICT
+    assert (await client.SetPlanPolicy(pb.SetPlanPolicyRequest(plan=stored))).plan == stored
+    assert list((await client.ListPlanPolicies(pb.ListPlanPoliciesRequest())).plans) == [stored]
+    assert (await refused(client.SetTenant(tenant("acme", plan_policy="silver")))).limit == "tenant.plan_policy"
+    assert (await client.SetTenant(tenant("acme", plan_policy="gold"))).tenant.plan_policy == "gold"
+
+
+async def test_objectives_prices_and_spend(client: Client) -> None:
+    await client.CreateModelVersion(model())
+    slo = pb.Slo(route="generate", tier="*", ttft_p95=duration_pb2.Duration(nanos=500_000_000), availability=0.999)
+    stored = (await client.SetSlo(pb.SetSloRequest(slo=slo))).slo
+    other = (await client.SetSlo(pb.SetSloRequest(slo=pb.Slo(route="generate", tier="fast")))).slo
+    assert list((await client.ListSlos(pb.ListSlosRequest())).slos) == [stored, other]
+    assert (await refused(client.SetSlo(pb.SetSloRequest(slo=slo)))).reason is Reason.CONFLICT
+    assert (await refused(client.SetSlo(pb.SetSloRequest(slo=pb.Slo(route="chat"))))).limit == "slo.route"
+
+    price = pb.Price(model="weir-fast@1", input_microusd_per_million=5, output_microusd_per_million=2**40, revision=-1)
+    assert (
+        await refused(client.SetPrice(pb.SetPriceRequest(price=price)))
+    ).limit == "price.output_microusd_per_million"
+    price.output_microusd_per_million = 15
+    priced = (await client.SetPrice(pb.SetPriceRequest(price=price))).price
+    assert list((await client.ListPrices(pb.ListPricesRequest())).prices) == [priced]
+    gone = pb.SetPriceRequest(price=pb.Price(model="gone"))
+    assert (await refused(client.SetPrice(gone))).limit == "price.model"
+
+    await client.SetTenant(tenant("acme"))
+    limits = pb.Limits(tenant="acme", model="*", spend_microusd=10**6, spend_window=duration_pb2.Duration(seconds=3600))
+    assert (await client.SetLimits(pb.SetLimitsRequest(limits=limits))).limits.spend_window.seconds == 3600
+    limits.spend_window.seconds = 0
+    assert (await refused(client.SetLimits(pb.SetLimitsRequest(limits=limits)))).limit == "limits.spend_window"
+
+
+async def test_pool_levels_are_listed_as_they_come_and_go(tmp_path: Path) -> None:
+    store = MemoryStore()
+    async with serving(settings(tmp_path), store) as (client, _):
+
+        async def listed() -> list[pb.PoolLevel]:
+            # A change returns once the service has seen everything up to it.
+            await client.SetTenant(tenant(f"t{store.revision}"))
+            return list((await client.ListPoolLevels(pb.ListPoolLevelsRequest())).levels)
+
+        level = pb.PoolLevel(pool="fast", tenants=[pb.TenantLevel(tenant="acme", shed=0.5)])
+        await store.txn(puts=[Put(keys.level_key("fast"), keys.encode(level))])
+        assert await listed() == [level]
+        await store.txn(deletes=[keys.level_key("fast")])
+        assert await listed() == []
 
 
 async def test_keys(tmp_path: Path) -> None:
@@ -309,6 +375,9 @@ async def test_access(tmp_path: Path) -> None:
             client = await as_peer(peer, metadata)
             assert (await refused(client.SetTenant(tenant("evil")))).reason is reason
             assert (await refused(client.ListKeys(pb.ListKeysRequest()))).reason is reason
+            assert (await refused(client.ListPoolLevels(pb.ListPoolLevelsRequest()))).reason is reason
+            price = pb.SetPriceRequest(price=pb.Price(model="*"))
+            assert (await refused(client.SetPrice(price))).reason is reason
 
 
 async def test_replicas_race_without_losing_a_rule(tmp_path: Path, etcd: EtcdServer) -> None:

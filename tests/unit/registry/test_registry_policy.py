@@ -38,6 +38,7 @@ TENANT = TenantSpec(
     id="acme",
     display_name="Acme",
     plan=2,
+    plan_policy="gold",
     weight=1.0,
     workloads=["spiffe://weir.internal/sa/demo-client"],
     safety_policy="default",
@@ -146,6 +147,8 @@ def test_alias_weights_must_sum_to_100(weights: list[int]) -> None:
         ({"display_name": "a\x07"}, "display_name"),
         ({"plan": 0}, "plan"),
         ({"plan": 9}, "plan"),
+        ({"plan_policy": ""}, None),
+        ({"plan_policy": "silver"}, "plan_policy"),
         ({"weight": -1.0}, "weight"),
         ({"weight": math.nan}, "weight"),
         ({"weight": math.inf}, "weight"),
@@ -165,25 +168,32 @@ def test_alias_weights_must_sum_to_100(weights: list[int]) -> None:
 def test_tenant(changes: dict[str, Any], field: str | None) -> None:
     owners = {"spiffe://weir.internal/sa/taken": "globex", "spiffe://weir.internal/sa/demo-client": "acme"}
     spec = dataclasses.replace(TENANT, **changes)
-    fault = tenants.check_tenant(spec, policies={"default"}, workload_owners=owners)
+    fault = tenants.check_tenant(spec, policies={"default"}, plans={"gold"}, workload_owners=owners)
     assert (fault.field if fault else None) == (f"tenant.{field}" if field else None)
 
 
 @pytest.mark.parametrize(
-    ("spec", "field"),
+    ("changes", "field"),
     [
-        (LimitsSpec("acme", "*", 3, 200), None),
-        (LimitsSpec("acme", "weir-fast", 0, 0), None),
-        (LimitsSpec("acme", "weir-fast@1", 0, 0), None),
-        (LimitsSpec("gone", "*", 3, 200), "limits.tenant"),
-        (LimitsSpec("acme", "gone", 3, 200), "limits.model"),
-        (LimitsSpec("acme", "*", 10**13, 200), "limits.requests_per_minute"),
-        (LimitsSpec("acme", "*", 3, 10**13), "limits.tokens_per_minute"),
+        ({}, None),
+        ({"model": "weir-fast", "requests_per_minute": 0, "tokens_per_minute": 0}, None),
+        ({"model": "weir-fast@1"}, None),
+        ({"spend_microusd": 0, "spend_window_seconds": None}, None),
+        ({"spend_window_seconds": 1.0}, None),
+        ({"tenant": "gone"}, "tenant"),
+        ({"model": "gone"}, "model"),
+        ({"requests_per_minute": 10**13}, "requests_per_minute"),
+        ({"tokens_per_minute": 10**13}, "tokens_per_minute"),
+        ({"spend_microusd": 10**16}, "spend_microusd"),
+        ({"spend_window_seconds": 0.0}, "spend_window"),
+        ({"spend_window_seconds": -5.0}, "spend_window"),
+        ({"spend_window_seconds": 32 * 86400.0}, "spend_window"),
     ],
 )
-def test_limits(spec: LimitsSpec, field: str | None) -> None:
+def test_limits(changes: dict[str, Any], field: str | None) -> None:
+    spec = dataclasses.replace(LimitsSpec("acme", "*", 3, 200, 5_000_000, 86400.0), **changes)
     fault = tenants.check_limits(spec, tenants={"acme"}, models={"weir-fast", "weir-fast@1"})
-    assert (fault.field if fault else None) == field
+    assert (fault.field if fault else None) == (f"limits.{field}" if field else None)
 
 
 @pytest.mark.parametrize(
