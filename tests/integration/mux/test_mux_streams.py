@@ -337,6 +337,32 @@ async def test_draining_moves_new_calls_and_finishes_old_ones():
         assert sum(executed.values()) == 105
 
 
+async def test_rebalancing_opens_every_stream_anew_and_loses_no_call():
+    slow: list[asyncio.Future[Any]] = []
+
+    def handler(call, _):
+        if call.reserve.request_id != "slow":
+            return quota_pb2.QuotaReply(reserved=quota_pb2.Reserved())
+        slow.append(asyncio.get_running_loop().create_future())
+        return slow[-1]
+
+    async with mesh(handler) as m:
+        deadline = Deadline.after(20, CLOCK)
+        running = asyncio.create_task(m.client.call(reserve("slow"), deadline=deadline, semantics=Semantics.ONCE))
+        await until(lambda: bool(slow))
+        m.mux.rebalance()
+        after = [
+            asyncio.create_task(m.client.call(reserve(str(number)), deadline=deadline, semantics=Semantics.ONCE))
+            for number in range(20)
+        ]
+        assert all(reply.HasField("reserved") for reply in await asyncio.gather(*after))
+        await until(lambda: m.client.generation == 2)
+        assert not running.done()
+        slow[0].set_result(quota_pb2.QuotaReply(reserved=quota_pb2.Reserved()))
+        assert (await running).HasField("reserved")
+        await until(lambda: m.mux.sessions == 1)
+
+
 @pytest.mark.parametrize("seed", [1, 2, 3])
 async def test_random_disconnects_leave_every_call_with_one_outcome(seed: int):
     """Streams are cut on either side, at random, while calls of both kinds run."""
