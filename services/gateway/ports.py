@@ -23,15 +23,18 @@ from services.gateway.policy.events import Finish
 @dataclass(frozen=True, slots=True)
 class Reservation:
     """A quota lease. The limits are (limit, remaining, reset seconds), None when unlimited; `local` says that it was
-    taken from this gateway's own share because the rate-limit service is away."""
+    taken from this gateway's own share because the rate-limit service is away; `over_quota`, that a limit per minute
+    refused and only a slot and the spend were taken. `spend` is in micro-dollars."""
 
     requests: tuple[int, int, float] | None
     tokens: tuple[int, int, float] | None
     local: bool = False
+    over_quota: bool = False
+    spend: tuple[int, int, float] | None = None
 
 
 class QuotaPort(Protocol):
-    """Reserve → settle. Fallback: the same buckets, locally, on the last known limits."""
+    """Reserve → settle. Fallback: the same limits, locally, on what the owner last said is this gateway's part."""
 
     def start_reserve(
         self,
@@ -40,17 +43,35 @@ class QuotaPort(Protocol):
         model: str,
         request_id: str,
         tokens: int,
+        prompt_tokens: int = 0,
+        max_output_tokens: int = 0,
+        choices: int = 1,
+        model_version: str = "",
+        over_quota_allowed: bool = False,
         request_counted: bool,
         deadline: Deadline,
         traceparent: str,
     ) -> Future[Reservation]:
-        """Take a share.
+        """Take a share: `tokens` of which `prompt_tokens` are the prompt's, for at most `max_output_tokens` per choice.
 
-        :raises WeirError: QUOTA_REQUESTS, QUOTA_TOKENS or QUOTA_CONCURRENCY (through the future).
+        `model` is what the caller named, `model_version` what will serve it, for its price. With `over_quota_allowed`
+        a request beyond the limits per minute takes a slot and the spend only, and says so.
+
+        :raises WeirError: QUOTA_REQUESTS, QUOTA_TOKENS, QUOTA_CONCURRENCY, QUOTA_SPEND; CONTEXT_LENGTH_EXCEEDED or
+            INVALID_REQUEST beyond the tenant's longest context or output (through the future).
         """
 
-    def settle(self, *, tenant: str, model: str, request_id: str, tokens: int) -> None:
-        """Replace the share by what was used."""
+    def settle(
+        self,
+        *,
+        tenant: str,
+        model: str,
+        request_id: str,
+        tokens: int,
+        prompt_tokens: int = 0,
+        model_version: str = "",
+    ) -> None:
+        """Replace the share by what was used: `tokens`, of which `prompt_tokens` are the prompt's."""
 
 
 class RouterPort(Protocol):

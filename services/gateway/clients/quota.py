@@ -57,6 +57,11 @@ class QuotaClient:
         model: str,
         request_id: str,
         tokens: int,
+        prompt_tokens: int = 0,
+        max_output_tokens: int = 0,
+        choices: int = 1,
+        model_version: str = "",
+        over_quota_allowed: bool = False,
         request_counted: bool,
         deadline: Deadline,
         traceparent: str,
@@ -67,6 +72,11 @@ class QuotaClient:
             model=model,
             request_id=request_id,
             tokens=tokens,
+            prompt_tokens=prompt_tokens,
+            max_output_tokens=max_output_tokens,
+            choices=choices,
+            model_version=model_version,
+            over_quota_allowed=over_quota_allowed,
             request_counted=request_counted,
             lease=self._lease,
         )
@@ -79,11 +89,27 @@ class QuotaClient:
             fallback=lambda: self._reserve_locally(tenant, model, request_id, tokens, request_counted),
         )
 
-    def settle(self, *, tenant: str, model: str, request_id: str, tokens: int) -> None:
+    def settle(
+        self,
+        *,
+        tenant: str,
+        model: str,
+        request_id: str,
+        tokens: int,
+        prompt_tokens: int = 0,
+        model_version: str = "",
+    ) -> None:
         """See `QuotaPort`."""
         if self._local.live_leases:
             self._local.settle(tenant, model, request_id, tokens, self._now())
-        settle = quota_pb2.Settle(tenant=tenant, model=model, request_id=request_id, tokens=tokens)
+        settle = quota_pb2.Settle(
+            tenant=tenant,
+            model=model,
+            request_id=request_id,
+            tokens=tokens,
+            prompt_tokens=prompt_tokens,
+            model_version=model_version,
+        )
         # A settle that cannot even be queued is covered by the lease's own end.
         with contextlib.suppress(WeirError):
             self._mux.call_nowait(
