@@ -10,5 +10,6 @@ Only failures that are ours count: the caller reports neither client errors nor 
 
 from libs.breaker.board import BreakerBoard
 from libs.breaker.breaker import Breaker, BreakerOptions, BreakerState
+from libs.breaker.faults import FAULTS, is_fault
 
-__all__ = ["Breaker", "BreakerBoard", "BreakerOptions", "BreakerState"]
+__all__ = ["FAULTS", "Breaker", "BreakerBoard", "BreakerOptions", "BreakerState", "is_fault"]

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from libs.breaker import is_fault
 from libs.clock import Clock
-from libs.errors import WeirError
+from libs.errors import Reason, WeirError
 from services.gateway import metrics, records
 from services.gateway.policy.events import Accepted, End, Finish
 from services.gateway.ports import AdmissionPort, AuditPort, QuotaPort, Reservation, RouterPort
@@ -45,8 +46,9 @@ class Closing:
         self._admission.release(
             request.admission_id, pool=request.admit.pool, output_tokens=end.usage.completion_tokens
         )
-        if end.finish is not Finish.CANCELLED and granted is not None:
-            self.outcome(request, granted.zone, ok=end.finish is not Finish.ERROR)
+        served = _served(end)
+        if granted is not None and served is not None:
+            self.outcome(request, granted.zone, ok=served)
         accepted = generation.accepted
         if accepted is None:  # ended in the very tick of its submission
             accepted = accepted_of(request, "", Reservation(None, None), (), self._clock.time())
@@ -84,9 +86,19 @@ class Closing:
         request.span.end(error.reason.name)
 
     def outcome(self, request: Request, zone: str, *, ok: bool) -> None:
-        """Feed the breaker of the pool and zone that served."""
-        if request.admit is not None:
-            self._router.outcome(pool=request.admit.pool, zone=zone, ok=ok)
+        """Feed the breaker of the version and zone that served."""
+        admit = request.admit
+        if admit is not None:
+            self._router.outcome(pool=admit.pool, model_version=admit.model_version, zone=zone, ok=ok)
+
+
+def _served(end: End) -> bool | None:
+    """Whether the zone did its part; None when the end says nothing about the zone."""
+    if end.finish in (Finish.CANCELLED, Finish.DEADLINE):
+        return None  # the caller's doing: its deadline may have been too short for anybody
+    if end.finish is not Finish.ERROR:
+        return True
+    return False if is_fault(Reason.parse(end.error_reason)) else None
 
 
 def _end_span(request: Request, accepted: Accepted, end: End) -> None:

@@ -85,8 +85,9 @@ class RouterPort(Protocol):
         :raises WeirError: MODEL_NOT_FOUND (through the future).
         """
 
-    def outcome(self, *, pool: str, zone: str, ok: bool) -> None:
-        """Feed the breakers."""
+    def outcome(self, *, pool: str, model_version: str, zone: str, ok: bool) -> None:
+        """Feed the breaker of the version in the zone. Not `ok` means the zone's own fault (`libs.breaker.is_fault`);
+        what says nothing about the zone is not told."""
 
 
 class AdmissionPort(Protocol):

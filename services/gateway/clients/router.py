@@ -29,7 +29,7 @@ class RouterClient:
         self._zone = zone
         self._clock = clock
         self._decide_timeout = decide_timeout
-        self._outcomes: dict[tuple[str, str], list[int]] = defaultdict(lambda: [0, 0])
+        self._outcomes: dict[tuple[str, str, str], list[int]] = defaultdict(lambda: [0, 0])
 
     def start_resolve(
         self, *, tenant: str, model: str, sticky_key: str, deadline: Deadline, traceparent: str
@@ -45,9 +45,9 @@ class RouterClient:
             fallback=lambda: (self._catalog.resolve(tenant=tenant, model=model, sticky_key=sticky_key), True),
         )
 
-    def outcome(self, *, pool: str, zone: str, ok: bool) -> None:
+    def outcome(self, *, pool: str, model_version: str, zone: str, ok: bool) -> None:
         """See `RouterPort`; sent in batches by `run`."""
-        self._outcomes[pool, zone][0 if ok else 1] += 1
+        self._outcomes[pool, model_version, zone][0 if ok else 1] += 1
 
     async def run(self) -> None:
         """Report outcomes while there are any, twice a second. Counts that cannot be delivered are dropped: breakers
@@ -57,8 +57,8 @@ class RouterClient:
             if not self._outcomes:
                 continue
             counts = [
-                router_pb2.OutcomeCount(pool=pool, zone=zone, successes=good, failures=bad)
-                for (pool, zone), (good, bad) in self._outcomes.items()
+                router_pb2.OutcomeCount(pool=pool, model_version=version, zone=zone, successes=good, failures=bad)
+                for (pool, version, zone), (good, bad) in self._outcomes.items()
             ]
             self._outcomes.clear()
             with contextlib.suppress(WeirError):
