@@ -15,6 +15,7 @@ from weir.registry.v1 import registry_pb2, registry_pb2_grpc
 
 from libs.config import TlsFiles
 from libs.errors import Reason, WeirError
+from libs.registry import keys as registry_keys
 from libs.rpc import make_channel
 
 TIMEOUT = 10.0
@@ -43,11 +44,14 @@ class SeedModel(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
 
 
 class Seed(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The whole file."""
+    """The whole file. Plans, objectives and prices are the registry's messages in their JSON form."""
 
     tenants: tuple[SeedTenant, ...]
     policies: dict[str, str]
     models: tuple[SeedModel, ...]
+    plans: tuple[dict[str, Any], ...] = ()
+    slos: tuple[dict[str, Any], ...] = ()
+    prices: tuple[dict[str, Any], ...] = ()
 
 
 class SeedError(Exception):
@@ -108,6 +112,7 @@ async def plant(root: Path, *, address: str, tls: TlsFiles, keys: Mapping[str, s
             for name, path in seed.policies.items():
                 await planter.policy(policy(name, json.loads((root / path).read_text(encoding="utf-8"))))
             models = await planter.models(root, seed.models)
+            await planter.terms(seed)
             await planter.tenants(seed.tenants)
             return Seeded(await planter.keys(seed.tenants, keys), models)
         except WeirError as error:
@@ -150,6 +155,22 @@ class _Planter:
                 await self._stub.SetAlias(registry_pb2.SetAliasRequest(alias=alias), timeout=TIMEOUT)
             names.append(wanted.name)
         return names
+
+    async def terms(self, seed: Seed) -> None:
+        """Plans, objectives and prices; after the models that they name, before the tenants that name them."""
+        plans = await self._stub.ListPlanPolicies(registry_pb2.ListPlanPoliciesRequest(), timeout=TIMEOUT)
+        slos = await self._stub.ListSlos(registry_pb2.ListSlosRequest(), timeout=TIMEOUT)
+        prices = await self._stub.ListPrices(registry_pb2.ListPricesRequest(), timeout=TIMEOUT)
+        present = {registry_keys.key_of(message) for message in (*plans.plans, *slos.slos, *prices.prices)}
+        for plan in (json_format.ParseDict(each, registry_pb2.PlanPolicy()) for each in seed.plans):
+            if registry_keys.key_of(plan) not in present:
+                await self._stub.SetPlanPolicy(registry_pb2.SetPlanPolicyRequest(plan=plan), timeout=TIMEOUT)
+        for slo in (json_format.ParseDict(each, registry_pb2.Slo()) for each in seed.slos):
+            if registry_keys.key_of(slo) not in present:
+                await self._stub.SetSlo(registry_pb2.SetSloRequest(slo=slo), timeout=TIMEOUT)
+        for price in (json_format.ParseDict(each, registry_pb2.Price()) for each in seed.prices):
+            if registry_keys.key_of(price) not in present:
+                await self._stub.SetPrice(registry_pb2.SetPriceRequest(price=price), timeout=TIMEOUT)
 
     async def tenants(self, specs: tuple[SeedTenant, ...]) -> None:
         known = await self._stub.ListTenants(registry_pb2.ListTenantsRequest(), timeout=TIMEOUT)

@@ -1,12 +1,24 @@
 """The seed file becomes records of the registry."""
 
+import asyncio
 import json
+from pathlib import Path
 
 import pytest
+from google.protobuf import json_format
 from weir.registry.v1 import registry_pb2
 
+from libs.config import TlsFiles
+from libs.pki import issue
+from libs.registry import MemoryStore, Put, RegistrySnapshot, plan_of, price_of, slo_of, snapshot_of
+from libs.registry.keys import ROOT as ROOT_KEY
+from libs.registry.keys import encode, key_of
+from libs.service.process import serve
 from services.cli.mesh import seed
 from services.cli.mesh.site import ROOT
+from services.registry import changes
+from services.registry.app import build
+from services.registry.config import Settings
 
 SEED = seed.load(ROOT)
 
@@ -35,5 +47,57 @@ def test_tenants_are_of_equal_plan_but_the_tiny_one() -> None:
     assert tenants["tiny"].limits["requests_per_minute"] < 10
     assert tenants["admin"].scopes == ("admin", "models.read")
     for tenant in SEED.tenants:
-        registry_pb2.Limits(tenant=tenant.id, **tenant.limits)
+        json_format.ParseDict({"tenant": tenant.id, **tenant.limits}, registry_pb2.Limits())
         registry_pb2.Plan.Value(tenant.plan)
+
+
+def test_plans_objectives_and_prices_are_ones_that_the_registry_takes() -> None:
+    models = {json.loads((ROOT / spec.folder / "manifest.json").read_text())["name"] for spec in SEED.models}
+    plans = [json_format.ParseDict(each, registry_pb2.PlanPolicy()) for each in SEED.plans]
+    registered = RegistrySnapshot(
+        aliases={name: registry_pb2.Alias(name=name) for name in models},
+        plans={plan.id: plan for plan in plans},
+        tenants={tenant.id: registry_pb2.Tenant(id=tenant.id, plan=tenant.plan) for tenant in SEED.tenants},
+        slos={(slo.route, slo.tier): slo for slo in (json_format.ParseDict(s, registry_pb2.Slo()) for s in SEED.slos)},
+        prices={price["model"]: json_format.ParseDict(price, registry_pb2.Price()) for price in SEED.prices},
+    )
+    for plan in plans:
+        changes.set_plan_policy(registered, plan)
+    for slo in registered.slos.values():
+        changes.set_slo(registered, slo)
+    for price in registered.prices.values():
+        changes.set_price(registered, price)
+    assert [step.WhichOneof("step") for step in plan_of(registered, "tiny").ladder] == ["cap_output", "smaller_model"]
+    assert not plan_of(registered, "acme").ladder
+    assert all(slo_of(registered, "generate", spec.tier) for spec in SEED.models)
+    assert all(price_of(registered, f"{name}@1") for name in models)
+
+
+async def test_only_what_is_missing_is_planted(tmp_path: Path) -> None:
+    """On a registry of its own, twice; between the two an operator changes what was planted."""
+    tls = {}
+    for name in ("registry", "cli"):
+        files = issue(tmp_path / "pki", name)
+        tls[name] = TlsFiles(files.ca, files.cert, files.key)
+    (tmp_path / "pepper").write_text("0123456789abcdef")
+    config = Settings(
+        service="registry",
+        instance="registry-0",
+        tls=tls["registry"],
+        pepper_file=str(tmp_path / "pepper"),
+        audit_target="",
+        drain_seconds=0.1,
+    )
+    store = MemoryStore()
+    async with serve(await build(config, store=store), config) as running, asyncio.timeout(60):
+        await running.ready.wait()
+        address = f"127.0.0.1:{running.port}"
+        first = await seed.plant(ROOT, address=address, tls=tls["cli"], keys={})
+        planted = snapshot_of((await store.get_prefix(ROOT_KEY)).kvs, store.revision)
+        assert (set(planted.plans), len(planted.slos), len(planted.prices)) == ({"paid", "free"}, 2, 2)
+        assert planted.limits["tiny", "*"].spend_microusd > 0
+        operators = registry_pb2.PlanPolicy(id="free", weight=3)
+        revision = (await store.txn(puts=[Put(key_of(operators), encode(operators))])).revision
+        again = await seed.plant(ROOT, address=address, tls=tls["cli"], keys=first.keys)
+        assert again == first
+        assert store.revision == revision
