@@ -59,8 +59,9 @@ class Connection:
         self._port = port
         self._protocol: _Protocol | None = None
 
-    async def send(self, request: bytes, *, on_event: asyncio.Event | None = None) -> Reply:
+    async def send(self, request: bytes, *, on_event: asyncio.Event | None = None, reply: Reply | None = None) -> Reply:
         """Send a whole request (see `post`) and read the answer to its end. `on_event` is set at the first event.
+        `reply` is filled as the answer comes, so that what came before a failure can be told.
 
         :raises ConnectionError: the connection broke, or the answer cannot be parsed.
         """
@@ -69,7 +70,7 @@ class Connection:
             loop = asyncio.get_running_loop()
             _, protocol = await loop.create_connection(_Protocol, self._host, self._port)
             self._protocol = protocol
-        return await protocol.exchange(request, on_event)
+        return await protocol.exchange(request, on_event, reply)
 
     def close(self) -> None:
         """Drop the connection."""
@@ -101,13 +102,14 @@ class _Protocol(asyncio.Protocol):
         self._carry = b""  # the last bytes of the chunk before, where an event's mark may have begun
         self._last = (b"", b"")
 
-    async def exchange(self, request: bytes, on_event: asyncio.Event | None) -> Reply:
+    async def exchange(self, request: bytes, on_event: asyncio.Event | None, reply: Reply | None = None) -> Reply:
         if self._transport is None:
             raise ConnectionError("not connected")
         self._done = asyncio.get_running_loop().create_future()
         self._on_event = on_event
         self._carry, self._last = b"", (b"", b"")
-        self._reply = Reply(started=time.perf_counter())
+        self._reply = reply if reply is not None else Reply()
+        self._reply.started = time.perf_counter()
         self._transport.write(request)
         return await self._done
 

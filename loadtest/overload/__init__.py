@@ -1,0 +1,1 @@
+"""What the benches and drills of an overloaded mesh share: load, records, setting, timeline (loadtest/README.md)."""
