@@ -1,195 +1,30 @@
-"""What one pool's workers can still take.
+"""What one pool's workers can still take, and who holds what: accounts, placement, preemption and standing together.
 
-Every granted request holds its whole need (all KV blocks it may come to use, and its sequences) from grant to
-release; the sum never exceeds what the worker has. That alone cannot see work that somebody else gave the worker or
-whose end was never told (admission restarted, a gateway died). Reports tell of that: what a worker uses beyond what
-is held here is *foreign* and is taken off as well (`Foreign`). What foreign work may still come to need is unknown;
-the engine copes with it by letting sequences wait.
+The account of a single worker is in account.py, how one is chosen in placement.py, who makes room for whom in
+preemption.py, who is not trusted for a while in outliers.py. This module ties them to the reservations.
+
+**Grants by blocks.** A request is granted when its blocks fit: on a worker that does not preempt those of its longest
+output, on one that does those that it is expected to need (`account.blocks_needed`).
+
+**A tenant's budget** (`Request.kv_share`): its held blocks stay within that share of the live workers' blocks. A tenant
+that holds nothing may have one request whatever its size, so that no budget starves.
 """
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Callable, Collection, Iterable
-from dataclasses import dataclass
 
-from services.admission.policy.model import Interrupt, Limits, Report, Request, WorkerSpec
-from services.admission.policy.placement import eligible, pick, to_keep
+from services.admission.policy.account import Reservation, Worker, blocks_needed
+from services.admission.policy.affinity import Affinity
+from services.admission.policy.model import Interrupt, Limits, Request, WorkerSpec
+from services.admission.policy.outliers import Outliers
+from services.admission.policy.placement import Needs, eligible, pick, to_keep
+from services.admission.policy.preemption import Preemption
 
+__all__ = ["Ledger", "Reservation", "Worker"]
 
-class Foreign:
-    """How much of one resource work uses that is not held here.
-
-    A report's surplus (used beyond held) is a lower bound and counts until the next report: held work grows into its
-    reservation and hides it, and a release that overtakes a report feigns it. What is *known* to be foreign (found
-    when a worker joined, or disowned) counts on until its time is over, but never more than all that is used.
-    """
-
-    __slots__ = ("_known", "_surplus", "_until")
-
-    def __init__(self) -> None:
-        self._known = 0
-        self._until = 0.0
-        self._surplus = 0
-
-    def amount(self, now: float) -> int:
-        """The estimate."""
-        return max(self._surplus, self._known if now < self._until else 0)
-
-    def add_known(self, amount: int, now: float, ttl: float) -> None:
-        """Foreign for certain, for `ttl` seconds at most."""
-        self._known = (self._known if now < self._until else 0) + amount
-        self._until = now + ttl
-
-    def reported(self, used: int, held: int) -> None:
-        """A report came."""
-        self._surplus = max(0, used - held)
-        self._known = min(self._known, used)
-
-
-@dataclass(slots=True)
-class Reservation:
-    """What a granted request holds on its worker."""
-
-    request: Request
-    worker: str
-    blocks: int
-    granted_at: float
-    cost: float
-    until: float  # when it stops counting in full, if nobody releases it
-
-
-class Worker:
-    """One worker's account."""
-
-    __slots__ = (
-        "_foreign_blocks",
-        "_foreign_sequences",
-        "_limits",
-        "_recent_prefill",
-        "_recent_sum",
-        "draining",
-        "held_blocks",
-        "held_sequences",
-        "last_heard",
-        "live",
-        "report",
-        "spec",
-    )
-
-    def __init__(self, spec: WorkerSpec, limits: Limits, now: float) -> None:
-        self.spec = spec
-        self._limits = limits
-        self.live = True
-        self.draining = False  # it was asked to; what it says of itself is in its report
-        self.last_heard = now
-        self.report: Report | None = None  # none yet in this session: no work until it tells its load
-        self.held_blocks = 0
-        self.held_sequences = 0
-        self._foreign_blocks = Foreign()
-        self._foreign_sequences = Foreign()
-        self._recent_prefill: deque[tuple[float, int]] = deque()  # (granted at, prompt tokens) not yet in a report
-        self._recent_sum = 0
-
-    def heard(self, report: Report, now: float) -> None:
-        """Takes in a report; a worker's first one in a session tells what it runs from before."""
-        used = max(0, self.spec.total_blocks - report.free_blocks)
-        sequences = report.running + report.waiting
-        if self.report is None:
-            ttl = self._limits.foreign_ttl
-            self._foreign_blocks.add_known(max(0, used - self.held_blocks), now, ttl)
-            self._foreign_sequences.add_known(max(0, sequences - self.held_sequences), now, ttl)
-        self._foreign_blocks.reported(used, self.held_blocks)
-        self._foreign_sequences.reported(sequences, self.held_sequences)
-        self.report = report
-        self.last_heard = now
-        self._settle_prefill(now)
-
-    def joined(self, spec: WorkerSpec, now: float) -> None:
-        """A new session of the worker: what it said before counts no more, what is held stays held."""
-        self.spec = spec
-        self.live = True
-        self.draining = False
-        self.last_heard = now
-        self.report = None
-
-    @property
-    def idle(self) -> bool:
-        """Nothing is held on it."""
-        return self.held_sequences == 0
-
-    def open(self) -> bool:
-        """May it get new work at all?"""
-        return self.live and not self.draining and self.report is not None and not self.report.draining
-
-    def free_blocks(self, now: float) -> int:
-        """Blocks that no granted and no foreign work may come to need."""
-        return self.spec.total_blocks - self.held_blocks - self._foreign_blocks.amount(now)
-
-    def free_sequences(self, now: float) -> int:
-        """Sequences it may start now."""
-        most = self.spec.max_running + self._limits.run_ahead
-        return most - self.held_sequences - self._foreign_sequences.amount(now)
-
-    def queued_prefill(self) -> int:
-        """Prompt tokens that wait there for prefill: as reported, and as granted since."""
-        return (self.report.queued_prefill_tokens if self.report else 0) + self._recent_sum
-
-    def load(self, now: float) -> float:
-        """0 when idle, growing with held blocks, sequences and waiting prefill; for comparison between workers."""
-        spec = self.spec
-        blocks = 1.0 - self.free_blocks(now) / spec.total_blocks if spec.total_blocks else 1.0
-        sequences = 1.0 - self.free_sequences(now) / (spec.max_running + self._limits.run_ahead or 1)
-        return max(blocks, sequences) + self.queued_prefill() / self._limits.max_queued_prefill
-
-    def could_ever_fit(self, request: Request) -> bool:
-        """Would the request fit it if it were empty?"""
-        spec = self.spec
-        return (
-            request.prompt_tokens + request.max_output_tokens <= spec.max_context
-            and request.blocks(spec.block_size) <= spec.total_blocks
-            and request.choices <= spec.max_running + self._limits.run_ahead
-        )
-
-    def need(self, request: Request) -> int:
-        """Blocks kept for the request: for its longest output, or the share of it that a preemptive worker needs."""
-        share = self._limits.output_reserve if self.spec.preemptive else 1.0
-        return request.blocks(self.spec.block_size, share)
-
-    def fits(self, request: Request, now: float) -> bool:
-        """May the request run there now?"""
-        if not self.open() or not self.could_ever_fit(request):
-            return False
-        if request.choices > self.free_sequences(now) or self.need(request) > self.free_blocks(now):
-            return False
-        self._settle_prefill(now)
-        waiting = self.queued_prefill()
-        return waiting == 0 or waiting + request.prompt_tokens <= self._limits.max_queued_prefill
-
-    def hold(self, request: Request, now: float) -> int:
-        """Reserves the request's need; returns its blocks."""
-        blocks = self.need(request)
-        self.held_blocks += blocks
-        self.held_sequences += request.choices
-        self._recent_prefill.append((now, request.prompt_tokens))
-        self._recent_sum += request.prompt_tokens
-        return blocks
-
-    def release(self, blocks: int, sequences: int) -> None:
-        """Gives a reservation back."""
-        self.held_blocks -= blocks
-        self.held_sequences -= sequences
-
-    def disown(self, blocks: int, sequences: int, now: float) -> None:
-        """Gives a reservation back whose work may still run: it counts as foreign until reports show otherwise."""
-        self.release(blocks, sequences)
-        self._foreign_blocks.add_known(blocks, now, self._limits.foreign_ttl)
-        self._foreign_sequences.add_known(sequences, now, self._limits.foreign_ttl)
-
-    def _settle_prefill(self, now: float) -> None:
-        recent = self._recent_prefill
-        while recent and recent[0][0] <= now - self._limits.prefill_settle:
-            self._recent_sum -= recent.popleft()[1]
+_Kind = tuple[int, bool]
+_NEVER = 1 << 62  # blocks: more than any worker has
 
 
 class Ledger:
@@ -202,14 +37,25 @@ class Ledger:
         self._expected_output = expected_output
         self.workers: dict[str, Worker] = {}
         self.reservations: dict[str, Reservation] = {}
+        self.affinity = Affinity(limits.placement.prefix_memory)
+        self.outliers = Outliers(limits.ejection)
+        self.preemption = Preemption(grace=limits.preempt_grace, settle=limits.prefill_settle)
+        self._tenant_blocks: dict[str, int] = {}
+        self._live_blocks = 0
+        self._serving: dict[str, list[Worker]] = {}  # by version; anew when a worker comes or goes
+        self._eligible: dict[tuple[str, tuple[str, ...]], list[Worker]] = {}  # by version and zones, likewise
+        self._kinds: frozenset[_Kind] = frozenset()
+
+    # ---- workers -------------------------------------------------------------------------------------------------
 
     def join(self, spec: WorkerSpec, now: float) -> None:
         """A worker came, or came again with a new session."""
         worker = self.workers.get(spec.worker)
         if worker is None:
-            self.workers[spec.worker] = Worker(spec, self._limits, now)
+            self.workers[spec.worker] = Worker(spec, self._limits, self.outliers, now)
         else:
             worker.joined(spec, now)
+        self._membership_changed()
 
     def leave(self, worker_id: str) -> bool:
         """A worker is lost: no new work from this moment. False when it was not there."""
@@ -217,37 +63,109 @@ class Ledger:
         if worker is None or not worker.live:
             return False
         worker.live = False
+        worker.changed()
+        self.affinity.forget(worker_id)
+        self.outliers.forget(worker_id)
         self._forget_if_gone(worker)
+        self._membership_changed()
         return True
 
     def serving(self, model_version: str) -> list[Worker]:
         """Live workers of the version, busy and draining ones included."""
-        return [w for w in self.workers.values() if w.live and model_version in w.spec.model_versions]
+        found = self._serving.get(model_version)
+        if found is None:
+            found = [w for w in self.workers.values() if w.live and model_version in w.spec.model_versions]
+            self._serving[model_version] = found
+        return found
 
     def any_room(self, now: float) -> bool:
         """Could any worker take anything? A cheap answer to most questions under overload."""
-        return any(w.open() and w.free_sequences(now) > 0 and w.free_blocks(now) > 0 for w in self.workers.values())
+        for worker in self.workers.values():
+            room = worker.room(now)
+            if room.sequences > 0 and room.blocks > 0:
+                return True
+        return False
+
+    # ---- placement -----------------------------------------------------------------------------------------------
 
     def eligible(self, request: Request) -> list[Worker]:
-        """Live workers of its version that the request may use, whether or not they have room now."""
-        return eligible(request, self.serving(request.model_version))
+        """Live workers of its version that the request may use, whether or not they have room now; do not change it."""
+        if request.excluded:
+            return eligible(request, self.serving(request.model_version))
+        key = request.model_version, request.zones
+        found = self._eligible.get(key)
+        if found is None:
+            found = self._eligible[key] = eligible(request, self.serving(request.model_version))
+        return found
 
     def pick(self, request: Request, now: float, *, kept: Collection[str] = ()) -> Worker | None:
         """The best worker that the request fits now; None when there is none. `kept` wait for somebody else."""
-        return pick(request, self.eligible(request), now, kept=kept)
+        needs = self._needs(request)
+        if request.kv_share:
+            budget = self._budget(request)
+            if all(need > budget for need, _ in needs.values()):
+                return None
+            needs = {kind: (need if need <= budget else _NEVER, most) for kind, (need, most) in needs.items()}
+        if self.preemption.active:
+            kept = self.preemption.kept_from(request.queue_class, now).union(kept)
+        return pick(
+            request,
+            self.eligible(request),
+            now,
+            needs=needs,
+            limits=self._limits,
+            cached=self.affinity.matches(request),
+            kept=kept,
+        )
 
     def to_keep(self, request: Request, now: float, *, kept: Collection[str] = ()) -> Worker | None:
         """The worker to keep free for a request that fits none now: the one nearest to having room."""
-        return to_keep(request, self.eligible(request), now, kept=kept)
+        if self.over_share(request):
+            return None  # room would not help it
+        workers = [w for w in self.eligible(request) if not self.outliers.ejected(w.spec.worker, now)]
+        return to_keep(request, workers, now, kept=kept)
+
+    def fits(self, request: Request, worker: Worker, now: float) -> bool:
+        """May the request run there now, the tenant's budget included?"""
+        need = self.need(request, worker)
+        return need <= self._budget(request) and worker.fits(request, now, blocks=need)
+
+    def need(self, request: Request, worker: Worker) -> int:
+        """Blocks that a grant there takes."""
+        expected = self._expected_output(request) if self._expected_output is not None else None
+        return worker.need(request, expected)
 
     def over_share(self, request: Request) -> bool:
-        """Is it the tenant's own KV budget (`Request.kv_share`) that keeps the request out now, whatever room there is?"""
-        return False
+        """Is it the tenant's own KV budget (`Request.kv_share`) that keeps the request out, whatever room there is?"""
+        if not request.kv_share:
+            return False
+        budget = self._budget(request)
+        return all(need > budget for need, _ in self._needs(request).values())
+
+    # ---- preemption ----------------------------------------------------------------------------------------------
 
     def victims(self, request: Request, now: float) -> Interrupt | None:
         """Whom to interrupt so that the request fits; None when nobody less urgent holds enough, or when what was
         interrupted already will do."""
-        return None
+        if self.over_share(request):
+            return None
+        needs = self._needs(request)
+        # Only where what is known is fresh: silence is no reason to interrupt anybody.
+        workers = [
+            (worker, needs[worker.kind][0])
+            for worker in self.eligible(request)
+            if worker.open()
+            and worker.trusted(now) == 1.0
+            and not self.outliers.ejected(worker.spec.worker, now)
+            and worker.could_ever_fit(request)
+        ]
+        found = self.preemption.victims(request, workers, now)
+        if found is None:
+            return None
+        worker, chosen = found
+        return Interrupt(worker.spec.worker, tuple(held.request.request_id for held in chosen))
+
+    # ---- reservations --------------------------------------------------------------------------------------------
 
     def reserve(self, request: Request, worker_id: str, now: float) -> Reservation:
         """Holds the request's whole need on the worker.
@@ -257,41 +175,57 @@ class Ledger:
         worker = self.workers[worker_id]
         if request.request_id in self.reservations:
             raise ValueError(f"{request.request_id} holds a share already")
-        if not worker.fits(request, now):
+        need = self.need(request, worker)
+        if need > self._budget(request) or not worker.fits(request, now, blocks=need):
             raise ValueError(f"{request.request_id} does not fit {worker_id}")
         reservation = Reservation(
             request=request,
             worker=worker_id,
-            blocks=worker.hold(request, now),
+            blocks=need,
             granted_at=now,
             cost=self._limits.cost_of(request),
             until=request.deadline + self._limits.release_grace,
+            expected_cached=self.affinity.granted(request, worker.spec),
+            probe=self.outliers.granted(worker_id, now),
         )
+        worker.hold(reservation, now)
         self.reservations[request.request_id] = reservation
+        self._tenant_blocks[request.tenant] = self._tenant_blocks.get(request.tenant, 0) + need
+        self.preemption.over(request.request_id)
         return reservation
 
     def release(self, request_id: str) -> Reservation | None:
         """Gives the request's share back; None when it holds none."""
-        reservation = self.reservations.pop(request_id, None)
+        reservation = self._take(request_id)
         if reservation is not None:
             worker = self.workers[reservation.worker]
-            worker.release(reservation.blocks, reservation.request.choices)
+            worker.release(reservation)
             self._forget_if_gone(worker)
         return reservation
 
     def ended(
         self, request_id: str, now: float, *, output_tokens: int, failed: bool, cached_prompt_tokens: int
     ) -> None:
-        """What became of a request that holds a share; told just before its release."""
+        """What became of a request that holds a share; told just before its release. `failed` means: through the
+        worker's fault. A request that gave no token and did not fail says nothing of its worker."""
+        reservation = self.reservations.get(request_id)
+        if reservation is None or not (failed or output_tokens):
+            return
+        worker = reservation.worker
+        if output_tokens:
+            self.affinity.observed(worker, reservation.expected_cached, cached_prompt_tokens)
+        live = [name for name, each in self.workers.items() if each.live] if failed else ()
+        self.outliers.outcome(worker, now, failed=failed, workers=live)
+        self.workers[worker].changed()
 
     def disown(self, request_ids: Iterable[str], now: float) -> int:
         """Gives back the shares of requests that nobody will release; their work counts as foreign. How many."""
         count = 0
         for request_id in request_ids:
-            reservation = self.reservations.pop(request_id, None)
+            reservation = self._take(request_id)
             if reservation is not None:
                 worker = self.workers[reservation.worker]
-                worker.disown(reservation.blocks, reservation.request.choices, now)
+                worker.disown(reservation, now)
                 self._forget_if_gone(worker)
                 count += 1
         return count
@@ -303,6 +237,44 @@ class Ledger:
     def owned_by(self, owner: str) -> list[str]:
         """Requests that this gateway instance holds."""
         return [request_id for request_id, held in self.reservations.items() if held.request.owner == owner]
+
+    # ---- inside --------------------------------------------------------------------------------------------------
+
+    def _needs(self, request: Request) -> Needs:
+        expected = self._expected_output(request) if self._expected_output is not None else None
+        return {
+            kind: (blocks_needed(request, kind, self._limits, expected), request.blocks(kind[0]))
+            for kind in self._kinds
+        }
+
+    def _budget(self, request: Request) -> float:
+        """Blocks that the tenant may still take."""
+        held = self._tenant_blocks.get(request.tenant, 0)
+        if not request.kv_share or not held:
+            return float("inf")
+        return request.kv_share * self._live_blocks - held
+
+    def _take(self, request_id: str) -> Reservation | None:
+        reservation = self.reservations.pop(request_id, None)
+        if reservation is None:
+            return None
+        tenant = reservation.request.tenant
+        left = self._tenant_blocks[tenant] - reservation.blocks
+        if left:
+            self._tenant_blocks[tenant] = left
+        else:
+            del self._tenant_blocks[tenant]
+        if reservation.probe:
+            self.outliers.probed(reservation.worker)
+        self.preemption.over(request_id)
+        return reservation
+
+    def _membership_changed(self) -> None:
+        self._serving.clear()
+        self._eligible.clear()
+        live = [worker for worker in self.workers.values() if worker.live]
+        self._live_blocks = sum(worker.spec.total_blocks for worker in live)
+        self._kinds = frozenset(worker.kind for worker in live)
 
     def _forget_if_gone(self, worker: Worker) -> None:
         if not worker.live and worker.idle:

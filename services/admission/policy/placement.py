@@ -1,17 +1,39 @@
-"""Which worker gets a request: the first zone of its list that can take it, there the least loaded worker.
+"""Which worker gets a request, of those that it fits now.
 
-Pickers see only workers that fit; they are the seam for affinity and placement scoring.
+1. **Zone.** The zones of the request in their order, except that a worker whose utilisation has come to `zone_spill` is
+   used only after the less utilised ones of the later zones: requests stay at home while there is ease, and spill over
+   under load before home is full.
+2. **Score**, in seconds, least first; what the request would wait for on this worker, and what it would do to others:
+
+       score = waiting prefill / prefill rate                      the queue
+             + (prompt - prompt tokens it has cached) / rate       prefix affinity, prompt length
+             + absent_model_cost, when the model is not in memory  residency of models and adapters
+             + crowding_cost × (utilisation + blocks needed / all blocks)        the KV footprint
+
+   The rate is the worker's own, as it reports. Cached tokens count by how far such hopes have come true there
+   (affinity.py), and only on workers whose queue is at most `affinity_slack` seconds longer than the shortest among the
+   workers of this zone rank that the request fits: a popular prefix spreads instead of drowning one worker.
+3. **Ties.** Scores within `tie_band` of the best are equal. Among equals the first prefix hash decides by rendezvous:
+   requests that begin alike meet on one worker even before anything is remembered (a new admission process), and a
+   worker that joins or leaves moves only what comes to it or was on it. Requests without hashes go by score and id.
+
+Everything is a function of the accounts, the request and the time; nothing is drawn.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from services.admission.policy.model import Request
+from services.admission.policy.affinity import rendezvous
+from services.admission.policy.model import Limits, Request
 
 if TYPE_CHECKING:
-    from services.admission.policy.ledger import Worker
+    from services.admission.policy.account import Room, Worker
+
+Needs = Mapping[tuple[int, bool], tuple[int, int]]
+"""By kind of worker, the blocks that are kept for the request there and those that it may come to need at most."""
+_NONE: Mapping[str, float] = {}
 
 
 def eligible(request: Request, workers: Iterable[Worker]) -> list[Worker]:
@@ -23,52 +45,127 @@ def eligible(request: Request, workers: Iterable[Worker]) -> list[Worker]:
     ]
 
 
-def pick(request: Request, workers: Iterable[Worker], now: float, *, kept: Collection[str] = ()) -> Worker | None:
+def pick(
+    request: Request,
+    workers: Sequence[Worker],
+    now: float,
+    *,
+    needs: Needs,
+    limits: Limits,
+    cached: Mapping[str, float] = _NONE,
+    kept: Collection[str] = (),
+) -> Worker | None:
     """The best of the eligible `workers` that the request fits now; None when there is none.
 
-    `kept` are workers that wait for somebody else.
+    `cached` are prompt tokens by worker, `kept` workers that wait for somebody else.
     """
-    best: Worker | None = None
-    best_rank: tuple[int, float, str] | None = None
+    fitting = _fitting(request, workers, now, needs=needs, limits=limits, kept=kept)
+    if not fitting:
+        return None
+    first = min(fitting)
+    if not request.prefix_hashes:
+        return first[3]
+    rank, score = first[0], first[1]
+    level = [entry for entry in fitting if entry[0] == rank] if request.zones else fitting
+    if cached:
+        level = _with_affinity(level, now, cached, limits)
+        score = min(entry[1] for entry in level)
+    equal = score + limits.placement.tie_band
+    tied = [entry[3] for entry in level if entry[1] <= equal]
+    if len(tied) == 1:
+        return tied[0]
+    hashes = request.prefix_hashes
+    return max(tied, key=lambda worker: (rendezvous(hashes, worker.mark), worker.spec.worker))
+
+
+_Entry = tuple[int, float, str, "Worker"]
+"""Zone rank, score, id (which is unique, so that workers themselves are never compared), worker."""
+
+
+def _fitting(
+    request: Request,
+    workers: Sequence[Worker],
+    now: float,
+    *,
+    needs: Needs,
+    limits: Limits,
+    kept: Collection[str],
+) -> list[_Entry]:
+    """The workers that the request fits, without affinity. The hot loop of admission: once per worker and request."""
+    placement = limits.placement
+    spill, crowding, absent = placement.zone_spill, placement.crowding_cost, placement.absent_model_cost
+    choices, prompt, model, zones = request.choices, request.prompt_tokens, request.model_version, request.zones
+    most_prompts = limits.max_queued_prefill - prompt
+    tokens = prompt + request.max_output_tokens
+    ranks = {zone: rank for rank, zone in enumerate(zones)}
+    found: list[_Entry] = []
     for worker in workers:
-        spec = worker.spec
-        if spec.worker in kept or not worker.fits(request, now):
+        room: Room = worker.last_room if now < worker.last_room.until else worker.room(now)
+        if choices > room.sequences:
             continue
-        rank = (request.zones.index(spec.zone) if request.zones else 0, worker.load(now), spec.worker)
-        if best_rank is None or rank < best_rank:
-            best, best_rank = worker, rank
-    return best
+        need, longest = needs[worker.kind]
+        if need > room.blocks or (room.prefill > most_prompts and room.prefill):
+            continue
+        spec = worker.spec
+        if longest > spec.total_blocks or tokens > spec.max_context or spec.worker in kept:
+            continue
+        rank = 0
+        if zones:
+            rank = ranks[spec.zone] if room.utilisation < spill else ranks[spec.zone] + len(zones)
+        score = room.score + prompt * room.per_token + crowding * need / spec.total_blocks
+        report = worker.report
+        if report is not None and report.resident is not None and model not in report.resident:
+            score += absent
+        found.append((rank, score, spec.worker, worker))
+    return found
+
+
+def _with_affinity(entries: Sequence[_Entry], now: float, cached: Mapping[str, float], limits: Limits) -> list[_Entry]:
+    """The entries with what a cached prefix saves taken off, where the queue allows it."""
+    longest = min(entry[3].room(now).wait for entry in entries) + limits.placement.affinity_slack
+    scored: list[_Entry] = []
+    for entry in entries:
+        tokens = cached.get(entry[2])
+        if tokens is not None:
+            room = entry[3].room(now)
+            if room.wait <= longest:
+                entry = (entry[0], entry[1] - tokens * room.per_token, entry[2], entry[3])
+        scored.append(entry)
+    return scored
 
 
 def to_keep(request: Request, workers: Iterable[Worker], now: float, *, kept: Collection[str] = ()) -> Worker | None:
     """The eligible worker to keep free for a request that fits none now: the one nearest to having room."""
     candidates = [w for w in workers if w.spec.worker not in kept and w.open() and w.could_ever_fit(request)]
-    return min(candidates, key=lambda worker: (worker.load(now), worker.spec.worker), default=None)
+    return min(candidates, key=lambda worker: (worker.room(now).utilisation, worker.spec.worker), default=None)
 
 
 class Failed:
     """Shapes that did not fit in this pass: whoever needs as much or more, of the same workers, need not be tried."""
 
-    def __init__(self) -> None:
-        self._needs: dict[tuple[str, tuple[str, ...]], tuple[int, int, int]] = {}
+    def __init__(self, expected_output: Callable[[Request], int | None] | None = None) -> None:
+        """`expected_output` as the ledger's."""
+        self._expected = expected_output
+        self._needs: dict[tuple[str, tuple[str, ...]], tuple[int, ...]] = {}
 
     def add(self, request: Request) -> None:
         """The request did not fit."""
         if not request.excluded:  # without excludes the request had every worker that others with its key have
-            self._needs[_key(request)] = _need(request)
+            self._needs[_key(request)] = self._need(request)
 
     def includes(self, request: Request) -> bool:
         """Is it known without trying that the request does not fit?"""
         before = self._needs.get(_key(request))
         if before is None:
             return False
-        now = _need(request)
-        return now[0] >= before[0] and now[1] >= before[1] and now[2] >= before[2]
+        return all(now >= then for now, then in zip(self._need(request), before, strict=True))
+
+    def _need(self, request: Request) -> tuple[int, ...]:
+        longest = request.max_output_tokens
+        expected = self._expected(request) if self._expected is not None else None
+        # Unknown is compared by the longest output alone, known by both: kinds of workers go by one or the other.
+        return request.choices, request.prompt_tokens, longest, longest if expected is None else min(expected, longest)
 
 
 def _key(request: Request) -> tuple[str, tuple[str, ...]]:
     return request.model_version, request.zones
-
-
-def _need(request: Request) -> tuple[int, int, int]:
-    return request.choices, request.prompt_tokens, request.max_output_tokens

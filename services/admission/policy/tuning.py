@@ -13,7 +13,7 @@ class Placement(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     zone_spill: float = 0.85
     """Utilisation (0 to 1) from which a worker is used only after the next zones' less utilised ones; 1 spills over
     only when the zone is full."""
-    prefix_memory: int = 65_536
+    prefix_memory: int = 8_192
     """Hashes of prompt blocks remembered per worker, and never more than its KV blocks hold; 0: no affinity."""
     affinity_slack: float = 0.5
     """Seconds of prefill that may wait at a worker beyond the best's for it still to get a request for its prefix."""

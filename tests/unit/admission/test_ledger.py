@@ -11,7 +11,6 @@ from hypothesis import strategies as st
 from services.admission.config import Settings
 from services.admission.policy.ledger import Ledger
 from services.admission.policy.model import Limits, Report, Request, WorkerSpec
-from services.admission.policy.placement import pick
 
 LIMITS = Limits()
 SPEC = WorkerSpec("w0", "127.0.0.1:1", "zone-a", frozenset({"m@1"}), 16, 100, 8, 512)
@@ -144,11 +143,10 @@ def test_a_share_that_does_not_fit_is_refused_and_changes_nothing() -> None:
 def test_the_first_zone_with_room_wins_then_the_least_loaded_worker() -> None:
     specs = [replace(SPEC, worker=f"w{n}", zone=z) for n, z in enumerate(["zone-a", "zone-a", "zone-b"])]
     book = ledger(*specs)
-    workers = list(book.workers.values())
     asked = request(9, zones=("zone-a", "zone-b"))
 
     def picked() -> str:
-        found = pick(asked, workers, 0.0)
+        found = book.pick(asked, 0.0)
         assert found is not None
         return found.spec.worker
 
@@ -158,7 +156,7 @@ def test_the_first_zone_with_room_wins_then_the_least_loaded_worker() -> None:
     book.reserve(request(2, choices=8), "w1", 0.0)
     book.reserve(request(3, choices=7), "w0", 0.0)
     assert picked() == "w2"
-    assert pick(asked, workers, 0.0, kept={"w2"}) is None
+    assert book.pick(asked, 0.0, kept={"w2"}) is None
 
 
 @given(
