@@ -5,7 +5,8 @@
       └──────────────── `probes` successes in a row ──────────────┼───────────────────┘  │
                                                                   └────── one failure ───┘
 
-Only failures that are ours count: the caller reports neither client errors nor cancellations.
+After closing, a breaker takes a growing share of its turns (slow start). Only failures that are the zone's own count
+(`is_fault`): the caller reports neither client errors, nor refusals, nor cancellations.
 """
 
 from libs.breaker.board import BreakerBoard

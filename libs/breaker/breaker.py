@@ -7,6 +7,10 @@ from collections import deque
 from dataclasses import dataclass
 
 
+_ROUNDING = 1e-9
+"""Ten tenths are a little less than one in floating point."""
+
+
 class BreakerState(enum.Enum):
     """Where a breaker stands."""
 
@@ -32,9 +36,14 @@ class BreakerOptions:
     max_open_for: float = 60.0
     """`open_for` doubles with each failed probe up to this."""
     probes: int = 5
-    """Requests let through per `probe_interval` while half-open, and successes needed to close."""
+    """Probes per `probe_interval` while half-open, and successes needed to close."""
     probe_interval: float = 1.0
     """See `probes`."""
+    slow_start: float = 10.0
+    """After closing, the share of the turns that it takes grows from `slow_start_share` to all of them over this long;
+    0 takes all at once. What has just come back has cold caches, and a queue of others' work to take over."""
+    slow_start_share: float = 0.1
+    """See `slow_start`."""
 
     def __post_init__(self) -> None:
         if not (self.window > 0 and self.buckets > 0 and self.min_volume > 0 and self.probes > 0):
@@ -43,10 +52,16 @@ class BreakerOptions:
             raise ValueError("failure_rate must be in (0, 1]")
         if not 0 < self.open_for <= self.max_open_for:
             raise ValueError("open_for must be positive and at most max_open_for")
+        if not (self.probe_interval > 0 and self.slow_start >= 0 and 0 < self.slow_start_share <= 1):
+            raise ValueError("probe_interval must be positive, slow_start not negative, slow_start_share in (0, 1]")
 
 
 class Breaker:
-    """Counts outcomes and says whether to send. All times are one monotonic clock's seconds."""
+    """Counts outcomes and says whether to send. All times are one monotonic clock's seconds.
+
+    Questions (`state`, `can_probe`, `share`, `idle`) change nothing. Commands (`take_probe`, `take_turn`, `record`) do:
+    a probe is taken when its request is really sent here, not when one only could have been.
+    """
 
     def __init__(self, options: BreakerOptions) -> None:
         self._options = options
@@ -57,6 +72,8 @@ class Breaker:
         self._probe_successes = 0
         self._probe_period = 0.0
         self._probes_left = 0
+        self._closed_at = float("-inf")
+        self._credit = 0.0
 
     def state(self, now: float) -> BreakerState:
         """Where it stands; an open breaker turns half-open by itself when its time is over."""
@@ -64,18 +81,48 @@ class Breaker:
             return BreakerState.CLOSED
         return BreakerState.OPEN if now < self._opened_at + self._open_for else BreakerState.HALF_OPEN
 
-    def allow(self, now: float) -> bool:
-        """May a request be sent? While half-open each True uses up one probe of the present interval."""
-        if self._opened_at is None:
-            return True
-        if now < self._opened_at + self._open_for:
+    def can_probe(self, now: float) -> bool:
+        """Is it half-open with a probe left in the present interval?"""
+        if self.state(now) is not BreakerState.HALF_OPEN:
             return False
+        return self._probes_left > 0 or now >= self._probe_period + self._options.probe_interval
+
+    def take_probe(self, now: float) -> None:
+        """A request is sent as a probe.
+
+        :raises RuntimeError: not `can_probe`.
+        """
+        if not self.can_probe(now):
+            raise RuntimeError("there is no probe to take")
         if now >= self._probe_period + self._options.probe_interval:
             self._probe_period, self._probes_left = now, self._options.probes
-        if self._probes_left == 0:
-            return False
         self._probes_left -= 1
+
+    def share(self, now: float) -> float:
+        """The share of its turns that it takes: 1, or less for a while after closing; 0 while not closed."""
+        if self._opened_at is not None:
+            return 0.0
+        if now >= self._closed_at + self._options.slow_start:
+            return 1.0
+        grown = (now - self._closed_at) / self._options.slow_start
+        return max(self._options.slow_start_share, grown)
+
+    def take_turn(self, now: float) -> bool:
+        """A request would be sent here first: does this one come, or does it pass? Over any turns the taken ones are
+        within one of the sum of their shares."""
+        share = self.share(now)
+        if share == 1.0:
+            return True
+        self._credit += share
+        if self._credit < 1.0 - _ROUNDING:
+            return False
+        self._credit -= 1.0
         return True
+
+    def idle(self, now: float) -> bool:
+        """Would a new breaker do as well as this one?"""
+        self._forget(int(now / self._span))
+        return self.share(now) == 1.0 and not self._counts
 
     def record(self, *, successes: int, failures: int, now: float) -> None:
         """Learns outcomes. While open they are stragglers from before and change nothing."""
@@ -90,7 +137,7 @@ class Breaker:
                 return
             self._probe_successes += successes
             if self._probe_successes >= self._options.probes:
-                self._close()
+                self._close(now)
 
     def _count(self, successes: int, failures: int, now: float) -> None:
         bucket = int(now / self._span)
@@ -111,9 +158,10 @@ class Breaker:
 
     def _open(self, now: float, seconds: float) -> None:
         self._opened_at, self._open_for = now, seconds
-        self._probe_successes, self._probes_left, self._probe_period = 0, 0, -self._options.probe_interval
+        self._probe_successes, self._probes_left, self._probe_period = 0, 0, now - self._options.probe_interval
         self._counts.clear()
 
-    def _close(self) -> None:
+    def _close(self, now: float) -> None:
         self._opened_at, self._open_for, self._probe_successes = None, self._options.open_for, 0
+        self._closed_at, self._credit = now, 0.0
         self._counts.clear()

@@ -12,8 +12,8 @@ from libs.routing.assignment import Target, assign
 WORKER_SERVICE = "worker"
 """The service name under which workers register their endpoints."""
 
-IsOpen = Callable[[str, str], bool]
-"""Is the breaker of (pool, zone) open? See libs.breaker."""
+Arrange = Callable[[str, tuple[str, ...]], tuple[str, ...]]
+"""The zones of a version, best first, as breakers will have them: see libs.breaker.BreakerBoard.arrange."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,11 +77,10 @@ class RoutingTable:
             zones={version: tuple(sorted(found)) for version, found in zones.items()},
         )
 
-    def resolve(self, request: RouteRequest, is_open: IsOpen | None = None) -> Route:
+    def resolve(self, request: RouteRequest, arrange: Arrange | None = None) -> Route:
         """Chooses version, arm, pool, tier and zones.
 
-        Zones whose breaker is open are left out, unless that would leave none: then all stay, because a breaker that
-        is wrong everywhere must not turn a partial failure into a full one.
+        `arrange` is asked once, when the version is known. Should it leave no zone, all stay.
 
         :raises WeirError: MODEL_NOT_FOUND when the name is neither an alias nor a registered version, or when the
             alias points to nothing that is registered.
@@ -91,9 +90,8 @@ class RoutingTable:
         if version is None:
             raise _not_found(request.model)
         zones = _own_first(self.zones.get(target.model_version, ()), request.zone)
-        if is_open is not None and zones:
-            pool = version.pool
-            zones = tuple(zone for zone in zones if not is_open(pool, zone)) or zones
+        if arrange is not None and zones:
+            zones = arrange(target.model_version, zones) or zones
         return Route(
             model_version=target.model_version,
             arm=target.arm,
@@ -137,9 +135,9 @@ class RoutingTable:
         )
 
 
-def resolve(snapshot: RegistrySnapshot, request: RouteRequest, is_open: IsOpen | None = None) -> Route:
-    """`RoutingTable.of(snapshot).resolve(request, is_open)`; on hot paths keep the table per snapshot."""
-    return RoutingTable.of(snapshot).resolve(request, is_open)
+def resolve(snapshot: RegistrySnapshot, request: RouteRequest, arrange: Arrange | None = None) -> Route:
+    """`RoutingTable.of(snapshot).resolve(request, arrange)`; on hot paths keep the table per snapshot."""
+    return RoutingTable.of(snapshot).resolve(request, arrange)
 
 
 def list_models(snapshot: RegistrySnapshot, tenant: str) -> tuple[ListedModel, ...]:

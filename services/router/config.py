@@ -27,9 +27,11 @@ class Settings(ServiceSettings, frozen=True, kw_only=True, forbid_unknown_fields
     breaker_max_open_for: float = 60.0
     """The longest that it stays open."""
     breaker_probes: int = 5
-    """Requests let through per `breaker_probe_interval` while half-open, and successes needed to close."""
+    """Probes per `breaker_probe_interval` while half-open, and successes needed to close."""
     breaker_probe_interval: float = 1.0
     """See `breaker_probes`."""
+    breaker_slow_start: float = 10.0
+    """After closing, how long until the zone takes all of its turns again; 0 is at once."""
 
     def breaker_options(self) -> BreakerOptions:
         """The policy's part.
@@ -44,4 +46,5 @@ class Settings(ServiceSettings, frozen=True, kw_only=True, forbid_unknown_fields
             max_open_for=self.breaker_max_open_for,
             probes=self.breaker_probes,
             probe_interval=self.breaker_probe_interval,
+            slow_start=self.breaker_slow_start,
         )

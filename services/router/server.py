@@ -102,15 +102,23 @@ class RouterServicer(router_pb2_grpc.RouterServiceServicer):
         board = self._board
         return table.resolve(
             RouteRequest(asked.tenant, asked.model, asked.sticky_key, asked.zone),
-            lambda pool, zone: board.is_open(pool, zone, now),
+            lambda version, zones: board.arrange(version, zones, now),
         )
 
     def _learn(self, report: pb.ReportOutcomes) -> pb.RouterReply:
         now = self._clock.monotonic()
+        versions = self._table.snapshot.model_versions
         for count in report.counts:
-            self._board.record(count.pool, count.zone, successes=count.successes, failures=count.failures, now=now)
-            metrics.OUTCOMES.labels(count.pool, count.zone, "success").inc(count.successes)
-            metrics.OUTCOMES.labels(count.pool, count.zone, "failure").inc(count.failures)
+            known = versions.get(count.model_version)
+            if known is None or known.pool != count.pool:
+                # Of another pool than the version's own (a fallback on CPUs): it says nothing about the zones that
+                # routes choose among. Unknown versions have no routes.
+                metrics.IGNORED.inc(count.successes + count.failures)
+                continue
+            name, zone = count.model_version, count.zone
+            self._board.record(name, zone, successes=count.successes, failures=count.failures, now=now)
+            metrics.OUTCOMES.labels(name, zone, "success").inc(count.successes)
+            metrics.OUTCOMES.labels(name, zone, "failure").inc(count.failures)
         reply = pb.RouterReply()
         reply.noted.next.CopyFrom(self._next_report)
         return reply

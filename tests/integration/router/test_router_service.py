@@ -114,8 +114,8 @@ def resolve(model: str = "weir-fast", *, sticky: str = "", tenant: str = "acme")
     return pb.RouterCall(resolve=pb.Resolve(tenant=tenant, model=model, sticky_key=sticky, zone="zone-a"))
 
 
-def report(zone: str, successes: int, failures: int) -> pb.RouterCall:
-    count = pb.OutcomeCount(pool="fast", zone=zone, successes=successes, failures=failures)
+def report(zone: str, successes: int, failures: int, *, pool: str = "fast") -> pb.RouterCall:
+    count = pb.OutcomeCount(pool=pool, model_version="weir-fast@1", zone=zone, successes=successes, failures=failures)
     return pb.RouterCall(report=pb.ReportOutcomes(counts=[count]))
 
 
@@ -161,10 +161,21 @@ async def test_failures_take_a_zone_out_and_probes_bring_it_back() -> None:
         noted = (await call(client, report("zone-a", 5, 5))).noted
         assert noted.next.ToSeconds() < 1
         assert await zones() == ["zone-b"]
+        # The other version's breaker in that zone is another one.
+        assert list((await call(client, resolve("weir-fast@2"))).route.zones) == ["zone-a", "zone-b"]
         bench.clock.advance(5.0)
         assert [await zones() for _ in range(3)] == [["zone-a", "zone-b"], ["zone-a", "zone-b"], ["zone-b"]]
         await call(client, report("zone-a", 2, 0))
+        # Closed, and slow to start: the first turns after closing pass.
+        assert [await zones() for _ in range(10)] == [["zone-b", "zone-a"]] * 9 + [["zone-a", "zone-b"]]
+        bench.clock.advance(10.0)
         assert await zones() == ["zone-a", "zone-b"]
+
+
+async def test_what_a_fallback_pool_does_says_nothing_about_the_version() -> None:
+    async with router(Settings(breaker_min_volume=10)) as bench, bench.gateway() as client:
+        await call(client, report("zone-a", 0, 100, pool="cpu"))
+        assert list((await call(client, resolve())).route.zones) == ["zone-a", "zone-b"]
 
 
 async def test_without_a_snapshot_the_router_is_not_ready_and_says_so() -> None:

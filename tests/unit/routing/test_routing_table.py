@@ -94,10 +94,18 @@ def test_only_zones_with_live_workers_of_the_version_count() -> None:
     assert resolve(snapshot(), ask()).zones == ()
 
 
-def test_zones_with_an_open_breaker_are_left_out_unless_none_would_stay() -> None:
-    route = resolve(THREE_ZONES, ask(), lambda pool, zone: (pool, zone) == ("fast", "zone-b"))
-    assert route.zones == ("zone-c", "zone-a")
-    assert resolve(THREE_ZONES, ask(), lambda pool, zone: True).zones == ("zone-b", "zone-c", "zone-a")
+def test_breakers_arrange_the_zones_of_the_version_once_unless_none_would_stay() -> None:
+    asked = []
+
+    def arrange(version: str, zones: tuple[str, ...]) -> tuple[str, ...]:
+        asked.append((version, zones))
+        return zones[1:]
+
+    assert resolve(THREE_ZONES, ask("weir-fast@1"), arrange).zones == ("zone-c", "zone-a")
+    assert asked == [("weir-fast@1", ("zone-b", "zone-c", "zone-a"))]
+    assert resolve(THREE_ZONES, ask("weir-fast@2"), arrange).zones == ("zone-b",)
+    assert resolve(snapshot(), ask(), arrange).zones == ()
+    assert len(asked) == 2
 
 
 def test_a_table_answers_as_resolve_does() -> None:
