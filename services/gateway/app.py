@@ -79,7 +79,12 @@ class Gateway:
             lease_seconds=settings.lease_seconds,
         )
         self._router = RouterClient(
-            router_link, catalog, zone=settings.zone, clock=clock, decide_timeout=settings.decide_timeout
+            router_link,
+            catalog,
+            zone=settings.zone,
+            clock=clock,
+            decide_timeout=settings.decide_timeout,
+            open_replica=lambda address: link("router", address, router_pb2_grpc.RouterServiceStub, router_pb2),
         )
         self._admission = AdmissionClient(
             lambda pool: link(
@@ -115,6 +120,7 @@ class Gateway:
             workers=self._workers,
             audit=self._audit,
             clock=clock,
+            chance=rng.random,
         )
         self._embedder = Embedder(
             settings,
@@ -125,6 +131,7 @@ class Gateway:
             workers=self._workers,
             audit=self._audit,
             clock=clock,
+            chance=rng.random,
         )
         self._identifier = Identifier(
             catalog, tls=settings.tls is not None, sample_ratio=settings.trace_sample_ratio, rng=rng

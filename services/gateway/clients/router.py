@@ -1,4 +1,7 @@
-"""Routing over the multiplexed stream. Fallback: the same pure function on the gateway's own snapshot."""
+"""Routing over the multiplexed stream. Fallback: the same pure functions on the gateway's own snapshot and breakers.
+
+One router decides; all of them hear what became of requests, so that their breakers agree: see `run`.
+"""
 
 from __future__ import annotations
 
@@ -6,29 +9,49 @@ import asyncio
 import contextlib
 from asyncio import Future
 from collections import defaultdict
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
 
 from weir.router.v1 import router_pb2
 
+from libs.breaker import BreakerBoard
 from libs.clock import Clock
-from libs.deadlines import Deadline
+from libs.deadlines import Deadline, to_seconds
 from libs.errors import WeirError
 from libs.mux import MuxClient, Semantics
 from libs.routing import Route
 from services.gateway.catalog import Catalog
 from services.gateway.clients.decision import start_decision
+from services.gateway.clients.replicas import Replicas
 
 _REPORT_SECONDS = 0.5
+"""Until a router has said how often it wants to hear."""
 
 
 class RouterClient:
     """Implements `RouterPort`."""
 
-    def __init__(self, mux: MuxClient, catalog: Catalog, *, zone: str, clock: Clock, decide_timeout: float) -> None:
+    def __init__(
+        self,
+        mux: MuxClient,
+        catalog: Catalog,
+        *,
+        zone: str,
+        clock: Clock,
+        decide_timeout: float,
+        open_replica: Callable[[str], MuxClient] | None = None,
+        report_seconds: float = _REPORT_SECONDS,
+    ) -> None:
+        """`open_replica` makes a stream to the router at an address; without it only the deciding one hears."""
         self._mux = mux
         self._catalog = catalog
         self._zone = zone
         self._clock = clock
         self._decide_timeout = decide_timeout
+        self._replicas = Replicas(open_replica) if open_replica else None
+        self._report_seconds = report_seconds
+        self._board = BreakerBoard()
         self._outcomes: dict[tuple[str, str, str], list[int]] = defaultdict(lambda: [0, 0])
 
     def start_resolve(
@@ -42,31 +65,65 @@ class RouterClient:
             deadline=Deadline.after(self._decide_timeout, self._clock).earlier(deadline),
             traceparent=traceparent,
             read=_routed,
-            fallback=lambda: (self._catalog.resolve(tenant=tenant, model=model, sticky_key=sticky_key), True),
+            fallback=lambda: (self._resolve_here(tenant, model, sticky_key), True),
         )
 
     def outcome(self, *, pool: str, model_version: str, zone: str, ok: bool) -> None:
-        """See `RouterPort`; sent in batches by `run`."""
+        """See `RouterPort`; sent in batches by `run`, and learned here for the fallback."""
         self._outcomes[pool, model_version, zone][0 if ok else 1] += 1
+        if self._own_pool(model_version) == pool:
+            now = self._clock.monotonic()
+            self._board.record(model_version, zone, successes=int(ok), failures=int(not ok), now=now)
 
     async def run(self) -> None:
-        """Report outcomes while there are any, twice a second. Counts that cannot be delivered are dropped: breakers
-        look at a short window only."""
-        while True:
-            await asyncio.sleep(_REPORT_SECONDS)
-            if not self._outcomes:
-                continue
-            counts = [
-                router_pb2.OutcomeCount(pool=pool, model_version=version, zone=zone, successes=good, failures=bad)
-                for (pool, version, zone), (good, bad) in self._outcomes.items()
-            ]
-            self._outcomes.clear()
-            with contextlib.suppress(WeirError):
-                await self._mux.call(
-                    router_pb2.RouterCall(report=router_pb2.ReportOutcomes(counts=counts)),
-                    deadline=Deadline.after(self._decide_timeout, self._clock),
-                    semantics=Semantics.ONCE,
-                )
+        """Report outcomes to every live router while there are any, as often as routers want to hear (0.5 s).
+
+        So any two routers know the same outcomes of all gateways, but for those of the last interval. What cannot be
+        delivered is dropped: breakers look at a short window only.
+        """
+        async with asyncio.TaskGroup() as group:
+            while True:
+                await asyncio.sleep(self._report_seconds)
+                if self._replicas is not None:
+                    self._replicas.follow(self._others(), group)
+                if self._outcomes:
+                    self._report()
+
+    def _report(self) -> None:
+        counts = [
+            router_pb2.OutcomeCount(pool=pool, model_version=version, zone=zone, successes=good, failures=bad)
+            for (pool, version, zone), (good, bad) in self._outcomes.items()
+        ]
+        self._outcomes.clear()
+        report = router_pb2.ReportOutcomes(counts=counts)
+        for link in (self._mux, *(self._replicas or ())):
+            if link.connected:
+                with contextlib.suppress(WeirError):
+                    link.call_nowait(
+                        router_pb2.RouterCall(report=report),
+                        deadline=Deadline.after(self._decide_timeout, self._clock),
+                        semantics=Semantics.ONCE,
+                        on_reply=self._on_noted,
+                    )
+
+    def _on_noted(self, reply: Any, error: WeirError | None) -> None:
+        if error is None and (wanted := to_seconds(reply.noted.next)) > 0:
+            self._report_seconds = wanted
+
+    def _others(self) -> list[tuple[str, str]]:
+        """Live routers but the one that decides, which hears over the deciding stream."""
+        deciding = self._mux.instance if self._mux.connected else ""
+        routers = self._catalog.snapshot.endpoints_of("router")
+        return [(router.instance, router.address) for router in routers if router.instance != deciding]
+
+    def _resolve_here(self, tenant: str, model: str, sticky_key: str) -> Route:
+        route = self._catalog.resolve(tenant=tenant, model=model, sticky_key=sticky_key)
+        zones = self._board.arrange(route.model_version, route.zones, self._clock.monotonic())
+        return replace(route, zones=zones)
+
+    def _own_pool(self, model_version: str) -> str | None:
+        version = self._catalog.snapshot.model_versions.get(model_version)
+        return version.pool if version else None
 
 
 def _routed(reply: router_pb2.RouterReply) -> tuple[Route, bool]:
