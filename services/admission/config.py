@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 from libs.config import ServiceSettings
 from services.admission.policy.model import Limits, QueueClass
 from services.admission.policy.tuning import Ejection, Placement
@@ -23,6 +25,23 @@ class Settings(ServiceSettings, frozen=True, kw_only=True, forbid_unknown_fields
     """How often queued requests, workers and gateways are looked at for passed deadlines."""
     max_in_flight: int = 4096
     """Calls that one gateway may have open, waiting ones included."""
+
+    discipline: Literal["fair", "fifo"] = "fair"
+    """"fifo" is one bounded queue in order of arrival without classes, fairness, early rejection, shedding and
+    preemption, only `max_queued` and the callers' deadlines: what to compare with."""
+    reserved_share: float = 0.05
+    """Share of the cost granted to a class that those waiting behind it get, so that none starves."""
+    wait_caution: float = 0.8
+    """Share of the time until a request's TTFT target that its predicted wait may take; beyond, it is refused."""
+    preempt_after: float = 1.0
+    """Wait from which a request without a TTFT target may have less urgent work interrupted; with one, half the time
+    to it."""
+    preempt_interval: float = 0.02
+    """Least time between two interruptions in a pool."""
+    level_ttl: float = 3.0
+    """How long the level that the edge sheds by outlives this process, or its way to etcd."""
+    settle_seconds: float = 2.0
+    """How long the set of admission processes must rest before streams are sent to where the ring says."""
 
     max_per_tenant: int = 256
     """Most requests of one tenant that may wait in one class of one pool."""
@@ -75,12 +94,25 @@ class Settings(ServiceSettings, frozen=True, kw_only=True, forbid_unknown_fields
         super().__post_init__()
         if not 0 <= self.output_reserve <= 1:
             raise ValueError("output_reserve must be 0 to 1")
+        if not 0 < self.reserved_share < 1:
+            raise ValueError("reserved_share must be above 0 and below 1")
+        if not 0 < self.wait_caution <= 1:
+            raise ValueError("wait_caution must be above 0 and at most 1")
+        if min(self.preempt_after, self.preempt_interval, self.settle_seconds) < 0 or self.level_ttl < 1:
+            raise ValueError(
+                "preempt_after, preempt_interval and settle_seconds must not be negative, level_ttl at least 1"
+            )
         if not 0 <= self.report_fresh < self.report_stale:
             raise ValueError("report_stale must be above report_fresh")
 
     def limits(self) -> Limits:
         """The policy's part."""
         return Limits(
+            discipline=self.discipline,
+            reserved_share=self.reserved_share,
+            wait_caution=self.wait_caution,
+            preempt_after=self.preempt_after,
+            preempt_interval=self.preempt_interval,
             max_per_tenant=self.max_per_tenant,
             max_per_class=self.max_per_class,
             max_queued=self.max_queued,

@@ -6,19 +6,20 @@ import math
 
 from weir.admission.v1 import admission_pb2 as pb
 
-from libs.deadlines import to_duration
+from libs.deadlines import to_duration, to_seconds
 from libs.errors import Reason, WeirError
 from services.admission.policy.ledger import Worker
-from services.admission.policy.model import QueueClass, Refused, Report, Request, WorkerSpec
+from services.admission.policy.model import Granted, QueueClass, Refused, Report, Request, WorkerSpec
 
+_MAX_HASHES = 64  # as the proto says
 _MAX_ID = 256  # characters; ids are echoed in messages, logs and grants
 
 # Lookup by number is several times faster than calling the enum, and this runs once per request.
 _CLASSES = {0: QueueClass.FREE, **{int(each): each for each in QueueClass}}
 
 
-def to_request(admit: pb.Admit, *, deadline: float, owner: str) -> Request:
-    """The request asked for; `deadline` in monotonic seconds, `owner` is the gateway's instance.
+def to_request(admit: pb.Admit, *, deadline: float, owner: str, now: float) -> Request:
+    """The request asked for; `deadline` and `now` in monotonic seconds, `owner` is the gateway's instance.
 
     :raises WeirError: INVALID_REQUEST naming the field.
     """
@@ -42,6 +43,18 @@ def to_request(admit: pb.Admit, *, deadline: float, owner: str) -> Request:
         raise _invalid("max_output_tokens")
     if admit.choices == 0:
         raise _invalid("choices")
+    if not 0.0 <= admit.kv_share <= 1.0:
+        raise _invalid("kv_share")
+    if admit.prefix_hashes and not admit.prefix_block:
+        raise _invalid("prefix_block")
+    if admit.resumed_tokens >= admit.prompt_tokens:
+        raise _invalid("resumed_tokens")
+    ttft_by = math.inf
+    if admit.HasField("ttft_target"):
+        target = to_seconds(admit.ttft_target)
+        if target <= 0.0:
+            raise _invalid("ttft_target")
+        ttft_by = now + target
     return Request(
         request_id,
         tenant,
@@ -55,6 +68,11 @@ def to_request(admit: pb.Admit, *, deadline: float, owner: str) -> Request:
         tuple(admit.zones),
         frozenset(admit.exclude_workers),
         owner,
+        ttft_by,
+        tuple(admit.prefix_hashes[:_MAX_HASHES]),
+        admit.prefix_block,
+        admit.resumed_tokens,
+        admit.kv_share,
     )
 
 
@@ -83,7 +101,16 @@ def to_spec(hello: pb.WorkerHello) -> WorkerSpec:
 
 def to_report(report: pb.CapacityReport) -> Report:
     """The load a worker tells."""
-    return Report(report.free_blocks, report.running, report.waiting, report.queued_prefill_tokens, report.draining)
+    return Report(
+        report.free_blocks,
+        report.running,
+        report.waiting,
+        report.queued_prefill_tokens,
+        report.draining,
+        to_seconds(report.decode_step),
+        report.prefill_tokens_per_second,
+        frozenset(report.resident_models) if report.resident_models else None,
+    )
 
 
 def worker_state(
@@ -102,7 +129,7 @@ def worker_state(
     return state
 
 
-def granted(signed: pb.SignedGrant, spec: WorkerSpec, waited: float) -> pb.AdmissionReply:
+def granted(signed: pb.SignedGrant, spec: WorkerSpec, answer: Granted) -> pb.AdmissionReply:
     """The reply that gives a worker."""
     reply = pb.AdmissionReply()
     result = reply.granted
@@ -111,8 +138,12 @@ def granted(signed: pb.SignedGrant, spec: WorkerSpec, waited: float) -> pb.Admis
     result.address = spec.address
     result.zone = spec.zone
     result.simulated = spec.simulated
-    if waited > 0.0:
-        result.queue_wait.CopyFrom(to_duration(waited))
+    if answer.waited > 0.0:
+        result.queue_wait.CopyFrom(to_duration(answer.waited))
+    if answer.pressure > 0.0:
+        result.pressure = answer.pressure
+    if answer.first_token > 0.0:
+        result.predicted_first_token.CopyFrom(to_duration(answer.first_token))
     return reply
 
 

@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterable
 from weir.admission.v1 import admission_pb2 as pb
 
 from libs.clock import Clock
+from libs.deadlines import to_seconds
 from libs.errors import Reason, WeirError
 from libs.grants import KEY_BYTES, GrantSigner
 from libs.telemetry import get_logger
@@ -21,6 +22,7 @@ from services.admission.metrics import GATEWAYS_ABANDONED, WORKERS_LOST, PoolMet
 from services.admission.policy.model import (
     Event,
     Granted,
+    Interrupt,
     Limits,
     Outcome,
     Queued,
@@ -49,14 +51,17 @@ class Coordinator:
         grant_lifetime: float,
         worker_heartbeat: float,
         gateway_grace: float,
+        chance: Callable[[], float] = lambda: 0.0,
     ) -> None:
-        """Durations in seconds; see config.py. `random_bytes` makes grant keys and nonces: `os.urandom`."""
+        """Durations in seconds; see config.py. `random_bytes` makes grant keys and nonces: `os.urandom`; `chance`
+        draws from 0 to 1 for the jitter of retry-after."""
         self._limits = limits
         self._clock = clock
         self._random_bytes = random_bytes
         self._grant_lifetime = grant_lifetime
         self._heartbeat = worker_heartbeat
         self._gateway_grace = gateway_grace
+        self._chance = chance
         self._pools: dict[str, Pool] = {}
         self._metrics: dict[str, PoolMetrics] = {}
         self._workers: dict[str, WorkerSession] = {}
@@ -93,9 +98,10 @@ class Coordinator:
 
         :raises WeirError: INVALID_REQUEST naming the field.
         """
-        request = convert.to_request(admit, deadline=deadline, owner=owner)
+        now = self._clock.monotonic()
+        request = convert.to_request(admit, deadline=deadline, owner=owner, now=now)
         pool = self._pool(admit.pool)
-        answer, events = pool.admit(request, self._clock.monotonic())
+        answer, events = pool.admit(request, now)
         if events:
             self._apply(pool, events)
         if isinstance(answer, Queued):
@@ -113,10 +119,16 @@ class Coordinator:
         request_id = release.request_id
         self._grants.pop(request_id, None)
         now = self._clock.monotonic()
-        output = None if release.unused else release.output_tokens
         for pool in self._pools.values():
             item = pool.backlog.find(request_id)
-            known, events = pool.release(request_id, now, output_tokens=output)
+            known, events = pool.release(
+                request_id,
+                now,
+                output_tokens=None if release.unused else release.output_tokens,
+                failed=release.failed,
+                first_token=to_seconds(release.first_token) if release.HasField("first_token") else None,
+                cached_prompt_tokens=release.cached_prompt_tokens,
+            )
             if known:
                 if item is not None:
                     self._metrics[pool.name].left(item.request.queue_class, Outcome.CANCELLED)
@@ -235,7 +247,7 @@ class Coordinator:
     def _pool(self, name: str) -> Pool:
         pool = self._pools.get(name)
         if pool is None:
-            pool = self._pools[name] = Pool(name, self._limits, now=self._born)
+            pool = self._pools[name] = Pool(name, self._limits, now=self._born, chance=self._chance)
             self._metrics[name] = PoolMetrics(name)
         return pool
 
@@ -260,8 +272,12 @@ class Coordinator:
             self._apply(pool, events)
 
     def _apply(self, pool: Pool, events: list[Event]) -> None:
-        """Answers everybody who waited for these events."""
+        """Answers everybody who waited for these events; has workers interrupt what must make room."""
         for event in events:
+            if isinstance(event, Interrupt):
+                if self.preempt(event.worker, event.request_ids):
+                    self._metrics[pool.name].interrupted(len(event.request_ids))
+                continue
             self._answer(event.request.request_id, self._reply(pool, event))
 
     def _answer(self, request_id: str, reply: pb.AdmissionReply) -> None:
@@ -276,7 +292,7 @@ class Coordinator:
         if isinstance(answer, Granted):
             metrics.granted(request.queue_class, answer.waited)
             session = self._workers[answer.worker]
-            return convert.granted(self._grant(request, session), session.spec, answer.waited)
+            return convert.granted(self._grant(request, session), session.spec, answer)
         metrics.left(request.queue_class, answer.outcome)
         return convert.rejected(answer)
 

@@ -19,6 +19,19 @@ WAIT = Histogram(
 )
 QUEUED = Gauge("weir_admission_queue_depth", "Requests that wait.", ["pool", "queue_class"])
 QUEUED_COST = Gauge("weir_admission_queue_cost", "Cost units that wait.", ["pool", "queue_class"])
+FIRST_TOKEN_ERROR = Histogram(
+    "weir_admission_first_token_error_seconds",
+    "Time from admission to first token, as it was minus as it was predicted.",
+    ["pool"],
+    buckets=(-2.0, -1.0, -0.5, -0.25, -0.1, -0.05, -0.01, 0.0, 0.01, 0.05, 0.1, 0.25, 0.5, 1.0, 2.0),
+)
+FIRST_TOKEN = Histogram(
+    "weir_admission_first_token_seconds", "Time from admission to first token.", ["pool"], buckets=_WAIT_BUCKETS
+)
+INTERRUPTED = Counter(
+    "weir_admission_interrupted_requests_total", "Requests interrupted for more urgent ones.", ["pool"]
+)
+SHED_TENANTS = Gauge("weir_admission_shed_tenants", "Tenants that the edge is told to shed.", ["pool"])
 HELD = Gauge("weir_admission_held_requests", "Granted requests that are not released.", ["pool"])
 FREE_BLOCKS = Gauge("weir_admission_worker_free_blocks", "KV blocks that can be granted.", ["pool", "worker"])
 FREE_SEQUENCES = Gauge("weir_admission_worker_free_sequences", "Sequences that can be granted.", ["pool", "worker"])
@@ -38,6 +51,9 @@ class PoolMetrics:
             for outcome in Outcome
         }
         self._waits = {queue_class: WAIT.labels(pool, queue_class.name.lower()) for queue_class in QueueClass}
+        self._interrupted = INTERRUPTED.labels(pool)
+        self._first_token_error = FIRST_TOKEN_ERROR.labels(pool)
+        self._first_token = FIRST_TOKEN.labels(pool)
         self._workers: set[str] = set()
 
     def left(self, queue_class: QueueClass, outcome: Outcome) -> None:
@@ -49,8 +65,15 @@ class PoolMetrics:
         self._outcomes[queue_class, Outcome.GRANTED].inc()
         self._waits[queue_class].observe(waited)
 
+    def interrupted(self, count: int) -> None:
+        """A worker was told to interrupt requests."""
+        self._interrupted.inc(count)
+
     def publish(self, pool: Pool, now: float) -> None:
-        """Sets the gauges to the pool's present state."""
+        """Sets the gauges to the pool's present state; counts what has come of its predictions."""
+        for predicted, actual in pool.take_predictions():
+            self._first_token_error.observe(actual - predicted)
+            self._first_token.observe(actual)
         for queue_class, queue in pool.backlog.queues.items():
             QUEUED.labels(self._pool, queue_class.name.lower()).set(len(queue))
             QUEUED_COST.labels(self._pool, queue_class.name.lower()).set(queue.backlog)

@@ -2,16 +2,19 @@
 
 Each tenant has a counter of service received, divided by its weight; the backlogged tenant with the least is served
 next (start-time fair queuing, Goyal et al. 1996, with the counters of VTC, Sheng et al. 2024). A tenant that becomes
-backlogged is lifted to the present level, so that idleness is not credit. Cost is charged at its upper bound on
-dispatch and corrected when the real output is known.
+backlogged is lifted to the present level, the counter at which service was last given, so that idleness is not credit.
+What a request is expected to cost is charged on dispatch and corrected, up or down, when its real cost is known.
 
-Bound: over any time in which tenants f and g are both backlogged, and heads are dispatched in order, their charged
-service differs by at most l_f/w_f + l_g/w_g, where l is the tenant's largest cost and w its weight
-(tests/unit/admission/test_fair_queue.py).
+Bound: let f and g be backlogged from t1 to t2 and heads be dispatched in order. Then the real costs of what f and g
+were granted in that time, each divided by the tenant's weight, differ by at most 2·U + 2·E, where U is the largest
+real cost of one request over its weight and E the largest sum of errors (real minus charged, over weight) of one
+tenant's uncorrected requests at one time minus the other's. With exact expectations E is 0; without any it is at most
+what runs at once, as in VTC. Proven by tests/unit/admission/test_fair_queue.py.
 """
 
 from __future__ import annotations
 
+from bisect import bisect_left, insort
 from collections import OrderedDict
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -24,10 +27,14 @@ class Item:
     """A waiting request."""
 
     request: Request
-    cost: float
+    cost: float  # expected
     order: int
     queued_at: float
-    expires_at: float  # the earlier of deadline and TTL
+    expires_at: float  # the earliest of deadline, TTL and the last moment for its TTFT target
+    limit: str = "queue"  # which of them: "deadline", "queue", "ttft_target"
+    predicted_wait: float | None = None  # as told when it came
+    predicted_first_token: float = 0.0  # likewise, the wait included
+    urgent: bool = False  # it will be too late unless less urgent work is interrupted
     bypassed: int = 0  # grants given to later requests on workers that this one could use
 
 
@@ -35,7 +42,8 @@ class Flow:
     """A tenant's waiting requests and its counter.
 
     Requests wait in one lane per model version, so that a version whose workers are full does not hold up the
-    tenant's requests for others.
+    tenant's requests for others. Resumed requests wait in lanes of their own, which go first: their work so far is
+    lost if they do not come back soon.
     """
 
     __slots__ = ("backlog", "counter", "lanes", "since", "size", "tenant", "weight")
@@ -45,20 +53,29 @@ class Flow:
         self.since = since  # order of the request that made it backlogged
         self.counter = 0.0
         self.weight = 1.0
-        self.lanes: dict[str, OrderedDict[str, Item]] = {}
+        self.lanes: dict[tuple[bool, str], OrderedDict[str, Item]] = {}  # (is new, version) →
         self.size = 0
         self.backlog = 0.0  # cost units waiting
 
     def heads(self) -> list[Item]:
-        """The oldest of each lane, oldest first."""
-        heads = [next(iter(lane.values())) for lane in self.lanes.values()]
-        if len(heads) > 1:
-            heads.sort(key=lambda item: item.order)
-        return heads
+        """The oldest of each lane: resumed ones first, then by age."""
+        if len(self.lanes) == 1:
+            (lane,) = self.lanes.values()
+            return [next(iter(lane.values()))]
+        heads = [(key[0], next(iter(lane.values()))) for key, lane in self.lanes.items()]
+        heads.sort(key=lambda head: (head[0], head[1].order))
+        return [item for _, item in heads]
 
     def newest(self) -> Item:
-        """The request that came last."""
-        return max((next(reversed(lane.values())) for lane in self.lanes.values()), key=lambda item: item.order)
+        """The request that came last; a resumed one only when there is no other."""
+        new = any(is_new for is_new, _ in self.lanes)
+        lasts = [next(reversed(lane.values())) for key, lane in self.lanes.items() if key[0] == new]
+        return max(lasts, key=lambda item: item.order)
+
+    @property
+    def all_resumed(self) -> bool:
+        """Only resumed requests wait."""
+        return not any(is_new for is_new, _ in self.lanes)
 
 
 class FairQueue:
@@ -67,8 +84,11 @@ class FairQueue:
     Memory: one `Flow` per tenant that waits, plus the counters of at most `max_idle` tenants that do not.
     """
 
-    def __init__(self, *, max_idle: int = 10_000) -> None:
+    def __init__(self, *, max_idle: int = 10_000, by_tenant: bool = True) -> None:
+        """Without `by_tenant` all are one flow, in order of arrival: the plain queue to compare with."""
+        self._by_tenant = by_tenant
         self._flows: dict[str, Flow] = {}  # backlogged
+        self._order: list[tuple[float, int, Flow]] = []  # the same, by counter; `since` is unique
         self._idle: OrderedDict[str, float] = OrderedDict()  # counters that are still above the present level
         self._items: dict[str, Item] = {}
         self._level = 0.0  # virtual time: the counter at which service was last given
@@ -81,8 +101,12 @@ class FairQueue:
 
     def size_of(self, tenant: str) -> int:
         """How many requests of the tenant wait."""
-        flow = self._flows.get(tenant)
+        flow = self._flows.get(self._key(tenant))
         return flow.size if flow else 0
+
+    def flow(self, tenant: str) -> Flow | None:
+        """What waits of the tenant's."""
+        return self._flows.get(self._key(tenant))
 
     def flows(self) -> Iterator[Flow]:
         """The backlogged tenants, in no particular order."""
@@ -96,11 +120,12 @@ class FairQueue:
         request = item.request
         if request.request_id in self._items:
             raise ValueError(f"{request.request_id} waits already")
-        flow = self._flows.get(request.tenant)
+        key = self._key(request.tenant)
+        flow = self._flows.get(key)
         if flow is None:
-            flow = self._activate(request.tenant, item.order)
+            flow = self._activate(key, item.order)
         flow.weight = request.weight
-        flow.lanes.setdefault(request.model_version, OrderedDict())[request.request_id] = item
+        flow.lanes.setdefault(self._lane(request), OrderedDict())[request.request_id] = item
         flow.size += 1
         flow.backlog += item.cost
         self.backlog += item.cost
@@ -111,16 +136,18 @@ class FairQueue:
         item = self._items.pop(request_id, None)
         if item is None:
             return None
-        flow = self._flows[item.request.tenant]
-        lane = flow.lanes[item.request.model_version]
+        flow = self._flows[self._key(item.request.tenant)]
+        key = self._lane(item.request)
+        lane = flow.lanes[key]
         del lane[request_id]
         if not lane:
-            del flow.lanes[item.request.model_version]
+            del flow.lanes[key]
         flow.size -= 1
         flow.backlog -= item.cost
         self.backlog -= item.cost
         if not flow.size:
             del self._flows[flow.tenant]
+            self._take(flow)
             self._remember(flow.tenant, flow.counter)
         if not self._items:
             self.backlog = 0.0  # rounding must not add up over days
@@ -132,49 +159,69 @@ class FairQueue:
         :raises KeyError: it does not wait.
         """
         item = self._items[request_id]
-        flow = self._flows[item.request.tenant]
-        self._level = max(self._level, flow.counter)
-        flow.counter += item.cost / item.request.weight
+        flow = self._flows[self._key(item.request.tenant)]
+        self._level = flow.counter
+        self._move(flow, flow.counter + item.cost / item.request.weight)
         self.remove(request_id)
         return item
 
     def charge(self, tenant: str, weight: float, cost: float) -> None:
         """Charges a request that was served without waiting, so that it counts when its tenant has to wait."""
-        flow = self._flows.get(tenant)
+        key = self._key(tenant)
+        flow = self._flows.get(key)
         if flow is not None:
-            flow.counter += cost / weight
+            self._move(flow, flow.counter + cost / weight)
             return
-        start = max(self._level, self._idle.get(tenant, 0.0))
+        start = max(self._level, self._idle.get(key, 0.0))
         if not self._flows:
             self._level = start
-        self._remember(tenant, start + cost / weight)
+        self._remember(key, start + cost / weight)
 
-    def refund(self, tenant: str, weight: float, cost: float) -> None:
-        """Gives back what was charged but not used. An idle tenant's refund never becomes credit: see `_activate`."""
-        flow = self._flows.get(tenant)
+    def correct(self, tenant: str, weight: float, difference: float) -> None:
+        """Adds real cost minus charged cost. An idle tenant's refund never becomes credit: see `_activate`."""
+        key = self._key(tenant)
+        flow = self._flows.get(key)
         if flow is not None:
-            flow.counter -= cost / weight
-        elif tenant in self._idle:
-            self._remember(tenant, self._idle[tenant] - cost / weight)
+            self._move(flow, flow.counter + difference / weight)
+        elif key in self._idle or difference > 0.0:
+            self._remember(key, self._idle.get(key, self._level) + difference / weight)
 
-    def in_order(self) -> list[Flow]:
-        """Backlogged tenants, the least served first; between equals whoever came first."""
-        return sorted(self._flows.values(), key=_least_served)
+    def lift(self, tenant: str, served: str) -> None:
+        """`tenant` is passed over for a reason of its own (its KV budget) while `served` is served next: it is not
+        owed later what it could not take now."""
+        flow, other = self._flows.get(self._key(tenant)), self._flows.get(self._key(served))
+        if flow is not None and other is not None and flow.counter < other.counter:
+            self._move(flow, other.counter)
 
-    def _activate(self, tenant: str, since: int) -> Flow:
-        flow = Flow(tenant, since)
-        flow.counter = max(self._level, self._idle.pop(tenant, 0.0))
-        self._flows[tenant] = flow
+    def in_order(self) -> Iterator[Flow]:
+        """Backlogged tenants, the least served first; between equals whoever came first. Start anew after changes."""
+        return (flow for _, _, flow in self._order)
+
+    def _key(self, tenant: str) -> str:
+        return tenant if self._by_tenant else ""
+
+    def _lane(self, request: Request) -> tuple[bool, str]:
+        return not (self._by_tenant and request.resumed_tokens), request.model_version
+
+    def _activate(self, key: str, since: int) -> Flow:
+        flow = Flow(key, since)
+        flow.counter = max(self._level, self._idle.pop(key, 0.0))
+        self._flows[key] = flow
+        insort(self._order, (flow.counter, flow.since, flow))
         return flow
 
-    def _remember(self, tenant: str, counter: float) -> None:
+    def _move(self, flow: Flow, counter: float) -> None:
+        self._take(flow)
+        flow.counter = counter
+        insort(self._order, (counter, flow.since, flow))
+
+    def _take(self, flow: Flow) -> None:
+        del self._order[bisect_left(self._order, (flow.counter, flow.since))]  # type: ignore[type-var]
+
+    def _remember(self, key: str, counter: float) -> None:
         """Keeps an idle tenant's counter while it says more than the level does."""
-        self._idle.pop(tenant, None)
+        self._idle.pop(key, None)
         if counter > self._level:
-            self._idle[tenant] = counter
+            self._idle[key] = counter
             if len(self._idle) > self._max_idle:
                 self._idle.popitem(last=False)
-
-
-def _least_served(flow: Flow) -> tuple[float, int]:
-    return flow.counter, flow.since

@@ -104,6 +104,8 @@ class Granted:
     request: Request
     worker: str
     waited: float = 0.0
+    pressure: float = 0.0  # predicted wait of the next such request as a share of what it may wait; 0: nobody waits
+    first_token: float = 0.0  # predicted, seconds from the admission on
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,14 +135,27 @@ class Interrupt:
     request_ids: tuple[str, ...]
 
 
-Event = Granted | Refused
-"""The one outcome of a queued request."""
+Event = Granted | Refused | Interrupt
+"""The one outcome of a queued request, or what a worker is to be told."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limits:
     """Bounds and constants of one pool's admission; calibrated by load tests, set in config.py."""
 
+    discipline: str = "fair"
+    """"fair", or "fifo": one bounded queue in order of arrival without classes, fairness, early rejection, shedding,
+    TTLs, TTFT targets and preemption, to compare with."""
+    reserved_share: float = 0.05
+    """Share of the cost granted to a class that those waiting behind it get, so that none starves."""
+    wait_caution: float = 0.8
+    """Share of the time until a TTFT target or deadline that the predicted wait may take; beyond, a newcomer is
+    refused."""
+    preempt_after: float = 1.0
+    """Wait from which a request without a TTFT target may have less urgent work interrupted; with one, half the time
+    to it."""
+    preempt_interval: float = 0.02
+    """Least time between two interruptions in a pool."""
     max_per_tenant: int = 256
     """Most requests of one tenant that may wait in one class."""
     max_per_class: int = 2048
@@ -198,4 +213,9 @@ class Limits:
 
     def cost_of(self, request: Request) -> float:
         """The most that the request can cost."""
-        return self.cost(request.prompt_tokens, request.max_output_tokens * request.choices)
+        return self.real_cost(request, request.max_output_tokens * request.choices)
+
+    def real_cost(self, request: Request, output_tokens: int) -> float:
+        """What the request costs with so many output tokens in all. Prefill that an interruption or a lost worker
+        makes necessary again is not the tenant's."""
+        return self.cost(0 if request.resumed_tokens else request.prompt_tokens, output_tokens)

@@ -1,23 +1,28 @@
-"""One pool's admission: the state machine that ties queue, ledger, placement and rate together.
+"""One pool's admission: the state machine that ties queue, ledger and predictions together.
 
 Question and command are one here: `admit` answers at once with Granted, Queued or Refused. Whatever changes capacity
-or the queue returns the events (grants and evictions of queued requests) that follow from it. Every request leaves
-exactly once: by the answer of `admit`, by one event, or by `cancel`.
+or the queue returns the events (grants and evictions of queued requests, interruptions) that follow from it. Every
+request leaves exactly once: by the answer of `admit`, by one event, or by `cancel`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import replace
+import math
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from itertools import islice
 
 from services.admission.policy.backlog import Backlog
 from services.admission.policy.fair_queue import Item
 from services.admission.policy.ledger import Ledger, Reservation, Worker
+from services.admission.policy.levels import Levels
 from services.admission.policy.model import (
     Event,
     Granted,
     Limits,
     Outcome,
+    QueueClass,
     Queued,
     Refused,
     Report,
@@ -25,26 +30,53 @@ from services.admission.policy.model import (
     WorkerSpec,
 )
 from services.admission.policy.placement import Failed, eligible
-from services.admission.policy.rate import ServiceRate, cost_ahead
-from services.admission.policy.refusals import MIN_RETRY_AFTER, never_fits, refuse
+from services.admission.policy.predict import Predictor
+from services.admission.policy.refusals import OVERLOAD, Refusals
 
 _SWEEP = 1.0  # seconds between two looks for overdue shares
-_MOVES = "Admission moves to another process; try again."
-_FULL = "Too many requests wait already."
+_LOOKED_AT = 8  # requests at the head of the queue for which less urgent work may be interrupted
+_PREDICTIONS = 1024  # kept until somebody takes them
+
+
+@dataclass(slots=True)
+class _Held:
+    """What is remembered of a granted request until its release."""
+
+    request: Request
+    cost: float  # charged
+    waited: float
+    computed: float  # first token after the grant, by the formula
+    predicted: float  # first token after the admission
+
+
+@dataclass(frozen=True, slots=True)
+class Late:
+    """Why a request would come too late, and by how much."""
+
+    limit: str
+    by: float  # seconds
 
 
 class Pool:
     """Decides for one pool. All `now` are the same monotonic clock's seconds and must not go back."""
 
-    def __init__(self, name: str, limits: Limits, *, now: float) -> None:
+    def __init__(self, name: str, limits: Limits, *, now: float, chance: Callable[[], float] = lambda: 0.0) -> None:
+        """`chance` draws from 0 to 1, for the jitter of retry-after; without it there is none."""
         self.name = name
         self.limits = limits
-        self.ledger = Ledger(limits)
+        self.predictor = Predictor(limits, now=now)
+        self.ledger = Ledger(limits, expected_output=self.predictor.high_output)
         self.backlog = Backlog(limits)
-        self._rate = ServiceRate()
+        self.levels = Levels()
+        self._refusals = Refusals(chance)
+        self._fair = limits.discipline == "fair"
+        self._held: dict[str, _Held] = {}
+        self._held_of = dict.fromkeys(QueueClass, 0)
+        self._predictions: deque[tuple[float, float]] = deque(maxlen=_PREDICTIONS)
         self._born = now
         self._last_served: dict[str, float] = {}  # model version → when its last worker went
         self._next_sweep = now
+        self._next_interrupt = now
         self._draining = False
 
     # ---- requests ------------------------------------------------------------------------------------------------
@@ -52,8 +84,8 @@ class Pool:
     def admit(self, request: Request, now: float) -> tuple[Granted | Queued | Refused, list[Event]]:
         """Grants at once when there is room and nobody waits; else queues or refuses. Idempotent by request id.
 
-        The events concern other requests (one may be shed for this one). A request that holds a share already is
-        granted it again while that still covers it; one that waits already goes on waiting.
+        The events concern other requests (one may be shed or interrupted for this one). A request that holds a share
+        already is granted it again while that still covers it; one that waits already goes on waiting.
         """
         repeated = self._repeated(request)
         if repeated is not None:
@@ -61,26 +93,51 @@ class Pool:
         refused = self._hopeless(request, now)
         if refused is not None:
             return refused, []
+        cost = self.predictor.expected_cost(request)
+        self.levels.arrived(request, cost, now)
         if not len(self.backlog):
-            granted = self._grant_directly(request, now)
+            granted = self._grant_directly(request, cost, now)
             if granted is not None:
                 return granted, []
-        refused = self._no_room(request, now) or self._too_late(request, now)
-        if refused is not None:
-            return refused, []
-        return self._enqueue(request, now)
+        limit = self.backlog.room_for(request)
+        wait = self.predictor.wait(request, cost, self.backlog, self.ledger, now)
+        if limit:
+            return self._refused(self._refusals.full(request, limit, wait), cost, now), []
+        late = self._late(request, wait, now)
+        if late is not None and not self._may_interrupt(request):
+            return self._refused(self._refusals.too_late(request, late.limit, late.by), cost, now), []
+        return self._enqueue(request, cost, wait, now, urgent=late is not None)
 
-    def release(self, request_id: str, now: float, *, output_tokens: int | None = None) -> tuple[bool, list[Event]]:
+    def release(
+        self,
+        request_id: str,
+        now: float,
+        *,
+        output_tokens: int | None = None,
+        failed: bool = False,
+        first_token: float | None = None,
+        cached_prompt_tokens: int = 0,
+    ) -> tuple[bool, list[Event]]:
         """The request has ended after `output_tokens`, or (None) was never submitted. Was it known, and what follows.
 
-        A request that still waits is taken out of the queue.
+        `first_token` are seconds from the grant to it, None when there was none. A request that still waits is taken
+        out of the queue.
         """
         if self.backlog.remove(request_id) is not None:
             return True, self._dispatch(now)
-        reservation = self.ledger.release(request_id)
-        if reservation is None:
+        if request_id not in self.ledger.reservations:
             return False, []
-        self._settle(reservation, output_tokens)
+        interrupted = self.ledger.preemption.asked(request_id)
+        if output_tokens is not None:
+            self.ledger.ended(
+                request_id,
+                now,
+                output_tokens=output_tokens,
+                failed=failed,
+                cached_prompt_tokens=cached_prompt_tokens,
+            )
+        self.ledger.release(request_id)
+        self._settle(request_id, output_tokens, learn=not (failed or interrupted), first_token=first_token)
         return True, self._dispatch(now)
 
     def cancel(self, request_id: str, now: float) -> tuple[bool, list[Event]]:
@@ -91,7 +148,7 @@ class Pool:
 
     def abandon(self, owner: str, now: float) -> tuple[int, list[Event]]:
         """A gateway is gone for good: its shares are given back; what still runs shows in the workers' reports."""
-        count = self.ledger.disown(self.ledger.owned_by(owner), now)
+        count = self._disown(self.ledger.owned_by(owner), now)
         return count, self._dispatch(now) if count else []
 
     # ---- workers -------------------------------------------------------------------------------------------------
@@ -136,22 +193,25 @@ class Pool:
         events: list[Event] = [self._evict(item, now) for item in self.backlog.expired(now)]
         if now >= self._next_sweep:
             self._next_sweep = now + _SWEEP
-            self.ledger.disown(self.ledger.overdue(now), now)
+            self._disown(self.ledger.overdue(now), now)
         events += self._dispatch(now)
         return events
 
     def drain(self, now: float) -> list[Event]:
         """This process goes away: new requests are refused, waiting ones sent elsewhere."""
         self._draining = True
-        return [
-            refuse(item.request, Outcome.DRAINING, _MOVES, retry_after=MIN_RETRY_AFTER, waited=now - item.queued_at)
-            for item in self.backlog.clear()
-        ]
+        return [self._refusals.draining(item.request, now - item.queued_at) for item in self.backlog.clear()]
 
     @property
     def idle(self) -> bool:
         """Nothing waits and no share is held."""
         return not len(self.backlog) and not self.ledger.reservations
+
+    def take_predictions(self) -> list[tuple[float, float]]:
+        """First tokens since the last call, seconds from the admission on: as predicted there, and as they came."""
+        taken = list(self._predictions)
+        self._predictions.clear()
+        return taken
 
     # ---- admitting -----------------------------------------------------------------------------------------------
 
@@ -163,7 +223,8 @@ class Pool:
         if known is None:
             return None
         if known.tenant != request.tenant:
-            return refuse(request, Outcome.INVALID_REQUEST, "The request id is in use.", limit="request_id")
+            message = "The request id is in use."
+            return self._refusals.refuse(request, Outcome.INVALID_REQUEST, message, limit="request_id")
         if item is not None:
             if _covers(known, request):
                 return Queued(known)
@@ -179,92 +240,85 @@ class Pool:
             held.until = request.deadline + self.limits.release_grace
             return Granted(held.request, held.worker)
         # A migration: the old worker is lost or failed it, so the request needs another share, not a second one.
-        released = self.ledger.release(request.request_id)
-        if released is not None:
-            self._settle(released, None)
+        self.ledger.release(request.request_id)
+        self._settle(request.request_id, None, learn=False)
         return None
 
     def _hopeless(self, request: Request, now: float) -> Refused | None:
         """The refusals that no waiting can change."""
         if self._draining:
-            return refuse(request, Outcome.DRAINING, _MOVES, retry_after=MIN_RETRY_AFTER)
+            return self._refusals.draining(request)
         if request.deadline <= now:
-            return refuse(request, Outcome.REJECTED_DEADLINE, "The deadline has passed.", limit="deadline")
-        serving = self.ledger.serving(request.model_version)
-        if not serving:
-            return self._nobody_serves(request, now)
+            message = "The deadline has passed."
+            return self._refusals.refuse(request, Outcome.REJECTED_DEADLINE, message, limit="deadline")
         candidates = self.ledger.eligible(request)
-        if not candidates:
-            return refuse(
-                request,
-                Outcome.REJECTED_NO_CAPACITY,
-                f"No other worker serves {request.model_version}.",
-                limit="workers",
-                retry_after=self.limits.absence_grace,
-            )
         if any(worker.could_ever_fit(request) for worker in candidates):
             return None
-        return never_fits(request, candidates)
+        if candidates:
+            return self._refusals.never_fits(request, candidates)
+        grace = self.limits.absence_grace
+        others = bool(self.ledger.serving(request.model_version))
+        if not others and now - self._last_served.get(request.model_version, self._born) < grace:
+            return None  # right after a start or a loss workers may be on their way back: it may wait
+        return self._refusals.nobody_serves(request, other=others, retry_after=grace)
 
-    def _nobody_serves(self, request: Request, now: float) -> Refused | None:
-        """Right after a start or a loss workers may be on their way back: then the request may wait."""
-        if now - self._last_served.get(request.model_version, self._born) < self.limits.absence_grace:
-            return None
-        return refuse(
-            request,
-            Outcome.REJECTED_NO_CAPACITY,
-            f"No worker serves {request.model_version}.",
-            limit="workers",
-            retry_after=self.limits.absence_grace,
-        )
-
-    def _grant_directly(self, request: Request, now: float) -> Granted | None:
+    def _grant_directly(self, request: Request, cost: float, now: float) -> Granted | None:
         worker = self.ledger.pick(request, now)
-        if worker is None:
+        if worker is None or not self._in_time(request, worker, now):
             return None
-        reservation = self.ledger.reserve(request, worker.spec.worker, now)
-        queue = self.backlog.queues[request.queue_class]
-        queue.charge(request.tenant, request.weight, reservation.cost)
-        return Granted(request, worker.spec.worker)
+        self.backlog.queue_of(request).charge(request.tenant, request.weight, cost)
+        self.predictor.let_in(request, cost, now)
+        return self._hold(request, worker, cost, now)
 
-    def _no_room(self, request: Request, now: float) -> Refused | None:
-        limit = self.backlog.room_for(request)
-        if not limit:
+    def _in_time(self, request: Request, worker: Worker, now: float) -> bool:
+        """Would its first token come in time from this worker now? Also yes when no worker could be quicker and
+        nobody waits: then it is not load that makes it late."""
+        left = request.ttft_by - now
+        if left == math.inf or not self._fair:
+            return True
+        predictor = self.predictor
+        computed = predictor.computed_first_token(request, worker, self.ledger, now)
+        if predictor.first_token(computed) <= left:
+            return True
+        alone = predictor.unloaded_first_token(request, self.ledger, now)
+        return not len(self.backlog) and predictor.first_token(alone) > left
+
+    def _late(self, request: Request, wait: float | None, now: float) -> Late | None:
+        """Early rejection: better told now than after the wait. Resumed requests are never too late to go on."""
+        if not self._fair or request.resumed_tokens:
             return None
-        retry_after = self._wait_of(request, now) or 1.0
-        return refuse(request, Outcome.REJECTED_QUEUE_FULL, _FULL, limit=limit, retry_after=retry_after)
+        computed = self.predictor.computed_first_token(request, None, self.ledger, now)
+        left = request.deadline - self.limits.return_margin - self.predictor.first_token(computed) - now
+        by_deadline = (wait or 0.0) - left
+        by_target = -math.inf
+        if request.ttft_by < math.inf:
+            left = request.ttft_by - self.predictor.first_token_at_worst(computed) - now
+            by_target = (wait or 0.0) - self.limits.wait_caution * left
+        late = Late("deadline", by_deadline) if by_deadline >= by_target else Late("ttft_target", by_target)
+        return late if late.by > 0.0 else None
 
-    def _too_late(self, request: Request, now: float) -> Refused | None:
-        """Early rejection: better told now than after the wait."""
-        wait = self._wait_of(request, now)
-        allowed = request.deadline - self.limits.return_margin - now
-        if wait is None or wait <= allowed:
-            return None
-        return refuse(
-            request,
-            Outcome.REJECTED_DEADLINE,
-            "The deadline cannot be met by the present queue.",
-            limit="deadline",
-            retry_after=wait - max(0.0, allowed),
-        )
+    def _may_interrupt(self, request: Request) -> bool:
+        """Is there less urgent work to interrupt beyond what those before it will need?"""
+        own = request.queue_class
+        if not self._fair or own is QueueClass.BATCH:
+            return False
+        before = sum(len(queue) for other, queue in self.backlog.queues.items() if other <= own)
+        return sum(count for other, count in self._held_of.items() if other > own) > before
 
-    def _wait_of(self, request: Request, now: float) -> float | None:
-        """Seconds that the request would wait, by the present rate of service; None when that is not known."""
-        self._rate.observe(now, backlogged=len(self.backlog) > 0)
-        rate = self._rate.per_second()
-        if rate is None:
-            return None
-        queue = self.backlog.queues[request.queue_class]
-        higher = self.backlog.higher(request.queue_class)
-        cost = self.limits.cost_of(request)
-        return cost_ahead(queue, request.tenant, request.weight, cost, higher) / rate
-
-    def _enqueue(self, request: Request, now: float) -> tuple[Granted | Queued | Refused, list[Event]]:
-        item, shed = self.backlog.push(request, now)
+    def _enqueue(
+        self, request: Request, cost: float, wait: float | None, now: float, *, urgent: bool
+    ) -> tuple[Granted | Queued | Refused, list[Event]]:
+        computed = self.predictor.computed_first_token(request, None, self.ledger, now)
+        leave_by = math.inf
+        if request.ttft_by < math.inf and not request.resumed_tokens:
+            leave_by = request.ttft_by - self.predictor.first_token_at_worst(computed)
+        item, shed = self.backlog.push(request, now, cost=cost, leave_by=max(leave_by, now))
         if shed is item:
-            retry_after = self._wait_of(request, now) or 1.0
-            refused = refuse(request, Outcome.REJECTED_QUEUE_FULL, _FULL, limit="queue", retry_after=retry_after)
-            return refused, []
+            return self._refused(self._refusals.full(request, "queue", wait), cost, now), []
+        item.urgent = urgent
+        item.predicted_wait = None if urgent else wait
+        item.predicted_first_token = (wait or 0.0) + self.predictor.first_token(computed)
+        self.predictor.let_in(request, cost, now)
         events: list[Event] = [] if shed is None else [self._evict(shed, now, shed=True)]
         own: Granted | None = None
         for event in self._dispatch(now):
@@ -277,69 +331,149 @@ class Pool:
     # ---- serving the queue ---------------------------------------------------------------------------------------
 
     def _dispatch(self, now: float) -> list[Event]:
-        """Grants to waiting requests, in order, until none that may go next fits."""
+        """Grants to waiting requests, in order, until none that may go next fits; then room is made, if it must be."""
         events: list[Event] = []
         if not len(self.backlog):
-            self._rate.observe(now, backlogged=False)
+            self.predictor.observe(now, backlogged=False)
             return events
         while (found := self._next(now)) is not None:
             item, worker = found
             self.backlog.dispatch(item)
-            self.ledger.reserve(item.request, worker, now)
-            self._rate.observe(now, backlogged=True, granted=item.cost)
-            events.append(Granted(item.request, worker, waited=now - item.queued_at))
-        self._rate.observe(now, backlogged=len(self.backlog) > 0)
+            self.predictor.observe(now, backlogged=True, granted=item.cost)
+            waited = now - item.queued_at
+            self.predictor.waited(item.request.queue_class, item.predicted_wait, waited)
+            events.append(self._hold(item.request, worker, item.cost, now, item))
+        if len(self.backlog):
+            self.predictor.observe(now, backlogged=True)
+            if self._fair and now >= self._next_interrupt:
+                events += self._make_room(now)
+        else:
+            self.predictor.observe(now, backlogged=False)
         return events
 
-    def _next(self, now: float) -> tuple[Item, str] | None:
+    def _next(self, now: float) -> tuple[Item, Worker] | None:
         """The first request in order that fits a worker, and that worker.
 
         Requests that do not fit may be overtaken by later ones that do, so that capacity is not left idle; but only
         `max_bypass` times: then the worker nearest to having room is kept for them, so that large requests do not
-        starve behind small ones.
+        starve behind small ones. Whoever is at its own KV budget, or would be late on this worker, waits for itself.
         """
         if not self.ledger.any_room(now):
             return None
         blocked: list[Item] = []
+        at_budget: list[Item] = []
         kept: set[str] = set()
-        failed = Failed()
+        failed = Failed(self.predictor.high_output)
         for item in self.backlog.in_order():
             request = item.request
+            if request.kv_share and self.ledger.over_share(request):
+                at_budget.append(item)
+                continue
             if not failed.includes(request):
                 worker = self.ledger.pick(request, now, kept=kept)
                 if worker is not None:
-                    self._count_bypassed(blocked, worker)
-                    return item, worker.spec.worker
+                    if not self._in_time(request, worker, now):
+                        continue
+                    self._passed_over(blocked, at_budget, item, worker)
+                    return item, worker
                 failed.add(request)
             blocked.append(item)
-            if item.bypassed >= self.limits.max_bypass:
+            if item.bypassed >= self.limits.max_bypass and self._fair:
                 keep = self.ledger.to_keep(request, now, kept=kept)
                 if keep is not None:
                     kept.add(keep.spec.worker)
         return None
 
-    def _count_bypassed(self, blocked: Sequence[Item], worker: Worker) -> None:
-        for item in blocked:
-            if item.request.model_version in worker.spec.model_versions and eligible(item.request, (worker,)):
-                item.bypassed += 1
+    def _passed_over(self, blocked: Sequence[Item], at_budget: Sequence[Item], item: Item, worker: Worker) -> None:
+        for other in blocked:
+            if other.request.model_version in worker.spec.model_versions and eligible(other.request, (worker,)):
+                other.bypassed += 1
+        for other in at_budget:
+            if other.request.queue_class is item.request.queue_class:
+                self.backlog.queue_of(other.request).lift(other.request.tenant, item.request.tenant)
 
-    def _settle(self, reservation: Reservation, output_tokens: int | None) -> None:
-        """Corrects the tenant's charge to what the request really cost."""
-        request = reservation.request
-        actual = 0.0 if output_tokens is None else self.limits.cost(request.prompt_tokens, output_tokens)
-        queue = self.backlog.queues[request.queue_class]
-        queue.refund(request.tenant, request.weight, max(0.0, reservation.cost - actual))
+    def _make_room(self, now: float) -> list[Event]:
+        """Has less urgent work interrupted for a request that would come too late otherwise."""
+        self._next_interrupt = now + self.limits.preempt_interval
+        for item in islice(self.backlog.in_order(), _LOOKED_AT):
+            request = item.request
+            lower = sum(count for other, count in self._held_of.items() if other > request.queue_class)
+            if not lower or request.queue_class is QueueClass.BATCH:
+                continue
+            patience = self.limits.preempt_after
+            if request.ttft_by < math.inf:
+                patience = (request.ttft_by - item.queued_at) / 2
+            if item.urgent or now - item.queued_at >= patience:
+                interrupt = self.ledger.victims(request, now)
+                if interrupt is not None:
+                    return [interrupt]
+        return []
+
+    # ---- books ---------------------------------------------------------------------------------------------------
+
+    def _hold(self, request: Request, worker: Worker, cost: float, now: float, item: Item | None = None) -> Granted:
+        computed = self.predictor.computed_first_token(request, worker, self.ledger, now)
+        self.ledger.reserve(request, worker.spec.worker, now)
+        self.levels.granted(request, cost, now)
+        waited, pressure, predicted = 0.0, 0.0, self.predictor.first_token(computed)
+        if item is not None:
+            waited, predicted = now - item.queued_at, item.predicted_first_token
+            pressure = self._pressure(item, now)
+        self._held[request.request_id] = _Held(request, cost, waited, computed, predicted)
+        self._held_of[request.queue_class] += 1
+        return Granted(request, worker.spec.worker, waited, pressure, predicted)
+
+    def _pressure(self, item: Item, now: float) -> float:
+        """The predicted wait of another such request, as a share of what it may take; from 1 on it is refused."""
+        if not len(self.backlog):
+            return 0.0
+        request = item.request
+        wait = self.predictor.wait(request, item.cost, self.backlog, self.ledger, now) or 0.0
+        allowed = self.limits.ttl[request.queue_class]
+        if request.ttft_by < math.inf:
+            computed = self.predictor.computed_first_token(request, None, self.ledger, now)
+            target = request.ttft_by - item.queued_at - self.predictor.first_token_at_worst(computed)
+            allowed = self.limits.wait_caution * max(target, 1e-3)
+        return wait / allowed
+
+    def _settle(
+        self, request_id: str, output_tokens: int | None, *, learn: bool, first_token: float | None = None
+    ) -> None:
+        """Corrects the tenant's charge to what the request really cost, and learns from it."""
+        held = self._held.pop(request_id, None)
+        if held is None:
+            return
+        request = held.request
+        self._held_of[request.queue_class] -= 1
+        actual = 0.0 if output_tokens is None else self.limits.real_cost(request, output_tokens)
+        self.backlog.queue_of(request).correct(request.tenant, request.weight, actual - held.cost)
+        if output_tokens is None:
+            return
+        if learn:
+            tokens = request.resumed_tokens + output_tokens / request.choices
+            self.predictor.lengths.learn(request.tenant, request.model_version, tokens)
+        if first_token is not None:
+            self.predictor.first_token_came(first_token, held.computed)
+            self._predictions.append((held.predicted, held.waited + first_token))
+
+    def _disown(self, request_ids: list[str], now: float) -> int:
+        count = self.ledger.disown(request_ids, now)
+        for request_id in request_ids:
+            held = self._held.pop(request_id, None)
+            if held is not None:
+                self._held_of[held.request.queue_class] -= 1
+        return count
 
     def _evict(self, item: Item, now: float, *, shed: bool = False) -> Refused:
-        request, waited = item.request, now - item.queued_at
-        retry_after = self._wait_of(request, now) or 1.0
-        if shed:
-            outcome, message = Outcome.EVICTED_SHED, "Shed for more urgent requests under overload."
-        elif item.expires_at < request.deadline - self.limits.return_margin:
-            outcome, message = Outcome.EVICTED_TTL, "Waited longer than this class may wait."
-        else:
-            outcome, message = Outcome.EVICTED_DEADLINE, "The deadline came while waiting for a worker."
-        return refuse(request, outcome, message, limit="queue", retry_after=retry_after, waited=waited)
+        if not shed:
+            self.predictor.waited(item.request.queue_class, item.predicted_wait, now - item.queued_at)
+        wait = self.predictor.wait(item.request, item.cost, self.backlog, self.ledger, now)
+        return self._refused(self._refusals.evicted(item, now, wait, shed=shed), item.cost, now)
+
+    def _refused(self, refused: Refused, cost: float, now: float) -> Refused:
+        if refused.outcome in OVERLOAD:
+            self.levels.refused(refused.request, cost, refused.retry_after, now)
+        return refused
 
 
 def _covers(held: Request, asked: Request) -> bool:

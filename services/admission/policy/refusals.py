@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
+from services.admission.policy.fair_queue import Item
 from services.admission.policy.ledger import Worker
 from services.admission.policy.model import Outcome, Refused, Request
 
@@ -11,37 +12,91 @@ MIN_RETRY_AFTER = 0.1
 """Seconds; coming back sooner finds the same queue."""
 MAX_RETRY_AFTER = 60.0
 """Seconds; an estimate beyond is no better than this."""
+_JITTER = 0.5  # most that is added, as a share: callers that were refused together must not come back together
+
+OVERLOAD = frozenset(
+    {
+        Outcome.REJECTED_QUEUE_FULL,
+        Outcome.REJECTED_DEADLINE,
+        Outcome.EVICTED_TTL,
+        Outcome.EVICTED_DEADLINE,
+        Outcome.EVICTED_SHED,
+    }
+)
+"""Refusals for want of capacity now; the others would be given to an idle pool too."""
 
 
-def refuse(
-    request: Request,
-    outcome: Outcome,
-    message: str,
-    *,
-    limit: str = "",
-    retry_after: float | None = None,
-    waited: float = 0.0,
-) -> Refused:
-    """A refusal whose `retry_after` (seconds) is kept within bounds."""
-    if retry_after is not None:
-        retry_after = min(MAX_RETRY_AFTER, max(MIN_RETRY_AFTER, retry_after))
-    return Refused(request, outcome, message, limit, retry_after, waited)
+class Refusals:
+    """Words refusals for one pool."""
 
+    def __init__(self, chance: Callable[[], float]) -> None:
+        """`chance` draws from 0 to 1."""
+        self._chance = chance
 
-def never_fits(request: Request, candidates: Sequence[Worker]) -> Refused:
-    """Why the request fits none of these workers (at least one) even when they are empty."""
-    tokens = request.prompt_tokens + request.max_output_tokens
-    context = max(worker.spec.max_context for worker in candidates)
-    if tokens > context:
-        return refuse(
+    def refuse(
+        self,
+        request: Request,
+        outcome: Outcome,
+        message: str,
+        *,
+        limit: str = "",
+        retry_after: float | None = None,
+        waited: float = 0.0,
+    ) -> Refused:
+        """A refusal whose `retry_after` (seconds) is kept within bounds and jittered, upwards only."""
+        if retry_after is not None:
+            retry_after = min(MAX_RETRY_AFTER, max(MIN_RETRY_AFTER, retry_after)) * (1.0 + _JITTER * self._chance())
+        return Refused(request, outcome, message, limit, retry_after, waited)
+
+    def draining(self, request: Request, waited: float = 0.0) -> Refused:
+        """This process goes away."""
+        message = "Admission moves to another process; try again."
+        return self.refuse(request, Outcome.DRAINING, message, retry_after=MIN_RETRY_AFTER, waited=waited)
+
+    def full(self, request: Request, limit: str, wait: float | None) -> Refused:
+        """No room to wait in; `wait` is what waiting would take."""
+        message = "Too many requests wait already."
+        return self.refuse(request, Outcome.REJECTED_QUEUE_FULL, message, limit=limit, retry_after=wait or 1.0)
+
+    def too_late(self, request: Request, limit: str, retry_after: float) -> Refused:
+        """The queue is too long for the request's deadline or TTFT target."""
+        what = "deadline" if limit == "deadline" else "target for the first token"
+        message = f"The {what} cannot be met by the present queue."
+        return self.refuse(request, Outcome.REJECTED_DEADLINE, message, limit=limit, retry_after=retry_after)
+
+    def evicted(self, item: Item, now: float, wait: float | None, *, shed: bool = False) -> Refused:
+        """It waited in vain."""
+        if shed:
+            outcome, message = Outcome.EVICTED_SHED, "Shed for more urgent requests under overload."
+        elif item.limit == "deadline":
+            outcome, message = Outcome.EVICTED_DEADLINE, "The deadline came while waiting for a worker."
+        elif item.limit == "ttft_target":
+            outcome, message = Outcome.EVICTED_TTL, "The first token would come later than its target."
+        else:
+            outcome, message = Outcome.EVICTED_TTL, "Waited longer than this class may wait."
+        limit = "queue" if shed else item.limit
+        waited = now - item.queued_at
+        return self.refuse(item.request, outcome, message, limit=limit, retry_after=wait or 1.0, waited=waited)
+
+    def nobody_serves(self, request: Request, *, other: bool, retry_after: float) -> Refused:
+        """There is no (`other`) worker of its version."""
+        message = f"No {'other ' if other else ''}worker serves {request.model_version}."
+        return self.refuse(request, Outcome.REJECTED_NO_CAPACITY, message, limit="workers", retry_after=retry_after)
+
+    def never_fits(self, request: Request, candidates: Sequence[Worker]) -> Refused:
+        """Why the request fits none of these workers (at least one) even when they are empty."""
+        tokens = request.prompt_tokens + request.max_output_tokens
+        context = max(worker.spec.max_context for worker in candidates)
+        if tokens > context:
+            return self.refuse(
+                request,
+                Outcome.CONTEXT_LENGTH_EXCEEDED,
+                f"Prompt and output of {tokens} tokens exceed the context of {context}.",
+                limit="max_context",
+            )
+        return self.refuse(
             request,
-            Outcome.CONTEXT_LENGTH_EXCEEDED,
-            f"Prompt and output of {tokens} tokens exceed the context of {context}.",
-            limit="max_context",
+            Outcome.REJECTED_NO_CAPACITY,
+            f"{request.choices} choices of {tokens} tokens fit no worker of {request.model_version}, even empty.",
+            limit="kv_blocks",
         )
-    return refuse(
-        request,
-        Outcome.REJECTED_NO_CAPACITY,
-        f"{request.choices} choices of {tokens} tokens fit no worker of {request.model_version}, even an empty one.",
-        limit="kv_blocks",
-    )

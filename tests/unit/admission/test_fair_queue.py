@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from services.admission.policy.fair_queue import FairQueue, Item
 from services.admission.policy.model import Request
-from services.admission.policy.rate import ServiceRate, cost_ahead
+from services.admission.policy.predict import ServiceRate, cost_ahead
 
 _numbers = itertools.count()
 
@@ -22,7 +22,7 @@ def item(tenant: str, cost: float, weight: float = 1.0, version: str = "m@1") ->
 
 
 def serve(queue: FairQueue) -> Item:
-    return queue.dispatch(queue.in_order()[0].heads()[0].request.request_id)
+    return queue.dispatch(next(queue.in_order()).heads()[0].request.request_id)
 
 
 costs = st.floats(1, 1000)
@@ -83,10 +83,10 @@ def test_a_tenants_requests_keep_their_order_per_version() -> None:
     first, second, third = item("a", 1), item("a", 1, version="m@2"), item("a", 1)
     for each in (first, second, third):
         queue.push(each)
-    assert queue.in_order()[0].heads() == [first, second]
+    assert next(queue.in_order()).heads() == [first, second]
     queue.dispatch(first.request.request_id)
-    assert queue.in_order()[0].heads() == [second, third]
-    assert queue.in_order()[0].newest() is third
+    assert next(queue.in_order()).heads() == [second, third]
+    assert next(queue.in_order()).newest() is third
 
 
 def test_idleness_is_not_credit() -> None:
@@ -119,12 +119,12 @@ def test_a_refund_moves_a_waiting_tenant_forward_but_gives_an_idle_one_no_credit
         queue.push(item("a", 100))
         queue.push(item("b", 100))
     assert [serve(queue).request.tenant for _ in range(2)] == ["a", "b"]
-    queue.refund("b", 1.0, 90)
+    queue.correct("b", 1.0, -90)
     assert serve(queue).request.tenant == "b"
 
     idle = FairQueue()
     idle.charge("a", 1.0, 100)
-    idle.refund("a", 1.0, 1_000)
+    idle.correct("a", 1.0, -1_000)
     idle.push(item("b", 10))
     idle.push(item("a", 10))
     assert serve(idle).request.tenant == "b"
@@ -169,7 +169,7 @@ def test_the_cost_ahead_is_an_upper_bound_up_to_one_request_of_each_tenant(
             queue.push(item(f"t{number}", each, weight))
     for each in own:
         queue.push(item("me", each))
-    estimate = cost_ahead(queue, "me", 1.0, cost, ())
+    estimate = cost_ahead(queue, "me", 1.0, cost)
     mine = item("me", cost)
     queue.push(mine)
     spent = 0.0

@@ -1,0 +1,234 @@
+"""What a pool can do, and so how long a request would wait and when its first token would come.
+
+    wait        = cost that fair order serves before and with it / (rate − rate at which higher classes are let in)
+    first token = wait + (prompt tokens queued at the worker + its own) / prefill rate + a step + what is learned
+
+The rate is measured while requests wait (`ServiceRate`); until enough was seen it is derived from what workers report
+of their steps. What the formulas leave out (the way through gateway and worker, steps that prefill and decode
+together) is learned from their errors: a factor on waits per class, an addition to first tokens.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from services.admission.policy.backlog import Backlog
+from services.admission.policy.fading import FadingMean, FadingRate
+from services.admission.policy.fair_queue import FairQueue
+from services.admission.policy.ledger import Ledger, Worker
+from services.admission.policy.lengths import Lengths
+from services.admission.policy.model import Limits, QueueClass, Request
+
+_MEMORY = 10.0  # seconds that rates remember
+_TRUST = 1.0  # seconds of backlog that weigh as much as what workers report
+_LOOK = 0.1  # seconds between two looks at the workers' reports
+_CAUTION = 3.0  # mean deviations above the mean that a first token may take: some 99 of 100 come before
+_FACTOR_GAIN = 0.05
+_FACTORS = (0.5, 4.0)
+_NOTABLE_WAIT = 0.05  # seconds; the error of shorter predictions says nothing
+
+
+class ServiceRate:
+    """Cost units granted per second while requests wait: an average with exponentially fading memory.
+
+    Only backlogged time counts, since an idle pool's throughput says nothing about what it could do.
+    """
+
+    def __init__(self, *, memory: float = _MEMORY, min_observed: float = 0.5) -> None:
+        """`memory` is the time constant, `min_observed` how much backlogged time a first estimate needs; seconds."""
+        self._memory = memory
+        self._min_observed = min_observed
+        self._cost = 0.0
+        self._time = 0.0
+        self._since: float | None = None  # start of the backlogged time not yet counted
+
+    def observe(self, now: float, *, backlogged: bool, granted: float = 0.0) -> None:
+        """Counts the time since the last call, if it was backlogged, and `granted` cost units."""
+        if self._since is not None:
+            elapsed = max(0.0, now - self._since)
+            fading = math.exp(-elapsed / self._memory)
+            self._cost = self._cost * fading + granted
+            self._time = self._time * fading + elapsed
+        self._since = now if backlogged else None
+
+    def per_second(self, supposed: float | None = None) -> float | None:
+        """The estimate. What is `supposed` beforehand counts as much as a second of backlog; without it, None while
+        too little was seen."""
+        if supposed is not None:
+            return (self._cost + supposed * _TRUST) / (self._time + _TRUST)
+        if self._time < self._min_observed or self._cost <= 0.0:
+            return None
+        return self._cost / self._time
+
+
+def cost_ahead(queue: FairQueue, tenant: str, weight: float, cost: float) -> float:
+    """Cost units that fair order serves up to and including a request of `cost` that this tenant would add now.
+
+    Each other tenant is served, while this tenant's backlog is, at most its own backlog and at most in the proportion
+    of the weights.
+    """
+    own_flow = queue.flow(tenant)
+    own = cost + (own_flow.backlog if own_flow is not None else 0.0)
+    share = own / weight
+    ahead = own
+    for flow in queue.flows():
+        if flow is not own_flow:
+            most = share * flow.weight
+            ahead += flow.backlog if flow.backlog < most else most
+    return ahead
+
+
+@dataclass(frozen=True, slots=True)
+class _Speed:
+    """What the workers report, all together or the mean of them."""
+
+    supposed_rate: float | None  # cost units per second of the pool, full
+    prefill_rate: float  # prompt tokens per second of a worker; infinite while unknown
+    queued_prefill: float  # tokens
+    step: float  # seconds
+
+
+class Predictor:
+    """Estimates of one pool. Learns from what it is told; all answers are seconds or cost units."""
+
+    def __init__(self, limits: Limits, *, now: float) -> None:
+        self._limits = limits
+        self.lengths = Lengths()
+        self._rate = ServiceRate()
+        self._let_in = {queue_class: FadingRate(_MEMORY, now) for queue_class in QueueClass}
+        self._prompt = FadingMean(256.0)
+        self._output = FadingMean(256.0)
+        self._factor = dict.fromkeys(QueueClass, 1.0)
+        self._beyond = FadingMean(256.0)  # first token: what came minus what was computed
+        self._speed = _Speed(None, math.inf, 0.0, 0.0)
+        self._look_at = -math.inf
+
+    # ---- what requests cost --------------------------------------------------------------------------------------
+
+    def expected_output(self, request: Request) -> int:
+        """Tokens per choice that are to be expected; the cap while nothing is known."""
+        mean = self.lengths.mean(request.tenant, request.model_version)
+        return request.max_output_tokens if mean is None else _within(mean, request)
+
+    def high_output(self, request: Request) -> int | None:
+        """Tokens per choice that nine of ten requests stay below; None while nothing is known."""
+        high = self.lengths.high(request.tenant, request.model_version)
+        return None if high is None else _within(high, request)
+
+    def expected_cost(self, request: Request) -> float:
+        """What the request will probably cost."""
+        return self._limits.real_cost(request, request.choices * self.expected_output(request))
+
+    # ---- learning ------------------------------------------------------------------------------------------------
+
+    def observe(self, now: float, *, backlogged: bool, granted: float = 0.0) -> None:
+        """See `ServiceRate.observe`."""
+        self._rate.observe(now, backlogged=backlogged, granted=granted)
+
+    def let_in(self, request: Request, cost: float, now: float) -> None:
+        """The request was granted directly or queued."""
+        self._let_in[request.queue_class].add(now, cost)
+        self._prompt.add(request.prompt_tokens)
+        self._output.add(request.choices * self.expected_output(request))
+
+    def waited(self, queue_class: QueueClass, predicted: float | None, waited: float) -> None:
+        """A wait is over, with a grant or without; `predicted` when it began."""
+        if predicted is None or max(predicted, waited) < _NOTABLE_WAIT:
+            return
+        ratio = waited * self._factor[queue_class] / max(predicted, _NOTABLE_WAIT)
+        factor = self._factor[queue_class] + _FACTOR_GAIN * (ratio - self._factor[queue_class])
+        self._factor[queue_class] = min(_FACTORS[1], max(_FACTORS[0], factor))
+
+    def first_token_came(self, after: float, computed: float) -> None:
+        """`after` a grant, for which `computed` (see `computed_first_token`) was said."""
+        self._beyond.add(after - computed)
+
+    # ---- predicting ----------------------------------------------------------------------------------------------
+
+    def wait(self, request: Request, cost: float, backlog: Backlog, ledger: Ledger, now: float) -> float | None:
+        """Seconds that the request would wait in the queue; None when nothing is known yet."""
+        self.observe(now, backlogged=len(backlog) > 0)
+        rate = self._rate.per_second(self._look(ledger, now).supposed_rate)
+        if not rate:
+            return None
+        ahead = cost_ahead(backlog.queue_of(request), request.tenant, request.weight, cost)
+        if self._limits.discipline != "fair" or request.queue_class is QueueClass.PAID:
+            return self._factor[request.queue_class] * ahead / rate
+        own = request.queue_class
+        left = rate - sum(each.per_second(now) for other, each in self._let_in.items() if other < own)
+        # Of the reserved share it may count on its part only.
+        reserved = ahead / (rate * self._limits.reserved_share / (len(QueueClass) - 1) or 1e-9)
+        if left <= 0.0:
+            return self._factor[own] * reserved
+        waiting = sum(queue.backlog for queue in backlog.higher(own))
+        return self._factor[own] * min(reserved, (waiting + ahead) / left)
+
+    def computed_first_token(self, request: Request, worker: Worker | None, ledger: Ledger, now: float) -> float:
+        """Seconds from a grant (to this worker, or one like all) to the first token, by the formula alone."""
+        speed = self._look(ledger, now)
+        if worker is None or worker.report is None:
+            return speed.step + (speed.queued_prefill + request.prompt_tokens) / speed.prefill_rate
+        rate = worker.report.prefill_tokens_per_second or speed.prefill_rate
+        step = worker.report.decode_step or speed.step
+        return step + (worker.queued_prefill() + request.prompt_tokens) / rate
+
+    def first_token(self, computed: float) -> float:
+        """The same, corrected by what is learned."""
+        return max(0.0, computed + self._beyond.mean)
+
+    def first_token_at_worst(self, computed: float) -> float:
+        """What nearly all first tokens stay below."""
+        return max(0.0, computed + self._beyond.mean + _CAUTION * self._beyond.deviation)
+
+    def unloaded_first_token(self, request: Request, ledger: Ledger, now: float) -> float:
+        """From a grant to the first token on a worker that has nothing else to do."""
+        speed = self._look(ledger, now)
+        return speed.step + request.prompt_tokens / speed.prefill_rate
+
+    def _look(self, ledger: Ledger, now: float) -> _Speed:
+        if now >= self._look_at:
+            self._look_at = now + _LOOK
+            self._speed = self._speed_of([w for w in ledger.workers.values() if w.live and w.report is not None])
+        return self._speed
+
+    def _speed_of(self, workers: Iterable[Worker]) -> _Speed:
+        limits = self._limits
+        prompt, output = self._prompt.mean, self._output.mean
+        cost = limits.cost(math.ceil(prompt), math.ceil(output))
+        rate, silent = 0.0, 0
+        prefill: list[float] = []
+        steps: list[float] = []
+        queued: list[int] = []
+        for worker in workers:
+            report = worker.report
+            if report is None:
+                continue
+            queued.append(worker.queued_prefill())
+            if report.prefill_tokens_per_second > 0.0:
+                prefill.append(report.prefill_tokens_per_second)
+            if report.decode_step > 0.0:
+                steps.append(report.decode_step)
+            if report.prefill_tokens_per_second > 0.0 and report.decode_step > 0.0 and self._prompt.count:
+                alone = (
+                    prompt / report.prefill_tokens_per_second + output * report.decode_step / worker.spec.max_running
+                )
+                rate += cost / alone
+            else:
+                silent += 1
+        told = len(queued) - silent
+        return _Speed(
+            rate * len(queued) / told if told else None,
+            _mean(prefill) or math.inf,
+            _mean(queued),
+            _mean(steps),
+        )
+
+
+def _within(tokens: float, request: Request) -> int:
+    return min(request.max_output_tokens, max(1, math.ceil(tokens) - request.resumed_tokens))
+
+
+def _mean(values: list[float] | list[int]) -> float:
+    return sum(values) / len(values) if values else 0.0
