@@ -27,7 +27,9 @@ _INTERNAL = WeirError(Reason.INTERNAL, "internal error; the trace id finds it")
 
 async def _abort(context: grpc.aio.ServicerContext, error: WeirError) -> None:
     status = rpc_status.to_status(error.to_status())
-    await context.abort(status.code, status.details, status.trailing_metadata)
+    # `abort` replaces what the servicer has put into the trailers (its limits, say).
+    trailers = (*(context.trailing_metadata() or ()), *status.trailing_metadata)
+    await context.abort(status.code, status.details, trailers)
 
 
 async def _fail(context: grpc.aio.ServicerContext, error: Exception, method: str) -> None:

@@ -120,6 +120,7 @@ class Gateway:
             workers=self._workers,
             audit=self._audit,
             clock=clock,
+            chance=rng.random,
         )
         self._embedder = Embedder(
             settings,
@@ -130,6 +131,7 @@ class Gateway:
             workers=self._workers,
             audit=self._audit,
             clock=clock,
+            chance=rng.random,
         )
         self._identifier = Identifier(
             catalog, tls=settings.tls is not None, sample_ratio=settings.trace_sample_ratio, rng=rng

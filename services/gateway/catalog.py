@@ -11,11 +11,15 @@ from libs.errors import Reason, WeirError
 from libs.registry import RegistrySnapshot
 from libs.routing import ListedModel, Route, RouteRequest, RoutingTable
 from libs.telemetry import get_logger
+from services.gateway.declared import objectives_for, objectives_of, plan_name, plan_of
+from services.gateway.policy.objectives import Objectives
+from services.gateway.policy.plans import Plan
 from services.gateway.policy.spec import ModelLimits
 from services.gateway.text import TextModel, TextModelError
 
 log = get_logger(__name__)
 _UNKNOWN = registry_pb2.Tenant(plan=registry_pb2.PLAN_FREE)
+_NO_POLICY = Plan()
 
 
 class Catalog:
@@ -25,6 +29,8 @@ class Catalog:
         self._zone = zone
         self._table = RoutingTable.of(RegistrySnapshot())
         self._workloads: dict[str, str] = {}
+        self._plans: dict[str, Plan] = {}
+        self._objectives: dict[tuple[str, str], Objectives] = {}
         self._texts: dict[str, TextModel] = {}  # by digest
         self._loading: dict[str, asyncio.Task[TextModel]] = {}
 
@@ -37,10 +43,26 @@ class Catalog:
         """Take a new snapshot (RegistryView.on_change)."""
         self._table = RoutingTable.of(snapshot)
         self._workloads = {spiffe: t.id for t in snapshot.tenants.values() for spiffe in t.workloads}
+        self._plans = {name: plan_of(message) for name, message in snapshot.plans.items()}
+        self._objectives = {key: objectives_of(message) for key, message in snapshot.slos.items()}
 
     def tenant(self, tenant_id: str) -> registry_pb2.Tenant:
         """The tenant; one that the snapshot does not know yet is treated as a free one without privileges."""
         return self.snapshot.tenants.get(tenant_id, _UNKNOWN)
+
+    def plan(self, tenant: registry_pb2.Tenant) -> Plan:
+        """What the tenant's plan gives; the plain one where the registry holds no policy of that name."""
+        return self._plans.get(plan_name(tenant), _NO_POLICY)
+
+    def objectives(self, route: str, tier: str) -> Objectives:
+        """What is declared for a route and tier."""
+        return objectives_for(self._objectives, route, tier)
+
+    def safety_version(self, policy: str) -> str:
+        """A safety policy's name with the version in force; "" means "default"."""
+        name = policy or "default"
+        found = self.snapshot.safety_policies.get(name)
+        return f"{name}@{found.version if found else 0}"
 
     def tenant_of_workload(self, spiffe: str) -> str:
         """The tenant that an internal caller acts as; empty when it is not registered."""
@@ -78,6 +100,12 @@ class Catalog:
             max_context=min((limit.max_context for limit in found if limit and limit.max_context), default=0),
             max_output=min((limit.max_output for limit in found if limit and limit.max_output), default=0),
         )
+
+    def per_minute(self, tenant: str, model: str) -> tuple[int, int]:
+        """The tenant's strictest limits of requests and of tokens per minute for this model's name; 0: unlimited."""
+        found = [limit for name in (model, "*") if (limit := self.snapshot.limits.get((tenant, name)))]
+        requests = min((limit.requests_per_minute for limit in found if limit.requests_per_minute), default=0)
+        return requests, min((limit.tokens_per_minute for limit in found if limit.tokens_per_minute), default=0)
 
     async def text(self, version: registry_pb2.ModelVersion) -> TextModel:
         """The version's tokenizer and template, loaded once, off the event loop.

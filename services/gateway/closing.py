@@ -6,8 +6,10 @@ from libs.breaker import is_fault
 from libs.clock import Clock
 from libs.errors import Reason, WeirError
 from services.gateway import metrics, records
+from services.gateway.catalog import Catalog
 from services.gateway.policy.events import Accepted, End, Finish
-from services.gateway.ports import AdmissionPort, AuditPort, QuotaPort, Reservation, RouterPort
+from services.gateway.ports import AdmissionPort, AuditPort, QuotaPort, RouterPort
+from services.gateway.refusals import RefusalLog, outcome_of
 from services.gateway.request import Request, accepted_of
 
 
@@ -17,6 +19,7 @@ class Closing:
     def __init__(
         self,
         *,
+        catalog: Catalog,
         quota: QuotaPort,
         admission: AdmissionPort,
         router: RouterPort,
@@ -24,34 +27,37 @@ class Closing:
         clock: Clock,
         source: str,
     ) -> None:
+        self._catalog = catalog
         self._quota = quota
         self._admission = admission
         self._router = router
         self._audit = audit
         self._clock = clock
         self._source = source
+        self.refusals = RefusalLog()
 
     def ended(self, request: Request) -> None:
-        """A generation has ended, whatever way."""
-        generation = request.generation
-        if generation is None or generation.end is None or request.admit is None:
+        """A generation or a replayed answer has ended, whatever way."""
+        mailbox = request.mailbox
+        if mailbox is None or mailbox.end is None:
             raise RuntimeError("ended before it began")
-        end, identity, granted = generation.end, request.identity, request.granted
+        end, identity, granted = mailbox.end, request.identity, request.granted
         self._quota.settle(
             tenant=identity.tenant,
             model=request.spec.model,
             request_id=request.id,
             tokens=end.usage.prompt_tokens + end.usage.completion_tokens,
-        )
-        self._admission.release(
-            request.admission_id, pool=request.admit.pool, output_tokens=end.usage.completion_tokens
+            prompt_tokens=end.usage.prompt_tokens,
+            model_version=request.model_version,
         )
         served = _served(end)
-        if granted is not None and served is not None:
-            self.outcome(request, granted.zone, ok=served)
-        accepted = generation.accepted
+        if granted is not None:
+            self.release(request, failed=end.error_reason == Reason.ENGINE_ERROR.name)
+            if served is not None:
+                self.outcome(request, granted.zone, ok=served)
+        accepted = mailbox.accepted
         if accepted is None:  # ended in the very tick of its submission
-            accepted = accepted_of(request, "", Reservation(None, None), (), self._clock.time())
+            accepted = accepted_of(request, (), self._clock.time())
         self._audit.write(
             records.completed(
                 now=self._clock.time(),
@@ -66,11 +72,22 @@ class Closing:
             traceparent=request.span.traceparent,
         )
         records.observe(request.spec.operation, accepted, end)
+        if request.candidate is not None:
+            tier = request.candidate.version.tier
+            objectives = self._catalog.objectives(request.route, tier)
+            choices = request.generation.choices if request.generation else ()
+            longest = max((choice.completion_tokens for choice in choices), default=0)
+            records.judged(request.route, tier, objectives, end, longest)
         _end_span(request, accepted, end)
 
     def rejected(self, request: Request, error: WeirError) -> None:
         """A request was refused before it ran."""
-        metrics.outcome(request.spec.operation, "rejected", error.reason.name).inc()
+        if request.reserved:
+            self._quota.settle(
+                tenant=request.identity.tenant, model=request.spec.model, request_id=request.id, tokens=0
+            )
+        metrics.outcome(request.spec.operation, outcome_of(error), error.reason.name).inc()
+        self.refusals.note(request.spec.operation, error)
         self._audit.write(
             records.rejected(
                 now=self._clock.time(),
@@ -84,6 +101,21 @@ class Closing:
             traceparent=request.span.traceparent,
         )
         request.span.end(error.reason.name)
+
+    def release(self, request: Request, *, failed: bool) -> None:
+        """The request is done with its present grant."""
+        admit, generation = request.admit, request.generation
+        if admit is None or generation is None:
+            raise RuntimeError("released before it was granted")
+        leg = generation.leg
+        self._admission.release(
+            request.admission_id,
+            pool=admit.pool,
+            output_tokens=generation.delivered - leg.tokens_before,
+            failed=failed,
+            first_token=leg.first_token,
+            cached_prompt_tokens=leg.cached_prompt_tokens,
+        )
 
     def outcome(self, request: Request, zone: str, *, ok: bool) -> None:
         """Feed the breaker of the version and zone that served."""

@@ -37,7 +37,18 @@ class Settings(ServiceSettings, frozen=True, kw_only=True, forbid_unknown_fields
     max_local_grants: int = 8
     """Requests at once that this gateway sends to workers on its own while admission is away."""
     max_migrations: int = 2
-    """Times that one generation may be moved to another worker."""
+    """Times that one generation may be moved to another worker after a fault. Interruptions for more urgent requests
+    do not count."""
+    reader_stall_seconds: float = 30.0
+    """A reader that takes nothing for this long loses its generation; after as long again, its call."""
+    max_unread_stream: int = 2**20
+    """Characters of output that one stream may leave unread."""
+    max_unread: int = 128 * 2**20
+    """Characters of output that all streams together may leave unread; the largest is cut first."""
+    pressure_seconds: float = 5.0
+    """What admission last said of a pool's pressure holds for this long."""
+    answer_cache_bytes: int = 32 * 2**20
+    """Memory for answers that plans with the step `cached_answer` may give again."""
     encode_inline_chars: int = 16_384
     """Longer inputs are tokenised in a thread, so that they do not hold up everybody's tokens."""
     spool_bytes: int = 64 * 2**20

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import grpc
@@ -14,7 +14,7 @@ from libs.clock import Clock
 from libs.deadlines import Deadline
 from libs.errors import Reason, WeirError, from_rpc_error
 from libs.routing import Route
-from services.gateway import records
+from services.gateway import metrics, records
 from services.gateway.catalog import Catalog
 from services.gateway.clients.workers import WorkerStreams
 from services.gateway.config import Settings
@@ -22,7 +22,10 @@ from services.gateway.identity import Caller
 from services.gateway.policy.events import Accepted, Breakdown, End, Finish, Usage
 from services.gateway.policy.parameters import invalid
 from services.gateway.policy.spec import Spec
+from services.gateway.policy.turnover import jittered
 from services.gateway.ports import AuditPort, QuotaPort, RouterPort, SafetyPort
+from services.gateway.refusals import outcome_of
+from services.gateway.request import deadline_of
 
 MAX_INPUTS = 256
 
@@ -51,7 +54,9 @@ class Embedder:
         workers: WorkerStreams,
         audit: AuditPort,
         clock: Clock,
+        chance: Callable[[], float],
     ) -> None:
+        """`chance` gives numbers in [0, 1): for jitter."""
         self._settings = settings
         self._catalog = catalog
         self._quota = quota
@@ -60,6 +65,7 @@ class Embedder:
         self._workers = workers
         self._audit = audit
         self._clock = clock
+        self._chance = chance
         self._turn = 0
 
     async def embed(self, model: str, inputs: Sequence[str], caller: Caller) -> Embedded:
@@ -83,12 +89,20 @@ class Embedder:
         except Exception:  # a fault of ours still gives the quota back and leaves its record
             self._rejected(spec, caller, WeirError(Reason.INTERNAL, "internal error"))
             raise
-        self._quota.settle(tenant=identity.tenant, model=model, request_id=caller.request_id, tokens=result.tokens)
+        self._quota.settle(
+            tenant=identity.tenant,
+            model=model,
+            request_id=caller.request_id,
+            tokens=result.tokens,
+            prompt_tokens=result.tokens,
+            model_version=result.model_version,
+        )
         self._record(arrived, spec, caller, result)
         return result
 
     def _rejected(self, spec: Spec, caller: Caller, error: WeirError) -> None:
         self._quota.settle(tenant=caller.identity.tenant, model=spec.model, request_id=caller.request_id, tokens=0)
+        metrics.outcome("embed", outcome_of(error), error.reason.name).inc()
         self._audit.write(
             records.rejected(
                 now=self._clock.time(),
@@ -104,9 +118,10 @@ class Embedder:
     async def _embed(self, model: str, inputs: Sequence[str], caller: Caller) -> Embedded:
         tenant = self._catalog.tenant(caller.identity.tenant)
         if self._audit.full and tenant.audit_required:
-            raise WeirError(Reason.DEPENDENCY_UNAVAILABLE, "this request could not be audited", retry_after=5.0)
-        seconds = self._settings.default_deadline if caller.remaining is None else caller.remaining
-        deadline = Deadline.after(seconds, self._clock)
+            raise WeirError(
+                Reason.DEPENDENCY_UNAVAILABLE, "this request could not be audited", retry_after=self._soon(5.0)
+            )
+        deadline = deadline_of(tenant, caller.remaining, self._settings.default_deadline, self._clock)
         checked = await self._safety.start_check(
             tenant=caller.identity.tenant,
             policy=tenant.safety_policy,
@@ -135,6 +150,8 @@ class Embedder:
             model=model,
             request_id=caller.request_id,
             tokens=total,
+            prompt_tokens=total,
+            model_version=route.model_version,
             request_counted=caller.identity.request_counted,
             deadline=deadline,
             traceparent=caller.traceparent,
@@ -160,7 +177,7 @@ class Embedder:
             if task is not None and task.cancelling():
                 raise
             # Not our caller: the worker's channel was closed under the call.
-            raise WeirError(Reason.WORKER_LOST, "the worker was lost", retry_after=1.0) from error
+            raise WeirError(Reason.WORKER_LOST, "the worker was lost", retry_after=self._soon(1.0)) from error
 
     def _worker(self, route: Route) -> registry_pb2.Endpoint:
         """A live worker of the best zone that has one, in turn."""
@@ -173,7 +190,11 @@ class Embedder:
             if near := [endpoint for endpoint in live if endpoint.zone == zone]:
                 self._turn += 1
                 return near[self._turn % len(near)]
-        raise WeirError(Reason.REJECTED_NO_CAPACITY, f"no worker serves {route.model_version}", retry_after=1.0)
+        message = f"no worker serves {route.model_version}"
+        raise WeirError(Reason.REJECTED_NO_CAPACITY, message, retry_after=self._soon(1.0))
+
+    def _soon(self, seconds: float) -> float:
+        return jittered(seconds, self._chance)
 
     def _record(self, arrived: float, spec: Spec, caller: Caller, result: Embedded) -> None:
         total = self._clock.monotonic() - arrived
@@ -201,3 +222,5 @@ class Embedder:
             )
         )
         records.observe("embed", accepted, end)
+        tier = self._catalog.version(result.model_version).tier
+        records.judged("embed", tier, self._catalog.objectives("embed", tier), end, 0)

@@ -1,14 +1,17 @@
-"""What both faces do with a running generation."""
+"""What both faces do with a generation, and what both tell its caller."""
 
 from __future__ import annotations
 
-from services.gateway.generation import Generation
-from services.gateway.policy.events import ChoiceUpdate, End, Finish
+from libs.errors import WeirError
+from services.gateway.mailbox import Mailbox
+from services.gateway.policy.events import Accepted, ChoiceUpdate, End, Finish
+from services.gateway.policy.limits import Header, limit_headers
+from services.gateway.refusals import Refused
 
 
-async def collect(generation: Generation) -> tuple[list[ChoiceUpdate], End]:
+async def collect(generation: Mailbox) -> tuple[list[ChoiceUpdate], End]:
     """Read a generation to its end; every choice as one update, by index. Cancelling this stops the generation."""
-    whole = [ChoiceUpdate(choice.index) for choice in generation.choices]
+    whole = [ChoiceUpdate(index) for index in range(generation.width)]
     try:
         while True:
             updates, _, end = await generation.take()
@@ -23,3 +26,10 @@ async def collect(generation: Generation) -> tuple[list[ChoiceUpdate], End]:
                 return whole, end
     finally:
         generation.stop(Finish.CANCELLED)
+
+
+def limits_of(told: Accepted | WeirError) -> list[Header]:
+    """The limit headers of an answer or a refusal; none where the edge has told them."""
+    if isinstance(told, Accepted):
+        return limit_headers(told.request_limit, told.token_limit)
+    return limit_headers(told.requests, told.tokens) if isinstance(told, Refused) else []

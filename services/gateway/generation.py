@@ -1,31 +1,26 @@
-"""One running generation: its choices, the mailbox its face reads from, and its one end.
+"""One running generation: its choices on their way from tokens to released text, and its one end.
 
 Everything here runs on the event loop and synchronously: a step frame goes worker link → `Choice.on_tokens` →
-detokenizer → stop scanner → safety filter, and comes back through `Choice.on_released` into the mailbox. The face
-(native or OpenAI) awaits `Generation.take`; while it is slow, updates merge, so memory is bounded by the output's cap.
+detokenizer → stop scanner → safety filter, and comes back through `Choice.on_released` into the mailbox
+(`mailbox.py`), where the face (native or OpenAI) finds it.
 """
 
 from __future__ import annotations
 
-import asyncio
+import enum
 from array import array
 from collections import deque
 from collections.abc import Callable, Sequence
+from typing import Protocol
 
 from weir.worker.v1 import worker_pb2
 
 from libs.clock import Clock
 from libs.errors import Reason, WeirError
-from services.gateway.policy.events import (
-    Accepted,
-    Breakdown,
-    ChoiceUpdate,
-    End,
-    Finish,
-    Logprob,
-    Usage,
-    worst,
-)
+from services.gateway.egress import Egress
+from services.gateway.mailbox import Mailbox
+from services.gateway.policy.answers import Answer
+from services.gateway.policy.events import Finish, Logprob, Usage, worst
 from services.gateway.policy.spec import BoundParameters
 from services.gateway.policy.stop import StopScanner
 from services.gateway.ports import SafetyPort
@@ -42,6 +37,27 @@ SAFETY_SKIPPED = "safety_skipped"
 """The degradation of a request that left without its safety filter."""
 # An admission restart makes grants stale that their worker has not seen yet; see docs/adr/0002.
 _ASK_AGAIN = frozenset({Reason.GRANT_INVALID, Reason.GRANT_EXPIRED, Reason.DRAINING, Reason.REJECTED_NO_CAPACITY})
+
+
+class Moving(enum.Enum):
+    """Why a request looks for another worker."""
+
+    LOST = "lost"
+    """The stream to the worker broke: its fault."""
+    REFUSED = "refused"
+    """The worker did not take the grant: nobody's fault."""
+    PREEMPTED = "preempted"
+    """Interrupted for a more urgent request; may happen again and again."""
+
+
+class WorkerEvents(Protocol):
+    """What a generation asks of whoever holds its grant."""
+
+    def cancel(self, choice: Choice) -> None:
+        """End a choice on its worker."""
+
+    def move(self, moving: Moving) -> None:
+        """Run what is left on another grant. Called once per choice; the first call takes them all."""
 
 
 class Choice:
@@ -194,7 +210,18 @@ class Choice:
         return released
 
 
-class Generation:
+class Leg:
+    """What one grant has brought: from its submission to the release that ends it."""
+
+    __slots__ = ("cached_prompt_tokens", "first_token", "tokens_before")
+
+    def __init__(self, tokens_before: int) -> None:
+        self.tokens_before = tokens_before
+        self.first_token: float | None = None  # seconds after the submission
+        self.cached_prompt_tokens = 0
+
+
+class Generation(Mailbox):
     """See the module docstring. Created by the pipeline once its prompt is known."""
 
     def __init__(
@@ -209,32 +236,24 @@ class Generation:
         safety: SafetyPort,
         clock: Clock,
         arrived: float,
-        cancel_on_worker: Callable[[Choice], None],
-        on_worker_lost: Callable[[bool], None],
-        on_end: Callable[[Generation], None],
+        egress: Egress,
+        keep_text: bool,
+        on_worker: WorkerEvents,
+        on_end: Callable[[], None],
     ) -> None:
-        self.request_id = request_id
+        """`keep_text`: the whole answer is wanted once it is complete; see `answer`."""
+        super().__init__(request_id=request_id, choices=parameters.n, clock=clock, arrived=arrived, egress=egress)
         self.tenant = tenant
         self.policy = policy
         self.parameters = parameters
         self.text = text
         self.usage = Usage(prompt_tokens=prompt_tokens)
-        self.breakdown = Breakdown()
-        self.accepted: Accepted | None = None
-        self.degraded: list[str] = []
-        self.end: End | None = None
-        self.error: WeirError | None = None
-        self.arrived = arrived
         self.submitted = 0.0
-        self.last_activity = arrived
-        self.cancel_on_worker = cancel_on_worker
-        self._clock = clock
-        self._on_worker_lost = on_worker_lost
+        self.leg = Leg(0)
+        self._on_worker = on_worker
         self._on_end = on_end
-        self._first: float = 0.0
-        self._pending: dict[int, ChoiceUpdate] = {}
-        self._heartbeat = False
-        self._waiter: asyncio.Future[None] | None = None
+        self._first = 0.0
+        self._kept: list[list[str]] | None = [[] for _ in range(parameters.n)] if keep_text else None
         self.choices = [Choice(self, index, safety) for index in range(parameters.n)]
 
     @property
@@ -242,25 +261,45 @@ class Generation:
         """Choices that still need a worker."""
         return [choice for choice in self.choices if choice.ending is None]
 
+    @property
+    def delivered(self) -> int:
+        """Tokens that came from workers so far, over all choices."""
+        return sum(choice.completion_tokens for choice in self.choices)
+
     # The worker's side.
+
+    def next_leg(self, now: float) -> None:
+        """It is submitted, at `now` (monotonic seconds), on another grant."""
+        self.submitted = now
+        self.leg = Leg(self.delivered)
 
     def first_token(self, cached_prompt_tokens: int, after: float) -> None:
         """The worker produced the first token of a choice, `after` seconds after its submission."""
         self.usage.cached_prompt_tokens = max(self.usage.cached_prompt_tokens, cached_prompt_tokens)
+        leg = self.leg
+        leg.cached_prompt_tokens = max(leg.cached_prompt_tokens, cached_prompt_tokens)
+        if leg.first_token is None:
+            leg.first_token = after
         if not self._first:
             self.breakdown.prefill = after
             self._first = self.submitted + after
 
-    def worker_lost(self, *, gone: bool = True) -> None:
-        """The worker is gone, or will not take this request; the pipeline moves or fails what is left."""
+    def cancel_on_worker(self, choice: Choice) -> None:
+        """A choice needs nothing more."""
+        self._on_worker.cancel(choice)
+
+    def worker_lost(self, moving: Moving = Moving.LOST) -> None:
+        """The worker is gone, or gave this request back; what is left is moved or failed."""
         if self.end is None:
-            self._on_worker_lost(gone)
+            self._on_worker.move(moving)
 
     def refused(self, error: WeirError) -> None:
-        """The worker did not take a choice. A stale grant or a draining worker is no fault of the request: another
-        grant is asked for. Anything else is."""
-        if error.reason in _ASK_AGAIN:
-            self.worker_lost(gone=False)
+        """The worker did not take a choice, or gave it back for a more urgent one. A stale grant or a draining worker
+        is no fault of the request: another grant is asked for. Anything else is."""
+        if error.reason is Reason.PREEMPTED:
+            self.worker_lost(Moving.PREEMPTED)
+        elif error.reason in _ASK_AGAIN:
+            self.worker_lost(Moving.REFUSED)
         else:
             self.fail(error)
 
@@ -270,30 +309,31 @@ class Generation:
         """Released output of a choice, its last when it has a finish."""
         if text and not self.breakdown.time_to_first_token:
             self.breakdown.time_to_first_token = self._clock.monotonic() - self.arrived
-        update = self._pending.get(choice.index)
-        if update is None:
-            self._pending[choice.index] = ChoiceUpdate(choice.index, text, logprobs, choice.finish)
-        else:
-            update.text += text
-            update.finish = choice.finish
-            if logprobs:
-                update.logprobs = update.logprobs or []
-                update.logprobs += logprobs
+        if text and self._kept is not None:
+            self._kept[choice.index].append(text)
+        self._put(choice.index, text, logprobs, choice.finish)
         if choice.finish is not None and all(c.finish is not None for c in self.choices):
-            self._close()
+            self._end()
         self._wake()
 
     # Ends.
+
+    def answer(self, *, simulated: bool) -> Answer | None:
+        """The whole answer, if it was kept and came to its own end."""
+        if self._kept is None or self.end is None or self.end.finish not in (Finish.STOP, Finish.LENGTH):
+            return None
+        texts = ["".join(parts) for parts in self._kept]
+        return Answer(
+            choices=tuple(zip(texts, self.end.choices, strict=True)),
+            prompt_tokens=self.usage.prompt_tokens,
+            completion_tokens=self.usage.completion_tokens,
+            simulated=simulated,
+        )
 
     def discard(self) -> None:
         """Let go of the filters of a generation that never ran; nobody is told."""
         for choice in self.choices:
             choice.abandon(Finish.ERROR)
-
-    def fail(self, error: WeirError) -> None:
-        """End with an error; what was delivered stays."""
-        self.error = error
-        self.stop(Finish.DEADLINE if error.reason is Reason.DEADLINE_EXCEEDED else Finish.ERROR)
 
     def stop(self, finish: Finish) -> None:
         """End every open choice now, on the worker too. Does nothing after the end."""
@@ -304,64 +344,28 @@ class Generation:
                 if choice.ending is None:
                     self.cancel_on_worker(choice)
                 choice.abandon(finish)
-                self._merge_finish(choice)
-        self._close()
+                self._put(choice.index, "", None, choice.finish)
+        self._end()
         self._wake()
 
-    def _merge_finish(self, choice: Choice) -> None:
-        update = self._pending.setdefault(choice.index, ChoiceUpdate(choice.index))
-        update.finish = choice.finish
-
-    def _close(self) -> None:
+    def _end(self) -> None:
         now = self._clock.monotonic()
         self.breakdown.total = now - self.arrived
         if self._first:
             self.breakdown.decode = now - self._first
-        self.usage.completion_tokens = sum(choice.completion_tokens for choice in self.choices)
+        self.usage.completion_tokens = self.delivered
         reasons = [choice.finish or Finish.ERROR for choice in self.choices]
         finish = worst(reasons)
-        message, reason = "", ""
+        message, reason, retry = "", "", None
         if self.error is not None:
-            message, reason = self.error.message, self.error.reason.name
+            message, reason, retry = self.error.message, self.error.reason.name, self.error.retry_after
         elif finish is Finish.CONTENT_FILTER:
             message, reason = next(c.message for c in self.choices if c.finish is finish), Reason.CONTENT_FILTER.name
         elif finish is Finish.ERROR:
             message = next((c.message for c in self.choices if c.finish is finish), "") or "the engine failed"
             reason = Reason.ENGINE_ERROR.name
-        self.end = End(
-            finish=finish,
-            usage=self.usage,
-            breakdown=self.breakdown,
-            degraded=tuple(self.degraded),
-            message=message,
-            error_reason=reason,
-            choices=reasons,
-        )
-        self._on_end(self)
-
-    # The face's side.
-
-    def heartbeat(self) -> None:
-        """Nothing flowed for a while; tell the face so."""
-        self._heartbeat = True
-        self._wake()
-
-    async def take(self) -> tuple[list[ChoiceUpdate], bool, End | None]:
-        """Wait for news: updates (merged per choice since the last call), whether a heartbeat is due, and the end once
-        everything before it was taken."""
-        while not self._pending and not self._heartbeat and self.end is None:
-            self._waiter = asyncio.get_running_loop().create_future()
-            await self._waiter
-        updates = list(self._pending.values())
-        self._pending = {}
-        heartbeat, self._heartbeat = self._heartbeat, False
-        self.last_activity = self._clock.monotonic()
-        return updates, heartbeat, self.end
-
-    def _wake(self) -> None:
-        waiter, self._waiter = self._waiter, None
-        if waiter is not None and not waiter.done():
-            waiter.set_result(None)
+        self._close(finish, reasons, message=message, reason=reason, retry=retry)
+        self._on_end()
 
 
 def finish_of(reason: int) -> Finish:

@@ -20,6 +20,12 @@ TOKENS = Counter("gen_ai_client_token_usage", "Tokens delivered", (*_MODEL, "gen
 STAGE = Histogram("weir_gateway_stage_seconds", "Seconds per stage", ("stage",), buckets=_TTFT)
 OUTCOMES = Counter("weir_gateway_outcomes_total", "Requests by outcome", ("operation", "outcome", "reason"))
 DEGRADED = Counter("weir_gateway_degraded_total", "Requests served degraded", ("kind",))
+LADDER = Counter(
+    "weir_gateway_ladder_total", "Steps taken instead of a refusal, by what came of them", ("step", "outcome")
+)
+SLO = Counter("weir_gateway_slo_total", "Requests by declared objective", ("route", "tier", "objective", "met"))
+SLOW_READERS = Counter("weir_gateway_slow_readers_total", "Streams ended because nobody read them", ("why",))
+UNREAD = Gauge("weir_gateway_unread_characters", "Output that readers have not taken yet")
 MIGRATIONS = Counter("weir_gateway_migrations_total", "Streams moved to another worker", ("outcome",))
 ACTIVE = Gauge("weir_gateway_active_generations", "Generations that run")
 WORKER_STREAMS = Gauge("weir_gateway_worker_streams", "Open streams to workers")
@@ -45,6 +51,12 @@ class ModelMetrics:
 def model_metrics(operation: str, model_version: str) -> ModelMetrics:
     """Cached; versions come from the registry, so their number is bounded."""
     return ModelMetrics(operation, model_version)
+
+
+@lru_cache(maxsize=1024)
+def objective(route: str, tier: str, name: str, met: bool) -> Counter:
+    """Cached child of `SLO`; tiers come from the registry, so their number is bounded."""
+    return SLO.labels(route, tier, name, "true" if met else "false")
 
 
 @lru_cache(maxsize=1024)

@@ -14,11 +14,12 @@ from libs.errors import Reason, WeirError
 from services.gateway import convert
 from services.gateway.catalog import Catalog
 from services.gateway.embedding import Embedder
-from services.gateway.faces import collect
-from services.gateway.generation import Generation
+from services.gateway.faces import collect, limits_of
 from services.gateway.identity import Caller, Identifier
+from services.gateway.mailbox import Mailbox
 from services.gateway.pipeline import Pipeline
-from services.gateway.policy.events import Finish
+from services.gateway.policy.events import Accepted, Finish
+from services.gateway.policy.limits import Header
 from services.gateway.policy.parameters import invalid
 
 
@@ -42,21 +43,20 @@ class InferenceServicer(inference_pb2_grpc.InferenceServiceServicer):
         first = await anext(request_iterator, None)
         if first is None or not first.HasField("start"):
             raise invalid("start", "the first frame must open the generation")
-        generation = await self._open(first.start, caller)
+        generation, accepted = await self._open(first.start, caller, context)
         watcher = asyncio.get_running_loop().create_task(_watch(request_iterator, generation))
         try:
-            if generation.accepted is None:
-                raise RuntimeError("an open generation is accepted")
-            await context.write(inference_pb2.GenerateResponse(accepted=convert.from_accepted(generation.accepted)))
-            while True:
-                updates, heartbeat, end = await generation.take()
-                if updates:
-                    await context.write(convert.from_updates(updates))
-                elif heartbeat:
-                    await context.write(self._heartbeat)
-                if end is not None:
-                    await context.write(inference_pb2.GenerateResponse(end=convert.from_end(end)))
-                    return
+            with self._pipeline.egress.reading(generation):
+                await context.write(inference_pb2.GenerateResponse(accepted=convert.from_accepted(accepted)))
+                while True:
+                    updates, heartbeat, end = await generation.take()
+                    if updates:
+                        await context.write(convert.from_updates(updates))
+                    elif heartbeat:
+                        await context.write(self._heartbeat)
+                    if end is not None:
+                        await context.write(inference_pb2.GenerateResponse(end=convert.from_end(end)))
+                        return
         finally:  # whatever ends the RPC, a vanished client included, ends the generation
             watcher.cancel()
             generation.stop(Finish.CANCELLED)
@@ -66,14 +66,13 @@ class InferenceServicer(inference_pb2_grpc.InferenceServiceServicer):
     ) -> inference_pb2.CompleteResponse:
         """See the proto."""
         caller = self._identifier.identify(context, scope="inference")
-        generation = await self._open(request.spec, caller, whole=True)
-        choices, end = await collect(generation)
+        generation, accepted = await self._open(request.spec, caller, context, whole=True)
+        with self._pipeline.egress.reading(generation):
+            choices, end = await collect(generation)
         if end.finish is Finish.ERROR and not any(choice.text for choice in choices):
-            raise WeirError(Reason.parse(end.error_reason), end.message)
-        if generation.accepted is None:
-            raise RuntimeError("an open generation is accepted")
+            raise WeirError(Reason.parse(end.error_reason), end.message, retry_after=end.retry_after)
         return inference_pb2.CompleteResponse(
-            accepted=convert.from_accepted(generation.accepted),
+            accepted=convert.from_accepted(accepted),
             choices=map(convert.from_choice, choices),
             end=convert.from_end(end),
         )
@@ -104,17 +103,38 @@ class InferenceServicer(inference_pb2_grpc.InferenceServiceServicer):
             prompt_tokens=len(ids), model_version=route.model_version, context_length=version.context_length
         )
 
-    async def _open(self, message: inference_pb2.GenerationSpec, caller: Caller, *, whole: bool = False) -> Generation:
-        return await self._pipeline.open(
-            replace(convert.to_spec(message), whole=whole),
-            caller.identity,
-            request_id=caller.request_id,
-            remaining=caller.remaining,
-            traceparent=caller.traceparent,
-        )
+    async def _open(
+        self,
+        message: inference_pb2.GenerationSpec,
+        caller: Caller,
+        context: grpc.aio.ServicerContext,
+        *,
+        whole: bool = False,
+    ) -> tuple[Mailbox, Accepted]:
+        """Open it, and have its trailers tell the limits, also those of a refusal."""
+        try:
+            mailbox = await self._pipeline.open(
+                replace(convert.to_spec(message), whole=whole),
+                caller.identity,
+                request_id=caller.request_id,
+                remaining=caller.remaining,
+                traceparent=caller.traceparent,
+            )
+        except WeirError as error:
+            _tell(context, limits_of(error))
+            raise
+        if mailbox.accepted is None:
+            raise RuntimeError("an open generation is accepted")
+        _tell(context, limits_of(mailbox.accepted))
+        return mailbox, mailbox.accepted
 
 
-async def _watch(requests: AsyncIterator[inference_pb2.GenerateRequest], generation: Generation) -> None:
+def _tell(context: grpc.aio.ServicerContext, headers: list[Header]) -> None:
+    if headers:
+        context.set_trailing_metadata(tuple(headers))
+
+
+async def _watch(requests: AsyncIterator[inference_pb2.GenerateRequest], generation: Mailbox) -> None:
     """Frames after the first: cancels. A half-close just ends this."""
     async for frame in requests:
         if frame.HasField("cancel"):

@@ -99,11 +99,25 @@ class AdmissionPort(Protocol):
     ) -> admission_pb2.Granted:
         """Wait for a worker. With `may_be_local` the answer may be the fallback's: its grant has no proof.
 
+        Nothing is held when it raises, cancellation included.
+
         :raises WeirError: the rejection or eviction; DEPENDENCY_UNAVAILABLE while admission is away.
         """
 
-    def release(self, request_id: str, *, pool: str, output_tokens: int, unused: bool = False) -> None:
-        """Give the share back."""
+    def release(
+        self,
+        request_id: str,
+        *,
+        pool: str,
+        output_tokens: int = 0,
+        unused: bool = False,
+        failed: bool = False,
+        first_token: float | None = None,
+        cached_prompt_tokens: int = 0,
+    ) -> None:
+        """Give the share back, and tell what came of it: tokens generated on this grant, whether it failed through the
+        worker's fault, seconds from the grant to the first token (None: there was none), prompt tokens it had cached.
+        """
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,7 +10,9 @@ from libs.deadlines import to_duration
 from libs.errors import WeirError
 from services.gateway import metrics
 from services.gateway.policy.events import Accepted, Breakdown, End, Finish
+from services.gateway.policy.objectives import Objectives, judge
 from services.gateway.policy.spec import Identity, Spec
+from services.gateway.refusals import outcome_of
 
 
 def completed(
@@ -59,7 +61,7 @@ def rejected(
         key_id=identity.key_id,
         model=spec.model[:200],  # as the caller wrote it; a name, not a text
         operation=spec.operation,
-        outcome="rejected",
+        outcome=outcome_of(error),
         reason=error.reason.name,
         trace_id=trace_id,
     )
@@ -99,6 +101,20 @@ def observe(operation: str, accepted: Accepted, end: End) -> None:
     metrics.outcome(operation, end.finish.label, reason).inc()
     for kind in end.degraded:
         metrics.DEGRADED.labels(kind).inc()
+
+
+def judged(route: str, tier: str, objectives: Objectives, end: End, longest: int) -> None:
+    """Count which declared objectives a request met; `longest` are the tokens of its longest choice."""
+    breakdown = end.breakdown
+    for name, met in judge(
+        objectives,
+        finish=end.finish,
+        first=breakdown.time_to_first_token,
+        decode=breakdown.decode,
+        longest=longest,
+        total=breakdown.total,
+    ):
+        metrics.objective(route, tier, name, met).inc()
 
 
 def _timestamp(now: float) -> timestamp_pb2.Timestamp:

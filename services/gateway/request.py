@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import secrets
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 from weir.admission.v1 import admission_pb2
@@ -17,9 +17,13 @@ from libs.deadlines import Deadline, to_duration, to_seconds
 from libs.routing import Route
 from libs.telemetry.tracing import Span
 from services.gateway.generation import Choice, Generation
+from services.gateway.mailbox import Mailbox
 from services.gateway.policy.events import Accepted
+from services.gateway.policy.plans import Plan
+from services.gateway.policy.prefix import BLOCK, prefix_hashes
 from services.gateway.policy.spec import BoundParameters, ChatMessage, Identity, Spec
 from services.gateway.ports import Reservation
+from services.gateway.text import TextModel
 
 _GROUP = 16
 """Tokens per delivery of a request that is not streamed: each spares the mesh that many wake-ups, and an output that
@@ -30,24 +34,45 @@ _CLASSES = {
 }
 
 
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """What a request would be served with: as it was asked for, or as a step of the ladder left it."""
+
+    model: str
+    """As the caller named it, or the plan's smaller one."""
+    route: Route
+    version: registry_pb2.ModelVersion
+    text: TextModel
+    prompt: list[int]
+    bound: BoundParameters
+
+
 class Request:
     """One request on its way; what the end needs to know of its beginning."""
 
     __slots__ = (
         "admit",
+        "answer_key",
         "arrived",
-        "attempt",
+        "asked",
+        "candidate",
         "deadline",
+        "degraded",
+        "faults",
         "generation",
         "granted",
         "id",
         "identity",
-        "model_version",
+        "mailbox",
         "moving",
-        "prompt",
+        "plan",
+        "queue_class",
+        "reservation",
+        "reserved",
         "span",
         "spec",
         "tenant",
+        "texts",
     )
 
     def __init__(
@@ -57,6 +82,7 @@ class Request:
         spec: Spec,
         identity: Identity,
         tenant: registry_pb2.Tenant,
+        plan: Plan,
         deadline: Deadline,
         arrived: float,
         trace: Span,
@@ -65,21 +91,53 @@ class Request:
         self.spec = spec
         self.identity = identity
         self.tenant = tenant
+        self.plan = plan
         self.deadline = deadline
         self.arrived = arrived
         self.span = trace
-        self.attempt = 0
-        self.model_version = ""
-        self.prompt: list[int] = []
+        self.asked = 0  # questions to admission so far
+        self.faults = 0  # workers that it lost
+        self.degraded: list[str] = []
+        self.texts: tuple[str, ...] | None = None  # in place of the caller's, where safety redacted them
+        self.reserved = 0  # tokens of the quota's lease; 0 while there is none
+        self.reservation: Reservation | None = None
+        self.queue_class = queue_class_of(tenant, batch=spec.batch, over_quota=False)
+        self.answer_key = b""  # not empty: the answer is worth keeping
+        self.candidate: Candidate | None = None
         self.admit: admission_pb2.Admit | None = None
         self.granted: admission_pb2.Granted | None = None
-        self.generation: Generation | None = None
+        self.generation: Generation | None = None  # runs on a worker
+        self.mailbox: Mailbox | None = None  # what its face reads: that generation, or a replayed answer
         self.moving: asyncio.Task[None] | None = None  # looks for another worker
 
     @property
     def admission_id(self) -> str:
-        """The id that admission and the worker know; another one after a migration."""
-        return f"{self.id}/{self.attempt}" if self.attempt else self.id
+        """The id that admission and the worker know; another one for each question after the first."""
+        return f"{self.id}/{self.asked - 1}" if self.asked > 1 else self.id
+
+    @property
+    def model_version(self) -> str:
+        """What serves it, or would; empty before it was resolved."""
+        return self.candidate.route.model_version if self.candidate else ""
+
+    @property
+    def prompt(self) -> list[int]:
+        """The prompt's tokens; empty before they are known."""
+        return self.candidate.prompt if self.candidate else []
+
+    @property
+    def route(self) -> str:
+        """The route whose objectives it has."""
+        return "batch" if self.spec.batch else "generate"
+
+
+def queue_class_of(tenant: registry_pb2.Tenant, *, batch: bool, over_quota: bool) -> admission_pb2.QueueClass:
+    """The queue: the plan's, or a lower one. A caller's hint can lower it and never raise it."""
+    if batch:
+        return admission_pb2.QUEUE_CLASS_BATCH
+    if over_quota:
+        return admission_pb2.QUEUE_CLASS_OVER_QUOTA
+    return _CLASSES.get(tenant.plan, admission_pb2.QUEUE_CLASS_FREE)
 
 
 def deadline_of(tenant: registry_pb2.Tenant, remaining: float | None, default: float, clock: Clock) -> Deadline:
@@ -112,20 +170,24 @@ def with_seed(bound: BoundParameters, draw: Callable[[], int] = lambda: secrets.
     return replace(bound, seed=draw()) if bound.seed is None and bound.temperature > 0 else bound
 
 
-def admit_message(request: Request, route: Route, bound: BoundParameters) -> admission_pb2.Admit:
-    """What admission is asked."""
-    queue_class = admission_pb2.QUEUE_CLASS_BATCH if request.spec.batch else _CLASSES.get(request.tenant.plan)
+def admit_message(request: Request, candidate: Candidate, ttft: float | None) -> admission_pb2.Admit:
+    """What admission is asked; `ttft` is the seconds left for the first token, None without an objective."""
+    route, bound, plan = candidate.route, candidate.bound, request.plan
     return admission_pb2.Admit(
         request_id=request.admission_id,
         tenant=request.identity.tenant,
-        weight=request.tenant.weight,
-        queue_class=queue_class or admission_pb2.QUEUE_CLASS_FREE,
+        weight=(request.tenant.weight or 1.0) * plan.weight,
+        queue_class=request.queue_class,
         pool=route.pool,
-        model_version=request.model_version,
+        model_version=route.model_version,
         zones=route.zones,
-        prompt_tokens=len(request.prompt),
+        prompt_tokens=len(candidate.prompt),
         max_output_tokens=bound.max_tokens,
         choices=bound.n,
+        ttft_target=None if ttft is None else to_duration(ttft),
+        prefix_hashes=prefix_hashes(request.identity.tenant, route.model_version, candidate.prompt),
+        prefix_block=BLOCK,
+        kv_share=plan.kv_share,
     )
 
 
@@ -133,17 +195,29 @@ def readmit_message(request: Request, admit: admission_pb2.Admit, choices: Seque
     """Turn the first question into the next one, in place: the prompt grows by what was delivered; a `lost` worker is
     out (empty: none is).
 
-    The output cap stays: the choice that has delivered least may still need nearly all of it.
+    The output cap stays: the choice that has delivered least may still need nearly all of it. There is no target for
+    the first token any more: it was accepted with one, and refusing it now would waste what was done.
     """
     admit.request_id = request.admission_id
-    admit.prompt_tokens = len(request.prompt) + max((len(choice.tokens) for choice in choices), default=0)
+    longest = max((choice.tokens for choice in choices), key=len, default=())
+    admit.prompt_tokens = len(request.prompt) + len(longest)
+    admit.resumed_tokens = len(longest)
     admit.choices = max(1, len(choices))
+    admit.ClearField("ttft_target")
+    if longest:
+        hashes = prefix_hashes(admit.tenant, admit.model_version, [*request.prompt, *longest])
+        admit.prefix_hashes[:] = hashes
     if lost:
         admit.exclude_workers.append(lost)
 
 
-_BATCH_PRIORITY = 10
-"""Engines serve smaller numbers first, and preempt larger ones for them."""
+_PRIORITIES: dict[int, int] = {
+    admission_pb2.QUEUE_CLASS_PAID: 0,
+    admission_pb2.QUEUE_CLASS_FREE: 1,
+    admission_pb2.QUEUE_CLASS_OVER_QUOTA: 5,
+    admission_pb2.QUEUE_CLASS_BATCH: 10,
+}
+"""By class. Engines serve smaller numbers first, and preempt larger ones for them."""
 
 
 def submission(
@@ -160,30 +234,29 @@ def submission(
         traceparent=request.span.traceparent,
         choice=choice.index,
         resumed_tokens=len(choice.tokens),
-        priority=_BATCH_PRIORITY if request.spec.batch else 0,
+        priority=_PRIORITIES[request.queue_class],
         # Text that could end it early (a stop string) is worth looking at after every step.
         group_tokens=_GROUP if request.spec.whole and not bound.stop else 0,
     )
 
 
-def accepted_of(
-    request: Request, arm: str, reservation: Reservation, degraded: Sequence[str], created: float
-) -> Accepted:
-    """What the caller is told once a worker was granted."""
-    granted = request.granted
-    told = request.identity.request_counted  # the edge adds the limit headers itself
+def accepted_of(request: Request, degraded: Sequence[str], created: float, *, simulated: bool = False) -> Accepted:
+    """What the caller is told once it is known who answers: a granted worker, or nobody (a replayed answer, which a
+    `simulated` engine may have given)."""
+    granted, candidate, reservation = request.granted, request.candidate, request.reservation
+    told = request.identity.request_counted or reservation is None  # the edge adds the limit headers itself
     return Accepted(
         request_id=request.id,
         trace_id=request.span.traceparent[3:35],
         model_version=request.model_version,
-        arm=arm,
+        arm=candidate.route.arm if candidate else "",
         prompt_tokens=len(request.prompt),
-        simulated=bool(granted and granted.simulated),
+        simulated=granted.simulated if granted else simulated,
         zone=granted.zone if granted else "",
         created=int(created),
         degraded=tuple(degraded),
-        token_limit=None if told else reservation.tokens,
-        request_limit=None if told else reservation.requests,
+        token_limit=None if told or reservation is None else reservation.tokens,
+        request_limit=None if told or reservation is None else reservation.requests,
     )
 
 

@@ -178,7 +178,9 @@ class Rig:
         gateway = self.gateway
         held = {
             "generations": len(gateway._pipeline._active),
-            "migrations": len(gateway._pipeline._migrations),
+            "migrations": gateway._pipeline.moving,
+            "readers": gateway._pipeline.egress.readers,
+            "unread": gateway._pipeline.egress.unread,
             "filters": len(gateway._safety._filters),
             "waiting": len(gateway._safety._waiting),
             "sequences": sum(len(link._sequences) for link in gateway._workers._links.values()),

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from weir.admission.v1 import admission_pb2
 
 from libs.clock import Clock
-from libs.deadlines import Deadline
+from libs.deadlines import Deadline, to_duration
 from libs.errors import WeirError
 from libs.mux import MuxClient, Semantics
 from libs.routing import WORKER_SERVICE
@@ -60,21 +60,43 @@ class AdmissionClient:
         # Lost, and not merely never reached: right after a start the first stream is worth waiting for.
         if may_be_local and mux.generation and not mux.connected and (granted := self._local.grant(request)):
             return granted
-        reply = await mux.call(
-            admission_pb2.AdmissionCall(admit=request),
-            deadline=deadline,
-            semantics=Semantics.RETRY,
-            traceparent=traceparent,
-        )
+        try:
+            reply = await mux.call(
+                admission_pb2.AdmissionCall(admit=request),
+                deadline=deadline,
+                semantics=Semantics.RETRY,
+                traceparent=traceparent,
+            )
+        except BaseException:
+            # Nobody will hear the answer: what was asked for may have been granted by now, or still will be.
+            self.release(request.request_id, pool=request.pool, unused=True)
+            raise
         if reply.HasField("rejected"):
             raise WeirError.from_rejection(reply.rejected)
         return reply.granted
 
-    def release(self, request_id: str, *, pool: str, output_tokens: int, unused: bool = False) -> None:
+    def release(
+        self,
+        request_id: str,
+        *,
+        pool: str,
+        output_tokens: int = 0,
+        unused: bool = False,
+        failed: bool = False,
+        first_token: float | None = None,
+        cached_prompt_tokens: int = 0,
+    ) -> None:
         """See `AdmissionPort`."""
         if self._local.release(request_id):
             return
-        release = admission_pb2.Release(request_id=request_id, output_tokens=output_tokens, unused=unused)
+        release = admission_pb2.Release(
+            request_id=request_id,
+            output_tokens=output_tokens,
+            unused=unused,
+            failed=failed,
+            first_token=None if first_token is None else to_duration(first_token),
+            cached_prompt_tokens=cached_prompt_tokens,
+        )
         # A release that cannot be queued is made good by the worker's own capacity reports.
         with contextlib.suppress(WeirError):
             self.pool(pool).call_nowait(

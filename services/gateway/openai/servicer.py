@@ -6,7 +6,6 @@ into the HTTP status. An error after it is an event in the stream.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 
 import grpc
@@ -17,9 +16,9 @@ from libs.errors import Reason, WeirError
 from libs.telemetry import get_logger
 from services.gateway.catalog import Catalog
 from services.gateway.embedding import Embedder
-from services.gateway.faces import collect
-from services.gateway.generation import Generation
+from services.gateway.faces import collect, limits_of
 from services.gateway.identity import Caller, Identifier
+from services.gateway.mailbox import Mailbox
 from services.gateway.openai.errors import error_body, error_headers
 from services.gateway.openai.requests import OpenAIRequest, parse_chat, parse_completion, parse_embedding
 from services.gateway.openai.responses import (
@@ -132,16 +131,17 @@ class OpenAIServicer(openai_pb2_grpc.OpenAIServiceServicer):
         if accepted is None:
             raise RuntimeError("an open generation is accepted")
         try:
-            if given.stream:
-                await self._stream(generation, accepted, context, chat=chat, include_usage=given.include_usage)
-            else:
-                await self._whole(generation, accepted, context, chat=chat)
+            with self._pipeline.egress.reading(generation):
+                if given.stream:
+                    await self._stream(generation, accepted, context, chat=chat, include_usage=given.include_usage)
+                else:
+                    await self._whole(generation, accepted, context, chat=chat)
         finally:  # whatever ends the RPC, a vanished client included; after the generation's own end this does nothing
             generation.stop(Finish.CANCELLED)
 
     async def _stream(
         self,
-        generation: Generation,
+        generation: Mailbox,
         accepted: Accepted,
         context: grpc.aio.ServicerContext,
         *,
@@ -162,11 +162,11 @@ class OpenAIServicer(openai_pb2_grpc.OpenAIServiceServicer):
                 return
 
     async def _whole(
-        self, generation: Generation, accepted: Accepted, context: grpc.aio.ServicerContext, *, chat: bool
+        self, generation: Mailbox, accepted: Accepted, context: grpc.aio.ServicerContext, *, chat: bool
     ) -> None:
         choices, end = await collect(generation)
         if end.finish is Finish.ERROR:
-            error = WeirError(Reason.parse(end.error_reason), end.message, retry_after=1.0)
+            error = WeirError(Reason.parse(end.error_reason), end.message, retry_after=end.retry_after)
             await _refuse(context, error, headers=_headers(accepted))
             return
         if end.finish is Finish.DEADLINE and not any(choice.text for choice in choices):
@@ -181,7 +181,7 @@ async def _refuse(
     context: grpc.aio.ServicerContext, error: WeirError, *, request_id: str = "", headers: Headers | None = None
 ) -> None:
     """Answer with the envelope, its status and its headers."""
-    metadata = error_headers(error) + (headers or [])
+    metadata = error_headers(error) + (limits_of(error) if headers is None else headers)
     if request_id and headers is None:
         metadata.append(("x-request-id", request_id))
     await context.send_initial_metadata(metadata)
@@ -199,10 +199,4 @@ def _headers(accepted: Accepted) -> Headers:
         headers.append(("x-weir-arm", accepted.arm))
     if accepted.degraded:
         headers.append(("x-weir-degraded", ",".join(accepted.degraded)))
-    for kind, state in (("requests", accepted.request_limit), ("tokens", accepted.token_limit)):
-        if state:
-            limit, remaining, reset = state
-            headers.append((f"x-ratelimit-limit-{kind}", str(limit)))
-            headers.append((f"x-ratelimit-remaining-{kind}", str(remaining)))
-            headers.append((f"x-ratelimit-reset-{kind}", f"{math.ceil(reset * 1000)}ms"))
-    return headers
+    return headers + limits_of(accepted)

@@ -100,4 +100,5 @@ class End:
     degraded: tuple[str, ...] = ()
     message: str = ""
     error_reason: str = ""  # the closed reason's name for ERROR and CONTENT_FILTER
+    retry_after: float | None = None  # seconds, where coming back helps
     choices: list[Finish] = field(default_factory=list)

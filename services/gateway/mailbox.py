@@ -1,0 +1,160 @@
+"""What a face reads from: updates that merge while nobody takes them, heartbeats, and the one end.
+
+What was not read yet is counted, together with what the face has taken and is still writing: its next `take` says
+that the write is done. `egress.py` bounds it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+
+from libs.clock import Clock
+from libs.errors import Reason, WeirError
+from services.gateway.egress import Egress
+from services.gateway.policy.answers import Answer
+from services.gateway.policy.events import Accepted, Breakdown, ChoiceUpdate, End, Finish, Logprob, Usage
+
+_LOGPROB_CHARS = 64
+"""What one log-probability weighs in the count of unread output."""
+
+
+class Mailbox:
+    """A generation as its face sees it."""
+
+    def __init__(self, *, request_id: str, choices: int, clock: Clock, arrived: float, egress: Egress) -> None:
+        self.request_id = request_id
+        self.width = choices
+        self.accepted: Accepted | None = None
+        self.usage = Usage()
+        self.breakdown = Breakdown()
+        self.degraded: list[str] = []
+        self.end: End | None = None
+        self.error: WeirError | None = None
+        self.arrived = arrived
+        self.last_activity = arrived
+        self.unread = 0
+        """Characters that the reader may not have got yet."""
+        self.taken_at = clock.monotonic()
+        """When the reader last came for more."""
+        self._clock = clock
+        self._egress = egress
+        self._writing = 0  # of the unread, what the face has taken
+        self._pending: dict[int, ChoiceUpdate] = {}
+        self._heartbeat = False
+        self._waiter: asyncio.Future[None] | None = None
+
+    @property
+    def reader_waits(self) -> bool:
+        """The reader has all there is."""
+        return self._waiter is not None
+
+    # The face's side.
+
+    async def take(self) -> tuple[list[ChoiceUpdate], bool, End | None]:
+        """Wait for news: updates (merged per choice since the last call), whether a heartbeat is due, and the end once
+        everything before it was taken."""
+        if self._writing:
+            self._count(-self._writing)
+            self._writing = 0
+        while not self._pending and not self._heartbeat and self.end is None:
+            self._waiter = asyncio.get_running_loop().create_future()
+            await self._waiter
+        self._writing = self.unread
+        updates = list(self._pending.values())
+        self._pending = {}
+        heartbeat, self._heartbeat = self._heartbeat, False
+        self.last_activity = self.taken_at = self._clock.monotonic()
+        return updates, heartbeat, self.end
+
+    def heartbeat(self) -> None:
+        """Nothing flowed for a while; tell the face so."""
+        self._heartbeat = True
+        self._wake()
+
+    def left(self) -> None:
+        """The reader is gone, or done: what it did not get is dropped."""
+        self._count(-self.unread)
+        self._writing = 0
+        self._pending = {}
+
+    def stop(self, finish: Finish) -> None:
+        """End it now. Does nothing after the end."""
+
+    def fail(self, error: WeirError) -> None:
+        """End it with an error; what was delivered stays."""
+        self.error = error
+        self.stop(Finish.DEADLINE if error.reason is Reason.DEADLINE_EXCEEDED else Finish.ERROR)
+
+    # The producer's side.
+
+    def _put(self, index: int, text: str, logprobs: list[Logprob] | None, finish: Finish | None) -> None:
+        update = self._pending.get(index)
+        if update is None:
+            self._pending[index] = ChoiceUpdate(index, text, logprobs, finish)
+        else:
+            update.text += text
+            update.finish = finish
+            if logprobs:
+                update.logprobs = update.logprobs or []
+                update.logprobs += logprobs
+        size = len(text)
+        if logprobs:
+            size += _LOGPROB_CHARS * sum(1 + len(entry.top) for entry in logprobs)
+        if size:
+            self._count(size)
+
+    def _count(self, size: int) -> None:
+        self.unread += size
+        self._egress.unread += size
+
+    def _close(
+        self,
+        finish: Finish,
+        choices: Sequence[Finish],
+        *,
+        message: str = "",
+        reason: str = "",
+        retry: float | None = None,
+    ) -> None:
+        self.end = End(
+            finish=finish,
+            usage=self.usage,
+            breakdown=self.breakdown,
+            degraded=tuple(self.degraded),
+            message=message,
+            error_reason=reason,
+            retry_after=retry,
+            choices=list(choices),
+        )
+
+    def _wake(self) -> None:
+        waiter, self._waiter = self._waiter, None
+        if waiter is not None and not waiter.done():
+            waiter.set_result(None)
+
+
+class Replay(Mailbox):
+    """An answer that no worker gives: one from the cache, or the plan's fixed text. It has ended when it begins."""
+
+    def __init__(
+        self,
+        answer: Answer,
+        *,
+        request_id: str,
+        clock: Clock,
+        arrived: float,
+        egress: Egress,
+        degraded: Sequence[str],
+    ) -> None:
+        super().__init__(
+            request_id=request_id, choices=len(answer.choices), clock=clock, arrived=arrived, egress=egress
+        )
+        self.usage = Usage(prompt_tokens=answer.prompt_tokens, completion_tokens=answer.completion_tokens)
+        self.degraded = list(degraded)
+        passed = clock.monotonic() - arrived
+        self.breakdown = Breakdown(time_to_first_token=passed, total=passed)
+        for index, (text, finish) in enumerate(answer.choices):
+            self._put(index, text, None, finish)
+        finishes = [finish for _, finish in answer.choices]
+        self._close(max(finishes), finishes)  # stop or length: a cut choice makes a cut answer

@@ -1,0 +1,169 @@
+"""The first half of a request: template and tokenise, while safety, quota and route are being decided."""
+
+from __future__ import annotations
+
+import asyncio
+from asyncio import Future
+from collections.abc import Sequence
+from typing import Any
+
+from weir.registry.v1 import registry_pb2
+
+from libs.clock import Clock
+from libs.errors import Reason, WeirError
+from libs.routing import Route
+from services.gateway.catalog import Catalog
+from services.gateway.config import Settings
+from services.gateway.generation import SAFETY_SKIPPED
+from services.gateway.policy.answers import answer_key, repeatable
+from services.gateway.policy.parameters import bind_parameters
+from services.gateway.policy.plans import OVER_QUOTA
+from services.gateway.policy.spec import BoundParameters, Spec
+from services.gateway.ports import InputCheck, QuotaPort, Reservation, RouterPort, SafetyPort
+from services.gateway.request import Candidate, Request, forget, queue_class_of, with_texts
+from services.gateway.structures import StructureChecks
+from services.gateway.text import TextModel
+
+_MESSAGE_CHARS = 32
+"""What rendering one more message costs, in characters to tokenise."""
+
+
+class Opening:
+    """Makes a candidate out of a request."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        *,
+        catalog: Catalog,
+        quota: QuotaPort,
+        router: RouterPort,
+        safety: SafetyPort,
+        clock: Clock,
+    ) -> None:
+        self._settings = settings
+        self._catalog = catalog
+        self._quota = quota
+        self._router = router
+        self._safety = safety
+        self._clock = clock
+        self._structures = StructureChecks()
+
+    async def decide(self, request: Request) -> tuple[Candidate, float]:
+        """What to ask admission for, and when tokenisation was over (monotonic seconds). The quota is reserved then;
+        the request's `reserved` says so also when this raises.
+
+        :raises WeirError: whatever refused it.
+        """
+        spec, identity = request.spec, request.identity
+        traceparent = request.span.traceparent
+        checking: Future[InputCheck] | None = None
+        routing: Future[tuple[Route, bool]] | None = None
+        reserving: Future[Reservation] | None = None
+        await self._structures.check(spec.parameters.structure)
+        try:
+            if spec.token_ids is None:
+                checking = self._check(request, spec.texts())
+            routing = self._router.start_resolve(
+                tenant=identity.tenant,
+                model=spec.model,
+                sticky_key=spec.sticky_key,
+                deadline=request.deadline,
+                traceparent=traceparent,
+            )
+            # The tokenizer is needed before the router has answered; the same pure function says which.
+            guess = self._catalog.resolve(tenant=identity.tenant, model=spec.model, sticky_key=spec.sticky_key)
+            version = self._catalog.version(guess.model_version)
+            text = await self._catalog.text(version)
+            prompt = await self.encode(text, spec)
+            bound = self.bind(request, version, len(prompt))
+            if checking is None:  # token ids are checked as the text that they spell
+                checking = self._check(request, [text.decode(prompt)])
+            tokenised = self._clock.monotonic()
+            reserving = self._reserve(request, guess.model_version, len(prompt), bound)
+            check = await checking
+            route, routed_locally = await routing
+            request.reservation = reservation = await reserving
+            request.texts = check.texts
+            if route.model_version != guess.model_version or check.texts is not None:
+                version = self._catalog.version(route.model_version)
+                text = await self._catalog.text(version)
+                prompt = await self.encode(text, with_texts(spec, check.texts))
+                bound = self.bind(request, version, len(prompt))
+        except BaseException:
+            for future in (checking, routing, reserving):
+                if future is not None:
+                    forget(future)
+            raise
+        if reservation.over_quota:
+            request.queue_class = queue_class_of(request.tenant, batch=spec.batch, over_quota=True)
+        flags = (
+            ("router_local", routed_locally),
+            ("quota_local", reservation.local),
+            (OVER_QUOTA, reservation.over_quota),
+            (SAFETY_SKIPPED, check.skipped),
+        )
+        request.degraded += [name for name, on in flags if on]
+        candidate = request.candidate = Candidate(spec.model, route, version, text, prompt, bound)
+        if request.plan.remembers and repeatable(bound, seeded=spec.parameters.seed is not None):
+            policy = self._catalog.safety_version(version.safety_policy or request.tenant.safety_policy)
+            request.answer_key = answer_key(identity.tenant, route.model_version, prompt, bound, policy)
+        return candidate, tokenised
+
+    async def encode(self, text: TextModel, spec: Spec) -> list[int]:
+        """The prompt's tokens; long inputs are tokenised in a thread.
+
+        :raises WeirError: INVALID_REQUEST when there are none, or ids outside the vocabulary.
+        """
+        if spec.token_ids is not None:
+            if max(spec.token_ids) >= text.vocabulary_size:
+                raise WeirError(Reason.INVALID_REQUEST, "prompt: a token id is outside the vocabulary", limit="prompt")
+            return list(spec.token_ids)
+        texts = spec.texts()
+        long = sum(map(len, texts)) + _MESSAGE_CHARS * len(texts) > self._settings.encode_inline_chars
+        if spec.messages is not None:
+            encode: Any = text.encode_chat
+            given: Any = spec.messages
+        else:
+            encode, given = text.encode, spec.prompt
+        ids: list[int] = await asyncio.to_thread(encode, given) if long else encode(given)
+        if not ids:
+            raise WeirError(Reason.INVALID_REQUEST, "prompt: is empty", limit="prompt")
+        return ids
+
+    def bind(self, request: Request, version: registry_pb2.ModelVersion, prompt_tokens: int) -> BoundParameters:
+        """The parameters with the defaults of a version and the limits of it and of the tenant.
+
+        :raises WeirError: see `bind_parameters`.
+        """
+        limits = self._catalog.limits(request.identity.tenant, request.spec.model, version)
+        return bind_parameters(request.spec.parameters, limits, prompt_tokens)
+
+    def _check(self, request: Request, texts: Sequence[str]) -> Future[InputCheck]:
+        return self._safety.start_check(
+            tenant=request.identity.tenant,
+            policy=request.tenant.safety_policy,
+            texts=texts,
+            request_id=request.id,
+            deadline=request.deadline,
+            traceparent=request.span.traceparent,
+        )
+
+    def _reserve(
+        self, request: Request, model_version: str, prompt_tokens: int, bound: BoundParameters
+    ) -> Future[Reservation]:
+        request.reserved = prompt_tokens + bound.max_tokens * bound.n
+        return self._quota.start_reserve(
+            tenant=request.identity.tenant,
+            model=request.spec.model,
+            request_id=request.id,
+            tokens=request.reserved,
+            prompt_tokens=prompt_tokens,
+            max_output_tokens=bound.max_tokens,
+            choices=bound.n,
+            model_version=model_version,
+            over_quota_allowed=request.plan.serve_over_quota,
+            request_counted=request.identity.request_counted,
+            deadline=request.deadline,
+            traceparent=request.span.traceparent,
+        )

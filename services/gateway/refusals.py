@@ -1,0 +1,70 @@
+"""The gateway's own refusals, and what a refused caller is told beside the reason."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+from libs.errors import Reason, WeirError
+from libs.telemetry import get_logger
+from services.gateway.catalog import Catalog
+from services.gateway.policy.limits import WINDOW, State
+from services.gateway.request import Request
+
+log = get_logger(__name__)
+
+
+class Refused(WeirError):
+    """A refusal with the state of the caller's limits, where the edge has not told it: see `policy/limits.py`."""
+
+    def __init__(self, error: WeirError, *, requests: State | None, tokens: State | None) -> None:
+        super().__init__(error.reason, error.message, limit=error.limit, retry_after=error.retry_after)
+        self.requests = requests
+        self.tokens = tokens
+
+
+def outcome_of(error: WeirError) -> str:
+    """ "evicted" when it was queued and "rejected" when it never was."""
+    return "evicted" if error.reason.name.startswith("EVICTED_") else "rejected"
+
+
+def with_limits(error: WeirError, request: Request, catalog: Catalog) -> WeirError:
+    """The refusal with what is known of the limits: after a reservation, what it said; for a refused one, that
+    nothing is left of the limit that refused until its time to come back."""
+    if request.identity.request_counted:
+        return error
+    if request.reservation is not None:
+        requests, tokens = request.reservation.requests, request.reservation.tokens
+    else:
+        requests, tokens = _refused_limits(error, request, catalog)
+    if requests is None and tokens is None:
+        return error
+    return Refused(error, requests=requests, tokens=tokens)
+
+
+def _refused_limits(error: WeirError, request: Request, catalog: Catalog) -> tuple[State | None, State | None]:
+    if error.reason not in (Reason.QUOTA_REQUESTS, Reason.QUOTA_TOKENS):
+        return None, None
+    per_minute = catalog.per_minute(request.identity.tenant, request.spec.model)
+    reset = WINDOW if error.retry_after is None else error.retry_after
+    if error.reason is Reason.QUOTA_REQUESTS:
+        return ((per_minute[0], 0, reset) if per_minute[0] else None), None
+    return None, ((per_minute[1], 0, reset) if per_minute[1] else None)
+
+
+class RefusalLog:
+    """One line per reason and half second, however many were refused: a flood must not become a flood of lines."""
+
+    def __init__(self) -> None:
+        self._counts: Counter[tuple[str, str, str]] = Counter()
+
+    def note(self, operation: str, error: WeirError) -> None:
+        """One more."""
+        self._counts[operation, outcome_of(error), error.reason.name] += 1
+
+    def flush(self) -> None:
+        """Write what came since the last time."""
+        if not self._counts:
+            return
+        counts, self._counts = self._counts, Counter()
+        for (operation, outcome, reason), count in counts.items():
+            log.info("refused", operation=operation, outcome=outcome, reason=reason, count=count)
