@@ -1,0 +1,344 @@
+"""A worker as counts: the simulated engine's rules and costs (services/worker/engines), without tokens or a clock.
+
+The simulated engine visits every sequence in every step. Here successive steps between which nothing changes (nobody
+joins, prefills, ends or is cancelled) are one *run*, whose length in seconds is a sum in closed form; a sequence ends
+when the worker's count of decode steps reaches a number that was known when it began. tests/unit/simulation holds this
+to `SimulatedCore`, step by step.
+"""
+
+from __future__ import annotations
+
+import heapq
+import math
+from collections import deque
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from services.worker.engines.step_costs import StepCosts, StepWork, attended_tokens
+
+_SMOOTHING = 0.1  # of the newest step in smoothed step times, as in the simulated engine
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sizes:
+    """What a worker holds; names as in the calibration files and the worker's settings."""
+
+    block_size: int = 16
+    total_blocks: int = 1024
+    max_running: int = 32
+    max_step_tokens: int = 256
+    max_context: int = 1024
+
+
+class Sequence:
+    """One request on a worker."""
+
+    __slots__ = ("blocks", "ends", "handle", "left", "live", "output", "produced_from", "prompt", "state")
+
+    def __init__(self, handle: object, prompt: int, output: int, blocks: int) -> None:
+        self.handle = handle
+        """The submitter's."""
+        self.prompt = prompt
+        self.output = output  # tokens that it will come to
+        self.blocks = blocks
+        self.left = prompt  # prompt tokens not yet prefilled
+        self.live = True
+        self.state = _WAITING
+        self.produced_from = 0  # the worker's decode step before its first token
+        self.ends = 0  # the decode step of its last token
+
+    def produced(self, steps: int) -> int:
+        """Tokens it has after so many decode steps of its worker."""
+        return max(0, min(steps, self.ends) - self.produced_from) if self.state == _DECODING else 0
+
+
+_WAITING, _PREFILLING, _DECODING = range(3)
+
+
+@dataclass(slots=True)
+class Load:
+    """What a worker reports."""
+
+    free_blocks: int
+    running: int
+    waiting: int
+    queued_prefill_tokens: int
+    decode_step: float
+    prefill_tokens_per_second: float
+
+
+@dataclass(slots=True)
+class Output:
+    """What a run has brought, all at its end."""
+
+    first: list[Sequence]
+    """They have their first token."""
+    finished: list[Sequence]
+    """They have their last, which may be the first."""
+    ended: list[Sequence]
+    """They were cancelled or interrupted; `produced` counts."""
+    steps: int
+    seconds: float
+    decoding: int
+    """Sequences that each got a token in each of the steps, first tokens not among them."""
+
+
+class Worker:
+    """One engine. Times are absolute seconds; `wake` is when to call `advance`, infinity while idle."""
+
+    def __init__(self, name: str, costs: StepCosts, sizes: Sizes, *, zone: str = "") -> None:
+        self.name = name
+        self.zone = zone
+        self.costs = costs
+        self.sizes = sizes
+        self.wake = math.inf
+        self.tokens = 0
+        """Tokens generated so far."""
+        self.prefilled = 0
+        """Prompt tokens computed so far."""
+        self.busy_seconds = 0.0
+        """Time spent in steps."""
+        self.steps = 0
+        """Engine steps so far."""
+        self._waiting: deque[Sequence] = deque()
+        self._n_waiting = 0  # live ones of them
+        self._prefilling: list[Sequence] = []
+        self._ending: list[tuple[int, int, Sequence]] = []  # by the decode step of their last token
+        self._order = 0
+        self._decoding = 0
+        self._context = 0  # positions of the decoding sequences, summed
+        self._decode_steps = 0
+        self._free_blocks = sizes.total_blocks
+        self._queued_prefill = 0
+        self._early: list[Sequence] = []  # to be ended at the next boundary
+        self._started = 0.0
+        self._run = 0  # steps in the present run; 0: none
+        self._planned: list[Sequence] = []
+        self._planned_prefill = 0
+        self._first_seconds = 0.0  # of the present run: its first step
+        self._growth = 0.0  # and what each step takes longer than the one before
+        self._decode_seconds = 0.0
+        self._prefill_rate = 0.0
+        self._per_context = costs.step_per_context_token
+        self._per_padded = costs.step_per_padded_token
+
+    # ---- from outside --------------------------------------------------------------------------------------------
+
+    def submit(self, handle: object, prompt: int, output: int, longest: int, now: float) -> Sequence:
+        """Takes a request that will come to `output` tokens and for which blocks of `longest` are kept.
+
+        :raises ValueError: it fits not even an empty worker; admission must not have granted it.
+        """
+        sizes = self.sizes
+        longest = min(longest, sizes.max_context - prompt)
+        blocks = -(-(prompt + longest) // sizes.block_size)
+        if longest < 1 or blocks > sizes.total_blocks:
+            raise ValueError(f"{prompt} + {longest} tokens fit no worker of {sizes}")
+        sequence = Sequence(handle, prompt, min(output, longest), blocks)
+        self._waiting.append(sequence)
+        self._n_waiting += 1
+        self._queued_prefill += prompt
+        if not self._run:
+            self._plan(now)
+        elif self._may_join():
+            self._shorten(now)
+        return sequence
+
+    def end_early(self, sequences: Iterable[Sequence], now: float) -> None:
+        """Cancels or interrupts: they end with the step under way."""
+        before = len(self._early)
+        self._early += [sequence for sequence in sequences if sequence.live]
+        if len(self._early) > before and self._run:
+            self._shorten(now)
+
+    def kill(self) -> list[Sequence]:
+        """All is lost, at once: the sequences that were alive. The worker is as new."""
+        alive = [each for each in (*self._waiting, *self._prefilling, *(e[2] for e in self._ending)) if each.live]
+        for sequence in alive:
+            sequence.live = False
+        self._waiting.clear()
+        self._prefilling, self._ending, self._planned, self._early = [], [], [], []
+        self._n_waiting = self._decoding = self._context = self._queued_prefill = self._run = 0
+        self._free_blocks = self.sizes.total_blocks
+        self.wake = math.inf
+        return alive
+
+    def load(self) -> Load:
+        """The present load, between steps or within one."""
+        return Load(
+            self._free_blocks,
+            self._decoding + len(self._prefilling),
+            self._n_waiting,
+            self._queued_prefill,
+            self._decode_seconds,
+            self._prefill_rate,
+        )
+
+    def produced(self, sequence: Sequence) -> int:
+        """Tokens that the sequence has so far, as of the last `advance`."""
+        return sequence.produced(self._decode_steps)
+
+    # ---- time ----------------------------------------------------------------------------------------------------
+
+    def advance(self, now: float) -> Output:
+        """Ends the run whose time is over (`now` is `wake`) and begins the next."""
+        steps, seconds, decoding = self._run, now - self._started, self._decoding
+        self._run = 0
+        self.steps += steps
+        self.busy_seconds += seconds
+        self._observe(steps, seconds)
+        # What is ended early gets no token of the run's last step.
+        self._decode_steps += steps - 1
+        self._context += decoding * (steps - 1)
+        ended = self._end_early()
+        self._decode_steps += 1
+        self._context += self._decoding
+        self.tokens += decoding * (steps - 1) + self._decoding
+        first = self._first_tokens()
+        finished = self._finished()
+        self._plan(now)
+        return Output(first, finished, ended, steps, seconds, decoding)
+
+    def _end_early(self) -> list[Sequence]:
+        if not self._early:
+            return []
+        ended = [sequence for sequence in dict.fromkeys(self._early) if sequence.live]
+        self._early = []
+        for sequence in ended:
+            sequence.live = False
+            if sequence.state == _WAITING:
+                self._n_waiting -= 1
+                self._queued_prefill -= sequence.left
+                continue
+            self._free_blocks += sequence.blocks
+            if sequence.state == _DECODING:
+                sequence.ends = self._decode_steps
+                self._decoding -= 1
+                self._context -= sequence.prompt + sequence.produced(self._decode_steps)
+            else:
+                self._queued_prefill -= sequence.left
+        if ended:
+            self._prefilling = [sequence for sequence in self._prefilling if sequence.live]
+        return ended
+
+    def _first_tokens(self) -> list[Sequence]:
+        first = [sequence for sequence in self._planned if sequence.live]
+        if self._planned:
+            self._planned = []
+            self._prefilling = [sequence for sequence in self._prefilling if sequence.left]
+        for sequence in first:
+            sequence.state = _DECODING
+            sequence.produced_from = self._decode_steps - 1
+            sequence.ends = sequence.produced_from + sequence.output
+            self._order += 1
+            heapq.heappush(self._ending, (sequence.ends, self._order, sequence))
+            self._decoding += 1
+            self._context += sequence.prompt + 1
+        self.tokens += len(first)
+        return first
+
+    def _finished(self) -> list[Sequence]:
+        finished: list[Sequence] = []
+        ending = self._ending
+        while ending and ending[0][0] <= self._decode_steps:
+            sequence = heapq.heappop(ending)[2]
+            if sequence.live:
+                sequence.live = False
+                self._decoding -= 1
+                self._context -= sequence.prompt + sequence.output
+                self._free_blocks += sequence.blocks
+                finished.append(sequence)
+        return finished
+
+    def _may_join(self) -> bool:
+        """Would the first that waits run in the next step?"""
+        waiting = self._waiting
+        while waiting and not waiting[0].live:
+            waiting.popleft()
+        return bool(
+            waiting
+            and self._decoding + len(self._prefilling) < self.sizes.max_running
+            and waiting[0].blocks <= self._free_blocks
+        )
+
+    def _plan(self, now: float) -> None:
+        """Begins a run: one step while prompts are computed, else as many as nothing changes in."""
+        while self._may_join():
+            sequence = self._waiting.popleft()
+            self._n_waiting -= 1
+            self._free_blocks -= sequence.blocks
+            sequence.state = _PREFILLING
+            self._prefilling.append(sequence)
+        decoding = self._decoding
+        if not decoding and not self._prefilling:
+            self.wake = math.inf
+            return
+        prompts = prefilled = attended = 0
+        if self._prefilling:
+            budget = max(1, self.sizes.max_step_tokens - decoding)
+            for sequence in self._prefilling:
+                chunk = min(sequence.left, budget - prefilled)
+                if chunk <= 0:
+                    break
+                prompts += 1
+                attended += attended_tokens(sequence.prompt - sequence.left, chunk)
+                sequence.left -= chunk
+                prefilled += chunk
+                if not sequence.left:
+                    self._planned.append(sequence)
+            self._queued_prefill -= prefilled
+            self.prefilled += prefilled
+        self._planned_prefill = prefilled
+        padded = decoding * self._longest() if decoding and self._per_padded else 0
+        work = StepWork(decoding, self._context, padded, prompts, prefilled, attended)
+        self._first_seconds = self.costs.seconds(work)
+        # Every step lets each of the sequences attend to one token more.
+        self._growth = decoding * (self._per_context + self._per_padded)
+        self._started = now
+        self._run = 1 if self._prefilling else self._until_next_end()
+        if self._early:
+            self._run = 1
+        self.wake = now + self._seconds(self._run)
+
+    def _until_next_end(self) -> int:
+        ending = self._ending
+        while not ending[0][2].live:
+            heapq.heappop(ending)
+        return ending[0][0] - self._decode_steps
+
+    def _longest(self) -> int:
+        """The most tokens that any decoding sequence attends to."""
+        steps = self._decode_steps
+        return max(s.prompt + steps - s.produced_from for _, _, s in self._ending if s.live)
+
+    def _seconds(self, steps: int) -> float:
+        return steps * self._first_seconds + self._growth * (steps * (steps - 1) // 2)
+
+    def _shorten(self, now: float) -> None:
+        """Lets the present run end with the step that is under way at `now`."""
+        if self._run == 1:
+            return
+        past = now - self._started
+        if self._growth:
+            # The positive root of growth/2·k² + (first - growth/2)·k = past, from which rounding may stray by one.
+            half = self._first_seconds - self._growth / 2
+            root = (math.sqrt(half * half + 2 * self._growth * past) - half) / self._growth
+        else:
+            root = past / self._first_seconds if self._first_seconds else 0.0
+        steps = max(1, min(self._run, math.ceil(root)))
+        while steps > 1 and self._seconds(steps - 1) >= past:
+            steps -= 1
+        while steps < self._run and self._seconds(steps) < past:
+            steps += 1
+        self._run = steps
+        self.wake = self._started + self._seconds(steps)
+
+    def _observe(self, steps: int, seconds: float) -> None:
+        if not seconds:
+            return
+        if self._planned_prefill:
+            rate = self._planned_prefill / seconds
+            self._prefill_rate += (rate - self._prefill_rate) * (_SMOOTHING if self._prefill_rate else 1.0)
+        elif self._decoding:
+            weight = 1.0 - (1.0 - _SMOOTHING) ** steps if self._decode_seconds else 1.0
+            self._decode_seconds += (seconds / steps - self._decode_seconds) * weight
