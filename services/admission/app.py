@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import random
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -11,17 +12,34 @@ import grpc
 from weir.admission.v1 import admission_pb2_grpc
 
 from libs.clock import Clock, SystemClock
+from libs.registry import EtcdStore, MemoryStore, RegistryView, Store
+from libs.sharding import Members
 from services.admission.config import Settings
 from services.admission.coordinator import Coordinator
+from services.admission.level_publisher import LevelPublisher
 from services.admission.server import SERVICE, AdmissionServicer
 
 
 class AdmissionService:
     """A `libs.service.Service`."""
 
-    def __init__(self, *, coordinator: Coordinator, servicer: AdmissionServicer, tick_seconds: float) -> None:
+    def __init__(
+        self,
+        *,
+        coordinator: Coordinator,
+        servicer: AdmissionServicer,
+        store: Store,
+        view: RegistryView,
+        members: Members,
+        publisher: LevelPublisher,
+        tick_seconds: float,
+    ) -> None:
         self.coordinator = coordinator
         self._servicer = servicer
+        self._store = store
+        self._view = view
+        self._members = members
+        self._publisher = publisher
         self._tick_seconds = tick_seconds
 
     def register(self, server: grpc.aio.Server) -> list[str]:
@@ -30,11 +48,19 @@ class AdmissionService:
         return [SERVICE]
 
     async def run(self, ready: Callable[[], None]) -> None:
-        """Ready at once: everything that admission knows comes to it over its streams."""
+        """Ready at once: everything that admission decides by comes to it over its streams. The registry only tells
+        it who else there is, and is told what to shed."""
         ready()
-        while True:
-            self.coordinator.tick()
-            await asyncio.sleep(self._tick_seconds)
+        try:
+            async with asyncio.TaskGroup() as group:
+                group.create_task(self._view.run(), name="registry.view")
+                group.create_task(self._members.run(), name="members")
+                group.create_task(self._publisher.run(), name="levels")
+                while True:
+                    self.coordinator.tick()
+                    await asyncio.sleep(self._tick_seconds)
+        finally:
+            await self._store.close()
 
     async def drain(self) -> None:
         """See `libs.service.Service`."""
@@ -46,10 +72,17 @@ class AdmissionService:
 
 
 async def build(
-    settings: Settings, *, clock: Clock | None = None, random_bytes: Callable[[int], bytes] = os.urandom
+    settings: Settings,
+    *,
+    clock: Clock | None = None,
+    random_bytes: Callable[[int], bytes] = os.urandom,
+    chance: Callable[[], float] = random.random,
+    store: Store | None = None,
 ) -> AdmissionService:
-    """Wires the service."""
+    """Wires the service. `store` replaces etcd in tests."""
     clock = clock or SystemClock()
+    if store is None:
+        store = EtcdStore(settings.etcd, tls=settings.tls) if settings.etcd else MemoryStore()
     coordinator = Coordinator(
         limits=settings.limits(),
         clock=clock,
@@ -57,6 +90,7 @@ async def build(
         grant_lifetime=settings.grant_lifetime,
         worker_heartbeat=settings.worker_heartbeat,
         gateway_grace=settings.gateway_grace,
+        chance=chance,
     )
     servicer = AdmissionServicer(
         coordinator,
@@ -66,4 +100,20 @@ async def build(
         heartbeat=settings.worker_heartbeat,
         tls=settings.tls is not None,
     )
-    return AdmissionService(coordinator=coordinator, servicer=servicer, tick_seconds=settings.tick_seconds)
+    view = RegistryView(store, clock=clock)
+    return AdmissionService(
+        coordinator=coordinator,
+        servicer=servicer,
+        store=store,
+        view=view,
+        members=Members(
+            view,
+            settings.service,
+            settle_seconds=settings.settle_seconds,
+            on_change=lambda _: servicer.rebalance(),
+        ),
+        publisher=LevelPublisher(
+            store, coordinator.pools, instance=settings.instance, ttl=settings.level_ttl, clock=clock
+        ),
+        tick_seconds=settings.tick_seconds,
+    )

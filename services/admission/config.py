@@ -31,7 +31,7 @@ class Settings(ServiceSettings, frozen=True, kw_only=True, forbid_unknown_fields
     preemption, only `max_queued` and the callers' deadlines: what to compare with."""
     reserved_share: float = 0.05
     """Share of the cost granted to a class that those waiting behind it get, so that none starves."""
-    wait_caution: float = 0.8
+    wait_caution: float = 0.5
     """Share of the time until a request's TTFT target that its predicted wait may take; beyond, it is refused."""
     preempt_after: float = 1.0
     """Wait from which a request without a TTFT target may have less urgent work interrupted; with one, half the time

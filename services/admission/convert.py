@@ -5,11 +5,15 @@ from __future__ import annotations
 import math
 
 from weir.admission.v1 import admission_pb2 as pb
+from weir.registry.v1 import registry_pb2
 
 from libs.deadlines import to_duration, to_seconds
 from libs.errors import Reason, WeirError
 from services.admission.policy.ledger import Worker
+from services.admission.policy.levels import TenantLevel
 from services.admission.policy.model import Granted, QueueClass, Refused, Report, Request, WorkerSpec
+from services.admission.policy.pool import Pool
+from services.admission.policy.refusals import MIN_RETRY_AFTER
 
 _MAX_HASHES = 64  # as the proto says
 _MAX_ID = 256  # characters; ids are echoed in messages, logs and grants
@@ -153,6 +157,21 @@ def rejected(refused: Refused) -> pb.AdmissionReply:
         Reason[refused.outcome.name], refused.message, limit=refused.limit, retry_after=refused.retry_after
     )
     return pb.AdmissionReply(rejected=error.to_rejection())
+
+
+def pool_level(
+    pool: Pool, tenants: tuple[TenantLevel, ...], instance: str, now: float, wall: float
+) -> registry_pb2.PoolLevel:
+    """How overloaded a pool is, for the registry; `now` in monotonic seconds, `wall` in seconds since the epoch."""
+    level = registry_pb2.PoolLevel(pool=pool.name, admission=instance)
+    level.at.FromMilliseconds(round(wall * 1000))
+    for each in pool.class_levels(now):
+        level.classes.add(queue_class=each.queue_class.name.lower(), wait=to_duration(each.wait), queued=each.queued)
+    for tenant in tenants:
+        level.tenants.add(
+            tenant=tenant.tenant, shed=tenant.shed, retry_after=to_duration(max(MIN_RETRY_AFTER, tenant.retry_after))
+        )
+    return level
 
 
 def released(known: bool) -> pb.AdmissionReply:

@@ -76,6 +76,10 @@ class AdmissionServicer(admission_pb2_grpc.AdmissionServiceServicer):
         require_peer(context, _OPERATORS, tls=self._tls)
         return self._coordinator.workers(request.pool)
 
+    def rebalance(self) -> None:
+        """The pools' owners have changed: gateways open their streams again, where the ring says."""
+        self._mux.rebalance()
+
     async def drain(self) -> None:
         """Sends waiting requests elsewhere, then lets the gateways' streams end."""
         self._coordinator.drain()

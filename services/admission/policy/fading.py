@@ -8,23 +8,25 @@ import math
 class FadingRate:
     """Amounts per second, as an average in which what happened `memory` seconds ago counts 1/e."""
 
-    __slots__ = ("_at", "_born", "_memory", "_sum")
+    __slots__ = ("_born", "_memory", "_sum", "at")
 
     def __init__(self, memory: float, now: float) -> None:
         """`memory` in seconds."""
         self._memory = memory
-        self._born = self._at = now
+        self._born = now
+        self.at = now
+        """When something came last."""
         self._sum = 0.0
 
     def add(self, now: float, amount: float) -> None:
         """`amount` came now."""
-        self._sum = self._sum * math.exp((self._at - now) / self._memory) + amount
-        self._at = now
+        self._sum = self._sum * math.exp((self.at - now) / self._memory) + amount
+        self.at = now
 
     def per_second(self, now: float) -> float:
         """The average; of a shorter time than `memory` it is the plain one. 0 before anything was seen."""
         seen = self._memory * -math.expm1((self._born - now) / self._memory)
-        return self._sum * math.exp((self._at - now) / self._memory) / seen if seen > 0.0 else 0.0
+        return self._sum * math.exp((self.at - now) / self._memory) / seen if seen > 0.0 else 0.0
 
 
 class FadingMean:

@@ -11,6 +11,7 @@ Hysteresis: named from `begin` on, until below `end`.
 
 from __future__ import annotations
 
+import math
 from collections import OrderedDict
 from dataclasses import dataclass
 
@@ -19,6 +20,7 @@ from services.admission.policy.model import QueueClass, Request
 
 _GRAIN = 0.02  # shares are told in steps of this, so that not every breath is a change
 _MOST_NAMED = 100
+_QUIET = 4.0  # memories after which what was is forgotten
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,14 +39,6 @@ class TenantLevel:
     tenant: str
     shed: float  # share of its requests to refuse, 0 to 1
     retry_after: float  # seconds
-
-
-@dataclass(frozen=True, slots=True)
-class Level:
-    """How overloaded a pool is; nothing needs to be told while no tenant is named."""
-
-    classes: tuple[ClassLevel, ...] = ()
-    tenants: tuple[TenantLevel, ...] = ()
 
 
 class _Account:
@@ -83,6 +77,7 @@ class Levels:
         self._max_tracked = max_tracked
         self._accounts: OrderedDict[tuple[str, QueueClass], _Account] = OrderedDict()
         self._told: dict[str, float] = {}
+        self._refused_at = -math.inf
 
     def arrived(self, request: Request, cost: float, now: float) -> None:
         """A request came; it stands for those that the edge shed."""
@@ -105,6 +100,7 @@ class Levels:
 
     def refused(self, request: Request, cost: float, retry_after: float | None, now: float) -> None:
         """A request was refused or evicted because there was too much."""
+        self._refused_at = now
         account = self._accounts.get((request.tenant, request.queue_class))
         if account is not None:
             account.refused.add(now, cost)
@@ -117,15 +113,14 @@ class Levels:
 
     def tenants(self, now: float) -> tuple[TenantLevel, ...]:
         """Whom the edge should shed, the largest share first."""
+        if now - self._refused_at > _QUIET * self._memory:
+            return ()
         shares: dict[str, tuple[float, float]] = {}
-        for queue_class in QueueClass:
-            accounts = {tenant: account for (tenant, other), account in self._accounts.items() if other is queue_class}
+        for accounts in self._by_class(now).values():
             asked = {tenant: account.asked.per_second(now) for tenant, account in accounts.items()}
             capacity = sum(account.got.per_second(now) for account in accounts.values())
             fair = fair_rate({tenant: (asked[tenant], accounts[tenant].weight) for tenant in accounts}, capacity)
             for tenant, account in accounts.items():
-                if asked[tenant] <= 0.0:
-                    continue
                 share = 0.0
                 if asked[tenant] > fair * account.weight and account.refused.per_second(now) > 0.0:
                     share = 1.0 - self._headroom * account.got.per_second(now) / asked[tenant]
@@ -139,6 +134,16 @@ class Levels:
         ]
         named.sort(key=lambda each: (-each.shed, each.tenant))
         return tuple(named[:_MOST_NAMED])
+
+    def _by_class(self, now: float) -> dict[QueueClass, dict[str, _Account]]:
+        """Those that asked for anything lately; the others are forgotten."""
+        found: dict[QueueClass, dict[str, _Account]] = {}
+        for (tenant, queue_class), account in list(self._accounts.items()):
+            if now - account.asked.at > _QUIET * self._memory:
+                del self._accounts[tenant, queue_class]
+            else:
+                found.setdefault(queue_class, {})[tenant] = account
+        return found
 
 
 def fair_rate(asked: dict[str, tuple[float, float]], capacity: float) -> float:

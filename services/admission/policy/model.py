@@ -148,7 +148,7 @@ class Limits:
     TTLs, TTFT targets and preemption, to compare with."""
     reserved_share: float = 0.05
     """Share of the cost granted to a class that those waiting behind it get, so that none starves."""
-    wait_caution: float = 0.8
+    wait_caution: float = 0.5
     """Share of the time until a TTFT target or deadline that the predicted wait may take; beyond, a newcomer is
     refused."""
     preempt_after: float = 1.0

@@ -16,7 +16,7 @@ from itertools import islice
 from services.admission.policy.backlog import Backlog
 from services.admission.policy.fair_queue import Item
 from services.admission.policy.ledger import Ledger, Reservation, Worker
-from services.admission.policy.levels import Levels
+from services.admission.policy.levels import ClassLevel, Levels
 from services.admission.policy.model import (
     Event,
     Granted,
@@ -206,6 +206,13 @@ class Pool:
     def idle(self) -> bool:
         """Nothing waits and no share is held."""
         return not len(self.backlog) and not self.ledger.reservations
+
+    def class_levels(self, now: float) -> list[ClassLevel]:
+        """What requests of each class wait at present."""
+        return [
+            ClassLevel(queue_class, self.predictor.class_wait(queue_class, self.backlog, self.ledger, now), len(queue))
+            for queue_class, queue in self.backlog.queues.items()
+        ]
 
     def take_predictions(self) -> list[tuple[float, float]]:
         """First tokens since the last call, seconds from the admission on: as predicted there, and as they came."""

@@ -165,6 +165,16 @@ class Predictor:
         waiting = sum(queue.backlog for queue in backlog.higher(own))
         return self._factor[own] * min(reserved, (waiting + ahead) / left)
 
+    def class_wait(self, queue_class: QueueClass, backlog: Backlog, ledger: Ledger, now: float) -> float:
+        """Seconds until all that waits now in the class has been served; 0 while nothing is known."""
+        rate = self._rate.per_second(self._look(ledger, now).supposed_rate)
+        queue = backlog.queues.get(queue_class)
+        if not rate or queue is None or not len(queue):
+            return 0.0
+        waiting = queue.backlog + sum(each.backlog for each in backlog.higher(queue_class))
+        left = rate - sum(each.per_second(now) for other, each in self._let_in.items() if other < queue_class)
+        return self._factor[queue_class] * waiting / max(left, rate * self._limits.reserved_share)
+
     def computed_first_token(self, request: Request, worker: Worker | None, ledger: Ledger, now: float) -> float:
         """Seconds from a grant (to this worker, or one like all) to the first token, by the formula alone."""
         speed = self._look(ledger, now)
