@@ -95,6 +95,9 @@ def _cell(value: object) -> str:
 
 def _value(message: Any, field: Any) -> Any:
     value = getattr(message, field.name)
+    if field.message_type is not None and field.message_type.GetOptions().map_entry:
+        one = _converter(field.message_type.fields_by_name["value"])
+        return {key: one(value[key]) for key in sorted(value)}
     one = _converter(field)
     if field.is_repeated:
         return [one(item) for item in value]

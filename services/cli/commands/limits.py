@@ -7,8 +7,11 @@ from typing import Annotated, Any
 import typer
 
 from services.cli.output import Json, failures, plain, print_json, print_table
+from services.cli.quantities import duration_of, parse_microusd, parse_seconds, seconds_of, show_seconds, show_usd
 
 app = typer.Typer(help="Limits of tenants.", no_args_is_help=True)
+DAY = 86400.0
+"""Seconds; the window of a spend cap that names none."""
 
 
 @app.command("list")
@@ -31,6 +34,8 @@ def set_limits(
     concurrency: Annotated[int | None, typer.Option(min=0, help="Streams at once.")] = None,
     max_context: Annotated[int | None, typer.Option(min=0, help="Tokens of prompt and output of a request.")] = None,
     max_output: Annotated[int | None, typer.Option(min=0, help="Tokens to generate, per choice.")] = None,
+    spend: Annotated[str | None, typer.Option(help="Dollars within the window, at the price book's prices.")] = None,
+    spend_window: Annotated[str | None, typer.Option(help="Any time of this length, such as 1d; 0 is a day.")] = None,
     revision: Annotated[int | None, typer.Option(help="The revision to replace; else the one just read.")] = None,
     as_json: Json = False,
 ) -> None:
@@ -45,14 +50,20 @@ def set_limits(
         "concurrency": concurrency,
         "max_context": max_context,
         "max_output": max_output,
+        "spend_microusd": None if spend is None else parse_microusd(spend, "--spend"),
         "revision": revision,
     }
+    window = None if spend_window is None else parse_seconds(spend_window, "--spend-window")
     with failures():
         present = {each.model: each for each in _limits(tenant)}
         wanted = present.get(model) or registry_pb2.Limits(tenant=tenant, model=model)
         for field, value in given.items():
             if value is not None:
                 setattr(wanted, field, value)
+        if window is not None:
+            wanted.ClearField("spend_window")
+        if window:
+            wanted.spend_window.CopyFrom(duration_of(window))
         stored = calls.registry("SetLimits", registry_pb2.SetLimitsRequest(limits=wanted)).limits
     if as_json:
         print_json(plain(stored))
@@ -68,9 +79,17 @@ def _limits(tenant: str) -> list[Any]:
     return list(calls.registry("ListLimits", registry_pb2.ListLimitsRequest(tenant=tenant)).limits)
 
 
+def show_spend(limits: Any) -> str:
+    """A spend cap with its window."""
+    if not limits.spend_microusd:
+        return "unlimited"
+    window = seconds_of(limits.spend_window) if limits.HasField("spend_window") else DAY
+    return f"{show_usd(limits.spend_microusd)} per {show_seconds(window)}"
+
+
 def _print(found: list[Any]) -> None:
     print_table(
-        ("TENANT", "MODEL", "RPM", "TPM", "CONCURRENCY", "MAX CONTEXT", "MAX OUTPUT", "REVISION"),
+        ("TENANT", "MODEL", "RPM", "TPM", "CONCURRENCY", "MAX CONTEXT", "MAX OUTPUT", "SPEND", "REVISION"),
         (
             (
                 limits.tenant,
@@ -85,6 +104,7 @@ def _print(found: list[Any]) -> None:
                         limits.max_output,
                     )
                 ),
+                show_spend(limits),
                 limits.revision,
             )
             for limits in found

@@ -34,6 +34,7 @@ def set_tenant(
     tenant: Annotated[str, typer.Argument(help="Its id.")],
     display_name: Annotated[str | None, typer.Option(help="Its name for people.")] = None,
     plan: Annotated[str | None, typer.Option(help="free or paid.")] = None,
+    plan_policy: Annotated[str | None, typer.Option(help="What `weir plans` holds for it; '' is its plan's.")] = None,
     weight: Annotated[float | None, typer.Option(help="In fair queuing.")] = None,
     workload: Annotated[list[str] | None, typer.Option(help="SPIFFE id that acts as it; replaces the list.")] = None,
     safety_policy: Annotated[str | None, typer.Option(help="Its safety policy; '' is the default one.")] = None,
@@ -57,6 +58,7 @@ def set_tenant(
         given: dict[str, Any] = {
             "display_name": display_name,
             "plan": _enum(registry_pb2.Plan, "PLAN", "--plan", plan),
+            "plan_policy": plan_policy,
             "weight": weight,
             "safety_policy": safety_policy,
             "safety_fail_mode": _enum(registry_pb2.FailMode, "FAIL_MODE", "--fail-mode", fail_mode),
@@ -99,7 +101,8 @@ def _print(tenants: list[Any]) -> None:
             (
                 tenant.id,
                 tenant.display_name,
-                registry_pb2.Plan.Name(tenant.plan).removeprefix("PLAN_").lower(),
+                registry_pb2.Plan.Name(tenant.plan).removeprefix("PLAN_").lower()
+                + (f" ({tenant.plan_policy})" if tenant.plan_policy else ""),
                 f"{tenant.weight or 1:g}",
                 f"{tenant.safety_policy or 'default'}"
                 + (" (flags)" if tenant.safety_fail_mode == registry_pb2.FAIL_MODE_FLAG else ""),

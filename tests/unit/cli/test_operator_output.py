@@ -44,6 +44,7 @@ def test_plain_keeps_numbers_names_and_zeros() -> None:
     model = plain(pb.ModelVersion(sampling_defaults=pb.SamplingDefaults(temperature=0.7)))
     assert model["sampling_defaults"]["temperature"] == 0.7
     json.dumps(plain(audit_pb2.StoredRecord(record=audit_pb2.Record(id="x"))))
+    assert plain(pb.SmallerModel(models={"b": "a", "a": "c"})) == {"models": {"a": "c", "b": "a"}}
 
 
 def test_table_is_whole_in_a_pipe(capsys: pytest.CaptureFixture[str]) -> None:
