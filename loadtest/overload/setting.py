@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -30,6 +31,10 @@ _TIMEOUT = 10.0
 _LABELS = re.compile(r'(\w+)="([^"]*)"')
 
 
+PLAIN_PLANS = tuple(registry_pb2.PlanPolicy(id=name, weight=1.0) for name in ("paid", "free"))
+"""Nothing is degraded: what does not fit is refused, so that goodput is of whole answers."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TenantSpec:
     """A tenant as the registry shall know it. Limits of 0 are no limits."""
@@ -51,8 +56,9 @@ class Setting:
 
     tenants: Sequence[TenantSpec]
     objectives: Mapping[str, Objective] = field(default_factory=dict)
-    """By tier, of the route "generate"."""
-    plans: Sequence[registry_pb2.PlanPolicy] = ()
+    """By tier, of the route "generate"; what is infinite is not declared."""
+    plans: Sequence[registry_pb2.PlanPolicy] = PLAIN_PLANS
+    """Replace what the mesh was seeded with."""
 
 
 class Site:
@@ -118,10 +124,20 @@ async def prepare(mesh: Mesh, setting: Setting) -> Site:
     keys: dict[str, str] = {}
     async with channel:
         stub: Any = registry_pb2_grpc.RegistryServiceStub(channel)
+        # What the mesh was seeded with is replaced; its revision says that it is meant.
+        plans = (await stub.ListPlanPolicies(registry_pb2.ListPlanPoliciesRequest(), timeout=_TIMEOUT)).plans
+        revisions = {plan.id: plan.revision for plan in plans}
         for plan in setting.plans:
-            await stub.SetPlanPolicy(registry_pb2.SetPlanPolicyRequest(plan=plan), timeout=_TIMEOUT)
+            wanted = registry_pb2.PlanPolicy()
+            wanted.CopyFrom(plan)
+            wanted.revision = revisions.get(plan.id, 0)
+            await stub.SetPlanPolicy(registry_pb2.SetPlanPolicyRequest(plan=wanted), timeout=_TIMEOUT)
+        slos = (await stub.ListSlos(registry_pb2.ListSlosRequest(), timeout=_TIMEOUT)).slos
+        declared = {(each.route, each.tier): each.revision for each in slos}
         for tier, objective in setting.objectives.items():
-            await stub.SetSlo(registry_pb2.SetSloRequest(slo=slo(tier, objective)), timeout=_TIMEOUT)
+            wish = slo(tier, objective)
+            wish.revision = declared.get((wish.route, wish.tier), 0)
+            await stub.SetSlo(registry_pb2.SetSloRequest(slo=wish), timeout=_TIMEOUT)
         for spec in setting.tenants:
             await stub.SetTenant(registry_pb2.SetTenantRequest(tenant=tenant(spec)), timeout=_TIMEOUT)
             await stub.SetLimits(registry_pb2.SetLimitsRequest(limits=limits(spec)), timeout=_TIMEOUT)
@@ -158,13 +174,9 @@ def limits(spec: TenantSpec) -> registry_pb2.Limits:
 
 def slo(tier: str, objective: Objective) -> registry_pb2.Slo:
     """A declared objective. Pure."""
-    return registry_pb2.Slo(
-        route="generate",
-        tier=tier,
-        ttft_p95=duration(objective.ttft),
-        itl_p95=duration(objective.itl),
-        e2e_p95=duration(objective.e2e),
-    )
+    declared = {"ttft_p95": objective.ttft, "itl_p95": objective.itl, "e2e_p95": objective.e2e}
+    times = {name: duration(seconds) for name, seconds in declared.items() if seconds < math.inf}
+    return registry_pb2.Slo(route="generate", tier=tier, **times)
 
 
 def duration(seconds: float) -> Duration:

@@ -1,0 +1,286 @@
+"""Goodput at and beyond capacity, what refusals and cancelling cost: `make bench-overload`.
+
+Two meshes of the profile overload, one with admission as it is and one with a plain bounded queue
+(`admission.discipline = "fifo"`), get the same requests at 1, 1.5, 2 and 4 times the capacity that was measured first.
+Prints tables and ends with one line of JSON; loadtest/README.md says what each figure is.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import math
+import statistics
+import sys
+import tempfile
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from loadtest.figures import percentile, table
+from loadtest.overload import output
+from loadtest.overload.meshes import Runner, overload_mesh
+from loadtest.overload.output import counts, progress, say
+from loadtest.overload.samples import CANCELLED, OK, Summary, refusal_seconds, summarise
+from loadtest.overload.senders import Route
+from loadtest.overload.setting import (
+    CALIBRATION,
+    QUALITY,
+    Setting,
+    Site,
+    TenantSpec,
+    histogram_quantile,
+    run_header,
+    total,
+)
+from simulation.lengths import load
+from simulation.workload import TenantLoad
+
+FACTORS = (1.0, 1.5, 2.0, 4.0)
+NAMES = {1.5: "1_5x", 2.0: "2x", 4.0: "4x"}
+MODEL = "weir-quality"
+LENGTHS = "azure-conversation"
+CONTEXT = 1024
+SLOTS = 16
+"""Sequences that the pool's two workers run at once."""
+FIFO_QUEUE = 128
+"""Bound of the plain queue: some nine seconds of work."""
+TENANTS = (
+    TenantSpec(id="load-a", paid=True),
+    TenantSpec(id="load-b", paid=True, weight=2.0),
+    TenantSpec(id="load-c", paid=False),
+    TenantSpec(id="load-d", paid=False, weight=2.0),
+)
+SHARES = {"load-a": 0.2, "load-b": 0.2, "load-c": 0.3, "load-d": 0.3}
+"""Of all requests: at 2x the paid ones alone come to 80% of the capacity."""
+NATIVE = "load-b"
+"""The tenant that comes over gRPC past the edge; the others use OpenAI's API through Envoy."""
+TIMEOUT = 30.0
+"""Seconds until a client gives up."""
+WARM_UP = 4.0
+"""Seconds at the start of a run that are in no figure."""
+TITLES = {
+    "fair": "admission as it is",
+    "fifo": f"a plain queue of at most {FIFO_QUEUE} requests, first come, first served",
+}
+TARGETS = {
+    "goodput_ratio_1_5x": "≥ 0.95",
+    "goodput_ratio_2x": "≥ 0.95",
+    "goodput_ratio_4x": "≥ 0.95",
+    "refusal_p99_ms_10x": "≤ 50",
+}
+CANCEL_STEPS = "weir_worker_cancel_steps"
+CANCEL_SECONDS = "weir_worker_cancel_seconds"
+
+
+@dataclass(frozen=True, slots=True)
+class Times:
+    """Seconds of each part."""
+
+    capacity: float
+    factor: float
+    refusals: float
+    cancels: float
+
+
+FULL = Times(capacity=24.0, factor=24.0, refusals=15.0, cancels=15.0)
+QUICK = Times(capacity=12.0, factor=11.0, refusals=8.0, cancels=8.0)
+
+
+class Bench:
+    """One mesh and what is sent to it."""
+
+    def __init__(self, site: Site, discipline: str, folder: Path, times: Times, usage: output.Usage) -> None:
+        self._site = site
+        self._discipline = discipline
+        self._times = times
+        self.runner = Runner(
+            site,
+            folder,
+            usage,
+            prefix=discipline,
+            model=MODEL,
+            header=run_header(workers=2, discipline=discipline, warmup=WARM_UP),
+        )
+
+    def capacity(self) -> float:
+        """Requests per second that the mesh completes when there is always one more to run: a closed loop of a quarter
+        more clients than sequences."""
+        clients = SLOTS * 5 // 4 // len(TENANTS)
+        loads = [replace(base, clients=clients) for base in tenant_loads(0.0)]
+        seconds = self._times.capacity
+        samples = self.runner.run("capacity", loads, self._routes(pause=0.1), seconds)
+        done = [sample for sample in samples if sample.outcome == OK]
+        ends = [sample.at + (sample.e2e or 0.0) for sample in done]
+        rate = sum(WARM_UP <= end < seconds for end in ends) / (seconds - WARM_UP)
+        tokens = statistics.mean(sample.delivered_tokens or 0 for sample in done)
+        prompts = statistics.mean(sample.prompt_tokens for sample in done)
+        progress(f"capacity {rate:.1f} requests/s of {prompts:.0f} prompt and {tokens:.0f} output tokens on average")
+        return rate
+
+    def at(self, factor: float, capacity: float) -> Summary:
+        """A run at a multiple of the capacity."""
+        seconds = self._times.factor + WARM_UP
+        samples = self.runner.run(f"{factor:g}x", tenant_loads(factor * capacity), self._routes(), seconds)
+        summary = summarise(samples, QUALITY, start=WARM_UP, end=seconds)
+        progress(
+            f"{self._discipline} {factor:g}x: offered {summary.offered:.1f}/s, inside the objective "
+            f"{summary.good:.1f}/s; refused: {counts(summary.refusals)}; failed: {counts(summary.failures)}"
+        )
+        return summary
+
+    def refusals(self, capacity: float) -> dict[str, float]:
+        """How long refusals take at ten times the capacity."""
+        seconds = self._times.refusals + WARM_UP
+        samples = self.runner.run("10x", tenant_loads(10 * capacity), self._routes(), seconds)
+        waits = refusal_seconds(samples, start=WARM_UP, end=seconds)
+        summary = summarise(samples, QUALITY, start=WARM_UP, end=seconds)
+        told = [sample for sample in samples if sample.outcome in summary.refusals and sample.retry_after is not None]
+        every = [sample for sample in samples if sample.outcome in summary.refusals]
+        say(
+            f"\n10x: {summary.offered:.0f} requests/s offered, {summary.good:.1f}/s inside the objective; refused: "
+            f"{counts(summary.refusals)}; failed: {counts(summary.failures)}"
+        )
+        return {
+            "refusal_p50_ms_10x": percentile(waits, 0.5) * 1e3 if waits else math.nan,
+            "refusal_p99_ms_10x": percentile(waits, 0.99) * 1e3 if waits else math.nan,
+            "goodput_10x": summary.good,
+            "failed_10x": float(sum(summary.failures.values())),
+            "refusals_that_say_when_10x": len(told) / len(every) if every else math.nan,
+        }
+
+    def cancels(self, capacity: float) -> dict[str, float]:
+        """Half of the clients go away at random moments: from the disconnect to free KV blocks."""
+        before = asyncio.run(self._site.scrape("worker"))
+        routes = self._routes(abandon=0.5)
+        samples = self.runner.run("cancel", tenant_loads(0.8 * capacity), routes, self._times.cancels)
+        after = asyncio.run(self._site.scrape("worker"))
+        left = sum(sample.outcome == CANCELLED for sample in samples)
+        seen = total(after, f"{CANCEL_STEPS}_count") - total(before, f"{CANCEL_STEPS}_count")
+        say(f"\ncancel: {left} clients left before their end; the workers cancelled {seen:.0f} sequences that ran")
+        return {
+            "cancelled": seen,
+            "cancel_steps_p50": histogram_quantile(before, after, CANCEL_STEPS, 0.5),
+            "cancel_steps_p99": histogram_quantile(before, after, CANCEL_STEPS, 0.99),
+            "cancel_ms_p99": histogram_quantile(before, after, CANCEL_SECONDS, 0.99) * 1e3,
+        }
+
+    def _routes(self, **options: float) -> Mapping[str, Route]:
+        site = self._site
+        return {
+            spec.id: (site.natively if spec.id == NATIVE else site.over_edge)(spec.id, **options) for spec in TENANTS
+        }
+
+
+def tenant_loads(rate: float) -> list[TenantLoad]:
+    """Every tenant's part of so many requests per second."""
+    lengths = load()[LENGTHS].for_context(CONTEXT)
+    return [
+        TenantLoad(
+            spec.id,
+            "paid" if spec.paid else "free",
+            weight=spec.weight,
+            rate=rate * SHARES[spec.id],
+            lengths=lengths,
+            timeout=TIMEOUT,
+            name=spec.id,
+        )
+        for spec in TENANTS
+    ]
+
+
+def settings(discipline: str) -> list[str]:
+    """What `weir up` is told about the queue."""
+    if discipline == "fair":
+        return []
+    bounds = ("max_queued", "max_per_class", "max_per_tenant")
+    return [f"admission.discipline={discipline}", *(f"admission.{bound}={FIFO_QUEUE}" for bound in bounds)]
+
+
+def ratios(good: Mapping[float, float], prefix: str) -> dict[str, float]:
+    """Goodput at each multiple over that at the capacity."""
+    return {f"{prefix}goodput_ratio_{name}": good[factor] / good[1.0] for factor, name in NAMES.items()}
+
+
+def show(title: str, rows: Mapping[float, Summary]) -> None:
+    """A table of runs."""
+    header = ("load", "offered/s", "served/s", "in SLO/s", "TTFT p50 ms", "p95 ms", "refused", "failed")
+    cells = [
+        (
+            f"{factor:g}x",
+            f"{each.offered:.1f}",
+            f"{each.served:.1f}",
+            f"{each.good:.1f}",
+            f"{each.ttft_p50 * 1e3:.0f}",
+            f"{each.ttft_p95 * 1e3:.0f}",
+            str(sum(each.refusals.values())),
+            str(sum(each.failures.values())),
+        )
+        for factor, each in rows.items()
+    ]
+    say(f"\n{title}\n{table(header, cells)}")
+
+
+def validation(recorded: Path) -> dict[str, float]:
+    """The simulator's errors on a recorded run, relative."""
+    from simulation import validate
+
+    return validate.errors(recorded)
+
+
+def measure(times: Times, folder: Path, extra: Sequence[str], usage: output.Usage) -> dict[str, float]:
+    """Every figure."""
+    figures: dict[str, float] = {}
+    good: dict[str, dict[float, float]] = {}
+    for discipline in ("fair", "fifo"):
+        setting = Setting(tenants=TENANTS, objectives={"quality": QUALITY})
+        with overload_mesh(
+            folder, discipline, setting, settings=(*settings(discipline), *extra), native=(NATIVE,)
+        ) as site:
+            bench = Bench(site, discipline, folder / "runs", times, usage)
+            if discipline == "fair":
+                figures["capacity"] = bench.capacity()
+            rows = {factor: bench.at(factor, figures["capacity"]) for factor in FACTORS}
+            good[discipline] = {factor: each.good for factor, each in rows.items()}
+            show(f"{TITLES[discipline]}; capacity {figures['capacity']:.1f} requests/s", rows)
+            if discipline == "fair":
+                figures["goodput_1x"] = rows[1.0].good
+                figures |= {f"ttft_p95_s_{factor:g}x".replace(".", "_"): each.ttft_p95 for factor, each in rows.items()}
+                figures |= bench.refusals(figures["capacity"])
+                figures |= bench.cancels(figures["capacity"])
+                recorded = bench.runner.file("1.5x")
+    figures |= ratios(good["fair"], "") | ratios(good["fifo"], "fifo_")
+    figures["fifo_goodput_1x"] = good["fifo"][1.0]
+    figures |= validation(recorded)
+    for module, names in (
+        ("loadtest.limiter_bench", ("refusal_cpu_us_edge",)),
+        ("loadtest.admission_bench", ("refusal_cpu_us_admission",)),
+    ):
+        found = output.measured(module)
+        figures |= {name: found[name] for name in names}
+    return figures | usage.figures
+
+
+def main() -> None:
+    """Measure and print."""
+    options = output.options(__doc__).parse_args()
+    output.begin(options)
+    times = QUICK if options.quick else FULL
+    with contextlib.ExitStack() as stack:
+        folder = Path(options.keep or stack.enter_context(tempfile.TemporaryDirectory(prefix="weir-overload-")))
+        figures = measure(times, folder, options.set, output.Usage())
+    conditions = {
+        "engine": f"simulated, {CALIBRATION}, 2 workers of {SLOTS // 2} sequences",
+        "lengths": f"{LENGTHS}, scaled so that the 99th percentile of prompt + output is {CONTEXT} tokens; max_tokens "
+        "is what comes out",
+        "arrivals": f"Poisson, shares {SHARES}; {NATIVE} natively over xDS, the others through Envoy; 2 gateways, 2 "
+        "limiters, 2 admission processes",
+        "objective": f"TTFT {QUALITY.ttft} s, ITL p95 {QUALITY.itl} s, end to end {QUALITY.e2e} s, per request",
+        "fifo": f"one queue of at most {FIFO_QUEUE} requests in order of arrival, no prediction",
+        "seconds": f"{times.factor:g} per load after {WARM_UP:g} of warm-up",
+    }
+    output.finish("overload", figures, TARGETS, conditions)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

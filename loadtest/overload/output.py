@@ -1,0 +1,144 @@
+"""What benches print: progress on standard error, tables and one line of JSON on standard output."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import importlib
+import json
+import math
+import os
+import signal
+import sys
+import time
+from collections.abc import Awaitable, Callable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+from loadtest import accounting
+from loadtest.machine import machine
+from loadtest.overload.generator import Effort
+
+CPUS = len(os.sched_getaffinity(0))
+QUIET = 0.1
+"""Share of the machine that others may use before figures carry a warning."""
+
+
+def say(text: str = "") -> None:
+    """Print at once."""
+    sys.stdout.write(text + "\n")
+    sys.stdout.flush()
+
+
+def progress(text: str) -> None:
+    """One line on standard error, with the time."""
+    sys.stderr.write(f"{time.strftime('%H:%M:%S')} {text}\n")
+    sys.stderr.flush()
+
+
+def counts(counted: Mapping[str, int]) -> str:
+    """ "REJECTED_DEADLINE 12, QUOTA_TOKENS 3", the most frequent first; "-" for none."""
+    return ", ".join(f"{name} {n}" for name, n in sorted(counted.items(), key=lambda item: -item[1])) or "-"
+
+
+def number(value: float) -> float | None:
+    """As JSON can say it: nan is null."""
+    return None if math.isnan(value) or math.isinf(value) else round(value, 4)
+
+
+def finish(bench: str, figures: Mapping[str, float], targets: Mapping[str, str], conditions: Mapping[str, Any]) -> None:
+    """Targets beside what was measured, then the last line. `targets` are like "≤ 50", "≥ 0.95" or "= 0"."""
+    say()
+    for name, target in targets.items():
+        value = figures.get(name, math.nan)
+        say(f"  {name} = {value:.4g}, target {target}: {verdict(value, target)}")
+    for name in ("strangers_share_max", "mesh_cores_max", "generator_cores_max"):
+        if name in figures:
+            say(f"  {name} = {figures[name]:.2f}")
+    if figures.get("strangers_share_max", 0.0) > QUIET:
+        say("  other processes were busy on this machine: latencies and capacity are worse than they should be")
+    result = {
+        "bench": bench,
+        "figures": {name: number(value) for name, value in figures.items()},
+        "targets": dict(targets),
+        "conditions": dict(conditions),
+        "machine": machine(),
+    }
+    say(json.dumps(result))
+
+
+def verdict(value: float, target: str) -> str:
+    """ "met", "missed", or "not measured"."""
+    if math.isnan(value):
+        return "not measured"
+    relation, _, bound = target.partition(" ")
+    limit = float(bound)
+    met = {"≤": value <= limit, "≥": value >= limit, "=": value == limit}[relation]
+    return "met" if met else "missed"
+
+
+class Usage:
+    """CPU of the mesh, of its generators and of strangers over a bench's windows; the largest values count."""
+
+    def __init__(self) -> None:
+        self.figures: dict[str, float] = {}
+
+    @contextmanager
+    def window(self, pids: Mapping[str, int]) -> Iterator[None]:
+        """Measure around a block. Processes that were replaced meanwhile are left out."""
+        before, start = _used(pids), time.perf_counter()
+        yield
+        after, wall = _used(pids), time.perf_counter() - start
+        mesh = sum(after[name] - before[name] for name in after.keys() & before.keys() if name not in _OWN)
+        self._most("mesh_cores_max", mesh / wall)
+        self._machine = (after["machine"] - before["machine"]) / wall, mesh / wall
+
+    def generator(self, effort: Effort) -> None:
+        """What the load generator of the last window used."""
+        self._most("generator_cores_max", effort.cpu)
+        self._most("generator_late_p99_ms_max", effort.late_p99 * 1e3)
+        whole, mesh = self._machine
+        self._most("strangers_share_max", max(0.0, whole - mesh - effort.cpu) / CPUS)
+
+    def _most(self, name: str, value: float) -> None:
+        self.figures[name] = max(self.figures.get(name, 0.0), value)
+
+
+_OWN = {"machine"}
+
+
+def _used(pids: Mapping[str, int]) -> dict[str, float]:
+    used = {"machine": accounting.machine_cpu_seconds()}
+    for name, pid in pids.items():
+        try:
+            used[name] = accounting.cpu_seconds(pid)
+        except ProcessLookupError:
+            continue
+    return used
+
+
+def measured(module: str) -> dict[str, float]:
+    """The figures of a bench with `async def measure()`, which starts what it needs by itself."""
+    measure: Callable[[], Awaitable[dict[str, float]]] = importlib.import_module(module).measure
+
+    async def run() -> dict[str, float]:
+        return await measure()
+
+    return asyncio.run(run())
+
+
+def options(description: str | None) -> argparse.ArgumentParser:
+    """The command line that all of these benches share."""
+    parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--quick", action="store_true", help="short windows: figures of little weight")
+    parser.add_argument("--nice", type=int, default=0, help="scheduling priority of bench and mesh, -20 to 19")
+    parser.add_argument("--keep", metavar="FOLDER", help="keep the recorded runs there")
+    parser.add_argument("--set", action="append", default=[], help="passed on to `weir up`")
+    return parser
+
+
+def begin(parsed: argparse.Namespace) -> None:
+    """Signals end the bench as exceptions do, so that its meshes are stopped; what is started inherits the priority."""
+    for each in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(each, lambda *_: sys.exit(1))
+    os.nice(parsed.nice)
