@@ -168,7 +168,7 @@ class CapacityLink:
         """Report on change, at most once per `report_interval`, and often enough never to seem lost."""
         reporter = self._reporter
         heartbeat = max(_MIN_HEARTBEAT, silence / 3) if silence else 1.0
-        sent: tuple[int, ...] | None = None
+        sent: tuple[object, ...] | None = None
         due = 0.0
         try:
             while True:
@@ -181,6 +181,7 @@ class CapacityLink:
                     load.queued_prefill_tokens,
                     load.swapped,
                     load.preemptions_total,
+                    load.resident,
                     draining,
                 )
                 now = reporter.clock.monotonic()
@@ -217,6 +218,7 @@ def report_frame(load: Capacity, draining: bool) -> admission_pb2.ReportCapacity
             prefix_hit_total=load.prefix_hit_total,
             preemptions_total=load.preemptions_total,
             spilled_blocks=load.spilled_blocks,
+            resident_models=load.resident or (),
         )
     )
 

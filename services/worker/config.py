@@ -114,6 +114,9 @@ class SimulatedOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
     """Most tokens computed in one step: one for each decoding sequence, the rest for prompts."""
     seed: int = 0
     """Of the draws."""
+    preemptive: bool = False
+    """As the torch engine: sequences hold the blocks of the tokens that they have, and are preempted, the least urgent
+    first, and computed anew when blocks run out. False: each holds from its start what its longest output needs."""
 
 
 class TensorrtOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -17,6 +17,9 @@ from services.worker.engines.port import Engine, EngineInfo, FinishReason, StepO
 from services.worker.policy.checks import Asked
 from services.worker.policy.outbox import Outbox
 
+_MAX_REFUSED = 4096  # refusals kept for one gateway: more than any that reads will ever have unread
+_PREEMPTED = WeirError(Reason.PREEMPTED, "interrupted for more urgent work; what is delivered stands")
+
 
 class Mailbox:
     """A gateway session as the hub sees it. `wake` is set when there is something to write."""
@@ -34,13 +37,30 @@ class Mailbox:
         self.closed = False
         self.on_overrun = on_overrun
 
+    def refuse(self, refusals: Iterable[tuple[int, WeirError]]) -> None:
+        """Tell the gateway of sequences that do not run here, or no more. Bounded as the outbox is: a gateway that
+        submits and does not read is cut."""
+        if self.closed:
+            return
+        self.refused += refusals
+        if len(self.refused) > _MAX_REFUSED:
+            self.on_overrun()
+        self.wake.set()
+
+    def take_refused(self) -> list[tuple[int, WeirError]]:
+        """All that was refused since the last call."""
+        refused, self.refused = self.refused, []
+        return refused
+
 
 class _Sequence:
     __slots__ = (
-        "cancelled",
+        "cancelled_at",
+        "cancelled_step",
         "first_at",
         "group",
         "held",
+        "interrupted",
         "mailbox",
         "number",
         "produced",
@@ -60,7 +80,9 @@ class _Sequence:
         self.produced = 0
         self.group = group  # deliver tokens in groups of this many
         self.held: list[int] = []  # of the group under way
-        self.cancelled = ""  # why the worker itself ended it
+        self.interrupted = False  # by admission: its gateway goes on with it elsewhere
+        self.cancelled_at: float | None = None
+        self.cancelled_step = 0  # the last step that had ended then
         self.span = sequence_span
 
 
@@ -74,6 +96,7 @@ class Hub:
         self._info: EngineInfo | None = None
         self._sequences: dict[int, _Sequence] = {}
         self._last_handle = 0
+        self._last_step = -1  # the engine's number of the last step that has ended
         self._on_change: list[Callable[[], None]] = []
         self._idle = asyncio.Event()
         self._idle.set()
@@ -82,6 +105,7 @@ class Hub:
         """Serve this engine; before the first submission, and again when it is up after a failure."""
         self._engine = engine
         self._info = engine.info
+        self._last_step = -1
         self._changed()
 
     def hand_back(self, error: WeirError) -> None:
@@ -89,13 +113,7 @@ class Hub:
         serve no engine until the next `attach`. What a gateway has not read of a sequence yet is made anew there."""
         self._engine = None
         for handle, sequence in list(self._sequences.items()):
-            if sequence.cancelled:
-                self._finish(handle, sequence, FinishReason.CANCELLED, "")
-            else:
-                self._end(handle, sequence, error.reason.name)
-                sequence.mailbox.refused.append((sequence.number, error))
-                metrics.HANDED_BACK.inc()
-            sequence.mailbox.wake.set()
+            self._hand_back(handle, sequence, _PREEMPTED if sequence.interrupted else error)
         self._changed()
 
     @property
@@ -158,25 +176,34 @@ class Hub:
         """End a gateway's sequences; unknown numbers have ended already."""
         handles = [mailbox.handles[number] for number in numbers if number in mailbox.handles]
         if handles:
-            self.engine.cancel(handles)
+            self._cancel(handles)
             self._changed()
 
     def close(self, mailbox: Mailbox) -> None:
         """A gateway is gone: end all its sequences and drop what they still say."""
         mailbox.closed = True
+        mailbox.refused.clear()
         handles = list(mailbox.handles.values())
         if handles:
-            self.engine.cancel(handles)
+            self._cancel(handles)
 
     def interrupt(self, request_ids: Sequence[str]) -> int:
-        """End requests because admission needs their room; returns how many sequences that are."""
+        """End requests because admission needs their room; returns how many sequences that are.
+
+        Their memory is free within one step. Each is handed back with PREEMPTED once what it produced until then is on
+        its way, so that its gateway goes on from there: no token is lost and none is made twice.
+        """
         wanted = frozenset(request_ids)
-        handles = [handle for handle, sequence in self._sequences.items() if sequence.request_id in wanted]
+        handles = [
+            handle
+            for handle, sequence in self._sequences.items()
+            if sequence.request_id in wanted and sequence.cancelled_at is None
+        ]
         for handle in handles:
-            self._sequences[handle].cancelled = "preempted"
+            self._sequences[handle].interrupted = True
         if handles:
             metrics.PREEMPTIONS.inc(len({self._sequences[handle].request_id for handle in handles}))
-            self.engine.cancel(handles)
+            self._cancel(handles)
         return len(handles)
 
     def on_step(self, output: StepOutput) -> None:
@@ -184,6 +211,8 @@ class Hub:
         sequences = self._sequences
         touched: set[Mailbox] = set()
         produced = 0
+        if output.step >= 0:
+            self._last_step = output.step
         for handle, tokens, finish in zip(output.handles, output.tokens, output.finish, strict=True):
             sequence = sequences.get(handle)
             if sequence is None:
@@ -205,7 +234,13 @@ class Hub:
             if tokens:
                 outbox.add(sequence.number, tokens)
             if finish:
-                self._finish(handle, sequence, FinishReason(finish), output.errors.get(handle, ""))
+                reason = FinishReason(finish)
+                if reason is FinishReason.CANCELLED and sequence.cancelled_at is not None:
+                    self._observe_cancel(sequence, sequence.cancelled_at, output)
+                if reason is FinishReason.CANCELLED and sequence.interrupted:
+                    self._hand_back(handle, sequence, _PREEMPTED)
+                else:
+                    self._finish(handle, sequence, reason, output.errors.get(handle, ""))
             touched.add(mailbox)
         for mailbox in touched:
             self._deliver(mailbox, output.step)
@@ -235,9 +270,28 @@ class Hub:
         if cached:
             metrics.CACHE_HITS.inc(cached)
 
+    def _cancel(self, handles: Sequence[int]) -> None:
+        now = self.clock.monotonic()
+        for handle in handles:
+            sequence = self._sequences[handle]
+            if sequence.cancelled_at is None:
+                sequence.cancelled_at, sequence.cancelled_step = now, self._last_step
+        self.engine.cancel(handles)
+
+    def _observe_cancel(self, sequence: _Sequence, cancelled_at: float, output: StepOutput) -> None:
+        """How long a cancelled sequence still held its memory: in steps that ended meanwhile, and in seconds."""
+        metrics.CANCEL_SECONDS.observe(self.clock.monotonic() - cancelled_at)
+        if output.step >= 0:
+            last = output.step - output.ended_before
+            metrics.CANCEL_STEPS.observe(max(0, last - sequence.cancelled_step))
+
+    def _hand_back(self, handle: int, sequence: _Sequence, error: WeirError) -> None:
+        """Give a sequence to its gateway, which goes on with it elsewhere after the tokens that it has."""
+        self._end(handle, sequence, error.reason.name)
+        metrics.HANDED_BACK.inc()
+        sequence.mailbox.refuse([(sequence.number, error)])
+
     def _finish(self, handle: int, sequence: _Sequence, reason: FinishReason, message: str) -> None:
-        if reason is FinishReason.CANCELLED and sequence.cancelled:
-            reason, message = FinishReason.ERROR, sequence.cancelled
         sequence.mailbox.outbox.finish(sequence.number, reason, message)
         metrics.FINISHED[reason].inc()
         if sequence.produced > 1:

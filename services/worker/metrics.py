@@ -71,7 +71,20 @@ STEPS = Histogram("weir_worker_step_seconds", "Duration of an engine step.", buc
 MERGED_STEPS = Counter("weir_worker_merged_steps", "Steps that travelled in a later frame: their reader was slow.")
 SESSIONS = Gauge("weir_worker_sessions", "Open gateway streams.")
 SLOW_READERS = Counter("weir_worker_slow_readers", "Gateway streams ended because they did not read.")
-HANDED_BACK = Counter("weir_worker_handed_back", "Sequences given back to their gateways because the engine failed.")
+HANDED_BACK = Counter(
+    "weir_worker_handed_back",
+    "Sequences given back to their gateways: the engine failed, or admission needed the room.",
+)
+CANCEL_STEPS = Histogram(
+    "weir_worker_cancel_steps",
+    "Steps that ended between a cancel's arrival and its sequence's KV blocks being free, the one under way included.",
+    buckets=(0, 1, 2, 3, 4, 8, 16),
+)
+CANCEL_SECONDS = Histogram(
+    "weir_worker_cancel_seconds",
+    "From a cancel's arrival until its sequence's KV blocks were known to be free.",
+    buckets=(0.0001, 0.00025, 0.0005, 0.001, 0.002, 0.004, 0.006, 0.008, 0.01, 0.015, 0.02, 0.03, 0.05, 0.1, 0.25, 1.0),
+)
 RESTARTS = Counter("weir_worker_engine_restarts", "Starts of the engine after it failed.")
 RESTARTING = Gauge("weir_worker_engine_restarting", "1 from a failure of the engine until it runs again.")
 CAPACITY_STREAMS = Gauge("weir_worker_capacity_streams", "Admission processes that have taken this worker in.")

@@ -98,8 +98,7 @@ class GatewaySession:
             if kind == "submissions":
                 refused = self._intake.submit(mailbox, frame.submissions.items)
                 if refused:
-                    mailbox.refused += refused
-                    mailbox.wake.set()
+                    mailbox.refuse(refused)
             elif kind == "cancel":
                 self._hub.cancel(mailbox, frame.cancel.handles)
             else:
@@ -116,7 +115,10 @@ class GatewaySession:
                 told = True
                 await context.write(worker_pb2.SessionResponse(go_away=mux_pb2.GoAway(reason=self._go_away)))
             elif mailbox.refused:
-                refused, mailbox.refused = mailbox.refused, []
+                # What a sequence that is handed back produced before goes first: its gateway goes on after that.
+                refused, batch = mailbox.take_refused(), mailbox.outbox.take()
+                if not batch.empty:
+                    await context.write(step_frame(batch))
                 await context.write(refusals_frame(refused))
             elif not mailbox.outbox.batch.empty:
                 now = self._hub.clock.monotonic()

@@ -72,6 +72,7 @@ def _simulated(settings: Settings, clock: Clock, on_failure: OnFailure | None) -
             max_context=options.max_context or int(config.get("max_position_embeddings", 4096)),
             max_step_tokens=options.max_step_tokens,
             seed=options.seed,
+            preemptive=options.preemptive,
             **asdict(_step_costs(options)),
         )
         return SimulatedEngine(model, clock=clock, step_interval=options.step_interval)

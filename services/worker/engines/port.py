@@ -100,6 +100,8 @@ class StepOutput:
     errors: dict[int, str]  # by handle, for FinishReason.ERROR: a message fit for the caller
     prompt_tokens_cached: dict[int, int]  # by handle, reported once with the first token
     step_seconds: float = 0.0
+    ended_before: bool = False
+    """What was cancelled gave its memory back before this step began, not at its end."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -140,6 +142,7 @@ class Capacity:
     prefix_hit_total: int = 0  # prompt tokens found
     preemptions_total: int = 0
     spilled_blocks: int = 0  # blocks kept in host memory and on disk
+    resident: tuple[str, ...] | None = None  # models and adapters in memory; None: all that it serves
 
 
 StepSink = Callable[[StepOutput], None]

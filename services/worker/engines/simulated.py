@@ -55,6 +55,7 @@ class SimulatedEngine:
             total_blocks=model.total_blocks,
             max_running=model.max_running,
             max_context=model.max_context,
+            preemptive=model.preemptive,
         )
 
     async def start(self, sink: StepSink) -> None:

@@ -12,10 +12,12 @@ from __future__ import annotations
 import heapq
 import math
 import random
+from bisect import insort
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from services.worker.engines.port import Capacity, FinishReason, SequenceRequest, StepOutput, TokenLogprob
+from services.worker.engines.simulated_sequences import SimulatedSequence, deadline, urgency
 from services.worker.engines.step_costs import StepCosts, StepWork, attended_tokens
 
 _DRAWS = 1 << 14
@@ -40,21 +42,9 @@ class SimulatedModel(StepCosts):
     max_step_tokens: int = 8192
     """Most tokens computed in one step: one for each decoding sequence, the rest for prompts (always at least one)."""
     seed: int = 0
-
-
-class _Sequence:
-    __slots__ = ("blocks", "cursor", "joined", "left", "limit", "position", "produced", "request", "stop")
-
-    def __init__(self, request: SequenceRequest, cursor: int, limit: int, stop: frozenset[int], blocks: int) -> None:
-        self.request = request
-        self.cursor = cursor  # seeded: start in the table of draws; greedy: -1 - the last token
-        self.limit = limit
-        self.stop = stop
-        self.blocks = blocks
-        self.left = len(request.prompt)  # prompt tokens not yet prefilled
-        self.position = len(request.prompt)
-        self.produced = 0
-        self.joined = False  # it left the queue and holds its blocks
+    preemptive: bool = False
+    """Sequences hold the blocks of the tokens that they have, and are preempted and computed anew when these run out;
+    otherwise each holds what its longest output needs from its start on."""
 
 
 class SimulatedCore:
@@ -73,11 +63,11 @@ class SimulatedCore:
         self._rng = random.Random(model.seed)
         self._draws = self._rng.choices(drawable, k=_DRAWS)
         self._logprob = -math.log(len(drawable))
-        self._waiting: list[tuple[int, int, _Sequence]] = []
-        self._prefilling: list[_Sequence] = []
-        self._decoding: list[_Sequence] = []
-        self._planned: list[_Sequence] = []  # prefilled in this step: their first token comes with it
-        self._live: dict[int, _Sequence] = {}
+        self._waiting: list[tuple[tuple[int, int], SimulatedSequence]] = []  # a heap by urgency
+        self._prefilling: list[SimulatedSequence] = []  # by urgency
+        self._decoding: list[SimulatedSequence] = []
+        self._planned: list[SimulatedSequence] = []  # prefilled in this step: their first token comes with it
+        self._live: dict[int, SimulatedSequence] = {}
         self._cancelled: set[int] = set()
         self._ended: list[tuple[int, FinishReason, str]] = []
         self._arrivals = 0
@@ -88,6 +78,7 @@ class SimulatedCore:
         self._next_deadline = math.inf
         self._steps = 0
         self._prefilled = 0  # in this step
+        self._preemptions = 0
         self._decode_seconds = 0.0
         self._prefill_rate = 0.0
         self.last_step_seconds = 0.0
@@ -105,9 +96,11 @@ class SimulatedCore:
             stop = frozenset(params.stop_token_ids)
             if not params.ignore_eos:
                 stop |= self._model.eos_token_ids
-            sequence = _Sequence(request, self._cursor(request), limit, stop, self._blocks_for(len(prompt) + limit))
             self._arrivals += 1
-            heapq.heappush(self._waiting, (request.priority, self._arrivals, sequence))
+            order = request.priority, self._arrivals
+            blocks = self._blocks_for(len(prompt) + limit)
+            sequence = SimulatedSequence(request, self._cursor(request), limit, stop, blocks, order)
+            heapq.heappush(self._waiting, (order, sequence))
             self._live[request.handle] = sequence
             self._queued_prefill += len(prompt)
             if request.deadline is not None and request.deadline < self._next_deadline:
@@ -132,22 +125,15 @@ class SimulatedCore:
             decode_step_seconds=self._decode_seconds,
             prefill_tokens_per_second=self._prefill_rate,
             fragmentation=self._fragmentation(),
+            preemptions_total=self._preemptions,
         )
 
     def plan(self) -> float:
         """Take waiting sequences in, choose what this step computes; returns what it costs, in seconds."""
         model = self._model
-        while self._waiting and len(self._decoding) + len(self._prefilling) < model.max_running:
-            sequence = self._waiting[0][2]
-            if self._live.get(sequence.request.handle) is not sequence:
-                heapq.heappop(self._waiting)
-                continue
-            if sequence.blocks > self._free_blocks:
-                break
-            heapq.heappop(self._waiting)
-            self._free_blocks -= sequence.blocks
-            sequence.joined = True
-            self._prefilling.append(sequence)
+        if model.preemptive:
+            self._grow()
+        self._take_in()
         budget = max(1, model.max_step_tokens - len(self._decoding))
         self._planned = []
         prefilled = prompts = attended = 0
@@ -186,7 +172,9 @@ class SimulatedCore:
             for sequence in first:
                 self._partial -= sequence.position
                 self._context += sequence.position
-                output.prompt_tokens_cached[sequence.request.handle] = 0
+                sequence.decoding = True
+                if not sequence.produced:
+                    output.prompt_tokens_cached[sequence.request.handle] = 0
         if self._advance(output):
             self._decoding = [sequence for sequence in self._decoding if sequence.request.handle in self._live]
         self._steps += 1
@@ -250,9 +238,9 @@ class SimulatedCore:
         self._ended = []
         late: list[int] = []
         if now >= self._next_deadline:
-            late = [handle for handle, sequence in self._live.items() if _deadline(sequence) <= now]
+            late = [handle for handle, sequence in self._live.items() if deadline(sequence) <= now]
             self._next_deadline = min(
-                (at for sequence in self._live.values() if (at := _deadline(sequence)) > now), default=math.inf
+                (at for sequence in self._live.values() if (at := deadline(sequence)) > now), default=math.inf
             )
         if self._cancelled or late:
             for handle in self._cancelled:
@@ -267,7 +255,7 @@ class SimulatedCore:
             self._prefilling = [sequence for sequence in self._prefilling if sequence.request.handle in live]
             self._decoding = [sequence for sequence in self._decoding if sequence.request.handle in live]
             if len(self._waiting) > 2 * len(live) + 64:  # ended ones otherwise stay until they reach the top
-                self._waiting = [entry for entry in self._waiting if entry[2].request.handle in live]
+                self._waiting = [entry for entry in self._waiting if entry[1].request.handle in live]
                 heapq.heapify(self._waiting)
         return output
 
@@ -311,16 +299,74 @@ class SimulatedCore:
     def _release(self, handle: int) -> None:
         sequence = self._live.pop(handle)
         self._queued_prefill -= sequence.left
-        if sequence.joined:
-            self._free_blocks += sequence.blocks
-            if sequence.produced:
-                self._context -= sequence.position
-            else:
-                self._partial -= sequence.position - sequence.left
+        self._leave(sequence)
 
+    # ---- who runs ------------------------------------------------------------------------------------------------
 
-def _deadline(sequence: _Sequence) -> float:
-    return math.inf if sequence.request.deadline is None else sequence.request.deadline
+    def _take_in(self) -> None:
+        """Let waiting sequences run, the most urgent first, while the first of them fits."""
+        model = self._model
+        while self._waiting:
+            sequence = self._waiting[0][1]
+            if self._live.get(sequence.request.handle) is not sequence:
+                heapq.heappop(self._waiting)
+                continue
+            need = self._blocks_for(sequence.position + 1) if model.preemptive else sequence.blocks
+            if not self._fits(need) and not (model.preemptive and self._yield_to(sequence, need)):
+                return
+            heapq.heappop(self._waiting)
+            self._free_blocks -= need
+            sequence.held = need
+            insort(self._prefilling, sequence, key=urgency)
+
+    def _fits(self, need: int) -> bool:
+        running = len(self._decoding) + len(self._prefilling)
+        # Beside what the running ones will want soon: a sequence that joins to be preempted at once computes in vain.
+        growth = running if self._model.preemptive else 0
+        return running < self._model.max_running and need + growth <= self._free_blocks
+
+    def _grow(self) -> None:
+        """Give every decoding sequence the block of its next token; preempt while there are too few."""
+        size = self._model.block_size
+        while True:
+            growing = [sequence for sequence in self._decoding if sequence.position >= sequence.held * size]
+            if len(growing) <= self._free_blocks:
+                break
+            self._preempt(max((*self._decoding, *self._prefilling), key=urgency))
+        for sequence in growing:
+            sequence.held += 1
+        self._free_blocks -= len(growing)
+
+    def _yield_to(self, urgent: SimulatedSequence, need: int) -> bool:
+        """Preempt sequences of a lower priority, if that makes room for the urgent one."""
+        running = (*self._decoding, *self._prefilling)
+        lower = [sequence for sequence in running if sequence.request.priority > urgent.request.priority]
+        if self._free_blocks + sum(sequence.held for sequence in lower) < need + len(running) - len(lower) or not lower:
+            return False
+        for sequence in sorted(lower, key=urgency, reverse=True):
+            self._preempt(sequence)
+            if self._fits(need):
+                return True
+        return False
+
+    def _preempt(self, sequence: SimulatedSequence) -> None:
+        """Take a running sequence's memory; it is computed anew later and goes on as if nothing had happened."""
+        self._preemptions += 1
+        (self._decoding if sequence.decoding else self._prefilling).remove(sequence)
+        self._leave(sequence)
+        self._queued_prefill += sequence.position - sequence.left
+        sequence.left = sequence.position
+        heapq.heappush(self._waiting, (sequence.urgency, sequence))
+
+    def _leave(self, sequence: SimulatedSequence) -> None:
+        """A sequence runs no more, if it did."""
+        self._free_blocks += sequence.held
+        if sequence.decoding:
+            self._context -= sequence.position
+        elif sequence.held:
+            self._partial -= sequence.position - sequence.left
+        sequence.held = 0
+        sequence.decoding = False
 
 
 def _append(output: StepOutput, handle: int, tokens: Sequence[int], reason: FinishReason) -> None:

@@ -108,11 +108,10 @@ async def test_a_preempted_sequence_of_a_dead_engine_stays_preempted():
         gateway = await r.gateway()
         await suspended(r, gateway, 1, "r1")
         await r.admission.say(preempt=admission_pb2.Preempt(request_ids=["r1"]))
-        await until(lambda: next(iter(r.hub._sequences.values())).cancelled)
+        await until(lambda: next(iter(r.hub._sequences.values())).interrupted)
         kill(r)
-        await gateway.until(lambda: 1 in gateway.finished)
-        assert gateway.finished[1].reason == worker_pb2.FINISH_REASON_ERROR
-        assert gateway.finished[1].message == "preempted"
+        await gateway.until(lambda: 1 in gateway.refused)
+        assert gateway.refused[1].reason == Reason.PREEMPTED
 
 
 async def test_the_registration_outlives_the_engine(etcd):

@@ -10,7 +10,6 @@ import grpc
 import pytest
 from weir.admission.v1 import admission_pb2
 from weir.registry.v1 import registry_pb2
-from weir.worker.v1 import worker_pb2
 from worker_support import MODEL, rig, submission, until
 
 from libs.errors import Reason, from_rpc_error
@@ -61,20 +60,6 @@ async def test_a_lost_key_is_refused_after_its_grace():
         await gateway.submit(submission(1, old))
         await gateway.until(lambda: gateway.refused)
         assert gateway.refused[1].reason == Reason.GRANT_INVALID
-
-
-async def test_preempted_requests_end_as_errors_that_say_so():
-    async with rig(simulated=PACED) as r:
-        gateway = await r.gateway()
-        for n in (1, 2):
-            grant = r.admission.grant(f"r{n}")
-            await gateway.submit(submission(n, grant, f"r{n}", sampling={"max_tokens": 90}))
-        await gateway.until(lambda: len(gateway.tokens) == 2)
-        await r.admission.say(preempt=admission_pb2.Preempt(request_ids=["r1", "unknown"]))
-        await gateway.until(lambda: 1 in gateway.finished)
-        assert gateway.finished[1].reason == worker_pb2.FINISH_REASON_ERROR
-        assert gateway.finished[1].message == "preempted"
-        assert 2 not in gateway.finished
 
 
 async def test_admission_can_order_a_drain():

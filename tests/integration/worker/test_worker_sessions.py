@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from typing import Any
 
 import grpc
 import pytest
@@ -14,6 +15,7 @@ from libs.config import TlsFiles
 from libs.deadlines import to_duration
 from libs.errors import Reason, from_rpc_error
 from libs.pki import ensure_ca, issue
+from services.worker import metrics
 
 PACED = {"step_interval": 0.003}
 
@@ -281,3 +283,75 @@ async def test_tokens_with_log_probabilities_are_not_held_back_from_them():
             counts = dict(zip(frame.handles, frame.counts, strict=True))
             assert [len(entry.tokens) for entry in frame.logprobs] == [counts[1]] * (1 in counts)
         assert len(gateway.tokens[1]) == 10
+
+
+def count(metric: Any) -> float:
+    """Observations of a histogram."""
+    return sum(sample.value for each in metric.collect() for sample in each.samples if sample.name.endswith("_count"))
+
+
+def at_most(metric: Any, bound: float) -> float:
+    """Observations of a histogram up to one of its bounds."""
+    buckets = [sample for each in metric.collect() for sample in each.samples if sample.name.endswith("_bucket")]
+    return next(each.value for each in buckets if float(each.labels["le"]) == bound)
+
+
+async def test_preempted_sequences_are_handed_back_behind_all_that_they_produced():
+    """A gateway that goes on after what it got has each token once: prompt + tokens there, the rest elsewhere."""
+    alone = {"max_tokens": 60}
+    async with rig(simulated=PACED) as r:
+        gateway = await r.gateway()
+        await gateway.submit(submission(1, r.admission.grant("whole"), "whole", sampling=alone))
+        await gateway.until(lambda: 1 in gateway.finished)
+        grant = r.admission.grant("r1", choices=2)
+        await gateway.submit(
+            submission(2, grant, "r1", sampling=alone), submission(3, grant, "r1", choice=1, sampling=alone)
+        )
+        await gateway.submit(submission(4, r.admission.grant("r2"), "r2", group_tokens=50, sampling=alone))
+        await gateway.submit(submission(5, r.admission.grant("r3"), "r3", sampling=alone))
+        await gateway.until(lambda: len(gateway.tokens.get(2, ())) >= 5)
+        await r.admission.say(preempt=admission_pb2.Preempt(request_ids=["r1", "r2", "unknown"]))
+        await gateway.until(lambda: {2, 3, 4} <= gateway.refused.keys())
+        assert {Reason(gateway.refused[number].reason) for number in (2, 3, 4)} == {Reason.PREEMPTED}
+        got = {number: list(gateway.tokens[number]) for number in (2, 3, 4)}
+        assert len(got[4]) >= 4  # what was held for its group came along
+        for number, tokens in got.items():
+            assert tokens == gateway.tokens[1][: len(tokens)]
+            resumed = {"prompt": [7, 8, 9, *tokens], "resumed_tokens": len(tokens)}
+            again = submission(
+                10 + number,
+                r.admission.grant(f"again{number}"),
+                f"again{number}",
+                sampling={"max_tokens": 60 - len(tokens)},
+                **resumed,
+            )
+            await gateway.submit(again)
+        await gateway.until(lambda: {5, 12, 13, 14} <= gateway.finished.keys())
+        assert not gateway.finished.keys() & {2, 3, 4}
+        for number in (2, 3, 4):
+            assert got[number] + gateway.tokens[10 + number] == gateway.tokens[1]
+            assert gateway.tokens[number] == got[number]
+        assert len(gateway.tokens[5]) == 60
+        r.assert_idle()
+
+
+async def test_a_cancel_frees_memory_within_one_step_whoever_asks_for_it():
+    before = at_most(metrics.CANCEL_STEPS, 1), count(metrics.CANCEL_STEPS), count(metrics.CANCEL_SECONDS)
+    async with rig(simulated=PACED) as r:
+        gateway, lost = await r.gateway(), await r.gateway()
+        long = {"max_tokens": 90}
+        for n in (1, 2, 3):
+            await gateway.submit(submission(n, r.admission.grant(f"r{n}"), f"r{n}", sampling=long))
+        await lost.submit(submission(1, r.admission.grant("l"), "l", sampling=long))
+        await gateway.until(lambda: len(gateway.tokens) == 3)
+        await gateway.cancel(1)
+        await gateway.until(lambda: 1 in gateway.finished)
+        await r.admission.say(preempt=admission_pb2.Preempt(request_ids=["r2"]))
+        await gateway.until(lambda: 2 in gateway.refused)
+        lost.rpc.cancel()
+        await until(lambda: r.hub.live == 1)
+        await gateway.cancel(3)
+        await gateway.until(lambda: 3 in gateway.finished)
+        r.assert_idle()
+    after = at_most(metrics.CANCEL_STEPS, 1), count(metrics.CANCEL_STEPS), count(metrics.CANCEL_SECONDS)
+    assert [now - then for now, then in zip(after, before, strict=True)] == [4, 4, 4]

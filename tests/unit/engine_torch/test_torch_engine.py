@@ -356,3 +356,30 @@ async def test_the_whole_engine_behind_its_port(tiny):
     assert collected.finish[91] == FinishReason.ERROR
     assert engine.capacity().free_blocks == 64
     await engine.stop()
+
+
+def test_a_cancel_frees_memory_at_once_and_says_so_with_the_next_step(tiny):
+    core = make_core({MODEL: tiny[0]}, prefix_cache=False)
+    core.add([request(1, [5, 6, 7], max_tokens=60, ignore_eos=True), request(2, [8, 9], max_tokens=60)])
+    for _ in range(3):
+        core.step()
+    total = core.info.total_blocks
+    assert core.capacity().free_blocks < total
+    core.cancel([1, 2])
+    assert core.capacity().free_blocks == total
+    output = core.step()
+    assert (output.handles, output.finish) == ([1, 2], [FinishReason.CANCELLED] * 2)
+    assert output.ended_before
+
+
+def test_the_load_names_the_models_in_memory_when_not_all_are(tiny, tmp_path):
+    other = tmp_path / "other"
+    support.save_checkpoint(other, seed=3)
+    support.write_manifest(other, "other@1")
+    both = {MODEL: tiny[0], "other@1": other}
+    assert make_core(both).capacity().resident is None
+    weights = sum(each.stat().st_size for each in other.glob("*.safetensors"))
+    core = make_core(both, weight_bytes=weights * 3 // 2, min_residency=0.0)
+    assert core.capacity().resident == (MODEL,)
+    run(core, [request(1, [5, 6, 7], model="other@1")])
+    assert core.capacity().resident == ("other@1",)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import fields
+from dataclasses import fields, replace
 from typing import ClassVar
 
 import pytest
@@ -28,19 +28,26 @@ LOAD = Capacity(
     prefix_hit_total=2**32,
     preemptions_total=5,
     spilled_blocks=6,
+    resident=("m@1", "n@2"),
 )
-DURATIONS = {"last_step_seconds": "last_step", "decode_step_seconds": "decode_step"}
+NAMES = {"last_step_seconds": "last_step", "decode_step_seconds": "decode_step", "resident": "resident_models"}
+DURATIONS = ("last_step_seconds", "decode_step_seconds")
 
 
 def test_the_report_carries_every_field_of_the_port() -> None:
     report = report_frame(LOAD, draining=True).report
     for field in fields(Capacity):
-        told = getattr(report, DURATIONS.get(field.name, field.name))
+        told = getattr(report, NAMES.get(field.name, field.name))
         value = told.ToNanoseconds() / 1e9 if field.name in DURATIONS else told
+        value = tuple(value) if field.name == "resident" else value
         assert value == getattr(LOAD, field.name), field.name
     assert report.draining
-    named = {DURATIONS.get(field.name, field.name) for field in fields(Capacity)} | {"draining"}
+    named = {NAMES.get(field.name, field.name) for field in fields(Capacity)} | {"draining"}
     assert {field.name for field in admission_pb2.CapacityReport.DESCRIPTOR.fields} == named
+
+
+def test_an_engine_that_has_all_in_memory_names_none() -> None:
+    assert not report_frame(replace(LOAD, resident=None), draining=False).report.resident_models
 
 
 def test_a_clock_that_went_backwards_is_no_negative_duration() -> None:

@@ -221,3 +221,114 @@ def test_memory_is_conserved_and_every_sequence_ends_once(actions):
     assert sorted(ended) == list(range(handles))
     load = sim.capacity()
     assert (load.free_blocks, load.running, load.waiting, load.queued_prefill_tokens) == (40, 0, 0, 0)
+
+
+def run_out(sim: SimulatedCore, most: int = 400) -> dict[int, list[int]]:
+    """Every sequence's tokens; all must end."""
+    tokens: dict[int, list[int]] = {}
+    for _ in range(most):
+        if not sim.has_work():
+            break
+        sim.plan()
+        output = sim.apply(0.0)
+        for handle, new in zip(output.handles, output.tokens, strict=True):
+            tokens.setdefault(handle, []).extend(new)
+    assert not sim.has_work()
+    return tokens
+
+
+def test_prompts_are_computed_in_order_of_priority():
+    sim = core(max_step_tokens=10)
+    sim.add([request(1, 30, priority=10)])
+    sim.plan()
+    sim.apply(0.0)
+    sim.add([request(2, 8, priority=0)])
+    sim.plan()
+    assert sim.apply(0.0).handles == [2]
+
+
+def test_a_preemptive_engine_holds_what_its_sequences_have_and_no_more():
+    sim = core(preemptive=True, total_blocks=20)
+    sim.add([request(1, 5, max_tokens=40)])
+    sim.plan()
+    sim.apply(0.0)
+    assert sim.capacity().free_blocks == 20 - 2
+    for _ in range(3):
+        sim.plan()
+        sim.apply(0.0)
+    assert sim.capacity().free_blocks == 20 - 3  # five of the prompt and four made: the ninth token opened a block
+
+
+def test_urgent_work_takes_the_memory_of_less_urgent_work_which_loses_nothing():
+    quiet = core(preemptive=True, total_blocks=13)
+    quiet.add([request(1, 5, max_tokens=30, priority=10)])
+    expected = run_out(quiet)[1]
+    sim = core(preemptive=True, total_blocks=13)
+    sim.add([request(1, 5, max_tokens=30, priority=10)])
+    tokens: list[int] = []
+    for _ in range(10):
+        sim.plan()
+        tokens += sim.apply(0.0).tokens[0]
+    sim.add([request(2, 40, max_tokens=2, priority=0)])
+    sim.plan()
+    assert sim.apply(0.0).handles == [2]
+    load = sim.capacity()
+    assert (load.preemptions_total, load.waiting, load.queued_prefill_tokens) == (1, 1, 15)
+    assert tokens + run_out(sim)[1] == expected
+    assert sim.capacity().free_blocks == 13
+
+
+def test_equals_are_not_preempted_for_one_another():
+    sim = core(preemptive=True, total_blocks=12)
+    sim.add([request(1, 30, max_tokens=10)])
+    sim.plan()
+    sim.apply(0.0)
+    sim.add([request(2, 30)])
+    sim.plan()
+    assert sim.apply(0.0).handles == [1]
+    assert sim.capacity().preemptions_total == 0
+
+
+@given(
+    st.lists(
+        st.tuples(st.integers(1, 40), st.integers(1, 24), st.sampled_from([0, 1, 5, 10]), st.integers(0, 6)),
+        min_size=1,
+        max_size=12,
+    ),
+    st.integers(16, 40),
+    st.sets(st.integers(0, 11), max_size=3),
+)
+@settings(max_examples=60, deadline=None)
+def test_preemption_keeps_every_token_and_every_block(shapes, blocks, cancelled):
+    """Whatever is preempted, each sequence makes the tokens that it makes alone, and all memory comes back."""
+
+    def made(sequences: list[SequenceRequest], delays: list[int], drop: set[int]) -> dict[int, list[int]]:
+        sim = core(preemptive=True, total_blocks=blocks, max_step_tokens=16)
+        tokens: dict[int, list[int]] = {each.handle: [] for each in sequences}
+        for step in range(2000):
+            sim.add([each for each, delay in zip(sequences, delays, strict=True) if delay == step])
+            if step == 8:
+                sim.cancel(drop)
+            if not sim.has_work() and step > 10:
+                break
+            sim.plan()
+            for handle, new in zip(*(lambda out: (out.handles, out.tokens))(sim.apply(0.0)), strict=True):
+                tokens[handle].extend(new)
+            load = sim.capacity()
+            assert 0 <= load.free_blocks <= blocks
+            assert 0 <= load.fragmentation <= 1
+        assert not sim.has_work()
+        assert (sim.capacity().free_blocks, sim.capacity().queued_prefill_tokens) == (blocks, 0)
+        return tokens
+
+    requests = [
+        request(number, size, max_tokens=most, priority=priority)
+        for number, (size, most, priority, _) in enumerate(shapes)
+    ]
+    together = made(requests, [delay for *_, delay in shapes], cancelled)
+    for each in requests:
+        alone = made([each], [0], set())[each.handle]
+        if each.handle in cancelled:
+            assert together[each.handle] == alone[: len(together[each.handle])]
+        else:
+            assert together[each.handle] == alone

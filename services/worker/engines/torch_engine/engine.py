@@ -88,6 +88,7 @@ class TorchCore:
         self._samplers: dict[int, SequenceSampler] = {}
         self._compiling = Compiling(self._sampler)
         self._used: frozenset[str] = frozenset()
+        self._resident: tuple[str, ...] | None = None
         self._steps = 0
         self._check_after = 0.0
         self._last_step_seconds = 0.0
@@ -125,6 +126,7 @@ class TorchCore:
         self._loaded = parts = _assemble(models, self._settings)
         for name in models.shelf.configs.keys() - models.shelf.runnable:
             parts.scheduler.set_away(name)
+        self._resident = _resident(models)
 
     def add(self, requests: Sequence[SequenceRequest]) -> None:
         """See `SyncEngine.add`."""
@@ -179,6 +181,7 @@ class TorchCore:
             prefix_hit_total=scheduler.prefix_counters.hit,
             preemptions_total=scheduler.preemptions,
             spilled_blocks=pool.spilled,
+            resident=self._resident,
         )
 
     def embed(self, model: str, prompts: Sequence[Sequence[int]]) -> list[list[float]]:
@@ -207,6 +210,8 @@ class TorchCore:
             scheduler.set_present(name)
         for name in changes.away:
             scheduler.set_away(name)
+        if changes.present or changes.away:
+            self._resident = _resident(models)
         for failed, message in changes.failed.items():
             for name in models.shelf.configs:
                 if failed in (name, models.shelf.base(name)):
@@ -215,7 +220,14 @@ class TorchCore:
     def _output(self, plan: Plan) -> StepOutput:
         """The step's output so far: what ended before it."""
         output = StepOutput(
-            step=self._steps, handles=[], tokens=[], finish=[], logprobs={}, errors={}, prompt_tokens_cached={}
+            step=self._steps,
+            handles=[],
+            tokens=[],
+            finish=[],
+            logprobs={},
+            errors={},
+            prompt_tokens_cached={},
+            ended_before=True,
         )
         for ended in plan.ended:
             _append(output, ended.handle, None, ended.reason, ended.message)
@@ -323,6 +335,12 @@ def _assemble(models: Models, settings: TorchSettings) -> _Parts:
     )
     scheduler = Scheduler(models=models.limits(), names=models.names(), pool=pool, options=options)
     return _Parts(models, pool, scheduler)
+
+
+def _resident(models: Models) -> tuple[str, ...] | None:
+    """What may run now; None when that is everything."""
+    shelf = models.shelf
+    return None if shelf.runnable == shelf.configs.keys() else tuple(sorted(shelf.runnable))
 
 
 def _order(chunk: Chunk) -> tuple[bool, str]:

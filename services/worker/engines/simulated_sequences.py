@@ -1,0 +1,56 @@
+"""One sequence of the simulated engine."""
+
+from __future__ import annotations
+
+import math
+
+from services.worker.engines.port import SequenceRequest
+
+
+class SimulatedSequence:
+    """A live sequence."""
+
+    __slots__ = (
+        "blocks",
+        "cursor",
+        "decoding",
+        "held",
+        "left",
+        "limit",
+        "position",
+        "produced",
+        "request",
+        "stop",
+        "urgency",
+    )
+
+    def __init__(
+        self,
+        request: SequenceRequest,
+        cursor: int,
+        limit: int,
+        stop: frozenset[int],
+        blocks: int,
+        urgency: tuple[int, int],
+    ) -> None:
+        self.request = request
+        self.urgency = urgency  # priority, arrival: the least first
+        self.cursor = cursor  # seeded: start in the table of draws; greedy: -1 - the last token
+        self.limit = limit
+        self.stop = stop
+        self.blocks = blocks  # of the longest output
+        self.held = 0  # blocks; none before it left the queue
+        self.left = len(request.prompt)  # tokens not yet computed, before it decodes
+        self.position = len(request.prompt)
+        self.produced = 0
+        self.decoding = False
+
+
+def urgency(sequence: SimulatedSequence) -> tuple[int, int]:
+    """Its order among others: the least first."""
+    return sequence.urgency
+
+
+def deadline(sequence: SimulatedSequence) -> float:
+    """When it ends in any case; infinity without one."""
+    return math.inf if sequence.request.deadline is None else sequence.request.deadline
