@@ -249,12 +249,12 @@ def main() -> None:
         figures = measure(times, folder, options.set, output.Usage())
     conditions = {
         "engine": f"simulated, {CALIBRATION}, 2 workers of {SLOTS // 2} sequences",
-        "lengths": f"{LENGTHS}, scaled so that the 99th percentile of prompt + output is {CONTEXT} tokens (weights) and "
-        f"{PEER_CONTEXT} (isolation)",
+        "lengths": f"{LENGTHS}, scaled so that the 99th percentile of prompt + output is {CONTEXT} tokens (weights) "
+        f"and {PEER_CONTEXT} (isolation)",
         "backlogged": f"{CLIENTS} clients of each tenant, each with one request at a time; spread through Envoy, or "
         "each tenant natively at one gateway; 2 limiters, 2 admission processes",
-        "isolation": f"4 tenants of equal weight, Poisson, through Envoy: the victim asks for {MODEST} of its share, the "
-        f"others for their whole share; then one of them for {FLOOD:g} times its share",
+        "isolation": f"4 tenants of equal weight, Poisson, through Envoy: the victim asks for {MODEST} of its share, "
+        f"the others for their whole share; then one of them for {FLOOD:g} times its share",
         "seconds": f"weights {times.weights:g} per run, isolation {times.rounds} x 2 x {times.isolation:g}, after "
         f"{WARM_UP:g} of warm-up each",
     }

@@ -196,6 +196,7 @@ class _Driver:
             itl_p95=answer.itl_p95,
             degraded=answer.degraded,
             zone=answer.zone,
+            queued=answer.queued,
             counted_prompt=answer.prompt_tokens,
             events=tuple(round(each, 4) for each in events) if self._run.trace else (),
         )

@@ -42,6 +42,8 @@ class Sample(Record, frozen=True, kw_only=True, omit_defaults=True):
     degraded: tuple[str, ...] = ()
     """What the answer says was given up."""
     zone: str = ""
+    queued: float | None = None
+    """How long it waited in admission, as the mesh says."""
     counted_prompt: int = 0
     """Prompt tokens by the answer's usage."""
     events: tuple[float, ...] = ()

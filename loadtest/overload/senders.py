@@ -27,6 +27,7 @@ TOKEN_IDS = range(300, 2000)
 _REASONS = {reason.name for reason in Reason}
 _COMPLETION_TOKENS = re.compile(rb'"completion_tokens":(\d+)')
 _PROMPT_TOKENS = re.compile(rb'"prompt_tokens":(\d+)')
+_QUEUED = re.compile(rb'"queue":([0-9.]+)')
 _DEGRADED = re.compile(rb'"degraded":\[([^\]]*)\]')
 
 
@@ -44,6 +45,8 @@ class Answer:
     retry_after: float | None = None
     degraded: tuple[str, ...] = ()
     zone: str = ""
+    queued: float | None = None
+    """Seconds in admission's queue, as the answer says."""
 
     @property
     def itl_p95(self) -> float | None:
@@ -206,6 +209,8 @@ def answer_of(reply: Reply, start: float) -> Answer:
         answer.prompt_tokens = int(prompt[1]) if (prompt := _PROMPT_TOKENS.search(reply.body)) else 0
     else:
         answer.tokens = len(answer.events)
+    if found := _QUEUED.search(reply.body):
+        answer.queued = float(found[1]) / 1e3
     flags = reply.header("x-weir-degraded")
     if found := _DEGRADED.search(reply.body):
         flags = found[1].decode().replace('"', "")
@@ -277,6 +282,7 @@ class NativeSender(Sender):
                 end = frame.end
                 answer.tokens = end.usage.completion_tokens
                 answer.prompt_tokens = end.usage.prompt_tokens
+                answer.queued = end.breakdown.queue.ToMicroseconds() / 1e6
                 answer.degraded = tuple(end.degraded)
                 if end.finish_reason == inference_pb2.FINISH_REASON_ERROR:
                     reason = Reason.parse(end.error_reason)

@@ -1,0 +1,258 @@
+"""The drills: what is done to the mesh, what is expected of it, and the verdict."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from weir.registry.v1 import registry_pb2
+
+from loadtest.overload.meshes import Runner
+from loadtest.overload.output import Usage, counts
+from loadtest.overload.samples import OK, Sample, failed, refused
+from loadtest.overload.setting import PLAIN_PLANS, QUALITY, Setting, Site, TenantSpec, run_header
+from loadtest.overload.timeline import LEGEND, Check, Second, Watcher, verdict
+from simulation.lengths import load
+from simulation.workload import Step, TenantLoad
+
+Say = Callable[[str], None]
+
+MODEL = "weir-quality"
+LENGTHS = load()["azure-conversation"].for_context(640)
+RATE = 20.0
+"""Requests per second that the profile overload's workers complete of these lengths, a little below what was measured
+(`capacity` of bench-fairness): a drill wants round numbers, not exact ones."""
+SEED = 1
+
+CALM = TenantSpec(id="calm")
+"""Well-behaved."""
+FLOOD = TenantSpec(id="flood")
+PAID = TenantSpec(id="paying")
+FREE = TenantSpec(id="gratis", paid=False, plan_policy="capped")
+CAPPED = registry_pb2.PlanPolicy(
+    id="capped",
+    weight=1.0,
+    ladder=[registry_pb2.DegradationStep(cap_output=registry_pb2.CapOutput(max_tokens=24, pressure=0.5))],
+)
+SETTING = Setting(
+    tenants=(CALM, FLOOD, PAID, FREE),
+    objectives={"quality": QUALITY},
+    plans=(*PLAIN_PLANS, CAPPED),
+)
+"""For both drills, so that one mesh can have them one after the other."""
+
+
+@dataclass(frozen=True, slots=True)
+class FloodTimes:
+    """Seconds of each phase."""
+
+    before: int
+    flood: int
+    after: int
+
+    @property
+    def whole(self) -> int:
+        """The run."""
+        return self.before + self.flood + self.after
+
+
+@dataclass(frozen=True, slots=True)
+class OverloadTimes:
+    """Seconds of each phase; the worker is killed `kill` seconds into the second overload."""
+
+    before: int
+    double: int
+    fourfold: int
+    kill: int
+    after: int
+
+    @property
+    def whole(self) -> int:
+        """The run."""
+        return self.before + self.double + self.fourfold + self.after
+
+
+def flood(site: Site, folder: Path, times: FloodTimes, say: Say) -> bool:
+    """A tenant asks for twenty times its share, then stops. Whether all went as expected."""
+    share = RATE / 2
+    start, end = times.before, times.before + times.flood
+    loads = [
+        TenantLoad(CALM.id, rate=share * 0.6, lengths=LENGTHS, timeout=30.0, name=CALM.id),
+        TenantLoad(
+            FLOOD.id,
+            rate=share * 0.3,
+            steps=(Step(start, 20.0 / 0.3), Step(end, 1.0)),
+            lengths=LENGTHS,
+            timeout=30.0,
+            name=FLOOD.id,
+        ),
+    ]
+    events = {
+        start: lambda: f"{FLOOD.id} begins to ask for 20 times its share ({20 * share:.0f} requests/s)",
+        end: lambda: f"{FLOOD.id} stops flooding",
+    }
+    samples, rows = _run(site, folder, "flood", loads, times.whole, events, say)
+    say(LEGEND)
+    return _conclude(flood_checks(samples, rows, times, share), say)
+
+
+def flood_checks(samples: Sequence[Sample], rows: Sequence[Second], times: FloodTimes, share: float) -> list[Check]:
+    """What is expected of a flood. Pure."""
+    start, end = times.before, times.before + times.flood
+    calm = [each for each in samples if each.tenant == CALM.id]
+    during = [each for each in calm if start <= each.at < end]
+    flooding = [each for each in samples if each.tenant == FLOOD.id and start <= each.at < end]
+    refusals = [each for each in samples if refused(each)]
+    # The queue that the flood left is at most a few seconds of work.
+    settled = end + 4
+    late = [each for each in samples if each.at >= settled]
+    served = sum(each.outcome == OK for each in flooding)
+    return [
+        _at_least(f"{CALM.id} is served inside its objective during the flood", _good(during), 0.9),
+        _at_most(f"{CALM.id} is refused during the flood", _share(refused, during), 0.05),
+        _at_least(f"{FLOOD.id} still gets its share, of {share:.0f} requests/s", served / times.flood / share, 0.6),
+        _at_least(f"{FLOOD.id}'s excess is refused", _share(refused, flooding), 0.7),
+        _at_least("refusals that say when to come back", _share(_dated, refusals), 1),
+        _at_most("requests that failed instead of being refused", sum(map(failed, samples)), 0),
+        _at_least("served inside the objective once the flood is over", _good(late), 0.95),
+        _calm_again(rows, settled),
+    ]
+
+
+def overload(site: Site, folder: Path, times: OverloadTimes, say: Say) -> bool:
+    """Twice, then four times what the workers can do, one of them killed meanwhile, then little. Whether all went as
+    expected."""
+    begin, fourfold = times.before, times.before + times.double
+    end = fourfold + times.fourfold
+    worker = site.names("worker")[0]
+
+    def kill() -> str:
+        os.kill(site.pids()[worker], signal.SIGKILL)
+        return f"{worker} is killed"
+
+    def at(factor: float, part: float) -> TenantLoad:
+        steps = (Step(begin, 2.0 / factor), Step(fourfold, 4.0 / factor), Step(end, 1.0))
+        return TenantLoad("", rate=RATE * factor * part, steps=steps, lengths=LENGTHS, timeout=30.0)
+
+    loads = [
+        replace(at(0.5, 0.35), tenant=PAID.id, name=PAID.id),
+        replace(at(0.5, 0.65), tenant=FREE.id, queue_class="free", name=FREE.id),
+    ]
+    events: dict[int, Callable[[], str]] = {
+        begin: lambda: "twice what the workers can do",
+        fourfold: lambda: "four times what the workers can do",
+        fourfold + times.kill: kill,
+        end: lambda: "half of what the workers can do",
+    }
+    samples, rows = _run(site, folder, "overload", loads, times.whole, events, say)
+    say(LEGEND)
+    return _conclude(overload_checks(samples, rows, times), say)
+
+
+def overload_checks(samples: Sequence[Sample], rows: Sequence[Second], times: OverloadTimes) -> list[Check]:
+    """What is expected of an overload. Pure."""
+    begin, fourfold = times.before, times.before + times.double
+    end = fourfold + times.fourfold
+    killed = fourfold + times.kill
+    settled = end + 5
+    paying = [each for each in samples if each.tenant == PAID.id]
+    gratis = [each for each in samples if each.tenant == FREE.id]
+    double = [each for each in paying if begin + 2 <= each.at < fourfold]
+    over = [each for each in samples if begin <= each.at < end]
+    refusals = [each for each in over if refused(each)]
+    late = [each for each in samples if each.at >= settled]
+    free_over = [each for each in gratis if begin <= each.at < end]
+    reasons = Counter(each.outcome for each in samples if failed(each))
+    return [
+        _at_least(f"{PAID.id}, 70% of the capacity, is served inside its objective at 2x", _good(double), 0.85),
+        _at_least(f"{FREE.id} is shed before {PAID.id}: refused more often by",
+                  _share(refused, free_over) - _share(refused, [e for e in paying if begin <= e.at < end]), 0.2),
+        _at_least(f"{FREE.id} is not starved: served", _share(_served, free_over), 0.01),
+        _at_least("answers of the free plan cut short under pressure",
+                  sum(1 for each in free_over if "output_capped" in each.degraded), 1),
+        _at_least("refusals that say when to come back", _share(_dated, refusals), 1),
+        Check(
+            "requests that failed, the killed worker's included",
+            counts(reasons),
+            not reasons,
+        ),
+        _at_least("served of what was sent in the second before the kill",
+                  _share(_ended_well,
+                         [e for e in samples if killed - 1 <= e.at < killed]), 1),
+        Check(
+            "the killed worker is back", f"{rows[-1].workers} workers at the end", bool(rows) and rows[-1].workers == 2
+        ),
+        _at_least("served inside the objective once the load is gone", _good(late), 0.95),
+        _calm_again(rows, settled),
+    ]  # fmt: skip
+
+
+def _run(
+    site: Site,
+    folder: Path,
+    name: str,
+    loads: Sequence[TenantLoad],
+    seconds: int,
+    events: dict[int, Callable[[], str]],
+    say: Say,
+) -> tuple[list[Sample], list[Second]]:
+    watcher = Watcher(site, loads, seconds=seconds, seed=SEED, ttft=QUALITY.ttft, say=say, events=events)
+    runner = Runner(
+        site,
+        folder,
+        Usage(),
+        prefix="drill",
+        model=MODEL,
+        header=run_header(workers=2, discipline="fair"),
+    )
+    routes = {each.label: site.over_edge(each.tenant) for each in loads}
+    samples = runner.watched(name, loads, routes, seconds, watcher, seed=SEED)
+    return samples, watcher.rows
+
+
+def _conclude(checks: Sequence[Check], say: Say) -> bool:
+    text, held = verdict(checks)
+    say(text)
+    return held
+
+
+def _dated(sample: Sample) -> bool:
+    return sample.retry_after is not None
+
+
+def _ended_well(sample: Sample) -> bool:
+    return sample.outcome == OK or refused(sample)
+
+
+def _served(sample: Sample) -> bool:
+    return sample.outcome == OK
+
+
+def _good(samples: Sequence[Sample]) -> float:
+    return _share(QUALITY.met, samples)
+
+
+def _share(which: Callable[[Sample], bool], samples: Sequence[Sample]) -> float:
+    """Of these requests, those; 1 of none."""
+    return sum(map(which, samples)) / len(samples) if samples else 1.0
+
+
+def _at_least(what: str, value: float, bound: float) -> Check:
+    return Check(what, f"{value:.3g}, at least {bound:g}", value >= bound)
+
+
+def _at_most(what: str, value: float, bound: float) -> Check:
+    return Check(what, f"{value:.3g}, at most {bound:g}", value <= bound)
+
+
+def _calm_again(rows: Sequence[Second], second: int) -> Check:
+    late = [row for row in rows if row.at >= second]
+    shedding = [row.at for row in late if row.shed or sum(row.queued.values()) > 4]
+    found = f"still at second {shedding[-1]}" if shedding else "yes"
+    return Check(
+        f"nothing is shed and hardly anything waits from second {second} on", found, bool(late) and not shedding
+    )
