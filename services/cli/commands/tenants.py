@@ -6,7 +6,7 @@ from typing import Annotated, Any
 
 import typer
 
-from services.cli.output import Json, failures, plain, print_json, print_table
+from services.cli.output import Json, failed, failures, plain, print_json, print_table
 
 app = typer.Typer(help="Tenants.", invoke_without_command=True)
 
@@ -82,6 +82,25 @@ def set_tenant(
         print_json(plain(stored))
     else:
         _print([stored])
+
+
+@app.command()
+def explain(
+    tenant: Annotated[str, typer.Argument(help="Its id.")],
+    records: Annotated[int, typer.Option(min=1, max=1000, help="How many of its last requests to read.")] = 1000,
+    as_json: Json = False,
+) -> None:
+    """Say what a tenant is given, how its last requests fared, and what speaks against it."""
+    from services.cli.explain import gather, show
+
+    with failures():
+        told = gather.tell(tenant, records=records)
+    if told is None:
+        raise failed(f"no tenant is called {tenant!r}")
+    if as_json:
+        print_json(told)
+    else:
+        show.show(told)
 
 
 def _tenants() -> list[Any]:

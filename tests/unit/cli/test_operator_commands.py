@@ -268,6 +268,22 @@ async def test_plans_objectives_prices_spend_and_levels(cli: tuple[Cli, MemorySt
     assert "acme" in (await weir("levels")).out
 
 
+async def test_explain_a_tenant(cli: tuple[Cli, MemoryStore, Audit, Csds]) -> None:
+    weir, store = cli[0], cli[1]
+    worker = pb.Endpoint(service="gateway", instance="gateway-0", metrics_address="127.0.0.1:9")
+    await store.txn(puts=[Put(keys.key_of(worker), keys.encode(worker))])
+    await weir("tenants", "set", "acme", "--plan", "paid")
+    told = (await weir("tenants", "explain", "acme", "--json")).json()
+    assert (told["plan"]["id"], told["recent"]["outcomes"], told["mesh"]) == ("paid", {"stop": 1}, {})
+    assert "! nobody can act as it" in (await weir("tenants", "explain", "acme")).out
+    assert (await weir("tenants", "explain", "gone")).err == "error: no tenant is called 'gone'\n"
+    del weir.services["audit-0"]
+    weir.describe(weir.tls)
+    blind = await weir("tenants", "explain", "acme")
+    assert blind.code == 0
+    assert "the audit log cannot be asked" in blind.err
+
+
 async def test_models_workers_and_endpoints(cli: tuple[Cli, MemoryStore, Audit, Csds]) -> None:
     weir, store = cli[0], cli[1]
     for version in ("1", "2"):
