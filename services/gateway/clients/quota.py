@@ -150,7 +150,10 @@ def _ignore(reply: object, error: WeirError | None) -> None:
 def _reservation(reply: quota_pb2.QuotaReply) -> Reservation:
     if reply.HasField("rejected"):
         raise WeirError.from_rejection(reply.rejected)
-    return Reservation(_limit(reply.reserved.requests), _limit(reply.reserved.tokens))
+    reserved = reply.reserved
+    return Reservation(
+        _limit(reserved.requests), _limit(reserved.tokens), over_quota=reserved.over_quota, spend=_limit(reserved.spend)
+    )
 
 
 def _limit(status: quota_pb2.LimitStatus) -> tuple[int, int, float] | None:
