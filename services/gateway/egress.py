@@ -30,6 +30,7 @@ class Egress:
         self._most_stream = most_stream
         self._most = most
         self._readers: dict[Mailbox, asyncio.Task[None]] = {}
+        self._cutting: set[Mailbox] = set()
 
     @property
     def readers(self) -> int:
@@ -38,15 +39,24 @@ class Egress:
 
     @contextmanager
     def reading(self, mailbox: Mailbox) -> Iterator[None]:
-        """Around everything that the present task does with a mailbox: the call's task, which `sweep` may cancel."""
+        """Around everything that the present task, a call's, does with a mailbox.
+
+        :raises WeirError: SLOW_READER when the call was broken off.
+        """
         task = asyncio.current_task()
         if task is None:
             raise RuntimeError("a mailbox is read by a task")
         self._readers[mailbox] = task
         try:
             yield
+        except asyncio.CancelledError:
+            if mailbox not in self._cutting:
+                raise  # the caller's doing
+            task.uncancel()
+            raise _slow_reader() from None
         finally:
             self._readers.pop(mailbox, None)
+            self._cutting.discard(mailbox)
             mailbox.left()
 
     def sweep(self, now: float) -> None:
@@ -75,11 +85,19 @@ class Egress:
 
     def _end(self, mailbox: Mailbox, why: str) -> None:
         metrics.SLOW_READERS.labels(why).inc()
-        mailbox.fail(WeirError(Reason.SLOW_READER, "nobody read this stream for too long"))
+        mailbox.fail(_slow_reader())
 
     def _cut(self, mailbox: Mailbox, task: asyncio.Task[None]) -> None:
-        """Its face stands in a write that never ends: break it off, and drop what it has not taken."""
+        """Its face stands in a write that does not end: break off the write, and drop what was not taken. The call's
+        status is all that is sent after it; gRPC keeps that write, of one `TURN` at most, until the reader comes back,
+        its deadline passes or its connection ends."""
+        if mailbox in self._cutting:
+            return
         metrics.SLOW_READERS.labels("cut").inc()
-        self._readers.pop(mailbox, None)
+        self._cutting.add(mailbox)
         mailbox.left()
         task.cancel()
+
+
+def _slow_reader() -> WeirError:
+    return WeirError(Reason.SLOW_READER, "nobody read this stream for too long")

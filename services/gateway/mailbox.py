@@ -15,6 +15,9 @@ from services.gateway.egress import Egress
 from services.gateway.policy.answers import Answer
 from services.gateway.policy.events import Accepted, Breakdown, ChoiceUpdate, End, Finish, Logprob, Usage
 
+TURN = 65_536
+"""Characters that a face gets at a time: what one slow reader leaves in gRPC's hands, and how long the others wait
+for one greedy stream (encoding and writing that much takes well under a millisecond)."""
 _LOGPROB_CHARS = 64
 """What one log-probability weighs in the count of unread output."""
 
@@ -36,7 +39,7 @@ class Mailbox:
         self.unread = 0
         """Characters that the reader may not have got yet."""
         self.taken_at = clock.monotonic()
-        """When the reader last came for more."""
+        """When the reader last got something."""
         self._clock = clock
         self._egress = egress
         self._writing = 0  # of the unread, what the face has taken
@@ -52,20 +55,39 @@ class Mailbox:
     # The face's side.
 
     async def take(self) -> tuple[list[ChoiceUpdate], bool, End | None]:
-        """Wait for news: updates (merged per choice since the last call), whether a heartbeat is due, and the end once
-        everything before it was taken."""
+        """Wait for news: updates (merged per choice since the last call, about `TURN` characters at most), whether a
+        heartbeat is due, and the end once everything before it was taken."""
         if self._writing:
             self._count(-self._writing)
             self._writing = 0
         while not self._pending and not self._heartbeat and self.end is None:
             self._waiter = asyncio.get_running_loop().create_future()
             await self._waiter
-        self._writing = self.unread
-        updates = list(self._pending.values())
-        self._pending = {}
+        if self.unread <= TURN:
+            self._writing = self.unread
+            updates = list(self._pending.values())
+            self._pending = {}
+        else:
+            updates = self._turn()
         heartbeat, self._heartbeat = self._heartbeat, False
         self.last_activity = self.taken_at = self._clock.monotonic()
-        return updates, heartbeat, self.end
+        return updates, heartbeat, None if self._pending else self.end
+
+    def _turn(self) -> list[ChoiceUpdate]:
+        """The first of what waits, up to `TURN` characters. Text with log-probabilities is not cut: they belong to it
+        as a whole."""
+        taken: list[ChoiceUpdate] = []
+        while self._pending and self._writing < TURN:
+            index, update = next(iter(self._pending.items()))
+            room = TURN - self._writing
+            if update.logprobs is None and len(update.text) > room:
+                taken.append(ChoiceUpdate(index, update.text[:room]))
+                update.text = update.text[room:]
+                self._writing += room
+            else:
+                taken.append(self._pending.pop(index))
+                self._writing += _size(update.text, update.logprobs)
+        return taken
 
     def heartbeat(self) -> None:
         """Nothing flowed for a while; tell the face so."""
@@ -98,10 +120,7 @@ class Mailbox:
             if logprobs:
                 update.logprobs = update.logprobs or []
                 update.logprobs += logprobs
-        size = len(text)
-        if logprobs:
-            size += _LOGPROB_CHARS * sum(1 + len(entry.top) for entry in logprobs)
-        if size:
+        if size := _size(text, logprobs):
             self._count(size)
 
     def _count(self, size: int) -> None:
@@ -132,6 +151,10 @@ class Mailbox:
         waiter, self._waiter = self._waiter, None
         if waiter is not None and not waiter.done():
             waiter.set_result(None)
+
+
+def _size(text: str, logprobs: Sequence[Logprob] | None) -> int:
+    return len(text) + (_LOGPROB_CHARS * sum(1 + len(entry.top) for entry in logprobs) if logprobs else 0)
 
 
 class Replay(Mailbox):

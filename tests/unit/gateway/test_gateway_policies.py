@@ -1,0 +1,159 @@
+"""Objectives, prefix names, limits as headers, readers and times to come back."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from services.gateway.policy.events import Finish
+from services.gateway.policy.limits import duration, limit_headers, retry_headers
+from services.gateway.policy.objectives import Objectives, judge, ttft_left
+from services.gateway.policy.prefix import BLOCK, MOST, prefix_hashes
+from services.gateway.policy.readers import Verdict, beyond, verdict
+from services.gateway.policy.turnover import LATEST, SOONEST, Turnover, jittered
+
+ALL = Objectives(ttft=1.0, itl=0.1, e2e=5.0)
+
+
+# ---- objectives -------------------------------------------------------------------------------
+
+
+def _judge(objectives: Objectives, finish: Finish, **facts: float) -> dict[str, bool]:
+    given = {"first": 0.5, "decode": 0.9, "longest": 10, "total": 2.0, **facts}
+    return dict(judge(objectives, finish=finish, **given))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("finish", "facts", "expected"),
+    [
+        (Finish.STOP, {}, {"ttft": True, "itl": True, "e2e": True}),
+        (Finish.STOP, {"first": 1.1}, {"ttft": False, "itl": True, "e2e": True}),
+        (Finish.LENGTH, {"decode": 0.91}, {"ttft": True, "itl": False, "e2e": True}),
+        (Finish.STOP, {"total": 5.1}, {"ttft": True, "itl": True, "e2e": False}),
+        (Finish.STOP, {"longest": 1}, {"ttft": True, "e2e": True}),
+        # Who left tells nothing of what had not come yet; nor does a failure.
+        (Finish.CANCELLED, {"first": 0, "decode": 0, "total": 9.0}, {}),
+        (Finish.ERROR, {"first": 0, "decode": 0, "total": 9.0}, {}),
+        (Finish.ERROR, {"total": 9.0}, {"ttft": True, "itl": True}),
+        # A deadline beyond the objective that brought nothing has missed it; a shorter one tells nothing.
+        (Finish.DEADLINE, {"first": 0, "decode": 0, "total": 9.0}, {"ttft": False, "e2e": False}),
+        (Finish.DEADLINE, {"first": 0, "decode": 0, "total": 0.5}, {}),
+    ],
+)
+def test_objectives_are_judged_by_what_is_known(
+    finish: Finish, facts: dict[str, float], expected: dict[str, bool]
+) -> None:
+    assert _judge(ALL, finish, **facts) == expected
+
+
+def test_nothing_declared_is_nothing_judged() -> None:
+    assert _judge(Objectives(), Finish.STOP) == {}
+    assert ttft_left(Objectives(), 0.3) is None
+    assert ttft_left(ALL, 0.25) == 0.75
+    assert ttft_left(ALL, 3.0) == 0.0
+
+
+# ---- prefixes ---------------------------------------------------------------------------------
+
+
+@given(st.lists(st.integers(0, 2**32 - 1), max_size=5 * BLOCK), st.lists(st.integers(0, 9), max_size=2 * BLOCK))
+def test_equal_beginnings_have_equal_names(prompt: list[int], tail: list[int]) -> None:
+    short, long = prefix_hashes("t", "m", prompt), prefix_hashes("t", "m", prompt + tail)
+    assert len(short) == len(prompt) // BLOCK
+    assert long[: len(short)] == short
+
+
+@given(st.lists(st.integers(0, 99), min_size=3 * BLOCK, max_size=3 * BLOCK), st.integers(0, 3 * BLOCK - 1))
+def test_a_different_token_names_everything_after_it_anew(prompt: list[int], at: int) -> None:
+    other = [*prompt]
+    other[at] += 100
+    same = [a == b for a, b in zip(prefix_hashes("t", "m", prompt), prefix_hashes("t", "m", other), strict=True)]
+    assert same == [block < at // BLOCK for block in range(3)]
+
+
+def test_names_are_salted_bounded_and_fit_the_wire() -> None:
+    prompt = list(range(100 * BLOCK))
+    names = prefix_hashes("t", "m", prompt)
+    assert len(names) == MOST
+    assert all(0 <= name < 2**64 for name in names)
+    assert not set(names) & set(prefix_hashes("u", "m", prompt))
+    assert not set(names) & set(prefix_hashes("t", "n", prompt))
+
+
+# ---- limits as headers ------------------------------------------------------------------------
+
+
+def test_limits_are_told_in_both_dialects() -> None:
+    assert dict(limit_headers((60, 59, 0.02), (1000, 400, 36.0))) == {
+        "x-ratelimit-limit-requests": "60",
+        "x-ratelimit-remaining-requests": "59",
+        "x-ratelimit-reset-requests": "20ms",
+        "x-ratelimit-limit-tokens": "1000",
+        "x-ratelimit-remaining-tokens": "400",
+        "x-ratelimit-reset-tokens": "36s",
+        "ratelimit": '"requests";r=59;t=1, "tokens";r=400;t=36',
+        "ratelimit-policy": '"requests";q=60;w=60, "tokens";q=1000;w=60',
+    }
+    assert dict(limit_headers(None, (5, 0, 1.0)))["ratelimit-policy"] == '"tokens";q=5;w=60'
+    assert limit_headers(None, None) == []
+
+
+def test_times_are_rounded_up() -> None:
+    assert retry_headers(None) == []
+    assert retry_headers(0.0) == [("retry-after", "1"), ("retry-after-ms", "1")]
+    assert retry_headers(1.2004) == [("retry-after", "2"), ("retry-after-ms", "1201")]
+    assert [duration(s) for s in (0, 0.0001, 0.9999, 12.1, 61)] == ["0s", "1ms", "1s", "13s", "1m1s"]
+
+
+# ---- readers ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("waits", "idle", "unread", "ended", "expected"),
+    [
+        (True, 99.0, 0, False, Verdict.KEEP),
+        (False, 9.9, 0, False, Verdict.KEEP),
+        (False, 10.0, 0, False, Verdict.END),
+        (False, 0.0, 101, False, Verdict.END),
+        (False, 10.0, 101, True, Verdict.KEEP),
+        (False, 20.0, 0, True, Verdict.CUT),
+    ],
+)
+def test_a_reader_has_a_stall_to_go_on_and_another_to_hear_of_its_end(
+    waits: bool, idle: float, unread: int, ended: bool, expected: Verdict
+) -> None:
+    assert verdict(waits=waits, idle=idle, unread=unread, ended=ended, stall=10.0, most=100) is expected
+
+
+@given(st.lists(st.integers(0, 1000), max_size=20), st.integers(0, 5000))
+def test_the_largest_go_until_the_rest_fits(unread: list[int], most: int) -> None:
+    gone = beyond(unread, most)
+    kept = [size for place, size in enumerate(unread) if place not in gone]
+    assert sum(kept) <= most
+    if gone:
+        assert min(unread[place] for place in gone) >= max(kept, default=0)
+        assert sum(kept) + unread[gone[-1]] > most  # the last one had to go
+
+
+# ---- when to come back ------------------------------------------------------------------------
+
+
+def test_the_wait_is_the_queue_over_the_rate() -> None:
+    turnover = Turnover(0.0)
+    assert turnover.wait(1) == LATEST  # nothing has ended yet
+    for second in range(1, 200):
+        for _ in range(20):
+            turnover.ended()
+        turnover.tick(float(second))
+    assert turnover.rate == pytest.approx(20, rel=0.01)
+    assert turnover.wait(100) == pytest.approx(5, rel=0.01)
+    assert turnover.wait(1) == SOONEST
+    assert turnover.wait(10_000) == LATEST
+    turnover.tick(199.0)
+    assert turnover.rate == pytest.approx(20, rel=0.01)
+
+
+def test_jitter_only_adds() -> None:
+    assert jittered(2.0, lambda: 0.0) == 2.0
+    assert jittered(2.0, lambda: 0.5) == 2.5
