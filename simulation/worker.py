@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import heapq
 import math
-from collections import deque
+from bisect import insort
 from collections.abc import Iterable
 from dataclasses import dataclass
 
@@ -33,14 +33,15 @@ class Sizes:
 class Sequence:
     """One request on a worker."""
 
-    __slots__ = ("blocks", "ends", "handle", "left", "live", "output", "produced_from", "prompt", "state")
+    __slots__ = ("blocks", "ends", "handle", "left", "live", "order", "output", "produced_from", "prompt", "state")
 
-    def __init__(self, handle: object, prompt: int, output: int, blocks: int) -> None:
+    def __init__(self, handle: object, prompt: int, output: int, blocks: int, order: tuple[int, int]) -> None:
         self.handle = handle
         """The submitter's."""
         self.prompt = prompt
         self.output = output  # tokens that it will come to
         self.blocks = blocks
+        self.order = order  # priority, then arrival
         self.left = prompt  # prompt tokens not yet prefilled
         self.live = True
         self.state = _WAITING
@@ -50,6 +51,10 @@ class Sequence:
     def produced(self, steps: int) -> int:
         """Tokens it has after so many decode steps of its worker."""
         return max(0, min(steps, self.ends) - self.produced_from) if self.state == _DECODING else 0
+
+
+def _order(sequence: Sequence) -> tuple[int, int]:
+    return sequence.order
 
 
 _WAITING, _PREFILLING, _DECODING = range(3)
@@ -100,7 +105,7 @@ class Worker:
         """Time spent in steps."""
         self.steps = 0
         """Engine steps so far."""
-        self._waiting: deque[Sequence] = deque()
+        self._waiting: list[tuple[tuple[int, int], Sequence]] = []  # a heap
         self._n_waiting = 0  # live ones of them
         self._prefilling: list[Sequence] = []
         self._ending: list[tuple[int, int, Sequence]] = []  # by the decode step of their last token
@@ -124,8 +129,11 @@ class Worker:
 
     # ---- from outside --------------------------------------------------------------------------------------------
 
-    def submit(self, handle: object, prompt: int, output: int, longest: int, now: float) -> Sequence:
-        """Takes a request that will come to `output` tokens and for which blocks of `longest` are kept.
+    def submit(
+        self, handle: object, prompt: int, output: int, longest: int, now: float, *, priority: int = 0
+    ) -> Sequence:
+        """Takes a request that will come to `output` tokens and for which blocks of `longest` are kept. A lower
+        `priority` runs first.
 
         :raises ValueError: it fits not even an empty worker; admission must not have granted it.
         """
@@ -134,8 +142,9 @@ class Worker:
         blocks = -(-(prompt + longest) // sizes.block_size)
         if longest < 1 or blocks > sizes.total_blocks:
             raise ValueError(f"{prompt} + {longest} tokens fit no worker of {sizes}")
-        sequence = Sequence(handle, prompt, min(output, longest), blocks)
-        self._waiting.append(sequence)
+        self._order += 1
+        sequence = Sequence(handle, prompt, min(output, longest), blocks, (priority, self._order))
+        heapq.heappush(self._waiting, (sequence.order, sequence))
         self._n_waiting += 1
         self._queued_prefill += prompt
         if not self._run:
@@ -152,8 +161,12 @@ class Worker:
             self._shorten(now)
 
     def kill(self) -> list[Sequence]:
-        """All is lost, at once: the sequences that were alive. The worker is as new."""
-        alive = [each for each in (*self._waiting, *self._prefilling, *(e[2] for e in self._ending)) if each.live]
+        """All is lost, at once: the sequences that were alive. The worker is as new. Ask for `produced` before."""
+        alive = [
+            each
+            for each in (*(w[1] for w in self._waiting), *self._prefilling, *(e[2] for e in self._ending))
+            if each.live
+        ]
         for sequence in alive:
             sequence.live = False
         self._waiting.clear()
@@ -174,9 +187,13 @@ class Worker:
             self._prefill_rate,
         )
 
-    def produced(self, sequence: Sequence) -> int:
-        """Tokens that the sequence has so far, as of the last `advance`."""
-        return sequence.produced(self._decode_steps)
+    def produced(self, sequence: Sequence, now: float = -math.inf) -> int:
+        """Tokens that the sequence has by `now`, within the present run too; else as of the last `advance`."""
+        done = 0
+        if self._run and sequence.live and now > self._started:
+            done = self._steps_by(now - self._started)
+            done -= done > 0 and self._seconds(done) > now - self._started
+        return sequence.produced(self._decode_steps + done)
 
     # ---- time ----------------------------------------------------------------------------------------------------
 
@@ -253,22 +270,22 @@ class Worker:
     def _may_join(self) -> bool:
         """Would the first that waits run in the next step?"""
         waiting = self._waiting
-        while waiting and not waiting[0].live:
-            waiting.popleft()
+        while waiting and not waiting[0][1].live:
+            heapq.heappop(waiting)
         return bool(
             waiting
             and self._decoding + len(self._prefilling) < self.sizes.max_running
-            and waiting[0].blocks <= self._free_blocks
+            and waiting[0][1].blocks <= self._free_blocks
         )
 
     def _plan(self, now: float) -> None:
         """Begins a run: one step while prompts are computed, else as many as nothing changes in."""
         while self._may_join():
-            sequence = self._waiting.popleft()
+            sequence = heapq.heappop(self._waiting)[1]
             self._n_waiting -= 1
             self._free_blocks -= sequence.blocks
             sequence.state = _PREFILLING
-            self._prefilling.append(sequence)
+            insort(self._prefilling, sequence, key=_order)
         decoding = self._decoding
         if not decoding and not self._prefilling:
             self.wake = math.inf
@@ -318,7 +335,11 @@ class Worker:
         """Lets the present run end with the step that is under way at `now`."""
         if self._run == 1:
             return
-        past = now - self._started
+        self._run = self._steps_by(now - self._started)
+        self.wake = self._started + self._seconds(self._run)
+
+    def _steps_by(self, past: float) -> int:
+        """The step, counted from 1, that is under way so many seconds after the run's start."""
         if self._growth:
             # The positive root of growth/2·k² + (first - growth/2)·k = past, from which rounding may stray by one.
             half = self._first_seconds - self._growth / 2
@@ -330,8 +351,7 @@ class Worker:
             steps -= 1
         while steps < self._run and self._seconds(steps) < past:
             steps += 1
-        self._run = steps
-        self.wake = self._started + self._seconds(steps)
+        return steps
 
     def _observe(self, steps: int, seconds: float) -> None:
         if not seconds:

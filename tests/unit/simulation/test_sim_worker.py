@@ -42,6 +42,7 @@ class Asked:
     prompt: int
     output: int
     cancel_after: float | None
+    priority: int = 0
 
 
 def by_engine(asked: list[Asked]) -> Told:
@@ -61,7 +62,13 @@ def by_engine(asked: list[Asked]) -> Told:
             if what == "submit":
                 each = asked[number]
                 params = SamplingParams(max_tokens=each.output, ignore_eos=True)
-                core.add([SequenceRequest(handle=number, model="m", prompt=[1] * each.prompt, params=params)])
+                core.add(
+                    [
+                        SequenceRequest(
+                            handle=number, model="m", prompt=[1] * each.prompt, params=params, priority=each.priority
+                        )
+                    ]
+                )
             else:
                 core.cancel([number])
             continue
@@ -86,7 +93,7 @@ def by_counts(asked: list[Asked]) -> Told:
             now, number, what = heapq.heappop(events)
             each = asked[number]
             if what == "submit":
-                held[number] = worker.submit(number, each.prompt, each.output, each.output, now)
+                held[number] = worker.submit(number, each.prompt, each.output, each.output, now, priority=each.priority)
             else:
                 worker.end_early([held[number]], now)
             continue
@@ -121,6 +128,7 @@ requests = st.builds(
     prompt=st.integers(1, 120),
     output=st.integers(1, 100),
     cancel_after=st.none() | st.none() | st.floats(0.0, 0.4),
+    priority=st.sampled_from((0, 0, 1)),
 )
 
 

@@ -1,0 +1,554 @@
+"""The run itself: workload → limiter → admission → workers → clients, as events in order of time.
+
+The limiter's ledger and admission's pool are the mesh's own, called as their services call them and told this clock's
+time. What stands for services, networks and accelerators is in `Delays` and `worker.py`.
+"""
+
+from __future__ import annotations
+
+import math
+import random
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+
+from services.admission.policy.model import (
+    Event,
+    Granted,
+    Interrupt,
+    QueueClass,
+    Queued,
+    Refused,
+    Report,
+    Request,
+    WorkerSpec,
+)
+from services.admission.policy.pool import Pool
+from simulation import worker as engine
+from simulation.clock import Clock
+from simulation.limiter import Limiter
+from simulation.outcomes import OK, Observed, Outcome, ServiceGaps
+from simulation.scenario import MODEL, Fault, Scenario
+from simulation.workload import Arrival, Client, Workload
+
+_CLASSES = {"paid": QueueClass.PAID, "free": QueueClass.FREE, "over_quota": QueueClass.OVER_QUOTA,
+            "batch": QueueClass.BATCH}  # fmt: skip
+_NAMES = {queue_class: name for name, queue_class in _CLASSES.items()}
+_MAX_MOVES = 2  # as the gateway's max_migrations
+_BATCH_PRIORITY = 10  # as the gateway tells the worker
+
+
+class _Live:
+    """A request under way."""
+
+    __slots__ = (
+        "arrival",
+        "done",
+        "emitted",
+        "excluded",
+        "expected",
+        "factor",
+        "first_at",
+        "granted_at",
+        "interrupted",
+        "moved",
+        "over_quota",
+        "queue_class",
+        "real",
+        "request",
+        "reserved",
+        "sequence",
+        "waited",
+        "waiting",
+        "worker",
+    )
+
+    def __init__(self, arrival: Arrival, factor: float) -> None:
+        self.arrival = arrival
+        self.factor = factor  # of this request's delays
+        self.queue_class = _CLASSES[arrival.queue_class]
+        self.request: Request | None = None  # as admission has it
+        self.worker: _Host | None = None
+        self.sequence: engine.Sequence | None = None
+        self.emitted = 0  # tokens of the workers that it was on before
+        self.first_at: float | None = None  # at the client
+        self.granted_at = 0.0
+        self.waited = 0.0
+        self.waiting = False  # in admission's queue
+        self.reserved = False  # at the limiter
+        self.interrupted = 0
+        self.moved = 0
+        self.excluded: frozenset[str] = frozenset()
+        self.expected = 0.0  # cost per weight
+        self.real = 0.0
+        self.done = False
+
+    @property
+    def tenant(self) -> str:
+        return self.arrival.tenant
+
+
+class _Host:
+    """A worker's process: its engine, and its reports to admission."""
+
+    __slots__ = ("engine", "live", "muted", "report_due", "reported_at", "sequences", "spec")
+
+    def __init__(self, worker: engine.Worker, spec: WorkerSpec) -> None:
+        self.engine = worker
+        self.spec = spec
+        self.live = True
+        self.muted = False  # its reports do not get through
+        self.report_due = False
+        self.reported_at = -math.inf
+        self.sequences: dict[str, _Live] = {}
+
+
+class Simulator:
+    """One run of a scenario."""
+
+    def __init__(self, scenario: Scenario, *, arrivals: Sequence[Arrival] | None = None) -> None:
+        """`arrivals` stand in place of the scenario's tenants: a recorded run.
+
+        :raises ScenarioError: the scenario makes no sense.
+        """
+        self.scenario = scenario
+        self._delays = scenario.delays
+        self._settings = scenario.settings()
+        self.clock = Clock()
+        self.observed = Observed()
+        self.pool = Pool(
+            "simulated", self._settings.limits(), now=0.0, chance=random.Random(f"{scenario.seed}:jitter").random
+        )
+        self._rng = random.Random(f"{scenario.seed}:delays")
+        self._workload = Workload(scenario.loads(), scenario.seconds, scenario.seed)
+        self._arrivals = iter(self._workload.arrivals() if arrivals is None else arrivals)
+        self._replayed = arrivals is not None
+        self._clients: dict[str, Client] = {}
+        specs = {spec.tenant: spec for spec in scenario.tenants}
+        limited = {name: spec.limits for name, spec in specs.items() if spec.limits is not None}
+        self._kv_share = {name: spec.kv_share for name, spec in specs.items()}
+        self._limiter = Limiter(
+            {name: limits.spec() for name, limits in limited.items()},
+            model=MODEL,
+            over_quota=frozenset(name for name, limits in limited.items() if limits.over_quota == "serve_idle"),
+        )
+        self._targets = {name: objective.ttft for name, objective in scenario.objectives.items()}
+        self._gaps: defaultdict[str, ServiceGaps] = defaultdict(ServiceGaps)
+        self._live: dict[str, _Live] = {}
+        self._open = 0  # arrivals that have not ended, those to come in the stream not counted
+        self._exhausted = False
+        self._hosts = self._start_workers()
+
+    def run(self) -> Observed:
+        """Everything, from the first arrival until the last request has ended."""
+        for number, host in enumerate(self._hosts.values()):
+            self._report(host)
+            # Heartbeats of the workers do not all come at once.
+            self.clock.at((number + 1) / (len(self._hosts) + 1), self._heartbeat, host)
+        self.clock.at(self._settings.tick_seconds, self._tick)
+        for fault in self.scenario.faults:
+            if fault.kind != "flood":
+                self.clock.at(fault.at, self._break, fault)
+        if not self._replayed:
+            for client in self._workload.clients():
+                self._clients[client.name] = client
+                self._ask(client, 0.0)
+        self._next_arrival()
+        self.clock.run(until=self._over)
+        observed = self.observed
+        observed.events = self.clock.ran
+        observed.gaps = dict(self._gaps)
+        for host in self._hosts.values():
+            observed.steps += host.engine.steps
+            observed.prompt_tokens += host.engine.prefilled
+            observed.output_tokens += host.engine.tokens
+            observed.busy += host.engine.busy_seconds
+        observed.busy /= len(self._hosts) * max(self.clock.now, 1e-9)
+        return observed
+
+    def _over(self) -> bool:
+        return self._exhausted and not self._open
+
+    # ---- workers -------------------------------------------------------------------------------------------------
+
+    def _start_workers(self) -> dict[str, _Host]:
+        cluster = self.scenario.cluster
+        costs, sizes = cluster.model()
+        hosts = {}
+        for number in range(cluster.workers):
+            zone = cluster.zones[number % len(cluster.zones)]
+            name = f"worker-{number:03d}"
+            spec = WorkerSpec(
+                worker=name,
+                address=name,
+                zone=zone,
+                model_versions=frozenset({MODEL}),
+                block_size=sizes.block_size,
+                total_blocks=sizes.total_blocks,
+                max_running=sizes.max_running,
+                max_context=sizes.max_context,
+                simulated=True,
+                engine="simulated",
+            )
+            hosts[name] = _Host(engine.Worker(name, costs, sizes, zone=zone), spec)
+            self.pool.worker_joined(spec, 0.0)
+        return hosts
+
+    def _wake(self, host: _Host) -> None:
+        """Looks at the worker when its present run will be over."""
+        wake = host.engine.wake
+        if wake < math.inf:
+            self.clock.at(wake, self._step, (host, wake))
+
+    def _step(self, due: tuple[_Host, float]) -> None:
+        host, at = due
+        worker = host.engine
+        if worker.wake != at:  # the run was cut short, or the worker has died
+            return
+        output = worker.advance(self.clock.now)
+        if output.steps and output.decoding:
+            self.observed.step_gaps[round(output.seconds / output.steps * 1e4)] += output.steps * output.decoding
+        for sequence in output.first:
+            self._first_token(sequence.handle)  # type: ignore[arg-type]
+        for sequence in output.finished:
+            self._finished(host, sequence.handle)  # type: ignore[arg-type]
+        for sequence in output.ended:
+            self._ended_early(host, sequence)
+        self._wake(host)
+        self._changed(host)
+
+    def _changed(self, host: _Host) -> None:
+        """Its load is another one: it reports, at most once per interval."""
+        if not host.report_due and host.live:
+            host.report_due = True
+            due = max(self.clock.now, host.reported_at + self.scenario.cluster.report_interval)
+            self.clock.at(due, self._send_report, host)
+
+    def _heartbeat(self, host: _Host) -> None:
+        self._changed(host)
+        self.clock.after(self._settings.worker_heartbeat / 3, self._heartbeat, host)
+
+    def _send_report(self, host: _Host) -> None:
+        host.report_due = False
+        host.reported_at = self.clock.now
+        if host.live and not host.muted:
+            load = host.engine.load()
+            report = Report(
+                load.free_blocks,
+                load.running,
+                load.waiting,
+                load.queued_prefill_tokens,
+                decode_step=load.decode_step,
+                prefill_tokens_per_second=load.prefill_tokens_per_second,
+            )
+            self.clock.after(self._delays.report, self._reported, (host, report))
+
+    def _report(self, host: _Host) -> None:
+        """The first one of a session."""
+        self._reported((host, Report(host.engine.load().free_blocks)))
+
+    def _reported(self, told: tuple[_Host, Report]) -> None:
+        host, report = told
+        if not host.live:
+            return
+        name = host.spec.worker
+        account = self.pool.ledger.workers.get(name)
+        if account is None or not account.live:  # its session was ended for its silence: it opens another one
+            self.pool.worker_joined(host.spec, self.clock.now)
+        self._apply(self.pool.worker_reported(name, report, self.clock.now))
+
+    def _tick(self, _: None) -> None:
+        now = self.clock.now
+        for name in self.pool.silent_workers(now, self._settings.worker_heartbeat):
+            self.pool.worker_left(name, now)
+        self._apply(self.pool.tick(now))
+        self.clock.after(self._settings.tick_seconds, self._tick)
+
+    # ---- faults --------------------------------------------------------------------------------------------------
+
+    def _break(self, fault: Fault) -> None:
+        hosts = [host for host in self._hosts.values() if host.live and not host.muted]
+        if fault.kind == "lose_zone":
+            hosts = [host for host in hosts if host.spec.zone == fault.zone]
+        else:
+            hosts = hosts[: fault.count]
+        for host in hosts:
+            if fault.kind == "silence":
+                host.muted = True
+            else:
+                self._kill(host)
+        if fault.until < math.inf:
+            self.clock.at(fault.until, self._mend, hosts)
+
+    def _mend(self, hosts: Iterable[_Host]) -> None:
+        for host in hosts:
+            host.muted = False
+            if not host.live:
+                host.live = True
+                self.pool.worker_joined(host.spec, self.clock.now)
+                self._report(host)
+            else:
+                self._changed(host)
+
+    def _kill(self, host: _Host) -> None:
+        host.live = False
+        lost, host.sequences = host.sequences, {}
+        for live in lost.values():
+            produced = 0
+            if live.sequence is not None:
+                produced = host.engine.produced(live.sequence, self.clock.now)
+                live.emitted += produced
+                live.sequence = None
+            self.clock.after(self._delays.detection, self._move, (live, host.spec.worker, produced))
+        host.engine.kill()
+        self.pool.worker_left(host.spec.worker, self.clock.now)
+
+    # ---- requests ------------------------------------------------------------------------------------------------
+
+    def _next_arrival(self) -> None:
+        arrival = next(self._arrivals, None)
+        if arrival is None:
+            self._exhausted = True
+        else:
+            self.clock.at(arrival.at, self._arrive, arrival)
+
+    def _arrive(self, arrival: Arrival) -> None:
+        self._begin(arrival)
+        self._next_arrival()
+
+    def _ask(self, client: Client, answered: float) -> None:
+        arrival = client.next(answered)
+        if arrival is not None:
+            self._open += 1  # it is on its way, so the run is not over
+            self.clock.at(arrival.at, self._arrive_from_client, arrival)
+
+    def _arrive_from_client(self, arrival: Arrival) -> None:
+        self._open -= 1
+        self._begin(arrival)
+
+    def _begin(self, arrival: Arrival) -> None:
+        self._open += 1
+        live = _Live(arrival, self._rng.lognormvariate(0.0, self._delays.spread))
+        self._live[arrival.request_id] = live
+        self.clock.after(self._delays.to_admission * live.factor, self._admit_first, live)
+        self.clock.after(arrival.timeout, self._timed_out, live)
+
+    def _admit_first(self, live: _Live) -> None:
+        over_quota, reason, retry_after = self._limiter.reserve(live.arrival, self.clock.now)
+        if reason:
+            self._end(live, reason, retry_after=retry_after)
+            return
+        live.reserved = True
+        if over_quota:
+            live.queue_class = QueueClass.OVER_QUOTA
+        self._admit(live)
+
+    def _admit(self, live: _Live) -> None:
+        if live.done:
+            return
+        arrival, now = live.arrival, self.clock.now
+        target = self._targets.get(_NAMES[live.queue_class])
+        request = Request(
+            request_id=arrival.request_id,
+            tenant=arrival.tenant,
+            model_version=MODEL,
+            prompt_tokens=arrival.prompt_tokens + live.emitted,
+            max_output_tokens=max(1, arrival.max_tokens - live.emitted),
+            choices=1,
+            deadline=arrival.at + arrival.timeout,
+            queue_class=live.queue_class,
+            weight=arrival.weight,
+            excluded=live.excluded,
+            owner="gateway",
+            ttft_by=math.inf if target is None or live.emitted else arrival.at + target,
+            resumed_tokens=live.emitted,
+            kv_share=self._kv_share.get(arrival.tenant, 0.0),
+        )
+        live.request = request
+        remaining = arrival.output_tokens - live.emitted
+        live.expected = self.pool.predictor.expected_cost(request) / arrival.weight
+        live.real = self.pool.limits.real_cost(request, remaining) / arrival.weight
+        answer, events = self.pool.admit(request, now)
+        if isinstance(answer, Granted):
+            self._granted(live, answer)
+        elif isinstance(answer, Queued):
+            live.waiting = True
+            self._gaps[_NAMES[live.queue_class]].queued(live.tenant)
+        else:
+            self._refused(live, answer)
+        self._apply(events)
+
+    def _apply(self, events: Sequence[Event]) -> None:
+        for event in events:
+            if isinstance(event, Interrupt):
+                self._interrupt(event)
+                continue
+            live = self._live[event.request.request_id]
+            gaps = self._gaps[_NAMES[live.queue_class]]
+            if isinstance(event, Granted):
+                self._granted(live, event)
+            else:
+                self._refused(live, event)
+            if live.waiting:
+                live.waiting = False
+                gaps.left(live.tenant)
+
+    def _granted(self, live: _Live, granted: Granted) -> None:
+        self._gaps[_NAMES[live.queue_class]].granted(live.tenant, live.real, live.expected)
+        live.waited += granted.waited
+        live.granted_at = self.clock.now
+        host = self._hosts[granted.worker]
+        live.worker = host
+        self.clock.after(self._delays.to_worker * live.factor, self._submit, live)
+
+    def _refused(self, live: _Live, refused: Refused) -> None:
+        live.waited += refused.waited
+        reason = refused.outcome.name
+        if live.emitted:
+            reason = "PREEMPTED" if live.interrupted and not live.moved else "WORKER_LOST"
+        self._end(live, reason, retry_after=refused.retry_after)
+
+    def _submit(self, live: _Live) -> None:
+        host = live.worker
+        if live.done or host is None:
+            return
+        if not host.live:
+            self._move((live, host.spec.worker, 0))
+            return
+        arrival, wake = live.arrival, host.engine.wake
+        host.sequences[arrival.request_id] = live
+        live.sequence = host.engine.submit(
+            live,
+            arrival.prompt_tokens + live.emitted,
+            arrival.output_tokens - live.emitted,
+            arrival.max_tokens - live.emitted,
+            self.clock.now,
+            priority=_BATCH_PRIORITY if live.queue_class is QueueClass.BATCH else 0,
+        )
+        if host.engine.wake != wake:
+            self._wake(host)
+        self._changed(host)
+
+    def _first_token(self, live: _Live) -> None:
+        if live.first_at is None:
+            live.first_at = self.clock.now + self._delays.to_client * live.factor
+
+    def _finished(self, host: _Host, live: _Live) -> None:
+        del host.sequences[live.arrival.request_id]
+        live.sequence = None
+        delivered = live.arrival.output_tokens - live.emitted
+        live.emitted = live.arrival.output_tokens
+        self._release(live, delivered)
+        self._end(live, OK, after=self._delays.to_client * live.factor)
+
+    def _ended_early(self, host: _Host, sequence: engine.Sequence) -> None:
+        """It was interrupted, or cancelled by its caller."""
+        live: _Live = sequence.handle  # type: ignore[assignment]
+        host.sequences.pop(live.arrival.request_id, None)
+        live.sequence = None
+        delivered = host.engine.produced(sequence)
+        live.emitted += delivered
+        self._release(live, delivered)
+        if live.done:
+            return
+        live.interrupted += 1
+        self.observed.preempted += 1
+        self.clock.after((self._delays.to_client + self._delays.to_admission) * live.factor, self._admit, live)
+
+    def _interrupt(self, interrupt: Interrupt) -> None:
+        self.clock.after(self._delays.report, self._interrupt_now, interrupt)
+
+    def _interrupt_now(self, interrupt: Interrupt) -> None:
+        host = self._hosts[interrupt.worker]
+        named = (host.sequences.get(request_id) for request_id in interrupt.request_ids)
+        host.engine.end_early([live.sequence for live in named if live and live.sequence], self.clock.now)
+        self._wake(host)
+
+    def _move(self, lost: tuple[_Live, str, int]) -> None:
+        """The worker was lost: the request goes on elsewhere, with what it has."""
+        live, worker, produced = lost
+        if live.done:
+            return
+        live.moved += 1
+        live.excluded |= {worker}
+        if live.emitted >= live.arrival.output_tokens:
+            live.emitted = live.arrival.output_tokens - 1  # its last token was lost with the worker
+        self._released((live.arrival.request_id, live, produced, True, None))
+        if live.moved > _MAX_MOVES:
+            self._end(live, "WORKER_LOST")
+            return
+        self._admit(live)
+
+    def _release(self, live: _Live, tokens: int) -> None:
+        first = None if live.first_at is None or live.emitted > tokens else live.first_at - live.granted_at
+        told = (live.arrival.request_id, live, tokens, False, first)
+        self.clock.after(self._delays.release * live.factor, self._released, told)
+
+    def _released(self, told: tuple[str, _Live, int | None, bool, float | None]) -> None:
+        request_id, live, tokens, failed, first = told
+        known, events = self.pool.release(
+            request_id, self.clock.now, output_tokens=tokens, failed=failed, first_token=first
+        )
+        if known:
+            self._gaps[_NAMES[live.queue_class]].corrected(live.tenant, live.real, live.expected)
+        self._apply(events)
+
+    def _timed_out(self, live: _Live) -> None:
+        """The caller's deadline: it leaves, wherever its request is."""
+        if live.done:
+            return
+        if live.waiting:
+            live.waiting = False
+            self._gaps[_NAMES[live.queue_class]].left(live.tenant)
+            _, events = self.pool.cancel(live.arrival.request_id, self.clock.now)
+            self._end(live, "DEADLINE_EXCEEDED")
+            self._apply(events)
+            return
+        sequence, host = live.sequence, live.worker
+        if sequence is not None and host is not None and sequence.live:
+            self._end(
+                live, "DEADLINE_EXCEEDED", delivered=live.emitted + host.engine.produced(sequence, self.clock.now)
+            )
+            host.engine.end_early([sequence], self.clock.now)
+            self._wake(host)
+        else:
+            self._end(live, "DEADLINE_EXCEEDED")
+            self._released((live.arrival.request_id, live, None, False, None))
+
+    def _end(
+        self,
+        live: _Live,
+        outcome: str,
+        *,
+        after: float = 0.0,
+        delivered: int | None = None,
+        retry_after: float | None = None,
+    ) -> None:
+        """The one end of a request, `after` seconds from now at its caller."""
+        if live.done:
+            raise RuntimeError(f"{live.arrival.request_id} ended twice")
+        live.done = True
+        del self._live[live.arrival.request_id]
+        self._open -= 1
+        now = self.clock.now
+        arrival = live.arrival
+        tokens = live.emitted if delivered is None else delivered
+        if live.reserved:
+            self._limiter.settle(arrival, arrival.prompt_tokens + tokens if tokens else 0, now)
+        self.observed.outcomes.append(
+            Outcome(
+                arrival=arrival,
+                queue_class=_NAMES[live.queue_class],
+                outcome=outcome,
+                ttft=None if live.first_at is None else live.first_at - arrival.at,
+                e2e=now + after - arrival.at,
+                delivered=tokens,
+                waited=live.waited,
+                retry_after=retry_after,
+                interrupted=live.interrupted,
+                moved=live.moved,
+            )
+        )
+        client = self._clients.get(arrival.client)
+        if client is not None:
+            # A refused client comes back when it was told to.
+            self._ask(client, now + after + (retry_after or 0.0))
