@@ -72,7 +72,7 @@ class Backlog:
         expires_at, limit = request.deadline - limits.return_margin, "deadline"
         if self._fair:
             ttl = now + limits.ttl[request.queue_class]
-            if ttl < expires_at:
+            if ttl < expires_at and not request.resumed_tokens:
                 expires_at, limit = ttl, "queue"
             if leave_by < expires_at:
                 expires_at, limit = leave_by, "ttft_target"

@@ -42,14 +42,17 @@ class TenantLevel:
 
 
 class _Account:
-    """A tenant in one class. Rates in cost units per second; what the edge sheds is reckoned in."""
+    """A tenant in one class. `asked` and `got` in cost units per second, which is what fairness goes by; `came` and
+    `passed` in requests, which is what the edge sheds. What it shed is reckoned in."""
 
-    __slots__ = ("asked", "got", "refused", "retry_after", "weight")
+    __slots__ = ("asked", "came", "got", "passed", "refused", "retry_after", "weight")
 
     def __init__(self, memory: float, now: float) -> None:
         self.weight = 1.0
         self.asked = FadingRate(memory, now)
         self.got = FadingRate(memory, now)
+        self.came = FadingRate(memory, now)
+        self.passed = FadingRate(memory, now)
         self.refused = FadingRate(memory, now)
         self.retry_after = FadingMean(16.0)
 
@@ -90,13 +93,21 @@ class Levels:
         else:
             self._accounts.move_to_end(key)
         account.weight = request.weight
-        account.asked.add(now, cost / (1.0 - self._told.get(request.tenant, 0.0)))
+        stands_for = 1.0 / (1.0 - self._told.get(request.tenant, 0.0))
+        account.asked.add(now, cost * stands_for)
+        account.came.add(now, stands_for)
 
     def granted(self, request: Request, cost: float, now: float) -> None:
         """A request got a worker."""
         account = self._accounts.get((request.tenant, request.queue_class))
         if account is not None:
             account.got.add(now, cost)
+            account.passed.add(now, 1.0)
+
+    def rate_of(self, request: Request, now: float) -> float:
+        """Cost units per second that the tenant gets in this class."""
+        account = self._accounts.get((request.tenant, request.queue_class))
+        return account.got.per_second(now) if account is not None else 0.0
 
     def refused(self, request: Request, cost: float, retry_after: float | None, now: float) -> None:
         """A request was refused or evicted because there was too much."""
@@ -123,12 +134,12 @@ class Levels:
             for tenant, account in accounts.items():
                 share = 0.0
                 if asked[tenant] > fair * account.weight and account.refused.per_second(now) > 0.0:
-                    share = 1.0 - self._headroom * account.got.per_second(now) / asked[tenant]
+                    share = 1.0 - self._headroom * account.passed.per_second(now) / account.came.per_second(now)
                 before = shares.get(tenant)
                 if before is None or share < before[0]:
                     shares[tenant] = share, account.retry_after.mean
         named = [
-            TenantLevel(tenant, round(min(self._most, share) / _GRAIN) * _GRAIN, retry_after)
+            TenantLevel(tenant, round(round(min(self._most, share) / _GRAIN) * _GRAIN, 2), retry_after)
             for tenant, (share, retry_after) in shares.items()
             if share >= (self._end if tenant in self._told else self._begin)
         ]

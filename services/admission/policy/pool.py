@@ -7,11 +7,9 @@ request leaves exactly once: by the answer of `admit`, by one event, or by `canc
 
 from __future__ import annotations
 
-import math
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from itertools import islice
 
 from services.admission.policy.backlog import Backlog
 from services.admission.policy.fair_queue import Item
@@ -22,7 +20,6 @@ from services.admission.policy.model import (
     Granted,
     Limits,
     Outcome,
-    QueueClass,
     Queued,
     Refused,
     Report,
@@ -31,10 +28,10 @@ from services.admission.policy.model import (
 )
 from services.admission.policy.placement import Failed, eligible
 from services.admission.policy.predict import Predictor
-from services.admission.policy.refusals import OVERLOAD, Refusals
+from services.admission.policy.refusals import OVERLOAD, Refusals, Turns
+from services.admission.policy.urgency import Urgency
 
 _SWEEP = 1.0  # seconds between two looks for overdue shares
-_LOOKED_AT = 8  # requests at the head of the queue for which less urgent work may be interrupted
 _PREDICTIONS = 1024  # kept until somebody takes them
 
 
@@ -49,14 +46,6 @@ class _Held:
     predicted: float  # first token after the admission
 
 
-@dataclass(frozen=True, slots=True)
-class Late:
-    """Why a request would come too late, and by how much."""
-
-    limit: str
-    by: float  # seconds
-
-
 class Pool:
     """Decides for one pool. All `now` are the same monotonic clock's seconds and must not go back."""
 
@@ -69,14 +58,14 @@ class Pool:
         self.backlog = Backlog(limits)
         self.levels = Levels()
         self._refusals = Refusals(chance)
+        self._turns = Turns()
+        self._urgency = Urgency(limits, self.predictor, self.ledger, self.backlog, now=now)
         self._fair = limits.discipline == "fair"
         self._held: dict[str, _Held] = {}
-        self._held_of = dict.fromkeys(QueueClass, 0)
         self._predictions: deque[tuple[float, float]] = deque(maxlen=_PREDICTIONS)
         self._born = now
         self._last_served: dict[str, float] = {}  # model version → when its last worker went
         self._next_sweep = now
-        self._next_interrupt = now
         self._draining = False
 
     # ---- requests ------------------------------------------------------------------------------------------------
@@ -102,10 +91,11 @@ class Pool:
         limit = self.backlog.room_for(request)
         wait = self.predictor.wait(request, cost, self.backlog, self.ledger, now)
         if limit:
-            return self._refused(self._refusals.full(request, limit, wait), cost, now), []
-        late = self._late(request, wait, now)
-        if late is not None and not self._may_interrupt(request):
-            return self._refused(self._refusals.too_late(request, late.limit, late.by), cost, now), []
+            return self._full(request, limit, wait, cost, now), []
+        late = self._urgency.late(request, wait, now)
+        if late is not None and not self._urgency.may_interrupt(request):
+            turn = self._turns.next(request, cost, self.levels.rate_of(request, now), now)
+            return self._refused(self._refusals.too_late(request, late.limit, late.by + turn), cost, now), []
         return self._enqueue(request, cost, wait, now, urgent=late is not None)
 
     def release(
@@ -271,57 +261,20 @@ class Pool:
 
     def _grant_directly(self, request: Request, cost: float, now: float) -> Granted | None:
         worker = self.ledger.pick(request, now)
-        if worker is None or not self._in_time(request, worker, now):
+        if worker is None or not self._urgency.in_time(request, worker, now):
             return None
         self.backlog.queue_of(request).charge(request.tenant, request.weight, cost)
         self.predictor.let_in(request, cost, now)
         return self._hold(request, worker, cost, now)
 
-    def _in_time(self, request: Request, worker: Worker, now: float) -> bool:
-        """Would its first token come in time from this worker now? Also yes when no worker could be quicker and
-        nobody waits: then it is not load that makes it late."""
-        left = request.ttft_by - now
-        if left == math.inf or not self._fair:
-            return True
-        predictor = self.predictor
-        computed = predictor.computed_first_token(request, worker, self.ledger, now)
-        if predictor.first_token(computed) <= left:
-            return True
-        alone = predictor.unloaded_first_token(request, self.ledger, now)
-        return not len(self.backlog) and predictor.first_token(alone) > left
-
-    def _late(self, request: Request, wait: float | None, now: float) -> Late | None:
-        """Early rejection: better told now than after the wait. Resumed requests are never too late to go on."""
-        if not self._fair or request.resumed_tokens:
-            return None
-        computed = self.predictor.computed_first_token(request, None, self.ledger, now)
-        left = request.deadline - self.limits.return_margin - self.predictor.first_token(computed) - now
-        by_deadline = (wait or 0.0) - left
-        by_target = -math.inf
-        if request.ttft_by < math.inf:
-            left = request.ttft_by - self.predictor.first_token_at_worst(computed) - now
-            by_target = (wait or 0.0) - self.limits.wait_caution * left
-        late = Late("deadline", by_deadline) if by_deadline >= by_target else Late("ttft_target", by_target)
-        return late if late.by > 0.0 else None
-
-    def _may_interrupt(self, request: Request) -> bool:
-        """Is there less urgent work to interrupt beyond what those before it will need?"""
-        own = request.queue_class
-        if not self._fair or own is QueueClass.BATCH:
-            return False
-        before = sum(len(queue) for other, queue in self.backlog.queues.items() if other <= own)
-        return sum(count for other, count in self._held_of.items() if other > own) > before
-
     def _enqueue(
         self, request: Request, cost: float, wait: float | None, now: float, *, urgent: bool
     ) -> tuple[Granted | Queued | Refused, list[Event]]:
         computed = self.predictor.computed_first_token(request, None, self.ledger, now)
-        leave_by = math.inf
-        if request.ttft_by < math.inf and not request.resumed_tokens:
-            leave_by = request.ttft_by - self.predictor.first_token_at_worst(computed)
-        item, shed = self.backlog.push(request, now, cost=cost, leave_by=max(leave_by, now))
+        leave_by = max(now, self._urgency.leave_by(request, computed))
+        item, shed = self.backlog.push(request, now, cost=cost, leave_by=leave_by)
         if shed is item:
-            return self._refused(self._refusals.full(request, "queue", wait), cost, now), []
+            return self._full(request, "queue", wait, cost, now), []
         item.urgent = urgent
         item.predicted_wait = None if urgent else wait
         item.predicted_first_token = (wait or 0.0) + self.predictor.first_token(computed)
@@ -348,12 +301,11 @@ class Pool:
             self.backlog.dispatch(item)
             self.predictor.observe(now, backlogged=True, granted=item.cost)
             waited = now - item.queued_at
-            self.predictor.waited(item.request.queue_class, item.predicted_wait, waited)
+            self.predictor.waited(item.request.queue_class, item.predicted_wait, waited, now)
             events.append(self._hold(item.request, worker, item.cost, now, item))
         if len(self.backlog):
             self.predictor.observe(now, backlogged=True)
-            if self._fair and now >= self._next_interrupt:
-                events += self._make_room(now)
+            events += self._urgency.make_room(now)
         else:
             self.predictor.observe(now, backlogged=False)
         return events
@@ -379,7 +331,7 @@ class Pool:
             if not failed.includes(request):
                 worker = self.ledger.pick(request, now, kept=kept)
                 if worker is not None:
-                    if not self._in_time(request, worker, now):
+                    if not self._urgency.in_time(request, worker, now):
                         continue
                     self._passed_over(blocked, at_budget, item, worker)
                     return item, worker
@@ -399,23 +351,6 @@ class Pool:
             if other.request.queue_class is item.request.queue_class:
                 self.backlog.queue_of(other.request).lift(other.request.tenant, item.request.tenant)
 
-    def _make_room(self, now: float) -> list[Event]:
-        """Has less urgent work interrupted for a request that would come too late otherwise."""
-        self._next_interrupt = now + self.limits.preempt_interval
-        for item in islice(self.backlog.in_order(), _LOOKED_AT):
-            request = item.request
-            lower = sum(count for other, count in self._held_of.items() if other > request.queue_class)
-            if not lower or request.queue_class is QueueClass.BATCH:
-                continue
-            patience = self.limits.preempt_after
-            if request.ttft_by < math.inf:
-                patience = (request.ttft_by - item.queued_at) / 2
-            if item.urgent or now - item.queued_at >= patience:
-                interrupt = self.ledger.victims(request, now)
-                if interrupt is not None:
-                    return [interrupt]
-        return []
-
     # ---- books ---------------------------------------------------------------------------------------------------
 
     def _hold(self, request: Request, worker: Worker, cost: float, now: float, item: Item | None = None) -> Granted:
@@ -425,23 +360,10 @@ class Pool:
         waited, pressure, predicted = 0.0, 0.0, self.predictor.first_token(computed)
         if item is not None:
             waited, predicted = now - item.queued_at, item.predicted_first_token
-            pressure = self._pressure(item, now)
+            pressure = self._urgency.pressure(item, now)
         self._held[request.request_id] = _Held(request, cost, waited, computed, predicted)
-        self._held_of[request.queue_class] += 1
+        self._urgency.held(request.queue_class, 1)
         return Granted(request, worker.spec.worker, waited, pressure, predicted)
-
-    def _pressure(self, item: Item, now: float) -> float:
-        """The predicted wait of another such request, as a share of what it may take; from 1 on it is refused."""
-        if not len(self.backlog):
-            return 0.0
-        request = item.request
-        wait = self.predictor.wait(request, item.cost, self.backlog, self.ledger, now) or 0.0
-        allowed = self.limits.ttl[request.queue_class]
-        if request.ttft_by < math.inf:
-            computed = self.predictor.computed_first_token(request, None, self.ledger, now)
-            target = request.ttft_by - item.queued_at - self.predictor.first_token_at_worst(computed)
-            allowed = self.limits.wait_caution * max(target, 1e-3)
-        return wait / allowed
 
     def _settle(
         self, request_id: str, output_tokens: int | None, *, learn: bool, first_token: float | None = None
@@ -451,7 +373,7 @@ class Pool:
         if held is None:
             return
         request = held.request
-        self._held_of[request.queue_class] -= 1
+        self._urgency.held(request.queue_class, -1)
         actual = 0.0 if output_tokens is None else self.limits.real_cost(request, output_tokens)
         self.backlog.queue_of(request).correct(request.tenant, request.weight, actual - held.cost)
         if output_tokens is None:
@@ -468,14 +390,19 @@ class Pool:
         for request_id in request_ids:
             held = self._held.pop(request_id, None)
             if held is not None:
-                self._held_of[held.request.queue_class] -= 1
+                self._urgency.held(held.request.queue_class, -1)
         return count
 
     def _evict(self, item: Item, now: float, *, shed: bool = False) -> Refused:
         if not shed:
-            self.predictor.waited(item.request.queue_class, item.predicted_wait, now - item.queued_at)
-        wait = self.predictor.wait(item.request, item.cost, self.backlog, self.ledger, now)
+            self.predictor.waited(item.request.queue_class, item.predicted_wait, now - item.queued_at, now)
+        wait = self.predictor.wait(item.request, item.cost, self.backlog, self.ledger, now) or 1.0
+        wait += self._turns.next(item.request, item.cost, self.levels.rate_of(item.request, now), now)
         return self._refused(self._refusals.evicted(item, now, wait, shed=shed), item.cost, now)
+
+    def _full(self, request: Request, limit: str, wait: float | None, cost: float, now: float) -> Refused:
+        turn = self._turns.next(request, cost, self.levels.rate_of(request, now), now)
+        return self._refused(self._refusals.full(request, limit, (wait or 1.0) + turn), cost, now)
 
     def _refused(self, refused: Refused, cost: float, now: float) -> Refused:
         if refused.outcome in OVERLOAD:

@@ -90,6 +90,28 @@ class _Speed:
     step: float  # seconds
 
 
+class _Factor:
+    """What predicted waits of a class must be multiplied by. It fades to 1 while nothing is seen: a class whose
+    requests are all refused by a prediction would otherwise never have it put right."""
+
+    __slots__ = ("_at", "_factor")
+
+    def __init__(self, now: float) -> None:
+        self._factor = 1.0
+        self._at = now
+
+    def now(self, now: float) -> float:
+        """The present factor."""
+        return 1.0 + (self._factor - 1.0) * math.exp((self._at - now) / _MEMORY)
+
+    def learn(self, predicted: float, waited: float, now: float) -> None:
+        """A wait that was predicted with the present factor, more or less, is over."""
+        present = self.now(now)
+        factor = present + _FACTOR_GAIN * present * (waited / predicted - 1.0)
+        self._factor = min(_FACTORS[1], max(_FACTORS[0], factor))
+        self._at = now
+
+
 class Predictor:
     """Estimates of one pool. Learns from what it is told; all answers are seconds or cost units."""
 
@@ -100,7 +122,7 @@ class Predictor:
         self._let_in = {queue_class: FadingRate(_MEMORY, now) for queue_class in QueueClass}
         self._prompt = FadingMean(256.0)
         self._output = FadingMean(256.0)
-        self._factor = dict.fromkeys(QueueClass, 1.0)
+        self._factor = {queue_class: _Factor(now) for queue_class in QueueClass}
         self._beyond = FadingMean(256.0)  # first token: what came minus what was computed
         self._speed = _Speed(None, math.inf, 0.0, 0.0)
         self._look_at = -math.inf
@@ -133,13 +155,10 @@ class Predictor:
         self._prompt.add(request.prompt_tokens)
         self._output.add(request.choices * self.expected_output(request))
 
-    def waited(self, queue_class: QueueClass, predicted: float | None, waited: float) -> None:
+    def waited(self, queue_class: QueueClass, predicted: float | None, waited: float, now: float) -> None:
         """A wait is over, with a grant or without; `predicted` when it began."""
-        if predicted is None or max(predicted, waited) < _NOTABLE_WAIT:
-            return
-        ratio = waited * self._factor[queue_class] / max(predicted, _NOTABLE_WAIT)
-        factor = self._factor[queue_class] + _FACTOR_GAIN * (ratio - self._factor[queue_class])
-        self._factor[queue_class] = min(_FACTORS[1], max(_FACTORS[0], factor))
+        if predicted is not None and max(predicted, waited) >= _NOTABLE_WAIT:
+            self._factor[queue_class].learn(max(predicted, _NOTABLE_WAIT), waited, now)
 
     def first_token_came(self, after: float, computed: float) -> None:
         """`after` a grant, for which `computed` (see `computed_first_token`) was said."""
@@ -155,15 +174,16 @@ class Predictor:
             return None
         ahead = cost_ahead(backlog.queue_of(request), request.tenant, request.weight, cost)
         if self._limits.discipline != "fair" or request.queue_class is QueueClass.PAID:
-            return self._factor[request.queue_class] * ahead / rate
+            return self._factor[request.queue_class].now(now) * ahead / rate
         own = request.queue_class
         left = rate - sum(each.per_second(now) for other, each in self._let_in.items() if other < own)
-        # Of the reserved share it may count on its part only.
-        reserved = ahead / (rate * self._limits.reserved_share / (len(QueueClass) - 1) or 1e-9)
+        # Of the reserved share it has a part only, if others below the first class wait too.
+        sharing = 1 + sum(1 for other, queue in backlog.queues.items() if 1 < other != own and len(queue))
+        reserved = ahead * sharing / (rate * self._limits.reserved_share)
         if left <= 0.0:
-            return self._factor[own] * reserved
+            return self._factor[own].now(now) * reserved
         waiting = sum(queue.backlog for queue in backlog.higher(own))
-        return self._factor[own] * min(reserved, (waiting + ahead) / left)
+        return self._factor[own].now(now) * min(reserved, (waiting + ahead) / left)
 
     def class_wait(self, queue_class: QueueClass, backlog: Backlog, ledger: Ledger, now: float) -> float:
         """Seconds until all that waits now in the class has been served; 0 while nothing is known."""
@@ -173,7 +193,7 @@ class Predictor:
             return 0.0
         waiting = queue.backlog + sum(each.backlog for each in backlog.higher(queue_class))
         left = rate - sum(each.per_second(now) for other, each in self._let_in.items() if other < queue_class)
-        return self._factor[queue_class] * waiting / max(left, rate * self._limits.reserved_share)
+        return self._factor[queue_class].now(now) * waiting / max(left, rate * self._limits.reserved_share)
 
     def computed_first_token(self, request: Request, worker: Worker | None, ledger: Ledger, now: float) -> float:
         """Seconds from a grant (to this worker, or one like all) to the first token, by the formula alone."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from collections.abc import Callable, Sequence
 
 from services.admission.policy.fair_queue import Item
@@ -14,6 +15,9 @@ MAX_RETRY_AFTER = 60.0
 """Seconds; an estimate beyond is no better than this."""
 _JITTER = 0.5  # most that is added, as a share: callers that were refused together must not come back together
 
+_LAST_TURN = 10.0  # seconds; whoever does not come back leaves a turn unused, so that many of them say little
+_UNKNOWN_TURN = 0.05  # seconds that a turn takes of a tenant that gets nothing at present
+
 OVERLOAD = frozenset(
     {
         Outcome.REJECTED_QUEUE_FULL,
@@ -24,6 +28,25 @@ OVERLOAD = frozenset(
     }
 )
 """Refusals for want of capacity now; the others would be given to an idle pool too."""
+
+
+class Turns:
+    """When refused requests of one tenant may come back: one after the other, as fast as the tenant is served, or all
+    would come back to the same queue. Memory: the last `max_tracked` tenants that were refused."""
+
+    def __init__(self, *, max_tracked: int = 10_000) -> None:
+        self._max_tracked = max_tracked
+        self._until: OrderedDict[str, float] = OrderedDict()  # when the last that was told to come back will be served
+
+    def next(self, request: Request, cost: float, rate: float, now: float) -> float:
+        """Seconds until those of the tenant's that were refused before are served; `rate` in cost units per second is
+        what it gets. Takes the next turn."""
+        turn = max(0.0, self._until.pop(request.tenant, now) - now)
+        took = cost / rate if rate > 0.0 else _UNKNOWN_TURN
+        self._until[request.tenant] = now + min(_LAST_TURN, turn + took)
+        if len(self._until) > self._max_tracked:
+            self._until.popitem(last=False)
+        return turn
 
 
 class Refusals:
@@ -53,10 +76,10 @@ class Refusals:
         message = "Admission moves to another process; try again."
         return self.refuse(request, Outcome.DRAINING, message, retry_after=MIN_RETRY_AFTER, waited=waited)
 
-    def full(self, request: Request, limit: str, wait: float | None) -> Refused:
-        """No room to wait in; `wait` is what waiting would take."""
+    def full(self, request: Request, limit: str, retry_after: float) -> Refused:
+        """No room to wait in."""
         message = "Too many requests wait already."
-        return self.refuse(request, Outcome.REJECTED_QUEUE_FULL, message, limit=limit, retry_after=wait or 1.0)
+        return self.refuse(request, Outcome.REJECTED_QUEUE_FULL, message, limit=limit, retry_after=retry_after)
 
     def too_late(self, request: Request, limit: str, retry_after: float) -> Refused:
         """The queue is too long for the request's deadline or TTFT target."""
@@ -64,7 +87,7 @@ class Refusals:
         message = f"The {what} cannot be met by the present queue."
         return self.refuse(request, Outcome.REJECTED_DEADLINE, message, limit=limit, retry_after=retry_after)
 
-    def evicted(self, item: Item, now: float, wait: float | None, *, shed: bool = False) -> Refused:
+    def evicted(self, item: Item, now: float, retry_after: float, *, shed: bool = False) -> Refused:
         """It waited in vain."""
         if shed:
             outcome, message = Outcome.EVICTED_SHED, "Shed for more urgent requests under overload."
@@ -76,7 +99,7 @@ class Refusals:
             outcome, message = Outcome.EVICTED_TTL, "Waited longer than this class may wait."
         limit = "queue" if shed else item.limit
         waited = now - item.queued_at
-        return self.refuse(item.request, outcome, message, limit=limit, retry_after=wait or 1.0, waited=waited)
+        return self.refuse(item.request, outcome, message, limit=limit, retry_after=retry_after, waited=waited)
 
     def nobody_serves(self, request: Request, *, other: bool, retry_after: float) -> Refused:
         """There is no (`other`) worker of its version."""

@@ -1,0 +1,123 @@
+"""What is too late, what is about to be, and what is interrupted for it."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from itertools import islice
+
+from services.admission.policy.backlog import Backlog
+from services.admission.policy.fair_queue import Item
+from services.admission.policy.ledger import Ledger, Worker
+from services.admission.policy.model import Interrupt, Limits, QueueClass, Request
+from services.admission.policy.predict import Predictor
+
+_LOOKED_AT = 8  # requests at the head of the queue for which less urgent work may be interrupted
+
+
+@dataclass(frozen=True, slots=True)
+class Late:
+    """Why a request would come too late, and by how much."""
+
+    limit: str  # "deadline" or "ttft_target"
+    by: float  # seconds
+
+
+class Urgency:
+    """Compares predictions with deadlines and TTFT targets, for one pool. Resumed requests had their first token: they
+    have a deadline, but no target."""
+
+    def __init__(self, limits: Limits, predictor: Predictor, ledger: Ledger, backlog: Backlog, *, now: float) -> None:
+        self._limits = limits
+        self._predictor = predictor
+        self._ledger = ledger
+        self._backlog = backlog
+        self._fair = limits.discipline == "fair"
+        self._held = dict.fromkeys(QueueClass, 0)
+        self._next_interrupt = now
+
+    def held(self, queue_class: QueueClass, count: int) -> None:
+        """So many more (or fewer) requests of the class hold a worker's share."""
+        self._held[queue_class] += count
+
+    def leave_by(self, request: Request, computed: float) -> float:
+        """When waiting on is of no use any more; `computed` as by `Predictor.computed_first_token`."""
+        if not self._has_target(request):
+            return math.inf
+        return request.ttft_by - self._predictor.first_token_at_worst(computed)
+
+    def in_time(self, request: Request, worker: Worker, now: float) -> bool:
+        """Would its first token come in time from this worker now? Also yes when no worker could be quicker and
+        nobody waits: then it is not load that makes it late."""
+        if not self._has_target(request):
+            return True
+        predictor, left = self._predictor, request.ttft_by - now
+        if predictor.first_token(predictor.computed_first_token(request, worker, self._ledger, now)) <= left:
+            return True
+        alone = predictor.unloaded_first_token(request, self._ledger, now)
+        return not len(self._backlog) and predictor.first_token(alone) > left
+
+    def late(self, request: Request, wait: float | None, now: float) -> Late | None:
+        """Early rejection: better told now than after the wait. Resumed requests are never too late to go on."""
+        if not self._fair or request.resumed_tokens:
+            return None
+        predictor = self._predictor
+        computed = predictor.computed_first_token(request, None, self._ledger, now)
+        left = request.deadline - self._limits.return_margin - predictor.first_token(computed) - now
+        by_deadline = (wait or 0.0) - left
+        by_target = -math.inf
+        if request.ttft_by < math.inf:
+            left = request.ttft_by - predictor.first_token_at_worst(computed) - now
+            # The first of its class may try at its own risk: else a class could be refused for ever by a prediction.
+            caution = self._limits.wait_caution if len(self._backlog.queue_of(request)) else 1.0
+            by_target = (wait or 0.0) - caution * left
+        late = Late("deadline", by_deadline) if by_deadline >= by_target else Late("ttft_target", by_target)
+        return late if late.by > 0.0 else None
+
+    def may_interrupt(self, request: Request) -> bool:
+        """Is there less urgent work to interrupt beyond what those before it will need?"""
+        own = request.queue_class
+        if not self._fair or own is QueueClass.BATCH:
+            return False
+        before = sum(len(queue) for other, queue in self._backlog.queues.items() if other <= own)
+        return self._interruptible(own) > before
+
+    def make_room(self, now: float) -> list[Interrupt]:
+        """Whom to interrupt for a waiting request that would come too late otherwise; at most one worker's, and not
+        more often than every `preempt_interval`."""
+        if not self._fair or now < self._next_interrupt:
+            return []
+        self._next_interrupt = now + self._limits.preempt_interval
+        for item in islice(self._backlog.in_order(), _LOOKED_AT):
+            request = item.request
+            if request.queue_class is QueueClass.BATCH or self._interruptible(request.queue_class) <= 0:
+                continue
+            patience = self._limits.preempt_after
+            if self._has_target(request):
+                patience = (request.ttft_by - item.queued_at) / 2
+            if item.urgent or now - item.queued_at >= patience:
+                interrupt = self._ledger.victims(request, now)
+                if interrupt is not None:
+                    return [interrupt]
+        return []
+
+    def pressure(self, item: Item, now: float) -> float:
+        """The predicted wait of another such request, as a share of what it may take; from 1 on it is refused."""
+        if not len(self._backlog):
+            return 0.0
+        request = item.request
+        wait = self._predictor.wait(request, item.cost, self._backlog, self._ledger, now) or 0.0
+        allowed = self._limits.ttl[request.queue_class]
+        if self._has_target(request):
+            computed = self._predictor.computed_first_token(request, None, self._ledger, now)
+            target = request.ttft_by - item.queued_at - self._predictor.first_token_at_worst(computed)
+            allowed = self._limits.wait_caution * max(target, 1e-3)
+        return wait / allowed
+
+    def _has_target(self, request: Request) -> bool:
+        return self._fair and request.ttft_by < math.inf and not request.resumed_tokens
+
+    def _interruptible(self, queue_class: QueueClass) -> int:
+        """Requests that run in classes below, but for the share that is reserved for them."""
+        lower = sum(count for other, count in self._held.items() if other > queue_class)
+        return lower - int(self._limits.reserved_share * sum(self._held.values())) if lower else 0
