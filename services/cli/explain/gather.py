@@ -30,10 +30,12 @@ def tell(tenant: str, *, records: int) -> dict[str, Any] | None:
     for endpoint in snapshot.endpoints.values():
         if endpoint.service in scrape.REFUSALS and endpoint.metrics_address:
             addresses.setdefault(endpoint.service, []).append(endpoint.metrics_address)
+    found = _records(tenant, records)
     facts = Facts(
         snapshot=snapshot,
-        records=_records(tenant, records),
+        records=found,
         now=time.time(),
+        whole=found is not None and len(found) < records,
         mesh=scrape.refusals(scrape.fetch(addresses)),
     )
     return explain(facts, tenant)

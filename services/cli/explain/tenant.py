@@ -63,6 +63,8 @@ class Facts:
     """The tenant's newest, oldest first; None when the audit log cannot be asked."""
     now: float
     """Unix seconds."""
+    whole: bool = False
+    """`records` are all that there are, not only the newest."""
     mesh: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
     """Refusals of the whole mesh since its processes began: by service, by kind."""
 
@@ -128,7 +130,7 @@ def _limits(facts: Facts, requests: Sequence[audit_pb2.Record], limits: pb.Limit
         spent = [r.request for r in mine if _time(r) > facts.now - window]
         told["spent_microusd"] = sum(_cost(facts.snapshot, event) for event in spent)
         # The log is read from its end: a window that begins before the oldest record read is not seen whole.
-        told["spent_is_all"] = bool(requests) and _time(requests[0]) <= facts.now - window
+        told["spent_is_all"] = facts.whole or (bool(requests) and _time(requests[0]) <= facts.now - window)
         told["unpriced"] = _unpriced(facts.snapshot)
     return told
 

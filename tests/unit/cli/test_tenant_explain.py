@@ -96,6 +96,12 @@ def test_limits_that_are_nearly_used_up_are_named() -> None:
     assert "it spent at least $0.00012 of $0.0001 per 1 h (*)" in made["findings"]
 
 
+def test_what_was_spent_is_whole_when_the_log_is() -> None:
+    for whole in (True, False):
+        made = explain(Facts(snapshot(), [record(10)], NOW, whole), "tiny")
+        assert made["limits"][0]["spent_is_all"] is whole
+
+
 def test_a_spend_cap_without_a_price_counts_nothing_and_says_so() -> None:
     made = told(record(10), prices={})
     assert made["limits"][0]["spent_microusd"] == 0
@@ -146,7 +152,7 @@ def test_a_tenant_that_nobody_can_act_as_is_told_first() -> None:
 
 
 def test_without_the_audit_log_nothing_is_shown_as_zero() -> None:
-    made = explain(Facts(snapshot(), None, NOW, {"gateway": {"QUOTA_TOKENS": 3.0}}), "tiny")
+    made = explain(Facts(snapshot(), None, NOW, mesh={"gateway": {"QUOTA_TOKENS": 3.0}}), "tiny")
     assert made["recent"] is None
     assert made["limits"][0]["used_tokens"] is None
     assert made["findings"] == ["the audit log cannot be asked: its requests are not known"]
