@@ -29,7 +29,7 @@ FAST, MODEL = "weir-fast", "weir-quality"
 LENGTHS = "azure-conversation"
 CONTEXT = 384
 """Of the weights' runs: short requests, so that many of them make up a share."""
-PEER_CONTEXT = 640
+PEER_CONTEXT = 1024
 """Of the isolation's: longer ones, so that a flood of 20 shares is more than the workers and no more than the machine
 can take."""
 SLOTS = 16

@@ -22,10 +22,10 @@ from simulation.workload import Step, TenantLoad
 Say = Callable[[str], None]
 
 MODEL = "weir-quality"
-LENGTHS = load()["azure-conversation"].for_context(640)
-RATE = 20.0
-"""Requests per second that the profile overload's workers complete of these lengths, a little below what was measured
-(`capacity` of bench-fairness): a drill wants round numbers, not exact ones."""
+LENGTHS = load()["azure-conversation"].for_context(1024)
+RATE = 12.0
+"""Requests per second of these lengths that the profile overload's workers complete, somewhat below what bench-overload
+measures as capacity: a drill wants round numbers, not exact ones."""
 SEED = 1
 
 CALM = TenantSpec(id="calm")
@@ -157,38 +157,28 @@ def overload_checks(samples: Sequence[Sample], rows: Sequence[Second], times: Ov
     """What is expected of an overload. Pure."""
     begin, fourfold = times.before, times.before + times.double
     end = fourfold + times.fourfold
-    killed = fourfold + times.kill
     settled = end + 5
     paying = [each for each in samples if each.tenant == PAID.id]
-    gratis = [each for each in samples if each.tenant == FREE.id]
     double = [each for each in paying if begin + 2 <= each.at < fourfold]
     over = [each for each in samples if begin <= each.at < end]
     refusals = [each for each in over if refused(each)]
     late = [each for each in samples if each.at >= settled]
-    free_over = [each for each in gratis if begin <= each.at < end]
+    free_over = [each for each in over if each.tenant == FREE.id]
+    unlike = _share(refused, free_over) - _share(refused, [each for each in over if each.tenant == PAID.id])
     reasons = Counter(each.outcome for each in samples if failed(each))
     return [
         _at_least(f"{PAID.id}, 70% of the capacity, is served inside its objective at 2x", _good(double), 0.85),
-        _at_least(f"{FREE.id} is shed before {PAID.id}: refused more often by",
-                  _share(refused, free_over) - _share(refused, [e for e in paying if begin <= e.at < end]), 0.2),
+        _at_least(f"{FREE.id} is shed before {PAID.id}: its share of refusals is higher by", unlike, 0.2),
         _at_least(f"{FREE.id} is not starved: served", _share(_served, free_over), 0.01),
-        _at_least("answers of the free plan cut short under pressure",
-                  sum(1 for each in free_over if "output_capped" in each.degraded), 1),
+        _at_least(f"{FREE.id}'s answers cut short under pressure, as its plan says", sum(map(_capped, free_over)), 1),
         _at_least("refusals that say when to come back", _share(_dated, refusals), 1),
-        Check(
-            "requests that failed, the killed worker's included",
-            counts(reasons),
-            not reasons,
-        ),
-        _at_least("served of what was sent in the second before the kill",
-                  _share(_ended_well,
-                         [e for e in samples if killed - 1 <= e.at < killed]), 1),
+        Check("requests that failed, the killed worker's included", counts(reasons), not reasons),
         Check(
             "the killed worker is back", f"{rows[-1].workers} workers at the end", bool(rows) and rows[-1].workers == 2
         ),
         _at_least("served inside the objective once the load is gone", _good(late), 0.95),
         _calm_again(rows, settled),
-    ]  # fmt: skip
+    ]
 
 
 def _run(
@@ -220,12 +210,12 @@ def _conclude(checks: Sequence[Check], say: Say) -> bool:
     return held
 
 
+def _capped(sample: Sample) -> bool:
+    return "output_capped" in sample.degraded
+
+
 def _dated(sample: Sample) -> bool:
     return sample.retry_after is not None
-
-
-def _ended_well(sample: Sample) -> bool:
-    return sample.outcome == OK or refused(sample)
 
 
 def _served(sample: Sample) -> bool:
