@@ -34,7 +34,9 @@ def _failed(message: str, details: list[str] | None = None) -> typer.Exit:
 
 @app.command()
 def up(
-    profile: Annotated[str, typer.Option(help="A file in deploy/profiles: demo, simulated, bench, overload, vllm.")] = "demo",
+    profile: Annotated[
+        str, typer.Option(help="A file in deploy/profiles: demo, simulated, bench, overload, vllm.")
+    ] = "demo",
     overrides: Annotated[
         list[str] | None, typer.Option("--set", help="NAME.FIELD=VALUE, such as worker.simulated.step_interval=0.02")
     ] = None,
