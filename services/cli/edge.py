@@ -94,7 +94,9 @@ def _events(response: http.client.HTTPResponse) -> Iterator[dict[str, Any]]:
 
 
 def _refusal(response: http.client.HTTPResponse) -> WeirError:
-    fallback = _REASONS.get(response.status, Reason.INTERNAL)
+    # The edge's own refusals carry OpenAI's code in the body and our reason beside it.
+    told = Reason.__members__.get(response.getheader("x-weir-reason", ""))
+    fallback = told or _REASONS.get(response.status, Reason.INTERNAL)
     raw = response.getheader("retry-after", "")
     retry_after = float(raw) if raw and raw.isdigit() else None
     body = response.read()

@@ -348,7 +348,7 @@ async def test_a_service_that_is_away_is_named(cli: tuple[Cli, MemoryStore, Audi
 
 
 @contextlib.contextmanager
-def edge(status: int, body: bytes, seen: list[dict[str, Any]]) -> Iterator[str]:
+def edge(status: int, body: bytes, seen: list[dict[str, Any]], reason: str = "") -> Iterator[str]:
     """An HTTP server that answers every POST alike."""
 
     class Handler(http.server.BaseHTTPRequestHandler):
@@ -359,6 +359,8 @@ def edge(status: int, body: bytes, seen: list[dict[str, Any]]) -> Iterator[str]:
             self.send_header("x-weir-model-version", "weir-fast@1")
             self.send_header("x-weir-simulated", "true")
             self.send_header("retry-after", "7")
+            if reason:
+                self.send_header("x-weir-reason", reason)
             self.end_headers()
             self.wfile.write(body)
 
@@ -426,6 +428,16 @@ async def test_complete_fails_clearly(tmp_path: Path, status: int, body: bytes, 
         failed = await weir("complete", "Hi", "--key", "wk_x")
     assert failed.code == 1
     assert words in failed.err
+
+
+async def test_a_refusal_of_the_edge_is_named_by_its_reason(tmp_path: Path) -> None:
+    weir = Cli(tmp_path)
+    body = b'{"error": {"message": "Limit reached.", "code": "rate_limit_exceeded", "param": null}}'
+    with edge(429, body, [], "QUOTA_TOKENS") as url:
+        weir.describe(TLS, url)
+        assert (await weir("complete", "Hi", "--key", "wk_x")).err == (
+            "error: Limit reached. (QUOTA_TOKENS); try again in 7 s\n"
+        )
 
 
 async def test_audit_verify_offline(tmp_path: Path) -> None:
