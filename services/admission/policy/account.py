@@ -216,14 +216,14 @@ class Worker:
         """Blocks kept for the request: see `blocks_needed`."""
         return blocks_needed(request, self.kind, self._limits, expected_output)
 
-    def hold(self, reservation: Reservation, now: float) -> None:
-        """Takes a reservation in."""
+    def hold(self, reservation: Reservation, now: float, *, prefill: int) -> None:
+        """Takes a reservation in; `prefill` tokens of its prompt are to be computed."""
         request = reservation.request
         self.holds[request.request_id] = reservation
         self.held_blocks += reservation.blocks
         self.held_sequences += request.choices
-        self._recent_prefill.append((now, request.prompt_tokens))
-        self._recent_sum += request.prompt_tokens
+        self._recent_prefill.append((now, prefill))
+        self._recent_sum += prefill
         self.changed()
 
     def release(self, reservation: Reservation) -> None:

@@ -188,7 +188,8 @@ class Ledger:
             expected_cached=self.affinity.granted(request, worker.spec),
             probe=self.outliers.granted(worker_id, now),
         )
-        worker.hold(reservation, now)
+        found = int(reservation.expected_cached * self.affinity.trust(worker_id))
+        worker.hold(reservation, now, prefill=request.prompt_tokens - found)
         self.reservations[request.request_id] = reservation
         self._tenant_blocks[request.tenant] = self._tenant_blocks.get(request.tenant, 0) + need
         self.preemption.over(request.request_id)

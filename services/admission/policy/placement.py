@@ -13,9 +13,10 @@
    The rate is the worker's own, as it reports. Cached tokens count by how far such hopes have come true there
    (affinity.py), and only on workers whose queue is at most `affinity_slack` seconds longer than the shortest among the
    workers of this zone rank that the request fits: a popular prefix spreads instead of drowning one worker.
-3. **Ties.** Scores within `tie_band` of the best are equal. Among equals the first prefix hash decides by rendezvous:
-   requests that begin alike meet on one worker even before anything is remembered (a new admission process), and a
-   worker that joins or leaves moves only what comes to it or was on it. Requests without hashes go by score and id.
+3. **Ties.** Scores within `tie_band` of the best are equal. Among equals the longest cached prefix decides, then the
+   first prefix hash by rendezvous: requests that begin alike meet on one worker even before anything is remembered (a
+   new admission process), and a worker that joins or leaves moves only what comes to it or was on it. Requests without
+   hashes go by score and id.
 
 Everything is a function of the accounts, the request and the time; nothing is drawn.
 """
@@ -68,14 +69,15 @@ def pick(
     rank, score = first[0], first[1]
     level = [entry for entry in fitting if entry[0] == rank] if request.zones else fitting
     if cached:
-        level = _with_affinity(level, now, cached, limits)
+        cached = _where_affordable(level, now, cached, limits)
+        level = [_discounted(entry, cached[entry[2]]) if entry[2] in cached else entry for entry in level]
         score = min(entry[1] for entry in level)
     equal = score + limits.placement.tie_band
     tied = [entry[3] for entry in level if entry[1] <= equal]
     if len(tied) == 1:
         return tied[0]
     hashes = request.prefix_hashes
-    return max(tied, key=lambda worker: (rendezvous(hashes, worker.mark), worker.spec.worker))
+    return max(tied, key=lambda w: (cached.get(w.spec.worker, 0.0), rendezvous(hashes, w.mark), w.spec.worker))
 
 
 _Entry = tuple[int, float, str, "Worker"]
@@ -120,18 +122,19 @@ def _fitting(
     return found
 
 
-def _with_affinity(entries: Sequence[_Entry], now: float, cached: Mapping[str, float], limits: Limits) -> list[_Entry]:
-    """The entries with what a cached prefix saves taken off, where the queue allows it."""
+def _where_affordable(
+    entries: Sequence[_Entry], now: float, cached: Mapping[str, float], limits: Limits
+) -> Mapping[str, float]:
+    """What is cached on the workers whose queue allows to go there for it."""
     longest = min(entry[3].room(now).wait for entry in entries) + limits.placement.affinity_slack
-    scored: list[_Entry] = []
-    for entry in entries:
-        tokens = cached.get(entry[2])
-        if tokens is not None:
-            room = entry[3].room(now)
-            if room.wait <= longest:
-                entry = (entry[0], entry[1] - tokens * room.per_token, entry[2], entry[3])
-        scored.append(entry)
-    return scored
+    return {
+        entry[2]: cached[entry[2]] for entry in entries if entry[2] in cached and entry[3].room(now).wait <= longest
+    }
+
+
+def _discounted(entry: _Entry, tokens: float) -> _Entry:
+    rank, score, name, worker = entry
+    return rank, score - tokens * worker.last_room.per_token, name, worker
 
 
 def to_keep(request: Request, workers: Iterable[Worker], now: float, *, kept: Collection[str] = ()) -> Worker | None:

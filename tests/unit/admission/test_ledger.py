@@ -202,3 +202,41 @@ def test_the_reserve_for_outputs_is_a_share(share: float) -> None:
     assert Settings(output_reserve=1.0).limits().output_reserve == 1.0
     with pytest.raises(ValueError, match="output_reserve"):
         Settings(output_reserve=share)
+
+
+def test_the_room_that_a_report_tells_of_shrinks_with_its_age() -> None:
+    book = ledger(limits=Limits(report_fresh=1.0, report_stale=3.0))
+    worker = book.workers["w0"]
+    book.reserve(request(1, prompt=256, output=64), "w0", 0.0)
+    expected = {0.5: (80, 7), 1.0: (80, 7), 1.5: (60, 5), 2.0: (40, 3), 2.9: (4, 0), 3.0: (0, 0), 9.0: (0, 0)}
+    for now, room in expected.items():
+        assert (worker.free_blocks(now), worker.free_sequences(now)) == room
+        assert (worker.room(now).blocks, worker.room(now).sequences) == room
+        assert worker.fits(request(2, prompt=16, output=16), now) == (room[1] > 0)
+    assert worker.held_blocks == 20
+    worker.heard(Report(free_blocks=80, running=1), 9.0)
+    assert worker.room(9.0).blocks == 80
+
+
+def test_a_preemptive_worker_keeps_what_the_output_is_expected_to_be() -> None:
+    specs = replace(SPEC, preemptive=True), replace(SPEC, worker="w1")
+    book = Ledger(Limits(output_reserve=0.5), expected_output=_expected)
+    for spec in specs:
+        book.join(spec, 0.0)
+        book.workers[spec.worker].heard(Report(free_blocks=100), 0.0)
+    for number, (tenant, held) in enumerate([("acme", 3), ("globex", 14), ("unknown", 8)]):
+        asked = request(number, prompt=16, output=208, tenant=tenant)
+        assert book.reserve(asked, "w0", 0.0).blocks == held
+        book.release(asked.request_id)
+        assert book.reserve(asked, "w1", 0.0).blocks == 14
+        book.release(asked.request_id)
+
+
+def _expected(asked: Request) -> int | None:
+    return {"acme": 20, "globex": 4000}.get(asked.tenant)
+
+
+@pytest.mark.parametrize(("fresh", "stale"), [(3.0, 3.0), (-1.0, 3.0), (4.0, 3.0)])
+def test_reports_grow_stale_after_they_were_fresh(fresh: float, stale: float) -> None:
+    with pytest.raises(ValueError, match="report_stale"):
+        Settings(report_fresh=fresh, report_stale=stale)

@@ -1,0 +1,176 @@
+"""Workers that fail their requests get none for a while, and come back carefully."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from services.admission.policy.ledger import Ledger
+from services.admission.policy.model import Limits, Report, Request, WorkerSpec
+from services.admission.policy.outliers import Outliers
+from services.admission.policy.tuning import Ejection
+
+SPEC = WorkerSpec("w0", "", "a", frozenset({"m@1"}), 16, 1000, 32, 4096)
+NAMES = ["w0", "w1", "w2"]
+LIMITS = Ejection(failures=3, seconds=10.0, max_seconds=25.0, probes=2, min_outcomes=10.0, margin=0.3)
+
+
+def outliers(**changes: object) -> Outliers:
+    return Outliers(Ejection(**({name: getattr(LIMITS, name) for name in LIMITS.__struct_fields__} | changes)))
+
+
+def fail(target: Outliers, worker: str, now: float, times: int = 3, names: list[str] = NAMES) -> bool:
+    return [target.outcome(worker, now, failed=True, workers=names) for _ in range(times)][-1]
+
+
+def test_failures_in_a_row_eject_for_a_time_and_successes_break_the_row() -> None:
+    target = outliers()
+    assert not fail(target, "w0", 0.0, 2)
+    target.outcome("w0", 0.0, failed=False, workers=NAMES)
+    assert not fail(target, "w0", 0.0, 2)
+    assert fail(target, "w0", 0.0, 1)
+    assert target.room("w0", 5.0) == (0, 10.0)
+    assert target.room("w1", 5.0) == (None, float("inf"))
+
+
+def test_it_comes_back_with_a_few_requests_and_stays_if_they_succeed() -> None:
+    target = outliers()
+    fail(target, "w0", 0.0)
+    assert target.room("w0", 10.0) == (2, float("inf"))
+    assert target.granted("w0", 10.0)
+    assert target.granted("w0", 10.0)
+    assert target.room("w0", 10.0)[0] == 0
+    target.outcome("w0", 11.0, failed=False, workers=NAMES)
+    target.probed("w0")
+    assert target.room("w0", 11.0)[0] == 1
+    target.outcome("w0", 11.0, failed=False, workers=NAMES)
+    assert target.room("w0", 11.0) == (None, float("inf"))
+    assert not target.granted("w0", 11.0)
+
+
+def test_one_failure_of_a_probe_ejects_again_for_longer_up_to_a_bound() -> None:
+    target = outliers()
+    fail(target, "w0", 0.0)
+    assert fail(target, "w0", 12.0, 1)
+    assert target.room("w0", 12.0) == (0, 32.0)
+    assert fail(target, "w0", 33.0, 1)
+    assert target.room("w0", 33.0) == (0, 58.0)
+    late = 58.0 + 10 * 25.0
+    for _ in range(2):
+        target.outcome("w0", late, failed=False, workers=NAMES)
+    fail(target, "w0", late)
+    assert target.room("w0", late) == (0, late + 10.0)
+
+
+def test_a_rate_well_above_the_others_ejects_and_a_common_one_does_not() -> None:
+    target = outliers(failures=1000)
+    for number in range(30):
+        for name in NAMES:
+            bad = number % 2 == 0 if name == "w0" else number % 10 == 0
+            target.outcome(name, 0.0, failed=bad, workers=NAMES)
+    assert [target.ejected(name, 0.0) for name in NAMES] == [True, False, False]
+    common = outliers(failures=1000)
+    for number in range(30):
+        for name in NAMES:
+            common.outcome(name, 0.0, failed=number % 2 == 0, workers=NAMES)
+    assert not any(common.ejected(name, 0.0) for name in NAMES)
+
+
+def test_old_failures_fade() -> None:
+    target = outliers(failures=1000)
+    for _ in range(9):
+        target.outcome("w0", 0.0, failed=True, workers=NAMES)
+    for _ in range(20):
+        target.outcome("w0", 120.0, failed=False, workers=NAMES)
+    assert not fail(target, "w0", 120.0, 1)
+
+
+@given(
+    st.integers(1, 8),
+    st.sampled_from([0.0, 0.2, 0.34, 1.0]),
+    st.lists(st.tuples(st.integers(0, 7), st.booleans(), st.floats(0, 3)), max_size=120),
+)
+def test_never_more_than_the_share_is_out_and_never_the_last(
+    count: int, share: float, events: list[tuple[int, bool, float]]
+) -> None:
+    names = [f"w{number}" for number in range(count)]
+    target, now = outliers(share=share, failures=2), 0.0
+    for worker, failed, later in events:
+        now += later
+        target.outcome(names[worker % count], now, failed=failed, workers=names)
+        out = sum(target.ejected(name, now) for name in names)
+        assert out <= min(count - 1, max(1, int(share * count)) if share else 0)
+
+
+# ---- in the ledger ---------------------------------------------------------------------------------------------------
+
+
+def request(number: int) -> Request:
+    return Request(f"r{number}", "acme", "m@1", 16, 16, 1, deadline=1000.0)
+
+
+def run(book: Ledger, number: int, worker: str, now: float, *, failed: bool, tokens: int = 5) -> None:
+    book.reserve(request(number), worker, now)
+    book.ended(f"r{number}", now, output_tokens=tokens, failed=failed, cached_prompt_tokens=0)
+    book.release(f"r{number}")
+
+
+def book_of(count: int) -> Ledger:
+    book = Ledger(Limits(ejection=LIMITS))
+    for number in range(count):
+        spec = replace(SPEC, worker=f"w{number}")
+        book.join(spec, 0.0)
+        book.workers[spec.worker].heard(Report(1000), 0.0)
+    return book
+
+
+def test_an_ejected_worker_gets_nothing_is_kept_for_nobody_and_returns_with_probes() -> None:
+    book = book_of(2)
+    for number in range(3):
+        run(book, number, "w0", 0.0, failed=True)
+    worker = book.workers["w0"]
+    assert not worker.fits(request(9), 1.0)
+    kept = book.to_keep(request(9), 1.0)
+    assert kept is not None
+    assert kept.spec.worker == "w1"
+    for number in (10, 11):
+        book.reserve(request(number), "w0", 10.0)
+    assert not worker.fits(request(12), 10.0)
+    book.release("r10")  # never submitted: says nothing, makes room for another probe
+    assert worker.fits(request(12), 10.0)
+    book.ended("r11", 10.0, output_tokens=1, failed=False, cached_prompt_tokens=0)
+    book.release("r11")
+    run(book, 13, "w0", 10.0, failed=False)
+    for number in range(20, 25):
+        book.reserve(request(number), "w0", 10.0)
+
+
+def test_what_neither_failed_nor_gave_a_token_is_no_outcome() -> None:
+    book = book_of(2)
+    for number in range(2):
+        run(book, number, "w0", 0.0, failed=True)
+    run(book, 2, "w0", 0.0, failed=False, tokens=0)  # a client that went away breaks no row of failures
+    run(book, 3, "w0", 0.0, failed=True)
+    assert book.outliers.ejected("w0", 0.0)
+    book.ended("unknown", 0.0, output_tokens=1, failed=True, cached_prompt_tokens=0)
+
+
+def test_a_worker_that_left_and_came_back_starts_anew() -> None:
+    book = book_of(2)
+    for number in range(3):
+        run(book, number, "w0", 0.0, failed=True)
+    book.leave("w0")
+    book.join(SPEC, 1.0)
+    book.workers["w0"].heard(Report(1000), 1.0)
+    assert book.workers["w0"].fits(request(9), 1.0)
+
+
+@pytest.mark.parametrize(
+    "bad", [{"failures": 0}, {"share": 1.5}, {"seconds": 10.0, "max_seconds": 5.0}, {"window": 0.0}]
+)
+def test_settings_that_make_no_sense_are_refused(bad: dict[str, float]) -> None:
+    with pytest.raises(ValueError, match="ejection"):
+        Ejection(**bad)  # type: ignore[arg-type]
