@@ -43,14 +43,17 @@ class Ladder:
         admission: AdmissionPort,
         answers: AnswerCache,
         pressures: Pressures,
+        patience: float,
         clock: Clock,
     ) -> None:
+        """`patience`: seconds that a request with a ladder waits for an admission that is away."""
         self._opening = opening
         self._catalog = catalog
         self._router = router
         self._admission = admission
         self._answers = answers
         self._pressures = pressures
+        self._patience = patience
         self._clock = clock
 
     async def find(self, request: Request, asked: Candidate) -> Candidate | Answer:
@@ -100,7 +103,11 @@ class Ladder:
         admit = request.admit = admit_message(request, candidate, left)
         try:
             granted = await self._admission.admit(
-                admit, deadline=request.deadline, traceparent=request.span.traceparent, may_be_local=True
+                admit,
+                deadline=request.deadline,
+                traceparent=request.span.traceparent,
+                may_be_local=True,
+                patience=self._patience if request.plan.ladder else None,
             )
         except WeirError as error:
             if error.reason not in OVERLOAD:

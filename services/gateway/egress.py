@@ -62,8 +62,9 @@ class Egress:
     def sweep(self, now: float) -> None:
         """End what nobody reads; called about twice a second (monotonic seconds)."""
         for mailbox, task in list(self._readers.items()):
+            if mailbox.reader_waits:
+                continue  # nearly all of them: not worth a verdict
             found = verdict(
-                waits=mailbox.reader_waits,
                 idle=now - mailbox.taken_at,
                 unread=mailbox.unread,
                 ended=mailbox.end is not None,

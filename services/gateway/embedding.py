@@ -20,11 +20,12 @@ from services.gateway.clients.workers import WorkerStreams
 from services.gateway.config import Settings
 from services.gateway.identity import Caller
 from services.gateway.policy.events import Accepted, Breakdown, End, Finish, Usage
+from services.gateway.policy.limits import State
 from services.gateway.policy.parameters import invalid
 from services.gateway.policy.spec import Spec
 from services.gateway.policy.turnover import jittered
-from services.gateway.ports import AuditPort, QuotaPort, RouterPort, SafetyPort
-from services.gateway.refusals import outcome_of
+from services.gateway.ports import AuditPort, QuotaPort, Reservation, RouterPort, SafetyPort
+from services.gateway.refusals import outcome_of, with_limits
 from services.gateway.request import deadline_of
 
 MAX_INPUTS = 256
@@ -38,6 +39,15 @@ class Embedded:
     vectors: list[list[float]]
     tokens: int
     simulated: bool
+    # where the face has to tell them
+    request_limit: State | None = None
+    token_limit: State | None = None
+
+
+class _Lease:
+    """What a failed request had reserved."""
+
+    reservation: Reservation | None = None
 
 
 class Embedder:
@@ -76,13 +86,17 @@ class Embedder:
         arrived = self._clock.monotonic()
         identity = caller.identity
         spec = Spec(model=model, operation="embed", prompt="", client_request_id=caller.client_request_id)
+        lease = _Lease()
         try:
             if not 0 < len(inputs) <= MAX_INPUTS or not all(inputs):
                 raise invalid("input", f"must hold 1 to {MAX_INPUTS} texts, none of them empty")
-            result = await self._embed(model, inputs, caller)
+            result = await self._embed(model, inputs, caller, lease)
         except WeirError as error:
             self._rejected(spec, caller, error)
-            raise
+            told = with_limits(error, identity, model, lease.reservation, self._catalog)
+            if told is error:
+                raise
+            raise told from error
         except asyncio.CancelledError:
             self._rejected(spec, caller, WeirError(Reason.CANCELLED, "the caller cancelled"))
             raise
@@ -115,7 +129,7 @@ class Embedder:
             )
         )
 
-    async def _embed(self, model: str, inputs: Sequence[str], caller: Caller) -> Embedded:
+    async def _embed(self, model: str, inputs: Sequence[str], caller: Caller, lease: _Lease) -> Embedded:
         tenant = self._catalog.tenant(caller.identity.tenant)
         if self._audit.full and tenant.audit_required:
             raise WeirError(
@@ -140,17 +154,17 @@ class Embedder:
         version = self._catalog.version(route.model_version)
         text = await self._catalog.text(version)
         tokens = [await asyncio.to_thread(text.encode, given) for given in checked.texts or inputs]
-        if any(len(ids) > version.context_length for ids in tokens):
-            raise WeirError(
-                Reason.CONTEXT_LENGTH_EXCEEDED, f"an input exceeds {version.context_length} tokens", limit="input"
-            )
-        total = sum(map(len, tokens))
-        await self._quota.start_reserve(
+        limits = self._catalog.limits(caller.identity.tenant, model, version)
+        context = min(limits.context_length, limits.max_context or limits.context_length)
+        longest, total = max(map(len, tokens)), sum(map(len, tokens))
+        if longest > context:
+            raise WeirError(Reason.CONTEXT_LENGTH_EXCEEDED, f"an input exceeds {context} tokens", limit="input")
+        lease.reservation = reservation = await self._quota.start_reserve(
             tenant=caller.identity.tenant,
             model=model,
             request_id=caller.request_id,
             tokens=total,
-            prompt_tokens=total,
+            prompt_tokens=longest,  # held to the tenant's context, which is about one input
             model_version=route.model_version,
             request_counted=caller.identity.request_counted,
             deadline=deadline,
@@ -162,7 +176,15 @@ class Embedder:
         )
         response = await self._ask(endpoint, request, deadline)
         vectors = [list(vector.values) for vector in response.vectors]
-        return Embedded(route.model_version, vectors, total, response.simulated)
+        told = caller.identity.request_counted
+        return Embedded(
+            model_version=route.model_version,
+            vectors=vectors,
+            tokens=total,
+            simulated=response.simulated,
+            request_limit=None if told else reservation.requests,
+            token_limit=None if told else reservation.tokens,
+        )
 
     async def _ask(
         self, endpoint: registry_pb2.Endpoint, request: worker_pb2.EmbedRequest, deadline: Deadline

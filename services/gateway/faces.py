@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from libs.errors import WeirError
+from services.gateway.embedding import Embedded
 from services.gateway.mailbox import Mailbox
 from services.gateway.policy.events import Accepted, ChoiceUpdate, End, Finish
 from services.gateway.policy.limits import Header, limit_headers
@@ -28,8 +29,8 @@ async def collect(generation: Mailbox) -> tuple[list[ChoiceUpdate], End]:
         generation.stop(Finish.CANCELLED)
 
 
-def limits_of(told: Accepted | WeirError) -> list[Header]:
+def limits_of(told: Accepted | Embedded | WeirError) -> list[Header]:
     """The limit headers of an answer or a refusal; none where the edge has told them."""
-    if isinstance(told, Accepted):
+    if isinstance(told, (Accepted, Embedded)):
         return limit_headers(told.request_limit, told.token_limit)
     return limit_headers(told.requests, told.tokens) if isinstance(told, Refused) else []

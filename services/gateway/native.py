@@ -82,7 +82,12 @@ class InferenceServicer(inference_pb2_grpc.InferenceServiceServicer):
     ) -> inference_pb2.EmbedResponse:
         """See the proto."""
         caller = self._identifier.identify(context, scope="embeddings")
-        result = await self._embedder.embed(request.model, list(request.inputs), caller)
+        try:
+            result = await self._embedder.embed(request.model, list(request.inputs), caller)
+        except WeirError as error:
+            tell(context, limits_of(error))
+            raise
+        tell(context, limits_of(result))
         return inference_pb2.EmbedResponse(
             embeddings=[inference_pb2.Embedding(values=vector) for vector in result.vectors],
             model_version=result.model_version,
@@ -121,15 +126,16 @@ class InferenceServicer(inference_pb2_grpc.InferenceServiceServicer):
                 traceparent=caller.traceparent,
             )
         except WeirError as error:
-            _tell(context, limits_of(error))
+            tell(context, limits_of(error))
             raise
         if mailbox.accepted is None:
             raise RuntimeError("an open generation is accepted")
-        _tell(context, limits_of(mailbox.accepted))
+        tell(context, limits_of(mailbox.accepted))
         return mailbox, mailbox.accepted
 
 
-def _tell(context: grpc.aio.ServicerContext, headers: list[Header]) -> None:
+def tell(context: grpc.aio.ServicerContext, headers: list[Header]) -> None:
+    """Put headers into the trailers: they leave with the status, whatever it is."""
     if headers:
         context.set_trailing_metadata(tuple(headers))
 

@@ -76,6 +76,7 @@ class Pipeline:
             admission=admission,
             answers=self._answers,
             pressures=Pressures(hold=settings.pressure_seconds),
+            patience=settings.decide_timeout,
             clock=clock,
         )
         self._closing = Closing(
@@ -146,7 +147,7 @@ class Pipeline:
             return await self._open(request)
         except WeirError as error:
             self._rejected(request, error)
-            told = with_limits(error, request, self._catalog)
+            told = with_limits(error, identity, spec.model, request.reservation, self._catalog)
             if told is error:
                 raise
             raise told from error

@@ -95,9 +95,16 @@ class AdmissionPort(Protocol):
     hear nothing from admission either."""
 
     async def admit(
-        self, request: admission_pb2.Admit, *, deadline: Deadline, traceparent: str, may_be_local: bool = False
+        self,
+        request: admission_pb2.Admit,
+        *,
+        deadline: Deadline,
+        traceparent: str,
+        may_be_local: bool = False,
+        patience: float | None = None,
     ) -> admission_pb2.Granted:
-        """Wait for a worker. With `may_be_local` the answer may be the fallback's: its grant has no proof.
+        """Wait for a worker. With `may_be_local` the answer may be the fallback's: its grant has no proof. While
+        admission is away it waits for `patience` seconds, None: as long as the deadline allows.
 
         Nothing is held when it raises, cancellation included.
 

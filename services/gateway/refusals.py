@@ -8,7 +8,8 @@ from libs.errors import Reason, WeirError
 from libs.telemetry import get_logger
 from services.gateway.catalog import Catalog
 from services.gateway.policy.limits import WINDOW, State
-from services.gateway.request import Request
+from services.gateway.policy.spec import Identity
+from services.gateway.ports import Reservation
 
 log = get_logger(__name__)
 
@@ -27,24 +28,25 @@ def outcome_of(error: WeirError) -> str:
     return "evicted" if error.reason.name.startswith("EVICTED_") else "rejected"
 
 
-def with_limits(error: WeirError, request: Request, catalog: Catalog) -> WeirError:
+def with_limits(
+    error: WeirError, identity: Identity, model: str, reservation: Reservation | None, catalog: Catalog
+) -> WeirError:
     """The refusal with what is known of the limits: after a reservation, what it said; for a refused one, that
     nothing is left of the limit that refused until its time to come back."""
-    if request.identity.request_counted:
+    if identity.request_counted:
         return error
-    if request.reservation is not None:
-        requests, tokens = request.reservation.requests, request.reservation.tokens
+    if reservation is not None:
+        requests, tokens = reservation.requests, reservation.tokens
     else:
-        requests, tokens = _refused_limits(error, request, catalog)
+        requests, tokens = _refused_limits(error, catalog.per_minute(identity.tenant, model))
     if requests is None and tokens is None:
         return error
     return Refused(error, requests=requests, tokens=tokens)
 
 
-def _refused_limits(error: WeirError, request: Request, catalog: Catalog) -> tuple[State | None, State | None]:
+def _refused_limits(error: WeirError, per_minute: tuple[int, int]) -> tuple[State | None, State | None]:
     if error.reason not in (Reason.QUOTA_REQUESTS, Reason.QUOTA_TOKENS):
         return None, None
-    per_minute = catalog.per_minute(request.identity.tenant, request.spec.model)
     reset = WINDOW if error.retry_after is None else error.retry_after
     if error.reason is Reason.QUOTA_REQUESTS:
         return ((per_minute[0], 0, reset) if per_minute[0] else None), None

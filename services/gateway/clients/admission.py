@@ -53,13 +53,21 @@ class AdmissionClient:
         return sum(mux.queued + mux.in_flight for mux in self._pools.values())
 
     async def admit(
-        self, request: admission_pb2.Admit, *, deadline: Deadline, traceparent: str, may_be_local: bool = False
+        self,
+        request: admission_pb2.Admit,
+        *,
+        deadline: Deadline,
+        traceparent: str,
+        may_be_local: bool = False,
+        patience: float | None = None,
     ) -> admission_pb2.Granted:
         """See `AdmissionPort`."""
         mux = self.pool(request.pool)
         # Lost, and not merely never reached: right after a start the first stream is worth waiting for.
         if may_be_local and mux.generation and not mux.connected and (granted := self._local.grant(request)):
             return granted
+        if patience is not None and not mux.connected:
+            await mux.wait_connected(min(patience, deadline.timeout(self._clock)))
         try:
             reply = await mux.call(
                 admission_pb2.AdmissionCall(admit=request),

@@ -72,7 +72,11 @@ class OpenAIServicer(openai_pb2_grpc.OpenAIServiceServicer):
             await _refuse(context, error)
             return
         await context.send_initial_metadata(
-            [("x-weir-model-version", result.model_version), ("x-weir-simulated", str(result.simulated).lower())]
+            [
+                ("x-weir-model-version", result.model_version),
+                ("x-weir-simulated", str(result.simulated).lower()),
+                *limits_of(result),
+            ]
         )
         await context.write(
             http_body(

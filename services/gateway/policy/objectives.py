@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from services.gateway.policy.events import Finish
 
 TTFT, ITL, E2E = "ttft", "itl", "e2e"
+_LEAST = 0.001
 _WHOLE = (Finish.STOP, Finish.LENGTH, Finish.CONTENT_FILTER)
 
 
@@ -27,9 +28,9 @@ NOTHING = Objectives()
 
 
 def ttft_left(objectives: Objectives, spent: float) -> float | None:
-    """Seconds that are left for the first token when `spent` have passed since the arrival; 0 when it is late
-    already; None when nothing is declared."""
-    return None if objectives.ttft is None else max(0.0, objectives.ttft - spent)
+    """Seconds that are left for the first token when `spent` have passed since the arrival; a millisecond when it is
+    late already: whether it is served then is admission's to say. None when nothing is declared."""
+    return None if objectives.ttft is None else max(_LEAST, objectives.ttft - spent)
 
 
 def judge(

@@ -16,14 +16,13 @@ class Verdict(enum.Enum):
     """The call is broken off, and with it goes what was written for it."""
 
 
-def verdict(*, waits: bool, idle: float, unread: int, ended: bool, stall: float, most: int) -> Verdict:
-    """About a reader that took something last `idle` seconds ago and has `unread` characters left.
+def verdict(*, idle: float, unread: int, ended: bool, stall: float, most: int) -> Verdict:
+    """About a reader that has not all there is: it took something last `idle` seconds ago and has `unread` characters
+    left.
 
-    `waits`: it has everything there is. `ended`: its generation is over. One that stands still for `stall` seconds, or
-    leaves more than `most`, loses its generation; one that stands still for another `stall` seconds loses its call.
+    `ended`: its generation is over. One that stands still for `stall` seconds, or leaves more than `most`, loses its
+    generation; one that stands still for another `stall` seconds loses its call.
     """
-    if waits:
-        return Verdict.KEEP
     if not ended:
         return Verdict.END if idle >= stall or unread > most else Verdict.KEEP
     return Verdict.CUT if idle >= 2 * stall else Verdict.KEEP

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -15,9 +16,10 @@ from weir.registry.v1 import registry_pb2
 from weir.router.v1 import router_pb2
 
 from libs.errors import Reason, WeirError
-from tests.support.leaves import MODEL, Rig, Running
+from tests.support.leaves import MODEL, Rig, Running, rig
 from tests.support.native_stream import FLAGGED, Stream, ids, refusal, taken
 from tests.support.openai_call import Answered, chat
+from tests.support.tokenizer import write_byte_tokenizer
 
 Step = registry_pb2.DegradationStep
 CAP = Step(cap_output=registry_pb2.CapOutput(max_tokens=4))
@@ -261,6 +263,21 @@ async def test_the_same_version_runs_in_another_pool(mesh: Rig) -> None:
         text, _ = await stream.rest()
     assert text == "slow"
     assert [(admit.pool, admit.model_version) for admit in mesh.admitted] == [("pool", MODEL), ("cpu", MODEL)]
+
+
+# ---- admission is away ------------------------------------------------------------------------
+
+
+async def test_with_a_ladder_nobody_waits_long_for_an_admission_that_is_away(tmp_path: Path) -> None:
+    model = tmp_path / "model"
+    model.mkdir()
+    settings = {"max_local_grants": 0, "decide_timeout": 0.2}
+    async with rig(write_byte_tokenizer(model), tmp_path / "state", **settings) as mesh:
+        await plan(mesh, DEFAULT)
+        await mesh.admission.stop()
+        async with Stream(mesh) as stream:
+            text, end = await stream.rest()
+        assert (text, list(end.degraded)) == ("too busy, sorry", ["default_answer"])
 
 
 # ---- where the ladder is not taken ------------------------------------------------------------

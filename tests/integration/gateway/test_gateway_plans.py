@@ -132,8 +132,7 @@ async def test_the_tiers_own_objectives_come_before_those_for_all(mesh: Rig) -> 
     await declare(mesh, "fast", ttft_p95=0.000001)
     before = met("ttft", "false")
     await one(mesh)
-    assert mesh.admitted[0].HasField("ttft_target")
-    assert to_seconds(mesh.admitted[0].ttft_target) == 0.0
+    assert to_seconds(mesh.admitted[0].ttft_target) == 0.001  # late already
     assert (await asyncio.wait_for(mesh.records.get(), 10)).request.outcome == "stop"
     assert met("ttft", "false") == before + 1
 

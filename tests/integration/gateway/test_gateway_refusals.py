@@ -7,12 +7,15 @@ import math
 from pathlib import Path
 from typing import Any
 
+import grpc
 import pytest
 from prometheus_client import REGISTRY
+from weir.inference.v1 import inference_pb2, inference_pb2_grpc
 from weir.quota.v1 import quota_pb2
+from weir.registry.v1 import registry_pb2
 from weir.worker.v1 import worker_pb2
 
-from libs.errors import Reason, WeirError, grpc_code, http_status
+from libs.errors import Reason, WeirError, from_rpc_error, grpc_code, http_status
 from services.gateway import refusals
 from services.gateway.refusals import outcome_of
 from tests.support.leaves import Rig, rig
@@ -154,6 +157,34 @@ async def test_a_refused_reservation_tells_the_limit_that_refused(mesh: Rig) -> 
     assert headers["x-ratelimit-remaining-tokens"] == "0"
     assert headers["x-ratelimit-reset-tokens"] == "12s"
     assert headers["ratelimit"] == '"tokens";r=0;t=12'
+
+
+async def test_embeddings_tell_them_as_well(mesh: Rig) -> None:
+    limits(mesh)
+    worker = mesh.workers[0]
+    request = inference_pb2.EmbedRequest(model="tiny", inputs=["ab"])
+    async with grpc.aio.insecure_channel(f"127.0.0.1:{mesh.port}") as channel:
+        stub = inference_pb2_grpc.InferenceServiceStub(channel)
+        refused = stub.Embed(request, timeout=30, metadata=HEADERS)  # no worker is known yet
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await refused
+        assert from_rpc_error(caught.value).reason is Reason.REJECTED_NO_CAPACITY
+        assert dict(await refused.trailing_metadata())["x-ratelimit-remaining-tokens"] == "400"
+        await mesh.put(
+            registry_pb2.Endpoint(
+                service="worker",
+                instance=worker.name,
+                address=f"127.0.0.1:{worker.port}",
+                zone="zone-a",
+                model_versions=["tiny@1"],
+            )
+        )
+        async with asyncio.timeout(10):
+            while not mesh.gateway._catalog.snapshot.endpoints:  # noqa: ASYNC110 - a watch of the store
+                await asyncio.sleep(0.01)
+        answered = stub.Embed(request, timeout=30, metadata=HEADERS)
+        await answered
+        assert dict(await answered.trailing_metadata())["ratelimit"].startswith('"requests";r=59')
 
 
 # ---- the gateway's own refusals ---------------------------------------------------------------
