@@ -3,71 +3,81 @@
 A *scope* is what one `Limits` entry covers: a tenant as a whole (`"*"`) or a tenant's use of one model. A request is
 held to all scopes that cover it, all or nothing. A *lease* is a reservation that has not been settled yet.
 
+Limits hold in any period exactly, not on average. The use of a scope is what its open leases reserve and what was
+settled within the last period, charged when it is settled; a request passes when that and its own cost stay within the
+limit. So, if nothing is delivered beyond a reservation, the limit holds in any period (T - 60 s, T]: at the last
+admission before T, whatever was delivered in that period was either in an open lease or settled within the 60 s before
+that admission, and all of it was counted then.
+
 Not thread-safe: one event loop owns a ledger, and every call is a plain function without awaits, which is what makes
 concurrent reserves exact. Time comes in as `now`, integer nanoseconds on a clock that does not run backwards.
 """
 
-from collections import deque
-from collections.abc import Mapping
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping
 from heapq import heapify, heappop, heappush
 
-from libs.gcra.bucket import Bucket
 from libs.gcra.scope import Lease, Scope, tightest, worse
+from libs.gcra.settled import Key, SettledIds
 from libs.gcra.types import (
     ALL_MODELS,
     NO_LIMITS,
     Admitted,
-    Changes,
+    Ask,
+    Batch,
+    Closed,
     Denied,
-    LeaseState,
+    LedgerState,
     LimitSpec,
-    ScopeState,
+    Opened,
     SettledAlready,
+    Taken,
 )
+from libs.gcra.window import LOCAL, Part
 
 
 class Ledger:
-    """Buckets, slots and leases of all tenants.
+    """Use, slots and leases of all tenants.
 
     :param default: limits of a tenant that has none of its own for `"*"`.
-    :param burst_seconds: a bucket holds this many seconds' worth of its limit (at least one unit); 60 makes the burst
-        equal to the limit.
+    :param part: who decides here, where several replicas do.
     :param settled_retention_ns: how long a settled id is remembered, so that a repeated settle changes nothing.
     :param max_settled: the most settled ids remembered; the oldest go first.
-    :param concurrency_retry_ns: the hint given when no slot is free (nobody knows when one will be).
-    :param max_idle_tenants: above this many tenants, the ones with nothing consumed are forgotten.
-    :param track_changes: keep what changed for `take_changes`; whoever sets it must call that regularly.
+    :param retry_ns: the hint given while open leases are in the way and none has ever ended.
+    :param max_idle_tenants: above this many tenants, the ones with nothing used are forgotten.
+    :param track_changes: keep what was decided for `take_changes`; whoever sets it must call that regularly.
     """
 
     def __init__(
         self,
         *,
         default: LimitSpec = NO_LIMITS,
-        burst_seconds: int = 60,
+        part: Part = LOCAL,
         settled_retention_ns: int = 120_000_000_000,
         max_settled: int = 200_000,
-        concurrency_retry_ns: int = 1_000_000_000,
+        retry_ns: int = 1_000_000_000,
         max_idle_tenants: int = 50_000,
         track_changes: bool = False,
     ) -> None:
+        self.part = part
         self._default = default
-        self._burst_seconds = burst_seconds
-        self._retention = settled_retention_ns
-        self._max_settled = max_settled
-        self._concurrency_retry = concurrency_retry_ns
+        self._retry = retry_ns
         self._max_idle_tenants = max_idle_tenants
         self._prune_at = max_idle_tenants
         self._track = track_changes
-        self._specs: Mapping[tuple[str, str], LimitSpec] = {}
+        self._specs: Mapping[Key, LimitSpec] = {}
         self._wide: dict[str, Scope] = {}
-        self._named: dict[tuple[str, str], Scope] = {}
-        self._leases: dict[tuple[str, str], Lease] = {}
+        self._named: dict[Key, Scope] = {}
+        self._leases: dict[Key, Lease] = {}
         self._expiries: list[Lease] = []
-        self._settled: set[tuple[str, str]] = set()
-        self._settled_order: deque[tuple[int, tuple[str, str]]] = deque()
-        self._dirty: set[Scope] = set()
+        self._settled = SettledIds(settled_retention_ns, max_settled)
+        self._holders: Counter[str] = Counter()
         self._opened: list[Lease] = []
-        self._closed: list[tuple[str, str]] = []
+        self._closed: list[Closed] = []
+        self._taken: Counter[str] = Counter()
+        self._ended: list[Key] = []
 
     @property
     def live_leases(self) -> int:
@@ -79,104 +89,97 @@ class Ledger:
         """Settled ids in memory."""
         return len(self._settled)
 
-    def apply_limits(self, specs: Mapping[tuple[str, str], LimitSpec], now: int) -> None:
-        """Makes `specs`, by (tenant, model or `"*"`), the limits from now on; what was consumed stays consumed.
+    @property
+    def holders(self) -> frozenset[str]:
+        """Who holds leases."""
+        return frozenset(self._holders)
 
-        A concurrency limit that is new counts the leases that open from now on.
+    def apply_limits(self, specs: Mapping[Key, LimitSpec], now: int) -> None:
+        """Makes `specs`, by (tenant, model or `"*"`), the limits from now on; what was used stays used.
+
+        A limit for a model that had none counts what is used from now on.
         """
         self._specs = dict(specs)
         for tenant, scope in list(self._wide.items()):
-            scope.apply(self._specs.get((tenant, ALL_MODELS), self._default), self._burst_seconds, now)
+            scope.apply(self._specs.get((tenant, ALL_MODELS), self._default))
             if scope.idle(now):
                 del self._wide[tenant]
         for key, scope in list(self._named.items()):
-            scope.apply(self._specs.get(key, NO_LIMITS), self._burst_seconds, now)
+            scope.apply(self._specs.get(key, NO_LIMITS))
             if key not in self._specs and scope.idle(now):
                 del self._named[key]
         for key, spec in self._specs.items():
             if key[1] != ALL_MODELS and key not in self._named:
-                self._named[key] = self._new_scope(key[0], key[1], spec, now)
+                self._named[key] = Scope(key[0], key[1], spec)
 
     def admit_edge(self, tenant: str, *, requests: int, tokens: int, now: int) -> Admitted | Denied:
-        """Takes `requests` from the tenant's request bucket when `tokens` would fit its token bucket too.
+        """Takes `requests` of the tenant's requests when `tokens` would fit its tokens too.
 
-        The token bucket is only looked at: `reserve` takes the real number. Slots are not looked at either: the
-        settle of the stream before may still be on its way while `reserve` would come after it.
+        The tokens are only looked at: `reserve` takes the real number. Slots are not looked at either: the settle of
+        the stream before may still be on its way while `reserve` would come after it.
         """
+        if self._expiries and self._expiries[0].expires <= now:
+            self.expire(now)
         scope = self._wide.get(tenant) or self._tenant_scope(tenant, now)
-        denied = scope.check(requests, tokens, 0, now)
+        denied = scope.check(Ask(tenant, ALL_MODELS, "", tokens), requests, tokens, 0, now, self._retry)
         if denied is not None:
             return denied
-        if requests and scope.requests is not None:
-            scope.requests.charge(requests, now)
+        if requests:
+            scope.requests.charge(requests, now, self.part)
             if self._track:
-                self._dirty.add(scope)
+                self._taken[tenant] += requests
         return tightest((scope,), now)
 
-    def reserve(
-        self,
-        tenant: str,
-        model: str,
-        request_id: str,
-        tokens: int,
-        *,
-        count_request: bool,
-        lease_ns: int,
-        now: int,
-    ) -> Admitted | Denied | SettledAlready:
-        """Takes `tokens`, one slot and (with `count_request`) one request in every scope, or nothing at all.
+    def reserve(self, ask: Ask, *, lease_ns: int, now: int) -> Admitted | Denied | SettledAlready:
+        """Takes the tokens, the spend, one slot and (unless the edge counted it) one request in every scope, or
+        nothing at all.
 
         A repeat with the id of a live lease takes nothing and reports the present state. An id that was settled or
         expired is not reserved again.
         """
         if self._expiries and self._expiries[0].expires <= now:
             self.expire(now)
-        key = (tenant, request_id)
+        key = (ask.tenant, ask.request_id)
         lease = self._leases.get(key)
         if lease is not None:
-            return tightest(lease.scopes, now)
+            return tightest(lease.scopes, now, over_quota=lease.over_quota)
         if key in self._settled:
             return SettledAlready()
-        scopes = self._scopes(tenant, model, now)
-        requests = 1 if count_request else 0
-        denied: Denied | None = None
-        for scope in scopes:
-            denied = worse(denied, scope.check(requests, tokens, 1, now, self._concurrency_retry))
+        scopes = self._scopes(ask.tenant, ask.model, ask.version, now)
+        requests, tokens = int(ask.count_request), ask.tokens
+        denied = self._check(scopes, ask, requests, tokens, now)
+        over_quota = denied is not None and ask.over_quota_allowed
+        if over_quota:
+            requests = tokens = 0
+            denied = self._check(scopes, ask, 0, 0, now)
         if denied is not None:
             return denied
-        self._open(key, model, tokens, now + lease_ns, scopes, requests, now)
-        return tightest(scopes, now)
-
-    def _open(
-        self,
-        key: tuple[str, str],
-        model: str,
-        tokens: int,
-        expires: int,
-        scopes: list[Scope],
-        requests: int,
-        now: int,
-    ) -> None:
-        charged: list[Bucket] = []
-        for scope in scopes:
-            scope.in_use += 1
-            if requests and scope.requests is not None:
-                scope.requests.charge(requests, now)
-            if scope.tokens is not None:
-                scope.tokens.charge(tokens, now)
-                charged.append(scope.tokens)
-        lease = Lease(key, model, tokens, expires, scopes, charged)
-        self._leases[key] = lease
-        heappush(self._expiries, lease)
+        lease = Lease(ask, tokens=tokens, requests=requests, scopes=scopes, part=self.part, now=now)
+        lease.over_quota = over_quota
+        lease.expires = now + lease_ns
+        self._open(lease)
+        if requests:
+            for scope in scopes:
+                scope.requests.charge(requests, now, self.part)
         if self._track:
-            self._dirty.update(scopes)
             self._opened.append(lease)
+        return tightest(scopes, now, over_quota=over_quota)
 
-    def settle(self, tenant: str, model: str, request_id: str, tokens: int, now: int) -> bool:
-        """Ends a lease and charges `tokens` instead of what was reserved; the bucket may go into debt.
+    def _check(self, scopes: Iterable[Scope], ask: Ask, requests: int, tokens: int, now: int) -> Denied | None:
+        denied: Denied | None = None
+        for scope in scopes:
+            denied = worse(denied, scope.check(ask, requests, tokens, 1, now, self._retry))
+        return denied
+
+    def settle(
+        self, tenant: str, model: str, request_id: str, tokens: int, now: int, *, spend: int = 0, version: str = ""
+    ) -> bool:
+        """Ends a lease and charges `tokens` and `spend` instead of what was reserved, also when that is more.
+
+        An over-quota lease is charged no tokens: it took none of the quota.
 
         :return: False when the lease was not live: settled or expired before (nothing changes), or never seen (it
-            was lost in a crash together with its charge, so `tokens` are charged now).
+            was opened elsewhere, or lost in a crash, so what was used is charged now).
         """
         key = (tenant, request_id)
         lease = self._leases.get(key)
@@ -184,133 +187,227 @@ class Ledger:
             self.expire(now)
             return False
         if lease is None:
-            if key not in self._settled:
-                for scope in self._scopes(tenant, model, now):
-                    if scope.tokens is not None:
-                        scope.tokens.charge(tokens, now)
-                        if self._track:
-                            self._dirty.add(scope)
-                self._remember_settled(key, now)
-            return False
-        for bucket in lease.charged:
-            bucket.settle(lease.tokens, tokens, now)
-        self._close(lease, now)
-        return True
+            if key in self._settled:
+                return False
+            scopes = self._scopes(tenant, model, version, now)
+        else:
+            scopes = lease.scopes
+            model, version = lease.model, lease.version
+            if lease.over_quota:
+                tokens = 0
+            self._close(lease, now)
+        _charge(scopes, tokens, spend, now, self.part)
+        self._settled.add(key, now)
+        if self._track:
+            self._closed.append(Closed(tenant, model, request_id, version, tokens, spend))
+        return lease is not None
 
     def expire(self, now: int) -> int:
-        """Frees the slots of leases whose time has passed; their tokens stay charged. Returns how many there were."""
+        """Ends leases whose time has passed; what they reserved counts as used now. Returns how many there were."""
         expired = 0
         heap = self._expiries
         while heap and heap[0].expires <= now:
             lease = heappop(heap)
             if lease.open:
-                self._close(lease, now)
+                self._end(lease, now)
                 expired += 1
         return expired
 
+    def end_held_by(
+        self, holder: str, now: int, *, opened_before: int | None = None, but_by: frozenset[str] = frozenset()
+    ) -> int:
+        """Ends the leases of a holder that is gone for good, as if they had expired. Returns how many there were.
+
+        :param opened_before: those that were opened later belong to its next life.
+        :param but_by: leases that these replicas opened are left to them.
+        """
+        gone = [
+            lease
+            for lease in self._leases.values()
+            if lease.holder == holder
+            and (opened_before is None or lease.opened < opened_before)
+            and lease.part[0] not in but_by
+        ]
+        for lease in gone:
+            self._end(lease, now)
+            if self._track:
+                self._ended.append(lease.key)
+        return len(gone)
+
+    def holds(self, tenant: str, request_id: str) -> bool:
+        """Whether the request has a live lease."""
+        return (tenant, request_id) in self._leases
+
     def report(self, tenant: str, model: str, now: int) -> Admitted:
         """The tightest state of each kind of limit that covers the tenant's use of the model."""
-        return tightest(self._scopes(tenant, model, now), now)
+        return tightest(self._scopes(tenant, model, "", now), now)
 
-    # --- persistence -------------------------------------------------------------------------------------------
+    # --- shares of what is left -----------------------------------------------------------------------------------
 
-    def take_changes(self, now: int) -> Changes:
-        """What changed since the last call, as plain data."""
-        opened = tuple(lease.state(now) for lease in self._opened if lease.open)
-        changes = Changes(tuple(scope.state(now) for scope in self._dirty), opened, tuple(self._closed))
-        self._forget_changes()
-        return changes
+    def share(self, tenant: str, holder: str, holders: int, admitted: Admitted, now: int) -> tuple[int, int]:
+        """(tokens, requests) that `holder`, one of so many, may give out while nobody can be asked.
 
-    def full_state(self, now: int) -> Changes:
-        """Everything, as plain data: consumed buckets, live leases, remembered settled ids. Clears the changes."""
-        every = (*self._wide.values(), *self._named.values())
-        scopes = tuple(scope.state(now) for scope in every if not scope.idle(now))
-        leases = tuple(lease.state(now) for lease in self._leases.values())
-        self._forget_changes()
-        return Changes(scopes, leases, tuple(key for _, key in self._settled_order))
+        An equal part of what `admitted` says is left, and never more than what the others were not told within the
+        last minute, so that all the shares together are left when the last of them is told.
+        """
+        if holders <= 1:
+            return admitted.tokens.remaining, admitted.requests.remaining
+        return self._wide[tenant].share(holder, holders, admitted, now)
 
-    def restore_scope(self, state: ScopeState, elapsed_ns: int, now: int) -> None:
-        """Goes on from a scope written `elapsed_ns` ago. Call before leases are restored and limits are applied."""
-        scope = Scope.restored(state, elapsed_ns, now)
-        if state.model == ALL_MODELS:
-            self._wide[state.tenant] = scope
-        else:
-            self._named[(state.tenant, state.model)] = scope
+    def leave(self, tenant: str, *, tokens: int, requests: int, now: int) -> None:
+        """Makes at most so much of the tenant's limits left within the period before `now`: what others used of it
+        counts as used here, until a period after `now`."""
+        scope = self._wide.get(tenant) or self._tenant_scope(tenant, now)
+        state = tightest((scope,), now)
+        if state.tokens.remaining > tokens:
+            scope.tokens.charge(state.tokens.remaining - tokens, now, self.part)
+        if state.requests.remaining > requests:
+            scope.requests.charge(state.requests.remaining - requests, now, self.part)
 
-    def restore_lease(self, state: LeaseState, elapsed_ns: int, now: int) -> None:
-        """Goes on from a lease written `elapsed_ns` ago; its tokens are in the restored buckets already."""
-        scopes = self._scopes(state.tenant, state.model, now)
-        charged = [scope.tokens for scope in scopes if scope.tokens is not None]
-        expires = now + max(0, state.expires_in_ns - max(0, elapsed_ns))
-        lease = Lease((state.tenant, state.request_id), state.model, state.tokens, expires, scopes, charged)
-        for scope in scopes:
-            scope.in_use += 1
-        self._leases[lease.key] = lease
-        heappush(self._expiries, lease)
+    # --- what others decided --------------------------------------------------------------------------------------
 
-    def restore_settled(self, key: tuple[str, str], now: int) -> None:
-        """Remembers an id (tenant, request id) as settled."""
-        if key not in self._settled:
-            self._remember_settled(key, now)
-        self._closed.clear()
-
-    def _forget_changes(self) -> None:
-        self._dirty.clear()
+    def take_changes(self, now: int) -> Batch:
+        """What was decided here since the last call."""
+        batch = Batch(
+            tuple(lease.state(now) for lease in self._opened),
+            tuple(self._closed),
+            tuple(Taken(tenant, count) for tenant, count in self._taken.items()),
+            tuple(self._ended),
+        )
         self._opened.clear()
         self._closed.clear()
+        self._taken.clear()
+        self._ended.clear()
+        return batch
+
+    def apply(self, batch: Batch, part: Part, now: int) -> None:
+        """Takes over what `part` decided. Apply each batch once. It counts from `now` on: later than it was, never
+        earlier."""
+        for opened in batch.opened:
+            scopes = self._scopes(opened.tenant, opened.model, opened.version, now)
+            if opened.requests:
+                for scope in scopes:
+                    scope.requests.charge(opened.requests, now, part)
+            self.restore_lease(opened, now)
+        for taken in batch.taken:
+            scope = self._wide.get(taken.tenant) or self._tenant_scope(taken.tenant, now)
+            scope.requests.charge(taken.requests, now, part)
+        for closed in batch.closed:
+            key = (closed.tenant, closed.request_id)
+            scopes = self._scopes(closed.tenant, closed.model, closed.version, now)
+            _charge(scopes, closed.tokens, closed.spend, now, part)
+            self.restore_settled(key, now)
+        for key in batch.ended:
+            lease = self._leases.get(key)
+            if lease is not None:
+                self._end(lease, now)
+
+    def state(self, now: int) -> LedgerState:
+        """Everything, at rest."""
+        every = (*self._wide.values(), *self._named.values())
+        return LedgerState(
+            tuple(scope.state(now) for scope in every if not scope.idle(now)),
+            tuple(lease.state(now) for lease in self._leases.values()),
+            self._settled.state(now),
+        )
+
+    def join(self, state: LedgerState, newer: Iterable[Part], now: int) -> None:
+        """Takes over another ledger's state: of use, the parts that it knows better (`newer`); leases and settled ids
+        that are unknown here."""
+        better = frozenset(newer)
+        for told in state.scopes:
+            scope = self._scope(told.tenant, told.model, now)
+            if scope is not None:
+                for part in told.parts:
+                    if part.part in better:
+                        scope.replace(part, scope.spend.period - told.spend_period_ns, now)
+        for settled in state.settled:
+            self.restore_settled((settled.tenant, settled.request_id), now - settled.age_ns)
+        for opened in state.leases:
+            self.restore_lease(opened, now)
+
+    def restore_lease(self, state: Opened, now: int) -> None:
+        """Opens a lease that was opened elsewhere or before, unless its id is known."""
+        key = (state.tenant, state.request_id)
+        if key in self._leases or key in self._settled:
+            return
+        scopes = self._scopes(state.tenant, state.model, state.version, now)
+        ask = Ask(state.tenant, state.model, state.request_id, state.tokens, state.version, state.spend)
+        lease = Lease(
+            ask._replace(holder=state.holder),
+            tokens=state.tokens,
+            requests=state.requests,
+            scopes=scopes,
+            part=state.part,
+            now=now - state.age_ns,
+        )
+        lease.over_quota = state.over_quota
+        lease.expires = now + max(0, state.expires_in_ns)
+        self._open(lease)
+
+    def restore_settled(self, key: Key, now: int) -> None:
+        """Remembers an id (tenant, request id) as settled, and ends its lease without a charge."""
+        lease = self._leases.get(key)
+        if lease is not None:
+            self._close(lease, now)
+        self._settled.add(key, now)
 
     # --- scopes ------------------------------------------------------------------------------------------------
 
-    def _scopes(self, tenant: str, model: str, now: int) -> list[Scope]:
-        """All scopes that cover a request: the tenant, the name it used, and that name without its version.
+    def _scopes(self, tenant: str, model: str, version: str, now: int) -> list[Scope]:
+        """All scopes that cover a request: the tenant, the name it used and what serves it, with and without version.
 
-        The last keeps a pinned version ("weir-fast@1") from passing around the limit on "weir-fast".
+        So neither a pinned version ("weir-fast@1") nor an alias passes around the limit on "weir-fast".
         """
         scopes = [self._wide.get(tenant) or self._tenant_scope(tenant, now)]
         if self._named:
-            named = self._named.get((tenant, model))
-            if named is not None:
-                scopes.append(named)
-            if "@" in model:
-                base = self._named.get((tenant, model.partition("@")[0]))
-                if base is not None:
-                    scopes.append(base)
+            for name in {model, version, model.partition("@")[0], version.partition("@")[0]}:
+                scope = self._named.get((tenant, name))
+                if scope is not None:
+                    scopes.append(scope)
         return scopes
+
+    def _scope(self, tenant: str, model: str, now: int) -> Scope | None:
+        if model == ALL_MODELS:
+            return self._wide.get(tenant) or self._tenant_scope(tenant, now)
+        return self._named.get((tenant, model))
 
     def _tenant_scope(self, tenant: str, now: int) -> Scope:
         if len(self._wide) >= self._prune_at:
             self._wide = {name: scope for name, scope in self._wide.items() if not scope.idle(now)}
             self._prune_at = max(self._max_idle_tenants, 2 * len(self._wide))
         spec = self._specs.get((tenant, ALL_MODELS), self._default)
-        scope = self._wide[tenant] = self._new_scope(tenant, ALL_MODELS, spec, now)
-        return scope
-
-    def _new_scope(self, tenant: str, model: str, spec: LimitSpec, now: int) -> Scope:
-        scope = Scope(tenant, model)
-        scope.apply(spec, self._burst_seconds, now)
+        scope = self._wide[tenant] = Scope(tenant, ALL_MODELS, spec)
         return scope
 
     # --- leases ------------------------------------------------------------------------------------------------
 
+    def _open(self, lease: Lease) -> None:
+        lease.take()
+        self._leases[lease.key] = lease
+        self._holders[lease.holder] += 1
+        heappush(self._expiries, lease)
+
+    def _end(self, lease: Lease, now: int) -> None:
+        """Nobody settled it: what it reserved counts as used, as decided by whoever opened it, so that every replica
+        that ends it counts it in the same place."""
+        self._close(lease, now)
+        _charge(lease.scopes, lease.tokens, lease.spend, now, lease.part)
+        self._settled.add(lease.key, now)
+
     def _close(self, lease: Lease, now: int) -> None:
-        lease.open = False
+        lease.release(now)
         del self._leases[lease.key]
-        for scope in lease.scopes:
-            scope.in_use -= 1
-        if self._track:
-            self._dirty.update(lease.scopes)
-        self._remember_settled(lease.key, now)
+        self._holders[lease.holder] -= 1
+        if not self._holders[lease.holder]:
+            del self._holders[lease.holder]
         # Settled leases stay in the heap until their time; rebuild it when they are most of it.
         if len(self._expiries) > 1024 and len(self._expiries) > 4 * len(self._leases):
             self._expiries = list(self._leases.values())
             heapify(self._expiries)
 
-    def _remember_settled(self, key: tuple[str, str], now: int) -> None:
-        self._settled.add(key)
-        order = self._settled_order
-        order.append((now, key))
-        if self._track:
-            self._closed.append(key)
-        oldest = now - self._retention
-        while order and (order[0][0] < oldest or len(order) > self._max_settled):
-            self._settled.discard(order.popleft()[1])
+
+def _charge(scopes: Iterable[Scope], tokens: int, spend: int, now: int, part: Part) -> None:
+    for scope in scopes:
+        scope.tokens.charge(tokens, now, part)
+        scope.spend.charge(spend, now, part)

@@ -1,101 +1,235 @@
 """What one limits entry covers, and a reservation in it: the parts that a ledger is made of."""
 
+from __future__ import annotations
+
 from collections.abc import Iterable
 
-from libs.gcra.bucket import NEVER, Bucket, BucketState, LimitReport
-from libs.gcra.types import Admitted, Denied, LeaseState, LimitKind, LimitSpec, ScopeState
+from libs.gcra.types import (
+    UNLIMITED,
+    Admitted,
+    Ask,
+    Denied,
+    LimitKind,
+    LimitReport,
+    LimitSpec,
+    Opened,
+    PartState,
+    ScopeState,
+)
+from libs.gcra.window import MINUTE_NS, NEVER, Part, Window
 
-UNLIMITED = LimitReport(0, 0, 0)
-"""The report where no limit is set."""
+_SHORTEST_RETRY_NS = 50_000_000
+_HOLD_SHARE = 8
+"""A lease's duration moves the average by one part in this many."""
 
 
 class Scope:
-    """The buckets and the slot count of one limits entry; `None` where it sets no limit."""
+    """The use of one limits entry: what was settled or counted within the period, and what is reserved now."""
 
-    __slots__ = ("concurrency", "in_use", "model", "requests", "tenant", "tokens")
+    __slots__ = (
+        "held_spend",
+        "held_tokens",
+        "hold_ns",
+        "in_use",
+        "model",
+        "requests",
+        "spec",
+        "spend",
+        "tenant",
+        "tokens",
+        "told",
+    )
 
-    def __init__(self, tenant: str, model: str) -> None:
+    def __init__(self, tenant: str, model: str, spec: LimitSpec) -> None:
         self.tenant = tenant
         self.model = model
-        self.requests: Bucket | None = None
-        self.tokens: Bucket | None = None
-        self.concurrency = 0
+        self.spec = spec
+        self.requests = Window()
+        self.tokens = Window()
+        self.spend = Window(spec.spend_window_ns)
         self.in_use = 0
+        self.held_tokens = 0
+        self.held_spend = 0
+        self.hold_ns = 0
+        """Average time that leases are held, once one has ended."""
+        self.told: dict[str, tuple[int, int, int]] = {}
+        """By holder: (tokens, requests, when) of the share it was told to be its own."""
 
-    @classmethod
-    def restored(cls, state: ScopeState, elapsed_ns: int, now: int) -> "Scope":
-        """A scope that goes on from `state`, written `elapsed_ns` ago."""
-        scope = cls(state.tenant, state.model)
-        scope.requests = _restored(state.requests, elapsed_ns, now)
-        scope.tokens = _restored(state.tokens, elapsed_ns, now)
-        scope.concurrency = state.concurrency
-        return scope
-
-    def apply(self, spec: LimitSpec, burst_seconds: int, now: int) -> None:
-        """Makes `spec` its limits; what was consumed stays consumed."""
-        self.requests = _rescaled(self.requests, spec.requests_per_minute, burst_seconds, now)
-        self.tokens = _rescaled(self.tokens, spec.tokens_per_minute, burst_seconds, now)
-        self.concurrency = spec.concurrency
+    def apply(self, spec: LimitSpec) -> None:
+        """Makes `spec` its limits; what was used stays used."""
+        self.spec = spec
+        self.spend.rescale(spec.spend_window_ns)
 
     def idle(self, now: int) -> bool:
         """Nothing would be forgotten by dropping it."""
-        full = all(bucket is None or bucket.tat <= now for bucket in (self.requests, self.tokens))
-        return full and self.in_use == 0
+        return not (self.in_use or self.requests.used(now) or self.tokens.used(now) or self.spend.used(now))
+
+    def check(self, ask: Ask, requests: int, tokens: int, slots: int, now: int, retry_ns: int) -> Denied | None:
+        """The denial that takes longest to lift; None when everything fits. Takes nothing.
+
+        What is asked for as 0 is not looked at. The time until a refused request would pass is exact while what was
+        used is in the way, since it is known when that leaves. Open reservations may end at any moment, and what they
+        delivered counts for a whole period after that: while they are in the way, the time is an estimate, the longer
+        of the time until everything settled has left and the average time that leases are held.
+
+        :param retry_ns: taken for that average before any lease has ended.
+        """
+        spec = self.spec
+        denied: Denied | None = None
+        if spec.requests_per_minute and requests:
+            denied = self._look(LimitKind.REQUESTS, self.requests, spec.requests_per_minute, 0, requests, now, retry_ns)
+        if spec.tokens_per_minute and tokens:
+            denied = worse(
+                denied,
+                self._look(
+                    LimitKind.TOKENS, self.tokens, spec.tokens_per_minute, self.held_tokens, tokens, now, retry_ns
+                ),
+            )
+        if spec.spend_microusd and ask.spend:
+            denied = worse(
+                denied,
+                self._look(LimitKind.SPEND, self.spend, spec.spend_microusd, self.held_spend, ask.spend, now, retry_ns),
+            )
+        if spec.concurrency and slots and self.in_use >= spec.concurrency:
+            wait = max(_SHORTEST_RETRY_NS, self.hold_ns // self.in_use if self.hold_ns else retry_ns)
+            report = LimitReport(spec.concurrency, 0, 0)
+            denied = worse(denied, Denied(LimitKind.CONCURRENCY, self.model, report, slots, wait))
+        if spec.max_output and ask.output > spec.max_output:
+            denied = worse(denied, self._too_long(LimitKind.MAX_OUTPUT, spec.max_output, ask.output))
+        if spec.max_context and ask.context > spec.max_context:
+            denied = worse(denied, self._too_long(LimitKind.MAX_CONTEXT, spec.max_context, ask.context))
+        return denied
+
+    def _look(
+        self, kind: LimitKind, window: Window, limit: int, held: int, cost: int, now: int, retry_ns: int
+    ) -> Denied | None:
+        over = window.used(now) + held + cost - limit
+        if over <= 0:
+            return None
+        wait: int | None = None
+        if cost <= limit:
+            wait = window.wait(over, now)
+            if wait == NEVER:
+                wait = max(window.reset(now), self.hold_ns or retry_ns, _SHORTEST_RETRY_NS)
+        return Denied(kind, self.model, report_of(window, limit, held, now), cost, wait)
+
+    def _too_long(self, kind: LimitKind, limit: int, cost: int) -> Denied:
+        return Denied(kind, self.model, LimitReport(limit, limit, 0), cost, None)
+
+    def share(self, holder: str, holders: int, admitted: Admitted, now: int) -> tuple[int, int]:
+        """See `Ledger.share`."""
+        tokens, requests = admitted.tokens.remaining, admitted.requests.remaining
+        others_tokens = others_requests = 0
+        for name, (told_tokens, told_requests, at) in list(self.told.items()):
+            if at + MINUTE_NS <= now:
+                del self.told[name]
+            elif name != holder:
+                others_tokens += told_tokens
+                others_requests += told_requests
+        share = (
+            max(0, min(tokens // holders, tokens - others_tokens)),
+            max(0, min(requests // holders, requests - others_requests)),
+        )
+        self.told[holder] = (*share, now)
+        return share
 
     def state(self, now: int) -> ScopeState:
-        """The scope at rest."""
+        """The scope at rest, without its leases."""
+        requests, tokens, spend = self.requests.state(now), self.tokens.state(now), self.spend.state(now)
+        parts = {**requests, **tokens, **spend}
         return ScopeState(
             self.tenant,
             self.model,
-            self.requests.state(now) if self.requests else None,
-            self.tokens.state(now) if self.tokens else None,
-            self.concurrency,
+            tuple(PartState(part, requests.get(part, ()), tokens.get(part, ()), spend.get(part, ())) for part in parts),
+            self.spend.period,
         )
 
-    def check(self, requests: int, tokens: int, slots: int, now: int, slot_retry_ns: int = 0) -> Denied | None:
-        """The denial that takes longest to lift; None when everything fits. Takes nothing.
-
-        Zero requests or slots are not asked about.
-        """
-        denied: Denied | None = None
-        bucket = self.requests
-        if requests and bucket is not None and (wait := bucket.wait(requests, now)):
-            denied = self._denied(LimitKind.REQUESTS, bucket.report(now), requests, wait)
-        bucket = self.tokens
-        if bucket is not None and (wait := bucket.wait(tokens, now)):
-            denied = worse(denied, self._denied(LimitKind.TOKENS, bucket.report(now), tokens, wait))
-        if slots and self.concurrency and self.in_use >= self.concurrency:
-            report = LimitReport(self.concurrency, 0, 0)
-            denied = worse(denied, self._denied(LimitKind.CONCURRENCY, report, slots, slot_retry_ns))
-        return denied
-
-    def _denied(self, kind: LimitKind, report: LimitReport, cost: int, wait: int) -> Denied:
-        return Denied(kind, self.model, report, cost, None if wait == NEVER else wait)
+    def replace(self, state: PartState, spend_longer_ns: int, now: int) -> None:
+        """Makes this what one replica's decisions used; `spend_longer_ns` by how much the period of spend is longer
+        here."""
+        self.requests.replace(state.part, state.requests, now)
+        self.tokens.replace(state.part, state.tokens, now)
+        spend = (use._replace(left_ns=use.left_ns + spend_longer_ns) for use in state.spend)
+        self.spend.replace(state.part, spend, now)
 
 
 class Lease:
-    """A live reservation. It keeps the buckets it charged, so a limit that appears later is never refunded."""
+    """A live reservation."""
 
-    __slots__ = ("charged", "expires", "key", "model", "open", "scopes", "tokens")
+    __slots__ = (
+        "expires",
+        "holder",
+        "key",
+        "model",
+        "open",
+        "opened",
+        "over_quota",
+        "part",
+        "requests",
+        "scopes",
+        "spend",
+        "tokens",
+        "version",
+    )
 
-    def __init__(
-        self, key: tuple[str, str], model: str, tokens: int, expires: int, scopes: list[Scope], charged: list[Bucket]
-    ) -> None:
-        self.key = key
-        self.model = model
+    def __init__(self, ask: Ask, *, tokens: int, requests: int, scopes: list[Scope], part: Part, now: int) -> None:
+        self.key = (ask.tenant, ask.request_id)
+        self.model = ask.model
+        self.version = ask.version
         self.tokens = tokens
-        self.expires = expires
+        self.spend = ask.spend
+        self.requests = requests
+        self.over_quota = False
+        self.holder = ask.holder
+        self.part = part
         self.scopes = scopes
-        self.charged = charged
+        self.opened = now
+        self.expires = now
         self.open = True
 
-    def __lt__(self, other: "Lease") -> bool:
+    def __lt__(self, other: Lease) -> bool:
         return self.expires < other.expires
 
-    def state(self, now: int) -> LeaseState:
+    def take(self) -> None:
+        """Occupies its slots and shares."""
+        for scope in self.scopes:
+            scope.in_use += 1
+            scope.held_tokens += self.tokens
+            scope.held_spend += self.spend
+
+    def release(self, now: int) -> None:
+        """Gives them back."""
+        self.open = False
+        held = now - self.opened
+        for scope in self.scopes:
+            scope.in_use -= 1
+            scope.held_tokens -= self.tokens
+            scope.held_spend -= self.spend
+            scope.hold_ns += (held - scope.hold_ns) // _HOLD_SHARE if scope.hold_ns else held
+
+    def state(self, now: int) -> Opened:
         """The lease at rest."""
         tenant, request_id = self.key
-        return LeaseState(tenant, request_id, self.model, self.tokens, self.expires - now)
+        return Opened(
+            tenant,
+            self.model,
+            request_id,
+            self.version,
+            self.tokens,
+            self.spend,
+            self.requests,
+            self.over_quota,
+            self.holder,
+            now - self.opened,
+            self.expires - now,
+            self.part,
+        )
+
+
+def report_of(window: Window, limit: int, held: int, now: int) -> LimitReport:
+    """What a caller is told of one limit."""
+    left = limit - window.used(now) - held
+    return LimitReport(limit, left if left > 0 else 0, window.period if held else window.reset(now), window.period)
 
 
 def worse(one: Denied | None, other: Denied | None) -> Denied | None:
@@ -105,40 +239,21 @@ def worse(one: Denied | None, other: Denied | None) -> Denied | None:
     return other if other.outlasts(one) else one
 
 
-def tightest(scopes: Iterable[Scope], now: int) -> Admitted:
+def tightest(scopes: Iterable[Scope], now: int, *, over_quota: bool = False) -> Admitted:
     """Of each kind of limit, the report with the least left."""
-    requests = tokens = slots = UNLIMITED
+    requests = tokens = slots = spend = UNLIMITED
     for scope in scopes:
-        bucket = scope.requests
-        if bucket is not None:
-            report = bucket.report(now)
-            if not requests.limit or report.remaining < requests.remaining:
-                requests = report
-        bucket = scope.tokens
-        if bucket is not None:
-            report = bucket.report(now)
-            if not tokens.limit or report.remaining < tokens.remaining:
-                tokens = report
-        if scope.concurrency:
-            left = max(0, scope.concurrency - scope.in_use)
-            if not slots.limit or left < slots.remaining:
-                slots = LimitReport(scope.concurrency, left, 0)
-    return Admitted(requests, tokens, slots)
+        spec = scope.spec
+        if spec.requests_per_minute:
+            requests = _less(requests, report_of(scope.requests, spec.requests_per_minute, 0, now))
+        if spec.tokens_per_minute:
+            tokens = _less(tokens, report_of(scope.tokens, spec.tokens_per_minute, scope.held_tokens, now))
+        if spec.concurrency:
+            slots = _less(slots, LimitReport(spec.concurrency, max(0, spec.concurrency - scope.in_use), 0))
+        if spec.spend_microusd:
+            spend = _less(spend, report_of(scope.spend, spec.spend_microusd, scope.held_spend, now))
+    return Admitted(requests, tokens, slots, spend, over_quota)
 
 
-def _rescaled(bucket: Bucket | None, limit: int, burst_seconds: int, now: int) -> Bucket | None:
-    if limit == 0:
-        return None
-    burst = max(1, limit * burst_seconds // 60)
-    if bucket is None:
-        return Bucket(limit, burst)
-    bucket.rescale(limit, burst, now)
-    return bucket
-
-
-def _restored(state: BucketState | None, elapsed_ns: int, now: int) -> Bucket | None:
-    if state is None:
-        return None
-    bucket = Bucket(state.limit, state.burst)
-    bucket.restore(state, elapsed_ns, now)
-    return bucket
+def _less(one: LimitReport, other: LimitReport) -> LimitReport:
+    return other if not one.limit or other.remaining < one.remaining else one

@@ -1,10 +1,12 @@
 """The plain values that go into and come out of a ledger."""
 
+from __future__ import annotations
+
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import NamedTuple
 
-from libs.gcra.bucket import BucketState, LimitReport
+from libs.gcra.window import DAY_NS, Use
 
 ALL_MODELS = "*"
 """The model name of a tenant-wide limit."""
@@ -16,6 +18,9 @@ class LimitKind(StrEnum):
     REQUESTS = "requests_per_minute"
     TOKENS = "tokens_per_minute"
     CONCURRENCY = "concurrency"
+    SPEND = "spend"
+    MAX_CONTEXT = "max_context"
+    MAX_OUTPUT = "max_output"
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,9 +30,23 @@ class LimitSpec:
     requests_per_minute: int = 0
     tokens_per_minute: int = 0
     concurrency: int = 0
+    spend_microusd: int = 0
+    spend_window_ns: int = DAY_NS
+    max_context: int = 0
+    """Prompt and longest output of one choice together, in tokens."""
+    max_output: int = 0
+    """Longest output of one choice, in tokens."""
 
     def __post_init__(self) -> None:
-        if min(self.requests_per_minute, self.tokens_per_minute, self.concurrency) < 0:
+        limits = (
+            self.requests_per_minute,
+            self.tokens_per_minute,
+            self.concurrency,
+            self.spend_microusd,
+            self.max_context,
+            self.max_output,
+        )
+        if min(limits) < 0 or self.spend_window_ns < 1:
             raise ValueError(f"limits must not be negative: {self}")
 
 
@@ -35,12 +54,61 @@ NO_LIMITS = LimitSpec()
 """Everything unlimited."""
 
 
+class Ask(NamedTuple):
+    """What a request wants to reserve."""
+
+    tenant: str
+    model: str
+    """As the caller names it."""
+    request_id: str
+    """Made by the mesh, never by a client: a repeat takes nothing."""
+    tokens: int
+    """Prompt and longest output of all choices."""
+    version: str = ""
+    """What serves it; its own limits hold too."""
+    spend: int = 0
+    """Micro-dollars that `tokens` cost at most."""
+    context: int = 0
+    """Prompt and longest output of one choice; 0 is not looked at."""
+    output: int = 0
+    """Longest output of one choice; 0 is not looked at."""
+    count_request: bool = True
+    """Not counted at the edge."""
+    over_quota_allowed: bool = False
+    """When requests or tokens refuse, take only the slot and the spend."""
+    holder: str = ""
+    """Who settles: its leases end when it is gone for good."""
+
+
+class LimitReport(NamedTuple):
+    """What a caller is told about one limit (the `x-ratelimit-*` headers)."""
+
+    limit: int
+    """Units per period, or streams at once; 0 means unlimited."""
+    remaining: int
+    """Whole units that could be taken now."""
+    reset_ns: int
+    """Until all of it could be, when nothing else comes; with open reservations, a whole period."""
+    period_ns: int = 0
+    """The limit's; 0 for streams."""
+
+
+UNLIMITED = LimitReport(0, 0, 0)
+"""The report where no limit is set."""
+
+
 class Admitted(NamedTuple):
     """The request passed; the tightest state of each kind of limit after it (limit 0: unlimited)."""
 
-    requests: LimitReport
-    tokens: LimitReport
-    concurrency: LimitReport
+    requests: LimitReport = UNLIMITED
+    tokens: LimitReport = UNLIMITED
+    concurrency: LimitReport = UNLIMITED
+    spend: LimitReport = UNLIMITED
+    over_quota: bool = False
+    """Only a slot and the spend were taken."""
+
+
+_UNITS = {LimitKind.REQUESTS: "requests", LimitKind.TOKENS: "tokens", LimitKind.SPEND: "micro-dollars"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,9 +124,10 @@ class Denied:
     cost: int
     """What was asked of it."""
     retry_after_ns: int | None
-    """When the same request would pass (a hint for concurrency); None when it never will."""
+    """When the same request would pass, if nothing else comes; an estimate while open reservations stand in the way
+    (see `Scope.check`). None when it never will."""
 
-    def outlasts(self, other: "Denied") -> bool:
+    def outlasts(self, other: Denied) -> bool:
         """Whether this denial takes longer to lift."""
         if other.retry_after_ns is None:
             return False
@@ -70,10 +139,15 @@ class Denied:
         limit = self.report.limit
         if self.kind is LimitKind.CONCURRENCY:
             return f"Limit of {limit} concurrent requests{where} reached."
-        unit = "requests" if self.kind is LimitKind.REQUESTS else "tokens"
+        if self.kind is LimitKind.MAX_CONTEXT:
+            return f"Prompt and output together are {self.cost} tokens; the longest context{where} is {limit} tokens."
+        if self.kind is LimitKind.MAX_OUTPUT:
+            return f"An output of {self.cost} tokens was asked for; the longest{where} is {limit} tokens."
+        unit = _UNITS[self.kind]
+        period = "minute" if self.kind is not LimitKind.SPEND else f"{self.report.period_ns // 1_000_000_000} seconds"
         if self.retry_after_ns is None:
-            return f"{self.cost} {unit} at once can never fit the limit of {limit} {unit} per minute{where}."
-        return f"Limit of {limit} {unit} per minute{where} reached: {self.report.remaining} left, {self.cost} needed."
+            return f"{self.cost} {unit} at once can never fit the limit of {limit} {unit} per {period}{where}."
+        return f"Limit of {limit} {unit} per {period}{where} reached: {self.report.remaining} left, {self.cost} needed."
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,30 +155,83 @@ class SettledAlready:
     """The request id was settled or expired before; nothing was taken."""
 
 
+class Opened(NamedTuple):
+    """A lease at rest, or as another replica hears of it."""
+
+    tenant: str
+    model: str
+    request_id: str
+    version: str
+    tokens: int
+    spend: int
+    requests: int
+    """Counted with it."""
+    over_quota: bool
+    holder: str
+    age_ns: int
+    expires_in_ns: int
+    part: tuple[str, str]
+    """Who opened it."""
+
+
+class Closed(NamedTuple):
+    """A settled lease: what it really used."""
+
+    tenant: str
+    model: str
+    request_id: str
+    version: str
+    tokens: int
+    spend: int
+
+
+class Taken(NamedTuple):
+    """Requests that the edge took."""
+
+    tenant: str
+    requests: int
+
+
+class Batch(NamedTuple):
+    """What one ledger decided, for another to take over. Applying it is idempotent by request id but for requests,
+    so it must be applied once (libs.gcra.replica)."""
+
+    opened: tuple[Opened, ...] = ()
+    closed: tuple[Closed, ...] = ()
+    taken: tuple[Taken, ...] = ()
+    ended: tuple[tuple[str, str], ...] = ()
+    """(tenant, request id) of leases that ended before their time because their holder is gone."""
+
+
+class PartState(NamedTuple):
+    """What one replica's decisions used of one scope."""
+
+    part: tuple[str, str]
+    requests: tuple[Use, ...]
+    tokens: tuple[Use, ...]
+    spend: tuple[Use, ...]
+
+
 class ScopeState(NamedTuple):
     """A scope at rest."""
 
     tenant: str
     model: str
-    requests: BucketState | None
-    tokens: BucketState | None
-    concurrency: int
+    parts: tuple[PartState, ...]
+    spend_period_ns: int = DAY_NS
 
 
-class LeaseState(NamedTuple):
-    """A live lease at rest."""
+class SettledId(NamedTuple):
+    """A settled id at rest."""
 
     tenant: str
     request_id: str
-    model: str
-    tokens: int
-    expires_in_ns: int
+    age_ns: int
 
 
-class Changes(NamedTuple):
-    """A ledger's state, or what changed of it: later ones replace earlier ones key by key."""
+class LedgerState(NamedTuple):
+    """A ledger at rest."""
 
-    scopes: tuple[ScopeState, ...]
-    leases: tuple[LeaseState, ...]
-    settled: tuple[tuple[str, str], ...]
-    """(tenant, request id); ends a lease that an earlier one opened."""
+    scopes: tuple[ScopeState, ...] = ()
+    leases: tuple[Opened, ...] = ()
+    settled: tuple[SettledId, ...] = ()

@@ -13,7 +13,6 @@ import grpc
 from weir.admission.v1 import admission_pb2, admission_pb2_grpc
 from weir.audit.v1 import audit_pb2, audit_pb2_grpc
 from weir.inference.v1 import inference_pb2_grpc
-from weir.quota.v1 import quota_pb2, quota_pb2_grpc
 from weir.registry.v1 import registry_pb2
 from weir.router.v1 import router_pb2, router_pb2_grpc
 from weir.safety.v1 import safety_pb2, safety_pb2_grpc
@@ -26,7 +25,7 @@ from services.gateway import records
 from services.gateway.catalog import Catalog
 from services.gateway.clients.admission import AdmissionClient, LocalGrants
 from services.gateway.clients.link import open_link
-from services.gateway.clients.quota import QuotaClient
+from services.gateway.clients.quota import QuotaClient, open_shards
 from services.gateway.clients.router import RouterClient
 from services.gateway.clients.safety import SafetyClient
 from services.gateway.clients.workers import WorkerStreams
@@ -59,7 +58,6 @@ class Gateway:
             return open_link(settings, target, service, stub=stub, codec=codec, clock=clock, rng=rng, **more)
 
         targets = settings.targets
-        quota_link = link("ratelimit", targets.ratelimit, quota_pb2_grpc.QuotaServiceStub, quota_pb2)
         router_link = link("router", targets.router, router_pb2_grpc.RouterServiceStub, router_pb2)
         audit_link = link("audit", targets.audit, audit_pb2_grpc.AuditServiceStub, audit_pb2)
         safety_link = link(
@@ -69,10 +67,9 @@ class Gateway:
             safety_pb2,
             on_stream=self._on_safety_stream,
         )
-        self._quota_link = quota_link
-        self._links = [quota_link, router_link, safety_link, audit_link]
+        self._links = [router_link, safety_link, audit_link]
         self._quota = QuotaClient(
-            quota_link,
+            open_shards(settings, clock=clock, rng=rng),
             clock=clock,
             decide_timeout=settings.decide_timeout,
             end_timeout=settings.end_timeout,
@@ -156,11 +153,12 @@ class Gateway:
         async with asyncio.TaskGroup() as group:
             for link in self._links:
                 group.create_task(link.run())
-            for background in (self._view, self._router, self._admission, self._workers, self._audit):
+            for background in (self._view, self._quota, self._router, self._admission, self._workers, self._audit):
                 group.create_task(background.run())
             await self._view.wait_ready()
             self._view.on_change(self._on_snapshot)
             await self._catalog.preload()
+            await self._quota.wait_connected(60.0)
             for link in self._links:
                 await link.wait_connected(60.0)
             ready()
@@ -179,7 +177,7 @@ class Gateway:
             self._pipeline.cut()
         async with asyncio.timeout(_LAST_SECONDS):
             await self._audit.settled()
-            while self._quota_link.queued or self._quota_link.in_flight or self._admission.pending:  # noqa: ASYNC110
+            while self._quota.pending or self._admission.pending:  # noqa: ASYNC110
                 await asyncio.sleep(_LOOK_SECONDS)
 
     def endpoint_extra(self) -> Mapping[str, Any]:

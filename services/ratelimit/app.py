@@ -1,6 +1,8 @@
 """The rate limiter's composition root."""
 
 import asyncio
+import random
+import uuid
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -10,14 +12,21 @@ from envoy.service.ratelimit.v3 import rls_pb2_grpc
 from weir.quota.v1 import quota_pb2, quota_pb2_grpc
 
 from libs.clock import Clock, SystemClock
-from libs.gcra import Ledger, LimitSpec
+from libs.gcra import Ledger, LimitSpec, Replica
 from libs.mux import Codec, MuxServer
-from libs.registry import EtcdStore, MemoryStore, RegistryView, Store
-from services.ratelimit import edge, quota
+from libs.registry import EtcdStore, MemoryStore, RegistrySnapshot, RegistryView, Store
+from libs.sharding import Members
+from services.ratelimit import edge, metrics, quota
 from services.ratelimit.config import Settings
+from services.ratelimit.gate import Gate
+from services.ratelimit.holders import Holders
 from services.ratelimit.journal import Journal
 from services.ratelimit.keeper import LedgerKeeper
+from services.ratelimit.links import open_link, open_shards
+from services.ratelimit.owners import Owners
+from services.ratelimit.peers import Peers
 from services.ratelimit.ports import monotonic_ns, wall_ns
+from services.ratelimit.rules import Rules, specs_of
 
 _SECOND = 1_000_000_000
 
@@ -25,22 +34,91 @@ _SECOND = 1_000_000_000
 class RateLimitService:
     """A `libs.service.Service`."""
 
-    def __init__(
-        self,
-        *,
-        view: RegistryView,
-        store: Store,
-        keeper: LedgerKeeper,
-        mux: MuxServer,
-        edge_servicer: edge.EdgeServicer,
-        quota_servicer: quota.QuotaServicer,
-    ) -> None:
-        self._view = view
+    def __init__(self, settings: Settings, *, store: Store, clock: Clock, rng: random.Random) -> None:
+        self._settings = settings
         self._store = store
-        self._keeper = keeper
-        self._mux = mux
-        self._edge = edge_servicer
-        self._quota = quota_servicer
+        state_dir = Path(settings.state_dir) if settings.state_dir else None
+        self._view = RegistryView(store, cache_file=state_dir / "registry.json" if state_dir else None, clock=clock)
+        self._now = now = monotonic_ns(clock)
+        wall = wall_ns(clock)
+        # A life of its own for each start: what others have of the last one stays apart from what is decided now.
+        life = f"{wall()}-{uuid.UUID(int=rng.getrandbits(128)).hex[:8]}"
+        self._ledger = ledger = Ledger(
+            default=LimitSpec(
+                settings.default_requests_per_minute, settings.default_tokens_per_minute, settings.default_concurrency
+            ),
+            part=(settings.instance, life),
+            settled_retention_ns=int(settings.settled_retention_seconds * _SECOND),
+            max_settled=settings.max_settled,
+            track_changes=True,
+        )
+        replica = Replica(ledger, keep_log=state_dir is not None)
+        self._rules = rules = Rules()
+        self._limits: object = None
+
+        self._peers = peers = Peers(
+            instance=settings.instance,
+            replica=replica,
+            open_link=lambda address: open_link(settings, address, clock=clock, rng=rng),
+            now=now,
+            clock=clock,
+            peer_seconds=settings.peer_seconds,
+            join_seconds=settings.join_seconds,
+        )
+        self._owners = owners = Owners(
+            instance=settings.instance,
+            open_shards=lambda: open_shards(settings, clock=clock, rng=rng),
+        )
+        self._members = Members(
+            self._view,
+            settings.service,
+            settle_seconds=settings.settle_seconds,
+            on_change=self._rebalance,
+            again_seconds=settings.rebalance_seconds,
+        )
+        grace_ns = int(settings.holder_grace_seconds * _SECOND)
+        self._holders = Holders(ledger=ledger, now=now, wall=wall, grace_ns=grace_ns)
+        self.keeper = LedgerKeeper(
+            replica=replica,
+            peers=peers,
+            journal=Journal(state_dir / "quota.journal", rewrite_bytes=settings.journal_bytes) if state_dir else None,
+            sweep=self._sweep,
+            now=now,
+            wall=wall,
+            flush_seconds=settings.flush_seconds,
+            replicate_seconds=settings.replicate_seconds,
+        )
+        handler = quota.QuotaHandler(
+            replica=replica,
+            rules=rules,
+            holders=self._holders,
+            keeper=self.keeper,
+            peers=peers,
+            now=now,
+            rng=rng,
+            lease_seconds=settings.lease_seconds,
+            max_lease_seconds=settings.max_lease_seconds,
+        )
+        self._mux = MuxServer(
+            codec=Codec.of(quota_pb2.SessionRequest, quota_pb2.SessionResponse),
+            handler=handler,
+            instance=settings.instance,
+            clock=clock,
+            max_in_flight=settings.max_in_flight,
+        )
+        gate = Gate(
+            ledger=ledger,
+            rules=rules,
+            owners=owners,
+            keeper=self.keeper,
+            now=now,
+            clock=clock,
+            rng=rng,
+            forward_seconds=settings.forward_seconds,
+        )
+        tls = settings.tls is not None
+        self._edge = edge.EdgeServicer(gate=gate, domain=settings.domain, peers=settings.edge_peers, tls=tls)
+        self._quota = quota.QuotaServicer(mux=self._mux, peers=settings.session_peers, tls=tls)
 
     def register(self, server: grpc.aio.Server) -> list[str]:
         """See `libs.service.Service`."""
@@ -49,80 +127,61 @@ class RateLimitService:
         return [edge.SERVICE, quota.SERVICE]
 
     async def run(self, ready: Callable[[], None]) -> None:
-        """Ready once there are limits, from the registry or from its cached snapshot."""
-        stop = self._view.on_change(self._keeper.apply)
+        """Ready once there are limits, from the registry or from its cached snapshot, and the state of another
+        replica, if there is one that gives it in time."""
+        stop: Callable[[], None] | None = None
         try:
             async with asyncio.TaskGroup() as group:
-                group.create_task(self._view.run(), name="registry.view")
-                group.create_task(self._keeper.run(), name="ledger.keeper")
+                for background in (self._view, self.keeper, self._peers, self._owners):
+                    group.create_task(background.run(), name=type(background).__name__)
                 await self._view.wait_ready()
+                stop = self._view.on_change(self._apply)
+                group.create_task(self._members.run(), name="Members")
+                await self._peers.join()
                 ready()
         finally:
-            stop()
+            if stop is not None:
+                stop()
             await self._store.close()
 
     async def drain(self) -> None:
-        """Sends the sessions away, lets running calls end and writes the whole state."""
+        """Sends the sessions away, lets running calls end, tells the others the last and writes the whole state."""
         await self._mux.drain()
-        await self._keeper.flush(snapshot=True)
+        await self.keeper.flush(snapshot=True)
 
     def endpoint_extra(self) -> Mapping[str, Any]:
         """See `libs.service.Service`."""
         return {}
 
+    def _apply(self, snapshot: RegistrySnapshot) -> None:
+        """Makes the snapshot's rules those in force; at once, what was used stays used."""
+        self._rules.update(snapshot)
+        if snapshot.limits is not self._limits:
+            self._limits = snapshot.limits
+            self._ledger.apply_limits(specs_of(snapshot), self._now())
+            metrics.LIMITS_REVISION.set(snapshot.revision)
+        self._peers.update(self._members.current)
+        self._owners.update(len(self._peers.others))
 
-async def build(settings: Settings, *, clock: Clock | None = None, store: Store | None = None) -> RateLimitService:
+    def _rebalance(self, _: Mapping[str, Any]) -> None:
+        metrics.REBALANCES.inc()
+        self.keeper.publish()
+        self._mux.rebalance()
+
+    def _sweep(self) -> int:
+        callers = {instance: endpoint for (_, instance), endpoint in self._view.snapshot.endpoints.items()}
+        return self._holders.sweep(callers, self._peers.others)
+
+
+async def build(
+    settings: Settings, *, clock: Clock | None = None, store: Store | None = None, rng: random.Random | None = None
+) -> RateLimitService:
     """The service, with the state of its last run. `store` replaces etcd in tests.
 
     :raises OSError: the journal exists and cannot be read.
     """
-    clock = clock or SystemClock()
     if store is None:
         store = EtcdStore(settings.etcd, tls=settings.tls) if settings.etcd else MemoryStore()
-    state_dir = Path(settings.state_dir) if settings.state_dir else None
-    retention_ns = int(settings.settled_retention_seconds * _SECOND)
-    ledger = Ledger(
-        default=LimitSpec(
-            settings.default_requests_per_minute, settings.default_tokens_per_minute, settings.default_concurrency
-        ),
-        burst_seconds=settings.burst_seconds,
-        settled_retention_ns=retention_ns,
-        max_settled=settings.max_settled,
-        track_changes=state_dir is not None,
-    )
-    now = monotonic_ns(clock)
-    keeper = LedgerKeeper(
-        ledger=ledger,
-        journal=Journal(state_dir / "quota.journal", rewrite_bytes=settings.journal_bytes) if state_dir else None,
-        now=now,
-        wall=wall_ns(clock),
-        flush_seconds=settings.flush_seconds,
-        settled_retention_ns=retention_ns,
-    )
-    await keeper.recover()
-    handler = quota.QuotaHandler(
-        ledger=ledger, now=now, lease_seconds=settings.lease_seconds, max_lease_seconds=settings.max_lease_seconds
-    )
-    mux = MuxServer(
-        codec=Codec.of(quota_pb2.SessionRequest, quota_pb2.SessionResponse),
-        handler=handler,
-        instance=settings.instance,
-        clock=clock,
-        max_in_flight=settings.max_in_flight,
-    )
-    tls = settings.tls is not None
-    return RateLimitService(
-        view=RegistryView(store, cache_file=state_dir / "registry.json" if state_dir else None, clock=clock),
-        store=store,
-        keeper=keeper,
-        mux=mux,
-        edge_servicer=edge.EdgeServicer(
-            ledger=ledger,
-            now=now,
-            domain=settings.domain,
-            burst_seconds=settings.burst_seconds,
-            peers=settings.edge_peers,
-            tls=tls,
-        ),
-        quota_servicer=quota.QuotaServicer(mux=mux, peers=settings.session_peers, tls=tls),
-    )
+    service = RateLimitService(settings, store=store, clock=clock or SystemClock(), rng=rng or random.SystemRandom())
+    await service.keeper.recover()
+    return service

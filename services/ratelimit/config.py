@@ -10,7 +10,7 @@ class Settings(ServiceSettings, frozen=True, kw_only=True, forbid_unknown_fields
     """The rate-limit domain that Envoy's filter names; others are refused."""
     edge_peers: tuple[str, ...] = ("envoy",)
     """Services that may call ShouldRateLimit."""
-    session_peers: tuple[str, ...] = ("gateway", "jobs")
+    session_peers: tuple[str, ...] = ("gateway", "jobs", "ratelimit")
     """Services that may open a quota session."""
     default_requests_per_minute: int = 60
     """For tenants without limits of their own for "*"; 0 is unlimited, here and below."""
@@ -18,19 +18,33 @@ class Settings(ServiceSettings, frozen=True, kw_only=True, forbid_unknown_fields
     """As above."""
     default_concurrency: int = 4
     """As above."""
-    burst_seconds: int = 60
-    """A bucket holds this many seconds' worth of its limit; 60 lets a whole minute's limit be spent at once."""
     lease_seconds: float = 600.0
     """How long a reservation lives when the caller names no time."""
     max_lease_seconds: float = 3600.0
     """The most a caller may name."""
+    holder_grace_seconds: float = 15.0
+    """A gateway without a session here and an endpoint in the registry for this long is gone: its leases end."""
     settled_retention_seconds: float = 120.0
     """How long settled ids are remembered; longer than any settle is retried."""
     max_settled: int = 200_000
     """The most settled ids remembered (about 200 bytes each)."""
     flush_seconds: float = 1.0
-    """Pause between two writes of the journal: what a SIGKILL can lose."""
+    """Pause between two writes of the journal: what a SIGKILL can lose where there is no other replica."""
     journal_bytes: int = 4 * 2**20
     """The journal is rewritten as one snapshot when it is longer than this and than twice the last snapshot."""
     max_in_flight: int = 4096
     """Calls in flight per quota session."""
+    owners: str = "xds:///ratelimit.weir.internal"
+    """Where a stream with a shard's header reaches the shard's owner; dialled while there are several replicas."""
+    replicate_seconds: float = 0.02
+    """A decision waits at most this long before it is told to the other replicas."""
+    peer_seconds: float = 5.0
+    """What one replica tells another is retried for this long; later the other asks for the whole state."""
+    forward_seconds: float = 0.05
+    """The owner's time to answer for the edge; after it the replica that was asked decides by what it knows."""
+    join_seconds: float = 3.0
+    """At the start, the time to get the state of another replica; after it, the journal's is taken as it is."""
+    settle_seconds: float = 2.0
+    """After a change among the replicas, sessions are sent to their new owners once nothing changed for this long."""
+    rebalance_seconds: float = 300.0
+    """With several replicas, sessions are sent to their owners this often, whatever happened to the network."""

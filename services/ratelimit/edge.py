@@ -6,43 +6,36 @@ from envoy.service.ratelimit.v3 import rls_pb2, rls_pb2_grpc
 from google.protobuf import duration_pb2
 
 from libs.errors import Reason, WeirError
-from libs.gcra import Admitted, Denied, Ledger, LimitKind
+from libs.gcra import Admitted, LimitKind
 from libs.rpc import require_peer, traceparent_of
 from libs.telemetry.tracing import SERVER, span
-from services.ratelimit import metrics
-from services.ratelimit.policy.descriptors import EdgeQuestion, edge_question, is_over, report_of
-from services.ratelimit.policy.headers import limit_headers, replaced, retry_headers
-from services.ratelimit.ports import Nanoseconds
+from services.ratelimit.gate import Gate, Verdict
+from services.ratelimit.policy.descriptors import EdgeQuestion, edge_question, report_of
+from services.ratelimit.policy.headers import limit_headers, retry_headers
 
 SERVICE = "envoy.service.ratelimit.v3.RateLimitService"
 COUNTED_HEADER = "x-weir-request-counted"
 """Tells the gateway that this request was counted here; absent when Envoy let it pass while this service was away."""
+REASON_HEADER = "x-weir-reason"
+"""The closed reason of a refusal, "QUOTA_TOKENS": the same as in the mesh, in metrics and in logs."""
+CODE_HEADER = "x-weir-code"
+"""The `code` that the edge writes into its error envelope; OpenAI's word for any quota, else the reason."""
 _OK = rls_pb2.RateLimitResponse.OK
 _OVER = rls_pb2.RateLimitResponse.OVER_LIMIT
 _MINUTE = rls_pb2.RateLimitResponse.RateLimit.MINUTE
+_SECOND = 1_000_000_000
 
 
 class EdgeServicer(rls_pb2_grpc.RateLimitServiceServicer):
-    """Answers Envoy from the ledger.
+    """Answers Envoy.
 
     The body of a refusal is one plain sentence: the edge makes it an OpenAI error envelope for HTTP and the status
     message for gRPC.
     """
 
-    def __init__(
-        self,
-        *,
-        ledger: Ledger,
-        now: Nanoseconds,
-        domain: str,
-        burst_seconds: int,
-        peers: tuple[str, ...],
-        tls: bool,
-    ) -> None:
-        self._ledger = ledger
-        self._now = now
+    def __init__(self, *, gate: Gate, domain: str, peers: tuple[str, ...], tls: bool) -> None:
+        self._gate = gate
         self._domain = domain
-        self._burst_seconds = burst_seconds
         self._peers = peers
         self._tls = tls
 
@@ -57,12 +50,10 @@ class EdgeServicer(rls_pb2_grpc.RateLimitServiceServicer):
         require_peer(context, self._peers, tls=self._tls)
         with span("ratelimit.edge", parent=traceparent_of(context), kind=SERVER) as trace:
             question = self._question(request)
-            outcome = self._ledger.admit_edge(
-                question.tenant, requests=question.requests, tokens=question.tokens, now=self._now()
-            )
+            verdict = await self._gate.decide(question, trace.traceparent)
             trace.set("weir.tenant", question.tenant)
-            trace.set("weir.outcome", outcome.kind.value if isinstance(outcome, Denied) else "ok")
-            return self._answer(question, outcome)
+            trace.set("weir.outcome", "ok" if verdict.refusal is None else verdict.refusal.reason.name)
+            return _answer(question, verdict)
 
     def _question(self, request: rls_pb2.RateLimitRequest) -> EdgeQuestion:
         if request.domain != self._domain:
@@ -75,24 +66,22 @@ class EdgeServicer(rls_pb2_grpc.RateLimitServiceServicer):
         except ValueError as error:
             raise WeirError(Reason.INVALID_REQUEST, str(error), limit="descriptors") from error
 
-    def _answer(self, question: EdgeQuestion, outcome: Admitted | Denied) -> rls_pb2.RateLimitResponse:
-        if isinstance(outcome, Denied):
-            metrics.EDGE_DENIED[outcome.kind].inc()
-            state = replaced(self._ledger.report(question.tenant, "*", self._now()), outcome)
-            response = rls_pb2.RateLimitResponse(overall_code=_OVER, raw_body=outcome.message().encode())
-            headers = limit_headers(state, self._burst_seconds) + retry_headers(outcome)
-        else:
-            metrics.EDGE_OK.inc()
-            state = outcome
-            response = rls_pb2.RateLimitResponse(overall_code=_OK)
-            response.request_headers_to_add.add(key=COUNTED_HEADER, value="1")
-            headers = limit_headers(state, self._burst_seconds)
-        response.response_headers_to_add.extend(
-            [base_pb2.HeaderValue(key=name, value=value) for name, value in headers]
-        )
-        for kind in question.kinds:
-            _add_status(response, kind, is_over(kind, outcome), state)
-        return response
+
+def _answer(question: EdgeQuestion, verdict: Verdict) -> rls_pb2.RateLimitResponse:
+    refusal = verdict.refusal
+    headers = limit_headers(verdict.state)
+    if refusal is None:
+        response = rls_pb2.RateLimitResponse(overall_code=_OK)
+        response.request_headers_to_add.add(key=COUNTED_HEADER, value="1")
+    else:
+        response = rls_pb2.RateLimitResponse(overall_code=_OVER, raw_body=refusal.message.encode())
+        headers += retry_headers(None if refusal.retry_after is None else round(refusal.retry_after * _SECOND))
+        code = "rate_limit_exceeded" if verdict.kind is not None else refusal.reason.name.lower()
+        headers += ((REASON_HEADER, refusal.reason.name), (CODE_HEADER, code))
+    response.response_headers_to_add.extend([base_pb2.HeaderValue(key=name, value=value) for name, value in headers])
+    for kind in question.kinds:
+        _add_status(response, kind, kind is not None and kind is verdict.kind, verdict.state)
+    return response
 
 
 def _add_status(response: rls_pb2.RateLimitResponse, kind: LimitKind | None, over: bool, state: Admitted) -> None:
@@ -107,5 +96,5 @@ def _add_status(response: rls_pb2.RateLimitResponse, kind: LimitKind | None, ove
     status.current_limit.unit = _MINUTE
     status.current_limit.name = kind.value
     status.limit_remaining = min(report.remaining, 0xFFFFFFFF)
-    seconds, nanos = divmod(report.reset_ns, 1_000_000_000)
+    seconds, nanos = divmod(report.reset_ns, _SECOND)
     status.duration_until_reset.CopyFrom(duration_pb2.Duration(seconds=seconds, nanos=nanos))

@@ -1,4 +1,4 @@
-"""The journal: what changed in the ledger, appended to one file, now and then rewritten as one snapshot.
+"""The journal: what was decided, appended to one file, now and then rewritten as one snapshot of the state.
 
 Form: an 8-byte magic, then frames of a 4-byte little-endian length, a 4-byte CRC-32 and a MessagePack body. A torn or
 damaged frame ends the reading: what comes after it is unknown, what came before is good. All methods block; callers
@@ -15,7 +15,7 @@ import msgspec
 
 from services.ratelimit.policy.recovery import Frame
 
-_MAGIC = b"WEIRQ\x00\x00\x01"
+_MAGIC = b"WEIRQ\x00\x00\x02"
 _HEAD = struct.Struct("<II")
 _encoder = msgspec.msgpack.Encoder()
 _decoder = msgspec.msgpack.Decoder(Frame)
@@ -54,7 +54,7 @@ class Journal:
         body = _encoder.encode(frame)
         block = _HEAD.pack(len(body), zlib.crc32(body)) + body
         try:
-            if frame.full:
+            if frame.state is not None:
                 self._replace(_MAGIC + block)
             else:
                 with self._path.open("ab") as file:

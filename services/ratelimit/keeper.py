@@ -1,41 +1,51 @@
-"""Keeps the ledger: limits from the registry into it, its changes into the journal, its expired leases out of it."""
+"""Keeps the ledger: its decisions to the other replicas and into the journal, its expired leases out of it."""
+
+from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 
-from libs.gcra import Ledger, LimitSpec
-from libs.registry import RegistrySnapshot
+from libs.gcra import Replica
 from libs.telemetry import get_logger
 from services.ratelimit import metrics
 from services.ratelimit.journal import Journal
-from services.ratelimit.policy.recovery import Frame, fold, restore
+from services.ratelimit.peers import Peers
+from services.ratelimit.policy.recovery import Frame, restore
 from services.ratelimit.ports import Nanoseconds
 
 log = get_logger(__name__)
 
 
 class LedgerKeeper:
-    """Background care of one ledger."""
+    """Background care of one replica.
+
+    :param sweep: ends the leases of callers that are gone; returns how many.
+    """
 
     def __init__(
         self,
         *,
-        ledger: Ledger,
+        replica: Replica,
+        peers: Peers,
         journal: Journal | None,
+        sweep: Callable[[], int],
         now: Nanoseconds,
         wall: Nanoseconds,
         flush_seconds: float,
-        settled_retention_ns: int,
+        replicate_seconds: float,
     ) -> None:
-        self._ledger = ledger
+        self._replica = replica
+        self._peers = peers
         self._journal = journal
+        self._sweep = sweep
         self._now = now
         self._wall = wall
         self._flush_seconds = flush_seconds
-        self._retention_ns = settled_retention_ns
+        self._replicate_seconds = replicate_seconds
         # One thread: a write goes on when the flush that asked for it is cancelled, and the next must not overtake it.
         self._writer = ThreadPoolExecutor(1, "journal")
-        self._limits: object = None
+        self._timer: asyncio.TimerHandle | None = None
 
     async def recover(self) -> None:
         """Puts what the journal holds into the (empty) ledger. Call once, before serving.
@@ -45,52 +55,52 @@ class LedgerKeeper:
         if self._journal is None:
             return
         frames = await asyncio.to_thread(self._journal.load)
-        state = fold(frames)
-        restore(
-            self._ledger,
-            state,
-            now=self._now(),
-            wall_now=self._wall(),
-            settled_retention_ns=self._retention_ns,
-        )
-        log.info("state_recovered", frames=len(frames), scopes=len(state.scopes), leases=len(state.leases))
+        restore(self._replica, frames, now=self._now(), wall_now=self._wall())
+        log.info("state_recovered", frames=len(frames), leases=self._replica.ledger.live_leases)
 
-    def apply(self, snapshot: RegistrySnapshot) -> None:
-        """Makes the snapshot's limits the limits in force; at once, consumed state stays."""
-        if snapshot.limits is self._limits:
-            return
-        self._limits = snapshot.limits
-        specs = {
-            key: LimitSpec(limits.requests_per_minute, limits.tokens_per_minute, limits.concurrency)
-            for key, limits in snapshot.limits.items()
-        }
-        self._ledger.apply_limits(specs, self._now())
-        metrics.LIMITS_REVISION.set(snapshot.revision)
+    def decided(self) -> None:
+        """Something was decided: the others hear of it within `replicate_seconds`."""
+        if self._timer is None and self._peers.others:
+            self._timer = asyncio.get_running_loop().call_later(self._replicate_seconds, self.publish)
+
+    def publish(self) -> None:
+        """Tells the others what was decided, now."""
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        logged = self._replica.flush(self._now())
+        if logged is not None:
+            self._peers.send(logged)
 
     async def run(self) -> None:
-        """Expires leases and writes the journal every `flush_seconds` until cancelled, and once more then."""
+        """Ends leases and writes the journal every `flush_seconds` until cancelled, and writes once more then."""
         try:
             while True:
                 await asyncio.sleep(self._flush_seconds)
-                metrics.EXPIRED.inc(self._ledger.expire(self._now()))
-                metrics.LEASES.set(self._ledger.live_leases)
+                ledger = self._replica.ledger
+                metrics.EXPIRED.inc(ledger.expire(self._now()))
+                metrics.HOLDER_GONE.inc(self._sweep())
+                metrics.LEASES.set(ledger.live_leases)
                 await self.flush()
         finally:
             await self.flush()
             self._writer.shutdown(wait=False)
 
     async def flush(self, *, snapshot: bool = False) -> None:
-        """Writes what changed since the last flush, off the event loop; with `snapshot` everything, in a new file.
+        """Writes what was decided since the last flush, off the event loop; with `snapshot` everything, in a new file.
 
         A write that fails is counted and logged; the next one is a snapshot, so nothing is missing after it.
         """
+        self.publish()
         if self._journal is None:
             return
-        full = snapshot or self._journal.wants_snapshot
-        changes = self._ledger.full_state(self._now()) if full else self._ledger.take_changes(self._now())
-        if not full and not any(changes):
+        entries = self._replica.take_log()
+        if snapshot or self._journal.wants_snapshot:
+            frame = Frame(self._wall(), self._replica.state(self._now()))
+        elif entries:
+            frame = Frame(self._wall(), None, entries)
+        else:
             return
-        frame = Frame(self._wall(), full, changes)
         try:
             await asyncio.get_running_loop().run_in_executor(self._writer, self._journal.write, frame)
         except OSError as error:

@@ -1,20 +1,41 @@
 """Metrics of the rate limiter. Labels are closed sets; tenants are not labels."""
 
-from prometheus_client import Counter, Gauge
+from prometheus_client import Counter, Gauge, Histogram
+
+from libs.gcra import LimitKind
 
 _EDGE = Counter("weir_ratelimit_edge_total", "Requests at the edge by outcome.", ["outcome"])
 _RESERVE = Counter("weir_ratelimit_reserve_total", "Reservations by outcome.", ["outcome"])
 _SETTLE = Counter("weir_ratelimit_settle_total", "Settlements by whether the lease was live.", ["known"])
+_FORWARDED = Counter("weir_ratelimit_forwarded_total", "Questions of the edge for another replica, by fate.", ["fate"])
+_REPLICATED = Counter("weir_ratelimit_replicated_total", "Batches of other replicas, by fate.", ["fate"])
+_FETCHED = Counter("weir_ratelimit_state_fetched_total", "Whole states of other replicas, by fate.", ["fate"])
 
 EDGE_OK = _EDGE.labels("ok")
-EDGE_DENIED = {kind: _EDGE.labels(kind) for kind in ("requests_per_minute", "tokens_per_minute", "concurrency")}
+EDGE_DENIED = {kind: _EDGE.labels(kind) for kind in LimitKind}
+EDGE_SHED = _EDGE.labels("rejected_overload")
 RESERVE_OK = _RESERVE.labels("ok")
+RESERVE_OVER_QUOTA = _RESERVE.labels("over_quota")
 RESERVE_SETTLED = _RESERVE.labels("settled_already")
-RESERVE_DENIED = {kind: _RESERVE.labels(kind) for kind in EDGE_DENIED}
+RESERVE_DENIED = {kind: _RESERVE.labels(kind) for kind in LimitKind}
 SETTLE_KNOWN = _SETTLE.labels("true")
 SETTLE_UNKNOWN = _SETTLE.labels("false")
+FORWARDED = _FORWARDED.labels("answered")
+FORWARD_FAILED = _FORWARDED.labels("decided_here")
+REPLICATED = _REPLICATED.labels("applied")
+REPLICATION_GAP = _REPLICATED.labels("gap")
+STATE_FETCHED = _FETCHED.labels("joined")
+STATE_FAILED = _FETCHED.labels("failed")
+REBALANCES = Counter("weir_ratelimit_rebalances_total", "Times that all sessions were sent to their owners.")
+REPLICAS = Gauge("weir_ratelimit_replicas", "Replicas in the registry, this one included.")
+REPLICATION = Histogram(
+    "weir_ratelimit_replication_seconds",
+    "From telling another replica to its answer.",
+    buckets=(0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 5),
+)
 LEASES = Gauge("weir_ratelimit_leases", "Reservations that are neither settled nor expired.")
 EXPIRED = Counter("weir_ratelimit_leases_expired_total", "Leases that nobody settled in time.")
+HOLDER_GONE = Counter("weir_ratelimit_leases_abandoned_total", "Leases that ended because their gateway was gone.")
 LIMITS_REVISION = Gauge("weir_ratelimit_limits_revision", "Registry revision of the limits in force.")
 JOURNAL_WRITES = Counter("weir_ratelimit_journal_writes_total", "Frames written to the journal.")
 JOURNAL_FAILURES = Counter("weir_ratelimit_journal_failures_total", "Frames that could not be written.")

@@ -1,86 +1,158 @@
 """`weir.quota.v1`: one call of a quota session, answered at once from the ledger."""
 
+from __future__ import annotations
+
+import random
 from collections.abc import AsyncIterator
 
 import grpc
-from weir.errors.v1 import errors_pb2
 from weir.quota.v1 import quota_pb2, quota_pb2_grpc
 
 from libs.errors import Reason, WeirError
-from libs.gcra import Admitted, Denied, Ledger, LimitKind, LimitReport, SettledAlready
+from libs.gcra import Admitted, Denied, Replica, SettledAlready
 from libs.mux import CallContext, MuxServer
 from libs.rpc import require_peer
 from services.ratelimit import metrics
+from services.ratelimit.convert import ask_of, error_of, fill_reserved, fill_state, logged_of
+from services.ratelimit.holders import Holders
+from services.ratelimit.keeper import LedgerKeeper
+from services.ratelimit.peers import Peers
+from services.ratelimit.policy.headers import jittered
 from services.ratelimit.ports import Nanoseconds
+from services.ratelimit.rules import Rules
 
 SERVICE = "weir.quota.v1.QuotaService"
+REPLICA = "ratelimit"
+"""Who may ask what only replicas ask."""
 _SECOND = 1_000_000_000
-_REASONS = {
-    LimitKind.REQUESTS: Reason.QUOTA_REQUESTS,
-    LimitKind.TOKENS: Reason.QUOTA_TOKENS,
-    LimitKind.CONCURRENCY: Reason.QUOTA_CONCURRENCY,
-}
 
 
 class QuotaHandler:
     """Handles calls synchronously: between two of them the ledger is never half changed, so limits hold exactly."""
 
-    def __init__(self, *, ledger: Ledger, now: Nanoseconds, lease_seconds: float, max_lease_seconds: float) -> None:
-        self._ledger = ledger
+    def __init__(
+        self,
+        *,
+        replica: Replica,
+        rules: Rules,
+        holders: Holders,
+        keeper: LedgerKeeper,
+        peers: Peers,
+        now: Nanoseconds,
+        rng: random.Random,
+        lease_seconds: float,
+        max_lease_seconds: float,
+    ) -> None:
+        self._replica = replica
+        self._ledger = replica.ledger
+        self._rules = rules
+        self._holders = holders
+        self._keeper = keeper
+        self._peers = peers
         self._now = now
+        self._rng = rng
         self._lease_ns = int(lease_seconds * _SECOND)
         self._max_lease_ns = int(max_lease_seconds * _SECOND)
 
-    def __call__(self, call: quota_pb2.QuotaCall, _: CallContext) -> quota_pb2.QuotaReply:
+    def __call__(self, call: quota_pb2.QuotaCall, context: CallContext) -> quota_pb2.QuotaReply:
         """The reply to one call.
 
         :raises WeirError: INVALID_REQUEST for a call without operation, tenant or request id; CONFLICT for reserving
-            an id that was settled.
+            an id that was settled; PERMISSION_DENIED for what only replicas may ask.
         """
-        if call.HasField("reserve"):
-            return self._reserve(call.reserve)
-        if call.HasField("settle"):
+        operation = call.WhichOneof("op")
+        if operation == "reserve":
+            return self._reserve(call.reserve, context)
+        if operation == "settle":
             return self._settle(call.settle)
-        raise WeirError(Reason.INVALID_REQUEST, "the call has no operation", limit="op")
+        if operation is None:
+            raise WeirError(Reason.INVALID_REQUEST, "the call has no operation", limit="op")
+        if context.peer != REPLICA:
+            raise WeirError(Reason.PERMISSION_DENIED, "only replicas of the limiter may ask this")
+        if operation == "check_edge":
+            return self._check_edge(call.check_edge)
+        if operation == "replicate":
+            return self._replicate(call.replicate)
+        return self._state()
 
-    def _reserve(self, ask: quota_pb2.Reserve) -> quota_pb2.QuotaReply:
-        tenant, request_id = ask.tenant, ask.request_id
-        _require(tenant, request_id)
+    def _reserve(self, ask: quota_pb2.Reserve, context: CallContext) -> quota_pb2.QuotaReply:
+        _require(ask.tenant, ask.request_id)
         lease_ns = self._lease_ns
         if ask.HasField("lease"):
             lease = ask.lease
             lease_ns = min(max(0, lease.seconds * _SECOND + lease.nanos), self._max_lease_ns)
-        outcome = self._ledger.reserve(
-            tenant,
-            ask.model,
-            request_id,
-            ask.tokens,
-            count_request=not ask.request_counted,
-            lease_ns=lease_ns,
-            now=self._now(),
-        )
+        holder = self._holders.hold(context.session)
+        now = self._now()
+        outcome = self._ledger.reserve(ask_of(ask, holder, self._rules.prices), lease_ns=lease_ns, now=now)
         if isinstance(outcome, Admitted):
-            metrics.RESERVE_OK.inc()
-            return _reserved(outcome)
+            (metrics.RESERVE_OVER_QUOTA if outcome.over_quota else metrics.RESERVE_OK).inc()
+            self._keeper.decided()
+            reply = quota_pb2.QuotaReply()
+            reserved = reply.reserved
+            fill_reserved(reserved, outcome)
+            reserved.local_tokens, reserved.local_requests = self._ledger.share(
+                ask.tenant, holder, self._rules.gateways, outcome, now
+            )
+            return reply
         if isinstance(outcome, SettledAlready):
             metrics.RESERVE_SETTLED.inc()
             raise WeirError(Reason.CONFLICT, "this request id was settled already", limit="request_id")
         metrics.RESERVE_DENIED[outcome.kind].inc()
-        return quota_pb2.QuotaReply(rejected=_rejection(outcome))
+        return self._refused(outcome)
 
     def _settle(self, ask: quota_pb2.Settle) -> quota_pb2.QuotaReply:
-        tenant, request_id = ask.tenant, ask.request_id
-        _require(tenant, request_id)
-        known = self._ledger.settle(tenant, ask.model, request_id, ask.tokens, self._now())
+        _require(ask.tenant, ask.request_id)
+        price = self._rules.prices.of(ask.model_version, ask.model)
+        known = self._ledger.settle(
+            ask.tenant,
+            ask.model,
+            ask.request_id,
+            ask.tokens,
+            self._now(),
+            spend=price.cost(ask.tokens, ask.prompt_tokens),
+            version=ask.model_version,
+        )
         (metrics.SETTLE_KNOWN if known else metrics.SETTLE_UNKNOWN).inc()
+        self._keeper.decided()
         reply = quota_pb2.QuotaReply()
         reply.settled.SetInParent()
         reply.settled.known = known
         return reply
 
+    def _check_edge(self, ask: quota_pb2.CheckEdge) -> quota_pb2.QuotaReply:
+        outcome = self._ledger.admit_edge(ask.tenant, requests=ask.requests, tokens=ask.tokens, now=self._now())
+        if isinstance(outcome, Denied):
+            return self._refused(outcome)
+        self._keeper.decided()
+        reply = quota_pb2.QuotaReply()
+        fill_reserved(reply.edge_passed, outcome)
+        return reply
+
+    def _refused(self, denied: Denied) -> quota_pb2.QuotaReply:
+        retry = jittered(denied.retry_after_ns, self._rng.random())
+        return quota_pb2.QuotaReply(rejected=error_of(denied, retry).to_rejection())
+
+    def _replicate(self, ask: quota_pb2.Replicate) -> quota_pb2.QuotaReply:
+        gap = not self._replica.follow(logged_of(ask), self._now())
+        if gap:
+            metrics.REPLICATION_GAP.inc()
+            self._peers.want_state(ask.origin)
+        else:
+            metrics.REPLICATED.inc()
+        reply = quota_pb2.QuotaReply()
+        reply.replicated.SetInParent()
+        reply.replicated.gap = gap
+        return reply
+
+    def _state(self) -> quota_pb2.QuotaReply:
+        self._keeper.publish()
+        reply = quota_pb2.QuotaReply()
+        fill_state(reply.state, self._replica.state(self._now()))
+        return reply
+
 
 class QuotaServicer(quota_pb2_grpc.QuotaServiceServicer):
-    """The multiplexed stream of each gateway."""
+    """The multiplexed stream of each gateway and replica."""
 
     def __init__(self, *, mux: MuxServer, peers: tuple[str, ...], tls: bool) -> None:
         self._mux = mux
@@ -102,34 +174,3 @@ def _require(tenant: str, request_id: str) -> None:
     if not tenant or not request_id:
         missing = "request_id" if tenant else "tenant"
         raise WeirError(Reason.INVALID_REQUEST, f"{missing} is missing", limit=missing)
-
-
-def _reserved(outcome: Admitted) -> quota_pb2.QuotaReply:
-    reply = quota_pb2.QuotaReply()
-    reserved = reply.reserved
-    reserved.SetInParent()
-    if outcome.requests.limit:
-        _fill(reserved.requests, outcome.requests)
-    if outcome.tokens.limit:
-        _fill(reserved.tokens, outcome.tokens)
-    if outcome.concurrency.limit:
-        _fill(reserved.concurrency, outcome.concurrency)
-    return reply
-
-
-def _fill(status: quota_pb2.LimitStatus, report: LimitReport) -> None:
-    status.limit = report.limit
-    status.remaining = report.remaining
-    if report.reset_ns:
-        reset = status.reset
-        reset.seconds, reset.nanos = divmod(report.reset_ns, _SECOND)
-
-
-def _rejection(denied: Denied) -> errors_pb2.Rejection:
-    after = denied.retry_after_ns
-    return WeirError(
-        _REASONS[denied.kind],
-        denied.message(),
-        limit=denied.kind.value,
-        retry_after=None if after is None else after / _SECOND,
-    ).to_rejection()

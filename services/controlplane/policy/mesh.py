@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 from services.controlplane.policy.names import ADS, CLUSTER, LISTENER, ROUTES, Resource, Resources, host_of
 
-HASHED = {"admission": "x-weir-pool", "ratelimit": "x-weir-tenant"}
+HASHED = {"admission": "x-weir-pool", "ratelimit": "x-weir-shard"}
 """Services whose state has one owner: the request header that picks it."""
 
 _HCM = "type.googleapis.com/envoy.extensions.filters.network.http_connection_manager.v3.HttpConnectionManager"

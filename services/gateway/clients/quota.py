@@ -1,54 +1,146 @@
-"""Quota: reserve → settle over the multiplexed stream. Fallback: the same buckets on this gateway's share."""
+"""Quota: reserve → settle with the tenant's owner. Fallback: the same limits on this gateway's part of what was left.
+
+The limiter is sharded by tenant: one multiplexed stream per shard, whose `x-weir-shard` header picks the replica that
+owns it (ring hash through xDS; a direct target serves all shards).
+"""
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
+import random
 from asyncio import Future
+from collections.abc import Sequence
 
-from weir.quota.v1 import quota_pb2
+from weir.mux.v1 import mux_pb2
+from weir.quota.v1 import quota_pb2, quota_pb2_grpc
 
 from libs.clock import Clock
 from libs.deadlines import Deadline, to_duration, to_seconds
 from libs.errors import Reason, WeirError
-from libs.gcra import Denied, Ledger, LimitKind, LimitReport, LimitSpec, SettledAlready
-from libs.mux import MuxClient, Semantics
+from libs.gcra import (
+    DAY_NS,
+    MINUTE_NS,
+    Ask,
+    Denied,
+    Ledger,
+    LimitKind,
+    LimitReport,
+    LimitSpec,
+    Price,
+    PriceBook,
+    SettledAlready,
+)
+from libs.mux import Codec, MuxClient, Semantics
 from libs.registry import RegistrySnapshot
+from libs.rpc import make_channel
+from libs.sharding import SHARD_HEADER, SHARDS, shard_of
 from services.gateway.clients.decision import start_decision
+from services.gateway.config import Settings
 from services.gateway.ports import Reservation
 
 _KINDS = {
     LimitKind.REQUESTS: Reason.QUOTA_REQUESTS,
     LimitKind.TOKENS: Reason.QUOTA_TOKENS,
     LimitKind.CONCURRENCY: Reason.QUOTA_CONCURRENCY,
+    LimitKind.SPEND: Reason.QUOTA_SPEND,
+    LimitKind.MAX_CONTEXT: Reason.CONTEXT_LENGTH_EXCEEDED,
+    LimitKind.MAX_OUTPUT: Reason.INVALID_REQUEST,
 }
+_MAX_TOLD = 50_000
+_SECOND = 1_000_000_000
+
+
+def open_shards(settings: Settings, *, clock: Clock, rng: random.Random) -> list[MuxClient]:
+    """One client per shard of the limiter, all on one channel. `QuotaClient.run` runs them."""
+    target = settings.targets.ratelimit
+    name = None if target.startswith("xds:") else "ratelimit.weir.internal"
+    session = quota_pb2_grpc.QuotaServiceStub(make_channel(target, tls=settings.tls, server_name=name)).Session
+    codec = Codec.of(quota_pb2.SessionRequest, quota_pb2.SessionResponse)
+    hello = mux_pb2.Hello(service=settings.service, instance=settings.instance, zone=settings.zone)
+
+    def shard(number: int) -> MuxClient:
+        metadata = ((SHARD_HEADER, str(number)),)
+        return MuxClient(
+            open_stream=lambda: session(metadata=metadata, wait_for_ready=True),
+            codec=codec,
+            hello=hello,
+            clock=clock,
+            rng=rng,
+        )
+
+    return [shard(number) for number in range(SHARDS)]
 
 
 class QuotaClient:
-    """Implements `QuotaPort`."""
+    """Implements `QuotaPort`.
+
+    :param shards: by number.
+    """
 
     def __init__(
-        self, mux: MuxClient, *, clock: Clock, decide_timeout: float, end_timeout: float, lease_seconds: float
+        self,
+        shards: Sequence[MuxClient],
+        *,
+        clock: Clock,
+        decide_timeout: float,
+        end_timeout: float,
+        lease_seconds: float,
     ) -> None:
-        self._mux = mux
+        self._shards = tuple(shards)
         self._clock = clock
         self._decide_timeout = decide_timeout
         self._end_timeout = end_timeout
         self._lease = to_duration(lease_seconds)
-        self._lease_ns = int(lease_seconds * 1e9)
+        self._lease_ns = int(lease_seconds * _SECOND)
         self._local = Ledger()
+        self._prices = PriceBook({})
+        self._told: dict[str, tuple[int, int, int]] = {}
+
+    async def run(self) -> None:
+        """Keeps the streams open until cancelled."""
+        async with asyncio.TaskGroup() as group:
+            for mux in self._shards:
+                group.create_task(mux.run())
+
+    async def wait_connected(self, timeout: float) -> None:  # noqa: ASYNC109 - the error is ours, not TimeoutError
+        """Returns once every shard has a stream.
+
+        :raises WeirError: DEPENDENCY_UNAVAILABLE after `timeout` seconds.
+        """
+        await asyncio.gather(*(mux.wait_connected(timeout) for mux in self._shards))
+
+    @property
+    def pending(self) -> int:
+        """Calls that were not answered yet."""
+        return sum(mux.queued + mux.in_flight for mux in self._shards)
 
     def update(self, snapshot: RegistrySnapshot) -> None:
-        """Take new limits for the fallback: an equal share per gateway, at least one of each."""
+        """Takes new limits for the fallback: an equal share per gateway, at least one of each."""
         gateways = max(1, sum(1 for service, _ in snapshot.endpoints if service == "gateway"))
 
         def share(limit: int) -> int:
             return max(1, limit // gateways) if limit else 0
 
         specs = {
-            key: LimitSpec(share(v.requests_per_minute), share(v.tokens_per_minute), share(v.concurrency))
-            for key, v in snapshot.limits.items()
+            key: LimitSpec(
+                requests_per_minute=share(limits.requests_per_minute),
+                tokens_per_minute=share(limits.tokens_per_minute),
+                concurrency=share(limits.concurrency),
+                spend_microusd=share(limits.spend_microusd),
+                spend_window_ns=int(to_seconds(limits.spend_window) * _SECOND) or DAY_NS,
+                max_context=limits.max_context,
+                max_output=limits.max_output,
+            )
+            for key, limits in snapshot.limits.items()
         }
         self._local.apply_limits(specs, self._now())
+        self._prices = PriceBook(
+            {
+                name: Price(price.input_microusd_per_million, price.output_microusd_per_million)
+                for name, price in snapshot.prices.items()
+            }
+        )
 
     def start_reserve(
         self,
@@ -81,12 +173,12 @@ class QuotaClient:
             lease=self._lease,
         )
         return start_decision(
-            self._mux,
+            self._mux(tenant),
             quota_pb2.QuotaCall(reserve=reserve),
             deadline=Deadline.after(self._decide_timeout, self._clock).earlier(deadline),
             traceparent=traceparent,
-            read=_reservation,
-            fallback=lambda: self._reserve_locally(tenant, model, request_id, tokens, request_counted),
+            read=lambda reply: self._reserved(tenant, reply),
+            fallback=lambda: self._reserve_locally(reserve),
         )
 
     def settle(
@@ -100,8 +192,9 @@ class QuotaClient:
         model_version: str = "",
     ) -> None:
         """See `QuotaPort`."""
-        if self._local.live_leases:
-            self._local.settle(tenant, model, request_id, tokens, self._now())
+        if self._local.holds(tenant, request_id):
+            spend = self._prices.of(model_version, model).cost(tokens, prompt_tokens)
+            self._local.settle(tenant, model, request_id, tokens, self._now(), spend=spend)
         settle = quota_pb2.Settle(
             tenant=tenant,
             model=model,
@@ -112,7 +205,7 @@ class QuotaClient:
         )
         # A settle that cannot even be queued is covered by the lease's own end.
         with contextlib.suppress(WeirError):
-            self._mux.call_nowait(
+            self._mux(tenant).call_nowait(
                 quota_pb2.QuotaCall(settle=settle),
                 deadline=Deadline.after(self._end_timeout, self._clock),
                 semantics=Semantics.RETRY,
@@ -120,40 +213,63 @@ class QuotaClient:
                 lazy=True,
             )
 
-    def _reserve_locally(
-        self, tenant: str, model: str, request_id: str, tokens: int, request_counted: bool
-    ) -> Reservation:
-        outcome = self._local.reserve(
-            tenant,
-            model,
-            request_id,
-            tokens,
-            count_request=not request_counted,
-            lease_ns=self._lease_ns,
-            now=self._now(),
+    def _mux(self, tenant: str) -> MuxClient:
+        return self._shards[shard_of(tenant, len(self._shards))]
+
+    def _reserved(self, tenant: str, reply: quota_pb2.QuotaReply) -> Reservation:
+        if reply.HasField("rejected"):
+            raise WeirError.from_rejection(reply.rejected)
+        reserved = reply.reserved
+        if len(self._told) >= _MAX_TOLD:
+            self._told.clear()
+        self._told[tenant] = (reserved.local_tokens, reserved.local_requests, self._now())
+        return Reservation(
+            _limit(reserved.requests),
+            _limit(reserved.tokens),
+            over_quota=reserved.over_quota,
+            spend=_limit(reserved.spend),
         )
+
+    def _reserve_locally(self, reserve: quota_pb2.Reserve) -> Reservation:
+        """This gateway's part of what the owner last said was left, for a minute from then; after that, and for a
+        tenant that the owner was not asked about within a minute, an equal part of the limit."""
+        tenant, now = reserve.tenant, self._now()
+        told = self._told.pop(tenant, None)
+        if told is not None and told[2] + MINUTE_NS > now:
+            self._local.leave(tenant, tokens=told[0], requests=told[1], now=told[2])
+        tokens = max(reserve.tokens, reserve.prompt_tokens + reserve.max_output_tokens * max(1, reserve.choices))
+        ask = Ask(
+            tenant,
+            reserve.model,
+            reserve.request_id,
+            tokens,
+            reserve.model_version,
+            self._prices.of(reserve.model_version, reserve.model).cost(tokens, reserve.prompt_tokens),
+            reserve.prompt_tokens + reserve.max_output_tokens,
+            reserve.max_output_tokens,
+            not reserve.request_counted,
+            reserve.over_quota_allowed,
+        )
+        outcome = self._local.reserve(ask, lease_ns=self._lease_ns, now=now)
         if isinstance(outcome, Denied):
-            retry = None if outcome.retry_after_ns is None else outcome.retry_after_ns / 1e9
+            retry = None if outcome.retry_after_ns is None else outcome.retry_after_ns / _SECOND
             raise WeirError(_KINDS[outcome.kind], outcome.message(), limit=outcome.kind.value, retry_after=retry)
         if isinstance(outcome, SettledAlready):
             return Reservation(None, None, local=True)
-        return Reservation(_report(outcome.requests), _report(outcome.tokens), local=True)
+        return Reservation(
+            _report(outcome.requests),
+            _report(outcome.tokens),
+            local=True,
+            over_quota=outcome.over_quota,
+            spend=_report(outcome.spend),
+        )
 
     def _now(self) -> int:
-        return int(self._clock.monotonic() * 1e9)
+        return int(self._clock.monotonic() * _SECOND)
 
 
 def _ignore(reply: object, error: WeirError | None) -> None:
     """Settling is at-least-once and harmless to lose: the lease ends by itself."""
-
-
-def _reservation(reply: quota_pb2.QuotaReply) -> Reservation:
-    if reply.HasField("rejected"):
-        raise WeirError.from_rejection(reply.rejected)
-    reserved = reply.reserved
-    return Reservation(
-        _limit(reserved.requests), _limit(reserved.tokens), over_quota=reserved.over_quota, spend=_limit(reserved.spend)
-    )
 
 
 def _limit(status: quota_pb2.LimitStatus) -> tuple[int, int, float] | None:
@@ -161,4 +277,4 @@ def _limit(status: quota_pb2.LimitStatus) -> tuple[int, int, float] | None:
 
 
 def _report(report: LimitReport) -> tuple[int, int, float] | None:
-    return (report.limit, report.remaining, report.reset_ns / 1e9) if report.limit else None
+    return (report.limit, report.remaining, report.reset_ns / _SECOND) if report.limit else None

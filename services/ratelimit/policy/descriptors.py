@@ -2,18 +2,20 @@
 
 [("tenant", T)]                      one request of tenant T
 [("tenant", T), ("kind", "tokens")]  an estimate of tokens, in the descriptor's (or request's) hits addend
+[("tenant", T), ("pool", P)]         the pool that the request will use, where somebody knows it
 """
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from libs.gcra import Admitted, Denied, LimitKind, LimitReport
+from libs.gcra import Admitted, LimitKind, LimitReport
 
 TENANT = "tenant"
 UNITS = ("unit", "kind")
 """Names of the second entry, which says what is counted."""
 TOKENS = "tokens"
+POOL = "pool"
 
 
 class Entry(Protocol):
@@ -33,7 +35,9 @@ class EdgeQuestion:
     tokens: int
     """To look for."""
     kinds: tuple[LimitKind | None, ...]
-    """What each descriptor asks about, in order; None for one that this service does not know."""
+    """What each descriptor asks about, in order; None for one that asks about no limit."""
+    pool: str = ""
+    """Where it will be served, when that is known."""
 
 
 def edge_question(descriptors: Iterable[tuple[Sequence[Entry], int]]) -> EdgeQuestion:
@@ -41,7 +45,7 @@ def edge_question(descriptors: Iterable[tuple[Sequence[Entry], int]]) -> EdgeQue
 
     :raises ValueError: no tenant, or two different ones.
     """
-    tenant = ""
+    tenant = pool = ""
     requests = tokens = 0
     kinds: list[LimitKind | None] = []
     for entries, hits in descriptors:
@@ -59,16 +63,13 @@ def edge_question(descriptors: Iterable[tuple[Sequence[Entry], int]]) -> EdgeQue
             kinds.append(LimitKind.TOKENS)
         else:
             kinds.append(None)
+            if len(entries) == 2 and entries[1].key == POOL:
+                pool = entries[1].value
     if not tenant:
         raise ValueError("no descriptor names a tenant")
-    return EdgeQuestion(tenant, requests, tokens, tuple(kinds))
+    return EdgeQuestion(tenant, requests, tokens, tuple(kinds), pool)
 
 
 def report_of(kind: LimitKind, outcome: Admitted) -> LimitReport:
     """The report of one kind."""
     return outcome.tokens if kind is LimitKind.TOKENS else outcome.requests
-
-
-def is_over(kind: LimitKind | None, outcome: Admitted | Denied) -> bool:
-    """Whether the descriptor of this kind is the one that is over its limit."""
-    return isinstance(outcome, Denied) and outcome.kind is kind

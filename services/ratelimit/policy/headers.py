@@ -6,38 +6,54 @@ Sources: OpenAI's `x-ratelimit-*` headers; IETF draft-ietf-httpapi-ratelimit-hea
 
 from functools import lru_cache
 
-from libs.gcra import Admitted, Denied
+from libs.gcra import Admitted, Denied, LimitKind
 
 Header = tuple[str, str]
 _SECOND = 1_000_000_000
 _MS = 1_000_000
+_JITTER_SHARE = 10
+_LEAST_JITTER_NS = 100 * _MS
 
 
-def limit_headers(outcome: Admitted, burst_seconds: int) -> list[Header]:
+def limit_headers(outcome: Admitted) -> list[Header]:
     """The headers of an answer that passed or was refused; limits that are not set are not told."""
     headers: list[Header] = []
     states: list[str] = []
-    for name, report in (("requests", outcome.requests), ("tokens", outcome.tokens)):
+    for name, report in (("requests", outcome.requests), ("tokens", outcome.tokens), ("spend", outcome.spend)):
         if not report.limit:
             continue
-        headers += (
-            (f"x-ratelimit-limit-{name}", str(report.limit)),
-            (f"x-ratelimit-remaining-{name}", str(report.remaining)),
-            (f"x-ratelimit-reset-{name}", duration(report.reset_ns)),
-        )
+        if name != "spend":  # OpenAI's headers have no word for money
+            headers += (
+                (f"x-ratelimit-limit-{name}", str(report.limit)),
+                (f"x-ratelimit-remaining-{name}", str(report.remaining)),
+                (f"x-ratelimit-reset-{name}", duration(report.reset_ns)),
+            )
         states.append(f'"{name}";r={report.remaining};t={_ceil(report.reset_ns, _SECOND)}')
     if states:
         headers.append(("ratelimit", ", ".join(states)))
-        headers.append(("ratelimit-policy", _policy(outcome.requests.limit, outcome.tokens.limit, burst_seconds)))
+        spend = outcome.spend
+        policy = _policy(outcome.requests.limit, outcome.tokens.limit, spend.limit, _ceil(spend.period_ns, _SECOND))
+        headers.append(("ratelimit-policy", policy))
     return headers
 
 
-def retry_headers(denied: Denied) -> list[Header]:
+def retry_headers(retry_after_ns: int | None) -> list[Header]:
     """When to come back; nothing when coming back does not help."""
-    if denied.retry_after_ns is None:
+    if retry_after_ns is None:
         return []
-    milliseconds = _ceil(denied.retry_after_ns, _MS)
+    milliseconds = _ceil(retry_after_ns, _MS)
     return [("retry-after", str(_ceil(milliseconds, 1000))), ("retry-after-ms", str(milliseconds))]
+
+
+def jittered(wait_ns: int | None, chance: float) -> int | None:
+    """The wait, up to a tenth (at least 100 ms) longer, so that those who were refused together do not come back
+    together; never shorter.
+
+    :param chance: 0 to 1, drawn by the caller.
+    """
+    if wait_ns is None:
+        return None
+    return wait_ns + int(chance * max(wait_ns // _JITTER_SHARE, _LEAST_JITTER_NS))
 
 
 def duration(nanoseconds: int) -> str:
@@ -51,20 +67,22 @@ def duration(nanoseconds: int) -> str:
 
 def replaced(outcome: Admitted, denied: Denied) -> Admitted:
     """The outcome as it stands for a refused request: the refusing limit's own report, the others as they are."""
-    return outcome._replace(**{_FIELDS[denied.kind.value]: denied.report})
-
-
-_FIELDS = {"requests_per_minute": "requests", "tokens_per_minute": "tokens", "concurrency": "concurrency"}
+    report = denied.report
+    if denied.kind is LimitKind.REQUESTS:
+        return outcome._replace(requests=report)
+    if denied.kind is LimitKind.TOKENS:
+        return outcome._replace(tokens=report)
+    if denied.kind is LimitKind.CONCURRENCY:
+        return outcome._replace(concurrency=report)
+    if denied.kind is LimitKind.SPEND:
+        return outcome._replace(spend=report)
+    return outcome
 
 
 @lru_cache(maxsize=4096)
-def _policy(requests: int, tokens: int, burst_seconds: int) -> str:
-    parts = [
-        f'"{name}";q={max(1, limit * burst_seconds // 60)};w={burst_seconds}'
-        for name, limit in (("requests", requests), ("tokens", tokens))
-        if limit
-    ]
-    return ", ".join(parts)
+def _policy(requests: int, tokens: int, spend: int, spend_seconds: int) -> str:
+    limits = (("requests", requests, 60), ("tokens", tokens, 60), ("spend", spend, spend_seconds))
+    return ", ".join(f'"{name}";q={limit};w={seconds}' for name, limit, seconds in limits if limit)
 
 
 def _ceil(amount: int, unit: int) -> int:

@@ -1,9 +1,9 @@
-"""From a journal's frames to the state they stand for."""
+"""What a journal holds, and how it becomes a replica's state again."""
 
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
-from libs.gcra import Changes, LeaseState, Ledger, ScopeState
+from libs.gcra import Logged, Replica, ReplicaState
 
 
 @dataclass(frozen=True, slots=True)
@@ -11,47 +11,34 @@ class Frame:
     """One write of the journal."""
 
     at_ns: int
-    """Wall-clock time of the state in it."""
-    full: bool
+    """Wall-clock time of what is in it."""
+    state: ReplicaState | None
     """A snapshot: everything before it is void."""
-    changes: Changes
+    log: tuple[Logged, ...] = ()
+    """Decisions since the frame before, this replica's and others'."""
 
 
-@dataclass(slots=True)
-class Recovered:
-    """The state after the last frame; each part with the time it was written."""
+def restore(replica: Replica, frames: Iterable[Frame], *, now: int, wall_now: int) -> int:
+    """Puts the frames into an empty replica, each as of its own time; returns how many batches and snapshots counted.
 
-    scopes: dict[tuple[str, str], tuple[ScopeState, int]] = field(default_factory=dict)
-    leases: dict[tuple[str, str], tuple[LeaseState, int]] = field(default_factory=dict)
-    settled: dict[tuple[str, str], int] = field(default_factory=dict)
-
-
-def fold(frames: Iterable[Frame]) -> Recovered:
-    """Applies frames in order."""
-    state = Recovered()
-    for frame in frames:
-        if frame.full:
-            state = Recovered()
-        for scope in frame.changes.scopes:
-            state.scopes[(scope.tenant, scope.model)] = (scope, frame.at_ns)
-        for lease in frame.changes.leases:
-            state.leases[(lease.tenant, lease.request_id)] = (lease, frame.at_ns)
-        for key in frame.changes.settled:
-            state.leases.pop(key, None)
-            state.settled[key] = frame.at_ns
-    return state
-
-
-def restore(ledger: Ledger, state: Recovered, *, now: int, wall_now: int, settled_retention_ns: int) -> None:
-    """Puts the state into an empty ledger. Time that passed since counts; a clock that stepped back counts as none.
+    Time that passed since counts; a clock that stepped back counts as none: never more is left than before. The journal
+    is of a former life, whose part the replica goes on with like with another's.
 
     :param now: the ledger's clock.
     :param wall_now: the clock of the frames.
     """
-    for scope, at in state.scopes.values():
-        ledger.restore_scope(scope, wall_now - at, now)
-    for key, at in state.settled.items():
-        if wall_now - at <= settled_retention_ns:
-            ledger.restore_settled(key, now)
-    for lease, at in state.leases.values():
-        ledger.restore_lease(lease, wall_now - at, now)
+    kept: list[Frame] = []
+    for frame in frames:
+        if frame.state is not None:
+            kept.clear()
+        kept.append(frame)
+    applied = 0
+    for frame in kept:
+        then = now - max(0, wall_now - frame.at_ns)
+        if frame.state is not None:
+            replica.join(frame.state, then)
+            applied += 1
+        for logged in frame.log:
+            applied += replica.follow(logged, then)
+    replica.take_log()
+    return applied

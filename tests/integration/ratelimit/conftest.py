@@ -72,6 +72,14 @@ class Mesh:
         )
 
 
+class NoJitter(random.Random):
+    """Chance that never adds a wait; otherwise as random as any."""
+
+    def random(self) -> float:
+        """The least there is."""
+        return 0.0
+
+
 Start = Callable[..., contextlib.AbstractAsyncContextManager[Mesh]]
 
 
@@ -84,7 +92,12 @@ def start(tmp_path: Path) -> Start:
 
     @contextlib.asynccontextmanager
     async def started(
-        *, clock: Clock | None = None, limits: dict[str, int] | None = None, registry: bool = True, **settings: Any
+        *,
+        clock: Clock | None = None,
+        limits: dict[str, int] | None = None,
+        registry: bool = True,
+        rng: random.Random | None = None,
+        **settings: Any,
     ) -> AsyncIterator[Mesh]:
         configured = Settings(
             service="ratelimit", instance="ratelimit-0", **({"state_dir": str(tmp_path / "state")} | settings)
@@ -93,7 +106,7 @@ def start(tmp_path: Path) -> Start:
         seed = registry_pb2.Limits(tenant="acme", model="*", **(limits or {}))
         await store.txn(puts=[Put(key_of(seed), encode(seed))])
         store.set_available(registry)
-        service = await build(configured, clock=clock, store=store)
+        service = await build(configured, clock=clock, store=store, rng=rng or NoJitter())
         async with serve(service, configured) as running, contextlib.AsyncExitStack() as stack:
             await running.ready.wait()
             channel = await stack.enter_async_context(make_channel(f"127.0.0.1:{running.port}", tls=None))

@@ -1,12 +1,18 @@
 """Reserve and settle over tenant-wide and per-model limits."""
 
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
 
 from libs.gcra import (
     ALL_MODELS,
+    DAY_NS,
     MINUTE_NS,
+    SLOTS,
     Admitted,
+    Ask,
     Denied,
     Ledger,
     LimitKind,
@@ -17,6 +23,7 @@ from libs.gcra import (
 
 SECOND = 1_000_000_000
 LEASE = 30 * SECOND
+SLOT = MINUTE_NS // SLOTS
 
 
 def ledger(**specs: LimitSpec) -> Ledger:
@@ -27,9 +34,22 @@ def ledger(**specs: LimitSpec) -> Ledger:
 
 
 def reserve(
-    book: Ledger, request_id: str, tokens: int = 10, *, model: str = "fast", now: int = 0, count_request: bool = False
+    book: Ledger,
+    request_id: str,
+    tokens: int = 10,
+    *,
+    tenant: str = "acme",
+    model: str = "fast",
+    now: int = 0,
+    **ask: Any,
 ) -> Admitted | Denied | SettledAlready:
-    return book.reserve("acme", model, request_id, tokens, count_request=count_request, lease_ns=LEASE, now=now)
+    asked = {"count_request": False} | ask
+    return book.reserve(Ask(tenant, model, request_id, tokens, **asked), lease_ns=LEASE, now=now)
+
+
+def denied_of(outcome: Admitted | Denied | SettledAlready) -> Denied:
+    assert isinstance(outcome, Denied)
+    return outcome
 
 
 def tokens_left(book: Ledger, model: str = "fast", now: int = 0) -> int:
@@ -39,12 +59,15 @@ def tokens_left(book: Ledger, model: str = "fast", now: int = 0) -> int:
 def test_reserve_takes_and_settle_replaces_by_actual() -> None:
     book = ledger(wide=LimitSpec(10, 1000, 4))
     assert reserve(book, "r1", 400, count_request=True) == Admitted(
-        LimitReport(10, 9, 6 * SECOND), LimitReport(1000, 600, 24 * SECOND), LimitReport(4, 3, 0)
+        LimitReport(10, 9, MINUTE_NS + SLOT, MINUTE_NS),
+        LimitReport(1000, 600, MINUTE_NS, MINUTE_NS),
+        LimitReport(4, 3, 0),
     )
     assert book.settle("acme", "fast", "r1", 150, 0)
-    assert book.report("acme", "fast", 0) == Admitted(
-        LimitReport(10, 9, 6 * SECOND), LimitReport(1000, 850, 9 * SECOND), LimitReport(4, 4, 0)
-    )
+    after = book.report("acme", "fast", 0)
+    assert after.tokens == LimitReport(1000, 850, MINUTE_NS + SLOT, MINUTE_NS)
+    assert after.concurrency.remaining == 4
+    assert book.report("acme", "fast", MINUTE_NS + SLOT).tokens == LimitReport(1000, 1000, 0, MINUTE_NS)
 
 
 def test_a_repeat_takes_nothing_again() -> None:
@@ -60,15 +83,13 @@ def test_a_repeat_takes_nothing_again() -> None:
 def test_another_tenant_may_use_the_same_request_id() -> None:
     book = ledger(wide=LimitSpec(0, 100, 0))
     reserve(book, "r1", 60)
-    other = book.reserve("globex", "fast", "r1", 5, count_request=False, lease_ns=LEASE, now=0)
-    assert isinstance(other, Admitted)
+    assert isinstance(reserve(book, "r1", 5, tenant="globex"), Admitted)
     assert book.live_leases == 2
 
 
 def test_all_scopes_or_nothing() -> None:
     book = ledger(wide=LimitSpec(10, 1000, 4), fast=LimitSpec(0, 100, 0))
-    denied = reserve(book, "r1", 150, count_request=True)
-    assert isinstance(denied, Denied)
+    denied = denied_of(reserve(book, "r1", 150, count_request=True))
     assert (denied.kind, denied.model, denied.retry_after_ns) == (LimitKind.TOKENS, "fast", None)
     assert "model fast" in denied.message()
     assert book.report("acme", "fast", 0).requests.remaining == 10
@@ -84,33 +105,32 @@ def test_the_tightest_limit_is_reported() -> None:
     assert (got.concurrency.limit, got.concurrency.remaining) == (2, 1)
 
 
-def test_a_pinned_version_is_held_to_the_limit_of_its_name() -> None:
+@pytest.mark.parametrize(("model", "version"), [("fast@1", ""), ("cheapest", "fast@1"), ("cheapest", "fast")])
+def test_neither_a_pinned_version_nor_an_alias_passes_around_the_limit_of_a_name(model: str, version: str) -> None:
     book = ledger(fast=LimitSpec(0, 100, 0))
-    reserve(book, "r1", 100, model="fast@1")
+    reserve(book, "r1", 100, model=model, version=version)
     assert isinstance(reserve(book, "r2", 1, model="fast"), Denied)
 
 
-def test_slots_are_freed_by_settle_and_by_expiry_and_tokens_stay_charged() -> None:
+def test_slots_are_freed_by_settle_and_by_expiry_and_reserved_tokens_stay_charged() -> None:
     book = ledger(wide=LimitSpec(0, 1000, 2))
     reserve(book, "r1", 100)
     reserve(book, "r2", 100, now=SECOND)
-    denied = reserve(book, "r3", now=SECOND)
-    assert isinstance(denied, Denied)
-    assert denied.kind is LimitKind.CONCURRENCY
+    assert denied_of(reserve(book, "r3", now=SECOND)).kind is LimitKind.CONCURRENCY
     assert isinstance(reserve(book, "r3", now=LEASE - 1), Denied)
-    left = tokens_left(book, now=LEASE)
-    assert isinstance(reserve(book, "r3", 0, now=LEASE), Admitted)
-    assert tokens_left(book, now=LEASE) == left
+    assert isinstance(reserve(book, "r3", 1, now=LEASE), Admitted)
     assert not book.settle("acme", "fast", "r1", 0, LEASE)
-    assert tokens_left(book, now=LEASE) == left
+    assert tokens_left(book, now=LEASE) == 799
+    # An expired lease counts for a minute from its end, as what it delivered last may have been then.
+    assert tokens_left(book, now=LEASE + MINUTE_NS) == 799
+    assert tokens_left(book, now=LEASE + MINUTE_NS + SLOT) == 899
 
 
 def test_settle_at_the_moment_of_expiry_changes_nothing() -> None:
     book = ledger(wide=LimitSpec(0, 10, 1))
     reserve(book, "r1", 10)
-    before = tokens_left(book, now=LEASE)
     assert not book.settle("acme", "fast", "r1", 0, LEASE)
-    assert tokens_left(book, now=LEASE) == before
+    assert tokens_left(book, now=LEASE) == 0
     assert book.live_leases == 0
 
 
@@ -121,14 +141,24 @@ def test_an_unknown_lease_is_charged_once() -> None:
     assert tokens_left(book) == 700
 
 
+def test_more_than_was_reserved_is_charged_in_full() -> None:
+    book = ledger(wide=LimitSpec(0, 100, 0, spend_microusd=100))
+    reserve(book, "r1", 10, spend=10)
+    book.settle("acme", "fast", "r1", 150, 0, spend=120)
+    assert tokens_left(book) == 0
+    denied = denied_of(reserve(book, "r2", 60, now=0))
+    assert denied.retry_after_ns == MINUTE_NS + SLOT
+    assert isinstance(reserve(book, "r2", 60, now=MINUTE_NS + SLOT), Admitted)
+
+
 def test_the_edge_takes_a_request_and_only_looks_at_tokens() -> None:
     book = ledger(wide=LimitSpec(2, 100, 0))
-    for _ in range(2):
-        assert isinstance(book.admit_edge("acme", requests=1, tokens=90, now=0), Admitted)
+    for moment in (0, 10 * SECOND):
+        assert isinstance(book.admit_edge("acme", requests=1, tokens=90, now=moment), Admitted)
     assert tokens_left(book) == 100
-    denied = book.admit_edge("acme", requests=1, tokens=90, now=0)
+    denied = book.admit_edge("acme", requests=1, tokens=90, now=10 * SECOND)
     assert isinstance(denied, Denied)
-    assert (denied.kind, denied.retry_after_ns) == (LimitKind.REQUESTS, MINUTE_NS // 2)
+    assert (denied.kind, denied.retry_after_ns) == (LimitKind.REQUESTS, MINUTE_NS + SLOT - 10 * SECOND)
 
 
 def test_the_edge_takes_no_request_when_tokens_are_out() -> None:
@@ -138,7 +168,92 @@ def test_the_edge_takes_no_request_when_tokens_are_out() -> None:
     assert book.report("acme", "fast", 0).requests.remaining == 2
 
 
-def test_limits_change_at_once_and_keep_what_was_consumed() -> None:
+def test_spend_is_held_to_its_own_window() -> None:
+    book = ledger(wide=LimitSpec(spend_microusd=1000))
+    assert isinstance(reserve(book, "r1", spend=700), Admitted)
+    denied = denied_of(reserve(book, "r2", spend=400))
+    assert (denied.kind, denied.report.remaining) == (LimitKind.SPEND, 300)
+    assert "1000 micro-dollars per 86400 seconds" in denied.message()
+    book.settle("acme", "fast", "r1", 10, 0, spend=500)
+    got = reserve(book, "r2", spend=400)
+    assert isinstance(got, Admitted)
+    assert got.spend == LimitReport(1000, 100, DAY_NS, DAY_NS)
+    book.settle("acme", "fast", "r2", 10, 0, spend=400)
+    denied = denied_of(reserve(book, "r3", spend=600, now=MINUTE_NS))
+    assert denied.retry_after_ns == DAY_NS + DAY_NS // SLOTS - MINUTE_NS
+
+
+@pytest.mark.parametrize(
+    ("ask", "kind"),
+    [({"context": 501, "output": 1}, LimitKind.MAX_CONTEXT), ({"context": 101, "output": 101}, LimitKind.MAX_OUTPUT)],
+)
+def test_long_contexts_and_outputs_are_refused_for_good(ask: dict[str, int], kind: LimitKind) -> None:
+    book = ledger(wide=LimitSpec(max_context=500, max_output=100))
+    denied = denied_of(reserve(book, "r1", **ask))
+    assert (denied.kind, denied.retry_after_ns) == (kind, None)
+    assert str(ask["context" if kind is LimitKind.MAX_CONTEXT else "output"]) in denied.message()
+    assert isinstance(reserve(book, "r1", context=500, output=100), Admitted)
+
+
+def test_over_quota_takes_a_slot_and_the_spend_and_none_of_the_quota() -> None:
+    book = ledger(wide=LimitSpec(1, 100, 3, spend_microusd=100))
+    reserve(book, "r1", 100, count_request=True, spend=10)
+    assert isinstance(reserve(book, "r2", 50, spend=10), Denied)
+    got = reserve(book, "r2", 50, spend=10, count_request=True, over_quota_allowed=True)
+    assert isinstance(got, Admitted)
+    assert got.over_quota
+    assert (got.concurrency.remaining, got.spend.remaining) == (1, 80)
+    again = reserve(book, "r2", 50, spend=10, over_quota_allowed=True)
+    assert isinstance(again, Admitted)
+    assert again.over_quota
+    book.settle("acme", "fast", "r1", 40, 0, spend=5)
+    book.settle("acme", "fast", "r2", 50, 0, spend=8)
+    state = book.report("acme", "fast", 0)
+    assert (state.tokens.remaining, state.spend.remaining, state.concurrency.remaining) == (60, 87, 3)
+
+
+def test_over_quota_is_no_way_around_the_other_limits() -> None:
+    book = ledger(wide=LimitSpec(0, 10, 1, spend_microusd=100, max_output=20))
+    for ask, kind in (({"spend": 101}, LimitKind.SPEND), ({"output": 21}, LimitKind.MAX_OUTPUT)):
+        assert denied_of(reserve(book, "r1", 50, over_quota_allowed=True, **ask)).kind is kind
+    reserve(book, "r1", 5)
+    assert denied_of(reserve(book, "r2", 50, over_quota_allowed=True)).kind is LimitKind.CONCURRENCY
+
+
+def test_within_its_quota_nothing_is_over_it() -> None:
+    got = reserve(ledger(wide=LimitSpec(0, 10, 1)), "r1", 10, over_quota_allowed=True)
+    assert isinstance(got, Admitted)
+    assert not got.over_quota
+    assert got.tokens.remaining == 0
+
+
+def test_the_wait_for_open_leases_is_what_leases_take() -> None:
+    book = ledger(wide=LimitSpec(0, 100, 1))
+    reserve(book, "r1", 100)
+    assert denied_of(reserve(book, "r2", 10)).retry_after_ns == SECOND
+    book.settle("acme", "fast", "r1", 0, 4 * SECOND)
+    reserve(book, "r3", 100, now=4 * SECOND)
+    denied = denied_of(reserve(book, "r4", 10, now=4 * SECOND))
+    assert denied.retry_after_ns == 4 * SECOND
+    # It never says "now", however short the leases are.
+    quick = ledger(wide=LimitSpec(0, 100, 0))
+    reserve(quick, "r1", 100)
+    quick.settle("acme", "fast", "r1", 0, 0)
+    reserve(quick, "r2", 100)
+    assert denied_of(reserve(quick, "r3", 10)).retry_after_ns == SECOND
+
+
+def test_the_retry_for_a_slot_shrinks_with_the_streams_that_may_end() -> None:
+    book = ledger(wide=LimitSpec(0, 0, 4))
+    reserve(book, "r0")
+    book.settle("acme", "fast", "r0", 0, 8 * SECOND)
+    for number in range(4):
+        reserve(book, f"s{number}", now=8 * SECOND)
+    denied = denied_of(reserve(book, "late", now=8 * SECOND))
+    assert (denied.kind, denied.retry_after_ns) == (LimitKind.CONCURRENCY, 2 * SECOND)
+
+
+def test_limits_change_at_once_and_keep_what_was_used() -> None:
     book = ledger(wide=LimitSpec(0, 1000, 1))
     reserve(book, "r1", 400)
     book.apply_limits({("acme", ALL_MODELS): LimitSpec(0, 500, 2)}, 0)
@@ -148,19 +263,25 @@ def test_limits_change_at_once_and_keep_what_was_consumed() -> None:
     assert book.report("acme", "fast", 0).tokens.limit == 0
 
 
-def test_a_limit_that_appears_under_a_lease_is_not_refunded_by_it() -> None:
-    book = ledger()
-    reserve(book, "r1", 400)
-    book.apply_limits({("acme", ALL_MODELS): LimitSpec(0, 100, 0)}, 0)
-    reserve(book, "r2", 100)
-    book.settle("acme", "fast", "r1", 0, 0)
-    assert tokens_left(book) == 0
-
-
 def test_defaults_hold_tenants_without_limits() -> None:
     book = Ledger(default=LimitSpec(1, 0, 0))
     assert isinstance(book.admit_edge("nobody", requests=1, tokens=1, now=0), Admitted)
     assert isinstance(book.admit_edge("nobody", requests=1, tokens=1, now=0), Denied)
+
+
+def test_leases_of_a_gone_holder_end_as_if_they_had_expired() -> None:
+    book = ledger(wide=LimitSpec(0, 1000, 5))
+    reserve(book, "old", 100, holder="gateway-0")
+    reserve(book, "new", 10, holder="gateway-0", now=2 * SECOND)
+    reserve(book, "other", 1, holder="gateway-1")
+    assert book.holders == {"gateway-0", "gateway-1"}
+    assert book.end_held_by("gateway-0", 3 * SECOND, opened_before=SECOND) == 1
+    assert not book.settle("acme", "fast", "old", 0, 3 * SECOND)
+    assert book.end_held_by("gateway-0", 3 * SECOND, but_by=frozenset({""})) == 0
+    assert book.end_held_by("gateway-0", 3 * SECOND) == 1
+    assert book.holders == {"gateway-1"}
+    state = book.report("acme", "fast", 3 * SECOND)
+    assert (state.tokens.remaining, state.concurrency.remaining) == (889, 4)
 
 
 def test_settled_ids_are_forgotten_after_their_time_and_above_their_number() -> None:
@@ -183,66 +304,40 @@ def test_settled_leases_do_not_pile_up_until_their_expiry() -> None:
 def test_idle_tenants_are_forgotten_when_there_are_many() -> None:
     book = Ledger(default=LimitSpec(60, 0, 0), max_idle_tenants=10)
     for number in range(100):
-        book.admit_edge(f"t{number}", requests=1, tokens=0, now=number * 2 * SECOND)
+        book.admit_edge(f"t{number}", requests=1, tokens=0, now=number * 62 * SECOND)
     assert len(book._wide) <= 12
 
 
-def test_state_survives_a_restart() -> None:
-    book = ledger(wide=LimitSpec(10, 1000, 2), fast=LimitSpec(0, 500, 0))
-    reserve(book, "live", 200)
-    reserve(book, "done", 100)
-    book.settle("acme", "fast", "done", 50, 0)
-    changes = book.take_changes(0)
-    assert book.take_changes(0) == ((), (), ())
-    again = Ledger(track_changes=True)
-    for scope in changes.scopes:
-        again.restore_scope(scope, 0, 7)
-    for key in changes.settled:
-        again.restore_settled(key, 7)
-    for lease in changes.leases:
-        again.restore_lease(lease, 0, 7)
-    again.apply_limits({("acme", ALL_MODELS): LimitSpec(10, 1000, 2), ("acme", "fast"): LimitSpec(0, 500, 0)}, 7)
-    assert again.report("acme", "fast", 7) == book.report("acme", "fast", 0)
-    assert not again.settle("acme", "fast", "done", 500, 7)
-    assert again.settle("acme", "fast", "live", 0, 7)
-    assert tokens_left(again, now=7) == 450
+def test_shares_of_what_is_left_are_never_more_than_it_when_told() -> None:
+    book = ledger(wide=LimitSpec(20, 100, 0))
+
+    def told(name: str, tokens: int, now: int = 0) -> tuple[int, int]:
+        got = reserve(book, f"{name}-{tokens}", tokens, now=now)
+        assert isinstance(got, Admitted)
+        return book.share("acme", name, 2, got, now)
+
+    assert told("a", 20) == (40, 10)
+    assert told("b", 10) == (30, 10)
+    # What "a" was told still stands, and it is all that is left.
+    assert told("b", 30) == (0, 10)
+    assert told("a", 1) == (19, 10)
+    # A minute later nobody's share is remembered.
+    book.expire(LEASE)
+    assert told("b", 2, now=2 * MINUTE_NS) == (49, 10)
 
 
-@settings(deadline=None)
-@given(
-    steps=st.lists(
-        st.tuples(
-            st.sampled_from(["reserve", "settle", "edge"]),
-            st.sampled_from(["fast", "fast@1", "big"]),
-            st.integers(0, 15),
-            st.integers(0, 80),
-            st.integers(0, 10 * SECOND),
-        ),
-        max_size=80,
-    )
-)
-def test_no_history_breaks_the_limits(steps: list[tuple[str, str, int, int, int]]) -> None:
-    book = ledger(wide=LimitSpec(30, 300, 3), fast=LimitSpec(0, 120, 2))
-    now = requests = net = 0
-    live: dict[str, tuple[int, int]] = {}
-    for action, model, number, amount, gap in steps:
-        now += gap
-        live = {rid: (tokens, ends) for rid, (tokens, ends) in live.items() if ends > now}
-        rid = f"r{number}"
-        if action == "settle":
-            known = book.settle("acme", model, rid, min(amount, live.get(rid, (0, 0))[0]), now)
-            assert known == (rid in live)
-            if rid in live:
-                reserved, _ = live.pop(rid)
-                net += min(amount, reserved) - reserved
-        elif action == "edge":
-            requests += isinstance(book.admit_edge("acme", requests=1, tokens=amount, now=now), Admitted)
-        elif isinstance(reserve(book, rid, amount, model=model, now=now), Admitted) and rid not in live:
-            live[rid] = (amount, now + LEASE)
-            net += amount
-            assert (net - 300) * MINUTE_NS <= 300 * now
-        assert len(live) <= 3
-        assert (requests - 30) * MINUTE_NS <= 30 * now
-        # A lease ends at its time even when nothing touches the ledger until then.
-        book.expire(now)
-        assert book.live_leases == len(live)
+def test_alone_the_share_is_all() -> None:
+    book = ledger(wide=LimitSpec(20, 100, 0))
+    got = reserve(book, "r1", 30)
+    assert isinstance(got, Admitted)
+    assert book.share("acme", "a", 1, got, 0) == (70, 20)
+
+
+def test_what_others_used_can_be_counted_here() -> None:
+    book = ledger(wide=LimitSpec(20, 100, 0))
+    book.leave("acme", tokens=30, requests=5, now=0)
+    state = book.report("acme", "fast", 0)
+    assert (state.tokens.remaining, state.requests.remaining) == (30, 5)
+    book.leave("acme", tokens=90, requests=9, now=0)
+    assert tokens_left(book) == 30
+    assert tokens_left(book, now=MINUTE_NS + SLOT) == 100

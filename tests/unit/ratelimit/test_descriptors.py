@@ -44,3 +44,8 @@ def test_a_tenant_is_needed(descriptors: list[tuple[list[Pair], int]]) -> None:
 def test_two_tenants_are_refused() -> None:
     with pytest.raises(ValueError, match="two tenants"):
         edge_question([([ACME], 0), ([Pair("tenant", "globex")], 0)])
+
+
+def test_somebody_may_know_the_pool() -> None:
+    question = edge_question([([ACME], 0), ([ACME, Pair("pool", "fast-pool")], 0)])
+    assert (question.pool, question.kinds) == ("fast-pool", (LimitKind.REQUESTS, None))

@@ -1,9 +1,11 @@
 """How limits are told."""
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from libs.gcra import Admitted, Denied, LimitKind, LimitReport
-from services.ratelimit.policy.headers import duration, limit_headers, replaced, retry_headers
+from libs.gcra import DAY_NS, MINUTE_NS, Admitted, Denied, LimitKind, LimitReport
+from services.ratelimit.policy.headers import duration, jittered, limit_headers, replaced, retry_headers
 
 UNLIMITED = LimitReport(0, 0, 0)
 
@@ -27,7 +29,7 @@ def test_times_are_written_as_openai_does_and_rounded_up(nanoseconds: int, text:
 
 def test_both_families_of_headers() -> None:
     state = Admitted(LimitReport(60, 59, 1_000_000_000), LimitReport(1000, 100, 54_000_000_000), UNLIMITED)
-    assert dict(limit_headers(state, 60)) == {
+    assert dict(limit_headers(state)) == {
         "x-ratelimit-limit-requests": "60",
         "x-ratelimit-remaining-requests": "59",
         "x-ratelimit-reset-requests": "1s",
@@ -40,16 +42,45 @@ def test_both_families_of_headers() -> None:
 
 
 def test_unlimited_is_not_told() -> None:
-    assert limit_headers(Admitted(UNLIMITED, UNLIMITED, UNLIMITED), 60) == []
+    assert limit_headers(Admitted()) == []
+
+
+def test_spend_is_told_in_the_headers_that_have_a_word_for_it() -> None:
+    spend = LimitReport(5_000_000, 1_250_000, DAY_NS, DAY_NS)
+    told = dict(limit_headers(Admitted(LimitReport(60, 59, 0, MINUTE_NS), spend=spend)))
+    assert told["ratelimit"] == '"requests";r=59;t=0, "spend";r=1250000;t=86400'
+    assert told["ratelimit-policy"] == '"requests";q=60;w=60, "spend";q=5000000;w=86400'
+    assert not any(name.endswith("-spend") for name in told)
 
 
 def test_retry_after_is_rounded_up_and_absent_when_it_cannot_help() -> None:
-    denied = Denied(LimitKind.TOKENS, "*", LimitReport(10, 0, 0), 5, 1_200_000_001)
-    assert retry_headers(denied) == [("retry-after", "2"), ("retry-after-ms", "1201")]
-    assert retry_headers(Denied(LimitKind.TOKENS, "*", LimitReport(10, 10, 0), 50, None)) == []
+    assert retry_headers(1_200_000_001) == [("retry-after", "2"), ("retry-after-ms", "1201")]
+    assert retry_headers(None) == []
+
+
+@given(wait=st.integers(1, 10**14), chance=st.floats(0, 1))
+def test_jitter_is_upward_and_little(wait: int, chance: float) -> None:
+    later = jittered(wait, chance)
+    assert later is not None
+    assert wait <= later <= wait + max(wait // 10, 100_000_000)
+    assert jittered(None, chance) is None
 
 
 def test_the_refusing_limit_speaks_for_itself() -> None:
     denied = Denied(LimitKind.TOKENS, "fast", LimitReport(7, 0, 9), 5, 1)
     state = replaced(Admitted(LimitReport(60, 1, 2), LimitReport(100, 50, 3), UNLIMITED), denied)
     assert state == Admitted(LimitReport(60, 1, 2), LimitReport(7, 0, 9), UNLIMITED)
+
+
+@pytest.mark.parametrize(
+    ("kind", "field"),
+    [(LimitKind.REQUESTS, "requests"), (LimitKind.CONCURRENCY, "concurrency"), (LimitKind.SPEND, "spend")],
+)
+def test_each_limit_has_its_place(kind: LimitKind, field: str) -> None:
+    report = LimitReport(7, 0, 9)
+    assert getattr(replaced(Admitted(), Denied(kind, "*", report, 1, 1)), field) == report
+
+
+def test_limits_of_single_requests_are_no_state() -> None:
+    denied = Denied(LimitKind.MAX_OUTPUT, "*", LimitReport(7, 7, 0), 9, None)
+    assert replaced(Admitted(), denied) == Admitted()

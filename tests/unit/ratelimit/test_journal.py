@@ -6,17 +6,37 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from libs.gcra import ALL_MODELS, BucketState, Changes, LeaseState, Ledger, LimitSpec, ScopeState
+from libs.gcra import (
+    ALL_MODELS,
+    MINUTE_NS,
+    Ask,
+    Batch,
+    Ledger,
+    LedgerState,
+    LimitSpec,
+    Logged,
+    Opened,
+    PartState,
+    Replica,
+    ReplicaState,
+    ScopeState,
+    Seen,
+    Use,
+)
 from services.ratelimit.journal import Journal
-from services.ratelimit.policy.recovery import Frame, fold, restore
+from services.ratelimit.policy.recovery import Frame, restore
 
 SECOND = 1_000_000_000
-SCOPE = ScopeState("acme", "*", BucketState(60, 60, 5), None, 2)
-LEASE = LeaseState("acme", "r1", "fast", 10, 30 * SECOND)
+PART = ("ratelimit-0", "1")
+SCOPE = ScopeState("acme", "*", (PartState(PART, (Use(5, 1),), (Use(6, 2),), ()),))
+LEASE = Opened("acme", "fast", "r1", "fast@1", 10, 3, 1, False, "gateway-0", 0, 30 * SECOND, PART)
+STATE = ReplicaState(LedgerState((SCOPE,), (LEASE,), ()), (Seen(PART, 7),))
 
 
 def frame(number: int, *, full: bool = False) -> Frame:
-    return Frame(number, full, Changes((SCOPE,), (LEASE._replace(request_id=f"r{number}"),), ()))
+    if full:
+        return Frame(number, STATE)
+    return Frame(number, None, (Logged(PART, number, Batch((LEASE._replace(request_id=f"r{number}"),))),))
 
 
 def written(path: Path, count: int) -> Journal:
@@ -70,37 +90,61 @@ def test_a_failed_write_asks_for_a_snapshot(tmp_path: Path) -> None:
     assert journal.wants_snapshot
 
 
-def test_folding_applies_frames_in_order() -> None:
-    later = SCOPE._replace(requests=BucketState(60, 60, 9))
-    state = fold(
-        [
-            Frame(1, False, Changes((), (LEASE._replace(request_id="void"),), ())),
-            Frame(2, True, Changes((SCOPE,), (LEASE,), ())),
-            Frame(3, False, Changes((later,), (LEASE._replace(request_id="r2"),), (("acme", "r1"),))),
-        ]
-    )
-    assert state.scopes == {("acme", "*"): (later, 3)}
-    assert list(state.leases) == [("acme", "r2")]
-    assert state.settled == {("acme", "r1"): 3}
+def replica(life: str, *, keep_log: bool = False) -> Replica:
+    ledger = Ledger(part=("ratelimit-0", life), track_changes=True)
+    ledger.apply_limits({("acme", ALL_MODELS): LimitSpec(60, 100, 5)}, 0)
+    return Replica(ledger, keep_log=keep_log)
 
 
-def test_time_that_passed_refills_and_expires() -> None:
-    ledger = Ledger()
-    state = fold(
-        [
-            Frame(
-                100 * SECOND,
-                True,
-                Changes(
-                    (ScopeState("acme", ALL_MODELS, None, BucketState(60, 60, 60 * SECOND), 5),),
-                    (LEASE, LEASE._replace(request_id="short", expires_in_ns=SECOND)),
-                    (("acme", "old"),),
-                ),
-            )
-        ]
-    )
-    restore(ledger, state, now=5, wall_now=130 * SECOND, settled_retention_ns=10 * SECOND)
-    ledger.apply_limits({("acme", ALL_MODELS): LimitSpec(0, 60, 5)}, 5)
-    assert ledger.report("acme", "fast", 5).tokens.remaining == 30
-    assert ledger.expire(5) == 2
-    assert ledger.remembered_settled == 2
+def test_a_replica_goes_on_where_its_journal_ends(tmp_path: Path) -> None:
+    before, journal = replica("1", keep_log=True), Journal(tmp_path / "j", rewrite_bytes=10_000)
+    now = 0
+
+    def reserve(name: str, tokens: int, lease_ns: int) -> None:
+        before.ledger.reserve(Ask("acme", "fast", name, tokens), lease_ns=lease_ns, now=now)
+
+    reserve("done", 20, 300 * SECOND)
+    before.ledger.settle("acme", "fast", "done", 15, now)
+    before.flush(now)
+    before.take_log()
+    journal.write(Frame(1000 * SECOND, before.state(now)))
+    now = 10 * SECOND
+    reserve("live", 30, 300 * SECOND)
+    reserve("short", 5, 20 * SECOND)
+    before.flush(now)
+    journal.write(Frame(1010 * SECOND, None, before.take_log()))
+
+    after = replica("2", keep_log=True)
+    now = 7
+    assert restore(after, journal.load(), now=now, wall_now=1040 * SECOND) == 2
+    assert after.take_log() == ()
+    ledger = after.ledger
+    assert ledger.expire(now) == 1
+    state = ledger.report("acme", "fast", now)
+    assert (state.tokens.remaining, state.requests.remaining, state.concurrency.remaining) == (50, 57, 4)
+    assert not ledger.settle("acme", "fast", "done", 99, now)
+    assert ledger.settle("acme", "fast", "live", 30, now)
+    # What was settled 40 seconds before the start leaves 20 seconds after it.
+    later = 22 * SECOND
+    assert ledger.report("acme", "fast", later).tokens.remaining == 65
+    assert ledger.report("acme", "fast", MINUTE_NS + later).tokens.remaining == 100
+
+
+def test_a_clock_that_stepped_back_lets_no_time_pass(tmp_path: Path) -> None:
+    before = replica("1")
+    before.ledger.settle("acme", "fast", "r1", 40, 0)
+    before.flush(0)
+    after = replica("2")
+    restore(after, [Frame(1000 * SECOND, before.state(0))], now=0, wall_now=10 * SECOND)
+    assert after.ledger.report("acme", "fast", 59 * SECOND).tokens.remaining == 60
+
+
+def test_a_snapshot_makes_what_was_before_it_void() -> None:
+    earlier, later = replica("1"), replica("1")
+    earlier.ledger.settle("acme", "fast", "void", 40, 0)
+    later.ledger.settle("acme", "fast", "counts", 10, 0)
+    for one in (earlier, later):
+        one.flush(0)
+    after = replica("2")
+    restore(after, [Frame(1, earlier.state(0)), Frame(2, later.state(0))], now=0, wall_now=2)
+    assert after.ledger.report("acme", "fast", 0).tokens.remaining == 90

@@ -1,0 +1,46 @@
+"""What tokens cost: pure, in whole micro-dollars."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import NamedTuple
+
+_MILLION = 1_000_000
+
+
+class Price(NamedTuple):
+    """Micro-dollars per million tokens."""
+
+    input: int
+    output: int
+
+    def cost(self, tokens: int, prompt_tokens: int) -> int:
+        """Micro-dollars for `tokens`, of which `prompt_tokens` are the prompt's; rounded up."""
+        prompt = min(prompt_tokens, tokens)
+        return -(-(prompt * self.input + (tokens - prompt) * self.output) // _MILLION)
+
+
+FREE = Price(0, 0)
+"""For what has no price."""
+
+
+class PriceBook:
+    """Prices by name.
+
+    :param prices: by model version, alias or model name; `"*"` for those without their own.
+    """
+
+    def __init__(self, prices: Mapping[str, Price]) -> None:
+        self._prices = dict(prices)
+        self._default = self._prices.get("*", FREE)
+
+    def of(self, version: str, model: str) -> Price:
+        """The price of what serves a request (`version`, may be empty), else of what it named (`model`), else of the
+        model without its version, else of everything."""
+        prices = self._prices
+        if not prices:
+            return FREE
+        for name in (version, model, version.partition("@")[0], model.partition("@")[0]):
+            if name and (price := prices.get(name)) is not None:
+                return price
+        return self._default

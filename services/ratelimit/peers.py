@@ -1,0 +1,134 @@
+"""The other replicas: what is decided here is told to each, and what one of them is ahead by is fetched whole."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping
+
+from weir.quota.v1 import quota_pb2
+from weir.registry.v1 import registry_pb2
+
+from libs.clock import Clock
+from libs.deadlines import Deadline
+from libs.errors import WeirError
+from libs.gcra import Logged, Replica
+from libs.mux import MuxClient, Semantics
+from libs.telemetry import get_logger
+from services.ratelimit import metrics
+from services.ratelimit.convert import replicate_of, state_of
+from services.ratelimit.links import Link
+from services.ratelimit.ports import Nanoseconds
+
+log = get_logger(__name__)
+
+
+class Peers:
+    """Direct streams to all other replicas.
+
+    :param instance: this replica.
+    :param open_link: by address.
+    :param peer_seconds: see `Settings`; also of `replicate_seconds` and so on.
+    """
+
+    def __init__(
+        self,
+        *,
+        instance: str,
+        replica: Replica,
+        open_link: Callable[[str], Link],
+        now: Nanoseconds,
+        clock: Clock,
+        peer_seconds: float,
+        join_seconds: float,
+    ) -> None:
+        self._instance = instance
+        self._replica = replica
+        self._open_link = open_link
+        self._now = now
+        self._clock = clock
+        self._peer_seconds = peer_seconds
+        self._join_seconds = join_seconds
+        self._links: dict[str, tuple[str, MuxClient, asyncio.Task[None]]] = {}
+        self._fetching: dict[str, asyncio.Task[bool]] = {}
+        self._group: asyncio.TaskGroup | None = None
+
+    @property
+    def others(self) -> frozenset[str]:
+        """The other replicas that the registry knows."""
+        return frozenset(self._links)
+
+    async def run(self) -> None:
+        """Keeps the streams open until cancelled; `update` says to whom."""
+        async with asyncio.TaskGroup() as group:
+            self._group = group
+            await asyncio.Event().wait()
+
+    def update(self, members: Mapping[str, registry_pb2.Endpoint]) -> None:
+        """Makes these the replicas, this one among them or not. Call while `run` runs."""
+        metrics.REPLICAS.set(len(members.keys() | {self._instance}))
+        wanted = {name: member.address for name, member in members.items() if name != self._instance}
+        for name, (address, _, task) in list(self._links.items()):
+            if wanted.get(name) != address:
+                task.cancel()
+                del self._links[name]
+        for name, address in wanted.items():
+            if name not in self._links and self._group is not None:
+                link = self._open_link(address)
+                task = self._group.create_task(link.run(), name=f"peer.{name}")
+                self._links[name] = (address, link.mux, task)
+
+    def send(self, logged: Logged) -> None:
+        """Tells a batch to every replica that can be reached; the others will miss it and ask for the state."""
+        if not self._links:
+            return
+        message = replicate_of(logged)
+        for _, mux, _ in self._links.values():
+            if mux.connected:
+                self._tell(mux, quota_pb2.QuotaCall(replicate=message))
+
+    def _tell(self, mux: MuxClient, call: quota_pb2.QuotaCall) -> None:
+        began = self._clock.monotonic()
+
+        def told(_: object, error: WeirError | None) -> None:
+            if error is None:
+                metrics.REPLICATION.observe(self._clock.monotonic() - began)
+
+        try:
+            mux.call_nowait(
+                call, deadline=Deadline(began + self._peer_seconds), semantics=Semantics.RETRY, on_reply=told
+            )
+        except WeirError as error:
+            log.warning("replica_not_told", error=error.reason.name)
+
+    async def join(self) -> bool:
+        """Takes over the state of the first other replica that gives it in time. False when there is none."""
+        try:
+            async with asyncio.timeout(self._join_seconds):
+                for name in sorted(self._links):
+                    if await self._fetch(name):
+                        return True
+        except TimeoutError:
+            log.warning("state_not_fetched", replicas=len(self._links))
+        return False
+
+    def want_state(self, origin: str) -> None:
+        """Fetches a replica's whole state, unless that is under way."""
+        if origin in self._links and origin not in self._fetching and self._group is not None:
+            task = self._group.create_task(self._fetch(origin), name=f"fetch.{origin}")
+            self._fetching[origin] = task
+            task.add_done_callback(lambda _: self._fetching.pop(origin, None))
+
+    async def _fetch(self, origin: str) -> bool:
+        mux = self._links[origin][1]
+        call = quota_pb2.QuotaCall(fetch_state=quota_pb2.FetchState(instance=self._instance))
+        deadline = Deadline(self._clock.monotonic() + self._peer_seconds)
+        try:
+            reply = await mux.call(call, deadline=deadline, semantics=Semantics.RETRY)
+            self._replica.join(state_of(reply.state), self._now())
+        except WeirError as error:
+            metrics.STATE_FAILED.inc()
+            log.warning("state_fetch_failed", peer=origin, error=error.reason.name)
+            return False
+        metrics.STATE_FETCHED.inc()
+        log.info("state_joined", peer=origin, leases=self._replica.ledger.live_leases)
+        return True

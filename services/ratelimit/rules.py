@@ -1,0 +1,65 @@
+"""What the registry says that decisions need: limits, prices, levels, and how many gateways there are."""
+
+from __future__ import annotations
+
+from libs.deadlines import to_seconds
+from libs.gcra import DAY_NS, LimitSpec, Price, PriceBook
+from libs.registry import RegistrySnapshot
+from services.ratelimit.policy.shedding import Levels, Shed
+
+_SECOND = 1_000_000_000
+
+
+class Rules:
+    """The present rules, replaced with each snapshot that changes them."""
+
+    def __init__(self) -> None:
+        self.prices = PriceBook({})
+        self.levels = Levels()
+        self.gateways = 1
+        self._seen = RegistrySnapshot()
+
+    def update(self, snapshot: RegistrySnapshot) -> None:
+        """Takes over what has changed."""
+        seen, self._seen = self._seen, snapshot
+        if snapshot.prices is not seen.prices:
+            self.prices = PriceBook(
+                {
+                    name: Price(price.input_microusd_per_million, price.output_microusd_per_million)
+                    for name, price in snapshot.prices.items()
+                }
+            )
+        if snapshot.endpoints is not seen.endpoints:
+            self.gateways = max(1, sum(1 for service, _ in snapshot.endpoints if service == "gateway"))
+        if snapshot.endpoints is not seen.endpoints or snapshot.levels is not seen.levels:
+            self.levels = levels_of(snapshot)
+
+
+def levels_of(snapshot: RegistrySnapshot) -> Levels:
+    """What the pools' owners say of whom to shed, over the pools that have workers."""
+    by_pool = {
+        pool: {
+            told.tenant: Shed(min(1.0, told.shed), int(to_seconds(told.retry_after) * _SECOND))
+            for told in level.tenants
+            if told.shed > 0
+        }
+        for pool, level in snapshot.levels.items()
+    }
+    serving = {endpoint.pool for (service, _), endpoint in snapshot.endpoints.items() if service == "worker"}
+    return Levels(by_pool, serving)
+
+
+def specs_of(snapshot: RegistrySnapshot) -> dict[tuple[str, str], LimitSpec]:
+    """The registry's limits, by tenant and model."""
+    return {
+        key: LimitSpec(
+            requests_per_minute=limits.requests_per_minute,
+            tokens_per_minute=limits.tokens_per_minute,
+            concurrency=limits.concurrency,
+            spend_microusd=limits.spend_microusd,
+            spend_window_ns=int(to_seconds(limits.spend_window) * _SECOND) or DAY_NS,
+            max_context=limits.max_context,
+            max_output=limits.max_output,
+        )
+        for key, limits in snapshot.limits.items()
+    }

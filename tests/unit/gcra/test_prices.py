@@ -1,0 +1,39 @@
+"""What tokens cost."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from libs.gcra import FREE, Price, PriceBook
+
+BOOK = PriceBook({"fast@2": Price(1, 1), "fast": Price(2, 2), "cheapest": Price(3, 3), "*": Price(4, 4)})
+
+
+@pytest.mark.parametrize(
+    ("version", "model", "price"),
+    [
+        ("fast@2", "fast", 1),
+        ("fast@1", "fast", 2),
+        ("fast@1", "cheapest", 3),
+        ("fast@1", "other", 2),
+        ("big@1", "big", 4),
+    ],
+)
+def test_the_most_exact_price_holds(version: str, model: str, price: int) -> None:
+    assert BOOK.of(version, model) == Price(price, price)
+
+
+def test_without_prices_nothing_costs() -> None:
+    assert PriceBook({}).of("fast@1", "fast") == FREE
+    assert FREE.cost(10**9, 0) == 0
+
+
+@given(tokens=st.integers(0, 10**7), prompt=st.integers(0, 10**7), price=st.integers(0, 10**8))
+def test_cost_is_rounded_up_and_never_below_that_of_less(tokens: int, prompt: int, price: int) -> None:
+    both = Price(price, 2 * price)
+    cost = both.cost(tokens, prompt)
+    assert both.cost(tokens + 1, prompt) >= cost
+    assert both.cost(tokens, 0) >= cost
+    assert cost * 1_000_000 >= min(prompt, tokens) * price
