@@ -111,3 +111,24 @@ def test_a_half_open_zone_sees_no_more_requests_than_probes(pauses: list[float])
                 begins, seen = now, 0
             seen += 1
             assert seen <= OPTIONS.probes
+
+
+@given(st.lists(REPORTS, max_size=40), st.lists(REPORTS, max_size=40), st.booleans())
+def test_boards_of_different_pasts_that_hear_the_same_come_to_agree(
+    one: list[tuple[str, int, int, float]], other: list[tuple[str, int, int, float]], works: bool
+) -> None:
+    """Whatever two routers knew: they agree on a zone that works within the longest time open, and on one that fails
+    within the window, each plus one report."""
+    boards = [BreakerBoard(OPTIONS), BreakerBoard(OPTIONS)]
+    for made, past in zip(boards, (one, other), strict=True):
+        now = 0.0
+        for zone, successes, failures, pause in past:
+            now = min(now + pause, 100.0)
+            made.record(M, zone, successes=successes, failures=failures, now=now)
+    now = 100.0
+    bound = now + (OPTIONS.max_open_for if works else OPTIONS.window) + 0.5
+    while now < bound:
+        now += 0.5
+        for made in boards:
+            made.record(M, "a", successes=5 * works, failures=10 * (not works), now=now)
+    assert [made.states(now)[M, "a"] is BreakerState.CLOSED for made in boards] == [works] * 2
