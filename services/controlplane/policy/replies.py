@@ -11,6 +11,8 @@ from collections.abc import Sequence
 from services.controlplane.policy.names import Resource
 
 _BODY = "%LOCAL_REPLY_BODY%"
+_CODE = "%RESP(x-weir-code)%"
+"""The limiter's word for its reason (services/ratelimit/edge.py)."""
 
 
 def local_replies(retry_after_seconds: int) -> Resource:
@@ -20,7 +22,7 @@ def local_replies(retry_after_seconds: int) -> Resource:
     return {
         "mappers": [
             _mapper([_flag("UAEX"), _between(400, 499)]),
-            _mapper([_HTTP, _flag("RL")], _envelope("rate_limit_error", "rate_limit_exceeded", _BODY)),
+            _mapper([_HTTP, _flag("RL")], _envelope("rate_limit_error", _CODE, _BODY)),
             _mapper([_HTTP, _between(404, 404)], _envelope("invalid_request_error", "not_found", "no such path")),
             _mapper([_HTTP, _between(405, 405)], _envelope("invalid_request_error", "not_found", "no such method")),
             _mapper(

@@ -69,6 +69,8 @@ async def test_the_rate_limit_is_a_grpc_status(edge: Edge) -> None:
     edge.upstreams.ratelimit.refuse = "requests per minute are used up"
     error = await refused(edge)
     assert (error.code(), error.details()) == (grpc.StatusCode.RESOURCE_EXHAUSTED, "requests per minute are used up")
+    told = dict([*(error.initial_metadata() or ()), *(error.trailing_metadata() or ())])
+    assert told["x-weir-reason"] == "QUOTA_REQUESTS"
 
 
 async def test_an_unknown_path_is_a_grpc_status(edge: Edge) -> None:

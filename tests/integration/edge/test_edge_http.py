@@ -209,10 +209,17 @@ async def test_no_estimate_costs_a_request_all_the_same(edge: Edge, http: httpx2
     assert [(entry.key, entry.value) for entry in asked.descriptors[0].entries] == [("tenant", "acme")]
 
 
-async def test_over_the_limit_is_an_envelope(edge: Edge, http: httpx2.AsyncClient) -> None:
-    edge.upstreams.ratelimit.refuse = 'the limit "requests per minute" is used up'
+@pytest.mark.parametrize(
+    ("reason", "code"), [("QUOTA_TOKENS", "rate_limit_exceeded"), ("REJECTED_OVERLOAD", "rejected_overload")]
+)
+async def test_over_the_limit_is_an_envelope_with_the_limiters_reason(
+    edge: Edge, http: httpx2.AsyncClient, reason: str, code: str
+) -> None:
+    limiter = edge.upstreams.ratelimit
+    limiter.refuse, limiter.reason, limiter.code = 'the limit "requests per minute" is used up', reason, code
     response = await http.post(CHAT, json={})
-    assert_envelope(response, 429, "rate_limit_error", "rate_limit_exceeded")
+    assert_envelope(response, 429, "rate_limit_error", code)
+    assert response.headers["x-weir-reason"] == reason
     assert response.json()["error"]["message"] == 'the limit "requests per minute" is used up'
     assert response.headers["retry-after"] == "7"
 
