@@ -89,8 +89,8 @@ wheel-check:
 	bin/check-wheel
 
 .PHONY: test
-test: setup ## Run the tests: unit, contract, integration, end to end.
-	@for group in unit contract integration e2e; do \
+test: setup ## Run the tests: unit, contract, integration, end to end, drills.
+	@for group in unit contract integration e2e drills; do \
 	  echo; echo "== $$group tests =="; $(PY) -m pytest $(PYTEST) tests/$$group; \
 	done
 
@@ -166,3 +166,25 @@ bench-engine: setup ## Measure the torch engine beside transformers and, where t
 .PHONY: bench-engine-quick
 bench-engine-quick: setup ## The same once over, without the longest run: figures of little weight.
 	$(PY) -m loadtest.bench_engine --quick
+
+# --- overload (QUICK=1: short windows, figures of little weight) ---
+
+.PHONY: bench-overload
+bench-overload: setup ## Measure goodput at 1 to 4 times the capacity, refusals at 10 times, cancelling (six minutes).
+	$(PY) -m loadtest.bench_overload $(if $(QUICK),--quick)
+
+.PHONY: bench-fairness
+bench-fairness: setup ## Measure weighted shares, the service gap and isolation from a flood (six minutes).
+	$(PY) -m loadtest.bench_fairness $(if $(QUICK),--quick)
+
+.PHONY: bench-quota
+bench-quota: setup ## Measure tokens delivered against a limit under attack, and the limiter itself (four minutes).
+	$(PY) -m loadtest.bench_quota $(if $(QUICK),--quick)
+
+.PHONY: drill-flood
+drill-flood: setup ## Watch a tenant flood the mesh and stop, second by second; fails when something goes otherwise.
+	$(PY) -m loadtest.drill_flood $(if $(QUICK),--quick)
+
+.PHONY: drill-overload
+drill-overload: setup ## Watch an overload, a killed worker and the recovery, second by second.
+	$(PY) -m loadtest.drill_overload $(if $(QUICK),--quick)

@@ -13,6 +13,7 @@ from pathlib import Path
 
 from loadtest.overload import drills, output
 from loadtest.overload.meshes import overload_mesh
+from loadtest.overload.timeline import LEGEND, verdict
 
 FULL = drills.FloodTimes(before=8, flood=16, after=12)
 QUICK = drills.FloodTimes(before=4, flood=8, after=8)
@@ -25,7 +26,9 @@ def main() -> int:
     with contextlib.ExitStack() as stack:
         folder = Path(options.keep or stack.enter_context(tempfile.TemporaryDirectory(prefix="weir-drill-")))
         site = stack.enter_context(overload_mesh(folder, "mesh", drills.SETTING, settings=options.set))
-        held = drills.flood(site, folder / "runs", QUICK if options.quick else FULL, output.say)
+        checks = drills.flood(site, folder / "runs", QUICK if options.quick else FULL, output.say)
+    text, held = verdict(checks)
+    output.say(f"{LEGEND}\n\n{text}")
     return 0 if held else 1
 
 

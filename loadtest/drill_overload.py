@@ -13,6 +13,7 @@ from pathlib import Path
 
 from loadtest.overload import drills, output
 from loadtest.overload.meshes import overload_mesh
+from loadtest.overload.timeline import LEGEND, verdict
 
 FULL = drills.OverloadTimes(before=6, double=12, fourfold=14, kill=5, after=14)
 QUICK = drills.OverloadTimes(before=3, double=6, fourfold=8, kill=2, after=10)
@@ -25,7 +26,9 @@ def main() -> int:
     with contextlib.ExitStack() as stack:
         folder = Path(options.keep or stack.enter_context(tempfile.TemporaryDirectory(prefix="weir-drill-")))
         site = stack.enter_context(overload_mesh(folder, "mesh", drills.SETTING, settings=options.set))
-        held = drills.overload(site, folder / "runs", QUICK if options.quick else FULL, output.say)
+        checks = drills.overload(site, folder / "runs", QUICK if options.quick else FULL, output.say)
+    text, held = verdict(checks)
+    output.say(f"{LEGEND}\n\n{text}")
     return 0 if held else 1
 
 

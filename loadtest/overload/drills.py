@@ -15,7 +15,7 @@ from loadtest.overload.meshes import Runner
 from loadtest.overload.output import Usage, counts
 from loadtest.overload.samples import OK, Sample, failed, refused
 from loadtest.overload.setting import PLAIN_PLANS, QUALITY, Setting, Site, TenantSpec, run_header
-from loadtest.overload.timeline import LEGEND, Check, Second, Watcher, verdict
+from loadtest.overload.timeline import Check, Second, Watcher
 from simulation.lengths import load
 from simulation.workload import Step, TenantLoad
 
@@ -76,8 +76,8 @@ class OverloadTimes:
         return self.before + self.double + self.fourfold + self.after
 
 
-def flood(site: Site, folder: Path, times: FloodTimes, say: Say) -> bool:
-    """A tenant asks for twenty times its share, then stops. Whether all went as expected."""
+def flood(site: Site, folder: Path, times: FloodTimes, say: Say) -> list[Check]:
+    """A tenant asks for twenty times its share, then stops. What was expected, and what was found."""
     share = RATE / 2
     start, end = times.before, times.before + times.flood
     loads = [
@@ -96,8 +96,7 @@ def flood(site: Site, folder: Path, times: FloodTimes, say: Say) -> bool:
         end: lambda: f"{FLOOD.id} stops flooding",
     }
     samples, rows = _run(site, folder, "flood", loads, times.whole, events, say)
-    say(LEGEND)
-    return _conclude(flood_checks(samples, rows, times, share), say)
+    return flood_checks(samples, rows, times, share)
 
 
 def flood_checks(samples: Sequence[Sample], rows: Sequence[Second], times: FloodTimes, share: float) -> list[Check]:
@@ -112,20 +111,20 @@ def flood_checks(samples: Sequence[Sample], rows: Sequence[Second], times: Flood
     late = [each for each in samples if each.at >= settled]
     served = sum(each.outcome == OK for each in flooding)
     return [
-        _at_least(f"{CALM.id} is served inside its objective during the flood", _good(during), 0.9),
-        _at_most(f"{CALM.id} is refused during the flood", _share(refused, during), 0.05),
+        _at_least(f"{CALM.id} is served inside its objective during the flood", _good(during), 0.9, timed=True),
+        _at_most(f"{CALM.id} is refused during the flood", _share(refused, during), 0.05, timed=True),
         _at_least(f"{FLOOD.id} still gets its share, of {share:.0f} requests/s", served / times.flood / share, 0.6),
         _at_least(f"{FLOOD.id}'s excess is refused", _share(refused, flooding), 0.7),
         _at_least("refusals that say when to come back", _share(_dated, refusals), 1),
         _at_most("requests that failed instead of being refused", sum(map(failed, samples)), 0),
-        _at_least("served inside the objective once the flood is over", _good(late), 0.95),
+        _at_least("served inside the objective once the flood is over", _good(late), 0.95, timed=True),
         _calm_again(rows, settled),
     ]
 
 
-def overload(site: Site, folder: Path, times: OverloadTimes, say: Say) -> bool:
-    """Twice, then four times what the workers can do, one of them killed meanwhile, then little. Whether all went as
-    expected."""
+def overload(site: Site, folder: Path, times: OverloadTimes, say: Say) -> list[Check]:
+    """Twice, then four times what the workers can do, one of them killed meanwhile, then little. What was expected, and
+    what was found."""
     begin, fourfold = times.before, times.before + times.double
     end = fourfold + times.fourfold
     worker = site.names("worker")[0]
@@ -149,8 +148,7 @@ def overload(site: Site, folder: Path, times: OverloadTimes, say: Say) -> bool:
         end: lambda: "half of what the workers can do",
     }
     samples, rows = _run(site, folder, "overload", loads, times.whole, events, say)
-    say(LEGEND)
-    return _conclude(overload_checks(samples, rows, times), say)
+    return overload_checks(samples, rows, times)
 
 
 def overload_checks(samples: Sequence[Sample], rows: Sequence[Second], times: OverloadTimes) -> list[Check]:
@@ -167,7 +165,9 @@ def overload_checks(samples: Sequence[Sample], rows: Sequence[Second], times: Ov
     unlike = _share(refused, free_over) - _share(refused, [each for each in over if each.tenant == PAID.id])
     reasons = Counter(each.outcome for each in samples if failed(each))
     return [
-        _at_least(f"{PAID.id}, 70% of the capacity, is served inside its objective at 2x", _good(double), 0.85),
+        _at_least(
+            f"{PAID.id}, 70% of the capacity, is served inside its objective at 2x", _good(double), 0.85, timed=True
+        ),
         _at_least(f"{FREE.id} is shed before {PAID.id}: its share of refusals is higher by", unlike, 0.2),
         _at_least(f"{FREE.id} is not starved: served", _share(_served, free_over), 0.01),
         _at_least(f"{FREE.id}'s answers cut short under pressure, as its plan says", sum(map(_capped, free_over)), 1),
@@ -176,7 +176,7 @@ def overload_checks(samples: Sequence[Sample], rows: Sequence[Second], times: Ov
         Check(
             "the killed worker is back", f"{rows[-1].workers} workers at the end", bool(rows) and rows[-1].workers == 2
         ),
-        _at_least("served inside the objective once the load is gone", _good(late), 0.95),
+        _at_least("served inside the objective once the load is gone", _good(late), 0.95, timed=True),
         _calm_again(rows, settled),
     ]
 
@@ -204,12 +204,6 @@ def _run(
     return samples, watcher.rows
 
 
-def _conclude(checks: Sequence[Check], say: Say) -> bool:
-    text, held = verdict(checks)
-    say(text)
-    return held
-
-
 def _capped(sample: Sample) -> bool:
     return "output_capped" in sample.degraded
 
@@ -231,12 +225,12 @@ def _share(which: Callable[[Sample], bool], samples: Sequence[Sample]) -> float:
     return sum(map(which, samples)) / len(samples) if samples else 1.0
 
 
-def _at_least(what: str, value: float, bound: float) -> Check:
-    return Check(what, f"{value:.3g}, at least {bound:g}", value >= bound)
+def _at_least(what: str, value: float, bound: float, *, timed: bool = False) -> Check:
+    return Check(what, f"{value:.3g}, at least {bound:g}", value >= bound, timed)
 
 
-def _at_most(what: str, value: float, bound: float) -> Check:
-    return Check(what, f"{value:.3g}, at most {bound:g}", value <= bound)
+def _at_most(what: str, value: float, bound: float, *, timed: bool = False) -> Check:
+    return Check(what, f"{value:.3g}, at most {bound:g}", value <= bound, timed)
 
 
 def _calm_again(rows: Sequence[Second], second: int) -> Check:

@@ -243,6 +243,8 @@ class Check:
     what: str
     found: str
     held: bool
+    timed: bool = False
+    """It hangs on how fast this machine is, not on decisions alone."""
 
 
 def verdict(checks: Iterable[Check]) -> tuple[str, bool]:
