@@ -15,8 +15,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from services.worker.engines.step_costs import StepCosts, StepWork, attended_tokens
-
-_SMOOTHING = 0.1  # of the newest step in smoothed step times, as in the simulated engine
+from services.worker.engines.step_rates import StepRates
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -122,8 +121,7 @@ class Worker:
         self._planned_prefill = 0
         self._first_seconds = 0.0  # of the present run: its first step
         self._growth = 0.0  # and what each step takes longer than the one before
-        self._decode_seconds = 0.0
-        self._prefill_rate = 0.0
+        self._rates = StepRates()
         self._per_context = costs.step_per_context_token
         self._per_padded = costs.step_per_padded_token
 
@@ -183,8 +181,8 @@ class Worker:
             self._decoding + len(self._prefilling),
             self._n_waiting,
             self._queued_prefill,
-            self._decode_seconds,
-            self._prefill_rate,
+            self._rates.decode_seconds,
+            self._rates.prompt_tokens_per_second,
         )
 
     def produced(self, sequence: Sequence, now: float = -math.inf) -> int:
@@ -356,9 +354,4 @@ class Worker:
     def _observe(self, steps: int, seconds: float) -> None:
         if not seconds:
             return
-        if self._planned_prefill:
-            rate = self._planned_prefill / seconds
-            self._prefill_rate += (rate - self._prefill_rate) * (_SMOOTHING if self._prefill_rate else 1.0)
-        elif self._decoding:
-            weight = 1.0 - (1.0 - _SMOOTHING) ** steps if self._decode_seconds else 1.0
-            self._decode_seconds += (seconds / steps - self._decode_seconds) * weight
+        self._rates.observe(decodes=self._decoding, prompt_tokens=self._planned_prefill, seconds=seconds, steps=steps)

@@ -19,11 +19,11 @@ from dataclasses import dataclass
 from services.worker.engines.port import Capacity, FinishReason, SequenceRequest, StepOutput, TokenLogprob
 from services.worker.engines.simulated_sequences import SimulatedSequence, deadline, urgency
 from services.worker.engines.step_costs import StepCosts, StepWork, attended_tokens
+from services.worker.engines.step_rates import StepRates
 
 _DRAWS = 1 << 14
 _MASK = _DRAWS - 1
 _SPREAD = 2_654_435_761  # Knuth's multiplicative hash: neighbouring token ids land far apart
-_SMOOTHING = 0.1  # share of the newest step in smoothed step times: about the last ten count
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,8 +79,7 @@ class SimulatedCore:
         self._steps = 0
         self._prefilled = 0  # in this step
         self._preemptions = 0
-        self._decode_seconds = 0.0
-        self._prefill_rate = 0.0
+        self._rates = StepRates()
         self.last_step_seconds = 0.0
         """What the present step takes; whoever drives the core sets it between `plan` and `apply`."""
 
@@ -122,8 +121,8 @@ class SimulatedCore:
             waiting=len(self._live) - len(self._decoding) - len(self._prefilling),
             queued_prefill_tokens=self._queued_prefill,
             last_step_seconds=self.last_step_seconds,
-            decode_step_seconds=self._decode_seconds,
-            prefill_tokens_per_second=self._prefill_rate,
+            decode_step_seconds=self._rates.decode_seconds,
+            prefill_tokens_per_second=self._rates.prompt_tokens_per_second,
             fragmentation=self._fragmentation(),
             preemptions_total=self._preemptions,
         )
@@ -162,7 +161,9 @@ class SimulatedCore:
     def apply(self, now: float) -> StepOutput:
         """End what was cancelled or is late, advance the rest by one token each."""
         if self.last_step_seconds:
-            self._observe(self.last_step_seconds)
+            self._rates.observe(
+                decodes=len(self._decoding), prompt_tokens=self._prefilled, seconds=self.last_step_seconds
+            )
         output = self._end_early(now)
         first = [sequence for sequence in self._planned if sequence.request.handle in self._live]
         self._planned = []
@@ -190,14 +191,6 @@ class SimulatedCore:
                 output.errors[handle] = message
         self._waiting, self._prefilling, self._decoding, self._planned = [], [], [], []
         return output
-
-    def _observe(self, seconds: float) -> None:
-        """Smooth what an operator wants to know of steps that take time."""
-        if self._prefilled:
-            rate = self._prefilled / seconds
-            self._prefill_rate += (rate - self._prefill_rate) * (_SMOOTHING if self._prefill_rate else 1.0)
-        elif self._decoding:
-            self._decode_seconds += (seconds - self._decode_seconds) * (_SMOOTHING if self._decode_seconds else 1.0)
 
     def _fragmentation(self) -> float:
         places = (self._model.total_blocks - self._free_blocks) * self._model.block_size

@@ -332,3 +332,15 @@ def test_preemption_keeps_every_token_and_every_block(shapes, blocks, cancelled)
             assert together[each.handle] == alone[: len(together[each.handle])]
         else:
             assert together[each.handle] == alone
+
+
+def test_a_small_prompt_beside_decoding_sequences_claims_no_slow_prefill():
+    sim = core()
+    sim.add([request(1, max_tokens=30)])
+    for seconds, more in [(0.1, []), (0.04, []), (0.04, [request(2, 4)]), (0.04, [])]:
+        sim.add(more)
+        sim.plan()
+        sim.last_step_seconds = seconds + 0.01 * bool(more)
+        sim.apply(0.0)
+    # 5 tokens in 0.1 s, then 4 in the 0.01 s that the step took longer than one that only decodes.
+    assert sim.capacity().prefill_tokens_per_second == pytest.approx(1 / (0.02 + 0.1 * (0.0025 - 0.02)))
