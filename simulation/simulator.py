@@ -34,7 +34,8 @@ _CLASSES = {"paid": QueueClass.PAID, "free": QueueClass.FREE, "over_quota": Queu
             "batch": QueueClass.BATCH}  # fmt: skip
 _NAMES = {queue_class: name for name, queue_class in _CLASSES.items()}
 _MAX_MOVES = 2  # as the gateway's max_migrations
-_BATCH_PRIORITY = 10  # as the gateway tells the worker
+# As the gateway tells the worker: smaller runs first.
+_PRIORITIES = {QueueClass.PAID: 0, QueueClass.FREE: 1, QueueClass.OVER_QUOTA: 5, QueueClass.BATCH: 10}
 
 
 class _Live:
@@ -422,7 +423,7 @@ class Simulator:
             arrival.output_tokens - live.emitted,
             arrival.max_tokens - live.emitted,
             self.clock.now,
-            priority=_BATCH_PRIORITY if live.queue_class is QueueClass.BATCH else 0,
+            priority=_PRIORITIES[live.queue_class],
         )
         if host.engine.wake != wake:
             self._wake(host)
