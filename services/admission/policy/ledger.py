@@ -68,6 +68,9 @@ class Ledger:
         self.outliers.forget(worker_id)
         self._forget_if_gone(worker)
         self._membership_changed()
+        for version in worker.spec.model_versions:
+            for name in self.outliers.left([each.spec.worker for each in self.serving(version)]):
+                self.workers[name].changed()
         return True
 
     def serving(self, model_version: str) -> list[Worker]:
@@ -212,12 +215,15 @@ class Ledger:
         reservation = self.reservations.get(request_id)
         if reservation is None or not (failed or output_tokens):
             return
-        worker = reservation.worker
+        worker = self.workers[reservation.worker]
+        if not worker.live:
+            return
+        name = worker.spec.worker
         if output_tokens:
-            self.affinity.observed(worker, reservation.expected_cached, cached_prompt_tokens)
-        live = [name for name, each in self.workers.items() if each.live] if failed else ()
-        self.outliers.outcome(worker, now, failed=failed, workers=live)
-        self.workers[worker].changed()
+            self.affinity.observed(name, reservation.expected_cached, cached_prompt_tokens)
+        alike = [each.spec.worker for each in self.serving(reservation.request.model_version)] if failed else ()
+        self.outliers.outcome(name, now, failed=failed, workers=alike)
+        worker.changed()
 
     def disown(self, request_ids: Iterable[str], now: float) -> int:
         """Gives back the shares of requests that nobody will release; their work counts as foreign. How many."""

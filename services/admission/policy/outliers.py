@@ -8,7 +8,7 @@
 Only failures through the worker's fault count, which whoever reports them must tell from client errors, cancels and
 deadlines: those are no outcomes here. At most `share` of the workers are out at once (a pool of two or more may always
 lose one), never the last that is in use: when all fail, the fault lies elsewhere, and a pool that serves some is better
-than one that serves none.
+than one that serves none. When others leave, so that too many are out, those come back half open that would be next.
 """
 
 from __future__ import annotations
@@ -49,10 +49,12 @@ class Outliers:
     def __init__(self, limits: Ejection) -> None:
         self._limits = limits
         self._records: dict[str, _Record] = {}
+        self._now = 0.0  # the latest time that was told
 
     def room(self, worker: str, now: float) -> tuple[int | None, float]:
         """How many more requests the worker may get by its standing (None: any number), and until when that holds if
         nothing is told meanwhile."""
+        self._now = max(self._now, now)
         record = self._records.get(worker)
         if record is None or not record.watched:
             return _FREE
@@ -80,9 +82,11 @@ class Outliers:
             record.probing -= 1
 
     def outcome(self, worker: str, now: float, *, failed: bool, workers: Collection[str]) -> bool:
-        """A request on the worker succeeded or failed through its fault; `workers` are the pool's live ones. True when
+        """A request on the worker succeeded or failed through its fault; `workers` are the live ones
+        that do the same work. True when
         the worker is ejected for it."""
         limits = self._limits
+        self._now = max(self._now, now)
         record = self._records.setdefault(worker, _Record(at=now))
         record.fade(now, limits.window)
         if not failed:
@@ -123,11 +127,22 @@ class Outliers:
         others = bad / (good + bad) if good + bad else 0.0
         return own.bad / (own.good + own.bad) >= others + self._limits.margin
 
+    def left(self, workers: Collection[str]) -> list[str]:
+        """Some worker is gone and these remain; returns those that come back because too many of them are out."""
+        out = [name for name in workers if self.ejected(name, self._now)]
+        out.sort(key=lambda name: (self._records[name].until, name))
+        back = out[: max(0, len(out) - self._most(len(workers)))]
+        for name in back:
+            self._records[name].until = self._now
+        return back
+
     def _may_lose(self, worker: str, now: float, workers: Collection[str]) -> bool:
         out = sum(self.ejected(name, now) for name in workers if name != worker)
+        return out < self._most(len(workers))
+
+    def _most(self, count: int) -> int:
         share = self._limits.share
-        most = min(len(workers) - 1, max(1, int(share * len(workers)))) if share else 0
-        return out < most
+        return min(count - 1, max(1, int(share * count))) if share and count else 0
 
     def _eject(self, record: _Record, now: float) -> None:
         limits = self._limits

@@ -149,7 +149,7 @@ class Failed:
     def __init__(self, expected_output: Callable[[Request], int | None] | None = None) -> None:
         """`expected_output` as the ledger's."""
         self._expected = expected_output
-        self._needs: dict[tuple[str, tuple[str, ...]], tuple[int, ...]] = {}
+        self._needs: dict[_Key, tuple[int, ...]] = {}
 
     def add(self, request: Request) -> None:
         """The request did not fit."""
@@ -170,5 +170,9 @@ class Failed:
         return request.choices, request.prompt_tokens, longest, longest if expected is None else min(expected, longest)
 
 
-def _key(request: Request) -> tuple[str, tuple[str, ...]]:
-    return request.model_version, request.zones
+_Key = tuple[str, tuple[str, ...], int]
+
+
+def _key(request: Request) -> _Key:
+    # Room that is being made for a class is kept from those below it: classes fail for themselves.
+    return request.model_version, request.zones, request.queue_class

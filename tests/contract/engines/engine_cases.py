@@ -29,7 +29,7 @@ EOS = 2
 FIRST_CHARACTER = 3
 """The tiny tokenizer: ids 0 to 2 are special, each further one is a printable character, from "!" on."""
 
-NAMES = ["simulated", "simulated-costed", "simulated-paced", "tensorrt_llm", "torch"]
+NAMES = ["simulated", "simulated-costed", "simulated-paced", "simulated-preemptive", "tensorrt_llm", "torch"]
 """Every engine that can run in any environment of the project."""
 OPTIONAL = {"vllm": "vllm", "tensorrt_llm-real": "tensorrt_llm"}
 """Engines whose library is not among the project's own dependencies, with the package that tells that it is there."""
@@ -69,6 +69,8 @@ def make(name: str, folder: Path) -> Any:
             return simulated()
         case "simulated-costed":
             return simulated(step_base=0.0005, step_per_sequence=0.0001, prefill_tokens_per_second=1e5)
+        case "simulated-preemptive":
+            return simulated(preemptive=True)
         case "simulated-paced":
             return simulated(step_interval=0.002)
         case "tensorrt_llm":

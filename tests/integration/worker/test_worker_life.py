@@ -62,6 +62,13 @@ async def test_a_lost_key_is_refused_after_its_grace():
         assert gateway.refused[1].reason == Reason.GRANT_INVALID
 
 
+async def test_admission_is_told_whether_the_engine_preempts():
+    async with rig(simulated={"preemptive": True}) as r:
+        assert r.admission.hellos[0].preemptive
+    async with rig() as r:
+        assert not r.admission.hellos[0].preemptive
+
+
 async def test_admission_can_order_a_drain():
     async with rig(simulated=PACED) as r:
         gateway = await r.gateway()

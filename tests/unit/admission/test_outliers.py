@@ -158,6 +158,21 @@ def test_what_neither_failed_nor_gave_a_token_is_no_outcome() -> None:
     book.ended("unknown", 0.0, output_tokens=1, failed=True, cached_prompt_tokens=0)
 
 
+def test_the_last_worker_of_a_version_is_in_use_whatever_it_did() -> None:
+    book = book_of(2)
+    for number in range(3):
+        run(book, number, "w0", 0.0, failed=True)
+    assert not book.workers["w0"].fits(request(9), 1.0)
+    book.reserve(request(8), "w1", 1.0)
+    book.leave("w1")
+    assert book.workers["w0"].fits(request(9), 1.0)
+    book.ended("r8", 1.0, output_tokens=0, failed=True, cached_prompt_tokens=0)  # of a worker that is gone
+    alone = book_of(1)
+    for number in range(9):
+        run(alone, number, "w0", 0.0, failed=True)
+    assert alone.workers["w0"].fits(request(9), 0.0)
+
+
 def test_a_worker_that_left_and_came_back_starts_anew() -> None:
     book = book_of(2)
     for number in range(3):
