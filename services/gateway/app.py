@@ -102,6 +102,7 @@ class Gateway:
             end_timeout=settings.end_timeout,
             grace=settings.filter_grace,
             on_found=self._on_found,
+            chance=rng.random,
             fail_closed=lambda tenant: catalog.tenant(tenant).safety_fail_mode != registry_pb2.FAIL_MODE_FLAG,
         )
         self._workers = WorkerStreams(settings, flush=self._safety.flush)

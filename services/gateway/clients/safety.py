@@ -20,6 +20,7 @@ from libs.deadlines import Deadline
 from libs.errors import Reason, WeirError
 from libs.mux import MuxClient, Semantics
 from services.gateway.clients.decision import start_decision
+from services.gateway.policy.turnover import jittered
 from services.gateway.ports import FilteredChoice, InputCheck
 
 _CONTEXT_CHARS = 512
@@ -71,9 +72,10 @@ class SafetyClient:
         grace: float,
         fail_closed: Callable[[str], bool],
         on_found: OnFound,
+        chance: Callable[[], float],
     ) -> None:
         """`fail_closed(tenant)` is the tenant's policy for an absent filter; `grace` is in seconds; `on_found` is told
-        of every finding, for the audit log."""
+        of every finding, for the audit log; `chance` gives numbers in [0, 1), for jitter."""
         self._mux = mux
         self._clock = clock
         self._decide_timeout = decide_timeout
@@ -81,6 +83,7 @@ class SafetyClient:
         self._grace = grace
         self._fail_closed = fail_closed
         self._on_found = on_found
+        self._chance = chance
         self._numbers = 0
         self._filters: dict[int, _Filter] = {}
         self._batch = _Batch()
@@ -107,7 +110,8 @@ class SafetyClient:
 
         def away() -> InputCheck:
             if self._fail_closed(tenant):
-                raise WeirError(Reason.DEPENDENCY_UNAVAILABLE, "the safety service is away", retry_after=1.0)
+                retry = jittered(1.0, self._chance)
+                raise WeirError(Reason.DEPENDENCY_UNAVAILABLE, "the safety service is away", retry_after=retry)
             return InputCheck(None, skipped=True)
 
         def read(reply: safety_pb2.SafetyReply) -> InputCheck:

@@ -24,5 +24,10 @@ def error_body(error: WeirError) -> bytes:
 
 
 def error_headers(error: WeirError) -> list[tuple[str, str]]:
-    """Headers that go with the envelope: the status for the edge's status filter, and when to come back."""
-    return [("x-weir-http-status", str(http_status(error.reason))), *retry_headers(error.retry_after)]
+    """Headers that go with the envelope: the status for the edge's status filter, the closed reason, and when
+    to come back."""
+    return [
+        ("x-weir-http-status", str(http_status(error.reason))),
+        ("x-weir-reason", error.reason.name),
+        *retry_headers(error.retry_after),
+    ]

@@ -120,6 +120,8 @@ async def test_an_engine_fault_is_an_error_with_what_was_delivered(mesh: Rig) ->
         _, end = await stream.rest()
     assert (end.error_reason, end.message) == ("ENGINE_ERROR", "out of memory")
     assert end.usage.completion_tokens == 2
+    released = await asyncio.wait_for(mesh.released.get(), 10)
+    assert (released.failed, released.output_tokens) == (True, 2)
 
 
 async def test_a_refused_reservation_leaves_nothing_behind(mesh: Rig) -> None:

@@ -74,6 +74,7 @@ async def test_every_reason_is_the_same_everywhere(
         assert told.retry_after == retry
         answer = await chat(mesh)
         assert answer.headers["x-weir-http-status"] == str(http_status(reason))
+        assert answer.headers["x-weir-reason"] == reason.name
         envelope = answer.body["error"]
         assert (envelope["code"], envelope["param"]) == (reason.name.lower(), "some_limit")
         if retry is None:

@@ -154,6 +154,7 @@ class Rig:
             decide_timeout=1.0,
             end_timeout=30.0,
             grace=GRACE,
+            chance=lambda: 0.0,
             fail_closed=lambda tenant: fail_closed,
             on_found=lambda tenant, request, stage, found: self.found.append(found.category),
         )

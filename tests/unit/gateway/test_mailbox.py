@@ -1,0 +1,113 @@
+"""What a face reads is what was written, in turns, and what is unread is counted exactly."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import defaultdict
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from libs.clock import ManualClock
+from services.gateway.egress import Egress
+from services.gateway.mailbox import TURN, Mailbox, Replay
+from services.gateway.policy.answers import Answer
+from services.gateway.policy.events import End, Finish, Logprob
+
+PART = st.tuples(st.integers(0, 2), st.integers(0, 3 * TURN // 2), st.booleans())
+LOGPROB = Logprob("x", b"x", -1.0)
+
+
+class Written(Mailbox):
+    """A mailbox that a test fills."""
+
+    def write(self, index: int, text: str, *, logprobs: bool = False, finish: Finish | None = None) -> None:
+        self._put(index, text, [LOGPROB] if logprobs else None, finish)
+        self._wake()
+
+    def finish(self) -> None:
+        self._close(Finish.STOP, [Finish.STOP] * self.width)
+        self._wake()
+
+
+def _egress() -> Egress:
+    return Egress(stall=30.0, most_stream=10**9, most=10**9)
+
+
+def _mailbox(egress: Egress) -> Written:
+    return Written(request_id="r", choices=3, clock=ManualClock(), arrived=0.0, egress=egress)
+
+
+async def _read(mailbox: Mailbox, said: dict[int, str]) -> tuple[int, End | None]:
+    """One turn; how much it brought."""
+    updates, _, end = await mailbox.take()
+    for update in updates:
+        said[update.index] += update.text
+    return sum(len(update.text) for update in updates), end
+
+
+@given(st.lists(st.one_of(PART, st.none()), max_size=12))
+async def test_every_character_comes_once_in_turns_and_the_end_last(script: list[tuple[int, int, bool] | None]) -> None:
+    """`None` is a turn of the reader."""
+    egress = _egress()
+    mailbox = _mailbox(egress)
+    wrote: dict[int, str] = defaultdict(str)
+    said: dict[int, str] = defaultdict(str)
+    for number, part in enumerate(script):
+        if part is not None:
+            index, length, logprobs = part
+            text = chr(97 + number) * length
+            wrote[index] += text
+            mailbox.write(index, text, logprobs=logprobs)
+        elif mailbox._pending:
+            await _read(mailbox, said)
+        left = sum(map(len, wrote.values())) - sum(map(len, said.values()))
+        assert egress.unread == mailbox.unread >= left
+    mailbox.finish()
+    end = None
+    while end is None:
+        _, end = await _read(mailbox, said)
+    assert {k: v for k, v in said.items() if v} == {k: v for k, v in wrote.items() if v}
+    mailbox.left()
+    assert egress.unread == 0
+
+
+async def test_a_greedy_stream_gets_a_turn_at_a_time() -> None:
+    mailbox = _mailbox(_egress())
+    mailbox.write(0, "a" * (2 * TURN), finish=Finish.STOP)
+    mailbox.write(1, "b" * 10, finish=Finish.LENGTH)
+    mailbox.finish()
+    turns: list[list[tuple[int, int, Finish | None]]] = []
+    end = None
+    while end is None:
+        updates, _, end = await mailbox.take()
+        turns.append([(update.index, len(update.text), update.finish) for update in updates])
+    assert turns == [[(0, TURN, None)], [(0, TURN, Finish.STOP)], [(1, 10, Finish.LENGTH)]]
+
+
+async def test_what_is_being_written_is_unread_until_the_reader_comes_back() -> None:
+    mailbox = _mailbox(_egress())
+    mailbox.write(0, "abc")
+    await mailbox.take()
+    assert mailbox.unread == 3
+    assert not mailbox.reader_waits
+    waiting = asyncio.ensure_future(mailbox.take())
+    await asyncio.sleep(0)
+    assert mailbox.unread == 0
+    assert mailbox.reader_waits
+    mailbox.finish()
+    assert (await waiting)[2] is not None
+
+
+async def test_a_replayed_answer_is_there_at_once() -> None:
+    egress = _egress()
+    answer = Answer((("ab", Finish.STOP), ("cd", Finish.LENGTH)), prompt_tokens=3, completion_tokens=4, simulated=True)
+    replay = Replay(answer, request_id="r", clock=ManualClock(), arrived=0.0, egress=egress, degraded=["cached_answer"])
+    updates, _, end = await replay.take()
+    assert [(u.text, u.finish) for u in updates] == [("ab", Finish.STOP), ("cd", Finish.LENGTH)]
+    assert end is not None
+    assert (end.finish, end.degraded, end.usage.completion_tokens) == (Finish.LENGTH, ("cached_answer",), 4)
+    replay.stop(Finish.CANCELLED)
+    assert replay.end is end
+    replay.left()
+    assert egress.unread == 0
