@@ -128,6 +128,12 @@ class Backlog:
             if len(queue) and queue_class not in early:
                 yield from self._heads(queue_class)
 
+    def waiting(self) -> Iterator[Item]:
+        """All that waits, by class and within it by tenant, the least served first."""
+        for queue in self.queues.values():
+            for flow in queue.in_order():
+                yield from flow.items()
+
     def higher(self, queue_class: QueueClass) -> list[FairQueue]:
         """The queues that are served before this class."""
         return [queue for other, queue in self.queues.items() if other < queue_class]
@@ -149,10 +155,9 @@ class Backlog:
         if not any(len(queue) for each, queue in self.queues.items() if each < own):
             lower = [each for each, queue in self.queues.items() if each > own and len(queue)]
             for each in lower:
-                earned = self._earned[each]
-                more = self._limits.reserved_share * item.cost / len(lower)
-                # Never more than for two requests, or a class that found no room would hold up the others later.
-                self._earned[each] = max(earned, min(2 * self._head_cost(each), earned + more))
+                # Enough for two requests is enough, or a class that found no room would hold up the others later.
+                if self._earned[each] < 2 * self._head_cost(each):
+                    self._earned[each] += self._limits.reserved_share * item.cost / len(lower)
         self._earned[own] = max(0.0, self._earned[own] - item.cost)
 
     def _left(self, item: Item, removed: Item | None) -> None:

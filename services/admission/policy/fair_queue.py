@@ -66,6 +66,11 @@ class Flow:
         heads.sort(key=lambda head: (head[0], head[1].order))
         return [item for _, item in heads]
 
+    def items(self) -> Iterator[Item]:
+        """All of them, resumed ones first."""
+        for key in sorted(self.lanes):
+            yield from self.lanes[key].values()
+
     def newest(self) -> Item:
         """The request that came last; a resumed one only when there is no other."""
         new = any(is_new for is_new, _ in self.lanes)

@@ -6,6 +6,9 @@ its fair share of what its class gets (by weight, max-min) and much of it is ref
 estimates stay alive and an end of the overload is seen at once. A tenant with requests in several classes is shed by
 the least share of them, since the edge cannot tell them apart.
 
+When none of a tenant's requests is refused here any more, what the edge sheds of them is too much, or the overload has
+ended: its share fades within seconds, and comes back with the first refusal.
+
 Hysteresis: named from `begin` on, until below `end`.
 """
 
@@ -21,6 +24,8 @@ from services.admission.policy.model import QueueClass, Request
 _GRAIN = 0.02  # shares are told in steps of this, so that not every breath is a change
 _MOST_NAMED = 100
 _QUIET = 4.0  # memories after which what was is forgotten
+_CALM = 0.5  # seconds without a refusal of a tenant's here from which on less of its requests is shed
+_FADING = 1.0  # seconds in which the share then falls to 1/e, until refusals begin again or it has ended
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,6 +140,7 @@ class Levels:
                 share = 0.0
                 if asked[tenant] > fair * account.weight and account.refused.per_second(now) > 0.0:
                     share = 1.0 - self._headroom * account.passed.per_second(now) / account.came.per_second(now)
+                    share *= math.exp(min(0.0, _CALM - (now - account.refused.at)) / _FADING)
                 before = shares.get(tenant)
                 if before is None or share < before[0]:
                     shares[tenant] = share, account.retry_after.mean

@@ -12,7 +12,7 @@ from services.admission.policy.ledger import Ledger, Worker
 from services.admission.policy.model import Interrupt, Limits, QueueClass, Request
 from services.admission.policy.predict import Predictor
 
-_LOOKED_AT = 8  # requests at the head of the queue for which less urgent work may be interrupted
+_LOOKED_AT = 16  # waiting requests for which less urgent work may be interrupted
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +88,7 @@ class Urgency:
         if not self._fair or now < self._next_interrupt:
             return []
         self._next_interrupt = now + self._limits.preempt_interval
-        for item in islice(self._backlog.in_order(), _LOOKED_AT):
+        for item in islice(self._backlog.waiting(), _LOOKED_AT):
             request = item.request
             if request.queue_class is QueueClass.BATCH or self._interruptible(request.queue_class) <= 0:
                 continue

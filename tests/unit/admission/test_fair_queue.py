@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
@@ -50,6 +51,108 @@ def test_service_of_backlogged_tenants_differs_by_at_most_one_request_each(
         served[number] += done.cost / done.request.weight
         for f, g in itertools.combinations(served, 2):
             assert abs(served[f] - served[g]) <= largest[f] + largest[g] + 1e-6
+
+
+class Served:
+    """What each tenant was granted, in real cost over weight, and what of that is charged otherwise so far."""
+
+    def __init__(self) -> None:
+        self.real = {"f": 0.0, "g": 0.0}
+        self.uncorrected = {"f": 0.0, "g": 0.0}
+        self.largest = 0.0
+        self.widest = 0.0
+
+    def note(self) -> None:
+        self.widest = max(self.widest, abs(self.uncorrected["f"] - self.uncorrected["g"]))
+
+
+@given(
+    weights_of=st.tuples(weights, weights),
+    requests=st.lists(st.tuples(st.sampled_from("fg"), costs, costs), min_size=4, max_size=60),
+    running=st.integers(1, 6),
+    keys=st.lists(st.integers(0, 5), min_size=60, max_size=60),
+)
+def test_real_service_differs_by_the_bound_although_only_expectations_are_charged_at_first(
+    weights_of: tuple[float, float], requests: list[tuple[str, float, float]], running: int, keys: list[int]
+) -> None:
+    """The module's bound, over every stretch of time: 2 U + 2 E."""
+    queue = FairQueue()
+    weight = dict(zip("fg", weights_of, strict=True))
+    real: dict[str, float] = {}
+    for tenant, expected, actual in requests:
+        new = item(tenant, expected, weight[tenant])
+        real[new.request.request_id] = actual
+        queue.push(new)
+    served, open_items = Served(), list[Item]()
+    served.largest = max(actual / weight[tenant] for tenant, _, actual in requests)
+    gaps = [0.0]
+    for key in keys:
+        if not (queue.size_of("f") and queue.size_of("g")):
+            break
+        if len(open_items) == running:  # one of those that run ends and is corrected
+            ended = open_items.pop(key % running)
+            tenant = ended.request.tenant
+            error = real[ended.request.request_id] - ended.cost
+            queue.correct(tenant, weight[tenant], error)
+            served.uncorrected[tenant] -= error / weight[tenant]
+            served.note()
+        granted = serve(queue)
+        tenant = granted.request.tenant
+        served.real[tenant] += real[granted.request.request_id] / weight[tenant]
+        served.uncorrected[tenant] += (real[granted.request.request_id] - granted.cost) / weight[tenant]
+        served.note()
+        open_items.append(granted)
+        gaps.append(served.real["f"] - served.real["g"])
+    # The difference over a stretch is the difference of the gaps at its ends.
+    assert max(gaps) - min(gaps) <= 2 * served.largest + 2 * served.widest + 1e-6
+
+
+def test_a_newcomer_starts_where_service_is_now_even_after_refunds() -> None:
+    queue = FairQueue()
+    for _ in range(8):
+        queue.push(item("a", 100))
+    for _ in range(4):
+        serve(queue)
+    queue.correct("a", 1.0, -360)  # all four were short
+    queue.push(item("new", 100))
+    # The newcomer is owed nothing and owes nothing but what was still charged when it came.
+    assert [serve(queue).request.tenant for _ in range(4)].count("new") == 1
+
+
+def test_a_tenant_passed_over_for_its_own_budget_is_owed_nothing() -> None:
+    queue = FairQueue()
+    for _ in range(10):
+        queue.push(item("full", 10))
+        queue.push(item("free", 10))
+    for _ in range(6):
+        head = next(flow for flow in queue.in_order() if flow.tenant == "free").heads()[0]
+        queue.lift("full", "free")
+        queue.dispatch(head.request.request_id)
+    # It was as far as the other before the last of these; all four would be its own if it were owed what it missed.
+    assert [serve(queue).request.tenant for _ in range(4)].count("full") == 3
+
+
+def test_resumed_requests_go_before_their_tenants_others_and_are_shed_last() -> None:
+    queue = FairQueue()
+    first, resumed = item("a", 10), item("a", 10)
+    resumed.request = replace(resumed.request, resumed_tokens=5, prompt_tokens=9)
+    queue.push(first)
+    queue.push(resumed)
+    flow = next(queue.in_order())
+    assert flow.heads() == [resumed, first]
+    assert flow.newest() is first
+    assert not flow.all_resumed
+    queue.dispatch(first.request.request_id)
+    assert flow.newest() is resumed
+    assert flow.all_resumed
+
+
+def test_without_tenants_it_is_a_plain_queue() -> None:
+    queue = FairQueue(by_tenant=False)
+    items = [item(tenant, cost) for tenant, cost in (("a", 500), ("a", 1), ("b", 1), ("c", 1))]
+    for each in items:
+        queue.push(each)
+    assert [serve(queue) for _ in items] == items
 
 
 @given(st.lists(st.tuples(st.sampled_from("abc"), costs, st.booleans()), max_size=80))

@@ -1,0 +1,246 @@
+"""Predictions: before anything was measured, under load, and how they are put right; targets and interruptions."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from dataclasses import replace
+
+import pytest
+
+from services.admission.policy.model import (
+    Event,
+    Granted,
+    Interrupt,
+    Limits,
+    Outcome,
+    QueueClass,
+    Queued,
+    Refused,
+    Report,
+    Request,
+    WorkerSpec,
+)
+from services.admission.policy.pool import Pool
+
+SPEC = WorkerSpec("w0", "127.0.0.1:1", "zone-a", frozenset({"m@1"}), 16, 10_000, 10, 4096, preemptive=True)
+LOAD = Report(10_000, decode_step=0.02, prefill_tokens_per_second=5_000.0)
+
+
+def request(name: str, tenant: str = "acme", **more: object) -> Request:
+    return replace(Request(name, tenant, "m@1", 100, 200, 1, 1e6, QueueClass.PAID), **more)
+
+
+def pool(report: Report = LOAD, *, limits: Limits | None = None, spec: WorkerSpec = SPEC) -> Pool:
+    made = Pool("fast", limits or Limits(), now=0.0)
+    made.worker_joined(spec, 0.0)
+    made.worker_reported(spec.worker, report, 0.0)
+    return made
+
+
+def fill(target: Pool, count: int = 10, **more: object) -> None:
+    for number in range(count):
+        answer, _ = target.admit(request(f"full{number}", "filler", **more), 0.0)
+        assert isinstance(answer, Granted)
+
+
+def granted(events: Iterable[Event]) -> list[str]:
+    return [event.request.request_id for event in events if isinstance(event, Granted)]
+
+
+def test_before_any_backlog_the_wait_is_told_from_what_workers_report() -> None:
+    target = pool()
+    fill(target)
+    # Alone on a sequence, 100 prompt tokens take 20 ms and 200 output tokens a tenth of 200 steps of 20 ms: 0.42 s.
+    answer, _ = target.admit(request("impatient", deadline=0.4), 0.0)
+    assert isinstance(answer, Refused)
+    assert (answer.outcome, answer.limit) == (Outcome.REJECTED_DEADLINE, "deadline")
+    assert isinstance(target.admit(request("patient", deadline=0.7), 0.0)[0], Queued)
+
+
+def test_without_reports_of_speed_nothing_is_foretold() -> None:
+    target = pool(Report(10_000))
+    fill(target)
+    assert isinstance(target.admit(request("r", deadline=0.2), 0.0)[0], Queued)
+
+
+def test_expected_lengths_make_waits_shorter_than_caps_say() -> None:
+    target = pool()
+    for number in range(10):
+        target.admit(request(f"short{number}"), 0.0)
+        target.release(f"short{number}", 0.0, output_tokens=10)
+    fill(target)
+    assert isinstance(target.admit(request("r", deadline=0.4), 0.2)[0], Queued)  # 20 output tokens, not 200
+
+
+def test_a_target_that_the_queue_cannot_meet_is_refused_at_once() -> None:
+    target = pool()
+    fill(target)
+    target.admit(request("first"), 0.0)
+    answer, _ = target.admit(request("second", ttft_by=0.5), 0.0)
+    assert isinstance(answer, Refused)
+    assert (answer.outcome, answer.limit) == (Outcome.REJECTED_DEADLINE, "ttft_target")
+    assert answer.retry_after is not None
+    assert isinstance(target.admit(request("third", ttft_by=5.0), 0.0)[0], Queued)
+
+
+def test_a_target_that_no_worker_could_meet_is_served_while_nobody_waits() -> None:
+    target = pool()
+    slow = request("long", prompt_tokens=3000, ttft_by=0.1)  # its prefill alone takes 0.6 s
+    assert isinstance(target.admit(slow, 0.0)[0], Granted)
+    fill(target, 9)
+    assert isinstance(target.admit(replace(slow, request_id="again"), 0.0)[0], Refused)
+
+
+def test_a_worker_with_too_much_prefill_before_it_is_not_in_time() -> None:
+    target = pool(replace(LOAD, queued_prefill_tokens=5000))
+    answer, _ = target.admit(request("r", ttft_by=0.5), 0.0)
+    assert not isinstance(answer, Granted)
+    assert isinstance(target.admit(request("s"), 0.0)[0], Granted)
+
+
+def test_a_waiting_request_leaves_when_its_target_is_out_of_reach() -> None:
+    target = pool(Report(10_000))
+    fill(target)
+    assert isinstance(target.admit(request("r", ttft_by=1.0), 0.0)[0], Queued)
+    assert target.tick(0.9) == []
+    (event,) = target.tick(1.01)
+    assert isinstance(event, Refused)
+    assert (event.outcome, event.limit, event.waited) == (Outcome.EVICTED_TTL, "ttft_target", 1.01)
+
+
+def test_first_tokens_that_come_late_move_the_prediction() -> None:
+    target = pool()
+    for number in range(50):
+        target.admit(request(f"r{number}"), float(number))
+        target.release(f"r{number}", number + 0.5, output_tokens=5, first_token=0.3)
+    answer, _ = target.admit(request("next"), 50.0)
+    assert isinstance(answer, Granted)
+    assert answer.first_token == pytest.approx(0.3, abs=0.01)
+    predictions = target.take_predictions()
+    assert len(predictions) == 50
+    assert predictions[-1][0] == pytest.approx(0.3, abs=0.01)
+    assert predictions[-1][1] == 0.3
+    assert target.take_predictions() == []
+
+
+def test_pressure_grows_with_the_queue_and_is_nothing_without_one() -> None:
+    target = pool()
+    answer, _ = target.admit(request("first", ttft_by=2.0), 0.0)
+    assert isinstance(answer, Granted)
+    assert answer.pressure == 0.0
+    fill(target, 9)
+    told = []
+    for number in range(4):
+        target.admit(request(f"q{number}", ttft_by=4.0), 0.0)
+    for name in ("first", "full0", "full1", "full2"):
+        (event,) = target.release(name, 0.1, output_tokens=200)[1]
+        assert isinstance(event, Granted)
+        told.append(event.pressure)
+    assert told == sorted(told, reverse=True)
+    assert 0.0 < told[0] < 1.5
+    assert told[-1] == 0.0
+
+
+def test_urgent_requests_have_batch_work_interrupted_not_themselves_refused() -> None:
+    target = pool()
+    fill(target, queue_class=QueueClass.BATCH)
+    target.tick(1.0)
+    answer, events = target.admit(request("urgent", ttft_by=1.3), 1.0)
+    assert isinstance(answer, Queued)
+    (event,) = events
+    assert isinstance(event, Interrupt)
+    assert (event.worker, len(event.request_ids)) == ("w0", 1)
+    assert granted(target.release(event.request_ids[0], 1.05, output_tokens=3)[1]) == ["urgent"]
+
+
+def test_interruptions_are_spaced_and_no_request_is_asked_twice() -> None:
+    target = pool()
+    fill(target, queue_class=QueueClass.BATCH)
+    victims: list[str] = []
+    for number in range(6):
+        _, events = target.admit(request(f"urgent{number}", ttft_by=1.3), 1.0)
+        victims += [name for event in events if isinstance(event, Interrupt) for name in event.request_ids]
+    assert len(victims) == 1  # of one moment
+    for step in range(1, 10):
+        for event in target.tick(1.0 + step * 0.025):
+            if isinstance(event, Interrupt):
+                victims += event.request_ids
+    assert len(victims) == len(set(victims)) == 6
+
+
+@pytest.mark.parametrize("queue_class", [QueueClass.BATCH, QueueClass.OVER_QUOTA])
+def test_nobody_is_interrupted_for_batch_work_or_for_equals(queue_class: QueueClass) -> None:
+    target = pool()
+    fill(target, queue_class=queue_class)
+    events = target.admit(request("r", queue_class=QueueClass(max(queue_class, 3)), deadline=500.0), 1.0)[1]
+    for step in range(1, 200):
+        events += target.tick(1.0 + step * 0.05)
+    assert not [event for event in events if isinstance(event, Interrupt)]
+
+
+def test_a_request_without_a_target_is_patient_before_it_interrupts() -> None:
+    target = pool(limits=Limits(preempt_after=1.0))
+    fill(target, queue_class=QueueClass.BATCH)
+    assert isinstance(target.admit(request("r"), 1.0)[0], Queued)
+    assert target.tick(1.9) == []
+    assert [type(event) for event in target.tick(2.1)] == [Interrupt]
+
+
+def test_a_resumed_request_has_no_target_any_more_and_costs_its_tenant_no_second_prefill() -> None:
+    target = pool()
+    resumed = request("r", resumed_tokens=40, ttft_by=-5.0)
+    assert isinstance(target.admit(resumed, 0.0)[0], Granted)
+    fill(target, 9)
+    assert isinstance(target.admit(replace(resumed, request_id="waits"), 0.0)[0], Queued)
+    assert target.limits.cost_of(resumed) == 400.0
+    assert target.limits.cost_of(request("new")) == 500.0
+
+
+def test_what_an_interrupted_request_had_generated_teaches_nothing_of_lengths() -> None:
+    target = pool()
+    fill(target, queue_class=QueueClass.BATCH)
+    _, events = target.admit(request("urgent", ttft_by=1.3), 1.0)
+    (event,) = events
+    assert isinstance(event, Interrupt)
+    target.release(event.request_ids[0], 1.05, output_tokens=1)
+    lengths = target.predictor.lengths
+    assert lengths._all.tokens.count == 0
+    target.release("urgent", 1.1, output_tokens=7)
+    assert lengths._all.tokens.count == 1
+
+
+def test_the_plain_discipline_foretells_and_interrupts_nothing() -> None:
+    target = pool(limits=Limits(discipline="fifo"))
+    fill(target, queue_class=QueueClass.BATCH)
+    assert isinstance(target.admit(request("r", ttft_by=0.1, deadline=0.4), 0.0)[0], Queued)
+    assert isinstance(target.admit(request("s", queue_class=QueueClass.BATCH), 0.0)[0], Queued)
+    assert target.tick(0.3) == []
+    (event,) = target.tick(0.4)
+    assert isinstance(event, Refused)
+    assert event.outcome is Outcome.EVICTED_DEADLINE
+    assert granted(target.release("full0", 5.0, output_tokens=1)[1]) == ["s"]
+
+
+def test_a_tenant_at_its_kv_budget_holds_nobody_up() -> None:
+    target = pool(spec=replace(SPEC, total_blocks=100))
+    share = {"kv_share": 0.2, "prompt_tokens": 160, "max_output_tokens": 160}  # 20 of 100 blocks at most
+    assert isinstance(target.admit(request("a0", "a", **share), 0.0)[0], Granted)
+    for number in range(1, 4):
+        assert isinstance(target.admit(request(f"a{number}", "a", **share), 0.0)[0], Queued)
+    for number in range(4):
+        assert isinstance(target.admit(request(f"b{number}", "b", prompt_tokens=16), 0.1)[0], Granted)
+    item = target.backlog.find("a1")
+    assert item is not None
+    assert item.bypassed == 0
+    assert granted(target.release("a0", 0.2, output_tokens=160)[1]) == ["a1"]
+
+
+def test_a_class_that_a_prediction_refuses_gets_another_chance() -> None:
+    target = pool()
+    factor = target.predictor._factor[QueueClass.PAID]
+    for _ in range(200):
+        factor.learn(0.1, 10.0, 0.0)
+    assert factor.now(0.0) == 4.0
+    assert factor.now(30.0) == pytest.approx(1.0, abs=0.2)
+    assert math.isclose(factor.now(1000.0), 1.0)
