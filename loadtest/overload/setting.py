@@ -124,28 +124,37 @@ async def prepare(mesh: Mesh, setting: Setting) -> Site:
     keys: dict[str, str] = {}
     async with channel:
         stub: Any = registry_pb2_grpc.RegistryServiceStub(channel)
-        # What the mesh was seeded with is replaced; its revision says that it is meant.
+        # What the mesh was seeded with, or had from an earlier run, is replaced; its revision says that it is meant.
         plans = (await stub.ListPlanPolicies(registry_pb2.ListPlanPoliciesRequest(), timeout=_TIMEOUT)).plans
-        revisions = {plan.id: plan.revision for plan in plans}
-        for plan in setting.plans:
-            wanted = registry_pb2.PlanPolicy()
-            wanted.CopyFrom(plan)
-            wanted.revision = revisions.get(plan.id, 0)
-            await stub.SetPlanPolicy(registry_pb2.SetPlanPolicyRequest(plan=wanted), timeout=_TIMEOUT)
         slos = (await stub.ListSlos(registry_pb2.ListSlosRequest(), timeout=_TIMEOUT)).slos
-        declared = {(each.route, each.tier): each.revision for each in slos}
+        tenants = (await stub.ListTenants(registry_pb2.ListTenantsRequest(), timeout=_TIMEOUT)).tenants
+        limited = (await stub.ListLimits(registry_pb2.ListLimitsRequest(), timeout=_TIMEOUT)).limits
+        revisions = {_name(each): each.revision for each in (*plans, *slos, *tenants, *limited)}
+
+        def replacing(wanted: Any) -> Any:
+            wanted.revision = revisions.get(_name(wanted), 0)
+            return wanted
+
+        for plan in setting.plans:
+            copy = registry_pb2.PlanPolicy()
+            copy.CopyFrom(plan)
+            await stub.SetPlanPolicy(registry_pb2.SetPlanPolicyRequest(plan=replacing(copy)), timeout=_TIMEOUT)
         for tier, objective in setting.objectives.items():
-            wish = slo(tier, objective)
-            wish.revision = declared.get((wish.route, wish.tier), 0)
-            await stub.SetSlo(registry_pb2.SetSloRequest(slo=wish), timeout=_TIMEOUT)
+            await stub.SetSlo(registry_pb2.SetSloRequest(slo=replacing(slo(tier, objective))), timeout=_TIMEOUT)
         for spec in setting.tenants:
-            await stub.SetTenant(registry_pb2.SetTenantRequest(tenant=tenant(spec)), timeout=_TIMEOUT)
-            await stub.SetLimits(registry_pb2.SetLimitsRequest(limits=limits(spec)), timeout=_TIMEOUT)
+            await stub.SetTenant(registry_pb2.SetTenantRequest(tenant=replacing(tenant(spec))), timeout=_TIMEOUT)
+            await stub.SetLimits(registry_pb2.SetLimitsRequest(limits=replacing(limits(spec))), timeout=_TIMEOUT)
             request = registry_pb2.CreateKeyRequest(
                 tenant=spec.id, scopes=["inference", "models.read"], note="load test"
             )
             keys[spec.id] = (await stub.CreateKey(request, timeout=_TIMEOUT)).secret
     return Site(mesh, keys)
+
+
+def _name(record: Any) -> tuple[str, ...]:
+    """What tells a record of the registry from others of its kind and of other kinds."""
+    fields = [getattr(record, name, "") for name in ("id", "route", "tier", "tenant", "model")]
+    return (type(record).__name__, *fields)
 
 
 def tenant(spec: TenantSpec) -> registry_pb2.Tenant:
