@@ -146,6 +146,7 @@ class RateLimitService:
 
     async def drain(self) -> None:
         """Sends the sessions away, lets running calls end, tells the others the last and writes the whole state."""
+        self.keeper.publish()
         await self._mux.drain()
         await self.keeper.flush(snapshot=True)
 

@@ -102,13 +102,19 @@ class Peers:
 
     async def join(self) -> bool:
         """Takes over the state of the first other replica that gives it in time. False when there is none."""
+        pending = {asyncio.create_task(self._fetch(name)) for name in self._links}
         try:
             async with asyncio.timeout(self._join_seconds):
-                for name in sorted(self._links):
-                    if await self._fetch(name):
+                while pending:
+                    done, pending = await asyncio.wait(pending, return_when=asyncio.FIRST_COMPLETED)
+                    if any(task.result() for task in done):
                         return True
         except TimeoutError:
             log.warning("state_not_fetched", replicas=len(self._links))
+        finally:
+            for task in pending:
+                task.cancel()
+            await asyncio.gather(*pending, return_exceptions=True)
         return False
 
     def want_state(self, origin: str) -> None:

@@ -25,6 +25,7 @@ _ACCESS_FIELDS = {
     "status": "%RESPONSE_CODE%",
     "grpc_status": "%GRPC_STATUS%",
     "details": "%RESPONSE_CODE_DETAILS%",
+    "reason": "%RESP(X-WEIR-REASON)%",
     "flags": "%RESPONSE_FLAGS%",
     "tenant": "%REQ(X-WEIR-TENANT)%",
     "plan": "%REQ(X-WEIR-PLAN)%",

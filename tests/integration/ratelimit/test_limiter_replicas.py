@@ -1,0 +1,198 @@
+"""Two replicas of the rate limiter over real gRPC: one state, through a move, a split, a loss and a start."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+
+import pytest
+from envoy.service.ratelimit.v3 import rls_pb2
+from weir.quota.v1 import quota_pb2
+
+from libs.deadlines import Deadline
+from libs.errors import Reason, WeirError
+from libs.mux import Semantics
+from tests.support.limiter import CLOCK, Cluster, cluster, reserve, settle
+
+OK = rls_pb2.RateLimitResponse.OK
+OVER = rls_pb2.RateLimitResponse.OVER_LIMIT
+LIMIT = 1000
+QUIET = {"replicate_seconds": 3600.0, "flush_seconds": 3600.0}
+"""Nothing is told to others by itself."""
+
+
+@pytest.fixture
+async def replicas() -> AsyncIterator[Cluster]:
+    """Replicas that end with the test."""
+    async with cluster() as made, asyncio.timeout(30):
+        yield made
+
+
+async def test_a_lease_of_one_replica_is_settled_on_the_other_exactly_once(replicas: Cluster) -> None:
+    a, b = await replicas.pair()
+    at_a, at_b = await a.client(), await b.client()
+    await reserve(at_a, "r1", 600)
+    await b.agrees(lambda: b.left() == 400)
+    refused = await reserve(at_b, "r2", 500)
+    assert refused.rejected.limit == "tokens_per_minute"
+    assert await settle(at_b, "r1", 100)
+    assert b.left() == 900
+    await a.agrees(lambda: a.left() == 900)
+    assert not await settle(at_a, "r1", 100)
+    assert (a.left(), b.left()) == (900, 900)
+
+
+async def test_a_replica_that_joins_has_the_state_before_it_is_ready(replicas: Cluster) -> None:
+    a = await replicas.start("ratelimit-0")
+    at_a = await a.client()
+    await reserve(at_a, "open", 300)
+    await reserve(at_a, "done", 200)
+    await settle(at_a, "done", 150)
+    b = await replicas.start("ratelimit-1", a)
+    assert b.left() == 550
+    at_b = await b.client()
+    assert not await settle(at_b, "done", 150)
+    assert await settle(at_b, "open", 300)
+
+
+async def test_alone_a_replica_is_ready_without_the_dead_ones_of_the_registry(replicas: Cluster) -> None:
+    a = await replicas.start("ratelimit-0")
+    await a.kill()
+    b = await replicas.start("ratelimit-1", a, join_seconds=0.05)
+    assert b.left() == LIMIT
+
+
+async def test_the_loss_of_the_owner_neither_doubles_nor_loses_quota(replicas: Cluster) -> None:
+    a, b = await replicas.pair()
+    at_a = await a.client()
+    for number in range(6):
+        await reserve(at_a, f"r{number}", 100)
+    await settle(at_a, "r0", 40)
+    await b.agrees(lambda: b.left() == 460)
+    await a.kill()
+    await b.lose(a)
+    at_b = await b.client()
+    admitted = [await reserve(at_b, f"n{number}", 100) for number in range(10)]
+    assert sum(reply.HasField("reserved") for reply in admitted) == 4
+    assert not await settle(at_b, "r0", 40)
+    assert all([await settle(at_b, f"r{number}", 100) for number in range(1, 6)])
+    assert b.left() == LIMIT - 40 - 500 - 400
+
+
+async def test_what_the_lost_owner_had_not_told_is_the_whole_error(replicas: Cluster) -> None:
+    """The bound: what the owner admitted within its last replication interval."""
+    a, b = await replicas.pair(**QUIET)
+    at_a = await a.client()
+    await reserve(at_a, "told", 300)
+    a.service.keeper.publish()
+    await b.agrees(lambda: b.left() == 700)
+    await reserve(at_a, "untold", 250)
+    await a.kill()
+    at_b = await b.client()
+    admitted = 0
+    while (await reserve(at_b, f"n{admitted}", 50)).HasField("reserved"):
+        admitted += 1
+    assert 300 + 250 + 50 * admitted - LIMIT <= 250
+    # The settle of what was lost with the owner is charged all the same.
+    assert not await settle(at_b, "untold", 250)
+    assert b.left() == 0
+
+
+async def test_a_split_overshoots_by_what_the_other_side_admitted_and_heals(replicas: Cluster) -> None:
+    a, b = await replicas.pair()
+    at_a, at_b = await a.client(), await b.client()
+    await reserve(at_a, "before", 200)
+    await b.agrees(lambda: b.left() == 800)
+    await a.lose(b)
+    await b.lose(a)
+    admitted = {"a": 0, "b": 0}
+    for number in range(20):
+        for name, mux in (("a", at_a), ("b", at_b)):
+            reply = await reserve(mux, f"{name}{number}", 100)
+            admitted[name] += 100 * reply.HasField("reserved")
+    assert admitted == {"a": 800, "b": 800}
+    assert 200 + sum(admitted.values()) - LIMIT <= min(admitted.values())
+    await a.see(b)
+    await b.see(a)
+    # Whoever hears of a batch whose predecessors he missed fetches the state.
+    assert await settle(at_a, "a0", 0)
+    assert await settle(at_b, "b0", 0)
+    for one in (a, b):
+        ledger = one.service._ledger
+        await one.agrees(lambda ledger=ledger: ledger.live_leases == 15)
+        assert one.left() == 0
+    assert await settle(at_b, "a1", 100)
+
+
+async def test_any_replica_answers_the_edge_by_the_owners_word(replicas: Cluster) -> None:
+    a, b = await replicas.pair(**QUIET)
+    await b.agrees(lambda: b.service._owners.link("acme") is not None)
+    assert a.service._owners.link("acme") is None
+    await reserve(await a.client(), "r1", 900)
+    assert b.left() == LIMIT  # it has not been told
+    refused = await b.ask_edge(tokens=200)
+    assert refused.overall_code == OVER
+    told = {header.key: header.value for header in refused.response_headers_to_add}
+    assert told["x-weir-reason"] == "QUOTA_TOKENS"
+    assert int(told["retry-after-ms"]) > 0
+    passed = await b.ask_edge(tokens=100)
+    assert passed.overall_code == OK
+    told = {header.key: header.value for header in passed.response_headers_to_add}
+    assert told["x-ratelimit-remaining-tokens"] == "100"
+
+
+async def test_without_the_owner_the_replica_that_is_asked_decides(replicas: Cluster) -> None:
+    a, b = await replicas.pair(forward_seconds=0.2)
+    await b.agrees(lambda: b.service._owners.link("acme") is not None)
+    await reserve(await a.client(), "r1", 900)
+    await b.agrees(lambda: b.left() == 100)
+    await a.kill()
+    assert (await b.ask_edge(tokens=200)).overall_code == OVER
+    assert (await b.ask_edge(tokens=100)).overall_code == OK
+
+
+async def test_sessions_are_sent_to_their_owners_when_the_replicas_change(replicas: Cluster) -> None:
+    a = await replicas.start("ratelimit-0")
+    mux = await a.client()
+    await reserve(mux, "r1", 100)
+    b = await replicas.start("ratelimit-1", a)
+    assert mux.generation == 1
+    await a.see(b)
+    await a.agrees(lambda: mux.generation == 2 and mux.connected)
+    assert await settle(mux, "r1", 50)
+
+
+@pytest.mark.parametrize("operation", ["check_edge", "replicate", "fetch_state"])
+async def test_only_replicas_may_ask_what_replicas_ask(replicas: Cluster, operation: str) -> None:
+    a = await replicas.start("ratelimit-0")
+    call = quota_pb2.QuotaCall()
+    getattr(call, operation).SetInParent()
+    mux = await a.client(service="gateway")
+    with pytest.raises(WeirError) as refused:
+        await mux.call(call, deadline=Deadline.after(20, CLOCK), semantics=Semantics.ONCE)
+    assert refused.value.reason is Reason.PERMISSION_DENIED
+
+
+async def test_what_cannot_be_read_is_refused(replicas: Cluster) -> None:
+    a = await replicas.start("ratelimit-0")
+    mux = await a.client(service="ratelimit", instance="ratelimit-9")
+    replicate = quota_pb2.Replicate(origin="ratelimit-9", life="1", sequence=1, operations=b"of the future")
+    with pytest.raises(WeirError) as refused:
+        await mux.call(
+            quota_pb2.QuotaCall(replicate=replicate), deadline=Deadline.after(20, CLOCK), semantics=Semantics.ONCE
+        )
+    assert (refused.value.reason, refused.value.limit) == (Reason.INVALID_REQUEST, "operations")
+
+
+async def test_slots_of_a_gateway_that_is_gone_for_good_are_freed_soon(replicas: Cluster) -> None:
+    a = await replicas.start("ratelimit-0", holder_grace_seconds=0.0, flush_seconds=0.005)
+    mux = await a.client(instance="gateway-0")
+    stays = await a.client(instance="gateway-1")
+    await reserve(mux, "gone", 100)
+    await reserve(stays, "stays", 10)
+    a.clients[0].cancel()
+    await a.agrees(lambda: a.service._ledger.live_leases == 1)
+    # What it may have delivered stays counted.
+    assert a.left() == LIMIT - 110
+    assert not await settle(stays, "gone", 1)
+    assert await settle(stays, "stays", 10)
