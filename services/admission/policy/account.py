@@ -18,7 +18,7 @@ import math
 from collections import deque
 from dataclasses import dataclass
 
-from services.admission.policy.model import Limits, Report, Request, WorkerSpec
+from services.admission.policy.model import Limits, QueueClass, Report, Request, WorkerSpec
 from services.admission.policy.outliers import Outliers
 
 
@@ -95,6 +95,8 @@ class Worker:
         self.held_sequences = 0
         self.holds: dict[str, Reservation] = {}
         """By request."""
+        self.held_by_class: dict[QueueClass, tuple[int, int]] = {}
+        """Blocks and sequences held by the requests of each class."""
         self._draining = False
         self._foreign_blocks = Foreign()
         self._foreign_sequences = Foreign()
@@ -222,6 +224,7 @@ class Worker:
         self.holds[request.request_id] = reservation
         self.held_blocks += reservation.blocks
         self.held_sequences += request.choices
+        self._count(reservation, 1)
         self._recent_prefill.append((now, prefill))
         self._recent_sum += prefill
         self.changed()
@@ -231,6 +234,7 @@ class Worker:
         del self.holds[reservation.request.request_id]
         self.held_blocks -= reservation.blocks
         self.held_sequences -= reservation.request.choices
+        self._count(reservation, -1)
         self.changed()
 
     def disown(self, reservation: Reservation, now: float) -> None:
@@ -270,6 +274,12 @@ class Worker:
                 room.until = min(room.until, foreign.until)
         if self._recent_prefill:
             room.until = min(room.until, self._recent_prefill[0][0] + limits.prefill_settle)
+
+    def _count(self, reservation: Reservation, sign: int) -> None:
+        queue_class = reservation.request.queue_class
+        blocks, sequences = self.held_by_class.get(queue_class, (0, 0))
+        choices = reservation.request.choices
+        self.held_by_class[queue_class] = blocks + sign * reservation.blocks, sequences + sign * choices
 
     def _settle_prefill(self, now: float) -> None:
         recent, before = self._recent_prefill, now - self._limits.prefill_settle

@@ -6,7 +6,8 @@ Only requests of a strictly lower class are interrupted, and only as many as mus
 - **Within**: either the latest started first, which loses the least work, or the largest first, which interrupts the
   fewest; then whatever proves unnecessary is taken back, the most urgent and the longest running first. What remains is
   minimal: without any one of them the room would not do.
-- **Between workers**: the one whose most urgent victim is least urgent, then the fewest sequences, then the least work.
+- **Between workers**: the one whose most urgent victim is least urgent, then the fewest sequences, then the least work;
+  compared on the few workers that lack the fewest blocks.
 
 A request that was asked to go counts as going until it is released, or `grace` seconds have passed; it is not asked
 twice, and others are not asked for room that is on its way. Nor is the room given to less urgent requests meanwhile
@@ -20,6 +21,9 @@ from dataclasses import dataclass
 
 from services.admission.policy.account import Reservation, Worker
 from services.admission.policy.model import QueueClass, Request
+
+_EXAMINED = 8
+"""Workers whose victims are compared: of hundreds that would all do, the best few are near enough to the best."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +56,7 @@ class Preemption:
         """Durations in seconds; see the module."""
         self._grace = grace
         self._settle = settle
-        self._asked: dict[str, float] = {}  # request → until when it counts as going
+        self._asked: dict[str, tuple[float, Reservation]] = {}  # by request, until when it counts as going
         self._plans: dict[str, Plan] = {}  # by the request that is to get the room
 
     def victims(
@@ -61,35 +65,51 @@ class Preemption:
         """Whom to interrupt on which of the `workers` (each with the blocks that the request needs there); None when
         nobody may be, or when there is room, or room on its way."""
         self._tidy(now)
-        best: tuple[tuple[int, int, float, str], Worker, int, list[Reservation]] | None = None
+        coming = self._coming(besides=request.request_id)
+        hopeful: list[tuple[int, int, str, Worker, int, Room]] = []
         for worker, need in workers:
-            room = self.available(worker, now, besides=request.request_id)
-            lack = Room(need - room.blocks, request.choices - room.sequences)
+            blocks, sequences = coming.get(worker.spec.worker, (0, 0))
+            lack = Room(
+                need - worker.unheld_blocks(now) - blocks,
+                request.choices - worker.unheld_sequences(now) - sequences,
+            )
             if not lack.any:
                 return None
+            touched = _least_urgent_enough(worker, request.queue_class, lack)
+            if touched is not None:
+                hopeful.append((-touched, lack.blocks, worker.spec.worker, worker, need, lack))
+        hopeful.sort()
+        best: tuple[tuple[int, int, float, str], Worker, int, list[Reservation]] | None = None
+        seen = 0
+        for rank, _, name, worker, need, lack in hopeful:
+            if seen >= _EXAMINED or (best is not None and rank > best[0][0]):
+                break
             chosen = self._choose(request.queue_class, worker.holds.values(), lack, now)
-            if chosen and (best is None or (*_cost(chosen, now), worker.spec.worker) < best[0]):
-                best = (*_cost(chosen, now), worker.spec.worker), worker, need, chosen
+            if not chosen:
+                continue
+            seen += 1
+            cost = (*_cost(chosen, now), name)
+            if best is None or cost < best[0]:
+                best = cost, worker, need, chosen
         if best is None:
             return None
         _, worker, need, chosen = best
         until = now + self._grace
-        self._asked.update((each.request.request_id, until) for each in chosen)
+        self._asked.update((each.request.request_id, (until, each)) for each in chosen)
         self._plans[request.request_id] = Plan(request, worker.spec.worker, need, until)
         return worker, chosen
 
-    def available(self, worker: Worker, now: float, *, besides: str = "") -> Room:
-        """What there is and what is on its way, without what is meant for others than the request `besides`."""
-        blocks, sequences = worker.unheld_blocks(now), worker.unheld_sequences(now)
-        for request_id in self._asked.keys() & worker.holds.keys():
-            held = worker.holds[request_id]
-            blocks += held.blocks
-            sequences += held.request.choices
+    def _coming(self, *, besides: str) -> dict[str, tuple[int, int]]:
+        """By worker, the blocks and sequences on their way, without what is meant for others than `besides`."""
+        coming: dict[str, tuple[int, int]] = {}
+        for _, held in self._asked.values():
+            blocks, sequences = coming.get(held.worker, (0, 0))
+            coming[held.worker] = blocks + held.blocks, sequences + held.request.choices
         for plan in self._plans.values():
-            if plan.worker == worker.spec.worker and plan.request.request_id != besides:
-                blocks -= plan.blocks
-                sequences -= plan.request.choices
-        return Room(blocks, sequences)
+            if plan.request.request_id != besides:
+                blocks, sequences = coming.get(plan.worker, (0, 0))
+                coming[plan.worker] = blocks - plan.blocks, sequences - plan.request.choices
+        return coming
 
     def kept_from(self, queue_class: QueueClass, now: float) -> set[str]:
         """Workers where room is being made for somebody more urgent than this class."""
@@ -111,8 +131,8 @@ class Preemption:
         return bool(self._plans)
 
     def _tidy(self, now: float) -> None:
-        """Forgets what took too long; dictionaries keep their order, so the oldest comes first."""
-        for request_id in [each for each, until in self._asked.items() if until <= now]:
+        """Forgets what took too long."""
+        for request_id in [each for each, (until, _) in self._asked.items() if until <= now]:
             del self._asked[request_id]
         for request_id in [each for each, plan in self._plans.items() if plan.until <= now]:
             del self._plans[request_id]
@@ -131,6 +151,21 @@ class Preemption:
         ]
         sets = [_enough(sorted(lower, key=order), lack) for order in (_latest, _largest)]
         return min((each for each in sets if each), key=lambda chosen: _cost(chosen, now), default=[])
+
+
+def _least_urgent_enough(worker: Worker, than: QueueClass, lack: Room) -> QueueClass | None:
+    """The class down to whose work all would have to go for the lack to be made good; None when even all that is less
+    urgent `than` this is too little. A quick look at sums, before anybody is chosen."""
+    blocks = sequences = 0
+    for queue_class in reversed(QueueClass):
+        if queue_class <= than:
+            return None
+        held = worker.held_by_class.get(queue_class)
+        if held is not None:
+            blocks, sequences = blocks + held[0], sequences + held[1]
+            if blocks >= lack.blocks and sequences >= lack.sequences:
+                return queue_class
+    return None
 
 
 def _enough(candidates: Sequence[Reservation], lack: Room) -> list[Reservation]:
