@@ -7,6 +7,7 @@ import random
 
 import pytest
 from google.protobuf.duration_pb2 import Duration
+from prometheus_client import REGISTRY
 from weir.admission.v1 import admission_pb2 as pb
 
 from libs.clock import ManualClock
@@ -274,6 +275,11 @@ async def test_draining_sends_waiting_requests_and_new_ones_elsewhere() -> None:
         ("weight", float("nan")),
         ("weight", float("inf")),
         ("queue_class", 9),
+        ("ttft_target", Duration(seconds=-1)),
+        ("ttft_target", Duration()),
+        ("kv_share", 1.5),
+        ("kv_share", float("nan")),
+        ("resumed_tokens", 10),
     ],
 )
 async def test_malformed_requests_are_refused_by_field(field: str, value: object) -> None:
@@ -318,3 +324,81 @@ async def test_a_worker_that_was_told_to_drain_is_shown_so() -> None:
     desk.worker()
     desk.coordinator.drain_worker("w0", "maintenance")
     assert desk.coordinator.workers().workers[0].draining
+
+
+async def test_what_the_gateway_tells_reaches_the_policy() -> None:
+    desk = Desk()
+    desk.worker(slots=4)
+    desk.granted(
+        ttft_target=Duration(seconds=2),
+        prefix_hashes=range(100),
+        prefix_block=16,
+        resumed_tokens=4,
+        kv_share=0.5,
+    )
+    held = desk.coordinator.pools["fast"].ledger.reservations["r0"].request
+    assert held.ttft_by == desk.clock.monotonic() + 2
+    assert held.prefix_hashes == tuple(range(64))
+    assert (held.prefix_block, held.resumed_tokens, held.kv_share) == (16, 4, 0.5)
+
+
+async def test_hashes_without_the_size_of_their_blocks_are_refused() -> None:
+    with pytest.raises(WeirError) as caught:
+        Desk().ask(prefix_hashes=[1])
+    assert caught.value.limit == "prefix_block"
+
+
+async def test_what_a_worker_tells_of_its_speed_is_what_first_tokens_are_predicted_by() -> None:
+    desk = Desk()
+    session = desk.worker(slots=4)
+    desk.report(session, prefill_tokens_per_second=100.0, decode_step=Duration(nanos=20_000_000), resident_models=["a"])
+    granted = desk.granted()
+    assert granted.predicted_first_token.ToMilliseconds() == 120  # 10 prompt tokens and a step
+    assert granted.pressure == 0.0
+    report = desk.coordinator.pools["fast"].ledger.workers["w0"].report
+    assert report is not None
+    assert report.resident == frozenset({"a"})
+
+
+async def test_releases_teach_the_predictions_and_the_metrics_tell_their_errors() -> None:
+    desk = Desk()
+    desk.worker(slots=4)
+    labels = {"pool": "fast"}
+    name = "weir_admission_first_token_error_seconds_count"
+    before = REGISTRY.get_sample_value(name, labels) or 0.0
+    desk.granted()
+    release = pb.Release(request_id="r0", output_tokens=5, first_token=Duration(nanos=300_000_000))
+    assert desk.coordinator.release(release).released.known
+    desk.coordinator.tick()
+    assert REGISTRY.get_sample_value(name, labels) == before + 1
+    assert desk.granted("r1").predicted_first_token.ToMilliseconds() == 300
+
+
+async def test_an_interruption_reaches_the_worker_and_its_room_the_urgent_request() -> None:
+    desk = Desk()
+    session = desk.worker(slots=1)
+    desk.granted("batch", queue_class=pb.QUEUE_CLASS_BATCH)
+    desk.clock.advance(1.0)
+    desk.report(session)
+    waiter = desk.ask("urgent", queue_class=pb.QUEUE_CLASS_PAID)
+    assert isinstance(waiter, asyncio.Future)
+    desk.clock.advance(1.1)
+    desk.report(session)
+    frame = await session.next_frame()
+    assert frame is not None
+    assert list(frame.preempt.request_ids) == ["batch"]
+    assert desk.release("batch")
+    assert waiter.result().granted.worker == "w0"
+
+
+async def test_a_failure_counts_against_the_worker() -> None:
+    desk = Desk()
+    desk.worker("w0", slots=8)
+    desk.worker("w1", slots=8)
+    outliers = desk.coordinator.pools["fast"].ledger.outliers
+    now = desk.clock.monotonic()
+    for number in range(40):
+        worker = desk.granted(f"r{number}").worker
+        desk.coordinator.release(pb.Release(request_id=f"r{number}", output_tokens=1, failed=worker == "w0"))
+    assert outliers.ejected("w0", now)
+    assert not outliers.ejected("w1", now)
