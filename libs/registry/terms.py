@@ -51,14 +51,15 @@ def slo_of(snapshot: RegistrySnapshot, route: str, tier: str) -> pb.Slo | None:
 def price_of(snapshot: RegistrySnapshot, model_version: str, model: str = "") -> pb.Price | None:
     """What tokens of a request cost; None when nothing is declared.
 
-    The nearest entry counts: of the version, of the name that was asked for, of the version's own name, of "*". The
-    version's own name is looked at too, so that pinning "weir-fast@1" is no way around the price of "weir-fast".
+    The nearest entry counts: of the version, of what was asked for, of the two without their version, of "*". So
+    pinning "weir-fast@1" is no way around the price of "weir-fast". The limiter charges in the same order
+    (`libs.gcra.PriceBook`).
 
     :param model_version: what serves it; empty while it is not known yet.
     :param model: what was asked for, an alias or a version.
     """
     prices = snapshot.prices
-    for name in (model_version, model, (model_version or model).partition("@")[0], ANY):
+    for name in (model_version, model, model_version.partition("@")[0], model.partition("@")[0], ANY):
         price = prices.get(name)
         if price is not None:
             return price

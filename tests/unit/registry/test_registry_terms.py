@@ -7,6 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from weir.registry.v1 import registry_pb2 as pb
 
+from libs.gcra import Price, PriceBook
 from libs.registry import RegistrySnapshot
 from libs.registry.terms import cost_microusd, kv_share_of, plan_of, price_of, slo_of, weight_of
 
@@ -68,6 +69,19 @@ def test_the_nearest_price_counts_and_pinning_is_no_way_around_it() -> None:
         assert found.model == expected
     assert price_of(known, "other@1", "other") is None
     assert (price_of(everyone, "other@1", "other") or FAST).model == "*"
+
+
+NAMES = st.sampled_from(["a", "a@1", "a@2", "b", "b@1"])
+
+
+@given(st.dictionaries(st.one_of(NAMES, st.just("*")), st.integers(1, 9)), st.one_of(NAMES, st.just("")), NAMES)
+def test_what_is_shown_is_what_the_limiter_charges(prices: dict[str, int], version: str, model: str) -> None:
+    known = snapshot(prices={name: pb.Price(model=name, input_microusd_per_million=p) for name, p in prices.items()})
+    shown = price_of(known, version, model)
+    charged = PriceBook({name: Price(price, 0) for name, price in prices.items()}).of(version, model)
+    assert (shown.input_microusd_per_million if shown else 0) == charged.input
+    for tokens in (0, 1, 999_999, 10**6 + 1):
+        assert cost_microusd(shown, prompt_tokens=tokens, output_tokens=3) == charged.cost(tokens + 3, tokens)
 
 
 @given(st.integers(0, 10**7), st.integers(0, 10**7), st.integers(0, 10**9), st.integers(0, 10**9))
