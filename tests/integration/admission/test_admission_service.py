@@ -12,9 +12,12 @@ from typing import Any
 
 import grpc
 import pytest
+from google.protobuf import json_format
+from google.protobuf.duration_pb2 import Duration
 from weir.admission.v1 import admission_pb2 as pb
 from weir.admission.v1 import admission_pb2_grpc
 from weir.mux.v1 import mux_pb2
+from weir.registry.v1 import registry_pb2
 
 from libs.clock import SystemClock
 from libs.config import TlsFiles
@@ -23,6 +26,7 @@ from libs.errors import Reason, WeirError, from_rpc_error
 from libs.grants import GrantVerifier
 from libs.mux import Codec, MuxClient, Semantics
 from libs.pki import issue
+from libs.registry import MemoryStore, Put, keys
 from libs.rpc import make_channel
 from libs.service import serve
 from libs.service.process import Running
@@ -318,3 +322,95 @@ async def test_certificates_decide_who_may_call_what(tmp_path: Path) -> None:
         with pytest.raises(grpc.aio.AioRpcError) as caught:
             await session.read()
         assert from_rpc_error(caught.value).reason is Reason.PERMISSION_DENIED
+
+
+async def test_an_urgent_request_has_batch_work_interrupted_over_the_streams(bench: Bench) -> None:
+    worker = await bench.worker(slots=1)
+    async with bench.gateway() as client:
+        await call(client, admit("batch", queue_class=pb.QUEUE_CLASS_BATCH))
+        # The grant is old enough to be interrupted after Limits.prefill_settle; the request is urgent after half of
+        # its target.
+        target = Duration(nanos=400_000_000)
+        waiting = asyncio.create_task(call(client, admit("urgent", ttft_target=target)))
+        assert list((await worker.call.read()).preempt.request_ids) == ["batch"]
+        await call(client, release("batch"))
+        assert (await waiting).granted.worker == "w0"
+
+
+async def test_streams_are_sent_to_the_new_owner_when_the_replicas_change() -> None:
+    """Two replicas; a gateway is sent away when the second comes, opens anew and goes on where it is led."""
+    store = MemoryStore()
+    settings = Settings(settle_seconds=0.05)
+    async with contextlib.AsyncExitStack() as stack:
+        benches = []
+        for _ in range(2):
+            service = await build(settings, store=store)
+            running = await stack.enter_async_context(serve(service, settings))
+            benches.append(Bench(running, service, stack))
+        first, second = benches
+        await first.worker()
+        await second.worker()
+        await register(store, "admission-0", 1)
+        owner = first
+
+        async def stub() -> admission_pb2_grpc.AdmissionServiceStub:
+            return admission_pb2_grpc.AdmissionServiceStub(await owner.channel())
+
+        stubs = [await stub()]
+        client = MuxClient(
+            open_stream=lambda: stubs[-1].Session(wait_for_ready=True),
+            codec=CODEC,
+            hello=mux_pb2.Hello(service="gateway", instance="gateway-0", zone="zone-a"),
+            clock=CLOCK,
+            rng=random.Random(1),
+        )
+        stack.push_async_callback(end, asyncio.create_task(client.run()))
+        assert (await call(client, admit("r0"))).HasField("granted")
+        assert "r0" in first.pool.ledger.reservations
+        owner = second
+        stubs.append(await stub())
+        await register(store, "admission-1", 2)
+        await until(lambda: client.generation > 1 and client.connected)
+        assert (await call(client, admit("r1"))).HasField("granted")
+        assert "r1" in second.pool.ledger.reservations
+
+
+async def register(store: MemoryStore, instance: str, number: int) -> None:
+    endpoint = registry_pb2.Endpoint(service="admission", instance=instance, address=f"127.0.0.1:{number}")
+    await store.txn(puts=[Put(keys.key_of(endpoint), keys.encode(endpoint))])
+
+
+async def end(task: asyncio.Task[None]) -> None:
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
+
+
+async def test_the_level_of_a_flooded_pool_reaches_the_registry_and_ends_with_the_service() -> None:
+    store = Kept()
+    settings = Settings()
+    service = await build(settings, store=store)
+    async with contextlib.AsyncExitStack() as stack:
+        async with serve(service, settings) as running:
+            bench = Bench(running, service, stack)
+            worker = await bench.worker(slots=1)
+            await worker.report(decode_step=Duration(nanos=20_000_000), prefill_tokens_per_second=1000.0)
+            client = await stack.enter_async_context(bench.gateway())
+            await call(client, admit("r0"))
+            hopeless = {"ttft_target": Duration(nanos=1_000_000), "tenant": "flood"}
+            number = 0
+            while await store.get(keys.level_key("fast")) is None:
+                number += 1
+                assert (await call(client, admit(f"f{number}", **hopeless))).rejected.limit == "ttft_target"
+            level = json_format.Parse((await store.get(keys.level_key("fast"))).value, registry_pb2.PoolLevel())  # type: ignore[union-attr]
+            assert [each.tenant for each in level.tenants] == ["flood"]
+        assert store.closed
+        assert await store.get(keys.level_key("fast")) is None
+
+
+class Kept(MemoryStore):
+    """Can be read after it was closed."""
+
+    closed = False
+
+    async def close(self) -> None:
+        self.closed = True
