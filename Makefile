@@ -12,7 +12,7 @@ PYTEST ?= -q
 PROTO_FILES = $(shell cd protos && find weir inference -name '*.proto' | sort)
 SITE = $(shell $(PY) -c 'import sysconfig; print(sysconfig.get_paths()["purelib"])')
 PROTOC = $(PY) -m grpc_tools.protoc -Iprotos -I$(SITE)
-TYPED = libs services models
+TYPED = libs services simulation models
 
 .PHONY: help
 help: ## Show this help.

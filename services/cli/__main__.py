@@ -16,6 +16,7 @@ from services.cli.commands import (
     models,
     plans,
     prices,
+    simulate,
     slos,
     tenants,
     workers,
@@ -37,6 +38,7 @@ OWN = (
     "audit",
     "xds",
     "calibrate",
+    "simulate",
 )
 """Commands that need nothing of services/cli/mesh, whose imports would cost them 0.2 s."""
 
@@ -66,6 +68,7 @@ def build(*, with_mesh: bool = True) -> typer.Typer:
     app.command("workers")(workers.workers)
     app.command("endpoints")(workers.endpoints)
     app.command("calibrate")(calibrate.calibrate)
+    app.command("simulate")(simulate.simulate)
     app.command("complete")(complete.complete)
     return app
 
