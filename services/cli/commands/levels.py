@@ -47,6 +47,7 @@ def class_rows(levels: Sequence[Any], now: float) -> list[tuple[object, ...]]:
         )
         for level in levels
         for each in level.classes
+        if each.queued or seconds_of(each.wait)
     ]
 
 

@@ -112,9 +112,10 @@ def test_a_plans_steps_show_only_what_was_chosen() -> None:
 
 def test_levels_say_which_pools_shed_whom_and_why() -> None:
     free = pb.ClassLevel(queue_class="free", wait=Duration(seconds=3, nanos=250_000_000), queued=40)
+    idle = pb.ClassLevel(queue_class="paid")
     shed = pb.TenantLevel(tenant="tiny", shed=0.4, retry_after=Duration(seconds=2))
     level = pb.PoolLevel(
-        pool="demo", admission="admission-0", at=Timestamp(seconds=100), classes=[free], tenants=[shed]
+        pool="demo", admission="admission-0", at=Timestamp(seconds=100), classes=[idle, free], tenants=[shed]
     )
     assert class_rows([level], 101.26) == [("demo", "free", 40, "3.25 s", "admission-0", "1.3 s")]
     assert tenant_rows([level]) == [("demo", "tiny", "40%", "2 s")]
