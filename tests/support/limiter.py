@@ -141,14 +141,17 @@ class Cluster:
     def __init__(self) -> None:
         self.nodes: list[Node] = []
 
-    async def start(self, name: str, *seen: Node, seed: tuple[Any, ...] = (), **settings: Any) -> Node:
+    async def start(
+        self, name: str, *seen: Node, seed: tuple[Any, ...] = (), rng: random.Random | None = None, **settings: Any
+    ) -> Node:
         """A replica that is ready; `seen` are those that its registry knows at its start."""
         limits = registry_pb2.Limits(tenant="acme", model="*", tokens_per_minute=1000, concurrency=100)
         others = [registry_pb2.Endpoint(service="ratelimit", instance=n.name, address=n.address) for n in seen]
         store = MemoryStore()
-        await store.txn(puts=[Put(keys.key_of(m), keys.encode(m)) for m in (limits, *others, *seed)])
+        objects = {keys.key_of(m): keys.encode(m) for m in (limits, *others, *seed)}
+        await store.txn(puts=[Put(key, value) for key, value in objects.items()])
         configured = Settings(service="ratelimit", instance=name, **({"settle_seconds": 0.0} | settings))
-        service = await build(configured, store=store, rng=NoJitter())
+        service = await build(configured, store=store, rng=rng or NoJitter())
         server = make_server()
         service.register(server)
         port = bind(server, "127.0.0.1:0", tls=None)

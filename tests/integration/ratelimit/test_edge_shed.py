@@ -1,0 +1,76 @@
+"""Shedding in the header phase: admission's levels, from the registry to the edge's answer."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import AsyncIterator
+
+import pytest
+from envoy.service.ratelimit.v3 import rls_pb2
+from google.protobuf import duration_pb2
+from prometheus_client import REGISTRY
+from weir.registry.v1 import registry_pb2
+
+from tests.support.limiter import Cluster, cluster
+
+OK = rls_pb2.RateLimitResponse.OK
+OVER = rls_pb2.RateLimitResponse.OVER_LIMIT
+WORKER = registry_pb2.Endpoint(service="worker", instance="w0", address="10.0.0.1:1", pool="fast-pool")
+OTHER = registry_pb2.Endpoint(service="worker", instance="w1", address="10.0.0.1:2", pool="big-pool")
+
+
+@pytest.fixture
+async def replicas() -> AsyncIterator[Cluster]:
+    async with cluster() as made, asyncio.timeout(30):
+        yield made
+
+
+def level(pool: str, **shed: float) -> registry_pb2.PoolLevel:
+    told = registry_pb2.PoolLevel(pool=pool, admission="admission-0")
+    for tenant, share in shed.items():
+        told.tenants.add(tenant=tenant, shed=share, retry_after=duration_pb2.Duration(seconds=3))
+    return told
+
+
+def counted() -> float:
+    return REGISTRY.get_sample_value("weir_ratelimit_edge_total", {"outcome": "rejected_overload"}) or 0.0
+
+
+async def test_a_shed_tenant_is_refused_with_the_reason_and_the_time_and_loses_no_quota(replicas: Cluster) -> None:
+    limits = registry_pb2.Limits(tenant="acme", model="*", requests_per_minute=5)
+    node = await replicas.start("ratelimit-0", seed=(limits, WORKER, level("fast-pool", acme=1.0)))
+    before = counted()
+    refused = await node.ask_edge()
+    assert refused.overall_code == OVER
+    told = {header.key: header.value for header in refused.response_headers_to_add}
+    assert (told["x-weir-reason"], told["x-weir-code"]) == ("REJECTED_OVERLOAD", "rejected_overload")
+    assert (told["retry-after"], told["retry-after-ms"]) == ("3", "3000")
+    assert told["x-ratelimit-remaining-requests"] == "5"
+    assert b"overloaded" in refused.raw_body
+    assert [status.code for status in refused.statuses] == [OK, OK]
+    assert counted() == before + 1
+    assert (await node.ask_edge("globex")).overall_code == OK
+
+
+async def test_a_pool_that_could_still_serve_lets_everybody_pass(replicas: Cluster) -> None:
+    node = await replicas.start("ratelimit-0", seed=(WORKER, OTHER, level("fast-pool", acme=1.0)))
+    assert (await node.ask_edge()).overall_code == OK
+    await node.put(level("big-pool", acme=1.0))
+    assert (await node.ask_edge()).overall_code == OVER
+
+
+async def test_a_level_ends_with_its_admission(replicas: Cluster) -> None:
+    node = await replicas.start("ratelimit-0", seed=(WORKER, level("fast-pool", acme=1.0)))
+    assert (await node.ask_edge()).overall_code == OVER
+    await node._write(deletes=["/weir/v1/levels/fast-pool"])
+    assert (await node.ask_edge()).overall_code == OK
+
+
+async def test_a_share_of_the_requests_is_refused(replicas: Cluster) -> None:
+    limits = registry_pb2.Limits(tenant="acme", model="*")
+    seed = (limits, WORKER, level("fast-pool", acme=0.3))
+    node = await replicas.start("ratelimit-0", seed=seed, rng=random.Random(7))
+    codes = [(await node.ask_edge()).overall_code for _ in range(200)]
+    # Drawn with a known seed: the same every time.
+    assert 40 <= codes.count(OVER) <= 80

@@ -1,0 +1,164 @@
+"""Gateways while their tenant's owner is away: together within what was left when it was last asked."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import random
+from collections.abc import AsyncIterator
+
+import pytest
+from weir.registry.v1 import registry_pb2
+
+from libs.clock import Clock, ManualClock, SystemClock
+from libs.deadlines import Deadline
+from libs.errors import Reason, WeirError
+from libs.registry import RegistrySnapshot
+from services.gateway.clients.quota import QuotaClient, open_shards
+from services.gateway.config import Settings, Targets
+from services.gateway.ports import Reservation
+from tests.support.limiter import Cluster, cluster
+
+LIMIT = 1000
+NOBODY = "127.0.0.1:1"
+GATEWAYS = [registry_pb2.Endpoint(service="gateway", instance=f"gateway-{n}", address=f"10.0.0.{n}:1") for n in (0, 1)]
+LIMITS = registry_pb2.Limits(tenant="acme", model="*", tokens_per_minute=LIMIT, requests_per_minute=100)
+PRICE = registry_pb2.Price(model="*", input_microusd_per_million=1_000_000, output_microusd_per_million=2_000_000)
+
+
+@pytest.fixture
+async def replicas() -> AsyncIterator[Cluster]:
+    async with cluster() as made, asyncio.timeout(30):
+        yield made
+
+
+class Asking:
+    """A gateway's client and a count of what it was given."""
+
+    def __init__(self, client: QuotaClient) -> None:
+        self.client = client
+        self.turn = 0
+
+    async def reserve(self, tokens: int, *, name: str = "", **more: object) -> Reservation:
+        """One reservation; raises what the limiter or the fallback says."""
+        self.turn += 1
+        return await self.client.start_reserve(
+            tenant="acme",
+            model="fast",
+            request_id=name or f"{id(self)}-{self.turn}",
+            tokens=tokens,
+            request_counted=False,
+            deadline=Deadline.after(20, SystemClock()),
+            traceparent="",
+            **more,  # type: ignore[arg-type]
+        )
+
+    async def given(self, tokens: int) -> int:
+        """All that it gets in such portions."""
+        total = 0
+        with contextlib.suppress(WeirError):
+            while True:
+                assert (await self.reserve(tokens)).local
+                total += tokens
+        return total
+
+
+@contextlib.asynccontextmanager
+async def gateway(number: int, address: str, *, clock: Clock | None = None) -> AsyncIterator[Asking]:
+    clock = clock or SystemClock()
+    settings = Settings(service="gateway", instance=f"gateway-{number}", targets=Targets(ratelimit=address))
+    client = QuotaClient(
+        open_shards(settings, clock=SystemClock(), rng=random.Random(number)),
+        clock=clock,
+        decide_timeout=5.0,
+        end_timeout=5.0,
+        lease_seconds=600.0,
+    )
+    client.update(
+        RegistrySnapshot(
+            limits={("acme", "*"): LIMITS},
+            endpoints={("gateway", endpoint.instance): endpoint for endpoint in GATEWAYS},
+            prices={"*": PRICE},
+        )
+    )
+    running = asyncio.create_task(client.run())
+    try:
+        if address != NOBODY:
+            await client.wait_connected(20)
+        yield Asking(client)
+    finally:
+        running.cancel()
+        await asyncio.gather(running, return_exceptions=True)
+
+
+async def test_all_gateways_together_stay_within_what_was_left(replicas: Cluster) -> None:
+    node = await replicas.start("ratelimit-0", seed=(LIMITS, PRICE, *GATEWAYS))
+    async with gateway(0, node.address) as first, gateway(1, node.address) as second:
+        assert not (await first.reserve(400)).local
+        assert not (await second.reserve(100)).local
+        assert not (await first.reserve(100)).local
+        left = node.left()
+        assert left == 400
+        await node.kill()
+        while any(mux.connected for one in (first, second) for mux in one.client._shards):  # noqa: ASYNC110
+            await asyncio.sleep(0.002)
+        given = [await first.given(10), await second.given(10)]
+        assert all(given)
+        assert sum(given) <= left
+
+
+async def test_a_tenant_that_was_never_asked_about_has_an_equal_part() -> None:
+    async with gateway(0, NOBODY) as one:
+        assert await one.given(100) == LIMIT // 2
+        with pytest.raises(WeirError) as refused:
+            await one.reserve(100)
+        assert refused.value.reason is Reason.QUOTA_TOKENS
+        assert refused.value.retry_after
+
+
+async def test_what_was_left_comes_back_within_the_minute_and_no_more_than_the_part() -> None:
+    clock = ManualClock(start=100.0)
+    async with gateway(0, NOBODY, clock=clock) as one:
+        one.client._told["acme"] = (120, 100, int(clock.monotonic() * 1e9))
+        assert await one.given(10) == 120
+        clock.advance(61)
+        # What others had used a minute ago has left; its own open streams have not.
+        assert await one.given(10) == LIMIT // 2 - 120
+
+
+async def test_settling_a_local_lease_frees_what_was_not_used() -> None:
+    async with gateway(0, NOBODY) as one:
+        await one.reserve(500, name="r1")
+        with pytest.raises(WeirError):
+            await one.reserve(10)
+        one.client.settle(tenant="acme", model="fast", request_id="r1", tokens=100, prompt_tokens=50)
+        one.client.settle(tenant="acme", model="fast", request_id="not-local", tokens=400)
+        assert await one.given(10) == 400
+
+
+async def test_the_owner_prices_a_request_and_holds_it_to_the_tenants_lengths(replicas: Cluster) -> None:
+    limits = registry_pb2.Limits(
+        tenant="acme", model="*", tokens_per_minute=100, spend_microusd=1000, max_context=300, max_output=200
+    )
+    node = await replicas.start("ratelimit-0", seed=(limits, PRICE))
+    async with gateway(0, node.address) as one:
+        # A client may say what it likes: the prompt and the outputs are what is reserved.
+        with pytest.raises(WeirError) as refused:
+            await one.reserve(1, prompt_tokens=50, max_output_tokens=26, choices=2)
+        assert refused.value.limit == "tokens_per_minute"
+        got = await one.reserve(1, prompt_tokens=50, max_output_tokens=25, choices=2)
+        assert got.tokens is not None
+        assert got.spend is not None
+        assert (got.tokens[1], got.spend[:2]) == (0, (1000, 1000 - 50 - 100))
+        over = await one.reserve(1, prompt_tokens=50, max_output_tokens=100, over_quota_allowed=True)
+        assert over.over_quota
+        assert over.spend is not None
+        assert over.spend[1] == 850 - 50 - 200
+        for ask, reason, limit in (
+            ({"max_output_tokens": 201}, Reason.INVALID_REQUEST, "max_output"),
+            ({"prompt_tokens": 200, "max_output_tokens": 101}, Reason.CONTEXT_LENGTH_EXCEEDED, "max_context"),
+            ({"max_output_tokens": 200, "choices": 2}, Reason.QUOTA_SPEND, "spend"),
+        ):
+            with pytest.raises(WeirError) as refused:
+                await one.reserve(1, over_quota_allowed=True, **ask)
+            assert (refused.value.reason, refused.value.limit) == (reason, limit)
