@@ -12,7 +12,7 @@ from contextlib import suppress
 
 from libs.clock import Clock
 from libs.errors import Reason, WeirError
-from libs.registry import Put, Store, keys
+from libs.registry import Compare, Put, Store, keys
 from libs.telemetry import get_logger
 from services.admission import convert
 from services.admission.metrics import SHED_TENANTS
@@ -35,6 +35,7 @@ class LevelPublisher:
         self._clock = clock
         self._lease = 0
         self._told: dict[str, tuple[TenantLevel, ...]] = {}
+        self._revisions: dict[str, int] = {}  # of our last write of each
         self._alive_at = 0.0  # when the lease was last prolonged
 
     async def run(self) -> None:
@@ -85,21 +86,25 @@ class LevelPublisher:
         if not changed and not ended:
             return
         now, wall = self._clock.monotonic(), self._clock.time()
-        await self._store.txn(
-            puts=[
-                Put(
-                    keys.level_key(name),
-                    keys.encode(convert.pool_level(self._pools[name], wanted[name], self._instance, now, wall)),
-                    self._lease,
-                )
-                for name in changed
-            ],
-            deletes=[keys.level_key(name) for name in ended],
-        )
-        for name in changed:
-            self._told[name] = wanted[name]
-            self._pools[name].levels.told(wanted[name])
+        if changed:
+            written = await self._store.txn(
+                puts=[
+                    Put(
+                        keys.level_key(name),
+                        keys.encode(convert.pool_level(self._pools[name], wanted[name], self._instance, now, wall)),
+                        self._lease,
+                    )
+                    for name in changed
+                ]
+            )
+            for name in changed:
+                self._told[name] = wanted[name]
+                self._revisions[name] = written.revision
+                self._pools[name].levels.told(wanted[name])
         for name in ended:
+            # Only what we wrote: the pool may have another owner by now, who told something else.
+            mine = Compare(keys.level_key(name), self._revisions[name])
+            await self._store.txn(compares=[mine], deletes=[keys.level_key(name)])
             del self._told[name]
             self._pools[name].levels.told(())
 

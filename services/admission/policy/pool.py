@@ -93,7 +93,7 @@ class Pool:
         if limit:
             return self._full(request, limit, wait, cost, now), []
         late = self._urgency.late(request, wait, now)
-        if late is not None and not self._urgency.may_interrupt(request):
+        if late is not None and not self._urgency.may_interrupt(request) and not self._fits_now(request, now):
             turn = self._turns.next(request, cost, self.levels.rate_of(request, now), now)
             return self._refused(self._refusals.too_late(request, late.limit, late.by + turn), cost, now), []
         return self._enqueue(request, cost, wait, now, urgent=late is not None)
@@ -267,6 +267,11 @@ class Pool:
         self.predictor.let_in(request, cost, now)
         return self._hold(request, worker, cost, now)
 
+    def _fits_now(self, request: Request, now: float) -> bool:
+        """Would it be granted though others wait, because those cannot use the room that there is?"""
+        worker = self.ledger.pick(request, now) if self.ledger.any_room(now) else None
+        return worker is not None and self._urgency.in_time(request, worker, now)
+
     def _enqueue(
         self, request: Request, cost: float, wait: float | None, now: float, *, urgent: bool
     ) -> tuple[Granted | Queued | Refused, list[Event]]:
@@ -405,7 +410,7 @@ class Pool:
         return self._refused(self._refusals.full(request, limit, (wait or 1.0) + turn), cost, now)
 
     def _refused(self, refused: Refused, cost: float, now: float) -> Refused:
-        if refused.outcome in OVERLOAD:
+        if self._fair and refused.outcome in OVERLOAD:
             self.levels.refused(refused.request, cost, refused.retry_after, now)
         return refused
 

@@ -10,7 +10,7 @@ from weir.registry.v1 import registry_pb2
 
 from libs.clock import ManualClock
 from libs.errors import Reason, WeirError
-from libs.registry import MemoryStore, keys
+from libs.registry import MemoryStore, Put, keys
 from services.admission.level_publisher import LevelPublisher
 from services.admission.policy.model import Limits, QueueClass, Report, Request, WorkerSpec
 from services.admission.policy.pool import Pool
@@ -45,10 +45,10 @@ class Flaky(MemoryStore):
 class Desk:
     """A pool whose tenant floods it, and who publishes that."""
 
-    def __init__(self) -> None:
+    def __init__(self, **limits: object) -> None:
         self.clock = ManualClock(100.0)
         self.store = Flaky()
-        self.pool = Pool("fast", Limits(), now=100.0)
+        self.pool = Pool("fast", Limits(**limits), now=100.0)  # type: ignore[arg-type]
         self.pool.worker_joined(SPEC, 100.0)
         self.report()
         self.publisher = LevelPublisher(
@@ -99,6 +99,26 @@ async def test_a_flooded_pool_is_told_under_a_lease_and_withdrawn_when_it_is_ove
     assert kept.lease
     desk.clock.advance(60.0)
     desk.report()
+    await desk.publisher.step()
+    assert await desk.level() is None
+
+
+async def test_another_owners_level_is_left_alone() -> None:
+    desk = Desk()
+    desk.flood(20)
+    await desk.publisher.step()
+    other = registry_pb2.PoolLevel(pool="fast", admission="admission-1")
+    await desk.store.txn(puts=[Put(keys.level_key("fast"), keys.encode(other))])
+    desk.clock.advance(60.0)
+    await desk.publisher.step()
+    level = await desk.level()
+    assert level is not None
+    assert level.admission == "admission-1"
+
+
+async def test_the_plain_discipline_sheds_nobody_at_the_edge() -> None:
+    desk = Desk(discipline="fifo", max_queued=5)
+    desk.flood(20)
     await desk.publisher.step()
     assert await desk.level() is None
 

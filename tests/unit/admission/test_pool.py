@@ -260,6 +260,19 @@ def test_a_version_without_room_does_not_hold_up_another() -> None:
     assert isinstance(target.admit(request("free", model_version="m@2"), 0.0)[0], Granted)
 
 
+def test_a_queue_for_one_version_does_not_make_another_late() -> None:
+    other = replace(SPEC, worker="w1", model_versions=frozenset({"m@2"}))
+    target = pool(SPEC, other)
+    for worker in ("w0", "w1"):
+        report = Report(free_blocks=100, decode_step=0.02, prefill_tokens_per_second=1000.0)
+        target.worker_reported(worker, report, 0.0)
+    fill(target)
+    for number in range(50):
+        target.admit(request(f"q{number}"), 0.0)
+    refused(target.admit(request("late", ttft_by=0.2), 0.0)[0], Outcome.REJECTED_DEADLINE)
+    assert isinstance(target.admit(request("free", model_version="m@2", ttft_by=0.2), 0.0)[0], Granted)
+
+
 def test_a_cancelled_request_leaves_the_queue_and_lets_others_pass() -> None:
     target = pool(replace(SPEC, total_blocks=33, max_running=4))
     target.admit(request("half", prompt_tokens=256, max_output_tokens=240), 0.0)
