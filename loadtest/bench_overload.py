@@ -33,6 +33,7 @@ from loadtest.overload.setting import (
     run_header,
     total,
 )
+from simulation import validate
 from simulation.lengths import load
 from simulation.workload import TenantLoad
 
@@ -100,7 +101,7 @@ class Bench:
             usage,
             prefix=discipline,
             model=MODEL,
-            header=run_header(workers=2, discipline=discipline, warmup=WARM_UP),
+            header=run_header(workers=2, discipline=discipline, warmup=WARM_UP, admission=bounds(discipline)),
         )
 
     def capacity(self) -> float:
@@ -189,12 +190,15 @@ def tenant_loads(rate: float) -> list[TenantLoad]:
     ]
 
 
+def bounds(discipline: str) -> dict[str, int]:
+    """Admission's settings of the queue's length, where they are not the usual ones."""
+    return dict.fromkeys(("max_queued", "max_per_class", "max_per_tenant"), FIFO_QUEUE) if discipline == "fifo" else {}
+
+
 def settings(discipline: str) -> list[str]:
     """What `weir up` is told about the queue."""
-    if discipline == "fair":
-        return []
-    bounds = ("max_queued", "max_per_class", "max_per_tenant")
-    return [f"admission.discipline={discipline}", *(f"admission.{bound}={FIFO_QUEUE}" for bound in bounds)]
+    lengths = [f"admission.{name}={value}" for name, value in bounds(discipline).items()]
+    return [f"admission.discipline={discipline}", *lengths]
 
 
 def ratios(good: Mapping[float, float], prefix: str) -> dict[str, float]:
@@ -222,10 +226,10 @@ def show(title: str, rows: Mapping[float, Summary]) -> None:
 
 
 def validation(recorded: Path) -> dict[str, float]:
-    """The simulator's errors on a recorded run, relative."""
-    from simulation import validate
-
-    return validate.errors(recorded)
+    """The simulator's errors on a recorded run, in per cent."""
+    comparison = validate.compare(recorded)
+    say(f"\nthe run at 1.5x, replayed\n{validate.render(comparison)}")
+    return comparison.errors()
 
 
 def measure(times: Times, folder: Path, extra: Sequence[str], usage: output.Usage) -> dict[str, float]:

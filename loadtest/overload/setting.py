@@ -199,6 +199,7 @@ def run_header(*, workers: int, discipline: str, **more: Any) -> dict[str, Any]:
     sizes = report.read(ROOT / CALIBRATION).sizes
     return {
         "workers": workers,
+        "zones": ["zone-a", "zone-b"],
         "calibration": CALIBRATION,
         "sizes": {
             "block_size": sizes.block_size,
@@ -209,6 +210,7 @@ def run_header(*, workers: int, discipline: str, **more: Any) -> dict[str, Any]:
         },
         "ttft_slo": QUALITY.ttft,
         "itl_slo": QUALITY.itl,
+        "e2e_slo": QUALITY.e2e,
         "discipline": discipline,
         **more,
     }
