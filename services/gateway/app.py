@@ -207,7 +207,7 @@ class Gateway:
         self._workers.warm(
             [(e.instance, e.address) for (service, _), e in snapshot.endpoints.items() if service == "worker"]
         )
-        for pool in {version.pool for version in snapshot.model_versions.values()}:
+        for pool in self._catalog.pools():
             self._admission.pool(pool)
 
 

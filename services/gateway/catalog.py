@@ -13,7 +13,7 @@ from libs.routing import ListedModel, Route, RouteRequest, RoutingTable
 from libs.telemetry import get_logger
 from services.gateway.declared import objectives_for, objectives_of, plan_name, plan_of
 from services.gateway.policy.objectives import Objectives
-from services.gateway.policy.plans import Plan
+from services.gateway.policy.plans import CpuFallback, Plan
 from services.gateway.policy.spec import ModelLimits
 from services.gateway.text import TextModel, TextModelError
 
@@ -57,6 +57,15 @@ class Catalog:
     def objectives(self, route: str, tier: str) -> Objectives:
         """What is declared for a route and tier."""
         return objectives_for(self._objectives, route, tier)
+
+    def pools(self) -> set[str]:
+        """Every pool that a request may be sent to: those of the versions, and those of plans' fallbacks."""
+        found = {version.pool for version in self.snapshot.model_versions.values()}
+        for plan in self._plans.values():
+            for step in plan.ladder:
+                if isinstance(step, CpuFallback):
+                    found.update(step.pools.values())
+        return found
 
     def safety_version(self, policy: str) -> str:
         """A safety policy's name with the version in force; "" means "default"."""

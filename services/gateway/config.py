@@ -34,6 +34,8 @@ class Settings(ServiceSettings, frozen=True, kw_only=True, forbid_unknown_fields
     """Silence after which a stream gets a heartbeat."""
     max_active: int = 4096
     """Requests at once, waiting for a worker or running; more are refused."""
+    max_active_share: float = 0.5
+    """Of those, what one tenant may have; more are refused."""
     max_local_grants: int = 8
     """Requests at once that this gateway sends to workers on its own while admission is away."""
     max_migrations: int = 2

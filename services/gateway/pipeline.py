@@ -101,6 +101,7 @@ class Pipeline:
         )
         self._turnover = Turnover(clock.monotonic())
         self._entered = 0  # requests that are on their way or run
+        self._of_tenant: dict[str, int] = {}  # those by tenant; only tenants that have any
         self._active: dict[Generation, Request] = {}
         self._idle = asyncio.Event()
         self._idle.set()
@@ -141,6 +142,7 @@ class Pipeline:
             trace=span(f"{spec.operation} {spec.model}"[:120], traceparent, kind=SERVER),
         )
         self._entered += 1
+        self._of_tenant[identity.tenant] = self._of_tenant.get(identity.tenant, 0) + 1
         self._idle.clear()
         try:
             self._check_may_run(request)
@@ -187,16 +189,22 @@ class Pipeline:
     def _check_may_run(self, request: Request) -> None:
         if self.draining:
             raise self._draining()
-        over = self._entered - self._settings.max_active
-        if over > 0:
-            retry = jittered(self._turnover.wait(over), self._chance)
-            raise WeirError(Reason.REJECTED_QUEUE_FULL, "the gateway is full", limit="max_active", retry_after=retry)
+        most = self._settings.max_active
+        self._check_room(self._entered - most, "the gateway is full", "max_active")
+        share = max(1, int(most * self._settings.max_active_share))
+        over = self._of_tenant[request.identity.tenant] - share
+        self._check_room(over, "the gateway has too many requests of this tenant", "max_active_share")
         if self._audit.full and request.tenant.audit_required:
             retry = jittered(5.0, self._chance)
             raise WeirError(Reason.DEPENDENCY_UNAVAILABLE, "this request could not be audited", retry_after=retry)
         if request.deadline.expired(self._clock):
             raise WeirError(Reason.DEADLINE_EXCEEDED, "the deadline passed before the request arrived")
         check_parameters(request.spec.parameters)
+
+    def _check_room(self, over: int, message: str, limit: str) -> None:
+        if over > 0:
+            retry = jittered(self._turnover.wait(over), self._chance)
+            raise WeirError(Reason.REJECTED_QUEUE_FULL, message, limit=limit, retry_after=retry)
 
     def _draining(self) -> WeirError:
         """Others run: come back at once, though not all at the same moment."""
@@ -261,7 +269,7 @@ class Pipeline:
             degraded=request.degraded,
         )
         replay.accepted = accepted_of(request, replay.degraded, self._clock.time(), simulated=answer.simulated)
-        self._left()
+        self._left(request)
         self._closing.ended(request)
         return replay
 
@@ -275,7 +283,7 @@ class Pipeline:
             self._active.pop(generation, None)
             self._remember(request, generation)
         metrics.ACTIVE.set(len(self._active))
-        self._left()
+        self._left(request)
         self._closing.ended(request)
 
     def _remember(self, request: Request, generation: Generation) -> None:
@@ -287,11 +295,15 @@ class Pipeline:
             self._answers.put(request.answer_key, answer, self._clock.monotonic())
 
     def _rejected(self, request: Request, error: WeirError) -> None:
-        self._left()
+        self._left(request)
         self._closing.rejected(request, error)
 
-    def _left(self) -> None:
+    def _left(self, request: Request) -> None:
         self._entered -= 1
+        tenant = request.identity.tenant
+        self._of_tenant[tenant] -= 1
+        if not self._of_tenant[tenant]:
+            del self._of_tenant[tenant]
         self._turnover.ended()
         if not self._entered:
             self._idle.set()

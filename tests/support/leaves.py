@@ -179,6 +179,7 @@ class Rig:
         held = {
             "generations": len(gateway._pipeline._active),
             "migrations": gateway._pipeline.moving,
+            "entered": len(gateway._pipeline._of_tenant),
             "readers": gateway._pipeline.egress.readers,
             "unread": gateway._pipeline.egress.unread,
             "filters": len(gateway._safety._filters),

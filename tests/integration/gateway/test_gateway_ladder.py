@@ -255,6 +255,7 @@ async def test_a_default_answer_over_the_native_stream(mesh: Rig) -> None:
 
 async def test_the_same_version_runs_in_another_pool(mesh: Rig) -> None:
     await plan(mesh, CPU)
+    assert mesh.gateway._catalog.pools() == {"pool", "cpu"}  # admission's streams are open for both
     refuse(mesh, lambda admit: admit.pool == "pool")
     async with Stream(mesh) as stream:
         running = await taken(mesh.workers[0])

@@ -19,7 +19,7 @@ from libs.errors import Reason, WeirError, from_rpc_error, grpc_code, http_statu
 from services.gateway import refusals
 from services.gateway.refusals import outcome_of
 from tests.support.leaves import Rig, rig
-from tests.support.native_stream import HEADERS, Stream, ids, refusal, taken
+from tests.support.native_stream import FLAGGED, HEADERS, Stream, ids, refusal, taken
 from tests.support.openai_call import chat
 from tests.support.tokenizer import write_byte_tokenizer
 
@@ -209,6 +209,24 @@ async def test_a_full_gateway_says_when_to_come_back(tmp_path: Path) -> None:
             await first.rest()
         assert mesh.reserved[0].request_id
         assert len(mesh.reserved) == 1
+
+
+async def test_one_tenant_cannot_fill_the_gateway(tmp_path: Path) -> None:
+    model = tmp_path / "model"
+    model.mkdir()
+    async with rig(write_byte_tokenizer(model), tmp_path / "state", max_active=4, max_active_share=0.25) as mesh:
+        async with Stream(mesh) as first, Stream(mesh, FLAGGED) as other:
+            runs = [await taken(mesh.workers[0]), await taken(mesh.workers[0])]
+            async with Stream(mesh) as second:
+                error = await refusal(second)
+            assert (error.reason, error.limit) == (Reason.REJECTED_QUEUE_FULL, "max_active_share")
+            for running in runs:
+                await running.finish()
+            await first.rest()
+            await other.rest()
+        async with Stream(mesh) as again:
+            await (await taken(mesh.workers[0])).finish()
+            await again.rest()
 
 
 async def test_a_failed_answer_tells_a_time_only_where_there_is_one(mesh: Rig) -> None:
