@@ -36,6 +36,14 @@ HELD = Gauge("weir_admission_held_requests", "Granted requests that are not rele
 FREE_BLOCKS = Gauge("weir_admission_worker_free_blocks", "KV blocks that can be granted.", ["pool", "worker"])
 FREE_SEQUENCES = Gauge("weir_admission_worker_free_sequences", "Sequences that can be granted.", ["pool", "worker"])
 QUEUED_PREFILL = Gauge("weir_admission_worker_queued_prefill_tokens", "Prompt tokens waiting.", ["pool", "worker"])
+EJECTED = Gauge(
+    "weir_admission_worker_ejected", "1 while the worker gets no work for its failures.", ["pool", "worker"]
+)
+PREFIX_TRUST = Gauge(
+    "weir_admission_worker_prefix_trust",
+    "Of the prompt tokens that were hoped to be cached there, the share that was.",
+    ["pool", "worker"],
+)
 WORKERS_LOST = Counter("weir_admission_workers_lost_total", "Workers lost.", ["pool", "cause"])
 GATEWAYS_ABANDONED = Counter("weir_admission_gateways_abandoned_total", "Gateways that did not come back.")
 
@@ -83,10 +91,12 @@ class PoolMetrics:
             FREE_BLOCKS.labels(self._pool, name).set(worker.free_blocks(now))
             FREE_SEQUENCES.labels(self._pool, name).set(worker.free_sequences(now))
             QUEUED_PREFILL.labels(self._pool, name).set(worker.queued_prefill())
+            EJECTED.labels(self._pool, name).set(pool.ledger.outliers.ejected(name, now))
+            PREFIX_TRUST.labels(self._pool, name).set(pool.ledger.affinity.trust(name))
         self._forget(self._workers - live.keys())
         self._workers = set(live)
 
     def _forget(self, workers: Iterable[str]) -> None:
         for name in workers:
-            for gauge in (FREE_BLOCKS, FREE_SEQUENCES, QUEUED_PREFILL):
+            for gauge in (FREE_BLOCKS, FREE_SEQUENCES, QUEUED_PREFILL, EJECTED, PREFIX_TRUST):
                 gauge.remove(self._pool, name)

@@ -17,7 +17,7 @@ from collections.abc import Sequence
 
 from services.admission.policy.model import Request, WorkerSpec
 
-_LEARNING = 0.1  # weight of the newest observation
+_LEARNING = 0.2  # weight of the newest observation
 _SALTS = 4096  # salts kept at most
 
 

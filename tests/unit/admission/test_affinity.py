@@ -60,11 +60,11 @@ def test_hopes_count_by_how_far_they_came_true() -> None:
     affinity = Affinity(100)
     affinity.granted(asked(1, 2), SPEC)
     affinity.observed("w0", 64, 32)
-    assert affinity.trust("w0") == 0.95
-    assert affinity.matches(asked(1, 2)) == {"w0": 64 * 0.95}
+    assert affinity.trust("w0") == 0.9
+    assert affinity.matches(asked(1, 2)) == {"w0": 64 * 0.9}
     affinity.observed("w0", 0, 0)
     affinity.observed("unknown", 1, 0)
-    assert (affinity.trust("w0"), affinity.trust("unknown")) == (0.95, 1.0)
+    assert (affinity.trust("w0"), affinity.trust("unknown")) == (0.9, 1.0)
 
 
 PROMPTS = st.lists(st.integers(0, 5), min_size=1, max_size=5)
