@@ -19,9 +19,12 @@ from pathlib import Path
 
 from simulation.lengths import TABLES, Lengths
 
-PROBABILITIES = tuple(
-    round(p, 5)
-    for p in (*(i / 54 * 0.972 for i in range(55)), 0.978, 0.984, 0.988, 0.991, 0.994, 0.996, 0.998, 0.999, 1.0)
+_LOW, _HIGH = 0.01, 0.972
+_TAIL = (0.978, 0.984, 0.988, 0.991, 0.994, 0.996, 0.998, 0.999, 1.0)
+PROBABILITIES = (
+    *(0.0, 0.002, 0.005, _LOW),
+    *(round(_LOW + i * (_HIGH - _LOW) / 51, 5) for i in range(1, 52)),
+    *_TAIL,
 )
 """Where lengths are kept: 64, evenly up to 0.972, then ever closer, since the tail is what fills a worker."""
 CHECKED = (0.01, 0.05, 0.1, 0.25, 0.5, 0.75, 0.9, 0.95, 0.99)

@@ -167,7 +167,7 @@ class Simulator:
         return observed
 
     def _over(self) -> bool:
-        return self._exhausted and not self._open
+        return self._exhausted and not self._open and not any(host.sequences for host in self._hosts.values())
 
     # ---- workers -------------------------------------------------------------------------------------------------
 
