@@ -49,15 +49,16 @@ class Delivered:
 
     @property
     def used(self) -> float:
-        """Of what the limit allows in the time, the part that was delivered."""
-        windows = max(1.0, self.seconds / WINDOW)
-        return self.total / (LIMIT * windows)
+        """Of the most that the limit allows in the time, the part that was delivered: a limit's worth at the start, and
+        another one whenever 60 seconds are over."""
+        return self.total / (LIMIT * (1 + self.seconds // WINDOW))
 
 
 def delivered(samples: Sequence[Sample], seconds: float) -> Delivered:
     """Prompt and output tokens by the time at which they arrived. Pure."""
     events = [(at, prompt + produced) for sample in samples for at, prompt, produced in deliveries(sample)]
-    return Delivered(busiest_window(events, WINDOW), sum(amount for _, amount in events), seconds)
+    # Whole tokens: an answer's are spread over its events, which leaves a rounding error.
+    return Delivered(round(busiest_window(events, WINDOW), 3), sum(amount for _, amount in events), seconds)
 
 
 def loads() -> list[TenantLoad]:
