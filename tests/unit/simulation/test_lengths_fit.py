@@ -67,7 +67,7 @@ def test_the_tables_that_come_with_it_say_where_they_are_from() -> None:
         assert body["source"]
         assert body["file"]
         assert body["rows"] > 10_000
-        assert max(abs(each) for each in body["errors"].values()) < 0.03
+        assert max(abs(each) for each in body["errors"].values()) < 0.05
 
 
 def test_a_damaged_table_is_refused(tmp_path: Path) -> None:
