@@ -19,6 +19,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 from heapq import heapify, heappop, heappush
 
+from libs.gcra.changes import Changes
 from libs.gcra.scope import Lease, Scope, tightest, worse
 from libs.gcra.settled import Key, SettledIds
 from libs.gcra.types import (
@@ -33,7 +34,6 @@ from libs.gcra.types import (
     LimitSpec,
     Opened,
     SettledAlready,
-    Taken,
 )
 from libs.gcra.window import LOCAL, Part
 
@@ -74,10 +74,7 @@ class Ledger:
         self._expiries: list[Lease] = []
         self._settled = SettledIds(settled_retention_ns, max_settled)
         self._holders: Counter[str] = Counter()
-        self._opened: list[Lease] = []
-        self._closed: list[Closed] = []
-        self._taken: Counter[str] = Counter()
-        self._ended: list[Key] = []
+        self._changes = Changes()
 
     @property
     def live_leases(self) -> int:
@@ -112,22 +109,22 @@ class Ledger:
             if key[1] != ALL_MODELS and key not in self._named:
                 self._named[key] = Scope(key[0], key[1], spec)
 
-    def admit_edge(self, tenant: str, *, requests: int, tokens: int, now: int) -> Admitted | Denied:
-        """Takes `requests` of the tenant's requests when `tokens` would fit its tokens too.
+    def admit_edge(self, tenant: str, *, requests: int, tokens: int, now: int, spend: int = 0) -> Admitted | Denied:
+        """Takes `requests` of the tenant's requests when `tokens` and `spend` would fit too.
 
-        The tokens are only looked at: `reserve` takes the real number. Slots are not looked at either: the settle of
-        the stream before may still be on its way while `reserve` would come after it.
+        Tokens and spend are only looked at: `reserve` takes the real numbers. Slots are not looked at either: the
+        settle of the stream before may still be on its way while `reserve` would come after it.
         """
         if self._expiries and self._expiries[0].expires <= now:
             self.expire(now)
         scope = self._wide.get(tenant) or self._tenant_scope(tenant, now)
-        denied = scope.check(Ask(tenant, ALL_MODELS, "", tokens), requests, tokens, 0, now, self._retry)
+        denied = scope.check(Ask(tenant, ALL_MODELS, "", tokens, spend=spend), requests, tokens, 0, now, self._retry)
         if denied is not None:
             return denied
         if requests:
             scope.requests.charge(requests, now, self.part)
             if self._track:
-                self._taken[tenant] += requests
+                self._changes.taken[tenant] += requests
         return tightest((scope,), now)
 
     def reserve(self, ask: Ask, *, lease_ns: int, now: int) -> Admitted | Denied | SettledAlready:
@@ -162,7 +159,7 @@ class Ledger:
             for scope in scopes:
                 scope.requests.charge(requests, now, self.part)
         if self._track:
-            self._opened.append(lease)
+            self._changes.opened.append(lease)
         return tightest(scopes, now, over_quota=over_quota)
 
     def _check(self, scopes: Iterable[Scope], ask: Ask, requests: int, tokens: int, now: int) -> Denied | None:
@@ -199,7 +196,7 @@ class Ledger:
         _charge(scopes, tokens, spend, now, self.part)
         self._settled.add(key, now)
         if self._track:
-            self._closed.append(Closed(tenant, model, request_id, version, tokens, spend))
+            self._changes.closed.append(Closed(tenant, model, request_id, version, tokens, spend))
         return lease is not None
 
     def expire(self, now: int) -> int:
@@ -231,7 +228,7 @@ class Ledger:
         for lease in gone:
             self._end(lease, now)
             if self._track:
-                self._ended.append(lease.key)
+                self._changes.ended.append(lease.key)
         return len(gone)
 
     def holds(self, tenant: str, request_id: str) -> bool:
@@ -268,17 +265,7 @@ class Ledger:
 
     def take_changes(self, now: int) -> Batch:
         """What was decided here since the last call."""
-        batch = Batch(
-            tuple(lease.state(now) for lease in self._opened),
-            tuple(self._closed),
-            tuple(Taken(tenant, count) for tenant, count in self._taken.items()),
-            tuple(self._ended),
-        )
-        self._opened.clear()
-        self._closed.clear()
-        self._taken.clear()
-        self._ended.clear()
-        return batch
+        return self._changes.take(now)
 
     def apply(self, batch: Batch, part: Part, now: int) -> None:
         """Takes over what `part` decided. Apply each batch once. It counts from `now` on: later than it was, never

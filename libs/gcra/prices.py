@@ -34,6 +34,11 @@ class PriceBook:
         self._prices = dict(prices)
         self._default = self._prices.get("*", FREE)
 
+    @property
+    def nothing_is_free(self) -> bool:
+        """Every token of every model costs something."""
+        return all(price.input and price.output for price in (self._default, *self._prices.values()))
+
     def of(self, version: str, model: str) -> Price:
         """The price of what serves a request (`version`, may be empty), else of what it named (`model`), else of the
         model without its version, else of everything."""

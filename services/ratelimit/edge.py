@@ -72,7 +72,8 @@ def _answer(question: EdgeQuestion, verdict: Verdict) -> rls_pb2.RateLimitRespon
     headers = limit_headers(verdict.state)
     if refusal is None:
         response = rls_pb2.RateLimitResponse(overall_code=_OK)
-        response.request_headers_to_add.add(key=COUNTED_HEADER, value="1")
+        if verdict.counted:
+            response.request_headers_to_add.add(key=COUNTED_HEADER, value="1")
     else:
         response = rls_pb2.RateLimitResponse(overall_code=_OVER, raw_body=refusal.message.encode())
         headers += retry_headers(None if refusal.retry_after is None else round(refusal.retry_after * _SECOND))

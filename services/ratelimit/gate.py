@@ -22,6 +22,7 @@ from services.ratelimit.ports import Nanoseconds
 from services.ratelimit.rules import Rules
 
 _SECOND = 1_000_000_000
+_PER_MINUTE = frozenset({LimitKind.REQUESTS, LimitKind.TOKENS})
 _KINDS = {kind.value: kind for kind in LimitKind}
 
 
@@ -34,6 +35,8 @@ class Verdict:
     refusal: WeirError | None = None
     kind: LimitKind | None = None
     """The limit that refuses; None when the mesh is overloaded."""
+    counted: bool = True
+    """The request was counted, unless it is refused."""
 
 
 class Gate:
@@ -75,6 +78,9 @@ class Gate:
         verdict = None if owner is None else await self._forward(owner, question, traceparent)
         if verdict is None:
             verdict = self._decide(question)
+        if verdict.kind in _PER_MINUTE and self._rules.serves_over_quota(question.tenant):
+            # Whether it is served at all is for the gateway and admission to say; nothing was taken for it.
+            verdict = Verdict(verdict.state, counted=False)
         if verdict.kind is None:
             metrics.EDGE_OK.inc()
         else:
@@ -83,7 +89,13 @@ class Gate:
 
     def _decide(self, question: EdgeQuestion) -> Verdict:
         now = self._now()
-        outcome = self._ledger.admit_edge(question.tenant, requests=question.requests, tokens=question.tokens, now=now)
+        outcome = self._ledger.admit_edge(
+            question.tenant,
+            requests=question.requests,
+            tokens=question.tokens,
+            spend=self._rules.least_spend,
+            now=now,
+        )
         if isinstance(outcome, Admitted):
             self._keeper.decided()
             return Verdict(outcome)

@@ -1,8 +1,10 @@
-"""Metrics of the rate limiter. Labels are closed sets; tenants are not labels."""
+"""Metrics of the rate limiter. Labels are closed sets, refusals by their reason on the wire; tenants are no labels."""
 
 from prometheus_client import Counter, Gauge, Histogram
 
+from libs.errors import Reason
 from libs.gcra import LimitKind
+from services.ratelimit.convert import REASONS
 
 _EDGE = Counter("weir_ratelimit_edge_total", "Requests at the edge by outcome.", ["outcome"])
 _RESERVE = Counter("weir_ratelimit_reserve_total", "Reservations by outcome.", ["outcome"])
@@ -12,12 +14,12 @@ _REPLICATED = Counter("weir_ratelimit_replicated_total", "Batches of other repli
 _FETCHED = Counter("weir_ratelimit_state_fetched_total", "Whole states of other replicas, by fate.", ["fate"])
 
 EDGE_OK = _EDGE.labels("ok")
-EDGE_DENIED = {kind: _EDGE.labels(kind) for kind in LimitKind}
-EDGE_SHED = _EDGE.labels("rejected_overload")
+EDGE_DENIED = {kind: _EDGE.labels(REASONS[kind].name) for kind in LimitKind}
+EDGE_SHED = _EDGE.labels(Reason.REJECTED_OVERLOAD.name)
 RESERVE_OK = _RESERVE.labels("ok")
 RESERVE_OVER_QUOTA = _RESERVE.labels("over_quota")
 RESERVE_SETTLED = _RESERVE.labels("settled_already")
-RESERVE_DENIED = {kind: _RESERVE.labels(kind) for kind in LimitKind}
+RESERVE_DENIED = {kind: _RESERVE.labels(REASONS[kind].name) for kind in LimitKind}
 SETTLE_KNOWN = _SETTLE.labels("true")
 SETTLE_UNKNOWN = _SETTLE.labels("false")
 FORWARDED = _FORWARDED.labels("answered")

@@ -120,7 +120,9 @@ class QuotaHandler:
         return reply
 
     def _check_edge(self, ask: quota_pb2.CheckEdge) -> quota_pb2.QuotaReply:
-        outcome = self._ledger.admit_edge(ask.tenant, requests=ask.requests, tokens=ask.tokens, now=self._now())
+        outcome = self._ledger.admit_edge(
+            ask.tenant, requests=ask.requests, tokens=ask.tokens, spend=self._rules.least_spend, now=self._now()
+        )
         if isinstance(outcome, Denied):
             return self._refused(outcome)
         self._keeper.decided()

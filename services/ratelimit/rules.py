@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from weir.registry.v1 import registry_pb2
+
 from libs.deadlines import to_seconds
 from libs.gcra import DAY_NS, LimitSpec, Price, PriceBook
 from libs.registry import RegistrySnapshot
+from libs.registry.terms import plan_of
 from services.ratelimit.policy.shedding import Levels, Shed
 
 _SECOND = 1_000_000_000
@@ -16,6 +19,8 @@ class Rules:
     def __init__(self) -> None:
         self.prices = PriceBook({})
         self.levels = Levels()
+        self.least_spend = 0
+        """Micro-dollars that any request costs at least, known without its model."""
         self.gateways = 1
         self._seen = RegistrySnapshot()
 
@@ -29,10 +34,15 @@ class Rules:
                     for name, price in snapshot.prices.items()
                 }
             )
+            self.least_spend = int(self.prices.nothing_is_free)
         if snapshot.endpoints is not seen.endpoints:
             self.gateways = max(1, sum(1 for service, _ in snapshot.endpoints if service == "gateway"))
         if snapshot.endpoints is not seen.endpoints or snapshot.levels is not seen.levels:
             self.levels = levels_of(snapshot)
+
+    def serves_over_quota(self, tenant: str) -> bool:
+        """Whether the tenant's plan has its requests served beyond its limits per minute, when nothing else waits."""
+        return plan_of(self._seen, tenant).over_quota == registry_pb2.OVER_QUOTA_SERVE_IDLE
 
 
 def levels_of(snapshot: RegistrySnapshot) -> Levels:

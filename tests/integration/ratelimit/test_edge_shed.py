@@ -12,7 +12,7 @@ from google.protobuf import duration_pb2
 from prometheus_client import REGISTRY
 from weir.registry.v1 import registry_pb2
 
-from tests.support.limiter import Cluster, cluster
+from tests.support.limiter import Cluster, cluster, settle
 
 OK = rls_pb2.RateLimitResponse.OK
 OVER = rls_pb2.RateLimitResponse.OVER_LIMIT
@@ -34,7 +34,7 @@ def level(pool: str, **shed: float) -> registry_pb2.PoolLevel:
 
 
 def counted() -> float:
-    return REGISTRY.get_sample_value("weir_ratelimit_edge_total", {"outcome": "rejected_overload"}) or 0.0
+    return REGISTRY.get_sample_value("weir_ratelimit_edge_total", {"outcome": "REJECTED_OVERLOAD"}) or 0.0
 
 
 async def test_a_shed_tenant_is_refused_with_the_reason_and_the_time_and_loses_no_quota(replicas: Cluster) -> None:
@@ -74,3 +74,32 @@ async def test_a_share_of_the_requests_is_refused(replicas: Cluster) -> None:
     codes = [(await node.ask_edge()).overall_code for _ in range(200)]
     # Drawn with a known seed: the same every time.
     assert 40 <= codes.count(OVER) <= 80
+
+
+async def test_plans_that_serve_beyond_the_quota_pass_the_edge_uncounted(replicas: Cluster) -> None:
+    limits = registry_pb2.Limits(tenant="acme", model="*", requests_per_minute=1, tokens_per_minute=100)
+    tenant = registry_pb2.Tenant(id="acme", plan=registry_pb2.PLAN_PAID)
+    node = await replicas.start("ratelimit-0", seed=(limits, tenant))
+    counted_header = [header.key for header in (await node.ask_edge()).request_headers_to_add]
+    assert counted_header == ["x-weir-request-counted"]
+    assert (await node.ask_edge()).overall_code == OVER
+    await node.put(registry_pb2.PlanPolicy(id="paid", over_quota=registry_pb2.OVER_QUOTA_SERVE_IDLE))
+    for tokens in (1, 1000):
+        passed = await node.ask_edge(tokens=tokens)
+        assert (passed.overall_code, list(passed.request_headers_to_add)) == (OK, [])
+
+
+async def test_a_spent_cap_refuses_at_the_edge_when_nothing_is_free(replicas: Cluster) -> None:
+    limits = registry_pb2.Limits(tenant="acme", model="*", spend_microusd=100)
+    price = registry_pb2.Price(model="*", input_microusd_per_million=10**6, output_microusd_per_million=10**6)
+    node = await replicas.start("ratelimit-0", seed=(limits, price))
+    assert (await node.ask_edge()).overall_code == OK
+    await settle(await node.client(), "r1", 100)
+    refused = await node.ask_edge()
+    assert refused.overall_code == OVER
+    told = {header.key: header.value for header in refused.response_headers_to_add}
+    assert told["x-weir-reason"] == "QUOTA_SPEND"
+    assert told["ratelimit"] == '"spend";r=0;t=' + told["ratelimit"].rpartition("=")[2]
+    assert int(told["retry-after"]) > 86_000
+    await node.put(registry_pb2.Price(model="free"))
+    assert (await node.ask_edge()).overall_code == OK

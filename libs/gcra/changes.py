@@ -1,0 +1,34 @@
+"""What a ledger decided since it was last asked."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+from libs.gcra.scope import Lease
+from libs.gcra.settled import Key
+from libs.gcra.types import Batch, Closed, Taken
+
+
+class Changes:
+    """Collects decisions for `Ledger.take_changes`; whoever tracks them must take them regularly."""
+
+    __slots__ = ("closed", "ended", "opened", "taken")
+
+    def __init__(self) -> None:
+        self.opened: list[Lease] = []
+        self.closed: list[Closed] = []
+        self.taken: Counter[str] = Counter()
+        """Requests that the edge took, by tenant."""
+        self.ended: list[Key] = []
+
+    def take(self, now: int) -> Batch:
+        """All of them, once."""
+        batch = Batch(
+            tuple(lease.state(now) for lease in self.opened),
+            tuple(self.closed),
+            tuple(Taken(tenant, count) for tenant, count in self.taken.items()),
+            tuple(self.ended),
+        )
+        for kept in (self.opened, self.closed, self.taken, self.ended):
+            kept.clear()
+        return batch
