@@ -172,13 +172,15 @@ class QuotaClient:
             request_counted=request_counted,
             lease=self._lease,
         )
+        mux = self._mux(tenant)
         return start_decision(
-            self._mux(tenant),
+            mux,
             quota_pb2.QuotaCall(reserve=reserve),
             deadline=Deadline.after(self._decide_timeout, self._clock).earlier(deadline),
             traceparent=traceparent,
             read=lambda reply: self._reserved(tenant, reply),
             fallback=lambda: self._reserve_locally(reserve),
+            wait=mux.moving,  # to the tenant's next owner, which is a matter of milliseconds
         )
 
     def settle(

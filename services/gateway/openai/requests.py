@@ -74,6 +74,7 @@ class _Common(msgspec.Struct):
     ignore_eos: bool | None = None
     response_format: _ResponseFormat | None = None
     structured_outputs: _StructuredOutputs | None = None
+    service_tier: str | None = None
 
 
 class _ChatBody(_Common, kw_only=True):
@@ -217,7 +218,9 @@ def _decode(decoder: msgspec.json.Decoder[B], body: bytes) -> B:
 def _request(given: _Common, spec: Spec) -> OpenAIRequest:
     include_usage = bool(given.stream_options and given.stream_options.include_usage)
     stream = bool(given.stream)
-    return OpenAIRequest(replace(spec, whole=not stream), stream, include_usage)
+    # OpenAI's word for a request that may wait; the other tiers cannot raise one above its plan.
+    batch = given.service_tier == "flex"
+    return OpenAIRequest(replace(spec, whole=not stream, batch=batch), stream, include_usage)
 
 
 def _parameters(given: _Common, max_tokens: int | None, field: str, logprobs: int | None) -> Parameters:

@@ -219,6 +219,18 @@ async def test_an_answer_that_was_cut_off_is_not_kept(mesh: Rig) -> None:
         assert (await refusal(again)).reason is Reason.REJECTED_QUEUE_FULL
 
 
+async def test_an_altered_answer_is_not_kept(mesh: Rig) -> None:
+    """It was capped: later, for the same question, it is not what was asked for."""
+    await plan(mesh, CAP, CACHED)
+    refuse(mesh, lambda admit: admit.max_output_tokens > 4)
+    async with Stream(mesh, temperature=0.0, max_tokens=9) as stream:
+        await (await taken(mesh.workers[0])).last(ids("abcd"))
+        assert list((await stream.rest())[1].degraded) == ["output_capped"]
+    refuse(mesh, lambda admit: True)
+    async with Stream(mesh, temperature=0.0, max_tokens=9) as again:
+        assert (await refusal(again)).reason is Reason.REJECTED_QUEUE_FULL
+
+
 # ---- default_answer ---------------------------------------------------------------------------
 
 

@@ -20,6 +20,7 @@ from services.gateway.policy.prefix import BLOCK
 from services.gateway.request import queue_class_of
 from tests.support.leaves import Rig, Running
 from tests.support.native_stream import Stream, ids, taken
+from tests.support.openai_call import chat
 
 PAID, FREE = registry_pb2.PLAN_PAID, registry_pb2.PLAN_FREE
 OVER, BATCH = admission_pb2.QUEUE_CLASS_OVER_QUOTA, admission_pb2.QUEUE_CLASS_BATCH
@@ -148,6 +149,14 @@ async def test_nobody_waits_for_batch(mesh: Rig) -> None:
     assert mesh.admitted[0].queue_class == BATCH
     assert not mesh.admitted[0].HasField("ttft_target")
     assert running.submit.priority == 10
+
+
+@pytest.mark.parametrize(("tier", "expected"), [("flex", BATCH), ("priority", 1), (None, 1)])
+async def test_openais_flexible_tier_is_batch(mesh: Rig, tier: str | None, expected: int) -> None:
+    asking = asyncio.ensure_future(chat(mesh, service_tier=tier))
+    await (await taken(mesh.workers[0])).last(ids("x"))
+    assert (await asking).text == "x"
+    assert mesh.admitted[0].queue_class == expected
 
 
 # ---- prefixes ---------------------------------------------------------------------------------

@@ -4,6 +4,8 @@ import json
 
 import pytest
 from weir.client import Parameters
+from weir.client._types import to_spec
+from weir.inference.v1 import inference_pb2
 
 
 def test_structures_are_text_on_the_wire():
@@ -19,3 +21,8 @@ def test_structures_are_text_on_the_wire():
 def test_an_output_has_one_structure():
     with pytest.raises(ValueError, match="not both"):
         Parameters(json_schema={}, regex="a").to_proto()
+
+
+def test_a_batch_request_says_so():
+    assert to_spec("m", "hi", Parameters(), batch=True).priority == inference_pb2.PRIORITY_BATCH
+    assert to_spec("m", "hi", Parameters()).priority == inference_pb2.PRIORITY_UNSPECIFIED

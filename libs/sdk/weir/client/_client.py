@@ -29,7 +29,9 @@ _RETRYABLE = frozenset(
         Reason.DEPENDENCY_UNAVAILABLE,
         Reason.DRAINING,
         Reason.REJECTED_QUEUE_FULL,
+        Reason.REJECTED_DEADLINE,
         Reason.REJECTED_NO_CAPACITY,
+        Reason.REJECTED_OVERLOAD,
         Reason.EVICTED_SHED,
         Reason.EVICTED_TTL,
         Reason.GRANT_EXPIRED,
@@ -105,12 +107,16 @@ class Client:
         parameters: Parameters = _DEFAULTS,
         client_request_id: str = "",
         sticky_key: str = "",
+        batch: bool = False,
     ) -> GenerationStream:
         """Stream a generation: `async with client.generate(…) as stream: async for piece in stream`.
 
-        `timeout` is in seconds and covers everything, retries included.
+        `timeout` is in seconds and covers everything, retries included. With `batch` nobody waits for it: it stands
+        behind everything else and may be interrupted, and goes on where it was.
         """
-        spec = to_spec(model, given, parameters, client_request_id=client_request_id, sticky_key=sticky_key)
+        spec = to_spec(
+            model, given, parameters, client_request_id=client_request_id, sticky_key=sticky_key, batch=batch
+        )
         ends = time.monotonic() + timeout
 
         async def start() -> Any:
@@ -131,12 +137,15 @@ class Client:
         parameters: Parameters = _DEFAULTS,
         client_request_id: str = "",
         sticky_key: str = "",
+        batch: bool = False,
     ) -> Completion:
-        """Run a generation and return it whole.
+        """Run a generation and return it whole; `batch` as in `generate`.
 
         :raises WeirError: refused, or failed before any text.
         """
-        spec = to_spec(model, given, parameters, client_request_id=client_request_id, sticky_key=sticky_key)
+        spec = to_spec(
+            model, given, parameters, client_request_id=client_request_id, sticky_key=sticky_key, batch=batch
+        )
         request = inference_pb2.CompleteRequest(spec=spec)
         response = await self._unary(self._stub.Complete, request, timeout)
         choices = list(response.choices)
@@ -160,7 +169,7 @@ class Client:
 
         :raises WeirError: refused.
         """
-        spec = to_spec(model, given, Parameters(), client_request_id="", sticky_key="")
+        spec = to_spec(model, given, Parameters())
         request = inference_pb2.CountTokensRequest(spec=spec)
         response = await self._unary(self._stub.CountTokens, request, timeout)
         return response.prompt_tokens

@@ -78,7 +78,13 @@ class Embeddings:
 
 
 def to_spec(
-    model: str, given: Input, parameters: Parameters, *, client_request_id: str, sticky_key: str
+    model: str,
+    given: Input,
+    parameters: Parameters,
+    *,
+    client_request_id: str = "",
+    sticky_key: str = "",
+    batch: bool = False,
 ) -> inference_pb2.GenerationSpec:
     """The wire message of a generation."""
     spec = inference_pb2.GenerationSpec(
@@ -86,6 +92,7 @@ def to_spec(
         parameters=parameters.to_proto(),
         client_request_id=client_request_id,
         sticky_key=sticky_key,
+        priority=inference_pb2.PRIORITY_BATCH if batch else inference_pb2.PRIORITY_UNSPECIFIED,
     )
     if isinstance(given, str):
         spec.prompt = given
