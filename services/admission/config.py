@@ -59,6 +59,9 @@ class Settings(ServiceSettings, frozen=True, kw_only=True, forbid_unknown_fields
     """Longest wait of batch requests."""
     max_queued_prefill: int = 16_384
     """Prompt tokens that may wait for prefill on one worker; an idle worker takes one prompt of any length."""
+    max_prefill_wait: float = 0.25
+    """Seconds of prefill that may wait on a worker before a new prompt: longer queues are here, where their order is
+    fair and first tokens can be foretold."""
     output_reserve: float = 0.5
     """Share of a request's longest output for which KV blocks are kept on a worker that preempts and resumes
     sequences: few requests use all of max_tokens. Others are never promised more than they hold."""
@@ -123,6 +126,7 @@ class Settings(ServiceSettings, frozen=True, kw_only=True, forbid_unknown_fields
                 QueueClass.BATCH: self.ttl_batch,
             },
             max_queued_prefill=self.max_queued_prefill,
+            max_prefill_wait=self.max_prefill_wait,
             output_reserve=self.output_reserve,
             run_ahead=self.run_ahead,
             max_bypass=self.max_bypass,

@@ -212,7 +212,10 @@ class Worker:
         need = self.need(request) if blocks is None else blocks
         if request.choices > room.sequences or need > room.blocks or not self.could_ever_fit(request):
             return False
-        return not room.prefill or room.prefill + request.prompt_tokens <= self._limits.max_queued_prefill
+        limits = self._limits
+        if room.wait > limits.max_prefill_wait:
+            return False
+        return not room.prefill or room.prefill + request.prompt_tokens <= limits.max_queued_prefill
 
     def need(self, request: Request, expected_output: int | None = None) -> int:
         """Blocks kept for the request: see `blocks_needed`."""

@@ -174,6 +174,8 @@ class Limits:
     max_queued_prefill: int = 16_384
     """Prompt tokens that may wait for prefill on one worker; more wait here, where their order is fair. A worker
     without any takes one prompt of whatever length."""
+    max_prefill_wait: float = math.inf
+    """Seconds that the prompts before a new one may take there, for the same reason."""
     output_reserve: float = 0.5
     """Share of a request's longest output for which blocks are kept on a worker that preempts and resumes; one that
     does not is never promised more than it holds."""

@@ -98,6 +98,7 @@ def _fitting(
     spill, crowding, absent = placement.zone_spill, placement.crowding_cost, placement.absent_model_cost
     choices, prompt, model, zones = request.choices, request.prompt_tokens, request.model_version, request.zones
     most_prompts = limits.max_queued_prefill - prompt
+    longest_wait = limits.max_prefill_wait
     tokens = prompt + request.max_output_tokens
     ranks = {zone: rank for rank, zone in enumerate(zones)}
     found: list[_Entry] = []
@@ -106,7 +107,7 @@ def _fitting(
         if choices > room.sequences:
             continue
         need, longest = needs[worker.kind]
-        if need > room.blocks or (room.prefill > most_prompts and room.prefill):
+        if need > room.blocks or (room.prefill > most_prompts and room.prefill) or room.wait > longest_wait:
             continue
         spec = worker.spec
         if longest > spec.total_blocks or tokens > spec.max_context or spec.worker in kept:

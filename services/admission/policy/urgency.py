@@ -94,7 +94,7 @@ class Urgency:
                 continue
             patience = self._limits.preempt_after
             if self._has_target(request):
-                patience = (request.ttft_by - item.queued_at) / 2
+                patience = (item.expires_at - item.queued_at) / 2
             if item.urgent or now - item.queued_at >= patience:
                 interrupt = self._ledger.victims(request, now)
                 if interrupt is not None:

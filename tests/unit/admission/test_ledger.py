@@ -28,6 +28,15 @@ def ledger(*specs: WorkerSpec, limits: Limits = LIMITS) -> Ledger:
     return made
 
 
+def test_prompts_wait_here_once_a_worker_has_a_quarter_of_a_second_of_them() -> None:
+    book = ledger(limits=Limits(max_prefill_wait=0.25))
+    for queued, fits in ((200, True), (300, False)):
+        report = Report(SPEC.total_blocks, queued_prefill_tokens=queued, prefill_tokens_per_second=1000.0)
+        book.workers["w0"].heard(report, 0.0)
+        assert (book.pick(request("r0"), 0.0) is not None) is fits
+        assert book.workers["w0"].fits(request("r0"), 0.0) is fits
+
+
 @pytest.mark.parametrize(
     ("prompt", "output", "choices", "blocks"), [(1, 0, 1, 1), (16, 0, 1, 1), (16, 1, 1, 2), (10, 10, 3, 6)]
 )
