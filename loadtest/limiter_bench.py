@@ -20,6 +20,7 @@ import os
 import random
 import sys
 import time
+from pathlib import Path
 from typing import Any
 
 import uvloop
@@ -51,6 +52,7 @@ async def measure(decisions: int = 60_000, refusals: int = 6_000) -> dict[str, f
         "-m",
         "loadtest.limiter_bench",
         "--serve",
+        cwd=Path(__file__).parents[1],
         stdout=asyncio.subprocess.PIPE,
         stdin=asyncio.subprocess.PIPE,
     )

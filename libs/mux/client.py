@@ -82,6 +82,7 @@ class MuxClient:
         self._timer_at = NEVER
         self._instance = ""
         self._reported_down = False
+        self._moving = False
 
     # ---- state ---------------------------------------------------------------------------------------------------
 
@@ -89,6 +90,12 @@ class MuxClient:
     def connected(self) -> bool:
         """A stream is open and takes calls."""
         return self._core.current is not None
+
+    @property
+    def moving(self) -> bool:
+        """There is no stream because the server sent it away, and another is being opened: worth waiting for. False
+        again as soon as that has worked, or failed once."""
+        return self._moving and not self.connected
 
     @property
     def generation(self) -> int:
@@ -221,6 +228,7 @@ class MuxClient:
     async def _run_once(self, group: asyncio.TaskGroup) -> None:
         """Open a stream and return when another should be opened."""
         link = await self._connect()
+        self._moving = False
         if link is None:
             await asyncio.sleep(self._backoff.next())
             return
@@ -335,6 +343,7 @@ class MuxClient:
             elif kind == "go_away":
                 log.info("mux_go_away", domain=self._codec.domain, peer=self._instance, why=frame.go_away.reason)
                 self._core.drain(stream)
+                self._moving = not self.connected
                 link.retired.set()
                 link.wake.set()
 

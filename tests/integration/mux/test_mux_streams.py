@@ -351,12 +351,15 @@ async def test_rebalancing_opens_every_stream_anew_and_loses_no_call():
         running = asyncio.create_task(m.client.call(reserve("slow"), deadline=deadline, semantics=Semantics.ONCE))
         await until(lambda: bool(slow))
         m.mux.rebalance()
+        await until(lambda: not m.client.connected)
+        assert m.client.moving
         after = [
             asyncio.create_task(m.client.call(reserve(str(number)), deadline=deadline, semantics=Semantics.ONCE))
             for number in range(20)
         ]
         assert all(reply.HasField("reserved") for reply in await asyncio.gather(*after))
         await until(lambda: m.client.generation == 2)
+        assert not m.client.moving
         assert not running.done()
         slow[0].set_result(quota_pb2.QuotaReply(reserved=quota_pb2.Reserved()))
         assert (await running).HasField("reserved")

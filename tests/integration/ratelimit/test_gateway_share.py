@@ -107,6 +107,19 @@ async def test_all_gateways_together_stay_within_what_was_left(replicas: Cluster
         assert sum(given) <= left
 
 
+async def test_a_move_to_another_owner_is_waited_for_and_nothing_is_given_out_meanwhile(replicas: Cluster) -> None:
+    node = await replicas.start("ratelimit-0", seed=(LIMITS, PRICE, *GATEWAYS))
+    async with gateway(0, node.address) as one:
+        assert not (await one.reserve(100)).local
+        shard = one.client._mux("acme")
+        node.service._mux.rebalance()
+        while shard.connected:  # noqa: ASYNC110
+            await asyncio.sleep(0)
+        assert not (await one.reserve(100)).local
+        assert shard.generation == 2
+        assert node.left() == 800
+
+
 async def test_a_tenant_that_was_never_asked_about_has_an_equal_part() -> None:
     async with gateway(0, NOBODY) as one:
         assert await one.given(100) == LIMIT // 2
