@@ -75,9 +75,11 @@ class Closing:
         if request.candidate is not None:
             tier = request.candidate.version.tier
             objectives = self._catalog.objectives(request.route, tier)
-            choices = request.generation.choices if request.generation else ()
-            longest = max((choice.completion_tokens for choice in choices), default=0)
-            records.judged(request.route, tier, objectives, end, longest)
+            generation, first = request.generation, end.breakdown.time_to_first_token
+            if generation is not None and request.spec.whole:
+                first = generation.first_after  # its text leaves in groups of tokens, which nobody waits for
+            longest = max((choice.completion_tokens for choice in generation.choices), default=0) if generation else 0
+            records.judged(request.route, tier, objectives, end, first=first, longest=longest)
         _end_span(request, accepted, end)
 
     def rejected(self, request: Request, error: WeirError) -> None:

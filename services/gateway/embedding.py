@@ -245,4 +245,4 @@ class Embedder:
         )
         records.observe("embed", accepted, end)
         tier = self._catalog.version(result.model_version).tier
-        records.judged("embed", tier, self._catalog.objectives("embed", tier), end, 0)
+        records.judged("embed", tier, self._catalog.objectives("embed", tier), end, first=0.0, longest=0)

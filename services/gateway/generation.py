@@ -266,6 +266,11 @@ class Generation(Mailbox):
         """Tokens that came from workers so far, over all choices."""
         return sum(choice.completion_tokens for choice in self.choices)
 
+    @property
+    def first_after(self) -> float:
+        """Seconds from the arrival to the worker's first token; 0 before it."""
+        return self._first - self.arrived if self._first else 0.0
+
     # The worker's side.
 
     def next_leg(self, now: float) -> None:

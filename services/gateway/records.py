@@ -103,13 +103,14 @@ def observe(operation: str, accepted: Accepted, end: End) -> None:
         metrics.DEGRADED.labels(kind).inc()
 
 
-def judged(route: str, tier: str, objectives: Objectives, end: End, longest: int) -> None:
-    """Count which declared objectives a request met; `longest` are the tokens of its longest choice."""
+def judged(route: str, tier: str, objectives: Objectives, end: End, *, first: float, longest: int) -> None:
+    """Count which declared objectives a request met; `first` are the seconds to its first token (0: there was none),
+    `longest` the tokens of its longest choice."""
     breakdown = end.breakdown
     for name, met in judge(
         objectives,
         finish=end.finish,
-        first=breakdown.time_to_first_token,
+        first=first,
         decode=breakdown.decode,
         longest=longest,
         total=breakdown.total,

@@ -128,6 +128,21 @@ async def test_admission_hears_what_is_left_of_the_first_tokens_time(mesh: Rig) 
     assert (met("ttft", "true"), met("e2e", "true")) == (before[0] + 1, before[1] + 1)
 
 
+async def test_what_is_not_streamed_is_judged_by_the_workers_first_token(mesh: Rig) -> None:
+    """Its text leaves in groups, or at the end: nobody reads the first one sooner."""
+    await declare(mesh, "*", ttft_p95=60)
+    before = met("ttft", "true"), met("ttft", "false")
+    for after in (0, 61):
+        asking = asyncio.ensure_future(chat(mesh))
+        running = await taken(mesh.workers[0])
+        frame = worker_pb2.StepFrame()
+        frame.first.add(handle=running.submit.handle, after=duration_pb2.Duration(seconds=after))
+        await running.stream.send(worker_pb2.SessionResponse(step=frame))
+        await running.last(ids("x"))
+        await asking
+    assert (met("ttft", "true"), met("ttft", "false")) == (before[0] + 1, before[1] + 1)
+
+
 async def test_the_tiers_own_objectives_come_before_those_for_all(mesh: Rig) -> None:
     await declare(mesh, "*", ttft_p95=60)
     await declare(mesh, "fast", ttft_p95=0.000001)
