@@ -261,6 +261,8 @@ class Scenario(Struct, frozen=True):
             raise ScenarioError("a scenario needs tenants")
         if self.cluster.workers < 1 or not self.cluster.zones or not 0 <= self.warmup < self.seconds:
             raise ScenarioError("workers and zones are needed, and 0 <= warmup < seconds")
+        if self.cluster.model()[0].free:
+            raise ScenarioError("steps that cost nothing carry any load: give the cluster costs")
         for name in self.objectives:
             if name not in CLASSES:
                 raise ScenarioError(f"objectives are by class ({', '.join(CLASSES)}), not for {name!r}")

@@ -275,6 +275,7 @@ def test_the_capacity_is_about_what_full_workers_carry() -> None:
         {"faults": (Fault(kind="lose_zone", zone="nowhere", at=1.0),)},
         {"cluster": Cluster(calibration="missing.toml")},
         {"cluster": Cluster(costs={"step": 1.0})},
+        {"cluster": Cluster(costs={"step_base": 0.0})},
         {"tenants": (TenantSpec(tenant="a", rate=1.0, lengths="unknown"),)},
     ],
 )
