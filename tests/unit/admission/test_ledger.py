@@ -83,6 +83,17 @@ def test_work_found_on_joining_counts_until_it_ends_or_its_time_is_over() -> Non
     assert (worker.free_blocks(61.0), worker.free_sequences(61.0)) == (68, 7)
 
 
+def test_what_was_found_on_joining_counts_no_more_after_its_time_without_any_report() -> None:
+    book = Ledger(replace(LIMITS, foreign_ttl=5.0))
+    book.join(SPEC, 0.0)
+    worker = book.workers["w0"]
+    worker.heard(Report(free_blocks=40, running=3), 0.0)
+    worker.heard(Report(free_blocks=40, running=3), 1.0)
+    book.reserve(request(1, prompt=256, output=256), "w0", 1.0)
+    worker.heard(Report(free_blocks=40, running=3), 2.0)
+    assert (worker.room(4.9).blocks, worker.room(5.0).blocks) == (8, 100 - 32 - 28)
+
+
 def test_a_release_that_overtakes_a_report_costs_capacity_only_until_the_next_one() -> None:
     book = ledger()
     book.reserve(request(1, prompt=256, output=256), "w0", 0.0)

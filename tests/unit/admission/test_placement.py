@@ -100,6 +100,14 @@ def test_a_prompt_goes_where_the_longest_part_of_it_was() -> None:
     assert picked(book, prompt_of(1, 9, 4, number=3)) == "w3"
 
 
+def test_what_a_lost_worker_had_is_lost_with_it() -> None:
+    book = book_of(*workers(3))
+    book.reserve(prompt_of(1, 2, 3, number=1), "w2", 0.0)
+    book.leave("w2")
+    book.join(replace(SPEC, worker="w2"), 1.0)
+    assert book.affinity.matches(prompt_of(1, 2, 3)) == {}
+
+
 def test_affinity_ends_where_the_queue_is_too_long() -> None:
     book = book_of(*workers(2), limits=Limits(placement=Placement(affinity_slack=0.5)))
     long = tuple(range(1, 101))
@@ -204,7 +212,13 @@ def test_a_request_only_gets_a_worker_that_it_fits_and_the_same_one_every_time(
     limits = Limits(report_fresh=2.0, report_stale=6.0, max_queued_prefill=2000)
     specs = [
         replace(
-            SPEC, worker=f"w{n}", zone="ab"[n % 2], total_blocks=60 + 20 * n, max_running=4, preemptive=n < preemptive
+            SPEC,
+            worker=f"w{n}",
+            zone="ab"[n % 2],
+            total_blocks=60 + 20 * n,
+            max_running=4,
+            max_context=800,
+            preemptive=n < preemptive,
         )
         for n in range(4)
     ]
@@ -290,13 +304,15 @@ def test_a_share_that_only_one_kind_of_worker_keeps_within_is_granted_there() ->
     coarse, fine = (replace(SPEC, worker=f"w{size}", block_size=size, total_blocks=100) for size in (64, 8))
     book = book_of(coarse, fine)
     book.reserve(request(1, 64, 64, kv_share=0.1), "w64", 0.0)
-    book.reserve(request(9, 1024, 1024, tenant="other"), "w64", 0.0)
+    book.reserve(request(9, 2048, 2048, tenant="other"), "w64", 0.0)
     second = request(2, 64, 256, kv_share=0.1)  # 5 blocks or 40; of the share of 20 blocks 2 are held
     assert picked(book, second) == "w64"
     assert not book.fits(second, book.workers["w8"], 0.0)
     book.reserve(request(3, 512, 512, kv_share=0.1), "w64", 0.0)
     assert book.pick(second, 0.0) is None
     assert book.over_share(second)
+    book.release("r3")
+    assert not book.over_share(second)
 
 
 def test_shapes_that_failed_are_compared_by_what_they_are_expected_to_need() -> None:

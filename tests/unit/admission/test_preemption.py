@@ -54,6 +54,30 @@ def test_nobody_is_interrupted_for_an_equal_or_a_lesser() -> None:
     assert book.victims(request("p", 5, PAID), 9.0) is not None
 
 
+def test_equals_stay_also_when_the_less_urgent_are_on_their_way_or_too_new() -> None:
+    book = book_of()
+    run(book, "free", 10, FREE, 0.0)
+    run(book, "batch", 10, BATCH, 8.95)
+    assert book.victims(request("f", 5, FREE), 9.0) is None
+    assert book.victims(request("g", 8, FREE), 9.1) == Interrupt("w0", ("batch",))
+    assert book.victims(request("h", 5, FREE), 9.1) is None
+
+
+def test_who_is_not_needed_after_all_stays() -> None:
+    book = book_of()
+    run(book, "small", 2, BATCH, 1.0)
+    run(book, "large", 18, OVER, 1.0)
+    assert book.victims(request("p", 18, PAID), 9.0) == Interrupt("w0", ("large",))
+
+
+def test_nobody_is_interrupted_for_a_tenant_beyond_its_own_budget() -> None:
+    book = book_of()
+    run(book, "b", 15, BATCH, 1.0)
+    book.reserve(request("mine", 5, PAID, tenant="greedy"), "w0", 1.0)
+    assert book.victims(request("more", 5, PAID, tenant="greedy", kv_share=0.3), 9.0) is None
+    assert book.victims(request("more", 5, PAID, tenant="greedy", kv_share=0.5), 9.0) == Interrupt("w0", ("b",))
+
+
 def test_one_large_goes_rather_than_several_small_ones() -> None:
     book = book_of()
     run(book, "large", 12, BATCH, 1.0)
