@@ -61,7 +61,7 @@ class Times:
     rounds: int
 
 
-FULL = Times(weights=22.0, capacity=12.0, isolation=22.0, rounds=3)
+FULL = Times(weights=22.0, capacity=12.0, isolation=20.0, rounds=3)
 QUICK = Times(weights=10.0, capacity=8.0, isolation=10.0, rounds=1)
 
 
@@ -176,7 +176,8 @@ def isolation(runner: Runner, share: float, times: Times) -> dict[str, float]:
         "victim_ttft_p95_ratio": percentile(first[FLOOD], 0.95) / percentile(first[CALM], 0.95),
         "victim_ttft_p95_ms_calm": percentile(first[CALM], 0.95) * 1e3,
         "victim_ttft_p95_ms_flood": percentile(first[FLOOD], 0.95) * 1e3,
-        "victim_not_served_flood": float(missed[FLOOD]),
+        "victim_refused_share_calm": missed[CALM] / (missed[CALM] + len(first[CALM])),
+        "victim_refused_share_flood": missed[FLOOD] / (missed[FLOOD] + len(first[FLOOD])),
         "flooder_served_over_share": served / (times.rounds * times.isolation * share),
     }
 

@@ -84,7 +84,7 @@ class Times:
     cancels: float
 
 
-FULL = Times(capacity=24.0, factor=24.0, refusals=15.0, cancels=15.0)
+FULL = Times(capacity=22.0, factor=20.0, refusals=14.0, cancels=14.0)
 QUICK = Times(capacity=12.0, factor=11.0, refusals=8.0, cancels=8.0)
 
 

@@ -128,9 +128,10 @@ def overload(site: Site, folder: Path, times: OverloadTimes, say: Say) -> list[C
     begin, fourfold = times.before, times.before + times.double
     end = fourfold + times.fourfold
     worker = site.names("worker")[0]
+    pid = site.pids()[worker]  # asking takes a while, and it will not change before
 
     def kill() -> str:
-        os.kill(site.pids()[worker], signal.SIGKILL)
+        os.kill(pid, signal.SIGKILL)
         return f"{worker} is killed"
 
     def at(factor: float, part: float) -> TenantLoad:
