@@ -111,6 +111,7 @@ async def build(
             settings.service,
             settle_seconds=settings.settle_seconds,
             on_change=lambda _: servicer.rebalance(),
+            again_seconds=settings.rebalance_seconds,
         ),
         publisher=LevelPublisher(
             store, coordinator.pools, instance=settings.instance, ttl=settings.level_ttl, clock=clock

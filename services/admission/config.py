@@ -42,6 +42,8 @@ class Settings(ServiceSettings, frozen=True, kw_only=True, forbid_unknown_fields
     """How long the level that the edge sheds by outlives this process, or its way to etcd."""
     settle_seconds: float = 2.0
     """How long the set of admission processes must rest before streams are sent to where the ring says."""
+    rebalance_seconds: float = 60.0
+    """While there are several: how often streams are sent there anyway, in case one strayed over a network fault."""
 
     max_per_tenant: int = 256
     """Most requests of one tenant that may wait in one class of one pool."""
@@ -101,10 +103,10 @@ class Settings(ServiceSettings, frozen=True, kw_only=True, forbid_unknown_fields
             raise ValueError("reserved_share must be above 0 and below 1")
         if not 0 < self.wait_caution <= 1:
             raise ValueError("wait_caution must be above 0 and at most 1")
-        if min(self.preempt_after, self.preempt_interval, self.settle_seconds) < 0 or self.level_ttl < 1:
-            raise ValueError(
-                "preempt_after, preempt_interval and settle_seconds must not be negative, level_ttl at least 1"
-            )
+        if min(self.preempt_after, self.preempt_interval, self.settle_seconds) < 0:
+            raise ValueError("preempt_after, preempt_interval and settle_seconds must not be negative")
+        if self.level_ttl < 1 or self.rebalance_seconds < 1:
+            raise ValueError("level_ttl and rebalance_seconds must be at least 1")
         if not 0 <= self.report_fresh < self.report_stale:
             raise ValueError("report_stale must be above report_fresh")
 

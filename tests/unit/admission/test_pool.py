@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from dataclasses import replace
 
@@ -12,6 +13,7 @@ from hypothesis import strategies as st
 from services.admission.policy.model import (
     Event,
     Granted,
+    Interrupt,
     Limits,
     Outcome,
     QueueClass,
@@ -343,12 +345,19 @@ _step = st.one_of(
 )
 
 
-@given(st.lists(_step, max_size=80))
+@given(st.lists(_step, max_size=80), st.sampled_from(["fair", "fifo"]))
 def test_every_request_leaves_exactly_once_queues_are_bounded_and_nothing_is_over_committed(
-    steps: list[tuple[str, int, int, int]],
+    steps: list[tuple[str, int, int, int]], discipline: str
 ) -> None:
     specs = [replace(SPEC, worker=f"w{n}", total_blocks=40, max_running=3) for n in range(2)]
-    limits = Limits(max_per_tenant=4, max_per_class=6, max_queued=10, ttl=dict.fromkeys(QueueClass, 8.0))
+    limits = Limits(
+        max_per_tenant=4,
+        max_per_class=6,
+        max_queued=10,
+        ttl=dict.fromkeys(QueueClass, 8.0),
+        discipline=discipline,
+        preempt_after=0.2,
+    )
     target = pool(*specs, limits=limits)
     waiting: set[str] = set()
     left: set[str] = set()
@@ -361,6 +370,13 @@ def test_every_request_leaves_exactly_once_queues_are_bounded_and_nothing_is_ove
 
     def follow(events: list[Event]) -> None:
         for event in events:
+            if isinstance(event, Interrupt):
+                assert discipline == "fair"
+                for name in event.request_ids:
+                    held = target.ledger.reservations[name]
+                    assert held.worker == event.worker
+                    assert held.request.queue_class > QueueClass.PAID
+                continue
             assert event.request.request_id in waiting
             leave(event.request.request_id)
 
@@ -374,6 +390,9 @@ def test_every_request_leaves_exactly_once_queues_are_bounded_and_nothing_is_ove
                 max_output_tokens=b,
                 choices=c,
                 deadline=now + a / 4,
+                ttft_by=now + b / 20 if b % 3 else math.inf,
+                resumed_tokens=a // 2 if b % 5 == 0 else 0,
+                kv_share=0.3 if b % 7 == 0 else 0.0,
                 queue_class=QueueClass(1 + a % 4),
                 owner=f"g{b % 3}",
             )
@@ -385,7 +404,7 @@ def test_every_request_leaves_exactly_once_queues_are_bounded_and_nothing_is_ove
                 leave(asked.request_id)
         elif kind == "release":
             was_waiting = f"r{a}" in waiting
-            known, events = target.release(f"r{a}", now, output_tokens=b)
+            known, events = target.release(f"r{a}", now, output_tokens=b, first_token=b / 100, failed=b % 4 == 0)
             if was_waiting:
                 assert known
                 leave(f"r{a}")
@@ -397,7 +416,8 @@ def test_every_request_leaves_exactly_once_queues_are_bounded_and_nothing_is_ove
                 leave(f"r{a}")
             follow(events)
         elif kind == "report":
-            follow(target.worker_reported(f"w{c}", Report(free_blocks=a, running=b), now))
+            report = Report(free_blocks=a, running=b, decode_step=a / 1000, prefill_tokens_per_second=a * 10.0)
+            follow(target.worker_reported(f"w{c}", report, now))
         elif kind == "leave":
             target.worker_left(f"w{a}", now)
         elif kind == "join":
@@ -408,6 +428,8 @@ def test_every_request_leaves_exactly_once_queues_are_bounded_and_nothing_is_ove
         else:
             follow(target.abandon(f"g{a}", now)[1])
         assert len(target.backlog) == len(waiting) <= 10
+        assert target._held.keys() == target.ledger.reservations.keys()
+        assert sum(target._urgency._held.values()) == len(target._held)
         for worker in target.ledger.workers.values():
             assert worker.held_blocks <= 40
             assert worker.held_sequences <= 3
