@@ -106,8 +106,7 @@ class Replica:
         self._seen.update(newer)
         for part in newer:
             for logged in self._early.pop(part, ()):
-                if logged.sequence > self._seen[part]:
-                    self.follow(logged, now)
+                self.follow(logged, now)
         while len(self._seen) > _MAX_PARTS:
             del self._seen[next(iter(self._seen))]
 

@@ -76,6 +76,35 @@ def test_an_expired_lease_counts_once_everywhere() -> None:
     assert left(a, LEASE) == left(b, LEASE) == (600, 99, 20, 10**6 - 400)
 
 
+def test_an_expired_lease_counts_once_for_who_joins_later() -> None:
+    a, b, late = replica("a"), replica("b"), replica("c")
+    reserve(a, "r1", 400)
+    tell(a, b)
+    for one in (a, b):
+        one.ledger.expire(LEASE)
+        reserve(one, f"more-{one.ledger.part[0]}", 10, LEASE)
+        one.flush(LEASE)
+    for one in (a, b):
+        late.join(one.state(LEASE), LEASE)
+    assert left(late, LEASE)[0] == 580
+
+
+def test_a_state_that_knows_less_takes_nothing_away() -> None:
+    a, b, c = replica("a"), replica("b"), replica("c")
+    reserve(c, "r1", 100)
+    first = c.flush(0)
+    assert first is not None
+    assert a.follow(first, 0)
+    assert b.follow(first, 0)
+    reserve(c, "r2", 200)
+    settle(c, "r2", 200)
+    assert tell(c, b)
+    b.join(a.state(0), 0)
+    assert left(b) == (700, 98, 19, 10**6 - 300)
+    reserve(c, "r3", 50)
+    assert tell(c, b)
+
+
 def test_leases_of_a_gone_gateway_end_everywhere() -> None:
     a, b = replica("a"), replica("b")
     reserve(a, "r1", 400)
