@@ -68,8 +68,8 @@ class Coordinator:
         self._waiters: dict[str, set[Waiter]] = {}
         self._grants: dict[str, tuple[pb.SignedGrant, str, float]] = {}  # request → grant, worker session, expiry
         self._grant_expiries: deque[tuple[float, str]] = deque()
-        self._gateways: dict[str, int] = {}  # instance → open streams
-        self._gone: dict[str, float] = {}  # gateway instance → when its shares are given up
+        self._gateways: dict[tuple[str, str], int] = {}  # gateway instance, pool → open streams
+        self._gone: dict[tuple[str, str], float] = {}  # likewise → when its shares there are given up
         self._born = clock.monotonic()
         self._next_publish = 0.0
         self._draining = False
@@ -81,17 +81,27 @@ class Coordinator:
 
     # ---- gateways ------------------------------------------------------------------------------------------------
 
-    def gateway_opened(self, instance: str) -> None:
-        """A gateway has a stream (again)."""
-        self._gateways[instance] = self._gateways.get(instance, 0) + 1
-        self._gone.pop(instance, None)
+    def gateway_opened(self, instance: str, pool: str) -> None:
+        """A gateway has a stream on which it asks for this pool (again)."""
+        key = instance, pool
+        self._gateways[key] = self._gateways.get(key, 0) + 1
+        self._gone.pop(key, None)
 
-    def gateway_closed(self, instance: str) -> None:
-        """A gateway lost a stream; when it was the last, its shares are given up after the grace."""
-        self._gateways[instance] -= 1
-        if not self._gateways[instance]:
-            del self._gateways[instance]
-            self._gone[instance] = self._clock.monotonic() + self._gateway_grace
+    def gateway_closed(self, instance: str, pool: str) -> None:
+        """A gateway lost such a stream; when it was the last of the pool, its shares there are given up after the
+        grace: it is lost, or it asks another process for this pool now."""
+        key = instance, pool
+        self._gateways[key] -= 1
+        if not self._gateways[key]:
+            del self._gateways[key]
+            self._gone[key] = self._clock.monotonic() + self._gateway_grace
+
+    def pool_of(self, request_id: str) -> str:
+        """Where the request waits or holds a share; empty when it is not known."""
+        for name, pool in self._pools.items():
+            if request_id in pool.ledger.reservations or pool.backlog.find(request_id) is not None:
+                return name
+        return ""
 
     def admit(self, admit: pb.Admit, *, deadline: float, owner: str) -> pb.AdmissionReply | Waiter:
         """The answer, or a future of it when the request has to wait. Cancelling the future gives the wait up.
@@ -216,9 +226,9 @@ class Coordinator:
     def tick(self) -> None:
         """What the passing of time brings; call it every `tick_seconds`."""
         now = self._clock.monotonic()
-        for instance in [instance for instance, at in self._gone.items() if at <= now]:
-            del self._gone[instance]
-            self._abandon(instance, now)
+        for gone in [gone for gone, at in self._gone.items() if at <= now]:
+            del self._gone[gone]
+            self._abandon(*gone, now)
         for pool in self._pools.values():
             for worker in pool.silent_workers(now, self._heartbeat):
                 self.worker_left(self._workers[worker], "silent")
@@ -263,13 +273,15 @@ class Coordinator:
         )
         return WorkerSession(hello=hello, spec=spec, key=key, signer=signer)
 
-    def _abandon(self, instance: str, now: float) -> None:
-        GATEWAYS_ABANDONED.inc()
-        for pool in self._pools.values():
-            count, events = pool.abandon(instance, now)
-            if count:
-                log.warning("gateway_abandoned", gateway=instance, pool=pool.name, shares=count)
-            self._apply(pool, events)
+    def _abandon(self, instance: str, name: str, now: float) -> None:
+        pool = self._pools.get(name)
+        if pool is None:
+            return
+        count, events = pool.abandon(instance, now)
+        if count:
+            GATEWAYS_ABANDONED.inc()
+            log.warning("gateway_abandoned", gateway=instance, pool=name, shares=count)
+        self._apply(pool, events)
 
     def _apply(self, pool: Pool, events: list[Event]) -> None:
         """Answers everybody who waited for these events; has workers interrupt what must make room."""

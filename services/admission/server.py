@@ -13,6 +13,7 @@ from libs.clock import Clock
 from libs.deadlines import to_duration
 from libs.errors import Reason, WeirError
 from libs.mux import CallContext, Codec, MuxServer
+from libs.mux import Session as MuxSession
 from libs.rpc import require_peer
 from services.admission.coordinator import Coordinator, Waiter
 from services.admission.worker_session import WorkerSession
@@ -87,17 +88,23 @@ class AdmissionServicer(admission_pb2_grpc.AdmissionServiceServicer):
 
     def _handle(self, call: Any, context: CallContext) -> pb.AdmissionReply | Waiter:
         session = context.session
-        gateway = session.state.get("gateway")
-        if gateway is None:
-            gateway = session.state["gateway"] = session.hello.instance
-            self._coordinator.gateway_opened(gateway)
-            session.on_close(lambda: self._coordinator.gateway_closed(gateway))
         op = call.WhichOneof("op")
         if op == "admit":
-            return self._coordinator.admit(call.admit, deadline=context.deadline.at, owner=gateway)
+            self._uses(session, call.admit.pool)
+            return self._coordinator.admit(call.admit, deadline=context.deadline.at, owner=session.hello.instance)
         if op == "release":
+            if not session.state:  # a stream opened anew, for which no Admit came yet
+                self._uses(session, self._coordinator.pool_of(call.release.request_id))
             return self._coordinator.release(call.release)
         raise WeirError(Reason.INVALID_REQUEST, "The call asks for nothing.", limit="op")
+
+    def _uses(self, session: MuxSession, pool: str) -> None:
+        """The gateway asks for this pool on this stream."""
+        if pool and pool not in session.state:
+            session.state[pool] = True
+            gateway = session.hello.instance
+            self._coordinator.gateway_opened(gateway, pool)
+            session.on_close(lambda: self._coordinator.gateway_closed(gateway, pool))
 
     def _welcome(self, session: WorkerSession) -> pb.ReportCapacityResponse:
         return pb.ReportCapacityResponse(

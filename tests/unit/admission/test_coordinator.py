@@ -198,9 +198,9 @@ async def test_a_worker_that_joins_anew_replaces_its_session_and_the_old_stream_
 async def test_a_gateway_that_stays_away_loses_its_shares() -> None:
     desk = Desk()
     session = desk.worker()
-    desk.coordinator.gateway_opened("gateway-0")
+    desk.coordinator.gateway_opened("gateway-0", "fast")
     desk.granted("r0")
-    desk.coordinator.gateway_closed("gateway-0")
+    desk.coordinator.gateway_closed("gateway-0", "fast")
     desk.clock.advance(4.9)
     desk.report(session)
     desk.coordinator.tick()
@@ -210,14 +210,29 @@ async def test_a_gateway_that_stays_away_loses_its_shares() -> None:
     assert not desk.coordinator.pools["fast"].ledger.reservations
 
 
+async def test_a_gateway_that_asks_another_process_for_one_pool_keeps_what_it_has_in_others() -> None:
+    desk = Desk()
+    desk.worker()
+    coordinator = desk.coordinator
+    for pool in ("fast", "other"):
+        coordinator.gateway_opened("gateway-0", pool)
+    desk.granted("r0")
+    assert (coordinator.pool_of("r0"), coordinator.pool_of("r1")) == ("fast", "")
+    for pool, kept in (("other", True), ("fast", False)):
+        coordinator.gateway_closed("gateway-0", pool)
+        desk.clock.advance(5.1)
+        coordinator.tick()
+        assert bool(coordinator.pools["fast"].ledger.reservations) is kept
+
+
 async def test_a_gateway_that_comes_back_in_time_keeps_them() -> None:
     desk = Desk()
     session = desk.worker()
-    desk.coordinator.gateway_opened("gateway-0")
+    desk.coordinator.gateway_opened("gateway-0", "fast")
     desk.granted("r0")
-    desk.coordinator.gateway_closed("gateway-0")
+    desk.coordinator.gateway_closed("gateway-0", "fast")
     desk.clock.advance(4.0)
-    desk.coordinator.gateway_opened("gateway-0")
+    desk.coordinator.gateway_opened("gateway-0", "fast")
     desk.report(session)
     desk.clock.advance(2.0)
     desk.coordinator.tick()
