@@ -85,7 +85,7 @@ class Ledger:
         """Could any worker take anything? A cheap answer to most questions under overload."""
         for worker in self.workers.values():
             room = worker.room(now)
-            if room.sequences > 0 and room.blocks > 0:
+            if room.sequences > 0 and room.blocks > 0 and room.wait <= self._limits.max_prefill_wait:
                 return True
         return False
 
