@@ -20,6 +20,7 @@ from simulation.lengths import Lengths, load
 from simulation.worker import Sizes
 from simulation.workload import CLASSES, Bursts, Step, TenantLoad
 
+_ROOT = Path(__file__).resolve().parents[1]
 MODEL = "simulated@1"
 """The one model version that all workers serve."""
 
@@ -39,8 +40,9 @@ class Cluster(Struct, frozen=True):
     zones: tuple[str, ...] = ("zone-a",)
     """Workers are spread over them in turn."""
     calibration: str = ""
-    """A file of `weir calibrate` (deploy/calibration); empty takes `costs`, or without those a mid-range accelerator
-    with a small model: 20,000 prompt tokens per second, 8 ms a step and 0.1 ms more for each sequence."""
+    """A file of `weir calibrate`, from here or from the project's folder. Empty takes `costs`, or without those a
+    mid-range accelerator with a small model: 20,000 prompt tokens per second, 8 ms a step and 0.1 ms more for each
+    sequence."""
     costs: dict[str, float] = {}
     """Over the file's, by the names of `StepCosts`."""
     sizes: dict[str, int] = {}
@@ -58,7 +60,8 @@ class Cluster(Struct, frozen=True):
         told: dict[str, Any] = {"costs": {}, "sizes": {}}
         if self.calibration:
             try:
-                told = tomllib.loads(Path(self.calibration).read_text())
+                path = Path(self.calibration)
+                told = tomllib.loads((path if path.exists() else _ROOT / path).read_text())
             except (OSError, tomllib.TOMLDecodeError) as error:
                 raise ScenarioError(f"calibration {self.calibration}: {error}") from error
         elif not self.costs:

@@ -26,7 +26,6 @@ from simulation.scenario import Cluster, Delays, Objective, Scenario
 from simulation.simulator import Simulator
 from simulation.workload import CLASSES, Arrival
 
-_ROOT = Path(__file__).resolve().parents[1]
 _LEFT_OUT = ("QUOTA_", "CANCELLED")
 """Ends that the replay knows nothing of: quotas are not in the record, nor why a caller left."""
 
@@ -37,7 +36,6 @@ class Header(msgspec.Struct, frozen=True, kw_only=True):
     workers: int = 2
     zones: tuple[str, ...] = ("zone-a",)
     calibration: str = ""
-    """From the project's folder, or absolute."""
     costs: dict[str, float] = {}
     sizes: dict[str, int] = {}
     slowdown: float = 1.0
@@ -124,9 +122,6 @@ def compare(path: Path) -> Comparison:
 
 def scenario_of(header: Header, lines: Sequence[Record]) -> Scenario:
     """What ran, as the header tells it."""
-    calibration = header.calibration
-    if calibration and not Path(calibration).is_absolute():
-        calibration = str(_ROOT / calibration)
     objective = Objective(ttft=header.ttft_slo, itl=header.itl_slo, e2e=header.e2e_slo)
     return Scenario(
         name="replay",
@@ -135,7 +130,7 @@ def scenario_of(header: Header, lines: Sequence[Record]) -> Scenario:
         cluster=Cluster(
             workers=header.workers,
             zones=header.zones,
-            calibration=calibration,
+            calibration=header.calibration,
             costs=header.costs,
             sizes=header.sizes,
             slowdown=header.slowdown,

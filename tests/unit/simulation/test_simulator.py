@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -261,6 +262,19 @@ def test_the_capacity_is_about_what_full_workers_carry() -> None:
     observed = run(scenario)
     last = max(each.arrival.at + each.e2e for each in observed.outcomes if each.outcome == OK)
     assert sum(each.outcome == OK for each in observed.outcomes) / last == pytest.approx(estimate, rel=0.15)
+
+
+def test_the_example_of_the_readme_is_a_scenario_and_names_every_setting(tmp_path: Path) -> None:
+    text = (PRESETS.parent / "README.md").read_text()
+    example = text.split("```toml\n")[1].split("```")[0]
+    path = tmp_path / "example.toml"
+    path.write_text(example)
+    scenario = read(path)
+    (tenant,) = scenario.tenants
+    assert tenant.limits is not None
+    assert tenant.bursts is not None
+    assert scenario.cluster.model()[0].prefill_tokens_per_second == pytest.approx(49913.5)
+    assert scenario.delays == Delays()
 
 
 @pytest.mark.parametrize(
