@@ -29,7 +29,14 @@ async def _abort(context: grpc.aio.ServicerContext, error: WeirError) -> None:
     status = rpc_status.to_status(error.to_status())
     # `abort` replaces what the servicer has put into the trailers (its limits, say).
     trailers = (*(context.trailing_metadata() or ()), *status.trailing_metadata)
-    await context.abort(status.code, status.details, trailers)
+    try:
+        await context.abort(status.code, status.details, trailers)
+    except grpc.aio.AbortError:
+        raise
+    except Exception:  # a batch that failed in gRPC's core, which has no public type
+        if not context.done():
+            raise
+        # The caller went away while the status was on its way: nobody is left to tell.
 
 
 async def _fail(context: grpc.aio.ServicerContext, error: Exception, method: str) -> None:
