@@ -8,6 +8,7 @@ from libs.errors import Reason, WeirError
 from services.gateway import metrics, records
 from services.gateway.catalog import Catalog
 from services.gateway.policy.events import Accepted, End, Finish
+from services.gateway.policy.plans import DEFAULT_ANSWER
 from services.gateway.ports import AdmissionPort, AuditPort, QuotaPort, RouterPort
 from services.gateway.refusals import RefusalLog, outcome_of
 from services.gateway.request import Request, accepted_of
@@ -72,7 +73,7 @@ class Closing:
             traceparent=request.span.traceparent,
         )
         records.observe(request.spec.operation, accepted, end)
-        if request.candidate is not None:
+        if request.candidate is not None and DEFAULT_ANSWER not in end.degraded:  # which is quick and no service
             tier = request.candidate.version.tier
             objectives = self._catalog.objectives(request.route, tier)
             generation, first = request.generation, end.breakdown.time_to_first_token

@@ -153,6 +153,18 @@ async def test_the_tiers_own_objectives_come_before_those_for_all(mesh: Rig) -> 
     assert met("ttft", "false") == before + 1
 
 
+async def test_a_default_answer_meets_no_objective(mesh: Rig) -> None:
+    await declare(mesh, "*", ttft_p95=60, e2e_p95=60)
+    step = registry_pb2.DegradationStep(default_answer=registry_pb2.DefaultAnswer(text="busy"))
+    await mesh.put(registry_pb2.PlanPolicy(id="paid", ladder=[step]))
+    await known(mesh, lambda snapshot: snapshot.plans)
+    full = WeirError(Reason.REJECTED_QUEUE_FULL, "full")
+    mesh.admission.handler = lambda call, context: admission_pb2.AdmissionReply(rejected=full.to_rejection())
+    before = met("ttft", "true"), met("e2e", "true")
+    assert (await chat(mesh)).text == "busy"
+    assert (met("ttft", "true"), met("e2e", "true")) == before
+
+
 async def test_nobody_waits_for_batch(mesh: Rig) -> None:
     await declare(mesh, "*", ttft_p95=60)
     stream = Stream(mesh)
