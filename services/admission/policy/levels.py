@@ -71,7 +71,7 @@ class Levels:
         *,
         memory: float = 5.0,
         headroom: float = 1.1,
-        begin: float = 0.2,
+        begin: float = 0.3,
         end: float = 0.1,
         most: float = 0.98,
         max_tracked: int = 10_000,

@@ -70,7 +70,7 @@ def test_shedding_ends_within_seconds_of_the_last_refusal() -> None:
     assert load.seconds(4, {"flood": (2.0, 10.0), "calm": (3.0, 3.0)}) == {}
 
 
-def test_hysteresis_names_from_a_fifth_and_until_a_tenth() -> None:
+def test_hysteresis_names_from_three_tenths_and_until_one() -> None:
     load = Load()
     assert load.seconds(40, {"near": (12.0, 9.3), "calm": (1.0, 1.0)}) == {}  # 1 - 1.1 · 9.3/12 = 0.15
     assert load.seconds(60, {"near": (16.0, 9.3), "calm": (1.0, 1.0)}) != {}
