@@ -11,11 +11,11 @@ import asyncio
 import contextlib
 import math
 import statistics
-import sys
 import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from loadtest.figures import percentile, table
 from loadtest.overload import output
@@ -166,7 +166,7 @@ class Bench:
             "cancel_ms_p99": histogram_quantile(before, after, CANCEL_SECONDS, 0.99) * 1e3,
         }
 
-    def _routes(self, **options: float) -> Mapping[str, Route]:
+    def _routes(self, **options: Any) -> Mapping[str, Route]:
         site = self._site
         return {
             spec.id: (site.natively if spec.id == NATIVE else site.over_edge)(spec.id, **options) for spec in TENANTS
@@ -287,4 +287,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

@@ -266,14 +266,14 @@ async def until(condition: Callable[[], Any], *, seconds: float, what: str, ever
 
 
 async def drained(site: Site) -> None:
-    """Wait until no request is queued or runs."""
+    """Wait until no request is queued or runs, and the edge is told to shed nobody: the next run begins afresh."""
 
     async def empty() -> bool:
         admission = await site.scrape("admission")
         worker = await site.scrape("worker")
         queued = total(admission, "weir_admission_queue_depth") + total(admission, "weir_admission_held_requests")
         running = total(worker, "weir_worker_num_requests_running") + total(worker, "weir_worker_num_requests_waiting")
-        return queued + running == 0
+        return queued + running + total(admission, "weir_admission_shed_tenants") == 0
 
     await until(empty, seconds=60.0, what="an empty mesh")
 
