@@ -21,6 +21,7 @@ from heapq import heapify, heappop, heappush
 
 from libs.gcra.changes import Changes
 from libs.gcra.scope import Lease, Scope, tightest, worse
+from libs.gcra.scopes import Scopes
 from libs.gcra.settled import Key, SettledIds
 from libs.gcra.types import (
     ALL_MODELS,
@@ -62,14 +63,9 @@ class Ledger:
         track_changes: bool = False,
     ) -> None:
         self.part = part
-        self._default = default
         self._retry = retry_ns
-        self._max_idle_tenants = max_idle_tenants
-        self._prune_at = max_idle_tenants
         self._track = track_changes
-        self._specs: Mapping[Key, LimitSpec] = {}
-        self._wide: dict[str, Scope] = {}
-        self._named: dict[Key, Scope] = {}
+        self._scopes = Scopes(default, max_idle_tenants)
         self._leases: dict[Key, Lease] = {}
         self._expiries: list[Lease] = []
         self._settled = SettledIds(settled_retention_ns, max_settled)
@@ -96,18 +92,7 @@ class Ledger:
 
         A limit for a model that had none counts what is used from now on.
         """
-        self._specs = dict(specs)
-        for tenant, scope in list(self._wide.items()):
-            scope.apply(self._specs.get((tenant, ALL_MODELS), self._default))
-            if scope.idle(now):
-                del self._wide[tenant]
-        for key, scope in list(self._named.items()):
-            scope.apply(self._specs.get(key, NO_LIMITS))
-            if key not in self._specs and scope.idle(now):
-                del self._named[key]
-        for key, spec in self._specs.items():
-            if key[1] != ALL_MODELS and key not in self._named:
-                self._named[key] = Scope(key[0], key[1], spec)
+        self._scopes.apply(specs, now)
 
     def admit_edge(self, tenant: str, *, requests: int, tokens: int, now: int, spend: int = 0) -> Admitted | Denied:
         """Takes `requests` of the tenant's requests when `tokens` and `spend` would fit too.
@@ -117,7 +102,7 @@ class Ledger:
         """
         if self._expiries and self._expiries[0].expires <= now:
             self.expire(now)
-        scope = self._wide.get(tenant) or self._tenant_scope(tenant, now)
+        scope = self._scopes.wide(tenant, now)
         denied = scope.check(Ask(tenant, ALL_MODELS, "", tokens, spend=spend), requests, tokens, 0, now, self._retry)
         if denied is not None:
             return denied
@@ -142,7 +127,7 @@ class Ledger:
             return tightest(lease.scopes, now, over_quota=lease.over_quota)
         if key in self._settled:
             return SettledAlready()
-        scopes = self._scopes(ask.tenant, ask.model, ask.version, now)
+        scopes = self._scopes.covering(ask.tenant, ask.model, ask.version, now)
         requests, tokens = int(ask.count_request), ask.tokens
         denied = self._check(scopes, ask, requests, tokens, now)
         over_quota = denied is not None and ask.over_quota_allowed
@@ -186,7 +171,7 @@ class Ledger:
         if lease is None:
             if key in self._settled:
                 return False
-            scopes = self._scopes(tenant, model, version, now)
+            scopes = self._scopes.covering(tenant, model, version, now)
         else:
             scopes = lease.scopes
             model, version = lease.model, lease.version
@@ -237,7 +222,7 @@ class Ledger:
 
     def report(self, tenant: str, model: str, now: int) -> Admitted:
         """The tightest state of each kind of limit that covers the tenant's use of the model."""
-        return tightest(self._scopes(tenant, model, "", now), now)
+        return tightest(self._scopes.covering(tenant, model, "", now), now)
 
     # --- shares of what is left -----------------------------------------------------------------------------------
 
@@ -249,12 +234,12 @@ class Ledger:
         """
         if holders <= 1:
             return admitted.tokens.remaining, admitted.requests.remaining
-        return self._wide[tenant].share(holder, holders, admitted, now)
+        return self._scopes.wide(tenant, now).share(holder, holders, admitted, now)
 
     def leave(self, tenant: str, *, tokens: int, requests: int, now: int) -> None:
         """Makes at most so much of the tenant's limits left within the period before `now`: what others used of it
         counts as used here, until a period after `now`."""
-        scope = self._wide.get(tenant) or self._tenant_scope(tenant, now)
+        scope = self._scopes.wide(tenant, now)
         state = tightest((scope,), now)
         if state.tokens.remaining > tokens:
             scope.tokens.charge(state.tokens.remaining - tokens, now, self.part)
@@ -271,17 +256,17 @@ class Ledger:
         """Takes over what `part` decided. Apply each batch once. It counts from `now` on: later than it was, never
         earlier."""
         for opened in batch.opened:
-            scopes = self._scopes(opened.tenant, opened.model, opened.version, now)
+            scopes = self._scopes.covering(opened.tenant, opened.model, opened.version, now)
             if opened.requests:
                 for scope in scopes:
                     scope.requests.charge(opened.requests, now, part)
             self.restore_lease(opened, now)
         for taken in batch.taken:
-            scope = self._wide.get(taken.tenant) or self._tenant_scope(taken.tenant, now)
+            scope = self._scopes.wide(taken.tenant, now)
             scope.requests.charge(taken.requests, now, part)
         for closed in batch.closed:
             key = (closed.tenant, closed.request_id)
-            scopes = self._scopes(closed.tenant, closed.model, closed.version, now)
+            scopes = self._scopes.covering(closed.tenant, closed.model, closed.version, now)
             _charge(scopes, closed.tokens, closed.spend, now, part)
             self.restore_settled(key, now)
         for key in batch.ended:
@@ -291,9 +276,8 @@ class Ledger:
 
     def state(self, now: int) -> LedgerState:
         """Everything, at rest."""
-        every = (*self._wide.values(), *self._named.values())
         return LedgerState(
-            tuple(scope.state(now) for scope in every if not scope.idle(now)),
+            tuple(scope.state(now) for scope in self._scopes if not scope.idle(now)),
             tuple(lease.state(now) for lease in self._leases.values()),
             self._settled.state(now),
         )
@@ -303,7 +287,7 @@ class Ledger:
         that are unknown here."""
         better = frozenset(newer)
         for told in state.scopes:
-            scope = self._scope(told.tenant, told.model, now)
+            scope = self._scopes.find(told.tenant, told.model, now)
             if scope is not None:
                 for part in told.parts:
                     if part.part in better:
@@ -318,7 +302,7 @@ class Ledger:
         key = (state.tenant, state.request_id)
         if key in self._leases or key in self._settled:
             return
-        scopes = self._scopes(state.tenant, state.model, state.version, now)
+        scopes = self._scopes.covering(state.tenant, state.model, state.version, now)
         ask = Ask(state.tenant, state.model, state.request_id, state.tokens, state.version, state.spend)
         lease = Lease(
             ask._replace(holder=state.holder),
@@ -338,34 +322,6 @@ class Ledger:
         if lease is not None:
             self._close(lease, now)
         self._settled.add(key, now)
-
-    # --- scopes ------------------------------------------------------------------------------------------------
-
-    def _scopes(self, tenant: str, model: str, version: str, now: int) -> list[Scope]:
-        """All scopes that cover a request: the tenant, the name it used and what serves it, with and without version.
-
-        So neither a pinned version ("weir-fast@1") nor an alias passes around the limit on "weir-fast".
-        """
-        scopes = [self._wide.get(tenant) or self._tenant_scope(tenant, now)]
-        if self._named:
-            for name in {model, version, model.partition("@")[0], version.partition("@")[0]}:
-                scope = self._named.get((tenant, name))
-                if scope is not None:
-                    scopes.append(scope)
-        return scopes
-
-    def _scope(self, tenant: str, model: str, now: int) -> Scope | None:
-        if model == ALL_MODELS:
-            return self._wide.get(tenant) or self._tenant_scope(tenant, now)
-        return self._named.get((tenant, model))
-
-    def _tenant_scope(self, tenant: str, now: int) -> Scope:
-        if len(self._wide) >= self._prune_at:
-            self._wide = {name: scope for name, scope in self._wide.items() if not scope.idle(now)}
-            self._prune_at = max(self._max_idle_tenants, 2 * len(self._wide))
-        spec = self._specs.get((tenant, ALL_MODELS), self._default)
-        scope = self._wide[tenant] = Scope(tenant, ALL_MODELS, spec)
-        return scope
 
     # --- leases ------------------------------------------------------------------------------------------------
 

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import NamedTuple
 
 _MILLION = 1_000_000
+_MAX_KNOWN = 10_000
 
 
 class Price(NamedTuple):
@@ -32,6 +33,7 @@ class PriceBook:
 
     def __init__(self, prices: Mapping[str, Price]) -> None:
         self._prices = dict(prices)
+        self._known: dict[tuple[str, str], Price] = {}
         self._default = self._prices.get("*", FREE)
 
     @property
@@ -45,6 +47,15 @@ class PriceBook:
         prices = self._prices
         if not prices:
             return FREE
+        known = self._known.get((version, model))
+        if known is None:
+            if len(self._known) >= _MAX_KNOWN:
+                self._known.clear()
+            known = self._known[version, model] = self._look_up(version, model)
+        return known
+
+    def _look_up(self, version: str, model: str) -> Price:
+        prices = self._prices
         for name in (version, model, version.partition("@")[0], model.partition("@")[0]):
             if name and (price := prices.get(name)) is not None:
                 return price

@@ -245,15 +245,20 @@ def tightest(scopes: Iterable[Scope], now: int, *, over_quota: bool = False) -> 
     for scope in scopes:
         spec = scope.spec
         if spec.requests_per_minute:
-            requests = _less(requests, report_of(scope.requests, spec.requests_per_minute, 0, now))
+            requests = _less(requests, scope.requests, spec.requests_per_minute, 0, now)
         if spec.tokens_per_minute:
-            tokens = _less(tokens, report_of(scope.tokens, spec.tokens_per_minute, scope.held_tokens, now))
+            tokens = _less(tokens, scope.tokens, spec.tokens_per_minute, scope.held_tokens, now)
         if spec.concurrency:
-            slots = _less(slots, LimitReport(spec.concurrency, max(0, spec.concurrency - scope.in_use), 0))
+            left = max(0, spec.concurrency - scope.in_use)
+            if not slots.limit or left < slots.remaining:
+                slots = LimitReport(spec.concurrency, left, 0)
         if spec.spend_microusd:
-            spend = _less(spend, report_of(scope.spend, spec.spend_microusd, scope.held_spend, now))
+            spend = _less(spend, scope.spend, spec.spend_microusd, scope.held_spend, now)
     return Admitted(requests, tokens, slots, spend, over_quota)
 
 
-def _less(one: LimitReport, other: LimitReport) -> LimitReport:
-    return other if not one.limit or other.remaining < one.remaining else one
+def _less(tightest_yet: LimitReport, window: Window, limit: int, held: int, now: int) -> LimitReport:
+    """The report of whichever has less left; the other is not even made."""
+    if tightest_yet.limit and limit - window.used(now) - held >= tightest_yet.remaining:
+        return tightest_yet
+    return report_of(window, limit, held, now)

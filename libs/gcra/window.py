@@ -101,6 +101,9 @@ class Window:
         """Nanoseconds until nothing of it counts any more."""
         if not self.used(now):
             return 0
+        if len(self._parts) == 1:
+            (queue,) = self._parts.values()
+            return queue[-1][0] - now
         return max(queue[-1][0] for queue in self._parts.values()) - now
 
     def rescale(self, period: int) -> None:

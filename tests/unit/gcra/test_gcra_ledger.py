@@ -305,7 +305,7 @@ def test_idle_tenants_are_forgotten_when_there_are_many() -> None:
     book = Ledger(default=LimitSpec(60, 0, 0), max_idle_tenants=10)
     for number in range(100):
         book.admit_edge(f"t{number}", requests=1, tokens=0, now=number * 62 * SECOND)
-    assert len(book._wide) <= 12
+    assert len(list(book._scopes)) <= 12
 
 
 def test_shares_of_what_is_left_are_never_more_than_it_when_told() -> None:

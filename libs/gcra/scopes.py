@@ -1,0 +1,81 @@
+"""All scopes: which there are, and which cover a request."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+
+from libs.gcra.scope import Scope
+from libs.gcra.types import ALL_MODELS, NO_LIMITS, LimitSpec
+
+_MAX_COVERING = 50_000
+"""Combinations of tenant, model and version whose scopes are kept at hand."""
+
+
+class Scopes:
+    """The scopes of all tenants, made when they are first asked for.
+
+    :param default: limits of a tenant that has none of its own for `"*"`.
+    :param max_idle_tenants: above this many tenants, the ones with nothing used are forgotten.
+    """
+
+    def __init__(self, default: LimitSpec, max_idle_tenants: int) -> None:
+        self._default = default
+        self._max_idle_tenants = max_idle_tenants
+        self._prune_at = max_idle_tenants
+        self._specs: Mapping[tuple[str, str], LimitSpec] = {}
+        self._wide: dict[str, Scope] = {}
+        self._named: dict[tuple[str, str], Scope] = {}
+        self._covering: dict[tuple[str, str, str], list[Scope]] = {}
+
+    def __iter__(self) -> Iterator[Scope]:
+        yield from self._wide.values()
+        yield from self._named.values()
+
+    def apply(self, specs: Mapping[tuple[str, str], LimitSpec], now: int) -> None:
+        """See `Ledger.apply_limits`."""
+        self._specs = dict(specs)
+        self._covering.clear()
+        for tenant, scope in list(self._wide.items()):
+            scope.apply(self._specs.get((tenant, ALL_MODELS), self._default))
+            if scope.idle(now):
+                del self._wide[tenant]
+        for key, scope in list(self._named.items()):
+            scope.apply(self._specs.get(key, NO_LIMITS))
+            if key not in self._specs and scope.idle(now):
+                del self._named[key]
+        for key, spec in self._specs.items():
+            if key[1] != ALL_MODELS and key not in self._named:
+                self._named[key] = Scope(key[0], key[1], spec)
+
+    def covering(self, tenant: str, model: str, version: str, now: int) -> list[Scope]:
+        """All scopes that cover a request: the tenant, the name it used and what serves it, with and without version.
+
+        So neither a pinned version ("weir-fast@1") nor an alias passes around the limit on "weir-fast".
+        """
+        scopes = self._covering.get((tenant, model, version))
+        if scopes is None:
+            scopes = [self.wide(tenant, now)]
+            for name in {model, version, model.partition("@")[0], version.partition("@")[0]}:
+                scope = self._named.get((tenant, name))
+                if scope is not None:
+                    scopes.append(scope)
+            if len(self._covering) >= _MAX_COVERING:
+                self._covering.clear()
+            self._covering[tenant, model, version] = scopes
+        return scopes
+
+    def find(self, tenant: str, model: str, now: int) -> Scope | None:
+        """The scope of one limits entry; None for a model without limits."""
+        return self.wide(tenant, now) if model == ALL_MODELS else self._named.get((tenant, model))
+
+    def wide(self, tenant: str, now: int) -> Scope:
+        """The scope of a tenant as a whole."""
+        scope = self._wide.get(tenant)
+        if scope is None:
+            if len(self._wide) >= self._prune_at:
+                self._covering.clear()
+                self._wide = {name: known for name, known in self._wide.items() if not known.idle(now)}
+                self._prune_at = max(self._max_idle_tenants, 2 * len(self._wide))
+            spec = self._specs.get((tenant, ALL_MODELS), self._default)
+            scope = self._wide[tenant] = Scope(tenant, ALL_MODELS, spec)
+        return scope
