@@ -260,6 +260,9 @@ async def test_work_that_arrives_too_late_is_refused() -> None:
         def time_remaining(self) -> float:
             return -0.001
 
+        def trailing_metadata(self) -> tuple[()]:
+            return ()
+
         async def abort(self, code: grpc.StatusCode, details: str, metadata: Any) -> None:
             raise grpc.aio.AbortError(code, details)
 
@@ -317,3 +320,19 @@ async def test_a_long_message_still_fits_the_trailers(probe: Probe, translated: 
         await call(translated, "unary_unary")
     assert caught.value.reason is Reason.INVALID_REQUEST
     assert caught.value.message.startswith("üüü")
+
+
+async def test_a_refusal_keeps_the_trailers_that_were_set(probe: Probe, translated: grpc.aio.Channel) -> None:
+    """The limits that a servicer tells, for one."""
+
+    async def refuse(context: grpc.aio.ServicerContext) -> None:
+        context.set_trailing_metadata((("x-limit", "5"),))
+        raise WeirError(Reason.QUOTA_TOKENS, "none left")
+
+    probe.act = refuse
+    with pytest.raises(WeirError) as caught:
+        await call(translated, "unary_unary", seconds=5)
+    assert caught.value.reason is Reason.QUOTA_TOKENS
+    failure = caught.value.__cause__
+    assert isinstance(failure, grpc.aio.AioRpcError)
+    assert dict(failure.trailing_metadata() or ())["x-limit"] == "5"
