@@ -39,7 +39,7 @@ def show(told: Mapping[str, Any]) -> None:
             )
             for limits in told["limits"]
         ),
-        empty="no limits",
+        empty="no limits of its own: the limiter's defaults hold",
     )
     print_table(
         ("ROUTE", "TIER", "TTFT P95", "ITS OWN", "OF REQUESTS"),

@@ -1,0 +1,129 @@
+"""Two gateways, limiters and admission processes: what one of them decides holds for all, and survives its death."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+
+import httpx2
+import pytest
+from openai import AuthenticationError, OpenAI, RateLimitError
+
+from tests.e2e.conftest import client_for
+from tests.support.mesh import Mesh, eventually
+
+LIMIT = 3000
+LIMITERS = ("ratelimit", "ratelimit-2")
+ADMISSIONS = ("admission", "admission-2")
+
+
+@pytest.fixture(scope="module")
+def replicas(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Mesh]:
+    with Mesh(tmp_path_factory.mktemp("replicas"), profile="overload") as running:
+        yield running
+
+
+def key_of(mesh: Mesh, tenant: str, plan: str, **limits: int) -> str:
+    """A fresh tenant and its key, known to every process when this returns."""
+    mesh.weir("tenants", "set", tenant, "--plan", plan)
+    if limits:
+        mesh.weir("limits", "set", tenant, *[part for name, n in limits.items() for part in (f"--{name}", str(n))])
+    key: str = mesh.weir_json("keys", "create", tenant, "--scope", "inference")["secret"]
+    with client_for(mesh, key) as client:
+        eventually(lambda: accepted(client), what="the new key")
+    return key
+
+
+def accepted(client: OpenAI) -> bool:
+    try:
+        return used(client, 1) > 0
+    except AuthenticationError:
+        return False
+
+
+def used(client: OpenAI, max_tokens: int) -> int:
+    """Tokens that one request was billed for; 0 when it was refused for its tokens."""
+    try:
+        reply = client.completions.create(model="weir-fast", prompt="The river", max_tokens=max_tokens)
+    except RateLimitError as error:
+        headers = error.response.headers
+        if error.code != "quota_tokens" or int(headers["retry-after-ms"]) <= 0 or "tokens" not in headers["ratelimit"]:
+            raise
+        return 0
+    return reply.usage.total_tokens if reply.usage else 0
+
+
+def test_a_limit_holds_over_gateways_and_a_dead_limiter(replicas: Mesh) -> None:
+    """A minute does not pass within this test: all that is delivered must fit the limit, whoever counted it."""
+    key = key_of(replicas, "counted", "paid", tpm=LIMIT)
+    with client_for(replicas, key) as client, ThreadPoolExecutor(8) as threads:
+        spent = 3 * used(client, 1)  # the key's own trial, and room for one that was lost on the way
+        spent += sum(threads.map(lambda _: used(client, 100), range(8)))
+        assert 0 < spent < LIMIT
+        for limiter in LIMITERS:  # one of them owns the tenant: whichever it is, it dies with what it counted
+            old = replicas.kill(limiter)
+            spent += sum(threads.map(lambda _: used(client, 200), range(4)))
+            replicas.wait_back(limiter, old)
+        refused = 0
+        while not refused:
+            got = used(client, 200)
+            spent += got
+            refused += not got
+    assert spent <= LIMIT
+    assert spent > LIMIT // 2
+
+
+def test_a_pool_is_served_after_its_admission_died(replicas: Mesh) -> None:
+    with client_for(replicas, replicas.env["WEIR_KEY_ACME"]) as client:
+        for admission in ADMISSIONS:
+            old = replicas.kill(admission)
+            assert used(client, 8) > 0
+            replicas.wait_back(admission, old)
+            assert used(client, 8) > 0
+
+
+def test_interrupted_work_goes_on_where_it_was(replicas: Mesh) -> None:
+    """Flexible requests fill every place; paid ones take some of these, and no flexible one loses or repeats a token:
+    the simulated engine's tokens depend on all that came before."""
+    key = key_of(replicas, "patient", "free", concurrency=64)
+    with (
+        client_for(replicas, key) as patient,
+        client_for(replicas, replicas.env["WEIR_KEY_ACME"]) as urgent,
+        ThreadPoolExecutor(40) as threads,
+    ):
+
+        def flexible(number: int) -> str:
+            reply = patient.chat.completions.create(
+                model="weir-fast",
+                messages=[{"role": "user", "content": f"Flow {number}"}],
+                max_tokens=400,
+                seed=7,
+                service_tier="flex",
+                extra_body={"ignore_eos": True},
+            )
+            assert reply.usage is not None
+            assert reply.usage.completion_tokens == 400
+            return reply.choices[0].message.content or ""
+
+        alone = flexible(0)
+        waiting = [threads.submit(flexible, number % 4) for number in range(20)]
+        eventually(lambda: running(replicas) >= 16, what="workers full of flexible work")
+        quick = [threads.submit(used, urgent, 16) for _ in range(8)]
+        assert all(future.result(timeout=60) for future in quick)
+        texts = [future.result(timeout=120) for future in waiting]
+    assert preemptions(replicas) > 0
+    assert all(texts[number] == texts[number % 4] for number in range(20))
+    assert texts[0] == alone
+
+
+def running(mesh: Mesh) -> int:
+    return sum(row["load"]["running"] for row in mesh.weir_json("workers")["workers"] if row["load"])
+
+
+def preemptions(mesh: Mesh) -> float:
+    """Requests that workers interrupted because admission asked them to."""
+    asked = re.compile(r'^weir_worker_num_preemptions_total\{cause="admission"\} (\S+)', re.MULTILINE)
+    addresses = [row["metrics_address"] for row in mesh.weir_json("workers")["workers"]]
+    pages = [httpx2.get(f"http://{address}/metrics", trust_env=False).text for address in addresses]
+    return sum(float(count) for page in pages for count in asked.findall(page))
