@@ -79,7 +79,7 @@ class PoolMetrics:
 
     def publish(self, pool: Pool, now: float) -> None:
         """Sets the gauges to the pool's present state; counts what has come of its predictions."""
-        for predicted, actual in pool.take_predictions():
+        for predicted, actual in pool.books.take_predictions():
             self._first_token_error.observe(actual - predicted)
             self._first_token.observe(actual)
         for queue_class, queue in pool.backlog.queues.items():

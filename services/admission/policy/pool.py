@@ -7,11 +7,11 @@ request leaves exactly once: by the answer of `admit`, by one event, or by `canc
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from services.admission.policy.backlog import Backlog
+from services.admission.policy.books import Books, Held
 from services.admission.policy.fair_queue import Item
 from services.admission.policy.ledger import Ledger, Reservation, Worker
 from services.admission.policy.levels import ClassLevel, Levels
@@ -32,18 +32,6 @@ from services.admission.policy.refusals import OVERLOAD, Refusals, Turns
 from services.admission.policy.urgency import Urgency
 
 _SWEEP = 1.0  # seconds between two looks for overdue shares
-_PREDICTIONS = 1024  # kept until somebody takes them
-
-
-@dataclass(slots=True)
-class _Held:
-    """What is remembered of a granted request until its release."""
-
-    request: Request
-    cost: float  # charged
-    waited: float
-    computed: float  # first token after the grant, by the formula
-    predicted: float  # first token after the admission
 
 
 class Pool:
@@ -57,12 +45,11 @@ class Pool:
         self.ledger = Ledger(limits, expected_output=self.predictor.high_output)
         self.backlog = Backlog(limits)
         self.levels = Levels()
+        self.books = Books(limits, self.backlog, self.predictor)
         self._refusals = Refusals(chance)
         self._turns = Turns()
-        self._urgency = Urgency(limits, self.predictor, self.ledger, self.backlog, now=now)
+        self._urgency = Urgency(limits, self.predictor, self.ledger, self.backlog, self.books, now=now)
         self._fair = limits.discipline == "fair"
-        self._held: dict[str, _Held] = {}
-        self._predictions: deque[tuple[float, float]] = deque(maxlen=_PREDICTIONS)
         self._born = now
         self._last_served: dict[str, float] = {}  # model version → when its last worker went
         self._next_sweep = now
@@ -127,7 +114,7 @@ class Pool:
                 cached_prompt_tokens=cached_prompt_tokens,
             )
         self.ledger.release(request_id)
-        self._settle(request_id, output_tokens, learn=not (failed or interrupted), first_token=first_token)
+        self.books.settle(request_id, output_tokens, learn=not (failed or interrupted), first_token=first_token)
         return True, self._dispatch(now)
 
     def cancel(self, request_id: str, now: float) -> tuple[bool, list[Event]]:
@@ -204,12 +191,6 @@ class Pool:
             for queue_class, queue in self.backlog.queues.items()
         ]
 
-    def take_predictions(self) -> list[tuple[float, float]]:
-        """First tokens since the last call, seconds from the admission on: as predicted there, and as they came."""
-        taken = list(self._predictions)
-        self._predictions.clear()
-        return taken
-
     # ---- admitting -----------------------------------------------------------------------------------------------
 
     def _repeated(self, request: Request) -> Granted | Queued | Refused | None:
@@ -238,7 +219,7 @@ class Pool:
             return Granted(held.request, held.worker)
         # A migration: the old worker is lost or failed it, so the request needs another share, not a second one.
         self.ledger.release(request.request_id)
-        self._settle(request.request_id, None, learn=False)
+        self.books.settle(request.request_id, None, learn=False)
         return None
 
     def _hopeless(self, request: Request, now: float) -> Refused | None:
@@ -366,36 +347,13 @@ class Pool:
         if item is not None:
             waited, predicted = now - item.queued_at, item.predicted_first_token
             pressure = self._urgency.pressure(item, now)
-        self._held[request.request_id] = _Held(request, cost, waited, computed, predicted)
-        self._urgency.held(request.queue_class, 1)
+        self.books.open(Held(request, cost, waited, computed, predicted))
         return Granted(request, worker.spec.worker, waited, pressure, predicted)
-
-    def _settle(
-        self, request_id: str, output_tokens: int | None, *, learn: bool, first_token: float | None = None
-    ) -> None:
-        """Corrects the tenant's charge to what the request really cost, and learns from it."""
-        held = self._held.pop(request_id, None)
-        if held is None:
-            return
-        request = held.request
-        self._urgency.held(request.queue_class, -1)
-        actual = 0.0 if output_tokens is None else self.limits.real_cost(request, output_tokens)
-        self.backlog.queue_of(request).correct(request.tenant, request.weight, actual - held.cost)
-        if output_tokens is None:
-            return
-        if learn:
-            tokens = request.resumed_tokens + output_tokens / request.choices
-            self.predictor.lengths.learn(request.tenant, request.model_version, tokens)
-        if first_token is not None:
-            self.predictor.first_token_came(first_token, held.computed)
-            self._predictions.append((held.predicted, held.waited + first_token))
 
     def _disown(self, request_ids: list[str], now: float) -> int:
         count = self.ledger.disown(request_ids, now)
         for request_id in request_ids:
-            held = self._held.pop(request_id, None)
-            if held is not None:
-                self._urgency.held(held.request.queue_class, -1)
+            self.books.forget(request_id)
         return count
 
     def _evict(self, item: Item, now: float, *, shed: bool = False) -> Refused:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from itertools import islice
 
 from services.admission.policy.backlog import Backlog
+from services.admission.policy.books import Books
 from services.admission.policy.fair_queue import Item
 from services.admission.policy.ledger import Ledger, Worker
 from services.admission.policy.model import Interrupt, Limits, QueueClass, Request
@@ -27,18 +28,16 @@ class Urgency:
     """Compares predictions with deadlines and TTFT targets, for one pool. Resumed requests had their first token: they
     have a deadline, but no target."""
 
-    def __init__(self, limits: Limits, predictor: Predictor, ledger: Ledger, backlog: Backlog, *, now: float) -> None:
+    def __init__(
+        self, limits: Limits, predictor: Predictor, ledger: Ledger, backlog: Backlog, books: Books, *, now: float
+    ) -> None:
         self._limits = limits
         self._predictor = predictor
         self._ledger = ledger
         self._backlog = backlog
         self._fair = limits.discipline == "fair"
-        self._held = dict.fromkeys(QueueClass, 0)
+        self._books = books
         self._next_interrupt = now
-
-    def held(self, queue_class: QueueClass, count: int) -> None:
-        """So many more (or fewer) requests of the class hold a worker's share."""
-        self._held[queue_class] += count
 
     def leave_by(self, request: Request, computed: float) -> float:
         """When waiting on is of no use any more; `computed` as by `Predictor.computed_first_token`."""
@@ -119,5 +118,5 @@ class Urgency:
 
     def _interruptible(self, queue_class: QueueClass) -> int:
         """Requests that run in classes below, but for the share that is reserved for them."""
-        lower = sum(count for other, count in self._held.items() if other > queue_class)
-        return lower - int(self._limits.reserved_share * sum(self._held.values())) if lower else 0
+        lower = sum(count for other, count in self._books.running.items() if other > queue_class)
+        return lower - int(self._limits.reserved_share * sum(self._books.running.values())) if lower else 0

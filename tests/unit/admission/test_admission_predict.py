@@ -117,11 +117,11 @@ def test_first_tokens_that_come_late_move_the_prediction() -> None:
     answer, _ = target.admit(request("next"), 50.0)
     assert isinstance(answer, Granted)
     assert answer.first_token == pytest.approx(0.3, abs=0.01)
-    predictions = target.take_predictions()
+    predictions = target.books.take_predictions()
     assert len(predictions) == 50
     assert predictions[-1][0] == pytest.approx(0.3, abs=0.01)
     assert predictions[-1][1] == 0.3
-    assert target.take_predictions() == []
+    assert target.books.take_predictions() == []
 
 
 def test_pressure_grows_with_the_queue_and_is_nothing_without_one() -> None:

@@ -428,8 +428,8 @@ def test_every_request_leaves_exactly_once_queues_are_bounded_and_nothing_is_ove
         else:
             follow(target.abandon(f"g{a}", now)[1])
         assert len(target.backlog) == len(waiting) <= 10
-        assert target._held.keys() == target.ledger.reservations.keys()
-        assert sum(target._urgency._held.values()) == len(target._held)
+        assert target.books.held.keys() == target.ledger.reservations.keys()
+        assert sum(target.books.running.values()) == len(target.books.held)
         for worker in target.ledger.workers.values():
             assert worker.held_blocks <= 40
             assert worker.held_sequences <= 3

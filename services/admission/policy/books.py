@@ -1,0 +1,75 @@
+"""What granted requests were charged and were foretold, until their release corrects the one and judges the other."""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass
+
+from services.admission.policy.backlog import Backlog
+from services.admission.policy.model import Limits, QueueClass, Request
+from services.admission.policy.predict import Predictor
+
+_PREDICTIONS = 1024  # kept until somebody takes them
+
+
+@dataclass(slots=True)
+class Held:
+    """A granted request."""
+
+    request: Request
+    cost: float  # charged
+    waited: float
+    computed: float  # first token after the grant, by the formula
+    predicted: float  # first token after the admission
+
+
+class Books:
+    """Of one pool."""
+
+    def __init__(self, limits: Limits, backlog: Backlog, predictor: Predictor) -> None:
+        self._limits = limits
+        self._backlog = backlog
+        self._predictor = predictor
+        self._predictions: deque[tuple[float, float]] = deque(maxlen=_PREDICTIONS)
+        self.held: dict[str, Held] = {}
+        """By request id."""
+        self.running = dict.fromkeys(QueueClass, 0)
+        """How many, by class."""
+
+    def open(self, held: Held) -> None:
+        """A request was granted and charged."""
+        self.held[held.request.request_id] = held
+        self.running[held.request.queue_class] += 1
+
+    def forget(self, request_id: str) -> Held | None:
+        """Nobody will release it: what it was charged stays."""
+        held = self.held.pop(request_id, None)
+        if held is not None:
+            self.running[held.request.queue_class] -= 1
+        return held
+
+    def settle(
+        self, request_id: str, output_tokens: int | None, *, learn: bool, first_token: float | None = None
+    ) -> None:
+        """It ended after `output_tokens` (None: it was never submitted): corrects the tenant's charge to what it really
+        cost. `learn`: it ended by itself, so its length says something."""
+        held = self.forget(request_id)
+        if held is None:
+            return
+        request = held.request
+        actual = 0.0 if output_tokens is None else self._limits.real_cost(request, output_tokens)
+        self._backlog.queue_of(request).correct(request.tenant, request.weight, actual - held.cost)
+        if output_tokens is None:
+            return
+        if learn:
+            tokens = request.resumed_tokens + output_tokens / request.choices
+            self._predictor.lengths.learn(request.tenant, request.model_version, tokens)
+        if first_token is not None:
+            self._predictor.first_token_came(first_token, held.computed)
+            self._predictions.append((held.predicted, held.waited + first_token))
+
+    def take_predictions(self) -> list[tuple[float, float]]:
+        """First tokens since the last call, seconds from the admission on: as predicted there, and as they came."""
+        taken = list(self._predictions)
+        self._predictions.clear()
+        return taken
