@@ -64,7 +64,8 @@ class Peers:
             await asyncio.Event().wait()
 
     def update(self, members: Mapping[str, registry_pb2.Endpoint]) -> None:
-        """Makes these the replicas, this one among them or not. Call while `run` runs."""
+        """Makes these the replicas, this one among them or not; the state of a new one is fetched. Call while `run`
+        runs."""
         metrics.REPLICAS.set(len(members.keys() | {self._instance}))
         wanted = {name: member.address for name, member in members.items() if name != self._instance}
         for name, (address, _, task) in list(self._links.items()):
@@ -76,6 +77,7 @@ class Peers:
                 link = self._open_link(address)
                 task = self._group.create_task(link.run(), name=f"peer.{name}")
                 self._links[name] = (address, link.mux, task)
+                self.want_state(name)
 
     def send(self, logged: Logged) -> None:
         """Tells a batch to every replica that can be reached; the others will miss it and ask for the state."""
@@ -101,8 +103,11 @@ class Peers:
             log.warning("replica_not_told", error=error.reason.name)
 
     async def join(self) -> bool:
-        """Takes over the state of the first other replica that gives it in time. False when there is none."""
-        pending = {asyncio.create_task(self._fetch(name)) for name in self._links}
+        """Returns once the state of one other replica was taken over; False when there is none that gives it in time.
+
+        The states of all are asked for as they become known (`update`).
+        """
+        pending = set(self._fetching.values())
         try:
             async with asyncio.timeout(self._join_seconds):
                 while pending:
@@ -111,21 +116,16 @@ class Peers:
                         return True
         except TimeoutError:
             log.warning("state_not_fetched", replicas=len(self._links))
-        finally:
-            for task in pending:
-                task.cancel()
-            await asyncio.gather(*pending, return_exceptions=True)
         return False
 
     def want_state(self, origin: str) -> None:
         """Fetches a replica's whole state, unless that is under way."""
         if origin in self._links and origin not in self._fetching and self._group is not None:
-            task = self._group.create_task(self._fetch(origin), name=f"fetch.{origin}")
+            task = self._group.create_task(self._fetch(origin, self._links[origin][1]), name=f"fetch.{origin}")
             self._fetching[origin] = task
             task.add_done_callback(lambda _: self._fetching.pop(origin, None))
 
-    async def _fetch(self, origin: str) -> bool:
-        mux = self._links[origin][1]
+    async def _fetch(self, origin: str, mux: MuxClient) -> bool:
         call = quota_pb2.QuotaCall(fetch_state=quota_pb2.FetchState(instance=self._instance))
         deadline = Deadline(self._clock.monotonic() + self._peer_seconds)
         try:
