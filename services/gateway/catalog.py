@@ -8,10 +8,10 @@ from pathlib import Path
 from weir.registry.v1 import registry_pb2
 
 from libs.errors import Reason, WeirError
-from libs.registry import RegistrySnapshot
+from libs.registry import RegistrySnapshot, plan_name
 from libs.routing import ListedModel, Route, RouteRequest, RoutingTable
 from libs.telemetry import get_logger
-from services.gateway.declared import objectives_for, objectives_of, plan_name, plan_of
+from services.gateway.declared import objectives_for, objectives_of, plan_of
 from services.gateway.policy.objectives import Objectives
 from services.gateway.policy.plans import CpuFallback, Plan
 from services.gateway.policy.spec import ModelLimits

@@ -32,11 +32,6 @@ def plan_of(message: registry_pb2.PlanPolicy) -> Plan:
     )
 
 
-def plan_name(tenant: registry_pb2.Tenant) -> str:
-    """The plan that holds for a tenant."""
-    return tenant.plan_policy or ("paid" if tenant.plan == registry_pb2.PLAN_PAID else "free")
-
-
 def objectives_of(message: registry_pb2.Slo) -> Objectives:
     """Declared objectives. Where only the 99th percentile of the whole answer is declared, it stands for the 95th."""
     if message.HasField("e2e_p95"):
