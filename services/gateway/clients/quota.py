@@ -91,8 +91,7 @@ class QuotaClient:
         self._clock = clock
         self._decide_timeout = decide_timeout
         self._end_timeout = end_timeout
-        self._lease = to_duration(lease_seconds)
-        self._lease_ns = int(lease_seconds * _SECOND)
+        self._lease_seconds = lease_seconds
         self._local = Ledger()
         self._prices = PriceBook({})
         self._told: dict[str, tuple[int, int, int]] = {}
@@ -170,7 +169,7 @@ class QuotaClient:
             model_version=model_version,
             over_quota_allowed=over_quota_allowed,
             request_counted=request_counted,
-            lease=self._lease,
+            lease=to_duration(self._lease_for(deadline)),
         )
         mux = self._mux(tenant)
         return start_decision(
@@ -252,7 +251,7 @@ class QuotaClient:
             not reserve.request_counted,
             reserve.over_quota_allowed,
         )
-        outcome = self._local.reserve(ask, lease_ns=self._lease_ns, now=now)
+        outcome = self._local.reserve(ask, lease_ns=int(to_seconds(reserve.lease) * _SECOND), now=now)
         if isinstance(outcome, Denied):
             retry = None if outcome.retry_after_ns is None else outcome.retry_after_ns / _SECOND
             raise WeirError(_KINDS[outcome.kind], outcome.message(), limit=outcome.kind.value, retry_after=retry)
@@ -265,6 +264,10 @@ class QuotaClient:
             over_quota=outcome.over_quota,
             spend=_report(outcome.spend),
         )
+
+    def _lease_for(self, deadline: Deadline) -> float:
+        """Seconds that a lease must live: what is delivered after its end would count for nothing."""
+        return max(self._lease_seconds, deadline.remaining(self._clock) + self._end_timeout)
 
     def _now(self) -> int:
         return int(self._clock.monotonic() * _SECOND)

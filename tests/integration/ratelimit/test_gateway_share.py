@@ -149,6 +149,24 @@ async def test_settling_a_local_lease_frees_what_was_not_used() -> None:
         assert await one.given(10) == 400
 
 
+async def test_a_lease_outlives_the_request_it_is_for(replicas: Cluster) -> None:
+    node = await replicas.start("ratelimit-0", seed=(LIMITS,))
+    async with gateway(0, node.address) as one:
+        for name, seconds in (("short", 20.0), ("long", 2000.0)):
+            await one.client.start_reserve(
+                tenant="acme",
+                model="fast",
+                request_id=name,
+                tokens=10,
+                request_counted=True,
+                deadline=Deadline.after(seconds, SystemClock()),
+                traceparent="",
+            )
+        leases = {lease.key[1]: lease for lease in node.service._ledger._leases.values()}
+        assert leases["long"].expires - leases["long"].opened > 2000 * 10**9
+        assert leases["short"].expires - leases["short"].opened == 600 * 10**9
+
+
 async def test_the_owner_prices_a_request_and_holds_it_to_the_tenants_lengths(replicas: Cluster) -> None:
     limits = registry_pb2.Limits(
         tenant="acme", model="*", tokens_per_minute=100, spend_microusd=1000, max_context=300, max_output=200
