@@ -101,9 +101,11 @@ class ServiceGaps:
             for other, with_other in self._waiting(tenant):
                 self._widen(tenant, flow, other, with_other)
 
-    def corrected(self, tenant: str, real: float, expected: float) -> None:
-        """It has ended, so that the queue knows its real cost."""
-        self._flows[tenant].error -= real - expected
+    def corrected(self, tenant: str, real: float, expected: float, actual: float) -> None:
+        """It has ended, so that the queue knows its real cost; `actual` is less when it was cut short."""
+        flow = self._flows[tenant]
+        flow.error -= real - expected
+        flow.service += actual - real
 
     def _waiting(self, tenant: str) -> Iterator[tuple[str, _Flow]]:
         return ((name, flow) for name, flow in self._flows.items() if flow.waiting and name != tenant)

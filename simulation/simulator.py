@@ -489,8 +489,9 @@ class Simulator:
         known, events = self.pool.release(
             request_id, self.clock.now, output_tokens=tokens, failed=failed, first_token=first
         )
-        if known:
-            self._gaps[_NAMES[live.queue_class]].corrected(live.tenant, live.real, live.expected)
+        if known and live.request is not None:
+            actual = 0.0 if tokens is None else self.pool.limits.real_cost(live.request, tokens) / live.arrival.weight
+            self._gaps[_NAMES[live.queue_class]].corrected(live.tenant, live.real, live.expected, actual)
         self._apply(events)
 
     def _timed_out(self, live: _Live) -> None:
