@@ -45,7 +45,7 @@ CONTEXT = 1024
 SLOTS = 16
 """Sequences that the pool's two workers run at once."""
 FIFO_QUEUE = 128
-"""Bound of the plain queue: some nine seconds of work."""
+"""Bound of the plain queue: some ten seconds of work."""
 TENANTS = (
     TenantSpec(id="load-a", paid=True),
     TenantSpec(id="load-b", paid=True, weight=2.0),

@@ -23,7 +23,7 @@ Say = Callable[[str], None]
 
 MODEL = "weir-quality"
 LENGTHS = load()["azure-conversation"].for_context(1024)
-RATE = 12.0
+RATE = 10.0
 """Requests per second of these lengths that the profile overload's workers complete, somewhat below what bench-overload
 measures as capacity: a drill wants round numbers, not exact ones."""
 SEED = 1

@@ -23,7 +23,7 @@ from services.worker.calibration import report
 from tests.support.mesh import ROOT, Mesh
 
 PROFILE = "overload"
-CALIBRATION = "deploy/calibration/weir-quality-third.toml"
+CALIBRATION = "deploy/calibration/weir-quality-quarter.toml"
 QUALITY = Objective(ttft=1.0, itl=0.15, e2e=15.0)
 """The objective that benches declare for the tier of weir-quality."""
 UNLIMITED = 10**9
