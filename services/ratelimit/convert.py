@@ -41,17 +41,21 @@ REASONS = {
 
 
 def ask_of(reserve: quota_pb2.Reserve, holder: str, prices: PriceBook) -> Ask:
-    """What a Reserve asks for, priced; never for fewer tokens than its own prompt and outputs need."""
+    """What a Reserve asks for, priced; never for fewer tokens than its own prompt and outputs need.
+
+    A request that names a prompt and no output has none: several prompts, of which it names the longest.
+    """
     prompt, output = reserve.prompt_tokens, reserve.max_output_tokens
     tokens = max(reserve.tokens, prompt + output * (reserve.choices or 1))
     model, version = reserve.model, reserve.model_version
+    prompts = tokens if prompt and not output else prompt
     return Ask(
         reserve.tenant,
         model,
         reserve.request_id,
         tokens,
         version,
-        prices.of(version, model).cost(tokens, prompt),
+        prices.of(version, model).cost(tokens, prompts),
         prompt + output,
         output,
         not reserve.request_counted,

@@ -239,13 +239,14 @@ class QuotaClient:
         if told is not None and told[2] + MINUTE_NS > now:
             self._local.leave(tenant, tokens=told[0], requests=told[1], now=told[2])
         tokens = max(reserve.tokens, reserve.prompt_tokens + reserve.max_output_tokens * max(1, reserve.choices))
+        prompts = tokens if reserve.prompt_tokens and not reserve.max_output_tokens else reserve.prompt_tokens
         ask = Ask(
             tenant,
             reserve.model,
             reserve.request_id,
             tokens,
             reserve.model_version,
-            self._prices.of(reserve.model_version, reserve.model).cost(tokens, reserve.prompt_tokens),
+            self._prices.of(reserve.model_version, reserve.model).cost(tokens, prompts),
             reserve.prompt_tokens + reserve.max_output_tokens,
             reserve.max_output_tokens,
             not reserve.request_counted,

@@ -149,6 +149,15 @@ async def test_settling_a_local_lease_frees_what_was_not_used() -> None:
         assert await one.given(10) == 400
 
 
+async def test_inputs_without_an_output_are_priced_as_inputs(replicas: Cluster) -> None:
+    limits = registry_pb2.Limits(tenant="acme", model="*", spend_microusd=1000, max_context=60)
+    node = await replicas.start("ratelimit-0", seed=(limits, PRICE))
+    async with gateway(0, node.address) as one:
+        got = await one.reserve(150, prompt_tokens=60)
+        assert got.spend is not None
+        assert got.spend[1] == 850
+
+
 async def test_a_lease_outlives_the_request_it_is_for(replicas: Cluster) -> None:
     node = await replicas.start("ratelimit-0", seed=(LIMITS,))
     async with gateway(0, node.address) as one:
