@@ -25,6 +25,8 @@ _MEMORY = 10.0  # seconds that rates remember
 _TRUST = 1.0  # seconds of backlog that weigh as much as what workers report
 _LOOK = 0.1  # seconds between two looks at the workers' reports
 _CAUTION = 3.0  # mean deviations above the mean that a first token may take: some 99 of 100 come before
+_SETTLED = 8  # first tokens after which one that is far off counts as …
+_OUTLIER, _OUTLIER_SECONDS = 4.0, 0.1  # … no further off than so many mean deviations and seconds
 _FACTOR_GAIN = 0.05
 _FACTORS = (0.5, 4.0)
 _NOTABLE_WAIT = 0.05  # seconds; the error of shorter predictions says nothing
@@ -162,7 +164,11 @@ class Predictor:
 
     def first_token_came(self, after: float, computed: float) -> None:
         """`after` a grant, for which `computed` (see `computed_first_token`) was said."""
-        self._beyond.add(after - computed)
+        error = after - computed
+        if self._beyond.count >= _SETTLED:  # one worker that hung must not make all the others look slow
+            most = _OUTLIER * self._beyond.deviation + _OUTLIER_SECONDS
+            error = min(self._beyond.mean + most, max(self._beyond.mean - most, error))
+        self._beyond.add(error)
 
     # ---- predicting ----------------------------------------------------------------------------------------------
 

@@ -124,6 +124,17 @@ def test_first_tokens_that_come_late_move_the_prediction() -> None:
     assert target.books.take_predictions() == []
 
 
+def test_one_first_token_that_took_a_minute_does_not_make_the_pool_slow_but_many_do() -> None:
+    predictor = pool().predictor
+    for _ in range(20):
+        predictor.first_token_came(0.2, 0.1)
+    predictor.first_token_came(60.0, 0.1)
+    assert predictor.first_token_at_worst(0.1) < 0.3
+    for _ in range(300):
+        predictor.first_token_came(2.0, 0.1)
+    assert predictor.first_token(0.1) == pytest.approx(2.0, abs=0.3)
+
+
 def test_pressure_grows_with_the_queue_and_is_nothing_without_one() -> None:
     target = pool()
     answer, _ = target.admit(request("first", ttft_by=2.0), 0.0)
