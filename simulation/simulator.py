@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import random
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
 from services.admission.policy.model import (
     Event,
@@ -18,16 +18,15 @@ from services.admission.policy.model import (
     QueueClass,
     Queued,
     Refused,
-    Report,
     Request,
-    WorkerSpec,
 )
 from services.admission.policy.pool import Pool
 from simulation import worker as engine
 from simulation.clock import Clock
+from simulation.hosts import Host, Hosts
 from simulation.limiter import Limiter
 from simulation.outcomes import OK, Observed, Outcome, ServiceGaps
-from simulation.scenario import MODEL, Fault, Scenario
+from simulation.scenario import MODEL, Scenario
 from simulation.workload import Arrival, Client, Workload
 
 _CLASSES = {"paid": QueueClass.PAID, "free": QueueClass.FREE, "over_quota": QueueClass.OVER_QUOTA,
@@ -68,7 +67,7 @@ class _Live:
         self.factor = factor  # of this request's delays
         self.queue_class = _CLASSES[arrival.queue_class]
         self.request: Request | None = None  # as admission has it
-        self.worker: _Host | None = None
+        self.worker: Host | None = None
         self.sequence: engine.Sequence | None = None
         self.emitted = 0  # tokens of the workers that it was on before
         self.first_at: float | None = None  # at the client
@@ -86,21 +85,6 @@ class _Live:
     @property
     def tenant(self) -> str:
         return self.arrival.tenant
-
-
-class _Host:
-    """A worker's process: its engine, and its reports to admission."""
-
-    __slots__ = ("engine", "live", "muted", "report_due", "reported_at", "sequences", "spec")
-
-    def __init__(self, worker: engine.Worker, spec: WorkerSpec) -> None:
-        self.engine = worker
-        self.spec = spec
-        self.live = True
-        self.muted = False  # its reports do not get through
-        self.report_due = False
-        self.reported_at = -math.inf
-        self.sequences: dict[str, _Live] = {}
 
 
 class Simulator:
@@ -137,18 +121,18 @@ class Simulator:
         self._live: dict[str, _Live] = {}
         self._open = 0  # arrivals that have not ended, those to come in the stream not counted
         self._exhausted = False
-        self._hosts = self._start_workers()
+        self._hosts = Hosts(
+            scenario,
+            settings=self._settings,
+            clock=self.clock,
+            pool=self.pool,
+            observed=self.observed,
+            listener=self,
+        )
 
     def run(self) -> Observed:
         """Everything, from the first arrival until the last request has ended."""
-        for number, host in enumerate(self._hosts.values()):
-            self._report(host)
-            # Heartbeats of the workers do not all come at once.
-            self.clock.at((number + 1) / (len(self._hosts) + 1), self._heartbeat, host)
-        self.clock.at(self._settings.tick_seconds, self._tick)
-        for fault in self.scenario.faults:
-            if fault.kind != "flood":
-                self.clock.at(fault.at, self._break, fault)
+        self._hosts.start()
         if not self._replayed:
             for client in self._workload.clients():
                 self._clients[client.name] = client
@@ -158,150 +142,16 @@ class Simulator:
         observed = self.observed
         observed.events = self.clock.ran
         observed.gaps = dict(self._gaps)
-        for host in self._hosts.values():
+        for host in self._hosts.by_name.values():
             observed.steps += host.engine.steps
             observed.prompt_tokens += host.engine.prefilled
             observed.output_tokens += host.engine.tokens
             observed.busy += host.engine.busy_seconds
-        observed.busy /= len(self._hosts) * max(self.clock.now, 1e-9)
+        observed.busy /= len(self._hosts.by_name) * max(self.clock.now, 1e-9)
         return observed
 
     def _over(self) -> bool:
-        return self._exhausted and not self._open and not any(host.sequences for host in self._hosts.values())
-
-    # ---- workers -------------------------------------------------------------------------------------------------
-
-    def _start_workers(self) -> dict[str, _Host]:
-        cluster = self.scenario.cluster
-        costs, sizes = cluster.model()
-        hosts = {}
-        for number in range(cluster.workers):
-            zone = cluster.zones[number % len(cluster.zones)]
-            name = f"worker-{number:03d}"
-            spec = WorkerSpec(
-                worker=name,
-                address=name,
-                zone=zone,
-                model_versions=frozenset({MODEL}),
-                block_size=sizes.block_size,
-                total_blocks=sizes.total_blocks,
-                max_running=sizes.max_running,
-                max_context=sizes.max_context,
-                simulated=True,
-                engine="simulated",
-            )
-            hosts[name] = _Host(engine.Worker(name, costs, sizes, zone=zone), spec)
-            self.pool.worker_joined(spec, 0.0)
-        return hosts
-
-    def _wake(self, host: _Host) -> None:
-        """Looks at the worker when its present run will be over."""
-        wake = host.engine.wake
-        if wake < math.inf:
-            self.clock.at(wake, self._step, (host, wake))
-
-    def _step(self, due: tuple[_Host, float]) -> None:
-        host, at = due
-        worker = host.engine
-        if worker.wake != at:  # the run was cut short, or the worker has died
-            return
-        output = worker.advance(self.clock.now)
-        if output.steps and output.decoding:
-            self.observed.step_gaps[round(output.seconds / output.steps * 1e4)] += output.steps * output.decoding
-        for sequence in output.first:
-            self._first_token(sequence.handle)  # type: ignore[arg-type]
-        for sequence in output.finished:
-            self._finished(host, sequence.handle)  # type: ignore[arg-type]
-        for sequence in output.ended:
-            self._ended_early(host, sequence)
-        self._wake(host)
-        self._changed(host)
-
-    def _changed(self, host: _Host) -> None:
-        """Its load is another one: it reports, at most once per interval."""
-        if not host.report_due and host.live:
-            host.report_due = True
-            due = max(self.clock.now, host.reported_at + self.scenario.cluster.report_interval)
-            self.clock.at(due, self._send_report, host)
-
-    def _heartbeat(self, host: _Host) -> None:
-        self._changed(host)
-        self.clock.after(self._settings.worker_heartbeat / 3, self._heartbeat, host)
-
-    def _send_report(self, host: _Host) -> None:
-        host.report_due = False
-        host.reported_at = self.clock.now
-        if host.live and not host.muted:
-            load = host.engine.load()
-            report = Report(
-                load.free_blocks,
-                load.running,
-                load.waiting,
-                load.queued_prefill_tokens,
-                decode_step=load.decode_step,
-                prefill_tokens_per_second=load.prefill_tokens_per_second,
-            )
-            self.clock.after(self._delays.report, self._reported, (host, report))
-
-    def _report(self, host: _Host) -> None:
-        """The first one of a session."""
-        self._reported((host, Report(host.engine.load().free_blocks)))
-
-    def _reported(self, told: tuple[_Host, Report]) -> None:
-        host, report = told
-        if not host.live:
-            return
-        name = host.spec.worker
-        account = self.pool.ledger.workers.get(name)
-        if account is None or not account.live:  # its session was ended for its silence: it opens another one
-            self.pool.worker_joined(host.spec, self.clock.now)
-        self._apply(self.pool.worker_reported(name, report, self.clock.now))
-
-    def _tick(self, _: None) -> None:
-        now = self.clock.now
-        for name in self.pool.silent_workers(now, self._settings.worker_heartbeat):
-            self.pool.worker_left(name, now)
-        self._apply(self.pool.tick(now))
-        self.clock.after(self._settings.tick_seconds, self._tick)
-
-    # ---- faults --------------------------------------------------------------------------------------------------
-
-    def _break(self, fault: Fault) -> None:
-        hosts = [host for host in self._hosts.values() if host.live and not host.muted]
-        if fault.kind == "lose_zone":
-            hosts = [host for host in hosts if host.spec.zone == fault.zone]
-        else:
-            hosts = hosts[: fault.count]
-        for host in hosts:
-            if fault.kind == "silence":
-                host.muted = True
-            else:
-                self._kill(host)
-        if fault.until < math.inf:
-            self.clock.at(fault.until, self._mend, hosts)
-
-    def _mend(self, hosts: Iterable[_Host]) -> None:
-        for host in hosts:
-            host.muted = False
-            if not host.live:
-                host.live = True
-                self.pool.worker_joined(host.spec, self.clock.now)
-                self._report(host)
-            else:
-                self._changed(host)
-
-    def _kill(self, host: _Host) -> None:
-        host.live = False
-        lost, host.sequences = host.sequences, {}
-        for live in lost.values():
-            produced = 0
-            if live.sequence is not None:
-                produced = host.engine.produced(live.sequence, self.clock.now)
-                live.emitted += produced
-                live.sequence = None
-            self.clock.after(self._delays.detection, self._move, (live, host.spec.worker, produced))
-        host.engine.kill()
-        self.pool.worker_left(host.spec.worker, self.clock.now)
+        return self._exhausted and not self._open and self._hosts.idle
 
     # ---- requests ------------------------------------------------------------------------------------------------
 
@@ -376,12 +226,12 @@ class Simulator:
             self._gaps[_NAMES[live.queue_class]].queued(live.tenant)
         else:
             self._refused(live, answer)
-        self._apply(events)
+        self.apply(events)
 
-    def _apply(self, events: Sequence[Event]) -> None:
+    def apply(self, events: Sequence[Event]) -> None:
         for event in events:
             if isinstance(event, Interrupt):
-                self._interrupt(event)
+                self._hosts.interrupt(event)
                 continue
             live = self._live[event.request.request_id]
             gaps = self._gaps[_NAMES[live.queue_class]]
@@ -397,7 +247,7 @@ class Simulator:
         self._gaps[_NAMES[live.queue_class]].granted(live.tenant, live.real, live.expected)
         live.waited += granted.waited
         live.granted_at = self.clock.now
-        host = self._hosts[granted.worker]
+        host = self._hosts.by_name[granted.worker]
         live.worker = host
         self.clock.after(self._delays.to_worker * live.factor, self._submit, live)
 
@@ -426,14 +276,14 @@ class Simulator:
             priority=_PRIORITIES[live.queue_class],
         )
         if host.engine.wake != wake:
-            self._wake(host)
-        self._changed(host)
+            self._hosts.wake(host)
+        self._hosts.changed(host)
 
-    def _first_token(self, live: _Live) -> None:
+    def first_token(self, live: _Live) -> None:
         if live.first_at is None:
             live.first_at = self.clock.now + self._delays.to_client * live.factor
 
-    def _finished(self, host: _Host, live: _Live) -> None:
+    def finished(self, host: Host, live: _Live) -> None:
         del host.sequences[live.arrival.request_id]
         live.sequence = None
         delivered = live.arrival.output_tokens - live.emitted
@@ -441,7 +291,7 @@ class Simulator:
         self._release(live, delivered)
         self._end(live, OK, after=self._delays.to_client * live.factor)
 
-    def _ended_early(self, host: _Host, sequence: engine.Sequence) -> None:
+    def ended_early(self, host: Host, sequence: engine.Sequence) -> None:
         """It was interrupted, or cancelled by its caller."""
         live: _Live = sequence.handle  # type: ignore[assignment]
         host.sequences.pop(live.arrival.request_id, None)
@@ -455,14 +305,10 @@ class Simulator:
         self.observed.preempted += 1
         self.clock.after((self._delays.to_client + self._delays.to_admission) * live.factor, self._admit, live)
 
-    def _interrupt(self, interrupt: Interrupt) -> None:
-        self.clock.after(self._delays.report, self._interrupt_now, interrupt)
-
-    def _interrupt_now(self, interrupt: Interrupt) -> None:
-        host = self._hosts[interrupt.worker]
-        named = (host.sequences.get(request_id) for request_id in interrupt.request_ids)
-        host.engine.end_early([live.sequence for live in named if live and live.sequence], self.clock.now)
-        self._wake(host)
+    def lost(self, live: _Live, worker: str, produced: int) -> None:
+        """Its worker died; soon its gateway notices."""
+        live.emitted += produced
+        self.clock.after(self._delays.detection, self._move, (live, worker, produced))
 
     def _move(self, lost: tuple[_Live, str, int]) -> None:
         """The worker was lost: the request goes on elsewhere, with what it has."""
@@ -492,7 +338,7 @@ class Simulator:
         if known and live.request is not None:
             actual = 0.0 if tokens is None else self.pool.limits.real_cost(live.request, tokens) / live.arrival.weight
             self._gaps[_NAMES[live.queue_class]].corrected(live.tenant, live.real, live.expected, actual)
-        self._apply(events)
+        self.apply(events)
 
     def _timed_out(self, live: _Live) -> None:
         """The caller's deadline: it leaves, wherever its request is."""
@@ -503,7 +349,7 @@ class Simulator:
             self._gaps[_NAMES[live.queue_class]].left(live.tenant)
             _, events = self.pool.cancel(live.arrival.request_id, self.clock.now)
             self._end(live, "DEADLINE_EXCEEDED")
-            self._apply(events)
+            self.apply(events)
             return
         sequence, host = live.sequence, live.worker
         if sequence is not None and host is not None and sequence.live:
@@ -511,7 +357,7 @@ class Simulator:
                 live, "DEADLINE_EXCEEDED", delivered=live.emitted + host.engine.produced(sequence, self.clock.now)
             )
             host.engine.end_early([sequence], self.clock.now)
-            self._wake(host)
+            self._hosts.wake(host)
         else:
             self._end(live, "DEADLINE_EXCEEDED")
             self._released((live.arrival.request_id, live, None, False, None))

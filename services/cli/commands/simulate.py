@@ -20,7 +20,9 @@ MODULE = "simulation"
 
 def simulate(
     file: Annotated[Path | None, typer.Argument(help="A scenario, TOML (simulation/README.md).")] = None,
-    preset: Annotated[str, typer.Option(help="overload (if nothing is said), fairness, flood, fleet or zone-loss.")] = "",
+    preset: Annotated[
+        str, typer.Option(help="overload (if nothing is said), fairness, flood, fleet or zone-loss.")
+    ] = "",
     workers: Annotated[int | None, typer.Option(min=1, help="How many, instead of the scenario's.")] = None,
     rate: Annotated[float | None, typer.Option(help="Requests per second in all, before steps and floods.")] = None,
     load: Annotated[float | None, typer.Option(help="All rates times this.")] = None,
