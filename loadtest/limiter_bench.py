@@ -161,7 +161,7 @@ def _cpu_seconds(pid: int) -> float:
 
 async def _serve() -> None:
     store = MemoryStore()
-    seed = [
+    seed: list[Any] = [
         registry_pb2.Limits(tenant=f"tenant-{number}", model=model, requests_per_minute=10**9, tokens_per_minute=10**9)
         for number in range(TENANTS)
         for model in ("*", "weir-fast")
