@@ -24,8 +24,9 @@ from tests.support.mesh import ROOT, Mesh
 
 PROFILE = "overload"
 CALIBRATION = "deploy/calibration/weir-quality-quarter.toml"
-QUALITY = Objective(ttft=1.0, itl=0.15, e2e=15.0)
-"""The objective that benches declare for the tier of weir-quality."""
+QUALITY = Objective(ttft=2.0, itl=0.2, e2e=20.0)
+"""The objective that benches declare for the tier of weir-quality, on engines that are a quarter as fast as measured:
+the longest prompts alone take a quarter of a second there. Half of what deploy/seed.toml declares."""
 UNLIMITED = 10**9
 _TIMEOUT = 10.0
 _LABELS = re.compile(r'(\w+)="([^"]*)"')
