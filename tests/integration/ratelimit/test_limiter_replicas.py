@@ -125,7 +125,7 @@ async def test_a_split_overshoots_by_what_the_other_side_admitted_and_heals(repl
 
 
 async def test_any_replica_answers_the_edge_by_the_owners_word(replicas: Cluster) -> None:
-    a, b = await replicas.pair(**QUIET)
+    a, b = await replicas.pair(forward_seconds=20.0, **QUIET)
     await b.agrees(lambda: b.service._owners.link("acme") is not None)
     assert a.service._owners.link("acme") is None
     await reserve(await a.client(), "r1", 900)
