@@ -104,7 +104,7 @@ class Dispatch:
             raise RuntimeError("moved before it was admitted")
         request.asked += 1
         waiting = generation.unfinished
-        readmit_message(request, admit, waiting, away)
+        readmit_message(request, admit, waiting, max_tokens=generation.parameters.max_tokens, lost=away)
         if moving is not Moving.PREEMPTED:
             log.warning("migrating", request_id=request.id, lost_worker=away, choices=len(waiting))
         try:

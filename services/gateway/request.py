@@ -191,16 +191,21 @@ def admit_message(request: Request, candidate: Candidate, ttft: float | None) ->
     )
 
 
-def readmit_message(request: Request, admit: admission_pb2.Admit, choices: Sequence[Choice], lost: str) -> None:
-    """Turn the first question into the next one, in place: the prompt grows by what was delivered; a `lost` worker is
-    out (empty: none is).
+def readmit_message(
+    request: Request, admit: admission_pb2.Admit, choices: Sequence[Choice], *, max_tokens: int, lost: str
+) -> None:
+    """Turn the first question into the next one, in place: the prompt grows by what was delivered of the `max_tokens`
+    of each choice; a `lost` worker is out (empty: none is).
 
-    The output cap stays: the choice that has delivered least may still need nearly all of it. There is no target for
-    the first token any more: it was accepted with one, and refusing it now would waste what was done.
+    The output cap becomes what the choice that has delivered least still needs: with the whole of it, a request that
+    fills a context would fit nowhere any more. There is no target for the first token: it was accepted with one, and
+    refusing it now would waste what was done.
     """
     admit.request_id = request.admission_id
     longest = max((choice.tokens for choice in choices), key=len, default=())
+    shortest = min((len(choice.tokens) for choice in choices), default=0)
     admit.prompt_tokens = len(request.prompt) + len(longest)
+    admit.max_output_tokens = max_tokens - shortest
     admit.resumed_tokens = len(longest)
     admit.choices = max(1, len(choices))
     admit.ClearField("ttft_target")

@@ -109,6 +109,8 @@ async def test_one_refused_choice_takes_the_others_along(mesh: Rig) -> None:
         assert await asyncio.wait_for(mesh.workers[0].cancelled.get(), 10) == first.submit.handle
         again = {run.submit.choice: run for run in [await taken(mesh.workers[0]), await taken(mesh.workers[0])]}
         assert again[0].submit.prompt == ids("hiab")
+        asked = mesh.admitted[1]  # room for the longer prompt, and for what the other choice still needs
+        assert (asked.prompt_tokens, asked.max_output_tokens, asked.choices) == (4, 6, 2)
         await first.tokens(ids("XX"))  # the old sequence does not know yet
         await again[0].last(ids("cd"))
         await again[1].last(ids("z"))

@@ -235,6 +235,7 @@ async def test_an_interrupted_stream_goes_on_token_by_token_as_often_as_it_must(
     assert end.usage.completion_tokens == 8
     assert [admit.resumed_tokens for admit in mesh.admitted] == [0, 2, 4, 6]
     assert [admit.prompt_tokens for admit in mesh.admitted] == [2, 4, 6, 8]
+    assert [admit.max_output_tokens for admit in mesh.admitted] == [8, 6, 4, 2]
     assert all(not admit.exclude_workers for admit in mesh.admitted)
     released = [await asyncio.wait_for(mesh.released.get(), 10) for _ in range(4)]
     assert [(one.output_tokens, one.failed) for one in released] == [(2, False)] * 4
