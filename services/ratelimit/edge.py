@@ -19,7 +19,8 @@ COUNTED_HEADER = "x-weir-request-counted"
 REASON_HEADER = "x-weir-reason"
 """The closed reason of a refusal, "QUOTA_TOKENS": the same as in the mesh, in metrics and in logs."""
 CODE_HEADER = "x-weir-code"
-"""The `code` that the edge writes into its error envelope; OpenAI's word for any quota, else the reason."""
+"""The reason in lower case, which the edge writes into its error envelope as `code`, as the gateway does: Envoy's
+formats cannot change the case of a header."""
 _OK = rls_pb2.RateLimitResponse.OK
 _OVER = rls_pb2.RateLimitResponse.OVER_LIMIT
 _MINUTE = rls_pb2.RateLimitResponse.RateLimit.MINUTE
@@ -77,8 +78,8 @@ def _answer(question: EdgeQuestion, verdict: Verdict) -> rls_pb2.RateLimitRespon
     else:
         response = rls_pb2.RateLimitResponse(overall_code=_OVER, raw_body=refusal.message.encode())
         headers += retry_headers(None if refusal.retry_after is None else round(refusal.retry_after * _SECOND))
-        code = "rate_limit_exceeded" if verdict.kind is not None else refusal.reason.name.lower()
-        headers += ((REASON_HEADER, refusal.reason.name), (CODE_HEADER, code))
+        reason = refusal.reason.name
+        headers += ((REASON_HEADER, reason), (CODE_HEADER, reason.lower()))
     response.response_headers_to_add.extend([base_pb2.HeaderValue(key=name, value=value) for name, value in headers])
     for kind in question.kinds:
         _add_status(response, kind, kind is not None and kind is verdict.kind, verdict.state)

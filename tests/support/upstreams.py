@@ -122,7 +122,6 @@ class FakeRateLimit(rls_pb2_grpc.RateLimitServiceServicer):
     def __init__(self) -> None:
         self.refuse = ""
         self.reason = "QUOTA_REQUESTS"
-        self.code = "rate_limit_exceeded"
         self.seen: list[rls_pb2.RateLimitRequest] = []
 
     async def ShouldRateLimit(  # noqa: N802
@@ -135,7 +134,7 @@ class FakeRateLimit(rls_pb2_grpc.RateLimitServiceServicer):
             response.raw_body = self.refuse.encode()
             response.response_headers_to_add.append(_pair("retry-after", "7"))
             response.response_headers_to_add.append(_pair("x-weir-reason", self.reason))
-            response.response_headers_to_add.append(_pair("x-weir-code", self.code))
+            response.response_headers_to_add.append(_pair("x-weir-code", self.reason.lower()))
         response.response_headers_to_add.append(_pair("x-ratelimit-limit-requests", "60"))
         return response
 

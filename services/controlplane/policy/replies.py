@@ -12,7 +12,7 @@ from services.controlplane.policy.names import Resource
 
 _BODY = "%LOCAL_REPLY_BODY%"
 _CODE = "%RESP(x-weir-code)%"
-"""The limiter's word for its reason (services/ratelimit/edge.py)."""
+"""The limiter's reason in lower case (services/ratelimit/edge.py)."""
 
 
 def local_replies(retry_after_seconds: int) -> Resource:
@@ -37,7 +37,7 @@ def local_replies(retry_after_seconds: int) -> Resource:
                 [_HTTP, _between(408, 408)],
                 _envelope("server_error", "deadline_exceeded", "the request did not arrive in time"),
             ),
-            _mapper([_HTTP, _between(429, 429)], _envelope("rate_limit_error", "rate_limit_exceeded", _BODY), later),
+            _mapper([_HTTP, _between(429, 429)], _envelope("rate_limit_error", "rejected_overload", _BODY), later),
             _mapper([_HTTP, _between(400, 499)], _envelope("invalid_request_error", "invalid_request", _BODY)),
             _mapper([_HTTP, _between(503, 503)], _envelope("server_error", "dependency_unavailable", away), later),
             _mapper(

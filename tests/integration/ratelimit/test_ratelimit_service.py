@@ -70,7 +70,7 @@ async def test_the_edge_and_the_mesh_share_buckets(start: Any) -> None:
         told = headers(refused)
         # An open stream is in the way, and nobody knows yet how long streams take.
         assert (told["retry-after"], told["retry-after-ms"]) == ("1", "1000")
-        assert (told["x-weir-reason"], told["x-weir-code"]) == ("QUOTA_TOKENS", "rate_limit_exceeded")
+        assert (told["x-weir-reason"], told["x-weir-code"]) == ("QUOTA_TOKENS", "quota_tokens")
         # A refusal takes no request.
         assert told["x-ratelimit-remaining-requests"] == "2"
 

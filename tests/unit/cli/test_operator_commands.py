@@ -432,7 +432,7 @@ async def test_complete_fails_clearly(tmp_path: Path, status: int, body: bytes, 
 
 async def test_a_refusal_of_the_edge_is_named_by_its_reason(tmp_path: Path) -> None:
     weir = Cli(tmp_path)
-    body = b'{"error": {"message": "Limit reached.", "code": "rate_limit_exceeded", "param": null}}'
+    body = b'{"error": {"message": "Limit reached.", "code": "quota_tokens", "param": null}}'
     with edge(429, body, [], "QUOTA_TOKENS") as url:
         weir.describe(TLS, url)
         assert (await weir("complete", "Hi", "--key", "wk_x")).err == (
