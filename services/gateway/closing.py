@@ -11,7 +11,7 @@ from services.gateway.policy.events import Accepted, End, Finish
 from services.gateway.policy.plans import DEFAULT_ANSWER
 from services.gateway.ports import AdmissionPort, AuditPort, QuotaPort, RouterPort
 from services.gateway.refusals import RefusalLog, outcome_of
-from services.gateway.request import Request, accepted_of
+from services.gateway.request import Request, accepted_of, settle
 
 
 class Closing:
@@ -43,14 +43,9 @@ class Closing:
         if mailbox is None or mailbox.end is None:
             raise RuntimeError("ended before it began")
         end, identity, granted = mailbox.end, request.identity, request.granted
-        self._quota.settle(
-            tenant=identity.tenant,
-            model=request.spec.model,
-            request_id=request.id,
-            tokens=end.usage.prompt_tokens + end.usage.completion_tokens,
-            prompt_tokens=end.usage.prompt_tokens,
-            model_version=request.model_version,
-        )
+        usage = end.usage
+        tokens = usage.prompt_tokens + usage.completion_tokens
+        settle(self._quota, request, tokens, prompt_tokens=usage.prompt_tokens)
         served = _served(end)
         if granted is not None:
             self.release(request, failed=end.error_reason == Reason.ENGINE_ERROR.name)
@@ -86,9 +81,7 @@ class Closing:
     def rejected(self, request: Request, error: WeirError) -> None:
         """A request was refused before it ran."""
         if request.reserved:
-            self._quota.settle(
-                tenant=request.identity.tenant, model=request.spec.model, request_id=request.id, tokens=0
-            )
+            settle(self._quota, request, 0)
         metrics.outcome(request.spec.operation, outcome_of(error), error.reason.name).inc()
         self.refusals.note(request.spec.operation, error)
         self._audit.write(

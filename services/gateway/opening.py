@@ -20,7 +20,7 @@ from services.gateway.policy.parameters import bind_parameters
 from services.gateway.policy.plans import OVER_QUOTA
 from services.gateway.policy.spec import BoundParameters, Spec
 from services.gateway.ports import InputCheck, QuotaPort, Reservation, RouterPort, SafetyPort
-from services.gateway.request import Candidate, Request, forget, queue_class_of, with_texts
+from services.gateway.request import Candidate, Request, forget, queue_class_of, settle, with_texts
 from services.gateway.structures import StructureChecks
 from services.gateway.text import TextModel
 
@@ -90,10 +90,17 @@ class Opening:
                 text = await self._catalog.text(version)
                 prompt = await self.encode(text, with_texts(spec, check.texts))
                 bound = self.bind(request, version, len(prompt))
+                if _cost(len(prompt), bound) > request.reserved:
+                    # Redacted words may be longer than the caller's: what will be served must be held.
+                    settle(self._quota, request, 0)
+                    reserving = self._reserve(request, route.model_version, len(prompt), bound)
+                    request.reservation = reservation = await reserving
         except BaseException:
-            for future in (checking, routing, reserving):
+            for future in (checking, routing):
                 if future is not None:
                     forget(future)
+            if reserving is not None and not reserving.cancel():  # its fallback would open a lease that nobody ends
+                forget(reserving)
             raise
         if reservation.over_quota:
             request.queue_class = queue_class_of(request.tenant, batch=spec.batch, over_quota=True)
@@ -152,18 +159,26 @@ class Opening:
     def _reserve(
         self, request: Request, model_version: str, prompt_tokens: int, bound: BoundParameters
     ) -> Future[Reservation]:
-        request.reserved = prompt_tokens + bound.max_tokens * bound.n
+        again = bool(request.reserved)
+        request.reserved = _cost(prompt_tokens, bound)
+        if again:
+            request.lease = f"{request.id}/1"
         return self._quota.start_reserve(
             tenant=request.identity.tenant,
             model=request.spec.model,
-            request_id=request.id,
+            request_id=request.lease,
             tokens=request.reserved,
             prompt_tokens=prompt_tokens,
             max_output_tokens=bound.max_tokens,
             choices=bound.n,
             model_version=model_version,
             over_quota_allowed=request.plan.serve_over_quota,
-            request_counted=request.identity.request_counted,
+            request_counted=again or request.identity.request_counted,
             deadline=request.deadline,
             traceparent=request.span.traceparent,
         )
+
+
+def _cost(prompt_tokens: int, bound: BoundParameters) -> int:
+    """Tokens that it takes at most."""
+    return prompt_tokens + bound.max_tokens * bound.n

@@ -22,7 +22,7 @@ from services.gateway.policy.events import Accepted
 from services.gateway.policy.plans import Plan
 from services.gateway.policy.prefix import BLOCK, prefix_hashes
 from services.gateway.policy.spec import BoundParameters, ChatMessage, Identity, Spec
-from services.gateway.ports import Reservation
+from services.gateway.ports import QuotaPort, Reservation
 from services.gateway.text import TextModel
 
 _GROUP = 16
@@ -63,6 +63,7 @@ class Request:
         "granted",
         "id",
         "identity",
+        "lease",
         "mailbox",
         "moving",
         "plan",
@@ -99,7 +100,8 @@ class Request:
         self.faults = 0  # workers that it lost
         self.degraded: list[str] = []
         self.texts: tuple[str, ...] | None = None  # in place of the caller's, where safety redacted them
-        self.reserved = 0  # tokens of the quota's lease; 0 while there is none
+        self.lease = request_id  # the id of the quota's lease
+        self.reserved = 0  # its tokens; 0 while there is none
         self.reservation: Reservation | None = None
         self.queue_class = queue_class_of(tenant, batch=spec.batch, over_quota=False)
         self.answer_key = b""  # not empty: the answer is worth keeping
@@ -262,6 +264,18 @@ def accepted_of(request: Request, degraded: Sequence[str], created: float, *, si
         degraded=tuple(degraded),
         token_limit=None if told or reservation is None else reservation.tokens,
         request_limit=None if told or reservation is None else reservation.requests,
+    )
+
+
+def settle(quota: QuotaPort, request: Request, tokens: int, *, prompt_tokens: int = 0) -> None:
+    """End the request's lease: `tokens` were used, of which `prompt_tokens` are the prompt's."""
+    quota.settle(
+        tenant=request.identity.tenant,
+        model=request.spec.model,
+        request_id=request.lease,
+        tokens=tokens,
+        prompt_tokens=prompt_tokens,
+        model_version=request.model_version,
     )
 
 

@@ -71,6 +71,33 @@ class Leaf:
             self._server = None
 
 
+class Held:
+    """Makes a leaf keep its answers to some calls until it is let go."""
+
+    def __init__(self, leaf: Leaf, which: Callable[[Any], bool] = lambda call: True) -> None:
+        self.asked: asyncio.Queue[Any] = asyncio.Queue()
+        self.cancelled = asyncio.Event()
+        self.go = asyncio.Event()
+        self._normal = leaf.handler
+        self._which = which
+        leaf.handler = self._handle
+
+    def _handle(self, call: Any, context: Any) -> Any:
+        return self._later(call, context) if self._which(call) else self._normal(call, context)
+
+    async def _later(self, call: Any, context: Any) -> Any:
+        self.asked.put_nowait(call)
+        try:
+            await self.go.wait()
+        except asyncio.CancelledError:
+            self.cancelled.set()
+            raise
+        return self._normal(call, context)
+
+    async def question(self) -> Any:
+        return await asyncio.wait_for(self.asked.get(), 10)
+
+
 @dataclass
 class Running:
     """A sequence that the test drives."""

@@ -4,8 +4,6 @@ along. The `mesh` fixture checks after every test that nothing was left behind."
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import grpc
@@ -17,38 +15,10 @@ from weir.safety.v1 import safety_pb2
 from weir.worker.v1 import worker_pb2
 
 from libs.errors import Reason, WeirError
-from tests.support.leaves import Leaf, Rig, Running, rig
+from tests.support.leaves import Held, Rig, Running
 from tests.support.native_stream import HEADERS, Stream, ids, refusal, taken
-from tests.support.tokenizer import write_byte_tokenizer
 
 BLOCK = safety_pb2.Intervention(category="test", action=safety_pb2.ACTION_BLOCK)
-
-
-class Held:
-    """Makes a leaf keep its answers to some calls until it is let go."""
-
-    def __init__(self, leaf: Leaf, which: Callable[[Any], bool] = lambda call: True) -> None:
-        self.asked: asyncio.Queue[Any] = asyncio.Queue()
-        self.cancelled = asyncio.Event()
-        self.go = asyncio.Event()
-        self._normal = leaf.handler
-        self._which = which
-        leaf.handler = self._handle
-
-    def _handle(self, call: Any, context: Any) -> Any:
-        return self._later(call, context) if self._which(call) else self._normal(call, context)
-
-    async def _later(self, call: Any, context: Any) -> Any:
-        self.asked.put_nowait(call)
-        try:
-            await self.go.wait()
-        except asyncio.CancelledError:
-            self.cancelled.set()
-            raise
-        return self._normal(call, context)
-
-    async def question(self) -> Any:
-        return await asyncio.wait_for(self.asked.get(), 10)
 
 
 async def quiet(queue: asyncio.Queue[Any]) -> bool:
@@ -377,28 +347,6 @@ async def test_an_empty_text_has_no_embedding(mesh: Rig) -> None:
     with pytest.raises(grpc.aio.AioRpcError) as caught:
         await _embed(mesh, ["ab", ""])
     assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
-
-
-# ---- the process's end ------------------------------------------------------------------------
-
-
-async def test_a_drain_that_is_cut_ends_its_streams_properly(tmp_path: Path) -> None:
-    model = tmp_path / "model"
-    model.mkdir()
-    cut = rig(write_byte_tokenizer(model), tmp_path / "state", drain=1.2)
-    mesh = await cut.__aenter__()
-    async with Stream(mesh) as stream:
-        running = await taken(mesh.workers[0])
-        await running.tokens(ids("ab"))
-        await stream.text(2)
-        ending = asyncio.ensure_future(cut.__aexit__(None, None, None))
-        _, end = await stream.rest()
-        await ending
-    assert (end.finish_reason, end.error_reason) == (inference_pb2.FINISH_REASON_ERROR, "DRAINING")
-    assert (await asyncio.wait_for(mesh.settled.get(), 10)).tokens == 4
-    assert (await asyncio.wait_for(mesh.released.get(), 10)).output_tokens == 2
-    assert (await asyncio.wait_for(mesh.records.get(), 10)).request.reason == "DRAINING"
-    assert mesh.leftovers() == {}
 
 
 def test_the_admission_message_is_what_these_tests_hold() -> None:
