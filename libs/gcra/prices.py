@@ -34,29 +34,35 @@ class PriceBook:
     def __init__(self, prices: Mapping[str, Price]) -> None:
         self._prices = dict(prices)
         self._known: dict[tuple[str, str], Price] = {}
-        self._default = self._prices.get("*", FREE)
 
     @property
     def nothing_is_free(self) -> bool:
         """Every token of every model costs something."""
-        return all(price.input and price.output for price in (self._default, *self._prices.values()))
+        return all(price.input and price.output for price in (self._prices.get("*", FREE), *self._prices.values()))
 
     def of(self, version: str, model: str) -> Price:
-        """The price of what serves a request (`version`, may be empty), else of what it named (`model`), else of the
-        model without its version, else of everything."""
-        prices = self._prices
-        if not prices:
+        """What tokens of a request cost; `FREE` when nothing is declared. See `find`."""
+        if not self._prices:
             return FREE
         known = self._known.get((version, model))
         if known is None:
             if len(self._known) >= _MAX_KNOWN:
                 self._known.clear()
-            known = self._known[version, model] = self._look_up(version, model)
+            known = self._known[version, model] = self.find(version, model) or FREE
         return known
 
-    def _look_up(self, version: str, model: str) -> Price:
+    def find(self, version: str, model: str = "") -> Price | None:
+        """What is declared for a request; None when nothing is.
+
+        What serves it counts before what it asked for: its version, the version's name without "@", the model that
+        was asked for, that without "@", "*". So a smaller model that answers in its place is charged at its own
+        price, and neither an alias nor a pinned version is a way around the price of what serves.
+
+        :param version: what serves it; empty while that is not known.
+        :param model: as the caller named it: a model, an alias or a version.
+        """
         prices = self._prices
-        for name in (version, model, version.partition("@")[0], model.partition("@")[0]):
+        for name in (version, version.partition("@")[0], model, model.partition("@")[0]):
             if name and (price := prices.get(name)) is not None:
                 return price
-        return self._default
+        return prices.get("*")

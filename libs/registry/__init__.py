@@ -18,7 +18,7 @@ from libs.registry.ports import (
 )
 from libs.registry.registration import EndpointRegistration
 from libs.registry.snapshot import RegistrySnapshot, apply_events, snapshot_of
-from libs.registry.terms import cost_microusd, kv_share_of, plan_name, plan_of, price_of, slo_of, weight_of
+from libs.registry.terms import kv_share_of, plan_name, plan_of, price_book, slo_of, weight_of
 from libs.registry.view import RegistryView
 
 __all__ = [
@@ -37,11 +37,10 @@ __all__ = [
     "WatchBatch",
     "WatchEvent",
     "apply_events",
-    "cost_microusd",
     "kv_share_of",
     "plan_name",
     "plan_of",
-    "price_of",
+    "price_book",
     "slo_of",
     "snapshot_of",
     "weight_of",

@@ -1,18 +1,18 @@
-"""What a tenant is given and what a request is held to, looked up in a snapshot: plan, weight, objectives, price.
+"""What a tenant is given and what a request is held to, looked up in a snapshot: plan, weight, objectives, prices.
 
-Each is a few dictionary reads, for hot paths. Messages are the snapshot's own and must not be changed.
+Each is a few dictionary reads, for hot paths, but `price_book`, which is made once per snapshot. Messages are the
+snapshot's own and must not be changed.
 """
 
 from __future__ import annotations
 
 from weir.registry.v1 import registry_pb2 as pb
 
+from libs.gcra import Price, PriceBook
 from libs.registry.snapshot import RegistrySnapshot
 
 ANY = "*"
 """Model or tier of an entry for all that have none of their own."""
-_PER = 1_000_000
-"""Prices are per this many tokens."""
 
 
 def plan_name(tenant: pb.Tenant | None) -> str:
@@ -48,27 +48,11 @@ def slo_of(snapshot: RegistrySnapshot, route: str, tier: str) -> pb.Slo | None:
     return snapshot.slos.get((route, tier)) or snapshot.slos.get((route, ANY))
 
 
-def price_of(snapshot: RegistrySnapshot, model_version: str, model: str = "") -> pb.Price | None:
-    """What tokens of a request cost; None when nothing is declared.
-
-    The nearest entry counts: of the version, of what was asked for, of the two without their version, of "*". So
-    pinning "weir-fast@1" is no way around the price of "weir-fast". The limiter charges in the same order
-    (`libs.gcra.PriceBook`).
-
-    :param model_version: what serves it; empty while it is not known yet.
-    :param model: what was asked for, an alias or a version.
-    """
-    prices = snapshot.prices
-    for name in (model_version, model, model_version.partition("@")[0], model.partition("@")[0], ANY):
-        price = prices.get(name)
-        if price is not None:
-            return price
-    return None
-
-
-def cost_microusd(price: pb.Price | None, *, prompt_tokens: int, output_tokens: int) -> int:
-    """What tokens cost in micro-dollars, rounded up; nothing without a price."""
-    if price is None:
-        return 0
-    total = prompt_tokens * price.input_microusd_per_million + output_tokens * price.output_microusd_per_million
-    return -(-total // _PER)
+def price_book(snapshot: RegistrySnapshot) -> PriceBook:
+    """What tokens cost, by the declared prices."""
+    return PriceBook(
+        {
+            name: Price(price.input_microusd_per_million, price.output_microusd_per_million)
+            for name, price in snapshot.prices.items()
+        }
+    )

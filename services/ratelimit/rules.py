@@ -5,9 +5,9 @@ from __future__ import annotations
 from weir.registry.v1 import registry_pb2
 
 from libs.deadlines import to_seconds
-from libs.gcra import DAY_NS, LimitSpec, Price, PriceBook
+from libs.gcra import DAY_NS, LimitSpec, PriceBook
 from libs.registry import RegistrySnapshot
-from libs.registry.terms import plan_of
+from libs.registry.terms import plan_of, price_book
 from services.ratelimit.policy.shedding import Levels, Shed
 
 _SECOND = 1_000_000_000
@@ -28,12 +28,7 @@ class Rules:
         """Takes over what has changed."""
         seen, self._seen = self._seen, snapshot
         if snapshot.prices is not seen.prices:
-            self.prices = PriceBook(
-                {
-                    name: Price(price.input_microusd_per_million, price.output_microusd_per_million)
-                    for name, price in snapshot.prices.items()
-                }
-            )
+            self.prices = price_book(snapshot)
             self.least_spend = int(self.prices.nothing_is_free)
         if snapshot.endpoints is not seen.endpoints:
             self.gateways = max(1, sum(1 for service, _ in snapshot.endpoints if service == "gateway"))

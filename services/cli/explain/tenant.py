@@ -14,13 +14,13 @@ from typing import Any
 from weir.audit.v1 import audit_pb2
 from weir.registry.v1 import registry_pb2 as pb
 
+from libs.gcra import PriceBook
 from libs.registry import (
     RegistrySnapshot,
-    cost_microusd,
     kv_share_of,
     plan_name,
     plan_of,
-    price_of,
+    price_book,
     slo_of,
     weight_of,
 )
@@ -128,10 +128,11 @@ def _limits(facts: Facts, requests: Sequence[audit_pb2.Record], limits: pb.Limit
     told["used_tokens"] = sum(event.prompt_tokens + event.completion_tokens for event in minute)
     if limits.spend_microusd:
         spent = [r.request for r in mine if _time(r) > facts.now - window]
-        told["spent_microusd"] = sum(_cost(facts.snapshot, event) for event in spent)
+        book = price_book(facts.snapshot)
+        told["spent_microusd"] = sum(_cost(book, event) for event in spent)
         # The log is read from its end: a window that begins before the oldest record read is not seen whole.
         told["spent_is_all"] = facts.whole or (bool(requests) and _time(requests[0]) <= facts.now - window)
-        told["unpriced"] = _unpriced(facts.snapshot)
+        told["unpriced"] = [name for name in sorted(facts.snapshot.model_versions) if book.find(name) is None]
     return told
 
 
@@ -271,13 +272,9 @@ def _slow(told: Mapping[str, Any]) -> list[str]:
     ]
 
 
-def _cost(snapshot: RegistrySnapshot, event: audit_pb2.RequestEvent) -> int:
-    price = price_of(snapshot, event.model_version, event.model)
-    return cost_microusd(price, prompt_tokens=event.prompt_tokens, output_tokens=event.completion_tokens)
-
-
-def _unpriced(snapshot: RegistrySnapshot) -> list[str]:
-    return [name for name in sorted(snapshot.model_versions) if price_of(snapshot, name) is None]
+def _cost(book: PriceBook, event: audit_pb2.RequestEvent) -> int:
+    tokens = event.prompt_tokens + event.completion_tokens
+    return book.of(event.model_version, event.model).cost(tokens, event.prompt_tokens)
 
 
 def _tier(snapshot: RegistrySnapshot, event: audit_pb2.RequestEvent) -> str:

@@ -27,12 +27,11 @@ from libs.gcra import (
     LimitKind,
     LimitReport,
     LimitSpec,
-    Price,
     PriceBook,
     SettledAlready,
 )
 from libs.mux import Codec, MuxClient, Semantics
-from libs.registry import RegistrySnapshot
+from libs.registry import RegistrySnapshot, price_book
 from libs.rpc import make_channel
 from libs.sharding import SHARD_HEADER, SHARDS, shard_of
 from services.gateway.clients.decision import start_decision
@@ -134,12 +133,7 @@ class QuotaClient:
             for key, limits in snapshot.limits.items()
         }
         self._local.apply_limits(specs, self._now())
-        self._prices = PriceBook(
-            {
-                name: Price(price.input_microusd_per_million, price.output_microusd_per_million)
-                for name, price in snapshot.prices.items()
-            }
-        )
+        self._prices = price_book(snapshot)
 
     def start_reserve(
         self,

@@ -16,17 +16,36 @@ BOOK = PriceBook({"fast@2": Price(1, 1), "fast": Price(2, 2), "cheapest": Price(
     [
         ("fast@2", "fast", 1),
         ("fast@1", "fast", 2),
-        ("fast@1", "cheapest", 3),
+        ("fast@1", "cheapest", 2),
+        ("fast@1", "fast@2", 2),
         ("fast@1", "other", 2),
+        ("big@1", "cheapest", 3),
+        ("big@1", "fast@2", 1),
+        ("big@1", "fast@1", 2),
+        ("", "fast@1", 2),
+        ("", "fast@2", 1),
         ("big@1", "big", 4),
     ],
 )
-def test_the_most_exact_price_holds(version: str, model: str, price: int) -> None:
-    assert BOOK.of(version, model) == Price(price, price)
+def test_what_serves_counts_before_what_was_asked_for(version: str, model: str, price: int) -> None:
+    assert BOOK.of(version, model) == BOOK.find(version, model) == Price(price, price)
+
+
+def test_a_smaller_model_in_the_place_of_another_costs_its_own_price() -> None:
+    book = PriceBook({"big@1": Price(9, 9), "big": Price(8, 8), "small": Price(1, 1)})
+    assert book.of("small@1", "big@1") == book.of("small@1", "big") == Price(1, 1)
+    assert book.of("big@1", "small") == Price(9, 9)
+
+
+def test_a_declared_nothing_is_told_from_no_price() -> None:
+    book = PriceBook({"gift": FREE})
+    assert book.find("gift@1") == FREE
+    assert book.find("other@1") is None
 
 
 def test_without_prices_nothing_costs() -> None:
     assert PriceBook({}).of("fast@1", "fast") == FREE
+    assert PriceBook({}).find("fast@1", "fast") is None
     assert FREE.cost(10**9, 0) == 0
 
 

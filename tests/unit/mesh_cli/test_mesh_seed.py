@@ -10,7 +10,7 @@ from weir.registry.v1 import registry_pb2
 
 from libs.config import TlsFiles
 from libs.pki import issue
-from libs.registry import MemoryStore, Put, RegistrySnapshot, plan_of, price_of, slo_of, snapshot_of
+from libs.registry import MemoryStore, Put, RegistrySnapshot, plan_of, price_book, slo_of, snapshot_of
 from libs.registry.keys import ROOT as ROOT_KEY
 from libs.registry.keys import encode, key_of
 from libs.service.process import serve
@@ -70,7 +70,7 @@ def test_plans_objectives_and_prices_are_ones_that_the_registry_takes() -> None:
     assert [step.WhichOneof("step") for step in plan_of(registered, "tiny").ladder] == ["cap_output", "smaller_model"]
     assert not plan_of(registered, "acme").ladder
     assert all(slo_of(registered, "generate", spec.tier) for spec in SEED.models)
-    assert all(price_of(registered, f"{name}@1") for name in models)
+    assert all(price_book(registered).find(f"{name}@1") for name in models)
 
 
 async def test_only_what_is_missing_is_planted(tmp_path: Path) -> None:
