@@ -177,6 +177,7 @@ class Gateway:
         except TimeoutError:
             self._pipeline.cut()
         async with asyncio.timeout(_LAST_SECONDS):
+            await self._pipeline.drain()
             await self._audit.settled()
             while self._quota.pending or self._admission.pending:  # noqa: ASYNC110
                 await asyncio.sleep(_LOOK_SECONDS)

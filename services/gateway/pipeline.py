@@ -102,6 +102,7 @@ class Pipeline:
         self._turnover = Turnover(clock.monotonic())
         self._entered = 0  # requests that are on their way or run
         self._of_tenant: dict[str, int] = {}  # those by tenant; only tenants that have any
+        self._openings: set[asyncio.Timeout] = set()  # around those on their way
         self._active: dict[Generation, Request] = {}
         self._idle = asyncio.Event()
         self._idle.set()
@@ -146,7 +147,7 @@ class Pipeline:
         self._idle.clear()
         try:
             self._check_may_run(request)
-            return await self._open(request)
+            return await self._open_until_cut(request)
         except WeirError as error:
             self._rejected(request, error)
             told = with_limits(error, identity, spec.model, request.reservation, self._catalog)
@@ -166,9 +167,12 @@ class Pipeline:
         await self._idle.wait()
 
     def cut(self) -> None:
-        """End whatever still runs: each gets its terminal event, is settled and recorded."""
+        """End whatever still runs or waits: each gets its terminal event or its refusal, is settled and recorded. What
+        waits needs a turn of the loop for that: see `drain`."""
         for generation in list(self._active):
             generation.fail(self._draining())
+        for opening in self._openings:
+            opening.reschedule(asyncio.get_running_loop().time())
 
     def sweep(self) -> None:
         """Heartbeats, readers that do not read, and a backstop behind the worker's own deadline; called about twice a
@@ -211,6 +215,19 @@ class Pipeline:
         return WeirError(
             Reason.DRAINING, "this gateway is shutting down", retry_after=0.25 + jittered(0.5, self._chance)
         )
+
+    async def _open_until_cut(self, request: Request) -> Mailbox:
+        opening = asyncio.timeout(None)
+        try:
+            async with opening:
+                self._openings.add(opening)
+                return await self._open(request)
+        except TimeoutError:
+            if not opening.expired():
+                raise  # not ours
+            raise self._draining() from None
+        finally:
+            self._openings.discard(opening)
 
     async def _open(self, request: Request) -> Mailbox:
         try:
@@ -304,6 +321,7 @@ class Pipeline:
         self._of_tenant[tenant] -= 1
         if not self._of_tenant[tenant]:
             del self._of_tenant[tenant]
-        self._turnover.ended()
+        if request.admit is not None:  # it had a place; those that never got one make no room for others
+            self._turnover.ended()
         if not self._entered:
             self._idle.set()

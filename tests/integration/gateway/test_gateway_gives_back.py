@@ -84,3 +84,24 @@ async def test_a_drain_that_is_cut_ends_its_streams_properly(tmp_path: Path) -> 
     assert (await asyncio.wait_for(mesh.released.get(), 10)).output_tokens == 2
     assert (await asyncio.wait_for(mesh.records.get(), 10)).request.reason == "DRAINING"
     assert mesh.leftovers() == {}
+
+
+async def test_a_drain_that_is_cut_refuses_what_still_waits(tmp_path: Path) -> None:
+    """Else its lease and its place in admission's queue would outlive the process."""
+    model = tmp_path / "model"
+    model.mkdir()
+    cut = rig(write_byte_tokenizer(model), tmp_path / "state", drain=1.2)
+    mesh = await cut.__aenter__()
+    admission = Held(mesh.admission, lambda call: call.HasField("admit"))
+    async with Stream(mesh) as stream:
+        asked = await admission.question()
+        ending = asyncio.ensure_future(cut.__aexit__(None, None, None))
+        error = await refusal(stream)
+        await ending
+    assert error.reason is Reason.DRAINING
+    assert error.retry_after is not None
+    assert (await asyncio.wait_for(mesh.settled.get(), 10)).tokens == 0
+    released = await asyncio.wait_for(mesh.released.get(), 10)
+    assert (released.request_id, released.unused) == (asked.admit.request_id, True)
+    assert (await asyncio.wait_for(mesh.records.get(), 10)).request.reason == "DRAINING"
+    assert mesh.leftovers() == {}
