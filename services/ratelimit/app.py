@@ -53,7 +53,7 @@ class RateLimitService:
             track_changes=True,
         )
         replica = Replica(ledger, keep_log=state_dir is not None)
-        self._rules = rules = Rules()
+        self._rules = rules = Rules(level_ns=int(settings.level_seconds * _SECOND))
         self._limits: object = None
 
         self._peers = peers = Peers(
@@ -157,6 +157,7 @@ class RateLimitService:
     def _apply(self, snapshot: RegistrySnapshot) -> None:
         """Makes the snapshot's rules those in force; at once, what was used stays used."""
         self._rules.update(snapshot)
+        self._look_at_registry()
         if snapshot.limits is not self._limits:
             self._limits = snapshot.limits
             self._ledger.apply_limits(specs_of(snapshot), self._now())
@@ -169,7 +170,12 @@ class RateLimitService:
         self.keeper.publish()
         self._mux.rebalance()
 
+    def _look_at_registry(self) -> None:
+        if self._view.live:
+            self._rules.registry_seen(self._now())
+
     def _sweep(self) -> int:
+        self._look_at_registry()
         callers = {instance: endpoint for (_, instance), endpoint in self._view.snapshot.endpoints.items()}
         return self._holders.sweep(callers, self._peers.others)
 

@@ -40,6 +40,8 @@ class Settings(ServiceSettings, frozen=True, kw_only=True, forbid_unknown_fields
     """A decision waits at most this long before it is told to the other replicas."""
     peer_seconds: float = 5.0
     """What one replica tells another is retried for this long; later the other asks for the whole state."""
+    level_seconds: float = 10.0
+    """After so long without the registry, levels of overload count no more: their end could not be seen."""
     forward_seconds: float = 0.05
     """The owner's time to answer for the edge; after it the replica that was asked decides by what it knows."""
     join_seconds: float = 3.0

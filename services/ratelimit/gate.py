@@ -65,7 +65,7 @@ class Gate:
 
     async def decide(self, question: EdgeQuestion, traceparent: str) -> Verdict:
         """The verdict; a request that passes was counted, one that is refused was not."""
-        shed = self._rules.levels.of(question.tenant, question.pool)
+        shed = self._rules.shed(question.tenant, question.pool, self._now())
         if shed.share and self._rng.random() < shed.share:
             metrics.EDGE_SHED.inc()
             retry = jittered(shed.retry_after_ns, self._rng.random()) or 0

@@ -8,17 +8,22 @@ from libs.deadlines import to_seconds
 from libs.gcra import DAY_NS, LimitSpec, PriceBook
 from libs.registry import RegistrySnapshot
 from libs.registry.terms import plan_of, price_book
-from services.ratelimit.policy.shedding import Levels, Shed
+from services.ratelimit.policy.shedding import NOTHING, Levels, Shed
 
 _SECOND = 1_000_000_000
 
 
 class Rules:
-    """The present rules, replaced with each snapshot that changes them."""
+    """The present rules, replaced with each snapshot that changes them.
 
-    def __init__(self) -> None:
+    :param level_ns: levels count no longer than this after the registry was last seen.
+    """
+
+    def __init__(self, *, level_ns: int) -> None:
         self.prices = PriceBook({})
-        self.levels = Levels()
+        self._levels = Levels()
+        self._level_ns = level_ns
+        self._levels_end = 0
         self.least_spend = 0
         """Micro-dollars that any request costs at least, known without its model."""
         self.gateways = 1
@@ -33,7 +38,20 @@ class Rules:
         if snapshot.endpoints is not seen.endpoints:
             self.gateways = max(1, sum(1 for service, _ in snapshot.endpoints if service == "gateway"))
         if snapshot.endpoints is not seen.endpoints or snapshot.levels is not seen.levels:
-            self.levels = levels_of(snapshot)
+            self._levels = levels_of(snapshot)
+
+    def registry_seen(self, now: int) -> None:
+        """What is known of the registry is what stands in it at `now`."""
+        self._levels_end = now + self._level_ns
+
+    def shed(self, tenant: str, pool: str, now: int) -> Shed:
+        """What of a tenant's requests to refuse; nothing when the registry was not seen for too long, as after a start
+        from its cached snapshot.
+
+        A level ends with the lease of who wrote it, and that end cannot be seen then. The level's own age says
+        nothing: while an overload lasts and its shares stay the same, it is not written again.
+        """
+        return self._levels.of(tenant, pool) if now < self._levels_end else NOTHING
 
     def serves_over_quota(self, tenant: str) -> bool:
         """Whether the tenant's plan has its requests served beyond its limits per minute, when nothing else waits."""

@@ -15,7 +15,7 @@ from weir.mux.v1 import mux_pb2
 from weir.quota.v1 import quota_pb2, quota_pb2_grpc
 from weir.registry.v1 import registry_pb2
 
-from libs.clock import SystemClock
+from libs.clock import Clock, SystemClock
 from libs.deadlines import Deadline
 from libs.mux import Codec, MuxClient, Semantics
 from libs.registry import MemoryStore, Put, keys
@@ -142,7 +142,13 @@ class Cluster:
         self.nodes: list[Node] = []
 
     async def start(
-        self, name: str, *seen: Node, seed: tuple[Any, ...] = (), rng: random.Random | None = None, **settings: Any
+        self,
+        name: str,
+        *seen: Node,
+        seed: tuple[Any, ...] = (),
+        clock: Clock | None = None,
+        rng: random.Random | None = None,
+        **settings: Any,
     ) -> Node:
         """A replica that is ready; `seen` are those that its registry knows at its start."""
         limits = registry_pb2.Limits(tenant="acme", model="*", tokens_per_minute=1000, concurrency=100)
@@ -151,7 +157,7 @@ class Cluster:
         objects = {keys.key_of(m): keys.encode(m) for m in (limits, *others, *seed)}
         await store.txn(puts=[Put(key, value) for key, value in objects.items()])
         configured = Settings(service="ratelimit", instance=name, **({"settle_seconds": 0.0} | settings))
-        service = await build(configured, store=store, rng=rng or NoJitter())
+        service = await build(configured, clock=clock, store=store, rng=rng or NoJitter())
         server = make_server()
         service.register(server)
         port = bind(server, "127.0.0.1:0", tls=None)

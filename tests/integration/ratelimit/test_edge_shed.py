@@ -12,6 +12,7 @@ from google.protobuf import duration_pb2
 from prometheus_client import REGISTRY
 from weir.registry.v1 import registry_pb2
 
+from libs.clock import ManualClock
 from tests.support.limiter import Cluster, cluster, settle
 
 OK = rls_pb2.RateLimitResponse.OK
@@ -65,6 +66,25 @@ async def test_a_level_ends_with_its_admission(replicas: Cluster) -> None:
     assert (await node.ask_edge()).overall_code == OVER
     await node._write(deletes=["/weir/v1/levels/fast-pool"])
     assert (await node.ask_edge()).overall_code == OK
+
+
+async def test_a_level_whose_end_cannot_be_seen_ends_by_itself(replicas: Cluster) -> None:
+    clock = ManualClock(start=1000.0)
+    node = await replicas.start("ratelimit-0", seed=(WORKER, level("fast-pool", acme=1.0)), clock=clock)
+    sweep = node.service._sweep
+    for _ in range(5):  # while the registry is seen, an unchanged level is as good as a new one
+        clock.advance(9.0)
+        sweep()
+        assert (await node.ask_edge()).overall_code == OVER
+    node.store.set_available(False)
+    clock.advance(9.0)
+    sweep()
+    assert (await node.ask_edge()).overall_code == OVER
+    clock.advance(1.5)
+    assert (await node.ask_edge()).overall_code == OK
+    node.store.set_available(True)
+    sweep()
+    assert (await node.ask_edge()).overall_code == OVER
 
 
 async def test_a_share_of_the_requests_is_refused(replicas: Cluster) -> None:
