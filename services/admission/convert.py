@@ -16,6 +16,9 @@ from services.admission.policy.pool import Pool
 from services.admission.policy.refusals import MIN_RETRY_AFTER
 
 _MAX_HASHES = 64  # as the proto says
+_LEAST_WEIGHT, _MOST_WEIGHT = 1e-3, 1e6  # beyond, a request's cost over it would be lost in a counter, or fill it
+_MAX_RATE = 1e9  # prompt tokens per second
+_MAX_STEP = 3600.0  # seconds
 _MAX_ID = 256  # characters; ids are echoed in messages, logs and grants
 
 # Lookup by number is several times faster than calling the enum, and this runs once per request.
@@ -32,8 +35,10 @@ def to_request(admit: pb.Admit, *, deadline: float, owner: str, now: float) -> R
         raise _invalid("request_id")
     if not 0 < len(tenant) <= _MAX_ID:
         raise _invalid("tenant")
-    if not 0.0 < weight < math.inf:
-        raise _invalid("weight")
+    if not _LEAST_WEIGHT <= weight <= _MOST_WEIGHT:
+        if not 0.0 < weight < math.inf:
+            raise _invalid("weight")
+        weight = min(_MOST_WEIGHT, max(_LEAST_WEIGHT, weight))
     queue_class = _CLASSES.get(admit.queue_class)
     if queue_class is None:
         raise _invalid("queue_class")
@@ -104,15 +109,16 @@ def to_spec(hello: pb.WorkerHello) -> WorkerSpec:
 
 
 def to_report(report: pb.CapacityReport) -> Report:
-    """The load a worker tells."""
+    """The load a worker tells; rates that cannot be count as unknown."""
+    step, rate = to_seconds(report.decode_step), report.prefill_tokens_per_second
     return Report(
         report.free_blocks,
         report.running,
         report.waiting,
         report.queued_prefill_tokens,
         report.draining,
-        to_seconds(report.decode_step),
-        report.prefill_tokens_per_second,
+        step if 0.0 < step <= _MAX_STEP else 0.0,
+        rate if 1.0 / _MAX_STEP <= rate <= _MAX_RATE else 0.0,
         frozenset(report.resident_models) if report.resident_models else None,
     )
 

@@ -9,6 +9,7 @@ import asyncio
 import functools
 from collections import deque
 from collections.abc import Callable, Iterable
+from typing import NamedTuple
 
 from weir.admission.v1 import admission_pb2 as pb
 
@@ -39,6 +40,14 @@ _PUBLISH_SECONDS = 1.0
 Waiter = asyncio.Future[pb.AdmissionReply]
 
 
+class _Kept(NamedTuple):
+    """A grant that was given out."""
+
+    signed: pb.SignedGrant
+    what: tuple[str, str, int, int, int]  # key id, version, caps
+    expiry: float
+
+
 class Coordinator:
     """All pools of this process."""
 
@@ -66,7 +75,7 @@ class Coordinator:
         self._metrics: dict[str, PoolMetrics] = {}
         self._workers: dict[str, WorkerSession] = {}
         self._waiters: dict[str, set[Waiter]] = {}
-        self._grants: dict[str, tuple[pb.SignedGrant, str, float]] = {}  # request → grant, worker session, expiry
+        self._grants: dict[str, _Kept] = {}  # by request
         self._grant_expiries: deque[tuple[float, str]] = deque()
         self._gateways: dict[tuple[str, str], int] = {}  # gateway instance, pool → open streams
         self._gone: dict[tuple[str, str], float] = {}  # likewise → when its shares there are given up
@@ -238,7 +247,7 @@ class Coordinator:
         while self._grant_expiries and self._grant_expiries[0][0] <= now:
             _, request_id = self._grant_expiries.popleft()
             kept = self._grants.get(request_id)
-            if kept is not None and kept[2] <= now:
+            if kept is not None and kept.expiry <= now:
                 del self._grants[request_id]
         if now >= self._next_publish:
             self._next_publish = now + _PUBLISH_SECONDS
@@ -311,9 +320,17 @@ class Coordinator:
     def _grant(self, request: Request, session: WorkerSession) -> pb.SignedGrant:
         """The request's grant: the one it has while that is good, so that a repeated question cannot run twice."""
         now = self._clock.monotonic()
+        # What is granted, and with which key: a share for something else needs a grant of its own.
+        what = (
+            session.signer.key_id,
+            request.model_version,
+            request.prompt_tokens,
+            request.max_output_tokens,
+            request.choices,
+        )
         kept = self._grants.get(request.request_id)
-        if kept is not None and kept[1] == session.signer.key_id and kept[2] > now:
-            return kept[0]
+        if kept is not None and kept.what == what and kept.expiry > now:
+            return kept.signed
         signed = session.signer.sign(
             request_id=request.request_id,
             model_version=request.model_version,
@@ -323,7 +340,7 @@ class Coordinator:
             choices=request.choices,
         )
         expiry = now + self._grant_lifetime
-        self._grants[request.request_id] = (signed, session.signer.key_id, expiry)
+        self._grants[request.request_id] = _Kept(signed, what, expiry)
         self._grant_expiries.append((expiry, request.request_id))
         return signed
 

@@ -21,6 +21,7 @@ class Held:
     waited: float
     computed: float  # first token after the grant, by the formula
     predicted: float  # first token after the admission
+    granted_at: float
 
 
 class Books:
@@ -49,14 +50,17 @@ class Books:
         return held
 
     def settle(
-        self, request_id: str, output_tokens: int | None, *, learn: bool, first_token: float | None = None
+        self, request_id: str, now: float, output_tokens: int | None, *, learn: bool, first_token: float | None = None
     ) -> None:
         """It ended after `output_tokens` (None: it was never submitted): corrects the tenant's charge to what it really
-        cost. `learn`: it ended by itself, so its length says something."""
+        cost. `learn`: it ended by itself, so its length says something. What cannot be (more tokens than granted, a
+        first one after the end) counts as the most that can."""
         held = self.forget(request_id)
         if held is None:
             return
         request = held.request
+        if output_tokens is not None:
+            output_tokens = min(output_tokens, request.max_output_tokens * request.choices)
         actual = 0.0 if output_tokens is None else self._limits.real_cost(request, output_tokens)
         self._backlog.queue_of(request).correct(request.tenant, request.weight, actual - held.cost)
         if output_tokens is None:
@@ -65,6 +69,7 @@ class Books:
             tokens = request.resumed_tokens + output_tokens / request.choices
             self._predictor.lengths.learn(request.tenant, request.model_version, tokens)
         if first_token is not None:
+            first_token = max(0.0, min(first_token, now - held.granted_at))
             self._predictor.first_token_came(first_token, held.computed)
             self._predictions.append((held.predicted, held.waited + first_token))
 

@@ -16,7 +16,7 @@ from collections.abc import Callable, Collection, Iterable
 
 from services.admission.policy.account import Reservation, Worker, blocks_needed
 from services.admission.policy.affinity import Affinity
-from services.admission.policy.model import Interrupt, Limits, Request, WorkerSpec
+from services.admission.policy.model import Interrupt, Limits, Report, Request, WorkerSpec
 from services.admission.policy.outliers import Outliers
 from services.admission.policy.placement import Needs, eligible, pick, to_keep
 from services.admission.policy.preemption import Preemption
@@ -68,10 +68,31 @@ class Ledger:
         self.outliers.forget(worker_id)
         self._forget_if_gone(worker)
         self._membership_changed()
-        for version in worker.spec.model_versions:
-            for name in self.outliers.left([each.spec.worker for each in self.serving(version)]):
-                self.workers[name].changed()
+        self._call_back(worker)
         return True
+
+    def drain(self, worker_id: str) -> None:
+        """A worker is asked to finish: it gets no new work until it joins anew."""
+        worker = self.workers.get(worker_id)
+        if worker is not None:
+            worker.draining = True
+            self._call_back(worker)
+
+    def heard(self, worker_id: str, report: Report, now: float) -> bool:
+        """A worker told its load. False when it is not there."""
+        worker = self.workers.get(worker_id)
+        if worker is None or not worker.live:
+            return False
+        was_open = worker.open()
+        worker.heard(report, now)
+        if was_open and report.draining:
+            self._call_back(worker)
+        return True
+
+    @property
+    def staffed(self) -> bool:
+        """Is there any worker?"""
+        return self._live_blocks > 0
 
     def serving(self, model_version: str) -> list[Worker]:
         """Live workers of the version, busy and draining ones included."""
@@ -221,8 +242,13 @@ class Ledger:
         name = worker.spec.worker
         if output_tokens:
             self.affinity.observed(name, reservation.expected_cached, cached_prompt_tokens)
-        alike = [each.spec.worker for each in self.serving(reservation.request.model_version)] if failed else ()
-        self.outliers.outcome(name, now, failed=failed, workers=alike)
+        version = reservation.request.model_version
+        alike: list[str] = []
+        also: list[list[str]] = []
+        if failed:
+            alike = self._in_use(version, worker)
+            also = [self._in_use(each, worker) for each in worker.spec.model_versions if each != version]
+        self.outliers.outcome(name, now, failed=failed, workers=alike, also=also)
         worker.changed()
 
     def disown(self, request_ids: Iterable[str], now: float) -> int:
@@ -246,6 +272,16 @@ class Ledger:
         return [request_id for request_id, held in self.reservations.items() if held.request.owner == owner]
 
     # ---- inside --------------------------------------------------------------------------------------------------
+
+    def _in_use(self, model_version: str, *besides: Worker) -> list[str]:
+        """Workers of the version that take new work, but for their standing, and those `besides` that serve it."""
+        return [each.spec.worker for each in self.serving(model_version) if each in besides or each.open()]
+
+    def _call_back(self, gone: Worker) -> None:
+        """This worker takes no new work any more: too many of those that remain may be ejected."""
+        for version in gone.spec.model_versions:
+            for name in self.outliers.left(self._in_use(version)):
+                self.workers[name].changed()
 
     def _needs(self, request: Request) -> Needs:
         expected = self._expected_output(request) if self._expected_output is not None else None

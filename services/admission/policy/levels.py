@@ -23,7 +23,8 @@ from services.admission.policy.model import QueueClass, Request
 
 _GRAIN = 0.02  # shares are told in steps of this, so that not every breath is a change
 _MOST_NAMED = 100
-_CALM = 2.0  # memories without a refusal after which nobody is named: the load is over, or another's
+_OVER = 0.5  # memories without any refusal after which nobody is named: the load is over
+_LEAST = 1.0  # seconds over which a rate is taken at least: a first request is no flood
 _QUIET = 4.0  # memories after which what was is forgotten
 _CALM = 0.5  # seconds without a refusal of a tenant's here from which on less of its requests is shed
 _FADING = 1.0  # seconds in which the share then falls to 1/e, until refusals begin again or it has ended
@@ -55,11 +56,11 @@ class _Account:
 
     def __init__(self, memory: float, now: float) -> None:
         self.weight = 1.0
-        self.asked = FadingRate(memory, now)
-        self.got = FadingRate(memory, now)
-        self.came = FadingRate(memory, now)
-        self.passed = FadingRate(memory, now)
-        self.refused = FadingRate(memory, now)
+        self.asked = FadingRate(memory, now - _LEAST)
+        self.got = FadingRate(memory, now - _LEAST)
+        self.came = FadingRate(memory, now - _LEAST)
+        self.passed = FadingRate(memory, now - _LEAST)
+        self.refused = FadingRate(memory, now - _LEAST)
         self.retry_after = FadingMean(16.0)
 
 
@@ -130,7 +131,7 @@ class Levels:
 
     def tenants(self, now: float) -> tuple[TenantLevel, ...]:
         """Whom the edge should shed, the largest share first."""
-        if now - self._refused_at > _CALM * self._memory:
+        if now - self._refused_at > _OVER * self._memory:
             return ()
         shares: dict[str, tuple[float, float]] = {}
         for accounts in self._by_class(now).values():

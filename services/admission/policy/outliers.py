@@ -8,13 +8,14 @@
 Only failures through the worker's fault count, which whoever reports them must tell from client errors, cancels and
 deadlines: those are no outcomes here. At most `share` of the workers are out at once (a pool of two or more may always
 lose one), never the last that is in use: when all fail, the fault lies elsewhere, and a pool that serves some is better
-than one that serves none. When others leave, so that too many are out, those come back half open that would be next.
+than one that serves none. That holds for each version which the worker serves. When others leave or drain, so that too
+many are out, those come back half open that would be next.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 
 from services.admission.policy.tuning import Ejection
@@ -81,10 +82,11 @@ class Outliers:
         if record is not None and record.probing:
             record.probing -= 1
 
-    def outcome(self, worker: str, now: float, *, failed: bool, workers: Collection[str]) -> bool:
-        """A request on the worker succeeded or failed through its fault; `workers` are the live ones
-        that do the same work. True when
-        the worker is ejected for it."""
+    def outcome(
+        self, worker: str, now: float, *, failed: bool, workers: Collection[str], also: Iterable[Collection[str]] = ()
+    ) -> bool:
+        """A request on the worker succeeded or failed through its fault; `workers` are those in use that do the same
+        work, `also` those that do each other work of this worker's. True when the worker is ejected for it."""
         limits = self._limits
         self._now = max(self._now, now)
         record = self._records.setdefault(worker, _Record(at=now))
@@ -105,7 +107,7 @@ class Outliers:
         half_open = record.watched
         if not (half_open or record.streak >= limits.failures or self._stands_out(worker, now, workers)):
             return False
-        if not self._may_lose(worker, now, workers):
+        if not all(self._may_lose(worker, now, each) for each in (workers, *also)):
             return False
         self._eject(record, now)
         return True

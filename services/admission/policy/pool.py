@@ -63,7 +63,7 @@ class Pool:
         The events concern other requests (one may be shed or interrupted for this one). A request that holds a share
         already is granted it again while that still covers it; one that waits already goes on waiting.
         """
-        repeated = self._repeated(request)
+        repeated = self._repeated(request, now)
         if repeated is not None:
             return repeated, []
         refused = self._hopeless(request, now)
@@ -100,7 +100,7 @@ class Pool:
         `first_token` are seconds from the grant to it, None when there was none. A request that still waits is taken
         out of the queue.
         """
-        if self.backlog.remove(request_id) is not None:
+        if self._take_out(request_id):
             return True, self._dispatch(now)
         if request_id not in self.ledger.reservations:
             return False, []
@@ -114,12 +114,12 @@ class Pool:
                 cached_prompt_tokens=cached_prompt_tokens,
             )
         self.ledger.release(request_id)
-        self.books.settle(request_id, output_tokens, learn=not (failed or interrupted), first_token=first_token)
+        self.books.settle(request_id, now, output_tokens, learn=not (failed or interrupted), first_token=first_token)
         return True, self._dispatch(now)
 
     def cancel(self, request_id: str, now: float) -> tuple[bool, list[Event]]:
         """A waiting request's caller gave up. False when it does not wait (any more)."""
-        if self.backlog.remove(request_id) is None:
+        if not self._take_out(request_id):
             return False, []
         return True, self._dispatch(now)
 
@@ -136,11 +136,7 @@ class Pool:
 
     def worker_reported(self, worker: str, report: Report, now: float) -> list[Event]:
         """A worker told its load."""
-        account = self.ledger.workers.get(worker)
-        if account is None:
-            return []
-        account.heard(report, now)
-        return self._dispatch(now)
+        return self._dispatch(now) if self.ledger.heard(worker, report, now) else []
 
     def worker_left(self, worker: str, now: float) -> bool:
         """A worker's stream broke or fell silent: it gets no work from this moment. False when it was not there."""
@@ -149,13 +145,15 @@ class Pool:
             return False
         for version in account.spec.model_versions:
             self._last_served[version] = now
+        if not self.ledger.staffed:  # what waits for somebody to come back says nothing of the pool
+            self.predictor.observe(now, backlogged=False)
+            for item in self.backlog.waiting():
+                item.predicted_wait = None
         return True
 
     def drain_worker(self, worker: str) -> None:
         """A worker is asked to finish: it gets no new work from this moment until it joins anew."""
-        account = self.ledger.workers.get(worker)
-        if account is not None:
-            account.draining = True
+        self.ledger.drain(worker)
 
     def silent_workers(self, now: float, heartbeat: float) -> list[str]:
         """Live workers that were not heard of for longer than `heartbeat` seconds."""
@@ -193,7 +191,7 @@ class Pool:
 
     # ---- admitting -----------------------------------------------------------------------------------------------
 
-    def _repeated(self, request: Request) -> Granted | Queued | Refused | None:
+    def _repeated(self, request: Request, now: float) -> Granted | Queued | Refused | None:
         """The answer for a request id that is known already; None when it is not, or no longer of use."""
         item = self.backlog.find(request.request_id)
         held = self.ledger.reservations.get(request.request_id)
@@ -206,12 +204,12 @@ class Pool:
         if item is not None:
             if _covers(known, request):
                 return Queued(known)
-            self.backlog.remove(request.request_id)
+            self._take_out(request.request_id)
         elif held is not None:
-            return self._held_already(held, request)
+            return self._held_already(held, request, now)
         return None
 
-    def _held_already(self, held: Reservation, request: Request) -> Granted | None:
+    def _held_already(self, held: Reservation, request: Request, now: float) -> Granted | None:
         worker = self.ledger.workers[held.worker]
         if worker.live and held.worker not in request.excluded and _covers(held.request, request):
             held.request = replace(held.request, owner=request.owner)
@@ -219,7 +217,7 @@ class Pool:
             return Granted(held.request, held.worker)
         # A migration: the old worker is lost or failed it, so the request needs another share, not a second one.
         self.ledger.release(request.request_id)
-        self.books.settle(request.request_id, None, learn=False)
+        self.books.settle(request.request_id, now, None, learn=False)
         return None
 
     def _hopeless(self, request: Request, now: float) -> Refused | None:
@@ -262,7 +260,7 @@ class Pool:
         if shed is item:
             return self._full(request, "queue", wait, cost, now), []
         item.urgent = urgent
-        item.predicted_wait = None if urgent else wait
+        item.predicted_wait = None if urgent or not self.ledger.staffed else wait
         item.predicted_first_token = (wait or 0.0) + self.predictor.first_token(computed)
         self.predictor.let_in(request, cost, now)
         events: list[Event] = [] if shed is None else [self._evict(shed, now, shed=True)]
@@ -289,11 +287,10 @@ class Pool:
             waited = now - item.queued_at
             self.predictor.waited(item.request.queue_class, item.predicted_wait, waited, now)
             events.append(self._hold(item.request, worker, item.cost, now, item))
-        if len(self.backlog):
-            self.predictor.observe(now, backlogged=True)
+        waiting = len(self.backlog) > 0
+        self.predictor.observe(now, backlogged=waiting and self.ledger.staffed)
+        if waiting:
             events += self._urgency.make_room(now)
-        else:
-            self.predictor.observe(now, backlogged=False)
         return events
 
     def _next(self, now: float) -> tuple[Item, Worker] | None:
@@ -347,7 +344,7 @@ class Pool:
         if item is not None:
             waited, predicted = now - item.queued_at, item.predicted_first_token
             pressure = self._urgency.pressure(item, now)
-        self.books.open(Held(request, cost, waited, computed, predicted))
+        self.books.open(Held(request, cost, waited, computed, predicted, now))
         return Granted(request, worker.spec.worker, waited, pressure, predicted)
 
     def _disown(self, request_ids: list[str], now: float) -> int:
@@ -356,7 +353,15 @@ class Pool:
             self.books.forget(request_id)
         return count
 
+    def _take_out(self, request_id: str) -> bool:
+        """The request waits no more, nor is room made for it. False when it did not wait."""
+        if self.backlog.remove(request_id) is None:
+            return False
+        self.ledger.preemption.over(request_id)
+        return True
+
     def _evict(self, item: Item, now: float, *, shed: bool = False) -> Refused:
+        self.ledger.preemption.over(item.request.request_id)
         if not shed:
             self.predictor.waited(item.request.queue_class, item.predicted_wait, now - item.queued_at, now)
         wait = self.predictor.wait(item.request, item.cost, self.backlog, self.ledger, now) or 1.0

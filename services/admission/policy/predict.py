@@ -29,13 +29,15 @@ _SETTLED = 8  # first tokens after which one that is far off counts as …
 _OUTLIER, _OUTLIER_SECONDS = 4.0, 0.1  # … no further off than so many mean deviations and seconds
 _FACTOR_GAIN = 0.05
 _FACTORS = (0.5, 4.0)
+_NOTHING = 1e-6  # cost units: what hours without a grant leave of any number
 _NOTABLE_WAIT = 0.05  # seconds; the error of shorter predictions says nothing
 
 
 class ServiceRate:
     """Cost units granted per second while requests wait: an average with exponentially fading memory.
 
-    Only backlogged time counts, since an idle pool's throughput says nothing about what it could do.
+    Only backlogged time with workers counts: the throughput of an idle pool, or of one whose workers are all lost, says
+    nothing about what it can do.
     """
 
     def __init__(self, *, memory: float = _MEMORY, min_observed: float = 0.5) -> None:
@@ -60,7 +62,7 @@ class ServiceRate:
         too little was seen."""
         if supposed is not None:
             return (self._cost + supposed * _TRUST) / (self._time + _TRUST)
-        if self._time < self._min_observed or self._cost <= 0.0:
+        if self._time < self._min_observed or self._cost < _NOTHING:
             return None
         return self._cost / self._time
 
@@ -174,7 +176,7 @@ class Predictor:
 
     def wait(self, request: Request, cost: float, backlog: Backlog, ledger: Ledger, now: float) -> float | None:
         """Seconds that the request would wait in the queue; None when nothing is known yet."""
-        self.observe(now, backlogged=len(backlog) > 0)
+        self.observe(now, backlogged=len(backlog) > 0 and ledger.staffed)
         rate = self._rate.per_second(self._look(ledger, now).supposed_rate)
         if not rate:
             return None
@@ -219,9 +221,16 @@ class Predictor:
         return max(0.0, computed + self._beyond.mean + _CAUTION * self._beyond.deviation)
 
     def unloaded_first_token(self, request: Request, ledger: Ledger, now: float) -> float:
-        """From a grant to the first token on a worker that has nothing else to do."""
+        """From a grant to the first token on the quickest worker that the request may use, if that had nothing else to
+        do."""
         speed = self._look(ledger, now)
-        return speed.step + request.prompt_tokens / speed.prefill_rate
+        quickest = math.inf
+        for worker in ledger.eligible(request):
+            report = worker.report
+            if report is not None and worker.open() and not ledger.outliers.ejected(worker.spec.worker, now):
+                rate = report.prefill_tokens_per_second or speed.prefill_rate
+                quickest = min(quickest, (report.decode_step or speed.step) + request.prompt_tokens / rate)
+        return quickest
 
     def _look(self, ledger: Ledger, now: float) -> _Speed:
         if now >= self._look_at:

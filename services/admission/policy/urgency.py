@@ -53,8 +53,10 @@ class Urgency:
         predictor, left = self._predictor, request.ttft_by - now
         if predictor.first_token(predictor.computed_first_token(request, worker, self._ledger, now)) <= left:
             return True
-        alone = predictor.unloaded_first_token(request, self._ledger, now)
-        return not len(self._backlog) and predictor.first_token(alone) > left
+        waiting = len(self._backlog)
+        if waiting > 1 or (waiting == 1 and self._backlog.find(request.request_id) is None):
+            return False  # somebody else waits
+        return predictor.first_token(predictor.unloaded_first_token(request, self._ledger, now)) > left
 
     def late(self, request: Request, wait: float | None, now: float) -> Late | None:
         """Early rejection: better told now than after the wait. Resumed requests are never too late to go on."""

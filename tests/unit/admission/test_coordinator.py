@@ -382,6 +382,7 @@ async def test_releases_teach_the_predictions_and_the_metrics_tell_their_errors(
     name = "weir_admission_first_token_error_seconds_count"
     before = REGISTRY.get_sample_value(name, labels) or 0.0
     desk.granted()
+    desk.clock.advance(0.5)
     release = pb.Release(request_id="r0", output_tokens=5, first_token=Duration(nanos=300_000_000))
     assert desk.coordinator.release(release).released.known
     desk.coordinator.tick()
