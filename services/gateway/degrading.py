@@ -11,7 +11,7 @@ from libs.errors import WeirError
 from services.gateway import metrics
 from services.gateway.catalog import Catalog
 from services.gateway.opening import Opening
-from services.gateway.policy.answers import Answer, AnswerCache, repeatable
+from services.gateway.policy.answers import Answer, AnswerCache
 from services.gateway.policy.events import Finish
 from services.gateway.policy.ladder import OVERLOAD, Offer, ahead, next_step
 from services.gateway.policy.objectives import ttft_left
@@ -118,7 +118,15 @@ class Ladder:
         request.granted = granted
         if request.plan.ladder:
             self._pressures.note(admit.pool, admit.queue_class, granted.pressure, self._clock.monotonic())
-        check_engine(candidate.bound.structure, simulated=granted.simulated)
+        try:
+            check_engine(candidate.bound.structure, simulated=granted.simulated)
+        except WeirError as error:
+            if request.asked == 1:
+                raise
+            # Where the ladder led; what was asked for might have done.
+            request.granted = None
+            self._admission.release(admit.request_id, pool=admit.pool, unused=True)
+            return error
         return None
 
     def _ahead(self, request: Request, asked: Candidate) -> Candidate:
@@ -186,7 +194,7 @@ def _offer(request: Request, candidate: Candidate) -> Offer:
         max_tokens=bound.max_tokens,
         structured=bound.structure is not None,
         tokens_given=request.spec.token_ids is not None or bool(bound.logit_bias),
-        repeatable=bool(request.answer_key) and repeatable(bound, seeded=request.spec.parameters.seed is not None),
+        repeatable=bool(request.answer_key),
         logprobs=bound.logprobs is not None,
     )
 

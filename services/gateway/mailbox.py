@@ -13,7 +13,7 @@ from libs.clock import Clock
 from libs.errors import Reason, WeirError
 from services.gateway.egress import Egress
 from services.gateway.policy.answers import Answer
-from services.gateway.policy.events import Accepted, Breakdown, ChoiceUpdate, End, Finish, Logprob, Usage
+from services.gateway.policy.events import Accepted, Breakdown, ChoiceUpdate, End, Finish, Logprob, Usage, worst
 
 TURN = 65_536
 """Characters that a face gets at a time: what one slow reader leaves in gRPC's hands, and how long the others wait
@@ -39,7 +39,7 @@ class Mailbox:
         self.unread = 0
         """Characters that the reader may not have got yet."""
         self.taken_at = clock.monotonic()
-        """When the reader last got something."""
+        """When the reader last had all there was, or got something."""
         self._clock = clock
         self._egress = egress
         self._writing = 0  # of the unread, what the face has taken
@@ -150,6 +150,7 @@ class Mailbox:
     def _wake(self) -> None:
         waiter, self._waiter = self._waiter, None
         if waiter is not None and not waiter.done():
+            self.taken_at = self._clock.monotonic()  # until now it had all there was
             waiter.set_result(None)
 
 
@@ -180,4 +181,4 @@ class Replay(Mailbox):
         for index, (text, finish) in enumerate(answer.choices):
             self._put(index, text, None, finish)
         finishes = [finish for _, finish in answer.choices]
-        self._close(max(finishes), finishes)  # stop or length: a cut choice makes a cut answer
+        self._close(worst(finishes), finishes)

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from prometheus_client import REGISTRY
 from weir.admission.v1 import admission_pb2
+from weir.inference.v1 import inference_pb2
 from weir.quota.v1 import quota_pb2
 from weir.registry.v1 import registry_pb2
 from weir.router.v1 import router_pb2
@@ -276,6 +277,26 @@ async def test_the_same_version_runs_in_another_pool(mesh: Rig) -> None:
         text, _ = await stream.rest()
     assert text == "slow"
     assert [(admit.pool, admit.model_version) for admit in mesh.admitted] == [("pool", MODEL), ("cpu", MODEL)]
+
+
+async def test_a_step_that_cannot_serve_it_is_no_fault_of_the_caller(mesh: Rig) -> None:
+    """The other pool's workers are simulated, so they offer no structure; the asked one's do."""
+    await plan(mesh, CPU)
+    refuse(mesh, lambda admit: admit.pool == "pool")
+    refusing = mesh.admission.handler
+
+    def simulated(call: Any, context: Any) -> Any:
+        reply = refusing(call, context)
+        if reply.HasField("granted"):
+            reply.granted.simulated = True
+        return reply
+
+    mesh.admission.handler = simulated
+    async with Stream(mesh, structured_output=inference_pb2.StructuredOutput(regex="[ab]+")) as stream:
+        assert (await refusal(stream)).reason is Reason.REJECTED_QUEUE_FULL
+    released = await asyncio.wait_for(mesh.released.get(), 10)
+    assert (released.request_id, released.unused) == (mesh.admitted[1].request_id, True)
+    assert mesh.released.empty()
 
 
 # ---- admission is away ------------------------------------------------------------------------

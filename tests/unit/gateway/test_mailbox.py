@@ -99,6 +99,26 @@ async def test_what_is_being_written_is_unread_until_the_reader_comes_back() -> 
     assert (await waiting)[2] is not None
 
 
+async def test_a_reader_that_waited_long_has_not_stalled_when_something_comes() -> None:
+    clock = ManualClock()
+    egress = Egress(stall=30.0, most_stream=10**9, most=10**9)
+    mailbox = Written(request_id="r", choices=3, clock=clock, arrived=0.0, egress=egress)
+
+    async def read() -> End | None:
+        with egress.reading(mailbox):
+            await mailbox.take()
+            return (await mailbox.take())[2]
+
+    reading = asyncio.ensure_future(read())
+    await asyncio.sleep(0)
+    clock.advance(100.0)
+    mailbox.write(0, "abc")
+    egress.sweep(clock.monotonic())  # before the reader has had its turn
+    assert mailbox.error is None
+    mailbox.finish()
+    assert await reading is not None
+
+
 async def test_a_replayed_answer_is_there_at_once() -> None:
     egress = _egress()
     answer = Answer((("ab", Finish.STOP), ("cd", Finish.LENGTH)), prompt_tokens=3, completion_tokens=4, simulated=True)
