@@ -83,8 +83,8 @@ def test_an_unknown_path(http: Any) -> None:
 
 
 def test_a_bad_key_and_no_key(mesh: Mesh) -> None:
-    with pytest.raises(openai.AuthenticationError) as caught:
-        client_for(mesh, "wk_nobody_nothing").models.list()
+    with client_for(mesh, "wk_nobody_nothing") as client, pytest.raises(openai.AuthenticationError) as caught:
+        client.models.list()
     assert caught.value.code == "invalid_api_key"
     assert httpx.get(f"{mesh.env['WEIR_EDGE_URL']}/v1/models", timeout=30).status_code == 401
 
@@ -120,24 +120,24 @@ def works(client: OpenAI) -> Callable[[], bool]:
 
 def test_a_revoked_key(mesh: Mesh) -> None:
     key_id, secret = new_key(mesh, "--scope", "models.read")
-    client = client_for(mesh, secret)
-    eventually(works(client), what="the new key working")
-    mesh.weir("keys", "revoke", key_id)
-    eventually(ends_with(client, openai.AuthenticationError), what="the key being refused")
+    with client_for(mesh, secret) as client:
+        eventually(works(client), what="the new key working")
+        mesh.weir("keys", "revoke", key_id)
+        eventually(ends_with(client, openai.AuthenticationError), what="the key being refused")
 
 
 def test_an_expired_key(mesh: Mesh) -> None:
     _, secret = new_key(mesh, "--scope", "models.read", "--ttl", "1s")
-    client = client_for(mesh, secret)
-    eventually(ends_with(client, openai.AuthenticationError), what="the key expiring")
+    with client_for(mesh, secret) as client:
+        eventually(ends_with(client, openai.AuthenticationError), what="the key expiring")
 
 
 def test_a_missing_scope(mesh: Mesh) -> None:
     _, secret = new_key(mesh, "--scope", "models.read")
-    client = client_for(mesh, secret)
-    eventually(works(client), what="the new key working")
-    with pytest.raises(openai.PermissionDeniedError):
-        client.chat.completions.create(model="weir-fast", messages=ASK)
+    with client_for(mesh, secret) as client:
+        eventually(works(client), what="the new key working")
+        with pytest.raises(openai.PermissionDeniedError):
+            client.chat.completions.create(model="weir-fast", messages=ASK)
 
 
 def test_forged_identity_headers_change_nothing(mesh: Mesh) -> None:
