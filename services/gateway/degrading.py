@@ -112,12 +112,10 @@ class Ladder:
         except WeirError as error:
             if error.reason not in OVERLOAD:
                 raise
-            if request.plan.ladder:
-                self._pressures.note(admit.pool, admit.queue_class, REFUSED, self._clock.monotonic())
+            self._note(request, admit, REFUSED)
             return error
         request.granted = granted
-        if request.plan.ladder:
-            self._pressures.note(admit.pool, admit.queue_class, granted.pressure, self._clock.monotonic())
+        self._note(request, admit, granted.pressure)
         try:
             check_engine(candidate.bound.structure, simulated=granted.simulated)
         except WeirError as error:
@@ -129,9 +127,14 @@ class Ladder:
             return error
         return None
 
+    def _note(self, request: Request, admit: admission_pb2.Admit, pressure: float) -> None:
+        if request.plan.ladder:
+            self._pressures.note(admit.pool, admit.queue_class, admit.tenant, pressure, self._clock.monotonic())
+
     def _ahead(self, request: Request, asked: Candidate) -> Candidate:
         """What was asked for, capped before anything is refused where the pressure says so."""
-        pressure = self._pressures.of(asked.route.pool, request.queue_class, self._clock.monotonic())
+        tenant, now = request.identity.tenant, self._clock.monotonic()
+        pressure = self._pressures.of(asked.route.pool, request.queue_class, tenant, now)
         step = ahead(request.plan.ladder, pressure, _offer(request, asked)) if pressure else None
         if step is None:
             return asked

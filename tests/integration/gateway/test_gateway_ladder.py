@@ -124,6 +124,18 @@ async def test_under_pressure_the_cap_comes_before_any_refusal(mesh: Rig) -> Non
     assert [admit.max_output_tokens for admit in mesh.admitted] == [9, 4]
 
 
+async def test_who_floods_has_nobody_elses_output_capped(mesh: Rig) -> None:
+    await plan(mesh, EARLY_CAP)
+    refuse(mesh, lambda admit: admit.tenant == "closed")
+    async with Stream(mesh, max_tokens=9) as flooding:
+        await refusal(flooding)
+    async with Stream(mesh, FLAGGED, max_tokens=9) as other:
+        running = await taken(mesh.workers[0])
+        assert running.submit.sampling.max_tokens == 9
+        await running.finish()
+        assert list((await other.rest())[1].degraded) == []
+
+
 # ---- smaller_model ----------------------------------------------------------------------------
 
 

@@ -20,7 +20,7 @@ from services.gateway.policy.plans import (
     SmallerModel,
     Step,
 )
-from services.gateway.policy.pressure import Pressures
+from services.gateway.policy.pressure import MOST, Pressures
 from services.gateway.policy.spec import BoundParameters
 
 OFFER = Offer(model="big", pool="gpu", max_tokens=100)
@@ -93,10 +93,21 @@ def test_the_strictest_cap_of_the_pressure_comes_ahead() -> None:
 
 def test_pressure_is_forgotten() -> None:
     pressures = Pressures(hold=5.0)
-    pressures.note("pool", 1, 0.7, 100.0)
-    assert pressures.of("pool", 1, 105.0) == 0.7
-    assert pressures.of("pool", 1, 105.1) == 0.0
-    assert pressures.of("pool", 2, 100.0) == 0.0
+    pressures.note("pool", 1, "a", 0.7, 100.0)
+    assert pressures.of("pool", 1, "a", 105.0) == 0.7
+    assert pressures.of("pool", 1, "a", 105.1) == 0.0
+    assert pressures.of("pool", 2, "a", 100.0) == 0.0
+    assert pressures.of("pool", 1, "b", 100.0) == 0.0
+
+
+def test_so_many_pressures_are_remembered_and_the_oldest_goes() -> None:
+    pressures = Pressures(hold=5.0)
+    for number in range(MOST + 1):
+        pressures.note("pool", 1, str(number), 0.7, 100.0)
+        pressures.note("pool", 1, "busy", 0.9, 100.0)
+    assert pressures.of("pool", 1, "busy", 100.0) == 0.9
+    assert pressures.of("pool", 1, "0", 100.0) == 0.0
+    assert pressures.of("pool", 1, str(MOST), 100.0) == 0.7
 
 
 def test_only_plans_that_can_use_answers_remember_them() -> None:
