@@ -113,8 +113,8 @@ class Ledger:
         return tightest((scope,), now)
 
     def reserve(self, ask: Ask, *, lease_ns: int, now: int) -> Admitted | Denied | SettledAlready:
-        """Takes the tokens, the spend, one slot and (unless the edge counted it) one request in every scope, or
-        nothing at all.
+        """Takes the tokens, the spend, one slot and one request in every scope, or nothing at all. What the edge
+        counted it counted for the tenant as a whole, not knowing the model: only there it is not counted again.
 
         A repeat with the id of a live lease takes nothing and reports the present state. An id that was settled or
         expired is not reserved again.
@@ -129,28 +129,31 @@ class Ledger:
             return SettledAlready()
         scopes = self._scopes.covering(ask.tenant, ask.model, ask.version, now)
         requests, tokens = int(ask.count_request), ask.tokens
-        denied = self._check(scopes, ask, requests, tokens, now)
+        denied = self._check(scopes, ask, requests, 1, tokens, now)
         over_quota = denied is not None and ask.over_quota_allowed
         if over_quota:
             requests = tokens = 0
-            denied = self._check(scopes, ask, 0, 0, now)
+            denied = self._check(scopes, ask, 0, 0, 0, now)
         if denied is not None:
             return denied
         lease = Lease(ask, tokens=tokens, requests=requests, scopes=scopes, part=self.part, now=now)
         lease.over_quota = over_quota
         lease.expires = now + lease_ns
         self._open(lease)
-        if requests:
-            for scope in scopes:
-                scope.requests.charge(requests, now, self.part)
+        if not over_quota:
+            _count(scopes, requests, now, self.part)
         if self._track:
             self._changes.opened.append(lease)
         return tightest(scopes, now, over_quota=over_quota)
 
-    def _check(self, scopes: Iterable[Scope], ask: Ask, requests: int, tokens: int, now: int) -> Denied | None:
+    def _check(
+        self, scopes: Iterable[Scope], ask: Ask, requests: int, of_model: int, tokens: int, now: int
+    ) -> Denied | None:
+        """The denial that lasts longest; `requests` of the tenant, `of_model` of each model that has limits."""
         denied: Denied | None = None
         for scope in scopes:
             denied = worse(denied, scope.check(ask, requests, tokens, 1, now, self._retry))
+            requests = of_model  # the first is the tenant's own
         return denied
 
     def settle(
@@ -257,9 +260,8 @@ class Ledger:
         earlier."""
         for opened in batch.opened:
             scopes = self._scopes.covering(opened.tenant, opened.model, opened.version, now)
-            if opened.requests:
-                for scope in scopes:
-                    scope.requests.charge(opened.requests, now, part)
+            if not opened.over_quota:
+                _count(scopes, opened.requests, now, part)
             self.restore_lease(opened, now)
         for taken in batch.taken:
             scope = self._scopes.wide(taken.tenant, now)
@@ -348,6 +350,13 @@ class Ledger:
         if len(self._expiries) > 1024 and len(self._expiries) > 4 * len(self._leases):
             self._expiries = list(self._leases.values())
             heapify(self._expiries)
+
+
+def _count(scopes: Iterable[Scope], requests: int, now: int, part: Part) -> None:
+    """Counts `requests` for the tenant, which is the first, and one for each model that has limits."""
+    for scope in scopes:
+        scope.requests.charge(requests, now, part)
+        requests = 1
 
 
 def _charge(scopes: Iterable[Scope], tokens: int, spend: int, now: int, part: Part) -> None:

@@ -73,7 +73,7 @@ class Ask(NamedTuple):
     output: int = 0
     """Longest output of one choice; 0 is not looked at."""
     count_request: bool = True
-    """Not counted at the edge."""
+    """Not counted at the edge, which counts for the tenant as a whole."""
     over_quota_allowed: bool = False
     """When requests or tokens refuse, take only the slot and the spend."""
     holder: str = ""
@@ -165,7 +165,7 @@ class Opened(NamedTuple):
     tokens: int
     spend: int
     requests: int
-    """Counted with it."""
+    """Counted with it for the tenant as a whole; the model's own limits count one in any case."""
     over_quota: bool
     holder: str
     age_ns: int

@@ -341,3 +341,18 @@ def test_what_others_used_can_be_counted_here() -> None:
     book.leave("acme", tokens=90, requests=9, now=0)
     assert tokens_left(book) == 30
     assert tokens_left(book, now=MINUTE_NS + SLOT) == 100
+
+
+def test_a_models_requests_are_counted_though_the_edge_counted_the_tenants() -> None:
+    book = ledger(wide=LimitSpec(10, 0, 0), fast=LimitSpec(requests_per_minute=2))
+    for number in range(2):
+        assert isinstance(book.admit_edge("acme", requests=1, tokens=0, now=0), Admitted)
+        assert isinstance(reserve(book, f"r{number}"), Admitted)
+    denied = denied_of(reserve(book, "r2"))
+    assert (denied.kind, denied.model) == (LimitKind.REQUESTS, "fast")
+    assert book.report("acme", ALL_MODELS, 0).requests.remaining == 8
+    assert isinstance(reserve(book, "r2", model="other"), Admitted)
+    follower = ledger(wide=LimitSpec(10, 0, 0), fast=LimitSpec(requests_per_minute=2))
+    follower.apply(book.take_changes(0), ("a", "1"), 0)
+    assert follower.report("acme", "fast", 0) == book.report("acme", "fast", 0)
+    assert denied_of(reserve(follower, "r3")).model == "fast"
