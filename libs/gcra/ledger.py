@@ -295,7 +295,13 @@ class Ledger:
                     if part.part in better:
                         scope.replace(part, scope.spend.period - told.spend_period_ns, now)
         for settled in state.settled:
-            self.restore_settled((settled.tenant, settled.request_id), now - settled.age_ns)
+            key = (settled.tenant, settled.request_id)
+            lease = self._leases.get(key)
+            if settled.ended and lease is not None and lease.part not in better:
+                # Its end was charged to a part that is not taken over, because nothing else was decided in it.
+                self._end(lease, now)
+            else:
+                self.restore_settled(key, now - settled.age_ns, ended=settled.ended)
         for opened in state.leases:
             self.restore_lease(opened, now)
 
@@ -318,12 +324,12 @@ class Ledger:
         lease.expires = now + max(0, state.expires_in_ns)
         self._open(lease)
 
-    def restore_settled(self, key: Key, now: int) -> None:
+    def restore_settled(self, key: Key, now: int, *, ended: bool = False) -> None:
         """Remembers an id (tenant, request id) as settled, and ends its lease without a charge."""
         lease = self._leases.get(key)
         if lease is not None:
             self._close(lease, now)
-        self._settled.add(key, now)
+        self._settled.add(key, now, ended=ended)
 
     # --- leases ------------------------------------------------------------------------------------------------
 
@@ -338,7 +344,7 @@ class Ledger:
         that ends it counts it in the same place."""
         self._close(lease, now)
         _charge(lease.scopes, lease.tokens, lease.spend, now, lease.part)
-        self._settled.add(lease.key, now)
+        self._settled.add(lease.key, now, ended=True)
 
     def _close(self, lease: Lease, now: int) -> None:
         lease.release(now)

@@ -7,6 +7,8 @@ from typing import NamedTuple
 
 _MILLION = 1_000_000
 _MAX_KNOWN = 10_000
+_MOST = 2**44
+"""Micro-dollars of one request: sums of it over any period fit 64 bits."""
 
 
 class Price(NamedTuple):
@@ -16,9 +18,9 @@ class Price(NamedTuple):
     output: int
 
     def cost(self, tokens: int, prompt_tokens: int) -> int:
-        """Micro-dollars for `tokens`, of which `prompt_tokens` are the prompt's; rounded up."""
+        """Micro-dollars for `tokens`, of which `prompt_tokens` are the prompt's; rounded up; at most 2**44."""
         prompt = min(prompt_tokens, tokens)
-        return -(-(prompt * self.input + (tokens - prompt) * self.output) // _MILLION)
+        return min(_MOST, -(-(prompt * self.input + (tokens - prompt) * self.output) // _MILLION))
 
 
 FREE = Price(0, 0)

@@ -48,7 +48,8 @@ class Scopes:
                 self._named[key] = Scope(key[0], key[1], spec)
 
     def covering(self, tenant: str, model: str, version: str, now: int) -> list[Scope]:
-        """All scopes that cover a request: first the tenant, then the name it used and what serves it, with and without version.
+        """All scopes that cover a request: first the tenant, then the name it used and what serves it, with and without
+        version.
 
         So neither a pinned version ("weir-fast@1") nor an alias passes around the limit on "weir-fast".
         """

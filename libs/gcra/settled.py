@@ -20,7 +20,7 @@ class SettledIds:
     def __init__(self, retention_ns: int, most: int) -> None:
         self._retention = retention_ns
         self._most = most
-        self._keys: set[Key] = set()
+        self._keys: dict[Key, bool] = {}
         self._order: deque[tuple[int, Key]] = deque()
 
     def __contains__(self, key: Key) -> bool:
@@ -29,17 +29,20 @@ class SettledIds:
     def __len__(self) -> int:
         return len(self._keys)
 
-    def add(self, key: Key, now: int) -> None:
-        """Remembers an id from `now` on; one that is remembered already stays as it is."""
+    def add(self, key: Key, now: int, *, ended: bool = False) -> None:
+        """Remembers an id from `now` on; one that is remembered already stays as it is.
+
+        :param ended: nobody settled it: its lease ended, and what it reserved was charged.
+        """
         if key in self._keys:
             return
-        self._keys.add(key)
+        self._keys[key] = ended
         order = self._order
         order.append((now, key))
         oldest = now - self._retention
         while order and (order[0][0] < oldest or len(order) > self._most):
-            self._keys.discard(order.popleft()[1])
+            self._keys.pop(order.popleft()[1], None)
 
     def state(self, now: int) -> tuple[SettledId, ...]:
         """All of them, at rest."""
-        return tuple(SettledId(*key, now - at) for at, key in self._order)
+        return tuple(SettledId(*key, now - at, self._keys[key]) for at, key in self._order)

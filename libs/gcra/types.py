@@ -227,6 +227,8 @@ class SettledId(NamedTuple):
     tenant: str
     request_id: str
     age_ns: int
+    ended: bool = False
+    """By itself: what its lease reserved is in the part of who opened it."""
 
 
 class LedgerState(NamedTuple):

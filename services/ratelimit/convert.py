@@ -40,13 +40,21 @@ REASONS = {
 """Each limit's reason on the wire."""
 
 
+MOST_TOKENS = 2**32
+"""Of one request. More is a fault of the caller, and sums of it would not fit the numbers of the journal."""
+
+
 def ask_of(reserve: quota_pb2.Reserve, holder: str, prices: PriceBook) -> Ask:
     """What a Reserve asks for, priced; never for fewer tokens than its own prompt and outputs need.
 
     A request that names a prompt and no output has none: several prompts, of which it names the longest.
+
+    :raises WeirError: INVALID_REQUEST for more than `MOST_TOKENS`.
     """
     prompt, output = reserve.prompt_tokens, reserve.max_output_tokens
     tokens = max(reserve.tokens, prompt + output * (reserve.choices or 1))
+    if tokens > MOST_TOKENS:
+        raise WeirError(Reason.INVALID_REQUEST, f"no request has {tokens} tokens", limit="tokens")
     model, version = reserve.model, reserve.model_version
     prompts = tokens if prompt and not output else prompt
     return Ask(

@@ -13,7 +13,7 @@ from libs.gcra import Admitted, Denied, Replica, SettledAlready
 from libs.mux import CallContext, MuxServer
 from libs.rpc import require_peer
 from services.ratelimit import metrics
-from services.ratelimit.convert import ask_of, error_of, fill_reserved, fill_state, logged_of
+from services.ratelimit.convert import MOST_TOKENS, ask_of, error_of, fill_reserved, fill_state, logged_of
 from services.ratelimit.holders import Holders
 from services.ratelimit.keeper import LedgerKeeper
 from services.ratelimit.peers import Peers
@@ -57,7 +57,8 @@ class QuotaHandler:
     def __call__(self, call: quota_pb2.QuotaCall, context: CallContext) -> quota_pb2.QuotaReply:
         """The reply to one call.
 
-        :raises WeirError: INVALID_REQUEST for a call without operation, tenant or request id; CONFLICT for reserving
+        :raises WeirError: INVALID_REQUEST for a call without operation, tenant or request id, or with more tokens than
+            any request has; CONFLICT for reserving
             an id that was settled; PERMISSION_DENIED for what only replicas may ask.
         """
         operation = call.WhichOneof("op")
@@ -103,13 +104,14 @@ class QuotaHandler:
     def _settle(self, ask: quota_pb2.Settle) -> quota_pb2.QuotaReply:
         _require(ask.tenant, ask.request_id)
         price = self._rules.prices.of(ask.model_version, ask.model)
+        tokens = min(ask.tokens, MOST_TOKENS)  # a settle is never refused: the lease has to end
         known = self._ledger.settle(
             ask.tenant,
             ask.model,
             ask.request_id,
-            ask.tokens,
+            tokens,
             self._now(),
-            spend=price.cost(ask.tokens, ask.prompt_tokens),
+            spend=price.cost(tokens, ask.prompt_tokens),
             version=ask.model_version,
         )
         (metrics.SETTLE_KNOWN if known else metrics.SETTLE_UNKNOWN).inc()

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
+from pathlib import Path
 
 import pytest
 from envoy.service.ratelimit.v3 import rls_pb2
 from weir.quota.v1 import quota_pb2
+from weir.registry.v1 import registry_pb2
 
 from libs.deadlines import Deadline
 from libs.errors import Reason, WeirError
@@ -122,6 +124,30 @@ async def test_a_split_overshoots_by_what_the_other_side_admitted_and_heals(repl
         await one.agrees(lambda ledger=ledger: ledger.live_leases == 15)
         assert one.left() == 0
     assert await settle(at_b, "a1", 100)
+
+
+async def test_the_largest_numbers_of_the_wire_break_neither_journal_nor_replication(
+    replicas: Cluster, tmp_path: Path
+) -> None:
+    most = 2**64 - 1
+    price = registry_pb2.Price(model="*", input_microusd_per_million=most, output_microusd_per_million=most)
+    unlimited = registry_pb2.Limits(tenant="acme", model="*")
+    a = await replicas.start("ratelimit-0", seed=(unlimited, price), state_dir=str(tmp_path), **QUIET)
+    b = await replicas.start("ratelimit-1", a, owners=a.address, **QUIET)
+    await a.see(b)
+    await a.service._peers._links[b.name][1].wait_connected(20)
+    at_a = await a.client()
+    for more in ({"tokens": most}, {"prompt_tokens": most, "max_output_tokens": most, "choices": 2**32 - 1}):
+        with pytest.raises(WeirError) as refused:
+            await reserve(at_a, "r0", **more)
+        assert (refused.value.reason, refused.value.limit) == (Reason.INVALID_REQUEST, "tokens")
+    assert (await reserve(at_a, "r1", 2**32)).HasField("reserved")
+    for number in range(3):
+        await settle(at_a, f"r{number}", most, prompt_tokens=most)
+    await a.service.keeper.flush()
+    await a.service.keeper.flush(snapshot=True)
+    await b.agrees(lambda: b.service._ledger.remembered_settled == 3)
+    await a.ask_edge(tokens=most)
 
 
 async def test_any_replica_answers_the_edge_by_the_owners_word(replicas: Cluster) -> None:

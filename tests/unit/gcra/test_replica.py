@@ -114,6 +114,25 @@ def test_leases_of_a_gone_gateway_end_everywhere() -> None:
     assert left(a, SECOND) == left(b, SECOND) == (600, 99, 20, 10**6 - 400)
 
 
+def test_what_ended_elsewhere_while_a_replica_was_away_still_counts() -> None:
+    """Its former life's leases ended on the others, by their time or with their gateway, without a decision of that
+    life: its journal knows that life as well as they do, and the charge comes with the end."""
+    for by_itself in (True, False):
+        a, b = replica("a", keep_log=True), replica("b")
+        reserve(a, "r1", 400)
+        tell(a, b)
+        again = replica("a", "2")
+        for logged in a.take_log():
+            assert again.follow(logged, 0)
+        ended = b.ledger.expire(LEASE) if by_itself else b.ledger.end_held_by("gateway-0", LEASE)
+        assert ended == 1
+        b.flush(LEASE)
+        again.join(b.state(LEASE), LEASE)
+        assert left(again, LEASE) == left(b, LEASE) == (600, 99, 20, 10**6 - 400)
+        assert not settle(again, "r1", 400, LEASE)
+        assert left(again, LEASE)[0] == 600
+
+
 def test_a_missing_batch_is_noticed_and_the_state_makes_it_good() -> None:
     a, b = replica("a"), replica("b")
     reserve(a, "r1", 100)
