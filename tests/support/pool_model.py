@@ -86,6 +86,8 @@ class Result:
     late: int = 0
     choppy: int = 0
     refused: dict[str, int] = field(default_factory=dict)
+    refused_of: dict[str, int] = field(default_factory=dict)
+    """By tenant."""
     waits: dict[str, list[float]] = field(default_factory=dict)
 
     @property
@@ -188,6 +190,8 @@ class Simulation:
                 if self.counts(event.request):
                     key = f"{event.outcome.value}:{event.limit}"
                     self.result.refused[key] = self.result.refused.get(key, 0) + 1
+                    tenant = event.request.tenant
+                    self.result.refused_of[tenant] = self.result.refused_of.get(tenant, 0) + 1
                 if self.come_back and event.retry_after is not None and event.request.request_id not in self.again:
                     self.return_later(event, now + event.retry_after)
             elif isinstance(event, Interrupt):

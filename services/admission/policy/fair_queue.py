@@ -113,6 +113,12 @@ class FairQueue:
         """What waits of the tenant's."""
         return self._flows.get(self._key(tenant))
 
+    def level_of(self, tenant: str) -> float:
+        """The counter at which the tenant's next request would be served."""
+        key = self._key(tenant)
+        flow = self._flows.get(key)
+        return flow.counter if flow is not None else max(self._level, self._idle.get(key, 0.0))
+
     def flows(self) -> Iterator[Flow]:
         """The backlogged tenants, in no particular order."""
         return iter(self._flows.values())

@@ -76,7 +76,7 @@ class Pool:
             if granted is not None:
                 return granted, []
         limit = self.backlog.room_for(request)
-        wait = self.predictor.wait(request, cost, self.backlog, self.ledger, now)
+        wait = self.predictor.wait(request, self.backlog, self.ledger, now)
         if limit:
             return self._full(request, limit, wait, cost, now), []
         late = self._urgency.late(request, wait, now)
@@ -285,7 +285,7 @@ class Pool:
             self.backlog.dispatch(item)
             self.predictor.observe(now, backlogged=True, granted=item.cost)
             waited = now - item.queued_at
-            self.predictor.waited(item.request.queue_class, item.predicted_wait, waited, now)
+            self.predictor.waited(item.request, item.predicted_wait, waited, now)
             events.append(self._hold(item.request, worker, item.cost, now, item))
         waiting = len(self.backlog) > 0
         self.predictor.observe(now, backlogged=waiting and self.ledger.staffed)
@@ -363,8 +363,8 @@ class Pool:
     def _evict(self, item: Item, now: float, *, shed: bool = False) -> Refused:
         self.ledger.preemption.over(item.request.request_id)
         if not shed:
-            self.predictor.waited(item.request.queue_class, item.predicted_wait, now - item.queued_at, now)
-        wait = self.predictor.wait(item.request, item.cost, self.backlog, self.ledger, now) or 1.0
+            self.predictor.waited(item.request, item.predicted_wait, now - item.queued_at, now)
+        wait = self.predictor.wait(item.request, self.backlog, self.ledger, now) or 1.0
         wait += self._turns.next(item.request, item.cost, self.levels.rate_of(item.request, now), now)
         return self._refused(self._refusals.evicted(item, now, wait, shed=shed), item.cost, now)
 

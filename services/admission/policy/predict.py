@@ -1,16 +1,20 @@
 """What a pool can do, and so how long a request would wait and when its first token would come.
 
-    wait        = cost that fair order serves before and with it / (rate − rate at which higher classes are let in)
+    wait        = (learned factor × cost that fair order serves before it + one more request's)
+                  / (rate − rate at which higher classes are let in)
     first token = wait + (prompt tokens queued at the worker + its own) / prefill rate + a step + what is learned
 
 The rate is measured while requests wait (`ServiceRate`); until enough was seen it is derived from what workers report
 of their steps. What the formulas leave out (the way through gateway and worker, steps that prefill and decode
-together) is learned from their errors: a factor on waits per class, an addition to first tokens.
+together) is learned from their errors: a factor on what waits already, an addition to first tokens. The factor is
+mostly what comes later and goes first. That happens to those who ask for more than their share, and must not lengthen
+what is foretold to the others: so a tenant whose waits were seen of late has one of its own, the others share one.
 """
 
 from __future__ import annotations
 
 import math
+from collections import OrderedDict
 from collections.abc import Iterable
 from dataclasses import dataclass
 
@@ -27,7 +31,8 @@ _LOOK = 0.1  # seconds between two looks at the workers' reports
 _CAUTION = 3.0  # mean deviations above the mean that a first token may take: some 99 of 100 come before
 _SETTLED = 8  # first tokens after which one that is far off counts as …
 _OUTLIER, _OUTLIER_SECONDS = 4.0, 0.1  # … no further off than so many mean deviations and seconds
-_FACTOR_GAIN = 0.05
+_CLASS_GAIN, _TENANT_GAIN = 0.05, 0.15  # a tenant's waits are fewer
+_MAX_TENANTS = 4096
 _FACTORS = (0.5, 4.0)
 _NOTHING = 1e-6  # cost units: what hours without a grant leave of any number
 _NOTABLE_WAIT = 0.05  # seconds; the error of shorter predictions says nothing
@@ -67,19 +72,18 @@ class ServiceRate:
         return self._cost / self._time
 
 
-def cost_ahead(queue: FairQueue, tenant: str, weight: float, cost: float) -> float:
-    """Cost units that fair order serves up to and including a request of `cost` that this tenant would add now.
+def cost_ahead(queue: FairQueue, tenant: str, weight: float) -> float:
+    """Cost units that fair order serves before a request that this tenant would add now.
 
-    Each other tenant is served, while this tenant's backlog is, at most its own backlog and at most in the proportion
-    of the weights.
+    That is the tenant's own backlog, and of each other what brings its counter up to where this request begins: at most
+    its backlog, and one request more than what fits exactly.
     """
     own_flow = queue.flow(tenant)
-    own = cost + (own_flow.backlog if own_flow is not None else 0.0)
-    share = own / weight
-    ahead = own
+    ahead = own_flow.backlog if own_flow is not None else 0.0
+    start = queue.level_of(tenant) + ahead / weight
     for flow in queue.flows():
-        if flow is not own_flow:
-            most = share * flow.weight
+        if flow is not own_flow and flow.counter <= start:
+            most = (start - flow.counter) * flow.weight + flow.backlog / flow.size
             ahead += flow.backlog if flow.backlog < most else most
     return ahead
 
@@ -95,25 +99,26 @@ class _Speed:
 
 
 class _Factor:
-    """What predicted waits of a class must be multiplied by. It fades to 1 while nothing is seen: a class whose
-    requests are all refused by a prediction would otherwise never have it put right."""
+    """What predicted waits must be multiplied by. It fades to 1 while nothing is seen: a class whose requests are all
+    refused by a prediction would otherwise never have it put right."""
 
-    __slots__ = ("_at", "_factor")
+    __slots__ = ("_factor", "_gain", "at")
 
-    def __init__(self, now: float) -> None:
-        self._factor = 1.0
-        self._at = now
+    def __init__(self, now: float, *, gain: float, factor: float = 1.0) -> None:
+        self._factor = factor
+        self._gain = gain
+        self.at = now
 
     def now(self, now: float) -> float:
         """The present factor."""
-        return 1.0 + (self._factor - 1.0) * math.exp((self._at - now) / _MEMORY)
+        return 1.0 + (self._factor - 1.0) * math.exp((self.at - now) / _MEMORY)
 
     def learn(self, predicted: float, waited: float, now: float) -> None:
         """A wait that was predicted with the present factor, more or less, is over."""
         present = self.now(now)
-        factor = present + _FACTOR_GAIN * present * (waited / predicted - 1.0)
+        factor = present + self._gain * present * (waited / predicted - 1.0)
         self._factor = min(_FACTORS[1], max(_FACTORS[0], factor))
-        self._at = now
+        self.at = now
 
 
 class Predictor:
@@ -126,7 +131,8 @@ class Predictor:
         self._let_in = {queue_class: FadingRate(_MEMORY, now) for queue_class in QueueClass}
         self._prompt = FadingMean(256.0)
         self._output = FadingMean(256.0)
-        self._factor = {queue_class: _Factor(now) for queue_class in QueueClass}
+        self._of_class = {queue_class: _Factor(now, gain=_CLASS_GAIN) for queue_class in QueueClass}
+        self._of_tenant: OrderedDict[tuple[QueueClass, str], _Factor] = OrderedDict()  # the last seen last
         self._beyond = FadingMean(256.0)  # first token: what came minus what was computed
         self._speed = _Speed(None, math.inf, 0.0, 0.0)
         self._look_at = -math.inf
@@ -159,10 +165,20 @@ class Predictor:
         self._prompt.add(request.prompt_tokens)
         self._output.add(request.choices * self.expected_output(request))
 
-    def waited(self, queue_class: QueueClass, predicted: float | None, waited: float, now: float) -> None:
+    def waited(self, request: Request, predicted: float | None, waited: float, now: float) -> None:
         """A wait is over, with a grant or without; `predicted` when it began."""
-        if predicted is not None and max(predicted, waited) >= _NOTABLE_WAIT:
-            self._factor[queue_class].learn(max(predicted, _NOTABLE_WAIT), waited, now)
+        if predicted is None or max(predicted, waited) < _NOTABLE_WAIT:
+            return
+        predicted = max(predicted, _NOTABLE_WAIT)
+        of_class, key = self._of_class[request.queue_class], (request.queue_class, request.tenant)
+        of_tenant = self._of_tenant.pop(key, None)
+        if of_tenant is None or now - of_tenant.at > _MEMORY:
+            of_tenant = _Factor(now, gain=_TENANT_GAIN, factor=of_class.now(now))
+        self._of_tenant[key] = of_tenant
+        of_class.learn(predicted, waited, now)
+        of_tenant.learn(predicted, waited, now)
+        if len(self._of_tenant) > _MAX_TENANTS:
+            self._of_tenant.popitem(last=False)
 
     def first_token_came(self, after: float, computed: float) -> None:
         """`after` a grant, for which `computed` (see `computed_first_token`) was said."""
@@ -174,24 +190,28 @@ class Predictor:
 
     # ---- predicting ----------------------------------------------------------------------------------------------
 
-    def wait(self, request: Request, cost: float, backlog: Backlog, ledger: Ledger, now: float) -> float | None:
+    def wait(self, request: Request, backlog: Backlog, ledger: Ledger, now: float) -> float | None:
         """Seconds that the request would wait in the queue; None when nothing is known yet."""
         self.observe(now, backlogged=len(backlog) > 0 and ledger.staffed)
         rate = self._rate.per_second(self._look(ledger, now).supposed_rate)
         if not rate:
             return None
-        ahead = cost_ahead(backlog.queue_of(request), request.tenant, request.weight, cost)
-        if self._limits.discipline != "fair" or request.queue_class is QueueClass.PAID:
-            return self._factor[request.queue_class].now(now) * ahead / rate
         own = request.queue_class
+        factor = self._of_tenant.get((own, request.tenant))
+        if factor is None or now - factor.at > _MEMORY:
+            factor = self._of_class[own]
+        ahead = factor.now(now) * cost_ahead(backlog.queue_of(request), request.tenant, request.weight)
+        ahead += self._limits.cost(math.ceil(self._prompt.mean), math.ceil(self._output.mean))  # until one has ended
+        if self._limits.discipline != "fair" or own is QueueClass.PAID:
+            return ahead / rate
         left = rate - sum(each.per_second(now) for other, each in self._let_in.items() if other < own)
         # Of the reserved share it has a part only, if others below the first class wait too.
         sharing = 1 + sum(1 for other, queue in backlog.queues.items() if 1 < other != own and len(queue))
         reserved = ahead * sharing / (rate * self._limits.reserved_share)
         if left <= 0.0:
-            return self._factor[own].now(now) * reserved
+            return reserved
         waiting = sum(queue.backlog for queue in backlog.higher(own))
-        return self._factor[own].now(now) * min(reserved, (waiting + ahead) / left)
+        return min(reserved, (waiting + ahead) / left)
 
     def class_wait(self, queue_class: QueueClass, backlog: Backlog, ledger: Ledger, now: float) -> float:
         """Seconds until all that waits now in the class has been served; 0 while nothing is known."""
@@ -201,7 +221,7 @@ class Predictor:
             return 0.0
         waiting = queue.backlog + sum(each.backlog for each in backlog.higher(queue_class))
         left = rate - sum(each.per_second(now) for other, each in self._let_in.items() if other < queue_class)
-        return self._factor[queue_class].now(now) * waiting / max(left, rate * self._limits.reserved_share)
+        return self._of_class[queue_class].now(now) * waiting / max(left, rate * self._limits.reserved_share)
 
     def computed_first_token(self, request: Request, worker: Worker | None, ledger: Ledger, now: float) -> float:
         """Seconds from a grant (to this worker, or one like all) to the first token, by the formula alone."""

@@ -107,7 +107,7 @@ class Urgency:
         if not len(self._backlog):
             return 0.0
         request = item.request
-        wait = self._predictor.wait(request, item.cost, self._backlog, self._ledger, now) or 0.0
+        wait = self._predictor.wait(request, self._backlog, self._ledger, now) or 0.0
         allowed = self._limits.ttl[request.queue_class]
         if self._has_target(request):
             computed = self._predictor.computed_first_token(request, None, self._ledger, now)

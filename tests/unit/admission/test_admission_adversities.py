@@ -172,7 +172,7 @@ def test_after_all_workers_were_lost_waits_are_predicted_as_before() -> None:
         _, events = target.release(live.pop(0), now, output_tokens=16)
         live += [event.request.request_id for event in events if isinstance(event, Granted)]
         target.admit(request(f"r{number}"), now)
-    before = target.predictor.wait(request("next"), 48.0, target.backlog, target.ledger, now)
+    before = target.predictor.wait(request("next"), target.backlog, target.ledger, now)
     target.worker_left("w0", now)
     for name in live:
         target.release(name, now)
@@ -181,7 +181,7 @@ def test_after_all_workers_were_lost_waits_are_predicted_as_before() -> None:
         target.tick(now)
     target.worker_joined(SPEC, now)
     target.worker_reported("w0", Report(100), now)
-    after = target.predictor.wait(request("next"), 48.0, target.backlog, target.ledger, now)
+    after = target.predictor.wait(request("next"), target.backlog, target.ledger, now)
     assert before is not None
     assert after is not None
     assert after < 1.5 * before

@@ -66,11 +66,12 @@ def test_without_reports_of_speed_nothing_is_foretold() -> None:
 
 def test_expected_lengths_make_waits_shorter_than_caps_say() -> None:
     target = pool()
+    for number in range(200):
+        target.admit(request(f"short{number}"), 0.2 * number)
+        target.release(f"short{number}", 0.2 * number, output_tokens=10)
     for number in range(10):
-        target.admit(request(f"short{number}"), 0.0)
-        target.release(f"short{number}", 0.0, output_tokens=10)
-    fill(target)
-    assert isinstance(target.admit(request("r", deadline=0.4), 0.2)[0], Queued)  # 20 output tokens, not 200
+        target.admit(request(f"full{number}", "filler"), 40.0)
+    assert isinstance(target.admit(request("r", deadline=40.4), 40.2)[0], Queued)  # 20 output tokens, not 200
 
 
 def test_a_target_that_the_queue_cannot_meet_is_refused_at_once() -> None:
@@ -249,7 +250,7 @@ def test_a_tenant_at_its_kv_budget_holds_nobody_up() -> None:
 
 def test_a_class_that_a_prediction_refuses_gets_another_chance() -> None:
     target = pool()
-    factor = target.predictor._factor[QueueClass.PAID]
+    factor = target.predictor._of_class[QueueClass.PAID]
     for _ in range(200):
         factor.learn(0.1, 10.0, 0.0)
     assert factor.now(0.0) == 4.0
