@@ -120,8 +120,9 @@ class Mailbox:
             if logprobs:
                 update.logprobs = update.logprobs or []
                 update.logprobs += logprobs
-        if size := _size(text, logprobs):
-            self._count(size)
+        size = _size(text, logprobs) if logprobs else len(text)  # as `_count`, without its cost per token
+        self.unread += size
+        self._egress.unread += size
 
     def _count(self, size: int) -> None:
         self.unread += size

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from typing import Any
 
 from libs.clock import Clock
 from libs.errors import Reason, WeirError
@@ -102,7 +103,7 @@ class Pipeline:
         self._turnover = Turnover(clock.monotonic())
         self._entered = 0  # requests that are on their way or run
         self._of_tenant: dict[str, int] = {}  # those by tenant; only tenants that have any
-        self._openings: set[asyncio.Timeout] = set()  # around those on their way
+        self._openings: dict[asyncio.Task[Any], bool] = {}  # calls of those on their way; True: to be cut
         self._active: dict[Generation, Request] = {}
         self._idle = asyncio.Event()
         self._idle.set()
@@ -142,12 +143,16 @@ class Pipeline:
             arrived=self._clock.monotonic(),
             trace=span(f"{spec.operation} {spec.model}"[:120], traceparent, kind=SERVER),
         )
+        task = asyncio.current_task()
+        if task is None:
+            raise RuntimeError("a request is opened by a task")
+        self._openings[task] = False
         self._entered += 1
         self._of_tenant[identity.tenant] = self._of_tenant.get(identity.tenant, 0) + 1
         self._idle.clear()
         try:
             self._check_may_run(request)
-            return await self._open_until_cut(request)
+            return await self._open(request)
         except WeirError as error:
             self._rejected(request, error)
             told = with_limits(error, identity, spec.model, request.reservation, self._catalog)
@@ -155,11 +160,18 @@ class Pipeline:
                 raise
             raise told from error
         except asyncio.CancelledError:
-            self._rejected(request, WeirError(Reason.CANCELLED, "the caller cancelled"))
-            raise
+            if not self._openings[task]:
+                self._rejected(request, WeirError(Reason.CANCELLED, "the caller cancelled"))
+                raise
+            task.uncancel()
+            cut = self._draining()
+            self._rejected(request, cut)
+            raise cut from None
         except Exception:  # a fault of ours still leaves its record; the face's interceptor logs it
             self._rejected(request, WeirError(Reason.INTERNAL, "internal error"))
             raise
+        finally:
+            del self._openings[task]
 
     async def drain(self) -> None:
         """Refuse new requests and return once the running ones have ended."""
@@ -171,8 +183,9 @@ class Pipeline:
         waits needs a turn of the loop for that: see `drain`."""
         for generation in list(self._active):
             generation.fail(self._draining())
-        for opening in self._openings:
-            opening.reschedule(asyncio.get_running_loop().time())
+        for task in self._openings:
+            self._openings[task] = True
+            task.cancel()
 
     def sweep(self) -> None:
         """Heartbeats, readers that do not read, and a backstop behind the worker's own deadline; called about twice a
@@ -215,19 +228,6 @@ class Pipeline:
         return WeirError(
             Reason.DRAINING, "this gateway is shutting down", retry_after=0.25 + jittered(0.5, self._chance)
         )
-
-    async def _open_until_cut(self, request: Request) -> Mailbox:
-        opening = asyncio.timeout(None)
-        try:
-            async with opening:
-                self._openings.add(opening)
-                return await self._open(request)
-        except TimeoutError:
-            if not opening.expired():
-                raise  # not ours
-            raise self._draining() from None
-        finally:
-            self._openings.discard(opening)
 
     async def _open(self, request: Request) -> Mailbox:
         try:
