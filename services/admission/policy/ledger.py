@@ -89,6 +89,12 @@ class Ledger:
             self._call_back(worker)
         return True
 
+    def stranded(self, request: Request) -> bool:
+        """Are there workers of its version, but none that the request could ever run on?"""
+        if not self.serving(request.model_version):
+            return False
+        return not any(worker.could_ever_fit(request) for worker in self.eligible(request))
+
     @property
     def staffed(self) -> bool:
         """Is there any worker?"""

@@ -65,6 +65,15 @@ class Request:
         output = math.ceil(self.max_output_tokens * output_share)
         return self.choices * -(-(self.prompt_tokens + output) // block_size)
 
+    def covers(self, other: Request) -> bool:
+        """Would a grant for this request do for the other, too?"""
+        return (
+            self.model_version == other.model_version
+            and self.prompt_tokens >= other.prompt_tokens
+            and self.max_output_tokens >= other.max_output_tokens
+            and self.choices >= other.choices
+        )
+
 
 @dataclass(frozen=True, slots=True)
 class WorkerSpec:

@@ -7,6 +7,7 @@ request leaves exactly once: by the answer of `admit`, by one event, or by `canc
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
@@ -53,6 +54,7 @@ class Pool:
         self._born = now
         self._last_served: dict[str, float] = {}  # model version → when its last worker went
         self._next_sweep = now
+        self._strand_at = math.inf  # when to look for what waits for a worker that did not come back
         self._draining = False
 
     # ---- requests ------------------------------------------------------------------------------------------------
@@ -145,6 +147,7 @@ class Pool:
             return False
         for version in account.spec.model_versions:
             self._last_served[version] = now
+        self._strand_at = now + self.limits.absence_grace
         if not self.ledger.staffed:  # what waits for somebody to come back says nothing of the pool
             self.predictor.observe(now, backlogged=False)
             for item in self.backlog.waiting():
@@ -169,6 +172,8 @@ class Pool:
         if now >= self._next_sweep:
             self._next_sweep = now + _SWEEP
             self._disown(self.ledger.overdue(now), now)
+            if now >= self._strand_at:
+                events += self._evict_stranded(now)
         events += self._dispatch(now)
         return events
 
@@ -202,7 +207,7 @@ class Pool:
             message = "The request id is in use."
             return self._refusals.refuse(request, Outcome.INVALID_REQUEST, message, limit="request_id")
         if item is not None:
-            if _covers(known, request):
+            if known.covers(request):
                 return Queued(known)
             self._take_out(request.request_id)
         elif held is not None:
@@ -211,7 +216,7 @@ class Pool:
 
     def _held_already(self, held: Reservation, request: Request, now: float) -> Granted | None:
         worker = self.ledger.workers[held.worker]
-        if worker.live and held.worker not in request.excluded and _covers(held.request, request):
+        if worker.live and held.worker not in request.excluded and held.request.covers(request):
             held.request = replace(held.request, owner=request.owner)
             held.until = request.deadline + self.limits.release_grace
             return Granted(held.request, held.worker)
@@ -368,6 +373,15 @@ class Pool:
         wait += self._turns.next(item.request, item.cost, self.levels.rate_of(item.request, now), now)
         return self._refused(self._refusals.evicted(item, now, wait, shed=shed), item.cost, now)
 
+    def _evict_stranded(self, now: float) -> list[Event]:
+        """What fits none of the workers that remain would wait in vain, and keep its tenant's next from being seen."""
+        self._strand_at = math.inf
+        stranded = [item for item in self.backlog.waiting() if self.ledger.stranded(item.request)]
+        for item in stranded:
+            self.backlog.remove(item.request.request_id)
+            item.limit = "workers"
+        return [self._evict(item, now) for item in stranded]
+
     def _full(self, request: Request, limit: str, wait: float | None, cost: float, now: float) -> Refused:
         turn = self._turns.next(request, cost, self.levels.rate_of(request, now), now)
         return self._refused(self._refusals.full(request, limit, (wait or 1.0) + turn), cost, now)
@@ -376,13 +390,3 @@ class Pool:
         if self._fair and refused.outcome in OVERLOAD:
             self.levels.refused(refused.request, cost, refused.retry_after, now)
         return refused
-
-
-def _covers(held: Request, asked: Request) -> bool:
-    """Would a grant for `held` do for `asked`?"""
-    return (
-        held.model_version == asked.model_version
-        and held.prompt_tokens >= asked.prompt_tokens
-        and held.max_output_tokens >= asked.max_output_tokens
-        and held.choices >= asked.choices
-    )

@@ -11,7 +11,9 @@ Only requests of a strictly lower class are interrupted, and only as many as mus
 
 A request that was asked to go counts as going until it is released, or `grace` seconds have passed; it is not asked
 twice, and others are not asked for room that is on its way. Nor is the room given to less urgent requests meanwhile
-(`kept_from`). What was granted less than `settle` seconds ago may not have reached its worker and is left alone.
+(`kept_from`). What was granted less than `settle` seconds ago may not have reached its worker and is left alone. So is
+what was resumed less than `grace` seconds ago: however often more urgent work comes and goes, what a request had is
+computed again at most once in that time.
 """
 
 from __future__ import annotations
@@ -84,7 +86,7 @@ class Preemption:
         for rank, _, name, worker, need, lack in hopeful:
             if seen >= _EXAMINED or (best is not None and rank > best[0][0]):
                 break
-            chosen = self._choose(request.queue_class, worker.holds.values(), lack, now)
+            chosen = self._choose(request.queue_class, worker, lack, now)
             if not chosen:
                 continue
             seen += 1
@@ -137,17 +139,14 @@ class Preemption:
         for request_id in [each for each, plan in self._plans.items() if plan.until <= now]:
             del self._plans[request_id]
 
-    def _choose(
-        self, queue_class: QueueClass, holds: Iterable[Reservation], lack: Room, now: float
-    ) -> list[Reservation]:
+    def _choose(self, queue_class: QueueClass, worker: Worker, lack: Room, now: float) -> list[Reservation]:
         """The victims on one worker; empty when there are not enough."""
-        before = now - self._settle
         lower = [
             held
-            for held in holds
+            for held in worker.holds.values()
             if held.request.queue_class > queue_class
-            and held.granted_at <= before
             and held.request.request_id not in self._asked
+            and now - held.granted_at >= (self._grace if held.request.resumed_tokens else self._settle)
         ]
         sets = [_enough(sorted(lower, key=order), lack) for order in (_latest, _largest)]
         return min((each for each in sets if each), key=lambda chosen: _cost(chosen, now), default=[])

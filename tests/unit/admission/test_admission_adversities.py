@@ -222,6 +222,36 @@ def test_room_made_for_a_request_that_leaves_is_not_kept_for_it() -> None:
     assert [event.request.request_id for event in events if isinstance(event, Granted)] == ["lower"]
 
 
+def test_resumed_work_is_left_alone_for_a_while() -> None:
+    target = pool(limits=Limits(preempt_grace=2.0))
+    for number in range(2):
+        resumed = request(f"batch{number}", prompt_tokens=32, resumed_tokens=16, queue_class=QueueClass.BATCH)
+        assert isinstance(target.admit(resumed, 10.0)[0], Granted)
+    target.admit(request("paid"), 10.5)
+    assert not target.tick(11.9)
+    assert [event for event in target.tick(12.1) if isinstance(event, Interrupt)]
+
+
+# ---- losses ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("discipline", ["fair", "fifo"])
+def test_what_waits_for_a_worker_that_does_not_come_back_does_not_block_the_others(discipline: str) -> None:
+    limits = Limits(discipline=discipline, ttl=dict.fromkeys(QueueClass, 1e6), absence_grace=5.0)
+    target = pool(SPEC, replace(SPEC, worker="w1", zone="zone-b"), limits=limits)
+    for number in range(4):
+        target.admit(request(f"full{number}"), 0.0)
+    target.admit(request("there", zones=("zone-b",)), 0.0)
+    target.admit(request("here", zones=("zone-a",)), 0.0)
+    target.worker_left("w1", 1.0)
+    assert not target.tick(5.0)
+    (refused,) = target.tick(7.0)
+    assert isinstance(refused, Refused)
+    assert (refused.request.request_id, refused.limit) == ("there", "workers")
+    served = [event for n in range(4) for event in target.release(f"full{n}", 8.0, output_tokens=4)[1]]
+    assert [event.request.request_id for event in served if isinstance(event, Granted)] == ["here"]
+
+
 # ---- grants ------------------------------------------------------------------------------------------------------
 
 

@@ -78,10 +78,13 @@ def test_free_requests_are_not_starved_and_cost_paid_ones_little() -> None:
             return f"paid{rng.randrange(6)}", QueueClass.PAID
         return f"free{rng.randrange(3)}", QueueClass.FREE
 
-    alone = run(54.0, tenants=lambda rng: (f"paid{rng.randrange(6)}", QueueClass.PAID))
-    both = run(74.0, tenants=mixed)
-    assert len(of("paid", both)) >= 0.92 * len(of("paid", alone))
-    assert of("free", both)
+    alone, beside = 0, 0
+    for seed in range(1, 4):  # one run's share of paid requests is off by some 0.03
+        alone += len(of("paid", run(54.0, tenants=lambda rng: (f"paid{rng.randrange(6)}", QueueClass.PAID), seed=seed)))
+        both = run(74.0, tenants=mixed, seed=seed)
+        beside += len(of("paid", both))
+        assert of("free", both)
+    assert beside >= 0.92 * alone
 
 
 def test_the_level_told_to_the_edge_keeps_load_away_and_goodput_up(at_capacity: Result) -> None:
