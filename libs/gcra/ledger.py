@@ -284,10 +284,14 @@ class Ledger:
             self._settled.state(now),
         )
 
-    def join(self, state: LedgerState, newer: Iterable[Part], now: int) -> None:
-        """Takes over another ledger's state: of use, the parts that it knows better (`newer`); leases and settled ids
-        that are unknown here."""
-        better = frozenset(newer)
+    def join(self, state: LedgerState, newer: Iterable[Part], known: Iterable[Part], now: int) -> None:
+        """Takes over another ledger's state.
+
+        :param newer: parts that it knows better: their use is taken over, and of their leases those are open that it
+            says are.
+        :param known: parts that are known as well here: their leases that are not open here have ended.
+        """
+        better, well = frozenset(newer), frozenset(known)
         for told in state.scopes:
             scope = self._scopes.find(told.tenant, told.model, now)
             if scope is not None:
@@ -302,8 +306,13 @@ class Ledger:
                 self._end(lease, now)
             else:
                 self.restore_settled(key, now - settled.age_ns, ended=settled.ended)
+        told_open = {(opened.tenant, opened.request_id) for opened in state.leases}
+        for lease in [lease for key, lease in self._leases.items() if lease.part in better and key not in told_open]:
+            # It ended there so long ago that its id is forgotten; what it used is in the parts that were taken over.
+            self.restore_settled(lease.key, now)
         for opened in state.leases:
-            self.restore_lease(opened, now)
+            if opened.part not in well:
+                self.restore_lease(opened, now)
 
     def restore_lease(self, state: Opened, now: int) -> None:
         """Opens a lease that was opened elsewhere or before, unless its id is known."""

@@ -102,7 +102,8 @@ class Replica:
             for part, sequence in state.seen
             if part != self.ledger.part and sequence > self._seen.get(part, 0)
         }
-        self.ledger.join(state.ledger, newer, now)
+        known = (self._seen.keys() | {self.ledger.part}) - newer.keys()
+        self.ledger.join(state.ledger, newer, known, now)
         self._seen.update(newer)
         for part in newer:
             for logged in self._early.pop(part, ()):

@@ -6,6 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from libs.gcra import ALL_MODELS, MINUTE_NS, Admitted, Ask, Denied, Ledger, LimitSpec, Logged, Replica
+from libs.gcra.settled import SettledIds
 
 SECOND = 1_000_000_000
 LEASE = 30 * SECOND
@@ -131,6 +132,30 @@ def test_what_ended_elsewhere_while_a_replica_was_away_still_counts() -> None:
         assert left(again, LEASE) == left(b, LEASE) == (600, 99, 20, 10**6 - 400)
         assert not settle(again, "r1", 400, LEASE)
         assert left(again, LEASE)[0] == 600
+
+
+def test_what_ended_long_ago_does_not_come_back_with_the_state_of_who_missed_it() -> None:
+    """After a split that lasted longer than settled ids are remembered."""
+    a, b = replica("a"), replica("b")
+    for one in (a, b):
+        one.ledger._settled = SettledIds(SECOND, 100)
+    lease = 3600 * SECOND
+    for number in range(3):
+        ask = Ask("acme", "fast", f"r{number}", 100, holder="gateway-0")
+        a.ledger.reserve(ask, lease_ns=lease, now=0)
+    tell(a, b)
+    settle(a, "r0", 10, SECOND)
+    settle(a, "r1", 10, 500 * SECOND)
+    a.flush(500 * SECOND)  # none of it reached the other
+    now = 600 * SECOND
+    settle(a, "new", 10, now)
+    a.flush(now)
+    assert a.ledger.remembered_settled == 1
+    a.join(b.state(now), now)
+    assert a.ledger.live_leases == 1
+    b.join(a.state(now), now)
+    assert b.ledger.live_leases == 1
+    assert left(a, now) == left(b, now) == (890, 100, 19, 10**6 - 30)
 
 
 def test_a_missing_batch_is_noticed_and_the_state_makes_it_good() -> None:
