@@ -173,7 +173,9 @@ def overload_checks(samples: Sequence[Sample], rows: Sequence[Second], times: Ov
         _at_least(f"{FREE.id} is not starved: served", _share(_served, free_over), 0.01),
         _at_least(f"{FREE.id}'s answers cut short under pressure, as its plan says", sum(map(_capped, free_over)), 1),
         _at_least("refusals that say when to come back", _share(_dated, refusals), 1),
-        Check("requests that failed, the killed worker's included", counts(reasons), not reasons),
+        Check(
+            "requests that failed, the killed worker's included", counts(reasons) if reasons else "none", not reasons
+        ),
         Check(
             "the killed worker is back", f"{rows[-1].workers} workers at the end", bool(rows) and rows[-1].workers == 2
         ),
