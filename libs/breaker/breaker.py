@@ -6,7 +6,6 @@ import enum
 from collections import deque
 from dataclasses import dataclass
 
-
 _ROUNDING = 1e-9
 """Ten tenths are a little less than one in floating point."""
 
