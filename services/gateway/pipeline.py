@@ -192,6 +192,7 @@ class Pipeline:
         second."""
         now = self._clock.monotonic()
         self._turnover.tick(now)
+        metrics.ACTIVE.set(len(self._active))
         self._closing.refusals.flush()
         self.egress.sweep(now)
         for generation, request in list(self._active.items()):
@@ -271,7 +272,6 @@ class Pipeline:
         generation.degraded = request.degraded
         request.generation = request.mailbox = generation
         self._active[generation] = request
-        metrics.ACTIVE.set(len(self._active))
         self._dispatch.submit(request, generation, generation.choices)
         return generation
 
@@ -299,7 +299,6 @@ class Pipeline:
         if generation is not None:
             self._active.pop(generation, None)
             self._remember(request, generation)
-        metrics.ACTIVE.set(len(self._active))
         self._left(request)
         self._closing.ended(request)
 
