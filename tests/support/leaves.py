@@ -200,6 +200,17 @@ class Rig:
         """Write a registry object."""
         await self.store.txn(puts=[Put(keys.key_of(message), keys.encode(message))])
 
+    def deny(self, error: WeirError) -> None:
+        """Have the quota refuse whatever asks."""
+        normal = self.quota.handler
+
+        def handle(call: Any, context: CallContext) -> Any:
+            if call.HasField("reserve"):
+                return quota_pb2.QuotaReply(rejected=error.to_rejection())
+            return normal(call, context)
+
+        self.quota.handler = handle
+
     def leftovers(self) -> dict[str, int]:
         """What the gateway still holds for requests, by kind; empty when every one of them has ended cleanly."""
         gateway = self.gateway

@@ -351,14 +351,7 @@ async def test_other_refusals_of_admission_end_it(mesh: Rig, reason: Reason) -> 
 
 async def test_a_quota_is_not_escaped_down_the_ladder(mesh: Rig) -> None:
     await plan(mesh, DEFAULT)
-    normal = mesh.quota.handler
-
-    def deny(call: Any, context: Any) -> Any:
-        if call.HasField("reserve"):
-            return quota_pb2.QuotaReply(rejected=WeirError(Reason.QUOTA_TOKENS, "none left").to_rejection())
-        return normal(call, context)
-
-    mesh.quota.handler = deny
+    mesh.deny(WeirError(Reason.QUOTA_TOKENS, "none left"))
     async with Stream(mesh) as stream:
         assert (await refusal(stream)).reason is Reason.QUOTA_TOKENS
     assert mesh.admitted == []

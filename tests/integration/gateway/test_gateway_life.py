@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 from weir.inference.v1 import inference_pb2
-from weir.quota.v1 import quota_pb2
 from weir.registry.v1 import registry_pb2
 from weir.safety.v1 import safety_pb2
 from weir.worker.v1 import worker_pb2
@@ -126,14 +125,7 @@ async def test_an_engine_fault_is_an_error_with_what_was_delivered(mesh: Rig) ->
 
 async def test_a_refused_reservation_leaves_nothing_behind(mesh: Rig) -> None:
     denied = WeirError(Reason.QUOTA_TOKENS, "too many", limit="tokens_per_minute", retry_after=3.0)
-    normal = mesh.quota.handler
-
-    def refuse(call: Any, context: Any) -> Any:
-        if call.HasField("reserve"):
-            return quota_pb2.QuotaReply(rejected=denied.to_rejection())
-        return normal(call, context)
-
-    mesh.quota.handler = refuse
+    mesh.deny(denied)
     async with Stream(mesh) as stream:
         error = await refusal(stream)
     assert (error.reason, error.limit, error.retry_after) == (Reason.QUOTA_TOKENS, "tokens_per_minute", 3.0)

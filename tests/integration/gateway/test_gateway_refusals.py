@@ -30,18 +30,6 @@ LIMITS = quota_pb2.Reserved(
 )
 
 
-def deny(mesh: Rig, error: WeirError) -> None:
-    """Have the quota refuse whatever asks."""
-    normal = mesh.quota.handler
-
-    def handle(call: Any, context: Any) -> Any:
-        if call.HasField("reserve"):
-            return quota_pb2.QuotaReply(rejected=error.to_rejection())
-        return normal(call, context)
-
-    mesh.quota.handler = handle
-
-
 def counted(operation: str, error: WeirError) -> float:
     labels = {"operation": operation, "outcome": outcome_of(error), "reason": error.reason.name}
     return REGISTRY.get_sample_value("weir_gateway_outcomes_total", labels) or 0.0
@@ -65,7 +53,7 @@ async def test_every_reason_is_the_same_everywhere(
     monkeypatch.setattr(refusals, "log", lines)
     for reason in REASONS:
         error = WeirError(reason, "for the test", limit="some_limit", retry_after=retry)
-        deny(mesh, error)
+        mesh.deny(error)
         before = counted("generate", error), counted("chat", error)
         async with Stream(mesh) as stream:
             told = await refusal(stream)
@@ -152,7 +140,7 @@ async def test_refusals_of_admission_tell_the_limits_too(mesh: Rig) -> None:
 
 
 async def test_a_refused_reservation_tells_the_limit_that_refused(mesh: Rig) -> None:
-    deny(mesh, WeirError(Reason.QUOTA_TOKENS, "none left", limit="tokens_per_minute", retry_after=12.0))
+    mesh.deny(WeirError(Reason.QUOTA_TOKENS, "none left", limit="tokens_per_minute", retry_after=12.0))
     headers = (await chat(mesh)).headers
     assert headers["x-ratelimit-limit-tokens"] == "1000"  # the tenant's, from the registry
     assert headers["x-ratelimit-remaining-tokens"] == "0"
