@@ -10,6 +10,7 @@ from libs.gcra import Replica
 from libs.telemetry import get_logger
 from services.ratelimit import metrics
 from services.ratelimit.journal import Journal
+from services.ratelimit.pauses import uncollected
 from services.ratelimit.peers import Peers
 from services.ratelimit.policy.recovery import Frame, restore
 from services.ratelimit.ports import Nanoseconds
@@ -96,7 +97,8 @@ class LedgerKeeper:
             return
         entries = self._replica.take_log()
         if snapshot or self._journal.wants_snapshot:
-            frame = Frame(self._wall(), self._replica.state(self._now()))
+            with uncollected():
+                frame = Frame(self._wall(), self._replica.state(self._now()))
         elif entries:
             frame = Frame(self._wall(), None, entries)
         else:

@@ -17,6 +17,7 @@ from libs.telemetry import get_logger
 from services.ratelimit import metrics
 from services.ratelimit.convert import replicate_of, state_of
 from services.ratelimit.links import Link
+from services.ratelimit.pauses import uncollected
 from services.ratelimit.ports import Nanoseconds
 
 log = get_logger(__name__)
@@ -130,7 +131,8 @@ class Peers:
         deadline = Deadline(self._clock.monotonic() + self._peer_seconds)
         try:
             reply = await mux.call(call, deadline=deadline, semantics=Semantics.RETRY)
-            self._replica.join(state_of(reply.state), self._now())
+            with uncollected():
+                self._replica.join(state_of(reply.state), self._now())
         except WeirError as error:
             metrics.STATE_FAILED.inc()
             log.warning("state_fetch_failed", peer=origin, error=error.reason.name)

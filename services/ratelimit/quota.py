@@ -16,6 +16,7 @@ from services.ratelimit import metrics
 from services.ratelimit.convert import MOST_TOKENS, ask_of, error_of, fill_reserved, fill_state, logged_of
 from services.ratelimit.holders import Holders
 from services.ratelimit.keeper import LedgerKeeper
+from services.ratelimit.pauses import uncollected
 from services.ratelimit.peers import Peers
 from services.ratelimit.policy.headers import jittered
 from services.ratelimit.ports import Nanoseconds
@@ -151,7 +152,8 @@ class QuotaHandler:
     def _state(self) -> quota_pb2.QuotaReply:
         self._keeper.publish()
         reply = quota_pb2.QuotaReply()
-        fill_state(reply.state, self._replica.state(self._now()))
+        with uncollected():
+            fill_state(reply.state, self._replica.state(self._now()))
         return reply
 
 
