@@ -98,16 +98,19 @@ class Closing:
         )
         request.span.end(error.reason.name)
 
-    def release(self, request: Request, *, failed: bool) -> None:
-        """The request is done with its present grant."""
+    def release(self, request: Request, *, failed: bool, refused: bool = False) -> None:
+        """The request is done with its present grant; one that its worker `refused` cost nothing and teaches nothing,
+        unless another choice ran on it."""
         admit, generation = request.admit, request.generation
         if admit is None or generation is None:
             raise RuntimeError("released before it was granted")
         leg = generation.leg
+        output_tokens = generation.delivered - leg.tokens_before
         self._admission.release(
             request.admission_id,
             pool=admit.pool,
-            output_tokens=generation.delivered - leg.tokens_before,
+            output_tokens=output_tokens,
+            unused=refused and not output_tokens,
             failed=failed,
             first_token=leg.first_token,
             cached_prompt_tokens=leg.cached_prompt_tokens,

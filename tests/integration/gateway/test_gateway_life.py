@@ -108,6 +108,8 @@ async def test_a_stale_grant_is_asked_for_again(mesh: Rig) -> None:
         await again.finish()
         text, _ = await stream.rest()
     assert text == "ok"
+    stale, used = [await asyncio.wait_for(mesh.released.get(), 10) for _ in range(2)]
+    assert (stale.unused, used.unused) == (True, False)
 
 
 async def test_an_engine_fault_is_an_error_with_what_was_delivered(mesh: Rig) -> None:
