@@ -4,9 +4,10 @@
 call, what a lost stream means for it. See README.md in this folder.
 """
 
-from libs.mux.client import MuxCall, MuxClient, OnReply
+from libs.mux.client import MuxClient
 from libs.mux.codec import Codec
 from libs.mux.core import Semantics
+from libs.mux.endings import MuxCall, OnReply
 from libs.mux.options import ClientOptions, ServerOptions
 from libs.mux.server import CallContext, MuxServer, Session
 

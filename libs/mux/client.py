@@ -16,28 +16,16 @@ from libs.errors import Reason, WeirError
 from libs.mux.backoff import Backoff
 from libs.mux.codec import Codec, set_call_header
 from libs.mux.core import NEVER, Call, ClientCore, Ended, Outcome, Semantics, Stream
+from libs.mux.endings import MuxCall, OnReply, failure, settle
+from libs.mux.link import Link, cancelled_by_owner
 from libs.mux.options import ClientOptions
 from libs.mux.pacer import Pacer
-from libs.mux.wake import Wake
 from libs.telemetry import get_logger
 
 log = get_logger(__name__)
 
-MuxCall = Call[Any]
-"""A call under way; opaque to callers, for `MuxClient.cancel`."""
-
-OnReply = Callable[[Any, WeirError | None], None]
-"""Called once, on the event loop, with the reply item or with the error (the other is None). Must not block."""
-
 # What a dead stream raises: its status, a write after its end, or (when its channel is closed) a cancellation.
 _FAULTS = (grpc.aio.AioRpcError, asyncio.InvalidStateError, TimeoutError)
-
-_FAILURES: dict[Outcome, tuple[Reason, str]] = {
-    Outcome.DEADLINE: (Reason.DEADLINE_EXCEEDED, "the deadline passed before {} answered"),
-    Outcome.UNAVAILABLE: (Reason.DEPENDENCY_UNAVAILABLE, "{} could not be reached within the deadline"),
-    Outcome.LOST: (Reason.DEPENDENCY_UNAVAILABLE, "the stream to {} was lost"),
-    Outcome.CLOSED: (Reason.DEPENDENCY_UNAVAILABLE, "the client of {} is closed"),
-}
 
 
 class MuxClient:
@@ -75,7 +63,7 @@ class MuxClient:
             max_queued=self._options.max_queued, max_attempts=self._options.max_attempts
         )
         self._backoff = Backoff(first=self._options.first_retry, cap=self._options.max_retry, uniform=rng.random)
-        self._links: dict[int, _Link] = {}  # by generation; more than one only while an old stream drains
+        self._links: dict[int, Link] = {}  # by generation; more than one only while an old stream drains
         self._connected = asyncio.Event()
         self._timer: asyncio.TimerHandle | None = None
         self._lazy: asyncio.TimerHandle | None = None
@@ -242,7 +230,7 @@ class MuxClient:
                 return  # asked to move: no reason to wait
         await asyncio.sleep(self._backoff.next())
 
-    async def _connect(self) -> _Link | None:
+    async def _connect(self) -> Link | None:
         rpc = self._open_stream()
         try:
             async with asyncio.timeout(self._options.connect_timeout):
@@ -250,7 +238,7 @@ class MuxClient:
                 frame = await rpc.read()
         except (*_FAULTS, asyncio.CancelledError) as error:
             rpc.cancel()
-            if isinstance(error, asyncio.CancelledError) and _cancelled_by_owner():
+            if isinstance(error, asyncio.CancelledError) and cancelled_by_owner():
                 raise
             self._report_down(error)
             return None
@@ -264,7 +252,7 @@ class MuxClient:
             return None
         stream = self._core.open(frame.welcome.max_in_flight)
         self._instance = frame.welcome.instance
-        link = self._links[stream.generation] = _Link(rpc, stream)
+        link = self._links[stream.generation] = Link(rpc, stream)
         self._reported_down = False
         log.info("mux_connected", domain=self._codec.domain, peer=self._instance, generation=stream.generation)
         if self._on_stream is not None:
@@ -279,13 +267,13 @@ class MuxClient:
         code = error.code().name if isinstance(error, grpc.aio.AioRpcError) else type(error).__name__
         log.warning("mux_unreachable", domain=self._codec.domain, error=code)
 
-    async def _drive(self, link: _Link) -> None:
+    async def _drive(self, link: Link) -> None:
         """Read and write one stream until it ends."""
         writer = asyncio.create_task(self._write(link))
         try:
             await self._read(link)
         except (*_FAULTS, asyncio.CancelledError) as error:
-            if isinstance(error, asyncio.CancelledError) and _cancelled_by_owner():
+            if isinstance(error, asyncio.CancelledError) and cancelled_by_owner():
                 raise
             self._report_down(error)
         except Exception as error:  # a fault of one stream ends that stream; what it had in flight is settled below
@@ -298,7 +286,7 @@ class MuxClient:
             writer.cancel()
             await asyncio.gather(writer, return_exceptions=True)
 
-    async def _write(self, link: _Link) -> None:
+    async def _write(self, link: Link) -> None:
         """Write whatever is queued, all of it in one frame, then wait for more."""
         stream, rpc, options = link.stream, link.rpc, self._options
         pacer = Pacer(longest=options.longest_hold)
@@ -332,7 +320,7 @@ class MuxClient:
             log.error("mux_write_failed", domain=self._codec.domain, exc_info=error)
             rpc.cancel()
 
-    async def _read(self, link: _Link) -> None:
+    async def _read(self, link: Link) -> None:
         stream, rpc = link.stream, link.rpc
         while (frame := await rpc.read()) is not grpc.aio.EOF:
             kind = frame.WhichOneof("frame")
@@ -360,7 +348,7 @@ class MuxClient:
                     continue
             call = answer(stream, header.id)
             if call is not None:
-                self._settle(call, reply, error)
+                settle(call, reply, error, self._codec.domain)
         if refused:
             self._end(self._core.refuse(stream, refused))
             if self._core.current is not None:
@@ -368,28 +356,12 @@ class MuxClient:
 
     # ---- endings -------------------------------------------------------------------------------------------------
 
-    def _settle(self, call: MuxCall, reply: Any, error: WeirError | None) -> None:
-        waiter = call.waiter
-        if isinstance(waiter, asyncio.Future):
-            if waiter.done():  # its task was cancelled in this very tick
-                return
-            if error is None:
-                waiter.set_result(reply)
-            else:
-                waiter.set_exception(error)
-            return
-        try:
-            waiter(None if error is not None else reply, error)
-        except Exception as fault:  # one caller's callback must not end the other calls
-            log.error("mux_callback_failed", domain=self._codec.domain, exc_info=fault)
-
     def _end(self, ended: Ended[Any]) -> None:
         for call, outcome in ended:
-            self._settle(call, None, self._failure(outcome))
+            settle(call, None, self._failure(outcome), self._codec.domain)
 
     def _failure(self, outcome: Outcome) -> WeirError:
-        reason, message = _FAILURES[outcome]
-        return WeirError(reason, message.format(self._codec.domain), limit=self._codec.domain)
+        return failure(outcome, self._codec.domain)
 
     # ---- deadlines -----------------------------------------------------------------------------------------------
     # One timer for all calls, armed for the nearest deadline; calls that end in time never touch it.
@@ -420,21 +392,3 @@ class MuxClient:
         link = self._links.get(stream.generation)
         if link is not None:
             link.wake.set()
-
-
-class _Link:
-    """One open stream and what its writer waits for."""
-
-    __slots__ = ("retired", "rpc", "stream", "wake")
-
-    def __init__(self, rpc: Any, stream: Stream[Any]) -> None:
-        self.rpc = rpc
-        self.stream = stream
-        self.wake = Wake()
-        self.retired = asyncio.Event()
-
-
-def _cancelled_by_owner() -> bool:
-    """Whether this task was asked to stop; otherwise the cancellation came out of a dead RPC."""
-    task = asyncio.current_task()
-    return task is not None and task.cancelling() > 0
