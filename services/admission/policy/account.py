@@ -255,28 +255,34 @@ class Worker:
         rate = (report.prefill_tokens_per_second if report else 0.0) or placement.prefill_rate
         room.per_token = 1.0 / rate
         room.wait = room.prefill / rate
-        blocks, sequences = self.unheld_blocks(now), self.unheld_sequences(now)
-        trusted = self.trusted(now)
-        if trusted < 1.0:
+        blocks, sequences, most = self.unheld_blocks(now), self.unheld_sequences(now), self.most_sequences
+        until = self.last_heard + limits.report_fresh
+        if now > until:  # from now on it is another with every moment
+            trusted, until = self.trusted(now), now
             blocks, sequences = _shrunk(blocks, trusted), _shrunk(sequences, trusted)
-        in_use = max(
-            1.0 - blocks / spec.total_blocks if spec.total_blocks else 1.0,
-            1.0 - sequences / self.most_sequences if self.most_sequences else 1.0,
-            room.prefill / limits.max_queued_prefill if limits.max_queued_prefill else 0.0,
-        )
+        # This runs with every grant and every release: comparisons cost less than calls of min and max.
+        in_use = 1.0 - blocks / spec.total_blocks if spec.total_blocks else 1.0
+        other = 1.0 - sequences / most if most else 1.0
+        in_use = other if other > in_use else in_use
+        if room.prefill and limits.max_queued_prefill:
+            other = room.prefill / limits.max_queued_prefill
+            in_use = other if other > in_use else in_use
         room.utilisation = in_use
         room.score = room.wait + placement.crowding_cost * in_use
         probes, changes = self._outliers.room(spec.worker, now)
         if not self.open() or probes == 0:
             room.blocks = room.sequences = 0
         else:
-            room.blocks, room.sequences = max(0, blocks), max(0, sequences)
-        room.until = min(changes, now if trusted < 1.0 else self.last_heard + limits.report_fresh)
+            room.blocks = blocks if blocks > 0 else 0
+            room.sequences = sequences if sequences > 0 else 0
+        until = changes if changes < until else until
         for foreign in (self._foreign_blocks, self._foreign_sequences):
-            if now < foreign.until:
-                room.until = min(room.until, foreign.until)
+            if now < foreign.until < until:
+                until = foreign.until
         if self._recent_prefill:
-            room.until = min(room.until, self._recent_prefill[0][0] + limits.prefill_settle)
+            settled = self._recent_prefill[0][0] + limits.prefill_settle
+            until = settled if settled < until else until
+        room.until = until
 
     def _count(self, reservation: Reservation, sign: int) -> None:
         queue_class = reservation.request.queue_class

@@ -78,14 +78,9 @@ def cost_ahead(queue: FairQueue, tenant: str, weight: float) -> float:
     That is the tenant's own backlog, and of each other what brings its counter up to where this request begins: at most
     its backlog, and one request more than what fits exactly.
     """
-    own_flow = queue.flow(tenant)
-    ahead = own_flow.backlog if own_flow is not None else 0.0
-    start = queue.level_of(tenant) + ahead / weight
-    for flow in queue.flows():
-        if flow is not own_flow and flow.counter <= start:
-            most = (start - flow.counter) * flow.weight + flow.backlog / flow.size
-            ahead += flow.backlog if flow.backlog < most else most
-    return ahead
+    flow = queue.flow(tenant)
+    own = flow.backlog if flow is not None else 0.0
+    return own + queue.served_until(queue.level_of(tenant) + own / weight, besides=flow)
 
 
 @dataclass(frozen=True, slots=True)

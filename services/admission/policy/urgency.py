@@ -13,6 +13,7 @@ from services.admission.policy.ledger import Ledger, Worker
 from services.admission.policy.model import Interrupt, Limits, QueueClass, Request
 from services.admission.policy.predict import Predictor
 
+_INTERRUPTING = (QueueClass.PAID, QueueClass.FREE, QueueClass.OVER_QUOTA)
 _LOOKED_AT = 16  # waiting requests for which less urgent work may be interrupted
 
 
@@ -89,6 +90,8 @@ class Urgency:
         if not self._fair or now < self._next_interrupt:
             return []
         self._next_interrupt = now + self._limits.preempt_interval
+        if not any(self._interruptible(queue_class) > 0 for queue_class in _INTERRUPTING):
+            return []
         for item in islice(self._backlog.waiting(), _LOOKED_AT):
             request = item.request
             if request.queue_class is QueueClass.BATCH or self._interruptible(request.queue_class) <= 0:

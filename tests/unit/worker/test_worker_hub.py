@@ -6,6 +6,8 @@ from collections.abc import Sequence
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from weir.worker.v1 import worker_pb2
 
 from libs.clock import ManualClock
@@ -139,3 +141,88 @@ def test_refusals_that_nobody_reads_are_bounded() -> None:
     desk.hub.close(desk.box)
     desk.box.refuse([(4097, error)])
     assert desk.box.refused == []
+
+
+_act = st.tuples(
+    st.sampled_from(["submit", "step", "step", "step", "end", "cancel", "interrupt", "die", "read", "close"]),
+    st.integers(0, 11),
+    st.integers(0, 3),
+)
+
+
+@given(st.lists(_act, max_size=60))
+def test_whatever_races_each_sequence_ends_once_after_all_its_tokens(acts: list[tuple[str, int, int]]) -> None:
+    desk = Desk()
+    made: dict[int, list[int]] = {}  # what the engine told of each sequence that the hub still had
+    got: dict[int, list[int]] = {}
+    ends: dict[int, list[str]] = {}
+    running: dict[int, int] = {}  # the engine's handles → the gateway's numbers
+    died: set[int] = set()  # lost their engine, or ended before and were not read yet
+    steps = number = 0
+
+    def read() -> None:
+        """As a session writes: what was produced goes before what is refused."""
+        refused, batch = desk.box.take_refused(), desk.box.outbox.take()
+        for each, tokens in batch.tokens.items():
+            assert each not in ends
+            got.setdefault(each, []).extend(tokens)
+        for each, reason, _ in batch.finished:
+            ends.setdefault(each, []).append(reason.name)
+        for each, error in refused:
+            ends.setdefault(each, []).append(error.reason.name)
+
+    def tell(handle: int, count: int, finish: int) -> None:
+        nonlocal steps
+        steps += 1
+        desk.step(steps, (handle, list(range(count)), finish))
+        if handle in running:
+            made[running[handle]] += range(count)
+            if finish:
+                del running[handle]
+
+    for kind, which, count in acts:
+        asked = list(running)[which % len(running)] if running else 0
+        if kind == "submit":
+            number += 1
+            handle = desk.submit(number, f"r{number // 2}", group_tokens=2 * count)
+            running[handle], made[number] = number, []
+        elif kind == "step":
+            tell(asked, count, 0)
+        elif kind == "end":
+            asked_to_go = asked in desk.engine.cancelled and which % 2
+            tell(asked, count, FinishReason.CANCELLED if asked_to_go else FinishReason.LENGTH)
+        elif kind == "cancel":
+            desk.hub.cancel(desk.box, [running.get(asked, 99), which])
+        elif kind == "interrupt":
+            desk.hub.interrupt([f"r{which}"])
+        elif kind == "die":
+            desk.hub.hand_back(WeirError(Reason.ENGINE_ERROR, "gone"))
+            late, running = list(running), {}
+            died |= set(made) - set(ends)
+            for handle in late:  # what the dead engine still says is of no account
+                tell(handle, 1, 0)
+            desk.hub.attach(desk.engine)  # type: ignore[arg-type]
+        elif kind == "read":
+            read()
+        elif which == 0:
+            desk.hub.close(desk.box)
+            assert set(running) <= set(desk.engine.cancelled)
+            for handle in list(running):
+                tell(handle, 1, FinishReason.CANCELLED)
+            assert desk.box.outbox.batch.empty
+            assert not desk.box.refused
+            assert desk.hub.live == 0
+            return
+        assert desk.hub.live == len(running)
+    for handle in list(running):
+        tell(handle, 1, FinishReason.LENGTH)
+    read()
+    assert desk.hub.live == 0
+    assert not desk.box.handles
+    assert set(ends) == set(made)
+    for each, reasons in ends.items():
+        assert len(reasons) == 1
+        if each in died and reasons != ["LENGTH"]:  # what was held back is made anew elsewhere
+            assert made[each][: len(got.get(each, []))] == got.get(each, [])
+        else:
+            assert got.get(each, []) == made[each]
