@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import NamedTuple
 
@@ -48,6 +48,23 @@ class LimitSpec:
         )
         if min(limits) < 0 or self.spend_window_ns < 1:
             raise ValueError(f"limits must not be negative: {self}")
+
+    def shared(self, holders: int) -> LimitSpec:
+        """An equal part of it for each of `holders` that cannot ask one another; at least one of everything that is
+        limited. Lengths are those of one request: they hold for each as they are."""
+        if holders <= 1:
+            return self
+
+        def part(limit: int) -> int:
+            return max(1, limit // holders) if limit else 0
+
+        return replace(
+            self,
+            requests_per_minute=part(self.requests_per_minute),
+            tokens_per_minute=part(self.tokens_per_minute),
+            concurrency=part(self.concurrency),
+            spend_microusd=part(self.spend_microusd),
+        )
 
 
 NO_LIMITS = LimitSpec()

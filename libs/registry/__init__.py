@@ -18,7 +18,7 @@ from libs.registry.ports import (
 )
 from libs.registry.registration import EndpointRegistration
 from libs.registry.snapshot import RegistrySnapshot, apply_events, snapshot_of
-from libs.registry.terms import kv_share_of, plan_name, plan_of, price_book, slo_of, weight_of
+from libs.registry.terms import kv_share_of, limit_specs, plan_name, plan_of, price_book, slo_of, weight_of
 from libs.registry.view import RegistryView
 
 __all__ = [
@@ -38,6 +38,7 @@ __all__ = [
     "WatchEvent",
     "apply_events",
     "kv_share_of",
+    "limit_specs",
     "plan_name",
     "plan_of",
     "price_book",

@@ -1,16 +1,18 @@
-"""What a tenant is given and what a request is held to, looked up in a snapshot: plan, weight, objectives, prices.
+"""What a tenant is given and a request is held to, looked up in a snapshot: plan, weight, objectives, limits, prices.
 
-Each is a few dictionary reads, for hot paths, but `price_book`, which is made once per snapshot. Messages are the
-snapshot's own and must not be changed.
+Each is a few dictionary reads, for hot paths, but `limit_specs` and `price_book`, which are made once per change.
+Messages are the snapshot's own and must not be changed.
 """
 
 from __future__ import annotations
 
 from weir.registry.v1 import registry_pb2 as pb
 
-from libs.gcra import Price, PriceBook
+from libs.deadlines import to_seconds
+from libs.gcra import DAY_NS, LimitSpec, Price, PriceBook
 from libs.registry.snapshot import RegistrySnapshot
 
+_SECOND = 1_000_000_000
 ANY = "*"
 """Model or tier of an entry for all that have none of their own."""
 
@@ -46,6 +48,22 @@ def kv_share_of(plan: pb.PlanPolicy) -> float:
 def slo_of(snapshot: RegistrySnapshot, route: str, tier: str) -> pb.Slo | None:
     """The objectives of a route ("generate", "embed", "predict", "batch") and tier: its own, else those of "*"."""
     return snapshot.slos.get((route, tier)) or snapshot.slos.get((route, ANY))
+
+
+def limit_specs(snapshot: RegistrySnapshot) -> dict[tuple[str, str], LimitSpec]:
+    """The declared limits, by tenant and model."""
+    return {
+        key: LimitSpec(
+            requests_per_minute=limits.requests_per_minute,
+            tokens_per_minute=limits.tokens_per_minute,
+            concurrency=limits.concurrency,
+            spend_microusd=limits.spend_microusd,
+            spend_window_ns=int(to_seconds(limits.spend_window) * _SECOND) or DAY_NS,
+            max_context=limits.max_context,
+            max_output=limits.max_output,
+        )
+        for key, limits in snapshot.limits.items()
+    }
 
 
 def price_book(snapshot: RegistrySnapshot) -> PriceBook:

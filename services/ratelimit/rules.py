@@ -5,7 +5,7 @@ from __future__ import annotations
 from weir.registry.v1 import registry_pb2
 
 from libs.deadlines import to_seconds
-from libs.gcra import DAY_NS, LimitSpec, PriceBook
+from libs.gcra import PriceBook
 from libs.registry import RegistrySnapshot
 from libs.registry.terms import plan_of, price_book
 from services.ratelimit.policy.shedding import NOTHING, Levels, Shed
@@ -70,19 +70,3 @@ def levels_of(snapshot: RegistrySnapshot) -> Levels:
     }
     serving = {endpoint.pool for (service, _), endpoint in snapshot.endpoints.items() if service == "worker"}
     return Levels(by_pool, serving)
-
-
-def specs_of(snapshot: RegistrySnapshot) -> dict[tuple[str, str], LimitSpec]:
-    """The registry's limits, by tenant and model."""
-    return {
-        key: LimitSpec(
-            requests_per_minute=limits.requests_per_minute,
-            tokens_per_minute=limits.tokens_per_minute,
-            concurrency=limits.concurrency,
-            spend_microusd=limits.spend_microusd,
-            spend_window_ns=int(to_seconds(limits.spend_window) * _SECOND) or DAY_NS,
-            max_context=limits.max_context,
-            max_output=limits.max_output,
-        )
-        for key, limits in snapshot.limits.items()
-    }

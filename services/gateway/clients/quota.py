@@ -19,19 +19,17 @@ from libs.clock import Clock
 from libs.deadlines import Deadline, to_duration, to_seconds
 from libs.errors import Reason, WeirError
 from libs.gcra import (
-    DAY_NS,
     MINUTE_NS,
     Ask,
     Denied,
     Ledger,
     LimitKind,
     LimitReport,
-    LimitSpec,
     PriceBook,
     SettledAlready,
 )
 from libs.mux import Codec, MuxClient, Semantics
-from libs.registry import RegistrySnapshot, price_book
+from libs.registry import RegistrySnapshot, limit_specs, price_book
 from libs.rpc import make_channel
 from libs.sharding import SHARD_HEADER, SHARDS, shard_of
 from services.gateway.clients.decision import start_decision
@@ -93,6 +91,8 @@ class QuotaClient:
         self._lease_seconds = lease_seconds
         self._local = Ledger()
         self._prices = PriceBook({})
+        self._seen = RegistrySnapshot()
+        self._gateways = 1
         self._told: dict[str, tuple[int, int, int]] = {}
 
     async def run(self) -> None:
@@ -114,26 +114,16 @@ class QuotaClient:
         return sum(mux.queued + mux.in_flight for mux in self._shards)
 
     def update(self, snapshot: RegistrySnapshot) -> None:
-        """Takes new limits for the fallback: an equal share per gateway, at least one of each."""
+        """Takes new limits for the fallback, an equal share per gateway, and new prices; cheap when neither changed, as
+        while the levels of an overload do."""
+        seen, self._seen = self._seen, snapshot
         gateways = max(1, sum(1 for service, _ in snapshot.endpoints if service == "gateway"))
-
-        def share(limit: int) -> int:
-            return max(1, limit // gateways) if limit else 0
-
-        specs = {
-            key: LimitSpec(
-                requests_per_minute=share(limits.requests_per_minute),
-                tokens_per_minute=share(limits.tokens_per_minute),
-                concurrency=share(limits.concurrency),
-                spend_microusd=share(limits.spend_microusd),
-                spend_window_ns=int(to_seconds(limits.spend_window) * _SECOND) or DAY_NS,
-                max_context=limits.max_context,
-                max_output=limits.max_output,
-            )
-            for key, limits in snapshot.limits.items()
-        }
-        self._local.apply_limits(specs, self._now())
-        self._prices = price_book(snapshot)
+        if snapshot.limits is not seen.limits or gateways != self._gateways:
+            self._gateways = gateways
+            specs = {key: spec.shared(gateways) for key, spec in limit_specs(snapshot).items()}
+            self._local.apply_limits(specs, self._now())
+        if snapshot.prices is not seen.prices:
+            self._prices = price_book(snapshot)
 
     def start_reserve(
         self,

@@ -13,7 +13,7 @@ from weir.registry.v1 import registry_pb2
 from libs.clock import Clock, ManualClock, SystemClock
 from libs.deadlines import Deadline
 from libs.errors import Reason, WeirError
-from libs.registry import RegistrySnapshot
+from libs.registry import RegistrySnapshot, WatchEvent, apply_events, keys, snapshot_of
 from services.gateway.clients.quota import QuotaClient, open_shards
 from services.gateway.config import Settings, Targets
 from services.gateway.ports import Reservation
@@ -127,6 +127,23 @@ async def test_a_tenant_that_was_never_asked_about_has_an_equal_part() -> None:
             await one.reserve(100)
         assert refused.value.reason is Reason.QUOTA_TOKENS
         assert refused.value.retry_after
+
+
+async def test_limits_are_made_anew_only_when_they_or_the_gateways_change() -> None:
+    """Admission's levels change every second of an overload; the limits of all tenants are none of that."""
+    async with gateway(0, NOBODY) as one:
+        before = snapshot_of([], 1)
+        for message in (LIMITS, PRICE, *GATEWAYS):
+            before = apply_events(before, [WatchEvent(keys.key_of(message), keys.encode(message), 2)], 2)
+        one.client.update(before)
+        made = one.client._local._scopes._specs
+        level = registry_pb2.PoolLevel(pool="fast-pool")
+        after = apply_events(before, [WatchEvent(keys.key_of(level), keys.encode(level), 3)], 3)
+        one.client.update(after)
+        assert one.client._local._scopes._specs is made
+        third = registry_pb2.Endpoint(service="gateway", instance="gateway-2", address="10.0.0.2:1")
+        one.client.update(apply_events(after, [WatchEvent(keys.key_of(third), keys.encode(third), 4)], 4))
+        assert one.client._local._scopes._specs["acme", "*"].tokens_per_minute == LIMIT // 3
 
 
 async def test_what_was_left_comes_back_within_the_minute_and_no_more_than_the_part() -> None:

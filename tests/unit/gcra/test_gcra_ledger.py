@@ -356,3 +356,10 @@ def test_a_models_requests_are_counted_though_the_edge_counted_the_tenants() -> 
     follower.apply(book.take_changes(0), ("a", "1"), 0)
     assert follower.report("acme", "fast", 0) == book.report("acme", "fast", 0)
     assert denied_of(reserve(follower, "r3")).model == "fast"
+
+
+def test_an_equal_part_of_a_limit_is_never_nothing_and_leaves_lengths_alone() -> None:
+    spec = LimitSpec(100, 5, 3, 7, SECOND, max_context=900, max_output=90)
+    assert spec.shared(1) is spec
+    assert spec.shared(4) == LimitSpec(25, 1, 1, 1, SECOND, max_context=900, max_output=90)
+    assert LimitSpec().shared(4) == LimitSpec()

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 from weir.registry.v1 import registry_pb2 as pb
 
-from libs.gcra import Price
+from libs.gcra import DAY_NS, LimitSpec, Price
 from libs.registry import RegistrySnapshot
-from libs.registry.terms import kv_share_of, plan_of, price_book, slo_of, weight_of
+from libs.registry.terms import kv_share_of, limit_specs, plan_of, price_book, slo_of, weight_of
 
 FAST = pb.Price(model="weir-fast", input_microusd_per_million=100, output_microusd_per_million=300)
 
@@ -54,3 +54,16 @@ def test_the_price_book_is_of_the_declared_prices() -> None:
     book = price_book(snapshot(prices={"weir-fast": FAST}))
     assert book.of("weir-fast@1", "cheap") == Price(100, 300)
     assert book.find("other@1", "other") is None
+
+
+def test_limits_are_per_tenant_and_model_and_spend_is_per_day_unless_said() -> None:
+    wide = pb.Limits(tenant="acme", model="*", requests_per_minute=1, tokens_per_minute=2, concurrency=3)
+    fast = pb.Limits(tenant="acme", model="fast", spend_microusd=4, max_context=5, max_output=6)
+    hourly = pb.Limits(tenant="hour", model="*", spend_microusd=7)
+    hourly.spend_window.FromSeconds(3600)
+    messages = {(each.tenant, each.model): each for each in (wide, fast, hourly)}
+    assert limit_specs(snapshot(limits=messages)) == {
+        ("acme", "*"): LimitSpec(1, 2, 3),
+        ("acme", "fast"): LimitSpec(spend_microusd=4, spend_window_ns=DAY_NS, max_context=5, max_output=6),
+        ("hour", "*"): LimitSpec(spend_microusd=7, spend_window_ns=3600 * 10**9),
+    }
