@@ -208,7 +208,8 @@ class Pool:
             return self._refusals.refuse(request, Outcome.INVALID_REQUEST, message, limit="request_id")
         if item is not None:
             if known.covers(request):
-                return Queued(known)
+                item.request = replace(known, owner=request.owner, excluded=known.excluded | request.excluded)
+                return Queued(item.request)
             self._take_out(request.request_id)
         elif held is not None:
             return self._held_already(held, request, now)

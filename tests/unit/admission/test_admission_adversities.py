@@ -252,6 +252,18 @@ def test_what_waits_for_a_worker_that_does_not_come_back_does_not_block_the_othe
     assert [event.request.request_id for event in served if isinstance(event, Granted)] == ["here"]
 
 
+def test_who_asks_last_for_a_waiting_request_owns_it_and_its_excludes_count() -> None:
+    target = pool(SPEC, replace(SPEC, worker="w1"))
+    for number in range(4):
+        target.admit(request(f"full{number}"), 0.0)
+    target.admit(request("r", owner="g1"), 0.0)
+    assert isinstance(target.admit(request("r", owner="g2", excluded=frozenset({"w0"})), 0.0)[0], Queued)
+    served = [event for n in range(4) for event in target.release(f"full{n}", 1.0, output_tokens=4)[1]]
+    assert [(event.worker, event.request.owner) for event in served if isinstance(event, Granted)] == [("w1", "g2")]
+    assert target.abandon("g1", 2.0)[0] == 0
+    assert target.abandon("g2", 2.0)[0] == 1
+
+
 # ---- grants ------------------------------------------------------------------------------------------------------
 
 
