@@ -346,10 +346,11 @@ _step = st.one_of(
 
 
 @given(st.lists(_step, max_size=80), st.sampled_from(["fair", "fifo"]))
-def test_every_request_leaves_exactly_once_queues_are_bounded_and_nothing_is_over_committed(
+def test_every_request_leaves_exactly_once_and_whatever_is_bounded_stays_within_its_bounds(
     steps: list[tuple[str, int, int, int]], discipline: str
 ) -> None:
     specs = [replace(SPEC, worker=f"w{n}", total_blocks=40, max_running=3) for n in range(2)]
+    specs[1] = replace(specs[1], model_versions=frozenset({"m@1", "n@1"}))
     limits = Limits(
         max_per_tenant=4,
         max_per_class=6,
@@ -368,6 +369,13 @@ def test_every_request_leaves_exactly_once_queues_are_bounded_and_nothing_is_ove
         left.add(name)
         waiting.discard(name)
 
+    def bounded(answer: object) -> None:
+        if isinstance(answer, Refused) and answer.retry_after is not None:
+            assert 0.1 <= answer.retry_after <= 60.0
+        elif isinstance(answer, Granted):
+            assert 0.0 <= answer.pressure < math.inf
+            assert 0.0 <= answer.first_token < math.inf
+
     def follow(events: list[Event]) -> None:
         for event in events:
             if isinstance(event, Interrupt):
@@ -379,6 +387,7 @@ def test_every_request_leaves_exactly_once_queues_are_bounded_and_nothing_is_ove
                 continue
             assert event.request.request_id in waiting
             leave(event.request.request_id)
+            bounded(event)
 
     for number, (kind, a, b, c) in enumerate(steps):
         now += 0.1
@@ -395,6 +404,8 @@ def test_every_request_leaves_exactly_once_queues_are_bounded_and_nothing_is_ove
                 kv_share=0.3 if b % 7 == 0 else 0.0,
                 queue_class=QueueClass(1 + a % 4),
                 owner=f"g{b % 3}",
+                model_version="n@1" if b % 11 == 0 else "m@1",
+                weight=(1e-3, 1.0, 1e6)[a % 3],
             )
             answer, events = target.admit(asked, now)
             follow(events)
@@ -402,9 +413,12 @@ def test_every_request_leaves_exactly_once_queues_are_bounded_and_nothing_is_ove
                 waiting.add(asked.request_id)
             else:
                 leave(asked.request_id)
+                bounded(answer)
         elif kind == "release":
             was_waiting = f"r{a}" in waiting
-            known, events = target.release(f"r{a}", now, output_tokens=b, first_token=b / 100, failed=b % 4 == 0)
+            known, events = target.release(
+                f"r{a}", now, output_tokens=b**4, first_token=(b - 9) ** 5, failed=b % 4 == 0
+            )
             if was_waiting:
                 assert known
                 leave(f"r{a}")
@@ -433,6 +447,9 @@ def test_every_request_leaves_exactly_once_queues_are_bounded_and_nothing_is_ove
         for worker in target.ledger.workers.values():
             assert worker.held_blocks <= 40
             assert worker.held_sequences <= 3
+        for version in ("m@1", "n@1"):
+            able = [each.spec.worker for each in target.ledger.serving(version) if each.open()]
+            assert not able or not all(target.ledger.outliers.ejected(each, now) for each in able)
     follow(target.tick(now + 100.0))
     follow(target.drain(now + 100.0))
     assert not waiting
