@@ -74,7 +74,8 @@ class LedgerKeeper:
             self._peers.send(logged)
 
     async def run(self) -> None:
-        """Ends leases and writes the journal every `flush_seconds` until cancelled, and writes once more then."""
+        """Every `flush_seconds` until cancelled, ends leases, reminds replicas of what they missed and writes the
+        journal; and writes once more then."""
         try:
             while True:
                 await asyncio.sleep(self._flush_seconds)
@@ -82,6 +83,7 @@ class LedgerKeeper:
                 metrics.EXPIRED.inc(ledger.expire(self._now()))
                 metrics.HOLDER_GONE.inc(self._sweep())
                 metrics.LEASES.set(ledger.live_leases)
+                self._peers.remind()
                 await self.flush()
         finally:
             await self.flush()

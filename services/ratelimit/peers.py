@@ -50,6 +50,8 @@ class Peers:
         self._peer_seconds = peer_seconds
         self._join_seconds = join_seconds
         self._links: dict[str, tuple[str, MuxClient, asyncio.Task[None]]] = {}
+        self._last: quota_pb2.Replicate | None = None
+        self._behind: set[str] = set()
         self._fetching: dict[str, asyncio.Task[bool]] = {}
         self._group: asyncio.TaskGroup | None = None
 
@@ -73,6 +75,7 @@ class Peers:
             if wanted.get(name) != address:
                 task.cancel()
                 del self._links[name]
+                self._behind.discard(name)
         for name, address in wanted.items():
             if name not in self._links and self._group is not None:
                 link = self._open_link(address)
@@ -83,24 +86,41 @@ class Peers:
     def send(self, logged: Logged) -> None:
         """Tells a batch to every replica that can be reached; the others will miss it and ask for the state."""
         if not self._links:
+            self._last = None
             return
-        message = replicate_of(logged)
-        for _, mux, _ in self._links.values():
+        self._last = message = replicate_of(logged)
+        for name, (_, mux, _) in self._links.items():
             if mux.connected:
-                self._tell(mux, quota_pb2.QuotaCall(replicate=message))
+                self._tell(name, mux, message)
+            else:
+                self._behind.add(name)
 
-    def _tell(self, mux: MuxClient, call: quota_pb2.QuotaCall) -> None:
+    def remind(self) -> None:
+        """Tells the last batch again to those who missed one and can be reached now: they ask for the state then,
+        though nothing more may be decided here for long. Call now and then."""
+        for name in [name for name in self._behind if self._links[name][1].connected]:
+            self._behind.discard(name)
+            if self._last is not None:
+                self._tell(name, self._links[name][1], self._last)
+
+    def _tell(self, name: str, mux: MuxClient, message: quota_pb2.Replicate) -> None:
         began = self._clock.monotonic()
 
         def told(_: object, error: WeirError | None) -> None:
             if error is None:
                 metrics.REPLICATION.observe(self._clock.monotonic() - began)
+            elif name in self._links:
+                self._behind.add(name)
 
         try:
             mux.call_nowait(
-                call, deadline=Deadline(began + self._peer_seconds), semantics=Semantics.RETRY, on_reply=told
+                quota_pb2.QuotaCall(replicate=message),
+                deadline=Deadline(began + self._peer_seconds),
+                semantics=Semantics.RETRY,
+                on_reply=told,
             )
         except WeirError as error:
+            self._behind.add(name)
             log.warning("replica_not_told", error=error.reason.name)
 
     async def join(self) -> bool:
