@@ -147,6 +147,7 @@ class Coordinator:
                 failed=release.failed,
                 first_token=to_seconds(release.first_token) if release.HasField("first_token") else None,
                 cached_prompt_tokens=release.cached_prompt_tokens,
+                cut_short=release.cut_short,
             )
             if known:
                 if item is not None:

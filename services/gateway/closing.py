@@ -13,6 +13,9 @@ from services.gateway.ports import AdmissionPort, AuditPort, QuotaPort, RouterPo
 from services.gateway.refusals import RefusalLog, outcome_of
 from services.gateway.request import Request, accepted_of, settle
 
+_OWN_ENDS = frozenset({Finish.STOP, Finish.LENGTH})
+"""Whoever ended so was as long as it wanted to be."""
+
 
 class Closing:
     """Ends requests, each exactly once."""
@@ -48,7 +51,8 @@ class Closing:
         settle(self._quota, request, tokens, prompt_tokens=usage.prompt_tokens)
         served = _served(end)
         if granted is not None:
-            self.release(request, failed=end.error_reason == Reason.ENGINE_ERROR.name)
+            failed = end.error_reason == Reason.ENGINE_ERROR.name
+            self.release(request, failed=failed, cut_short=end.finish not in _OWN_ENDS)
             if served is not None:
                 self.outcome(request, granted.zone, ok=served)
         accepted = mailbox.accepted
@@ -98,7 +102,7 @@ class Closing:
         )
         request.span.end(error.reason.name)
 
-    def release(self, request: Request, *, failed: bool, refused: bool = False) -> None:
+    def release(self, request: Request, *, failed: bool, cut_short: bool, refused: bool = False) -> None:
         """The request is done with its present grant; one that its worker `refused` cost nothing and teaches nothing,
         unless another choice ran on it."""
         admit, generation = request.admit, request.generation
@@ -114,6 +118,7 @@ class Closing:
             failed=failed,
             first_token=leg.first_token,
             cached_prompt_tokens=leg.cached_prompt_tokens,
+            cut_short=cut_short,
         )
 
     def outcome(self, request: Request, zone: str, *, ok: bool) -> None:

@@ -81,7 +81,7 @@ class Dispatch:
         for choice in generation.choices:
             choice.handle = 0
             choice.end_if_whole()
-        self._closing.release(request, failed=moving is Moving.LOST, refused=moving is Moving.REFUSED)
+        self._closing.release(request, failed=moving is Moving.LOST, cut_short=True, refused=moving is Moving.REFUSED)
         if moving is Moving.LOST:
             self._closing.outcome(request, lost.zone, ok=False)
         if all(choice.ending is not None for choice in generation.choices):

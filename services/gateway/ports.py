@@ -121,9 +121,11 @@ class AdmissionPort(Protocol):
         failed: bool = False,
         first_token: float | None = None,
         cached_prompt_tokens: int = 0,
+        cut_short: bool = False,
     ) -> None:
         """Give the share back, and tell what came of it: tokens generated on this grant, whether it failed through the
-        worker's fault, seconds from the grant to the first token (None: there was none), prompt tokens it had cached.
+        worker's fault, seconds from the grant to the first token (None: there was none), prompt tokens it had cached,
+        and whether it was cut short.
         """
 
 

@@ -96,11 +96,12 @@ class Pool:
         failed: bool = False,
         first_token: float | None = None,
         cached_prompt_tokens: int = 0,
+        cut_short: bool = False,
     ) -> tuple[bool, list[Event]]:
         """The request has ended after `output_tokens`, or (None) was never submitted. Was it known, and what follows.
 
-        `first_token` are seconds from the grant to it, None when there was none. A request that still waits is taken
-        out of the queue.
+        `first_token` are seconds from the grant to it, None when there was none. What was `cut_short` says nothing of
+        the lengths of others. A request that still waits is taken out of the queue.
         """
         if self._take_out(request_id):
             return True, self._dispatch(now)
@@ -116,7 +117,8 @@ class Pool:
                 cached_prompt_tokens=cached_prompt_tokens,
             )
         self.ledger.release(request_id)
-        self.books.settle(request_id, now, output_tokens, learn=not (failed or interrupted), first_token=first_token)
+        learn = not (failed or interrupted or cut_short)
+        self.books.settle(request_id, now, output_tokens, learn=learn, first_token=first_token)
         return True, self._dispatch(now)
 
     def cancel(self, request_id: str, now: float) -> tuple[bool, list[Event]]:

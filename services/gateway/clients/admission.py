@@ -93,6 +93,7 @@ class AdmissionClient:
         failed: bool = False,
         first_token: float | None = None,
         cached_prompt_tokens: int = 0,
+        cut_short: bool = False,
     ) -> None:
         """See `AdmissionPort`."""
         if self._local.release(request_id):
@@ -104,6 +105,7 @@ class AdmissionClient:
             failed=failed,
             first_token=None if first_token is None else to_duration(first_token),
             cached_prompt_tokens=cached_prompt_tokens,
+            cut_short=cut_short,
         )
         # A release that cannot be queued is made good by the worker's own capacity reports.
         with contextlib.suppress(WeirError):

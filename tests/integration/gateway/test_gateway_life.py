@@ -47,6 +47,8 @@ async def test_a_vanished_client_cancels_and_pays_for_what_it_got(mesh: Rig) -> 
         await stream.text(2)
     assert await asyncio.wait_for(mesh.workers[0].cancelled.get(), 10) == running.submit.handle
     assert (await asyncio.wait_for(mesh.settled.get(), 10)).tokens == 4
+    released = await asyncio.wait_for(mesh.released.get(), 10)
+    assert (released.output_tokens, released.cut_short) == (2, True)
     assert (await asyncio.wait_for(mesh.records.get(), 10)).request.outcome == "cancelled"
 
 

@@ -10,6 +10,8 @@ from hypothesis import strategies as st
 
 from services.admission.policy.fading import FadingMean, FadingRate
 from services.admission.policy.lengths import Lengths
+from services.admission.policy.model import Limits, Report, Request, WorkerSpec
+from services.admission.policy.pool import Pool
 
 
 def test_nothing_is_said_before_enough_was_seen_and_then_the_nearest_source_counts() -> None:
@@ -85,3 +87,15 @@ def test_a_fading_rate_is_right_from_the_start_and_forgets() -> None:
         rate.add(float(second), 5.0)
     assert rate.per_second(99.0) == pytest.approx(5.0, rel=0.1)
     assert rate.per_second(150.0) < 0.1
+
+
+@pytest.mark.parametrize(("how", "expected"), [({}, 10), ({"cut_short": True}, 200), ({"failed": True}, 200)])
+def test_only_those_who_ended_by_themselves_teach_their_length(how: dict[str, bool], expected: int) -> None:
+    pool = Pool("p", Limits(), now=0.0)
+    pool.worker_joined(WorkerSpec("w0", "w0", "z", frozenset({"m@1"}), 16, 1000, 10, 4096), 0.0)
+    pool.worker_reported("w0", Report(1000), 0.0)
+    for number in range(20):
+        request = Request(f"r{number}", "a", "m@1", 10, 200, 1, 1e6)
+        pool.admit(request, float(number))
+        assert pool.release(request.request_id, float(number), output_tokens=10, **how)[0]
+    assert pool.predictor.expected_output(Request("next", "a", "m@1", 10, 200, 1, 1e6)) == expected

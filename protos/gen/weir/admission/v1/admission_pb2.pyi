@@ -89,20 +89,22 @@ class Admit(_message.Message):
     def __init__(self, request_id: _Optional[str] = ..., tenant: _Optional[str] = ..., weight: _Optional[float] = ..., queue_class: _Optional[_Union[QueueClass, str]] = ..., pool: _Optional[str] = ..., model_version: _Optional[str] = ..., zones: _Optional[_Iterable[str]] = ..., prompt_tokens: _Optional[int] = ..., max_output_tokens: _Optional[int] = ..., choices: _Optional[int] = ..., exclude_workers: _Optional[_Iterable[str]] = ..., ttft_target: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., prefix_hashes: _Optional[_Iterable[int]] = ..., prefix_block: _Optional[int] = ..., resumed_tokens: _Optional[int] = ..., kv_share: _Optional[float] = ...) -> None: ...
 
 class Release(_message.Message):
-    __slots__ = ("request_id", "output_tokens", "unused", "failed", "first_token", "cached_prompt_tokens")
+    __slots__ = ("request_id", "output_tokens", "unused", "failed", "first_token", "cached_prompt_tokens", "cut_short")
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     OUTPUT_TOKENS_FIELD_NUMBER: _ClassVar[int]
     UNUSED_FIELD_NUMBER: _ClassVar[int]
     FAILED_FIELD_NUMBER: _ClassVar[int]
     FIRST_TOKEN_FIELD_NUMBER: _ClassVar[int]
     CACHED_PROMPT_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    CUT_SHORT_FIELD_NUMBER: _ClassVar[int]
     request_id: str
     output_tokens: int
     unused: bool
     failed: bool
     first_token: _duration_pb2.Duration
     cached_prompt_tokens: int
-    def __init__(self, request_id: _Optional[str] = ..., output_tokens: _Optional[int] = ..., unused: _Optional[bool] = ..., failed: _Optional[bool] = ..., first_token: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., cached_prompt_tokens: _Optional[int] = ...) -> None: ...
+    cut_short: bool
+    def __init__(self, request_id: _Optional[str] = ..., output_tokens: _Optional[int] = ..., unused: _Optional[bool] = ..., failed: _Optional[bool] = ..., first_token: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., cached_prompt_tokens: _Optional[int] = ..., cut_short: _Optional[bool] = ...) -> None: ...
 
 class SessionResponse(_message.Message):
     __slots__ = ("welcome", "replies", "go_away")
