@@ -311,7 +311,11 @@ class Ledger:
             # It ended there so long ago that its id is forgotten; what it used is in the parts that were taken over.
             self.restore_settled(lease.key, now)
         for opened in state.leases:
-            if opened.part not in well:
+            if opened.part in better and self._settled.ended((opened.tenant, opened.request_id)):
+                # It ended here and not there yet: the charge was in the part that has just been replaced.
+                scopes = self._scopes.covering(opened.tenant, opened.model, opened.version, now)
+                _charge(scopes, opened.tokens, opened.spend, now, opened.part)
+            elif opened.part not in well:
                 self.restore_lease(opened, now)
 
     def restore_lease(self, state: Opened, now: int) -> None:

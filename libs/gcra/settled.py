@@ -26,6 +26,10 @@ class SettledIds:
     def __contains__(self, key: Key) -> bool:
         return key in self._keys
 
+    def ended(self, key: Key) -> bool:
+        """Whether the id is remembered as one that nobody settled."""
+        return self._keys.get(key, False)
+
     def __len__(self) -> int:
         return len(self._keys)
 
