@@ -219,16 +219,9 @@ def answer_of(reply: Reply, start: float) -> Answer:
 
 
 def _reason(reply: Reply, error: dict[str, Any]) -> str:
-    """The mesh's own reason where the answer tells it, else as near as the envelope gets."""
-    told = reply.header("x-weir-reason") or str(error.get("reason") or "")
-    for name in (told.upper(), str(error.get("code") or "").upper()):
-        if name in _REASONS:
-            return name
-    if error.get("code") == "rate_limit_exceeded":
-        limit = str(error.get("param") or "requests")
-        return next((f"QUOTA_{kind}" for kind in ("TOKENS", "CONCURRENCY", "SPEND") if kind.lower() in limit),
-                    "QUOTA_REQUESTS")  # fmt: skip
-    return f"HTTP_{reply.status}"
+    """The mesh's own reason, from the header or the envelope; the status where neither tells it."""
+    told = (reply.header("x-weir-reason") or str(error.get("code") or "")).upper()
+    return told if told in _REASONS else f"HTTP_{reply.status}"
 
 
 class NativeSender(Sender):
