@@ -1,4 +1,4 @@
-"""The limiter's ledger under virtual time: libs.gcra, called as the rate-limit service calls it.
+"""The limiter's ledger under virtual time: libs.quota, called as the rate-limit service calls it.
 
 One ledger stands for all replicas of the limiter: in the mesh each tenant has one owner too.
 """
@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from libs.gcra import ALL_MODELS, Admitted, Ask, Denied, Ledger, LimitKind, LimitSpec
+from libs.quota import ALL_MODELS, Admitted, Ask, Denied, Ledger, LimitKind, LimitSpec
 from simulation.workload import Arrival
 
 _REASONS = {

@@ -12,7 +12,7 @@ from typing import Any, Literal
 
 import msgspec
 
-from libs.gcra import LimitSpec
+from libs.quota import LimitSpec
 from services.admission.config import Settings
 from services.admission.policy.model import Limits
 from services.worker.engines.step_costs import StepCosts, StepWork

@@ -9,7 +9,7 @@ from __future__ import annotations
 from weir.registry.v1 import registry_pb2 as pb
 
 from libs.deadlines import to_seconds
-from libs.gcra import DAY_NS, LimitSpec, Price, PriceBook
+from libs.quota import DAY_NS, LimitSpec, Price, PriceBook
 from libs.registry.snapshot import RegistrySnapshot
 
 _SECOND = 1_000_000_000

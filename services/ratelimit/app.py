@@ -12,8 +12,8 @@ from envoy.service.ratelimit.v3 import rls_pb2_grpc
 from weir.quota.v1 import quota_pb2, quota_pb2_grpc
 
 from libs.clock import Clock, SystemClock
-from libs.gcra import Ledger, LimitSpec, Replica
 from libs.mux import Codec, MuxServer
+from libs.quota import Ledger, LimitSpec, Replica
 from libs.registry import EtcdStore, MemoryStore, RegistrySnapshot, RegistryView, Store, limit_specs
 from libs.sharding import Members
 from services.ratelimit import edge, metrics, quota

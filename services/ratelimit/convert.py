@@ -8,7 +8,7 @@ import msgspec
 from weir.quota.v1 import quota_pb2
 
 from libs.errors import Reason, WeirError
-from libs.gcra import (
+from libs.quota import (
     MINUTE_NS,
     UNLIMITED,
     Admitted,

@@ -6,7 +6,7 @@ from envoy.service.ratelimit.v3 import rls_pb2, rls_pb2_grpc
 from google.protobuf import duration_pb2
 
 from libs.errors import Reason, WeirError
-from libs.gcra import Admitted, LimitKind
+from libs.quota import Admitted, LimitKind
 from libs.rpc import require_peer, traceparent_of
 from libs.telemetry.tracing import SERVER, span
 from services.ratelimit.gate import Gate, Verdict

@@ -10,8 +10,8 @@ from weir.quota.v1 import quota_pb2
 from libs.clock import Clock
 from libs.deadlines import Deadline
 from libs.errors import Reason, WeirError
-from libs.gcra import Admitted, Denied, Ledger, LimitKind
 from libs.mux import MuxClient, Semantics
+from libs.quota import Admitted, Denied, Ledger, LimitKind
 from services.ratelimit import metrics
 from services.ratelimit.convert import REASONS, admitted_of, error_of
 from services.ratelimit.keeper import LedgerKeeper

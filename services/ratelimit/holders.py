@@ -7,8 +7,8 @@ from collections.abc import Mapping
 
 from weir.registry.v1 import registry_pb2
 
-from libs.gcra import Ledger
 from libs.mux import Session
+from libs.quota import Ledger
 from services.ratelimit.ports import Nanoseconds
 
 _SECOND = 1_000_000_000

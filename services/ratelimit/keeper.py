@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 
-from libs.gcra import Replica
+from libs.quota import Replica
 from libs.telemetry import get_logger
 from services.ratelimit import metrics
 from services.ratelimit.journal import Journal

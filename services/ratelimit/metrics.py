@@ -3,7 +3,7 @@
 from prometheus_client import Counter, Gauge, Histogram
 
 from libs.errors import Reason
-from libs.gcra import LimitKind
+from libs.quota import LimitKind
 from services.ratelimit.convert import REASONS
 
 _EDGE = Counter("weir_ratelimit_edge_total", "Requests at the edge by outcome.", ["outcome"])

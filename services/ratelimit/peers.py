@@ -11,8 +11,8 @@ from weir.registry.v1 import registry_pb2
 from libs.clock import Clock
 from libs.deadlines import Deadline
 from libs.errors import WeirError
-from libs.gcra import Logged, Replica
 from libs.mux import MuxClient, Semantics
+from libs.quota import Logged, Replica
 from libs.telemetry import get_logger
 from services.ratelimit import metrics
 from services.ratelimit.convert import replicate_of, state_of

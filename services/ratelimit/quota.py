@@ -9,8 +9,8 @@ import grpc
 from weir.quota.v1 import quota_pb2, quota_pb2_grpc
 
 from libs.errors import Reason, WeirError
-from libs.gcra import Admitted, Denied, Replica, SettledAlready
 from libs.mux import CallContext, MuxServer
+from libs.quota import Admitted, Denied, Replica, SettledAlready
 from libs.rpc import require_peer
 from services.ratelimit import metrics
 from services.ratelimit.convert import MOST_TOKENS, ask_of, error_of, fill_reserved, fill_state, logged_of

@@ -5,7 +5,7 @@ from __future__ import annotations
 from weir.registry.v1 import registry_pb2
 
 from libs.deadlines import to_seconds
-from libs.gcra import PriceBook
+from libs.quota import PriceBook
 from libs.registry import RegistrySnapshot
 from libs.registry.terms import plan_of, price_book
 from services.ratelimit.policy.shedding import NOTHING, Levels, Shed

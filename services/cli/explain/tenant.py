@@ -14,7 +14,7 @@ from typing import Any
 from weir.audit.v1 import audit_pb2
 from weir.registry.v1 import registry_pb2 as pb
 
-from libs.gcra import PriceBook
+from libs.quota import PriceBook
 from libs.registry import (
     RegistrySnapshot,
     kv_share_of,

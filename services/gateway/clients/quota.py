@@ -18,7 +18,8 @@ from weir.quota.v1 import quota_pb2, quota_pb2_grpc
 from libs.clock import Clock
 from libs.deadlines import Deadline, to_duration, to_seconds
 from libs.errors import Reason, WeirError
-from libs.gcra import (
+from libs.mux import Codec, MuxClient, Semantics
+from libs.quota import (
     MINUTE_NS,
     Ask,
     Denied,
@@ -28,7 +29,6 @@ from libs.gcra import (
     PriceBook,
     SettledAlready,
 )
-from libs.mux import Codec, MuxClient, Semantics
 from libs.registry import RegistrySnapshot, limit_specs, price_book
 from libs.rpc import make_channel
 from libs.sharding import SHARD_HEADER, SHARDS, shard_of

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from libs.gcra import Admitted, LimitKind, LimitReport
+from libs.quota import Admitted, LimitKind, LimitReport
 
 TENANT = "tenant"
 UNITS = ("unit", "kind")

@@ -6,7 +6,7 @@ Sources: OpenAI's `x-ratelimit-*` headers; IETF draft-ietf-httpapi-ratelimit-hea
 
 from functools import lru_cache
 
-from libs.gcra import Admitted, Denied, LimitKind
+from libs.quota import Admitted, Denied, LimitKind
 
 Header = tuple[str, str]
 _SECOND = 1_000_000_000

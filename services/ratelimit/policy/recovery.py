@@ -3,7 +3,7 @@
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from libs.gcra import Logged, Replica, ReplicaState
+from libs.quota import Logged, Replica, ReplicaState
 
 
 @dataclass(frozen=True, slots=True)

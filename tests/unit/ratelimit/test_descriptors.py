@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 import pytest
 
-from libs.gcra import LimitKind
+from libs.quota import LimitKind
 from services.ratelimit.policy.descriptors import EdgeQuestion, edge_question
 
 

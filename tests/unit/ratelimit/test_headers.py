@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from libs.gcra import DAY_NS, MINUTE_NS, Admitted, Denied, LimitKind, LimitReport
+from libs.quota import DAY_NS, MINUTE_NS, Admitted, Denied, LimitKind, LimitReport
 from services.ratelimit.policy.headers import duration, jittered, limit_headers, replaced, retry_headers
 
 UNLIMITED = LimitReport(0, 0, 0)

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from libs.gcra import (
+from libs.quota import (
     ALL_MODELS,
     MINUTE_NS,
     Ask,

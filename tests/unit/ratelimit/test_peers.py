@@ -12,7 +12,7 @@ from weir.registry.v1 import registry_pb2
 
 from libs.clock import ManualClock
 from libs.errors import Reason, WeirError
-from libs.gcra import Ledger, Replica
+from libs.quota import Ledger, Replica
 from services.ratelimit.peers import Peers
 
 OTHER = {"b": registry_pb2.Endpoint(service="ratelimit", instance="b", address="10.0.0.1:1")}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from weir.registry.v1 import registry_pb2 as pb
 
-from libs.gcra import DAY_NS, LimitSpec, Price
+from libs.quota import DAY_NS, LimitSpec, Price
 from libs.registry import RegistrySnapshot
 from libs.registry.terms import kv_share_of, limit_specs, plan_of, price_book, slo_of, weight_of
 

@@ -19,11 +19,11 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 from heapq import heapify, heappop, heappush
 
-from libs.gcra.changes import Changes
-from libs.gcra.scope import Lease, Scope, tightest, worse
-from libs.gcra.scopes import Scopes
-from libs.gcra.settled import Key, SettledIds
-from libs.gcra.types import (
+from libs.quota.changes import Changes
+from libs.quota.scope import Lease, Scope, tightest, worse
+from libs.quota.scopes import Scopes
+from libs.quota.settled import Key, SettledIds
+from libs.quota.types import (
     ALL_MODELS,
     NO_LIMITS,
     Admitted,
@@ -36,7 +36,7 @@ from libs.gcra.types import (
     Opened,
     SettledAlready,
 )
-from libs.gcra.window import LOCAL, Part
+from libs.quota.window import LOCAL, Part
 
 
 class Ledger:

@@ -1,14 +1,14 @@
 """Quotas that hold in any minute: windows of use, and the ledger of all tenants' limits and leases built on them.
 
 Used by the rate-limit service (every replica has one ledger and follows the others' decisions), by the gateway as its
-fallback and by the simulation. The name is from the algorithm that it began with; what it holds now are exact sliding
-windows (`Window`), because an average rate lets up to twice the limit pass within a minute.
+fallback and by the simulation. Exact sliding windows (`Window`) and not an average rate, which lets up to twice the
+limit pass within a minute.
 """
 
-from libs.gcra.ledger import Ledger
-from libs.gcra.prices import FREE, Price, PriceBook
-from libs.gcra.replica import Logged, Replica, ReplicaState, Seen
-from libs.gcra.types import (
+from libs.quota.ledger import Ledger
+from libs.quota.prices import FREE, Price, PriceBook
+from libs.quota.replica import Logged, Replica, ReplicaState, Seen
+from libs.quota.types import (
     ALL_MODELS,
     NO_LIMITS,
     UNLIMITED,
@@ -28,7 +28,7 @@ from libs.gcra.types import (
     SettledId,
     Taken,
 )
-from libs.gcra.window import DAY_NS, LOCAL, MINUTE_NS, NEVER, SLOTS, Part, Use, Window
+from libs.quota.window import DAY_NS, LOCAL, MINUTE_NS, NEVER, SLOTS, Part, Use, Window
 
 __all__ = [
     "ALL_MODELS",

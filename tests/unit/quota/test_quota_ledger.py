@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from libs.gcra import (
+from libs.quota import (
     ALL_MODELS,
     DAY_NS,
     MINUTE_NS,

@@ -7,7 +7,7 @@ from itertools import permutations
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from libs.gcra import ALL_MODELS, Ask, Ledger, LimitSpec, Logged, Replica
+from libs.quota import ALL_MODELS, Ask, Ledger, LimitSpec, Logged, Replica
 
 SECOND = 1_000_000_000
 LIMIT = 10**9

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
-from libs.gcra.scope import Scope
-from libs.gcra.types import ALL_MODELS, NO_LIMITS, LimitSpec
+from libs.quota.scope import Scope
+from libs.quota.types import ALL_MODELS, NO_LIMITS, LimitSpec
 
 _MAX_COVERING = 50_000
 """Combinations of tenant, model and version whose scopes are kept at hand."""

@@ -5,8 +5,8 @@ from __future__ import annotations
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from libs.gcra import ALL_MODELS, MINUTE_NS, Admitted, Ask, Denied, Ledger, LimitSpec, Logged, Replica
-from libs.gcra.settled import SettledIds
+from libs.quota import ALL_MODELS, MINUTE_NS, Admitted, Ask, Denied, Ledger, LimitSpec, Logged, Replica
+from libs.quota.settled import SettledIds
 
 SECOND = 1_000_000_000
 LEASE = 30 * SECOND

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from libs.gcra.types import (
+from libs.quota.types import (
     UNLIMITED,
     Admitted,
     Ask,
@@ -16,7 +16,7 @@ from libs.gcra.types import (
     PartState,
     ScopeState,
 )
-from libs.gcra.window import MINUTE_NS, NEVER, Part, Window
+from libs.quota.window import MINUTE_NS, NEVER, Part, Window
 
 _SHORTEST_RETRY_NS = 50_000_000
 _HOLD_SHARE = 8

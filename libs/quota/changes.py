@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections import Counter
 
-from libs.gcra.scope import Lease
-from libs.gcra.settled import Key
-from libs.gcra.types import Batch, Closed, Taken
+from libs.quota.scope import Lease
+from libs.quota.settled import Key
+from libs.quota.types import Batch, Closed, Taken
 
 
 class Changes:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 
-from libs.gcra.types import SettledId
+from libs.quota.types import SettledId
 
 Key = tuple[str, str]
 """Tenant and request id."""

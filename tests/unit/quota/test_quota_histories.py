@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from libs.gcra import ALL_MODELS, MINUTE_NS, SLOTS, Admitted, Ask, Denied, Ledger, LimitSpec
+from libs.quota import ALL_MODELS, MINUTE_NS, SLOTS, Admitted, Ask, Denied, Ledger, LimitSpec
 
 SECOND = 1_000_000_000
 LEASE = 45 * SECOND

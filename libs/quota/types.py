@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import NamedTuple
 
-from libs.gcra.window import DAY_NS, Use
+from libs.quota.window import DAY_NS, Use
 
 ALL_MODELS = "*"
 """The model name of a tenant-wide limit."""
@@ -211,7 +211,7 @@ class Taken(NamedTuple):
 
 class Batch(NamedTuple):
     """What one ledger decided, for another to take over. Applying it is idempotent by request id but for requests,
-    so it must be applied once (libs.gcra.replica)."""
+    so it must be applied once (libs.quota.replica)."""
 
     opened: tuple[Opened, ...] = ()
     closed: tuple[Closed, ...] = ()

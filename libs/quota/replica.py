@@ -11,9 +11,9 @@ from __future__ import annotations
 from collections import deque
 from typing import NamedTuple
 
-from libs.gcra.ledger import Ledger
-from libs.gcra.types import Batch, LedgerState
-from libs.gcra.window import Part
+from libs.quota.ledger import Ledger
+from libs.quota.types import Batch, LedgerState
+from libs.quota.window import Part
 
 _MAX_EARLY = 512
 """Batches per part that are kept until the whole state has come."""

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from libs.gcra import FREE, Price, PriceBook
+from libs.quota import FREE, Price, PriceBook
 
 BOOK = PriceBook({"fast@2": Price(1, 1), "fast": Price(2, 2), "cheapest": Price(3, 3), "*": Price(4, 4)})
 

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from libs.gcra import MINUTE_NS, NEVER, SLOTS, Use, Window
+from libs.quota import MINUTE_NS, NEVER, SLOTS, Use, Window
 
 SECOND = 1_000_000_000
 SLOT = MINUTE_NS // SLOTS
