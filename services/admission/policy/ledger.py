@@ -152,8 +152,14 @@ class Ledger:
         """The worker to keep free for a request that fits none now: the one nearest to having room."""
         if self.over_share(request):
             return None  # room would not help it
-        workers = [w for w in self.eligible(request) if not self.outliers.ejected(w.spec.worker, now)]
-        return to_keep(request, workers, now, kept=kept)
+        outliers = self.outliers
+        return to_keep(
+            request,
+            self.eligible(request),
+            now,
+            kept=kept,
+            allowed=lambda worker: not outliers.ejected(worker.spec.worker, now),
+        )
 
     def fits(self, request: Request, worker: Worker, now: float) -> bool:
         """May the request run there now, the tenant's budget included?"""

@@ -23,6 +23,7 @@ Everything is a function of the accounts, the request and the time; nothing is d
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
@@ -138,10 +139,29 @@ def _discounted(entry: _Entry, tokens: float) -> _Entry:
     return rank, score - tokens * worker.last_room.per_token, name, worker
 
 
-def to_keep(request: Request, workers: Iterable[Worker], now: float, *, kept: Collection[str] = ()) -> Worker | None:
-    """The eligible worker to keep free for a request that fits none now: the one nearest to having room."""
-    candidates = [w for w in workers if w.spec.worker not in kept and w.open() and w.could_ever_fit(request)]
-    return min(candidates, key=lambda worker: (worker.room(now).utilisation, worker.spec.worker), default=None)
+def to_keep(
+    request: Request,
+    workers: Iterable[Worker],
+    now: float,
+    *,
+    kept: Collection[str] = (),
+    allowed: Callable[[Worker], bool] = lambda _: True,
+) -> Worker | None:
+    """The eligible worker to keep free for a request that fits none now: of those `allowed`, the one nearest to having
+    room. Looks closely only at those that are nearer than the nearest so far: few of many."""
+    nearest: Worker | None = None
+    least = math.inf, ""
+    for worker in workers:
+        distance = worker.room(now).utilisation, worker.spec.worker
+        if (
+            distance < least
+            and worker.spec.worker not in kept
+            and worker.open()
+            and worker.could_ever_fit(request)
+            and allowed(worker)
+        ):
+            nearest, least = worker, distance
+    return nearest
 
 
 class Failed:
