@@ -7,17 +7,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from libs.quota import ALL_MODELS, Admitted, Ask, Denied, Ledger, LimitKind, LimitSpec
+from libs.quota import ALL_MODELS, REASONS, Admitted, Ask, Denied, Ledger, LimitSpec
 from simulation.workload import Arrival
 
-_REASONS = {
-    LimitKind.REQUESTS: "QUOTA_REQUESTS",
-    LimitKind.TOKENS: "QUOTA_TOKENS",
-    LimitKind.CONCURRENCY: "QUOTA_CONCURRENCY",
-    LimitKind.SPEND: "QUOTA_SPEND",
-    LimitKind.MAX_CONTEXT: "CONTEXT_LENGTH_EXCEEDED",
-    LimitKind.MAX_OUTPUT: "CONTEXT_LENGTH_EXCEEDED",
-}
 _LEASE = 30.0  # seconds beyond the request's deadline
 
 
@@ -48,7 +40,7 @@ class Limiter:
         answer = self._ledger.reserve(ask, lease_ns=_nanoseconds(arrival.timeout + _LEASE), now=_nanoseconds(now))
         if isinstance(answer, Denied):
             retry = None if answer.retry_after_ns is None else answer.retry_after_ns / 1e9
-            return False, _REASONS[answer.kind], retry
+            return False, REASONS[answer.kind].name, retry
         return isinstance(answer, Admitted) and answer.over_quota, "", None
 
     def settle(self, arrival: Arrival, tokens: int, now: float) -> None:

@@ -5,6 +5,7 @@ fallback and by the simulation. Exact sliding windows (`Window`) and not an aver
 limit pass within a minute.
 """
 
+from libs.quota.asking import MOST_TOKENS, REASONS, ask_of, error_of
 from libs.quota.ledger import Ledger
 from libs.quota.prices import FREE, Price, PriceBook
 from libs.quota.replica import Logged, Replica, ReplicaState, Seen
@@ -36,8 +37,10 @@ __all__ = [
     "FREE",
     "LOCAL",
     "MINUTE_NS",
+    "MOST_TOKENS",
     "NEVER",
     "NO_LIMITS",
+    "REASONS",
     "SLOTS",
     "UNLIMITED",
     "Admitted",
@@ -65,4 +68,6 @@ __all__ = [
     "Taken",
     "Use",
     "Window",
+    "ask_of",
+    "error_of",
 ]

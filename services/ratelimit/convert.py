@@ -12,14 +12,10 @@ from libs.quota import (
     MINUTE_NS,
     UNLIMITED,
     Admitted,
-    Ask,
     Batch,
-    Denied,
     LedgerState,
-    LimitKind,
     LimitReport,
     Logged,
-    PriceBook,
     ReplicaState,
     Seen,
 )
@@ -28,48 +24,6 @@ _SECOND = 1_000_000_000
 _encoder = msgspec.msgpack.Encoder()
 _batches = msgspec.msgpack.Decoder(Batch)
 _states = msgspec.msgpack.Decoder(LedgerState)
-
-REASONS = {
-    LimitKind.REQUESTS: Reason.QUOTA_REQUESTS,
-    LimitKind.TOKENS: Reason.QUOTA_TOKENS,
-    LimitKind.CONCURRENCY: Reason.QUOTA_CONCURRENCY,
-    LimitKind.SPEND: Reason.QUOTA_SPEND,
-    LimitKind.MAX_CONTEXT: Reason.CONTEXT_LENGTH_EXCEEDED,
-    LimitKind.MAX_OUTPUT: Reason.INVALID_REQUEST,
-}
-"""Each limit's reason on the wire."""
-
-
-MOST_TOKENS = 2**32
-"""Of one request. More is a fault of the caller, and sums of it would not fit the numbers of the journal."""
-
-
-def ask_of(reserve: quota_pb2.Reserve, holder: str, prices: PriceBook) -> Ask:
-    """What a Reserve asks for, priced; never for fewer tokens than its own prompt and outputs need.
-
-    A request that names a prompt and no output has none: several prompts, of which it names the longest.
-
-    :raises WeirError: INVALID_REQUEST for more than `MOST_TOKENS`.
-    """
-    prompt, output = reserve.prompt_tokens, reserve.max_output_tokens
-    tokens = max(reserve.tokens, prompt + output * (reserve.choices or 1))
-    if tokens > MOST_TOKENS:
-        raise WeirError(Reason.INVALID_REQUEST, f"no request has {tokens} tokens", limit="tokens")
-    model, version = reserve.model, reserve.model_version
-    prompts = tokens if prompt and not output else prompt
-    return Ask(
-        reserve.tenant,
-        model,
-        reserve.request_id,
-        tokens,
-        version,
-        prices.of(version, model).cost(tokens, prompts),
-        prompt + output,
-        output,
-        not reserve.request_counted,
-        reserve.over_quota_allowed,
-        holder,
-    )
 
 
 def fill_reserved(reserved: quota_pb2.Reserved, outcome: Admitted) -> None:
@@ -105,16 +59,6 @@ def _report(status: quota_pb2.LimitStatus) -> LimitReport:
         return UNLIMITED
     reset = status.reset
     return LimitReport(status.limit, status.remaining, reset.seconds * _SECOND + reset.nanos, MINUTE_NS)
-
-
-def error_of(denied: Denied, retry_after_ns: int | None) -> WeirError:
-    """The refusal for the caller."""
-    return WeirError(
-        REASONS[denied.kind],
-        denied.message(),
-        limit=denied.kind.value,
-        retry_after=None if retry_after_ns is None else retry_after_ns / _SECOND,
-    )
 
 
 # --- between replicas -------------------------------------------------------------------------------------------------

@@ -11,9 +11,9 @@ from libs.clock import Clock
 from libs.deadlines import Deadline
 from libs.errors import Reason, WeirError
 from libs.mux import MuxClient, Semantics
-from libs.quota import Admitted, Denied, Ledger, LimitKind
+from libs.quota import REASONS, Admitted, Denied, Ledger, LimitKind, error_of
 from services.ratelimit import metrics
-from services.ratelimit.convert import REASONS, admitted_of, error_of
+from services.ratelimit.convert import admitted_of
 from services.ratelimit.keeper import LedgerKeeper
 from services.ratelimit.owners import Owners
 from services.ratelimit.policy.descriptors import EdgeQuestion

@@ -3,8 +3,7 @@
 from prometheus_client import Counter, Gauge, Histogram
 
 from libs.errors import Reason
-from libs.quota import LimitKind
-from services.ratelimit.convert import REASONS
+from libs.quota import REASONS, LimitKind
 
 _EDGE = Counter("weir_ratelimit_edge_total", "Requests at the edge by outcome.", ["outcome"])
 _RESERVE = Counter("weir_ratelimit_reserve_total", "Reservations by outcome.", ["outcome"])

@@ -10,10 +10,10 @@ from weir.quota.v1 import quota_pb2, quota_pb2_grpc
 
 from libs.errors import Reason, WeirError
 from libs.mux import CallContext, MuxServer
-from libs.quota import Admitted, Denied, Replica, SettledAlready
+from libs.quota import MOST_TOKENS, Admitted, Denied, Replica, SettledAlready, ask_of, error_of
 from libs.rpc import require_peer
 from services.ratelimit import metrics
-from services.ratelimit.convert import MOST_TOKENS, ask_of, error_of, fill_reserved, fill_state, logged_of
+from services.ratelimit.convert import fill_reserved, fill_state, logged_of
 from services.ratelimit.holders import Holders
 from services.ratelimit.keeper import LedgerKeeper
 from services.ratelimit.pauses import uncollected
@@ -85,7 +85,7 @@ class QuotaHandler:
             lease_ns = min(max(0, lease.seconds * _SECOND + lease.nanos), self._max_lease_ns)
         holder = self._holders.hold(context.session)
         now = self._now()
-        outcome = self._ledger.reserve(ask_of(ask, holder, self._rules.prices), lease_ns=lease_ns, now=now)
+        outcome = self._ledger.reserve(ask_of(ask, self._rules.prices, holder=holder), lease_ns=lease_ns, now=now)
         if isinstance(outcome, Admitted):
             (metrics.RESERVE_OVER_QUOTA if outcome.over_quota else metrics.RESERVE_OK).inc()
             self._keeper.decided()

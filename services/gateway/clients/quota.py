@@ -17,17 +17,17 @@ from weir.quota.v1 import quota_pb2, quota_pb2_grpc
 
 from libs.clock import Clock
 from libs.deadlines import Deadline, to_duration, to_seconds
-from libs.errors import Reason, WeirError
+from libs.errors import WeirError
 from libs.mux import Codec, MuxClient, Semantics
 from libs.quota import (
     MINUTE_NS,
-    Ask,
     Denied,
     Ledger,
-    LimitKind,
     LimitReport,
     PriceBook,
     SettledAlready,
+    ask_of,
+    error_of,
 )
 from libs.registry import RegistrySnapshot, limit_specs, price_book
 from libs.rpc import make_channel
@@ -36,14 +36,6 @@ from services.gateway.clients.decision import start_decision
 from services.gateway.config import Settings
 from services.gateway.ports import Reservation
 
-_KINDS = {
-    LimitKind.REQUESTS: Reason.QUOTA_REQUESTS,
-    LimitKind.TOKENS: Reason.QUOTA_TOKENS,
-    LimitKind.CONCURRENCY: Reason.QUOTA_CONCURRENCY,
-    LimitKind.SPEND: Reason.QUOTA_SPEND,
-    LimitKind.MAX_CONTEXT: Reason.CONTEXT_LENGTH_EXCEEDED,
-    LimitKind.MAX_OUTPUT: Reason.INVALID_REQUEST,
-}
 _MAX_TOLD = 50_000
 _SECOND = 1_000_000_000
 
@@ -222,24 +214,11 @@ class QuotaClient:
         told = self._told.pop(tenant, None)
         if told is not None and told[2] + MINUTE_NS > now:
             self._local.leave(tenant, tokens=told[0], requests=told[1], now=told[2])
-        tokens = max(reserve.tokens, reserve.prompt_tokens + reserve.max_output_tokens * max(1, reserve.choices))
-        prompts = tokens if reserve.prompt_tokens and not reserve.max_output_tokens else reserve.prompt_tokens
-        ask = Ask(
-            tenant,
-            reserve.model,
-            reserve.request_id,
-            tokens,
-            reserve.model_version,
-            self._prices.of(reserve.model_version, reserve.model).cost(tokens, prompts),
-            reserve.prompt_tokens + reserve.max_output_tokens,
-            reserve.max_output_tokens,
-            not reserve.request_counted,
-            reserve.over_quota_allowed,
+        outcome = self._local.reserve(
+            ask_of(reserve, self._prices), lease_ns=int(to_seconds(reserve.lease) * _SECOND), now=now
         )
-        outcome = self._local.reserve(ask, lease_ns=int(to_seconds(reserve.lease) * _SECOND), now=now)
         if isinstance(outcome, Denied):
-            retry = None if outcome.retry_after_ns is None else outcome.retry_after_ns / _SECOND
-            raise WeirError(_KINDS[outcome.kind], outcome.message(), limit=outcome.kind.value, retry_after=retry)
+            raise error_of(outcome, outcome.retry_after_ns)
         if isinstance(outcome, SettledAlready):
             return Reservation(None, None, local=True)
         return Reservation(
