@@ -30,6 +30,18 @@ SLOS = ROOT + "slos/"
 """{route}/{tier} → Slo."""
 PRICES = ROOT + "prices/"
 """{model} → Price."""
+TRUST = ROOT + "trust/"
+"""{namespace} → TrustPolicy."""
+PINS = ROOT + "pins/"
+"""{name}@{version} → Pin."""
+ROLLOUTS = ROOT + "rollouts/"
+"""{alias} → Rollout."""
+SWITCHES = ROOT + "switches/"
+"""rollouts → RolloutSwitch."""
+BUDGETS = ROOT + "budgets/"
+"""{route}/{tier} → ErrorBudget."""
+ROLES = ROOT + "roles/"
+"""{principal} → RoleBinding; a SPIFFE id's slashes are part of the key."""
 LEVELS = ROOT + "levels/"
 """{pool} → PoolLevel, under a lease."""
 ENDPOINTS = ROOT + "endpoints/"
@@ -39,6 +51,11 @@ FENCE = ROOT + "fence"
 value is the id of the last change."""
 AUDIT_OUTBOX = ROOT + "audit-outbox/"
 """{record id} → weir.audit.v1.Record (binary): changes whose audit record is not acknowledged yet."""
+
+HISTORY = "/weir/history/v1/"
+"""{nanoseconds, 20 digits}-{change id} → HistoryEntry. Outside `ROOT`: services do not watch it."""
+LEADERS = "/weir/leaders/v1/"
+"""{service} → the instance that leads, under its lease. Outside `ROOT` likewise."""
 
 
 def model_key(name: str, version: str) -> str:
@@ -86,6 +103,36 @@ def price_key(model: str) -> str:
     return PRICES + model
 
 
+def trust_key(namespace: str) -> str:
+    """Where a namespace's trust policy lies."""
+    return TRUST + namespace
+
+
+def pin_key(model_version: str) -> str:
+    """Where the pin of a version lies."""
+    return PINS + model_version
+
+
+def rollout_key(alias: str) -> str:
+    """Where the rollout of an alias lies."""
+    return ROLLOUTS + alias
+
+
+def switch_key() -> str:
+    """Where the kill switch of rollouts lies."""
+    return SWITCHES + "rollouts"
+
+
+def budget_key(route: str, tier: str) -> str:
+    """Where the error budgets of a route and tier lie."""
+    return f"{BUDGETS}{route}/{tier}"
+
+
+def role_key(principal: str) -> str:
+    """Where a principal's roles lie."""
+    return ROLES + principal
+
+
 def level_key(pool: str) -> str:
     """Where a pool's level lies."""
     return LEVELS + pool
@@ -123,6 +170,12 @@ _PLACES: dict[type[Message], Callable[[Any], str]] = {
     registry_pb2.PlanPolicy: lambda m: plan_key(m.id),
     registry_pb2.Slo: lambda m: slo_key(m.route, m.tier),
     registry_pb2.Price: lambda m: price_key(m.model),
+    registry_pb2.TrustPolicy: lambda m: trust_key(m.namespace),
+    registry_pb2.Pin: lambda m: pin_key(m.model_version),
+    registry_pb2.Rollout: lambda m: rollout_key(m.alias),
+    registry_pb2.RolloutSwitch: lambda m: switch_key(),
+    registry_pb2.ErrorBudget: lambda m: budget_key(m.route, m.tier),
+    registry_pb2.RoleBinding: lambda m: role_key(m.principal),
     registry_pb2.PoolLevel: lambda m: level_key(m.pool),
     registry_pb2.Endpoint: lambda m: endpoint_key(m.service, m.instance),
 }

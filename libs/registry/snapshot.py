@@ -46,6 +46,18 @@ class RegistrySnapshot:
     """By (route, tier or "*"); `.revision` is filled in."""
     prices: Mapping[str, pb.Price] = field(default_factory=_empty)
     """By model or "*"; `.revision` is filled in."""
+    trust: Mapping[str, pb.TrustPolicy] = field(default_factory=_empty)
+    """By namespace; `.revision` is filled in."""
+    pins: Mapping[str, pb.Pin] = field(default_factory=_empty)
+    """By "name@version"; `.revision` is filled in."""
+    rollouts: Mapping[str, pb.Rollout] = field(default_factory=_empty)
+    """By alias, ended ones too; `.revision` is filled in."""
+    switches: Mapping[str, pb.RolloutSwitch] = field(default_factory=_empty)
+    """"rollouts" → the kill switch; `.revision` is filled in."""
+    budgets: Mapping[tuple[str, str], pb.ErrorBudget] = field(default_factory=_empty)
+    """By (route, tier)."""
+    roles: Mapping[str, pb.RoleBinding] = field(default_factory=_empty)
+    """By principal; `.revision` is filled in."""
     levels: Mapping[str, pb.PoolLevel] = field(default_factory=_empty)
     """By pool."""
     endpoints: Mapping[tuple[str, str], pb.Endpoint] = field(default_factory=_empty)
@@ -85,6 +97,12 @@ _COLLECTIONS = (
     _Collection(keys.PLANS, "plans", pb.PlanPolicy, revisioned=True),
     _Collection(keys.SLOS, "slos", pb.Slo, parts=2, revisioned=True),
     _Collection(keys.PRICES, "prices", pb.Price, revisioned=True),
+    _Collection(keys.TRUST, "trust", pb.TrustPolicy, revisioned=True),
+    _Collection(keys.PINS, "pins", pb.Pin, revisioned=True),
+    _Collection(keys.ROLLOUTS, "rollouts", pb.Rollout, revisioned=True),
+    _Collection(keys.SWITCHES, "switches", pb.RolloutSwitch, revisioned=True),
+    _Collection(keys.BUDGETS, "budgets", pb.ErrorBudget, parts=2),
+    _Collection(keys.ROLES, "roles", pb.RoleBinding, revisioned=True),
     _Collection(keys.LEVELS, "levels", pb.PoolLevel),
     _Collection(keys.ENDPOINTS, "endpoints", pb.Endpoint, parts=2),
 )

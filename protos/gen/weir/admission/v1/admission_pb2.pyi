@@ -20,11 +20,13 @@ class QueueClass(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     QUEUE_CLASS_FREE: _ClassVar[QueueClass]
     QUEUE_CLASS_OVER_QUOTA: _ClassVar[QueueClass]
     QUEUE_CLASS_BATCH: _ClassVar[QueueClass]
+    QUEUE_CLASS_SHADOW: _ClassVar[QueueClass]
 QUEUE_CLASS_UNSPECIFIED: QueueClass
 QUEUE_CLASS_PAID: QueueClass
 QUEUE_CLASS_FREE: QueueClass
 QUEUE_CLASS_OVER_QUOTA: QueueClass
 QUEUE_CLASS_BATCH: QueueClass
+QUEUE_CLASS_SHADOW: QueueClass
 
 class SessionRequest(_message.Message):
     __slots__ = ("hello", "calls", "cancel")
@@ -53,7 +55,7 @@ class AdmissionCall(_message.Message):
     def __init__(self, header: _Optional[_Union[_mux_pb2.CallHeader, _Mapping]] = ..., admit: _Optional[_Union[Admit, _Mapping]] = ..., release: _Optional[_Union[Release, _Mapping]] = ...) -> None: ...
 
 class Admit(_message.Message):
-    __slots__ = ("request_id", "tenant", "weight", "queue_class", "pool", "model_version", "zones", "prompt_tokens", "max_output_tokens", "choices", "exclude_workers", "ttft_target", "prefix_hashes", "prefix_block", "resumed_tokens", "kv_share")
+    __slots__ = ("request_id", "tenant", "weight", "queue_class", "pool", "model_version", "zones", "prompt_tokens", "max_output_tokens", "choices", "exclude_workers", "ttft_target", "prefix_hashes", "prefix_block", "resumed_tokens", "kv_share", "version_share")
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     TENANT_FIELD_NUMBER: _ClassVar[int]
     WEIGHT_FIELD_NUMBER: _ClassVar[int]
@@ -70,6 +72,7 @@ class Admit(_message.Message):
     PREFIX_BLOCK_FIELD_NUMBER: _ClassVar[int]
     RESUMED_TOKENS_FIELD_NUMBER: _ClassVar[int]
     KV_SHARE_FIELD_NUMBER: _ClassVar[int]
+    VERSION_SHARE_FIELD_NUMBER: _ClassVar[int]
     request_id: str
     tenant: str
     weight: float
@@ -86,7 +89,8 @@ class Admit(_message.Message):
     prefix_block: int
     resumed_tokens: int
     kv_share: float
-    def __init__(self, request_id: _Optional[str] = ..., tenant: _Optional[str] = ..., weight: _Optional[float] = ..., queue_class: _Optional[_Union[QueueClass, str]] = ..., pool: _Optional[str] = ..., model_version: _Optional[str] = ..., zones: _Optional[_Iterable[str]] = ..., prompt_tokens: _Optional[int] = ..., max_output_tokens: _Optional[int] = ..., choices: _Optional[int] = ..., exclude_workers: _Optional[_Iterable[str]] = ..., ttft_target: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., prefix_hashes: _Optional[_Iterable[int]] = ..., prefix_block: _Optional[int] = ..., resumed_tokens: _Optional[int] = ..., kv_share: _Optional[float] = ...) -> None: ...
+    version_share: float
+    def __init__(self, request_id: _Optional[str] = ..., tenant: _Optional[str] = ..., weight: _Optional[float] = ..., queue_class: _Optional[_Union[QueueClass, str]] = ..., pool: _Optional[str] = ..., model_version: _Optional[str] = ..., zones: _Optional[_Iterable[str]] = ..., prompt_tokens: _Optional[int] = ..., max_output_tokens: _Optional[int] = ..., choices: _Optional[int] = ..., exclude_workers: _Optional[_Iterable[str]] = ..., ttft_target: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., prefix_hashes: _Optional[_Iterable[int]] = ..., prefix_block: _Optional[int] = ..., resumed_tokens: _Optional[int] = ..., kv_share: _Optional[float] = ..., version_share: _Optional[float] = ...) -> None: ...
 
 class Release(_message.Message):
     __slots__ = ("request_id", "output_tokens", "unused", "failed", "first_token", "cached_prompt_tokens", "cut_short")
@@ -229,7 +233,7 @@ class WorkerHello(_message.Message):
     def __init__(self, worker: _Optional[str] = ..., address: _Optional[str] = ..., zone: _Optional[str] = ..., pool: _Optional[str] = ..., model_versions: _Optional[_Iterable[str]] = ..., block_size: _Optional[int] = ..., total_blocks: _Optional[int] = ..., max_running: _Optional[int] = ..., max_context: _Optional[int] = ..., simulated: _Optional[bool] = ..., engine: _Optional[str] = ..., preemptive: _Optional[bool] = ...) -> None: ...
 
 class CapacityReport(_message.Message):
-    __slots__ = ("free_blocks", "running", "waiting", "queued_prefill_tokens", "last_step", "draining", "decode_step", "prefill_tokens_per_second", "cached_blocks", "swapped", "fragmentation", "prefix_queried_total", "prefix_hit_total", "preemptions_total", "spilled_blocks", "resident_models")
+    __slots__ = ("free_blocks", "running", "waiting", "queued_prefill_tokens", "last_step", "draining", "decode_step", "prefill_tokens_per_second", "cached_blocks", "swapped", "fragmentation", "prefix_queried_total", "prefix_hit_total", "preemptions_total", "spilled_blocks", "resident_models", "model_versions")
     FREE_BLOCKS_FIELD_NUMBER: _ClassVar[int]
     RUNNING_FIELD_NUMBER: _ClassVar[int]
     WAITING_FIELD_NUMBER: _ClassVar[int]
@@ -246,6 +250,7 @@ class CapacityReport(_message.Message):
     PREEMPTIONS_TOTAL_FIELD_NUMBER: _ClassVar[int]
     SPILLED_BLOCKS_FIELD_NUMBER: _ClassVar[int]
     RESIDENT_MODELS_FIELD_NUMBER: _ClassVar[int]
+    MODEL_VERSIONS_FIELD_NUMBER: _ClassVar[int]
     free_blocks: int
     running: int
     waiting: int
@@ -262,7 +267,8 @@ class CapacityReport(_message.Message):
     preemptions_total: int
     spilled_blocks: int
     resident_models: _containers.RepeatedScalarFieldContainer[str]
-    def __init__(self, free_blocks: _Optional[int] = ..., running: _Optional[int] = ..., waiting: _Optional[int] = ..., queued_prefill_tokens: _Optional[int] = ..., last_step: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., draining: _Optional[bool] = ..., decode_step: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., prefill_tokens_per_second: _Optional[float] = ..., cached_blocks: _Optional[int] = ..., swapped: _Optional[int] = ..., fragmentation: _Optional[float] = ..., prefix_queried_total: _Optional[int] = ..., prefix_hit_total: _Optional[int] = ..., preemptions_total: _Optional[int] = ..., spilled_blocks: _Optional[int] = ..., resident_models: _Optional[_Iterable[str]] = ...) -> None: ...
+    model_versions: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, free_blocks: _Optional[int] = ..., running: _Optional[int] = ..., waiting: _Optional[int] = ..., queued_prefill_tokens: _Optional[int] = ..., last_step: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., draining: _Optional[bool] = ..., decode_step: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., prefill_tokens_per_second: _Optional[float] = ..., cached_blocks: _Optional[int] = ..., swapped: _Optional[int] = ..., fragmentation: _Optional[float] = ..., prefix_queried_total: _Optional[int] = ..., prefix_hit_total: _Optional[int] = ..., preemptions_total: _Optional[int] = ..., spilled_blocks: _Optional[int] = ..., resident_models: _Optional[_Iterable[str]] = ..., model_versions: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class ReportCapacityResponse(_message.Message):
     __slots__ = ("welcome", "preempt", "drain")

@@ -100,16 +100,18 @@ class RequestEvent(_message.Message):
     def __init__(self, request_id: _Optional[str] = ..., tenant: _Optional[str] = ..., key_id: _Optional[str] = ..., model: _Optional[str] = ..., model_version: _Optional[str] = ..., arm: _Optional[str] = ..., operation: _Optional[str] = ..., outcome: _Optional[str] = ..., reason: _Optional[str] = ..., prompt_tokens: _Optional[int] = ..., completion_tokens: _Optional[int] = ..., duration: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., time_to_first_token: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., worker: _Optional[str] = ..., zone: _Optional[str] = ..., simulated: _Optional[bool] = ..., degraded: _Optional[_Iterable[str]] = ..., trace_id: _Optional[str] = ..., training_allowed: _Optional[bool] = ...) -> None: ...
 
 class AdminEvent(_message.Message):
-    __slots__ = ("actor", "action", "resource", "revision")
+    __slots__ = ("actor", "action", "resource", "revision", "reason")
     ACTOR_FIELD_NUMBER: _ClassVar[int]
     ACTION_FIELD_NUMBER: _ClassVar[int]
     RESOURCE_FIELD_NUMBER: _ClassVar[int]
     REVISION_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
     actor: str
     action: str
     resource: str
     revision: int
-    def __init__(self, actor: _Optional[str] = ..., action: _Optional[str] = ..., resource: _Optional[str] = ..., revision: _Optional[int] = ...) -> None: ...
+    reason: str
+    def __init__(self, actor: _Optional[str] = ..., action: _Optional[str] = ..., resource: _Optional[str] = ..., revision: _Optional[int] = ..., reason: _Optional[str] = ...) -> None: ...
 
 class SafetyEvent(_message.Message):
     __slots__ = ("request_id", "tenant", "stage", "category", "pattern", "action", "pack")

@@ -126,6 +126,111 @@ class RegistryServiceStub:
                 request_serializer=weir_dot_registry_dot_v1_dot_registry__pb2.SetSafetyPolicyRequest.SerializeToString,
                 response_deserializer=weir_dot_registry_dot_v1_dot_registry__pb2.SetSafetyPolicyResponse.FromString,
                 _registered_method=True)
+        self.ListSafetyPolicies = channel.unary_unary(
+                '/weir.registry.v1.RegistryService/ListSafetyPolicies',
+                request_serializer=weir_dot_registry_dot_v1_dot_registry__pb2.ListSafetyPoliciesRequest.SerializeToString,
+                response_deserializer=weir_dot_registry_dot_v1_dot_registry__pb2.ListSafetyPoliciesResponse.FromString,
+                _registered_method=True)
+        self.SetTrustPolicy = channel.unary_unary(
+                '/weir.registry.v1.RegistryService/SetTrustPolicy',
+                request_serializer=weir_dot_registry_dot_v1_dot_registry__pb2.SetTrustPolicyRequest.SerializeToString,
+                response_deserializer=weir_dot_registry_dot_v1_dot_registry__pb2.SetTrustPolicyResponse.FromString,
+                _registered_method=True)
+        self.ListTrustPolicies = channel.unary_unary(
+                '/weir.registry.v1.RegistryService/ListTrustPolicies',
+                request_serializer=weir_dot_registry_dot_v1_dot_registry__pb2.ListTrustPoliciesRequest.SerializeToString,
+                response_deserializer=weir_dot_registry_dot_v1_dot_registry__pb2.ListTrustPoliciesResponse.FromString,
+                _registered_method=True)
+        self.SetPin = channel.unary_unary(
+                '/weir.registry.v1.RegistryService/SetPin',
+                request_serializer=weir_dot_registry_dot_v1_dot_registry__pb2.SetPinRequest.SerializeToString,
+                response_deserializer=weir_dot_registry_dot_v1_dot_registry__pb2.SetPinResponse.FromString,
+                _registered_method=True)
+        self.DeletePin = channel.unary_unary(
+                '/weir.registry.v1.RegistryService/DeletePin',
+                request_serializer=weir_dot_registry_dot_v1_dot_registry__pb2.DeletePinRequest.SerializeToString,
+                response_deserializer=weir_dot_registry_dot_v1_dot_registry__pb2.DeletePinResponse.FromString,
+                _registered_method=True)
+        self.ListPins = channel.unary_unary(
+                '/weir.registry.v1.RegistryService/ListPins',
+                request_serializer=weir_dot_registry_dot_v1_dot_registry__pb2.ListPinsRequest.SerializeToString,
+                response_deserializer=weir_dot_registry_dot_v1_dot_registry__pb2.ListPinsResponse.FromString,
+                _registered_method=True)
+        self.DeleteModelVersion = channel.unary_unary(
+                '/weir.registry.v1.RegistryService/DeleteModelVersion',
+                request_serializer=weir_dot_registry_dot_v1_dot_registry__pb2.DeleteModelVersionRequest.SerializeToString,
+                response_deserializer=weir_dot_registry_dot_v1_dot_registry__pb2.DeleteModelVersionResponse.FromString,
+                _registered_method=True)
+        self.StartRollout = channel.unary_unary(
+                '/weir.registry.v1.RegistryService/StartRollout',
+                request_serializer=weir_dot_registry_dot_v1_dot_registry__pb2.StartRolloutRequest.SerializeToString,
+                response_deserializer=weir_dot_registry_dot_v1_dot_registry__pb2.StartRolloutResponse.FromString,
+                _registered_method=True)
+        self.SteerRollout = channel.unary_unary(
+                '/weir.registry.v1.RegistryService/SteerRollout',
+                request_serializer=weir_dot_registry_dot_v1_dot_registry__pb2.SteerRolloutRequest.SerializeToString,
+                response_deserializer=weir_dot_registry_dot_v1_dot_registry__pb2.SteerRolloutResponse.FromString,
+                _registered_method=True)
+        self.AbortRollout = channel.unary_unary(
+                '/weir.registry.v1.RegistryService/AbortRollout',
+                request_serializer=weir_dot_registry_dot_v1_dot_registry__pb2.AbortRolloutRequest.SerializeToString,
+                response_deserializer=weir_dot_registry_dot_v1_dot_registry__pb2.AbortRolloutResponse.FromString,
+                _registered_method=True)
+        self.ListRollouts = channel.unary_unary(
+                '/weir.registry.v1.RegistryService/ListRollouts',
+                request_serializer=weir_dot_registry_dot_v1_dot_registry__pb2.ListRolloutsRequest.SerializeToString,
+                response_deserializer=weir_dot_registry_dot_v1_dot_registry__pb2.ListRolloutsResponse.FromString,
+                _registered_method=True)
+        self.SetRolloutSwitch = channel.unary_unary(
+                '/weir.registry.v1.RegistryService/SetRolloutSwitch',
+                request_serializer=weir_dot_registry_dot_v1_dot_registry__pb2.SetRolloutSwitchRequest.SerializeToString,
+                response_deserializer=weir_dot_registry_dot_v1_dot_registry__pb2.SetRolloutSwitchResponse.FromString,
+                _registered_method=True)
+        self.GetRolloutSwitch = channel.unary_unary(
+                '/weir.registry.v1.RegistryService/GetRolloutSwitch',
+                request_serializer=weir_dot_registry_dot_v1_dot_registry__pb2.GetRolloutSwitchRequest.SerializeToString,
+                response_deserializer=weir_dot_registry_dot_v1_dot_registry__pb2.GetRolloutSwitchResponse.FromString,
+                _registered_method=True)
+        self.ListErrorBudgets = channel.unary_unary(
+                '/weir.registry.v1.RegistryService/ListErrorBudgets',
+                request_serializer=weir_dot_registry_dot_v1_dot_registry__pb2.ListErrorBudgetsRequest.SerializeToString,
+                response_deserializer=weir_dot_registry_dot_v1_dot_registry__pb2.ListErrorBudgetsResponse.FromString,
+                _registered_method=True)
+        self.SetRoleBinding = channel.unary_unary(
+                '/weir.registry.v1.RegistryService/SetRoleBinding',
+                request_serializer=weir_dot_registry_dot_v1_dot_registry__pb2.SetRoleBindingRequest.SerializeToString,
+                response_deserializer=weir_dot_registry_dot_v1_dot_registry__pb2.SetRoleBindingResponse.FromString,
+                _registered_method=True)
+        self.ListRoleBindings = channel.unary_unary(
+                '/weir.registry.v1.RegistryService/ListRoleBindings',
+                request_serializer=weir_dot_registry_dot_v1_dot_registry__pb2.ListRoleBindingsRequest.SerializeToString,
+                response_deserializer=weir_dot_registry_dot_v1_dot_registry__pb2.ListRoleBindingsResponse.FromString,
+                _registered_method=True)
+        self.ListHistory = channel.unary_unary(
+                '/weir.registry.v1.RegistryService/ListHistory',
+                request_serializer=weir_dot_registry_dot_v1_dot_registry__pb2.ListHistoryRequest.SerializeToString,
+                response_deserializer=weir_dot_registry_dot_v1_dot_registry__pb2.ListHistoryResponse.FromString,
+                _registered_method=True)
+        self.DiffRevisions = channel.unary_unary(
+                '/weir.registry.v1.RegistryService/DiffRevisions',
+                request_serializer=weir_dot_registry_dot_v1_dot_registry__pb2.DiffRevisionsRequest.SerializeToString,
+                response_deserializer=weir_dot_registry_dot_v1_dot_registry__pb2.DiffRevisionsResponse.FromString,
+                _registered_method=True)
+        self.RollbackToRevision = channel.unary_unary(
+                '/weir.registry.v1.RegistryService/RollbackToRevision',
+                request_serializer=weir_dot_registry_dot_v1_dot_registry__pb2.RollbackToRevisionRequest.SerializeToString,
+                response_deserializer=weir_dot_registry_dot_v1_dot_registry__pb2.RollbackToRevisionResponse.FromString,
+                _registered_method=True)
+        self.Export = channel.unary_stream(
+                '/weir.registry.v1.RegistryService/Export',
+                request_serializer=weir_dot_registry_dot_v1_dot_registry__pb2.ExportRequest.SerializeToString,
+                response_deserializer=weir_dot_registry_dot_v1_dot_registry__pb2.ExportResponse.FromString,
+                _registered_method=True)
+        self.Import = channel.stream_unary(
+                '/weir.registry.v1.RegistryService/Import',
+                request_serializer=weir_dot_registry_dot_v1_dot_registry__pb2.ImportRequest.SerializeToString,
+                response_deserializer=weir_dot_registry_dot_v1_dot_registry__pb2.ImportResponse.FromString,
+                _registered_method=True)
         self.ListEndpoints = channel.unary_unary(
                 '/weir.registry.v1.RegistryService/ListEndpoints',
                 request_serializer=weir_dot_registry_dot_v1_dot_registry__pb2.ListEndpointsRequest.SerializeToString,
@@ -264,6 +369,153 @@ class RegistryServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def ListSafetyPolicies(self, request, context):
+        """Lists safety policies.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def SetTrustPolicy(self, request, context):
+        """Says whose signatures a namespace's versions need.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ListTrustPolicies(self, request, context):
+        """Lists trust policies.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def SetPin(self, request, context):
+        """Keeps a version from garbage collection and, if asked, in workers' memory.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def DeletePin(self, request, context):
+        """Takes a pin away.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ListPins(self, request, context):
+        """Lists pins.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def DeleteModelVersion(self, request, context):
+        """Removes a version that nothing needs: no alias, rollout, pin or running worker.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def StartRollout(self, request, context):
+        """Begins a rollout of an alias.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def SteerRollout(self, request, context):
+        """Overrules the controller: go on a step, give an arm everything, hold, or let go on.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def AbortRollout(self, request, context):
+        """Takes all traffic off a rollout's arms at once; the alias goes on with its baseline.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ListRollouts(self, request, context):
+        """Lists rollouts, the last of each alias.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def SetRolloutSwitch(self, request, context):
+        """The kill switch of all rollouts, and the freeze of new ones.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def GetRolloutSwitch(self, request, context):
+        """Reads the kill switch.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ListErrorBudgets(self, request, context):
+        """Lists the error budgets as the rollout controller last wrote them down.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def SetRoleBinding(self, request, context):
+        """Gives a caller rights beyond those of its scopes.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ListRoleBindings(self, request, context):
+        """Lists who may do what.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ListHistory(self, request, context):
+        """Who changed what, when and why; newest first.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def DiffRevisions(self, request, context):
+        """How two revisions differ.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def RollbackToRevision(self, request, context):
+        """Makes the configuration what it was at a revision, in one transaction. Keys, pins, rollouts and budgets stay.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Export(self, request, context):
+        """Everything but live processes and leases, as one consistent snapshot.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Import(self, request_iterator, context):
+        """Fills a registry from a snapshot; an existing configuration is refused unless it is to be replaced.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def ListEndpoints(self, request, context):
         """Lists the live endpoints of a service, or of all.
         """
@@ -363,6 +615,111 @@ def add_RegistryServiceServicer_to_server(servicer, server):
                     servicer.SetSafetyPolicy,
                     request_deserializer=weir_dot_registry_dot_v1_dot_registry__pb2.SetSafetyPolicyRequest.FromString,
                     response_serializer=weir_dot_registry_dot_v1_dot_registry__pb2.SetSafetyPolicyResponse.SerializeToString,
+            ),
+            'ListSafetyPolicies': grpc.unary_unary_rpc_method_handler(
+                    servicer.ListSafetyPolicies,
+                    request_deserializer=weir_dot_registry_dot_v1_dot_registry__pb2.ListSafetyPoliciesRequest.FromString,
+                    response_serializer=weir_dot_registry_dot_v1_dot_registry__pb2.ListSafetyPoliciesResponse.SerializeToString,
+            ),
+            'SetTrustPolicy': grpc.unary_unary_rpc_method_handler(
+                    servicer.SetTrustPolicy,
+                    request_deserializer=weir_dot_registry_dot_v1_dot_registry__pb2.SetTrustPolicyRequest.FromString,
+                    response_serializer=weir_dot_registry_dot_v1_dot_registry__pb2.SetTrustPolicyResponse.SerializeToString,
+            ),
+            'ListTrustPolicies': grpc.unary_unary_rpc_method_handler(
+                    servicer.ListTrustPolicies,
+                    request_deserializer=weir_dot_registry_dot_v1_dot_registry__pb2.ListTrustPoliciesRequest.FromString,
+                    response_serializer=weir_dot_registry_dot_v1_dot_registry__pb2.ListTrustPoliciesResponse.SerializeToString,
+            ),
+            'SetPin': grpc.unary_unary_rpc_method_handler(
+                    servicer.SetPin,
+                    request_deserializer=weir_dot_registry_dot_v1_dot_registry__pb2.SetPinRequest.FromString,
+                    response_serializer=weir_dot_registry_dot_v1_dot_registry__pb2.SetPinResponse.SerializeToString,
+            ),
+            'DeletePin': grpc.unary_unary_rpc_method_handler(
+                    servicer.DeletePin,
+                    request_deserializer=weir_dot_registry_dot_v1_dot_registry__pb2.DeletePinRequest.FromString,
+                    response_serializer=weir_dot_registry_dot_v1_dot_registry__pb2.DeletePinResponse.SerializeToString,
+            ),
+            'ListPins': grpc.unary_unary_rpc_method_handler(
+                    servicer.ListPins,
+                    request_deserializer=weir_dot_registry_dot_v1_dot_registry__pb2.ListPinsRequest.FromString,
+                    response_serializer=weir_dot_registry_dot_v1_dot_registry__pb2.ListPinsResponse.SerializeToString,
+            ),
+            'DeleteModelVersion': grpc.unary_unary_rpc_method_handler(
+                    servicer.DeleteModelVersion,
+                    request_deserializer=weir_dot_registry_dot_v1_dot_registry__pb2.DeleteModelVersionRequest.FromString,
+                    response_serializer=weir_dot_registry_dot_v1_dot_registry__pb2.DeleteModelVersionResponse.SerializeToString,
+            ),
+            'StartRollout': grpc.unary_unary_rpc_method_handler(
+                    servicer.StartRollout,
+                    request_deserializer=weir_dot_registry_dot_v1_dot_registry__pb2.StartRolloutRequest.FromString,
+                    response_serializer=weir_dot_registry_dot_v1_dot_registry__pb2.StartRolloutResponse.SerializeToString,
+            ),
+            'SteerRollout': grpc.unary_unary_rpc_method_handler(
+                    servicer.SteerRollout,
+                    request_deserializer=weir_dot_registry_dot_v1_dot_registry__pb2.SteerRolloutRequest.FromString,
+                    response_serializer=weir_dot_registry_dot_v1_dot_registry__pb2.SteerRolloutResponse.SerializeToString,
+            ),
+            'AbortRollout': grpc.unary_unary_rpc_method_handler(
+                    servicer.AbortRollout,
+                    request_deserializer=weir_dot_registry_dot_v1_dot_registry__pb2.AbortRolloutRequest.FromString,
+                    response_serializer=weir_dot_registry_dot_v1_dot_registry__pb2.AbortRolloutResponse.SerializeToString,
+            ),
+            'ListRollouts': grpc.unary_unary_rpc_method_handler(
+                    servicer.ListRollouts,
+                    request_deserializer=weir_dot_registry_dot_v1_dot_registry__pb2.ListRolloutsRequest.FromString,
+                    response_serializer=weir_dot_registry_dot_v1_dot_registry__pb2.ListRolloutsResponse.SerializeToString,
+            ),
+            'SetRolloutSwitch': grpc.unary_unary_rpc_method_handler(
+                    servicer.SetRolloutSwitch,
+                    request_deserializer=weir_dot_registry_dot_v1_dot_registry__pb2.SetRolloutSwitchRequest.FromString,
+                    response_serializer=weir_dot_registry_dot_v1_dot_registry__pb2.SetRolloutSwitchResponse.SerializeToString,
+            ),
+            'GetRolloutSwitch': grpc.unary_unary_rpc_method_handler(
+                    servicer.GetRolloutSwitch,
+                    request_deserializer=weir_dot_registry_dot_v1_dot_registry__pb2.GetRolloutSwitchRequest.FromString,
+                    response_serializer=weir_dot_registry_dot_v1_dot_registry__pb2.GetRolloutSwitchResponse.SerializeToString,
+            ),
+            'ListErrorBudgets': grpc.unary_unary_rpc_method_handler(
+                    servicer.ListErrorBudgets,
+                    request_deserializer=weir_dot_registry_dot_v1_dot_registry__pb2.ListErrorBudgetsRequest.FromString,
+                    response_serializer=weir_dot_registry_dot_v1_dot_registry__pb2.ListErrorBudgetsResponse.SerializeToString,
+            ),
+            'SetRoleBinding': grpc.unary_unary_rpc_method_handler(
+                    servicer.SetRoleBinding,
+                    request_deserializer=weir_dot_registry_dot_v1_dot_registry__pb2.SetRoleBindingRequest.FromString,
+                    response_serializer=weir_dot_registry_dot_v1_dot_registry__pb2.SetRoleBindingResponse.SerializeToString,
+            ),
+            'ListRoleBindings': grpc.unary_unary_rpc_method_handler(
+                    servicer.ListRoleBindings,
+                    request_deserializer=weir_dot_registry_dot_v1_dot_registry__pb2.ListRoleBindingsRequest.FromString,
+                    response_serializer=weir_dot_registry_dot_v1_dot_registry__pb2.ListRoleBindingsResponse.SerializeToString,
+            ),
+            'ListHistory': grpc.unary_unary_rpc_method_handler(
+                    servicer.ListHistory,
+                    request_deserializer=weir_dot_registry_dot_v1_dot_registry__pb2.ListHistoryRequest.FromString,
+                    response_serializer=weir_dot_registry_dot_v1_dot_registry__pb2.ListHistoryResponse.SerializeToString,
+            ),
+            'DiffRevisions': grpc.unary_unary_rpc_method_handler(
+                    servicer.DiffRevisions,
+                    request_deserializer=weir_dot_registry_dot_v1_dot_registry__pb2.DiffRevisionsRequest.FromString,
+                    response_serializer=weir_dot_registry_dot_v1_dot_registry__pb2.DiffRevisionsResponse.SerializeToString,
+            ),
+            'RollbackToRevision': grpc.unary_unary_rpc_method_handler(
+                    servicer.RollbackToRevision,
+                    request_deserializer=weir_dot_registry_dot_v1_dot_registry__pb2.RollbackToRevisionRequest.FromString,
+                    response_serializer=weir_dot_registry_dot_v1_dot_registry__pb2.RollbackToRevisionResponse.SerializeToString,
+            ),
+            'Export': grpc.unary_stream_rpc_method_handler(
+                    servicer.Export,
+                    request_deserializer=weir_dot_registry_dot_v1_dot_registry__pb2.ExportRequest.FromString,
+                    response_serializer=weir_dot_registry_dot_v1_dot_registry__pb2.ExportResponse.SerializeToString,
+            ),
+            'Import': grpc.stream_unary_rpc_method_handler(
+                    servicer.Import,
+                    request_deserializer=weir_dot_registry_dot_v1_dot_registry__pb2.ImportRequest.FromString,
+                    response_serializer=weir_dot_registry_dot_v1_dot_registry__pb2.ImportResponse.SerializeToString,
             ),
             'ListEndpoints': grpc.unary_unary_rpc_method_handler(
                     servicer.ListEndpoints,
@@ -858,6 +1215,573 @@ class RegistryService:
             '/weir.registry.v1.RegistryService/SetSafetyPolicy',
             weir_dot_registry_dot_v1_dot_registry__pb2.SetSafetyPolicyRequest.SerializeToString,
             weir_dot_registry_dot_v1_dot_registry__pb2.SetSafetyPolicyResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ListSafetyPolicies(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/weir.registry.v1.RegistryService/ListSafetyPolicies',
+            weir_dot_registry_dot_v1_dot_registry__pb2.ListSafetyPoliciesRequest.SerializeToString,
+            weir_dot_registry_dot_v1_dot_registry__pb2.ListSafetyPoliciesResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def SetTrustPolicy(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/weir.registry.v1.RegistryService/SetTrustPolicy',
+            weir_dot_registry_dot_v1_dot_registry__pb2.SetTrustPolicyRequest.SerializeToString,
+            weir_dot_registry_dot_v1_dot_registry__pb2.SetTrustPolicyResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ListTrustPolicies(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/weir.registry.v1.RegistryService/ListTrustPolicies',
+            weir_dot_registry_dot_v1_dot_registry__pb2.ListTrustPoliciesRequest.SerializeToString,
+            weir_dot_registry_dot_v1_dot_registry__pb2.ListTrustPoliciesResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def SetPin(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/weir.registry.v1.RegistryService/SetPin',
+            weir_dot_registry_dot_v1_dot_registry__pb2.SetPinRequest.SerializeToString,
+            weir_dot_registry_dot_v1_dot_registry__pb2.SetPinResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def DeletePin(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/weir.registry.v1.RegistryService/DeletePin',
+            weir_dot_registry_dot_v1_dot_registry__pb2.DeletePinRequest.SerializeToString,
+            weir_dot_registry_dot_v1_dot_registry__pb2.DeletePinResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ListPins(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/weir.registry.v1.RegistryService/ListPins',
+            weir_dot_registry_dot_v1_dot_registry__pb2.ListPinsRequest.SerializeToString,
+            weir_dot_registry_dot_v1_dot_registry__pb2.ListPinsResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def DeleteModelVersion(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/weir.registry.v1.RegistryService/DeleteModelVersion',
+            weir_dot_registry_dot_v1_dot_registry__pb2.DeleteModelVersionRequest.SerializeToString,
+            weir_dot_registry_dot_v1_dot_registry__pb2.DeleteModelVersionResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def StartRollout(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/weir.registry.v1.RegistryService/StartRollout',
+            weir_dot_registry_dot_v1_dot_registry__pb2.StartRolloutRequest.SerializeToString,
+            weir_dot_registry_dot_v1_dot_registry__pb2.StartRolloutResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def SteerRollout(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/weir.registry.v1.RegistryService/SteerRollout',
+            weir_dot_registry_dot_v1_dot_registry__pb2.SteerRolloutRequest.SerializeToString,
+            weir_dot_registry_dot_v1_dot_registry__pb2.SteerRolloutResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def AbortRollout(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/weir.registry.v1.RegistryService/AbortRollout',
+            weir_dot_registry_dot_v1_dot_registry__pb2.AbortRolloutRequest.SerializeToString,
+            weir_dot_registry_dot_v1_dot_registry__pb2.AbortRolloutResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ListRollouts(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/weir.registry.v1.RegistryService/ListRollouts',
+            weir_dot_registry_dot_v1_dot_registry__pb2.ListRolloutsRequest.SerializeToString,
+            weir_dot_registry_dot_v1_dot_registry__pb2.ListRolloutsResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def SetRolloutSwitch(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/weir.registry.v1.RegistryService/SetRolloutSwitch',
+            weir_dot_registry_dot_v1_dot_registry__pb2.SetRolloutSwitchRequest.SerializeToString,
+            weir_dot_registry_dot_v1_dot_registry__pb2.SetRolloutSwitchResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def GetRolloutSwitch(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/weir.registry.v1.RegistryService/GetRolloutSwitch',
+            weir_dot_registry_dot_v1_dot_registry__pb2.GetRolloutSwitchRequest.SerializeToString,
+            weir_dot_registry_dot_v1_dot_registry__pb2.GetRolloutSwitchResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ListErrorBudgets(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/weir.registry.v1.RegistryService/ListErrorBudgets',
+            weir_dot_registry_dot_v1_dot_registry__pb2.ListErrorBudgetsRequest.SerializeToString,
+            weir_dot_registry_dot_v1_dot_registry__pb2.ListErrorBudgetsResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def SetRoleBinding(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/weir.registry.v1.RegistryService/SetRoleBinding',
+            weir_dot_registry_dot_v1_dot_registry__pb2.SetRoleBindingRequest.SerializeToString,
+            weir_dot_registry_dot_v1_dot_registry__pb2.SetRoleBindingResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ListRoleBindings(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/weir.registry.v1.RegistryService/ListRoleBindings',
+            weir_dot_registry_dot_v1_dot_registry__pb2.ListRoleBindingsRequest.SerializeToString,
+            weir_dot_registry_dot_v1_dot_registry__pb2.ListRoleBindingsResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ListHistory(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/weir.registry.v1.RegistryService/ListHistory',
+            weir_dot_registry_dot_v1_dot_registry__pb2.ListHistoryRequest.SerializeToString,
+            weir_dot_registry_dot_v1_dot_registry__pb2.ListHistoryResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def DiffRevisions(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/weir.registry.v1.RegistryService/DiffRevisions',
+            weir_dot_registry_dot_v1_dot_registry__pb2.DiffRevisionsRequest.SerializeToString,
+            weir_dot_registry_dot_v1_dot_registry__pb2.DiffRevisionsResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def RollbackToRevision(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/weir.registry.v1.RegistryService/RollbackToRevision',
+            weir_dot_registry_dot_v1_dot_registry__pb2.RollbackToRevisionRequest.SerializeToString,
+            weir_dot_registry_dot_v1_dot_registry__pb2.RollbackToRevisionResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Export(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_stream(
+            request,
+            target,
+            '/weir.registry.v1.RegistryService/Export',
+            weir_dot_registry_dot_v1_dot_registry__pb2.ExportRequest.SerializeToString,
+            weir_dot_registry_dot_v1_dot_registry__pb2.ExportResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Import(request_iterator,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.stream_unary(
+            request_iterator,
+            target,
+            '/weir.registry.v1.RegistryService/Import',
+            weir_dot_registry_dot_v1_dot_registry__pb2.ImportRequest.SerializeToString,
+            weir_dot_registry_dot_v1_dot_registry__pb2.ImportResponse.FromString,
             options,
             channel_credentials,
             insecure,

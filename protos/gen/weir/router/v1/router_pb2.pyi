@@ -38,16 +38,20 @@ class RouterCall(_message.Message):
     def __init__(self, header: _Optional[_Union[_mux_pb2.CallHeader, _Mapping]] = ..., resolve: _Optional[_Union[Resolve, _Mapping]] = ..., report: _Optional[_Union[ReportOutcomes, _Mapping]] = ...) -> None: ...
 
 class Resolve(_message.Message):
-    __slots__ = ("tenant", "model", "sticky_key", "zone")
+    __slots__ = ("tenant", "model", "sticky_key", "zone", "user", "session")
     TENANT_FIELD_NUMBER: _ClassVar[int]
     MODEL_FIELD_NUMBER: _ClassVar[int]
     STICKY_KEY_FIELD_NUMBER: _ClassVar[int]
     ZONE_FIELD_NUMBER: _ClassVar[int]
+    USER_FIELD_NUMBER: _ClassVar[int]
+    SESSION_FIELD_NUMBER: _ClassVar[int]
     tenant: str
     model: str
     sticky_key: str
     zone: str
-    def __init__(self, tenant: _Optional[str] = ..., model: _Optional[str] = ..., sticky_key: _Optional[str] = ..., zone: _Optional[str] = ...) -> None: ...
+    user: str
+    session: str
+    def __init__(self, tenant: _Optional[str] = ..., model: _Optional[str] = ..., sticky_key: _Optional[str] = ..., zone: _Optional[str] = ..., user: _Optional[str] = ..., session: _Optional[str] = ...) -> None: ...
 
 class ReportOutcomes(_message.Message):
     __slots__ = ("counts",)
@@ -98,20 +102,40 @@ class RouterReply(_message.Message):
     def __init__(self, header: _Optional[_Union[_mux_pb2.ReplyHeader, _Mapping]] = ..., route: _Optional[_Union[Route, _Mapping]] = ..., rejected: _Optional[_Union[_errors_pb2.Rejection, _Mapping]] = ..., noted: _Optional[_Union[OutcomesNoted, _Mapping]] = ...) -> None: ...
 
 class Route(_message.Message):
-    __slots__ = ("model_version", "arm", "pool", "tier", "zones", "revision")
+    __slots__ = ("model_version", "arm", "pool", "tier", "zones", "revision", "rollout_id", "step", "mirror")
     MODEL_VERSION_FIELD_NUMBER: _ClassVar[int]
     ARM_FIELD_NUMBER: _ClassVar[int]
     POOL_FIELD_NUMBER: _ClassVar[int]
     TIER_FIELD_NUMBER: _ClassVar[int]
     ZONES_FIELD_NUMBER: _ClassVar[int]
     REVISION_FIELD_NUMBER: _ClassVar[int]
+    ROLLOUT_ID_FIELD_NUMBER: _ClassVar[int]
+    STEP_FIELD_NUMBER: _ClassVar[int]
+    MIRROR_FIELD_NUMBER: _ClassVar[int]
     model_version: str
     arm: str
     pool: str
     tier: str
     zones: _containers.RepeatedScalarFieldContainer[str]
     revision: int
-    def __init__(self, model_version: _Optional[str] = ..., arm: _Optional[str] = ..., pool: _Optional[str] = ..., tier: _Optional[str] = ..., zones: _Optional[_Iterable[str]] = ..., revision: _Optional[int] = ...) -> None: ...
+    rollout_id: str
+    step: int
+    mirror: Mirror
+    def __init__(self, model_version: _Optional[str] = ..., arm: _Optional[str] = ..., pool: _Optional[str] = ..., tier: _Optional[str] = ..., zones: _Optional[_Iterable[str]] = ..., revision: _Optional[int] = ..., rollout_id: _Optional[str] = ..., step: _Optional[int] = ..., mirror: _Optional[_Union[Mirror, _Mapping]] = ...) -> None: ...
+
+class Mirror(_message.Message):
+    __slots__ = ("model_version", "arm", "pool", "tier", "zones")
+    MODEL_VERSION_FIELD_NUMBER: _ClassVar[int]
+    ARM_FIELD_NUMBER: _ClassVar[int]
+    POOL_FIELD_NUMBER: _ClassVar[int]
+    TIER_FIELD_NUMBER: _ClassVar[int]
+    ZONES_FIELD_NUMBER: _ClassVar[int]
+    model_version: str
+    arm: str
+    pool: str
+    tier: str
+    zones: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, model_version: _Optional[str] = ..., arm: _Optional[str] = ..., pool: _Optional[str] = ..., tier: _Optional[str] = ..., zones: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class OutcomesNoted(_message.Message):
     __slots__ = ("next",)

@@ -1,0 +1,23 @@
+"""What a rollout means to those who carry it out: pure functions of a registry snapshot.
+
+Router, gateways, edge, control plane, workers and the garbage collection of models all ask here, so that they agree.
+An alias points to its rollout's baseline until the rollout is promoted; the rollout lies over it. Whoever cannot read
+the rollout, or must not follow it, serves the alias.
+"""
+
+from libs.rollouts.exposure import BASELINE, SHADOW_TENANT, Arm, arms_of, exposed, in_force, is_live, phase_of
+from libs.rollouts.needs import desired_versions, needed_versions, warm_until
+
+__all__ = [
+    "BASELINE",
+    "SHADOW_TENANT",
+    "Arm",
+    "arms_of",
+    "desired_versions",
+    "exposed",
+    "in_force",
+    "is_live",
+    "needed_versions",
+    "phase_of",
+    "warm_until",
+]
