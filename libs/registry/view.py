@@ -63,6 +63,10 @@ class RegistryView:
         """The state came from the store in this process's life, and the last contact with the store succeeded."""
         return self._live_since is not None and self._store.available
 
+    def stored(self, key: str) -> KeyValue | None:
+        """A key under `keys.ROOT` as it is stored, at the present snapshot's revision; None when there is none."""
+        return self._kvs.get(key)
+
     async def wait_ready(self) -> None:
         """Returns once there is a snapshot, from the store or from the cache."""
         await self.wait_until(lambda snapshot: snapshot.revision > 0)

@@ -13,6 +13,7 @@ import grpc
 from weir.registry.v1 import registry_pb2_grpc
 
 from libs.apikeys.pepper import read_pepper
+from libs.changes import Writer
 from libs.clock import Clock, SystemClock
 from libs.registry import EtcdStore, RegistrySnapshot, RegistryView, Store
 from services.registry import metrics
@@ -20,7 +21,6 @@ from services.registry.audit import AuditLink, NoAudit
 from services.registry.config import Settings
 from services.registry.outbox import AuditOutbox
 from services.registry.server import SERVICE, RegistryServicer
-from services.registry.writer import Writer
 
 _DRAIN_SECONDS = 2.0
 """For records of the last changes; what is left waits in the outbox for the next start."""
@@ -97,10 +97,11 @@ async def build(settings: Settings, *, clock: Clock | None = None, store: Store 
     writer = Writer(
         store=store,
         view=view,
-        outbox=outbox,
         source=f"{settings.service}/{settings.instance}",
         clock=clock,
         new_id=lambda: uuid.uuid4().hex,
+        room=outbox.require_room,
+        written=outbox.notify,
     )
     pepper = await asyncio.to_thread(read_pepper, Path(settings.pepper_file))
     servicer = RegistryServicer(settings=settings, view=view, writer=writer, pepper=pepper, clock=clock)

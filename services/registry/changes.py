@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Set
-from dataclasses import dataclass
-from typing import Generic, TypeVar
+from collections.abc import Set
 
-from google.protobuf.message import Message
 from google.protobuf.timestamp_pb2 import Timestamp
 from weir.registry.v1 import registry_pb2 as pb
 
 from libs import apikeys
+from libs.changes import Change, M, nothing, put
 from libs.deadlines import to_seconds
 from libs.errors import Reason, WeirError
 from libs.registry import RegistrySnapshot
@@ -19,23 +17,8 @@ from services.registry import convert
 from services.registry.policy import models, plans, safety, tenants
 from services.registry.policy.faults import Fault
 
-M = TypeVar("M", bound=Message)
 WHATEVER = -1
 """The `revision` of a write that does not care what it replaces."""
-
-
-@dataclass(frozen=True, slots=True)
-class Change(Generic[M]):
-    """What to write."""
-
-    message: M
-    """The resource as it shall be, `revision` cleared."""
-    resource: str
-    """Its name for the audit log, "limits/acme/*"."""
-    current: int | None
-    """The resource's present revision (0: none); None when the snapshot does not know it."""
-    unchanged: bool = False
-    """It is so already: nothing is written, `message` is the resource as stored."""
 
 
 def create_model_version(snapshot: RegistrySnapshot, wanted: pb.ModelVersion, now: float) -> Change[pb.ModelVersion]:
@@ -46,11 +29,10 @@ def create_model_version(snapshot: RegistrySnapshot, wanted: pb.ModelVersion, no
     _require(models.check_model(convert.model_spec(wanted), policies=snapshot.safety_policies))
     made = _copy(wanted)
     made.digest = convert.model_digest(wanted)
-    resource = f"models/{wanted.name}@{wanted.version}"
     stored = snapshot.model_versions.get(f"{wanted.name}@{wanted.version}")
     if stored is None:
         made.created_at.CopyFrom(_timestamp(now))
-        return Change(made, resource, None)
+        return Change(made, (put(made),))
     if stored.digest != made.digest:
         raise WeirError(
             Reason.ALREADY_EXISTS,
@@ -59,9 +41,9 @@ def create_model_version(snapshot: RegistrySnapshot, wanted: pb.ModelVersion, no
             limit="model_version.version",
         )
     if stored.source == wanted.source:
-        return Change(stored, resource, None, unchanged=True)
+        return nothing(stored)
     made.created_at.CopyFrom(stored.created_at)
-    return Change(made, resource, None)
+    return Change(made, (put(made),))
 
 
 def set_alias(snapshot: RegistrySnapshot, wanted: pb.Alias) -> Change[pb.Alias]:
@@ -137,9 +119,10 @@ def set_safety_policy(snapshot: RegistrySnapshot, wanted: pb.SafetyPolicy) -> Ch
     same = _copy(wanted)
     same.version = stored.version if stored else 1
     change = _replace(f"safety/{wanted.id}", same, stored)
-    if stored is not None and not change.unchanged:
-        change.message.version = stored.version + 1
-    return change
+    if stored is None or not change.writes:
+        return change
+    change.message.version = stored.version + 1
+    return Change(change.message, (put(change.message),))
 
 
 def create_key(
@@ -150,18 +133,17 @@ def create_key(
     :raises WeirError: INVALID_REQUEST.
     """
     _require(tenants.check_key(convert.key_spec(request), tenants=snapshot.tenants, scopes=apikeys.SCOPES))
-    resource = f"keys/{made.id}"
     stored = snapshot.keys.get(made.id)
     if stored is not None:
         if stored.hash == hashed:
             # An attempt whose outcome was unclear had succeeded.
-            return Change(stored, resource, None, unchanged=True)
+            return nothing(stored)
         raise WeirError(Reason.CONFLICT, "the key's id is taken; try again", retry_after=0.0)
     key = pb.ApiKey(id=made.id, tenant=request.tenant, hash=hashed, scopes=request.scopes, note=request.note)
     key.created_at.CopyFrom(_timestamp(now))
     if request.HasField("ttl"):
         key.expires_at.CopyFrom(_timestamp(now + to_seconds(request.ttl)))
-    return Change(key, resource, 0)
+    return Change(key, (put(key),))
 
 
 def revoke_key(snapshot: RegistrySnapshot, key_id: str, now: float) -> Change[pb.ApiKey]:
@@ -173,10 +155,10 @@ def revoke_key(snapshot: RegistrySnapshot, key_id: str, now: float) -> Change[pb
     if stored is None:
         raise WeirError(Reason.NOT_FOUND, "no key with this id", limit="key_id")
     if stored.HasField("revoked_at"):
-        return Change(stored, f"keys/{key_id}", None, unchanged=True)
+        return nothing(stored)
     revoked = _copy(stored)
     revoked.revoked_at.CopyFrom(_timestamp(now))
-    return Change(revoked, f"keys/{key_id}", None)
+    return Change(revoked, (put(revoked),))
 
 
 def pattern_fault(pattern: str) -> str:
@@ -204,9 +186,9 @@ def _replace(resource: str, wanted: M, stored: M | None) -> Change[M]:
     made = _copy(wanted)
     made.revision = current  # type: ignore[attr-defined]
     if stored is not None and made == stored:
-        return Change(stored, resource, current, unchanged=True)
+        return nothing(stored)
     made.ClearField("revision")
-    return Change(made, resource, current)
+    return Change(made, (put(made),))
 
 
 def _copy(message: M) -> M:
@@ -224,7 +206,3 @@ def _timestamp(seconds: float) -> Timestamp:
 def _require(fault: Fault | None) -> None:
     if fault is not None:
         raise WeirError(Reason.INVALID_REQUEST, fault.message, limit=fault.field)
-
-
-Plan = Callable[[RegistrySnapshot], Change[M]]
-"""A call bound to its request; evaluated against the snapshot that the write is fenced to."""

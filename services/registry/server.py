@@ -13,16 +13,15 @@ from weir.registry.v1 import registry_pb2 as pb
 from weir.registry.v1 import registry_pb2_grpc
 
 from libs import apikeys
+from libs.changes import Committed, M, Plan, Writer
 from libs.clock import Clock
 from libs.errors import Reason, WeirError
 from libs.registry import RegistryView
 from libs.rpc import get_metadata, peer_service, peer_spiffe
 from libs.telemetry import get_logger
 from services.registry import changes, convert, metrics
-from services.registry.changes import M, Plan
 from services.registry.config import Settings
 from services.registry.policy.access import Caller, Refused, authorize, parse_scopes
-from services.registry.writer import Committed, Writer
 
 log = get_logger(__name__)
 SERVICE = "weir.registry.v1.RegistryService"

@@ -12,12 +12,12 @@ import pytest
 from weir.audit.v1 import audit_pb2
 from weir.registry.v1 import registry_pb2 as pb
 
+from libs.changes import Writer
 from libs.clock import ManualClock
 from libs.errors import Reason, WeirError
 from libs.registry import Compare, MemoryStore, Put, RegistryView, TxnResult, keys
 from services.registry import changes
 from services.registry.outbox import AuditOutbox
-from services.registry.writer import Writer
 
 
 class FaultyStore(MemoryStore):
@@ -70,10 +70,11 @@ class Bench:
         self.writer = Writer(
             store=store,
             view=self.view,
-            outbox=self.outbox,
             source="registry/r0",
             clock=ManualClock(),
             new_id=lambda: f"change-{next(ids)}",
+            room=self.outbox.require_room,
+            written=self.outbox.notify,
         )
 
     async def set_tenant(self, tenant: str, revision: int = -1) -> int:

@@ -1,0 +1,224 @@
+"""Several resources at once, guards, dry runs, and what is recorded of a change."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import itertools
+import json
+from collections.abc import AsyncIterator, Sequence
+
+import pytest
+from google.protobuf import json_format
+from weir.audit.v1 import audit_pb2
+from weir.registry.v1 import registry_pb2 as pb
+
+from libs.changes import MAX_WRITES, Change, Committed, Plan, Write, Writer, delete, nothing, put, recorded
+from libs.clock import ManualClock
+from libs.errors import Reason, WeirError
+from libs.registry import Compare, MemoryStore, Put, RegistrySnapshot, RegistryView, TxnResult, keys
+
+LEADER = keys.LEADERS + "rollout"
+
+
+class LossyStore(MemoryStore):
+    """Carries a transaction out, lets somebody else change something, and then loses the answer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.lose = 0
+
+    async def txn(
+        self, *, compares: Sequence[Compare] = (), puts: Sequence[Put] = (), deletes: Sequence[str] = ()
+    ) -> TxnResult:
+        result = await super().txn(compares=compares, puts=puts, deletes=deletes)
+        if self.lose and compares:
+            self.lose -= 1
+            await super().txn(puts=[Put(keys.FENCE, b"somebody else's")])
+            raise WeirError(Reason.DEPENDENCY_UNAVAILABLE, "lost")
+        return result
+
+
+class Bench:
+    def __init__(self) -> None:
+        self.store = LossyStore()
+        self.view = RegistryView(self.store)
+        self.told = 0
+        self.full = False
+        ids = itertools.count()
+        self.writer = Writer(
+            store=self.store,
+            view=self.view,
+            source="registry/r0",
+            clock=ManualClock(),
+            new_id=lambda: f"change-{next(ids)}",
+            room=self._room,
+            written=self._written,
+        )
+
+    def _room(self) -> None:
+        if self.full:
+            raise WeirError(Reason.DEPENDENCY_UNAVAILABLE, "full")
+
+    def _written(self) -> None:
+        self.told += 1
+
+    async def commit(
+        self, *writes: Write, dry_run: bool = False, guards: Sequence[Compare] = ()
+    ) -> Committed[pb.Tenant]:
+        return await self.commit_plan(lambda _: Change(pb.Tenant(id="acme"), writes), dry_run=dry_run, guards=guards)
+
+    async def commit_plan(
+        self, plan: Plan[pb.Tenant], *, dry_run: bool = False, guards: Sequence[Compare] = ()
+    ) -> Committed[pb.Tenant]:
+        return await self.writer.commit(
+            actor="me", action="test.Change", reason="because", plan=plan, dry_run=dry_run, guards=guards
+        )
+
+    async def history(self) -> list[pb.HistoryEntry]:
+        listing = await self.store.get_prefix(keys.HISTORY)
+        return [json_format.Parse(kv.value, pb.HistoryEntry(revision=kv.mod_revision)) for kv in listing.kvs]
+
+    async def records(self) -> list[audit_pb2.Record]:
+        listing = await self.store.get_prefix(keys.AUDIT_OUTBOX)
+        return [audit_pb2.Record.FromString(kv.value) for kv in listing.kvs]
+
+
+@pytest.fixture
+async def bench() -> AsyncIterator[Bench]:
+    made = Bench()
+    task = asyncio.create_task(made.view.run())
+    async with asyncio.timeout(10):
+        await made.view.wait_ready()
+        yield made
+    task.cancel()
+    with contextlib.suppress(asyncio.CancelledError):
+        await task
+
+
+def tenant(name: str, display: str = "") -> pb.Tenant:
+    return pb.Tenant(id=name, plan=pb.PLAN_PAID, display_name=display)
+
+
+async def test_several_resources_are_one_revision(bench: Bench) -> None:
+    pin = pb.Pin(model_version="a@1", reason="kept")
+    first = await bench.commit(put(tenant("acme")), put(pin))
+    assert first.message.revision == first.revision
+    snapshot = bench.view.snapshot
+    assert snapshot.tenants["acme"].revision == snapshot.pins["a@1"].revision == first.revision
+    second = await bench.commit(put(tenant("acme", "Acme")), delete(pin))
+    assert not bench.view.snapshot.pins
+    assert [change.resource for change in second.changes] == ["tenants/acme", "pins/a@1"]
+    assert bench.told == 2
+
+
+async def test_history_and_audit_tell_who_why_and_what(bench: Bench) -> None:
+    pin = pb.Pin(model_version="a@1", reason="kept")
+    made = await bench.commit(put(tenant("acme")), put(pin))
+    gone = await bench.commit(delete(pin))
+    first, second = await bench.history()
+    assert (first.revision, first.actor, first.action, first.reason) == (made.revision, "me", "test.Change", "because")
+    assert first.HasField("at")
+    stored = await bench.store.get(keys.tenant_key("acme"))
+    assert stored is not None
+    assert first.changes[0] == pb.ResourceChange(resource="tenants/acme", before="", after=stored.value.decode())
+    assert second.revision == gone.revision
+    assert second.changes[0] == pb.ResourceChange(resource="pins/a@1", before=first.changes[1].after, after="")
+    one, two = sorted(await bench.records(), key=lambda record: record.id)
+    assert (one.id, one.admin.resource, one.admin.reason) == (first.id, "tenants/acme, pins/a@1", "because")
+    assert (two.id, two.source, two.admin.resource) == (second.id, "registry/r0", "pins/a@1")
+
+
+async def test_records_of_many_resources_stay_short(bench: Bench) -> None:
+    await bench.commit(*(put(tenant(f"t{number}")) for number in range(9)))
+    assert [record.admin.resource for record in await bench.records()] == ["tenants/t0 and 8 more"]
+
+
+async def test_a_dry_run_plans_and_writes_nothing(bench: Bench) -> None:
+    before, bench.full = bench.store.revision, True
+    planned = await bench.commit(put(tenant("acme")), dry_run=True)
+    assert not planned.unchanged
+    assert planned.message.revision == 0
+    assert [change.resource for change in planned.changes] == ["tenants/acme"]
+    assert (bench.store.revision, bench.told) == (before, 0)
+
+    def refuse(snapshot: RegistrySnapshot) -> Change[pb.Tenant]:
+        raise WeirError(Reason.INVALID_REQUEST, "no")
+
+    with pytest.raises(WeirError, match="no"):
+        await bench.commit_plan(refuse, dry_run=True)
+
+
+async def test_what_changes_nothing_leaves_no_trace(bench: Bench) -> None:
+    before = bench.store.revision
+    done = await bench.commit_plan(lambda _: nothing(tenant("acme")))
+    assert done.unchanged
+    assert (bench.store.revision, await bench.history()) == (before, [])
+
+
+async def test_a_guard_that_does_not_hold_ends_it(bench: Bench) -> None:
+    led = await bench.store.txn(puts=[Put(LEADER, b"rollout-0")])
+    await bench.commit(put(tenant("acme")), guards=[Compare(LEADER, led.revision)])
+    await bench.store.txn(puts=[Put(LEADER, b"rollout-1")])
+    asked = 0
+
+    def plan(snapshot: RegistrySnapshot) -> Change[pb.Tenant]:
+        nonlocal asked
+        asked += 1
+        return Change(tenant("late"), (put(tenant("late")),))
+
+    for guard in (Compare(LEADER, led.revision), Compare(keys.LEADERS + "nobody", 5)):
+        with pytest.raises(WeirError) as caught:
+            await bench.commit_plan(plan, guards=[guard])
+        assert (caught.value.reason, caught.value.limit) == (Reason.CONFLICT, "guard")
+    assert asked == 2
+    assert "late" not in bench.view.snapshot.tenants
+
+
+async def test_a_lost_answer_is_found_behind_others_changes(bench: Bench) -> None:
+    bench.store.lose = 1
+    plans = 0
+
+    def plan(snapshot: RegistrySnapshot) -> Change[pb.Tenant]:
+        nonlocal plans
+        plans += 1
+        if "acme" in snapshot.tenants:
+            raise WeirError(Reason.ALREADY_EXISTS, "it would be doubled")
+        return Change(tenant("acme"), (put(tenant("acme")),))
+
+    done = await bench.commit_plan(plan)
+    assert plans == 1
+    assert done.revision == bench.view.snapshot.tenants["acme"].revision == done.message.revision
+    assert len(await bench.history()) == 1
+
+
+async def test_no_room_refuses_before_anything(bench: Bench) -> None:
+    bench.full = True
+    with pytest.raises(WeirError, match="full"):
+        await bench.commit(put(tenant("acme")))
+    assert await bench.history() == []
+
+
+async def test_more_than_a_transaction_takes_is_refused(bench: Bench) -> None:
+    with pytest.raises(WeirError) as caught:
+        await bench.commit(*(put(tenant(f"t{number}")) for number in range(MAX_WRITES + 1)))
+    assert (caught.value.reason, caught.value.limit) == (Reason.INVALID_REQUEST, "writes")
+    assert len((await bench.commit(*(put(tenant(f"t{number}")) for number in range(MAX_WRITES)))).changes) == MAX_WRITES
+
+
+def test_secrets_and_bulk_stay_out_of_the_history() -> None:
+    key = keys.encode(pb.ApiKey(id="k", tenant="acme", hash=b"secret"))
+    assert json.loads(recorded(keys.api_key_key("k"), key)) == {"id": "k", "tenant": "acme"}
+    assert recorded(keys.api_key_key("k"), b"not JSON: secret") == ""
+    version = keys.encode(pb.ModelVersion(name="a", version="1", signature="s" * 900))
+    assert json.loads(recorded(keys.model_key("a", "1"), version)) == {"name": "a", "version": "1"}
+    budget = keys.encode(pb.ErrorBudget(route="generate", tier="*", windows=b"counts"))
+    assert json.loads(recorded(keys.budget_key("generate", "*"), budget)) == {"route": "generate", "tier": "*"}
+    alias = keys.encode(pb.Alias(name="a"))
+    assert recorded(keys.alias_key("a"), alias).encode() == alias
+
+
+def test_a_put_has_no_revision_of_its_own() -> None:
+    write = put(pb.Tenant(id="acme", revision=7))
+    assert write == put(pb.Tenant(id="acme"))
+    assert delete(pb.Tenant(id="acme")) == Write(write.key, None)
