@@ -9,9 +9,11 @@ from weir.registry.v1 import registry_pb2
 
 from libs.errors import Reason, WeirError
 from libs.registry import RegistrySnapshot, plan_name
+from libs.rollouts import BASELINE, phase_of
 from libs.routing import ListedModel, Route, RouteRequest, RoutingTable
 from libs.telemetry import get_logger
 from services.gateway.declared import objectives_for, objectives_of, plan_of
+from services.gateway.policy.finals import ArmKey
 from services.gateway.policy.objectives import Objectives
 from services.gateway.policy.plans import CpuFallback, Plan
 from services.gateway.policy.spec import ModelLimits
@@ -20,6 +22,8 @@ from services.gateway.text import TextModel, TextModelError
 log = get_logger(__name__)
 _UNKNOWN = registry_pb2.Tenant(plan=registry_pb2.PLAN_FREE)
 _NO_POLICY = Plan()
+_CANARY = registry_pb2.ROLLOUT_PHASE_CANARY
+_EXPOSED = (_CANARY, registry_pb2.ROLLOUT_PHASE_EXPERIMENT)
 
 
 class Catalog:
@@ -83,6 +87,22 @@ class Catalog:
         :raises WeirError: MODEL_NOT_FOUND.
         """
         return self._table.resolve(RouteRequest(tenant, model, sticky_key, self._zone))
+
+    def arm_key(self, alias: str, route: Route) -> ArmKey | None:
+        """Where a request counts that got this route under this name; None outside rollouts.
+
+        The router may have seen a newer or an older phase of the rollout than this snapshot: what the route itself
+        shows goes before.
+        """
+        if not route.rollout_id:
+            return None
+        known = self.snapshot.rollouts.get(alias)
+        phase = phase_of(known) if known is not None and known.id == route.rollout_id else _CANARY
+        if route.mirror is not None:
+            phase = registry_pb2.ROLLOUT_PHASE_SHADOW
+        elif route.arm != BASELINE and phase not in _EXPOSED:
+            phase = _CANARY
+        return ArmKey(alias, route.rollout_id, int(phase), route.step, route.arm)
 
     def version(self, model_version: str) -> registry_pb2.ModelVersion:
         """A registered version.

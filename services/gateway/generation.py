@@ -21,9 +21,10 @@ from services.gateway.egress import Egress
 from services.gateway.mailbox import Mailbox
 from services.gateway.policy.answers import Answer
 from services.gateway.policy.events import Finish, Logprob, Usage, worst
+from services.gateway.policy.finals import FinalAnswer, FinalChoice
 from services.gateway.policy.spec import BoundParameters
 from services.gateway.policy.stop import StopScanner
-from services.gateway.ports import SafetyPort
+from services.gateway.ports import OutputFilter
 from services.gateway.text import TextModel
 
 _FINISH = {
@@ -78,10 +79,11 @@ class Choice:
         "handle",
         "index",
         "message",
+        "scores",
         "tokens",
     )
 
-    def __init__(self, generation: Generation, index: int, safety: SafetyPort) -> None:
+    def __init__(self, generation: Generation, index: int, safety: OutputFilter) -> None:
         self._generation = generation
         self._safety = safety
         self._detokenizer = generation.text.detokenizer()
@@ -95,6 +97,7 @@ class Choice:
         self.index = index
         self.handle = 0
         self.tokens = array("I")  # delivered so far: what a migration replays
+        self.scores = array("d") if generation.observed else None  # their log-probabilities, which nobody is shown
         self.completion_tokens = 0
         self.ending: Finish | None = None  # decided; the last text is still in the filter
         self.finish: Finish | None = None  # told to the face
@@ -113,7 +116,7 @@ class Choice:
         if logprobs is None:
             text = self._stop.feed(self._detokenizer.feed(ids))
         else:
-            text = self._feed_with_logprobs(ids, logprobs.tokens)
+            text = self._take_logprobs(ids, logprobs.tokens)
         if self._stop.stopped:
             self._generation.cancel_on_worker(self)
             self._end(Finish.STOP, text)
@@ -183,6 +186,23 @@ class Choice:
         self._fed += len(text)
         self._safety.feed(self._filter, text, last=True)
 
+    def final(self) -> FinalChoice:
+        """What it was, once it is over."""
+        scores = self.scores
+        known = scores is not None and len(scores) == len(self.tokens)
+        return FinalChoice(
+            tokens=tuple(self.tokens),
+            logprobs=tuple(scores) if known and scores is not None else (),
+            finish=self.finish or Finish.ERROR,
+        )
+
+    def _take_logprobs(self, ids: Sequence[int], logprobs: Sequence[worker_pb2.TokenLogprob]) -> str:
+        if self.scores is not None:
+            self.scores.extend([entry.logprob for entry in logprobs])
+            if self._generation.parameters.logprobs is None:
+                return self._stop.feed(self._detokenizer.feed(ids))
+        return self._feed_with_logprobs(ids, logprobs)
+
     def _feed_with_logprobs(self, ids: Sequence[int], logprobs: Sequence[worker_pb2.TokenLogprob]) -> str:
         """The text of these tokens, one by one, so that each log-probability is kept until its own text is decided;
         those of a stop string never are."""
@@ -233,15 +253,18 @@ class Generation(Mailbox):
         parameters: BoundParameters,
         text: TextModel,
         prompt_tokens: int,
-        safety: SafetyPort,
+        safety: OutputFilter,
         clock: Clock,
         arrived: float,
         egress: Egress,
         keep_text: bool,
         on_worker: WorkerEvents,
         on_end: Callable[[], None],
+        observed: bool = False,
+        on_text: Callable[[], None] | None = None,
     ) -> None:
-        """`keep_text`: the whole answer is wanted once it is complete; see `answer`."""
+        """`keep_text`: the whole answer is wanted once it is complete; see `answer`. `observed`: the log-probabilities
+        of its tokens are wanted; see `final`. `on_text` is called once, before the first text is handed on."""
         super().__init__(request_id=request_id, choices=parameters.n, clock=clock, arrived=arrived, egress=egress)
         self.tenant = tenant
         self.policy = policy
@@ -251,7 +274,9 @@ class Generation(Mailbox):
         self.submitted = 0.0
         self.leg = Leg(0)
         self._on_worker = on_worker
+        self.observed = observed
         self._on_end = on_end
+        self._on_text = on_text
         self._first = 0.0
         self._kept: list[list[str]] | None = [[] for _ in range(parameters.n)] if keep_text else None
         self.choices = [Choice(self, index, safety) for index in range(parameters.n)]
@@ -314,6 +339,8 @@ class Generation(Mailbox):
         """Released output of a choice, its last when it has a finish."""
         if text and not self.breakdown.time_to_first_token:
             self.breakdown.time_to_first_token = self._clock.monotonic() - self.arrived
+            if self._on_text is not None:
+                self._on_text()
         if text and self._kept is not None:
             self._kept[choice.index].append(text)
         self._put(choice.index, text, logprobs, choice.finish)
@@ -333,6 +360,18 @@ class Generation(Mailbox):
             prompt_tokens=self.usage.prompt_tokens,
             completion_tokens=self.usage.completion_tokens,
             simulated=simulated,
+        )
+
+    def final(self, *, model_version: str, moved: bool) -> FinalAnswer:
+        """What it was, once it has ended."""
+        if self.end is None:
+            raise RuntimeError("it has not ended")
+        return FinalAnswer(
+            model_version=model_version,
+            choices=tuple(choice.final() for choice in self.choices),
+            end=self.end,
+            first_after=self.first_after,
+            moved=moved,
         )
 
     def discard(self) -> None:

@@ -16,6 +16,7 @@ from typing import Any
 
 from libs.clock import Clock
 from libs.errors import Reason, WeirError
+from libs.telemetry import get_logger
 from libs.telemetry.tracing import SERVER, span
 from services.gateway import metrics
 from services.gateway.catalog import Catalog
@@ -29,16 +30,28 @@ from services.gateway.mailbox import Mailbox, Replay
 from services.gateway.opening import Opening
 from services.gateway.policy.answers import Answer, AnswerCache
 from services.gateway.policy.events import Finish
+from services.gateway.policy.finals import FinalAnswer
 from services.gateway.policy.parameters import check_parameters
 from services.gateway.policy.plans import LADDER_FLAGS
 from services.gateway.policy.pressure import Pressures
 from services.gateway.policy.spec import Identity, Spec
 from services.gateway.policy.turnover import Turnover, jittered
-from services.gateway.ports import AdmissionPort, AuditPort, QuotaPort, RouterPort, SafetyPort, WorkerPort
+from services.gateway.ports import (
+    AdmissionPort,
+    AuditPort,
+    Mirrored,
+    MirrorPort,
+    QuotaPort,
+    RouterPort,
+    SafetyPort,
+    WorkerPort,
+)
 from services.gateway.refusals import with_limits
-from services.gateway.request import Candidate, Request, accepted_of, deadline_of, with_seed
+from services.gateway.request import Candidate, Request, accepted_of, deadline_of, with_seed, with_texts
+from services.gateway.runs import Runs
 from services.gateway.text import TextModel
 
+log = get_logger(__name__)
 _ALTERED = LADDER_FLAGS | {"safety_skipped"}
 """Flags of answers that are not what the request would get at another time."""
 
@@ -59,8 +72,9 @@ class Pipeline:
         audit: AuditPort,
         clock: Clock,
         chance: Callable[[], float],
+        mirror: Callable[[Runs], MirrorPort] | None = None,
     ) -> None:
-        """`chance` gives numbers in [0, 1): for jitter."""
+        """`chance` gives numbers in [0, 1): for jitter. `mirror` makes what answers mirrored requests."""
         self._settings = settings
         self._catalog = catalog
         self._admission = admission
@@ -97,6 +111,15 @@ class Pipeline:
             clock=clock,
             chance=chance,
         )
+        self.runs = Runs(
+            catalog=catalog,
+            opening=self._opening,
+            admission=admission,
+            dispatch=self._dispatch,
+            closing=self._closing,
+            clock=clock,
+        )
+        self._mirror = mirror(self.runs) if mirror is not None else None
         self.egress = Egress(
             stall=settings.reader_stall_seconds, most_stream=settings.max_unread_stream, most=settings.max_unread
         )
@@ -254,6 +277,7 @@ class Pipeline:
     def _start(self, request: Request, candidate: Candidate) -> Generation:
         if request.granted is not None and granted_locally(request.granted):
             request.degraded.append("admission_local")
+        mirrored = self._mirror is not None and candidate.route.mirror is not None
         generation = Generation(
             request_id=request.id,
             tenant=request.identity.tenant,
@@ -268,12 +292,46 @@ class Pipeline:
             keep_text=bool(request.answer_key) and _ALTERED.isdisjoint(request.degraded),
             on_worker=self._dispatch.running(request),
             on_end=lambda: self._on_end(request),
+            observed=mirrored,
+            on_text=(lambda: self._mirror_soon(request)) if mirrored else None,
         )
         generation.degraded = request.degraded
         request.generation = request.mailbox = generation
         self._active[generation] = request
         self._dispatch.submit(request, generation, generation.choices)
         return generation
+
+    def _mirror_soon(self, request: Request) -> None:
+        """The first text is about to be handed on: once the face has had its turn, have the request answered a second
+        time."""
+        loop = asyncio.get_running_loop()
+        request.final = loop.create_future()
+        loop.call_soon(self._mirror_now, request, request.final)
+
+    def _mirror_now(self, request: Request, final: asyncio.Future[FinalAnswer]) -> None:
+        mirror, candidate, generation = self._mirror, request.candidate, request.generation
+        if mirror is None or candidate is None or generation is None:
+            raise RuntimeError("mirrored before it ran")
+        arm = self._catalog.arm_key(candidate.model, candidate.route)
+        if arm is None or candidate.route.mirror is None:
+            return
+        spec = with_texts(request.spec, request.texts)
+        try:
+            mirror.mirror(
+                Mirrored(
+                    request_id=request.id,
+                    spec=spec,
+                    identity=request.identity,
+                    prompt=candidate.prompt,
+                    parameters=generation.parameters,
+                    route=candidate.route,
+                    arm=arm,
+                    traceparent=request.span.traceparent,
+                    answer=final,
+                )
+            )
+        except Exception as error:  # nothing of a copy may reach the user's request; the text may quote a prompt
+            log.error("not_mirrored", request_id=request.id, error=type(error).__name__)
 
     def _replay(self, request: Request, answer: Answer) -> Replay:
         """An answer without a worker: it is over when it begins."""
@@ -299,6 +357,8 @@ class Pipeline:
         if generation is not None:
             self._active.pop(generation, None)
             self._remember(request, generation)
+            if request.final is not None and not request.final.done():
+                request.final.set_result(generation.final(model_version=request.model_version, moved=False))
         self._left(request)
         self._closing.ended(request)
 

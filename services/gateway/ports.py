@@ -18,6 +18,8 @@ from weir.worker.v1 import worker_pb2
 from libs.deadlines import Deadline
 from libs.routing import Route
 from services.gateway.policy.events import Finish
+from services.gateway.policy.finals import ArmKey, FinalAnswer
+from services.gateway.policy.spec import BoundParameters, Identity, Spec
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,16 +154,8 @@ class FilteredChoice(Protocol):
         """The filter is away and the tenant's policy is fail closed."""
 
 
-class SafetyPort(Protocol):
-    """Input check and output filter. Fallback by the tenant's policy: refuse, or serve and flag."""
-
-    def start_check(
-        self, *, tenant: str, policy: str, texts: Sequence[str], request_id: str, deadline: Deadline, traceparent: str
-    ) -> Future[InputCheck]:
-        """Check an input.
-
-        :raises WeirError: CONTENT_FILTER, or DEPENDENCY_UNAVAILABLE under fail closed (through the future).
-        """
+class OutputFilter(Protocol):
+    """What a generation's text goes through before anybody sees it."""
 
     def open(self, choice: FilteredChoice, *, tenant: str, policy: str, request_id: str) -> int:
         """Open an output filter; returns its number."""
@@ -174,6 +168,18 @@ class SafetyPort(Protocol):
 
     def close(self, number: int) -> None:
         """Forget a filter."""
+
+
+class SafetyPort(OutputFilter, Protocol):
+    """Input check and output filter. Fallback by the tenant's policy: refuse, or serve and flag."""
+
+    def start_check(
+        self, *, tenant: str, policy: str, texts: Sequence[str], request_id: str, deadline: Deadline, traceparent: str
+    ) -> Future[InputCheck]:
+        """Check an input.
+
+        :raises WeirError: CONTENT_FILTER, or DEPENDENCY_UNAVAILABLE under fail closed (through the future).
+        """
 
 
 class RunningSequence(Protocol):
@@ -220,3 +226,42 @@ class AuditPort(Protocol):
 
     def write(self, record: audit_pb2.Record, *, traceparent: str = "") -> None:
         """Append, at least once; `traceparent` puts it into the request's trace."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Mirrored:
+    """A user's request that is to be answered a second time, and the handle on the user's own answer."""
+
+    request_id: str
+    """The user's request; the copy needs an id of its own."""
+    spec: Spec
+    """As checked, with redacted texts in place of the user's where safety redacted any: for another tokenizer or
+    chat template. Tokenise it with `Runs.encode`."""
+    identity: Identity
+    """Who asked. Nothing of the copy may count against them."""
+    prompt: Sequence[int]
+    """The prompt's tokens, as the user's version saw them."""
+    parameters: BoundParameters
+    """With every default of the user's version and the seed with which the user's answer is being drawn."""
+    route: Route
+    """The user's; `route.mirror` is set and says where the copy goes."""
+    arm: ArmKey
+    """Where the user's request counts. The copy counts under the same alias, rollout, phase and step, with
+    `route.mirror.arm` and `mirrored`."""
+    traceparent: str
+    """For the copy's span, in the user's trace."""
+    answer: Future[FinalAnswer]
+    """Done when the user's answer is over, whatever way: look at `end.finish`. Its log-probabilities are asked of the
+    worker for every mirrored request. It never fails; cancelling it hurts nobody."""
+
+
+class MirrorPort(Protocol):
+    """Answers requests a second time, where no user sees it. There is no fallback: a copy that cannot run does not."""
+
+    def mirror(self, request: Mirrored) -> None:
+        """Called on the event loop, once per request whose route has a mirror, in the turn after the user's first text
+        was handed to its face; not for requests that end without any text, nor for replayed answers.
+
+        Must return at once and start what takes time in tasks of its own. What it raises is logged and goes no
+        further. The context has no deadline and no cancellation of the user's: the copy needs its own deadline.
+        """

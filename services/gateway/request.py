@@ -19,6 +19,7 @@ from libs.telemetry.tracing import Span
 from services.gateway.generation import Choice, Generation
 from services.gateway.mailbox import Mailbox
 from services.gateway.policy.events import Accepted
+from services.gateway.policy.finals import FinalAnswer
 from services.gateway.policy.plans import Plan
 from services.gateway.policy.prefix import BLOCK, prefix_hashes
 from services.gateway.policy.spec import BoundParameters, ChatMessage, Identity, Spec
@@ -59,6 +60,7 @@ class Request:
         "deadline",
         "degraded",
         "faults",
+        "final",
         "generation",
         "granted",
         "id",
@@ -111,6 +113,7 @@ class Request:
         self.generation: Generation | None = None  # runs on a worker
         self.mailbox: Mailbox | None = None  # what its face reads: that generation, or a replayed answer
         self.moving: asyncio.Task[None] | None = None  # looks for another worker
+        self.final: asyncio.Future[FinalAnswer] | None = None  # awaited by whoever answers it a second time
 
     @property
     def admission_id(self) -> str:
@@ -223,6 +226,7 @@ _PRIORITIES: dict[int, int] = {
     admission_pb2.QUEUE_CLASS_FREE: 1,
     admission_pb2.QUEUE_CLASS_OVER_QUOTA: 5,
     admission_pb2.QUEUE_CLASS_BATCH: 10,
+    admission_pb2.QUEUE_CLASS_SHADOW: 20,
 }
 """By class. Engines serve smaller numbers first, and preempt larger ones for them."""
 
@@ -303,6 +307,8 @@ def _sampling(bound: BoundParameters, choice: Choice) -> worker_pb2.Sampling:
         sampling.seed = (bound.seed + choice.index) % 2**64
     if bound.logprobs is not None:
         sampling.logprobs = bound.logprobs
+    elif choice.scores is not None:
+        sampling.logprobs = 0  # the chosen tokens' own, which the caller is not shown
     if bound.structure is not None:
         setattr(sampling.structure, bound.structure.kind, bound.structure.text)
     return sampling
