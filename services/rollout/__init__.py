@@ -1,0 +1,1 @@
+"""Watches rollouts and decides about them."""
