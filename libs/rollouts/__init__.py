@@ -7,17 +7,21 @@ the rollout, or must not follow it, serves the alias.
 
 from libs.rollouts.exposure import BASELINE, SHADOW_TENANT, Arm, arms_of, exposed, in_force, is_live, phase_of
 from libs.rollouts.needs import desired_versions, needed_versions, warm_until
+from libs.rollouts.traffic import StickyBy, mirrored_share, sticky_by
 
 __all__ = [
     "BASELINE",
     "SHADOW_TENANT",
     "Arm",
+    "StickyBy",
     "arms_of",
     "desired_versions",
     "exposed",
     "in_force",
     "is_live",
+    "mirrored_share",
     "needed_versions",
     "phase_of",
+    "sticky_by",
     "warm_until",
 ]

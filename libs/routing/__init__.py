@@ -1,21 +1,39 @@
 """Which version, pool and zones a request goes to: pure functions of a registry snapshot.
 
 The router service decides with them; the gateway uses the very same ones on its last snapshot while the router is
-away, so both give the same answer for the same snapshot.
+away, so both give the same answer for the same snapshot. The edge places callers with them for Envoy. See README.md.
 """
 
-from libs.routing.assignment import Target, assign, bucket_of
-from libs.routing.table import WORKER_SERVICE, ListedModel, Route, RouteRequest, RoutingTable, list_models, resolve
+from libs.routing.assignment import Layout, Target, assign, bucket_of, lay_out
+from libs.routing.split import BUCKETS, Placement, Split, choose_tenants, place
+from libs.routing.table import (
+    WORKER_SERVICE,
+    ListedModel,
+    Mirror,
+    Route,
+    RouteRequest,
+    RoutingTable,
+    list_models,
+    resolve,
+)
 
 __all__ = [
+    "BUCKETS",
     "WORKER_SERVICE",
+    "Layout",
     "ListedModel",
+    "Mirror",
+    "Placement",
     "Route",
     "RouteRequest",
     "RoutingTable",
+    "Split",
     "Target",
     "assign",
     "bucket_of",
+    "choose_tenants",
+    "lay_out",
     "list_models",
+    "place",
     "resolve",
 ]

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from libs.errors import Reason, WeirError
 from libs.registry import RegistrySnapshot
-from libs.routing.assignment import Target, assign
+from libs.routing.assignment import Layout, Target, bucket_of, lay_out
+from libs.routing.split import BUCKETS, Placement, Split, place, split_of
 
 WORKER_SERVICE = "worker"
 """The service name under which workers register their endpoints."""
@@ -18,12 +19,29 @@ Arrange = Callable[[str, tuple[str, ...]], tuple[str, ...]]
 
 @dataclass(frozen=True, slots=True)
 class RouteRequest:
-    """What is asked: `model` is an alias or a pinned "name@version"; an empty `sticky_key` falls back to the tenant."""
+    """What is asked: `model` is an alias or a pinned "name@version". An explicit `sticky_key` counts as the session."""
 
     tenant: str
     model: str
     sticky_key: str = ""
     zone: str = ""
+    user: str = ""
+    """The tenant's user, as the caller names them."""
+    session: str = ""
+    """The session, likewise."""
+    request_id: str = ""
+    """Decides whether the request is mirrored; without one it is not."""
+
+
+@dataclass(frozen=True, slots=True)
+class Mirror:
+    """Where the mirrored copy of a request goes. `zones` as in `Route`, but breakers are not asked."""
+
+    model_version: str
+    arm: str
+    pool: str
+    tier: str
+    zones: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,10 +51,17 @@ class Route:
 
     model_version: str
     arm: str
+    """In a rollout "baseline" or the arm's name; else what the alias calls its target, mostly ""."""
     pool: str
     tier: str
     zones: tuple[str, ...]
     revision: int
+    rollout_id: str = ""
+    """The rollout that the caller takes part in; empty outside rollouts and outside of their blast radius."""
+    step: int = 0
+    """The rollout's step."""
+    mirror: Mirror | None = None
+    """Answer the request a second time, for comparison."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,27 +80,28 @@ class RoutingTable:
     """What resolution needs of a snapshot, gathered once per snapshot so that a request costs a few look-ups."""
 
     snapshot: RegistrySnapshot
-    targets: Mapping[str, tuple[Target, ...]]
-    """By alias."""
+    layouts: Mapping[str, Layout | None]
+    """Alias → its own targets, without rollouts; None: no target has weight."""
+    splits: Mapping[str, Split]
+    """Alias → its rollout, where one is in force."""
     zones: Mapping[str, tuple[str, ...]]
     """Version → zones with live workers that have it ready, sorted."""
+    tenants: frozenset[str] = field(default=frozenset(), repr=False)
+    """Ids of registered tenants."""
 
     @classmethod
-    def of(cls, snapshot: RegistrySnapshot) -> RoutingTable:
-        """Gathers the table; O(aliases + endpoints)."""
-        zones: dict[str, set[str]] = {}
-        for (service, _), endpoint in snapshot.endpoints.items():
-            if service == WORKER_SERVICE:
-                for version in endpoint.model_versions:
-                    zones.setdefault(version, set()).add(endpoint.zone)
-        return cls(
-            snapshot=snapshot,
-            targets={
-                name: tuple(Target(target.model_version, target.weight, target.arm) for target in alias.targets)
-                for name, alias in snapshot.aliases.items()
-            },
-            zones={version: tuple(sorted(found)) for version, found in zones.items()},
-        )
+    def of(cls, snapshot: RegistrySnapshot, before: RoutingTable | None = None) -> RoutingTable:
+        """Gathers the table: O(aliases + endpoints + tenants), with `before` O(what changed since that snapshot).
+
+        :param before: any earlier table; what rests on unchanged collections is taken from it.
+        """
+        if before is None:
+            before = cls(RegistrySnapshot(), {}, {}, {})
+        old = before.snapshot
+        layouts = before.layouts if snapshot.aliases is old.aliases else _layouts(snapshot, before)
+        zones = before.zones if snapshot.endpoints is old.endpoints else _zones(snapshot)
+        tenants = before.tenants if snapshot.tenants is old.tenants else frozenset(snapshot.tenants)
+        return cls(snapshot, layouts, _splits(snapshot, tenants, before), zones, tenants)
 
     def resolve(self, request: RouteRequest, arrange: Arrange | None = None) -> Route:
         """Chooses version, arm, pool, tier and zones.
@@ -85,44 +111,101 @@ class RoutingTable:
         :raises WeirError: MODEL_NOT_FOUND when the name is neither an alias nor a registered version, or when the
             alias points to nothing that is registered.
         """
+        split = self.splits.get(request.model)
+        if split is not None:
+            return self._resolve_in(split, request, arrange)
         target = self._target(request)
         version = self.snapshot.model_versions.get(target.model_version)
         if version is None:
             raise _not_found(request.model)
-        zones = _own_first(self.zones.get(target.model_version, ()), request.zone)
-        if arrange is not None and zones:
-            zones = arrange(target.model_version, zones) or zones
         return Route(
-            model_version=target.model_version,
-            arm=target.arm,
-            pool=version.pool,
-            tier=version.tier,
-            zones=zones,
-            revision=self.snapshot.revision,
+            target.model_version,
+            target.arm,
+            version.pool,
+            version.tier,
+            self._zones_of(target.model_version, request.zone, arrange),
+            self.snapshot.revision,
         )
+
+    def place(self, request: RouteRequest) -> Placement | None:
+        """Where the caller stands under an alias, in basis points; `resolve` sends it to the same version.
+
+        None for pinned versions and for names that are no alias of anything.
+        """
+        split = self.splits.get(request.model)
+        if split is not None:
+            return place(split, request.tenant, request.user, request.sticky_key or request.session)
+        layout = self.layouts.get(request.model)
+        if layout is None:
+            return None
+        bucket = bucket_of(request.model, _plain_key(request), BUCKETS)
+        # Of b buckets in all, n of the 10,000 are in the same place: floor(floor(10000 x) b / 10000) = floor(b x).
+        return Placement(layout.at(bucket * layout.total // BUCKETS), bucket)
 
     def list_models(self, tenant: str) -> tuple[ListedModel, ...]:
         """Everything that the tenant may ask for, by id: aliases first, then pinned versions.
 
-        An alias is listed with the version that the tenant's requests without a sticky key go to. Aliases that
+        An alias is listed with the version that the tenant's requests without user or session go to. Aliases that
         resolve to nothing are left out.
         """
         listed: list[ListedModel] = []
-        for name in sorted(self.targets):
-            target = assign(name, self.targets[name], tenant)
-            if target is not None and target.model_version in self.snapshot.model_versions:
-                listed.append(self._listed(name, target.model_version))
+        for name in sorted(self.layouts):
+            placed = self.place(RouteRequest(tenant, name))
+            if placed is not None and placed.target.model_version in self.snapshot.model_versions:
+                listed.append(self._listed(name, placed.target.model_version))
         listed.extend(self._listed(name, name) for name in sorted(self.snapshot.model_versions))
         return tuple(listed)
 
-    def _target(self, request: RouteRequest) -> Target:
-        if "@" in request.model:
-            return Target(request.model, 100)
-        targets = self.targets.get(request.model)
-        target = assign(request.model, targets, request.sticky_key or request.tenant) if targets else None
-        if target is None:
+    def _resolve_in(self, split: Split, request: RouteRequest, arrange: Arrange | None) -> Route:
+        placed = place(split, request.tenant, request.user, request.sticky_key or request.session)
+        target = placed.target
+        versions = self.snapshot.model_versions
+        version = versions.get(target.model_version)
+        if version is None:
+            # An arm that is gone is nobody's; its callers get what is proven.
+            target = split.baseline
+            version = versions.get(target.model_version)
+        if version is None:
             raise _not_found(request.model)
-        return target
+        mirror = None
+        if placed.rollout_id and split.shadow_share:
+            mirror = self._mirror(split.mirrored(request.request_id), request.zone)
+        return Route(
+            target.model_version,
+            target.arm,
+            version.pool,
+            version.tier,
+            self._zones_of(target.model_version, request.zone, arrange),
+            self.snapshot.revision,
+            placed.rollout_id,
+            split.step if placed.rollout_id else 0,
+            mirror,
+        )
+
+    def _mirror(self, target: Target | None, zone: str) -> Mirror | None:
+        version = self.snapshot.model_versions.get(target.model_version) if target is not None else None
+        if target is None or version is None:
+            return None
+        # Breakers are not asked: a probe of theirs belongs to a request that somebody waits for.
+        zones = self._zones_of(target.model_version, zone, None)
+        return Mirror(target.model_version, target.arm, version.pool, version.tier, zones)
+
+    def _zones_of(self, version: str, own: str, arrange: Arrange | None) -> tuple[str, ...]:
+        zones = _own_first(self.zones.get(version, ()), own)
+        if arrange is not None and zones:
+            zones = arrange(version, zones) or zones
+        return zones
+
+    def _target(self, request: RouteRequest) -> Target:
+        model = request.model
+        if "@" in model:
+            return Target(model, 100)
+        layout = self.layouts.get(model)
+        if layout is None:
+            raise _not_found(model)
+        if len(layout.targets) == 1:
+            return layout.baseline
+        return layout.at(bucket_of(model, _plain_key(request), layout.total))
 
     def _listed(self, name: str, version_name: str) -> ListedModel:
         version = self.snapshot.model_versions[version_name]
@@ -143,6 +226,50 @@ def resolve(snapshot: RegistrySnapshot, request: RouteRequest, arrange: Arrange 
 def list_models(snapshot: RegistrySnapshot, tenant: str) -> tuple[ListedModel, ...]:
     """`RoutingTable.of(snapshot).list_models(tenant)`."""
     return RoutingTable.of(snapshot).list_models(tenant)
+
+
+def _zones(snapshot: RegistrySnapshot) -> dict[str, tuple[str, ...]]:
+    zones: dict[str, set[str]] = {}
+    for (service, _), endpoint in snapshot.endpoints.items():
+        if service == WORKER_SERVICE:
+            zone = endpoint.zone
+            for version in endpoint.model_versions:
+                zones.setdefault(version, set()).add(zone)
+    return {version: tuple(sorted(found)) for version, found in zones.items()}
+
+
+def _layouts(snapshot: RegistrySnapshot, before: RoutingTable) -> dict[str, Layout | None]:
+    known = before.snapshot.aliases
+    return {
+        name: before.layouts[name]
+        if known.get(name) is alias
+        else lay_out([Target(target.model_version, target.weight, target.arm) for target in alias.targets])
+        for name, alias in snapshot.aliases.items()
+    }
+
+
+def _splits(snapshot: RegistrySnapshot, tenants: frozenset[str], before: RoutingTable) -> Mapping[str, Split]:
+    """Those of rollouts whose alias, switch and tenants are as they were stay the same."""
+    old = before.snapshot
+    same_switch, same_tenants = snapshot.switches is old.switches, tenants is before.tenants
+    if same_switch and same_tenants and snapshot.aliases is old.aliases and snapshot.rollouts is old.rollouts:
+        return before.splits
+    splits: dict[str, Split] = {}
+    for alias, rollout in snapshot.rollouts.items():
+        if "@" in alias:
+            continue  # Such a name asks for a pinned version.
+        split = before.splits.get(alias)
+        same = old.rollouts.get(alias) is rollout and old.aliases.get(alias) is snapshot.aliases.get(alias)
+        chosen = split is not None and split.chosen_from is not None
+        if not (same and same_switch and (same_tenants or not chosen)):
+            split = split_of(snapshot, alias, tenants, split)
+        if split is not None:
+            splits[alias] = split
+    return splits
+
+
+def _plain_key(request: RouteRequest) -> str:
+    return request.sticky_key or request.session or request.user or request.tenant
 
 
 def _own_first(zones: tuple[str, ...], own: str) -> tuple[str, ...]:
