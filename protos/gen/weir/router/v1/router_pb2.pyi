@@ -38,20 +38,22 @@ class RouterCall(_message.Message):
     def __init__(self, header: _Optional[_Union[_mux_pb2.CallHeader, _Mapping]] = ..., resolve: _Optional[_Union[Resolve, _Mapping]] = ..., report: _Optional[_Union[ReportOutcomes, _Mapping]] = ...) -> None: ...
 
 class Resolve(_message.Message):
-    __slots__ = ("tenant", "model", "sticky_key", "zone", "user", "session")
+    __slots__ = ("tenant", "model", "sticky_key", "zone", "user", "session", "request_id")
     TENANT_FIELD_NUMBER: _ClassVar[int]
     MODEL_FIELD_NUMBER: _ClassVar[int]
     STICKY_KEY_FIELD_NUMBER: _ClassVar[int]
     ZONE_FIELD_NUMBER: _ClassVar[int]
     USER_FIELD_NUMBER: _ClassVar[int]
     SESSION_FIELD_NUMBER: _ClassVar[int]
+    REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     tenant: str
     model: str
     sticky_key: str
     zone: str
     user: str
     session: str
-    def __init__(self, tenant: _Optional[str] = ..., model: _Optional[str] = ..., sticky_key: _Optional[str] = ..., zone: _Optional[str] = ..., user: _Optional[str] = ..., session: _Optional[str] = ...) -> None: ...
+    request_id: str
+    def __init__(self, tenant: _Optional[str] = ..., model: _Optional[str] = ..., sticky_key: _Optional[str] = ..., zone: _Optional[str] = ..., user: _Optional[str] = ..., session: _Optional[str] = ..., request_id: _Optional[str] = ...) -> None: ...
 
 class ReportOutcomes(_message.Message):
     __slots__ = ("counts",)
