@@ -249,6 +249,10 @@ async def test_plans_objectives_prices_spend_and_levels(cli: tuple[Cli, MemorySt
     price = (await weir("prices", "set", "weir-fast", "--input", "0.10", "--output", "$0.40", "--json")).json()
     assert (price["input_microusd_per_million"], price["output_microusd_per_million"]) == (100_000, 400_000)
     assert "$0.40" in (await weir("prices")).out
+    assert "as the price" in (await weir("prices")).out
+    costly = (await weir("prices", "set", "weir-fast", "--input-cost", "0.05", "--output-cost", "0.2", "--json")).json()
+    assert (costly["input_cost_microusd_per_million"], costly["input_microusd_per_million"]) == (50_000, 100_000)
+    assert "$0.05 / $0.20" in (await weir("prices")).out
 
     limits = (await weir("limits", "set", "acme", "--spend", "0.02", "--spend-window", "1h", "--json")).json()
     assert (limits["spend_microusd"], limits["spend_window"]) == (20_000, 3600.0)
