@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from google.protobuf import json_format
 from google.protobuf.message import Message
 from weir.registry.v1 import registry_pb2 as pb
 
+from libs.artifacts.manifest import manifest_digest
 from libs.deadlines import to_seconds
-from services.registry.policy.models import ArtifactSpec, ModelSpec, TargetSpec, digest
+from services.registry.policy.models import ArtifactSpec, ModelSpec, TargetSpec
 from services.registry.policy.plans import PlanSpec, PriceSpec, SloSpec, StepSpec
 from services.registry.policy.safety import RuleSpec
 from services.registry.policy.tenants import KeySpec, LimitsSpec, TenantSpec
@@ -34,8 +34,8 @@ def model_spec(message: pb.ModelVersion) -> ModelSpec:
 
 
 def model_digest(message: pb.ModelVersion) -> str:
-    """The content address of a model version; see `policy.models.digest`."""
-    return digest(json_format.MessageToDict(message, preserving_proto_field_name=True))
+    """The content address of a model version; see libs.artifacts.manifest."""
+    return manifest_digest(message)
 
 
 def target_specs(message: pb.Alias) -> list[TargetSpec]:

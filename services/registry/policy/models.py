@@ -2,19 +2,14 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from pathlib import PurePosixPath
-from typing import Any
 
 from services.registry.policy.faults import Fault, check_id, check_name, check_sha256, check_text, check_version
 
 TIERS = ("fast", "quality")
 """Served tiers."""
-NOT_CONTENT = frozenset({"digest", "created_at", "source"})
-"""Fields of a model version that do not take part in its digest: where the files lie is not what they are."""
 _MAX_ARTIFACTS = 512
 _MAX_TARGETS = 16
 _MAX_CONTEXT = 16 * 1024 * 1024
@@ -62,13 +57,6 @@ class TargetSpec:
     """Percent."""
     arm: str
     """Experiment arm or empty."""
-
-
-def digest(content: Mapping[str, Any]) -> str:
-    """SHA-256, as 64 hex digits, of the canonical manifest: sorted compact JSON without `NOT_CONTENT`."""
-    kept = {name: value for name, value in content.items() if name not in NOT_CONTENT}
-    canonical = json.dumps(kept, sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False)
-    return hashlib.sha256(canonical.encode()).hexdigest()
 
 
 def check_model(spec: ModelSpec, *, policies: Collection[str]) -> Fault | None:

@@ -95,15 +95,6 @@ def test_model(changes: dict[str, Any], field: str | None) -> None:
     assert (fault.field if fault else None) == (f"model_version.{field}" if field else None)
 
 
-def test_digest_is_of_content_only() -> None:
-    content = {"name": "m", "version": "1", "artifacts": [{"path": "a", "sha256": HEX}]}
-    address = models.digest(content)
-    assert address == models.digest({**content, "source": "elsewhere", "created_at": "2026", "digest": "x"})
-    assert address == models.digest(dict(reversed(content.items())))
-    assert address != models.digest({**content, "version": "2"})
-    assert len(address) == 64
-
-
 @pytest.mark.parametrize(
     ("targets", "field"),
     [

@@ -1,0 +1,255 @@
+"""From a model folder to the record of its version: what the files say, and what the person who pushes it adds."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, BinaryIO, cast
+
+from google.protobuf.timestamp_pb2 import Timestamp
+from weir.registry.v1 import registry_pb2 as pb
+
+from libs.artifacts.blobs import sha256_of
+from libs.artifacts.manifest import BLOBS, FOLDER_MANIFEST, inside
+from libs.artifacts.roles import role_of
+
+_HASH_THREADS = 2
+_MAX_JSON = 64 << 20
+
+
+class FolderError(Exception):
+    """A folder cannot be made a model version; the message names the file or the field."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Options:
+    """What a person says of a model version; empty and zero leave it to the folder's files."""
+
+    name: str = ""
+    version: str = ""
+    tier: str = ""
+    """"fast" or "quality"."""
+    pool: str = ""
+    """The worker pool that serves it."""
+    namespace: str = ""
+    """Whose keys sign it; empty is "default"."""
+    architecture: str = ""
+    context_length: int = 0
+    """Tokens."""
+    max_tokens: int = 0
+    """Tokens that a request gets that does not say."""
+    safety_policy: str = ""
+    safety_policy_version: int = 0
+    training_data_sha256: str = ""
+    metrics: Mapping[str, float] = field(default_factory=dict)
+    """Offline metrics; laid over the folder's."""
+    source_uri: str = ""
+    revision: str = ""
+    builder: str = ""
+    built_at: float = 0.0
+    """Unix seconds; 0: unknown."""
+    base: str = ""
+    """The version it was made from, "name@version"."""
+
+
+def describe(folder: Path, options: Options) -> pb.ModelVersion:
+    """The record of the model in a folder, unsigned, with `source` "blobs:". Reads and digests every file.
+
+    Files: those that `manifest.json` lists, if there is one (in the form of models/demo/*/manifest.json; digests in it
+    must be right); else all files that are not hidden. What it says of the model counts before what `config.json`,
+    `generation_config.json` and `tokenizer_config.json` say, and `options` count before both.
+
+    :raises FolderError: a file is missing, outside the folder, a link, empty or not what manifest.json says; something
+        that must be known is nowhere said.
+    :raises OSError: a file cannot be read.
+    """
+    if not folder.is_dir():
+        raise FolderError(f"{folder} is no folder")
+    listed = _object(folder / FOLDER_MANIFEST)
+    artifacts = _artifacts(folder, listed)
+    paths = {each.path: each.sha256 for each in artifacts}
+    config = _object(folder / "config.json") if "config.json" in paths else {}
+    generation = _object(folder / "generation_config.json") if "generation_config.json" in paths else {}
+    sampling = {**_sampling(generation), **_mapping(listed, "sampling_defaults")}
+    architectures = config.get("architectures") or [""]
+    built = pb.ModelVersion(
+        name=options.name or _text(listed, "name"),
+        version=options.version or _text(listed, "version"),
+        artifacts=artifacts,
+        source=BLOBS,
+        architecture=options.architecture or _text(listed, "architecture") or str(architectures[0]),
+        context_length=options.context_length
+        or _number(listed, "context_length")
+        or _number(config, "max_position_embeddings"),
+        tier=options.tier or _text(listed, "tier"),
+        pool=options.pool or _text(listed, "pool"),
+        sampling_defaults=pb.SamplingDefaults(
+            temperature=_float(sampling, "temperature", 1.0),
+            top_p=_float(sampling, "top_p", 1.0),
+            max_tokens=options.max_tokens or _number(sampling, "max_tokens"),
+        ),
+        eos_token_ids=_eos(listed, generation, config),
+        safety_policy=options.safety_policy or _text(listed, "safety_policy"),
+        safety_policy_version=options.safety_policy_version or _number(listed, "safety_policy_version"),
+        training_data_sha256=options.training_data_sha256 or _text(listed, "training_data_sha256"),
+        chat_template_sha256=_text(listed, "chat_template_sha256") or _template_digest(folder, paths),
+        namespace=options.namespace or _text(listed, "namespace"),
+        schema_sha256=_text(listed, "schema_sha256") or paths.get("schema.json", ""),
+        tokenizer_sha256=_text(listed, "tokenizer_sha256") or _tokenizer_digest(paths),
+    )
+    for name, value in {**_mapping(listed, "offline_metrics"), **options.metrics}.items():
+        built.offline_metrics[str(name)] = float(value)
+    _set_provenance(built, _mapping(listed, "provenance"), options)
+    for name in ("name", "version", "tier", "pool", "architecture", "context_length"):
+        if not getattr(built, name):
+            raise FolderError(f"{folder} does not say its {name.replace('_', ' ')}; give it as an option")
+    return built
+
+
+def files_of(folder: Path) -> Iterator[str]:
+    """Paths of the files of a folder that has no manifest: not hidden, in order.
+
+    :raises FolderError: one is a link or no regular file.
+    """
+    for path in sorted(folder.rglob("*")):
+        relative = path.relative_to(folder)
+        if any(part.startswith(".") for part in relative.parts) or str(relative) == FOLDER_MANIFEST:
+            continue
+        if path.is_symlink():
+            raise FolderError(f"{relative} is a link; a model's files must lie in its folder themselves")
+        if path.is_file():
+            yield relative.as_posix()
+        elif not path.is_dir():
+            raise FolderError(f"{relative} is no regular file")
+
+
+def _artifacts(folder: Path, listed: Mapping[str, Any]) -> list[pb.Artifact]:
+    said: dict[str, Mapping[str, Any]] = {}
+    for each in listed.get("files") or ():
+        if not isinstance(each, dict) or not isinstance(each.get("path"), str):
+            raise FolderError(f"{FOLDER_MANIFEST}: malformed list of files")
+        said[each["path"]] = each
+    paths = list(said) if said else list(files_of(folder))
+    if not paths:
+        raise FolderError(f"{folder} holds no files")
+    for path in paths:
+        _check_place(folder, path)
+    with ThreadPoolExecutor(_HASH_THREADS, thread_name_prefix="digest") as pool:
+        return list(pool.map(lambda path: _artifact(folder, path, said.get(path, {})), sorted(paths)))
+
+
+def _check_place(folder: Path, path: str) -> None:
+    if not inside(path) or path == FOLDER_MANIFEST:
+        raise FolderError(f"{FOLDER_MANIFEST} lists {path!r}, which lies outside the folder")
+    place = folder
+    for part in path.split("/"):
+        place = place / part
+        if place.is_symlink():
+            raise FolderError(f"{path} is a link; a model's files must lie in its folder themselves")
+    if not place.is_file():
+        raise FolderError(f"{path} is missing")
+
+
+def _artifact(folder: Path, path: str, said: Mapping[str, Any]) -> pb.Artifact:
+    with (folder / path).open("rb", buffering=0) as file:
+        digest, size = sha256_of(cast(BinaryIO, file))
+    if size == 0:
+        raise FolderError(f"{path} is empty")
+    if said and (str(said.get("sha256", "")).lower(), said.get("bytes")) != (digest, size):
+        raise FolderError(f"{path} is not what {FOLDER_MANIFEST} says; make the manifest anew")
+    return pb.Artifact(path=path, sha256=digest, bytes=size, role=str(said.get("role", "")) or role_of(path))
+
+
+def _object(path: Path) -> dict[str, Any]:
+    """The JSON object in a file; empty when there is no such file."""
+    try:
+        if path.stat().st_size > _MAX_JSON:
+            raise FolderError(f"{path.name} is too large")
+        content = json.loads(path.read_bytes())
+    except FileNotFoundError:
+        return {}
+    except (ValueError, RecursionError) as error:
+        raise FolderError(f"{path.name} is no JSON") from error
+    if not isinstance(content, dict):
+        raise FolderError(f"{path.name} is no JSON object")
+    return content
+
+
+def _sampling(generation: Mapping[str, Any]) -> dict[str, Any]:
+    # A checkpoint that does not sample says so by do_sample, whatever temperature stands beside it.
+    if generation.get("do_sample") is False:
+        return {"temperature": 0.0}
+    found = {name: generation[name] for name in ("temperature", "top_p") if generation.get(name) is not None}
+    if generation.get("max_new_tokens"):
+        found["max_tokens"] = generation["max_new_tokens"]
+    return found
+
+
+def _eos(*sources: Mapping[str, Any]) -> list[int]:
+    for source, name in zip(sources, ("eos_token_ids", "eos_token_id", "eos_token_id"), strict=True):
+        value = source.get(name)
+        if isinstance(value, int):
+            return [value]
+        if isinstance(value, list) and value and all(isinstance(each, int) for each in value):
+            return value
+    return []
+
+
+def _tokenizer_digest(paths: Mapping[str, str]) -> str:
+    return paths.get("tokenizer.json") or paths.get("tokenizer.model") or ""
+
+
+def _template_digest(folder: Path, paths: Mapping[str, str]) -> str:
+    """Of the template's text, wherever it stands."""
+    if "chat_template.jinja" in paths:
+        return paths["chat_template.jinja"]
+    if "tokenizer_config.json" in paths:
+        template = _object(folder / "tokenizer_config.json").get("chat_template")
+        if isinstance(template, str):
+            return hashlib.sha256(template.encode()).hexdigest()
+    return ""
+
+
+def _set_provenance(version: pb.ModelVersion, said: Mapping[str, Any], options: Options) -> None:
+    for name in ("source_uri", "revision", "builder", "base"):
+        if value := getattr(options, name) or _text(said, name):
+            setattr(version.provenance, name, value)
+    if options.built_at:
+        version.provenance.built_at.FromNanoseconds(int(options.built_at * 1e9))
+    elif said.get("built_at"):
+        stamp = Timestamp()
+        try:
+            stamp.FromJsonString(str(said["built_at"]))
+        except ValueError as error:
+            raise FolderError(f"{FOLDER_MANIFEST}: provenance.built_at is no RFC 3339 time") from error
+        version.provenance.built_at.CopyFrom(stamp)
+
+
+def _mapping(content: Mapping[str, Any], name: str) -> dict[str, Any]:
+    value = content.get(name) or {}
+    if not isinstance(value, dict):
+        raise FolderError(f"{FOLDER_MANIFEST}: {name} must be an object")
+    return value
+
+
+def _text(content: Mapping[str, Any], name: str) -> str:
+    value = content.get(name)
+    return "" if value is None else str(value)
+
+
+def _number(content: Mapping[str, Any], name: str) -> int:
+    value = content.get(name) or 0
+    if not isinstance(value, int) or not 0 <= value < 1 << 32:
+        raise FolderError(f"{name} must be a whole number")
+    return value
+
+
+def _float(content: Mapping[str, Any], name: str, default: float) -> float:
+    value = content.get(name, default)
+    if not isinstance(value, int | float):
+        raise FolderError(f"{name} must be a number")
+    return float(value)

@@ -1,0 +1,224 @@
+"""Blobs in a directory, which may be a network file system that several machines share.
+
+    sha256/<2>/<digest>    blobs, mode 0444
+    aside/<digest>         blobs on their way out
+    tmp/                   uploads under way
+
+A blob is written under tmp/, flushed to the disk and renamed into place, so it is there whole or not at all, after a
+power cut too.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import os
+import tempfile
+import time
+from collections.abc import AsyncIterator, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import BinaryIO
+
+from libs.artifacts.blobs import CHUNK, BlobCorrupt, BlobInfo, BlobNotFound, BlobStoreUnavailable, check_digest
+
+
+class LocalBlobStore:
+    """Blobs under a directory, which is created when it is first written to."""
+
+    def __init__(self, root: Path) -> None:
+        self._root = root
+
+    def __repr__(self) -> str:
+        return f"LocalBlobStore({str(self._root)!r})"
+
+    async def put(self, digest: str, source: Path | BinaryIO) -> bool:
+        """As in the port."""
+        return await asyncio.to_thread(self._put, check_digest(digest), source)
+
+    async def get(self, digest: str, sink: BinaryIO) -> int:
+        """As in the port."""
+        return await asyncio.to_thread(self._get, check_digest(digest), sink)
+
+    async def stat(self, digest: str) -> BlobInfo | None:
+        """As in the port."""
+        with self._available():
+            return await asyncio.to_thread(_info, self._path(digest))
+
+    async def blobs(self) -> AsyncIterator[BlobInfo]:
+        """As in the port."""
+        for shard in await asyncio.to_thread(self._entries, self._root / "sha256"):
+            for info in await asyncio.to_thread(self._infos, shard):
+                yield info
+
+    async def set_aside(self, digest: str) -> bool:
+        """As in the port."""
+        return await asyncio.to_thread(self._move, self._path(digest), self._aside(digest))
+
+    async def aside(self) -> AsyncIterator[BlobInfo]:
+        """As in the port."""
+        for info in await asyncio.to_thread(self._infos, self._root / "aside"):
+            yield info
+
+    async def restore(self, digest: str) -> bool:
+        """As in the port."""
+        return await asyncio.to_thread(self._move, self._aside(digest), self._path(digest))
+
+    async def discard(self, digest: str) -> None:
+        """As in the port."""
+        with self._available():
+            await asyncio.to_thread(self._aside(digest).unlink, missing_ok=True)
+
+    async def clean(self, before: float) -> int:
+        """As in the port."""
+        return await asyncio.to_thread(self._clean, before)
+
+    async def close(self) -> None:
+        """As in the port."""
+
+    def _path(self, digest: str) -> Path:
+        return self._root / "sha256" / check_digest(digest)[:2] / digest
+
+    def _aside(self, digest: str) -> Path:
+        return self._root / "aside" / check_digest(digest)
+
+    def _put(self, digest: str, source: Path | BinaryIO) -> bool:
+        path = self._path(digest)
+        with self._available():
+            found = _info(path)
+            cut = found is not None and isinstance(source, Path) and source.stat().st_size != found.size
+            if not cut and _touch(path):
+                return False
+        if isinstance(source, Path):
+            with source.open("rb") as file:
+                return self._write(digest, path, file)
+        return self._write(digest, path, source)
+
+    def _write(self, digest: str, path: Path, source: BinaryIO) -> bool:
+        with self._available():
+            for folder in (self._root / "tmp", path.parent):
+                folder.mkdir(parents=True, exist_ok=True)
+            descriptor, temporary = tempfile.mkstemp(dir=self._root / "tmp")
+        try:
+            hasher = hashlib.sha256()
+            with os.fdopen(descriptor, "wb", buffering=0) as target:
+                while chunk := source.read(CHUNK):
+                    hasher.update(chunk)
+                    with self._available():
+                        _write_all(target, chunk)
+                if hasher.hexdigest() != digest:
+                    raise BlobCorrupt(f"what was put as {digest[:12]}… has digest {hasher.hexdigest()[:12]}…")
+                with self._available():
+                    os.fchmod(target.fileno(), 0o444)
+                    os.fsync(target.fileno())
+            with self._available():
+                os.replace(temporary, path)
+                _sync_folder(path.parent)
+        except BaseException:
+            Path(temporary).unlink(missing_ok=True)
+            raise
+        return True
+
+    def _get(self, digest: str, sink: BinaryIO) -> int:
+        hasher = hashlib.sha256()
+        size = 0
+        try:
+            file = self._path(digest).open("rb", buffering=0)
+        except FileNotFoundError:
+            raise BlobNotFound(f"{self!r} has no blob {digest[:12]}…") from None
+        except OSError as error:
+            raise self._unavailable(error) from error
+        with file:
+            while True:
+                with self._available():
+                    chunk = file.read(CHUNK)
+                if not chunk:
+                    break
+                hasher.update(chunk)
+                sink.write(chunk)
+                size += len(chunk)
+        if hasher.hexdigest() != digest:
+            raise BlobCorrupt(f"{self!r}: blob {digest[:12]}… has digest {hasher.hexdigest()[:12]}…")
+        return size
+
+    def _move(self, source: Path, target: Path) -> bool:
+        with self._available():
+            target.parent.mkdir(parents=True, exist_ok=True)
+            try:
+                os.replace(source, target)
+            except FileNotFoundError:
+                return False
+            _sync_folder(target.parent)
+            return True
+
+    def _clean(self, before: float) -> int:
+        removed = 0
+        with self._available():
+            for path in self._entries(self._root / "tmp"):
+                try:
+                    if path.stat().st_mtime < before:
+                        path.unlink()
+                        removed += 1
+                except FileNotFoundError:
+                    continue
+        return removed
+
+    def _entries(self, folder: Path) -> list[Path]:
+        with self._available():
+            try:
+                return sorted(folder.iterdir())
+            except FileNotFoundError:
+                return []
+
+    def _infos(self, folder: Path) -> list[BlobInfo]:
+        with self._available():
+            return [info for path in self._entries(folder) if _is_digest(path.name) and (info := _info(path))]
+
+    @contextmanager
+    def _available(self) -> Iterator[None]:
+        try:
+            yield
+        except OSError as error:
+            raise self._unavailable(error) from error
+
+    def _unavailable(self, error: OSError) -> BlobStoreUnavailable:
+        return BlobStoreUnavailable(f"{self!r}: {error.strerror or error}")
+
+
+def _info(path: Path) -> BlobInfo | None:
+    try:
+        found = path.stat()
+    except FileNotFoundError:
+        return None
+    return BlobInfo(path.name, found.st_size, found.st_mtime)
+
+
+def _touch(path: Path) -> bool:
+    """Makes a file's age new; False when there is none."""
+    try:
+        # By number and not "now" of the file's server: a mode of 0444 does not keep its owner from setting times.
+        os.utime(path, (now := time.time(), now))
+    except FileNotFoundError:
+        return False
+    return True
+
+
+def _write_all(target: BinaryIO, chunk: bytes) -> None:
+    view = memoryview(chunk)
+    while view:
+        view = view[target.write(view) :]
+
+
+def _sync_folder(folder: Path) -> None:
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _is_digest(name: str) -> bool:
+    try:
+        return bool(check_digest(name))
+    except ValueError:
+        return False
