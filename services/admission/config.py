@@ -59,6 +59,14 @@ class Settings(ServiceSettings, frozen=True, kw_only=True, forbid_unknown_fields
     """Longest wait of requests over their quota."""
     ttl_batch: float = 600.0
     """Longest wait of batch requests."""
+    ttl_shadow: float = 2.0
+    """Longest wait of shadow requests."""
+    shadow_queue: int = 32
+    """Most shadow requests that may wait in one pool."""
+    shadow_room: float = 0.5
+    """Utilisation of a worker up to which shadow requests may start there, they themselves included."""
+    shadow_yield: float = 0.75
+    """Utilisation of a worker from which the shadow requests there are interrupted; others' work goes first."""
     max_queued_prefill: int = 16_384
     """Prompt tokens that may wait for prefill on one worker; an idle worker takes one prompt of any length."""
     max_prefill_wait: float = 0.25
@@ -107,6 +115,10 @@ class Settings(ServiceSettings, frozen=True, kw_only=True, forbid_unknown_fields
             raise ValueError("preempt_after, preempt_interval and settle_seconds must not be negative")
         if self.level_ttl < 1 or self.rebalance_seconds < 1:
             raise ValueError("level_ttl and rebalance_seconds must be at least 1")
+        if not 0 <= self.shadow_room <= self.shadow_yield <= 1:
+            raise ValueError("shadow_room and shadow_yield must be 0 to 1, shadow_yield not below shadow_room")
+        if self.shadow_queue < 0 or self.ttl_shadow < 0:
+            raise ValueError("shadow_queue and ttl_shadow must not be negative")
         if not 0 <= self.report_fresh < self.report_stale:
             raise ValueError("report_stale must be above report_fresh")
 
@@ -126,7 +138,11 @@ class Settings(ServiceSettings, frozen=True, kw_only=True, forbid_unknown_fields
                 QueueClass.FREE: self.ttl_free,
                 QueueClass.OVER_QUOTA: self.ttl_over_quota,
                 QueueClass.BATCH: self.ttl_batch,
+                QueueClass.SHADOW: self.ttl_shadow,
             },
+            shadow_room=self.shadow_room,
+            shadow_yield=self.shadow_yield,
+            shadow_queue=self.shadow_queue,
             max_queued_prefill=self.max_queued_prefill,
             max_prefill_wait=self.max_prefill_wait,
             output_reserve=self.output_reserve,

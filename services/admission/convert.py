@@ -54,6 +54,8 @@ def to_request(admit: pb.Admit, *, deadline: float, owner: str, now: float) -> R
         raise _invalid("choices")
     if not 0.0 <= admit.kv_share <= 1.0:
         raise _invalid("kv_share")
+    if not 0.0 <= admit.version_share <= 1.0:
+        raise _invalid("version_share")
     if admit.prefix_hashes and not admit.prefix_block:
         raise _invalid("prefix_block")
     if admit.resumed_tokens >= admit.prompt_tokens:
@@ -82,6 +84,7 @@ def to_request(admit: pb.Admit, *, deadline: float, owner: str, now: float) -> R
         admit.prefix_block,
         admit.resumed_tokens,
         admit.kv_share,
+        admit.version_share,
     )
 
 
@@ -171,8 +174,9 @@ def pool_level(
     """How overloaded a pool is, for the registry; `now` in monotonic seconds, `wall` in seconds since the epoch."""
     level = registry_pb2.PoolLevel(pool=pool.name, admission=instance)
     level.at.FromMilliseconds(round(wall * 1000))
-    for each in pool.class_levels(now):
-        level.classes.add(queue_class=each.queue_class.name.lower(), wait=to_duration(each.wait), queued=each.queued)
+    for queue_class, queue in pool.backlog.queues.items():
+        wait = pool.predictor.class_wait(queue_class, pool.backlog, pool.ledger, now)
+        level.classes.add(queue_class=queue_class.name.lower(), wait=to_duration(wait), queued=len(queue))
     for tenant in tenants:
         level.tenants.add(
             tenant=tenant.tenant, shed=tenant.shed, retry_after=to_duration(max(MIN_RETRY_AFTER, tenant.retry_after))

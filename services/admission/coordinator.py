@@ -108,7 +108,7 @@ class Coordinator:
     def pool_of(self, request_id: str) -> str:
         """Where the request waits or holds a share; empty when it is not known."""
         for name, pool in self._pools.items():
-            if request_id in pool.ledger.reservations or pool.backlog.find(request_id) is not None:
+            if request_id in pool.ledger.reservations or pool.waiting(request_id) is not None:
                 return name
         return ""
 
@@ -139,7 +139,7 @@ class Coordinator:
         self._grants.pop(request_id, None)
         now = self._clock.monotonic()
         for pool in self._pools.values():
-            item = pool.backlog.find(request_id)
+            waiting = pool.waiting(request_id)
             known, events = pool.release(
                 request_id,
                 now,
@@ -150,8 +150,8 @@ class Coordinator:
                 cut_short=release.cut_short,
             )
             if known:
-                if item is not None:
-                    self._metrics[pool.name].left(item.request.queue_class, Outcome.CANCELLED)
+                if waiting is not None:
+                    self._metrics[pool.name].left(waiting.queue_class, Outcome.CANCELLED)
                     for waiter in self._waiters.pop(request_id, ()):
                         waiter.cancel()
                 self._apply(pool, events)
@@ -189,8 +189,13 @@ class Coordinator:
         if self._workers.get(session.spec.worker) is session:
             session.report = report
             pool = self._pools[session.pool]
-            told = convert.to_report(report)
-            events = pool.worker_reported(session.spec.worker, told, self._clock.monotonic())
+            now, worker = self._clock.monotonic(), session.spec.worker
+            # Those of the hello are meant when the report names none.
+            ready = frozenset(report.model_versions) if report.model_versions else session.spec.model_versions
+            if ready != pool.ledger.workers[worker].spec.model_versions:
+                pool.worker_serves(worker, ready, now)
+                log.info("worker_serves", worker=worker, pool=session.pool, versions=sorted(ready))
+            events = pool.worker_reported(worker, convert.to_report(report), now)
             if events:
                 self._apply(pool, events)
 
@@ -356,10 +361,10 @@ class Coordinator:
         if waiters:
             return
         del self._waiters[request_id]
-        item = pool.backlog.find(request_id)
+        waiting = pool.waiting(request_id)
         known, events = pool.cancel(request_id, self._clock.monotonic())
-        if known and item is not None:
-            self._metrics[pool.name].left(item.request.queue_class, Outcome.CANCELLED)
+        if known and waiting is not None:
+            self._metrics[pool.name].left(waiting.queue_class, Outcome.CANCELLED)
         self._apply(pool, events)
 
 

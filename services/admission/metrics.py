@@ -85,6 +85,7 @@ class PoolMetrics:
         for queue_class, queue in pool.backlog.queues.items():
             QUEUED.labels(self._pool, queue_class.name.lower()).set(len(queue))
             QUEUED_COST.labels(self._pool, queue_class.name.lower()).set(queue.backlog)
+        QUEUED.labels(self._pool, QueueClass.SHADOW.name.lower()).set(len(pool.shadows))
         HELD.labels(self._pool).set(len(pool.ledger.reservations))
         live = {name: worker for name, worker in pool.ledger.workers.items() if worker.live}
         for name, worker in live.items():

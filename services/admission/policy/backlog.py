@@ -6,7 +6,7 @@ import heapq
 from collections.abc import Iterator
 
 from services.admission.policy.fair_queue import FairQueue, Flow, Item
-from services.admission.policy.model import Limits, QueueClass, Request
+from services.admission.policy.model import QUEUED_CLASSES, Limits, QueueClass, Request
 
 
 class Backlog:
@@ -25,7 +25,7 @@ class Backlog:
         self._limits = limits
         self._fair = limits.discipline == "fair"
         if self._fair:
-            self.queues = {queue_class: FairQueue() for queue_class in QueueClass}
+            self.queues = {queue_class: FairQueue() for queue_class in QUEUED_CLASSES}
         else:
             self.queues = {QueueClass.PAID: FairQueue(by_tenant=False)}
         self._items: dict[str, Item] = {}
@@ -167,7 +167,7 @@ class Backlog:
             self._earned[queue_class] = 0.0
 
     def _shed(self) -> Item | None:
-        for queue_class in reversed(QueueClass):
+        for queue_class in reversed(QUEUED_CLASSES):
             queue = self.queues[queue_class]
             if len(queue):
                 longest = max(queue.flows(), key=_to_shed)

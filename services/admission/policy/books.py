@@ -54,11 +54,13 @@ class Books:
     ) -> None:
         """It ended after `output_tokens` (None: it was never submitted): corrects the tenant's charge to what it really
         cost. `learn`: it ended by itself, so its length says something. What cannot be (more tokens than granted, a
-        first one after the end) counts as the most that can."""
+        first one after the end) counts as the most that can. Shadow requests are not charged and teach nothing."""
         held = self.forget(request_id)
         if held is None:
             return
         request = held.request
+        if request.queue_class is QueueClass.SHADOW:
+            return
         if output_tokens is not None:
             output_tokens = min(output_tokens, request.max_output_tokens * request.choices)
         actual = 0.0 if output_tokens is None else self._limits.real_cost(request, output_tokens)

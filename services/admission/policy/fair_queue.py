@@ -31,7 +31,9 @@ class Item:
     order: int
     queued_at: float
     expires_at: float  # the earliest of deadline, TTL and the last moment for its TTFT target
-    limit: str = "queue"  # which of them: "deadline", "queue", "ttft_target"; or "workers": none could run it any more
+    limit: str = (
+        "queue"  # which of them: "deadline", "queue", "ttft_target"; or what kept it: "workers", "version_share"
+    )
     predicted_wait: float | None = None  # as told when it came
     predicted_first_token: float = 0.0  # likewise, the wait included
     urgent: bool = False  # it will be too late unless less urgent work is interrupted

@@ -7,16 +7,19 @@ preemption.py, who is not trusted for a while in outliers.py. This module ties t
 output, on one that does those that it is expected to need (`account.blocks_needed`).
 
 **A tenant's budget** (`Request.kv_share`): its held blocks stay within that share of the live workers' blocks. A tenant
-that holds nothing may have one request whatever its size, so that no budget starves.
+that holds nothing may have one request whatever its size, so that no budget starves. A model version's
+(`Request.version_share`) is kept likewise, beside it.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Collection, Iterable
+from dataclasses import replace
 
 from services.admission.policy.account import Reservation, Worker, blocks_needed
 from services.admission.policy.affinity import Affinity
-from services.admission.policy.model import Interrupt, Limits, Report, Request, WorkerSpec
+from services.admission.policy.model import Interrupt, Limits, QueueClass, Report, Request, WorkerSpec
 from services.admission.policy.outliers import Outliers
 from services.admission.policy.placement import Needs, eligible, pick, to_keep
 from services.admission.policy.preemption import Preemption
@@ -41,6 +44,7 @@ class Ledger:
         self.outliers = Outliers(limits.ejection)
         self.preemption = Preemption(grace=limits.preempt_grace, settle=limits.prefill_settle)
         self._tenant_blocks: dict[str, int] = {}
+        self._version_blocks: dict[str, int] = {}
         self._live_blocks = 0
         self._serving: dict[str, list[Worker]] = {}  # by version; anew when a worker comes or goes
         self._eligible: dict[tuple[str, tuple[str, ...]], list[Worker]] = {}  # by version and zones, likewise
@@ -68,7 +72,7 @@ class Ledger:
         self.outliers.forget(worker_id)
         self._forget_if_gone(worker)
         self._membership_changed()
-        self._call_back(worker)
+        self._call_back(worker.spec.model_versions)
         return True
 
     def drain(self, worker_id: str) -> None:
@@ -76,7 +80,19 @@ class Ledger:
         worker = self.workers.get(worker_id)
         if worker is not None:
             worker.draining = True
-            self._call_back(worker)
+            self._call_back(worker.spec.model_versions)
+
+    def serves(self, worker_id: str, model_versions: frozenset[str]) -> frozenset[str]:
+        """A live worker has these versions ready from now on; returns those that now nobody serves any more."""
+        worker = self.workers.get(worker_id)
+        if worker is None or not worker.live or worker.spec.model_versions == model_versions:
+            return frozenset()
+        dropped = worker.spec.model_versions - model_versions
+        worker.spec = replace(worker.spec, model_versions=model_versions)
+        worker.changed()
+        self._membership_changed()
+        self._call_back(dropped)
+        return frozenset(version for version in dropped if not self.serving(version))
 
     def heard(self, worker_id: str, report: Report, now: float) -> bool:
         """A worker told its load. False when it is not there."""
@@ -86,7 +102,7 @@ class Ledger:
         was_open = worker.open()
         worker.heard(report, now)
         if was_open and report.draining:
-            self._call_back(worker)
+            self._call_back(worker.spec.model_versions)
         return True
 
     def stranded(self, request: Request) -> bool:
@@ -131,7 +147,7 @@ class Ledger:
     def pick(self, request: Request, now: float, *, kept: Collection[str] = ()) -> Worker | None:
         """The best worker that the request fits now; None when there is none. `kept` wait for somebody else."""
         needs = self._needs(request)
-        if request.kv_share:
+        if request.kv_share or request.version_share:
             budget = self._budget(request)
             if all(need > budget for need, _ in needs.values()):
                 return None
@@ -162,7 +178,7 @@ class Ledger:
         )
 
     def fits(self, request: Request, worker: Worker, now: float) -> bool:
-        """May the request run there now, the tenant's budget included?"""
+        """May the request run there now, the tenant's and the version's budget included?"""
         need = self.need(request, worker)
         return need <= self._budget(request) and worker.fits(request, now, blocks=need)
 
@@ -172,11 +188,15 @@ class Ledger:
         return worker.need(request, expected)
 
     def over_share(self, request: Request) -> bool:
-        """Is it the tenant's own KV budget (`Request.kv_share`) that keeps the request out, whatever room there is?"""
-        if not request.kv_share:
+        """Is it a budget, the tenant's (`Request.kv_share`) or the version's (`version_share`), that keeps the request
+        out, whatever room there is?"""
+        if not (request.kv_share or request.version_share):
             return False
-        budget = self._budget(request)
-        return all(need > budget for need, _ in self._needs(request).values())
+        return self._exceeds(request, self._budget(request))
+
+    def over_version_share(self, request: Request) -> bool:
+        """Is it the version's?"""
+        return bool(request.version_share) and self._exceeds(request, self._version_budget(request))
 
     # ---- preemption ----------------------------------------------------------------------------------------------
 
@@ -228,6 +248,7 @@ class Ledger:
         worker.hold(reservation, now, prefill=request.prompt_tokens - found)
         self.reservations[request.request_id] = reservation
         self._tenant_blocks[request.tenant] = self._tenant_blocks.get(request.tenant, 0) + need
+        self._version_blocks[request.model_version] = self._version_blocks.get(request.model_version, 0) + need
         self.preemption.over(request.request_id)
         return reservation
 
@@ -248,6 +269,8 @@ class Ledger:
         reservation = self.reservations.get(request_id)
         if reservation is None or not (failed or output_tokens):
             return
+        if reservation.request.queue_class is QueueClass.SHADOW:
+            return  # a version that fails on copies must not take a worker from those whom it serves well
         worker = self.workers[reservation.worker]
         if not worker.live:
             return
@@ -289,9 +312,9 @@ class Ledger:
         """Workers of the version that take new work, but for their standing, and those `besides` that serve it."""
         return [each.spec.worker for each in self.serving(model_version) if each in besides or each.open()]
 
-    def _call_back(self, gone: Worker) -> None:
-        """This worker takes no new work any more: too many of those that remain may be ejected."""
-        for version in gone.spec.model_versions:
+    def _call_back(self, model_versions: Iterable[str]) -> None:
+        """A worker takes no new work for these any more: too many of those that remain may be ejected."""
+        for version in model_versions:
             for name in self.outliers.left(self._in_use(version)):
                 self.workers[name].changed()
 
@@ -303,22 +326,27 @@ class Ledger:
         }
 
     def _budget(self, request: Request) -> float:
-        """Blocks that the tenant may still take."""
+        """Blocks that the tenant may still take of this version."""
+        budget = self._version_budget(request) if request.version_share else math.inf
         held = self._tenant_blocks.get(request.tenant, 0)
         if not request.kv_share or not held:
-            return float("inf")
-        return request.kv_share * self._live_blocks - held
+            return budget
+        return min(budget, request.kv_share * self._live_blocks - held)
+
+    def _version_budget(self, request: Request) -> float:
+        """Blocks that the version may still take; one request it may always have."""
+        held = self._version_blocks.get(request.model_version, 0)
+        return request.version_share * self._live_blocks - held if held else math.inf
+
+    def _exceeds(self, request: Request, budget: float) -> bool:
+        return all(need > budget for need, _ in self._needs(request).values())
 
     def _take(self, request_id: str) -> Reservation | None:
         reservation = self.reservations.pop(request_id, None)
         if reservation is None:
             return None
-        tenant = reservation.request.tenant
-        left = self._tenant_blocks[tenant] - reservation.blocks
-        if left:
-            self._tenant_blocks[tenant] = left
-        else:
-            del self._tenant_blocks[tenant]
+        _give_back(self._tenant_blocks, reservation.request.tenant, reservation.blocks)
+        _give_back(self._version_blocks, reservation.request.model_version, reservation.blocks)
         if reservation.probe:
             self.outliers.probed(reservation.worker)
         self.preemption.over(request_id)
@@ -334,3 +362,11 @@ class Ledger:
     def _forget_if_gone(self, worker: Worker) -> None:
         if not worker.live and worker.idle:
             self.workers.pop(worker.spec.worker, None)
+
+
+def _give_back(held: dict[str, int], key: str, blocks: int) -> None:
+    left = held[key] - blocks
+    if left:
+        held[key] = left
+    else:
+        del held[key]

@@ -31,15 +31,6 @@ _FADING = 1.0  # seconds in which the share then falls to 1/e, until refusals be
 
 
 @dataclass(frozen=True, slots=True)
-class ClassLevel:
-    """How one class stands."""
-
-    queue_class: QueueClass
-    wait: float  # predicted for the next request, seconds
-    queued: int
-
-
-@dataclass(frozen=True, slots=True)
 class TenantLevel:
     """What the edge should do with one tenant."""
 

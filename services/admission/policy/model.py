@@ -16,6 +16,12 @@ class QueueClass(enum.IntEnum):
     FREE = 2
     OVER_QUOTA = 3
     BATCH = 4
+    SHADOW = 5
+    """Mirrored copies, which nobody reads. They wait in no queue of these: see shadows.py."""
+
+
+QUEUED_CLASSES = (QueueClass.PAID, QueueClass.FREE, QueueClass.OVER_QUOTA, QueueClass.BATCH)
+"""Classes of requests that somebody waits for: those that wait in the backlog and count in predictions."""
 
 
 class Outcome(enum.Enum):
@@ -58,6 +64,7 @@ class Request:
     prefix_block: int = 0
     resumed_tokens: int = 0  # of the prompt, generated before an interruption
     kv_share: float = 0.0  # most of the pool's KV blocks that the tenant may hold; 0: all
+    version_share: float = 0.0  # likewise, the model version
 
     def blocks(self, block_size: int, output_share: float = 1.0) -> int:
         """KV blocks it needs for its prompt and `output_share` of the longest output that it may come to. Every choice
@@ -177,9 +184,16 @@ class Limits:
             QueueClass.FREE: 20.0,
             QueueClass.OVER_QUOTA: 10.0,
             QueueClass.BATCH: 600.0,
+            QueueClass.SHADOW: 2.0,
         }
     )
     """Longest wait per class."""
+    shadow_room: float = 0.5
+    """Utilisation of a worker (0 to 1) up to which shadow requests may start there, they themselves included."""
+    shadow_yield: float = 0.75
+    """Utilisation from which those that run there are interrupted; above `shadow_room`, below `zone_spill`."""
+    shadow_queue: int = 32
+    """Most shadow requests that may wait."""
     max_queued_prefill: int = 16_384
     """Prompt tokens that may wait for prefill on one worker; more wait here, where their order is fair. A worker
     without any takes one prompt of whatever length."""

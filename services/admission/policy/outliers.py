@@ -68,6 +68,11 @@ class Outliers:
         record = self._records.get(worker)
         return record is not None and record.watched and now < record.until
 
+    def watched(self, worker: str) -> bool:
+        """Is it out, or on probation?"""
+        record = self._records.get(worker)
+        return record is not None and record.watched
+
     def granted(self, worker: str, now: float) -> bool:
         """The worker got a request; True when that is a probe, whose end `probed` must be told."""
         record = self._records.get(worker)

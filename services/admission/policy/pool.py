@@ -7,20 +7,21 @@ request leaves exactly once: by the answer of `admit`, by one event, or by `canc
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
+from services.admission.policy.absence import Absence
 from services.admission.policy.backlog import Backlog
 from services.admission.policy.books import Books, Held
 from services.admission.policy.fair_queue import Item
 from services.admission.policy.ledger import Ledger, Reservation, Worker
-from services.admission.policy.levels import ClassLevel, Levels
+from services.admission.policy.levels import Levels
 from services.admission.policy.model import (
     Event,
     Granted,
     Limits,
     Outcome,
+    QueueClass,
     Queued,
     Refused,
     Report,
@@ -30,6 +31,7 @@ from services.admission.policy.model import (
 from services.admission.policy.placement import Failed, eligible
 from services.admission.policy.predict import Predictor
 from services.admission.policy.refusals import OVERLOAD, Refusals, Turns
+from services.admission.policy.shadows import Shadows
 from services.admission.policy.urgency import Urgency
 
 _SWEEP = 1.0  # seconds between two looks for overdue shares
@@ -48,13 +50,12 @@ class Pool:
         self.levels = Levels()
         self.books = Books(limits, self.backlog, self.predictor)
         self._refusals = Refusals(chance)
+        self.shadows = Shadows(limits, self.ledger, self.books, self._refusals)
         self._turns = Turns()
         self._urgency = Urgency(limits, self.predictor, self.ledger, self.backlog, self.books, now=now)
         self._fair = limits.discipline == "fair"
-        self._born = now
-        self._last_served: dict[str, float] = {}  # model version → when its last worker went
+        self._absence = Absence(limits, self.ledger, self._refusals, now=now)
         self._next_sweep = now
-        self._strand_at = math.inf  # when to look for what waits for a worker that did not come back
         self._draining = False
 
     # ---- requests ------------------------------------------------------------------------------------------------
@@ -68,9 +69,11 @@ class Pool:
         repeated = self._repeated(request, now)
         if repeated is not None:
             return repeated, []
-        refused = self._hopeless(request, now)
+        refused = self._refusals.draining(request) if self._draining else self._absence.hopeless(request, now)
         if refused is not None:
             return refused, []
+        if request.queue_class is QueueClass.SHADOW:
+            return self.shadows.admit(request, now, busy=len(self.backlog) > 0), []
         cost = self.predictor.expected_cost(request)
         self.levels.arrived(request, cost, now)
         if not len(self.backlog):
@@ -132,6 +135,11 @@ class Pool:
         count = self._disown(self.ledger.owned_by(owner), now)
         return count, self._dispatch(now) if count else []
 
+    def waiting(self, request_id: str) -> Request | None:
+        """The request of this id, if it waits."""
+        item = self.backlog.find(request_id)
+        return item.request if item is not None else self.shadows.find(request_id)
+
     # ---- workers -------------------------------------------------------------------------------------------------
 
     def worker_joined(self, spec: WorkerSpec, now: float) -> None:
@@ -142,14 +150,16 @@ class Pool:
         """A worker told its load."""
         return self._dispatch(now) if self.ledger.heard(worker, report, now) else []
 
+    def worker_serves(self, worker: str, model_versions: frozenset[str], now: float) -> None:
+        """A live worker has these versions ready from now on, whatever it had before."""
+        self._absence.dropped(self.ledger.serves(worker, model_versions), now)
+
     def worker_left(self, worker: str, now: float) -> bool:
         """A worker's stream broke or fell silent: it gets no work from this moment. False when it was not there."""
         account = self.ledger.workers.get(worker)
         if account is None or not self.ledger.leave(worker):
             return False
-        for version in account.spec.model_versions:
-            self._last_served[version] = now
-        self._strand_at = now + self.limits.absence_grace
+        self._absence.gone(account.spec.model_versions, now)
         if not self.ledger.staffed:  # what waits for somebody to come back says nothing of the pool
             self.predictor.observe(now, backlogged=False)
             for item in self.backlog.waiting():
@@ -174,27 +184,23 @@ class Pool:
         if now >= self._next_sweep:
             self._next_sweep = now + _SWEEP
             self._disown(self.ledger.overdue(now), now)
-            if now >= self._strand_at:
-                events += self._evict_stranded(now)
+            events += self._evict_stranded(now)
         events += self._dispatch(now)
+        events += self.shadows.tick(now)
         return events
 
     def drain(self, now: float) -> list[Event]:
         """This process goes away: new requests are refused, waiting ones sent elsewhere."""
         self._draining = True
-        return [self._refusals.draining(item.request, now - item.queued_at) for item in self.backlog.clear()]
+        gone: list[Event] = [
+            self._refusals.draining(item.request, now - item.queued_at) for item in self.backlog.clear()
+        ]
+        return gone + self.shadows.drain(now)
 
     @property
     def idle(self) -> bool:
         """Nothing waits and no share is held."""
-        return not len(self.backlog) and not self.ledger.reservations
-
-    def class_levels(self, now: float) -> list[ClassLevel]:
-        """What requests of each class wait at present."""
-        return [
-            ClassLevel(queue_class, self.predictor.class_wait(queue_class, self.backlog, self.ledger, now), len(queue))
-            for queue_class, queue in self.backlog.queues.items()
-        ]
+        return not len(self.backlog) and not len(self.shadows) and not self.ledger.reservations
 
     # ---- admitting -----------------------------------------------------------------------------------------------
 
@@ -202,7 +208,7 @@ class Pool:
         """The answer for a request id that is known already; None when it is not, or no longer of use."""
         item = self.backlog.find(request.request_id)
         held = self.ledger.reservations.get(request.request_id)
-        known = item.request if item else held.request if held else None
+        known = item.request if item else held.request if held else self.shadows.find(request.request_id)
         if known is None:
             return None
         if known.tenant != request.tenant:
@@ -215,11 +221,16 @@ class Pool:
             self._take_out(request.request_id)
         elif held is not None:
             return self._held_already(held, request, now)
+        elif known.covers(request):
+            return Queued(known)
+        else:
+            self.shadows.remove(request.request_id)
         return None
 
     def _held_already(self, held: Reservation, request: Request, now: float) -> Granted | None:
         worker = self.ledger.workers[held.worker]
-        if worker.live and held.worker not in request.excluded and held.request.covers(request):
+        usable = worker.live and request.model_version in worker.spec.model_versions
+        if usable and held.worker not in request.excluded and held.request.covers(request):
             held.request = replace(held.request, owner=request.owner)
             held.until = request.deadline + self.limits.release_grace
             return Granted(held.request, held.worker)
@@ -227,24 +238,6 @@ class Pool:
         self.ledger.release(request.request_id)
         self.books.settle(request.request_id, now, None, learn=False)
         return None
-
-    def _hopeless(self, request: Request, now: float) -> Refused | None:
-        """The refusals that no waiting can change."""
-        if self._draining:
-            return self._refusals.draining(request)
-        if request.deadline <= now:
-            message = "The deadline has passed."
-            return self._refusals.refuse(request, Outcome.REJECTED_DEADLINE, message, limit="deadline")
-        candidates = self.ledger.eligible(request)
-        if any(worker.could_ever_fit(request) for worker in candidates):
-            return None
-        if candidates:
-            return self._refusals.never_fits(request, candidates)
-        grace = self.limits.absence_grace
-        others = bool(self.ledger.serving(request.model_version))
-        if not others and now - self._last_served.get(request.model_version, self._born) < grace:
-            return None  # right after a start or a loss workers may be on their way back: it may wait
-        return self._refusals.nobody_serves(request, other=others, retry_after=grace)
 
     def _grant_directly(self, request: Request, cost: float, now: float) -> Granted | None:
         worker = self.ledger.pick(request, now)
@@ -287,7 +280,7 @@ class Pool:
         events: list[Event] = []
         if not len(self.backlog):
             self.predictor.observe(now, backlogged=False)
-            return events
+            return self.shadows.dispatch(now) if len(self.shadows) else events
         while (found := self._next(now)) is not None:
             item, worker = found
             self.backlog.dispatch(item)
@@ -298,6 +291,8 @@ class Pool:
         waiting = len(self.backlog) > 0
         self.predictor.observe(now, backlogged=waiting and self.ledger.staffed)
         if waiting:
+            if self.shadows.running:
+                events += self.shadows.make_way(self.backlog.waiting(), now)
             events += self._urgency.make_room(now)
         return events
 
@@ -306,7 +301,8 @@ class Pool:
 
         Requests that do not fit may be overtaken by later ones that do, so that capacity is not left idle; but only
         `max_bypass` times: then the worker nearest to having room is kept for them, so that large requests do not
-        starve behind small ones. Whoever is at its own KV budget, or would be late on this worker, waits for itself.
+        starve behind small ones. Whoever is at its own or its version's KV budget, or would be late on this worker,
+        waits for itself.
         """
         if not self.ledger.any_room(now):
             return None
@@ -316,7 +312,7 @@ class Pool:
         failed = Failed(self.predictor.high_output)
         for item in self.backlog.in_order():
             request = item.request
-            if request.kv_share and self.ledger.over_share(request):
+            if (request.kv_share or request.version_share) and self.ledger.over_share(request):
                 at_budget.append(item)
                 continue
             if not failed.includes(request):
@@ -364,12 +360,14 @@ class Pool:
     def _take_out(self, request_id: str) -> bool:
         """The request waits no more, nor is room made for it. False when it did not wait."""
         if self.backlog.remove(request_id) is None:
-            return False
+            return self.shadows.remove(request_id)
         self.ledger.preemption.over(request_id)
         return True
 
     def _evict(self, item: Item, now: float, *, shed: bool = False) -> Refused:
         self.ledger.preemption.over(item.request.request_id)
+        if not shed and item.limit in ("queue", "ttft_target") and self.ledger.over_version_share(item.request):
+            item.limit = "version_share"
         if not shed:
             self.predictor.waited(item.request, item.predicted_wait, now - item.queued_at, now)
         wait = self.predictor.wait(item.request, self.backlog, self.ledger, now) or 1.0
@@ -377,9 +375,7 @@ class Pool:
         return self._refused(self._refusals.evicted(item, now, wait, shed=shed), item.cost, now)
 
     def _evict_stranded(self, now: float) -> list[Event]:
-        """What fits none of the workers that remain would wait in vain, and keep its tenant's next from being seen."""
-        self._strand_at = math.inf
-        stranded = [item for item in self.backlog.waiting() if self.ledger.stranded(item.request)]
+        stranded = self._absence.stranded(self.backlog.waiting(), now)
         for item in stranded:
             self.backlog.remove(item.request.request_id)
             item.limit = "workers"

@@ -2,7 +2,7 @@
 
 Only requests of a strictly lower class are interrupted, and only as many as must be, all on one worker:
 
-- **Classes**: from the last (batch) upwards; a class is touched only where those below it do not free enough.
+- **Classes**: from the last (shadow, batch) upwards; a class is touched only where those below it do not free enough.
 - **Within**: either the latest started first, which loses the least work, or the largest first, which interrupts the
   fewest; then whatever proves unnecessary is taken back, the most urgent and the longest running first. What remains is
   minimal: without any one of them the room would not do.
@@ -100,6 +100,20 @@ class Preemption:
         self._asked.update((each.request.request_id, (until, each)) for each in chosen)
         self._plans[request.request_id] = Plan(request, worker.spec.worker, need, until)
         return worker, chosen
+
+    def of_class(self, queue_class: QueueClass, worker: Worker, now: float) -> tuple[str, ...]:
+        """All of a class that may be asked to go from this worker now; they count as asked from then on."""
+        self._tidy(now)
+        going = [
+            held
+            for held in worker.holds.values()
+            if held.request.queue_class is queue_class
+            and held.request.request_id not in self._asked
+            and now - held.granted_at >= self._settle
+        ]
+        until = now + self._grace
+        self._asked.update((each.request.request_id, (until, each)) for each in going)
+        return tuple(each.request.request_id for each in going)
 
     def _coming(self, *, besides: str) -> dict[str, tuple[int, int]]:
         """By worker, the blocks and sequences on their way, without what is meant for others than `besides`."""

@@ -95,6 +95,8 @@ class Refusals:
             outcome, message = Outcome.EVICTED_DEADLINE, "The deadline came while waiting for a worker."
         elif item.limit == "ttft_target":
             outcome, message = Outcome.EVICTED_TTL, "The first token would come later than its target."
+        elif item.limit == "version_share":
+            outcome, message = Outcome.EVICTED_TTL, "Its model version has all of the pool that it may have."
         elif item.limit == "workers":
             outcome, message = Outcome.EVICTED_TTL, "The workers that it could run on did not come back."
         else:

@@ -10,7 +10,7 @@ from services.admission.policy.backlog import Backlog
 from services.admission.policy.books import Books
 from services.admission.policy.fair_queue import Item
 from services.admission.policy.ledger import Ledger, Worker
-from services.admission.policy.model import Interrupt, Limits, QueueClass, Request
+from services.admission.policy.model import QUEUED_CLASSES, Interrupt, Limits, QueueClass, Request
 from services.admission.policy.predict import Predictor
 
 _INTERRUPTING = (QueueClass.PAID, QueueClass.FREE, QueueClass.OVER_QUOTA)
@@ -77,12 +77,15 @@ class Urgency:
         return late if late.by > 0.0 else None
 
     def may_interrupt(self, request: Request) -> bool:
-        """Is there less urgent work to interrupt beyond what those before it will need?"""
+        """Is there less urgent work to interrupt beyond what those before it will need? Shadows go for anybody."""
         own = request.queue_class
-        if not self._fair or own is QueueClass.BATCH:
+        if not self._fair:
             return False
+        less = self._books.running[QueueClass.SHADOW]
+        if own is not QueueClass.BATCH:
+            less += max(0, self._interruptible(own))
         before = sum(len(queue) for other, queue in self._backlog.queues.items() if other <= own)
-        return self._interruptible(own) > before
+        return less > before
 
     def make_room(self, now: float) -> list[Interrupt]:
         """Whom to interrupt for a waiting request that would come too late otherwise; at most one worker's, and not
@@ -122,6 +125,9 @@ class Urgency:
         return self._fair and request.ttft_by < math.inf and not request.resumed_tokens
 
     def _interruptible(self, queue_class: QueueClass) -> int:
-        """Requests that run in classes below, but for the share that is reserved for them."""
-        lower = sum(count for other, count in self._books.running.items() if other > queue_class)
-        return lower - int(self._limits.reserved_share * sum(self._books.running.values())) if lower else 0
+        """Requests that run in the backlog's classes below, but for the share that is reserved for them."""
+        running = self._books.running
+        lower = sum(running[other] for other in QUEUED_CLASSES if other > queue_class)
+        if not lower:
+            return 0
+        return lower - int(self._limits.reserved_share * sum(running[each] for each in QUEUED_CLASSES))

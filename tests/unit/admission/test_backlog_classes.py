@@ -10,10 +10,10 @@ from hypothesis import strategies as st
 
 from services.admission.policy.backlog import Backlog
 from services.admission.policy.fair_queue import Item
-from services.admission.policy.model import Limits, QueueClass, Request
+from services.admission.policy.model import QUEUED_CLASSES, Limits, QueueClass, Request
 
 _numbers = itertools.count()
-PAID, FREE, OVER, BATCH = QueueClass
+PAID, FREE, OVER, BATCH = QUEUED_CLASSES
 
 
 def push(
@@ -31,7 +31,7 @@ def serve(backlog: Backlog) -> Item:
 
 
 @given(
-    classes=st.sets(st.sampled_from(list(QueueClass)), min_size=2),
+    classes=st.sets(st.sampled_from(QUEUED_CLASSES), min_size=2),
     share=st.sampled_from([0.02, 0.05, 0.2]),
     costs=st.lists(st.floats(1, 100), min_size=1, max_size=8),
     rounds=st.integers(1, 400),
@@ -100,7 +100,7 @@ def test_resumed_requests_always_have_room_and_wait_as_long_as_their_deadline() 
 
 @given(st.lists(st.tuples(st.floats(0, 50), st.booleans()), max_size=60))
 def test_what_expires_leaves_in_time_and_nothing_else_does(steps: list[tuple[float, bool]]) -> None:
-    backlog = Backlog(Limits(ttl=dict.fromkeys(QueueClass, 1e6)))
+    backlog = Backlog(Limits(ttl=dict.fromkeys(QUEUED_CLASSES, 1e6)))
     waiting: dict[str, float] = {}
     for number, (at, removes) in enumerate(steps):
         if removes and waiting:
@@ -126,7 +126,7 @@ def test_the_plain_discipline_knows_arrival_one_bound_and_deadlines_only() -> No
     assert backlog.room_for(pushed[0].request) == ""
 
 
-@pytest.mark.parametrize("queue_class", list(QueueClass))
+@pytest.mark.parametrize("queue_class", QUEUED_CLASSES)
 def test_every_class_has_a_queue_of_its_own(queue_class: QueueClass) -> None:
     backlog = Backlog(Limits())
     item, _ = push(backlog, queue_class)

@@ -294,6 +294,8 @@ async def test_draining_sends_waiting_requests_and_new_ones_elsewhere() -> None:
         ("ttft_target", Duration()),
         ("kv_share", 1.5),
         ("kv_share", float("nan")),
+        ("version_share", -0.1),
+        ("version_share", float("nan")),
         ("resumed_tokens", 10),
     ],
 )
@@ -350,11 +352,37 @@ async def test_what_the_gateway_tells_reaches_the_policy() -> None:
         prefix_block=16,
         resumed_tokens=4,
         kv_share=0.5,
+        version_share=0.25,
     )
     held = desk.coordinator.pools["fast"].ledger.reservations["r0"].request
     assert held.ttft_by == desk.clock.monotonic() + 2
     assert held.prefix_hashes == tuple(range(64))
-    assert (held.prefix_block, held.resumed_tokens, held.kv_share) == (16, 4, 0.5)
+    assert (held.prefix_block, held.resumed_tokens, held.kv_share, held.version_share) == (16, 4, 0.5, 0.25)
+
+
+async def test_a_worker_gets_requests_for_what_it_says_that_it_has_ready() -> None:
+    desk = Desk()
+    session = desk.worker(slots=4)
+    desk.report(session, model_versions=["m@1", "m@2"])
+    desk.granted("r0", model_version="m@2")
+    desk.report(session, model_versions=["m@2"])
+    assert isinstance(desk.ask("r1"), asyncio.Future)
+    desk.report(session)  # as it said in the beginning
+    desk.granted("r2")
+    assert isinstance(desk.ask("r3", model_version="m@2"), asyncio.Future)
+
+
+async def test_a_copy_that_waits_can_be_called_off() -> None:
+    desk = Desk()
+    desk.worker(slots=1)
+    copy = {"queue_class": pb.QUEUE_CLASS_SHADOW, "tenant": "shadow"}
+    assert isinstance(desk.ask("s0", **copy), asyncio.Future)  # of one sequence half is not enough
+    assert desk.coordinator.pool_of("s0") == "fast"
+    waiter = desk.ask("s1", **copy)
+    assert isinstance(waiter, asyncio.Future)
+    waiter.cancel()
+    await asyncio.sleep(0)
+    assert (desk.release("s0"), desk.release("s1")) == (True, False)
 
 
 async def test_hashes_without_the_size_of_their_blocks_are_refused() -> None:
