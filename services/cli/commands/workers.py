@@ -90,8 +90,10 @@ def merged(endpoints: Sequence[Mapping[str, Any]], states: Sequence[Mapping[str,
 def cells(row: Mapping[str, Any]) -> tuple[object, ...]:
     """A worker's line in the table."""
     engine = row["engine"] + (" (simulated)" if row["simulated"] else "")
-    who = (row["instance"], row["zone"], row["pool"], engine, row["model_versions"])
     load = row["load"]
+    # What it told admission last goes before what it registered with: that is what requests are placed by.
+    versions = (load or {}).get("model_versions") or row["model_versions"]
+    who = (row["instance"], row["zone"], row["pool"], engine, versions)
     if load is None:
         return (*who, "unreported", *[None] * (len(_COLUMNS) - len(who) - 1))
     state = "draining" if load["draining"] else "ready"
