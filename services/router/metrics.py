@@ -13,6 +13,7 @@ REFUSED = {
     reason: _RESOLUTIONS.labels(reason.name.lower())
     for reason in (Reason.MODEL_NOT_FOUND, Reason.INVALID_REQUEST, Reason.DEPENDENCY_UNAVAILABLE)
 }
+MIRRORED = Counter("weir_router_mirrored_total", "Routes that ask for a second, mirrored answer.")
 OUTCOMES = Counter(
     "weir_router_outcomes_total", "Outcomes that gateways reported.", ["model_version", "zone", "result"]
 )

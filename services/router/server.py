@@ -52,7 +52,7 @@ class RouterServicer(router_pb2_grpc.RouterServiceServicer):
 
     def use(self, snapshot: RegistrySnapshot) -> None:
         """Decides on this snapshot from now on."""
-        self._table = RoutingTable.of(snapshot)
+        self._table = RoutingTable.of(snapshot, self._table)
         metrics.REVISION.set(snapshot.revision)
 
     async def Session(self, request_iterator: Any, context: grpc.aio.ServicerContext) -> None:  # noqa: N802
@@ -89,6 +89,21 @@ class RouterServicer(router_pb2_grpc.RouterServiceServicer):
         result.tier = route.tier
         result.zones.extend(route.zones)
         result.revision = route.revision
+        if route.rollout_id:
+            result.rollout_id = route.rollout_id
+            result.step = route.step
+            if route.mirror is not None:
+                mirror = route.mirror
+                metrics.MIRRORED.inc()
+                result.mirror.CopyFrom(
+                    pb.Mirror(
+                        model_version=mirror.model_version,
+                        arm=mirror.arm,
+                        pool=mirror.pool,
+                        tier=mirror.tier,
+                        zones=mirror.zones,
+                    )
+                )
         return reply
 
     def _route(self, asked: pb.Resolve) -> Route:
@@ -101,7 +116,15 @@ class RouterServicer(router_pb2_grpc.RouterServiceServicer):
         now = self._clock.monotonic()
         board = self._board
         return table.resolve(
-            RouteRequest(asked.tenant, asked.model, asked.sticky_key, asked.zone),
+            RouteRequest(
+                asked.tenant,
+                asked.model,
+                asked.sticky_key,
+                asked.zone,
+                asked.user,
+                asked.session,
+                asked.request_id,
+            ),
             lambda version, zones: board.arrange(version, zones, now),
         )
 
