@@ -181,6 +181,14 @@ bench-fairness: setup ## Measure weighted shares, the service gap and isolation 
 bench-quota: setup ## Measure tokens delivered against a limit under attack, and the limiter itself (four minutes).
 	$(PY) -m loadtest.bench_quota $(if $(QUICK),--quick)
 
+.PHONY: bench-rollout
+bench-rollout: setup ## Measure how bad versions are found out and taken off, and whether users stay where they are (fifteen minutes).
+	$(PY) -m loadtest.bench_rollout $(if $(QUICK),--quick)
+
+.PHONY: drill-bad-canary
+drill-bad-canary: setup ## Watch a version that fails and one that is slow being rolled out and taken back, second by second.
+	$(PY) -m loadtest.drill_bad_canary $(if $(QUICK),--quick)
+
 .PHONY: drill-flood
 drill-flood: setup ## Watch a tenant flood the mesh and stop, second by second; fails when something goes otherwise.
 	$(PY) -m loadtest.drill_flood $(if $(QUICK),--quick)

@@ -59,11 +59,11 @@ def harm(seen: Sequence[Seen], *, candidate: str, decided: float, slow: float | 
 
 
 def flaps(seen: Sequence[Seen]) -> int:
-    """Users who met more than one version within these answers (of one alias and one step)."""
-    met: dict[str, set[str]] = {}
+    """Users who met more than one version within these answers of one step."""
+    met: dict[tuple[str, str], set[str]] = {}
     for each in seen:
         if each.version:
-            met.setdefault(each.user, set()).add(each.version)
+            met.setdefault((each.alias, each.user), set()).add(each.version)
     return sum(len(versions) > 1 for versions in met.values())
 
 
@@ -72,8 +72,8 @@ def moved_pct(before: Sequence[Seen], after: Sequence[Seen]) -> float:
 
     :raises ValueError: no user was answered in both.
     """
-    first = {each.user: each.version for each in before if each.version}
-    second = {each.user: each.version for each in after if each.version}
+    first = {(each.alias, each.user): each.version for each in before if each.version}
+    second = {(each.alias, each.user): each.version for each in after if each.version}
     both = first.keys() & second.keys()
     if not both:
         raise ValueError("no user was answered in both steps")

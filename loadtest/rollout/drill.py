@@ -1,0 +1,153 @@
+"""A bad canary as an operator watches it: one line a second, who was answered by which version and how, and every
+decision in its own words."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from weir.registry.v1 import registry_pb2 as pb
+
+from libs.rollouts import arms_of, phase_of
+from loadtest.figures import percentile
+from loadtest.overload.samples import OK
+from loadtest.overload.timeline import Check
+from loadtest.rollout.site import ENDED, Change, Faults, RolloutSite
+from loadtest.rollout.traffic import Seen
+from loadtest.rollout.trial import Harm, harm
+
+ALIAS = "demo-0"
+RATE = 20.0
+USERS = 2_000
+LEGEND = """
+base, canary: answered whole in that second, failed (!) and the median time to the first token in ms, by what answered
+weight: the canary's share of new requests as the registry has it"""
+
+
+@dataclass(frozen=True, slots=True)
+class Times:
+    """Seconds."""
+
+    before: float
+    """Of traffic on the baseline alone."""
+    patience: float
+    """For the canary to be taken back."""
+    after: float
+    """Of watching afterwards."""
+
+
+@dataclass(frozen=True, slots=True)
+class Fault:
+    """What is wrong with the canary."""
+
+    name: str
+    faults: Faults
+    word: str
+    """What the reason of the decision must speak of."""
+
+
+FAULTS = {
+    "errors": Fault("errors", {"error_rate": 0.3}, "error"),
+    "slow": Fault("slow", {"ttft_factor": 3.0}, "ttft"),
+}
+
+
+async def prepare(site: RolloutSite) -> None:
+    """A baseline that answers."""
+    await site.alias(ALIAS, await site.push(ALIAS, "1"))
+    await site.answered([ALIAS])
+
+
+async def bad_canary(
+    site: RolloutSite, fault: Fault, version: str, times: Times, say: Callable[[str], None]
+) -> list[Check]:
+    """Roll a bad version out and watch it being taken back."""
+    candidate = await site.push(ALIAS, version, fault.faults)
+    traffic = site.traffic(ALIAS, rate=RATE, users=USERS, seed=1)
+    sending = asyncio.create_task(traffic.run())
+    begun = time.time()
+    printing = asyncio.create_task(_print(site, traffic.seen, candidate, begun, say))
+    try:
+        await asyncio.sleep(times.before)
+        say(f"  --- {candidate} ({fault.name}) is rolled out to 10% of users")
+        started = await site.start(
+            ALIAS, candidate, "--steps", "10,50", "--step-duration", "2m", "--sticky", "user", reason="a drill"
+        )
+        ended = await site.ended(ALIAS, started, seconds=times.patience)
+        await asyncio.sleep(times.after)
+    finally:
+        for task in (sending, printing):
+            task.cancel()
+        await asyncio.gather(sending, printing, return_exceptions=True)
+    return _checks(site.log.of(ALIAS, started), traffic.seen, fault, candidate, ended, before=times.before + begun)
+
+
+async def _print(
+    site: RolloutSite, seen: Sequence[Seen], candidate: str, begun: float, say: Callable[[str], None]
+) -> None:
+    second, told = 0, len(site.log.changes)
+    while True:
+        await asyncio.sleep(max(0.0, begun + second + 1 - time.time()))
+        for change in site.log.changes[told:]:
+            say(_decision(change, begun))
+        told = len(site.log.changes)
+        say(row(second, [each for each in seen if second <= each.ended - begun < second + 1], candidate, _weight(site)))
+        second += 1
+
+
+def row(second: int, answers: Sequence[Seen], candidate: str, weight: int) -> str:
+    """One second. Pure."""
+    parts = []
+    for name, of_canary in (("base", False), ("canary", True)):
+        own = [each for each in answers if (each.version == candidate) == of_canary]
+        first = [each.ttft for each in own if each.ttft is not None]
+        median = f"{percentile(first, 0.5) * 1e3:4.0f}" if first else "   -"
+        failed = sum(each.outcome != OK for each in own)
+        parts.append(f"{name} {len(own) - failed:3d} {f'!{failed}' if failed else '':<3} {median} ms")
+    return f"{second:4d} s  {'   '.join(parts)}   weight {weight / 100:g}%"
+
+
+def _decision(change: Change, begun: float) -> str:
+    state = change.rollout.state
+    phase = pb.RolloutPhase.Name(phase_of(change.rollout)).removeprefix("ROLLOUT_PHASE_").lower()
+    return f"  --- {change.at - begun:.1f} s: {phase}, step {state.step}: {state.reason} ({state.decided_by})"
+
+
+def _weight(site: RolloutSite) -> int:
+    rollout = site.view.snapshot.rollouts.get(ALIAS)
+    return 0 if rollout is None or phase_of(rollout) in ENDED else arms_of(rollout)[1].weight
+
+
+def _checks(
+    log: Sequence[Change], seen: Sequence[Seen], fault: Fault, candidate: str, ended: pb.Rollout, *, before: float
+) -> list[Check]:
+    decided = ended.state.ended_at.ToNanoseconds() / 1e9
+    normal = [each.ttft for each in seen if each.ended < before and each.ttft is not None]
+    slow = 2.0 * percentile(normal, 0.5) if fault.name == "slow" else None
+    found: Harm = harm(seen, candidate=candidate, decided=decided, slow=slow)
+    baseline = [each for each in seen if each.version and each.version != candidate]
+    failed = [each for each in baseline if each.outcome != OK]
+    late = [each for each in seen if each.sent > decided + 1.0]
+    phase = pb.RolloutPhase.Name(phase_of(ended))
+    weights = {arms_of(each.rollout)[1].weight for each in log}
+    return [
+        Check("the canary is rolled back", phase, phase == "ROLLOUT_PHASE_ROLLED_BACK"),
+        Check("and the reason says why", ended.state.reason, fault.word in ended.state.reason.lower()),
+        Check("found out within 15 s of its first bad answer", f"{found.detect:.1f} s", found.detect <= 15.0, True),
+        Check("no request sent to it a second after the decision", f"{found.off:.2f} s", found.off <= 1.0, True),
+        Check("it never had more than a tenth", f"{max(weights) / 100:g}%", max(weights) <= 1000),
+        Check("the baseline failed nobody", f"{len(failed)} of {len(baseline)}", not failed),
+        Check(
+            "afterwards everybody is answered, by the baseline",
+            f"{sum(each.outcome == OK and each.version != candidate for each in late)} of {len(late)}",
+            bool(late) and all(each.outcome == OK and each.version != candidate for each in late),
+        ),
+        Check(
+            "harmed, of all requests meanwhile",
+            f"{found.harmed_pct:.1f}%",
+            not math.isnan(found.harmed_pct) and found.harmed_pct <= 20.0,
+        ),
+    ]

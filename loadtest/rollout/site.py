@@ -1,0 +1,177 @@
+"""A mesh of the profile rollout, operated as an operator would: by the command `weir`, watched through the registry."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import shutil
+import time
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from weir.registry.v1 import registry_pb2 as pb
+
+from libs.registry import EtcdStore, RegistrySnapshot, RegistryView
+from libs.rollouts import phase_of
+from loadtest.rollout.traffic import Traffic
+from tests.support.mesh import ROOT, Mesh
+
+PROFILE = "rollout"
+POOL = "demo"
+_MODEL = ROOT / "models" / "demo" / "fast"
+_FILES = ("config.json", "generation_config.json", "tokenizer.json", "tokenizer_config.json")
+ENDED = frozenset({pb.ROLLOUT_PHASE_PROMOTED, pb.ROLLOUT_PHASE_ROLLED_BACK, pb.ROLLOUT_PHASE_ABORTED})
+
+Faults = Mapping[str, float]
+"""What is wrong with a simulated version: see the worker's settings `simulated.versions`."""
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """A state of a rollout, as this process learnt it from the registry."""
+
+    at: float
+    """Unix seconds."""
+    rollout: pb.Rollout
+
+
+@dataclass(slots=True)
+class Log:
+    """Every state of every rollout, in order."""
+
+    changes: list[Change] = field(default_factory=list)
+
+    def of(self, alias: str, rollout_id: str = "") -> list[Change]:
+        """Of one alias, or of one rollout of it."""
+        return [each for each in self.changes if each.rollout.alias == alias and rollout_id in ("", each.rollout.id)]
+
+
+class RolloutSite:
+    """The mesh under a bench or drill."""
+
+    def __init__(self, mesh: Mesh, view: RegistryView, folder: Path) -> None:
+        self.mesh = mesh
+        self.view = view
+        self.log = Log()
+        self._folder = folder
+        self._known: dict[str, int] = {}
+        view.on_change(self._note)
+
+    def _note(self, snapshot: RegistrySnapshot) -> None:
+        for alias, rollout in snapshot.rollouts.items():
+            if self._known.get(alias) != rollout.revision:
+                self._known[alias] = rollout.revision
+                self.log.changes.append(Change(time.time(), rollout))
+
+    async def weir(self, *arguments: str) -> Any:
+        """The operator's command; its answer as JSON.
+
+        :raises RuntimeError: it failed; the message is what it said.
+        """
+        done = await asyncio.to_thread(self.mesh.weir, *arguments, "--json", check=False)
+        if done.returncode != 0:
+            raise RuntimeError(f"weir {' '.join(arguments)}: {done.stdout}{done.stderr}")
+        return json.loads(done.stdout) if done.stdout.strip() else None
+
+    async def push(self, name: str, version: str, faults: Faults | None = None) -> str:
+        """A new version of a simulated model, with these faults; returns "name@version"."""
+        folder = self._folder / f"{name}@{version}"
+        await asyncio.to_thread(make_version, folder, name, version, faults or {})
+        await self.weir("models", "push", str(folder), "--name", name, "--version", version, "--pool", POOL)
+        return f"{name}@{version}"
+
+    async def alias(self, name: str, version: str) -> None:
+        """Point an alias at one version."""
+        await self.weir("models", "alias", name, version)
+
+    async def start(self, alias: str, version: str, *options: str, reason: str) -> str:
+        """Begin a rollout; returns its id."""
+        started = await self.weir("rollout", "start", alias, version, "--reason", reason, *options)
+        return str(started["id"])
+
+    async def reach(
+        self, alias: str, rollout_id: str, condition: Callable[[pb.Rollout], bool], *, seconds: float, what: str
+    ) -> pb.Rollout:
+        """The rollout once the condition holds.
+
+        :raises TimeoutError: it did not come to that; the message has the last state.
+        """
+
+        def holds(snapshot: RegistrySnapshot) -> bool:
+            found = snapshot.rollouts.get(alias)
+            return found is not None and found.id == rollout_id and condition(found)
+
+        try:
+            async with asyncio.timeout(seconds):
+                return (await self.view.wait_until(holds)).rollouts[alias]
+        except TimeoutError:
+            last = self.view.snapshot.rollouts.get(alias)
+            raise TimeoutError(f"{alias}: {what} did not come in {seconds} s; it is at {last}") from None
+
+    async def ended(self, alias: str, rollout_id: str, *, seconds: float) -> pb.Rollout:
+        """The rollout once it is over."""
+        return await self.reach(
+            alias, rollout_id, lambda found: phase_of(found) in ENDED, seconds=seconds, what="its end"
+        )
+
+    def traffic(self, alias: str, *, rate: float, users: int, seed: int) -> Traffic:
+        """Callers of an alias, with the key of the tenant acme."""
+        return Traffic(
+            address=str(self.mesh.file()["services"]["envoy"]["address"]),
+            key=self.mesh.env["WEIR_KEY_ACME"],
+            alias=alias,
+            rate=rate,
+            users=users,
+            seed=seed,
+        )
+
+    async def answered(self, aliases: Sequence[str]) -> None:
+        """Wait until every alias answers a caller.
+
+        :raises TimeoutError: one does not.
+        """
+        for alias in aliases:
+            traffic = self.traffic(alias, rate=5.0, users=1, seed=0)
+            served = asyncio.Event()
+            traffic.on_answer = lambda seen, served=served: served.set() if seen.version else None  # type: ignore[misc]
+            task = asyncio.create_task(traffic.run())
+            try:
+                async with asyncio.timeout(60.0):
+                    await served.wait()
+            finally:
+                task.cancel()
+
+
+@asynccontextmanager
+async def rollout_site(folder: Path, *, settings: Sequence[str] = ()) -> AsyncIterator[RolloutSite]:
+    """A running mesh with its registry in view."""
+    mesh = Mesh(folder / "mesh", profile=PROFILE, settings=tuple(settings))
+    await asyncio.to_thread(mesh.__enter__)
+    try:
+        store = EtcdStore([mesh.file()["services"]["etcd"]["address"]])
+        view = RegistryView(store)
+        follow = asyncio.create_task(view.run())
+        try:
+            await view.wait_ready()
+            yield RolloutSite(mesh, view, folder / "versions")
+        finally:
+            follow.cancel()
+            await asyncio.gather(follow, return_exceptions=True)
+            await store.close()
+    finally:
+        await asyncio.to_thread(mesh.__exit__, None, None, None)
+
+
+def make_version(folder: Path, name: str, version: str, faults: Faults) -> None:
+    """A model folder for the simulated engine: the demo model's tokenizer and configuration, no weights, and what is
+    wrong with it."""
+    folder.mkdir(parents=True)
+    for file in _FILES:
+        shutil.copyfile(_MODEL / file, folder / file)
+    manifest = json.loads((_MODEL / "manifest.json").read_text())
+    (folder / "simulated.json").write_text(json.dumps({"version": f"{name}@{version}", **faults}))
+    manifest |= {"name": name, "version": version}
+    (folder / "model.json").write_text(json.dumps({key: manifest[key] for key in manifest if key != "files"}))

@@ -1,0 +1,50 @@
+"""What a bench makes of what callers saw."""
+
+from __future__ import annotations
+
+import pytest
+
+from loadtest.overload.samples import OK
+from loadtest.rollout.traffic import Seen
+from loadtest.rollout.trial import NoHarmError, flaps, harm, moved_pct
+
+
+def seen(sent: float, version: str = "m@1", *, user: str = "u", outcome: str = OK, ttft: float | None = 0.1) -> Seen:
+    return Seen("m", user, sent, sent + 0.2, outcome, version, "", ttft, 8)
+
+
+def test_harm_counts_from_the_first_bad_answer_to_the_decision_and_the_last_request_sent() -> None:
+    answers = [
+        seen(1.0),
+        seen(10.0, "m@2"),
+        seen(11.0, "m@2", outcome="ENGINE_ERROR"),
+        seen(12.0),
+        seen(13.0, "", outcome="ENGINE_ERROR"),
+        seen(14.3, "m@2"),
+        seen(20.0),
+    ]
+    found = harm(answers, candidate="m@2", decided=14.0, slow=None)
+    assert found.detect == pytest.approx(14.0 - 11.2)
+    assert found.off == pytest.approx(0.3)
+    assert found.harmed_pct == pytest.approx(100 * 2 / 5)  # sent at 10, 11, 12, 13 and 14.3
+    assert found.samples == 3
+
+
+def test_slow_answers_are_bad_only_where_slowness_is_the_fault() -> None:
+    answers = [seen(1.0, "m@2", ttft=0.9), seen(2.0, "m@2", ttft=0.1)]
+    assert harm(answers, candidate="m@2", decided=5.0, slow=0.5).harmed_pct == 50.0
+    with pytest.raises(NoHarmError):
+        harm(answers, candidate="m@2", decided=5.0, slow=None)
+
+
+def test_a_user_who_meets_two_versions_flaps() -> None:
+    assert flaps([seen(1.0, "m@1"), seen(2.0, "m@1"), seen(3.0, "m@2", user="v")]) == 0
+    assert flaps([seen(1.0, "m@1"), seen(2.0, "m@2"), seen(3.0, "m@2", user="v")]) == 1
+
+
+def test_moved_users_are_those_answered_by_another_version_afterwards() -> None:
+    before = [seen(1.0, "m@1", user=str(number)) for number in range(10)]
+    after = [seen(2.0, "m@2" if number < 3 else "m@1", user=str(number)) for number in range(12)]
+    assert moved_pct(before, after) == 30.0
+    with pytest.raises(ValueError, match="both"):
+        moved_pct(before, [])
