@@ -1,0 +1,58 @@
+"""Both blob stores: a directory, and a bucket of a real S3 server (moto) over HTTP on a free port."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+
+import boto3
+import pytest
+from moto.server import ThreadedMotoServer
+
+from libs.artifacts import BlobStore, open_store
+
+BUCKET = "models"
+
+
+@pytest.fixture(scope="session")
+def s3_server() -> Iterator[str]:
+    """The address of an S3 server."""
+    server = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
+    server.start()
+    host, port = server.get_host_and_port()
+    try:
+        yield f"http://{host}:{port}"
+    finally:
+        server.stop()
+
+
+@pytest.fixture
+def s3_uri(s3_server: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    """The address of an empty bucket, with credentials in the environment."""
+    for name, value in {
+        "AWS_ACCESS_KEY_ID": "test",
+        "AWS_SECRET_ACCESS_KEY": "test",
+        "AWS_DEFAULT_REGION": "us-east-1",
+        "AWS_EC2_METADATA_DISABLED": "true",
+    }.items():
+        monkeypatch.setenv(name, value)
+    bucket = boto3.resource("s3", endpoint_url=s3_server).Bucket(BUCKET)
+    bucket.create()
+    try:
+        yield f"s3://{BUCKET}/some/where?endpoint={s3_server}"
+    finally:
+        bucket.objects.all().delete()
+        bucket.delete()
+        bucket.meta.client.close()
+
+
+@pytest.fixture(params=["local", "s3"])
+async def store(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[BlobStore]:
+    """An empty store, opened by its address."""
+    if request.param == "local":
+        made = open_store((tmp_path / "a store").as_uri())
+    else:
+        made = open_store(await asyncio.to_thread(request.getfixturevalue, "s3_uri"))
+    yield made
+    await made.close()
