@@ -14,7 +14,7 @@ from weir.quota.v1 import quota_pb2, quota_pb2_grpc
 from libs.clock import Clock, SystemClock
 from libs.mux import Codec, MuxServer
 from libs.quota import Ledger, LimitSpec, Replica
-from libs.registry import EtcdStore, MemoryStore, RegistrySnapshot, RegistryView, Store, limit_specs
+from libs.registry import EtcdStore, MemoryStore, RegistrySnapshot, RegistryView, Store
 from libs.sharding import Members
 from services.ratelimit import edge, metrics, quota
 from services.ratelimit.config import Settings
@@ -26,7 +26,7 @@ from services.ratelimit.links import open_link, open_shards
 from services.ratelimit.owners import Owners
 from services.ratelimit.peers import Peers
 from services.ratelimit.ports import monotonic_ns, wall_ns
-from services.ratelimit.rules import Rules
+from services.ratelimit.rules import Rules, limits_of
 
 _SECOND = 1_000_000_000
 
@@ -160,7 +160,7 @@ class RateLimitService:
         self._look_at_registry()
         if snapshot.limits is not self._limits:
             self._limits = snapshot.limits
-            self._ledger.apply_limits(limit_specs(snapshot), self._now())
+            self._ledger.apply_limits(limits_of(snapshot), self._now())
             metrics.LIMITS_REVISION.set(snapshot.revision)
         self._peers.update(self._members.current)
         self._owners.update(len(self._peers.others))

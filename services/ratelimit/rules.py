@@ -5,9 +5,10 @@ from __future__ import annotations
 from weir.registry.v1 import registry_pb2
 
 from libs.deadlines import to_seconds
-from libs.quota import PriceBook
-from libs.registry import RegistrySnapshot
+from libs.quota import ALL_MODELS, LimitSpec, PriceBook
+from libs.registry import RegistrySnapshot, limit_specs
 from libs.registry.terms import plan_of, price_book
+from libs.rollouts import SHADOW_TENANT
 from services.ratelimit.policy.shedding import NOTHING, Levels, Shed
 
 _SECOND = 1_000_000_000
@@ -56,6 +57,18 @@ class Rules:
     def serves_over_quota(self, tenant: str) -> bool:
         """Whether the tenant's plan has its requests served beyond its limits per minute, when nothing else waits."""
         return plan_of(self._seen, tenant).over_quota == registry_pb2.OVER_QUOTA_SERVE_IDLE
+
+
+def limits_of(snapshot: RegistrySnapshot) -> dict[tuple[str, str], LimitSpec]:
+    """The declared limits. Mirrored requests, which run in the name of a tenant of their own, have limits per alias by
+    the plans of their rollouts; together they have the sum of those, and not what a tenant has that nobody limited."""
+    specs = limit_specs(snapshot)
+    planned = [spec for (tenant, _), spec in specs.items() if tenant == SHADOW_TENANT]
+    if planned and (SHADOW_TENANT, ALL_MODELS) not in specs:
+        requests, tokens = [spec.requests_per_minute for spec in planned], [spec.tokens_per_minute for spec in planned]
+        # Of one that is not limited (0) there is no sum.
+        specs[SHADOW_TENANT, ALL_MODELS] = LimitSpec(all(requests) and sum(requests), all(tokens) and sum(tokens))
+    return specs
 
 
 def levels_of(snapshot: RegistrySnapshot) -> Levels:
