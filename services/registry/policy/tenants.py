@@ -15,6 +15,8 @@ PLANS = (1, 2)
 """Numbers of free and paid in `weir.registry.v1.Plan`."""
 FAIL_MODES = (0, 1, 2)
 """Numbers of `weir.registry.v1.FailMode`; 0 means closed."""
+RESERVED = frozenset({"shadow"})
+"""Tenants that no caller can be; see `libs.rollouts.SHADOW_TENANT`."""
 MAX_WEIGHT = 1000.0
 """Beyond this a tenant would starve the others rather than outweigh them."""
 MAX_DEADLINE_SECONDS = 24 * 3600.0
@@ -79,6 +81,8 @@ def check_tenant(
     """
     if fault := check_id("tenant.id", spec.id) or check_text("tenant.display_name", spec.display_name, 200):
         return fault
+    if spec.id in RESERVED and (spec.workloads or spec.jwt_issuer):
+        return Fault("tenant.id", f"nobody can be the tenant {spec.id!r}: mirrored requests run in its name")
     if spec.plan not in PLANS:
         return Fault("tenant.plan", "tenant.plan must be PLAN_FREE or PLAN_PAID")
     if spec.plan_policy and spec.plan_policy not in plans:
@@ -138,6 +142,8 @@ def check_key(spec: KeySpec, *, tenants: Collection[str], scopes: Collection[str
     """The first fault of a new key, or None."""
     if spec.tenant not in tenants:
         return Fault("tenant", f"no tenant {spec.tenant!r}")
+    if spec.tenant in RESERVED:
+        return Fault("tenant", f"nobody can be the tenant {spec.tenant!r}: mirrored requests run in its name")
     if not spec.scopes:
         return Fault("scopes", "at least one scope is needed")
     if len(set(spec.scopes)) != len(spec.scopes):

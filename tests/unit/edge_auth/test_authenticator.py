@@ -12,6 +12,7 @@ from weir.registry.v1 import registry_pb2
 from libs import apikeys
 from libs.clock import ManualClock
 from libs.registry import RegistrySnapshot
+from libs.rollouts import SHADOW_TENANT
 from services.edge_auth.authenticator import Authenticator, Known
 from services.edge_auth.jwks import KeySets
 from services.edge_auth.policy.cache import VerdictCache
@@ -94,6 +95,14 @@ def test_revocation_holds_from_the_next_snapshot_on() -> None:
     revoked = stored(revoked_at=timestamp_pb2.Timestamp(seconds=1))
     bench.authenticator.use(snapshot(revoked, 2))
     assert bench.identify() is Refusal.KEY_REVOKED
+
+
+def test_nobody_is_the_tenant_of_mirrored_traffic() -> None:
+    bench = Bench()
+    tenant = registry_pb2.Tenant(id=SHADOW_TENANT, plan=registry_pb2.PLAN_PAID)
+    key = stored(tenant=SHADOW_TENANT)
+    bench.authenticator.use(RegistrySnapshot(revision=2, keys={key.id: key}, tenants={SHADOW_TENANT: tenant}))
+    assert bench.identify() is Refusal.TENANT_INACTIVE
 
 
 def test_a_key_made_after_a_refusal_is_good_at_once() -> None:

@@ -154,6 +154,9 @@ def test_alias_weights_must_sum_to_100(weights: list[int]) -> None:
         ({"workloads": ["spiffe://weir.internal/sa/"]}, "workloads[0]"),
         ({"workloads": ["spiffe://weir.internal/sa/taken"]}, "workloads[0]"),
         ({"workloads": list(TENANT.workloads) * 2}, "workloads"),
+        ({"id": "shadow"}, "id"),
+        ({"id": "shadow", "workloads": []}, "id"),
+        ({"id": "shadow", "workloads": [], "jwt_issuer": ""}, None),
     ],
 )
 def test_tenant(changes: dict[str, Any], field: str | None) -> None:
@@ -193,6 +196,7 @@ def test_limits(changes: dict[str, Any], field: str | None) -> None:
         (KeySpec("acme", ["inference", "admin"], "mine", None), None),
         (KeySpec("acme", ["inference"], "", 60.0), None),
         (KeySpec("gone", ["inference"], "", None), "tenant"),
+        (KeySpec("shadow", ["inference"], "", None), "tenant"),
         (KeySpec("acme", [], "", None), "scopes"),
         (KeySpec("acme", ["inference"] * 2, "", None), "scopes"),
         (KeySpec("acme", ["root"], "", None), "scopes[0]"),
@@ -202,7 +206,7 @@ def test_limits(changes: dict[str, Any], field: str | None) -> None:
     ],
 )
 def test_key(spec: KeySpec, field: str | None) -> None:
-    fault = tenants.check_key(spec, tenants={"acme"}, scopes={"inference", "admin"})
+    fault = tenants.check_key(spec, tenants={"acme", "shadow"}, scopes={"inference", "admin"})
     assert (fault.field if fault else None) == field
 
 
