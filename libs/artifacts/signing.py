@@ -248,8 +248,8 @@ def signers(version: pb.ModelVersion) -> tuple[str, ...]:
 def verify(version: pb.ModelVersion, policy: pb.TrustPolicy | None, now: float, *, required: bool = False) -> Verified:
     """Checks that a version is what its digest says and that enough trusted keys vouch for it.
 
-    :param policy: its namespace's; None when it has none: then only the digest is checked, unless a signature is
-        `required`.
+    :param policy: its namespace's; None when it has none: then only the digest is checked, and that an envelope, if
+        there is one, holds this manifest; unless a signature is `required`.
     :param now: Unix seconds; keys that expired by then do not count.
     :raises TrustError: something does not hold.
     """
@@ -265,6 +265,9 @@ def verify(version: pb.ModelVersion, policy: pb.TrustPolicy | None, now: float, 
                 TrustFault.NO_POLICY,
                 f"{name}: signatures are required, and namespace {namespace_of(version)!r} has no trust policy",
             )
+        if version.signature:
+            # Nobody says whose word counts, but it must be about this manifest.
+            _envelope_of(version, name)
         return Verified(digest, ())
     if policy.namespace != namespace_of(version):
         raise TrustError(

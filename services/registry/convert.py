@@ -7,10 +7,11 @@ from weir.registry.v1 import registry_pb2 as pb
 
 from libs.artifacts.manifest import manifest_digest
 from libs.deadlines import to_seconds
-from services.registry.policy.models import ArtifactSpec, ModelSpec, TargetSpec
+from services.registry.policy.models import ArtifactSpec, ModelSpec, ProvenanceSpec, TargetSpec
 from services.registry.policy.plans import PlanSpec, PriceSpec, SloSpec, StepSpec
 from services.registry.policy.safety import RuleSpec
 from services.registry.policy.tenants import KeySpec, LimitsSpec, TenantSpec
+from services.registry.policy.trust import TrustedKeySpec, TrustSpec
 
 
 def model_spec(message: pb.ModelVersion) -> ModelSpec:
@@ -18,7 +19,7 @@ def model_spec(message: pb.ModelVersion) -> ModelSpec:
     return ModelSpec(
         name=message.name,
         version=message.version,
-        artifacts=[ArtifactSpec(item.path, item.sha256, item.bytes) for item in message.artifacts],
+        artifacts=[ArtifactSpec(item.path, item.sha256, item.bytes, item.role) for item in message.artifacts],
         source=message.source,
         architecture=message.architecture,
         context_length=message.context_length,
@@ -30,12 +31,30 @@ def model_spec(message: pb.ModelVersion) -> ModelSpec:
         safety_policy=message.safety_policy,
         training_data_sha256=message.training_data_sha256,
         chat_template_sha256=message.chat_template_sha256,
+        schema_sha256=message.schema_sha256,
+        tokenizer_sha256=message.tokenizer_sha256,
+        namespace=message.namespace,
+        safety_policy_version=message.safety_policy_version,
+        metrics=dict(message.offline_metrics),
+        provenance=ProvenanceSpec(
+            source_uri=message.provenance.source_uri,
+            revision=message.provenance.revision,
+            builder=message.provenance.builder,
+            base=message.provenance.base,
+        ),
+        signature_length=len(message.signature),
     )
 
 
 def model_digest(message: pb.ModelVersion) -> str:
     """The content address of a model version; see libs.artifacts.manifest."""
     return manifest_digest(message)
+
+
+def trust_spec(message: pb.TrustPolicy) -> TrustSpec:
+    """Of a trust policy."""
+    keys = [TrustedKeySpec(key.key_id, key.public_key, key.note) for key in message.keys]
+    return TrustSpec(message.namespace, keys, message.threshold)
 
 
 def target_specs(message: pb.Alias) -> list[TargetSpec]:

@@ -91,7 +91,7 @@ def artifact(**changes: Any) -> dict[str, Any]:
     ],
 )
 def test_model(changes: dict[str, Any], field: str | None) -> None:
-    fault = models.check_model(dataclasses.replace(MODEL, **changes), policies={"default"})
+    fault = models.check_model(dataclasses.replace(MODEL, **changes), policies={"default": 3})
     assert (fault.field if fault else None) == (f"model_version.{field}" if field else None)
 
 
