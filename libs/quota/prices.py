@@ -22,6 +22,11 @@ class Price(NamedTuple):
         prompt = min(prompt_tokens, tokens)
         return min(_MOST, -(-(prompt * self.input + (tokens - prompt) * self.output) // _MILLION))
 
+    def exact(self, tokens: int, prompt_tokens: int) -> float:
+        """As `cost`, not rounded: for sums over many requests that are compared with each other."""
+        prompt = min(prompt_tokens, tokens)
+        return (prompt * self.input + (tokens - prompt) * self.output) / _MILLION
+
 
 FREE = Price(0, 0)
 """For what has no price."""

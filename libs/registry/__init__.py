@@ -18,7 +18,16 @@ from libs.registry.ports import (
 )
 from libs.registry.registration import EndpointRegistration
 from libs.registry.snapshot import RegistrySnapshot, apply_events, snapshot_of
-from libs.registry.terms import kv_share_of, limit_specs, plan_name, plan_of, price_book, slo_of, weight_of
+from libs.registry.terms import (
+    cost_book,
+    kv_share_of,
+    limit_specs,
+    plan_name,
+    plan_of,
+    price_book,
+    slo_of,
+    weight_of,
+)
 from libs.registry.view import RegistryView
 
 __all__ = [
@@ -37,6 +46,7 @@ __all__ = [
     "WatchBatch",
     "WatchEvent",
     "apply_events",
+    "cost_book",
     "kv_share_of",
     "limit_specs",
     "plan_name",

@@ -1,7 +1,7 @@
 """What a tenant is given and a request is held to, looked up in a snapshot: plan, weight, objectives, limits, prices.
 
-Each is a few dictionary reads, for hot paths, but `limit_specs` and `price_book`, which are made once per change.
-Messages are the snapshot's own and must not be changed.
+Each is a few dictionary reads, for hot paths, but `limit_specs`, `price_book` and `cost_book`, which are made once per
+change. Messages are the snapshot's own and must not be changed.
 """
 
 from __future__ import annotations
@@ -71,6 +71,18 @@ def price_book(snapshot: RegistrySnapshot) -> PriceBook:
     return PriceBook(
         {
             name: Price(price.input_microusd_per_million, price.output_microusd_per_million)
+            for name, price in snapshot.prices.items()
+        }
+    )
+
+
+def cost_book(snapshot: RegistrySnapshot) -> PriceBook:
+    """What tokens cost us, by the declared costs; where a price declares no cost of its own, cost equals price."""
+    return PriceBook(
+        {
+            name: Price(price.input_cost_microusd_per_million, price.output_cost_microusd_per_million)
+            if price.input_cost_microusd_per_million or price.output_cost_microusd_per_million
+            else Price(price.input_microusd_per_million, price.output_microusd_per_million)
             for name, price in snapshot.prices.items()
         }
     )

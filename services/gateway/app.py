@@ -35,6 +35,7 @@ from services.gateway.identity import Identifier
 from services.gateway.native import InferenceServicer
 from services.gateway.openai import wire
 from services.gateway.openai.servicer import OpenAIServicer
+from services.gateway.outcomes import Outcomes
 from services.gateway.pipeline import Pipeline
 
 _SWEEP_SECONDS = 0.5
@@ -108,6 +109,7 @@ class Gateway:
         self._workers = WorkerStreams(settings, flush=self._safety.flush)
         spool = Spool(Path(settings.state_dir or ".") / "audit-spool", max_bytes=settings.spool_bytes)
         self._audit = AuditWriter(audit_link, spool, clock=clock)
+        self._outcomes = Outcomes(catalog, clock=clock)
         self._pipeline = Pipeline(
             settings,
             catalog=catalog,
@@ -117,6 +119,7 @@ class Gateway:
             safety=self._safety,
             workers=self._workers,
             audit=self._audit,
+            outcomes=self._outcomes,
             clock=clock,
             chance=rng.random,
         )
@@ -128,6 +131,7 @@ class Gateway:
             safety=self._safety,
             workers=self._workers,
             audit=self._audit,
+            outcomes=self._outcomes,
             clock=clock,
             chance=rng.random,
         )
@@ -204,6 +208,7 @@ class Gateway:
 
     def _on_snapshot(self, snapshot: RegistrySnapshot) -> None:
         self._catalog.update(snapshot)
+        self._pipeline.arms_changed()
         self._quota.update(snapshot)
         self._workers.warm(
             [(e.instance, e.address) for (service, _), e in snapshot.endpoints.items() if service == "worker"]

@@ -8,7 +8,8 @@ from pathlib import Path
 from weir.registry.v1 import registry_pb2
 
 from libs.errors import Reason, WeirError
-from libs.registry import RegistrySnapshot, plan_name
+from libs.quota import PriceBook
+from libs.registry import RegistrySnapshot, cost_book, plan_name
 from libs.rollouts import BASELINE, phase_of
 from libs.routing import ListedModel, Route, RouteRequest, RoutingTable
 from libs.telemetry import get_logger
@@ -31,6 +32,8 @@ class Catalog:
 
     def __init__(self, *, zone: str) -> None:
         self._zone = zone
+        self.costs = PriceBook({})
+        """What tokens cost us."""
         self._table = RoutingTable.of(RegistrySnapshot())
         self._workloads: dict[str, str] = {}
         self._plans: dict[str, Plan] = {}
@@ -45,7 +48,9 @@ class Catalog:
 
     def update(self, snapshot: RegistrySnapshot) -> None:
         """Take a new snapshot (RegistryView.on_change)."""
-        self._table = RoutingTable.of(snapshot)
+        if snapshot.prices is not self.snapshot.prices:
+            self.costs = cost_book(snapshot)
+        self._table = RoutingTable.of(snapshot, self._table)
         self._workloads = {spiffe: t.id for t in snapshot.tenants.values() for spiffe in t.workloads}
         self._plans = {name: plan_of(message) for name, message in snapshot.plans.items()}
         self._objectives = {key: objectives_of(message) for key, message in snapshot.slos.items()}
@@ -81,12 +86,18 @@ class Catalog:
         """The tenant that an internal caller acts as; empty when it is not registered."""
         return self._workloads.get(spiffe, "")
 
-    def resolve(self, *, tenant: str, model: str, sticky_key: str) -> Route:
+    def question(
+        self, tenant: str, model: str, *, user: str = "", session: str = "", request_id: str = ""
+    ) -> RouteRequest:
+        """What the router is asked from this gateway's zone."""
+        return RouteRequest(tenant, model, zone=self._zone, user=user, session=session, request_id=request_id)
+
+    def resolve(self, asked: RouteRequest) -> Route:
         """The route as the router would choose it on this snapshot, without breakers.
 
         :raises WeirError: MODEL_NOT_FOUND.
         """
-        return self._table.resolve(RouteRequest(tenant, model, sticky_key, self._zone))
+        return self._table.resolve(asked)
 
     def arm_key(self, alias: str, route: Route) -> ArmKey | None:
         """Where a request counts that got this route under this name; None outside rollouts.

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+from weir.admission.v1 import admission_pb2
+
 from libs.breaker import is_fault
 from libs.clock import Clock
 from libs.errors import Reason, WeirError
+from libs.routing import Route
 from services.gateway import metrics, records
 from services.gateway.catalog import Catalog
+from services.gateway.outcomes import Outcomes
 from services.gateway.policy.events import Accepted, End, Finish
 from services.gateway.policy.plans import DEFAULT_ANSWER
 from services.gateway.ports import AdmissionPort, AuditPort, QuotaPort, RouterPort
 from services.gateway.refusals import RefusalLog, outcome_of
-from services.gateway.request import Request, accepted_of, settle
+from services.gateway.request import Candidate, Request, accepted_of, settle
 
 _OWN_ENDS = frozenset({Finish.STOP, Finish.LENGTH})
 """Whoever ended so was as long as it wanted to be."""
@@ -28,6 +32,7 @@ class Closing:
         admission: AdmissionPort,
         router: RouterPort,
         audit: AuditPort,
+        outcomes: Outcomes,
         clock: Clock,
         source: str,
     ) -> None:
@@ -36,6 +41,7 @@ class Closing:
         self._admission = admission
         self._router = router
         self._audit = audit
+        self._outcomes = outcomes
         self._clock = clock
         self._source = source
         self.refusals = RefusalLog()
@@ -73,14 +79,32 @@ class Closing:
         )
         records.observe(request.spec.operation, accepted, end)
         if request.candidate is not None and DEFAULT_ANSWER not in end.degraded:  # which is quick and no service
-            tier = request.candidate.version.tier
-            objectives = self._catalog.objectives(request.route, tier)
-            generation, first = request.generation, end.breakdown.time_to_first_token
-            if generation is not None and request.spec.whole:
-                first = generation.first_after  # its text leaves in groups of tokens, which nobody waits for
-            longest = max((choice.completion_tokens for choice in generation.choices), default=0) if generation else 0
-            records.judged(request.route, tier, objectives, end, first=first, longest=longest)
+            self._judge(request, request.candidate, end)
         _end_span(request, accepted, end)
+
+    def _judge(self, request: Request, candidate: Candidate, end: End) -> None:
+        generation, first, longest, arm = request.generation, end.breakdown.time_to_first_token, 0, None
+        mean = None
+        if generation is not None:
+            if request.spec.whole:
+                first = generation.first_after  # its text leaves in groups of tokens, which nobody waits for
+            longest = max((choice.completion_tokens for choice in generation.choices), default=0)
+            arm = candidate.arm  # an answer given before is no arm's work
+            if generation.observed and not request.moved:
+                mean = generation.mean_logprob
+        self._outcomes.ended(
+            route=request.route,
+            tier=candidate.version.tier,
+            end=end,
+            error=generation.error if generation is not None else None,
+            given=request.given,
+            first=first,
+            longest=longest,
+            model_version=candidate.route.model_version,
+            model=candidate.model,
+            arm=arm,
+            mean_logprob=mean,
+        )
 
     def rejected(self, request: Request, error: WeirError) -> None:
         """A request was refused before it ran."""
@@ -88,6 +112,14 @@ class Closing:
             settle(self._quota, request, 0)
         metrics.outcome(request.spec.operation, outcome_of(error), error.reason.name).inc()
         self.refusals.note(request.spec.operation, error)
+        self._outcomes.refused(
+            route=request.route,
+            model=request.spec.model,
+            asked=self._asked(request),
+            error=error,
+            given=request.given,
+            over_quota=request.queue_class == admission_pb2.QUEUE_CLASS_OVER_QUOTA,
+        )
         self._audit.write(
             records.rejected(
                 now=self._clock.time(),
@@ -101,6 +133,17 @@ class Closing:
             traceparent=request.span.traceparent,
         )
         request.span.end(error.reason.name)
+
+    def _asked(self, request: Request) -> Route | None:
+        """What a refused request would have got; None when that is nothing."""
+        if request.candidate is not None:
+            return request.candidate.route
+        if request.routed is not None:
+            return request.routed
+        try:
+            return self._catalog.resolve(request.question(self._catalog, request.spec.model))
+        except WeirError:
+            return None
 
     def release(self, request: Request, *, failed: bool, cut_short: bool, refused: bool = False) -> None:
         """The request is done with its present grant; one that its worker `refused` cost nothing and teaches nothing,

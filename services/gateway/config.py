@@ -55,5 +55,8 @@ class Settings(ServiceSettings, frozen=True, kw_only=True, forbid_unknown_fields
     """Longer inputs are tokenised in a thread, so that they do not hold up everybody's tokens."""
     spool_bytes: int = 64 * 2**20
     """Disk that audit records may take while the audit service is away."""
+    scored_share: float = 0.1
+    """Of the requests under a rollout, those whose tokens' log-probabilities are asked of the worker, for the score
+    "mean_logprob"."""
     lease_seconds: float = 600.0
     """A quota lease ends by itself after this long."""

@@ -50,7 +50,7 @@ def to_spec(message: inference_pb2.GenerationSpec) -> Spec:
             **values,
         ),
         client_request_id=message.client_request_id,
-        sticky_key=message.sticky_key,
+        session=message.sticky_key,
         batch=message.priority == inference_pb2.PRIORITY_BATCH,
     )
 

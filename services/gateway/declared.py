@@ -33,15 +33,14 @@ def plan_of(message: registry_pb2.PlanPolicy) -> Plan:
 
 
 def objectives_of(message: registry_pb2.Slo) -> Objectives:
-    """Declared objectives. Where only the 99th percentile of the whole answer is declared, it stands for the 95th."""
-    if message.HasField("e2e_p95"):
-        e2e: float | None = to_seconds(message.e2e_p95)
-    else:
-        e2e = to_seconds(message.e2e_p99) if message.HasField("e2e_p99") else None
+    """Declared objectives."""
     return Objectives(
         ttft=to_seconds(message.ttft_p95) if message.HasField("ttft_p95") else None,
         itl=to_seconds(message.itl_p95) if message.HasField("itl_p95") else None,
-        e2e=e2e,
+        e2e_p95=to_seconds(message.e2e_p95) if message.HasField("e2e_p95") else None,
+        e2e_p99=to_seconds(message.e2e_p99) if message.HasField("e2e_p99") else None,
+        availability=message.availability > 0,
+        stream_completion=message.stream_completion > 0,
     )
 
 

@@ -9,6 +9,7 @@ from weir.admission.v1 import admission_pb2
 from libs.clock import Clock
 from libs.errors import WeirError
 from services.gateway import metrics
+from services.gateway.arms import Arms
 from services.gateway.catalog import Catalog
 from services.gateway.opening import Opening
 from services.gateway.policy.answers import Answer, AnswerCache
@@ -41,6 +42,7 @@ class Ladder:
         catalog: Catalog,
         router: RouterPort,
         admission: AdmissionPort,
+        arms: Arms,
         answers: AnswerCache,
         pressures: Pressures,
         patience: float,
@@ -51,6 +53,7 @@ class Ladder:
         self._catalog = catalog
         self._router = router
         self._admission = admission
+        self._arms = arms
         self._answers = answers
         self._pressures = pressures
         self._patience = patience
@@ -61,6 +64,7 @@ class Ladder:
         request's `candidate`, `granted` and `degraded` say what it became.
 
         :raises WeirError: the first refusal, when no step of the ladder helped; whatever is no overload, at once.
+        :raises TakenOut: the arm of a candidate is out of force; nothing is held.
         """
         ladder = request.plan.ladder
         candidate = self._ahead(request, asked) if ladder else asked
@@ -71,6 +75,7 @@ class Ladder:
                 metrics.LADDER.labels(step.flag, "refused").inc()
             found = next_step(ladder, place, _offer(request, candidate)) if ladder else None
             if found is None or request.deadline.expired(self._clock):
+                request.candidate = asked  # what is told is what became of that
                 raise refusal
             place, step = found[0] + 1, found[1]
             taken = await self._take(step, request, asked, candidate)
@@ -94,13 +99,14 @@ class Ladder:
     async def _ask(self, request: Request, candidate: Candidate) -> WeirError | None:
         """Ask for a worker; the refusal, if it is one that less might escape."""
         request.asked += 1
+        self._arms.enter(request, candidate)
         request.candidate = candidate
         now = self._clock.monotonic()
         left = None
         if not request.spec.batch:
             objectives = self._catalog.objectives(request.route, candidate.version.tier)
             left = ttft_left(objectives, now - request.arrived)
-        admit = request.admit = admit_message(request, candidate, left)
+        admit = request.admit = admit_message(request, candidate, left, version_share=self._arms.share(candidate))
         try:
             granted = await self._admission.admit(
                 admit,
@@ -167,9 +173,7 @@ class Ladder:
         model = step.models[candidate.model]
         try:
             route, _ = await self._router.start_resolve(
-                tenant=request.identity.tenant,
-                model=model,
-                sticky_key=request.spec.sticky_key,
+                request.question(self._catalog, model),
                 deadline=request.deadline,
                 traceparent=request.span.traceparent,
             )
@@ -182,7 +186,8 @@ class Ladder:
         most = min(bound.max_tokens, candidate.bound.max_tokens, (request.reserved - len(prompt)) // bound.n)
         if most < 1:
             return None
-        return Candidate(model, route, version, text, prompt, replace(bound, max_tokens=most))
+        arm = self._catalog.arm_key(model, route)
+        return Candidate(model, route, version, text, prompt, replace(bound, max_tokens=most), arm)
 
 
 def _capped(candidate: Candidate, step: CapOutput) -> Candidate:

@@ -12,11 +12,12 @@ from libs.clock import Clock
 from libs.errors import Reason, WeirError
 from libs.telemetry import get_logger
 from services.gateway import metrics
+from services.gateway.arms import VERSION_CHANGED, Arms
 from services.gateway.closing import Closing
 from services.gateway.generation import Choice, Generation, Moving
 from services.gateway.policy.turnover import jittered
 from services.gateway.ports import AdmissionPort, WorkerPort
-from services.gateway.request import Request, readmit_message, submission
+from services.gateway.request import Request, divert_message, readmit_message, submission
 
 log = get_logger(__name__)
 _LATE = (Reason.DEADLINE_EXCEEDED, Reason.EVICTED_DEADLINE)
@@ -31,6 +32,7 @@ class Dispatch:
         admission: AdmissionPort,
         workers: WorkerPort,
         closing: Closing,
+        arms: Arms,
         max_migrations: int,
         clock: Clock,
         chance: Callable[[], float],
@@ -38,6 +40,7 @@ class Dispatch:
         self._admission = admission
         self._workers = workers
         self._closing = closing
+        self._arms = arms
         self._max_migrations = max_migrations
         self._clock = clock
         self._chance = chance
@@ -86,13 +89,38 @@ class Dispatch:
             self._closing.outcome(request, lost.zone, ok=False)
         if all(choice.ending is not None for choice in generation.choices):
             return
-        if moving is not Moving.PREEMPTED:
+        metrics.MOVED.labels(moving.value).inc()
+        if moving in (Moving.LOST, Moving.REFUSED):
             if request.faults >= self._max_migrations:
                 metrics.MIGRATIONS.labels("exhausted").inc()
                 generation.fail(self._worker_lost("the worker was lost"))
                 return
             request.faults += 1
-        away = lost.worker if moving is Moving.LOST else ""
+        self._start(request, generation, moving, lost.worker if moving is Moving.LOST else "")
+
+    def taken_out(self, request: Request, *, migrate: bool) -> None:
+        """The request's arm is out of force. If it is to `migrate`, and what its caller gets now can go on with its
+        tokens, it goes there; so does one that waits for a worker anyway."""
+        generation = request.generation
+        if generation is None or generation.end is not None:
+            return
+        if request.granted is not None:
+            if migrate and self._arms.elsewhere(request) is not None:
+                self.move(request, Moving.TAKEN_OUT)
+        elif request.moving is not None and self._arms.elsewhere(request) is not None:
+            request.moving.cancel()
+            metrics.MOVED.labels(Moving.TAKEN_OUT.value).inc()
+            self._start(request, generation, Moving.TAKEN_OUT, "")
+
+    def _start(self, request: Request, generation: Generation, moving: Moving, away: str) -> None:
+        """Look for another worker: of another version, where the arm is out of force."""
+        found = self._arms.elsewhere(request)
+        if found is not None and request.admit is not None:
+            route, _ = found
+            request.admit = divert_message(request.admit, route, self._arms.change(request, route))
+            request.moved = True
+            if VERSION_CHANGED not in generation.degraded:
+                generation.degraded.append(VERSION_CHANGED)
         task = asyncio.get_running_loop().create_task(self._move(request, generation, moving, away))
         request.moving = task
         self._moves.add(task)
@@ -105,7 +133,7 @@ class Dispatch:
         request.asked += 1
         waiting = generation.unfinished
         readmit_message(request, admit, waiting, max_tokens=generation.parameters.max_tokens, lost=away)
-        if moving is not Moving.PREEMPTED:
+        if moving in (Moving.LOST, Moving.REFUSED):
             log.warning("migrating", request_id=request.id, lost_worker=away, choices=len(waiting))
         try:
             request.granted = await self._admission.admit(
@@ -115,16 +143,17 @@ class Dispatch:
             metrics.MIGRATIONS.labels("failed").inc()
             generation.fail(self._stranded(moving, error))
             return
-        metrics.MIGRATIONS.labels("resumed" if moving is Moving.PREEMPTED else "moved").inc()
+        metrics.MIGRATIONS.labels("moved" if moving in (Moving.LOST, Moving.REFUSED) else "resumed").inc()
         self.submit(request, generation, generation.unfinished)  # the filter may have stopped some meanwhile
 
     def _stranded(self, moving: Moving, error: WeirError) -> WeirError:
         """How a stream ends that found no other worker."""
-        if moving is not Moving.PREEMPTED:
+        if moving in (Moving.LOST, Moving.REFUSED):
             return self._worker_lost(f"the worker was lost and {error.message}")
         if error.reason in _LATE:
             return WeirError(Reason.DEADLINE_EXCEEDED, "the deadline passed while the request was interrupted")
-        message = f"interrupted for a more urgent request, and {error.message}"
+        cause = "a more urgent request" if moving is Moving.PREEMPTED else "a change of the model's version"
+        message = f"interrupted for {cause}, and {error.message}"
         return WeirError(Reason.PREEMPTED, message, limit=error.limit, retry_after=error.retry_after)
 
     def _worker_lost(self, message: str) -> WeirError:

@@ -19,7 +19,9 @@ from services.gateway.catalog import Catalog
 from services.gateway.clients.workers import WorkerStreams
 from services.gateway.config import Settings
 from services.gateway.identity import Caller
+from services.gateway.outcomes import Outcomes
 from services.gateway.policy.events import Accepted, Breakdown, End, Finish, Usage
+from services.gateway.policy.finals import ArmKey
 from services.gateway.policy.limits import State
 from services.gateway.policy.parameters import invalid
 from services.gateway.policy.spec import Spec
@@ -44,10 +46,15 @@ class Embedded:
     token_limit: State | None = None
 
 
-class _Lease:
-    """What a failed request had reserved."""
+@dataclass(slots=True)
+class _Started:
+    """How far a request is, for when it fails."""
 
+    arrived: float
+    given: float = 0.0
     reservation: Reservation | None = None
+    route: Route | None = None
+    arm: ArmKey | None = None
 
 
 class Embedder:
@@ -63,6 +70,7 @@ class Embedder:
         safety: SafetyPort,
         workers: WorkerStreams,
         audit: AuditPort,
+        outcomes: Outcomes,
         clock: Clock,
         chance: Callable[[], float],
     ) -> None:
@@ -74,6 +82,7 @@ class Embedder:
         self._safety = safety
         self._workers = workers
         self._audit = audit
+        self._outcomes = outcomes
         self._clock = clock
         self._chance = chance
         self._turn = 0
@@ -85,23 +94,25 @@ class Embedder:
         """
         arrived = self._clock.monotonic()
         identity = caller.identity
-        spec = Spec(model=model, operation="embed", prompt="", client_request_id=caller.client_request_id)
-        lease = _Lease()
+        spec = caller.hinted(
+            Spec(model=model, operation="embed", prompt="", client_request_id=caller.client_request_id)
+        )
+        started = _Started(arrived)
         try:
             if not 0 < len(inputs) <= MAX_INPUTS or not all(inputs):
                 raise invalid("input", f"must hold 1 to {MAX_INPUTS} texts, none of them empty")
-            result = await self._embed(model, inputs, caller, lease)
+            result = await self._embed(spec, inputs, caller, started)
         except WeirError as error:
-            self._rejected(spec, caller, error)
-            told = with_limits(error, identity, model, lease.reservation, self._catalog)
+            self._rejected(spec, caller, error, started)
+            told = with_limits(error, identity, model, started.reservation, self._catalog)
             if told is error:
                 raise
             raise told from error
         except asyncio.CancelledError:
-            self._rejected(spec, caller, WeirError(Reason.CANCELLED, "the caller cancelled"))
+            self._rejected(spec, caller, WeirError(Reason.CANCELLED, "the caller cancelled"), started)
             raise
         except Exception:  # a fault of ours still gives the quota back and leaves its record
-            self._rejected(spec, caller, WeirError(Reason.INTERNAL, "internal error"))
+            self._rejected(spec, caller, WeirError(Reason.INTERNAL, "internal error"), started)
             raise
         self._quota.settle(
             tenant=identity.tenant,
@@ -111,12 +122,15 @@ class Embedder:
             prompt_tokens=result.tokens,
             model_version=result.model_version,
         )
-        self._record(arrived, spec, caller, result)
+        self._record(started, spec, caller, result)
         return result
 
-    def _rejected(self, spec: Spec, caller: Caller, error: WeirError) -> None:
+    def _rejected(self, spec: Spec, caller: Caller, error: WeirError, started: _Started) -> None:
         self._quota.settle(tenant=caller.identity.tenant, model=spec.model, request_id=caller.request_id, tokens=0)
         metrics.outcome("embed", outcome_of(error), error.reason.name).inc()
+        self._outcomes.refused(
+            route="embed", model=spec.model, asked=started.route, error=error, given=started.given, over_quota=False
+        )
         self._audit.write(
             records.rejected(
                 now=self._clock.time(),
@@ -129,13 +143,15 @@ class Embedder:
             )
         )
 
-    async def _embed(self, model: str, inputs: Sequence[str], caller: Caller, lease: _Lease) -> Embedded:
+    async def _embed(self, spec: Spec, inputs: Sequence[str], caller: Caller, started: _Started) -> Embedded:
+        model = spec.model
         tenant = self._catalog.tenant(caller.identity.tenant)
         if self._audit.full and tenant.audit_required:
             raise WeirError(
                 Reason.DEPENDENCY_UNAVAILABLE, "this request could not be audited", retry_after=self._soon(5.0)
             )
         deadline = deadline_of(tenant, caller.remaining, self._settings.default_deadline, self._clock)
+        started.given = deadline.at - started.arrived
         checked = await self._safety.start_check(
             tenant=caller.identity.tenant,
             policy=tenant.safety_policy,
@@ -144,13 +160,9 @@ class Embedder:
             deadline=deadline,
             traceparent=caller.traceparent,
         )
-        route, _ = await self._router.start_resolve(
-            tenant=caller.identity.tenant,
-            model=model,
-            sticky_key="",
-            deadline=deadline,
-            traceparent=caller.traceparent,
-        )
+        asked = self._catalog.question(caller.identity.tenant, model, user=spec.user, session=spec.session)
+        route, _ = await self._router.start_resolve(asked, deadline=deadline, traceparent=caller.traceparent)
+        started.arm, started.route = self._catalog.arm_key(model, route), route
         version = self._catalog.version(route.model_version)
         text = await self._catalog.text(version)
         tokens = [await asyncio.to_thread(text.encode, given) for given in checked.texts or inputs]
@@ -159,7 +171,7 @@ class Embedder:
         longest, total = max(map(len, tokens)), sum(map(len, tokens))
         if longest > context:
             raise WeirError(Reason.CONTEXT_LENGTH_EXCEEDED, f"an input exceeds {context} tokens", limit="input")
-        lease.reservation = reservation = await self._quota.start_reserve(
+        started.reservation = reservation = await self._quota.start_reserve(
             tenant=caller.identity.tenant,
             model=model,
             request_id=caller.request_id,
@@ -218,13 +230,13 @@ class Embedder:
     def _soon(self, seconds: float) -> float:
         return jittered(seconds, self._chance)
 
-    def _record(self, arrived: float, spec: Spec, caller: Caller, result: Embedded) -> None:
-        total = self._clock.monotonic() - arrived
+    def _record(self, started: _Started, spec: Spec, caller: Caller, result: Embedded) -> None:
+        total = self._clock.monotonic() - started.arrived
         accepted = Accepted(
             request_id=caller.request_id,
             trace_id=caller.traceparent[3:35],
             model_version=result.model_version,
-            arm="",
+            arm=started.arm.arm if started.arm is not None else "",
             prompt_tokens=result.tokens,
             simulated=result.simulated,
             zone="",
@@ -244,5 +256,15 @@ class Embedder:
             )
         )
         records.observe("embed", accepted, end)
-        tier = self._catalog.version(result.model_version).tier
-        records.judged("embed", tier, self._catalog.objectives("embed", tier), end, first=0.0, longest=0)
+        self._outcomes.ended(
+            route="embed",
+            tier=started.route.tier if started.route is not None else "",
+            end=end,
+            error=None,
+            given=started.given,
+            first=0.0,
+            longest=0,
+            model_version=result.model_version,
+            model=spec.model,
+            arm=started.arm,
+        )

@@ -49,6 +49,8 @@ class Moving(enum.Enum):
     """The worker did not take the grant: nobody's fault."""
     PREEMPTED = "preempted"
     """Interrupted for a more urgent request; may happen again and again."""
+    TAKEN_OUT = "taken_out"
+    """Its arm of a rollout is out of force: it goes on with another version."""
 
 
 class WorkerEvents(Protocol):
@@ -361,6 +363,19 @@ class Generation(Mailbox):
             completion_tokens=self.usage.completion_tokens,
             simulated=simulated,
         )
+
+    @property
+    def mean_logprob(self) -> float | None:
+        """The mean log-probability of the tokens delivered; None where it is not known of all of them."""
+        scores = [choice.scores for choice in self.choices]
+        known = [
+            len(one)
+            for choice, one in zip(self.choices, scores, strict=True)
+            if one is not None and len(one) == len(choice.tokens)
+        ]
+        if len(known) < len(scores) or not sum(known):
+            return None
+        return sum(sum(one) for one in scores if one is not None) / sum(known)
 
     def final(self, *, model_version: str, moved: bool) -> FinalAnswer:
         """What it was, once it has ended."""

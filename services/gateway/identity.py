@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import hashlib
 import random
 import re
 import uuid
+from dataclasses import replace
 
 import grpc
 
@@ -12,24 +14,41 @@ from libs.errors import Reason, WeirError
 from libs.rpc import peer_service, peer_spiffe
 from libs.telemetry.tracing import root, traceparent_or_empty
 from services.gateway.catalog import Catalog
-from services.gateway.policy.spec import Identity
+from services.gateway.policy.spec import Identity, Spec
 
+_LONGEST_HINT = 256
 _REQUEST_ID = re.compile(r"[A-Za-z0-9._-]{8,64}")
 
 
 class Caller:
     """One call's identity and context."""
 
-    __slots__ = ("client_request_id", "identity", "remaining", "request_id", "traceparent")
+    __slots__ = ("client_request_id", "identity", "remaining", "request_id", "session", "traceparent", "user")
 
     def __init__(
-        self, *, identity: Identity, request_id: str, client_request_id: str, traceparent: str, remaining: float | None
+        self,
+        *,
+        identity: Identity,
+        request_id: str,
+        client_request_id: str,
+        traceparent: str,
+        remaining: float | None,
+        user: str = "",
+        session: str = "",
     ) -> None:
         self.identity = identity
         self.request_id = request_id
         self.client_request_id = client_request_id
         self.traceparent = traceparent
         self.remaining = remaining
+        self.user = user
+        self.session = session
+
+    def hinted(self, spec: Spec) -> Spec:
+        """The spec with what the headers say of user and session, which goes before what its body says: the edge places
+        callers by the headers alone."""
+        user, session = bounded(self.user or spec.user), bounded(self.session or spec.session)
+        return spec if (user, session) == (spec.user, spec.session) else replace(spec, user=user, session=session)
 
 
 class Identifier:
@@ -64,6 +83,8 @@ class Identifier:
             traceparent=traceparent_or_empty(headers.get("traceparent", "")) or root(self._ratio, self._rng),
             # grpc reports a missing deadline as None, or as a time far beyond any real one.
             remaining=remaining if remaining is not None and remaining < 1e8 else None,
+            user=headers.get("x-weir-user", ""),
+            session=headers.get("x-weir-session", ""),
         )
 
     def _from_edge(self, headers: dict[str, str]) -> Identity:
@@ -90,3 +111,10 @@ class Identifier:
             scopes=frozenset(("inference", "embeddings", "models.read")),
             key_id=spiffe,
         )
+
+
+def bounded(hint: str) -> str:
+    """A user or session as it travels through the mesh: one of more than 256 characters by its digest."""
+    if len(hint) <= _LONGEST_HINT:
+        return hint
+    return hashlib.blake2b(hint.encode("utf-8", "surrogatepass"), digest_size=32).hexdigest()

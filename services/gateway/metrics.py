@@ -23,7 +23,11 @@ DEGRADED = Counter("weir_gateway_degraded_total", "Requests served degraded", ("
 LADDER = Counter(
     "weir_gateway_ladder_total", "Steps taken instead of a refusal, by what came of them", ("step", "outcome")
 )
-SLO = Counter("weir_gateway_slo_total", "Requests by declared objective", ("route", "tier", "objective", "met"))
+SLO_EVENTS = Counter(
+    "weir_slo_events_total", "Requests by declared objective", ("route", "tier", "objective", "outcome")
+)
+MOVED = Counter("weir_gateway_moved_total", "Requests taken to another worker or version", ("cause",))
+ROLLOUT_ARMS = Gauge("weir_gateway_rollout_arms", "Entries of the table of rollouts' outcomes")
 SLOW_READERS = Counter("weir_gateway_slow_readers_total", "Streams ended because nobody read them", ("why",))
 UNREAD = Gauge("weir_gateway_unread_characters", "Output that readers have not taken yet")
 MIGRATIONS = Counter("weir_gateway_migrations_total", "Streams moved to another worker", ("outcome",))
@@ -54,9 +58,9 @@ def model_metrics(operation: str, model_version: str) -> ModelMetrics:
 
 
 @lru_cache(maxsize=1024)
-def objective(route: str, tier: str, name: str, met: bool) -> Counter:
-    """Cached child of `SLO`; tiers come from the registry, so their number is bounded."""
-    return SLO.labels(route, tier, name, "true" if met else "false")
+def slo_event(route: str, tier: str, name: str, met: bool) -> Counter:
+    """Cached child of `SLO_EVENTS`; tiers come from the registry, so their number is bounded."""
+    return SLO_EVENTS.labels(route, tier, name, "good" if met else "bad")
 
 
 @lru_cache(maxsize=1024)

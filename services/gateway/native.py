@@ -100,8 +100,9 @@ class InferenceServicer(inference_pb2_grpc.InferenceServiceServicer):
     ) -> inference_pb2.CountTokensResponse:
         """See the proto."""
         caller = self._identifier.identify(context, scope="inference")
-        spec = convert.to_spec(request.spec)
-        route = self._catalog.resolve(tenant=caller.identity.tenant, model=spec.model, sticky_key=spec.sticky_key)
+        spec = caller.hinted(convert.to_spec(request.spec))
+        asked = self._catalog.question(caller.identity.tenant, spec.model, user=spec.user, session=spec.session)
+        route = self._catalog.resolve(asked)
         version = self._catalog.version(route.model_version)
         ids = await self._pipeline.encode(await self._catalog.text(version), spec)
         return inference_pb2.CountTokensResponse(
@@ -119,7 +120,7 @@ class InferenceServicer(inference_pb2_grpc.InferenceServiceServicer):
         """Open it, and have its trailers tell the limits, also those of a refusal."""
         try:
             mailbox = await self._pipeline.open(
-                replace(convert.to_spec(message), whole=whole),
+                caller.hinted(replace(convert.to_spec(message), whole=whole)),
                 caller.identity,
                 request_id=caller.request_id,
                 remaining=caller.remaining,

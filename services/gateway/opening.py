@@ -17,7 +17,7 @@ from services.gateway.config import Settings
 from services.gateway.generation import SAFETY_SKIPPED
 from services.gateway.policy.answers import answer_key, repeatable
 from services.gateway.policy.parameters import bind_parameters
-from services.gateway.policy.plans import OVER_QUOTA
+from services.gateway.policy.plans import LADDER_FLAGS, OVER_QUOTA
 from services.gateway.policy.spec import BoundParameters, Spec
 from services.gateway.ports import InputCheck, QuotaPort, Reservation, RouterPort, SafetyPort
 from services.gateway.request import Candidate, Request, forget, queue_class_of, settle, with_texts
@@ -55,7 +55,7 @@ class Opening:
 
         :raises WeirError: whatever refused it.
         """
-        spec, identity = request.spec, request.identity
+        spec = request.spec
         traceparent = request.span.traceparent
         checking: Future[InputCheck] | None = None
         routing: Future[tuple[Route, bool]] | None = None
@@ -64,15 +64,10 @@ class Opening:
         try:
             if spec.token_ids is None:
                 checking = self._check(request, spec.texts())
-            routing = self._router.start_resolve(
-                tenant=identity.tenant,
-                model=spec.model,
-                sticky_key=spec.sticky_key,
-                deadline=request.deadline,
-                traceparent=traceparent,
-            )
+            asked = request.question(self._catalog, spec.model)
+            routing = self._router.start_resolve(asked, deadline=request.deadline, traceparent=traceparent)
             # The tokenizer is needed before the router has answered; the same pure function says which.
-            guess = self._catalog.resolve(tenant=identity.tenant, model=spec.model, sticky_key=spec.sticky_key)
+            guess = request.routed = self._catalog.resolve(asked)
             version = self._catalog.version(guess.model_version)
             text = await self._catalog.text(version)
             prompt = await self.encode(text, spec)
@@ -83,6 +78,7 @@ class Opening:
             reserving = self._reserve(request, guess.model_version, len(prompt), bound)
             check = await checking
             route, routed_locally = await routing
+            request.routed = route
             request.reservation = reservation = await reserving
             request.texts = check.texts
             if route.model_version != guess.model_version or check.texts is not None:
@@ -90,11 +86,7 @@ class Opening:
                 text = await self._catalog.text(version)
                 prompt = await self.encode(text, with_texts(spec, check.texts))
                 bound = self.bind(request, version, len(prompt))
-                if _cost(len(prompt), bound) > request.reserved:
-                    # Redacted words may be longer than the caller's: what will be served must be held.
-                    settle(self._quota, request, 0)
-                    reserving = self._reserve(request, route.model_version, len(prompt), bound)
-                    request.reservation = reservation = await reserving
+                reservation = await self._hold(request, route.model_version, len(prompt), bound) or reservation
         except BaseException:
             for future in (checking, routing):
                 if future is not None:
@@ -111,11 +103,62 @@ class Opening:
             (SAFETY_SKIPPED, check.skipped),
         )
         request.degraded += [name for name, on in flags if on]
-        candidate = request.candidate = Candidate(spec.model, route, version, text, prompt, bound)
+        return self._candidate(request, route, version, text, prompt, bound), tokenised
+
+    async def decide_again(self, request: Request) -> Candidate:
+        """What to ask admission for instead, since the request's arm was taken out: by this gateway's own snapshot,
+        which shows that.
+
+        :raises WeirError: whatever refused it.
+        """
+        spec = request.spec
+        before = request.candidate
+        request.degraded = [flag for flag in request.degraded if flag not in LADDER_FLAGS]
+        route = request.routed = self._router.resolve_here(request.question(self._catalog, spec.model))
+        version = self._catalog.version(route.model_version)
+        text = await self._catalog.text(version)
+        if before is not None and before.text is text:
+            prompt = before.prompt
+        else:
+            prompt = await self.encode(text, with_texts(spec, request.texts))
+        bound = self.bind(request, version, len(prompt))
+        await self._hold(request, route.model_version, len(prompt), bound)
+        return self._candidate(request, route, version, text, prompt, bound)
+
+    def _candidate(
+        self,
+        request: Request,
+        route: Route,
+        version: registry_pb2.ModelVersion,
+        text: TextModel,
+        prompt: list[int],
+        bound: BoundParameters,
+    ) -> Candidate:
+        spec = request.spec
+        arm = self._catalog.arm_key(spec.model, route)
+        request.candidate = Candidate(spec.model, route, version, text, prompt, bound, arm)
+        request.answer_key = b""
         if request.plan.remembers and repeatable(bound, seeded=spec.parameters.seed is not None):
             policy = self._catalog.safety_version(version.safety_policy or request.tenant.safety_policy)
-            request.answer_key = answer_key(identity.tenant, route.model_version, prompt, bound, policy)
-        return candidate, tokenised
+            request.answer_key = answer_key(request.identity.tenant, route.model_version, prompt, bound, policy)
+        return request.candidate
+
+    async def _hold(
+        self, request: Request, model_version: str, prompt_tokens: int, bound: BoundParameters
+    ) -> Reservation | None:
+        """Reserve anew if more will be served than is held: redacted words, and another version's tokens, may be more
+        than the caller's. None when nothing was reserved anew."""
+        if _cost(prompt_tokens, bound) <= request.reserved:
+            return None
+        settle(self._quota, request, 0)
+        reserving = self._reserve(request, model_version, prompt_tokens, bound)
+        try:
+            request.reservation = await reserving
+        except BaseException:
+            if not reserving.cancel():  # its fallback would open a lease that nobody ends
+                forget(reserving)
+            raise
+        return request.reservation
 
     async def encode(self, text: TextModel, spec: Spec) -> list[int]:
         """The prompt's tokens; long inputs are tokenised in a thread.
@@ -162,7 +205,8 @@ class Opening:
         again = bool(request.reserved)
         request.reserved = _cost(prompt_tokens, bound)
         if again:
-            request.lease = f"{request.id}/1"
+            request.leases += 1
+            request.lease = f"{request.id}/{request.leases}"
         return self._quota.start_reserve(
             tenant=request.identity.tenant,
             model=request.spec.model,

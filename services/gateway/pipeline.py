@@ -19,6 +19,7 @@ from libs.errors import Reason, WeirError
 from libs.telemetry import get_logger
 from libs.telemetry.tracing import SERVER, span
 from services.gateway import metrics
+from services.gateway.arms import Arms, TakenOut
 from services.gateway.catalog import Catalog
 from services.gateway.closing import Closing
 from services.gateway.config import Settings
@@ -28,6 +29,7 @@ from services.gateway.egress import Egress
 from services.gateway.generation import Generation
 from services.gateway.mailbox import Mailbox, Replay
 from services.gateway.opening import Opening
+from services.gateway.outcomes import Outcomes
 from services.gateway.policy.answers import Answer, AnswerCache
 from services.gateway.policy.events import Finish
 from services.gateway.policy.finals import FinalAnswer
@@ -70,9 +72,10 @@ class Pipeline:
         safety: SafetyPort,
         workers: WorkerPort,
         audit: AuditPort,
+        outcomes: Outcomes,
         clock: Clock,
         chance: Callable[[], float],
-        mirror: Callable[[Runs], MirrorPort] | None = None,
+        mirror: Callable[[Runs, Outcomes], MirrorPort] | None = None,
     ) -> None:
         """`chance` gives numbers in [0, 1): for jitter. `mirror` makes what answers mirrored requests."""
         self._settings = settings
@@ -82,6 +85,8 @@ class Pipeline:
         self._audit = audit
         self._clock = clock
         self._chance = chance
+        self._arms = Arms(catalog, router)
+        self._outcomes = outcomes
         self._opening = Opening(settings, catalog=catalog, quota=quota, router=router, safety=safety, clock=clock)
         self._answers = AnswerCache(max_bytes=settings.answer_cache_bytes)
         self._ladder = Ladder(
@@ -89,6 +94,7 @@ class Pipeline:
             catalog=catalog,
             router=router,
             admission=admission,
+            arms=self._arms,
             answers=self._answers,
             pressures=Pressures(hold=settings.pressure_seconds),
             patience=settings.decide_timeout,
@@ -100,6 +106,7 @@ class Pipeline:
             admission=admission,
             router=router,
             audit=audit,
+            outcomes=outcomes,
             clock=clock,
             source=f"{settings.service}/{settings.instance}",
         )
@@ -107,6 +114,7 @@ class Pipeline:
             admission=admission,
             workers=workers,
             closing=self._closing,
+            arms=self._arms,
             max_migrations=settings.max_migrations,
             clock=clock,
             chance=chance,
@@ -119,7 +127,7 @@ class Pipeline:
             closing=self._closing,
             clock=clock,
         )
-        self._mirror = mirror(self.runs) if mirror is not None else None
+        self._mirror = mirror(self.runs, outcomes) if mirror is not None else None
         self.egress = Egress(
             stall=settings.reader_stall_seconds, most_stream=settings.max_unread_stream, most=settings.max_unread
         )
@@ -210,6 +218,16 @@ class Pipeline:
             self._openings[task] = True
             task.cancel()
 
+    def arms_changed(self) -> None:
+        """The catalog has a new snapshot: whoever is on an arm that it has taken out leaves it. Requests that wait are
+        routed anew; running streams go on elsewhere where the rollout says so and the tokens allow it."""
+        for request, migrate in self._arms.taken_out():
+            if request.generation is not None:
+                self._dispatch.taken_out(request, migrate=migrate)
+            elif request.waiting is not None and not request.withdrawn:
+                request.withdrawn = True
+                request.waiting.cancel()
+
     def sweep(self) -> None:
         """Heartbeats, readers that do not read, and a backstop behind the worker's own deadline; called about twice a
         second."""
@@ -218,6 +236,7 @@ class Pipeline:
         metrics.ACTIVE.set(len(self._active))
         self._closing.refusals.flush()
         self.egress.sweep(now)
+        self._outcomes.sweep()
         for generation, request in list(self._active.items()):
             if now >= request.deadline.at + 1.0:
                 generation.stop(Finish.DEADLINE)
@@ -257,7 +276,7 @@ class Pipeline:
         try:
             asked, tokenised = await self._opening.decide(request)
             decided = self._clock.monotonic()
-            found = await self._ladder.find(request, asked)
+            found = await self._find(request, asked)
             mailbox = self._replay(request, found) if isinstance(found, Answer) else self._start(request, found)
         except BaseException:  # also on cancellation
             if request.generation is not None:  # made, and could not be submitted
@@ -274,10 +293,29 @@ class Pipeline:
             mailbox.accepted = accepted_of(request, mailbox.degraded, self._clock.time())
         return mailbox
 
+    async def _find(self, request: Request, asked: Candidate) -> Candidate | Answer:
+        """See `Ladder.find`; a request whose arm is taken out while it waits is routed anew."""
+        while True:
+            request.waiting = asyncio.current_task()
+            try:
+                return await self._ladder.find(request, asked)
+            except TakenOut:
+                pass
+            except asyncio.CancelledError:
+                task = request.waiting
+                if task is None or not request.withdrawn or task.uncancel():
+                    raise  # the caller has left, or the gateway shuts down
+            finally:
+                request.waiting = None
+                request.withdrawn = False
+            metrics.MOVED.labels("withdrawn").inc()
+            asked = await self._opening.decide_again(request)
+
     def _start(self, request: Request, candidate: Candidate) -> Generation:
         if request.granted is not None and granted_locally(request.granted):
             request.degraded.append("admission_local")
         mirrored = self._mirror is not None and candidate.route.mirror is not None
+        scored = candidate.arm is not None and self._chance() < self._settings.scored_share
         generation = Generation(
             request_id=request.id,
             tenant=request.identity.tenant,
@@ -292,7 +330,7 @@ class Pipeline:
             keep_text=bool(request.answer_key) and _ALTERED.isdisjoint(request.degraded),
             on_worker=self._dispatch.running(request),
             on_end=lambda: self._on_end(request),
-            observed=mirrored,
+            observed=mirrored or scored,
             on_text=(lambda: self._mirror_soon(request)) if mirrored else None,
         )
         generation.degraded = request.degraded
@@ -312,8 +350,7 @@ class Pipeline:
         mirror, candidate, generation = self._mirror, request.candidate, request.generation
         if mirror is None or candidate is None or generation is None:
             raise RuntimeError("mirrored before it ran")
-        arm = self._catalog.arm_key(candidate.model, candidate.route)
-        if arm is None or candidate.route.mirror is None:
+        if candidate.arm is None or candidate.route.mirror is None:
             return
         spec = with_texts(request.spec, request.texts)
         try:
@@ -325,7 +362,7 @@ class Pipeline:
                     prompt=candidate.prompt,
                     parameters=generation.parameters,
                     route=candidate.route,
-                    arm=arm,
+                    arm=candidate.arm,
                     traceparent=request.span.traceparent,
                     answer=final,
                 )
@@ -358,7 +395,7 @@ class Pipeline:
             self._active.pop(generation, None)
             self._remember(request, generation)
             if request.final is not None and not request.final.done():
-                request.final.set_result(generation.final(model_version=request.model_version, moved=False))
+                request.final.set_result(generation.final(model_version=request.model_version, moved=request.moved))
         self._left(request)
         self._closing.ended(request)
 
@@ -375,6 +412,7 @@ class Pipeline:
         self._closing.rejected(request, error)
 
     def _left(self, request: Request) -> None:
+        self._arms.leave(request)
         self._entered -= 1
         tenant = request.identity.tenant
         self._of_tenant[tenant] -= 1

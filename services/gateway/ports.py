@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from asyncio import Future
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 from weir.admission.v1 import admission_pb2
@@ -16,7 +16,7 @@ from weir.audit.v1 import audit_pb2
 from weir.worker.v1 import worker_pb2
 
 from libs.deadlines import Deadline
-from libs.routing import Route
+from libs.routing import Route, RouteRequest
 from services.gateway.policy.events import Finish
 from services.gateway.policy.finals import ArmKey, FinalAnswer
 from services.gateway.policy.spec import BoundParameters, Identity, Spec
@@ -79,12 +79,16 @@ class QuotaPort(Protocol):
 class RouterPort(Protocol):
     """Version, pool, zones. Fallback: the same pure function on this gateway's snapshot."""
 
-    def start_resolve(
-        self, *, tenant: str, model: str, sticky_key: str, deadline: Deadline, traceparent: str
-    ) -> Future[tuple[Route, bool]]:
+    def start_resolve(self, asked: RouteRequest, *, deadline: Deadline, traceparent: str) -> Future[tuple[Route, bool]]:
         """The route, and whether it is the fallback's.
 
         :raises WeirError: MODEL_NOT_FOUND (through the future).
+        """
+
+    def resolve_here(self, asked: RouteRequest) -> Route:
+        """The fallback's route, at once: for who must not get one that this gateway knows to be out of force.
+
+        :raises WeirError: MODEL_NOT_FOUND.
         """
 
     def outcome(self, *, pool: str, model_version: str, zone: str, ok: bool) -> None:
@@ -253,6 +257,14 @@ class Mirrored:
     answer: Future[FinalAnswer]
     """Done when the user's answer is over, whatever way: look at `end.finish`. Its log-probabilities are asked of the
     worker for every mirrored request. It never fails; cancelling it hurts nobody."""
+
+    @property
+    def copy_arm(self) -> ArmKey:
+        """Where the copy counts."""
+        mirror = self.route.mirror
+        if mirror is None:
+            raise RuntimeError("made without a mirror")
+        return replace(self.arm, arm=mirror.arm, mirrored=True)
 
 
 class MirrorPort(Protocol):

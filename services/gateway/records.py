@@ -10,7 +10,6 @@ from libs.deadlines import to_duration
 from libs.errors import WeirError
 from services.gateway import metrics
 from services.gateway.policy.events import Accepted, Breakdown, End, Finish
-from services.gateway.policy.objectives import Objectives, judge
 from services.gateway.policy.spec import Identity, Spec
 from services.gateway.refusals import outcome_of
 
@@ -101,21 +100,6 @@ def observe(operation: str, accepted: Accepted, end: End) -> None:
     metrics.outcome(operation, end.finish.label, reason).inc()
     for kind in end.degraded:
         metrics.DEGRADED.labels(kind).inc()
-
-
-def judged(route: str, tier: str, objectives: Objectives, end: End, *, first: float, longest: int) -> None:
-    """Count which declared objectives a request met; `first` are the seconds to its first token (0: there was none),
-    `longest` the tokens of its longest choice."""
-    breakdown = end.breakdown
-    for name, met in judge(
-        objectives,
-        finish=end.finish,
-        first=first,
-        decode=breakdown.decode,
-        longest=longest,
-        total=breakdown.total,
-    ):
-        metrics.objective(route, tier, name, met).inc()
 
 
 def _timestamp(now: float) -> timestamp_pb2.Timestamp:

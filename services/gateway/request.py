@@ -14,12 +14,13 @@ from weir.worker.v1 import worker_pb2
 
 from libs.clock import Clock
 from libs.deadlines import Deadline, to_duration, to_seconds
-from libs.routing import Route
+from libs.routing import Route, RouteRequest
 from libs.telemetry.tracing import Span
+from services.gateway.catalog import Catalog
 from services.gateway.generation import Choice, Generation
 from services.gateway.mailbox import Mailbox
 from services.gateway.policy.events import Accepted
-from services.gateway.policy.finals import FinalAnswer
+from services.gateway.policy.finals import ArmKey, FinalAnswer
 from services.gateway.policy.plans import Plan
 from services.gateway.policy.prefix import BLOCK, prefix_hashes
 from services.gateway.policy.spec import BoundParameters, ChatMessage, Identity, Spec
@@ -46,6 +47,8 @@ class Candidate:
     text: TextModel
     prompt: list[int]
     bound: BoundParameters
+    arm: ArmKey | None = None
+    """Where it counts; None outside rollouts."""
 
 
 class Request:
@@ -66,16 +69,23 @@ class Request:
         "id",
         "identity",
         "lease",
+        "leases",
         "mailbox",
+        "moved",
         "moving",
+        "place",
         "plan",
         "queue_class",
         "reservation",
         "reserved",
+        "routed",
+        "serving",
         "span",
         "spec",
         "tenant",
         "texts",
+        "waiting",
+        "withdrawn",
     )
 
     def __init__(
@@ -103,11 +113,18 @@ class Request:
         self.degraded: list[str] = []
         self.texts: tuple[str, ...] | None = None  # in place of the caller's, where safety redacted them
         self.lease = request_id  # the id of the quota's lease
+        self.leases = 0  # taken so far
         self.reserved = 0  # its tokens; 0 while there is none
         self.reservation: Reservation | None = None
         self.queue_class = queue_class_of(tenant, batch=spec.batch, over_quota=False)
         self.answer_key = b""  # not empty: the answer is worth keeping
-        self.candidate: Candidate | None = None
+        self.routed: Route | None = None  # the last route that it was given
+        self.candidate: Candidate | None = None  # what it is billed as, and counts as
+        self.serving: Route | None = None  # the candidate's route, until it was moved to another version
+        self.moved = False  # another version gives its rest
+        self.place: tuple[str, str, str] | None = None  # among the members of an arm; see `arms.py`
+        self.waiting: asyncio.Task[Any] | None = None  # waits for a worker, and may be withdrawn
+        self.withdrawn = False
         self.admit: admission_pb2.Admit | None = None
         self.granted: admission_pb2.Granted | None = None
         self.generation: Generation | None = None  # runs on a worker
@@ -129,6 +146,16 @@ class Request:
     def prompt(self) -> list[int]:
         """The prompt's tokens; empty before they are known."""
         return self.candidate.prompt if self.candidate else []
+
+    def question(self, catalog: Catalog, model: str) -> RouteRequest:
+        """What the router is asked about it."""
+        spec = self.spec
+        return catalog.question(self.identity.tenant, model, user=spec.user, session=spec.session, request_id=self.id)
+
+    @property
+    def given(self) -> float:
+        """Seconds from its arrival to its deadline."""
+        return self.deadline.at - self.arrived
 
     @property
     def route(self) -> str:
@@ -175,7 +202,9 @@ def with_seed(bound: BoundParameters, draw: Callable[[], int] = lambda: secrets.
     return replace(bound, seed=draw()) if bound.seed is None and bound.temperature > 0 else bound
 
 
-def admit_message(request: Request, candidate: Candidate, ttft: float | None) -> admission_pb2.Admit:
+def admit_message(
+    request: Request, candidate: Candidate, ttft: float | None, *, version_share: float = 0.0
+) -> admission_pb2.Admit:
     """What admission is asked; `ttft` is the seconds left for the first token, None without an objective."""
     route, bound, plan = candidate.route, candidate.bound, request.plan
     return admission_pb2.Admit(
@@ -193,7 +222,19 @@ def admit_message(request: Request, candidate: Candidate, ttft: float | None) ->
         prefix_hashes=prefix_hashes(request.identity.tenant, route.model_version, candidate.prompt),
         prefix_block=BLOCK,
         kv_share=plan.kv_share,
+        version_share=version_share,
     )
+
+
+def divert_message(admit: admission_pb2.Admit, route: Route, version_share: float) -> admission_pb2.Admit:
+    """The question for another version, as a message of its own: the old one may still be under way, and is what takes
+    that question back."""
+    diverted = admission_pb2.Admit()
+    diverted.CopyFrom(admit)
+    diverted.pool, diverted.model_version, diverted.version_share = route.pool, route.model_version, version_share
+    diverted.zones[:] = route.zones
+    del diverted.exclude_workers[:]
+    return diverted
 
 
 def readmit_message(
@@ -214,7 +255,7 @@ def readmit_message(
     admit.resumed_tokens = len(longest)
     admit.choices = max(1, len(choices))
     admit.ClearField("ttft_target")
-    if longest:
+    if longest or request.moved:
         hashes = prefix_hashes(admit.tenant, admit.model_version, [*request.prompt, *longest])
         admit.prefix_hashes[:] = hashes
     if lost:
@@ -238,7 +279,7 @@ def submission(
     return worker_pb2.Submit(
         grant=granted.grant,
         request_id=request.admission_id,
-        model_version=request.model_version,
+        model_version=request.serving.model_version if request.serving else request.model_version,
         prompt=[*request.prompt, *choice.tokens],
         sampling=_sampling(bound, choice),
         remaining=to_duration(request.deadline.timeout(clock)),

@@ -94,9 +94,9 @@ class Runs:
         candidate = request.candidate
         if candidate is None:
             raise RuntimeError("made without a candidate")
-        admit = request.admit = admit_message(request, candidate, None)
-        admit.version_share = run.version_share
+        request.admit = admit_message(request, candidate, None, version_share=run.version_share)
         request.asked = 1
+        admit = request.admit
         request.granted = await self._admission.admit(admit, deadline=run.deadline, traceparent=run.traceparent)
         ended: asyncio.Future[FinalAnswer] = asyncio.get_running_loop().create_future()
         try:

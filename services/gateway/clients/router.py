@@ -20,7 +20,7 @@ from libs.clock import Clock
 from libs.deadlines import Deadline, to_seconds
 from libs.errors import WeirError
 from libs.mux import MuxClient, Semantics
-from libs.routing import Route
+from libs.routing import Mirror, Route, RouteRequest
 from services.gateway.catalog import Catalog
 from services.gateway.clients.decision import start_decision
 from services.gateway.clients.replicas import Replicas
@@ -54,18 +54,24 @@ class RouterClient:
         self._board = BreakerBoard()
         self._outcomes: dict[tuple[str, str, str], list[int]] = defaultdict(lambda: [0, 0])
 
-    def start_resolve(
-        self, *, tenant: str, model: str, sticky_key: str, deadline: Deadline, traceparent: str
-    ) -> Future[tuple[Route, bool]]:
+    def start_resolve(self, asked: RouteRequest, *, deadline: Deadline, traceparent: str) -> Future[tuple[Route, bool]]:
         """See `RouterPort`."""
-        resolve = router_pb2.Resolve(tenant=tenant, model=model, sticky_key=sticky_key, zone=self._zone)
+        resolve = router_pb2.Resolve(
+            tenant=asked.tenant,
+            model=asked.model,
+            sticky_key=asked.sticky_key,
+            zone=self._zone,
+            user=asked.user,
+            session=asked.session,
+            request_id=asked.request_id,
+        )
         return start_decision(
             self._mux,
             router_pb2.RouterCall(resolve=resolve),
             deadline=Deadline.after(self._decide_timeout, self._clock).earlier(deadline),
             traceparent=traceparent,
             read=_routed,
-            fallback=lambda: (self._resolve_here(tenant, model, sticky_key), True),
+            fallback=lambda: (self.resolve_here(asked), True),
         )
 
     def outcome(self, *, pool: str, model_version: str, zone: str, ok: bool) -> None:
@@ -116,8 +122,9 @@ class RouterClient:
         routers = self._catalog.snapshot.endpoints_of("router")
         return [(router.instance, router.address) for router in routers if router.instance != deciding]
 
-    def _resolve_here(self, tenant: str, model: str, sticky_key: str) -> Route:
-        route = self._catalog.resolve(tenant=tenant, model=model, sticky_key=sticky_key)
+    def resolve_here(self, asked: RouteRequest) -> Route:
+        """See `RouterPort`."""
+        route = self._catalog.resolve(asked)
         zones = self._board.arrange(route.model_version, route.zones, self._clock.monotonic())
         return replace(route, zones=zones)
 
@@ -137,5 +144,18 @@ def _routed(reply: router_pb2.RouterReply) -> tuple[Route, bool]:
         tier=route.tier,
         zones=tuple(route.zones),
         revision=route.revision,
+        rollout_id=route.rollout_id,
+        step=route.step,
+        mirror=_mirror(route.mirror) if route.HasField("mirror") else None,
     )
     return chosen, False
+
+
+def _mirror(mirror: router_pb2.Mirror) -> Mirror:
+    return Mirror(
+        model_version=mirror.model_version,
+        arm=mirror.arm,
+        pool=mirror.pool,
+        tier=mirror.tier,
+        zones=tuple(mirror.zones),
+    )

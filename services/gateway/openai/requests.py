@@ -71,6 +71,9 @@ class _Common(msgspec.Struct):
     n: int | None = None
     logit_bias: dict[str, float] | None = None
     user: str | None = None
+    safety_identifier: str | None = None
+    prompt_cache_key: str | None = None
+    metadata: Any = None
     ignore_eos: bool | None = None
     response_format: _ResponseFormat | None = None
     structured_outputs: _StructuredOutputs | None = None
@@ -149,7 +152,8 @@ def parse_chat(body: bytes, *, client_request_id: str = "") -> OpenAIRequest:
             messages=tuple(ChatMessage(_role(m, i), _content(m, i)) for i, m in enumerate(given.messages)),
             parameters=_parameters(given, max_tokens, field, (given.top_logprobs or 0) if given.logprobs else None),
             client_request_id=client_request_id,
-            sticky_key=given.user or "",
+            user=given.safety_identifier or given.user or "",
+            session=_session(given),
         ),
     )
 
@@ -176,7 +180,8 @@ def parse_completion(body: bytes, *, client_request_id: str = "") -> OpenAIReque
             token_ids=token_ids,
             parameters=_parameters(given, given.max_tokens, "max_tokens", given.logprobs),
             client_request_id=client_request_id,
-            sticky_key=given.user or "",
+            user=given.safety_identifier or given.user or "",
+            session=_session(given),
         ),
     )
 
@@ -221,6 +226,14 @@ def _request(given: _Common, spec: Spec) -> OpenAIRequest:
     # OpenAI's word for a request that may wait; the other tiers cannot raise one above its plan.
     batch = given.service_tier == "flex"
     return OpenAIRequest(replace(spec, whole=not stream, batch=batch), stream, include_usage)
+
+
+def _session(given: _Common) -> str:
+    """What the caller says of the conversation: whatever else metadata holds is its own affair."""
+    if given.prompt_cache_key:
+        return given.prompt_cache_key
+    named = given.metadata.get("session_id") if isinstance(given.metadata, dict) else None
+    return named if isinstance(named, str) else ""
 
 
 def _parameters(given: _Common, max_tokens: int | None, field: str, logprobs: int | None) -> Parameters:

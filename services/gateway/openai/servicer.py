@@ -122,7 +122,7 @@ class OpenAIServicer(openai_pb2_grpc.OpenAIServiceServicer):
             caller = self._identifier.identify(context, scope="inference")
             given = parse(request.data, client_request_id=caller.client_request_id)
             generation = await self._pipeline.open(
-                given.spec,
+                caller.hinted(given.spec),
                 caller.identity,
                 request_id=caller.request_id,
                 remaining=caller.remaining,

@@ -68,7 +68,10 @@ class Spec:
     token_ids: tuple[int, ...] | None = None
     parameters: Parameters = Parameters()
     client_request_id: str = ""
-    sticky_key: str = ""
+    user: str = ""
+    """The tenant's user, as the caller names them."""
+    session: str = ""
+    """The conversation or session, likewise."""
     batch: bool = False
     whole: bool = False
     """Nobody reads it before it is whole, so its tokens may come in groups."""

@@ -108,8 +108,8 @@ async def test_beyond_its_quota_a_request_waits_behind_the_others(mesh: Rig) -> 
 
 
 def met(objective: str, value: str) -> float:
-    labels = {"route": "generate", "tier": "fast", "objective": objective, "met": value}
-    return REGISTRY.get_sample_value("weir_gateway_slo_total", labels) or 0.0
+    labels = {"route": "generate", "tier": "fast", "objective": objective, "outcome": value}
+    return REGISTRY.get_sample_value("weir_slo_events_total", labels) or 0.0
 
 
 async def declare(mesh: Rig, tier: str, **seconds: float) -> None:
@@ -121,17 +121,17 @@ async def declare(mesh: Rig, tier: str, **seconds: float) -> None:
 
 async def test_admission_hears_what_is_left_of_the_first_tokens_time(mesh: Rig) -> None:
     await declare(mesh, "*", ttft_p95=60, e2e_p99=90)
-    before = met("ttft", "true"), met("e2e", "true")
+    before = met("ttft_p95", "good"), met("e2e_p99", "good")
     await one(mesh)
     assert 0 < to_seconds(mesh.admitted[0].ttft_target) < 60
     assert (await asyncio.wait_for(mesh.records.get(), 10)).request.outcome == "stop"
-    assert (met("ttft", "true"), met("e2e", "true")) == (before[0] + 1, before[1] + 1)
+    assert (met("ttft_p95", "good"), met("e2e_p99", "good")) == (before[0] + 1, before[1] + 1)
 
 
 async def test_what_is_not_streamed_is_judged_by_the_workers_first_token(mesh: Rig) -> None:
     """Its text leaves in groups, or at the end: nobody reads the first one sooner."""
     await declare(mesh, "*", ttft_p95=60)
-    before = met("ttft", "true"), met("ttft", "false")
+    before = met("ttft_p95", "good"), met("ttft_p95", "bad")
     for after in (0, 61):
         asking = asyncio.ensure_future(chat(mesh))
         running = await taken(mesh.workers[0])
@@ -140,17 +140,17 @@ async def test_what_is_not_streamed_is_judged_by_the_workers_first_token(mesh: R
         await running.stream.send(worker_pb2.SessionResponse(step=frame))
         await running.last(ids("x"))
         await asking
-    assert (met("ttft", "true"), met("ttft", "false")) == (before[0] + 1, before[1] + 1)
+    assert (met("ttft_p95", "good"), met("ttft_p95", "bad")) == (before[0] + 1, before[1] + 1)
 
 
 async def test_the_tiers_own_objectives_come_before_those_for_all(mesh: Rig) -> None:
     await declare(mesh, "*", ttft_p95=60)
     await declare(mesh, "fast", ttft_p95=0.000001)
-    before = met("ttft", "false")
+    before = met("ttft_p95", "bad")
     await one(mesh)
     assert to_seconds(mesh.admitted[0].ttft_target) == 0.001  # late already
     assert (await asyncio.wait_for(mesh.records.get(), 10)).request.outcome == "stop"
-    assert met("ttft", "false") == before + 1
+    assert met("ttft_p95", "bad") == before + 1
 
 
 async def test_a_default_answer_meets_no_objective(mesh: Rig) -> None:
@@ -160,9 +160,9 @@ async def test_a_default_answer_meets_no_objective(mesh: Rig) -> None:
     await known(mesh, lambda snapshot: snapshot.plans)
     full = WeirError(Reason.REJECTED_QUEUE_FULL, "full")
     mesh.admission.handler = lambda call, context: admission_pb2.AdmissionReply(rejected=full.to_rejection())
-    before = met("ttft", "true"), met("e2e", "true")
+    before = met("ttft_p95", "good"), met("e2e_p95", "good")
     assert (await chat(mesh)).text == "busy"
-    assert (met("ttft", "true"), met("e2e", "true")) == before
+    assert (met("ttft_p95", "good"), met("e2e_p95", "good")) == before
 
 
 async def test_nobody_waits_for_batch(mesh: Rig) -> None:

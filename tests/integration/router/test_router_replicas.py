@@ -19,6 +19,7 @@ from libs.deadlines import Deadline
 from libs.mux import Codec, MuxClient, Semantics
 from libs.registry import MemoryStore, Put, snapshot_of
 from libs.registry import keys as registry_keys
+from libs.routing import RouteRequest
 from libs.rpc import make_channel
 from libs.service import serve
 from services.gateway.catalog import Catalog
@@ -88,9 +89,8 @@ def failures(client: RouterClient, count: int, version: str = VERSION, *, pool: 
 
 
 async def zones(client: RouterClient) -> tuple[list[str], bool]:
-    route, local = await client.start_resolve(
-        tenant="acme", model=VERSION, sticky_key="", deadline=Deadline.after(5, CLOCK), traceparent=""
-    )
+    asked = RouteRequest("acme", VERSION)
+    route, local = await client.start_resolve(asked, deadline=Deadline.after(5, CLOCK), traceparent="")
     return list(route.zones), local
 
 

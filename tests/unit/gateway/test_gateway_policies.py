@@ -11,33 +11,34 @@ from services.gateway.policy.limits import duration, limit_headers, retry_header
 from services.gateway.policy.objectives import Objectives, judge, ttft_left
 from services.gateway.policy.prefix import BLOCK, MOST, prefix_hashes
 from services.gateway.policy.readers import Verdict, beyond, verdict
+from services.gateway.policy.standing import Standing
 from services.gateway.policy.turnover import LATEST, SOONEST, Turnover, jittered
 
-ALL = Objectives(ttft=1.0, itl=0.1, e2e=5.0)
+ALL = Objectives(ttft=1.0, itl=0.1, e2e_p95=5.0)
 
 
 # ---- objectives -------------------------------------------------------------------------------
 
 
 def _judge(objectives: Objectives, finish: Finish, **facts: float) -> dict[str, bool]:
-    given = {"first": 0.5, "decode": 0.9, "longest": 10, "total": 2.0, **facts}
+    given = {"standing": Standing.NEITHER, "first": 0.5, "decode": 0.9, "longest": 10, "total": 2.0, **facts}
     return dict(judge(objectives, finish=finish, **given))  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(
     ("finish", "facts", "expected"),
     [
-        (Finish.STOP, {}, {"ttft": True, "itl": True, "e2e": True}),
-        (Finish.STOP, {"first": 1.1}, {"ttft": False, "itl": True, "e2e": True}),
-        (Finish.LENGTH, {"decode": 0.91}, {"ttft": True, "itl": False, "e2e": True}),
-        (Finish.STOP, {"total": 5.1}, {"ttft": True, "itl": True, "e2e": False}),
-        (Finish.STOP, {"longest": 1}, {"ttft": True, "e2e": True}),
+        (Finish.STOP, {}, {"ttft_p95": True, "itl_p95": True, "e2e_p95": True}),
+        (Finish.STOP, {"first": 1.1}, {"ttft_p95": False, "itl_p95": True, "e2e_p95": True}),
+        (Finish.LENGTH, {"decode": 0.91}, {"ttft_p95": True, "itl_p95": False, "e2e_p95": True}),
+        (Finish.STOP, {"total": 5.1}, {"ttft_p95": True, "itl_p95": True, "e2e_p95": False}),
+        (Finish.STOP, {"longest": 1}, {"ttft_p95": True, "e2e_p95": True}),
         # Who left tells nothing of what had not come yet; nor does a failure.
         (Finish.CANCELLED, {"first": 0, "decode": 0, "total": 9.0}, {}),
         (Finish.ERROR, {"first": 0, "decode": 0, "total": 9.0}, {}),
-        (Finish.ERROR, {"total": 9.0}, {"ttft": True, "itl": True}),
+        (Finish.ERROR, {"total": 9.0}, {"ttft_p95": True, "itl_p95": True}),
         # A deadline beyond the objective that brought nothing has missed it; a shorter one tells nothing.
-        (Finish.DEADLINE, {"first": 0, "decode": 0, "total": 9.0}, {"ttft": False, "e2e": False}),
+        (Finish.DEADLINE, {"first": 0, "decode": 0, "total": 9.0}, {"ttft_p95": False, "e2e_p95": False}),
         (Finish.DEADLINE, {"first": 0, "decode": 0, "total": 0.5}, {}),
     ],
 )

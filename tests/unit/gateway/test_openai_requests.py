@@ -30,7 +30,7 @@ def test_a_plain_chat() -> None:
     assert request.spec.messages[0].content == "hi"
     assert request.spec.parameters.stop == ("x",)
     assert request.spec.parameters.seed == 7
-    assert request.spec.sticky_key == "u1"
+    assert request.spec.user == "u1"
 
 
 @pytest.mark.parametrize(

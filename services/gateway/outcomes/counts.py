@@ -1,0 +1,157 @@
+"""Cumulative counts: pure, exact where the proto says so (`weir.rollout.v1.ArmOutcomes`)."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+BINS_PER_OCTAVE = 8
+"""Bin i of a distribution counts values in [2^(i/8), 2^((i+1)/8)): about 9% wide."""
+MOST_SCORES = 32
+"""Metrics of one arm; more are not kept."""
+_LEAST = 1e-9
+
+
+class Distribution:
+    """Positive numbers in logarithmic bins, with exact moments of their natural logarithms."""
+
+    __slots__ = ("bins", "sum_log", "sum_log2")
+
+    def __init__(self) -> None:
+        self.bins: dict[int, int] = {}
+        self.sum_log = 0.0
+        self.sum_log2 = 0.0
+
+    def add(self, value: float) -> None:
+        """One more; what is below a nanosecond counts as one."""
+        value = max(value, _LEAST)
+        log = math.log(value)
+        self.sum_log += log
+        self.sum_log2 += log * log
+        place = bin_of(value)
+        self.bins[place] = self.bins.get(place, 0) + 1
+
+    @property
+    def count(self) -> int:
+        """How many values."""
+        return sum(self.bins.values())
+
+
+def bin_of(value: float) -> int:
+    """The bin of a positive number."""
+    return math.floor(math.log2(value) * BINS_PER_OCTAVE)
+
+
+class Moments:
+    """Count, sum and sum of squares."""
+
+    __slots__ = ("count", "sum", "sum2")
+
+    def __init__(self) -> None:
+        self.count = 0
+        self.sum = 0.0
+        self.sum2 = 0.0
+
+    def add(self, value: float) -> None:
+        """One more."""
+        self.count += 1
+        self.sum += value
+        self.sum2 += value * value
+
+
+class CostMoments:
+    """Moments of cost (micro-dollars) and tokens per request."""
+
+    __slots__ = ("cost", "cost2", "cost_tokens", "count", "tokens", "tokens2")
+
+    def __init__(self) -> None:
+        self.count = 0
+        self.cost = 0.0
+        self.tokens = 0.0
+        self.cost2 = 0.0
+        self.tokens2 = 0.0
+        self.cost_tokens = 0.0
+
+    def add(self, cost: float, tokens: int) -> None:
+        """One more request."""
+        self.count += 1
+        self.cost += cost
+        self.tokens += tokens
+        self.cost2 += cost * cost
+        self.tokens2 += tokens * tokens
+        self.cost_tokens += cost * tokens
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sample:
+    """One request that counts."""
+
+    failed: bool = False
+    first: float = 0.0
+    """Seconds to its first token; 0: there was none."""
+    completed: bool = False
+    """It came to its end."""
+    itl: float = 0.0
+    """Mean seconds between its tokens; 0: not known."""
+    cost: float = 0.0
+    """Micro-dollars."""
+    tokens: int = 0
+    """Of prompt and output; 0: it cost nothing, and does not count among costs."""
+    objectives: Sequence[tuple[str, bool]] = ()
+    scores: Sequence[tuple[str, float]] = ()
+
+
+@dataclass(slots=True)
+class ArmCounts:
+    """What became of the requests of one arm during one step."""
+
+    model_version: str
+    route: str
+    tier: str
+    requests: int = 0
+    errors: int = 0
+    streams: int = 0
+    completed: int = 0
+    ttft: Distribution = field(default_factory=Distribution)
+    itl: Distribution = field(default_factory=Distribution)
+    cost: CostMoments = field(default_factory=CostMoments)
+    scores: dict[str, Moments] = field(default_factory=dict)
+    objectives: dict[str, list[int]] = field(default_factory=dict)
+    """By objective: how many met it, and how many did not."""
+    changed: int = 0
+    """The table's sequence number at the last change."""
+
+    def add(self, sample: Sample) -> None:
+        """One more request."""
+        self.requests += 1
+        self.errors += sample.failed
+        if sample.first:
+            self.streams += 1
+            self.completed += sample.completed
+            self.ttft.add(sample.first)
+        if sample.itl:
+            self.itl.add(sample.itl)
+        if sample.tokens:
+            self.cost.add(sample.cost, sample.tokens)
+        for name, met in sample.objectives:
+            count_objective(self.objectives, name, met=met)
+        for name, value in sample.scores:
+            self.score(name, value)
+
+    def score(self, metric: str, value: float) -> None:
+        """One more score; what is no finite number does not count, nor does a metric beyond the first 32."""
+        moments = self.scores.get(metric)
+        if not math.isfinite(value) or (moments is None and len(self.scores) >= MOST_SCORES):
+            return
+        if moments is None:
+            moments = self.scores[metric] = Moments()
+        moments.add(value)
+
+
+def count_objective(counts: dict[str, list[int]], name: str, *, met: bool) -> None:
+    """One more event of an objective."""
+    pair = counts.get(name)
+    if pair is None:
+        pair = counts[name] = [0, 0]
+    pair[0 if met else 1] += 1

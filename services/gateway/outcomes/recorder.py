@@ -1,0 +1,173 @@
+"""Turns ended requests into counts. Called once per request, at its end; nothing here waits or fails.
+
+What is under no rollout costs its objectives' counts alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from libs.clock import Clock
+from libs.errors import Reason, WeirError
+from libs.rollouts import is_live
+from libs.routing import Route
+from services.gateway import metrics
+from services.gateway.catalog import Catalog
+from services.gateway.outcomes.counts import Sample
+from services.gateway.outcomes.table import OutcomeTable
+from services.gateway.policy.events import End
+from services.gateway.policy.finals import ArmKey, FinalAnswer
+from services.gateway.policy.objectives import AVAILABILITY, WHOLE, Objectives, judge
+from services.gateway.policy.standing import Standing, of_end, of_refusal
+
+MEAN_LOGPROB = "mean_logprob"
+
+
+class Outcomes:
+    """One per process."""
+
+    def __init__(self, catalog: Catalog, *, clock: Clock) -> None:
+        self.table = OutcomeTable()
+        self._catalog = catalog
+        self._clock = clock
+
+    def ended(
+        self,
+        *,
+        route: str,
+        tier: str,
+        end: End,
+        error: WeirError | None,
+        given: float,
+        first: float,
+        longest: int,
+        model_version: str,
+        model: str,
+        arm: ArmKey | None,
+        mean_logprob: float | None = None,
+    ) -> None:
+        """A request that ran is over.
+
+        :param error: what ended it, if a fault of this gateway's side did.
+        :param given: seconds from its arrival to its deadline.
+        :param first: seconds to its first token; 0: there was none.
+        :param longest: tokens of its longest choice.
+        :param model: as the caller named it, for its cost.
+        :param arm: where it counts; None outside rollouts.
+        """
+        objectives = self._catalog.objectives(route, tier)
+        general, of_arm = of_end(end.finish, error, end.error_reason, patient=given >= objectives.patience)
+        told = _judge(objectives, general, end, first, longest)
+        self._judged(route, tier, told)
+        if arm is None or of_arm is Standing.NEITHER:
+            return
+        sample = self._sample(objectives, of_arm, end, first, longest, model_version, model, mean_logprob)
+        self.table.add(arm, sample, model_version=model_version, route=route, tier=tier)
+
+    def refused(
+        self, *, route: str, model: str, asked: Route | None, error: WeirError, given: float, over_quota: bool
+    ) -> None:
+        """A request was refused before it ran. `asked` is what it would have got under the name `model`; None when that
+        is nothing."""
+        if asked is None:
+            return
+        objectives = self._catalog.objectives(route, asked.tier)
+        general, of_arm = of_refusal(error, patient=given >= objectives.patience, over_quota=over_quota)
+        if general is Standing.NEITHER:
+            return
+        told = [(AVAILABILITY, False)] if objectives.availability else []
+        self._judged(route, asked.tier, told)
+        arm = self._catalog.arm_key(model, asked) if of_arm is Standing.BAD else None
+        if arm is not None:
+            sample = Sample(failed=True, objectives=told)
+            self.table.add(arm, sample, model_version=asked.model_version, route=route, tier=asked.tier)
+
+    def mirrored(self, arm: ArmKey, answer: FinalAnswer, *, route: str, model: str) -> None:
+        """A mirrored copy is over, however it ended: it counts under its arm, and against no objective of users.
+
+        :param arm: `Mirrored.copy_arm`.
+        :param route: the user's, such as "generate".
+        :param model: as the user named it, for its cost.
+        """
+        tier = self._tier(answer.model_version)
+        objectives = self._catalog.objectives(route, tier)
+        _, of_arm = of_end(answer.end.finish, None, answer.end.error_reason, patient=True)
+        if of_arm is Standing.NEITHER:
+            return
+        longest = max((len(choice.tokens) for choice in answer.choices), default=0)
+        mean = mean_logprob(answer)
+        first, version = answer.first_after, answer.model_version
+        sample = self._sample(objectives, of_arm, answer.end, first, longest, version, model, mean)
+        self.table.add(arm, sample, model_version=version, route=route, tier=tier)
+
+    def mirror_failed(self, arm: ArmKey, error: WeirError, *, model_version: str, route: str) -> None:
+        """A mirrored copy failed or was refused: counts if that is its arm's fault (a lost worker, a failed engine, a
+        fault of ours); having found no place is what such copies are for."""
+        if error.reason in (Reason.WORKER_LOST, Reason.ENGINE_ERROR, Reason.INTERNAL):
+            tier = self._tier(model_version)
+            self.table.add(arm, Sample(failed=True), model_version=model_version, route=route, tier=tier)
+
+    def score(self, arm: ArmKey, metric: str, value: float) -> None:
+        """Add a score to an arm that has counts already."""
+        self.table.score(arm, metric, value)
+
+    def sweep(self) -> None:
+        """Forget ended rollouts; called about twice a second."""
+        live = {rollout.id for rollout in self._catalog.snapshot.rollouts.values() if is_live(rollout)}
+        self.table.sweep(live, self._clock.monotonic())
+        metrics.ROLLOUT_ARMS.set(len(self.table))
+
+    def _tier(self, model_version: str) -> str:
+        known = self._catalog.snapshot.model_versions.get(model_version)
+        return known.tier if known is not None else ""
+
+    def _judged(self, route: str, tier: str, told: Sequence[tuple[str, bool]]) -> None:
+        for name, met in told:
+            metrics.slo_event(route, tier, name, met).inc()
+        self.table.judge(route, tier, told)
+
+    def _sample(
+        self,
+        objectives: Objectives,
+        standing: Standing,
+        end: End,
+        first: float,
+        longest: int,
+        model_version: str,
+        model: str,
+        mean: float | None,
+    ) -> Sample:
+        usage, decode = end.usage, end.breakdown.decode
+        tokens = usage.prompt_tokens + usage.completion_tokens
+        return Sample(
+            failed=standing is Standing.BAD,
+            first=first,
+            completed=end.finish in WHOLE,
+            itl=decode / (longest - 1) if longest > 1 and decode > 0 else 0.0,
+            cost=self._catalog.costs.of(model_version, model).exact(tokens, usage.prompt_tokens),
+            tokens=tokens,
+            objectives=_judge(objectives, standing, end, first, longest),
+            scores=() if mean is None else ((MEAN_LOGPROB, mean),),
+        )
+
+
+def mean_logprob(answer: FinalAnswer) -> float | None:
+    """The mean log-probability of an answer's own tokens; None when it has none, when the engine told none, or when
+    two versions gave them."""
+    scores = [logprob for choice in answer.choices for logprob in choice.logprobs]
+    if not scores or answer.moved or any(choice.tokens and not choice.logprobs for choice in answer.choices):
+        return None
+    return sum(scores) / len(scores)
+
+
+def _judge(objectives: Objectives, standing: Standing, end: End, first: float, longest: int) -> list[tuple[str, bool]]:
+    breakdown = end.breakdown
+    return judge(
+        objectives,
+        standing=standing,
+        finish=end.finish,
+        first=first,
+        decode=breakdown.decode,
+        longest=longest,
+        total=breakdown.total,
+    )

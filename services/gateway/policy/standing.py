@@ -1,0 +1,85 @@
+"""What an end or a refusal says about us: of the route and tier as a whole, and of a rollout's arm.
+
+| what happened | availability | the arm |
+| --- | --- | --- |
+| served, stopped by the safety policy included; served degraded (that is its own signal) | good | good |
+| the caller left, did not read, or asked for what cannot be | neither | neither |
+| a quota refused, or the limit of one tenant's share; any refusal of what was over its quota | neither | neither |
+| worker lost, engine failed, a fault of ours | bad | bad |
+| the deadline passed, though the caller gave at least the declared time | bad | bad if it was running |
+| the deadline passed, which was shorter than that | neither | neither |
+| refused or evicted for overload, draining, a dependency away, interrupted and not resumed | bad | neither |
+| the same, because the arm's own share of the pool is full, or its files are missing here | bad | bad |
+
+So a canary is not blamed for what its baseline would have met in its place, and a caller cannot burn our budget.
+"""
+
+from __future__ import annotations
+
+import enum
+
+from libs.errors import Reason, WeirError
+from services.gateway.policy.events import Finish
+
+
+class Standing(enum.Enum):
+    """What a request says."""
+
+    GOOD = "good"
+    BAD = "bad"
+    NEITHER = "neither"
+
+
+SHARE_FULL = "version_share"
+"""The limit that admission names when an arm's own share of the pool is full."""
+FILES = "model_files"
+"""The limit that the catalog names when a version's tokenizer is not here."""
+_OWN = frozenset({SHARE_FULL, FILES})
+_TENANTS = frozenset({"max_active_share"})
+_FAULTS = frozenset({Reason.WORKER_LOST, Reason.ENGINE_ERROR, Reason.INTERNAL})
+_OVERLOAD = frozenset(
+    {
+        Reason.REJECTED_QUEUE_FULL,
+        Reason.REJECTED_NO_CAPACITY,
+        Reason.REJECTED_OVERLOAD,
+        Reason.EVICTED_TTL,
+        Reason.EVICTED_SHED,
+        Reason.DEPENDENCY_UNAVAILABLE,
+        Reason.DRAINING,
+        Reason.PREEMPTED,
+        Reason.GRANT_INVALID,
+        Reason.GRANT_EXPIRED,
+        Reason.GRANT_REPLAYED,
+    }
+)
+_LATE = frozenset({Reason.DEADLINE_EXCEEDED, Reason.REJECTED_DEADLINE, Reason.EVICTED_DEADLINE})
+_GOOD_BOTH = (Standing.GOOD, Standing.GOOD)
+_NEITHER_BOTH = (Standing.NEITHER, Standing.NEITHER)
+
+
+def of_end(finish: Finish, error: WeirError | None, reason: str, *, patient: bool) -> tuple[Standing, Standing]:
+    """(of the route and tier, of the arm) for a request that ran. `reason` is the closed reason's name for an error
+    without an `error` of its own; `patient`: the caller gave at least the declared time."""
+    if finish in (Finish.STOP, Finish.LENGTH, Finish.CONTENT_FILTER):
+        return _GOOD_BOTH
+    if finish is Finish.CANCELLED:
+        return _NEITHER_BOTH
+    if finish is Finish.DEADLINE:
+        return (Standing.BAD, Standing.BAD) if patient else _NEITHER_BOTH
+    if error is None:
+        error = WeirError(Reason.parse(reason), "")
+    return _of_error(error, patient=patient)
+
+
+def of_refusal(error: WeirError, *, patient: bool, over_quota: bool) -> tuple[Standing, Standing]:
+    """Likewise for a request that was refused before it ran; `over_quota`: it stood in the class of those."""
+    return _NEITHER_BOTH if over_quota else _of_error(error, patient=patient)
+
+
+def _of_error(error: WeirError, *, patient: bool) -> tuple[Standing, Standing]:
+    if error.reason in _FAULTS:
+        return Standing.BAD, Standing.BAD
+    late = error.reason in _LATE
+    if error.limit in _TENANTS or (late and not patient) or not (late or error.reason in _OVERLOAD):
+        return _NEITHER_BOTH
+    return Standing.BAD, Standing.BAD if error.limit in _OWN else Standing.NEITHER
