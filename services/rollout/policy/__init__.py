@@ -3,6 +3,7 @@
 `decide` is the whole of it; `judge` is the part that compares arms with the baseline. See README.md for the formulas.
 """
 
+from services.rollout.policy.decide import decide, planned_weights, spent
 from services.rollout.policy.decision import Decision
 from services.rollout.policy.evidence import (
     ArmEvidence,
@@ -16,6 +17,7 @@ from services.rollout.policy.evidence import (
     merge,
     score_bounds,
 )
+from services.rollout.policy.gates import DEFAULT_GATES, gates_of, judge
 from services.rollout.policy.phases import GateAction, Kind, Load, Phase, Verdict
 from services.rollout.policy.plan import (
     BASELINE,
@@ -34,6 +36,7 @@ from services.rollout.policy.plan import (
 
 __all__ = [
     "BASELINE",
+    "DEFAULT_GATES",
     "ArmEvidence",
     "ArmPlan",
     "Burn",
@@ -59,6 +62,11 @@ __all__ = [
     "Worker",
     "WorkerModel",
     "clip_score",
+    "decide",
+    "gates_of",
+    "judge",
     "merge",
+    "planned_weights",
     "score_bounds",
+    "spent",
 ]

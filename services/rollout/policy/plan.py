@@ -160,6 +160,9 @@ class Situation:
     """Why rollouts are frozen; empty: they are not."""
     killed: str = ""
     """Why the kill switch is set; empty: it is not."""
+    recent: tuple[int, int] = (0, 0)
+    """Requests of all arms, and of all arms and the baseline, since the present weights apply (or since this controller
+    looks): the measured share. Without them the present step's are taken, unless its weights were eased."""
 
 
 @dataclass(frozen=True, slots=True)

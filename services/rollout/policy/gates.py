@@ -1,0 +1,168 @@
+"""Gates: what each says of an arm, as sure as alpha demands."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from services.rollout.policy import comparisons, words
+from services.rollout.policy.comparisons import Comparison
+from services.rollout.policy.evidence import ArmEvidence, Evidence, Stage
+from services.rollout.policy.intervals import Level
+from services.rollout.policy.phases import GateAction, Phase, Verdict
+from services.rollout.policy.plan import BASELINE, Burn, Gate, GateStatus, Plan, Situation, State
+
+LEAST_SAMPLES = 10
+"""Of the arm and of the baseline, before a gate says anything."""
+DEFAULT_GATES = (
+    Gate("error_rate", 0.01),
+    Gate("stream_completion", 0.01),
+    Gate("ttft", 0.2),
+    Gate("ttft_p95", 0.25),
+    Gate("ttft_p99", 0.3, GateAction.HOLD),
+    Gate("itl", 0.2),
+    Gate("cost_per_1k_tokens", 0.02, GateAction.HOLD, must_hold=True),
+    Gate("cost_per_1k_tokens", 0.25),
+    Gate("burn_rate", 1.0),
+    Gate("score:mean_logprob", 0.5),
+)
+"""When a rollout names none. A dearer candidate is not promoted; one that is dearer by more than a quarter is taken
+back. Damaged weights show in how unlikely a model finds its own words: half a nat per token is a factor of 1.6."""
+_MIRRORED = frozenset({"error_rate", "cost_per_1k_tokens", "cost_per_request"})
+
+
+@dataclass(frozen=True, slots=True)
+class Split:
+    """How the rollout's alpha is divided, so that it holds over all of it."""
+
+    breach: float
+    """Of one gate on one arm in one phase or step: these add up to alpha."""
+    holds: float
+    """All of it, each time: a worse arm is promoted only if the gate that it fails errs in the last step too
+    (Berger, "Multiparameter hypothesis testing and acceptance sampling", 1982)."""
+
+    @classmethod
+    def of(cls, plan: Plan) -> Split:
+        """Evenly over stages, arms and gates."""
+        stages = max(len(plan.steps), 1) + (plan.shadow is not None)
+        return cls(plan.alpha / (stages * len(plan.arms) * len(gates_of(plan))), plan.alpha)
+
+
+def gates_of(plan: Plan) -> tuple[Gate, ...]:
+    """The rollout's gates, or the default ones."""
+    return plan.gates or DEFAULT_GATES
+
+
+def present(state: State, arm: str, *, mirrored: bool = False) -> Stage:
+    """Where the evidence of the present step lies."""
+    return Stage(state.phase, state.step, arm, mirrored)
+
+
+def judged(gate: Gate, phase: Phase) -> bool:
+    """The gate has a say in this phase.
+
+    Mirrored copies wait behind everything that users asked for and may be interrupted, so their times and their
+    streams' ends say nothing of the candidate; comparisons with the user's answer exist only there.
+    """
+    if gate.metric.startswith("score:shadow_"):
+        return phase is Phase.SHADOW
+    return phase is not Phase.SHADOW or gate.metric in _MIRRORED or gate.metric.startswith("score:")
+
+
+def judge(plan: Plan, state: State, situation: Situation) -> tuple[GateStatus, ...]:
+    """Every gate on every arm that gets requests, over the present step; nothing in other phases."""
+    if state.phase not in (Phase.SHADOW, Phase.CANARY, Phase.EXPERIMENT):
+        return ()
+    mirrored = state.phase is Phase.SHADOW
+    baseline = _evidence(situation.evidence, present(state, BASELINE))
+    split = Split.of(plan)
+    found: list[GateStatus] = []
+    for index, arm in enumerate(plan.arms):
+        if not mirrored and not (index < len(state.weights) and state.weights[index]):
+            continue
+        evidence = _evidence(situation.evidence, present(state, arm.name, mirrored=mirrored))
+        burns = situation.burns.get(arm.name, ())
+        found += (
+            _judge_one(gate, arm.name, evidence, baseline, burns, split)
+            for gate in gates_of(plan)
+            if judged(gate, state.phase)
+        )
+    return tuple(found)
+
+
+def improved(status: GateStatus) -> bool:
+    """The arm's score is better than the baseline's, as sure as alpha says."""
+    gate = status.gate
+    if not gate.metric.startswith("score:") or comparisons.bar(gate) is not None or status.samples < LEAST_SAMPLES:
+        return False
+    return status.high < 0.0 if gate.lower_is_better else status.low > 0.0
+
+
+def _judge_one(
+    gate: Gate, arm: str, ours: ArmEvidence, theirs: ArmEvidence, burns: Sequence[Burn], split: Split
+) -> GateStatus:
+    if gate.metric == "burn_rate":
+        return _judge_burns(gate, arm, ours, theirs, burns, split)
+    level = Level.of(split.breach, split.holds)
+    found = comparisons.compare(gate, ours, theirs, level)
+    if found is None:
+        return GateStatus(gate, arm, Verdict.UNDECIDED, text=f"{gate.metric} is not known here")
+    verdict = _verdict(found)
+    shown = found.shown
+    return GateStatus(
+        gate,
+        arm,
+        verdict,
+        shown.estimate,
+        shown.low,
+        shown.high,
+        found.samples,
+        found.baseline_samples,
+        words.of_comparison(gate, arm, found, verdict, level),
+    )
+
+
+def _verdict(found: Comparison) -> Verdict:
+    if found.samples < LEAST_SAMPLES or (found.baseline_samples < LEAST_SAMPLES and found.bar is None):
+        return Verdict.UNDECIDED
+    if found.worse.low > found.tolerated:
+        return Verdict.BREACHED
+    return Verdict.HOLDS if found.worse.high <= found.tolerated else Verdict.UNDECIDED
+
+
+def _judge_burns(
+    gate: Gate, arm: str, ours: ArmEvidence, theirs: ArmEvidence, burns: Sequence[Burn], split: Split
+) -> GateStatus:
+    """Breached when an objective burns faster than allowed and the arm, not the day, is to blame for it: its share of
+    bad events exceeds the baseline's beyond doubt. A burn rate alone would take one failure of ten requests for a
+    catastrophe."""
+    factor = gate.tolerance or 1.0
+    hot = [burn for burn in burns if (burn.alerting and factor <= 1.0) or 0.0 < factor * burn.threshold <= burn.rate]
+    fastest = max(burns, key=lambda burn: burn.rate, default=None)
+    rate = fastest.rate if fastest else 0.0
+    level = Level.of(split.breach / max(len(burns), 1), split.holds)
+    for burn in hot:
+        found = comparisons.of_objective(burn.objective, ours, theirs, level)
+        if min(found.samples, found.baseline_samples) >= LEAST_SAMPLES and found.worse.low > 0.0:
+            text = words.of_burn(arm, burn, found, level)
+            return GateStatus(
+                gate,
+                arm,
+                Verdict.BREACHED,
+                burn.rate,
+                burn.rate,
+                burn.rate,
+                found.samples,
+                found.baseline_samples,
+                text,
+            )
+    verdict = Verdict.HOLDS if burns and not hot else Verdict.UNDECIDED
+    text = words.of_calm(arm, fastest, [burn.objective for burn in hot])
+    return GateStatus(gate, arm, verdict, rate, rate, rate, ours.requests, theirs.requests, text)
+
+
+def _evidence(evidence: Evidence, stage: Stage) -> ArmEvidence:
+    return evidence.get(stage, _NONE)
+
+
+_NONE = ArmEvidence()
