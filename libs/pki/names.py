@@ -19,6 +19,7 @@ SERVICES = (
     "gateway",
     "worker",
     "collector",
+    "rollout",
     "predictor",
     "cli",
     "demo-client",

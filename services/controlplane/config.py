@@ -20,6 +20,7 @@ class Settings(ServiceSettings, frozen=True, kw_only=True, forbid_unknown_fields
         "predictor",
         "ratelimit",
         "registry",
+        "rollout",
         "router",
         "safety",
         "worker",

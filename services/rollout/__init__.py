@@ -1,1 +1,1 @@
-"""Watches rollouts and decides about them."""
+"""Watches what rollouts do to callers, and decides: go on, hold, roll back. See README.md."""

@@ -1,0 +1,223 @@
+"""Proto to domain and back."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+
+from google.protobuf.timestamp_pb2 import Timestamp
+from weir.registry.v1 import registry_pb2
+from weir.rollout.v1 import rollout_pb2 as pb
+
+from libs.deadlines import to_seconds
+from libs.registry import RegistrySnapshot
+from libs.rollouts import phase_of
+from services.rollout.outcomes import ArmReport, Place, Rollout
+from services.rollout.policy.evidence import ArmEvidence, CostMoments, Distribution, GoodBad, Moments, Stage
+from services.rollout.policy.phases import GateAction, Load, Phase
+from services.rollout.policy.plan import (
+    ArmPlan,
+    Gate,
+    GateStatus,
+    Plan,
+    ShadowPlan,
+    State,
+    StepPlan,
+    Worker,
+    WorkerModel,
+)
+
+_ALPHA = 0.01
+_MINUTE, _HOUR, _PREPARE = 60.0, 3600.0, 600.0
+_STEP_SAMPLES, _SHADOW_SAMPLES = 100, 50
+
+
+def arm_reports(arms: Iterable[pb.ArmOutcomes]) -> Iterator[ArmReport]:
+    """What a gateway counted; counts of nothing that can be told are left out."""
+    for each in arms:
+        if (
+            not each.alias
+            or not each.rollout_id
+            or not each.arm
+            or each.phase not in registry_pb2.RolloutPhase.values()
+        ):
+            continue
+        stage = Stage(Phase(each.phase or Phase.PREPARING), each.step, each.arm, each.mirrored)
+        place = Place(stage, each.route, each.tier)
+        yield ArmReport(Rollout(each.alias, each.rollout_id), place, evidence(each))
+
+
+def evidence(arm: pb.ArmOutcomes) -> ArmEvidence:
+    """One count."""
+    return ArmEvidence(
+        requests=arm.requests,
+        errors=arm.errors,
+        streams=arm.streams,
+        completed=arm.completed,
+        ttft=_distribution(arm.ttft),
+        itl=_distribution(arm.itl),
+        cost=CostMoments(
+            arm.cost.count,
+            arm.cost.cost,
+            arm.cost.tokens,
+            arm.cost.cost2,
+            arm.cost.tokens2,
+            arm.cost.cost_tokens,
+        ),
+        scores={name: Moments(each.count, each.sum, each.sum2) for name, each in arm.scores.items()},
+        objectives={name: GoodBad(each.good, each.bad) for name, each in arm.objectives.items()},
+    )
+
+
+def plan(rollout: registry_pb2.Rollout, snapshot: RegistrySnapshot) -> Plan:
+    """A rollout as decisions read it."""
+    shadow = rollout.shadow if rollout.HasField("shadow") else None
+    return Plan(
+        alias=rollout.alias,
+        rollout_id=rollout.id,
+        baseline=rollout.baseline,
+        baseline_pool=_pool(rollout.baseline, snapshot),
+        arms=tuple(
+            ArmPlan(arm.name, arm.model_version, _pool(arm.model_version, snapshot), arm.weight) for arm in rollout.arms
+        ),
+        steps=tuple(
+            StepPlan(
+                weight=step.weight,
+                min_duration=_seconds(step, "min_duration", _MINUTE),
+                max_duration=_seconds(step, "max_duration", _HOUR),
+                min_samples=step.min_samples or _STEP_SAMPLES,
+            )
+            for step in rollout.steps
+        ),
+        shadow=None
+        if shadow is None
+        else ShadowPlan(
+            share=shadow.share,
+            min_duration=_seconds(shadow, "min_duration", _MINUTE),
+            max_duration=_seconds(shadow, "max_duration", _HOUR),
+            min_samples=shadow.min_samples or _SHADOW_SAMPLES,
+        ),
+        gates=tuple(gate(each) for each in rollout.gates),
+        alpha=rollout.alpha or _ALPHA,
+        max_share=rollout.blast_radius.max_share,
+        max_cost=rollout.blast_radius.max_cost_microusd,
+        prepare_timeout=_seconds(rollout, "prepare_timeout", _PREPARE),
+        override=bool(rollout.override_reason),
+    )
+
+
+def gate(message: registry_pb2.Gate) -> Gate:
+    """A gate as decisions read it."""
+    return Gate(
+        metric=message.metric,
+        tolerance=message.tolerance,
+        on_breach=GateAction(message.on_breach or GateAction.ROLL_BACK),
+        lower_is_better=message.lower_is_better,
+        must_hold=message.must_hold,
+        at_least=message.at_least if message.HasField("at_least") else None,
+    )
+
+
+def state(rollout: registry_pb2.Rollout) -> State:
+    """Where it stands."""
+    stored = rollout.state
+    return State(
+        phase=Phase(phase_of(rollout)),
+        step=stored.step,
+        weights=tuple(stored.weights),
+        entered_at=unix(stored.entered_at),
+        held=stored.held,
+        paused=stored.paused,
+        cost=stored.cost_microusd,
+    )
+
+
+def with_state(rollout: registry_pb2.Rollout, new: State, *, reason: str, by: str, now: float) -> registry_pb2.Rollout:
+    """The rollout as it shall be stored after a decision."""
+    made = registry_pb2.Rollout()
+    made.CopyFrom(rollout)
+    stored = made.state
+    stored.phase = int(new.phase)  # type: ignore[assignment]
+    stored.step = new.step
+    stored.weights[:] = new.weights
+    stored.entered_at.CopyFrom(timestamp(new.entered_at or now))
+    stored.held = new.held
+    stored.paused = new.paused
+    stored.cost_microusd = new.cost
+    stored.reason = reason
+    stored.decided_by = by
+    if not stored.HasField("started_at"):
+        stored.started_at.CopyFrom(timestamp(now))
+    if new.phase.final:
+        stored.ended_at.CopyFrom(timestamp(now))
+    made.ClearField("revision")
+    return made
+
+
+def workers(snapshot: RegistrySnapshot, versions: Iterable[str]) -> tuple[Worker, ...]:
+    """Live workers, with how far they are with these versions."""
+    wanted = set(versions)
+    return tuple(
+        Worker(
+            each.instance,
+            each.zone,
+            each.pool,
+            {
+                **{name: WorkerModel(Load.READY) for name in each.model_versions if name in wanted},
+                **{
+                    model.model_version: WorkerModel(Load(model.state), model.detail)
+                    for model in each.model_states
+                    if model.model_version in wanted and model.state
+                },
+            },
+        )
+        for each in snapshot.endpoints_of("worker")
+    )
+
+
+def gate_status(status: GateStatus) -> pb.GateStatus:
+    """What a gate says."""
+    made = pb.GateStatus(
+        arm=status.arm,
+        verdict=int(status.verdict),  # type: ignore[arg-type]
+        difference=status.difference,
+        low=status.low,
+        high=status.high,
+        samples=status.samples,
+        baseline_samples=status.baseline_samples,
+        text=status.text,
+    )
+    made.gate.metric = status.gate.metric
+    made.gate.tolerance = status.gate.tolerance
+    made.gate.on_breach = int(status.gate.on_breach)  # type: ignore[assignment]
+    made.gate.lower_is_better = status.gate.lower_is_better
+    made.gate.must_hold = status.gate.must_hold
+    if status.gate.at_least is not None:
+        made.gate.at_least = status.gate.at_least
+    return made
+
+
+def timestamp(seconds: float) -> Timestamp:
+    """Unix seconds as a Timestamp."""
+    made = Timestamp()
+    made.FromNanoseconds(int(seconds * 1e9))
+    return made
+
+
+def unix(stamp: Timestamp) -> float:
+    """A Timestamp as Unix seconds; 0 when unset."""
+    return stamp.seconds + stamp.nanos * 1e-9
+
+
+def _distribution(message: pb.Distribution) -> Distribution:
+    return Distribution(tuple(message.bins), tuple(message.counts), message.sum_log, message.sum_log2)
+
+
+def _pool(version: str, snapshot: RegistrySnapshot) -> str:
+    known = snapshot.model_versions.get(version)
+    return known.pool if known is not None else ""
+
+
+def _seconds(
+    message: registry_pb2.RolloutStep | registry_pb2.ShadowPlan | registry_pb2.Rollout, name: str, default: float
+) -> float:
+    return to_seconds(getattr(message, name)) if message.HasField(name) else default  # type: ignore[arg-type]
