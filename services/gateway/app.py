@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import random
 import uuid
 from collections.abc import Callable, Mapping
@@ -21,11 +22,13 @@ from libs.auditlog import AuditWriter, Spool
 from libs.clock import Clock, SystemClock
 from libs.mux import Codec, MuxClient
 from libs.registry import EtcdStore, RegistrySnapshot, RegistryView, Store
+from libs.rpc import make_channel
 from services.gateway import records
 from services.gateway.catalog import Catalog
 from services.gateway.clients.admission import AdmissionClient, LocalGrants
 from services.gateway.clients.link import open_link
 from services.gateway.clients.quota import QuotaClient, open_shards
+from services.gateway.clients.rollout import RolloutReporter
 from services.gateway.clients.router import RouterClient
 from services.gateway.clients.safety import SafetyClient
 from services.gateway.clients.workers import WorkerStreams
@@ -37,9 +40,12 @@ from services.gateway.openai import wire
 from services.gateway.openai.servicer import OpenAIServicer
 from services.gateway.outcomes import Outcomes
 from services.gateway.pipeline import Pipeline
+from services.gateway.text_store import TextStore
 
 _SWEEP_SECONDS = 0.5
 _LOOK_SECONDS = 0.005
+_FILES_SECONDS = 60.0
+"""For tokenizers, before it is ready without some of them: their requests wait for them."""
 _LAST_SECONDS = 1.0
 """Of a drain's time, for what the last requests leave behind."""
 
@@ -52,7 +58,14 @@ class Gateway:
         self._view = view
         self._clock = clock
         self._rng = rng
-        self._catalog = catalog = Catalog(zone=settings.zone)
+        self._texts = TextStore(
+            blobs=settings.blobs,
+            directory=Path(settings.state_dir) / "model-files" if settings.state_dir else None,
+            max_bytes=settings.model_files_bytes,
+            clock=clock,
+            chance=rng.random,
+        )
+        self._catalog = catalog = Catalog(zone=settings.zone, texts=self._texts, clock=clock)
 
         def link(service: str, target: str, stub: Any, pb: Any, **more: Any) -> MuxClient:
             codec = Codec.of(pb.SessionRequest, pb.SessionResponse)
@@ -135,6 +148,15 @@ class Gateway:
             clock=clock,
             chance=rng.random,
         )
+        self._reporter = RolloutReporter(
+            self._outcomes.table,
+            catalog,
+            lambda address: make_channel(address, tls=settings.tls, server_name="rollout.weir.internal"),
+            source=settings.instance,
+            incarnation=str(uuid.UUID(int=rng.getrandbits(128))),
+            clock=clock,
+            rng=rng,
+        )
         self._identifier = Identifier(
             catalog, tls=settings.tls is not None, sample_ratio=settings.trace_sample_ratio, rng=rng
         )
@@ -155,14 +177,17 @@ class Gateway:
 
     async def run(self, ready: Callable[[], None]) -> None:
         """See `Service`. Ready means: a registry snapshot, its tokenizers, and a stream to every deciding service."""
-        async with asyncio.TaskGroup() as group:
+        async with contextlib.aclosing(self._texts), asyncio.TaskGroup() as group:
             for link in self._links:
                 group.create_task(link.run())
-            for background in (self._view, self._quota, self._router, self._admission, self._workers, self._audit):
+            own = (self._view, self._quota, self._router, self._admission, self._workers, self._audit, self._reporter)
+            for background in own:
                 group.create_task(background.run())
             await self._view.wait_ready()
             self._view.on_change(self._on_snapshot)
-            await self._catalog.preload()
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(_FILES_SECONDS):
+                    await self._catalog.preload()
             await self._quota.wait_connected(60.0)
             for link in self._links:
                 await link.wait_connected(60.0)
@@ -171,6 +196,7 @@ class Gateway:
                 await asyncio.sleep(_SWEEP_SECONDS)
                 self._pipeline.sweep()
                 self._safety.sweep()
+                self._texts.sweep()
 
     async def drain(self) -> None:
         """See `Service`. What still runs near the end of the time for it is cut; then the last settlements, releases
@@ -209,6 +235,7 @@ class Gateway:
     def _on_snapshot(self, snapshot: RegistrySnapshot) -> None:
         self._catalog.update(snapshot)
         self._pipeline.arms_changed()
+        self._catalog.fetch_texts()
         self._quota.update(snapshot)
         self._workers.warm(
             [(e.instance, e.address) for (service, _), e in snapshot.endpoints.items() if service == "worker"]

@@ -2,27 +2,29 @@
 
 from __future__ import annotations
 
-import asyncio
-from pathlib import Path
+import contextlib
 
 from weir.registry.v1 import registry_pb2
 
+from libs.artifacts import BLOBS
+from libs.clock import Clock
 from libs.errors import Reason, WeirError
 from libs.quota import PriceBook
 from libs.registry import RegistrySnapshot, cost_book, plan_name
-from libs.rollouts import BASELINE, phase_of
+from libs.rollouts import BASELINE, needed_versions, phase_of
 from libs.routing import ListedModel, Route, RouteRequest, RoutingTable
-from libs.telemetry import get_logger
 from services.gateway.declared import objectives_for, objectives_of, plan_of
 from services.gateway.policy.finals import ArmKey
 from services.gateway.policy.objectives import Objectives
 from services.gateway.policy.plans import CpuFallback, Plan
 from services.gateway.policy.spec import ModelLimits
-from services.gateway.text import TextModel, TextModelError
+from services.gateway.text import TextModel
+from services.gateway.text_store import TextStore
 
-log = get_logger(__name__)
 _UNKNOWN = registry_pb2.Tenant(plan=registry_pb2.PLAN_FREE)
 _NO_POLICY = Plan()
+_NAMING = ("model_versions", "aliases", "rollouts", "pins")
+"""Collections that say which versions may be asked for."""
 _CANARY = registry_pb2.ROLLOUT_PHASE_CANARY
 _EXPOSED = (_CANARY, registry_pb2.ROLLOUT_PHASE_EXPERIMENT)
 
@@ -30,16 +32,17 @@ _EXPOSED = (_CANARY, registry_pb2.ROLLOUT_PHASE_EXPERIMENT)
 class Catalog:
     """Follows the registry; look-ups are dictionary reads on an immutable snapshot."""
 
-    def __init__(self, *, zone: str) -> None:
+    def __init__(self, *, zone: str, texts: TextStore, clock: Clock) -> None:
+        self.texts = texts
+        self._clock = clock
         self._zone = zone
         self.costs = PriceBook({})
         """What tokens cost us."""
         self._table = RoutingTable.of(RegistrySnapshot())
+        self._fetched = self._table.snapshot
         self._workloads: dict[str, str] = {}
         self._plans: dict[str, Plan] = {}
         self._objectives: dict[tuple[str, str], Objectives] = {}
-        self._texts: dict[str, TextModel] = {}  # by digest
-        self._loading: dict[str, asyncio.Task[TextModel]] = {}
 
     @property
     def snapshot(self) -> RegistrySnapshot:
@@ -147,35 +150,31 @@ class Catalog:
         requests = min((limit.requests_per_minute for limit in found if limit.requests_per_minute), default=0)
         return requests, min((limit.tokens_per_minute for limit in found if limit.tokens_per_minute), default=0)
 
-    async def text(self, version: registry_pb2.ModelVersion) -> TextModel:
-        """The version's tokenizer and template, loaded once, off the event loop.
+    async def text(
+        self,
+        version: registry_pb2.ModelVersion,
+        timeout: float | None = None,  # noqa: ASYNC109 - passed on
+    ) -> TextModel:
+        """The version's tokenizer and template; see `TextStore.load`."""
+        return await self.texts.load(version, timeout)
 
-        :raises WeirError: INTERNAL when its files cannot be read here.
-        """
-        loaded = self._texts.get(version.digest)
-        if loaded is not None:
-            return loaded
-        task = self._loading.get(version.digest)
-        if task is None:
-            task = asyncio.get_running_loop().create_task(self._load(version.digest, Path(version.source)))
-            self._loading[version.digest] = task
-        try:
-            return await asyncio.shield(task)
-        except TextModelError as error:
-            log.error("tokenizer_not_loaded", model_version=f"{version.name}@{version.version}", error=str(error))
-            raise WeirError(Reason.INTERNAL, f"{version.name}@{version.version} cannot be tokenised here") from error
+    def fetch_texts(self) -> None:
+        """Have the tokenizers of all versions that may be asked for loaded in the background, if that changed."""
+        before, self._fetched = self._fetched, self.snapshot
+        if any(getattr(self.snapshot, name) is not getattr(before, name) for name in _NAMING):
+            self.texts.want(self._needed(), {version.digest for version in self.snapshot.model_versions.values()})
 
     async def preload(self) -> None:
-        """Load the tokenizers of every version, so that no first request waits; faults are logged."""
-        for version in list(self.snapshot.model_versions.values()):
-            try:
+        """Load the tokenizers of every version that may be asked for by name or alias, so that no first request waits;
+        faults are logged."""
+        for version in self._needed():
+            with contextlib.suppress(WeirError):  # logged; the version's own requests will say so too
                 await self.text(version)
-            except WeirError:
-                continue  # logged where it was raised; the version's own requests will say so too
 
-    async def _load(self, digest: str, source: Path) -> TextModel:
-        try:
-            self._texts[digest] = loaded = await asyncio.to_thread(TextModel, source)
-            return loaded
-        finally:
-            self._loading.pop(digest, None)
+    def _needed(self) -> list[registry_pb2.ModelVersion]:
+        """Versions that aliases, rollouts, pins or workers name, and all those that lie in a folder."""
+        snapshot = self.snapshot
+        needed = needed_versions(snapshot, self._clock.time())
+        return [
+            version for name, version in snapshot.model_versions.items() if name in needed or version.source != BLOBS
+        ]

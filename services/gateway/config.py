@@ -55,6 +55,11 @@ class Settings(ServiceSettings, frozen=True, kw_only=True, forbid_unknown_fields
     """Longer inputs are tokenised in a thread, so that they do not hold up everybody's tokens."""
     spool_bytes: int = 64 * 2**20
     """Disk that audit records may take while the audit service is away."""
+    blobs: str = ""
+    """The mesh's blob store, for versions whose source is "blobs:": a URI as `libs.artifacts.open_store` knows them.
+    Empty: such versions cannot be tokenised here."""
+    model_files_bytes: int = 2**30
+    """Disk that tokenizers fetched from there may take; the least recently used go first."""
     scored_share: float = 0.1
     """Of the requests under a rollout, those whose tokens' log-probabilities are asked of the worker, for the score
     "mean_logprob"."""

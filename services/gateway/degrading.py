@@ -178,7 +178,7 @@ class Ladder:
                 traceparent=request.span.traceparent,
             )
             version = self._catalog.version(route.model_version)
-            text = await self._catalog.text(version)
+            text = await self._catalog.text(version, request.deadline.remaining(self._clock))
             prompt = await self._opening.encode(text, with_texts(request.spec, request.texts))
             bound = self._opening.bind(request, version, len(prompt))
         except WeirError:

@@ -164,7 +164,7 @@ class Embedder:
         route, _ = await self._router.start_resolve(asked, deadline=deadline, traceparent=caller.traceparent)
         started.arm, started.route = self._catalog.arm_key(model, route), route
         version = self._catalog.version(route.model_version)
-        text = await self._catalog.text(version)
+        text = await self._catalog.text(version, deadline.remaining(self._clock))
         tokens = [await asyncio.to_thread(text.encode, given) for given in checked.texts or inputs]
         limits = self._catalog.limits(caller.identity.tenant, model, version)
         context = min(limits.context_length, limits.max_context or limits.context_length)

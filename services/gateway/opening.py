@@ -69,7 +69,7 @@ class Opening:
             # The tokenizer is needed before the router has answered; the same pure function says which.
             guess = request.routed = self._catalog.resolve(asked)
             version = self._catalog.version(guess.model_version)
-            text = await self._catalog.text(version)
+            text = await self._catalog.text(version, request.deadline.remaining(self._clock))
             prompt = await self.encode(text, spec)
             bound = self.bind(request, version, len(prompt))
             if checking is None:  # token ids are checked as the text that they spell
@@ -83,7 +83,7 @@ class Opening:
             request.texts = check.texts
             if route.model_version != guess.model_version or check.texts is not None:
                 version = self._catalog.version(route.model_version)
-                text = await self._catalog.text(version)
+                text = await self._catalog.text(version, request.deadline.remaining(self._clock))
                 prompt = await self.encode(text, with_texts(spec, check.texts))
                 bound = self.bind(request, version, len(prompt))
                 reservation = await self._hold(request, route.model_version, len(prompt), bound) or reservation
@@ -116,7 +116,7 @@ class Opening:
         request.degraded = [flag for flag in request.degraded if flag not in LADDER_FLAGS]
         route = request.routed = self._router.resolve_here(request.question(self._catalog, spec.model))
         version = self._catalog.version(route.model_version)
-        text = await self._catalog.text(version)
+        text = await self._catalog.text(version, request.deadline.remaining(self._clock))
         if before is not None and before.text is text:
             prompt = before.prompt
         else:

@@ -118,7 +118,7 @@ class Runs:
 
     async def _request(self, run: Run) -> Request:
         version = self._catalog.version(run.model_version)
-        text = await self._catalog.text(version)
+        text = await self._catalog.text(version, run.deadline.remaining(self._clock))
         prompt = list(run.prompt)
         request = Request(
             request_id=run.request_id,

@@ -44,7 +44,7 @@ class TextModel:
         added = [token for token in self._tokenizer.get_added_tokens_decoder().values() if token.special]
         self._special = re.compile("|".join(re.escape(t.content) for t in added)) if added else re.compile(r"(?!)")
         self._names = {key: _token_text(config.get(key)) for key in ("bos_token", "eos_token", "pad_token")}
-        self._template = _compile(config.get("chat_template"), directory)
+        self._template = _compile(config.get("chat_template") or _template_file(directory), directory)
         self._bytes = self._byte_table(spec, {token.content for token in added})
         self.vocabulary_size = self._tokenizer.get_vocab_size()
 
@@ -116,6 +116,16 @@ class TextModel:
 
 def _token_text(value: Any) -> str:
     return (value.get("content", "") if isinstance(value, dict) else value) or ""
+
+
+def _template_file(directory: Path) -> str:
+    """The template in a file of its own, as newer checkpoints have it; empty without one."""
+    try:
+        return (directory / "chat_template.jinja").read_text("utf-8")
+    except FileNotFoundError:
+        return ""
+    except (OSError, ValueError) as error:
+        raise TextModelError(f"{directory}/chat_template.jinja: {error}") from error
 
 
 def _compile(source: Any, directory: Path) -> Any:

@@ -24,6 +24,7 @@ from libs.rpc import make_channel
 from libs.service import serve
 from services.gateway.catalog import Catalog
 from services.gateway.clients.router import RouterClient
+from services.gateway.text_store import TextStore
 from services.router.app import build
 from services.router.config import Settings
 
@@ -72,7 +73,8 @@ async def store_with_workers() -> MemoryStore:
 
 
 async def catalog_of(store: MemoryStore) -> Catalog:
-    catalog = Catalog(zone="zone-a")
+    texts = TextStore(blobs="", directory=None, max_bytes=0, clock=CLOCK, chance=lambda: 0.0)
+    catalog = Catalog(zone="zone-a", texts=texts, clock=CLOCK)
     catalog.update(snapshot_of((await store.get_prefix(registry_keys.ROOT)).kvs, store.revision))
     return catalog
 
