@@ -66,6 +66,30 @@ class EtcdStore:
         response = await self._endpoints.call(lambda stubs: stubs.kv.Range(request), repeatable=True)
         return Listing(tuple(_key_value(kv) for kv in response.kvs), response.header.revision)
 
+    async def get_by_revision(
+        self,
+        prefix: str,
+        *,
+        limit: int,
+        newest_first: bool = True,
+        after: int = 0,
+        before: int = 0,
+        keys_only: bool = False,
+    ) -> Listing:
+        """See `Store.get_by_revision`."""
+        request = rpc.RangeRequest(
+            key=prefix.encode(),
+            range_end=_prefix_end(prefix),
+            limit=limit,
+            sort_order=rpc.RangeRequest.DESCEND if newest_first else rpc.RangeRequest.ASCEND,
+            sort_target=rpc.RangeRequest.MOD,
+            min_mod_revision=after + 1 if after else 0,
+            max_mod_revision=before - 1 if before else 0,
+            keys_only=keys_only,
+        )
+        response = await self._endpoints.call(lambda stubs: stubs.kv.Range(request), repeatable=True)
+        return Listing(tuple(_key_value(kv) for kv in response.kvs), response.header.revision)
+
     async def txn(
         self, *, compares: Sequence[Compare] = (), puts: Sequence[Put] = (), deletes: Sequence[str] = ()
     ) -> TxnResult:

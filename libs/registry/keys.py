@@ -51,6 +51,8 @@ FENCE = ROOT + "fence"
 value is the id of the last change."""
 AUDIT_OUTBOX = ROOT + "audit-outbox/"
 """{record id} → weir.audit.v1.Record (binary): changes whose audit record is not acknowledged yet."""
+IMPORT = ROOT + "import"
+"""The digest of the snapshot that is being imported; while it is there the registry takes no other change."""
 
 HISTORY = "/weir/history/v1/"
 """{nanoseconds, 20 digits}-{change id} → HistoryEntry. Outside `ROOT`: services do not watch it."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import math
 from collections.abc import AsyncGenerator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from libs.clock import Clock, SystemClock
 from libs.errors import Reason, WeirError
@@ -54,6 +54,26 @@ class MemoryStore:
         """See `Store.get_prefix`."""
         self._enter()
         return self._list(prefix)
+
+    async def get_by_revision(
+        self,
+        prefix: str,
+        *,
+        limit: int,
+        newest_first: bool = True,
+        after: int = 0,
+        before: int = 0,
+        keys_only: bool = False,
+    ) -> Listing:
+        """See `Store.get_by_revision`."""
+        self._enter()
+        kvs, revision = self._list(prefix)
+        found = sorted(
+            (kv for kv in kvs if after < kv.mod_revision and (not before or kv.mod_revision < before)),
+            key=lambda kv: kv.mod_revision,
+            reverse=newest_first,
+        )
+        return Listing(tuple(replace(kv, value=b"") if keys_only else kv for kv in found[:limit]), revision)
 
     async def txn(
         self, *, compares: Sequence[Compare] = (), puts: Sequence[Put] = (), deletes: Sequence[str] = ()

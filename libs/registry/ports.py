@@ -129,6 +129,27 @@ class Store(Protocol):
         :raises WeirError: DEPENDENCY_UNAVAILABLE when no endpoint answers in time.
         """
 
+    async def get_by_revision(
+        self,
+        prefix: str,
+        *,
+        limit: int,
+        newest_first: bool = True,
+        after: int = 0,
+        before: int = 0,
+        keys_only: bool = False,
+    ) -> Listing:
+        """At most `limit` keys under the prefix in the order of their last writes, as of one revision.
+
+        Page on by the last one's `mod_revision`; keys that one transaction wrote have the same one, so this is for
+        prefixes under which a transaction writes one key.
+
+        :param after: only keys written after this revision.
+        :param before: only keys written before this revision; 0 means all.
+        :param keys_only: values are left empty.
+        :raises WeirError: DEPENDENCY_UNAVAILABLE when no endpoint answers in time.
+        """
+
     async def txn(
         self, *, compares: Sequence[Compare] = (), puts: Sequence[Put] = (), deletes: Sequence[str] = ()
     ) -> TxnResult:

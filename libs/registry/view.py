@@ -67,6 +67,10 @@ class RegistryView:
         """A key under `keys.ROOT` as it is stored, at the present snapshot's revision; None when there is none."""
         return self._kvs.get(key)
 
+    def listing(self) -> Listing:
+        """Everything under `keys.ROOT` as it is stored, at the present snapshot's revision."""
+        return Listing(tuple(self._kvs[key] for key in sorted(self._kvs)), self._snapshot.revision)
+
     async def wait_ready(self) -> None:
         """Returns once there is a snapshot, from the store or from the cache."""
         await self.wait_until(lambda snapshot: snapshot.revision > 0)
@@ -153,9 +157,8 @@ class RegistryView:
         while True:
             await self._unsaved.wait()
             self._unsaved.clear()
-            listing = Listing(tuple(self._kvs[key] for key in sorted(self._kvs)), self._snapshot.revision)
             try:
-                await asyncio.to_thread(cache.save, path, listing)
+                await asyncio.to_thread(cache.save, path, self.listing())
             except OSError as error:
                 _log.warning("registry_cache_not_saved: %s", error)
             await asyncio.sleep(_CACHE_INTERVAL)

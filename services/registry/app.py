@@ -19,6 +19,7 @@ from libs.registry import EtcdStore, RegistrySnapshot, RegistryView, Store
 from services.registry import metrics
 from services.registry.audit import AuditLink, NoAudit
 from services.registry.config import Settings
+from services.registry.history import History
 from services.registry.outbox import AuditOutbox
 from services.registry.server import SERVICE, RegistryServicer
 
@@ -36,6 +37,7 @@ class Registry:
         view: RegistryView,
         audit: AuditLink | NoAudit,
         outbox: AuditOutbox,
+        history: History,
         servicer: RegistryServicer,
     ) -> None:
         self._own_store = own_store
@@ -43,6 +45,7 @@ class Registry:
         self._audit = audit
         self.outbox = outbox
         """Where audit records wait."""
+        self._history = history
         self._servicer = servicer
 
     def register(self, server: grpc.aio.Server) -> list[str]:
@@ -58,6 +61,7 @@ class Registry:
                 tasks.create_task(self._view.run(), name="registry.view")
                 tasks.create_task(self._audit.run(), name="audit.link")
                 tasks.create_task(self.outbox.run(), name="audit.outbox")
+                tasks.create_task(self._history.run(), name="registry.history")
                 await self._view.wait_ready()
                 ready()
         finally:
@@ -104,8 +108,11 @@ async def build(settings: Settings, *, clock: Clock | None = None, store: Store 
         written=outbox.notify,
     )
     pepper = await asyncio.to_thread(read_pepper, Path(settings.pepper_file))
-    servicer = RegistryServicer(settings=settings, view=view, writer=writer, pepper=pepper, clock=clock)
-    return Registry(own_store=own_store, view=view, audit=audit, outbox=outbox, servicer=servicer)
+    history = History(store=store, limit=settings.history_limit, interval=settings.history_interval, rng=rng)
+    servicer = RegistryServicer(
+        settings=settings, store=store, view=view, writer=writer, history=history, pepper=pepper, clock=clock
+    )
+    return Registry(own_store=own_store, view=view, audit=audit, outbox=outbox, history=history, servicer=servicer)
 
 
 def _measure(snapshot: RegistrySnapshot) -> None:

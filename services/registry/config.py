@@ -18,3 +18,7 @@ class Settings(ServiceSettings, frozen=True, kw_only=True, forbid_unknown_fields
     """Seconds between two looks for records that another replica left behind."""
     max_audit_backlog: int = 10_000
     """Changes are refused while more audit records than this wait for the audit service."""
+    history_limit: int = 10_000
+    """Entries of the history of changes that are kept; older ones are deleted, and with them the way back to them."""
+    history_interval: float = 300.0
+    """Seconds between two looks for entries that are too many."""

@@ -10,3 +10,7 @@ audit_appends = Counter("weir_registry_audit_appends", "Audit records handed to 
 """`outcome`: "ok" or a reason."""
 snapshot_revision = Gauge("weir_registry_snapshot_revision", "Store revision of the snapshot")
 """Set with every change."""
+history_entries = Gauge("weir_registry_history_entries", "Entries of the history of changes")
+"""At the last look; at most the limit."""
+refusals = Counter("weir_registry_refusals", "Calls refused for want of a right", ["rpc"])
+"""By RPC."""

@@ -1,202 +1,192 @@
-"""The servicer: who calls, what they want, what came of it. Decisions are in `changes` and `policy`."""
+"""The servicer: who calls, what they want, what came of it. Decisions are in the plans and in `policy`."""
 
 # ruff: noqa: N802 - methods are named as in the proto
 
 from __future__ import annotations
 
+import asyncio
 import secrets
-from collections.abc import Callable, Mapping
+import uuid
+from collections.abc import AsyncIterator, Callable
 from typing import Any
 
 import grpc
+from google.protobuf.message import Message
 from weir.registry.v1 import registry_pb2 as pb
 from weir.registry.v1 import registry_pb2_grpc
 
 from libs import apikeys
-from libs.changes import Committed, M, Plan, Writer
+from libs.changes import Change, Committed, M, Writer, nothing
 from libs.clock import Clock
 from libs.errors import Reason, WeirError
-from libs.registry import RegistryView
+from libs.registry import RegistrySnapshot, RegistryView, Store, keys
 from libs.rpc import get_metadata, peer_service, peer_spiffe
 from libs.telemetry import get_logger
-from services.registry import changes, convert, metrics
+from services.registry import changes, convert, metrics, restore, transfer
 from services.registry.config import Settings
-from services.registry.policy.access import Caller, Refused, authorize, parse_scopes
+from services.registry.consistency import namespaces_of
+from services.registry.history import History
+from services.registry.messages import require
+from services.registry.policy.access import (
+    ADMIN_SCOPE,
+    Caller,
+    Grant,
+    Refused,
+    authorize,
+    binding_of,
+    check_namespaces,
+    parse_scopes,
+)
+from services.registry.policy.differences import backwards
+from services.registry.policy.faults import Fault, check_text
+from services.registry.policy.rollouts import MAX_REASON
+from services.registry.reads import READS, Read
+from services.registry.rpcs import CHANGES, Call, ChangeRpc
 
 log = get_logger(__name__)
 SERVICE = "weir.registry.v1.RegistryService"
+_CATCH_UP_SECONDS = 3.0
+"""For the view to show what the store has: normally milliseconds."""
 
 
 class RegistryServicer(registry_pb2_grpc.RegistryServiceServicer):
-    """`weir.registry.v1.RegistryService`. Reads come from the view's snapshot, also while etcd is away."""
+    """`weir.registry.v1.RegistryService`. Reads come from the view's snapshot, also while etcd is away.
+
+    The methods that only read a snapshot (`READS`) and those that change one thing (`CHANGES`) are attached below.
+    """
 
     def __init__(
         self,
         *,
         settings: Settings,
+        store: Store,
         view: RegistryView,
         writer: Writer,
+        history: History,
         pepper: bytes,
         clock: Clock,
         random_bytes: Callable[[int], bytes] = secrets.token_bytes,
     ) -> None:
         self._settings = settings
+        self._store = store
         self._view = view
         self._writer = writer
+        self._history = history
         self._pepper = pepper
         self._clock = clock
         self._random_bytes = random_bytes
 
-    async def CreateModelVersion(
-        self, request: pb.CreateModelVersionRequest, context: grpc.aio.ServicerContext
-    ) -> pb.CreateModelVersionResponse:
-        """See the proto."""
-        now = self._clock.time()
-        done = await self._change(
-            "CreateModelVersion",
-            context,
-            lambda snapshot: changes.create_model_version(snapshot, request.model_version, now),
-        )
-        return pb.CreateModelVersionResponse(model_version=done.message, revision=done.revision)
-
-    async def ListModels(
-        self, request: pb.ListModelsRequest, context: grpc.aio.ServicerContext
-    ) -> pb.ListModelsResponse:
-        """See the proto."""
-        self._authorize(context)
-        snapshot = self._view.snapshot
-        return pb.ListModelsResponse(
-            model_versions=_in_order(snapshot.model_versions), aliases=_in_order(snapshot.aliases)
-        )
-
-    async def SetAlias(self, request: pb.SetAliasRequest, context: grpc.aio.ServicerContext) -> pb.SetAliasResponse:
-        """See the proto."""
-        done = await self._change("SetAlias", context, lambda snapshot: changes.set_alias(snapshot, request.alias))
-        return pb.SetAliasResponse(alias=done.message)
-
-    async def SetTenant(self, request: pb.SetTenantRequest, context: grpc.aio.ServicerContext) -> pb.SetTenantResponse:
-        """See the proto."""
-        done = await self._change("SetTenant", context, lambda snapshot: changes.set_tenant(snapshot, request.tenant))
-        return pb.SetTenantResponse(tenant=done.message)
-
-    async def ListTenants(
-        self, request: pb.ListTenantsRequest, context: grpc.aio.ServicerContext
-    ) -> pb.ListTenantsResponse:
-        """See the proto."""
-        self._authorize(context)
-        return pb.ListTenantsResponse(tenants=_in_order(self._view.snapshot.tenants))
-
     async def CreateKey(self, request: pb.CreateKeyRequest, context: grpc.aio.ServicerContext) -> pb.CreateKeyResponse:
-        """See the proto."""
-        now = self._clock.time()
+        """See the proto. The secret of a dry run opens nothing."""
         made = apikeys.make(self._random_bytes)
         hashed = apikeys.hash_key(made, self._pepper)
-        done = await self._change(
-            "CreateKey",
-            context,
-            lambda snapshot: changes.create_key(snapshot, request, made, hashed, now),
+
+        def plan(snapshot: RegistrySnapshot, request: pb.CreateKeyRequest, call: Call) -> Change[pb.ApiKey]:
+            if ADMIN_SCOPE in request.scopes and not call.grant.owner:
+                # Such a key is an owner; whoever may make one is one.
+                raise WeirError(Reason.SCOPE_MISSING, f"only an owner gives the scope {ADMIN_SCOPE!r}", limit="scopes")
+            return changes.create_key(snapshot, request, made, hashed, call.now)
+
+        done = await self.change("CreateKey", plan, request, context)
+        secret = "" if request.change.dry_run else made.text
+        return pb.CreateKeyResponse(key=convert.without_hash(done.message), secret=secret)
+
+    async def ListHistory(
+        self, request: pb.ListHistoryRequest, context: grpc.aio.ServicerContext
+    ) -> pb.ListHistoryResponse:
+        """See the proto."""
+        self.authorize("ListHistory", context)
+        entries = await self._history.entries(
+            resource=request.resource, limit=request.limit, before=request.before_revision
         )
-        return pb.CreateKeyResponse(key=convert.without_hash(done.message), secret=made.text)
+        return pb.ListHistoryResponse(entries=entries)
 
-    async def RevokeKey(self, request: pb.RevokeKeyRequest, context: grpc.aio.ServicerContext) -> pb.RevokeKeyResponse:
+    async def DiffRevisions(
+        self, request: pb.DiffRevisionsRequest, context: grpc.aio.ServicerContext
+    ) -> pb.DiffRevisionsResponse:
         """See the proto."""
-        now = self._clock.time()
-        done = await self._change(
-            "RevokeKey", context, lambda snapshot: changes.revoke_key(snapshot, request.key_id, now)
-        )
-        return pb.RevokeKeyResponse(key=convert.without_hash(done.message))
-
-    async def ListKeys(self, request: pb.ListKeysRequest, context: grpc.aio.ServicerContext) -> pb.ListKeysResponse:
-        """See the proto."""
-        self._authorize(context)
-        keys = self._view.snapshot.keys
-        return pb.ListKeysResponse(
-            keys=[
-                convert.without_hash(keys[key_id])
-                for key_id in sorted(keys)
-                if request.tenant in ("", keys[key_id].tenant)
-            ]
-        )
-
-    async def SetLimits(self, request: pb.SetLimitsRequest, context: grpc.aio.ServicerContext) -> pb.SetLimitsResponse:
-        """See the proto."""
-        done = await self._change("SetLimits", context, lambda snapshot: changes.set_limits(snapshot, request.limits))
-        return pb.SetLimitsResponse(limits=done.message)
-
-    async def ListLimits(
-        self, request: pb.ListLimitsRequest, context: grpc.aio.ServicerContext
-    ) -> pb.ListLimitsResponse:
-        """See the proto."""
-        self._authorize(context)
-        limits = self._view.snapshot.limits
-        return pb.ListLimitsResponse(limits=[limits[key] for key in sorted(limits) if request.tenant in ("", key[0])])
-
-    async def SetPlanPolicy(
-        self, request: pb.SetPlanPolicyRequest, context: grpc.aio.ServicerContext
-    ) -> pb.SetPlanPolicyResponse:
-        """See the proto."""
-        done = await self._change(
-            "SetPlanPolicy", context, lambda snapshot: changes.set_plan_policy(snapshot, request.plan)
-        )
-        return pb.SetPlanPolicyResponse(plan=done.message)
-
-    async def ListPlanPolicies(
-        self, request: pb.ListPlanPoliciesRequest, context: grpc.aio.ServicerContext
-    ) -> pb.ListPlanPoliciesResponse:
-        """See the proto."""
-        self._authorize(context)
-        return pb.ListPlanPoliciesResponse(plans=_in_order(self._view.snapshot.plans))
-
-    async def SetSlo(self, request: pb.SetSloRequest, context: grpc.aio.ServicerContext) -> pb.SetSloResponse:
-        """See the proto."""
-        done = await self._change("SetSlo", context, lambda snapshot: changes.set_slo(snapshot, request.slo))
-        return pb.SetSloResponse(slo=done.message)
-
-    async def ListSlos(self, request: pb.ListSlosRequest, context: grpc.aio.ServicerContext) -> pb.ListSlosResponse:
-        """See the proto."""
-        self._authorize(context)
-        return pb.ListSlosResponse(slos=_in_order(self._view.snapshot.slos))
-
-    async def SetPrice(self, request: pb.SetPriceRequest, context: grpc.aio.ServicerContext) -> pb.SetPriceResponse:
-        """See the proto."""
-        done = await self._change("SetPrice", context, lambda snapshot: changes.set_price(snapshot, request.price))
-        return pb.SetPriceResponse(price=done.message)
-
-    async def ListPrices(
-        self, request: pb.ListPricesRequest, context: grpc.aio.ServicerContext
-    ) -> pb.ListPricesResponse:
-        """See the proto."""
-        self._authorize(context)
-        return pb.ListPricesResponse(prices=_in_order(self._view.snapshot.prices))
-
-    async def ListPoolLevels(
-        self, request: pb.ListPoolLevelsRequest, context: grpc.aio.ServicerContext
-    ) -> pb.ListPoolLevelsResponse:
-        """See the proto."""
-        self._authorize(context)
-        return pb.ListPoolLevelsResponse(levels=_in_order(self._view.snapshot.levels))
-
-    async def SetSafetyPolicy(
-        self, request: pb.SetSafetyPolicyRequest, context: grpc.aio.ServicerContext
-    ) -> pb.SetSafetyPolicyResponse:
-        """See the proto."""
-        done = await self._change(
-            "SetSafetyPolicy", context, lambda snapshot: changes.set_safety_policy(snapshot, request.policy)
-        )
-        return pb.SetSafetyPolicyResponse(policy=done.message)
-
-    async def ListEndpoints(
-        self, request: pb.ListEndpointsRequest, context: grpc.aio.ServicerContext
-    ) -> pb.ListEndpointsResponse:
-        """See the proto."""
-        self._authorize(context)
-        endpoints = self._view.snapshot.endpoints
-        return pb.ListEndpointsResponse(
-            endpoints=[endpoints[key] for key in sorted(endpoints) if request.service in ("", key[0])]
+        self.authorize("DiffRevisions", context)
+        found, end = await self._history.differences(request.from_revision, request.to_revision)
+        return pb.DiffRevisionsResponse(
+            changes=[pb.ResourceChange(resource=each.resource, before=each.before, after=each.after) for each in found],
+            to_revision=end,
         )
 
-    def _authorize(self, context: grpc.aio.ServicerContext) -> str:
-        """The actor for the audit log.
+    async def RollbackToRevision(
+        self, request: pb.RollbackToRevisionRequest, context: grpc.aio.ServicerContext
+    ) -> pb.RollbackToRevisionResponse:
+        """See the proto."""
+        self.authorize("RollbackToRevision", context)
+        require(None if request.change.reason else Fault("change.reason", "say why"))
+        done = None
+        while done is None:
+            done = await self._roll_back(request, context)
+        return pb.RollbackToRevisionResponse(changes=done.changes, revision=done.revision)
+
+    async def _roll_back(
+        self, request: pb.RollbackToRevisionRequest, context: grpc.aio.ServicerContext
+    ) -> Committed[pb.RollbackToRevisionResponse] | None:
+        """None when something changed behind what was read of the history: to be read anew."""
+        since, read = await self._history.differences(request.to_revision, 0)
+        late = False
+
+        def plan(
+            snapshot: RegistrySnapshot, request: pb.RollbackToRevisionRequest, call: Call
+        ) -> Change[pb.RollbackToRevisionResponse]:
+            nonlocal late
+            # Every change rewrites the fence in the transaction that writes its history.
+            fence = self._view.stored(keys.FENCE)
+            late = fence is not None and fence.mod_revision > read
+            if late:
+                return nothing(pb.RollbackToRevisionResponse())
+            return restore.rollback(snapshot, backwards(since), revision=request.to_revision)
+
+        done = await self.change("RollbackToRevision", plan, request, context)
+        return None if late else done
+
+    async def Export(
+        self, request: pb.ExportRequest, context: grpc.aio.ServicerContext
+    ) -> AsyncIterator[pb.ExportResponse]:
+        """See the proto."""
+        grant = self.authorize("Export", context)
+        fence = await self._store.get(keys.FENCE)
+        newest = fence.mod_revision if fence else 1
+        try:
+            async with asyncio.timeout(_CATCH_UP_SECONDS):
+                await self._view.wait_until(lambda snapshot: snapshot.revision >= newest)
+        except TimeoutError:
+            message = "the registry has not caught up with its store"
+            raise WeirError(Reason.DEPENDENCY_UNAVAILABLE, message, retry_after=1.0) from None
+        listing = transfer.exported(self._view.listing())
+        history = await self._history.stored(until=listing.revision) if request.history else []
+        log.info("registry_exported", actor=grant.actor, revision=listing.revision, values=len(listing.kvs))
+        for part in transfer.export_parts(listing, history):
+            yield part
+
+    async def Import(
+        self, request_iterator: AsyncIterator[pb.ImportRequest], context: grpc.aio.ServicerContext
+    ) -> pb.ImportResponse:
+        """See the proto."""
+        grant = self.authorize("Import", context)
+        content, options = await transfer.receive(request_iterator)
+        require(check_text("change.reason", options.change.reason, MAX_REASON))
+        work = transfer.Import(content, view=self._view, replace=options.replace)
+        done: Committed[pb.ImportResponse] | None = None
+        while done is None or not (work.finished or options.change.dry_run):
+            done = await self._writer.commit(
+                actor=grant.actor,
+                action="registry.Import",
+                reason=options.change.reason,
+                dry_run=options.change.dry_run,
+                plan=work.plan,
+            )
+            work.began()
+        metrics.changes.labels("Import", _outcome(done, options.change)).inc()
+        log.info("registry_imported", actor=grant.actor, digest=content.digest, revision=done.revision)
+        return pb.ImportResponse(imported=len(content.values), deleted=work.deleted, revision=done.revision)
+
+    def authorize(self, rpc: str, context: grpc.aio.ServicerContext) -> Grant:
+        """Who calls, if they may call this at all.
 
         :raises WeirError: SCOPE_MISSING or PERMISSION_DENIED.
         """
@@ -207,26 +197,95 @@ class RegistryServicer(registry_pb2_grpc.RegistryServiceServicer):
             key_id=get_metadata(context, "x-weir-key-id"),
             tenant=get_metadata(context, "x-weir-tenant"),
         )
-        actor = authorize(caller, admin_services=self._settings.admin_services, tls=self._settings.tls is not None)
-        if isinstance(actor, Refused):
-            log.warning("admin_refused", peer=caller.peer, key_id=caller.key_id)
-            reason = Reason.SCOPE_MISSING if actor.scope_missing else Reason.PERMISSION_DENIED
-            raise WeirError(reason, actor.message)
-        return actor
+        bindings = {name: binding_of(role.roles, role.namespaces) for name, role in self._view.snapshot.roles.items()}
+        grant = authorize(
+            rpc,
+            caller,
+            bindings=bindings,
+            admin_services=self._settings.admin_services,
+            tls=self._settings.tls is not None,
+        )
+        if isinstance(grant, Refused):
+            metrics.refusals.labels(rpc).inc()
+            log.warning("admin_refused", rpc=rpc, actor=grant.actor, peer=caller.peer)
+            raise WeirError(Reason.SCOPE_MISSING if grant.scope_missing else Reason.PERMISSION_DENIED, grant.message)
+        return grant
 
-    async def _change(self, action: str, context: grpc.aio.ServicerContext, plan: Plan[M]) -> Committed[M]:
+    def read(self, rpc: str, read: Read, request: Any, context: grpc.aio.ServicerContext) -> Message:
+        """Answers a call that reads the snapshot.
+
+        :raises WeirError: as `authorize`.
+        """
+        self.authorize(rpc, context)
+        return read(self._view.snapshot, request)
+
+    async def change(
+        self,
+        rpc: str,
+        plan: Callable[[RegistrySnapshot, Any, Call], Change[M]],
+        request: Any,
+        context: grpc.aio.ServicerContext,
+        *,
+        reason: str = "",
+    ) -> Committed[M]:
+        """Carries out a call that changes something, as its `change` options say.
+
+        :param reason: why, where the options do not say.
+        :raises WeirError: as `authorize`, the plan and `Writer.commit`; PERMISSION_DENIED when it touches a namespace
+            that is not the caller's; CONFLICT while an import is under way.
+        """
         try:
-            actor = self._authorize(context)
-            done = await self._writer.commit(actor=actor, action=f"registry.{action}", plan=plan)
+            grant = self.authorize(rpc, context)
+            require(check_text("change.reason", request.change.reason, MAX_REASON))
+            call = Call(grant, self._clock.time(), uuid.uuid4().hex)
+            done = await self._writer.commit(
+                actor=grant.actor,
+                action=f"registry.{rpc}",
+                reason=request.change.reason or reason,
+                dry_run=request.change.dry_run,
+                plan=lambda snapshot: self._within(grant, snapshot, plan(snapshot, request, call)),
+            )
         except WeirError as error:
-            metrics.changes.labels(action, error.reason.name).inc()
+            metrics.changes.labels(rpc, error.reason.name).inc()
             raise
-        metrics.changes.labels(action, "unchanged" if done.unchanged else "ok").inc()
-        if not done.unchanged:
-            log.info("registry_changed", action=action, actor=actor, revision=done.revision)
+        outcome = _outcome(done, request.change)
+        metrics.changes.labels(rpc, outcome).inc()
+        if outcome == "ok":
+            log.info("registry_changed", action=rpc, actor=grant.actor, revision=done.revision)
         return done
 
+    def _within(self, grant: Grant, snapshot: RegistrySnapshot, change: Change[M]) -> Change[M]:
+        mark = self._view.stored(keys.IMPORT)
+        if mark is not None:
+            raise WeirError(Reason.CONFLICT, transfer.under_way(mark), limit="import")
+        if grant.namespaces and (fault := check_namespaces(grant, namespaces_of(snapshot, change.writes))):
+            metrics.refusals.labels("namespace").inc()
+            log.warning("admin_refused", actor=grant.actor, reason=fault)
+            raise WeirError(Reason.PERMISSION_DENIED, fault, limit="namespace")
+        return change
 
-def _in_order(collection: Mapping[Any, M]) -> list[M]:
-    """A collection's messages by key."""
-    return [collection[key] for key in sorted(collection)]
+
+def _outcome(done: Committed[M], options: pb.ChangeOptions) -> str:
+    return "dry_run" if options.dry_run else "unchanged" if done.unchanged else "ok"
+
+
+def _reading(rpc: str, read: Read) -> Any:
+    async def method(self: RegistryServicer, request: Any, context: grpc.aio.ServicerContext) -> Message:
+        """See the proto."""
+        return self.read(rpc, read, request, context)
+
+    return method
+
+
+def _changing(rpc: str, kind: ChangeRpc) -> Any:
+    async def method(self: RegistryServicer, request: Any, context: grpc.aio.ServicerContext) -> Message:
+        """See the proto."""
+        return kind.answer(await self.change(rpc, kind.plan, request, context, reason=kind.reason(request)))
+
+    return method
+
+
+for _name, _read in READS.items():
+    setattr(RegistryServicer, _name, _reading(_name, _read))
+for _name, _kind in CHANGES.items():
+    setattr(RegistryServicer, _name, _changing(_name, _kind))

@@ -229,3 +229,18 @@ async def test_available(store: Store, prefix: str) -> None:
     assert store.available
     await store.get(prefix)
     assert store.available
+
+
+async def test_keys_come_in_the_order_of_their_writes_page_by_page(store: Store, prefix: str) -> None:
+    revisions = [(await store.txn(puts=[Put(prefix + name, name.encode())])).revision for name in "cabed"]
+    await store.txn(puts=[Put(prefix[:-1] + "0", b"beyond the prefix")])
+    first = await store.get_by_revision(prefix, limit=2)
+    assert [(kv.value, kv.mod_revision) for kv in first.kvs] == [(b"d", revisions[4]), (b"e", revisions[3])]
+    assert first.revision > revisions[4]
+    rest = await store.get_by_revision(prefix, limit=9, before=revisions[3])
+    assert [kv.value for kv in rest.kvs] == [b"b", b"a", b"c"]
+    between = await store.get_by_revision(prefix, limit=9, after=revisions[0], before=revisions[3])
+    assert [kv.value for kv in between.kvs] == [b"b", b"a"]
+    oldest = await store.get_by_revision(prefix, limit=1, newest_first=False, keys_only=True)
+    assert [(kv.key, kv.value) for kv in oldest.kvs] == [(prefix + "c", b"")]
+    assert (await store.get_by_revision(prefix, limit=9, after=revisions[4])).kvs == ()

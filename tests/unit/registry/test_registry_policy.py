@@ -12,7 +12,6 @@ from hypothesis import strategies as st
 
 from services.registry.changes import pattern_fault
 from services.registry.policy import models, safety, tenants
-from services.registry.policy.access import Caller, Refused, authorize, parse_scopes
 from services.registry.policy.models import ArtifactSpec, ModelSpec, TargetSpec
 from services.registry.policy.safety import RuleSpec
 from services.registry.policy.tenants import KeySpec, LimitsSpec, TenantSpec
@@ -242,42 +241,3 @@ def test_safety_policy() -> None:
     assert twice.field == "policy.rules[1].id"
     many = [dataclasses.replace(RULE, id=f"r{number}") for number in range(501)]
     assert safety.check_policy("default", many, pattern_fault=pattern_fault) is not None
-
-
-def caller(**changes: Any) -> Caller:
-    return dataclasses.replace(Caller("envoy", "spiffe://weir.internal/sa/envoy", frozenset(), "", ""), **changes)
-
-
-@pytest.mark.parametrize(
-    ("who", "actor"),
-    [
-        (caller(scopes=frozenset({"admin"}), key_id="k1", tenant="ops"), "key:k1"),
-        (caller(scopes=frozenset({"admin"}), tenant="ops"), "tenant:ops"),
-        (caller(peer="cli", spiffe="spiffe://weir.internal/sa/cli"), "spiffe://weir.internal/sa/cli"),
-    ],
-)
-def test_allowed(who: Caller, actor: str) -> None:
-    assert authorize(who, admin_services=("cli",), tls=True) == actor
-
-
-@pytest.mark.parametrize(
-    ("who", "scope_missing"),
-    [
-        (caller(scopes=frozenset({"inference"}), key_id="k1"), True),
-        (caller(), True),
-        # Identity metadata counts from Envoy alone: anybody else could have written it.
-        (caller(peer="gateway", scopes=frozenset({"admin"}), key_id="k1"), False),
-        (caller(peer="", spiffe="", scopes=frozenset({"admin"})), False),
-        (caller(peer="worker"), False),
-    ],
-)
-def test_refused(who: Caller, scope_missing: bool) -> None:
-    refused = authorize(who, admin_services=("cli",), tls=True)
-    assert isinstance(refused, Refused)
-    assert refused.scope_missing is scope_missing
-
-
-def test_scopes() -> None:
-    assert parse_scopes("") == frozenset()
-    assert parse_scopes("admin inference,models.read") == {"admin", "inference", "models.read"}
-    assert "admin" not in parse_scopes("administrator")

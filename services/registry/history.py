@@ -1,0 +1,151 @@
+"""The history of changes: read by revision, and kept from growing without bound."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from random import Random
+
+from google.protobuf import json_format
+from weir.registry.v1 import registry_pb2 as pb
+
+from libs.errors import Reason, WeirError
+from libs.registry import KeyValue, Listing, Store, keys
+from libs.telemetry import get_logger
+from services.registry import metrics
+from services.registry.policy.differences import Difference, backwards, fold
+
+log = get_logger(__name__)
+_PAGE = 200
+"""Entries of one read: most have some hundred bytes, those of an import a hundred kilobytes."""
+_DELETES = 100
+"""Of one transaction."""
+MAX_LISTED = 1000
+_LISTED = 50
+
+
+class History:
+    """Reads entries from the store, newest first; `run` trims them."""
+
+    def __init__(self, *, store: Store, limit: int, interval: float, rng: Random) -> None:
+        """:param limit: entries that are kept; older ones are deleted.
+
+        :param interval: seconds between two looks for what is too much.
+        """
+        self._store = store
+        self._limit = limit
+        self._interval = interval
+        self._rng = rng
+
+    async def entries(self, *, resource: str = "", limit: int = 0, before: int = 0) -> list[pb.HistoryEntry]:
+        """The newest entries.
+
+        :param resource: only those that change it, or what is under it ("rollouts/").
+        :param limit: 0 means 50; at most 1000.
+        :param before: only those before this revision; 0 means all.
+        :raises WeirError: DEPENDENCY_UNAVAILABLE.
+        """
+        found: list[pb.HistoryEntry] = []
+        wanted = min(limit or _LISTED, MAX_LISTED)
+        async for kv in self._walk(before=before):
+            entry = _decode(kv)
+            if not resource or any(_is_under(change.resource, resource) for change in entry.changes):
+                found.append(entry)
+            if len(found) >= wanted:
+                break
+        return found
+
+    async def differences(self, start: int, end: int) -> tuple[list[Difference], int]:
+        """How the state at revision `end` (0: now) differs from that at `start`, and the revision that `end` was.
+
+        :raises WeirError: NOT_FOUND when the history does not reach back so far; INVALID_REQUEST for a revision that
+            is yet to come; DEPENDENCY_UNAVAILABLE.
+        """
+        now = (await self._store.get_by_revision(keys.HISTORY, limit=1)).revision
+        end = end or now
+        if max(start, end) > now or min(start, end) < 1:
+            raise WeirError(
+                Reason.INVALID_REQUEST, f"revisions are between 1 and {now}, the present one", limit="revision"
+            )
+        low, high = sorted((start, end))
+        steps: list[Difference] = []
+        async for kv in self._walk(after=low, before=high + 1):
+            steps.extend(_steps(_decode(kv)))
+        # Only now: what is trimmed while we read must not go unnoticed.
+        oldest = await self._store.get_by_revision(keys.HISTORY, limit=1, newest_first=False, keys_only=True)
+        if not oldest.kvs or oldest.kvs[0].mod_revision > low:
+            reach = f"begins at revision {oldest.kvs[0].mod_revision}" if oldest.kvs else "is empty"
+            raise WeirError(Reason.NOT_FOUND, f"the history {reach}; revision {low} is before it", limit="revision")
+        made = fold(reversed(steps))
+        return (made if start <= end else backwards(made)), end
+
+    async def run(self) -> None:
+        """Trims; goes on until cancelled. Several replicas may: deleting twice is harmless."""
+        while True:
+            try:
+                await self.trim()
+            except WeirError as error:
+                if error.reason not in (Reason.DEPENDENCY_UNAVAILABLE, Reason.DEADLINE_EXCEEDED):
+                    raise
+                log.info("history_not_trimmed", reason=error.reason.name)
+            await asyncio.sleep(self._interval * self._rng.uniform(0.5, 1.0))
+
+    async def trim(self) -> int:
+        """Deletes what is beyond the limit, oldest first; returns how many it were.
+
+        :raises WeirError: DEPENDENCY_UNAVAILABLE.
+        """
+        kept = await self._store.get_by_revision(keys.HISTORY, limit=self._limit, keys_only=True)
+        metrics.history_entries.set(len(kept.kvs))
+        deleted = 0
+        if len(kept.kvs) < self._limit:
+            return deleted
+        while batch := await self._beyond(kept.kvs[-1].mod_revision):
+            # The oldest go first, so that what is left is always the whole of what came after some revision.
+            await self._store.txn(deletes=[kv.key for kv in batch.kvs])
+            deleted += len(batch.kvs)
+        return deleted
+
+    async def _beyond(self, revision: int) -> Listing | None:
+        batch = await self._store.get_by_revision(
+            keys.HISTORY, limit=_DELETES, newest_first=False, before=revision, keys_only=True
+        )
+        return batch if batch.kvs else None
+
+    async def _walk(self, *, after: int = 0, before: int = 0) -> AsyncIterator[KeyValue]:
+        while True:
+            page = await self._store.get_by_revision(keys.HISTORY, limit=_PAGE, after=after, before=before)
+            for kv in page.kvs:
+                yield kv
+            if len(page.kvs) < _PAGE:
+                return
+            before = page.kvs[-1].mod_revision
+
+    async def stored(self, *, until: int) -> list[KeyValue]:
+        """All entries up to a revision as they are stored, by key.
+
+        :raises WeirError: DEPENDENCY_UNAVAILABLE.
+        """
+        return sorted([kv async for kv in self._walk(before=until + 1)], key=lambda kv: kv.key)
+
+
+def _decode(kv: KeyValue) -> pb.HistoryEntry:
+    try:
+        entry = json_format.Parse(kv.value, pb.HistoryEntry(), ignore_unknown_fields=True)
+    except (json_format.ParseError, UnicodeDecodeError):
+        # It is shown that there was one; a difference over it cannot be told.
+        log.error("history_entry_unreadable", key=kv.key)
+        entry = pb.HistoryEntry(id=kv.key.removeprefix(keys.HISTORY), action="unreadable")
+    entry.revision = kv.mod_revision
+    return entry
+
+
+def _steps(entry: pb.HistoryEntry) -> list[Difference]:
+    if entry.action == "unreadable":
+        raise WeirError(Reason.INTERNAL, f"the history entry of revision {entry.revision} is unreadable")
+    # Within fold the oldest come first: what is collected newest first is turned around as a whole.
+    return [Difference(change.resource, change.before, change.after) for change in reversed(entry.changes)]
+
+
+def _is_under(resource: str, name: str) -> bool:
+    return resource == name or resource.startswith(name if name.endswith("/") else name + "/")
