@@ -199,8 +199,9 @@ class CapacityLink:
             rpc.cancel()  # the reader sees the stream's status
 
 
-def report_frame(load: Capacity, draining: bool) -> admission_pb2.ReportCapacityRequest:
-    """The load as admission is told it: every field of the port's `Capacity`, and whether work is still taken."""
+def report_frame(load: Capacity, draining: bool, versions: Iterable[str] = ()) -> admission_pb2.ReportCapacityRequest:
+    """The load as admission is told it: every field of the port's `Capacity`, whether work is still taken, and what is
+    served now where that is not what Hello said."""
     return admission_pb2.ReportCapacityRequest(
         report=admission_pb2.CapacityReport(
             free_blocks=load.free_blocks,
@@ -219,6 +220,7 @@ def report_frame(load: Capacity, draining: bool) -> admission_pb2.ReportCapacity
             preemptions_total=load.preemptions_total,
             spilled_blocks=load.spilled_blocks,
             resident_models=load.resident or (),
+            model_versions=versions,
         )
     )
 

@@ -75,6 +75,20 @@ class TorchOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     """Refuse model folders whose files are not what their manifest.json says."""
 
 
+class SimulatedFaults(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What is wrong with one version on the simulated engine, for studies of rollouts. A model folder may say the same
+    in a `simulated.json`, field by field; the settings win."""
+
+    error_rate: float | None = None
+    """Share of its sequences, 0 to 1, that end with an error in place of one of their first eight tokens."""
+    ttft_factor: float | None = None
+    """Its prompts take so many times as long; at least 1. Without step costs there is nothing to multiply."""
+    itl_factor: float | None = None
+    """Its tokens come so many times as slowly; at least 1."""
+    garble: bool | None = None
+    """Its tokens are others than those that every other version gives for the same input."""
+
+
 class SimulatedOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The simulated engine. All costs 0: steps take no time."""
 
@@ -114,6 +128,8 @@ class SimulatedOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
     """Most tokens computed in one step: one for each decoding sequence, the rest for prompts."""
     seed: int = 0
     """Of the draws."""
+    versions: dict[str, SimulatedFaults] = {}
+    """Faults by model version."""
     preemptive: bool = False
     """As the torch engine: sequences hold the blocks of the tokens that they have, and are preempted, the least urgent
     first, and computed anew when blocks run out. False: each holds from its start what its longest output needs."""
@@ -186,8 +202,8 @@ class Settings(ServiceSettings, frozen=True, kw_only=True, forbid_unknown_fields
     """Seconds before the engine is started again; doubled with each failure in the window, at most 10 s."""
     engine_silence: float = 60.0
     """Seconds without a step, while sequences run or wait, after which an engine counts as failed."""
-    models: dict[str, str]
-    """Model version ("weir-fast@1") to its folder. Without a folder the simulated engine makes the model up; the others
+    models: dict[str, str] = {}
+    """Models to serve from the start, whatever the registry wants: model version ("weir-fast@1") to its folder. Without a folder the simulated engine makes the model up; the others
     leave it out, so that a profile can take a model away from a worker."""
     torch: TorchOptions = TorchOptions()
     """For engine "torch"."""

@@ -5,10 +5,12 @@ from __future__ import annotations
 import logging
 import os
 import signal
+import threading
 from collections import deque
 from pathlib import Path
 from typing import Any
 
+from services.worker.engines.core import Change
 from services.worker.engines.port import (
     Capacity,
     EngineInfo,
@@ -26,10 +28,10 @@ RAISE, KILL, EXIT, LOG, GARBAGE = 101, 102, 103, 104, 105
 BLOCKS = 9
 
 
-def request(handle: int, count: int = 3, *, order: int = 1, **fields: Any) -> SequenceRequest:
+def request(handle: int, count: int = 3, *, order: int = 1, model: str = MODEL, **fields: Any) -> SequenceRequest:
     """A sequence that gets the tokens 0, 1, 2 … up to `count` of them."""
     params = fields.pop("params", SamplingParams(max_tokens=count))
-    return SequenceRequest(handle=handle, model=MODEL, prompt=[order, handle], params=params, **fields)
+    return SequenceRequest(handle=handle, model=model, prompt=[order, handle], params=params, **fields)
 
 
 class OrderedCore:
@@ -41,12 +43,15 @@ class OrderedCore:
         self._cancelled: deque[int] = deque()
         self._orders: deque[int] = deque()
         self._steps = 0
+        self._models = [MODEL]
+        self._leaving: list[str] = []
+        self._changes: list[Change] = []
 
     @property
     def info(self) -> EngineInfo:
         return EngineInfo(
-            engine="ordered", simulated=True, models=(MODEL,), block_size=4, total_blocks=BLOCKS, max_running=4,
-            max_context=10_000,
+            engine="ordered", simulated=True, models=tuple(self._models), block_size=4, total_blocks=BLOCKS,
+            max_running=4, max_context=10_000,
         )  # fmt: skip
 
     def load(self) -> None:
@@ -62,7 +67,7 @@ class OrderedCore:
         self._cancelled += [handle for handle in handles if self._live.pop(handle, None)]
 
     def has_work(self) -> bool:
-        return bool(self._live or self._cancelled)
+        return bool(self._live or self._cancelled or self._leaving)
 
     def step(self) -> StepOutput:
         while self._orders:
@@ -97,6 +102,38 @@ class OrderedCore:
         if prompts[0][0] == RAISE:
             raise KeyError("no such row")
         return [[float(len(prompt)), float(os.getpid())] for prompt in prompts]
+
+    def bring(self, model: str, folder: str, wake: Any) -> None:
+        """`folder` may be "broken", "never" (it waits for `take_out`), or "die"."""
+        match folder:
+            case "broken":
+                self._changes.append(Change(model, True, {}, EngineLoadError(f"{model}: {folder}")))
+            case "die":
+                os.kill(os.getpid(), signal.SIGKILL)
+            case "never":
+                pass
+            case _:
+                threading.Thread(target=self._arrive, args=(model, wake)).start()
+
+    def _arrive(self, model: str, wake: Any) -> None:
+        self._models.append(model)
+        self._changes.append(Change(model, True, {"read": 1.0}))
+        wake()
+
+    def take_out(self, model: str) -> None:
+        self._leaving.append(model)
+
+    def changes(self) -> list[Change]:
+        for model in [each for each in self._leaving if not self._runs(each)]:
+            self._leaving.remove(model)
+            if model in self._models:
+                self._models.remove(model)
+            self._changes.append(Change(model, False, {}))
+        changes, self._changes = self._changes, []
+        return changes
+
+    def _runs(self, model: str) -> bool:
+        return any(each.model == model for _, each in self._live.values())
 
     def close(self) -> None:
         self._live.clear()

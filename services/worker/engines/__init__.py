@@ -12,7 +12,7 @@ import msgspec
 
 from libs.clock import Clock
 from services.worker.checkpoint_files import read_object, token_ids
-from services.worker.config import Settings, SimulatedOptions
+from services.worker.config import Settings, SimulatedFaults, SimulatedOptions
 from services.worker.engines.port import Engine, EngineLoadError
 from services.worker.engines.step_costs import StepCosts
 
@@ -30,8 +30,6 @@ def create(settings: Settings, *, clock: Clock, on_failure: OnFailure | None = N
     if settings.engine != "simulated":  # which needs no folder
         served = {model: folder for model, folder in settings.models.items() if folder}
         settings = msgspec.structs.replace(settings, models=served)
-    if not settings.models:
-        raise EngineLoadError("no models are configured")
     return builder(settings, clock, on_failure)
 
 
@@ -56,28 +54,48 @@ def _torch(settings: Settings, clock: Clock, on_failure: OnFailure | None) -> En
 def _simulated(settings: Settings, clock: Clock, on_failure: OnFailure | None) -> Engine:
     from services.worker.engines.simulated import SimulatedEngine
     from services.worker.engines.simulated_model import SimulatedModel
+    from services.worker.engines.simulated_versions import faults_of, read_files
 
     options = settings.simulated
-    folder = next((Path(each) for each in settings.models.values() if each), None)
-    config = read_object(folder / "config.json") if folder is not None else {}
+    files = {model: read_files(folder) for model, folder in settings.models.items()}
+    first = next((files[model] for model, folder in settings.models.items() if folder), read_files(""))
+    set_here = {model: _set_fields(faults) for model, faults in options.versions.items()}
+    faults = {
+        model: faults_of(model, folder, files[model].faults, set_here.get(model, {}))
+        for model, folder in settings.models.items()
+    }
     try:
         model = SimulatedModel(
             models=tuple(settings.models),
-            vocabulary=options.vocabulary or int(config.get("vocab_size", 4096)),
+            vocabulary=options.vocabulary or first.vocabulary or 4096,
             first_token=options.first_token,
-            eos_token_ids=_eos(config) if options.end_of_sequence else frozenset(),
+            eos_token_ids=first.eos_token_ids if options.end_of_sequence else frozenset(),
             block_size=options.block_size,
             total_blocks=options.total_blocks,
             max_running=options.max_running,
-            max_context=options.max_context or int(config.get("max_position_embeddings", 4096)),
+            max_context=options.max_context or first.max_context or 4096,
             max_step_tokens=options.max_step_tokens,
             seed=options.seed,
             preemptive=options.preemptive,
+            faults=faults,
             **asdict(_step_costs(options)),
         )
-        return SimulatedEngine(model, clock=clock, step_interval=options.step_interval)
+        return SimulatedEngine(
+            model,
+            clock=clock,
+            step_interval=options.step_interval,
+            faults=set_here,
+            fixed_vocabulary=options.vocabulary > 0,
+            fixed_context=options.max_context > 0,
+            end_of_sequence=options.end_of_sequence,
+        )
     except (TypeError, ValueError) as error:
         raise EngineLoadError(f"simulated engine: {error}") from error
+
+
+def _set_fields(faults: SimulatedFaults) -> dict[str, Any]:
+    """Those that the settings name."""
+    return {name: value for name, value in msgspec.structs.asdict(faults).items() if value is not None}
 
 
 def _step_costs(options: SimulatedOptions) -> StepCosts:
@@ -99,7 +117,7 @@ def _step_costs(options: SimulatedOptions) -> StepCosts:
 def _tensorrt_llm(settings: Settings, clock: Clock, on_failure: OnFailure | None) -> Engine:
     from services.worker.engines.tensorrt_llm import TensorrtSettings, build
 
-    if len(settings.models) != 1:
+    if len(settings.models) != 1:  # it cannot load others while it runs
         raise EngineLoadError("the TensorRT-LLM engine serves exactly one model")
     options = settings.tensorrt_llm
     [(model, folder)] = settings.models.items()

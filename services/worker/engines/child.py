@@ -17,6 +17,7 @@ import signal
 import socket
 import sys
 import threading
+import weakref
 from collections import deque
 from collections.abc import Iterator, Sequence
 
@@ -41,6 +42,10 @@ class SocketLink:
         self._commands: list[Command] = []
         self._unsent: deque[memoryview] = deque()
         self._sending = threading.RLock()  # a library's thread may log
+        self._woken, self._waker = pipe = os.pipe()
+        for end in pipe:
+            os.set_blocking(end, False)
+            weakref.finalize(self, os.close, end)
         self._stopping = False
         self.max_unsent = 256
         """Reports that wait for the socket; with more, the core waits."""
@@ -65,11 +70,17 @@ class SocketLink:
             self._read()
             if self._stopping:
                 return None
+            idle = idle and not self._was_woken()
             full = len(self._unsent) > self.max_unsent
             if not full and (self._commands or not idle):
                 commands, self._commands = self._commands, []
                 return commands
-            select.select([self._socket], [self._socket] if self._unsent else [], [])
+            select.select([self._socket.fileno(), self._woken], [self._socket] if self._unsent else [], [])
+
+    def wake(self) -> None:
+        """See `CoreLink`."""
+        with contextlib.suppress(BlockingIOError):  # so many wakes are on their way that it will wake
+            os.write(self._waker, b".")
 
     def report(self, report: Report) -> None:
         """See `CoreLink`."""
@@ -112,6 +123,12 @@ class SocketLink:
                 self._stopping = True
             else:
                 self._commands.append(command)
+
+    def _was_woken(self) -> bool:
+        try:
+            return bool(os.read(self._woken, _CHUNK))
+        except BlockingIOError:
+            return False
 
     def _received(self) -> Iterator[memoryview]:
         try:

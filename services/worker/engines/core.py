@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Sequence
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import msgspec
 
@@ -19,12 +19,24 @@ from services.worker.engines.port import Capacity, EngineInfo, EngineLoadError, 
 log = get_logger(__name__)
 
 
+class Change(NamedTuple):
+    """A load or a removal of a model that has ended."""
+
+    model: str
+    loaded: bool
+    """It was a load."""
+    seconds: dict[str, float]
+    """By stage, of a load."""
+    error: EngineLoadError | None = None
+    """Why it failed."""
+
+
 class SyncEngine(Protocol):
     """A model runner that is driven from one thread; every method is called from that thread."""
 
     @property
     def info(self) -> EngineInfo:
-        """Constant after `load` returns."""
+        """See `Engine.info`; changes with what `changes` tells."""
 
     def load(self) -> None:
         """Read the models, warm up, self-test.
@@ -51,6 +63,17 @@ class SyncEngine(Protocol):
 
     def embed(self, model: str, prompts: Sequence[Sequence[int]]) -> list[list[float]]:
         """See `Engine.embed`."""
+
+    def bring(self, model: str, folder: str, wake: Callable[[], None]) -> None:
+        """Begin to load a model beside the steps; `changes` tells how it ended. `wake` is called, from any thread,
+        when `changes` may have news."""
+
+    def take_out(self, model: str) -> None:
+        """Let a model's sequences run to their end, then drop it; `changes` tells when. One that is being loaded is
+        dropped as soon as that can be."""
+
+    def changes(self) -> Sequence[Change]:
+        """Carry loads and removals on by what can be done at once; what has ended since the last call."""
 
     def close(self) -> None:
         """Release everything. Called once, last, also after a failed `load`."""
@@ -79,11 +102,24 @@ class Embed(msgspec.Struct, array_like=True, tag="embed"):
     prompts: Sequence[Sequence[int]]
 
 
+class Bring(msgspec.Struct, array_like=True, tag="bring"):
+    """Load a model; answered by `Changed`."""
+
+    model: str
+    folder: str
+
+
+class TakeOut(msgspec.Struct, array_like=True, tag="take_out"):
+    """Unload a model; answered by `Changed`."""
+
+    model: str
+
+
 class Stop(msgspec.Struct, array_like=True, tag="stop"):
     """Leave the loop and close the core."""
 
 
-Command = Add | Cancel | Embed | Stop
+Command = Add | Cancel | Embed | Bring | TakeOut | Stop
 
 
 # ---- reports: from the core to the event loop ----------------------------------------------------------------------
@@ -119,21 +155,34 @@ class Embedded(msgspec.Struct, array_like=True, tag="embedded"):
     error: Exception | None = None
 
 
+class Changed(msgspec.Struct, array_like=True, tag="changed"):
+    """The answer to `Bring` or `TakeOut`: what the core is now, and the error that kept it from changing."""
+
+    model: str
+    loaded: bool
+    info: EngineInfo
+    seconds: dict[str, float]
+    error: Exception | None = None
+
+
 class Failed(msgspec.Struct, array_like=True, tag="failed"):
     """The core raised, in `load` if there was no `Loaded` before; it runs no more."""
 
     error: Exception
 
 
-Report = Loaded | Stepped | Idle | Embedded | Failed
+Report = Loaded | Stepped | Idle | Embedded | Changed | Failed
 
 
 class CoreLink(Protocol):
     """The core's end of the way to the event loop."""
 
     def receive(self, *, idle: bool) -> Sequence[Command] | None:
-        """Commands that have come, possibly none; None once the core is to stop. With `idle` it waits for a command.
-        It also waits while the event loop is too far behind in taking reports."""
+        """Commands that have come, possibly none; None once the core is to stop. With `idle` it waits for a command or
+        for `wake`. It also waits while the event loop is too far behind in taking reports."""
+
+    def wake(self) -> None:
+        """Let `receive` return; called from any thread."""
 
     def report(self, report: Report) -> None:
         """Send a report; does not wait for anybody."""
@@ -177,6 +226,12 @@ def _serve(core: SyncEngine, link: CoreLink) -> None:
                     core.cancel(handles)
                 case Embed():
                     embeddings.append(_Embedding(command))
+                case Bring(model, folder):
+                    core.bring(model, folder, link.wake)
+                case TakeOut(model):
+                    core.take_out(model)
+        for change in core.changes():
+            link.report(Changed(change.model, change.loaded, core.info, change.seconds, change.error))
         if embeddings and (answer := embeddings[0].advance(core)) is not None:
             embeddings.popleft()
             link.report(answer)

@@ -6,11 +6,33 @@ import asyncio
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Protocol
+from typing import Any, Protocol
 
 from libs.telemetry import get_logger
-from services.worker.engines.core import Add, Cancel, Command, Embed, Embedded, Failed, Idle, Loaded, Report, Stepped
-from services.worker.engines.port import Capacity, EngineInfo, FinishReason, SequenceRequest, StepOutput, StepSink
+from services.worker.engines.core import (
+    Add,
+    Bring,
+    Cancel,
+    Changed,
+    Command,
+    Embed,
+    Embedded,
+    Failed,
+    Idle,
+    Loaded,
+    Report,
+    Stepped,
+    TakeOut,
+)
+from services.worker.engines.port import (
+    Capacity,
+    EngineInfo,
+    EngineLoadError,
+    FinishReason,
+    SequenceRequest,
+    StepOutput,
+    StepSink,
+)
 
 log = get_logger(__name__)
 
@@ -71,10 +93,12 @@ class DrivenEngine:
         self._taken = 0
         self._embeds: dict[int, asyncio.Future[list[list[float]]]] = {}
         self._last_embed = 0
+        self._coming: dict[str, asyncio.Future[dict[str, float]]] = {}  # loads under way, by model
+        self._leaving: dict[str, asyncio.Future[None]] = {}  # removals
 
     @property
     def info(self) -> EngineInfo:
-        """What the core says it is; constant after `start`.
+        """What the core says it is.
 
         :raises EngineStoppedError: it has not started.
         """
@@ -127,6 +151,13 @@ class DrivenEngine:
             ended = ended_output(handles, FinishReason.ERROR, "the engine takes no more work")
             self._loop.call_soon(self._hand_out, ended)
             return
+        if self._leaving and any(request.model in self._leaving for request in requests):
+            gone = [request.handle for request in requests if request.model in self._leaving]
+            self._loop.call_soon(self._hand_out, ended_output(gone, FinishReason.ERROR, "this model is unloaded"))
+            requests = [request for request in requests if request.model not in self._leaving]
+            handles = [request.handle for request in requests]
+            if not requests:
+                return
         tokens = sum(len(request.prompt) for request in requests)
         self._untaken.append((len(requests), tokens))
         self._untaken_sequences += len(requests)
@@ -164,6 +195,50 @@ class DrivenEngine:
         finally:
             self._embeds.pop(number, None)
 
+    async def load(self, model: str, folder: str) -> dict[str, float]:
+        """See `Engine.load`.
+
+        :raises EngineStoppedError: the engine is not running, or ended meanwhile.
+        """
+        if self._closed or self._loop is None:
+            raise EngineStoppedError("the engine is not running")
+        if model in self._coming or model in self._leaving or model in self.info.models:
+            raise EngineLoadError(f"{model} is loaded already, or comes or goes at this moment")
+        answer = self._coming[model] = self._loop.create_future()
+        answer.add_done_callback(_retrieve)
+        self._host.tell(Bring(model, folder))
+        try:
+            return await asyncio.shield(answer)
+        except asyncio.CancelledError:
+            self._take_out(model)
+            raise
+
+    async def unload(self, model: str) -> None:
+        """See `Engine.unload`.
+
+        :raises EngineStoppedError: the engine is not running, or ended meanwhile.
+        """
+        if self._closed or self._loop is None:
+            raise EngineStoppedError("the engine is not running")
+        await asyncio.shield(self._take_out(model))
+
+    def _take_out(self, model: str) -> asyncio.Future[None]:
+        """Have the core drop a model; nothing is submitted for it any more."""
+        if model in self._leaving:
+            return self._leaving[model]
+        loop = asyncio.get_running_loop()
+        leaving = self._leaving[model] = loop.create_future()
+        leaving.add_done_callback(_retrieve)
+        self._info = self._present(self.info)
+        self._host.tell(TakeOut(model))
+        return leaving
+
+    def _present(self, info: EngineInfo) -> EngineInfo:
+        """`info` without the models that are leaving: the core has not heard of that yet."""
+        if not self._leaving.keys() & set(info.models):
+            return info
+        return replace(info, models=tuple(model for model in info.models if model not in self._leaving))
+
     async def stop(self) -> None:
         """End every sequence with CANCELLED, close the core and release its host. Idempotent."""
         if self._loop is None:
@@ -193,6 +268,8 @@ class DrivenEngine:
                 self._settle(capacity, taken)
             case Embedded(number, vectors, error):
                 self._answer(number, vectors, error)
+            case Changed():
+                self._on_changed(report)
             case Loaded(info, capacity):
                 self._info, self._capacity, self._closed = info, capacity, False
                 if self._loaded is not None and not self._loaded.done():
@@ -216,6 +293,18 @@ class DrivenEngine:
             sequences, tokens = self._untaken.popleft()
             self._untaken_sequences -= sequences
             self._untaken_tokens -= tokens
+
+    def _on_changed(self, change: Changed) -> None:
+        """A model came or went, or did not."""
+        under_way: dict[str, asyncio.Future[Any]] = self._coming if change.loaded else self._leaving
+        reply = under_way.pop(change.model, None)
+        self._info = self._present(change.info)
+        if reply is None or reply.done():
+            return
+        if change.error is not None:
+            reply.set_exception(change.error)
+        else:
+            reply.set_result(change.seconds if change.loaded else None)
 
     def _answer(self, number: int, vectors: list[list[float]], error: Exception | None) -> None:
         reply = self._embeds.get(number)
@@ -247,9 +336,13 @@ class DrivenEngine:
         if live:
             reason = FinishReason.CANCELLED if self._failure is None else FinishReason.ERROR
             self._hand_out(ended_output(live, reason, "the engine failed"))
-        for reply in self._embeds.values():
+        replies: list[asyncio.Future[Any]] = [*self._embeds.values(), *self._coming.values(), *self._leaving.values()]
+        for reply in replies:
             if not reply.done():
                 reply.set_exception(EngineStoppedError("the engine stopped"))
+                reply.add_done_callback(_retrieve)  # whoever waited may be gone
+        self._coming.clear()
+        self._leaving.clear()
 
     def _hand_out(self, output: StepOutput) -> None:
         if self._sink is None:
@@ -258,6 +351,12 @@ class DrivenEngine:
             self._sink(output)
         except Exception as error:  # a fault in handling one step must not lose the steps behind it
             log.error("step_sink_failed", step=output.step, exc_info=error)
+
+
+def _retrieve(reply: asyncio.Future[Any]) -> None:
+    """Take note of an error that nobody may be waiting for any more."""
+    if not reply.cancelled():
+        reply.exception()
 
 
 def ended_output(handles: Sequence[int], reason: FinishReason, message: str) -> StepOutput:

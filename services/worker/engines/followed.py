@@ -185,6 +185,19 @@ class FollowedEngine:
         """:raises EmbeddingUnsupportedError: always; these libraries return no hidden states of generation models."""
         raise EmbeddingUnsupportedError(f"the {self.info.engine} engine offers no embeddings ({model})")
 
+    async def load(self, model: str, folder: str) -> dict[str, float]:
+        """:raises EngineLoadError: always; an instance of these libraries holds the model that it was started with."""
+        raise EngineLoadError(f"{model}: {self._fixed()}")
+
+    async def unload(self, model: str) -> None:
+        """:raises EngineLoadError: the model is served here; see `load`."""
+        if model in self.info.models:
+            raise EngineLoadError(f"{model}: {self._fixed()}")
+
+    def _fixed(self) -> str:
+        served = ", ".join(self.info.models)
+        return f"the {self.info.engine} engine serves what it was started with, and nothing else ({served})"
+
     async def stop(self) -> None:
         """See `Engine`."""
         if self._stopping is None:

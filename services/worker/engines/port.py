@@ -117,7 +117,7 @@ class EngineInfo:
     max_context: int  # tokens, prompt + output
     device: str = "cpu"  # "cpu", "cuda"
     preemptive: bool = False  # it preempts sequences when blocks run out, and resumes them
-    load_seconds: dict[str, dict[str, float]] = field(default_factory=dict)  # by model and stage, of the start
+    load_seconds: dict[str, dict[str, float]] = field(default_factory=dict)  # by model and stage, of its last load
     weight_cache_files: dict[str, int] = field(default_factory=dict)  # by outcome ("hit", "miss", "corrupted"), ditto
 
 
@@ -153,7 +153,8 @@ class Engine(Protocol):
 
     @property
     def info(self) -> EngineInfo:
-        """Constant after `start` returns."""
+        """Replaced as a whole when models come and go, and then only: its models, their times, the largest context and,
+        for an engine that had no model yet, its sizes."""
 
     async def start(self, sink: StepSink) -> None:
         """Load, warm up and self-test; returns when ready to take work.
@@ -169,6 +170,23 @@ class Engine(Protocol):
     def cancel(self, handles: Sequence[int]) -> None:
         """End sequences; each is reported CANCELLED and its memory is free within one step. Unknown handles are
         ignored: they have finished already."""
+
+    async def load(self, model: str, folder: str) -> dict[str, float]:
+        """Serve one more model while the others run on: read, verify and convert its files beside the steps, warm it up
+        over representative shapes, test it. Returns the seconds of each stage; `info.models` names the model then.
+        Cancelled, it leaves nothing behind.
+
+        :raises EngineLoadError: a file is missing, corrupted or unsupported, there is no room for it, it is served
+            already or this engine serves what it was started with alone; the message names the file and the reason.
+        """
+
+    async def unload(self, model: str) -> None:
+        """Take a model out: from this call on `info.models` lacks it, what was submitted before runs to its end, and
+        then its memory is free and this returns. A model that is being loaded is loaded no further; an unknown one is
+        fine.
+
+        :raises EngineLoadError: this engine serves what it was started with alone, or another model rests on this one.
+        """
 
     def capacity(self) -> Capacity:
         """A snapshot of the load."""

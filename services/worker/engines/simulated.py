@@ -11,11 +11,17 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from typing import Any
 
 from libs.clock import Clock
+from libs.telemetry import get_logger
 from services.worker.engines.port import Capacity, EngineInfo, EngineLoadError, FinishReason, SequenceRequest, StepSink
 from services.worker.engines.simulated_model import SimulatedCore, SimulatedModel
+from services.worker.engines.simulated_versions import SOUND, Faults, faults_of, read_files
+
+log = get_logger(__name__)
 
 # Loop timers have a millisecond's resolution; a step that is this late (seconds) still counts as on time, so that short
 # steps add up to their true sum.
@@ -26,8 +32,20 @@ _EMBEDDING_SIZE = 64
 class SimulatedEngine:
     """An `Engine` without a model."""
 
-    def __init__(self, model: SimulatedModel, *, clock: Clock, step_interval: float = 0.0) -> None:
-        """`step_interval` in seconds; 0 leaves the pace to the cost model.
+    def __init__(
+        self,
+        model: SimulatedModel,
+        *,
+        clock: Clock,
+        step_interval: float = 0.0,
+        faults: Mapping[str, Mapping[str, Any]] | None = None,
+        fixed_vocabulary: bool = False,
+        fixed_context: bool = False,
+        end_of_sequence: bool = True,
+    ) -> None:
+        """`step_interval` in seconds; 0 leaves the pace to the cost model. `faults` by the version that they are set
+        for. Of models that are loaded while it runs: `fixed_vocabulary` and `fixed_context` keep the model's value
+        whatever the folder says, and without `end_of_sequence` none of their draws ends a sequence.
 
         :raises ValueError: the sizes make no sense.
         """
@@ -35,6 +53,11 @@ class SimulatedEngine:
         self._core = SimulatedCore(model)
         self._clock = clock
         self._interval = step_interval
+        self._faults = faults or {}
+        self._fixed_vocabulary = fixed_vocabulary
+        self._fixed_context = fixed_context
+        self._end_of_sequence = end_of_sequence
+        self._leaving: dict[str, asyncio.Future[None]] = {}
         self._timed = not model.free
         self._sink: StepSink | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -50,11 +73,11 @@ class SimulatedEngine:
         return EngineInfo(
             engine="simulated",
             simulated=True,
-            models=model.models,
+            models=self._core.models,
             block_size=model.block_size,
             total_blocks=model.total_blocks,
             max_running=model.max_running,
-            max_context=model.max_context,
+            max_context=self._core.max_context,
             preemptive=model.preemptive,
         )
 
@@ -62,6 +85,43 @@ class SimulatedEngine:
         """Ready at once: there is nothing to load."""
         self._sink = sink
         self._loop = asyncio.get_running_loop()
+        for name in self._core.models:
+            _label(name, self._model.faults.get(name, SOUND))
+
+    async def load(self, model: str, folder: str) -> dict[str, float]:
+        """See `Engine`: reads config.json and simulated.json, if there is a folder."""
+        if model in self._core.models or model in self._leaving:
+            raise EngineLoadError(f"{model} is loaded already, or goes at this moment")
+        began = self._clock.monotonic()
+        files = await asyncio.to_thread(read_files, folder)
+        faults = faults_of(model, folder, files.faults, self._faults.get(model, {}))
+        eos = files.eos_token_ids if self._end_of_sequence and folder else None
+        try:
+            self._core.add_version(
+                model,
+                vocabulary=0 if self._fixed_vocabulary else files.vocabulary,
+                max_context=0 if self._fixed_context else files.max_context,
+                eos=eos,
+                faults=faults,
+            )
+        except ValueError as error:
+            raise EngineLoadError(f"{folder or model}: {error}") from error
+        _label(model, faults)
+        return {"read": self._clock.monotonic() - began}
+
+    async def unload(self, model: str) -> None:
+        """See `Engine`."""
+        if model in self._core.models:
+            self._core.drop_version(model)
+            if self._core.runs(model) and not self._stopped:
+                self._leaving[model] = asyncio.get_running_loop().create_future()
+        if model in self._leaving:
+            await asyncio.shield(self._leaving[model])
+
+    def _part(self) -> None:
+        """Tell of models whose last sequence has ended."""
+        for model in [model for model in self._leaving if self._stopped or not self._core.runs(model)]:
+            self._leaving.pop(model).set_result(None)
 
     def submit(self, requests: Sequence[SequenceRequest]) -> None:
         """See `Engine`. After `stop` each is answered ERROR."""
@@ -86,7 +146,7 @@ class SimulatedEngine:
         :raises EngineLoadError: the model is unknown.
         :raises ValueError: a prompt is empty.
         """
-        if model not in self._model.models:
+        if model not in self._core.models:
             raise EngineLoadError(f"model {model} is not loaded here")
         return [_embedding(prompt) for prompt in prompts]
 
@@ -98,6 +158,7 @@ class SimulatedEngine:
             self._timer = None
         if self._core.has_work():
             self._publish_end(FinishReason.CANCELLED, "")
+        self._part()
 
     def _publish_end(self, reason: FinishReason, message: str) -> None:
         output = self._core.end_all(reason, message)
@@ -145,7 +206,15 @@ class SimulatedEngine:
             if self._sink is not None:
                 self._sink(output)
         finally:
+            if self._leaving:
+                self._part()
             self._schedule()
+
+
+def _label(model: str, faults: Faults) -> None:
+    """Say it wherever an engine is bad on purpose."""
+    if faults is not SOUND:
+        log.warning("simulated_faults", model=model, **asdict(faults))
 
 
 def _embedding(prompt: Sequence[int]) -> list[float]:

@@ -4,7 +4,8 @@ A step costs what `StepCosts` says of its work. That stands in for an accelerato
 costs are measured on a real engine by `weir calibrate`, or made up.
 Tokens are drawn uniformly from the vocabulary, reproducibly: a seeded sequence is a function of its seed and the
 position, a greedy one of its last token and the position, so that a sequence continued elsewhere (prompt + emitted
-tokens) goes on as if it had not moved. Penalties, logit bias and filters (top-p …) do not change the draw.
+tokens) goes on as if it had not moved. Penalties, logit bias and filters (top-p …) do not change the draw. Versions
+come and go (simulated_versions.py); those of one vocabulary give the same tokens unless a fault says otherwise.
 """
 
 from __future__ import annotations
@@ -13,16 +14,17 @@ import heapq
 import math
 import random
 from bisect import insort
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 
 from services.worker.engines.port import Capacity, FinishReason, SequenceRequest, StepOutput, TokenLogprob
 from services.worker.engines.simulated_sequences import SimulatedSequence, deadline, urgency
+from services.worker.engines.simulated_versions import DRAWS, SOUND, Faults, SimulatedVersion
 from services.worker.engines.step_costs import StepCosts, StepWork, attended_tokens
 from services.worker.engines.step_rates import StepRates
 
-_DRAWS = 1 << 14
-_MASK = _DRAWS - 1
+_MASK = DRAWS - 1
+_ROUNDING = 1e-9  # seconds
 _SPREAD = 2_654_435_761  # Knuth's multiplicative hash: neighbouring token ids land far apart
 
 
@@ -31,7 +33,9 @@ class SimulatedModel(StepCosts):
     """The costs of a step and the sizes."""
 
     models: tuple[str, ...]
+    """Those served from the start."""
     vocabulary: int = 4096
+    """Of versions that name none, like `max_context` and `eos_token_ids`."""
     first_token: int = 300
     """Tokens are drawn from [first_token, vocabulary): below lie special tokens and single bytes."""
     eos_token_ids: frozenset[int] = frozenset()
@@ -45,6 +49,8 @@ class SimulatedModel(StepCosts):
     preemptive: bool = False
     """Sequences hold the blocks of the tokens that they have, and are preempted and computed anew when these run out;
     otherwise each holds what its longest output needs from its start on."""
+    faults: Mapping[str, Faults] = field(default_factory=dict)
+    """Of the models served from the start."""
 
 
 class SimulatedCore:
@@ -52,17 +58,15 @@ class SimulatedCore:
 
     def __init__(self, model: SimulatedModel) -> None:
         """:raises ValueError: the vocabulary leaves nothing to draw, or a size is not positive."""
-        first = min(model.first_token, model.vocabulary // 2)
-        if model.vocabulary < 2 or min(model.block_size, model.total_blocks, model.max_running, model.max_context) < 1:
-            raise ValueError("vocabulary, block_size, total_blocks, max_running and max_context must be positive")
-        drawable = [token for token in range(first, model.vocabulary) if token not in model.eos_token_ids]
-        if not drawable:
-            raise ValueError("every token of the vocabulary is an end of sequence")
+        if min(model.block_size, model.total_blocks, model.max_running) < 1:
+            raise ValueError("block_size, total_blocks and max_running must be positive")
         self._model = model
         self._costed = not model.free
-        self._rng = random.Random(model.seed)
-        self._draws = self._rng.choices(drawable, k=_DRAWS)
-        self._logprob = -math.log(len(drawable))
+        self._rng = random.Random(f"unseeded {model.seed}")
+        self._versions: dict[str, SimulatedVersion] = {}
+        self._any_slow = False  # of these, since the start
+        for name in model.models:
+            self.add_version(name, faults=model.faults.get(name, SOUND))
         self._waiting: list[tuple[tuple[int, int], SimulatedSequence]] = []  # a heap by urgency
         self._prefilling: list[SimulatedSequence] = []  # by urgency
         self._decoding: list[SimulatedSequence] = []
@@ -83,6 +87,49 @@ class SimulatedCore:
         self.last_step_seconds = 0.0
         """What the present step takes; whoever drives the core sets it between `plan` and `apply`."""
 
+    @property
+    def models(self) -> tuple[str, ...]:
+        """What is served."""
+        return tuple(self._versions)
+
+    @property
+    def max_context(self) -> int:
+        """The largest of any version's; what the model says when there is none."""
+        return max((version.max_context for version in self._versions.values()), default=self._model.max_context)
+
+    def add_version(
+        self,
+        name: str,
+        *,
+        vocabulary: int = 0,
+        max_context: int = 0,
+        eos: frozenset[int] | None = None,
+        faults: Faults = SOUND,
+    ) -> None:
+        """Serve one more version; 0 and None take the model's value.
+
+        :raises ValueError: the vocabulary leaves nothing to draw, or a size is not positive.
+        """
+        model = self._model
+        self._versions[name] = SimulatedVersion(
+            name,
+            vocabulary=vocabulary or model.vocabulary,
+            first_token=model.first_token,
+            eos=model.eos_token_ids if eos is None else eos,
+            max_context=max_context or model.max_context,
+            seed=model.seed,
+            faults=faults,
+        )
+        self._any_slow |= faults.slow
+
+    def drop_version(self, name: str) -> None:
+        """Serve it no more; its sequences run to their end."""
+        self._versions.pop(name, None)
+
+    def runs(self, name: str) -> bool:
+        """Whether any sequence of a version is alive."""
+        return any(sequence.request.model == name for sequence in self._live.values())
+
     def add(self, requests: Iterable[SequenceRequest]) -> None:
         """Queue sequences; an impossible one is answered ERROR by the next step."""
         for request in requests:
@@ -90,15 +137,15 @@ class SimulatedCore:
             if problem:
                 self._ended.append((request.handle, FinishReason.ERROR, problem))
                 continue
-            params, prompt = request.params, request.prompt
-            limit = min(params.max_tokens, self._model.max_context - len(prompt))
+            params, prompt, version = request.params, request.prompt, self._versions[request.model]
+            limit = min(params.max_tokens, version.max_context - len(prompt))
             stop = frozenset(params.stop_token_ids)
             if not params.ignore_eos:
-                stop |= self._model.eos_token_ids
+                stop |= version.eos
             self._arrivals += 1
             order = request.priority, self._arrivals
             blocks = self._blocks_for(len(prompt) + limit)
-            sequence = SimulatedSequence(request, self._cursor(request), limit, stop, blocks, order)
+            sequence = SimulatedSequence(request, self._cursor(request), limit, stop, blocks, order, version)
             heapq.heappush(self._waiting, (order, sequence))
             self._live[request.handle] = sequence
             self._queued_prefill += len(prompt)
@@ -167,6 +214,8 @@ class SimulatedCore:
         output = self._end_early(now)
         first = [sequence for sequence in self._planned if sequence.request.handle in self._live]
         self._planned = []
+        if self._any_slow:
+            self._owe_for_prompts()
         if first:
             self._prefilling = [sequence for sequence in self._prefilling if sequence.left]
             self._decoding += first
@@ -198,17 +247,18 @@ class SimulatedCore:
 
     def _problem(self, request: SequenceRequest) -> str:
         model, size = self._model, len(request.prompt)
-        if request.model not in model.models:
+        version = self._versions.get(request.model)
+        if version is None:
             return f"model {request.model} is not served here"
         if size == 0:
             return "the prompt is empty"
-        if size >= model.max_context:
-            return f"the prompt has {size} tokens; the context is {model.max_context}"
+        if size >= version.max_context:
+            return f"the prompt has {size} tokens; the context is {version.max_context}"
         if request.params.max_tokens < 1:
             return "max_tokens must be at least 1"
-        if min(request.prompt) < 0 or max(request.prompt) >= model.vocabulary:
+        if min(request.prompt) < 0 or max(request.prompt) >= version.vocabulary:
             return "the prompt holds an unknown token id"
-        if self._blocks_for(min(size + request.params.max_tokens, model.max_context)) > model.total_blocks:
+        if self._blocks_for(min(size + request.params.max_tokens, version.max_context)) > model.total_blocks:
             return "the sequence needs more memory than there is"
         return ""
 
@@ -254,15 +304,19 @@ class SimulatedCore:
 
     def _advance(self, output: StepOutput) -> bool:
         """One token for every decoding sequence; True when any of them ended. The hot loop of every bench."""
-        draws, handles, tokens, finish = self._draws, output.handles, output.tokens, output.finish
+        handles, tokens, finish = output.handles, output.tokens, output.finish
         ended = False
         self._context += len(self._decoding)
         for sequence in self._decoding:
+            if sequence.faults is not None and self._disturbed(sequence, sequence.faults, output):
+                self._context -= 1
+                ended = True
+                continue
             cursor = sequence.cursor
             if cursor >= 0:
-                token = draws[(cursor + sequence.position) & _MASK]
+                token = sequence.draws[(cursor + sequence.position) & _MASK]
             else:
-                token = draws[((-1 - cursor) * _SPREAD + sequence.position) & _MASK]
+                token = sequence.draws[((-1 - cursor) * _SPREAD + sequence.position) & _MASK]
                 sequence.cursor = -1 - token
             sequence.position += 1
             sequence.produced += 1
@@ -274,7 +328,7 @@ class SimulatedCore:
             else:
                 tokens.append([token])
                 if sequence.request.params.logprobs is not None:
-                    output.logprobs[handle] = [self._logprobs_of(token, sequence.request.params.logprobs)]
+                    output.logprobs[handle] = [_logprobs_of(token, sequence)]
                 if sequence.produced < sequence.limit:
                     finish.append(0)
                     continue
@@ -283,11 +337,31 @@ class SimulatedCore:
             ended = True
         return ended
 
-    def _logprobs_of(self, token: int, alternatives: int) -> TokenLogprob:
-        """The draw is uniform, so every token is as likely as every other."""
-        others = (other for other in dict.fromkeys(self._draws[:64]) if other != token)
-        top = [token, *others][:alternatives]
-        return TokenLogprob(self._logprob, [(each, self._logprob) for each in top])
+    def _owe_for_prompts(self) -> None:
+        """Prompts of slow versions that this step has worked on: what they take beyond the step, `_disturbed` takes
+        the step itself off that is a prompt's last."""
+        for sequence in self._prefilling:
+            if sequence.version.faults.slow and sequence.left < sequence.position:
+                factor = sequence.version.faults.ttft_factor
+                sequence.owed += (factor - 1 if sequence.left else factor) * self.last_step_seconds
+
+    def _disturbed(self, sequence: SimulatedSequence, faults: Faults, output: StepOutput) -> bool:
+        """Whether its version's faults keep it from getting its token in this step."""
+        handle = sequence.request.handle
+        output.prompt_tokens_cached.pop(handle, None)
+        if faults.slow:
+            sequence.owed -= self.last_step_seconds
+            if sequence.owed > _ROUNDING:
+                return True
+            sequence.owed += faults.itl_factor * self.last_step_seconds
+        if sequence.produced + 1 != sequence.fails_at:
+            if not sequence.produced:
+                output.prompt_tokens_cached[handle] = 0
+            return False
+        output.errors[handle] = "a fault of this version, simulated on purpose"
+        _append(output, handle, [], FinishReason.ERROR)
+        self._release(handle)
+        return True
 
     def _release(self, handle: int) -> None:
         sequence = self._live.pop(handle)
@@ -360,6 +434,14 @@ class SimulatedCore:
             self._partial -= sequence.position - sequence.left
         sequence.held = 0
         sequence.decoding = False
+
+
+def _logprobs_of(token: int, sequence: SimulatedSequence) -> TokenLogprob:
+    """The draw is uniform, so every token is as likely as every other."""
+    version, alternatives = sequence.version, sequence.request.params.logprobs or 0
+    others = (other for other in dict.fromkeys(version.draws[:64]) if other != token)
+    top = [token, *others][:alternatives]
+    return TokenLogprob(version.logprob, [(each, version.logprob) for each in top])
 
 
 def _append(output: StepOutput, handle: int, tokens: Sequence[int], reason: FinishReason) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 
 from services.worker.engines.port import SequenceRequest
+from services.worker.engines.simulated_versions import SOUND, SimulatedVersion
 
 
 class SimulatedSequence:
@@ -14,14 +15,19 @@ class SimulatedSequence:
         "blocks",
         "cursor",
         "decoding",
+        "draws",
+        "fails_at",
+        "faults",
         "held",
         "left",
         "limit",
+        "owed",
         "position",
         "produced",
         "request",
         "stop",
         "urgency",
+        "version",
     )
 
     def __init__(
@@ -32,8 +38,14 @@ class SimulatedSequence:
         stop: frozenset[int],
         blocks: int,
         urgency: tuple[int, int],
+        version: SimulatedVersion,
     ) -> None:
         self.request = request
+        self.version = version
+        self.draws = version.draws
+        self.faults = None if version.faults is SOUND else version.faults
+        self.fails_at = version.fails_at()
+        self.owed = 0.0  # seconds that its version's slowness still costs it before its next token
         self.urgency = urgency  # priority, arrival: the least first
         self.cursor = cursor  # seeded: start in the table of draws; greedy: -1 - the last token
         self.limit = limit

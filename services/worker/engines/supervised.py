@@ -8,6 +8,7 @@ up ── fails ──▶ down: `on_down` hands its sequences back ──▶ wai
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Awaitable, Callable, Sequence
 
 from libs.clock import Clock
@@ -53,9 +54,11 @@ class SupervisedEngine:
         on_down: Callable[[], Awaitable[None]],
         on_up: Callable[[], None],
         on_given_up: Callable[[BaseException], None],
+        on_lost: Callable[[str, EngineLoadError], None] = lambda model, error: None,
     ) -> None:
         """An engine that has sequences and reports no step for `silence` seconds has failed. `on_given_up` gets the
-        last failure when there were too many, or when a silent engine cannot be stopped; `supervise` returns then."""
+        last failure when there were too many, or when a silent engine cannot be stopped; `supervise` returns then.
+        `on_lost` is told of a model that was loaded and that a fresh engine could not load again."""
         self._make = make
         self._restarts = restarts
         self._silence = silence
@@ -64,6 +67,8 @@ class SupervisedEngine:
         self._on_down = on_down
         self._on_up = on_up
         self._on_given_up = on_given_up
+        self._on_lost = on_lost
+        self._brought: dict[str, str] = {}  # the models loaded since the start, to their folders
         self._sink: StepSink | None = None
         self._engine: Engine | None = None
         self._info: EngineInfo | None = None
@@ -93,6 +98,8 @@ class SupervisedEngine:
 
         :raises EngineStoppedError: none was up yet.
         """
+        if self._up:
+            self._info = self.current.info
         if self._info is None:
             raise EngineStoppedError("the engine has not started")
         return self._info
@@ -145,6 +152,27 @@ class SupervisedEngine:
             raise EngineStoppedError("the engine is not running")
         return await self.current.embed(model, prompts)
 
+    async def load(self, model: str, folder: str) -> dict[str, float]:
+        """See `Engine`. A model that is loaded is loaded again by every later engine.
+
+        :raises EngineStoppedError: no engine is up, or it failed meanwhile.
+        """
+        if not self._up:
+            raise EngineStoppedError("the engine is not running")
+        engine = self.current
+        seconds = await engine.load(model, folder)
+        if engine is not self.current or not self._up:
+            raise EngineStoppedError("the engine failed while it loaded the model")
+        self._brought[model] = folder
+        return seconds
+
+    async def unload(self, model: str) -> None:
+        """See `Engine`. An engine that fails meanwhile has no such model any more, nor has the one after it."""
+        if self._up:
+            with contextlib.suppress(EngineStoppedError):
+                await self.current.unload(model)
+        self._brought.pop(model, None)
+
     async def stop(self) -> None:
         """See `Engine`."""
         self._stopped = True
@@ -187,9 +215,23 @@ class SupervisedEngine:
                 self._sink(output)
 
         await engine.start(deliver)
+        await self._bring_back(engine)
         self._restarts.started(self._clock.monotonic())
         self._info = engine.info
         self._up = not failure.done()
+
+    async def _bring_back(self, engine: Engine) -> None:
+        """Load what the engine before had; what cannot be loaded any more is told and forgotten."""
+        for model, folder in list(self._brought.items()):
+            try:
+                await engine.load(model, folder)
+            except EngineLoadError as error:
+                log.error("model_lost", model=model, reason=str(error))
+                self._brought.pop(model, None)
+                self._on_lost(model, error)
+            else:
+                if model not in self._brought:  # unloaded meanwhile
+                    await engine.unload(model)
 
     async def _failed_or_silent(self, failure: asyncio.Future[BaseException]) -> BaseException:
         """What the engine failed of, once it has."""

@@ -52,6 +52,7 @@ class ThreadHost:
         self._undelivered: deque[Report] = deque()
         self._delivery_scheduled = False
         self._stopping = False
+        self._woken = False
         # Set by `start`, constant afterwards:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._thread: threading.Thread | None = None
@@ -109,13 +110,20 @@ class ThreadHost:
         """See `CoreLink`."""
         with self._wake:
             while not self._stopping and (
-                len(self._undelivered) >= self._max_undelivered or (idle and not self._inbox)
+                len(self._undelivered) >= self._max_undelivered or (idle and not self._inbox and not self._woken)
             ):
                 self._wake.wait()
             if self._stopping:
                 return None
+            self._woken = False
             commands, self._inbox = self._inbox, []
             return commands
+
+    def wake(self) -> None:
+        """See `CoreLink`."""
+        with self._wake:
+            self._woken = True
+            self._wake.notify()
 
     def report(self, report: Report) -> None:
         """See `CoreLink`."""

@@ -139,6 +139,7 @@ def save_manifest(folder: Path, name: str, version: str) -> None:
     files = [
         {"path": each.name, "sha256": hashlib.sha256(each.read_bytes()).hexdigest(), "bytes": each.stat().st_size}
         for each in sorted(folder.iterdir())
+        if each.name != "manifest.json"
     ]
     (folder / "manifest.json").write_text(json.dumps({"name": name, "version": version, "files": files}))
 

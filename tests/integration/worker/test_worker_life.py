@@ -130,6 +130,9 @@ class BreakingCore:
 
     def cancel(self, handles) -> None: ...
 
+    def changes(self):
+        return ()
+
     def has_work(self) -> bool:
         return bool(self.handles)
 

@@ -35,14 +35,15 @@ DURATIONS = ("last_step_seconds", "decode_step_seconds")
 
 
 def test_the_report_carries_every_field_of_the_port() -> None:
-    report = report_frame(LOAD, draining=True).report
+    report = report_frame(LOAD, draining=True, versions=("m@1", "m@2")).report
+    assert list(report.model_versions) == ["m@1", "m@2"]
     for field in fields(Capacity):
         told = getattr(report, NAMES.get(field.name, field.name))
         value = told.ToNanoseconds() / 1e9 if field.name in DURATIONS else told
         value = tuple(value) if field.name == "resident" else value
         assert value == getattr(LOAD, field.name), field.name
     assert report.draining
-    named = {NAMES.get(field.name, field.name) for field in fields(Capacity)} | {"draining"}
+    named = {NAMES.get(field.name, field.name) for field in fields(Capacity)} | {"draining", "model_versions"}
     assert {field.name for field in admission_pb2.CapacityReport.DESCRIPTOR.fields} == named
 
 

@@ -100,8 +100,9 @@ def test_the_registry_of_engines_is_explicit(tmp_path):
     assert create(settings(), clock=clock).info.simulated
     with pytest.raises(EngineLoadError, match="simulated, tensorrt_llm, torch"):
         create(settings(engine="abacus"), clock=clock)
-    with pytest.raises(EngineLoadError, match="no models"):
-        create(settings(models={}), clock=clock)
+    assert create(settings(models={}), clock=clock).info.models == ()
+    with pytest.raises(EngineLoadError, match="exactly one"):
+        create(settings(engine="tensorrt_llm", models={}), clock=clock)
     with pytest.raises(EngineLoadError, match="exactly one"):
         create(settings(engine="tensorrt_llm", models={"a@1": "x", "b@1": "y"}), clock=clock)
     with pytest.raises(EngineLoadError, match=r"config\.json"):

@@ -36,6 +36,9 @@ class CountingCore:
         self.closed = 0
         self.threads: set[int] = set()
 
+    def changes(self):
+        return ()
+
     @property
     def info(self):
         return EngineInfo(

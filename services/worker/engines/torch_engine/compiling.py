@@ -29,6 +29,10 @@ class Compiling:
     def __contains__(self, handle: int) -> bool:
         return handle in self._waiting
 
+    def uses(self, model: str) -> bool:
+        """Whether a sequence of this model waits here."""
+        return any(request.model == model for request, _ in self._waiting.values())
+
     def start(self, request: SequenceRequest) -> None:
         """Compile the request's structure."""
         self._waiting[request.handle] = request, self._thread.submit(self._make, request)

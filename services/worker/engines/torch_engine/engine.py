@@ -6,9 +6,11 @@ import functools
 import secrets
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from libs.clock import Clock, SystemClock
+from services.worker.engines.core import Change
 from services.worker.engines.driven import DrivenEngine
 from services.worker.engines.port import (
     Capacity,
@@ -28,7 +30,9 @@ from services.worker.engines.torch_engine.sequences import FAILED, Advanced, Chu
 from services.worker.engines.torch_engine.settings import TorchSettings
 
 if TYPE_CHECKING:
+    from services.worker.engines.torch_engine.loading import Checkpoint
     from services.worker.engines.torch_engine.models import Models
+    from services.worker.engines.torch_engine.moving import Moving
     from services.worker.engines.torch_engine.sampler import Sampled, SequenceSampler
 
 _IDLE_SECONDS = 0.01
@@ -55,6 +59,7 @@ class _Parts:
     """What exists once the engine is loaded."""
 
     models: Models
+    moving: Moving
     pool: BlockManager
     scheduler: Scheduler
 
@@ -96,22 +101,25 @@ class TorchCore:
 
     @property
     def info(self) -> EngineInfo:
-        """The models and adapters named in the settings; `max_context` is the largest of theirs."""
+        """The models and adapters that are served now; `max_context` is the largest of theirs."""
         settings, parts = self._settings, self._loaded
         total = parts.models.total_blocks if parts else settings.total_blocks
-        limits = parts.models.limits().values() if parts else ()
         shelf = parts.models.shelf if parts else None
+        known = shelf.configs if shelf else dict.fromkeys((*settings.models, *settings.adapters))
+        hidden = parts.moving.hidden if parts else frozenset[str]()
+        served = tuple(name for name in known if name not in hidden)
+        limits = [each for name, each in parts.models.limits().items() if name not in hidden] if parts else []
         return EngineInfo(
             engine="torch",
             simulated=False,
-            models=(*settings.models, *settings.adapters),
+            models=served,
             block_size=settings.block_size,
             total_blocks=total,
             max_running=settings.max_running,
             max_context=max((min(each.context, total * settings.block_size) for each in limits), default=0),
             preemptive=True,
             device=parts.models.device.type if parts else "cpu",
-            load_seconds=shelf.load_seconds if shelf else {},
+            load_seconds={name: each for name, each in shelf.load_seconds.items() if name in served} if shelf else {},
             weight_cache_files=shelf.cache_outcomes if shelf else {},
         )
 
@@ -121,9 +129,11 @@ class TorchCore:
         :raises EngineLoadError: one of them cannot be used; the message names the file.
         """
         from services.worker.engines.torch_engine.models import Models
+        from services.worker.engines.torch_engine.moving import Moving
 
         models = Models(self._settings, clock=self._clock, busy=lambda: self._parts.scheduler.busy_models())
-        self._loaded = parts = _assemble(models, self._settings)
+        moving = Moving(models.shelf, accept=self._accept, forget=self._forget, uses=self._uses)
+        self._loaded = parts = _assemble(models, moving, self._settings)
         for name in models.shelf.configs.keys() - models.shelf.runnable:
             parts.scheduler.set_away(name)
         self._resident = _resident(models)
@@ -141,7 +151,8 @@ class TorchCore:
 
     def has_work(self) -> bool:
         """See `SyncEngine.has_work`."""
-        return self._loaded is not None and (self._loaded.scheduler.has_work() or len(self._compiling) > 0)
+        parts = self._loaded
+        return parts is not None and (parts.scheduler.has_work() or len(self._compiling) > 0 or parts.moving.due)
 
     def step(self) -> StepOutput:
         """See `SyncEngine.step`."""
@@ -192,6 +203,23 @@ class TorchCore:
         """
         return self._parts.models.embed(model, prompts)
 
+    def bring(self, model: str, folder: str, wake: Callable[[], None]) -> None:
+        """See `SyncEngine.bring`."""
+        self._parts.moving.bring(model, Path(folder), wake)
+
+    def take_out(self, model: str) -> None:
+        """See `SyncEngine.take_out`."""
+        self._parts.moving.take_out(model)
+
+    def changes(self) -> Sequence[Change]:
+        """See `SyncEngine.changes`."""
+        if not self._parts.moving.under_way:
+            return ()
+        self._parts.moving.advance()  # it may put other parts in place of these
+        self._shelve()
+        self._parts.moving.advance()
+        return list(self._parts.moving.ended())
+
     def close(self) -> None:
         """Drop the models and every sequence."""
         self._compiling.close()
@@ -204,8 +232,8 @@ class TorchCore:
 
     def _shelve(self) -> None:
         """Tell the shelf what is wanted and the scheduler what has become of it."""
-        scheduler, models = self._parts.scheduler, self._parts.models
-        changes = models.turn(used=self._used, wanted=scheduler.wanted_models())
+        scheduler, models, moving = self._parts.scheduler, self._parts.models, self._parts.moving
+        changes = models.turn(used=self._used, wanted=list(dict.fromkeys((*scheduler.wanted_models(), *moving.wanted))))
         for name in changes.present:
             scheduler.set_present(name)
         for name in changes.away:
@@ -216,6 +244,29 @@ class TorchCore:
             for name in models.shelf.configs:
                 if failed in (name, models.shelf.base(name)):
                     scheduler.fail_model(name, message)
+            moving.fail(failed, models.shelf.reasons.get(failed, message))
+
+    # ---- models that come and go, called by `Moving` ---------------------------------------------------------------
+
+    def _accept(self, model: str, checkpoint: Checkpoint) -> None:
+        from services.worker.engines.torch_engine.models import limits_of
+
+        parts = self._parts
+        if parts.models.make_room(model, checkpoint.config):
+            self._loaded = parts = _assemble(parts.models, parts.moving, self._settings)
+        names = parts.models.names_of(model, checkpoint.folder)
+        parts.scheduler.add_model(model, limits_of(checkpoint.config), names)
+
+    def _forget(self, model: str) -> None:
+        parts = self._parts
+        parts.scheduler.remove_model(model)
+        parts.models.forget(model)
+        self._used -= {model}
+
+    def _uses(self, model: str) -> bool:
+        return self._parts.scheduler.uses(model) or self._compiling.uses(model)
+
+    # ---- a step's parts --------------------------------------------------------------------------------------------
 
     def _output(self, plan: Plan) -> StepOutput:
         """The step's output so far: what ended before it."""
@@ -323,7 +374,7 @@ class TorchCore:
         return self._loaded
 
 
-def _assemble(models: Models, settings: TorchSettings) -> _Parts:
+def _assemble(models: Models, moving: Moving, settings: TorchSettings) -> _Parts:
     pool = models.pool()
     options = SchedulerOptions(
         block_size=settings.block_size,
@@ -334,7 +385,7 @@ def _assemble(models: Models, settings: TorchSettings) -> _Parts:
         owner_share=settings.tenant_share,
     )
     scheduler = Scheduler(models=models.limits(), names=models.names(), pool=pool, options=options)
-    return _Parts(models, pool, scheduler)
+    return _Parts(models, moving, pool, scheduler)
 
 
 def _resident(models: Models) -> tuple[str, ...] | None:

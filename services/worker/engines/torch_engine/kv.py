@@ -2,8 +2,8 @@
 
 A block holds the keys and values of `block_size` successive tokens in all layers of one model, so that copying,
 swapping and spilling a block is one copy of contiguous bytes. Every model sees the same arena through views of its own
-shape; the blocks of a model smaller than the largest are not filled to their end. The arena, the host tier and the
-disk tier are as large as they were asked to be, from the start and for ever. The place of a token within a block is
+shape; the blocks of a model smaller than the largest are not filled to their end. All tiers keep their number of
+blocks; a model of larger blocks that comes later makes all of them wider. The place of a token within a block is
 attention.py's business.
 """
 
@@ -73,7 +73,41 @@ class KvMemory:
         on_gpu = device.type == "cuda"
         self._host = torch.zeros((host_blocks, bytes_per_block), dtype=torch.uint8, pin_memory=on_gpu)
         self._staging = torch.zeros(bytes_per_block, dtype=torch.uint8, pin_memory=on_gpu)
+        self._disk_folder = disk_folder
         self._disk = _DiskTier(disk_folder, disk_blocks, bytes_per_block) if disk_blocks else None
+
+    def widen(self, bytes_per_block: int) -> None:
+        """Make every block this large and keep what it holds; between two steps. Users of `arena` must ask for it
+        again.
+
+        :raises OSError: the disk tier cannot be made anew.
+        :raises RuntimeError: there is no memory for both arenas at once.
+        """
+        before = self.bytes_per_block
+        arena, host = (
+            torch.zeros(
+                (len(tier), bytes_per_block), dtype=torch.uint8, device=tier.device, pin_memory=tier.is_pinned()
+            )
+            for tier in (self._arena, self._host)
+        )
+        staging = torch.zeros(bytes_per_block, dtype=torch.uint8, pin_memory=self._staging.is_pinned())
+        disk = self._disk.widened(self._disk_folder, bytes_per_block) if self._disk is not None else None
+        arena[:, :before] = self._arena
+        host[:, :before] = self._host
+        if self._disk is not None:
+            self._disk.close()
+        self.bytes_per_block = bytes_per_block
+        self._arena, self._host, self._staging, self._disk = arena, host, staging, disk
+
+    @property
+    def host_blocks(self) -> int:
+        """Blocks of the host tier."""
+        return len(self._host)
+
+    @property
+    def disk_blocks(self) -> int:
+        """Blocks of the disk tier."""
+        return self._disk.slots if self._disk is not None else 0
 
     @property
     def nbytes(self) -> int:
@@ -130,8 +164,18 @@ class _DiskTier:
         # Open for the tier's whole life.
         self._file = tempfile.TemporaryFile(dir=folder, buffering=0, prefix="kv-")  # noqa: SIM115
         os.ftruncate(self._file.fileno(), slots * size)
+        self.slots = slots
         self._size = size
         self._digests: dict[int, bytes] = {}
+
+    def widened(self, folder: Path | None, size: int) -> _DiskTier:
+        """A tier of larger slots with the same content at their beginnings; what cannot be read is not intact there."""
+        wider = _DiskTier(folder, self.slots, size)
+        block = torch.zeros(size, dtype=torch.uint8)
+        for slot in self._digests:
+            if self.intact(slot, block[: self._size]):
+                wider.write(slot, block)
+        return wider
 
     def write(self, slot: int, block: Tensor) -> None:
         """Store a block (bytes,). A block that cannot be written, the disk being full, will not be intact."""

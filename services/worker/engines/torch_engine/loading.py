@@ -55,6 +55,11 @@ class StageTimer:
         self._clock = clock
         self._seconds: dict[Stage, float] = {}
 
+    @property
+    def made(self) -> bool:
+        """Whether the model was built: a further build is another load."""
+        return "build" in self._seconds
+
     @contextmanager
     def stage(self, name: Stage) -> Iterator[None]:
         """Measure what happens inside.

@@ -14,7 +14,9 @@ from libs.clock import Clock
 from services.worker.engines.port import EngineLoadError, SequenceRequest
 from services.worker.engines.torch_engine.adapters import LoraWeights
 from services.worker.engines.torch_engine.adapting import AdapterSet
+from services.worker.engines.torch_engine.attention import AttentionShape, build_attention
 from services.worker.engines.torch_engine.blocks import BlockManager
+from services.worker.engines.torch_engine.config import ModelConfig
 from services.worker.engines.torch_engine.kv import BlockShape, KvMemory, bytes_per_block
 from services.worker.engines.torch_engine.loading import Checkpoint, StageTimer
 from services.worker.engines.torch_engine.model import LlamaModel, weight_bytes
@@ -25,6 +27,8 @@ from services.worker.engines.torch_engine.sequences import Chunk, ModelLimits
 from services.worker.engines.torch_engine.settings import TorchSettings
 from services.worker.engines.torch_engine.shelf import Changes, Shelf
 from services.worker.engines.torch_engine.structure import Structures
+
+_SMALLEST_BLOCK = 64  # bytes; of an arena that nobody uses yet
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,52 +56,75 @@ class Models:
         self.shelf = Shelf(settings, clock=clock, size=size, make=self._make, admit=self._admit)
         self.shelf.open()
         self._structures: dict[str, Structures] = {}
-        configs = [self.shelf.configs[model] for model in settings.models]
-        block = bytes_per_block([BlockShape(config, settings.block_size, dtype) for config in configs])
-        self.total_blocks = settings.kv_bytes // block if settings.kv_bytes else settings.total_blocks
-        if self.total_blocks < 1:
-            raise EngineLoadError(f"kv_bytes: a block has {block} bytes")
-        try:
-            self.memory = KvMemory(
-                bytes_per_block=block,
-                total_blocks=self.total_blocks,
-                host_blocks=settings.host_bytes // block,
-                disk_blocks=settings.disk_bytes // block,
-                disk_folder=settings.spill_folder,
-                device=self.device,
-            )
-        except (OSError, RuntimeError) as error:
-            raise EngineLoadError(f"no memory for keys and values: {error}") from error
-        self._arena = self.memory.arena(dtype)
+        self._dtype = dtype
+        self._take_memory(bytes_per_block(self._shapes()) if self.shelf.configs else 0)
+        if not self.shelf.configs:
+            prepare_attention(settings.block_size, dtype, self.device)
         with torch.inference_mode():
             self.shelf.fill()
 
     def pool(self) -> BlockManager:
         """The books of the arena's blocks."""
-        size, settings = self.memory.bytes_per_block, self._settings
+        memory = self.memory
         return BlockManager(
             self.total_blocks,
-            host=settings.host_bytes // size,
-            disk=settings.disk_bytes // size,
-            owner_cap=int(self.total_blocks * settings.tenant_share),
-            intact=self.memory.intact,
+            host=memory.host_blocks,
+            disk=memory.disk_blocks,
+            owner_cap=int(self.total_blocks * self._settings.tenant_share),
+            intact=lambda slot: self.memory.intact(slot),
         )
 
     def limits(self) -> dict[str, ModelLimits]:
         """What the scheduler must know of every model and adapter."""
-        return {
-            name: ModelLimits(
-                context=config.context, vocabulary=config.vocabulary, eos_token_ids=frozenset(config.eos_token_ids)
-            )
-            for name, config in self.shelf.configs.items()
-        }
+        return {name: limits_of(config) for name, config in self.shelf.configs.items()}
+
+    def make_room(self, model: str, config: ModelConfig) -> bool:
+        """Make the memory of keys and values fit for a further model. While there are models its blocks become wider,
+        at most; the first one decides how many there are, and what it says then is True.
+
+        :raises EngineLoadError: there is no memory for that.
+        """
+        shape = BlockShape(config, self._settings.block_size, self._dtype)
+        have, settings = self.memory.bytes_per_block, self._settings
+        needed = bytes_per_block([*self._shapes(), shape])
+        try:
+            if not self.shelf.configs:
+                if needed == have:
+                    return False
+                self.memory.close()
+                self._take_memory(needed)
+                return True
+            if shape.nbytes <= have and have % shape.row_bytes == 0:
+                return False
+            if settings.kv_bytes:
+                raise EngineLoadError(
+                    f"{model}: its KV blocks have {needed} bytes, and kv_bytes was divided into blocks of {have}; "
+                    "start the worker with this model, or load it first"
+                )
+            self.memory.widen(needed)
+        except (OSError, RuntimeError) as error:
+            raise EngineLoadError(f"{model}: no memory for KV blocks of {needed} bytes ({error})") from error
+        self._arena = self.memory.arena(self._dtype)
+        return False
+
+    def names_of(self, model: str, folder: Path) -> PrefixNames:
+        """How the blocks of a further model are named.
+
+        :raises EngineLoadError: it has public prefixes and its tokenizer cannot be read.
+        """
+        return PrefixNames(model, self._settings.block_size, self._public_prefixes(model, folder))
+
+    def forget(self, model: str) -> None:
+        """A model leaves for good."""
+        self._structures.pop(model, None)
 
     def names(self) -> dict[str, PrefixNames]:
         """How the blocks of every model and adapter are named.
 
         :raises EngineLoadError: there are public prefixes for a model whose tokenizer cannot be read.
         """
-        public = {name: self._public_prefixes(name) for name in self.shelf.configs}
+        shelf = self.shelf
+        public = {name: self._public_prefixes(name, shelf.folder(shelf.base(name))) for name in shelf.configs}
         return names_for(public, self._settings.block_size, public)
 
     def sampler(self, request: SequenceRequest, seed: int) -> SequenceSampler:
@@ -116,6 +143,8 @@ class Models:
     ) -> list[Sampled | None]:
         """Compute chunks of one model and its adapters; see `ModelRunner.execute`."""
         loaded = self.shelf.loaded(base)
+        if loaded.runner.arena is not self._arena:  # it has become wider
+            loaded.runner.move_to(self._arena)
         adapting = loaded.adapters.adapt(
             [chunk.sequence.request.model for chunk in chunks], [chunk.count for chunk in chunks]
         )
@@ -172,6 +201,28 @@ class Models:
 
     # ---- inside ---------------------------------------------------------------------------------------------------
 
+    def _shapes(self) -> list[BlockShape]:
+        return [BlockShape(each, self._settings.block_size, self._dtype) for each in self.shelf.configs.values()]
+
+    def _take_memory(self, block: int) -> None:
+        """Make the arena and its tiers for blocks of so many bytes; 0: no model is known yet."""
+        settings = self._settings
+        self.total_blocks = settings.kv_bytes // block if settings.kv_bytes and block else settings.total_blocks
+        if self.total_blocks < 1:
+            raise EngineLoadError(f"kv_bytes: a block has {block} bytes")
+        try:
+            self.memory = KvMemory(
+                bytes_per_block=block or _SMALLEST_BLOCK,
+                total_blocks=self.total_blocks,
+                host_blocks=settings.host_bytes // block if block else 0,
+                disk_blocks=settings.disk_bytes // block if block else 0,
+                disk_folder=settings.spill_folder,
+                device=self.device,
+            )
+        except (OSError, RuntimeError) as error:
+            raise EngineLoadError(f"no memory for keys and values: {error}") from error
+        self._arena = self.memory.arena(self._dtype)
+
     def _structures_of(self, name: str) -> Structures:
         base = self.shelf.base(name)
         if base not in self._structures:
@@ -181,16 +232,29 @@ class Models:
             )
         return self._structures[base]
 
-    def _public_prefixes(self, name: str) -> list[list[int]]:
+    def _public_prefixes(self, name: str, folder: Path) -> list[list[int]]:
         texts = self._settings.public_prefixes.get(name, ())
         if not texts:
             return []
-        path: Path = self.shelf.folder(self.shelf.base(name)) / "tokenizer.json"
+        path = folder / "tokenizer.json"
         try:
             tokenizer = tokenizers.Tokenizer.from_file(str(path))
         except Exception as error:  # the library raises nothing narrower
             raise EngineLoadError(f"{path}: {error}") from error
         return [tokenizer.encode(text, add_special_tokens=False).ids for text in texts]
+
+
+def limits_of(config: ModelConfig) -> ModelLimits:
+    """What the scheduler must know of a model."""
+    return ModelLimits(
+        context=config.context, vocabulary=config.vocabulary, eos_token_ids=frozenset(config.eos_token_ids)
+    )
+
+
+def prepare_attention(block_size: int, dtype: torch.dtype, device: torch.device) -> None:
+    """Load or compile attention's kernel, so that the first model need not wait for that."""
+    shape = AttentionShape(heads=1, kv_heads=1, head_width=32, layers=1, block_size=block_size, dtype=dtype)
+    build_attention(shape, device)
 
 
 def _device(name: str) -> torch.device:

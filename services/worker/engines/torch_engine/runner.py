@@ -51,6 +51,16 @@ class ModelRunner:
         self._tables = np.zeros((rows, most_blocks), dtype=np.int32)
         self._written: list[tuple[int, int] | None] = [None] * rows
 
+    @property
+    def arena(self) -> Tensor:
+        """The memory of keys and values that it works on."""
+        return self._arena
+
+    def move_to(self, arena: Tensor) -> None:
+        """Work on a wider arena from now on, into which the content of the present one was copied."""
+        self._arena = arena
+        self._attention = _attention(self.model, arena, self._block_size)
+
     def execute(
         self, chunks: Sequence[Chunk], samplers: Mapping[int, SequenceSampler], adapting: Adapting | None = None
     ) -> list[Sampled | None]:

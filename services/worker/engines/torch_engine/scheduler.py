@@ -70,7 +70,7 @@ class Scheduler:
         pool: BlockManager,
         options: SchedulerOptions,
     ) -> None:
-        """`models` may grow while it runs (adapters, models loaded later).
+        """`models` and `names` are those of the start; see `add_model`.
 
         :raises ValueError: the options contradict one another.
         """
@@ -80,8 +80,11 @@ class Scheduler:
         """Sequences preempted since the start."""
         self.swaps = 0
         """Of these, those whose memory was swapped out."""
-        self._models = models
-        self._holdings = Holdings(pool=pool, names=names, block_size=options.block_size, caching=options.prefix_cache)
+        self._models = dict(models)
+        self._names = dict(names)
+        self._holdings = Holdings(
+            pool=pool, names=self._names, block_size=options.block_size, caching=options.prefix_cache
+        )
         self._pool = pool
         self._options = options
         self._size = options.block_size
@@ -189,6 +192,21 @@ class Scheduler:
         """End every sequence of a model with an error."""
         handles = [handle for handle, each in self._by_handle.items() if each.request.model == model]
         self.fail(handles, message)
+
+    def add_model(self, model: str, limits: ModelLimits, names: PrefixNames) -> None:
+        """Take sequences of a further model, which is away at first."""
+        self._models[model], self._names[model] = limits, names
+        self.set_away(model)
+
+    def remove_model(self, model: str) -> None:
+        """Take none of a model any more; none may be alive (see `uses`)."""
+        self.set_present(model)
+        self._models.pop(model, None)
+        self._names.pop(model, None)
+
+    def uses(self, model: str) -> bool:
+        """Whether any sequence of a model is alive."""
+        return any(each.request.model == model for each in self._by_handle.values())
 
     def set_away(self, model: str) -> None:
         """The model is not in memory or about to leave it: its waiting sequences wait, running ones go on."""

@@ -1,8 +1,8 @@
 """Which models and adapters are in memory, and how they get there.
 
 All checkpoints are verified and compared with their configuration at the start; those that fit the memory for weights
-are read at once. The others, and all adapters, are read when a sequence asks for them, in a thread of their own, so
-that nobody's tokens wait for a disk. `policy/residency.py` decides who stays.
+are read at once. The others, models that come later (moving.py) and all adapters are read when they are asked for, in a
+thread of their own, so that nobody's tokens wait for a disk. `policy/residency.py` decides who stays.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ logger = logging.getLogger(__name__)
 
 M = TypeVar("M")
 
-_FAULTS = (EngineLoadError, MemoryError, OSError, RuntimeError, ValueError)
+FAULTS = (EngineLoadError, MemoryError, OSError, RuntimeError, ValueError)
 """What a load may end with; what is in memory goes on. Torch's own word for a lack of memory is RuntimeError."""
 
 _RETRY_SECONDS = 30.0
@@ -90,6 +90,9 @@ class Shelf(Generic[M]):
         self._checkpoints: dict[str, Checkpoint] = {}
         self._timers: dict[str, StageTimer] = {}
         self._loaded: dict[str, M] = {}
+        self._wake: Callable[[], None] = lambda: None
+        self.reasons: dict[str, str] = {}
+        """Why models and adapters could not be read the last time, in full; callers are told less."""
         self._new: dict[str, set[str]] = {}  # models that have not had a step, and the adapters they wait for
         self._adapters: dict[str, _Held] = {}  # the oldest first
         self._failures: dict[str, float] = {}  # when the latest load failed
@@ -143,7 +146,7 @@ class Shelf(Generic[M]):
         model = self._loaded.get(self.base(name))
         adapters = self._settings.adapters
         if model is None or (name in adapters and name not in self._adapters):
-            known = name in self._settings.models or name in adapters
+            known = name in self._checkpoints or name in adapters
             raise EngineLoadError(f"model {name} is not {'in memory now' if known else 'loaded here'}")
         return model
 
@@ -154,6 +157,14 @@ class Shelf(Generic[M]):
     def all_loaded(self) -> Iterable[M]:
         """Every model in memory."""
         return self._loaded.values()
+
+    def is_coming(self, model: str) -> bool:
+        """Whether a model is being read."""
+        return model in self._loading
+
+    def adapters_of(self, model: str) -> list[str]:
+        """The adapters that rest on a model."""
+        return [name for name, source in self._settings.adapters.items() if source.base == model]
 
     # ---- at the start ---------------------------------------------------------------------------------------------
 
@@ -167,8 +178,7 @@ class Shelf(Generic[M]):
                 raise EngineLoadError(f"adapter {name} needs {source.base}, which is not configured")
         for model, folder in self._settings.models.items():
             timer = self._timers[model] = StageTimer(model, self._clock)
-            staged = stage_files(folder, timer, cache=self._cache, require_manifest=self._settings.require_manifest)
-            self._checkpoints[model] = read_checkpoint(staged, timer)
+            self._checkpoints[model] = self._read_files(folder, timer)
 
     def fill(self) -> None:
         """Read models, pinned ones first, until the memory for weights is full.
@@ -186,6 +196,50 @@ class Shelf(Generic[M]):
             self._loaded[model] = self._make(model, self._checkpoints[model], self._timers[model])
             self._residency.loaded(model, self._clock.monotonic())
         self._told = self.runnable
+
+    # ---- models that come and go ----------------------------------------------------------------------------------
+
+    def open_one(self, model: str, folder: Path, wake: Callable[[], None]) -> Future[Checkpoint]:
+        """Verify the files of a further model and compare them with its configuration, in the loading thread. `wake` is
+        called from there whenever something that concerns models has been done."""
+        self._wake = wake
+        self._failures.pop(model, None)
+        timer = self._timers[model] = StageTimer(model, self._clock)
+        future = self._thread.submit(self._read_files, folder, timer)
+        future.add_done_callback(lambda _: wake())
+        return future
+
+    def add(self, model: str, checkpoint: Checkpoint) -> None:
+        """Know a model from now on; it is read once it is wanted."""
+        # A new mapping each time: the threads that compile and load look at it too.
+        self._checkpoints = {**self._checkpoints, model: checkpoint}
+
+    def remove(self, model: str) -> None:
+        """Know a model no more; it must not be coming."""
+        if model in self._loaded:
+            self._drop(model)
+            self._residency.failed(model)
+        self._residency.forget(model)
+        self._told -= {model}
+        self._new.pop(model, None)
+        self._timers.pop(model, None)
+        checkpoint = self._checkpoints[model]
+        self._checkpoints = {name: each for name, each in self._checkpoints.items() if name != model}
+        checkpoint.weights.close()
+        self.release(checkpoint.folder)
+
+    def release(self, folder: Path) -> None:
+        """A model's files are needed no more."""
+        if self._cache is not None:
+            self._cache.release(folder)
+
+    def _read_files(self, folder: Path, timer: StageTimer) -> Checkpoint:
+        staged = stage_files(folder, timer, cache=self._cache, require_manifest=self._settings.require_manifest)
+        try:
+            return read_checkpoint(staged, timer)
+        except BaseException:
+            self.release(staged)
+            raise
 
     # ---- while it runs --------------------------------------------------------------------------------------------
 
@@ -250,7 +304,7 @@ class Shelf(Generic[M]):
             if decision.load:
                 self._read_model(model, decision.reason)
             elif decision.outcome is Outcome.REFUSED:
-                changes.failed[model] = decision.reason
+                changes.failed[model] = self.reasons[model] = f"weight_bytes: {decision.reason}"
         needed: dict[str, list[str]] = {}
         for name in wanted:
             if name in self._settings.adapters and name not in self._adapters and self.base(name) in self._loaded:
@@ -288,8 +342,12 @@ class Shelf(Generic[M]):
 
     def _read_model(self, model: str, reason: str) -> None:
         logger.info("model is read", extra={"model": model, "because": reason})
-        timer = self._timers[model] = StageTimer(model, self._clock)
+        # The stages before this one belong to the first read alone.
+        timer = self._timers[model]
+        if timer.made:
+            timer = self._timers[model] = StageTimer(model, self._clock)
         self._loading[model] = self._thread.submit(self._make, model, self._checkpoints[model], timer)
+        self._loading[model].add_done_callback(lambda _: self._wake())
 
     def _read_adapter(self, name: str) -> None:
         self._reading[name] = self._thread.submit(self._load_adapter, name)
@@ -319,7 +377,7 @@ class Shelf(Generic[M]):
             del self._loading[model]
             try:
                 self._loaded[model] = future.result()
-            except _FAULTS as error:
+            except FAULTS as error:
                 self._residency.failed(model)
                 self._fail(model, error, changes)
             else:
@@ -335,7 +393,7 @@ class Shelf(Generic[M]):
             try:
                 weights = future.result()
                 pushed_out = self._admit(model, name, weights) if model is not None else [name]
-            except _FAULTS as error:
+            except FAULTS as error:
                 self._fail(name, error, changes)
                 continue
             self._adapters[name] = _Held(self._clock.monotonic() + self._settings.min_residency)
@@ -349,6 +407,7 @@ class Shelf(Generic[M]):
 
     def _fail(self, name: str, error: Exception, changes: Changes) -> None:
         logger.error("model cannot be read", extra={"model": name, "reason": str(error)})
+        self.reasons[name] = str(error)
         changes.failed[name] = f"{name} cannot be loaded"
         self._failures[name] = self._clock.monotonic()
 
