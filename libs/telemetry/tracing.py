@@ -174,12 +174,29 @@ def span(
         return _NOTHING
     from opentelemetry import trace
 
-    context = trace.SpanContext(int(parent[3:35], 16), int(parent[36:52], 16), True, trace.TraceFlags(1))
     return _Sampled(
         _tracer.start_span(
             name,
-            context=trace.set_span_in_context(trace.NonRecordingSpan(context)),
+            context=trace.set_span_in_context(trace.NonRecordingSpan(_context(parent))),
             kind=trace.SpanKind[kind],
             attributes=attributes,
         )
     )
+
+
+def linked(name: str, origin: str, *, kind: str = INTERNAL) -> Span:
+    """Start a trace of its own that only links to the span `origin` (a traceparent): for work that a request gave rise
+    to and that is none of its parts. Recorded if the origin is."""
+    if _tracer is None or not is_sampled(origin) or not _TRACEPARENT.fullmatch(origin):
+        return _NOTHING
+    from opentelemetry import trace
+    from opentelemetry.context import Context
+
+    links = [trace.Link(_context(origin))]
+    return _Sampled(_tracer.start_span(name, context=Context(), kind=trace.SpanKind[kind], links=links))
+
+
+def _context(traceparent: str) -> Any:
+    from opentelemetry import trace
+
+    return trace.SpanContext(int(traceparent[3:35], 16), int(traceparent[36:52], 16), True, trace.TraceFlags(1))

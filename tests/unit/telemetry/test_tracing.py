@@ -15,7 +15,7 @@ from opentelemetry.trace import SpanKind, StatusCode
 
 from libs.errors import Reason, WeirError
 from libs.telemetry import tracing
-from libs.telemetry.tracing import CLIENT, SERVER, is_sampled, root, span, traceparent_or_empty
+from libs.telemetry.tracing import CLIENT, SERVER, is_sampled, linked, root, span, traceparent_or_empty
 
 SAMPLED = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
 UNSAMPLED = SAMPLED[:-2] + "00"
@@ -46,6 +46,25 @@ def test_a_sampled_parent_gets_a_child(exported: InMemorySpanExporter) -> None:
     assert dict(outer.attributes or {}) == {"weir.tenant": "acme", "weir.zone": "zone-a"}
     assert outer.resource.attributes["service.name"] == "router"
     assert outer.resource.attributes["weir.zone"] == "zone-a"
+
+
+def test_a_linked_trace_is_one_of_its_own(exported: InMemorySpanExporter) -> None:
+    with span("route", SAMPLED), linked("copy", SAMPLED) as copy, span("run", copy.traceparent):
+        pass
+    run, made, _ = exported.get_finished_spans()
+    assert made.parent is None
+    assert f"{made.context.trace_id:032x}" != SAMPLED[3:35]
+    (link,) = made.links
+    assert f"{link.context.trace_id:032x}-{link.context.span_id:016x}" == SAMPLED[3:52]
+    assert run.parent is not None
+    assert run.parent.span_id == made.context.span_id
+
+
+@pytest.mark.parametrize("origin", [UNSAMPLED, "", "nonsense"])
+def test_nothing_is_linked_to_what_is_not_recorded(exported: InMemorySpanExporter, origin: str) -> None:
+    with linked("copy", origin) as made:
+        assert not is_sampled(made.traceparent)
+    assert not exported.get_finished_spans()
 
 
 @pytest.mark.parametrize("parent", [UNSAMPLED, ""])
