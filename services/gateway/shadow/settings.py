@@ -1,0 +1,23 @@
+"""Bounds of mirrored traffic; a table of its own in the gateway's settings."""
+
+from __future__ import annotations
+
+import msgspec
+
+
+class ShadowSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What this gateway gives to mirrored requests at most. How many of an alias's requests are mirrored, and their
+    quota, is said by its rollout."""
+
+    queue: int = 64
+    """Copies that may wait for their turn; more are dropped."""
+    concurrent: int = 8
+    """Copies at once that are being answered; 0 drops them all."""
+    deadline: float = 30.0
+    """Seconds from the user's first token in which a copy's answer must be whole."""
+
+    def __post_init__(self) -> None:
+        if self.queue < 0 or self.concurrent < 0:
+            raise ValueError("shadow: queue and concurrent must not be negative")
+        if not 0 < self.deadline <= 600:
+            raise ValueError("shadow: deadline must be above 0 and at most 600 seconds")
