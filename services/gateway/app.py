@@ -40,6 +40,8 @@ from services.gateway.openai import wire
 from services.gateway.openai.servicer import OpenAIServicer
 from services.gateway.outcomes import Outcomes
 from services.gateway.pipeline import Pipeline
+from services.gateway.runs import Runs
+from services.gateway.shadow.mirrors import Mirrors
 from services.gateway.text_store import TextStore
 
 _SWEEP_SECONDS = 0.5
@@ -123,6 +125,19 @@ class Gateway:
         spool = Spool(Path(settings.state_dir or ".") / "audit-spool", max_bytes=settings.spool_bytes)
         self._audit = AuditWriter(audit_link, spool, clock=clock)
         self._outcomes = Outcomes(catalog, clock=clock)
+        self._mirrors: Mirrors
+
+        def mirrors(runs: Runs, outcomes: Outcomes) -> Mirrors:
+            self._mirrors = Mirrors(
+                runs,
+                quota=self._quota,
+                evidence=outcomes,
+                snapshot=lambda: catalog.snapshot,
+                settings=settings.shadow,
+                clock=clock,
+            )
+            return self._mirrors
+
         self._pipeline = Pipeline(
             settings,
             catalog=catalog,
@@ -135,6 +150,7 @@ class Gateway:
             outcomes=self._outcomes,
             clock=clock,
             chance=rng.random,
+            mirror=mirrors,
         )
         self._embedder = Embedder(
             settings,
@@ -201,6 +217,7 @@ class Gateway:
     async def drain(self) -> None:
         """See `Service`. What still runs near the end of the time for it is cut; then the last settlements, releases
         and records leave."""
+        await self._mirrors.drain()
         try:
             async with asyncio.timeout(max(0.0, self._settings.drain_seconds - _LAST_SECONDS)):
                 await self._pipeline.drain()
@@ -235,6 +252,7 @@ class Gateway:
     def _on_snapshot(self, snapshot: RegistrySnapshot) -> None:
         self._catalog.update(snapshot)
         self._pipeline.arms_changed()
+        self._mirrors.update(snapshot)
         self._catalog.fetch_texts()
         self._quota.update(snapshot)
         self._workers.warm(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import msgspec
 
 from libs.config import ServiceSettings
+from services.gateway.shadow.settings import ShadowSettings
 
 
 class Targets(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -60,6 +61,8 @@ class Settings(ServiceSettings, frozen=True, kw_only=True, forbid_unknown_fields
     Empty: such versions cannot be tokenised here."""
     model_files_bytes: int = 2**30
     """Disk that tokenizers fetched from there may take; the least recently used go first."""
+    shadow: ShadowSettings = ShadowSettings()
+    """What mirrored requests get of this gateway at most; see services/gateway/shadow."""
     scored_share: float = 0.1
     """Of the requests under a rollout, those whose tokens' log-probabilities are asked of the worker, for the score
     "mean_logprob"."""

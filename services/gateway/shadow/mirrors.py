@@ -48,6 +48,7 @@ _REFUSED = frozenset(
 )
 """Nothing ran."""
 _QUOTA_SECONDS = 1.0
+_LATE_SECONDS = 1.0
 
 
 class Evidence(Protocol):
@@ -198,8 +199,13 @@ class Mirrors:
             trace.set("gen_ai.request.model", job.arm.alias)
             trace.set("gen_ai.response.model", job.target.model_version)
             try:
-                prompt, same_tokens = await self._prompt(job)
-                answer = await self._generate(job, prompt, trace)
+                # The worker knows the deadline; this is for one that does not keep to it.
+                async with asyncio.timeout(job.deadline.timeout(self._clock) + _LATE_SECONDS):
+                    prompt, same_tokens = await self._prompt(job)
+                    answer = await self._generate(job, prompt, trace)
+            except TimeoutError:
+                trace.end(Reason.DEADLINE_EXCEEDED.name)
+                raise _Dropped(Fate.DEADLINE) from None
             except WeirError as error:
                 trace.end(error.reason.name)
                 raise _Dropped(self._failed(job, error)) from None

@@ -21,7 +21,8 @@ from services.gateway.policy.finals import ArmKey, FinalAnswer, FinalChoice
 from services.gateway.policy.spec import BoundParameters, ChatMessage, Identity, Spec
 from services.gateway.ports import Mirrored, Reservation
 from services.gateway.runs import Run
-from services.gateway.shadow import Mirrors, ShadowSettings
+from services.gateway.shadow.mirrors import Mirrors
+from services.gateway.shadow.settings import ShadowSettings
 
 PARAMETERS = BoundParameters(
     max_tokens=10,
