@@ -85,7 +85,7 @@ class BlobStore(Protocol):
         """All blobs that are set aside."""
 
     async def restore(self, digest: str) -> bool:
-        """Puts a blob that was set aside back in its place; False when it was not set aside."""
+        """Puts a blob that was set aside back in its place, with its age made new; False when it was not set aside."""
 
     async def discard(self, digest: str) -> None:
         """Deletes a blob that was set aside; fine when there is none."""

@@ -62,7 +62,7 @@ class LocalBlobStore:
 
     async def restore(self, digest: str) -> bool:
         """As in the port."""
-        return await asyncio.to_thread(self._move, self._aside(digest), self._path(digest))
+        return await asyncio.to_thread(self._restore, digest)
 
     async def discard(self, digest: str) -> None:
         """As in the port."""
@@ -150,6 +150,10 @@ class LocalBlobStore:
                 return False
             _sync_folder(target.parent)
             return True
+
+    def _restore(self, digest: str) -> bool:
+        with self._available():
+            return _touch(self._aside(digest)) and self._move(self._aside(digest), self._path(digest))
 
     def _clean(self, before: float) -> int:
         removed = 0
