@@ -9,12 +9,14 @@ from functools import lru_cache
 from services.rollout.policy import means, proportions, quantiles, ratios
 from services.rollout.policy.evidence import ArmEvidence, CostMoments, Distribution, GoodBad, Moments, score_bounds
 from services.rollout.policy.intervals import Interval, Level
-from services.rollout.policy.means import SPREAD_OF_LOGS, Sample
+from services.rollout.policy.means import Estimate
 from services.rollout.policy.plan import Gate
 from services.rollout.policy.proportions import Share
 
 TAILS = {"p50": 0.5, "p90": 0.1, "p95": 0.05, "p99": 0.01}
 """Shares of values above the quantiles that gates may name."""
+SPREAD_OF_LOGS = 0.05
+"""Least standard deviation that logarithms of times are taken to have: nothing is timed better than to 5 percent."""
 _LEAST_SCORE_SPREAD = 0.01
 
 
@@ -155,9 +157,7 @@ def _mean(sample: Moments, level: Level, shares: bool) -> Interval:
 
 def _difference(ours: Moments, theirs: Moments, level: Level, shares: bool) -> Interval:
     if shares:
-        return proportions.difference(
-            Share(ours.sum, ours.count), Share(theirs.sum, theirs.count), level, proportions.EVEN
-        )
+        return proportions.difference(Share(ours.sum, ours.count), Share(theirs.sum, theirs.count), level, scores=True)
     return means.difference(_sample(ours), _sample(theirs), level, least_spread=_least_spread(theirs))
 
 
@@ -165,9 +165,12 @@ def _least_spread(sample: Moments) -> float:
     return _LEAST_SCORE_SPREAD * max(abs(sample.mean), _LEAST_SCORE_SPREAD)
 
 
-def _sample(moments: Moments) -> Sample:
-    return Sample(moments.count, moments.sum, moments.sum2)
+def _sample(moments: Moments) -> Estimate:
+    return Estimate.of(moments.count, moments.sum, moments.sum2) if moments.count > 1 else _NOTHING
 
 
-def _logs(values: Distribution) -> Sample:
-    return Sample(values.count, values.sum_log, values.sum_log2)
+def _logs(values: Distribution) -> Estimate:
+    return Estimate.of(values.count, values.sum_log, values.sum_log2) if values.count > 1 else _NOTHING
+
+
+_NOTHING = Estimate(0, 0.0, 0.0)

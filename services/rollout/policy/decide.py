@@ -114,7 +114,7 @@ def _ease(plan: Plan, state: State, situation: Situation, gates: Sequence[GateSt
         ours, every = _step_share(plan, state, situation)
     if every < _LEAST_SHARED:
         return None
-    alpha = Split.of(plan).breach
+    alpha = Split.of(plan).breach("share")
     found = proportions.mean(Share(ours, every), Level.of(alpha, alpha))
     most = plan.max_share / WHOLE
     if found.low <= most:

@@ -35,17 +35,27 @@ _MIRRORED = frozenset({"error_rate", "cost_per_1k_tokens", "cost_per_request"})
 class Split:
     """How the rollout's alpha is divided, so that it holds over all of it."""
 
-    breach: float
-    """Of one gate on one arm in one phase or step: these add up to alpha."""
+    stage: float
+    """Of one arm in one phase or step: these add up to alpha."""
+    on_errors: int
+    """Gates on the error rate, and how many others, the cap on the share being one."""
+    others: int
     holds: float
     """All of it, each time: a worse arm is promoted only if the gate that it fails errs in the last step too
     (Berger, "Multiparameter hypothesis testing and acceptance sampling", 1982)."""
 
     @classmethod
     def of(cls, plan: Plan) -> Split:
-        """Evenly over stages, arms and gates."""
+        """Evenly over stages and arms."""
         stages = max(len(plan.steps), 1) + (plan.shadow is not None)
-        return cls(plan.alpha / (stages * len(plan.arms) * len(gates_of(plan))), plan.alpha)
+        gates = gates_of(plan)
+        on_errors = sum(1 for gate in gates if gate.metric == "error_rate")
+        return cls(plan.alpha / (stages * len(plan.arms)), on_errors, len(gates) - on_errors + 1, plan.alpha)
+
+    def breach(self, metric: str) -> float:
+        """The probability that this gate is ever breached by an arm as good as the baseline: half of the stage's goes
+        to errors, the surest sign, the other half evenly to all else."""
+        return self.stage / (2.0 * (self.on_errors if metric == "error_rate" else self.others))
 
 
 def gates_of(plan: Plan) -> tuple[Gate, ...]:
@@ -103,7 +113,7 @@ def _judge_one(
 ) -> GateStatus:
     if gate.metric == "burn_rate":
         return _judge_burns(gate, arm, ours, theirs, burns, split)
-    level = Level.of(split.breach, split.holds)
+    level = Level.of(split.breach(gate.metric), split.holds)
     found = comparisons.compare(gate, ours, theirs, level)
     if found is None:
         return GateStatus(gate, arm, Verdict.UNDECIDED, text=f"{gate.metric} is not known here")
@@ -140,7 +150,7 @@ def _judge_burns(
     hot = [burn for burn in burns if (burn.alerting and factor <= 1.0) or 0.0 < factor * burn.threshold <= burn.rate]
     fastest = max(burns, key=lambda burn: burn.rate, default=None)
     rate = fastest.rate if fastest else 0.0
-    level = Level.of(split.breach / max(len(burns), 1), split.holds)
+    level = Level.of(split.breach(gate.metric) / max(len(burns), 1), split.holds)
     for burn in hot:
         found = comparisons.of_objective(burn.objective, ours, theirs, level)
         if min(found.samples, found.baseline_samples) >= LEAST_SAMPLES and found.worse.low > 0.0:

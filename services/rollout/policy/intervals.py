@@ -1,18 +1,17 @@
 """What is known of a difference: an interval that holds at every look.
 
-All tests here are built alike. For a guess about an arm's parameter there is an e-process: a number that is at most 1
-on average, at whatever moment one looks, while the guess is true (Ramdas, Grünwald, Vovk, Shafer, "Game-theoretic
+All tests here are built alike. For a guess about a difference there is an e-process: a number that is at most 1 on
+average, at whatever moment one looks, while the guess is true (Ramdas, Grünwald, Vovk, Shafer, "Game-theoretic
 statistics and safe anytime-valid inference", 2023, arXiv 2210.01948). By Ville's inequality it ever reaches 1/alpha
-with a probability of at most alpha. The e-processes of the two arms multiply, since they see different requests, so a
-pair of guesses is ruled out once the sum of both logarithms reaches log(1/alpha); the interval of the difference spans
-all pairs that are not ruled out. Both arms' uncertainty counts, and neither is paid for twice, as it would be if each
-arm got an interval of its own.
+with a probability of at most alpha, so the guesses at which it has not make an interval that holds at every look.
+Where each arm has an e-process of its own (shares, quantiles) the two multiply, since they see different requests: a
+pair of guesses is ruled out once the sum of both logarithms reaches log(1/alpha), and the interval of the difference
+spans all pairs that are not. Both arms' uncertainty counts, and neither is paid for twice.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from dataclasses import dataclass
 
 
@@ -60,23 +59,6 @@ class Interval:
 
 NOTHING = Interval(0.0, -math.inf, math.inf)
 """Nothing is known."""
-
-_ANGLES = 16
-_HALF_ANGLE = math.pi / (4 * _ANGLES)
-_SPLITS = tuple(math.sin(2 * _HALF_ANGLE * step) ** 2 for step in range(_ANGLES + 1))
-_ROUNDED_OFF = 1.0 / math.cos(_HALF_ANGLE)
-
-
-def farthest(reach: Callable[[float], float], other: Callable[[float], float], spare: float) -> float:
-    """The greatest `reach(x) + other(spare − x)`: how far two estimates may err in opposite directions together.
-
-    `reach` and `other` tell how far an estimate may be off while its own e-process grows by at most x. They grow about
-    like √x, so x = spare·sin²θ makes the sum a·sin θ + b·cos θ, of which 17 evenly spaced angles find the greatest to
-    0.12 percent; that much is added.
-    """
-    if spare <= 0.0:
-        return math.inf
-    return _ROUNDED_OFF * max(reach(spare * share) + other(spare * (1.0 - share)) for share in _SPLITS)
 
 
 def _expm1(value: float) -> float:

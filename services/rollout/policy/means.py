@@ -1,100 +1,81 @@
-"""Means of numbers whose spread is not known: logarithms of times, and scores without bounds.
+"""Means of numbers whose spread is not known: logarithms of times, costs per token, scores without bounds.
 
-The e-process of the guess "the mean is μ" is the anytime-valid t-test: a Bayes factor that takes the scale as unknown
-(right Haar prior) and the effect size as N(0, 1/c²) (Lai, "On confidence sequences", 1976; Wang and Ramdas,
-"Anytime-valid t-tests and confidence sequences for Gaussian means with unknown variance", 2023, arXiv 2310.03722):
+The e-process of the guess "the arm's mean exceeds the baseline's by μ" is the anytime-valid t-test: a Bayes factor that
+takes level and scale as unknown (right Haar prior) and the effect as normal, N(0, 1/c²) standard deviations (Lai, "On
+confidence sequences", 1976; Pérez-Ortiz, Lardy, de Heide, Grünwald, "E-statistics, group invariance and anytime-valid
+testing", 2022, arXiv 2208.07610; Wang and Ramdas, "Anytime-valid t-tests and confidence sequences for Gaussian means
+with unknown variance", 2023, arXiv 2310.03722). With t the two-sample statistic of that guess on ν = n + m − 2 degrees
+of freedom, and e = nm/(n+m):
 
-    log E(μ) = ½ log(c²/(n+c²)) − n/2 · log(1 − n²d²/((n+c²)(V+n·d²))),   d = mean − μ,  V = Σ(x − mean)²
+    log E = ½ log(c²/(e+c²)) − (ν+1)/2 · log(1 − e/(e+c²) · t²/(ν+t²))
 
-It holds for few samples of normal numbers, however large their spread, and like any t-test nearly so for others, the
-better the more there are (asymptotic confidence sequences: Waudby-Smith, Arbour, Sinha, Kennedy, Ramdas, 2021, arXiv
-2103.06476). Times to the first token are near to lognormal, so it is their logarithms that are compared, which gives
-the ratio of geometric means.
+Each end of the interval looks in one direction only: all of the prior lies there, so E counts twice.
+
+It is exact for normal numbers while the arm is like the baseline, which is what a false alarm is about. Like any t-test
+it is nearly so for others, the better the more there are (Waudby-Smith, Arbour, Sinha, Kennedy, Ramdas, "Time-uniform
+central limit theory and asymptotic confidence sequences", 2021, arXiv 2103.06476). To be safe with few samples, the
+standard error takes for each arm the greater of its own variance and that of both together: few samples that happen to
+be alike do not look certain, and one wild value widens the interval that it moves.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from dataclasses import dataclass
 
-from services.rollout.policy.intervals import NOTHING, Interval, Level, farthest
+from services.rollout.policy.intervals import NOTHING, Interval, Level
 
-C2_ARM = 1.0
-"""c² of the arm under test: narrowest for a few tens of samples."""
-C2_BASELINE = 5.0
-"""c² of the baseline, which has several times as many."""
-SPREAD_OF_LOGS = 0.05
-"""Least standard deviation that logarithms of times are taken to have: nothing is measured better than to 5 percent."""
-_SHARED = 0.25
+C2 = 1.0
+"""c²: effects of about one standard deviation, found soonest within some tens of samples."""
+_ONE_SIDED = math.log(2.0 * 0.998)
+"""What a half-normal prior wins over a normal one, where t is 3 or more."""
 
 
 @dataclass(frozen=True, slots=True)
-class Sample:
-    """Count, sum and sum of squares."""
+class Estimate:
+    """A mean, or what behaves like one."""
 
     count: int
-    sum: float
-    sum2: float
+    value: float
+    variance: float
+    """Of what one sample contributes."""
 
-    @property
-    def mean(self) -> float:
-        """Of at least one."""
-        return self.sum / self.count
-
-    @property
-    def squares(self) -> float:
-        """Σ(x − mean)²."""
-        return max(self.sum2 - self.sum * self.sum / self.count, 0.0)
+    @classmethod
+    def of(cls, count: int, total: float, squares: float) -> Estimate:
+        """From count, sum and sum of squares; of at least two."""
+        around = max(squares - total * total / count, 0.0)
+        return cls(count, total / count, around / (count - 1))
 
 
-def difference(arm: Sample, baseline: Sample, level: Level, *, least_spread: float = 0.0) -> Interval:
-    """By how much the arm's mean exceeds the baseline's.
-
-    `least_spread`: no standard deviation is taken as smaller than this, nor as smaller than half of what both samples
-    have together: ten equal values are no proof that the eleventh is equal.
-    """
-    if arm.count < 2 or baseline.count < 2:
+def difference(arm: Estimate, baseline: Estimate, level: Level, *, least_spread: float = 0.0) -> Interval:
+    """By how much the arm's exceeds the baseline's. `least_spread`: no standard deviation is taken as smaller."""
+    n, m = float(arm.count), float(baseline.count)
+    if min(n, m) < 2.0:
         return NOTHING
-    together = (arm.squares + baseline.squares) / (arm.count + baseline.count)
-    variance = max(least_spread * least_spread, _SHARED * together)
-    apart = arm.mean - baseline.mean
-    if together == 0.0 and variance == 0.0:
-        return Interval(apart, apart, apart)
-    ours = _reach(arm, variance, C2_ARM)
-    theirs = _reach(baseline, variance, C2_BASELINE)
-    paid = _paid(arm.count, C2_ARM) + _paid(baseline.count, C2_BASELINE)
-    return Interval(
-        apart,
-        apart - farthest(ours, theirs, level.low + paid),
-        apart + farthest(ours, theirs, level.high + paid),
-    )
+    freedom = n + m - 2.0
+    together = ((n - 1.0) * arm.variance + (m - 1.0) * baseline.variance) / freedom
+    least = max(together, least_spread * least_spread)
+    error = math.sqrt(max(arm.variance, least) / n + max(baseline.variance, least) / m)
+    return _around(arm.value - baseline.value, error, n * m / (n + m), freedom, level)
 
 
-def mean(sample: Sample, level: Level, *, least_spread: float = 0.0) -> Interval:
+def mean(sample: Estimate, level: Level, *, least_spread: float = 0.0) -> Interval:
     """Of the mean itself."""
-    if sample.count < 2:
-        return NOTHING
-    reach = _reach(sample, least_spread * least_spread, C2_ARM)
-    paid = _paid(sample.count, C2_ARM)
-    middle = sample.mean
-    return Interval(middle, middle - reach(level.low + paid), middle + reach(level.high + paid))
-
-
-def _paid(count: int, c2: float) -> float:
-    """What mixing costs: −log E at the sample's own mean."""
-    return 0.5 * math.log((count + c2) / c2)
-
-
-def _reach(sample: Sample, variance: float, c2: float) -> Callable[[float], float]:
-    """How far the mean may be off while log E grows by at most x over its least."""
     n = float(sample.count)
-    wider = n + c2
-    spread = wider * max(sample.squares, n * variance) / n
+    if n < 2.0:
+        return NOTHING
+    error = math.sqrt(max(sample.variance, least_spread * least_spread) / n)
+    return _around(sample.value, error, n, n - 1.0, level)
 
-    def reach(excess: float) -> float:
-        used = -math.expm1(-2.0 * excess / n)
-        left = n - used * wider
-        return math.sqrt(used * spread / left) if left > 0.0 else math.inf
 
-    return reach
+def _around(value: float, error: float, effective: float, freedom: float, level: Level) -> Interval:
+    below = error * _standard_errors(effective, freedom, level.low)
+    return Interval(value, value - below, value + error * _standard_errors(effective, freedom, level.high))
+
+
+def _standard_errors(effective: float, freedom: float, budget: float) -> float:
+    """The t at which log E reaches the budget; infinite while no t can."""
+    wider = effective + C2
+    paid = max(budget - _ONE_SIDED, 0.0) + 0.5 * math.log(wider / C2)
+    used = -math.expm1(-2.0 * paid / (freedom + 1.0)) * wider
+    return math.sqrt(freedom * used / (effective - used)) if used < effective else math.inf

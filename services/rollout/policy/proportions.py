@@ -41,6 +41,8 @@ class Prior:
 _LGAMMA_HALF = math.lgamma(0.5)
 RARE = Prior((0.5, 5.0, 50.0, 500.0))
 """For failures: any share may be, small ones are likely."""
+SUSPECT = Prior((0.5, 5.0))
+"""For failures of an arm that is worse: then it has many."""
 EVEN = Prior((0.5,))
 """For scores: Jeffreys' prior."""
 _STEPS = 60
@@ -65,23 +67,24 @@ class Share:
         return Share(self.count - self.hits, self.count)
 
 
-def difference(arm: Share, baseline: Share, level: Level, prior: Prior = RARE) -> Interval:
-    """By how much the arm's share exceeds the baseline's."""
+def difference(arm: Share, baseline: Share, level: Level, *, scores: bool = False) -> Interval:
+    """By how much the arm's share exceeds the baseline's. `scores`: sums of numbers in [0, 1], not failures."""
     if not arm.count or not baseline.count:
         return NOTHING
-    mixed = prior.log_mixture(arm.hits, arm.count) + prior.log_mixture(baseline.hits, baseline.count)
+    often, usual = (EVEN, EVEN) if scores else (SUSPECT, RARE)
+    theirs = usual.log_mixture(baseline.hits, baseline.count)
     return Interval(
         arm.estimate - baseline.estimate,
-        _least(arm, baseline, mixed - level.low),
-        -_least(baseline, arm, mixed - level.high),
+        _least(arm, baseline, often.log_mixture(arm.hits, arm.count) + theirs - level.low),
+        -_least(baseline, arm, usual.log_mixture(arm.hits, arm.count) + theirs - level.high),
     )
 
 
-def mean(sample: Share, level: Level, prior: Prior = EVEN) -> Interval:
+def mean(sample: Share, level: Level) -> Interval:
     """Of the share itself."""
     if not sample.count:
         return NOTHING
-    mixed = prior.log_mixture(sample.hits, sample.count)
+    mixed = EVEN.log_mixture(sample.hits, sample.count)
     nothing = Share(0.0, 0)
     return Interval(
         sample.estimate,

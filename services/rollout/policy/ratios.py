@@ -1,77 +1,46 @@
 """Ratios of sums: cost per token, cost per request.
 
-If R is the true ratio of mean cost to mean tokens, the residuals z = cost − R·tokens have the mean 0, whatever cost and
-tokens have to do with each other. So the guess R is tested by the t-test of `means` on its own residuals, whose sums
-follow from the moments of cost and tokens:
+If R is the ratio of mean cost to mean tokens, the residuals z = cost − R·tokens have the mean 0, whatever cost and
+tokens have to do with each other, and log R̂ moves with each request by z over the mean cost (the delta method, or
+linearisation: Deng, Knoblich, Lu, "Applying the delta method in metric analytics", 2018, arXiv 1803.06336). So the
+logarithm of a ratio of sums behaves like a mean with the variance of those contributions, which follows from moments:
 
-    Σz = C − R·T,   Σz² = C2 − 2R·CT + R²·T2,   log E(R) = ½ log(c²/(n+c²)) − n/2 · log(1 − (Σz)²/((n+c²)·Σz²))
+    Σz² = C2 − 2R̂·CT + R̂²·T2
 
-The R that are not ruled out lie between the roots of a quadratic (Fieller, "Some problems in interval estimation",
-1954); to first order that is the delta method. Where each token costs the same, all residuals are 0 and the ratio is
-known as soon as there are enough requests; a spread of 1 percent of the mean cost is assumed even then.
+and two of them are compared by the t-test of `means`. Where each token costs the same all residuals are 0; then a
+spread of 1 percent of the mean cost is assumed, and the gate still waits for its least number of samples.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 
+from services.rollout.policy import means
 from services.rollout.policy.evidence import CostMoments
-from services.rollout.policy.intervals import NOTHING, Interval, Level, farthest
-from services.rollout.policy.means import C2_ARM, C2_BASELINE
+from services.rollout.policy.intervals import NOTHING, Interval, Level
+from services.rollout.policy.means import Estimate
 
 LEAST_SPREAD = 0.01
-"""Least standard deviation of the residuals, as a share of the mean cost."""
+"""Least standard deviation of what a request contributes."""
 
 
 def log_ratio(arm: CostMoments, baseline: CostMoments, level: Level, *, per_token: bool = True) -> Interval:
     """Logarithm of the arm's cost per token (or per request) over the baseline's."""
-    if min(arm.count, baseline.count) < 2 or min(arm.cost, baseline.cost) <= 0.0:
+    ours, theirs = _estimate(arm, per_token), _estimate(baseline, per_token)
+    if ours is None or theirs is None:
         return NOTHING
-    if per_token and min(arm.tokens, baseline.tokens) <= 0.0:
-        return NOTHING
-    ours, theirs = _Ratio(arm, C2_ARM, per_token), _Ratio(baseline, C2_BASELINE, per_token)
-    apart = ours.log_estimate - theirs.log_estimate
-    paid = ours.paid + theirs.paid
-    return Interval(
-        apart,
-        apart - farthest(ours.below, theirs.above, level.low + paid),
-        apart + farthest(ours.above, theirs.below, level.high + paid),
-    )
+    return means.difference(ours, theirs, level, least_spread=LEAST_SPREAD)
 
 
-class _Ratio:
-    """One arm's ratio."""
-
-    def __init__(self, moments: CostMoments, c2: float, per_token: bool) -> None:
-        n = float(moments.count)
-        self._n, self._wider = n, n + c2
-        self._cost = moments.cost
-        self._tokens, self._tokens2, self._both = n, n, moments.cost
-        if per_token:
-            self._tokens, self._tokens2, self._both = moments.tokens, moments.tokens2, moments.cost_tokens
-        self._cost2 = moments.cost2 + n * (LEAST_SPREAD * moments.cost / n) ** 2
-        self.log_estimate = math.log(moments.cost / self._tokens)
-        self.paid = 0.5 * math.log(self._wider / c2)
-        self.below: Callable[[float], float] = self._below
-        self.above: Callable[[float], float] = self._above
-
-    def _below(self, excess: float) -> float:
-        """How far under the estimate, in logarithms, the ratio may lie while log E grows by at most `excess`."""
-        root = self._root(excess, -1.0)
-        return self.log_estimate - math.log(root) if root > 0.0 else math.inf
-
-    def _above(self, excess: float) -> float:
-        root = self._root(excess, 1.0)
-        return math.log(root) - self.log_estimate if root < math.inf else math.inf
-
-    def _root(self, excess: float, side: float) -> float:
-        # (C − R·T)² = w·(C2 − 2R·CT + R²·T2)
-        w = -math.expm1(-2.0 * excess / self._n) * self._wider
-        square = self._tokens * self._tokens - w * self._tokens2
-        half = self._cost * self._tokens - w * self._both
-        constant = self._cost * self._cost - w * self._cost2
-        if square <= 0.0 or half <= 0.0:
-            return math.inf if side > 0.0 else 0.0
-        inner = math.sqrt(max(half * half - square * constant, 0.0))
-        return (half + side * inner) / square
+def _estimate(moments: CostMoments, per_token: bool) -> Estimate | None:
+    tokens = moments.tokens if per_token else float(moments.count)
+    if moments.count < 2 or moments.cost <= 0.0 or tokens <= 0.0:
+        return None
+    ratio = moments.cost / tokens
+    if per_token:
+        squares = moments.cost2 - 2.0 * ratio * moments.cost_tokens + ratio * ratio * moments.tokens2
+    else:
+        squares = moments.cost2 - ratio * moments.cost
+    mean_cost = moments.cost / moments.count
+    variance = max(squares, 0.0) / (moments.count - 1) / (mean_cost * mean_cost)
+    return Estimate(moments.count, math.log(ratio), variance)
