@@ -81,13 +81,20 @@ class Controller:
         plan, state = convert.plan(rollout, self._view.snapshot), convert.state(rollout)
         decision = self._decide(plan, state, self._knowledge.situation(rollout))
         metrics.DECIDE_SECONDS.inc(time.perf_counter() - started)
-        if state.phase not in _OPEN or decision.kind is Kind.ROLL_BACK:
+        if decision.kind is Kind.ROLL_BACK or state.phase.final:
+            return decision
+        if (given := self._given_instead(rollout)) is not None and decision.kind in _ONWARD:
+            text = f"the alias gives {given}, as somebody chose, so callers do not meet this rollout; abort it"
+            return _held(state, decision, text)
+        if state.phase not in _OPEN:
             return decision
         if not self._knowledge.settled:
             text = "gateways have not all reported since this replica started"
             return Decision(Kind.WAIT, text, state, decision.gates)
         if decision.kind in _ONWARD and not self._knowledge.sources():
-            return self._unheard(state, decision)
+            # What it looks like says nothing of how it is.
+            text = f"no gateway has reported for {self._settings.stale_seconds:g} s: nothing is known of callers"
+            return _held(state, decision, text)
         return decision
 
     async def lead(self, term: Leadership) -> None:
@@ -174,12 +181,11 @@ class Controller:
             revision=done.revision,
         )
 
-    def _unheard(self, state: State, decision: Decision) -> Decision:
-        """No gateway reports: what it looks like says nothing of how it is."""
-        text = f"no gateway has reported for {self._settings.stale_seconds:g} s: nothing is known of callers"
-        if state.held or state.paused:
-            return Decision(Kind.WAIT, text, state, decision.gates)
-        return Decision(Kind.HOLD, text, replace(state, held=True), decision.gates)
+    def _given_instead(self, rollout: registry_pb2.Rollout) -> str | None:
+        """What the alias gives, if that is not the rollout's baseline alone."""
+        alias = self._view.snapshot.aliases.get(rollout.alias)
+        targets = [target.model_version for target in alias.targets] if alias is not None else []
+        return None if targets == [rollout.baseline] else ", ".join(targets) or "nothing"
 
     async def _keep_budgets(self, term: Leadership) -> None:
         """Writes budgets down every `budget_seconds`, and at once when an alert or exhaustion begins or ends."""
@@ -213,6 +219,13 @@ class Controller:
             self._written[where] = budget
         if due:
             self._budgets_due = self._clock.monotonic() + self._settings.budget_seconds
+
+
+def _held(state: State, decision: Decision, text: str) -> Decision:
+    """Instead of the decision, staying where it is."""
+    if state.held or state.paused:
+        return Decision(Kind.WAIT, text, state, decision.gates)
+    return Decision(Kind.HOLD, text, replace(state, held=True), decision.gates)
 
 
 def _promoted(snapshot: RegistrySnapshot, rollout: registry_pb2.Rollout) -> registry_pb2.Alias:

@@ -301,3 +301,53 @@ async def ended(view: RegistryView, identity: str = "r1") -> registry_pb2.Rollou
 
 def store_of(endpoint: str) -> EtcdStore:
     return EtcdStore([endpoint])
+
+
+class MortalStore:
+    """A store whose user can be killed while it writes its n-th decision, before or after the write happened. Then
+    nothing of it reaches the store any more, and its lease lasts until somebody ends it, as after SIGKILL."""
+
+    def __init__(self, store: EtcdStore, *, action: str, times: int, after: bool) -> None:
+        """:param action: such as "rollout.Advance"; the `times`-th of these, counted from 1, is the last.
+
+        :param after: it happens, and the answer is lost.
+        """
+        self._store = store
+        self._action = action.encode()
+        self._times = times
+        self._after = after
+        self.leases: list[int] = []
+        self.dead = asyncio.Event()
+
+    @property
+    def available(self) -> bool:
+        return not self.dead.is_set() and self._store.available
+
+    def __getattr__(self, name: str) -> Any:
+        async def call(*arguments: Any, **named: Any) -> Any:
+            self._check()
+            answer = await getattr(self._store, name)(*arguments, **named)
+            self._check()
+            if name == "lease_grant":
+                self.leases.append(answer)
+            return answer
+
+        return call
+
+    def watch(self, prefix: str, start_revision: int, *, known: Mapping[str, int] | None = None) -> Any:
+        return self._store.watch(prefix, start_revision, known=known)
+
+    async def txn(self, **what: Any) -> Any:
+        self._check()
+        if any(put.key.startswith(keys.HISTORY) and self._action in put.value for put in what.get("puts", ())):
+            self._times -= 1
+        if self._times:
+            return await self._store.txn(**what)
+        if self._after:
+            await self._store.txn(**what)
+        self.dead.set()
+        return await asyncio.Event().wait()
+
+    def _check(self) -> None:
+        if self.dead.is_set():
+            raise WeirError(Reason.DEPENDENCY_UNAVAILABLE, "dead")
