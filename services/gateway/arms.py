@@ -98,6 +98,8 @@ class Arms:
             version = self._catalog.version(found.model_version)
         except WeirError:
             return None
+        if found.model_version == route.model_version:
+            return None  # it is what the alias gives now
         known = candidate.version
         same = bool(known.tokenizer_sha256) and known.tokenizer_sha256 == version.tokenizer_sha256
         fits = len(candidate.prompt) + candidate.bound.max_tokens <= version.context_length

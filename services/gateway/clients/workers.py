@@ -105,8 +105,8 @@ class WorkerLink:
 
     @property
     def busy(self) -> bool:
-        """Sequences run on it."""
-        return bool(self._sequences)
+        """Sequences run on it, or it has something to send."""
+        return bool(self._sequences or self._cancels or self._submissions)
 
     def submit(self, submissions: Sequence[tuple[worker_pb2.Submit, RunningSequence]]) -> list[int]:
         """Queue sequences for the next frame."""
