@@ -1,0 +1,242 @@
+"""What counts, how it is counted, and what is told of it when."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from weir.rollout.v1 import rollout_pb2
+
+from libs.errors import Reason, WeirError
+from libs.quota import Price
+from services.gateway.outcomes import Distribution, OutcomeTable, Sample
+from services.gateway.outcomes import table as tables
+from services.gateway.outcomes.counts import MOST_SCORES, bin_of
+from services.gateway.outcomes.encode import arm_outcomes, distribution, objective_outcomes
+from services.gateway.policy.events import Finish
+from services.gateway.policy.finals import ArmKey
+from services.gateway.policy.objectives import Objectives, judge
+from services.gateway.policy.standing import FILES, SHARE_FULL, Standing, of_end, of_refusal
+
+GOOD, BAD, NEITHER = Standing.GOOD, Standing.BAD, Standing.NEITHER
+KEY = ArmKey("tiny", "r1", 3, 0, "canary")
+seconds = st.floats(1e-6, 1e4)
+
+
+def add(table: OutcomeTable, sample: Sample, key: ArmKey = KEY) -> None:
+    table.add(key, sample, model_version="tiny@2", route="generate", tier="fast")
+
+
+# ---- what counts ------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("finish", "reason", "patient", "expected"),
+    [
+        (Finish.STOP, "", True, (GOOD, GOOD)),
+        (Finish.LENGTH, "", False, (GOOD, GOOD)),
+        (Finish.CONTENT_FILTER, "CONTENT_FILTER", True, (GOOD, GOOD)),
+        (Finish.CANCELLED, "", True, (NEITHER, NEITHER)),
+        (Finish.DEADLINE, "", True, (BAD, BAD)),
+        (Finish.DEADLINE, "", False, (NEITHER, NEITHER)),
+        (Finish.ERROR, "ENGINE_ERROR", True, (BAD, BAD)),
+        (Finish.ERROR, "WORKER_LOST", True, (BAD, BAD)),
+        (Finish.ERROR, "INTERNAL", True, (BAD, BAD)),
+        (Finish.ERROR, "SLOW_READER", True, (NEITHER, NEITHER)),
+        (Finish.ERROR, "PREEMPTED", True, (BAD, NEITHER)),
+        (Finish.ERROR, "DRAINING", True, (BAD, NEITHER)),
+        (Finish.ERROR, "DEPENDENCY_UNAVAILABLE", True, (BAD, NEITHER)),
+    ],
+)
+def test_what_an_end_says(finish: Finish, reason: str, patient: bool, expected: tuple[Standing, Standing]) -> None:
+    assert of_end(finish, None, reason, patient=patient) == expected
+
+
+@pytest.mark.parametrize(
+    ("reason", "limit", "expected"),
+    [
+        (Reason.INVALID_REQUEST, "model", (NEITHER, NEITHER)),
+        (Reason.MODEL_NOT_FOUND, "model", (NEITHER, NEITHER)),
+        (Reason.CONTENT_FILTER, "", (NEITHER, NEITHER)),
+        (Reason.CANCELLED, "", (NEITHER, NEITHER)),
+        (Reason.QUOTA_TOKENS, "", (NEITHER, NEITHER)),
+        (Reason.QUOTA_SPEND, "", (NEITHER, NEITHER)),
+        (Reason.REJECTED_QUEUE_FULL, "queue", (BAD, NEITHER)),
+        (Reason.REJECTED_QUEUE_FULL, "max_active_share", (NEITHER, NEITHER)),
+        (Reason.REJECTED_QUEUE_FULL, SHARE_FULL, (BAD, BAD)),
+        (Reason.EVICTED_TTL, SHARE_FULL, (BAD, BAD)),
+        (Reason.EVICTED_SHED, "", (BAD, NEITHER)),
+        (Reason.EVICTED_DEADLINE, "", (BAD, NEITHER)),
+        (Reason.REJECTED_DEADLINE, SHARE_FULL, (BAD, BAD)),
+        (Reason.DEPENDENCY_UNAVAILABLE, FILES, (BAD, BAD)),
+        (Reason.INTERNAL, "", (BAD, BAD)),
+    ],
+)
+def test_what_a_refusal_says(reason: Reason, limit: str, expected: tuple[Standing, Standing]) -> None:
+    error = WeirError(reason, "", limit=limit)
+    assert of_refusal(error, patient=True, over_quota=False) == expected
+    assert of_refusal(error, patient=True, over_quota=True) == (NEITHER, NEITHER)
+
+
+@given(st.sampled_from(Reason), st.booleans())
+def test_an_arm_is_never_blamed_where_we_are_not(reason: Reason, patient: bool) -> None:
+    for general, arm in (
+        of_refusal(WeirError(reason, ""), patient=patient, over_quota=False),
+        of_end(Finish.ERROR, None, reason.name, patient=patient),
+    ):
+        assert arm in (general, NEITHER)
+        assert general is not GOOD
+
+
+def test_a_short_deadline_is_no_fault_of_ours() -> None:
+    late = WeirError(Reason.DEADLINE_EXCEEDED, "")
+    assert of_refusal(late, patient=False, over_quota=False) == (NEITHER, NEITHER)
+    assert Objectives(ttft=2.0).patience == 2.0
+    assert Objectives(ttft=2.0, e2e_p99=9.0).patience == 9.0
+
+
+def test_availability_and_completion_are_judged_where_they_are_declared() -> None:
+    declared = Objectives(availability=True, stream_completion=True)
+    facts = {"decode": 0.0, "longest": 1, "total": 1.0}
+    served = judge(declared, standing=GOOD, finish=Finish.STOP, first=0.5, **facts)  # type: ignore[arg-type]
+    broken = judge(declared, standing=BAD, finish=Finish.ERROR, first=0.5, **facts)  # type: ignore[arg-type]
+    failed = judge(declared, standing=BAD, finish=Finish.ERROR, first=0.0, **facts)  # type: ignore[arg-type]
+    left = judge(declared, standing=NEITHER, finish=Finish.CANCELLED, first=0.5, **facts)  # type: ignore[arg-type]
+    assert served == [("availability", True), ("stream_completion", True)]
+    assert broken == [("availability", False), ("stream_completion", False)]
+    assert failed == [("availability", False)]
+    assert left == []
+
+
+# ---- how it is counted ------------------------------------------------------------------------
+
+
+@given(st.lists(seconds, max_size=50))
+def test_a_distribution_keeps_every_value_in_its_bin_and_its_moments(values: list[float]) -> None:
+    found = Distribution()
+    for value in values:
+        found.add(value)
+        place = bin_of(value)
+        assert 2 ** (place / 8) <= value * (1 + 1e-12)
+        assert value <= 2 ** ((place + 1) / 8) * (1 + 1e-12)
+    message = distribution(found)
+    assert list(message.bins) == sorted(set(message.bins))
+    assert sum(message.counts) == found.count == len(values)
+    assert message.sum_log == pytest.approx(sum(map(math.log, values)))
+    assert message.sum_log2 == pytest.approx(sum(math.log(value) ** 2 for value in values))
+
+
+@given(st.lists(st.tuples(st.integers(0, 10**6), st.integers(0, 10**6)), min_size=1, max_size=30))
+def test_costs_are_exact_and_their_moments_give_the_variance_of_the_ratio(requests: list[tuple[int, int]]) -> None:
+    price = Price(150, 600)
+    table = OutcomeTable()
+    for prompt, output in requests:
+        cost = price.exact(prompt + output, prompt)
+        assert cost == pytest.approx((prompt * 150 + output * 600) / 1e6)
+        assert 0 <= price.cost(prompt + output, prompt) - cost < 1
+        add(table, Sample(cost=cost, tokens=prompt + output))
+    counts = table.arm(KEY)
+    assert counts is not None
+    kept = [(price.exact(p + o, p), p + o) for p, o in requests if p + o]
+    assert counts.cost.count == len(kept)
+    assert counts.cost.cost_tokens == pytest.approx(sum(c * t for c, t in kept))
+    assert counts.cost.cost2 == pytest.approx(sum(c * c for c, _ in kept))
+    assert counts.cost.tokens2 == sum(t * t for _, t in kept)
+
+
+def test_a_sample_is_told_in_full() -> None:
+    table = OutcomeTable()
+    add(table, Sample(first=0.25, completed=True, itl=0.02, cost=3.5, tokens=10, objectives=[("availability", True)],
+                      scores=[("mean_logprob", -1.5)]))  # fmt: skip
+    add(table, Sample(failed=True, objectives=[("availability", False)]))
+    counts = table.arm(KEY)
+    assert counts is not None
+    told = arm_outcomes(KEY, counts)
+    assert (told.alias, told.rollout_id, told.phase, told.step, told.arm) == ("tiny", "r1", 3, 0, "canary")
+    assert (told.model_version, told.route, told.tier, told.mirrored) == ("tiny@2", "generate", "fast", False)
+    assert (told.requests, told.errors, told.streams, told.completed) == (2, 1, 1, 1)
+    assert (list(told.ttft.bins), list(told.ttft.counts)) == ([-16], [1])
+    assert told.objectives["availability"] == rollout_pb2.GoodBad(good=1, bad=1)
+    assert told.scores["mean_logprob"] == rollout_pb2.Moments(count=1, sum=-1.5, sum2=2.25)
+
+
+@given(st.lists(st.floats(allow_nan=True, allow_infinity=True), max_size=20))
+def test_scores_that_are_no_numbers_do_not_count(values: list[float]) -> None:
+    table = OutcomeTable()
+    add(table, Sample())
+    for value in values:
+        table.score(KEY, "judge", value)
+    counts = table.arm(KEY)
+    assert counts is not None
+    finite = [value for value in values if math.isfinite(value)]
+    assert (counts.scores["judge"].count if "judge" in counts.scores else 0) == len(finite)
+
+
+def test_metrics_of_an_arm_are_bounded() -> None:
+    table = OutcomeTable()
+    add(table, Sample())
+    for number in range(2 * MOST_SCORES):
+        table.score(KEY, f"m{number}", 1.0)
+    counts = table.arm(KEY)
+    assert counts is not None
+    assert len(counts.scores) == MOST_SCORES
+
+
+# ---- the table --------------------------------------------------------------------------------
+
+
+@given(st.lists(st.tuples(st.integers(0, 3), st.booleans()), max_size=40))
+def test_what_is_told_since_a_number_makes_the_listener_equal(steps: list[tuple[int, bool]]) -> None:
+    """Whenever a listener asks for what is new, it then knows what the table knows."""
+    table, heard, sent = OutcomeTable(), {}, 0
+    for which, ask in steps:
+        add(table, Sample(tokens=1), ArmKey("tiny", "r1", 3, which, "canary"))
+        table.judge("generate", "fast", [("availability", True)])
+        if ask:
+            heard.update({key: counts.requests for key, counts in table.arms_since(sent)})
+            sent = table.sequence
+            assert heard == {key: counts.requests for key, counts in table.arms_since(0)}
+            assert not list(table.arms_since(sent))
+            assert not list(table.objectives_since(sent))
+
+
+def test_an_ended_rollout_goes_a_minute_later_and_does_not_come_back() -> None:
+    table = OutcomeTable()
+    other = ArmKey("tiny", "r2", 3, 0, "canary")
+    add(table, Sample())
+    add(table, Sample(), other)
+    table.sweep({"r1", "r2"}, 0.0)
+    table.sweep({"r2"}, 10.0)
+    add(table, Sample())  # a stream that was still running
+    table.sweep({"r2"}, 69.0)
+    assert table.arm(KEY) is not None
+    table.sweep({"r2"}, 70.0)
+    add(table, Sample())
+    assert (table.arm(KEY), len(table)) == (None, 1)
+
+
+def test_a_rollout_that_is_seen_late_is_kept() -> None:
+    """The router may know a rollout before this gateway does."""
+    table = OutcomeTable()
+    add(table, Sample())
+    table.sweep(set(), 0.0)
+    table.sweep({"r1"}, 50.0)
+    table.sweep({"r1"}, 100.0)
+    table.sweep(set(), 101.0)
+    table.sweep(set(), 160.0)
+    assert table.arm(KEY) is not None
+
+
+def test_the_table_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tables, "MOST_ARMS", 3)
+    monkeypatch.setattr(tables, "MOST_OBJECTIVES", 2)
+    table = OutcomeTable()
+    for step in range(5):
+        add(table, Sample(), ArmKey("tiny", "r1", 3, step, "canary"))
+        table.judge("generate", f"tier-{step}", [("availability", False)])
+    assert (len(table), table.refused) == (3, 2 + 3)
+    assert table.objectives("generate", "tier-0") == {"availability": [0, 1]}
+    told = objective_outcomes("generate", "tier-0", table.objectives("generate", "tier-0"))
+    assert (told.route, told.tier, told.objectives["availability"].bad) == ("generate", "tier-0", 1)
