@@ -217,7 +217,7 @@ class WatchRolloutResponse(_message.Message):
     def __init__(self, status: _Optional[_Union[RolloutStatus, _Mapping]] = ...) -> None: ...
 
 class RolloutStatus(_message.Message):
-    __slots__ = ("rollout", "arms", "gates", "decisions", "workers", "leader", "leader_instance", "sources")
+    __slots__ = ("rollout", "arms", "gates", "decisions", "workers", "leader", "leader_instance", "sources", "waits_for")
     ROLLOUT_FIELD_NUMBER: _ClassVar[int]
     ARMS_FIELD_NUMBER: _ClassVar[int]
     GATES_FIELD_NUMBER: _ClassVar[int]
@@ -226,6 +226,7 @@ class RolloutStatus(_message.Message):
     LEADER_FIELD_NUMBER: _ClassVar[int]
     LEADER_INSTANCE_FIELD_NUMBER: _ClassVar[int]
     SOURCES_FIELD_NUMBER: _ClassVar[int]
+    WAITS_FOR_FIELD_NUMBER: _ClassVar[int]
     rollout: _registry_pb2.Rollout
     arms: _containers.RepeatedCompositeFieldContainer[ArmStatus]
     gates: _containers.RepeatedCompositeFieldContainer[GateStatus]
@@ -234,7 +235,8 @@ class RolloutStatus(_message.Message):
     leader: bool
     leader_instance: str
     sources: int
-    def __init__(self, rollout: _Optional[_Union[_registry_pb2.Rollout, _Mapping]] = ..., arms: _Optional[_Iterable[_Union[ArmStatus, _Mapping]]] = ..., gates: _Optional[_Iterable[_Union[GateStatus, _Mapping]]] = ..., decisions: _Optional[_Iterable[_Union[Decision, _Mapping]]] = ..., workers: _Optional[_Iterable[_Union[WorkerState, _Mapping]]] = ..., leader: _Optional[bool] = ..., leader_instance: _Optional[str] = ..., sources: _Optional[int] = ...) -> None: ...
+    waits_for: str
+    def __init__(self, rollout: _Optional[_Union[_registry_pb2.Rollout, _Mapping]] = ..., arms: _Optional[_Iterable[_Union[ArmStatus, _Mapping]]] = ..., gates: _Optional[_Iterable[_Union[GateStatus, _Mapping]]] = ..., decisions: _Optional[_Iterable[_Union[Decision, _Mapping]]] = ..., workers: _Optional[_Iterable[_Union[WorkerState, _Mapping]]] = ..., leader: _Optional[bool] = ..., leader_instance: _Optional[str] = ..., sources: _Optional[int] = ..., waits_for: _Optional[str] = ...) -> None: ...
 
 class ArmStatus(_message.Message):
     __slots__ = ("arm", "model_version", "weight", "measured_share", "requests", "error_rate", "stream_completion", "ttft_p50", "ttft_p95", "ttft_p99", "itl_p50", "itl_p95", "cost_per_1k_tokens", "cost_per_request", "scores", "mirrored")
