@@ -58,11 +58,15 @@ def needed_versions(snapshot: RegistrySnapshot, now: float) -> Mapping[str, tupl
         held = {state.model_version for state in endpoint.model_states if state.state != pb.LOAD_STATE_FAILED}
         for version in held | set(endpoint.model_versions):
             needed[version].append(f"worker {instance}")
-    for version in tuple(needed):
-        # Adapters need what they were made from.
-        known = snapshot.model_versions.get(version)
-        if known is not None and known.provenance.base in snapshot.model_versions:
-            needed[known.provenance.base].append(f"base of {version}")
+    # Adapters need what they were made from, and that what it was made from.
+    due = list(needed)
+    while due:
+        known = snapshot.model_versions.get(version := due.pop())
+        base = known.provenance.base if known is not None else ""
+        if base in snapshot.model_versions:
+            if base not in needed:
+                due.append(base)
+            needed[base].append(f"base of {version}")
     return {version: tuple(reasons) for version, reasons in needed.items()}
 
 
