@@ -15,12 +15,14 @@ from google.protobuf import json_format
 
 from libs.clock import Clock, SystemClock
 from libs.registry import EtcdStore, RegistrySnapshot, RegistryView, Store
+from libs.routing import RoutingTable
 from libs.telemetry import get_logger
 from services.controlplane import metrics, versions
 from services.controlplane.config import Settings
-from services.controlplane.convert import encode, endpoints_of
+from services.controlplane.convert import encode, endpoints_of, predicted_versions
 from services.controlplane.descriptors import transcoder_descriptors
 from services.controlplane.policy.consistency import consistent
+from services.controlplane.policy.predictions import Prediction, predictions_of
 from services.controlplane.policy.snapshot import build_snapshot
 from services.controlplane.publisher import Publisher
 from services.controlplane.server import ADS_SERVICE, STATUS_SERVICE, AdsServicer, OnAck
@@ -55,6 +57,9 @@ class ControlPlane:
         self._saved = versions.load(self._versions_file) if self._versions_file else {}
         self._changed = asyncio.Event()
         self._served: Mapping[Any, Any] | None = None
+        self._table = RoutingTable.of(RegistrySnapshot())
+        self._predictions: tuple[Prediction, ...] = ()
+        self._predicted: frozenset[str] = frozenset()
         self.publisher = Publisher()
         """What is served."""
         self._servicer = AdsServicer(
@@ -95,12 +100,17 @@ class ControlPlane:
 
     def _publish(self, registry: RegistrySnapshot) -> bool:
         """Build, check, encode, serve; a faulty state is refused and the last one stays."""
-        if self.publisher.current.revision and registry.endpoints is self._served:
+        started = self._clock.monotonic()
+        self._table = table = RoutingTable.of(registry, self._table)
+        served = predicted_versions(registry.endpoints.values())
+        predictions = predictions_of(table, served)
+        if self.publisher.current.revision and registry.endpoints is self._served and predictions == self._predictions:
             # Tenants, keys and limits changed, and collections that did not are the same objects.
             self.publisher.revise(registry.revision)
             metrics.REVISION.set(registry.revision)
             return True
-        started = self._clock.monotonic()
+        # A cluster outlives its routes: Envoy hears of clusters first, and must not be told to use one that is gone.
+        self._predicted = (self._predicted | served) & registry.model_versions.keys()
         endpoints, bad = endpoints_of(registry.endpoints.values())
         metrics.BAD_ENDPOINTS.set(len(bad))
         if bad:
@@ -111,6 +121,8 @@ class ControlPlane:
             self._edge,
             services=self._settings.services,
             descriptors=self._descriptors,
+            predictions=predictions,
+            predicted=self._predicted,
         )
         faults = consistent(snapshot)
         if faults:
@@ -120,7 +132,7 @@ class ControlPlane:
         except json_format.ParseError as error:
             return self._refuse(registry.revision, [str(error)])
         self.publisher.publish(encoded)
-        self._served = registry.endpoints
+        self._served, self._predictions = registry.endpoints, predictions
         metrics.BUILD.observe(self._clock.monotonic() - started)
         metrics.SNAPSHOTS.labels("published").inc()
         metrics.REVISION.set(encoded.revision)

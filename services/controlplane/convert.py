@@ -5,12 +5,13 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 
 # Every message that a resource may hold must be known to the JSON parser; importing a module makes it known.
 from envoy.config.cluster.v3 import cluster_pb2
 from envoy.config.endpoint.v3 import endpoint_pb2
 from envoy.config.listener.v3 import listener_pb2
-from envoy.config.route.v3 import route_pb2
+from envoy.config.route.v3 import route_components_pb2, route_pb2
 from envoy.config.trace.v3 import opentelemetry_pb2 as _opentelemetry
 from envoy.extensions.access_loggers.stream.v3 import stream_pb2 as _stream
 from envoy.extensions.filters.http.ext_authz.v3 import ext_authz_pb2 as _ext_authz
@@ -41,10 +42,12 @@ from services.controlplane.policy.names import (
     MESH,
     ROUTES,
     SECRET,
+    Piece,
     Resource,
     Resources,
     dns_form,
 )
+from services.controlplane.policy.predictions import PREDICTOR
 from services.controlplane.policy.snapshot import Snapshot
 from services.controlplane.policy.subscription import Offer
 
@@ -114,12 +117,19 @@ def endpoints_of(messages: Iterable[registry_pb2.Endpoint]) -> tuple[list[Endpoi
             bad.append(f"{message.service}/{message.instance}")
             continue
         started = message.started_at.seconds + message.started_at.nanos / 1e9
+        service = dns_form(message.service)
+        versions = tuple(sorted(set(message.model_versions))) if service == PREDICTOR else ()
         found.append(
-            Endpoint(
-                dns_form(message.service), message.instance, host.strip("[]"), int(port), message.zone, float(started)
-            )
+            Endpoint(service, message.instance, host.strip("[]"), int(port), message.zone, float(started), versions)
         )
     return found, bad
+
+
+def predicted_versions(messages: Iterable[registry_pb2.Endpoint]) -> frozenset[str]:
+    """Model versions that at least one registered predictor answers for."""
+    return frozenset(
+        version for message in messages if message.service == PREDICTOR for version in message.model_versions
+    )
 
 
 def encode(snapshot: Snapshot, previous: Encoded = EMPTY, saved: Versions | None = None) -> Encoded:
@@ -179,8 +189,27 @@ def _same(new: Mapping[str, any_pb2.Any], old: Mapping[str, any_pb2.Any]) -> boo
 
 
 def _pack(kind: str, resource: Resource) -> any_pb2.Any:
-    message = json_format.ParseDict(dict(resource), _MESSAGES[kind]())
+    message = _route_config(resource) if kind == ROUTES else json_format.ParseDict(dict(resource), _MESSAGES[kind]())
     return any_pb2.Any(type_url=kind, value=message.SerializeToString(deterministic=True))
+
+
+def _route_config(resource: Resource) -> route_pb2.RouteConfiguration:
+    """Of a thousand routes one has changed: the others are not parsed again."""
+    hosts = resource["virtual_hosts"]
+    bare = {**resource, "virtual_hosts": [{**host, "routes": []} for host in hosts]}
+    message = json_format.ParseDict(bare, route_pb2.RouteConfiguration())
+    for host, filled in zip(hosts, message.virtual_hosts, strict=True):
+        filled.routes.extend(_kept_route(each) if isinstance(each, Piece) else _route(each) for each in host["routes"])
+    return message
+
+
+def _route(route: Resource) -> route_components_pb2.Route:
+    return json_format.ParseDict(dict(route), route_components_pb2.Route())
+
+
+@lru_cache(maxsize=8192)
+def _kept_route(route: Piece) -> route_components_pb2.Route:
+    return _route(route)
 
 
 def _digest(encoded: Mapping[str, any_pb2.Any]) -> str:

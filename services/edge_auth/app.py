@@ -13,6 +13,7 @@ from libs.registry import EtcdStore, MemoryStore, RegistryView, Store
 from services.edge_auth.authenticator import Authenticator
 from services.edge_auth.config import Settings
 from services.edge_auth.jwks import KeySets, check_source
+from services.edge_auth.placement import Placer
 from services.edge_auth.policy.cache import VerdictCache
 from services.edge_auth.server import SERVICE, AuthorizationServicer
 from services.edge_auth.tokens import TokenVerifier
@@ -30,12 +31,14 @@ class EdgeAuthService:
         store: Store,
         keys: KeySets,
         authenticator: Authenticator,
+        placer: Placer,
         servicer: AuthorizationServicer,
     ) -> None:
         self._view = view
         self._store = store
         self._keys = keys
         self._authenticator = authenticator
+        self._placer = placer
         self._servicer = servicer
 
     def register(self, server: grpc.aio.Server) -> list[str]:
@@ -48,7 +51,7 @@ class EdgeAuthService:
 
         Issuers' keys are not waited for: an issuer that is away must not keep everybody else's keys from working.
         """
-        stop = self._view.on_change(self._authenticator.use)
+        stops = [self._view.on_change(use) for use in (self._authenticator.use, self._placer.use)]
         try:
             async with asyncio.TaskGroup() as group:
                 group.create_task(self._view.run(), name="registry.view")
@@ -59,7 +62,8 @@ class EdgeAuthService:
                     await asyncio.sleep(_REPORT_SECONDS)
                     self._authenticator.report()
         finally:
-            stop()
+            for stop in stops:
+                stop()
             await self._store.close()
 
     async def drain(self) -> None:
@@ -99,12 +103,18 @@ async def build(settings: Settings, *, clock: Clock | None = None, store: Store 
         bad=VerdictCache(settings.bad_cache_size),
         bad_seconds=settings.bad_cache_seconds,
     )
+    placer = Placer()
     return EdgeAuthService(
         view=RegistryView(store, cache_file=cache_file, clock=clock),
         store=store,
         keys=keys,
         authenticator=authenticator,
+        placer=placer,
         servicer=AuthorizationServicer(
-            authenticator=authenticator, clock=clock, peers=settings.peers, tls=settings.tls is not None
+            authenticator=authenticator,
+            placer=placer,
+            clock=clock,
+            peers=settings.peers,
+            tls=settings.tls is not None,
         ),
     )

@@ -83,6 +83,19 @@ def allowed_end(estimated_tokens: int) -> bytes:
     return external_auth_pb2.CheckResponse(ok_response=ok).SerializeToString()
 
 
+@lru_cache(maxsize=32768)
+def placed(bucket: int, rollout_id: str) -> bytes:
+    """What is added to an OK answer for a caller with a place among the versions of its model.
+
+    The rollout is named only to those who take part in it: Envoy lets nobody else meet its arms.
+    """
+    headers = [_header("x-weir-bucket", str(bucket))]
+    if rollout_id:
+        headers.append(_header("x-weir-rollout", rollout_id))
+    ok = external_auth_pb2.OkHttpResponse(headers=headers)
+    return external_auth_pb2.CheckResponse(ok_response=ok).SerializeToString()
+
+
 @lru_cache(maxsize=64)
 def denied(refusal: Refusal, *, grpc: bool, scope: str = "") -> bytes:
     """A refusal: an OpenAI error envelope for HTTP, a plain sentence for gRPC (it becomes the status message)."""

@@ -11,6 +11,7 @@ from libs.rpc import require_peer, traceparent_of
 from libs.telemetry.tracing import SERVER, span
 from services.edge_auth import metrics
 from services.edge_auth.authenticator import Authenticator
+from services.edge_auth.placement import Placer
 from services.edge_auth.policy.credentials import allow, estimated_tokens, shown_credential
 from services.edge_auth.policy.paths import required_scope
 from services.edge_auth.policy.types import Refusal
@@ -22,8 +23,11 @@ SERVICE = "envoy.service.auth.v3.Authorization"
 class AuthorizationServicer:
     """Answers Envoy."""
 
-    def __init__(self, *, authenticator: Authenticator, clock: Clock, peers: tuple[str, ...], tls: bool) -> None:
+    def __init__(
+        self, *, authenticator: Authenticator, placer: Placer, clock: Clock, peers: tuple[str, ...], tls: bool
+    ) -> None:
         self._authenticator = authenticator
+        self._placer = placer
         self._clock = clock
         self._peers = peers
         self._tls = tls
@@ -67,4 +71,5 @@ class AuthorizationServicer:
         refusal = allow(verdict.principal, scope, self._clock.time())
         if refusal is not None:
             return refusal, scope if refusal is Refusal.SCOPE_MISSING else ""
-        return verdict.start + allowed_end(estimated_tokens(headers.get("content-length", "")))
+        place = self._placer.place(verdict.principal.tenant, http.path, headers)
+        return verdict.start + allowed_end(estimated_tokens(headers.get("content-length", ""))) + place

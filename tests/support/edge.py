@@ -21,6 +21,7 @@ from libs.service import serve
 from services.controlplane.app import ControlPlane, build
 from services.controlplane.config import Settings
 from services.controlplane.policy.config import Certificate, EdgeConfig, Identity
+from services.controlplane.server import OnAck
 
 
 class EnvoyProcess:
@@ -178,6 +179,7 @@ async def control_plane(
     edge: EdgeConfig | None = None,
     trace_endpoint: str = "",
     trace_sample_ratio: float = 1.0,
+    acknowledged: OnAck | None = None,
 ) -> AsyncIterator[Plane]:
     """Served while the block runs. A store must hold something before anything is published."""
     store = store or MemoryStore()
@@ -190,7 +192,7 @@ async def control_plane(
         trace_endpoint=trace_endpoint,
         trace_sample_ratio=trace_sample_ratio,
     )
-    control = await build(settings, store=store)
+    control = await build(settings, store=store, acknowledged=acknowledged)
     async with serve(control, settings, deadline_optional=("/envoy.service.status.",)) as running:
         yield Plane(control, store, running.port)
 

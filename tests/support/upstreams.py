@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection
 from pathlib import Path
 from typing import Any
 
@@ -167,8 +167,8 @@ class Upstreams:
         self._pki = pki
         self._servers: list[grpc.aio.Server] = []
 
-    async def start(self) -> None:
-        """Serves and registers all four."""
+    async def start(self, *, without: Collection[str] = ()) -> None:
+        """Serves and registers all four, or all but some."""
         adders: dict[str, Callable[[grpc.aio.Server], object]] = {
             "gateway": lambda server: (
                 openai_pb2_grpc.add_OpenAIServiceServicer_to_server(self.gateway, server),
@@ -179,6 +179,8 @@ class Upstreams:
             "registry": lambda server: registry_pb2_grpc.add_RegistryServiceServicer_to_server(self.registry, server),
         }
         for service, add in adders.items():
+            if service in without:
+                continue
             server = grpc.aio.server()
             add(server)
             tls = tls_of(self._pki, service) if self._pki else None

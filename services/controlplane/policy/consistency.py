@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence, Set
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
+from functools import lru_cache
 from typing import Any
 
+from libs.routing import BUCKETS
 from services.controlplane.policy.names import (
     CLUSTER,
     EDGE,
@@ -13,6 +15,7 @@ from services.controlplane.policy.names import (
     MESH,
     ROUTES,
     SECRET,
+    Piece,
     Resource,
     Resources,
 )
@@ -50,9 +53,11 @@ def _static_faults(resources: Resources) -> Iterator[str]:
             if reference not in clusters:
                 yield f"listener {name} names the absent cluster {reference}"
     for name, config in routes.items():
-        for reference in _values(config.get("virtual_hosts", ()), "cluster"):
-            if reference not in clusters:
-                yield f"routes {name} name the absent cluster {reference}"
+        for route in _routes_of(config):
+            for reference in _route_clusters(route):
+                if reference not in clusters:
+                    yield f"routes {name} name the absent cluster {reference}"
+            yield from (f"routes {name}: {fault}" for fault in _weight_faults(route))
         if not config.get("virtual_hosts"):
             yield f"routes {name} are empty"
     for kind in (CLUSTER, LISTENER):
@@ -69,7 +74,7 @@ def _endpoint_faults(served: Mapping[str, Resource], wanted: Set[str]) -> Iterat
         yield f"assignment {name} belongs to no cluster"
     yield from _misnamed({ENDPOINTS: served})
     for name, assignment in served.items():
-        yield from _assignment_faults(name, assignment)
+        yield from (f"assignment {name}: {fault}" for fault in _assignment_faults(assignment))
 
 
 def _misnamed(resources: Resources) -> Iterator[str]:
@@ -80,23 +85,59 @@ def _misnamed(resources: Resources) -> Iterator[str]:
                 yield f"{kind.rsplit('.', 1)[-1]} {name} calls itself {own}"
 
 
-def _assignment_faults(name: str, assignment: Resource) -> Iterator[str]:
+def _routes_of(config: Resource) -> Iterator[Resource]:
+    for host in config.get("virtual_hosts", ()):
+        yield from host["routes"]
+
+
+def _remembering(find: Callable[[Resource], Iterable[str]]) -> Callable[[Resource], Sequence[str]]:
+    """The same function, which looks into a `Piece` only once."""
+
+    @lru_cache(maxsize=16384)
+    def first(piece: Piece) -> Sequence[str]:
+        return tuple(find(piece))
+
+    def found(resource: Resource) -> Sequence[str]:
+        return first(resource) if isinstance(resource, Piece) else tuple(find(resource))
+
+    return found
+
+
+@_remembering
+def _assignment_faults(assignment: Resource) -> Iterator[str]:
     seen: set[tuple[str, int]] = set()
     priorities: set[int] = set()
     for locality in assignment["endpoints"]:
         priorities.add(locality["priority"])
         if locality["load_balancing_weight"] < 1 or not locality["lb_endpoints"]:
-            yield f"assignment {name}: zone {locality['locality']['zone']} is empty"
+            yield f"zone {locality['locality']['zone']} is empty"
         for endpoint in locality["lb_endpoints"]:
             socket = endpoint["endpoint"]["address"]["socket_address"]
             address = (socket["address"], socket["port_value"])
             if address in seen:
-                yield f"assignment {name}: {address[0]}:{address[1]} occurs twice"
+                yield f"{address[0]}:{address[1]} occurs twice"
             seen.add(address)
             if not socket["address"] or not 0 < socket["port_value"] < 65536:
-                yield f"assignment {name}: {address[0]}:{address[1]} is no address"
+                yield f"{address[0]}:{address[1]} is no address"
     if priorities != set(range(len(priorities))):
-        yield f"assignment {name}: priorities {sorted(priorities)} have gaps"
+        yield f"priorities {sorted(priorities)} have gaps"
+
+
+@_remembering
+def _route_clusters(route: Resource) -> Iterator[str]:
+    """The clusters that a route names, alone or with weights."""
+    for found in _nodes(route.get("route", {})):
+        if isinstance(found.get("cluster"), str):
+            yield found["cluster"]
+        if "weighted_clusters" in found:
+            yield from (each["name"] for each in found["weighted_clusters"]["clusters"])
+
+
+@_remembering
+def _weight_faults(route: Resource) -> Iterator[str]:
+    weighted = route.get("route", {}).get("weighted_clusters")
+    if weighted is not None and sum(each["weight"] for each in weighted["clusters"]) != BUCKETS:
+        yield f"the weights for {route['match']} do not make {BUCKETS}"
 
 
 def _values(node: Any, key: str) -> Iterator[str]:
@@ -107,8 +148,9 @@ def _values(node: Any, key: str) -> Iterator[str]:
             yield value
 
 
-def _sds_names(node: Any) -> Iterator[str]:
-    for found in _nodes(node):
+@_remembering
+def _sds_names(resource: Resource) -> Iterator[str]:
+    for found in _nodes(resource):
         if "sds_config" in found:
             yield found["name"]
 

@@ -2,15 +2,29 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from services.controlplane.policy.config import EdgeConfig
 from services.controlplane.policy.filters import http_filters
 from services.controlplane.policy.names import ADS, CLUSTER, LISTENER, ROUTES, SECRET, Resource, Resources
+from services.controlplane.policy.predictions import Prediction
 from services.controlplane.policy.replies import local_replies
 from services.controlplane.policy.routes import ROUTE_CONFIG, edge_routes
-from services.controlplane.policy.upstreams import COLLECTOR, PUBLIC, collector_cluster, sds, secrets, service_cluster
+from services.controlplane.policy.upstreams import (
+    COLLECTOR,
+    PUBLIC,
+    collector_cluster,
+    predictor_cluster,
+    predictor_cluster_name,
+    sds,
+    secrets,
+    service_cluster,
+)
 
 EDGE_UPSTREAMS = ("edge-auth", "gateway", "ratelimit", "registry")
 """Services that the edge itself calls."""
+CALLERS_OWN = ("x-weir-model", "x-weir-session", "x-weir-user")
+"""Headers of ours that callers may send: which model a unary prediction is for, and by what they keep their arm."""
 
 _TYPE = "type.googleapis.com/envoy.extensions."
 _ACCESS_FIELDS = {
@@ -56,6 +70,18 @@ def edge_resources(edge: EdgeConfig, descriptors: str) -> Resources:
     }
 
 
+def with_predictions(
+    resources: Resources, edge: EdgeConfig, predictions: Sequence[Prediction], versions: Sequence[str]
+) -> Resources:
+    """The edge's resources with routes to predictors, and clusters of these versions."""
+    predictors = {predictor_cluster_name(version): predictor_cluster(version, edge) for version in versions}
+    return {
+        **resources,
+        CLUSTER: {**resources[CLUSTER], **predictors},
+        ROUTES: {ROUTE_CONFIG: edge_routes(edge, predictions)},
+    }
+
+
 def _listener(name: str, port: int, edge: EdgeConfig, descriptors: str, *, tls: bool = False) -> Resource:
     limit = {
         "name": "envoy.filters.network.connection_limit",
@@ -92,7 +118,7 @@ def _manager(name: str, edge: EdgeConfig, descriptors: str) -> Resource:
         "server_name": "weir",
         "use_remote_address": True,
         # Identity comes from authentication alone: nobody outside may bring the headers that say who he is.
-        "early_header_mutation_extensions": [_strip("x-weir-", "x-envoy-")],
+        "early_header_mutation_extensions": [_strip()],
         "generate_request_id": True,
         "always_set_request_id_in_response": True,
         "normalize_path": True,
@@ -121,14 +147,40 @@ def _manager(name: str, edge: EdgeConfig, descriptors: str) -> Resource:
     return manager
 
 
-def _strip(*prefixes: str) -> Resource:
+def _strip() -> Resource:
+    removed: list[Resource] = [{"safe_regex": {"regex": regex}} for regex in all_but("x-weir-", CALLERS_OWN)]
     return {
         "name": "envoy.http.early_header_mutation.header_mutation",
         "typed_config": {
             "@type": _TYPE + "http.early_header_mutation.header_mutation.v3.HeaderMutation",
-            "mutations": [{"remove_on_match": {"key_matcher": {"prefix": prefix}}} for prefix in prefixes],
+            "mutations": [
+                {"remove_on_match": {"key_matcher": matcher}} for matcher in (*removed, {"prefix": "x-envoy-"})
+            ],
         },
     }
+
+
+def all_but(prefix: str, names: Sequence[str]) -> list[str]:
+    """Regular expressions that together match whatever begins with `prefix`, except these names.
+
+    RE2 knows no look-ahead, and Envoy refuses programs of more than 100 instructions; so there is one for all that
+    differs from the names in the first letter, and one for each such letter. The names consist of letters.
+    """
+    rests = [name.removeprefix(prefix) for name in names]
+    firsts = sorted({rest[0] for rest in rests})
+    each = [prefix + first + _unlike([rest[1:] for rest in rests if rest[0] == first]) for first in firsts]
+    return [f"{prefix}(?:[^{''.join(firsts)}].*)?", *each]
+
+
+def _unlike(rests: Sequence[str]) -> str:
+    """What is none of these: it ends where none does, goes on where none does, or shares a letter and differs later."""
+    firsts = sorted({rest[0] for rest in rests if rest})
+    if not firsts:
+        return ".+"
+    ways = [] if "" in rests else [""]
+    ways.append(f"[^{''.join(firsts)}].*")
+    ways += [first + _unlike([rest[1:] for rest in rests if rest[:1] == first]) for first in firsts]
+    return f"(?:{'|'.join(ways)})"
 
 
 def _access_log() -> Resource:

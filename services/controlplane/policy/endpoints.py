@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 
-from services.controlplane.policy.names import Resource
+from services.controlplane.policy.names import Piece, Resource
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,6 +21,8 @@ class Endpoint:
     zone: str
     started_at: float = 0.0
     """Seconds since the epoch; decides between two that claim one address."""
+    versions: tuple[str, ...] = ()
+    """Of a predictor: the model versions that it answers for, sorted."""
 
 
 def group(endpoints: Iterable[Endpoint]) -> dict[str, tuple[Endpoint, ...]]:
@@ -37,7 +40,9 @@ def group(endpoints: Iterable[Endpoint]) -> dict[str, tuple[Endpoint, ...]]:
     return {service: tuple(sorted(members, key=lambda e: e.instance)) for service, members in found.items()}
 
 
-def assignment(service: str, endpoints: Sequence[Endpoint], own_zone: str = "") -> Resource:
+# Most services have the endpoints that they had a moment ago; what falls out is made, compared and sent again.
+@lru_cache(maxsize=8192)
+def assignment(service: str, endpoints: tuple[Endpoint, ...], own_zone: str = "") -> Piece:
     """The ClusterLoadAssignment of a service for clients in `own_zone`; "" treats all zones alike.
 
     Priorities start at 0 without gaps (gRPC refuses gaps): the own zone when it has endpoints, then all others. A
@@ -48,9 +53,9 @@ def assignment(service: str, endpoints: Sequence[Endpoint], own_zone: str = "") 
     for endpoint in endpoints:
         zones.setdefault(endpoint.zone, []).append(endpoint)
     elsewhere = 1 if own_zone and own_zone in zones else 0
-    return {
-        "cluster_name": service,
-        "endpoints": [
+    return Piece(
+        cluster_name=service,
+        endpoints=[
             {
                 "locality": {"zone": zone},
                 "priority": 0 if zone == own_zone else elsewhere,
@@ -59,11 +64,20 @@ def assignment(service: str, endpoints: Sequence[Endpoint], own_zone: str = "") 
             }
             for zone, members in sorted(zones.items(), key=lambda item: (item[0] != own_zone, item[0]))
         ],
-    }
+    )
+
+
+def by_version(predictors: Iterable[Endpoint]) -> dict[str, tuple[Endpoint, ...]]:
+    """Predictors by the model version that they answer for, in their order."""
+    found: dict[str, list[Endpoint]] = {}
+    for endpoint in predictors:
+        for version in endpoint.versions:
+            found.setdefault(version, []).append(endpoint)
+    return {version: tuple(members) for version, members in found.items()}
 
 
 def assignments(
-    services: Sequence[str], by_service: Mapping[str, Sequence[Endpoint]], own_zone: str, all_zones: frozenset[str]
+    services: Iterable[str], by_service: Mapping[str, tuple[Endpoint, ...]], own_zone: str, all_zones: frozenset[str]
 ) -> dict[str, Resource]:
     """One assignment per service, empty ones included; services in `all_zones` never prefer a zone."""
     return {

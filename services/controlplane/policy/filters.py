@@ -20,6 +20,9 @@ AUTH_SEES = (
     "user-agent",
     "x-api-key",
     "x-request-id",
+    "x-weir-model",
+    "x-weir-session",
+    "x-weir-user",
 )
 """Request headers that edge-auth gets; fewer headers are less work per request, and bodies are not its business."""
 
@@ -59,6 +62,8 @@ def _auth(edge: EdgeConfig) -> Resource:
         "grpc_service": _grpc("edge-auth", edge.auth_timeout_ms),
         "transport_api_version": "V3",
         "failure_mode_allow": False,
+        # The caller's bucket decides the cluster.
+        "clear_route_cache": True,
         "status_on_error": {"code": "ServiceUnavailable"},
         "allowed_headers": {"patterns": [{"exact": name} for name in AUTH_SEES]},
     }

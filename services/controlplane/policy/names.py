@@ -26,6 +26,23 @@ Resources = Mapping[str, Mapping[str, Resource]]
 """Type URL → name → resource."""
 
 
+class Piece(dict[str, Any]):
+    """A resource, or a part of one, that is made once and shared by snapshots. It must not be changed.
+
+    It equals only itself, so that what was found out about it can be remembered, and comparing two snapshots with a
+    thousand of them costs a thousand pointers.
+    """
+
+    def __eq__(self, other: object) -> bool:
+        return self is other
+
+    def __ne__(self, other: object) -> bool:
+        return self is not other
+
+    def __hash__(self) -> int:  # type: ignore[override]
+        return id(self)
+
+
 def host_of(service: str) -> str:
     """The name that callers dial and that the service's certificate carries."""
     return f"{service}.{DOMAIN}"

@@ -2,19 +2,54 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from functools import lru_cache
+
+from libs.routing import BUCKETS
 from services.controlplane.policy.config import EdgeConfig
 from services.controlplane.policy.filters import AUTH, RATE_LIMIT, TRANSCODER
-from services.controlplane.policy.names import Resource
+from services.controlplane.policy.names import Piece, Resource
+from services.controlplane.policy.predictions import Prediction, Share
+from services.controlplane.policy.upstreams import predictor_cluster_name
 
 ROUTE_CONFIG = "edge"
+MODEL_HEADER = "x-weir-model"
+"""Names the alias or pinned version of a unary prediction; the caller sends it."""
+BUCKET_HEADER = "x-weir-bucket"
+"""The caller's bucket in 0 … 9999; edge-auth sets it."""
+ROLLOUT_HEADER = "x-weir-rollout"
+"""The rollout whose bucket that is; edge-auth sets it for callers that take part in one."""
+VERSION_HEADER = "x-weir-model-version"
+"""The version that was chosen, for predictors that have several."""
+ARM_HEADER = "x-weir-arm"
+"""The rollout's arm that was chosen."""
 
+# Only what provably did not begin may be sent again.
+_RETRY = {
+    "retry_on": "connect-failure,refused-stream",
+    "num_retries": 2,
+    "retry_host_predicate": [
+        {
+            "name": "envoy.retry_host_predicates.previous_hosts",
+            "typed_config": {
+                "@type": "type.googleapis.com/envoy.extensions.retry.host.previous_hosts.v3.PreviousHostsPredicate"
+            },
+        }
+    ],
+    "host_selection_retry_max_attempts": 3,
+    "retry_back_off": {"base_interval": "0.025s", "max_interval": "0.250s"},
+}
+_PREDICT = "/inference.GRPCInferenceService/"
 _OFF = {"@type": "type.googleapis.com/envoy.config.route.v3.FilterConfig", "disabled": True}
 _OPEN = {AUTH: _OFF, TRANSCODER: _OFF}
 _TENANT = {"request_headers": {"header_name": "x-weir-tenant", "descriptor_key": "tenant"}}
 
 
-def edge_routes(edge: EdgeConfig) -> Resource:
-    """The route configuration of both listeners."""
+def edge_routes(edge: EdgeConfig, predictions: Sequence[Prediction] = ()) -> Resource:
+    """The route configuration of both listeners.
+
+    Envoy tries routes one by one, so those of the many models come after all that have nothing to do with them.
+    """
     spending = [
         _route({"path": path}, "gateway", edge, limited=True)
         for path in ("/v1/chat/completions", "/v1/completions", "/v1/embeddings")
@@ -27,6 +62,7 @@ def edge_routes(edge: EdgeConfig) -> Resource:
                 "domains": ["*"],
                 # Credentials end here; the mesh knows tenants.
                 "request_headers_to_remove": ["authorization", "api-key", "x-api-key"],
+                "retry_policy": _RETRY,
                 "routes": [
                     {
                         "match": {"path": "/healthz"},
@@ -36,9 +72,10 @@ def edge_routes(edge: EdgeConfig) -> Resource:
                     *spending,
                     _route({"prefix": "/v1/"}, "gateway", edge),
                     _route({"prefix": "/weir.inference.v1.InferenceService/"}, "gateway", edge, limited=True),
-                    _route({"prefix": "/inference.GRPCInferenceService/"}, "gateway", edge, limited=True),
                     _route({"prefix": "/weir.registry.v1.RegistryService/"}, "registry", edge),
                     _route({"prefix": "/admin/v1/"}, "registry", edge),
+                    *(route for prediction in predictions for route in prediction_routes(prediction, edge)),
+                    _route({"prefix": _PREDICT}, "gateway", edge, limited=True),
                     {
                         # Answered without asking edge-auth: strangers get nothing and cost nothing.
                         "match": {"prefix": "/"},
@@ -51,30 +88,60 @@ def edge_routes(edge: EdgeConfig) -> Resource:
     }
 
 
-def _route(match: Resource, cluster: str, edge: EdgeConfig, *, limited: bool = False) -> Resource:
+@lru_cache(maxsize=8192)
+def prediction_routes(prediction: Prediction, edge: EdgeConfig) -> tuple[Piece, ...]:
+    """The routes of one name.
+
+    With a rollout, its arms are only for callers whom edge-auth placed in this very rollout: while edge-auth and Envoy
+    know different registries, and for tenants outside the blast radius, it is the baseline.
+    """
+    by_model = {"name": MODEL_HEADER, "string_match": {"exact": prediction.model}}
+    everybody = {"prefix": _PREDICT, "headers": [by_model]}
+    if not prediction.rollout_id:
+        return (_predict(everybody, prediction.shares, edge),)
+    placed = {"name": ROLLOUT_HEADER, "string_match": {"exact": prediction.rollout_id}}
+    return (
+        _predict({"prefix": _PREDICT, "headers": [by_model, placed]}, prediction.shares, edge),
+        _predict(everybody, (Share(prediction.otherwise, "", BUCKETS),), edge),
+    )
+
+
+def _predict(match: Resource, shares: Sequence[Share], edge: EdgeConfig) -> Piece:
+    if len(shares) == 1:
+        cluster: Resource = {"cluster": predictor_cluster_name(shares[0].model_version)}
+        return Piece(_route(match, cluster, edge, limited=True), request_headers_to_add=_chosen(shares[0]))
+    weighted = {
+        # In the order of the buckets, and as many as there are: Envoy walks the list until it has passed the bucket.
+        "header_name": BUCKET_HEADER,
+        "clusters": [
+            {
+                "name": predictor_cluster_name(share.model_version),
+                "weight": share.weight,
+                "request_headers_to_add": _chosen(share),
+            }
+            for share in shares
+        ],
+    }
+    return Piece(_route(match, {"weighted_clusters": weighted}, edge, limited=True))
+
+
+def _chosen(share: Share) -> list[Resource]:
+    found = {VERSION_HEADER: share.model_version} | ({ARM_HEADER: share.arm} if share.arm else {})
+    return [
+        {"header": {"key": key, "value": value}, "append_action": "OVERWRITE_IF_EXISTS_OR_ADD"}
+        for key, value in found.items()
+    ]
+
+
+def _route(match: Resource, to: str | Resource, edge: EdgeConfig, *, limited: bool = False) -> Resource:
+    """`to`: a cluster's name, or how to choose one."""
     longest = f"{edge.max_stream_seconds}s"
     action: dict[str, object] = {
-        "cluster": cluster,
+        **({"cluster": to} if isinstance(to, str) else to),
         # Streams end by their own deadline, not by a response time-out.
         "timeout": "0s",
         "idle_timeout": f"{edge.idle_seconds}s",
         "max_stream_duration": {"max_stream_duration": longest, "grpc_timeout_header_max": longest},
-        # Only what provably did not begin may be sent again.
-        "retry_policy": {
-            "retry_on": "connect-failure,refused-stream",
-            "num_retries": 2,
-            "retry_host_predicate": [
-                {
-                    "name": "envoy.retry_host_predicates.previous_hosts",
-                    "typed_config": {
-                        "@type": "type.googleapis.com/"
-                        "envoy.extensions.retry.host.previous_hosts.v3.PreviousHostsPredicate"
-                    },
-                }
-            ],
-            "host_selection_retry_max_attempts": 3,
-            "retry_back_off": {"base_interval": "0.025s", "max_interval": "0.250s"},
-        },
     }
     route: dict[str, object] = {"match": match, "route": action}
     if limited:

@@ -5,15 +5,17 @@ After go-control-plane's `Snapshot` and `Consistent()`.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass
 from functools import lru_cache
 
 from services.controlplane.policy.config import EdgeConfig
-from services.controlplane.policy.edge import EDGE_UPSTREAMS, edge_resources
-from services.controlplane.policy.endpoints import Endpoint, assignments, group
+from services.controlplane.policy.edge import EDGE_UPSTREAMS, edge_resources, with_predictions
+from services.controlplane.policy.endpoints import Endpoint, assignments, by_version, group
 from services.controlplane.policy.mesh import HASHED, mesh_resources
 from services.controlplane.policy.names import EDGE, ENDPOINTS, MESH, Resource, Resources
+from services.controlplane.policy.predictions import PREDICTOR, Prediction
+from services.controlplane.policy.upstreams import predictor_cluster_name
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,25 +43,46 @@ class Snapshot:
 
 
 def build_snapshot(
-    version: int, endpoints: Iterable[Endpoint], edge: EdgeConfig, *, services: Sequence[str], descriptors: str
+    version: int,
+    endpoints: Iterable[Endpoint],
+    edge: EdgeConfig,
+    *,
+    services: Sequence[str],
+    descriptors: str,
+    predictions: Sequence[Prediction] = (),
+    predicted: Set[str] = frozenset(),
 ) -> Snapshot:
     """The snapshot for these live endpoints.
 
     :param services: names that are always served; those of the endpoints are added.
     :param descriptors: the transcoder's FileDescriptorSet, base64.
+    :param predictions: what the edge's requests for unary predictions are routed by.
+    :param predicted: model versions whose clusters the edge shall have, beside those that predictions name.
     """
     by_service = group(endpoints)
     names = tuple(sorted({*services, *by_service, *EDGE_UPSTREAMS}))
     zones = {endpoint.zone for members in by_service.values() for endpoint in members if endpoint.zone}
     hashed = frozenset(HASHED)
     found = {(MESH, zone): assignments(names, by_service, zone, hashed) for zone in ("", *sorted(zones))}
-    found[EDGE, ""] = assignments(EDGE_UPSTREAMS, by_service, "", hashed)
+    versions = sorted(
+        {share.model_version for each in predictions for share in each.shares}.union(
+            predicted, (each.otherwise for each in predictions if each.otherwise)
+        )
+    )
+    predictors = by_version(by_service.get(PREDICTOR, ()))
+    by_upstream = {**by_service, **{predictor_cluster_name(name): members for name, members in predictors.items()}}
+    upstreams = (*EDGE_UPSTREAMS, *(predictor_cluster_name(name) for name in versions))
+    found[EDGE, ""] = assignments(upstreams, by_upstream, "", hashed)
     if edge.zone_local:
-        found |= {(EDGE, zone): assignments(EDGE_UPSTREAMS, by_service, zone, hashed) for zone in sorted(zones)}
-    return Snapshot(version, _static(edge, names, descriptors), found)
+        found |= {(EDGE, zone): assignments(upstreams, by_upstream, zone, hashed) for zone in sorted(zones)}
+    static = _static(edge, names, descriptors)
+    if versions:
+        static = {**static, EDGE: with_predictions(static[EDGE], edge, predictions, versions)}
+    return Snapshot(version, static, found)
 
 
-# Only the endpoints change from snapshot to snapshot; the rest is built once per configuration and set of names.
+# Only endpoints and predictions change from snapshot to snapshot; the rest is built once per configuration and set of
+# names.
 @lru_cache(maxsize=8)
 def _static(edge: EdgeConfig, names: tuple[str, ...], descriptors: str) -> Mapping[str, Resources]:
     return {EDGE: edge_resources(edge, descriptors), MESH: mesh_resources(names)}

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
+
 from services.controlplane.policy.config import EdgeConfig
-from services.controlplane.policy.names import ADS, Resource, host_of
+from services.controlplane.policy.names import ADS, Piece, Resource, host_of
+from services.controlplane.policy.predictions import PREDICTOR
 
 IDENTITY = "edge-identity"
 """Secret: Envoy's workload certificate."""
@@ -36,12 +39,24 @@ def secrets(edge: EdgeConfig) -> dict[str, Resource]:
     return found
 
 
-def service_cluster(service: str, edge: EdgeConfig) -> Resource:
-    """A service of the mesh as Envoy reaches it."""
+def predictor_cluster_name(model_version: str) -> str:
+    """The cluster, and the endpoint set, of the predictors of a version."""
+    return f"{PREDICTOR}/{model_version}"
+
+
+# A bound of several times the registry that we size for: what falls out is made anew, at the cost of sending it again.
+@lru_cache(maxsize=8192)
+def predictor_cluster(model_version: str, edge: EdgeConfig) -> Piece:
+    """The predictors of a version."""
+    return Piece(service_cluster(PREDICTOR, edge, name=predictor_cluster_name(model_version)))
+
+
+def service_cluster(service: str, edge: EdgeConfig, *, name: str = "") -> Resource:
+    """A service of the mesh as Envoy reaches it; `name` where it is not that of the service."""
     cluster: dict[str, object] = {
-        "name": service,
+        "name": name or service,
         "type": "EDS",
-        "eds_cluster_config": {"eds_config": ADS, "service_name": service},
+        "eds_cluster_config": {"eds_config": ADS, "service_name": name or service},
         # Streams live long and differ in length: the replica with the fewest is the better choice.
         "lb_policy": "LEAST_REQUEST",
         "connect_timeout": "1s",

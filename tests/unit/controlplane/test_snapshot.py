@@ -87,7 +87,9 @@ def test_the_later_of_two_on_one_address_wins() -> None:
 
 def test_localities_weigh_their_endpoints() -> None:
     found = [Endpoint("router", f"r{n}", "127.0.0.1", n + 1, "zone-b" if n else "zone-a") for n in range(3)]
-    weights = [locality["load_balancing_weight"] for locality in assignment("router", found, "zone-b")["endpoints"]]
+    weights = [
+        locality["load_balancing_weight"] for locality in assignment("router", tuple(found), "zone-b")["endpoints"]
+    ]
     assert weights == [2, 1]
 
 

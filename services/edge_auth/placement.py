@@ -1,0 +1,35 @@
+"""Where a caller of a unary prediction stands among the versions of its model: told to Envoy, which sends it there."""
+
+from collections.abc import Mapping
+
+from libs.registry import RegistrySnapshot
+from libs.routing import RouteRequest, RoutingTable
+from services.edge_auth.responses import placed
+
+_PATH = "/inference.GRPCInferenceService/"
+
+
+class Placer:
+    """Places with the very functions of router and gateways, on the newest snapshot."""
+
+    def __init__(self) -> None:
+        self._table = RoutingTable.of(RegistrySnapshot())
+
+    def use(self, snapshot: RegistrySnapshot) -> None:
+        """Decides by this snapshot from now on."""
+        self._table = RoutingTable.of(snapshot, self._table)
+
+    def place(self, tenant: str, path: str, headers: Mapping[str, str]) -> bytes:
+        """What is to be appended to the answer for this request; nothing where there is nothing to choose among.
+
+        :param headers: with lower-case names; `x-weir-model` is what is asked for, `x-weir-user` and `x-weir-session`
+            are by what the caller keeps its arm.
+        """
+        if not path.startswith(_PATH):
+            return b""
+        model = headers.get("x-weir-model", "")
+        if not model:
+            return b""
+        user, session = headers.get("x-weir-user", ""), headers.get("x-weir-session", "")
+        found = self._table.place(RouteRequest(tenant, model, user=user, session=session))
+        return b"" if found is None else placed(found.bucket, found.rollout_id)

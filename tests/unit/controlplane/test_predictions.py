@@ -1,0 +1,222 @@
+"""Routes to predictors: the buckets are those of libs.routing, to the last one, and everything named is there."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+
+import pytest
+from envoy.config.route.v3 import route_pb2
+from hypothesis import given
+from hypothesis import strategies as st
+from weir.registry.v1 import registry_pb2 as pb
+
+from libs.registry import RegistrySnapshot
+from libs.routing import BUCKETS, RouteRequest, RoutingTable
+from services.controlplane.convert import encode, predicted_versions
+from services.controlplane.descriptors import transcoder_descriptors
+from services.controlplane.policy.config import EdgeConfig
+from services.controlplane.policy.consistency import consistent
+from services.controlplane.policy.edge import CALLERS_OWN, all_but
+from services.controlplane.policy.endpoints import Endpoint
+from services.controlplane.policy.names import CLUSTER, EDGE, ENDPOINTS, MESH, ROUTES, Piece
+from services.controlplane.policy.predictions import Prediction, Share, predictions_of
+from services.controlplane.policy.snapshot import Snapshot, build_snapshot
+
+DESCRIPTORS = transcoder_descriptors()
+ALL = frozenset({"m@1", "m@2", "m@3"})
+
+
+def table(
+    targets: Sequence[tuple[str, int]] = (("m@1", 100),),
+    weights: Sequence[int] = (),
+    phase: pb.RolloutPhase = pb.ROLLOUT_PHASE_CANARY,
+) -> RoutingTable:
+    """One alias "m", with a rollout when there are weights: of arms "a" (m@2) and "b" (m@3)."""
+    arms = [pb.RolloutArm(name="ab"[i], model_version=f"m@{i + 2}") for i in range(len(weights))]
+    state = pb.RolloutState(phase=phase, weights=weights)
+    under = pb.Rollout(alias="m", id="r1", baseline="m@1", arms=arms, sticky=pb.STICKY_BY_USER, state=state)
+    alias = pb.Alias(name="m", targets=[pb.AliasTarget(model_version=v, weight=w) for v, w in targets])
+    return RoutingTable.of(
+        RegistrySnapshot(
+            revision=3,
+            model_versions={name: pb.ModelVersion(name="m", version=name[-1]) for name in ALL},
+            aliases={"m": alias},
+            rollouts={"m": under} if weights else {},
+        )
+    )
+
+
+def predictors(*versions: str) -> list[Endpoint]:
+    return [
+        Endpoint("predictor", f"p-{version}", "127.0.0.1", 9000 + i, "zone-a", versions=(version,))
+        for i, version in enumerate(versions)
+    ]
+
+
+def build(predictions: Sequence[Prediction], *served: str) -> Snapshot:
+    return build_snapshot(
+        3,
+        predictors(*served),
+        EdgeConfig(),
+        services=("predictor",),
+        descriptors=DESCRIPTORS,
+        predictions=predictions,
+        predicted=frozenset(served),
+    )
+
+
+def alias_of(predictions: Sequence[Prediction]) -> Prediction:
+    return next(found for found in predictions if found.model == "m")
+
+
+def chosen(shares: Sequence[Share], bucket: int) -> str:
+    """As Envoy walks the list."""
+    for share in shares:
+        if bucket < share.weight:
+            return share.model_version
+        bucket -= share.weight
+    raise AssertionError("the weights do not reach the bucket")
+
+
+@given(first=st.integers(0, 6000), second=st.integers(0, 4000), user=st.text(max_size=10))
+def test_envoys_walk_ends_where_routing_places_the_caller(first: int, second: int, user: str) -> None:
+    found = table(weights=[first, second])
+    prediction = alias_of(predictions_of(found, ALL))
+    assert sum(share.weight for share in prediction.shares) == BUCKETS
+    request = RouteRequest("acme", "m", user=user)
+    placed = found.place(request)
+    assert placed is not None
+    assert chosen(prediction.shares, placed.bucket) == found.resolve(request).model_version
+
+
+@given(
+    weights=st.lists(st.integers(0, 100), min_size=1, max_size=3).filter(lambda w: sum(w) > 0), key=st.text(max_size=10)
+)
+def test_an_aliass_own_weights_are_followed_whatever_they_sum_to(weights: list[int], key: str) -> None:
+    found = table([(f"m@{i + 1}", weight) for i, weight in enumerate(weights)])
+    prediction = alias_of(predictions_of(found, ALL))
+    request = RouteRequest("acme", "m", user=key)
+    placed = found.place(request)
+    assert placed is not None
+    assert (
+        chosen(prediction.shares, placed.bucket) == placed.target.model_version == found.resolve(request).model_version
+    )
+
+
+def test_only_callers_in_the_rollout_meet_its_arms() -> None:
+    prediction = alias_of(predictions_of(table(weights=[1000]), ALL))
+    assert prediction == Prediction(
+        "m", (Share("m@2", "a", 1000), Share("m@1", "baseline", 9000)), rollout_id="r1", otherwise="m@1"
+    )
+    routes = [
+        route
+        for route in build([prediction], *ALL).resources(EDGE, "")[ROUTES]["edge"]["virtual_hosts"][0]["routes"]
+        if isinstance(route, Piece)
+    ]
+    headers = [
+        {match["name"]: match["string_match"]["exact"] for match in route["match"]["headers"]} for route in routes
+    ]
+    assert headers == [{"x-weir-model": "m", "x-weir-rollout": "r1"}, {"x-weir-model": "m"}]
+    assert routes[1]["route"]["cluster"] == "predictor/m@1"
+    assert routes[0]["route"]["weighted_clusters"]["header_name"] == "x-weir-bucket"
+
+
+def test_an_arm_that_nobody_serves_leaves_its_buckets_to_the_baseline() -> None:
+    prediction = alias_of(predictions_of(table(weights=[1000, 500]), {"m@1", "m@3"}))
+    assert [(share.model_version, share.weight) for share in prediction.shares] == [("m@1", 9500), ("m@3", 500)]
+
+
+@pytest.mark.parametrize(
+    ("found", "served"),
+    [
+        (table(), {"m@2"}),
+        (table(), set()),
+        (table([("m@1", 50), ("m@2", 50)]), {"m@1"}),
+        (table([("m@1", 0)]), ALL),
+        (table([("gone@1", 100)]), {"gone@1"}),
+    ],
+)
+def test_an_alias_that_is_not_served_stays_with_the_gateway(found: RoutingTable, served: set[str]) -> None:
+    assert [each for each in predictions_of(found, served) if each.model == "m"] == []
+
+
+@pytest.mark.parametrize("phase", [pb.ROLLOUT_PHASE_SHADOW, pb.ROLLOUT_PHASE_PREPARING, pb.ROLLOUT_PHASE_ROLLED_BACK])
+def test_outside_exposure_the_baseline_is_all(phase: pb.RolloutPhase) -> None:
+    prediction = alias_of(predictions_of(table(weights=[5000], phase=phase), ALL))
+    assert prediction == Prediction("m", (Share("m@1", "", BUCKETS),))
+
+
+def test_pinned_versions_that_are_registered_and_served_have_routes() -> None:
+    found = predictions_of(table(), {"m@2", "unregistered@1"})
+    assert found == (Prediction("m@2", (Share("m@2", "", BUCKETS),)),)
+
+
+@given(first=st.integers(0, 6000), second=st.integers(0, 4000), served=st.sets(st.sampled_from(sorted(ALL))))
+def test_every_snapshot_with_predictions_is_consistent(first: int, second: int, served: set[str]) -> None:
+    snapshot = build(predictions_of(table(weights=[first, second]), served), *sorted(served))
+    assert consistent(snapshot) == []
+    clusters = {f"predictor/{version}" for version in served}
+    resources = snapshot.resources(EDGE, "")
+    assert clusters == {name for name in resources[CLUSTER] if name.startswith("predictor/")}
+    assert clusters == {name for name in resources[ENDPOINTS] if name.startswith("predictor/")}
+    assert "predictor/m@1" not in snapshot.resources(MESH, "")[ENDPOINTS]
+
+
+def test_a_version_that_routes_name_and_nobody_has_is_found() -> None:
+    snapshot = build(predictions_of(table(), {"m@1"}), "m@1")
+    kept = {name: found for name, found in snapshot.static[EDGE][CLUSTER].items() if name != "predictor/m@1"}
+    static = {**snapshot.static, EDGE: {**snapshot.static[EDGE], CLUSTER: kept}}
+    assert "edge: routes edge name the absent cluster predictor/m@1" in consistent(
+        Snapshot(snapshot.version, static, snapshot.endpoints)
+    )
+
+
+def test_weights_that_do_not_make_a_whole_are_found() -> None:
+    short = Prediction("m", (Share("m@1", "", 9000), Share("m@2", "", 999)))
+    assert any("do not make 10000" in fault for fault in consistent(build([short], "m@1", "m@2")))
+
+
+def test_a_cluster_may_outlive_its_routes() -> None:
+    snapshot = build_snapshot(
+        3, [], EdgeConfig(), services=(), descriptors=DESCRIPTORS, predictions=(), predicted=frozenset({"m@1"})
+    )
+    assert consistent(snapshot) == []
+    assert snapshot.resources(EDGE, "")[ENDPOINTS]["predictor/m@1"]["endpoints"] == []
+
+
+def test_a_change_of_one_weight_sends_routes_alone_and_keeps_every_other_route() -> None:
+    first = encode(build(predictions_of(table(weights=[1000]), ALL), *sorted(ALL)))
+    second = encode(build(predictions_of(table(weights=[2000]), ALL), *sorted(ALL)), first)
+    old, new = first.offers_for(EDGE, ""), second.offers_for(EDGE, "")
+    assert [kind for kind in old if old[kind] is not new[kind]] == [ROUTES]
+    before, after = (route_pb2.RouteConfiguration() for _ in range(2))
+    old[ROUTES].resources["edge"].Unpack(before)
+    new[ROUTES].resources["edge"].Unpack(after)
+    pairs = list(zip(before.virtual_hosts[0].routes, after.virtual_hosts[0].routes, strict=True))
+    changed = [left.match.headers[0].string_match.exact for left, right in pairs if left != right]
+    assert changed == ["m"]
+
+
+def test_predictors_are_told_from_other_endpoints() -> None:
+    endpoints = [
+        pb.Endpoint(service="predictor", instance="p", model_versions=["m@1", "m@2"]),
+        pb.Endpoint(service="worker", instance="w", model_versions=["m@3"]),
+    ]
+    assert predicted_versions(endpoints) == {"m@1", "m@2"}
+
+
+def stripped(name: str) -> bool:
+    return any(re.fullmatch(regex, name) for regex in all_but("x-weir-", CALLERS_OWN))
+
+
+@given(st.text("abcdefghijklmnopqrstuvwxyz0123456789-_", max_size=12))
+def test_all_our_headers_are_stripped_but_the_callers_own(rest: str) -> None:
+    assert stripped(f"x-weir-{rest}") is (f"x-weir-{rest}" not in CALLERS_OWN)
+
+
+@given(st.sampled_from(CALLERS_OWN), st.text("adelmnorsu-", max_size=3), st.integers(0, 7))
+def test_what_only_resembles_a_callers_own_is_stripped(name: str, more: str, cut: int) -> None:
+    for other in (name + more, name[: len(name) - cut] + more):
+        assert stripped(other) is (other.startswith("x-weir-") and other not in CALLERS_OWN)
+    assert not stripped(f"my-{name}")
