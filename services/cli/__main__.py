@@ -16,7 +16,9 @@ from services.cli.commands import (
     models,
     plans,
     prices,
+    rollout,
     simulate,
+    slo,
     slos,
     tenants,
     workers,
@@ -30,6 +32,8 @@ OWN = (
     "limits",
     "plans",
     "slos",
+    "slo",
+    "rollout",
     "prices",
     "levels",
     "workers",
@@ -61,6 +65,8 @@ def build(*, with_mesh: bool = True) -> typer.Typer:
     app.add_typer(limits.app, name="limits")
     app.add_typer(plans.app, name="plans")
     app.add_typer(slos.app, name="slos")
+    app.add_typer(slo.app, name="slo")
+    app.add_typer(rollout.app, name="rollout")
     app.add_typer(prices.app, name="prices")
     app.add_typer(audit.app, name="audit")
     app.add_typer(xds.app, name="xds")

@@ -57,18 +57,17 @@ class StatusReader:
             sources=len(self._knowledge.sources()),
         )
         made.arms.extend(_arms(rollout, evidence))
-        made.gates.extend(convert.gate_status(each) for each in self._gates(rollout))
+        if is_live(rollout):
+            decision = self._controller.decide(rollout)
+            made.waits_for = decision.text
+            self._last_gates[rollout.id] = decision.gates
+        made.gates.extend(convert.gate_status(each) for each in self._last_gates.get(rollout.id, ()))
         return made
 
     def keep(self, rollout_ids: set[str]) -> None:
         """Forgets other rollouts' gates."""
         for gone in self._last_gates.keys() - rollout_ids:
             del self._last_gates[gone]
-
-    def _gates(self, rollout: registry_pb2.Rollout) -> tuple[GateStatus, ...]:
-        if is_live(rollout):
-            self._last_gates[rollout.id] = self._controller.decide(rollout).gates
-        return self._last_gates.get(rollout.id, ())
 
 
 def _arms(rollout: registry_pb2.Rollout, evidence: Evidence) -> list[pb.ArmStatus]:
