@@ -63,8 +63,8 @@ class Settings(ServiceSettings, frozen=True, kw_only=True, forbid_unknown_fields
     """Disk that tokenizers fetched from there may take; the least recently used go first."""
     shadow: ShadowSettings = ShadowSettings()
     """What mirrored requests get of this gateway at most; see services/gateway/shadow."""
-    scored_share: float = 0.1
-    """Of the requests under a rollout, those whose tokens' log-probabilities are asked of the worker, for the score
-    "mean_logprob"."""
+    scored_per_second: float = 5.0
+    """Requests of one arm of a rollout, its baseline too, whose tokens' log-probabilities are asked of the worker, for
+    the score "mean_logprob"."""
     lease_seconds: float = 600.0
     """A quota lease ends by itself after this long."""

@@ -36,6 +36,7 @@ from services.gateway.policy.finals import FinalAnswer
 from services.gateway.policy.parameters import check_parameters
 from services.gateway.policy.plans import LADDER_FLAGS
 from services.gateway.policy.pressure import Pressures
+from services.gateway.policy.scoring import Scoring
 from services.gateway.policy.spec import Identity, Spec
 from services.gateway.policy.turnover import Turnover, jittered
 from services.gateway.ports import (
@@ -131,6 +132,7 @@ class Pipeline:
         self.egress = Egress(
             stall=settings.reader_stall_seconds, most_stream=settings.max_unread_stream, most=settings.max_unread
         )
+        self._scoring = Scoring(settings.scored_per_second)
         self._turnover = Turnover(clock.monotonic())
         self._entered = 0  # requests that are on their way or run
         self._of_tenant: dict[str, int] = {}  # those by tenant; only tenants that have any
@@ -315,7 +317,8 @@ class Pipeline:
         if request.granted is not None and granted_locally(request.granted):
             request.degraded.append("admission_local")
         mirrored = self._mirror is not None and candidate.route.mirror is not None
-        scored = candidate.arm is not None and self._chance() < self._settings.scored_share
+        arm = candidate.arm
+        scored = arm is not None and self._scoring.take(arm.rollout_id, arm.arm, self._clock.monotonic())
         generation = Generation(
             request_id=request.id,
             tenant=request.identity.tenant,

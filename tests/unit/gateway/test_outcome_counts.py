@@ -18,6 +18,7 @@ from services.gateway.outcomes.encode import arm_outcomes, distribution, objecti
 from services.gateway.policy.events import Finish
 from services.gateway.policy.finals import ArmKey
 from services.gateway.policy.objectives import Objectives, judge
+from services.gateway.policy.scoring import Scoring
 from services.gateway.policy.standing import FILES, SHARE_FULL, Standing, of_end, of_refusal
 
 GOOD, BAD, NEITHER = Standing.GOOD, Standing.BAD, Standing.NEITHER
@@ -182,6 +183,18 @@ def test_metrics_of_an_arm_are_bounded() -> None:
     counts = table.arm(KEY)
     assert counts is not None
     assert len(counts.scores) == MOST_SCORES
+
+
+@given(st.lists(st.floats(0, 3), max_size=60), st.floats(1, 20))
+def test_a_busy_arm_is_scored_so_often_and_a_quiet_one_in_full(gaps: list[float], rate: float) -> None:
+    scoring, now, taken = Scoring(rate), 0.0, 0
+    for gap in gaps:
+        now += gap
+        taken += scoring.take("r1", "canary", now)
+        assert taken <= 2 * rate + now * rate + 1e-6
+    quiet = Scoring(rate)
+    assert all(quiet.take("r1", "canary", place * (1 / rate + 1e-6)) for place in range(100))
+    assert not Scoring(0.0).take("r1", "canary", 1.0)
 
 
 # ---- the table --------------------------------------------------------------------------------
