@@ -3,6 +3,7 @@
 `loadtest.rollout_policy_bench` runs the same at greater length and prints figures.
 """
 
+from collections.abc import Callable
 from dataclasses import replace
 from statistics import median
 
@@ -10,8 +11,10 @@ import numpy as np
 import pytest
 
 from loadtest.rollout_policy_bench import BAD, HEALTHY, cost_samples, detect, evidence
-from loadtest.rollout_traffic import Behaviour, Requests, canary_plan
-from services.rollout.policy import Gate, Phase, Situation, State, Verdict, judge
+from loadtest.rollout_traffic import Array, Behaviour, Requests, canary_plan
+from services.rollout.policy import Gate, Phase, Situation, State, Verdict, judge, means
+from services.rollout.policy.intervals import Level
+from services.rollout.policy.means import Estimate
 
 # Sensible tolerances make false alarms so rare that no test would meet one. Without any, a candidate like the baseline
 # is on the edge of what a breach is.
@@ -49,6 +52,29 @@ def test_candidates_like_the_baseline_are_breached_as_rarely_as_alpha_says(share
     spread = replace(HEALTHY, errors=0.02, broken=0.01, ttft_spread=0.8)
     alarms = [ever_breached(spread, share, rng) for _ in range(250)]
     assert sum(1 for found in alarms if found) <= ALPHA * len(alarms)
+
+
+SHAPES: dict[str, Callable[[np.random.Generator, int], Array]] = {
+    "normal": lambda rng, n: rng.normal(0.0, 0.5, n),
+    "bimodal by cache hits": lambda rng, n: rng.normal(0.0, 0.2, n) + 2.3 * (rng.random(n) > 0.7),
+    "one in thirty far slower": lambda rng, n: rng.normal(0.0, 0.3, n) + 3.0 * (rng.random(n) < 0.03),
+    "long tail": lambda rng, n: rng.exponential(0.7, n),
+    "exponential times": lambda rng, n: np.log(rng.exponential(1.0, n) + 1e-3),
+}
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("ratio", [1, 9])
+def test_means_of_times_give_few_false_alarms_whatever_the_shape(shape: str, ratio: int) -> None:
+    rng, level, alarms = np.random.default_rng(16), Level.of(0.05, 0.05), 0
+    for _ in range(600):
+        ours, theirs = SHAPES[shape](rng, LOOKS[-1]), SHAPES[shape](rng, ratio * LOOKS[-1])
+        sums = [np.cumsum([logs, logs * logs], axis=1) for logs in (ours, theirs)]
+        looks = (
+            (n, [Estimate.of(k, *of[:, k - 1]) for k, of in zip((n, ratio * n), sums, strict=True)]) for n in LOOKS
+        )
+        alarms += any(means.difference(*both, level, least_spread=0.05).low > 0.0 for _, both in looks)
+    assert alarms <= 0.05 * 600
 
 
 def test_what_is_worse_than_tolerated_is_shown_by_each_gate() -> None:
