@@ -4,17 +4,16 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, BinaryIO, cast
 
-from google.protobuf.timestamp_pb2 import Timestamp
 from weir.registry.v1 import registry_pb2 as pb
 
 from libs.artifacts.blobs import sha256_of
-from libs.artifacts.manifest import BLOBS, FOLDER_MANIFEST, inside
+from libs.artifacts.manifest import BLOBS, FOLDER_MANIFEST, full_name, inside
 from libs.artifacts.roles import role_of
 
 _HASH_THREADS = 2
@@ -56,12 +55,14 @@ class Options:
     """The version it was made from, "name@version"."""
 
 
-def describe(folder: Path, options: Options) -> pb.ModelVersion:
+def describe(folder: Path, options: Options, known: Iterable[pb.ModelVersion] = ()) -> pb.ModelVersion:
     """The record of the model in a folder, unsigned, with `source` "blobs:". Reads and digests every file.
 
     Files: those that `manifest.json` lists, if there is one (in the form of models/demo/*/manifest.json; digests in it
     must be right); else all files that are not hidden. What it says of the model counts before what `config.json`,
-    `generation_config.json` and `tokenizer_config.json` say, and `options` count before both.
+    `generation_config.json` and `tokenizer_config.json` say, and `options` count before both. Tier and pool, if nobody
+    says them, are those of the base among the versions that are `known`, or else of the newest one of the name;
+    architecture and context length are the base's, because an adapter's folder does not say what it adapts.
 
     :raises FolderError: a file is missing, outside the folder, a link, empty or not what manifest.json says; something
         that must be known is nowhere said.
@@ -76,17 +77,24 @@ def describe(folder: Path, options: Options) -> pb.ModelVersion:
     generation = _object(folder / "generation_config.json") if "generation_config.json" in paths else {}
     sampling = {**_sampling(generation), **_mapping(listed, "sampling_defaults")}
     architectures = config.get("architectures") or [""]
+    name = options.name or _text(listed, "name")
+    provenance = _provenance(_mapping(listed, "provenance"), options)
+    base, like = _alike(name, provenance.base, known)
     built = pb.ModelVersion(
-        name=options.name or _text(listed, "name"),
+        name=name,
         version=options.version or _text(listed, "version"),
         artifacts=artifacts,
         source=BLOBS,
-        architecture=options.architecture or _text(listed, "architecture") or str(architectures[0]),
+        architecture=options.architecture
+        or _text(listed, "architecture")
+        or str(architectures[0])
+        or base.architecture,
         context_length=options.context_length
         or _number(listed, "context_length")
-        or _number(config, "max_position_embeddings"),
-        tier=options.tier or _text(listed, "tier"),
-        pool=options.pool or _text(listed, "pool"),
+        or _number(config, "max_position_embeddings")
+        or base.context_length,
+        tier=options.tier or _text(listed, "tier") or like.tier,
+        pool=options.pool or _text(listed, "pool") or like.pool,
         sampling_defaults=pb.SamplingDefaults(
             temperature=_float(sampling, "temperature", 1.0),
             top_p=_float(sampling, "top_p", 1.0),
@@ -103,7 +111,8 @@ def describe(folder: Path, options: Options) -> pb.ModelVersion:
     )
     for name, value in {**_mapping(listed, "offline_metrics"), **options.metrics}.items():
         built.offline_metrics[str(name)] = float(value)
-    _set_provenance(built, _mapping(listed, "provenance"), options)
+    if provenance != pb.Provenance():
+        built.provenance.CopyFrom(provenance)
     for name in ("name", "version", "tier", "pool", "architecture", "context_length"):
         if not getattr(built, name):
             raise FolderError(f"{folder} does not say its {name.replace('_', ' ')}; give it as an option")
@@ -214,19 +223,28 @@ def _template_digest(folder: Path, paths: Mapping[str, str]) -> str:
     return ""
 
 
-def _set_provenance(version: pb.ModelVersion, said: Mapping[str, Any], options: Options) -> None:
+def _alike(name: str, base: str, known: Iterable[pb.ModelVersion]) -> tuple[pb.ModelVersion, pb.ModelVersion]:
+    """The base, and what the version is most like; empty records where there is none."""
+    versions = list(known)
+    nothing = pb.ModelVersion()
+    found = next((each for each in versions if full_name(each) == base), nothing)
+    same = [each for each in versions if each.name == name]
+    newest = max(same, key=lambda each: each.created_at.ToNanoseconds(), default=nothing)
+    return found, newest if found is nothing else found
+
+
+def _provenance(said: Mapping[str, Any], options: Options) -> pb.Provenance:
+    made = pb.Provenance()
     for name in ("source_uri", "revision", "builder", "base"):
-        if value := getattr(options, name) or _text(said, name):
-            setattr(version.provenance, name, value)
+        setattr(made, name, getattr(options, name) or _text(said, name))
     if options.built_at:
-        version.provenance.built_at.FromNanoseconds(int(options.built_at * 1e9))
+        made.built_at.FromNanoseconds(int(options.built_at * 1e9))
     elif said.get("built_at"):
-        stamp = Timestamp()
         try:
-            stamp.FromJsonString(str(said["built_at"]))
+            made.built_at.FromJsonString(str(said["built_at"]))
         except ValueError as error:
             raise FolderError(f"{FOLDER_MANIFEST}: provenance.built_at is no RFC 3339 time") from error
-        version.provenance.built_at.CopyFrom(stamp)
+    return made
 
 
 def _mapping(content: Mapping[str, Any], name: str) -> dict[str, Any]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -14,6 +14,8 @@ from libs.artifacts.folder import FolderError, Options, describe
 from libs.artifacts.manifest import manifest_digest
 from libs.artifacts.signing import SigningKey, sign
 
+Register = Callable[[pb.ModelVersion, bool], Awaitable[pb.ModelVersion]]
+"""Registers a version and gives it as stored; with True, only says whether it would be."""
 CONCURRENCY = 4
 """Files under way at once."""
 
@@ -24,10 +26,10 @@ class PushError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Pushed:
-    """A version whose files are in the store, ready to be registered."""
+    """A version whose files are in the store."""
 
     version: pb.ModelVersion
-    """With `digest`, and `signature` when there were keys."""
+    """As registered; without a registry, with `digest`, and with `signature` when there were keys."""
     uploaded: int
     """Files that were not in the store yet."""
     uploaded_bytes: int
@@ -36,27 +38,46 @@ class Pushed:
     """Files that were."""
 
 
-async def push(folder: Path, store: BlobStore, options: Options, keys: Sequence[SigningKey] = ()) -> Pushed:
-    """Describes a folder, uploads what the store lacks and signs the manifest. Again with the same folder it uploads
-    nothing and makes the same version.
+async def push(
+    folder: Path,
+    store: BlobStore,
+    options: Options,
+    keys: Sequence[SigningKey] = (),
+    *,
+    register: Register | None = None,
+    known: Iterable[pb.ModelVersion] = (),
+    dry_run: bool = False,
+) -> Pushed:
+    """Describes a folder, signs the manifest, uploads what the store lacks and registers the version. Again with the
+    same folder it uploads nothing and makes the same version.
 
-    Then register the version, and after that call `upload` once more: garbage collection that ran meanwhile and did
-    not know of the version yet may have removed blobs, and cannot any longer.
+    The registry is asked first whether it would take the version, so that a refusal costs no upload. After the version
+    is registered its blobs are put once more: garbage collection that ran meanwhile and did not know of the version may
+    have removed some, and cannot any longer.
 
+    :param register: registers the version, or, with True, only asks whether it would be; None registers nothing.
+    :param known: versions that are registered; see `folder.describe`.
+    :param dry_run: describe, sign and ask; upload and register nothing.
     :raises PushError: the folder cannot be made a version, or a file changed while it was being pushed.
     :raises BlobStoreUnavailable: the store does not answer; what was uploaded stays for the next attempt.
     :raises OSError: a file cannot be read.
     """
     try:
-        version = await asyncio.to_thread(describe, folder, options)
+        version = await asyncio.to_thread(describe, folder, options, known)
     except FolderError as error:
         raise PushError(str(error)) from error
     version.digest = manifest_digest(version)
-    written = await upload(version, folder, store)
     if keys:
         version.signature = sign(version, *keys)
+    asked = await register(version, True) if register else version
+    if dry_run:
+        return Pushed(asked, 0, 0, 0)
+    written = await upload(version, folder, store)
+    if register:
+        version = await register(version, False)
+        written += await upload(version, folder, store)
     count = len({each.sha256 for each in version.artifacts})
-    return Pushed(version, len(written), sum(each.bytes for each in written), count - len(written))
+    return Pushed(version, len(written), sum(each.bytes for each in written), max(0, count - len(written)))
 
 
 async def upload(version: pb.ModelVersion, folder: Path, store: BlobStore) -> list[pb.Artifact]:

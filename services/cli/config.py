@@ -37,6 +37,7 @@ class _MeshFile(msgspec.Struct, frozen=True):
     edge_url: str
     tls: _Tls
     edge_tls_url: str = ""
+    blobs: str = ""
 
 
 class Mesh:
@@ -51,6 +52,10 @@ class Mesh:
         """TLS edge; empty when there is none."""
         self.tls = TlsFiles(ca=file.tls.ca, cert=file.tls.cli_cert, key=file.tls.cli_key)
         """The operator's certificate."""
+        self.blobs = file.blobs
+        """The address of the blob store of model files, as libs.artifacts.open_store knows it; empty: there is none."""
+        self.signing_key = state / "secrets" / "model-signing.key"
+        """The development key that signs model versions; it need not exist."""
         self._services = file.services
 
     def address(self, service: str) -> str:

@@ -40,6 +40,18 @@ class Site:
     """Path of the etcd program."""
     envoy: str
     """Path of the Envoy program."""
+    blob_store: str = ""
+    """Address of a blob store of model files elsewhere; empty: a folder of the state directory."""
+
+    @property
+    def blobs(self) -> str:
+        """Address of the blob store of model files, as libs.artifacts.open_store knows it."""
+        return self.blob_store or (self.state / "blobs").as_uri()
+
+    @property
+    def signing_key(self) -> Path:
+        """The private key that signs the models of this mesh."""
+        return self.secrets / "model-signing.key"
 
     @property
     def pki(self) -> Path:
@@ -48,7 +60,7 @@ class Site:
 
     @property
     def secrets(self) -> Path:
-        """The pepper and the demo keys."""
+        """The pepper, the demo keys and the key that signs models."""
         return self.state / "secrets"
 
     def data(self, name: str) -> Path:
@@ -165,6 +177,7 @@ class _Planner:
             "data": str(site.data(name)),
             "pki": str(site.pki),
             "secrets": str(site.secrets),
+            "blobs": site.blobs,
             **{f"port.{each.replace('-', '_')}": self._port(each) for each in names},
         }
 

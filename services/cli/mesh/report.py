@@ -52,6 +52,7 @@ def mesh_file(site: Site, plan: Plan, status: Mapping[str, Any], profile: str) -
         "edge_url": f"http://{edge['address']}",
         "edge_tls_url": f"https://{edge['tls_address']}",
         "etcd": plan.addresses["etcd"]["address"],
+        "blobs": site.blobs,
         "tls": {"ca": client.ca, "cli_cert": client.cert, "cli_key": client.key},
         "xds_bootstrap": str(site.xds("demo-client")),
     }

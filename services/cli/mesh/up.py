@@ -205,7 +205,16 @@ def _seed(where: Site, plan: Plan) -> seed.Seeded:
     keys = site.read_json(where.secrets / "keys.json")
     address = plan.addresses["registry"]["address"]
     try:
-        return asyncio.run(seed.plant(where.root, address=address, tls=where.tls("cli"), keys=keys))
+        return asyncio.run(
+            seed.plant(
+                where.root,
+                address=address,
+                tls=where.tls("cli"),
+                keys=keys,
+                blobs=where.blobs,
+                signing_key=where.signing_key,
+            )
+        )
     except seed.SeedError as error:
         raise StartError(str(error), _log_tail(where, "registry")) from error
 

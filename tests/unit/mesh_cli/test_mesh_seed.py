@@ -1,13 +1,17 @@
 """The seed file becomes records of the registry."""
 
 import asyncio
+import contextlib
 import json
+import shutil
+from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
 
 import pytest
 from google.protobuf import json_format
 from weir.registry.v1 import registry_pb2
 
+from libs.artifacts import check_blobs, manifest_digest, open_store, verify
 from libs.config import TlsFiles
 from libs.pki import issue
 from libs.registry import MemoryStore, Put, RegistrySnapshot, plan_of, price_book, slo_of, snapshot_of
@@ -21,16 +25,6 @@ from services.registry.app import build
 from services.registry.config import Settings
 
 SEED = seed.load(ROOT)
-
-
-@pytest.mark.parametrize("spec", SEED.models, ids=lambda spec: spec.folder)
-def test_a_model_folder_becomes_a_version_with_its_digests(spec: seed.SeedModel) -> None:
-    folder = ROOT / spec.folder
-    manifest = json.loads((folder / "manifest.json").read_text())
-    version = seed.model_version(spec, manifest, folder)
-    assert (version.name, version.tier, version.source) == (manifest["name"], spec.tier, str(folder))
-    assert {a.path: a.sha256 for a in version.artifacts} == {f["path"]: f["sha256"] for f in manifest["files"]}
-    assert version.context_length >= spec.max_tokens == version.sampling_defaults.max_tokens
 
 
 @pytest.mark.parametrize(("name", "path"), SEED.policies.items())
@@ -73,8 +67,9 @@ def test_plans_objectives_and_prices_are_ones_that_the_registry_takes() -> None:
     assert all(price_book(registered).find(f"{name}@1") for name in models)
 
 
-async def test_only_what_is_missing_is_planted(tmp_path: Path) -> None:
-    """On a registry of its own, twice; between the two an operator changes what was planted."""
+@contextlib.asynccontextmanager
+async def registry(tmp_path: Path) -> AsyncIterator[tuple[MemoryStore, Callable[..., Awaitable[seed.Seeded]]]]:
+    """A registry of its own, and what plants the seed there."""
     tls = {}
     for name in ("registry", "cli"):
         files = issue(tmp_path / "pki", name)
@@ -91,13 +86,84 @@ async def test_only_what_is_missing_is_planted(tmp_path: Path) -> None:
     store = MemoryStore()
     async with serve(await build(config, store=store), config) as running, asyncio.timeout(60):
         await running.ready.wait()
-        address = f"127.0.0.1:{running.port}"
-        first = await seed.plant(ROOT, address=address, tls=tls["cli"], keys={})
-        planted = snapshot_of((await store.get_prefix(ROOT_KEY)).kvs, store.revision)
+
+        async def plant(root: Path = ROOT, **keys: str) -> seed.Seeded:
+            return await seed.plant(
+                root,
+                address=f"127.0.0.1:{running.port}",
+                tls=tls["cli"],
+                keys=keys,
+                blobs=(tmp_path / "blobs").as_uri(),
+                signing_key=tmp_path / "secrets" / "model-signing.key",
+            )
+
+        yield store, plant
+
+
+async def planted_in(store: MemoryStore) -> RegistrySnapshot:
+    return snapshot_of((await store.get_prefix(ROOT_KEY)).kvs, store.revision)
+
+
+async def test_only_what_is_missing_is_planted(tmp_path: Path) -> None:
+    """On a registry of its own, twice; between the two an operator changes what was planted."""
+    async with registry(tmp_path) as (store, plant):
+        first = await plant()
+        planted = await planted_in(store)
         assert (set(planted.plans), len(planted.slos), len(planted.prices)) == ({"paid", "free"}, 2, 2)
         assert planted.limits["tiny", "*"].spend_microusd > 0
         operators = registry_pb2.PlanPolicy(id="free", weight=3)
         revision = (await store.txn(puts=[Put(key_of(operators), encode(operators))])).revision
-        again = await seed.plant(ROOT, address=address, tls=tls["cli"], keys=first.keys)
+        again = await plant(**first.keys)
         assert again == first
         assert store.revision == revision
+
+
+async def test_models_are_pushed_signed_and_trusted(tmp_path: Path) -> None:
+    async with registry(tmp_path) as (store, plant):
+        await plant()
+        planted = await planted_in(store)
+        blobs = open_store((tmp_path / "blobs").as_uri())
+        for spec in SEED.models:
+            manifest = json.loads((ROOT / spec.folder / "manifest.json").read_text())
+            version = planted.model_versions[f"{manifest['name']}@{manifest['version']}"]
+            assert (version.tier, version.source) == (spec.tier, "blobs:")
+            assert {a.path: a.sha256 for a in version.artifacts} == {f["path"]: f["sha256"] for f in manifest["files"]}
+            assert version.context_length >= spec.max_tokens == version.sampling_defaults.max_tokens
+            assert verify(version, planted.trust["default"], 0, required=True).key_ids
+            await check_blobs(version, blobs)
+
+
+async def test_a_state_directory_from_before_signatures(tmp_path: Path) -> None:
+    """Versions registered by path keep their content, get a signature, and their files come to the blob store."""
+    async with registry(tmp_path) as (store, plant):
+        first = await plant()
+        name = f"{first.models[0]}@1"
+        version = (await planted_in(store)).model_versions[name]
+        version.ClearField("signature")
+        version.ClearField("tokenizer_sha256")
+        for artifact in version.artifacts:
+            artifact.role = ""
+        version.source = "/a/folder"
+        version.digest = manifest_digest(version)
+        await store.txn(puts=[Put(key_of(version), encode(version))])
+        shutil.rmtree(tmp_path / "blobs")
+        await plant(**first.keys)
+        after = await planted_in(store)
+        assert (after.model_versions[name].source, after.model_versions[name].digest) == ("blobs:", version.digest)
+        verify(after.model_versions[name], after.trust["default"], 0, required=True)
+        await check_blobs(after.model_versions[name], open_store((tmp_path / "blobs").as_uri()))
+
+
+async def test_other_files_under_a_registered_version_are_refused(tmp_path: Path) -> None:
+    async with registry(tmp_path) as (_, plant):
+        await plant()
+        other = tmp_path / "checkout"
+        for part in ("deploy", "services/safety/packs", *(spec.folder for spec in SEED.models)):
+            shutil.copytree(ROOT / part, other / part)
+        folder = other / SEED.models[0].folder
+        (folder / "config.json").write_text((folder / "config.json").read_text() + " ")
+        (folder / "manifest.json").write_text(
+            json.dumps({**json.loads((folder / "manifest.json").read_text()), "files": []})
+        )
+        with pytest.raises(seed.SeedError, match="registered with other files"):
+            await plant(other)

@@ -1,0 +1,222 @@
+"""`weir models push`, `sign` and `verify`: from a folder to a signed version, and whether one holds."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from services.cli.commands.models_registry import (
+    TIMEOUT,
+    DryRun,
+    Reason,
+    Store,
+    list_models,
+    open_blobs,
+    options,
+    signing_keys,
+    trust_policies,
+    version_called,
+    with_registry,
+)
+from services.cli.output import Json, failed, failures, plain, print_fields, print_json
+
+_KEY = "--key"
+Keys = Annotated[
+    list[Path] | None,
+    typer.Option(_KEY, help="A private key file, several for several signatures; else the mesh's development key."),
+]
+
+
+def push(
+    folder: Annotated[Path, typer.Argument(help="The model's folder.")],
+    name: Annotated[str, typer.Option(help="Its name; else as manifest.json says.")] = "",
+    version: Annotated[str, typer.Option(help="Its version; likewise.")] = "",
+    tier: Annotated[
+        str, typer.Option(help="fast or quality; else that of the base, or of the newest of its name.")
+    ] = "",
+    pool: Annotated[str, typer.Option(help="The worker pool that serves it; likewise.")] = "",
+    namespace: Annotated[str, typer.Option(help='Whose keys sign it; empty is "default".')] = "",
+    key: Keys = None,
+    unsigned: Annotated[bool, typer.Option("--unsigned", help="Do not sign it.")] = False,
+    metric: Annotated[
+        list[str] | None, typer.Option(help="NAME=VALUE: what it scored offline; may be given several times.")
+    ] = None,
+    base: Annotated[str, typer.Option(help="The version it was made from, name@version.")] = "",
+    max_tokens: Annotated[int, typer.Option(min=0, help="Tokens that a request gets that does not say.")] = 0,
+    safety_policy: Annotated[str, typer.Option(help="The safety policy that it pins.")] = "",
+    safety_policy_version: Annotated[int, typer.Option(min=0, help="The version it was evaluated with.")] = 0,
+    training_data: Annotated[str, typer.Option(metavar="SHA256", help="Digest of the training data.")] = "",
+    source_uri: Annotated[str, typer.Option(help="Where the training code or the upstream model is.")] = "",
+    revision: Annotated[str, typer.Option(help="Its commit or revision.")] = "",
+    builder: Annotated[str, typer.Option(help="What built it.")] = "",
+    blobs: Store = "",
+    reason: Reason = "",
+    dry_run: DryRun = False,
+    as_json: Json = False,
+) -> None:
+    """Make a folder a model version: files to the blob store, manifest signed, version registered.
+
+    Again with the same content nothing happens; other content under a name and version that exist is refused."""
+    from libs.artifacts import BlobError, Options, PushError, full_name
+    from libs.artifacts import push as push_folder
+
+    said = Options(
+        name=name,
+        version=version,
+        tier=tier,
+        pool=pool,
+        namespace=namespace,
+        max_tokens=max_tokens,
+        safety_policy=safety_policy,
+        safety_policy_version=safety_policy_version,
+        training_data_sha256=training_data,
+        metrics=dict(map(_metric, metric or ())),
+        source_uri=source_uri,
+        revision=revision,
+        builder=builder,
+        base=base,
+    )
+    if unsigned and key:
+        raise failed("--unsigned and --key exclude one another")
+    with failures():
+        keys = [] if unsigned else signing_keys(key or [])
+        known = list_models().model_versions
+        store = open_blobs(blobs)
+
+        async def work(stub: Any) -> Any:
+            register = _registering(stub, reason)
+            try:
+                return await push_folder(folder, store, said, keys, register=register, known=known, dry_run=dry_run)
+            finally:
+                await store.close()
+
+        try:
+            pushed = with_registry(work)
+        except (PushError, BlobError) as error:
+            raise failed(str(error)) from error
+        except OSError as error:
+            raise failed(f"{error.filename or folder}: {error.strerror}") from error
+    made, uploaded, uploaded_bytes = pushed.version, pushed.uploaded, pushed.uploaded_bytes
+    if as_json:
+        print_json({**plain(made), "uploaded": uploaded, "uploaded_bytes": uploaded_bytes, "dry_run": dry_run})
+        return
+    verb = "would be" if dry_run else "is"
+    files = f"{len(made.artifacts)} files, {_size(sum(each.bytes for each in made.artifacts))}"
+    sent = "" if dry_run else f"; {uploaded} of them new ({_size(uploaded_bytes)})" if uploaded else "; all known"
+    print(f"{full_name(made)} {verb} registered: {files}{sent}; digest {made.digest[:12]}, {_signed(made)}")
+
+
+def sign_version(
+    name: Annotated[str, typer.Argument(metavar="VERSION", help="Such as weir-fast@2.")],
+    key: Keys = None,
+    reason: Reason = "",
+    dry_run: DryRun = False,
+    as_json: Json = False,
+) -> None:
+    """Sign a registered version, also with a further key; signatures that it has stay."""
+    from weir.registry.v1 import registry_pb2
+
+    from libs.artifacts import manifest_digest, sign
+    from services.cli import calls
+
+    with failures():
+        version = version_called(name)
+        keys = signing_keys(key or [])
+        if not keys:
+            raise failed("there is no key to sign with; name a file with --key")
+        if manifest_digest(version) != version.digest:
+            raise failed(f"{name}: its digest does not fit its content; not signed")
+        version.signature = sign(version, *keys)
+        request = registry_pb2.CreateModelVersionRequest(model_version=version, change=options(reason, dry_run=dry_run))
+        made = calls.registry("CreateModelVersion", request).model_version
+    if as_json:
+        print_json(plain(made))
+    else:
+        print(f"{name}: {_signed(made)}")
+
+
+def verify_version(
+    name: Annotated[str, typer.Argument(metavar="VERSION", help="Such as weir-fast@2.")],
+    files: Annotated[bool, typer.Option("--files", help="Read every file in the blob store too.")] = False,
+    blobs: Store = "",
+    as_json: Json = False,
+) -> None:
+    """Check a version's digest and signatures as workers do before they load it; exits 1 when something fails."""
+    from libs.artifacts import BlobError, FetchError, TrustError, check_blobs, namespace_of, verify
+
+    with failures():
+        version = version_called(name)
+        trust = trust_policies().get(namespace_of(version))
+        fault = ""
+        key_ids: tuple[str, ...] = ()
+        try:
+            key_ids = verify(version, trust, time.time()).key_ids
+            if files:
+                store = open_blobs(blobs)
+                asyncio.run(check_blobs(version, store))
+        except TrustError as error:
+            fault = error.message
+        except (FetchError, BlobError) as error:
+            fault = str(error)
+    if as_json:
+        print_json(
+            {"model_version": name, "holds": not fault, "fault": fault, "digest": version.digest, "keys": list(key_ids)}
+        )
+    elif not fault:
+        print_fields(
+            (
+                ("version", name),
+                ("digest", version.digest),
+                ("signed by", [_key_name(trust, key_id) for key_id in key_ids] or "nobody is asked for a signature"),
+                ("files", f"{len(version.artifacts)} right" if files else "not read (--files)"),
+            )
+        )
+    if fault:
+        if not as_json:
+            raise failed(fault)
+        raise typer.Exit(1)
+
+
+def _registering(stub: Any, reason: str) -> Any:
+    from weir.registry.v1 import registry_pb2
+
+    async def register(version: Any, dry_run: bool) -> Any:
+        request = registry_pb2.CreateModelVersionRequest(model_version=version, change=options(reason, dry_run=dry_run))
+        return (await stub.CreateModelVersion(request, timeout=TIMEOUT)).model_version
+
+    return register
+
+
+def _metric(text: str) -> tuple[str, float]:
+    name, equals, value = text.rpartition("=")
+    try:
+        if equals and name:
+            return name, float(value)
+    except ValueError:
+        pass
+    raise failed(f"--metric {text}: expected NAME=VALUE, a number")
+
+
+def _signed(version: Any) -> str:
+    from libs.artifacts import signers
+
+    shown = ", ".join(key_id[:12] for key_id in signers(version))
+    return f"signed by {shown}" if shown else "not signed"
+
+
+def _key_name(trust: Any, key_id: str) -> str:
+    note = next((key.note for key in trust.keys if key.key_id == key_id), "")
+    return f"{key_id[:12]} ({note})" if note else key_id[:12]
+
+
+def _size(count: int) -> str:
+    size = float(count)
+    for unit in ("B", "kB", "MB"):
+        if size < 1000:
+            return f"{size:.3g} {unit}" if unit != "B" else f"{count} B"
+        size /= 1000
+    return f"{size:.3g} GB"
