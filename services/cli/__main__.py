@@ -16,6 +16,7 @@ from services.cli.commands import (
     models,
     plans,
     prices,
+    registry,
     rollout,
     simulate,
     slo,
@@ -39,6 +40,7 @@ OWN = (
     "workers",
     "endpoints",
     "complete",
+    "registry",
     "audit",
     "xds",
     "calibrate",
@@ -68,6 +70,7 @@ def build(*, with_mesh: bool = True) -> typer.Typer:
     app.add_typer(slo.app, name="slo")
     app.add_typer(rollout.app, name="rollout")
     app.add_typer(prices.app, name="prices")
+    app.add_typer(registry.app, name="registry")
     app.add_typer(audit.app, name="audit")
     app.add_typer(xds.app, name="xds")
     app.command("levels")(levels.levels)
