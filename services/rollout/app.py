@@ -40,7 +40,6 @@ class RolloutService:
         history: History,
         controller: Controller,
         election: Election,
-        status: StatusReader,
         changes: Changes,
         peers: Peers,
         servicer: RolloutServicer,
@@ -52,7 +51,6 @@ class RolloutService:
         self._controller = controller
         self.election = election
         """Who decides."""
-        self._status = status
         self._changes = changes
         self._peers = peers
         self._servicer = servicer
@@ -113,7 +111,7 @@ class RolloutService:
             self._knowledge.forget()
             ids = {rollout.id for rollout in self._view.snapshot.rollouts.values()}
             self._history.keep(ids)
-            self._status.keep(ids)
+            self._controller.keep(ids)
             await asyncio.sleep(_HOUSEKEEPING_SECONDS)
 
 
@@ -174,7 +172,6 @@ async def build(settings: Settings, *, clock: Clock | None = None, store: Store 
         history=history,
         controller=controller,
         election=election,
-        status=status,
         changes=changes,
         peers=peers,
         servicer=servicer,

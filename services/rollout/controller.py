@@ -62,6 +62,7 @@ class Controller:
         self._dirty: set[str] = set()
         self._wake = asyncio.Event()
         self._gates: dict[str, tuple[GateStatus, ...]] = {}
+        """By rollout id, as of the last look."""
         self._written: dict[RouteTier, registry_pb2.ErrorBudget] = {}
         self._budgets_due = 0.0
 
@@ -81,6 +82,7 @@ class Controller:
         plan, state = convert.plan(rollout, self._view.snapshot), convert.state(rollout)
         decision = self._decide(plan, state, self._knowledge.situation(rollout))
         metrics.DECIDE_SECONDS.inc(time.perf_counter() - started)
+        self._gates[rollout.id] = decision.gates
         if decision.kind is Kind.ROLL_BACK or state.phase.final:
             return decision
         if (given := self._given_instead(rollout)) is not None and decision.kind in _ONWARD:
@@ -97,6 +99,15 @@ class Controller:
             return _held(state, decision, text)
         return decision
 
+    def gates(self, rollout_id: str) -> tuple[GateStatus, ...]:
+        """What each gate said of each arm when this replica last looked; of an ended rollout, at its end."""
+        return self._gates.get(rollout_id, ())
+
+    def keep(self, rollout_ids: set[str]) -> None:
+        """Forgets other rollouts' gates."""
+        for gone in self._gates.keys() - rollout_ids:
+            del self._gates[gone]
+
     async def lead(self, term: Leadership) -> None:
         """Goes on until cancelled; see `libs.election`."""
         metrics.LEADER.set(1)
@@ -112,9 +123,7 @@ class Controller:
                 self._wake.clear()
                 for alias in sorted(aliases):
                     await self._step(alias, term)
-                metrics.publish_gates(
-                    {alias: self._gates[alias] for alias in _live(self._view.snapshot) & self._gates.keys()}
-                )
+                self._publish_gates()
                 await self._keep_budgets(term)
                 await asyncio.sleep(self._settings.decide_interval)
                 if not self._dirty:
@@ -127,12 +136,16 @@ class Controller:
             metrics.LEADER.set(0)
             log.info("not_leading", instance=self._settings.instance)
 
+    def _publish_gates(self) -> None:
+        snapshot = self._view.snapshot
+        live = {alias: snapshot.rollouts[alias].id for alias in _live(snapshot)}
+        metrics.publish_gates({alias: self.gates(identity) for alias, identity in live.items()})
+
     async def _step(self, alias: str, term: Leadership) -> None:
         rollout = self._view.snapshot.rollouts.get(alias)
         if rollout is None or not is_live(rollout):
             return
         decision = self.decide(rollout)
-        self._gates[alias] = decision.gates
         if not decision.changes:
             return
         try:
@@ -177,7 +190,7 @@ class Controller:
             kind=decision.kind.value,
             phase=decision.state.phase.name,
             step=decision.state.step,
-            text=decision.text,
+            why=decision.text,
             revision=done.revision,
         )
 

@@ -15,8 +15,8 @@ from services.rollout.history import History
 from services.rollout.knowledge import Knowledge
 from services.rollout.policy.evidence import ArmEvidence, Evidence, Stage
 from services.rollout.policy.phases import Phase
-from services.rollout.policy.plan import GateStatus
 
+_WHOLE = 10_000
 _SHOWN = (Phase.SHADOW, Phase.CANARY, Phase.EXPERIMENT)
 
 
@@ -37,7 +37,6 @@ class StatusReader:
         self._controller = controller
         self._history = history
         self._election = election
-        self._last_gates: dict[str, tuple[GateStatus, ...]] = {}
 
     def status(self, alias: str) -> pb.RolloutStatus:
         """How a rollout stands.
@@ -56,21 +55,21 @@ class StatusReader:
             leader_instance=self._election.leader,
             sources=len(self._knowledge.sources()),
         )
-        made.arms.extend(_arms(rollout, evidence))
+        made.arms.extend(_arms(rollout, evidence, self._given(rollout)))
         if is_live(rollout):
-            decision = self._controller.decide(rollout)
-            made.waits_for = decision.text
-            self._last_gates[rollout.id] = decision.gates
-        made.gates.extend(convert.gate_status(each) for each in self._last_gates.get(rollout.id, ()))
+            made.waits_for = self._controller.decide(rollout).text
+        made.gates.extend(convert.gate_status(each) for each in self._controller.gates(rollout.id))
         return made
 
-    def keep(self, rollout_ids: set[str]) -> None:
-        """Forgets other rollouts' gates."""
-        for gone in self._last_gates.keys() - rollout_ids:
-            del self._last_gates[gone]
+    def _given(self, rollout: registry_pb2.Rollout) -> str:
+        if is_live(rollout):
+            return ""
+        alias = self._view.snapshot.aliases.get(rollout.alias)
+        return alias.targets[0].model_version if alias is not None and alias.targets else ""
 
 
-def _arms(rollout: registry_pb2.Rollout, evidence: Evidence) -> list[pb.ArmStatus]:
+def _arms(rollout: registry_pb2.Rollout, evidence: Evidence, given: str) -> list[pb.ArmStatus]:
+    """`given`: the version that callers get after the rollout's end; empty while it runs."""
     phase, step = _stage(rollout, evidence)
     arms = arms_of(rollout)
     users = {arm.name: evidence.get(Stage(phase, step, arm.name), ArmEvidence()) for arm in arms}
@@ -81,7 +80,7 @@ def _arms(rollout: registry_pb2.Rollout, evidence: Evidence) -> list[pb.ArmStatu
             pb.ArmStatus(
                 arm=arm.name,
                 model_version=arm.model_version,
-                weight=arm.weight,
+                weight=arm.weight if not given else _WHOLE * (arm.model_version == given),
                 measured_share=round(10_000 * users[arm.name].requests / total) if total else 0,
                 mirrored=mirrors[arm.name].requests,
             ),

@@ -192,7 +192,11 @@ def explanation(status: Any, now: float) -> list[str]:
     rollout, state = status.rollout, status.rollout.state
     entered = state.entered_at.seconds + state.entered_at.nanos / 1e9
     to = ", ".join(f"{arm.model_version} as {arm.name}" for arm in rollout.arms)
-    lines = [f"{rollout.alias} gives {rollout.baseline}; this rollout tries {to}.", _where(status, now - entered)]
+    tries = "tried" if is_over(rollout) else "tries"
+    lines = [
+        f"A rollout of {rollout.alias} {tries} {to}, against {rollout.baseline}.",
+        _where(status, now - entered),
+    ]
     if state.reason:
         lines.append(f"Last decision, by {state.decided_by}: {state.reason}.")
     if not is_over(rollout):
@@ -205,7 +209,8 @@ def explanation(status: Any, now: float) -> list[str]:
     lines += [
         f"  {arm.arm}: {arm.requests:,} of users"
         + (f", {arm.mirrored:,} mirrored" if arm.mirrored else "")
-        + (f"; {show_share(arm.measured_share)} of all (meant: {show_share(arm.weight)})" if arm.requests else "")
+        + (f"; {show_share(arm.measured_share)} of all" if arm.requests else "")
+        + (f" (meant: {show_share(arm.weight)})" if arm.requests and not is_over(rollout) else "")
         for arm in status.arms
     ]
     unready = [each for each in plain(status)["workers"] if each["state"]["state"] != "LOAD_STATE_READY"]
