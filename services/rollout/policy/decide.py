@@ -12,7 +12,7 @@ from dataclasses import replace
 
 from services.rollout.policy import proportions, words
 from services.rollout.policy.decision import Decision
-from services.rollout.policy.gates import LEAST_SAMPLES, Split, improved, judge, judged, present
+from services.rollout.policy.gates import Split, improved, judge, judged, present
 from services.rollout.policy.intervals import Level
 from services.rollout.policy.phases import GateAction, Kind, Phase, Verdict
 from services.rollout.policy.plan import BASELINE, WHOLE, GateStatus, Plan, Situation, State
@@ -211,11 +211,12 @@ def _wanting(plan: Plan, state: State, situation: Situation, gates: Sequence[Gat
     lasted = situation.now - state.entered_at
     if lasted < stage.min_duration:
         wanting.append(f"{words.span(lasted)} of at least {words.span(stage.min_duration)} passed")
+    least = max(stage.min_samples, plan.least_samples)
     for arm in plan.arms:
         at = present(state, arm.name, mirrored=state.phase is Phase.SHADOW)
         requests = situation.evidence[at].requests if at in situation.evidence else 0
-        if requests < max(stage.min_samples, LEAST_SAMPLES):
-            wanting.append(f"{arm.name} has {requests:,} of at least {stage.min_samples:,} requests")
+        if requests < least:
+            wanting.append(f"{arm.name} has {requests:,} of at least {least:,} requests")
     wanting += (status.text for status in gates if _must_hold(status, state.phase) and status.verdict < Verdict.HOLDS)
     return wanting
 

@@ -12,8 +12,6 @@ from services.rollout.policy.intervals import Level
 from services.rollout.policy.phases import GateAction, Phase, Verdict
 from services.rollout.policy.plan import BASELINE, Burn, Gate, GateStatus, Plan, Situation, State
 
-LEAST_SAMPLES = 10
-"""Of the arm and of the baseline, before a gate says anything."""
 DEFAULT_GATES = (
     Gate("error_rate", 0.01),
     Gate("stream_completion", 0.01),
@@ -93,7 +91,7 @@ def judge(plan: Plan, state: State, situation: Situation) -> tuple[GateStatus, .
         evidence = _evidence(situation.evidence, present(state, arm.name, mirrored=mirrored))
         burns = situation.burns.get(arm.name, ())
         found += (
-            _judge_one(gate, arm.name, evidence, baseline, burns, split)
+            _judge_one(gate, arm.name, evidence, baseline, burns, split, plan.least_samples)
             for gate in gates_of(plan)
             if judged(gate, state.phase)
         )
@@ -103,21 +101,21 @@ def judge(plan: Plan, state: State, situation: Situation) -> tuple[GateStatus, .
 def improved(status: GateStatus) -> bool:
     """The arm's score is better than the baseline's, as sure as alpha says."""
     gate = status.gate
-    if not gate.metric.startswith("score:") or comparisons.bar(gate) is not None or status.samples < LEAST_SAMPLES:
+    if not gate.metric.startswith("score:") or comparisons.bar(gate) is not None:
         return False
     return status.high < 0.0 if gate.lower_is_better else status.low > 0.0
 
 
 def _judge_one(
-    gate: Gate, arm: str, ours: ArmEvidence, theirs: ArmEvidence, burns: Sequence[Burn], split: Split
+    gate: Gate, arm: str, ours: ArmEvidence, theirs: ArmEvidence, burns: Sequence[Burn], split: Split, least: int
 ) -> GateStatus:
     if gate.metric == "burn_rate":
-        return _judge_burns(gate, arm, ours, theirs, burns, split)
+        return _judge_burns(gate, arm, ours, theirs, burns, split, least)
     level = Level.of(split.breach(gate.metric), split.holds)
     found = comparisons.compare(gate, ours, theirs, level)
     if found is None:
         return GateStatus(gate, arm, Verdict.UNDECIDED, text=f"{gate.metric} is not known here")
-    verdict = _verdict(found)
+    verdict = _verdict(found, least)
     shown = found.shown
     return GateStatus(
         gate,
@@ -132,8 +130,8 @@ def _judge_one(
     )
 
 
-def _verdict(found: Comparison) -> Verdict:
-    if found.samples < LEAST_SAMPLES or (found.baseline_samples < LEAST_SAMPLES and found.bar is None):
+def _verdict(found: Comparison, least: int) -> Verdict:
+    if found.samples < least or (found.baseline_samples < least and found.bar is None):
         return Verdict.UNDECIDED
     if found.worse.low > found.tolerated:
         return Verdict.BREACHED
@@ -141,7 +139,7 @@ def _verdict(found: Comparison) -> Verdict:
 
 
 def _judge_burns(
-    gate: Gate, arm: str, ours: ArmEvidence, theirs: ArmEvidence, burns: Sequence[Burn], split: Split
+    gate: Gate, arm: str, ours: ArmEvidence, theirs: ArmEvidence, burns: Sequence[Burn], split: Split, least: int
 ) -> GateStatus:
     """Breached when an objective burns faster than allowed and the arm, not the day, is to blame for it: its share of
     bad events exceeds the baseline's beyond doubt. A burn rate alone would take one failure of ten requests for a
@@ -153,7 +151,7 @@ def _judge_burns(
     level = Level.of(split.breach(gate.metric) / max(len(burns), 1), split.holds)
     for burn in hot:
         found = comparisons.of_objective(burn.objective, ours, theirs, level)
-        if min(found.samples, found.baseline_samples) >= LEAST_SAMPLES and found.worse.low > 0.0:
+        if min(found.samples, found.baseline_samples) >= least and found.worse.low > 0.0:
             text = words.of_burn(arm, burn, found, level)
             return GateStatus(
                 gate,

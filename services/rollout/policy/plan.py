@@ -89,6 +89,8 @@ class Plan:
     max_cost: int = 0
     """Of the arms together over the whole rollout; 0 means no cap."""
     prepare_timeout: float = 600.0
+    least_samples: int = 10
+    """Of the arm and of the baseline, before a gate says anything."""
     override: bool = False
     """It goes on although rollouts are frozen or an error budget is exhausted."""
 

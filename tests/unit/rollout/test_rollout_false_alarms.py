@@ -51,7 +51,9 @@ def test_candidates_like_the_baseline_are_breached_as_rarely_as_alpha_says(share
     rng = np.random.default_rng(11)
     spread = replace(HEALTHY, errors=0.02, broken=0.01, ttft_spread=0.8)
     alarms = [ever_breached(spread, share, rng) for _ in range(250)]
-    assert sum(1 for found in alarms if found) <= ALPHA * len(alarms)
+    # A quarter of what is allowed: the division among gates and the joint limits are on the safe side. A test whose
+    # alpha was ten times too great would give 8 percent here.
+    assert sum(1 for found in alarms if found) <= ALPHA / 4 * len(alarms)
 
 
 SHAPES: dict[str, Callable[[np.random.Generator, int], Array]] = {
