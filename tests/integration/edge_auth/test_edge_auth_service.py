@@ -127,6 +127,18 @@ async def test_scopes_by_path(edge: Edge) -> None:
     assert await edge.with_key(await edge.new_key("admin"), "/admin/v1/keys") == "ok"
 
 
+async def test_roles_of_the_registry_open_its_paths_and_no_others(edge: Edge) -> None:
+    key, other = await edge.new_key("inference"), await edge.new_key("inference")
+    for principal in (f"key:{key.id}", "tenant:acme"):
+        await edge.put(registry_pb2.RoleBinding(principal=principal, roles=["viewer"]))
+    response = await edge.check("/admin/v1/keys", authorization=f"Bearer {key.text}")
+    assert sent(response)["x-weir-scopes"] == "inference"
+    assert await edge.with_key(key, "/weir.registry.v1.RegistryService/SetLimits") == "ok"
+    assert await edge.with_key(key, "/v1/models") == "insufficient_scope"
+    # What is the tenant's is not its keys'.
+    assert await edge.with_key(other, "/admin/v1/keys") == "insufficient_scope"
+
+
 async def test_revocation_and_expiry_hold_while_the_key_is_in_use(edge: Edge) -> None:
     key = await edge.new_key()
     assert await edge.with_key(key) == "ok"

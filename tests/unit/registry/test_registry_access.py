@@ -123,6 +123,12 @@ def test_a_binding_counts_for_one_identity() -> None:
     assert isinstance(asked("SetTenant", caller(tenant="ops"), bindings), Grant)
     # A key of the tenant is somebody else: whoever makes keys would otherwise be whoever the tenant is.
     assert isinstance(asked("SetTenant", caller(key_id="k1", tenant="ops"), bindings), Refused)
+    # A token's subject goes by a pseudonym; its own binding counts before the tenant's.
+    token = caller(key_id="jwt-5f", tenant="ops")
+    allowed = asked("SetTenant", token, bindings)
+    assert isinstance(allowed, Grant)
+    assert allowed.actor == "key:jwt-5f"
+    assert isinstance(asked("SetTenant", token, {**bindings, "key:jwt-5f": binding_of(["viewer"], [])}), Refused)
     service = caller(peer="rollout", spiffe="spiffe://weir.internal/sa/rollout", tenant="ops")
     assert isinstance(asked("ListModels", service, bindings), Grant)
     assert isinstance(asked("SetTenant", service, bindings), Refused)
