@@ -174,6 +174,13 @@ class Gateway:
         self._objectives = {"availability": [0, 0]}
         self.served: dict[str, int] = {}
 
+    def also(self, address: str) -> Gateway:
+        """The same gateway reporting to another replica: the same counts, counted once."""
+        other = Gateway(self._view, address, self._quality, name=self.name, incarnation=self._incarnation)
+        other._counts, other._objectives, other.served = self._counts, self._objectives, self.served
+        other._batch = 0
+        return other
+
     async def run(self) -> None:
         """Goes on until cancelled, over replicas' deaths."""
         while True:
@@ -195,7 +202,7 @@ class Gateway:
 
     def _serve(self, snapshot: RegistrySnapshot) -> None:
         found = in_force(snapshot, ALIAS)
-        if found is None:
+        if found is None or not self._batch:
             return
         phase, step = phase_of(found), found.state.step
         shares = {arm.name: arm.weight / 10_000 for arm in arms_of(found)}
