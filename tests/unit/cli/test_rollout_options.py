@@ -1,0 +1,232 @@
+"""`weir rollout`: what is written on the command line, and what is read from it."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import typer
+from weir.registry.v1 import registry_pb2 as pb
+from weir.rollout.v1 import rollout_pb2
+
+from services.cli.commands import rollout_views as views
+from services.cli.commands.rollout_plan import (
+    Options,
+    full_name,
+    parse_gate,
+    parse_share,
+    read_file,
+    rollout_of,
+    show_gate,
+)
+from services.cli.commands.slo import show_left, window_seconds
+
+
+def planned(**more: Any) -> pb.Rollout:
+    return rollout_of(Options(alias="weir-fast", **more))
+
+
+def test_a_canary_with_everything() -> None:
+    made = planned(
+        version="weir-fast@2",
+        steps="1, 5%,0.5",
+        step_duration="90s",
+        step_max="2h",
+        step_samples=7,
+        shadow="10",
+        shadow_duration="30s",
+        shadow_samples=9,
+        sticky="user",
+        max_share="20",
+        max_tenants=3,
+        only_tenants=("acme",),
+        max_cost="1.50",
+        gates=("ttft<=20%",),
+        alpha=0.02,
+        on_rollback="migrate",
+        keep_warm="5m",
+        prepare_timeout="1m",
+        capacity_share=0.25,
+        override="a fix",
+    )
+    assert [(arm.name, arm.model_version) for arm in made.arms] == [("canary", "weir-fast@2")]
+    assert [step.weight for step in made.steps] == [100, 500, 50]
+    assert {(step.min_duration.seconds, step.max_duration.seconds, step.min_samples) for step in made.steps} == {
+        (90, 7200, 7)
+    }
+    assert (made.shadow.share, made.shadow.min_duration.seconds, made.shadow.min_samples) == (1000, 30, 9)
+    assert (made.sticky, made.on_rollback) == (pb.STICKY_BY_USER, pb.IN_FLIGHT_MIGRATE)
+    radius = made.blast_radius
+    assert (radius.max_share, radius.max_tenants, radius.max_cost_microusd) == (2000, 3, 1_500_000)
+    assert list(radius.only_tenants) == ["acme"]
+    assert (made.alpha, made.capacity_share, made.override_reason) == (0.02, 0.25, "a fix")
+    assert (made.keep_warm.seconds, made.prepare_timeout.seconds) == (300, 60)
+
+
+def test_steps_unless_said_otherwise() -> None:
+    assert [step.weight for step in planned(version="m@2").steps] == [100, 500, 2500, 5000]
+    assert not planned(version="m@2").HasField("shadow")
+
+
+def test_an_experiment_has_arms_and_no_steps() -> None:
+    made = planned(arms=("b=m@2:20", "c=m@3:0.5%"))
+    assert [(arm.name, arm.model_version, arm.weight) for arm in made.arms] == [("b", "m@2", 2000), ("c", "m@3", 50)]
+    assert not made.steps
+
+
+@pytest.mark.parametrize(
+    ("bad", "option"),
+    [
+        ({}, "VERSION"),
+        ({"version": "m@2", "arms": ("b=m@2:20",)}, "--arm"),
+        ({"arms": ("b=m@2",)}, "--arm"),
+        ({"arms": ("b=m@2:20",), "steps": "1"}, "--steps"),
+        ({"version": "m@2", "steps": "0"}, "--steps"),
+        ({"version": "m@2", "steps": "1,x"}, "--steps"),
+        ({"version": "m@2", "steps": "1,100"}, "--steps"),
+        ({"version": "m@2", "steps": "0.001"}, "--steps"),
+        ({"version": "m@2", "step_duration": "soon"}, "--step-duration"),
+        ({"version": "m@2", "shadow": "101"}, "--shadow"),
+        ({"version": "m@2", "shadow_samples": 3}, "--shadow-duration"),
+        ({"version": "m@2", "sticky": "moon"}, "--sticky"),
+        ({"version": "m@2", "on_rollback": "drop"}, "--on-rollback"),
+        ({"version": "m@2", "gates": ("ttft=20%",)}, "--gate"),
+        ({"version": "m@2", "max_cost": "-1"}, "--max-cost"),
+        ({"version": "m@2", "keep_warm": "x"}, "--keep-warm"),
+    ],
+)
+def test_what_is_wrong_is_named(bad: dict[str, Any], option: str) -> None:
+    with pytest.raises(typer.BadParameter) as caught:
+        planned(**bad)
+    assert caught.value.param_hint == option
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "ttft<=20%",
+        "error_rate<=1%,hold",
+        "cost_per_1k_tokens<=2.5%,hold,must",
+        "burn_rate<=1.5",
+        "score:helpful<=0.1,lower",
+        "score:shadow_exact>=0.8,must",
+    ],
+)
+def test_gates_are_shown_as_they_are_written(text: str) -> None:
+    assert show_gate(parse_gate(text)) == text
+
+
+def test_a_gate_means_what_it_says() -> None:
+    gate = parse_gate("error_rate<=1%,hold")
+    assert (gate.metric, gate.tolerance, gate.on_breach) == ("error_rate", 0.01, pb.GATE_ACTION_HOLD)
+    assert not gate.HasField("at_least")
+    assert parse_gate("score:helpful>=0.8").at_least == 0.8
+
+
+@pytest.mark.parametrize("text", ["", "ttft", "ttft<=", "ttft<=fast", "ttft>=1", "ttft<=1%,perhaps", "TTFT<=1"])
+def test_what_is_no_gate(text: str) -> None:
+    with pytest.raises(typer.BadParameter):
+        parse_gate(text)
+
+
+@pytest.mark.parametrize(("text", "points"), [("5", 500), ("5%", 500), ("0.01", 1), ("100", 10_000)])
+def test_shares(text: str, points: int) -> None:
+    assert parse_share(text, "--x") == points
+
+
+def test_a_bare_version_is_of_the_alias_model() -> None:
+    assert full_name("2", "weir-fast@1") == "weir-fast@2"
+    assert full_name("other@2", "weir-fast@1") == "other@2"
+
+
+def test_a_file_with_options_over_it(tmp_path: Path) -> None:
+    path = tmp_path / "rollout.json"
+    path.write_text(
+        json.dumps(
+            {"arms": [{"name": "canary", "model_version": "m@2"}], "steps": [{"weight": 700}], "reason": "because"}
+        )
+    )
+    base = read_file(path)
+    made = rollout_of(Options(alias="weir-fast", step_duration="5s"), base=base)
+    assert (made.alias, made.reason, made.steps[0].weight) == ("weir-fast", "because", 700)
+    assert made.steps[0].min_duration.seconds == 5
+    path.write_text('{"armz": []}')
+    with pytest.raises(typer.BadParameter, match="armz"):
+        read_file(path)
+
+
+def status() -> rollout_pb2.RolloutStatus:
+    made = rollout_pb2.RolloutStatus(leader_instance="rollout-0", sources=2, waits_for="canary has 5 of 100 requests")
+    rollout = made.rollout
+    rollout.CopyFrom(planned(version="weir-fast@2", steps="10,50"))
+    rollout.baseline = "weir-fast@1"
+    rollout.state.phase = pb.ROLLOUT_PHASE_CANARY
+    rollout.state.weights.append(1000)
+    rollout.state.reason = "workers are ready"
+    rollout.state.decided_by = "controller/rollout-0"
+    rollout.state.entered_at.seconds = 1_000
+    made.arms.add(arm="baseline", model_version="weir-fast@1", weight=9000, requests=90, ttft_p95=0.2)
+    canary = made.arms.add(arm="canary", model_version="weir-fast@2", weight=1000, requests=5, measured_share=526)
+    canary.scores["helpful"] = 0.75
+    made.gates.add(
+        gate=parse_gate("ttft<=20%"),
+        arm="canary",
+        verdict=rollout_pb2.VERDICT_HOLDS,
+        difference=0.01,
+        low=-float("inf"),
+        high=0.1,
+        samples=5,
+        baseline_samples=90,
+        text="TTFT of canary is 1.01 times the baseline's",
+    )
+    made.workers.add(worker="worker-a", zone="zone-a").state.CopyFrom(
+        pb.ModelState(model_version="weir-fast@2", state=pb.LOAD_STATE_FAILED, detail="bad signature")
+    )
+    decision = made.decisions.add(kind="roll_back", text="too slow", by="controller/rollout-0", revision=7)
+    decision.at.seconds = 1_001
+    return made
+
+
+def test_an_explanation_has_every_reason_and_number() -> None:
+    text = "\n".join(views.explanation(status(), 1_042.0))
+    for part in (
+        "weir-fast@2 as canary",
+        "against weir-fast@1",
+        "step 1 of 2, 10%, for 42 s",
+        "workers are ready",
+        "canary has 5 of 100 requests",
+        "TTFT of canary is 1.01 times",
+        "5.26% of all (meant: 10%)",
+        "worker-a (zone-a): weir-fast@2 failed bad signature",
+        "roll back, by controller/rollout-0, revision 7: too slow",
+        "rollout-0 decides, by what 2 gateways reported",
+    ):
+        assert part in text
+
+
+def test_json_has_no_infinities() -> None:
+    text = json.dumps(views.plain_status(status()), allow_nan=False)
+    assert json.loads(text)["gates"][0]["low"] is None
+
+
+def test_tables_and_lines_print(capsys: pytest.CaptureFixture[str]) -> None:
+    views.print_status(status())
+    out = capsys.readouterr().out
+    for part in ("waits for", "ttft<=20%", "-∞ … +10.0%", "0.75", "bad signature", "too slow"):
+        assert part in out
+    line = views.watch_line(status())
+    assert line.startswith("canary 1 of 2 10% | baseline 90 requests")
+    assert "ttft holds" in line
+    from rich.console import Console
+
+    console = Console(width=200, record=True, quiet=False)
+    console.print(views.live_table(status()))
+    assert "TTFT of canary" in console.export_text()
+
+
+def test_what_is_left_of_a_budget() -> None:
+    assert show_left(0.25) == "75.0%"
+    assert show_left(2.0) == "none, 2 times used"
+    assert sorted(["3d", "5m", "0.3s", "1h"], key=window_seconds) == ["0.3s", "5m", "1h", "3d"]
