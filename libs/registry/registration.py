@@ -41,8 +41,10 @@ class EndpointRegistration:
             while not self._closing.is_set():
                 self._update.clear()
                 pause = await self._step()
+                # Not wait_for: before Python 3.12 it forgets a cancellation that comes together with an update.
                 with suppress(TimeoutError):
-                    await asyncio.wait_for(self._update.wait(), pause)
+                    async with asyncio.timeout(pause):
+                        await self._update.wait()
         finally:
             await self._revoke()
 

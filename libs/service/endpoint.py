@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from google.protobuf import timestamp_pb2
@@ -12,21 +13,40 @@ from weir.registry.v1 import registry_pb2
 from libs.config import ServiceSettings
 
 
-async def keep_endpoint(settings: ServiceSettings, port: int, extra: Mapping[str, Any]) -> None:
-    """Register `host:port` under a lease until cancelled; the lease is revoked then."""
+async def keep_endpoint(
+    settings: ServiceSettings, port: int, extra: Callable[[], Mapping[str, Any]], news: asyncio.Event
+) -> None:
+    """Register `host:port` under a lease until cancelled; the lease is revoked then. `extra` gives further fields of
+    the endpoint, anew each time that `news` is set."""
     from libs.registry import EndpointRegistration, EtcdStore
 
-    endpoint = registry_pb2.Endpoint(
-        service=settings.service,
-        instance=settings.instance,
-        address=f"{settings.host}:{port}",
-        zone=settings.zone,
-        metrics_address=f"{settings.host}:{settings.metrics_port}" if settings.metrics_port else "",
-        started_at=timestamp_pb2.Timestamp(seconds=int(time.time())),
-        **extra,
-    )
+    began = timestamp_pb2.Timestamp(seconds=int(time.time()))
+
+    def endpoint() -> registry_pb2.Endpoint:
+        news.clear()
+        return registry_pb2.Endpoint(
+            service=settings.service,
+            instance=settings.instance,
+            address=f"{settings.host}:{port}",
+            zone=settings.zone,
+            metrics_address=f"{settings.host}:{settings.metrics_port}" if settings.metrics_port else "",
+            started_at=began,
+            **extra(),
+        )
+
+    async def follow() -> None:
+        while True:
+            await news.wait()
+            registration.update(endpoint())
+
     store = EtcdStore(settings.etcd, tls=settings.tls)
+    registration = EndpointRegistration(store, endpoint())
     try:
-        await EndpointRegistration(store, endpoint).run()
+        async with asyncio.TaskGroup() as group:
+            following = group.create_task(follow(), name="endpoint.news")
+            try:
+                await registration.run()
+            finally:
+                following.cancel()
     finally:
         await store.close()

@@ -39,6 +39,9 @@ class Ready(Protocol):
     def withdraw(self) -> None:
         """It cannot any more: health turns NOT_SERVING and the endpoint goes, until the next call."""
 
+    def changed(self) -> None:
+        """`Service.endpoint_extra` says something else than before: the endpoint is written anew, under its lease."""
+
 
 class Service(Protocol):
     """What a composition root returns."""
@@ -56,7 +59,7 @@ class Service(Protocol):
         withdrawn, and given `drain_seconds`."""
 
     def endpoint_extra(self) -> Mapping[str, Any]:
-        """Further fields of `weir.registry.v1.Endpoint`."""
+        """Further fields of `weir.registry.v1.Endpoint`; asked again after `Ready.changed`."""
 
 
 @runtime_checkable
@@ -73,6 +76,7 @@ class _Readiness:
     def __init__(self) -> None:
         self.ready = asyncio.Event()
         self.lost = asyncio.Event()
+        self.news = asyncio.Event()
 
     def __call__(self) -> None:
         self.lost.clear()
@@ -81,6 +85,9 @@ class _Readiness:
     def withdraw(self) -> None:
         self.ready.clear()
         self.lost.set()
+
+    def changed(self) -> None:
+        self.news.set()
 
 
 S = TypeVar("S", bound=ServiceSettings)
@@ -148,7 +155,7 @@ async def _announce(
         for name in names:
             await health.set(name, _SERVING)
         log.info("serving", port=running.port)
-        endpoint = asyncio.create_task(_register(running, settings), name="endpoint")
+        endpoint = asyncio.create_task(_register(running, readiness, settings), name="endpoint")
         lost = asyncio.create_task(readiness.lost.wait(), name="readiness")
         try:
             await asyncio.wait((endpoint, lost), return_when=asyncio.FIRST_COMPLETED)
@@ -163,10 +170,10 @@ async def _announce(
         log.info("not_serving")
 
 
-async def _register(running: Running, settings: ServiceSettings) -> None:
+async def _register(running: Running, readiness: _Readiness, settings: ServiceSettings) -> None:
     """Keep the endpoint registered until cancelled."""
     if settings.etcd:
-        await keep_endpoint(settings, running.port, running.service.endpoint_extra())
+        await keep_endpoint(settings, running.port, running.service.endpoint_extra, readiness.news)
     else:
         await asyncio.Event().wait()
 

@@ -10,25 +10,30 @@ from pathlib import Path
 from typing import Any
 
 import grpc
+import msgspec
 from weir.admission.v1 import admission_pb2
 from weir.worker.v1 import worker_pb2_grpc
 
+from libs.artifacts import BlobStore, open_store
 from libs.clock import Clock, SystemClock
 from libs.errors import Reason, WeirError
 from libs.grants import GrantVerifier
 from libs.registry import EtcdStore, RegistrySnapshot, RegistryView, Store
+from libs.service import Ready
 from libs.telemetry import get_logger
 from services.worker import metrics
 from services.worker.capacity import CapacityReporter
 from services.worker.config import Settings
+from services.worker.desired import DesiredState, digests_of
 from services.worker.engines import OnFailure, create
-from services.worker.engines.port import Engine, EngineLoadError
+from services.worker.engines.port import Engine, EngineInfo, EngineLoadError
 from services.worker.engines.supervised import SupervisedEngine
 from services.worker.hub import Hub
 from services.worker.intake import Intake
 from services.worker.models import check_models
 from services.worker.policy.restarts import Restarts
 from services.worker.server import SERVICE, WorkerServicer
+from services.worker.weight_cache import WeightCache
 
 log = get_logger(__name__)
 
@@ -56,7 +61,25 @@ class WorkerService:
         verifier: GrantVerifier,
         view: RegistryView | None,
         store: Store | None,
+        blobs: BlobStore | None,
+        cache: WeightCache | None,
     ) -> None:
+        self._blobs = blobs
+        self._cache = cache
+        self._desired: DesiredState | None = None
+        if view is not None and blobs is not None and cache is not None:
+            self._desired = DesiredState(
+                pool=settings.pool,
+                view=view,
+                engine=engine,
+                busy=lambda: hub.busy_models,
+                blobs=blobs,
+                cache=cache,
+                clock=clock,
+                require_signatures=settings.require_signatures,
+                min_residency=settings.min_residency,
+                on_change=self._models_changed,
+            )
         self._settings = settings
         self._clock = clock
         self._engine = engine
@@ -69,6 +92,8 @@ class WorkerService:
         self._store = store
         self._address = f"{settings.host}:{settings.port}"
         self._reporter: CapacityReporter | None = None
+        self._ready: Ready | None = None
+        self._said_ready = False
 
     def register(self, server: grpc.aio.Server) -> list[str]:
         """See `libs.service.Service`."""
@@ -87,10 +112,12 @@ class WorkerService:
             "model_versions": list(info.models),
             "engine": info.engine,
             "simulated": info.simulated,
+            "model_states": self._desired.states if self._desired is not None else [],
         }
 
-    async def run(self, ready: Callable[[], None]) -> None:
-        """Load the engine, then serve. Ready once it can take work, whether or not admission is up yet.
+    async def run(self, ready: Ready) -> None:
+        """Start the engine, then serve. Ready once it serves something, or nothing is wanted of it, or all that is
+        wanted has failed (which the registry tells then); whether or not admission is up yet.
 
         :raises EngineLoadError: a model cannot be loaded, or is another than the registry says.
         :raises EngineFailedError: the engine broke more often than the settings allow.
@@ -110,12 +137,43 @@ class WorkerService:
                 self._find_admission(reporter)
                 if not self._settings.require_grants:
                     log.warning("grants_not_required")
+                self._ready = ready
+                if self._desired is not None:
+                    self._desired.has(digests_of(self._fixed_models(), self._snapshot))
+                    group.create_task(self._desired.run(), name="desired")
+                    await self._desired.settled.wait()
                 ready()
+                self._said_ready = True
                 await self._wait_for_failure()
         finally:
             await self._engine.stop()
+            if self._blobs is not None:
+                await self._blobs.close()
+            if self._cache is not None:
+                self._cache.close()
             if self._store is not None:
                 await self._store.close()
+
+    def model_lost(self, model: str, error: EngineLoadError) -> None:
+        """A fresh engine could not load what the one before had."""
+        if self._desired is not None:
+            self._desired.lost(model, error)
+
+    def _models_changed(self) -> None:
+        """Versions came, went or failed: the registry and admission are to know."""
+        if self._said_ready and self._ready is not None:
+            self._ready.changed()
+        if self._reporter is not None:
+            self._reporter.changed()
+
+    def _fixed_models(self) -> Mapping[str, str]:
+        """Those of the settings that the engine serves."""
+        served = self._engine.info.models
+        return {model: folder for model, folder in self._settings.models.items() if model in served}
+
+    @property
+    def _snapshot(self) -> RegistrySnapshot:
+        return self._view.snapshot if self._view is not None else RegistrySnapshot()
 
     async def drain(self) -> None:
         """Take nothing new, let running sequences finish within the grace, then end the streams: gateways continue
@@ -164,22 +222,10 @@ class WorkerService:
             reporter.connect(_admission_addresses(self._view.snapshot))
 
     def _make_reporter(self) -> CapacityReporter:
-        settings, info = self._settings, self._engine.info
+        settings = self._settings
         return CapacityReporter(
-            hello=admission_pb2.WorkerHello(
-                worker=settings.instance,
-                address=self._address,
-                zone=settings.zone,
-                pool=settings.pool,
-                model_versions=info.models,
-                block_size=info.block_size,
-                total_blocks=info.total_blocks,
-                max_running=info.max_running,
-                max_context=info.max_context,
-                simulated=info.simulated,
-                engine=info.engine,
-                preemptive=info.preemptive,
-            ),
+            hello=self._hello,
+            info=lambda: self._engine.info,
             capacity=self._engine.capacity,
             draining=lambda: bool(self._intake.draining) or not self._engine.up,
             verifier=self._verifier,
@@ -190,6 +236,23 @@ class WorkerService:
             tls=settings.tls,
             report_interval=settings.report_interval,
             key_grace=settings.key_grace,
+        )
+
+    def _hello(self, info: EngineInfo) -> admission_pb2.WorkerHello:
+        settings = self._settings
+        return admission_pb2.WorkerHello(
+            worker=settings.instance,
+            address=self._address,
+            zone=settings.zone,
+            pool=settings.pool,
+            model_versions=info.models,
+            block_size=info.block_size,
+            total_blocks=info.total_blocks,
+            max_running=info.max_running,
+            max_context=info.max_context,
+            simulated=info.simulated,
+            engine=info.engine,
+            preemptive=info.preemptive,
         )
 
     @property
@@ -240,8 +303,13 @@ async def build(
     """The service. `make_engine` and `store` replace the configured engine and etcd in tests.
 
     :raises EngineLoadError: the settings name no engine or make no sense.
+    :raises BlobUriError: `blobs` is no address of a blob store.
+    :raises CacheUnavailableError: the folder of the weight cache cannot be used.
     """
     clock = clock or SystemClock()
+    settings = with_cache(settings)
+    blobs = open_store(settings.blobs) if settings.blobs else None
+    weights = WeightCache(Path(settings.weight_cache), settings.weight_cache_bytes, clock=clock) if blobs else None
     failed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
     def on_failure(error: BaseException) -> None:
@@ -262,6 +330,7 @@ async def build(
         on_down=lambda: service.engine_down(),
         on_up=lambda: service.engine_up(),
         on_given_up=on_failure,
+        on_lost=lambda model, error: service.model_lost(model, error),
     )
     if store is None and settings.etcd:
         store = EtcdStore(settings.etcd, tls=settings.tls)
@@ -295,8 +364,27 @@ async def build(
         verifier=verifier,
         view=RegistryView(store, cache_file=cache, clock=clock) if store is not None else None,
         store=store,
+        blobs=blobs,
+        cache=weights,
     )
     return service
+
+
+def with_cache(settings: Settings) -> Settings:
+    """The settings with one weight cache for what is fetched and for the engine, if anything is fetched.
+
+    :raises EngineLoadError: there is no folder for it.
+    """
+    if not settings.blobs:
+        return settings
+    folder = settings.weight_cache or settings.torch.weight_cache
+    if not folder and settings.state_dir:
+        folder = str(Path(settings.state_dir) / "weights")
+    if not folder:
+        raise EngineLoadError("blobs is set: weight_cache or state_dir must name a folder for the files")
+    size = settings.weight_cache_bytes
+    torch = msgspec.structs.replace(settings.torch, weight_cache=folder, weight_cache_bytes=size)
+    return msgspec.structs.replace(settings, weight_cache=folder, torch=torch)
 
 
 def _create(settings: Settings, clock: Clock, on_failure: OnFailure) -> Engine:

@@ -113,6 +113,21 @@ def bring(source: Path, target: Path, file: ManifestFile, *, hard_links: bool) -
     return stamp
 
 
+def checked(target: Path, file: ManifestFile) -> bytes:
+    """The stamp of a file that somebody has written for us, if it is `file`; on disk before this returns.
+
+    :raises EngineLoadError: it is another file; the message names it.
+    :raises OSError: it cannot be read.
+    """
+    check_size(target, file)
+    stamp = stamp_of(target)
+    with target.open("rb") as written:
+        os.fsync(written.fileno())
+    if sha256_file(target) != file.sha256 or stamp_of(target) != stamp:
+        raise EngineLoadError(f"{file.path}: what came has another sha256 than the manifest says")
+    return stamp
+
+
 def _clone(source: Path, target: Path) -> bool:
     try:
         with source.open("rb") as reader, target.open("wb") as writer:

@@ -19,7 +19,7 @@ from libs.mux.wake import Wake
 from libs.rpc import make_channel
 from libs.telemetry import get_logger
 from services.worker import metrics
-from services.worker.engines.port import Capacity
+from services.worker.engines.port import Capacity, EngineInfo
 
 log = get_logger(__name__)
 
@@ -36,7 +36,8 @@ class CapacityReporter:
     def __init__(
         self,
         *,
-        hello: admission_pb2.WorkerHello,
+        hello: Callable[[EngineInfo], admission_pb2.WorkerHello],
+        info: Callable[[], EngineInfo],
         capacity: Callable[[], Capacity],
         draining: Callable[[], bool],
         verifier: GrantVerifier,
@@ -48,8 +49,11 @@ class CapacityReporter:
         report_interval: float,
         key_grace: float,
     ) -> None:
-        """`capacity` and `draining` are read for each report. `on_preempt` gets request ids, `on_drain` a reason."""
+        """`info`, `capacity` and `draining` are read for each report: a worker that serves nothing says no Hello, one
+        whose sizes change says it anew, and models that come and go travel with the reports. `on_preempt` gets request
+        ids, `on_drain` a reason."""
         self.hello = hello
+        self.info = info
         self.capacity = capacity
         self.draining = draining
         self.verifier = verifier
@@ -110,6 +114,8 @@ class CapacityLink:
         async with make_channel(self._address, tls=reporter.tls, server_name="admission.weir.internal") as channel:
             stub = admission_pb2_grpc.AdmissionServiceStub(channel)
             while True:
+                while not reporter.info().models:
+                    await self.wake.wait()
                 began = reporter.clock.monotonic()
                 try:
                     await self._serve(stub.ReportCapacity())
@@ -126,10 +132,11 @@ class CapacityLink:
         """One stream, from Hello to its end. Its key outlives it by a grace: grants under it are on their way."""
         reporter = self._reporter
         key_id = ""
+        info = reporter.info()
         writer: asyncio.Task[None] | None = None
         try:
             async with asyncio.timeout(_CONNECT_TIMEOUT):
-                await rpc.write(admission_pb2.ReportCapacityRequest(hello=reporter.hello))
+                await rpc.write(admission_pb2.ReportCapacityRequest(hello=reporter.hello(info)))
                 frame = await rpc.read()
             if frame is grpc.aio.EOF or frame.WhichOneof("frame") != "welcome":
                 return
@@ -144,7 +151,7 @@ class CapacityLink:
             metrics.CAPACITY_STREAMS.inc()
             reporter.live += 1
             reporter.taken_in.set()
-            writer = asyncio.create_task(self._report(rpc, to_seconds(welcome.heartbeat)))
+            writer = asyncio.create_task(self._report(rpc, info, to_seconds(welcome.heartbeat)))
             await self._listen(rpc)
         finally:
             if key_id:
@@ -164,8 +171,9 @@ class CapacityLink:
             elif kind == "drain":
                 self._reporter.on_drain(frame.drain.reason)
 
-    async def _report(self, rpc: Any, silence: float) -> None:
-        """Report on change, at most once per `report_interval`, and often enough never to seem lost."""
+    async def _report(self, rpc: Any, told: EngineInfo, silence: float) -> None:
+        """Report on change, at most once per `report_interval`, and often enough never to seem lost. Ends the stream
+        when Hello must be said anew."""
         reporter = self._reporter
         heartbeat = max(_MIN_HEARTBEAT, silence / 3) if silence else 1.0
         sent: tuple[object, ...] | None = None
@@ -173,7 +181,12 @@ class CapacityLink:
         try:
             while True:
                 load = reporter.capacity()
-                draining = reporter.draining()
+                info = reporter.info()
+                if info.models and _sizes(info) != _sizes(told):
+                    rpc.cancel()
+                    return
+                changed = info.models if info.models != told.models else ()
+                draining = reporter.draining() or not info.models
                 state = (
                     load.free_blocks,
                     load.running,
@@ -183,10 +196,11 @@ class CapacityLink:
                     load.preemptions_total,
                     load.resident,
                     draining,
+                    changed,
                 )
                 now = reporter.clock.monotonic()
                 if state != sent or now >= due:
-                    await rpc.write(report_frame(load, draining))
+                    await rpc.write(report_frame(load, draining, changed))
                     sent, due = state, now + heartbeat
                     await asyncio.sleep(reporter.report_interval)
                     continue
@@ -197,6 +211,10 @@ class CapacityLink:
                     continue
         except _FAULTS:
             rpc.cancel()  # the reader sees the stream's status
+
+
+def _sizes(info: EngineInfo) -> tuple[int, ...]:
+    return info.block_size, info.total_blocks, info.max_running, info.max_context
 
 
 def report_frame(load: Capacity, draining: bool, versions: Iterable[str] = ()) -> admission_pb2.ReportCapacityRequest:

@@ -202,9 +202,22 @@ class Settings(ServiceSettings, frozen=True, kw_only=True, forbid_unknown_fields
     """Seconds before the engine is started again; doubled with each failure in the window, at most 10 s."""
     engine_silence: float = 60.0
     """Seconds without a step, while sequences run or wait, after which an engine counts as failed."""
-    models: dict[str, str] = {}
-    """Models to serve from the start, whatever the registry wants: model version ("weir-fast@1") to its folder. Without a folder the simulated engine makes the model up; the others
-    leave it out, so that a profile can take a model away from a worker."""
+    models: dict[str, str] = msgspec.field(default_factory=dict)
+    """Models to serve from the start, whatever the registry wants: model version ("weir-fast@1") to its folder. Without
+    a folder the simulated engine makes the model up; the others leave it out, so that a profile can take a model away
+    from a worker."""
+    blobs: str = ""
+    """Where model files lie (`file:///path`, `s3://bucket/prefix`): with it the worker loads what the registry wants in
+    its pool; empty: only `models`."""
+    weight_cache: str = ""
+    """Folder of the local weight cache, which workers of one machine may share; empty: `weights` in the state
+    directory. Engines read their models from it."""
+    weight_cache_bytes: int = 10_737_418_240
+    """Its bound."""
+    require_signatures: bool = False
+    """Refuse versions that are not signed, or whose namespace has no trust policy."""
+    min_residency: float = 30.0
+    """Seconds that a version stays loaded at least, once nobody wants it any more or not."""
     torch: TorchOptions = TorchOptions()
     """For engine "torch"."""
     simulated: SimulatedOptions = SimulatedOptions()

@@ -62,6 +62,7 @@ class _Sequence:
         "held",
         "interrupted",
         "mailbox",
+        "model",
         "number",
         "produced",
         "prompt_tokens",
@@ -74,6 +75,7 @@ class _Sequence:
         self.mailbox = mailbox
         self.number = asked.number
         self.request_id = asked.request_id
+        self.model = asked.model
         self.prompt_tokens = asked.prompt_tokens
         self.start = start
         self.first_at = 0.0
@@ -140,6 +142,11 @@ class Hub:
     def live(self) -> int:
         """Sequences that have not ended."""
         return len(self._sequences)
+
+    @property
+    def busy_models(self) -> frozenset[str]:
+        """Models with live sequences."""
+        return frozenset(sequence.model for sequence in self._sequences.values())
 
     def on_change(self, callback: Callable[[], None]) -> None:
         """Call back whenever the load may have changed: after each step, submission and cancel."""

@@ -21,7 +21,7 @@ import os
 import shutil
 import tempfile
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, replace
@@ -30,6 +30,7 @@ from pathlib import Path
 from libs.clock import Clock, SystemClock
 from services.worker.cache_files import (
     bring,
+    checked,
     fsync_folder,
     held_alive,
     is_held,
@@ -40,6 +41,10 @@ from services.worker.cache_files import (
 )
 from services.worker.engines.port import EngineLoadError
 from services.worker.manifest import HASH_THREADS, MANIFEST, Manifest, ManifestFile, parse_manifest, sha256_file
+
+Bring = Callable[[ManifestFile, Path], None]
+"""Writes a model's file to a path that does not exist yet. It may raise EngineLoadError, or whatever else tells the
+caller of `WeightCache.fetch` why it could not."""
 
 
 class CacheUnavailableError(Exception):
@@ -84,9 +89,10 @@ class WeightCache:
 
     # ---- use ------------------------------------------------------------------------------------------------------
 
-    def fetch(self, source: Path, manifest: Manifest, *, full: bool = False) -> Path:
+    def fetch(self, source: Path | Bring, manifest: Manifest, *, full: bool = False) -> Path:
         """A folder with exactly the files of `manifest`, each verified; missing ones come from the folder `source`,
-        which need not exist otherwise. The model is not evicted before `release` or the end of the process.
+        which need not exist otherwise, or are brought by it. The model is not evicted before `release` or the end of
+        the process.
 
         A file is trusted when it has not changed since its digest was last computed; `full` computes all again.
 
@@ -166,7 +172,7 @@ class WeightCache:
                 self._write(record, manifest.content)
             self._touch(record)
 
-    def _complete(self, source: Path, folder: Path, manifest: Manifest, full: bool) -> None:
+    def _complete(self, source: Path | Bring, folder: Path, manifest: Manifest, full: bool) -> None:
         needed = {file.sha256: file for file in manifest.files}
         with ThreadPoolExecutor(HASH_THREADS, thread_name_prefix="weight-cache") as pool:
             sound = pool.map(lambda file: self._sound(file, full), needed.values())
@@ -176,9 +182,13 @@ class WeightCache:
                 self._bring(source, missing, pool)
         self._publish(folder, manifest)
 
-    def _bring(self, source: Path, missing: list[ManifestFile], pool: ThreadPoolExecutor) -> None:
+    def _bring(self, source: Path | Bring, missing: list[ManifestFile], pool: ThreadPoolExecutor) -> None:
         def bring_one(file: ManifestFile) -> bytes:
-            return bring(source / file.path, staging / file.sha256, file, hard_links=self._hard_links)
+            target = staging / file.sha256
+            if isinstance(source, Path):
+                return bring(source / file.path, target, file, hard_links=self._hard_links)
+            source(file, target)
+            return checked(target, file)
 
         with self._reserved(sum(file.size for file in missing)) as staging:
             coming = [pool.submit(bring_one, file) for file in missing]

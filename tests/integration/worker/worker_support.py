@@ -180,7 +180,7 @@ async def rig(
     settings = Settings(
         service="worker",
         instance="worker-a",
-        engine="simulated",
+        engine=changes.pop("engine", "simulated"),
         simulated=options,
         tls=tls_of("worker"),
         admission=(f"127.0.0.1:{admission.port}",) if fixed else (),

@@ -1,0 +1,283 @@
+"""Keeps the engine's models what the registry wants: fetch → verify → load → ready, one version after the other.
+
+`policy/desired.py` decides, this carries it out. A version that cannot be loaded fails alone, with its reason told in
+the registry; the others are served on.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
+from typing import Protocol
+
+from weir.registry.v1 import registry_pb2 as pb
+
+from libs.artifacts import BlobStore, manifest_digest
+from libs.clock import Clock
+from libs.registry import RegistrySnapshot, RegistryView
+from libs.rollouts import desired_versions
+from libs.telemetry import get_logger
+from services.worker import metrics
+from services.worker.engines.driven import CoreEndedError, EngineStoppedError
+from services.worker.engines.port import EngineLoadError
+from services.worker.fetching import fetch_version
+from services.worker.policy.desired import Fault, Held, Plan, State, Wanted, next_plan, settled
+from services.worker.verification import RefusedError, basis_of, check_version
+from services.worker.weight_cache import WeightCache
+
+log = get_logger(__name__)
+
+_LOOK_AGAIN = 60.0
+"""Seconds after which time alone may have changed what is wanted: versions are kept warm for so long and no longer."""
+
+
+class Loader(Protocol):
+    """The part of an engine that is used here."""
+
+    async def load(self, model: str, folder: str) -> dict[str, float]:
+        """See `Engine.load`."""
+
+    async def unload(self, model: str) -> None:
+        """See `Engine.unload`."""
+
+
+class DesiredState:
+    """Run `run()` while the engine is up for the first time; `states` tells how far each version is."""
+
+    def __init__(
+        self,
+        *,
+        pool: str,
+        view: RegistryView,
+        engine: Loader,
+        busy: Callable[[], frozenset[str]],
+        blobs: BlobStore,
+        cache: WeightCache,
+        clock: Clock,
+        require_signatures: bool,
+        min_residency: float,
+        on_change: Callable[[], None],
+    ) -> None:
+        """`busy` names the models with live sequences; `on_change` is called whenever `states` changed."""
+        self._pool = pool
+        self._view = view
+        self._engine = engine
+        self._busy = busy
+        self._blobs = blobs
+        self._cache = cache
+        self._clock = clock
+        self._require_signatures = require_signatures
+        self._min_residency = min_residency
+        self._on_change = on_change
+        self._held: dict[str, Held] = {}
+        self._folders: dict[str, Path] = {}
+        self._leaving: dict[str, asyncio.Task[None]] = {}
+        self._news = asyncio.Event()
+        self.settled = asyncio.Event()
+        """Set once the worker may say that it is there; see `policy.desired.settled`."""
+
+    @property
+    def states(self) -> list[pb.ModelState]:
+        """How far each version is, by name."""
+        return [
+            # The numbers are the proto's.
+            pb.ModelState(model_version=name, state=int(each.state), detail=each.detail, digest=each.digest)  # type: ignore[arg-type]
+            for name, each in sorted(self._held.items())
+        ]
+
+    def has(self, models: Mapping[str, str]) -> None:
+        """These are served from the start and stay, whatever the registry wants: version → digest, "" if unknown."""
+        for model, digest in models.items():
+            self._put(Held(model, State.READY, digest, since=self._clock.monotonic(), fixed=True))
+
+    def lost(self, model: str, error: EngineLoadError) -> None:
+        """A fresh engine could not load what the one before had."""
+        held = self._held.get(model)
+        if held is not None and held.state is State.READY and not held.fixed:
+            self._give_back(model)
+            self._fail(held, Fault.LOAD, str(error))
+            self._news.set()
+
+    async def run(self) -> None:
+        """Go on until cancelled."""
+        stop = self._view.on_change(lambda _: self._news.set())
+        try:
+            while True:
+                self._news.clear()
+                wanted = self._wanted(self._view.snapshot)
+                plan = next_plan(
+                    [each for each in wanted if each.model not in self._leaving],
+                    {name: held for name, held in self._held.items() if name not in self._leaving},
+                    now=self._clock.monotonic(),
+                    busy=self._busy(),
+                    min_residency=self._min_residency,
+                )
+                for model in plan.forget:
+                    self._drop(model)
+                if settled(wanted, self._held):
+                    self.settled.set()
+                if plan.load is not None:
+                    await self._bring(plan.load)
+                    continue
+                for model in plan.unload:
+                    self._leaving[model] = asyncio.create_task(self._take_out(model), name=f"unload.{model}")
+                if not plan.unload:
+                    await self._wait(plan)
+        finally:
+            stop()
+            leaving = list(self._leaving.values())
+            for task in leaving:
+                task.cancel()
+            await asyncio.gather(*leaving, return_exceptions=True)
+
+    # ---- inside ---------------------------------------------------------------------------------------------------
+
+    def _wanted(self, snapshot: RegistrySnapshot) -> list[Wanted]:
+        given = {target.model_version for alias in snapshot.aliases.values() for target in alias.targets}
+        return [
+            Wanted(
+                model=name,
+                digest=snapshot.model_versions[name].digest,
+                basis=basis_of(snapshot.model_versions[name], snapshot),
+                first=name in given,
+            )
+            for name in desired_versions(snapshot, self._pool, self._clock.time())
+        ]
+
+    async def _wait(self, plan: Plan) -> None:
+        with suppress(TimeoutError):
+            async with asyncio.timeout(min(plan.wait, _LOOK_AGAIN)):
+                await self._news.wait()
+
+    async def _bring(self, wanted: Wanted) -> None:
+        """Load a version, unless it stops being wanted meanwhile."""
+        before = self._held.get(wanted.model)
+        # Of a version that was deleted and made anew with other content the old one must go first.
+        beginning = Held(
+            wanted.model, State.FETCHING, wanted.digest, wanted.basis, attempts=before.attempts if before else 0
+        )
+        self._put(beginning)
+        loading = asyncio.ensure_future(self._load(beginning))
+        try:
+            while not loading.done():
+                news = asyncio.ensure_future(self._news.wait())
+                try:
+                    await asyncio.wait((loading, news), return_when=asyncio.FIRST_COMPLETED)
+                finally:
+                    news.cancel()
+                self._news.clear()
+                now = {each.model: each.digest for each in self._wanted(self._view.snapshot)}
+                if not loading.done() and now.get(wanted.model) != wanted.digest:
+                    log.info("model_not_wanted_any_more", model=wanted.model)
+                    break
+        finally:
+            if not loading.done():
+                loading.cancel()
+                await asyncio.wait((loading,))
+        self._news.set()  # what came meanwhile is looked at in full
+        if loading.cancelled():
+            self._drop(wanted.model)
+        else:
+            loading.result()
+
+    async def _load(self, held: Held) -> None:
+        model = held.model
+        began = self._clock.monotonic()
+        try:
+            version = self._view.snapshot.model_versions[model]
+            self._check(version)
+            folder = self._folders[model] = await fetch_version(version, self._blobs, self._cache)
+            fetched = self._clock.monotonic()
+            held = self._put(replace(held, state=State.VERIFYING))
+            # Once more: who is trusted may have changed while the files came.
+            digest = await asyncio.to_thread(self._check, version)
+            verified = self._clock.monotonic()
+            held = self._put(replace(held, state=State.LOADING, digest=digest))
+            seconds = await self._engine.load(model, str(folder))
+        except RefusedError as error:
+            self._give_back(model)
+            self._fail(held, error.fault, str(error))
+        except EngineLoadError as error:
+            self._give_back(model)
+            self._fail(held, Fault.LOAD, str(error))
+        except (EngineStoppedError, CoreEndedError) as error:
+            self._give_back(model)
+            self._fail(held, Fault.ENGINE, f"{model}: {error}")
+        except OSError as error:
+            self._give_back(model)
+            self._fail(held, Fault.FETCH, f"{model}: {error.strerror or type(error).__name__}")
+        except asyncio.CancelledError:
+            await self._engine.unload(model)
+            self._give_back(model)
+            raise
+        except Exception as error:  # a fault of ours must not end the versions that are served
+            log.error("model_load_broke", model=model, exc_info=error)
+            self._give_back(model)
+            self._fail(held, Fault.ENGINE, f"{model}: {type(error).__name__}")
+        else:
+            stages = {"fetch": fetched - began, "signature": verified - fetched, **seconds}
+            metrics.loaded(model, stages)
+            log.info("model_ready", model=model, digest=digest, seconds=round(self._clock.monotonic() - began, 3))
+            self._put(replace(held, state=State.READY, since=self._clock.monotonic(), detail="", attempts=0))
+
+    def _check(self, version: pb.ModelVersion) -> str:
+        return check_version(version, self._view.snapshot, now=self._clock.time(), required=self._require_signatures)
+
+    async def _take_out(self, model: str) -> None:
+        """Unload a version; a sequence that came at the last moment still runs to its end."""
+        log.info("model_unloaded", model=model)
+        try:
+            await self._engine.unload(model)
+        except EngineLoadError as error:  # an adapter rests on it
+            log.warning("model_stays", model=model, reason=str(error))
+            self._put(replace(self._held[model], fixed=True))
+        else:
+            self._give_back(model)
+            self._drop(model)
+            metrics.unloaded(model)
+            # There is room now for what the engine refused before.
+            for held in list(self._held.values()):
+                if held.fault is Fault.LOAD and held.state is State.FAILED:
+                    self._held[held.model] = replace(held, basis="")
+        finally:
+            self._leaving.pop(model, None)
+            self._news.set()
+
+    def _fail(self, held: Held, fault: Fault, detail: str) -> None:
+        log.error("model_failed", model=held.model, fault=fault.value, reason=detail)
+        metrics.MODEL_FAILURES.labels(fault.value).inc()
+        self._put(
+            replace(
+                held,
+                state=State.FAILED,
+                since=self._clock.monotonic(),
+                fault=fault,
+                detail=detail,
+                attempts=held.attempts + 1,
+            )
+        )
+
+    def _put(self, held: Held) -> Held:
+        self._held[held.model] = held
+        metrics.model_state(held.model, held.state.name.lower())
+        self._on_change()
+        return held
+
+    def _drop(self, model: str) -> None:
+        if self._held.pop(model, None) is not None:
+            metrics.model_state(model, None)
+            self._on_change()
+
+    def _give_back(self, model: str) -> None:
+        folder = self._folders.pop(model, None)
+        if folder is not None:
+            self._cache.release(folder)
+
+
+def digests_of(models: Mapping[str, str], snapshot: RegistrySnapshot) -> dict[str, str]:
+    """What the registry says of configured models whose files agree with it (see `models.check_models`)."""
+    known = snapshot.model_versions
+    return {model: known[model].digest or manifest_digest(known[model]) if model in known else "" for model in models}

@@ -1,0 +1,146 @@
+"""What a worker does next to have ready what the registry wants. Pure: times are seconds on any steady clock.
+
+- One version is loaded at a time: those that aliases give first, then the others.
+- Nothing is unloaded while something can be loaded; then what nobody wants goes, once it has been in memory for a while
+  and runs nothing.
+- A version that failed is tried again when what its failure rests on has changed (its record, its namespace's trust
+  policy, its safety policy), or after a growing pause when the cause may pass by itself. A signature or a digest that
+  does not hold never passes by itself.
+"""
+
+from __future__ import annotations
+
+import enum
+import math
+from collections.abc import Mapping, Sequence, Set
+from dataclasses import dataclass, field
+
+_FIRST_RETRY, _LONGEST_RETRY = 1.0, 60.0  # seconds
+_LOOK_AGAIN = 1.0  # seconds; at what is to go and still runs something
+
+
+class State(enum.IntEnum):
+    """How far a version is. The numbers equal `weir.registry.v1.LoadState`."""
+
+    FETCHING = 1
+    VERIFYING = 2
+    LOADING = 3
+    READY = 4
+    FAILED = 5
+
+
+class Fault(enum.StrEnum):
+    """Why a version is not served; the label of a metric."""
+
+    SIGNATURE = "signature"  # it is not signed as its namespace demands
+    DIGEST = "digest"  # its content, or a file, is not what the record says
+    POLICY = "policy"  # its safety policy is not there
+    SOURCE = "source"  # its files are where this worker does not fetch from
+    FETCH = "fetch"  # the blob store lacks a file or does not answer
+    DISK = "disk"  # the local cache cannot hold it
+    LOAD = "load"  # the engine refuses it
+    ENGINE = "engine"  # the engine was not there
+
+
+_PASSING = frozenset({Fault.FETCH, Fault.DISK, Fault.ENGINE})
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """A version that the registry wants here."""
+
+    model: str
+    digest: str
+    """Its content's."""
+    basis: str
+    """All that the decision to load it rests on, as text; a failure is tried again when it changes."""
+    first: bool = False
+    """An alias gives it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Held:
+    """A version that was begun."""
+
+    model: str
+    state: State
+    digest: str
+    basis: str = ""
+    since: float = 0.0
+    """When it came to be in this state."""
+    fixed: bool = False
+    """Configured, not wanted by the registry: it stays."""
+    fault: Fault | None = None
+    detail: str = ""
+    attempts: int = 0
+    """Failures in a row."""
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What to do now; with nothing to do, when to ask again."""
+
+    load: Wanted | None = None
+    unload: tuple[str, ...] = field(default=())
+    forget: tuple[str, ...] = field(default=())
+    """Failed ones that nobody wants any more."""
+    wait: float = math.inf
+    """Seconds; sooner when anything changes."""
+
+
+def next_plan(
+    wanted: Sequence[Wanted], held: Mapping[str, Held], *, now: float, busy: Set[str], min_residency: float
+) -> Plan:
+    """The next thing to do. `busy` are the models that run something; a version in memory stays for `min_residency`
+    seconds at least. Nothing is under way when this is asked."""
+    by_name = {each.model: each for each in wanted}
+    forget = tuple(
+        name for name, each in held.items() if each.state is State.FAILED and name not in by_name and not each.fixed
+    )
+    waits: list[float] = []
+    candidates: list[tuple[bool, int, str, Wanted]] = []
+    for each in wanted:
+        begun = held.get(each.model)
+        pause = 0.0 if begun is None else _pause(each, begun, now)
+        if pause <= 0:
+            candidates.append((not each.first, begun.attempts if begun else 0, each.model, each))
+        else:
+            waits.append(pause)
+    if candidates:
+        return Plan(load=min(candidates)[3], forget=forget)
+    unload: list[str] = []
+    for name, have in held.items():
+        if have.state is not State.READY or have.fixed or _is(by_name.get(name), have):
+            continue
+        replaced = name in by_name  # by other content of the same name
+        left = 0.0 if replaced else have.since + min_residency - now
+        if left > 0 or name in busy:
+            waits.append(max(left, _LOOK_AGAIN if name in busy else 0.0))
+        else:
+            unload.append(name)
+    return Plan(unload=tuple(sorted(unload)), forget=forget, wait=min(waits, default=math.inf))
+
+
+def settled(wanted: Sequence[Wanted], held: Mapping[str, Held]) -> bool:
+    """Whether the worker may say that it is there: it can serve something, nothing is wanted of it, or all that is
+    wanted has been tried and failed, which is for all to see then."""
+    states = [held[each.model].state if each.model in held else None for each in wanted]
+    if any(each.state is State.READY for each in held.values()):
+        return True
+    return all(state is State.FAILED for state in states)
+
+
+def _is(wanted: Wanted | None, held: Held) -> bool:
+    return wanted is not None and wanted.digest == held.digest
+
+
+def _pause(wanted: Wanted, held: Held, now: float) -> float:
+    """Seconds until it is to be loaded (again); infinity while that is of no use."""
+    if held.state is not State.FAILED:
+        return math.inf
+    if held.basis != wanted.basis:
+        return 0.0
+    if held.fault not in _PASSING:
+        return math.inf
+    delay = min(_LONGEST_RETRY, _FIRST_RETRY * 2.0 ** (min(held.attempts, 16) - 1))
+    return held.since + delay - now
