@@ -16,6 +16,7 @@ from weir.registry.v1 import registry_pb2 as pb
 from weir.registry.v1 import registry_pb2_grpc
 
 from libs import apikeys
+from libs.apikeys.principals import principals_of
 from libs.changes import Change, Committed, M, Writer, nothing
 from libs.clock import Clock
 from libs.errors import Reason, WeirError
@@ -197,7 +198,9 @@ class RegistryServicer(registry_pb2_grpc.RegistryServiceServicer):
             key_id=get_metadata(context, "x-weir-key-id"),
             tenant=get_metadata(context, "x-weir-tenant"),
         )
-        bindings = {name: binding_of(role.roles, role.namespaces) for name, role in self._view.snapshot.roles.items()}
+        known = self._view.snapshot.roles
+        names = (*principals_of(caller.key_id, caller.tenant), caller.spiffe)
+        bindings = {name: binding_of(known[name].roles, known[name].namespaces) for name in names if name in known}
         grant = authorize(
             rpc,
             caller,
