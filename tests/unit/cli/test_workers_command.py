@@ -102,6 +102,11 @@ def test_what_is_not_known_is_not_shown_as_zero() -> None:
     assert len([line for line in lines if " m@1 " in line]) == 3
 
 
+def test_what_a_worker_says_that_it_has_ready_goes_before_what_it_registered_with() -> None:
+    [row] = workers.merged([endpoint("w0")], [state("w0", model_versions=["m@1", "m@3"])])
+    assert dict(zip(workers._COLUMNS, workers.cells(row), strict=True))["MODELS"] == ["m@1", "m@3"]
+
+
 def test_a_draining_worker_that_left_the_registry_is_still_listed() -> None:
     present, gone = workers.merged([endpoint("w1")], [state("w1"), state("w2", draining=True)])
     assert (present["instance"], gone["instance"]) == ("w1", "w2")
