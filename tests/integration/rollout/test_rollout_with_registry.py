@@ -1,0 +1,228 @@
+"""Rollouts that operators begin and steer through the real registry, beside the real controller."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import grpc
+import pytest
+from weir.registry.v1 import registry_pb2 as pb
+from weir.registry.v1 import registry_pb2_grpc
+from weir.rollout.v1 import rollout_pb2, rollout_pb2_grpc
+
+from libs.config import TlsFiles
+from libs.errors import Reason, WeirError
+from libs.pki import issue
+from libs.registry import MemoryStore, RegistrySnapshot, RegistryView, Store
+from libs.rpc import make_channel
+from libs.service.process import serve
+from services.registry.app import build as build_registry
+from services.registry.config import Settings as RegistrySettings
+from services.rollout.app import build
+from tests.integration.rollout.rollout_mesh import (
+    ALIAS,
+    BOUND,
+    NEW,
+    OLD,
+    WATCH,
+    Gateway,
+    Quality,
+    controller,
+    ended,
+    following,
+    history,
+    populate,
+    reporting,
+    seconds,
+    settings,
+    store_of,
+    write,
+)
+from tests.support.etcd import EtcdServer
+
+GOOD = {OLD: Quality(), NEW: Quality()}
+
+
+@contextlib.asynccontextmanager
+async def registry(store: Store, folder: Path) -> AsyncIterator[Any]:
+    """Its stub, over a server of its own."""
+    (folder / "pepper").write_text("0123456789abcdef0123456789abcdef\n")
+    config = RegistrySettings(
+        service="registry",
+        instance="registry-0",
+        pepper_file=str(folder / "pepper"),
+        audit_target="",
+        drain_seconds=0.1,
+    )
+    async with serve(await build_registry(config, store=store), config) as running:
+        await running.ready.wait()
+        async with make_channel(f"127.0.0.1:{running.port}", tls=None, translate_errors=True) as channel:
+            yield registry_pb2_grpc.RegistryServiceStub(channel)
+
+
+def wanted(**more: Any) -> pb.StartRolloutRequest:
+    made = pb.Rollout(alias=ALIAS, reason="it is better", alpha=0.05, revision=-1, **more)
+    made.arms.add(name="canary", model_version=NEW)
+    for weight in (1000, 5000):
+        made.steps.add(weight=weight, min_duration=seconds(0.05), min_samples=100)
+    return pb.StartRolloutRequest(rollout=made)
+
+
+def steer(how: pb.Steering) -> pb.SteerRolloutRequest:
+    return pb.SteerRolloutRequest(alias=ALIAS, steering=how, change=pb.ChangeOptions(reason="I say so"))
+
+
+async def until(view: RegistryView, condition: Any) -> RegistrySnapshot:
+    async with asyncio.timeout(BOUND):
+        return await view.wait_until(lambda s: ALIAS in s.rollouts and condition(s.rollouts[ALIAS]))
+
+
+async def prepared(store: Store) -> None:
+    await populate(store)
+    await write(store, pb.Slo(route="generate", tier="fast", availability=0.99))
+
+
+async def test_begun_paused_resumed_and_promoted(etcd: EtcdServer, tmp_path: Path) -> None:
+    store = store_of(etcd.endpoint)
+    await prepared(store)
+    async with (
+        following(store) as view,
+        controller(store) as (_, running),
+        registry(store, tmp_path) as stub,
+        reporting(Gateway(view, f"127.0.0.1:{running.port}", GOOD)),
+    ):
+        begun = wanted()
+        # It waits in its last step until it was paused there.
+        begun.rollout.steps[1].min_duration.CopyFrom(seconds(0.3))
+        made = (await stub.StartRollout(begun, timeout=20)).rollout
+        assert made.baseline == OLD
+        await until(view, lambda found: found.state.step == 1)
+        await stub.SteerRollout(steer(pb.STEERING_PAUSE), timeout=20)
+        with pytest.raises(WeirError) as caught:
+            await stub.StartRollout(wanted(), timeout=20)
+        assert caught.value.reason is Reason.CONFLICT
+        await until(view, lambda found: found.state.paused)
+        await stub.SteerRollout(steer(pb.STEERING_RESUME), timeout=20)
+        done = await ended(view, made.id)
+        assert done.state.phase == pb.ROLLOUT_PHASE_PROMOTED
+        actions = [entry.action for entry in await history(store)]
+        assert actions == [
+            "registry.StartRollout",
+            "rollout.Advance",
+            "rollout.Advance",
+            "registry.SteerRollout",
+            "registry.SteerRollout",
+            "rollout.Promote",
+        ]
+        async with make_channel(f"127.0.0.1:{running.port}", tls=None) as channel:
+            stub_rollout = rollout_pb2_grpc.RolloutServiceStub(channel)
+            found = await stub_rollout.GetRollout(rollout_pb2.GetRolloutRequest(alias=ALIAS), timeout=5)
+        kinds = [decision.kind for decision in found.status.decisions]
+        assert kinds == ["promote", "resume", "pause", "advance", "advance", "start"]
+        assert [arm.weight for arm in found.status.arms] == [0, 10_000]
+    await store.close()
+
+
+@pytest.mark.parametrize("field", ["kill", "freeze"])
+async def test_a_switch_holds_and_lets_go(etcd: EtcdServer, tmp_path: Path, field: str) -> None:
+    store = store_of(etcd.endpoint)
+    await prepared(store)
+    async with (
+        following(store) as view,
+        controller(store) as (_, running),
+        registry(store, tmp_path) as stub,
+        reporting(Gateway(view, f"127.0.0.1:{running.port}", GOOD)),
+    ):
+        begun = wanted()
+        begun.rollout.steps[0].min_duration.CopyFrom(seconds(1.0))
+        await stub.StartRollout(begun, timeout=20)
+        await until(view, lambda found: found.state.phase == pb.ROLLOUT_PHASE_CANARY)
+        switch = pb.RolloutSwitch(reason="an incident", **{field: True})
+        set_to = (await stub.SetRolloutSwitch(pb.SetRolloutSwitchRequest(switch=switch), timeout=20)).switch
+        held = (await until(view, lambda found: found.state.held)).rollouts[ALIAS]
+        assert "an incident" in held.state.reason
+        cleared = pb.RolloutSwitch(revision=set_to.revision)
+        await stub.SetRolloutSwitch(pb.SetRolloutSwitchRequest(switch=cleared), timeout=20)
+        done = await ended(view, held.id)
+        assert done.state.phase == pb.ROLLOUT_PHASE_PROMOTED
+    await store.close()
+
+
+async def test_an_abort_is_the_last_word(etcd: EtcdServer, tmp_path: Path) -> None:
+    store = store_of(etcd.endpoint)
+    await prepared(store)
+    async with (
+        following(store) as view,
+        controller(store) as (_, running),
+        registry(store, tmp_path) as stub,
+        reporting(Gateway(view, f"127.0.0.1:{running.port}", GOOD)),
+    ):
+        begun = wanted()
+        begun.rollout.steps[0].min_duration.CopyFrom(seconds(600))
+        first = (await stub.StartRollout(begun, timeout=20)).rollout
+        await until(view, lambda found: found.state.phase == pb.ROLLOUT_PHASE_CANARY)
+        abort = pb.AbortRolloutRequest(alias=ALIAS, change=pb.ChangeOptions(reason="no more"))
+        await stub.AbortRollout(abort, timeout=20)
+        aborted = await ended(view, first.id)
+        assert aborted.state.phase == pb.ROLLOUT_PHASE_ABORTED
+        # The next one starts from nothing: other counts, other decisions.
+        second = (await stub.StartRollout(wanted(), timeout=20)).rollout
+        assert second.id != first.id
+        done = await ended(view, second.id)
+        assert done.state.phase == pb.ROLLOUT_PHASE_PROMOTED
+        async with make_channel(f"127.0.0.1:{running.port}", tls=None) as channel:
+            stub_rollout = rollout_pb2_grpc.RolloutServiceStub(channel)
+            found = await stub_rollout.GetRollout(rollout_pb2.GetRolloutRequest(alias=ALIAS), timeout=5)
+        assert [decision.kind for decision in found.status.decisions] == ["promote", "advance", "advance", "start"]
+    await store.close()
+
+
+async def test_who_may_report_and_read(tmp_path: Path) -> None:
+    def tls(service: str) -> TlsFiles:
+        files = issue(tmp_path, service)
+        return TlsFiles(ca=files.ca, cert=files.cert, key=files.key)
+
+    store = MemoryStore()
+    await prepared(store)
+    config = settings(tls=tls("rollout"))
+    async with serve(await build(config, store=store), config, deadline_optional=(WATCH,)) as running:
+        await running.ready.wait()
+
+        @contextlib.asynccontextmanager
+        async def stub_of(service: str) -> AsyncIterator[Any]:
+            target = f"127.0.0.1:{running.port}"
+            async with make_channel(target, tls=tls(service), server_name="rollout.weir.internal") as channel:
+                yield rollout_pb2_grpc.RolloutServiceStub(channel)
+
+        async def denied(awaitable: Any) -> bool:
+            try:
+                await awaitable
+            except grpc.aio.AioRpcError as error:
+                return error.code() is grpc.StatusCode.PERMISSION_DENIED
+            return False
+
+        async def report(stub: Any) -> Any:
+            stream = stub.ReportOutcomes(timeout=20)
+            with contextlib.suppress(asyncio.InvalidStateError):
+                await stream.write(rollout_pb2.ReportOutcomesRequest(source="x", incarnation="1"))
+                if (answer := await stream.read()) is not grpc.aio.EOF:
+                    stream.cancel()
+                    return answer
+            return await stream
+
+        slo, scores = rollout_pb2.GetSloStatusRequest(), rollout_pb2.ReportScoresRequest()
+        async with stub_of("worker") as stub:
+            assert await denied(report(stub))
+            assert await denied(stub.ReportScores(scores, timeout=20))
+            assert await denied(stub.GetSloStatus(slo, timeout=20))
+        async with stub_of("gateway") as stub:
+            assert not await denied(report(stub))
+            assert not await denied(stub.ReportScores(scores, timeout=20))
+        async with stub_of("cli") as stub:
+            assert await denied(report(stub))
+            assert not await denied(stub.GetSloStatus(slo, timeout=20))
+    await store.close()
