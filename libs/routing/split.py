@@ -124,10 +124,13 @@ def split_of(snapshot: RegistrySnapshot, alias: str, tenants: frozenset[str], be
 
 
 def _chosen(rollout_id: str, tenants: frozenset[str], most: int, before: Split | None) -> frozenset[str]:
-    if before is not None and before.only is not None:
-        same = before.rollout_id == rollout_id and before.chosen_from == tenants
-        if same and len(before.only) == min(most, len(tenants)):
-            return before.only
+    """As `choose_tenants`, but of an earlier choice only its members and newcomers are drawn again: whoever was not
+    chosen then has a greater hash than all who were."""
+    if before is not None and before.rollout_id == rollout_id and before.only is not None:
+        known = before.chosen_from or frozenset()
+        if len(before.only) == min(most, len(known)) and before.only <= tenants:
+            newcomers = tenants - known
+            return choose_tenants(rollout_id, before.only | newcomers, most) if newcomers else before.only
     return choose_tenants(rollout_id, tenants, most)
 
 

@@ -180,7 +180,9 @@ def _encode_type(
         # Zones share resources: the same data need not be parsed for each of them.
         if id(resource) not in memo:
             memo[id(resource)] = _pack(kind, resource)
-        found[name] = memo[id(resource)]
+        packed, known = memo[id(resource)], None if old is None else old.resources.get(name)
+        # Other data may well say the same: what clients have is not sent again.
+        found[name] = known if known is not None and known.value == packed.value else packed
     return found
 
 
@@ -189,27 +191,57 @@ def _same(new: Mapping[str, any_pb2.Any], old: Mapping[str, any_pb2.Any]) -> boo
 
 
 def _pack(kind: str, resource: Resource) -> any_pb2.Any:
-    message = _route_config(resource) if kind == ROUTES else json_format.ParseDict(dict(resource), _MESSAGES[kind]())
-    return any_pb2.Any(type_url=kind, value=message.SerializeToString(deterministic=True))
+    content = _route_config(resource) if kind == ROUTES else _serialised(_MESSAGES[kind](), resource)
+    return any_pb2.Any(type_url=kind, value=content)
 
 
-def _route_config(resource: Resource) -> route_pb2.RouteConfiguration:
-    """Of a thousand routes one has changed: the others are not parsed again."""
-    hosts = resource["virtual_hosts"]
-    bare = {**resource, "virtual_hosts": [{**host, "routes": []} for host in hosts]}
-    message = json_format.ParseDict(bare, route_pb2.RouteConfiguration())
-    for host, filled in zip(hosts, message.virtual_hosts, strict=True):
-        filled.routes.extend(_kept_route(each) if isinstance(each, Piece) else _route(each) for each in host["routes"])
-    return message
+def _serialised(message: Message, content: Resource) -> bytes:
+    return json_format.ParseDict(dict(content), message).SerializeToString(deterministic=True)
 
 
-def _route(route: Resource) -> route_components_pb2.Route:
-    return json_format.ParseDict(dict(route), route_components_pb2.Route())
+def _route_config(resource: Resource) -> bytes:
+    """A RouteConfiguration put together from parts: of a thousand routes one has changed, and the others are neither
+    parsed nor serialised again.
+
+    Fields may come in any order (https://protobuf.dev/programming-guides/encoding/#order).
+    """
+    parts = [_serialised(route_pb2.RouteConfiguration(), {k: v for k, v in resource.items() if k != "virtual_hosts"})]
+    for host in resource["virtual_hosts"]:
+        bare = {key: value for key, value in host.items() if key != "routes"}
+        routes = [_kept_route(each) if isinstance(each, Piece) else _route(each) for each in host["routes"]]
+        content = b"".join([_serialised(route_components_pb2.VirtualHost(), bare), *routes])
+        parts += [_HOST, encode_varint(len(content)), content]
+    return b"".join(parts)
 
 
-@lru_cache(maxsize=8192)
-def _kept_route(route: Piece) -> route_components_pb2.Route:
+def _route(route: Resource) -> bytes:
+    """As a field of its virtual host."""
+    content = _serialised(route_components_pb2.Route(), route)
+    return _ROUTE + encode_varint(len(content)) + content
+
+
+@lru_cache(maxsize=16384)
+def _kept_route(route: Piece) -> bytes:
     return _route(route)
+
+
+def _tag(message: type[Message], field: str) -> bytes:
+    """What introduces a message in this field."""
+    return encode_varint(message.DESCRIPTOR.fields_by_name[field].number << 3 | 2)
+
+
+def encode_varint(number: int) -> bytes:
+    """A non-negative number as protobuf writes it (https://protobuf.dev/programming-guides/encoding/#varints)."""
+    found = bytearray()
+    while number > 0x7F:
+        found.append(number & 0x7F | 0x80)
+        number >>= 7
+    found.append(number)
+    return bytes(found)
+
+
+_HOST = _tag(route_pb2.RouteConfiguration, "virtual_hosts")
+_ROUTE = _tag(route_components_pb2.VirtualHost, "routes")
 
 
 def _digest(encoded: Mapping[str, any_pb2.Any]) -> str:

@@ -46,10 +46,10 @@ def _static_faults(resources: Resources) -> Iterator[str]:
     secrets = resources.get(SECRET, {})
     yield from _misnamed(resources)
     for name, listener in resources.get(LISTENER, {}).items():
-        for reference in _values(listener, "route_config_name"):
+        for reference in _route_names(listener):
             if reference not in routes:
                 yield f"listener {name} names the absent routes {reference}"
-        for reference in _values(listener, "cluster_name"):
+        for reference in _called(listener):
             if reference not in clusters:
                 yield f"listener {name} names the absent cluster {reference}"
     for name, config in routes.items():
@@ -138,6 +138,17 @@ def _weight_faults(route: Resource) -> Iterator[str]:
     weighted = route.get("route", {}).get("weighted_clusters")
     if weighted is not None and sum(each["weight"] for each in weighted["clusters"]) != BUCKETS:
         yield f"the weights for {route['match']} do not make {BUCKETS}"
+
+
+@_remembering
+def _route_names(listener: Resource) -> Iterator[str]:
+    yield from _values(listener, "route_config_name")
+
+
+@_remembering
+def _called(listener: Resource) -> Iterator[str]:
+    """The clusters that filters call."""
+    yield from _values(listener, "cluster_name")
 
 
 def _values(node: Any, key: str) -> Iterator[str]:

@@ -14,8 +14,8 @@ from services.controlplane.policy.upstreams import (
     COLLECTOR,
     PUBLIC,
     collector_cluster,
-    predictor_cluster,
     predictor_cluster_name,
+    predictor_clusters,
     sds,
     secrets,
     service_cluster,
@@ -74,7 +74,8 @@ def with_predictions(
     resources: Resources, edge: EdgeConfig, predictions: Sequence[Prediction], versions: Sequence[str]
 ) -> Resources:
     """The edge's resources with routes to predictors, and clusters of these versions."""
-    predictors = {predictor_cluster_name(version): predictor_cluster(version, edge) for version in versions}
+    cluster_of = predictor_clusters(edge)
+    predictors = {predictor_cluster_name(version): cluster_of(version) for version in versions}
     return {
         **resources,
         CLUSTER: {**resources[CLUSTER], **predictors},

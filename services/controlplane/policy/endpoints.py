@@ -24,6 +24,10 @@ class Endpoint:
     versions: tuple[str, ...] = ()
     """Of a predictor: the model versions that it answers for, sorted."""
 
+    def __hash__(self) -> int:
+        # Assignments are looked up by their endpoints with every snapshot; what tells most of them apart is enough.
+        return hash((self.service, self.instance, self.port))
+
 
 def group(endpoints: Iterable[Endpoint]) -> dict[str, tuple[Endpoint, ...]]:
     """Endpoints by service, ordered by instance, each address once.

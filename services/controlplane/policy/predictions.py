@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Set
 from dataclasses import dataclass
+from functools import lru_cache
 from itertools import groupby
 
 from libs.routing import BUCKETS, Layout, RoutingTable
@@ -35,9 +36,13 @@ class Prediction:
     otherwise: str = ""
     """With a rollout: the version of all other callers."""
 
+    def __hash__(self) -> int:
+        # Predictions are looked up by the thousand with every snapshot, and names hardly ever collide.
+        return hash((self.model, self.rollout_id))
+
 
 def predictions_of(table: RoutingTable, served: Set[str]) -> tuple[Prediction, ...]:
-    """What predictors answer for, by name.
+    """What predictors answer for: aliases by name, then versions.
 
     An alias whose own versions are not all served stays with the gateway. An arm of a rollout that no predictor serves
     leaves its buckets to the baseline.
@@ -45,7 +50,7 @@ def predictions_of(table: RoutingTable, served: Set[str]) -> tuple[Prediction, .
     :param served: versions that at least one live predictor has.
     """
     versions = table.snapshot.model_versions
-    live = {version for version in served if version in versions}
+    live = frozenset(version for version in served if version in versions)
     found = []
     for alias, layout in table.layouts.items():
         if layout is None or "@" in alias or not all(t.model_version in live for t in layout.targets if t.weight):
@@ -59,8 +64,12 @@ def predictions_of(table: RoutingTable, served: Set[str]) -> tuple[Prediction, .
             found.append(Prediction(alias, (Share(baseline, "", BUCKETS),)))
         else:
             found.append(Prediction(alias, shares, split.rollout_id, baseline))
-    found.extend(Prediction(version, (Share(version, "", BUCKETS),)) for version in live)
-    return tuple(sorted(found, key=lambda prediction: prediction.model))
+    return (*sorted(found, key=lambda prediction: prediction.model), *_pinned(live))
+
+
+@lru_cache(maxsize=4)
+def _pinned(live: frozenset[str]) -> tuple[Prediction, ...]:
+    return tuple(Prediction(version, (Share(version, "", BUCKETS),)) for version in sorted(live))
 
 
 def _shares(layout: Layout, live: Set[str]) -> tuple[Share, ...]:

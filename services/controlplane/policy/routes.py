@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import lru_cache
 
 from libs.routing import BUCKETS
@@ -50,10 +50,8 @@ def edge_routes(edge: EdgeConfig, predictions: Sequence[Prediction] = ()) -> Res
 
     Envoy tries routes one by one, so those of the many models come after all that have nothing to do with them.
     """
-    spending = [
-        _route({"path": path}, "gateway", edge, limited=True)
-        for path in ("/v1/chat/completions", "/v1/completions", "/v1/embeddings")
-    ]
+    first, last = _fixed_routes(edge)
+    routes_of = prediction_routes(edge)
     return {
         "name": ROUTE_CONFIG,
         "virtual_hosts": [
@@ -64,46 +62,66 @@ def edge_routes(edge: EdgeConfig, predictions: Sequence[Prediction] = ()) -> Res
                 "request_headers_to_remove": ["authorization", "api-key", "x-api-key"],
                 "retry_policy": _RETRY,
                 "routes": [
-                    {
-                        "match": {"path": "/healthz"},
-                        "direct_response": {"status": 200, "body": {"inline_string": "ok\n"}},
-                        "typed_per_filter_config": _OPEN,
-                    },
-                    *spending,
-                    _route({"prefix": "/v1/"}, "gateway", edge),
-                    _route({"prefix": "/weir.inference.v1.InferenceService/"}, "gateway", edge, limited=True),
-                    _route({"prefix": "/weir.registry.v1.RegistryService/"}, "registry", edge),
-                    _route({"prefix": "/admin/v1/"}, "registry", edge),
-                    *(route for prediction in predictions for route in prediction_routes(prediction, edge)),
-                    _route({"prefix": _PREDICT}, "gateway", edge, limited=True),
-                    {
-                        # Answered without asking edge-auth: strangers get nothing and cost nothing.
-                        "match": {"prefix": "/"},
-                        "direct_response": {"status": 404},
-                        "typed_per_filter_config": _OPEN,
-                    },
+                    *first,
+                    *(route for prediction in predictions for route in routes_of(prediction)),
+                    *last,
                 ],
             }
         ],
     }
 
 
-@lru_cache(maxsize=8192)
-def prediction_routes(prediction: Prediction, edge: EdgeConfig) -> tuple[Piece, ...]:
-    """The routes of one name.
+@lru_cache(maxsize=8)
+def _fixed_routes(edge: EdgeConfig) -> tuple[tuple[Piece, ...], tuple[Piece, ...]]:
+    """Those before and those after the routes of predictions."""
+    first = [
+        {
+            "match": {"path": "/healthz"},
+            "direct_response": {"status": 200, "body": {"inline_string": "ok\n"}},
+            "typed_per_filter_config": _OPEN,
+        },
+        _route({"path": "/v1/chat/completions"}, "gateway", edge, limited=True),
+        _route({"path": "/v1/completions"}, "gateway", edge, limited=True),
+        _route({"path": "/v1/embeddings"}, "gateway", edge, limited=True),
+        _route({"prefix": "/v1/"}, "gateway", edge),
+        _route({"prefix": "/weir.inference.v1.InferenceService/"}, "gateway", edge, limited=True),
+        _route({"prefix": "/weir.registry.v1.RegistryService/"}, "registry", edge),
+        _route({"prefix": "/admin/v1/"}, "registry", edge),
+    ]
+    last = [
+        _route({"prefix": _PREDICT}, "gateway", edge, limited=True),
+        {
+            # Answered without asking edge-auth: strangers get nothing and cost nothing.
+            "match": {"prefix": "/"},
+            "direct_response": {"status": 404},
+            "typed_per_filter_config": _OPEN,
+        },
+    ]
+    return tuple(map(Piece, first)), tuple(map(Piece, last))
+
+
+@lru_cache(maxsize=8)
+def prediction_routes(edge: EdgeConfig) -> Callable[[Prediction], tuple[Piece, ...]]:
+    """What gives the routes of a name, and the same ones while nothing about it changes.
 
     With a rollout, its arms are only for callers whom edge-auth placed in this very rollout: while edge-auth and Envoy
     know different registries, and for tenants outside the blast radius, it is the baseline.
     """
-    by_model = {"name": MODEL_HEADER, "string_match": {"exact": prediction.model}}
-    everybody = {"prefix": _PREDICT, "headers": [by_model]}
-    if not prediction.rollout_id:
-        return (_predict(everybody, prediction.shares, edge),)
-    placed = {"name": ROLLOUT_HEADER, "string_match": {"exact": prediction.rollout_id}}
-    return (
-        _predict({"prefix": _PREDICT, "headers": [by_model, placed]}, prediction.shares, edge),
-        _predict(everybody, (Share(prediction.otherwise, "", BUCKETS),), edge),
-    )
+
+    # A bound of several times the registry that we size for: what falls out is made, compared and encoded anew.
+    @lru_cache(maxsize=8192)
+    def routes_of(prediction: Prediction) -> tuple[Piece, ...]:
+        by_model = {"name": MODEL_HEADER, "string_match": {"exact": prediction.model}}
+        everybody = {"prefix": _PREDICT, "headers": [by_model]}
+        if not prediction.rollout_id:
+            return (_predict(everybody, prediction.shares, edge),)
+        placed = {"name": ROLLOUT_HEADER, "string_match": {"exact": prediction.rollout_id}}
+        return (
+            _predict({"prefix": _PREDICT, "headers": [by_model, placed]}, prediction.shares, edge),
+            _predict(everybody, (Share(prediction.otherwise, "", BUCKETS),), edge),
+        )
+
+    return routes_of
 
 
 def _predict(match: Resource, shares: Sequence[Share], edge: EdgeConfig) -> Piece:

@@ -13,7 +13,7 @@ from services.controlplane.policy.config import EdgeConfig
 from services.controlplane.policy.edge import EDGE_UPSTREAMS, edge_resources, with_predictions
 from services.controlplane.policy.endpoints import Endpoint, assignments, by_version, group
 from services.controlplane.policy.mesh import HASHED, mesh_resources
-from services.controlplane.policy.names import EDGE, ENDPOINTS, MESH, Resource, Resources
+from services.controlplane.policy.names import EDGE, ENDPOINTS, MESH, Piece, Resource, Resources
 from services.controlplane.policy.predictions import PREDICTOR, Prediction
 from services.controlplane.policy.upstreams import predictor_cluster_name
 
@@ -85,4 +85,8 @@ def build_snapshot(
 # names.
 @lru_cache(maxsize=8)
 def _static(edge: EdgeConfig, names: tuple[str, ...], descriptors: str) -> Mapping[str, Resources]:
-    return {EDGE: edge_resources(edge, descriptors), MESH: mesh_resources(names)}
+    made = {EDGE: edge_resources(edge, descriptors), MESH: mesh_resources(names)}
+    return {
+        cluster: {kind: {name: Piece(found) for name, found in named.items()} for kind, named in resources.items()}
+        for cluster, resources in made.items()
+    }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import lru_cache
 
 from services.controlplane.policy.config import EdgeConfig
@@ -44,11 +45,15 @@ def predictor_cluster_name(model_version: str) -> str:
     return f"{PREDICTOR}/{model_version}"
 
 
-# A bound of several times the registry that we size for: what falls out is made anew, at the cost of sending it again.
-@lru_cache(maxsize=8192)
-def predictor_cluster(model_version: str, edge: EdgeConfig) -> Piece:
-    """The predictors of a version."""
-    return Piece(service_cluster(PREDICTOR, edge, name=predictor_cluster_name(model_version)))
+@lru_cache(maxsize=8)
+def predictor_clusters(edge: EdgeConfig) -> Callable[[str], Piece]:
+    """What gives the cluster of a version's predictors, and the same one every time."""
+
+    @lru_cache(maxsize=8192)
+    def cluster_of(model_version: str) -> Piece:
+        return Piece(service_cluster(PREDICTOR, edge, name=predictor_cluster_name(model_version)))
+
+    return cluster_of
 
 
 def service_cluster(service: str, edge: EdgeConfig, *, name: str = "") -> Resource:

@@ -282,6 +282,16 @@ def test_after_the_shadow_phase_nothing_is_mirrored() -> None:
     assert found.resolve(RouteRequest("tenant-1", "m", request_id="q")).mirror is None
 
 
+@given(st.lists(st.tuples(st.integers(1, 8), st.sets(st.integers(0, 20), max_size=12)), min_size=2, max_size=6))
+def test_a_choice_made_from_an_earlier_one_is_the_choice_made_anew(steps: list[tuple[int, set[int]]]) -> None:
+    found: RoutingTable | None = None
+    for most, numbers in steps:
+        tenants = {f"t{number}": pb.Tenant(id=f"t{number}") for number in numbers}
+        anew = table(rollout(100, blast_radius=pb.BlastRadius(max_tenants=most)), tenants=tenants)
+        found = RoutingTable.of(anew.snapshot, found)
+        assert found.splits["m"].only == choose_tenants("r1", tenants, most) == anew.splits["m"].only
+
+
 CHANGES = st.lists(
     st.sampled_from(
         ["weight", "phase", "radius", "kill", "free", "tenant", "untenant", "alias", "back", "endpoint", "end"]
