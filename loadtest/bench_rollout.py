@@ -149,7 +149,7 @@ async def _healthy(site: RolloutSite, alias: str, version: str, times: Times) ->
     started = await site.start(
         alias,
         candidate,
-        *("--steps", "10,50", "--step-duration", duration, "--min-samples", "20", "--sticky", "user"),
+        *("--steps", "10,50", "--step-duration", duration, "--step-samples", "20", "--sticky", "user"),
         reason="a control run of a bench",
     )
     # Through both steps, or held at one of them for want of certainty: only a rollback is a false alarm.
@@ -211,7 +211,7 @@ async def _sticky(site: RolloutSite, traffic: Traffic, times: Times) -> tuple[li
     started = await site.start(
         alias,
         candidate,
-        *("--steps", "10,20", "--step-duration", f"{times.sticky:g}s", "--min-samples", "20", "--sticky", "user"),
+        *("--steps", "10,20", "--step-duration", f"{times.sticky:g}s", "--step-samples", "20", "--sticky", "user"),
         reason="a bench",
     )
 
