@@ -60,9 +60,10 @@ def describe(folder: Path, options: Options, known: Iterable[pb.ModelVersion] = 
 
     Files: those that `manifest.json` lists, if there is one (in the form of models/demo/*/manifest.json; digests in it
     must be right); else all files that are not hidden. What it says of the model counts before what `config.json`,
-    `generation_config.json` and `tokenizer_config.json` say, and `options` count before both. Tier and pool, if nobody
-    says them, are those of the base among the versions that are `known`, or else of the newest one of the name;
-    architecture and context length are the base's, because an adapter's folder does not say what it adapts.
+    `generation_config.json` and `tokenizer_config.json` say, and `options` count before both. Tier, pool and
+    `max_tokens`, if nobody says them, are those of the base among the versions that are `known`, or else of the newest
+    one of the name; architecture and context length are the base's, because an adapter's folder does not say what it
+    adapts.
 
     :raises FolderError: a file is missing, outside the folder, a link, empty or not what manifest.json says; something
         that must be known is nowhere said.
@@ -98,7 +99,7 @@ def describe(folder: Path, options: Options, known: Iterable[pb.ModelVersion] = 
         sampling_defaults=pb.SamplingDefaults(
             temperature=_float(sampling, "temperature", 1.0),
             top_p=_float(sampling, "top_p", 1.0),
-            max_tokens=options.max_tokens or _number(sampling, "max_tokens"),
+            max_tokens=options.max_tokens or _number(sampling, "max_tokens") or like.sampling_defaults.max_tokens,
         ),
         eos_token_ids=_eos(listed, generation, config),
         safety_policy=options.safety_policy or _text(listed, "safety_policy"),
