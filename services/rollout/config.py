@@ -15,6 +15,8 @@ class Settings(ServiceSettings, frozen=True, kw_only=True, forbid_unknown_fields
     """Between two decisions about the same rollout at least; evidence that comes meanwhile waits so long."""
     tick: float = 1.0
     """Between two decisions about a live rollout at most: time alone completes steps too."""
+    resume_seconds: float = 5.0
+    """After a decision about a rollout no hold is lifted for so long: what comes and goes must not fill the history."""
     report_seconds: float = 0.25
     """How soon gateways shall report again."""
     stale_seconds: float = 10.0

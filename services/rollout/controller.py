@@ -4,6 +4,7 @@ fenced."""
 from __future__ import annotations
 
 import asyncio
+import math
 import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
@@ -63,6 +64,8 @@ class Controller:
         self._wake = asyncio.Event()
         self._gates: dict[str, tuple[GateStatus, ...]] = {}
         """By rollout id, as of the last look."""
+        self._decided: dict[str, float] = {}
+        """By rollout id: when we last wrote a decision, monotonic seconds."""
         self._written: dict[RouteTier, registry_pb2.ErrorBudget] = {}
         self._budgets_due = 0.0
 
@@ -97,6 +100,9 @@ class Controller:
             # What it looks like says nothing of how it is.
             text = f"no gateway has reported for {self._settings.stale_seconds:g} s: nothing is known of callers"
             return _held(state, decision, text)
+        since = self._clock.monotonic() - self._decided.get(rollout.id, -math.inf)
+        if decision.kind is Kind.RESUME and since < self._settings.resume_seconds:
+            return Decision(Kind.WAIT, f"{decision.text}; goes on soon", state, decision.gates)
         return decision
 
     def gates(self, rollout_id: str) -> tuple[GateStatus, ...]:
@@ -107,6 +113,8 @@ class Controller:
         """Forgets other rollouts' gates."""
         for gone in self._gates.keys() - rollout_ids:
             del self._gates[gone]
+        for gone in self._decided.keys() - rollout_ids:
+            del self._decided[gone]
 
     async def lead(self, term: Leadership) -> None:
         """Goes on until cancelled; see `libs.election`."""
@@ -145,7 +153,12 @@ class Controller:
         rollout = self._view.snapshot.rollouts.get(alias)
         if rollout is None or not is_live(rollout):
             return
-        decision = self.decide(rollout)
+        try:
+            decision = self.decide(rollout)
+        except Exception as error:  # a fault over one rollout must not keep others from being taken back
+            metrics.FAILURES.labels("DECIDE").inc()
+            log.error("decide_failed", alias=alias, error=type(error).__name__, exc_info=error)
+            return
         if not decision.changes:
             return
         try:
@@ -154,13 +167,11 @@ class Controller:
             metrics.FAILURES.labels(error.reason.name).inc()
             log.warning("decision_not_written", alias=alias, kind=decision.kind.value, reason=error.reason.name)
             self._dirty.add(alias)
-            if error.reason is Reason.DEPENDENCY_UNAVAILABLE:
-                await asyncio.sleep(_AWAY_SECONDS)
-            elif error.reason is Reason.CONFLICT and error.limit == "guard":
+            if error.reason is Reason.CONFLICT and error.limit == "guard":
                 with suppress(WeirError):
                     await term.confirm()
             elif error.reason is not Reason.CONFLICT:
-                raise
+                await asyncio.sleep(_AWAY_SECONDS)
 
     async def _write(self, rollout: registry_pb2.Rollout, decision: Decision, term: Leadership) -> None:
         now = self._clock.time()
@@ -182,6 +193,7 @@ class Controller:
             reason=decision.text,
             guards=(term.guard,),
         )
+        self._decided[rollout.id] = self._clock.monotonic()
         metrics.DECISIONS.labels(rollout.alias, decision.kind.value).inc()
         log.info(
             "rollout_decided",

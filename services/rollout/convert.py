@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Iterator
+from itertools import pairwise
 
 from google.protobuf.timestamp_pb2 import Timestamp
 from weir.registry.v1 import registry_pb2
@@ -11,6 +13,7 @@ from weir.rollout.v1 import rollout_pb2 as pb
 from libs.deadlines import to_seconds
 from libs.registry import RegistrySnapshot
 from libs.rollouts import phase_of
+from libs.telemetry import get_logger
 from services.rollout.outcomes import ArmReport, Place, Rollout
 from services.rollout.policy.evidence import ArmEvidence, CostMoments, Distribution, GoodBad, Moments, Stage
 from services.rollout.policy.phases import GateAction, Load, Phase
@@ -26,13 +29,15 @@ from services.rollout.policy.plan import (
     WorkerModel,
 )
 
+log = get_logger(__name__)
 _ALPHA = 0.01
 _MINUTE, _HOUR, _PREPARE = 60.0, 3600.0, 600.0
 _STEP_SAMPLES, _SHADOW_SAMPLES = 100, 50
 
 
 def arm_reports(arms: Iterable[pb.ArmOutcomes]) -> Iterator[ArmReport]:
-    """What a gateway counted; counts of nothing that can be told are left out."""
+    """What a gateway counted. Counts of nothing that can be told, and such as cannot be, are left out: one wrong number
+    would be in every sum from now on."""
     for each in arms:
         if (
             not each.alias
@@ -40,6 +45,9 @@ def arm_reports(arms: Iterable[pb.ArmOutcomes]) -> Iterator[ArmReport]:
             or not each.arm
             or each.phase not in registry_pb2.RolloutPhase.values()
         ):
+            continue
+        if not _sound(each):
+            log.warning("counts_unsound", alias=each.alias, arm=each.arm)
             continue
         stage = Stage(Phase(each.phase or Phase.PREPARING), each.step, each.arm, each.mirrored)
         place = Place(stage, each.route, each.tier)
@@ -206,6 +214,19 @@ def timestamp(seconds: float) -> Timestamp:
 def unix(stamp: Timestamp) -> float:
     """A Timestamp as Unix seconds; 0 when unset."""
     return stamp.seconds + stamp.nanos * 1e-9
+
+
+def _sound(arm: pb.ArmOutcomes) -> bool:
+    cost = arm.cost
+    sums = [cost.cost, cost.tokens, cost.cost2, cost.tokens2, cost.cost_tokens]
+    for each in (arm.ttft, arm.itl):
+        bins = list(each.bins)
+        if len(bins) != len(each.counts) or any(low >= high for low, high in pairwise(bins)):
+            return False
+        sums += [each.sum_log, each.sum_log2]
+    for moments in arm.scores.values():
+        sums += [moments.sum, moments.sum2]
+    return all(map(math.isfinite, sums)) and arm.errors <= arm.requests and arm.completed <= arm.streams
 
 
 def _distribution(message: pb.Distribution) -> Distribution:

@@ -41,6 +41,7 @@ def settings(instance: str = "rollout-0", **more: Any) -> Settings:
         "decide_interval": 0.01,
         "tick": 0.05,
         "report_seconds": 0.02,
+        "resume_seconds": 0.05,
         "stale_seconds": 2.0,
         "leader_ttl": 2.0,
         "drain_seconds": 2.0,

@@ -86,6 +86,28 @@ def test_rollouts_that_are_no_more_are_forgotten_but_not_those_ahead_of_us() -> 
     assert table.heard(0.0) == set()
 
 
+@pytest.mark.parametrize(
+    "bad",
+    [
+        {"errors": 11},
+        {"streams": 1, "completed": 2},
+        {"ttft": rollout_pb2.Distribution(bins=[1, 2], counts=[1])},
+        {"itl": rollout_pb2.Distribution(bins=[2, 1], counts=[1, 1])},
+        {"ttft": rollout_pb2.Distribution(bins=[1], counts=[1], sum_log=float("nan"))},
+        {"cost": rollout_pb2.CostMoments(cost=float("inf"))},
+        {"scores": {"x": rollout_pb2.Moments(sum=float("nan"))}},
+        {"arm": ""},
+        {"rollout_id": ""},
+    ],
+    ids=str,
+)
+def test_counts_that_cannot_be_are_left_out(bad: dict[str, object]) -> None:
+    fields: dict[str, object] = {"alias": "weir-fast", "rollout_id": "r1", "arm": "canary", "requests": 10, "phase": 3}
+    good = rollout_pb2.ArmOutcomes(**fields)  # type: ignore[arg-type]
+    wrong = rollout_pb2.ArmOutcomes(**(fields | bad))  # type: ignore[arg-type]
+    assert [each.evidence.requests for each in convert.arm_reports([wrong, good])] == [10]
+
+
 def score(number: int, value: float = 1.0, **more: str) -> Score:
     return Score(str(number), ONE, more.get("arm", "canary"), more.get("metric", "helpful"), value)
 
