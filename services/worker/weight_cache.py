@@ -230,8 +230,9 @@ class WeightCache:
         with self._changing():
             folder.mkdir(exist_ok=True)
             wanted = {folder / file.path: file.sha256 for file in manifest.files}
+            kept = {folder / MANIFEST, *wanted}  # whoever loads from the folder now must find it whole at every moment
             for path in sorted(folder.rglob("*"), reverse=True):
-                if path not in wanted and not (path.is_dir() and any(path in each.parents for each in wanted)):
+                if path not in kept and not (path.is_dir() and any(path in each.parents for each in wanted)):
                     shutil.rmtree(path) if path.is_dir() and not path.is_symlink() else path.unlink()
             for path, digest in wanted.items():
                 path.parent.mkdir(parents=True, exist_ok=True)

@@ -483,3 +483,24 @@ def test_a_lock_that_is_shared_counts_as_held(tmp_path):
         fcntl.flock(file, fcntl.LOCK_SH)
         assert cache_files.is_held(path)
     assert not cache_files.is_held(path)
+
+
+def test_a_model_that_is_whole_stays_whole_while_it_is_fetched_again(tmp_path, root, monkeypatch):
+    """Another worker may be loading from the folder at that moment."""
+    source = tmp_path / "m"
+    manifest = make_model(source, FILES)
+    removed = []
+    unlink = Path.unlink
+
+    def recorded(self, missing_ok=False):
+        removed.append(self)
+        unlink(self, missing_ok=missing_ok)
+
+    cache = WeightCache(root, 10_000)
+    folder = cache.fetch(source, manifest)
+    (folder / "stray").write_bytes(b"")
+    monkeypatch.setattr(Path, "unlink", recorded)
+    assert cache.fetch(source, manifest) == folder
+    assert [path for path in removed if path.is_relative_to(folder)] == [folder / "stray"]
+    assert contents(folder) == FILES
+    cache.close()
