@@ -13,7 +13,7 @@ class ShadowSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     """Copies that may wait for their turn; more are dropped."""
     concurrent: int = 8
     """Copies at once that are being answered; 0 drops them all."""
-    deadline: float = 30.0
+    deadline: float = 60.0
     """Seconds from the user's first token in which a copy's answer must be whole."""
 
     def __post_init__(self) -> None:
