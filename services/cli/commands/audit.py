@@ -135,7 +135,8 @@ def _line(record: Any) -> str:
             return f"{event.tenant} {event.operation} {model} {event.outcome}{reason} {tokens} {took:.3f} s{simulated}"
         case "admin":
             event = record.admin
-            return f"{event.actor} {event.action} {event.resource} revision {event.revision}"
+            why = f": {event.reason}" if event.reason else ""
+            return f"{event.actor} {event.action} {event.resource} revision {event.revision}{why}"
         case "safety":
             event = record.safety
             return f"{event.tenant} {event.stage} {event.action} {event.category} ({event.pattern})"
