@@ -16,8 +16,9 @@ from typing import Any
 import psutil
 
 from libs import envoy_bootstrap, xds_bootstrap
+from libs.errors import WeirError
 from libs.supervisor.spec import SupervisorSpec
-from services.cli.mesh import lifecycle, preflight, report, seed, site
+from services.cli.mesh import lifecycle, loading, preflight, report, seed, site
 from services.cli.mesh.first_token import Answer, CompletionError, NotYet, stream_completion
 from services.cli.mesh.lifecycle import StartError
 from services.cli.mesh.logview import last_lines
@@ -167,6 +168,7 @@ def _bring_up(
             break
     if status.get("state") != "up" or seeded is None:
         raise _start_failure(where, status)
+    _wait_loaded(where, plan, seeded)
     variables = report.environment(where, plan, seeded.keys)
     site.write_secret(where.state / "env", report.shell(variables))
     (where.state / "mesh.json").write_text(report.mesh_file(where, plan, status, options.profile))
@@ -217,6 +219,15 @@ def _seed(where: Site, plan: Plan) -> seed.Seeded:
         )
     except seed.SeedError as error:
         raise StartError(str(error), _log_tail(where, "registry")) from error
+
+
+def _wait_loaded(where: Site, plan: Plan, seeded: seed.Seeded) -> None:
+    address = plan.addresses["registry"]["address"]
+    try:
+        asyncio.run(loading.wait_loaded(seeded.models, address=address, tls=where.tls("cli")))
+    except (loading.LoadError, WeirError) as error:
+        worker = next((name for name, each in plan.addresses.items() if each["service"] == "worker"), "registry")
+        raise StartError(str(error), _log_tail(where, worker)) from error
 
 
 def _first_completion(
