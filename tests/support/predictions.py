@@ -87,6 +87,7 @@ class PredictionEdge:
         self,
         *,
         store: EtcdStore,
+        etcd: str,
         plane: Plane,
         envoy: EnvoyProcess,
         auth: EdgeAuthService,
@@ -96,6 +97,8 @@ class PredictionEdge:
         tokens: Mapping[str, str],
     ) -> None:
         self.store = store
+        self.etcd = etcd
+        """Its address."""
         self.plane = plane
         self.envoy = envoy
         self.acks = acks
@@ -208,6 +211,7 @@ async def prediction_edge(
         channel = await stack.enter_async_context(grpc.aio.insecure_channel(f"127.0.0.1:{port}"))
         found = PredictionEdge(
             store=store,
+            etcd=etcd.endpoint,
             plane=plane,
             envoy=envoy,
             auth=auth,
