@@ -111,6 +111,8 @@ def describe(folder: Path, options: Options, known: Iterable[pb.ModelVersion] = 
         tokenizer_sha256=_text(listed, "tokenizer_sha256") or _tokenizer_digest(paths),
     )
     for name, value in {**_mapping(listed, "offline_metrics"), **options.metrics}.items():
+        if not isinstance(value, int | float):
+            raise FolderError(f"{FOLDER_MANIFEST}: the offline metric {name} must be a number")
         built.offline_metrics[str(name)] = float(value)
     if provenance != pb.Provenance():
         built.provenance.CopyFrom(provenance)

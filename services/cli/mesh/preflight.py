@@ -11,7 +11,7 @@ from pathlib import Path
 
 import psutil
 
-PACKAGES = ("aetcd", "grpc", "jinja2", "msgspec", "uvloop", "weir")
+PACKAGES = ("aetcd", "grpc", "jinja2", "msgspec", "securesystemslib", "uvloop", "weir")
 """Imported by every profile; "weir" stands for the generated protos."""
 
 

@@ -1,0 +1,124 @@
+"""What is read out of a model folder."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from weir.registry.v1 import registry_pb2 as pb
+
+from libs.artifacts import FolderError, Options, describe, role_of
+from libs.artifacts.manifest import ROLES
+from services.registry.policy import models
+
+OPTIONS = Options(name="m", version="2", tier="fast", pool="p", architecture="A", context_length=8)
+
+
+def folder(path: Path, **files: Any) -> Path:
+    for name, content in files.items():
+        text = content if isinstance(content, str) else json.dumps(content)
+        (path / name.replace("__", ".")).write_text(text)
+    return path
+
+
+@pytest.mark.parametrize(
+    ("path", "role"),
+    [
+        ("model.safetensors", "weights"),
+        ("shards/model-00001-of-00002.safetensors", "weights"),
+        ("model.safetensors.index.json", "weights"),
+        ("pytorch_model.bin", "weights"),
+        ("model.gguf", "weights"),
+        ("tokenizer.json", "tokenizer"),
+        ("tokenizer_config.json", "tokenizer"),
+        ("chat_template.jinja", "chat_template"),
+        ("config.json", "config"),
+        ("adapter_model.safetensors", "adapter"),
+        ("adapter_config.json", "adapter"),
+        ("README.md", ""),
+    ],
+)
+def test_roles(path: str, role: str) -> None:
+    assert role_of(path) == role
+
+
+def test_the_registry_knows_the_same_roles() -> None:
+    assert models.ROLES == ROLES
+
+
+def test_what_nobody_says_is_as_in_the_newest_of_its_name(tmp_path: Path) -> None:
+    older = pb.ModelVersion(name="m", version="1", tier="fast", pool="a")
+    newer = pb.ModelVersion(name="m", version="0", tier="quality", pool="b")
+    newer.sampling_defaults.max_tokens = 64
+    newer.created_at.seconds = 5
+    other = pb.ModelVersion(name="n", version="9", tier="fast", pool="c")
+    other.created_at.seconds = 9
+    made = describe(
+        folder(tmp_path, config__json={"architectures": ["B"], "max_position_embeddings": 77}),
+        Options(name="m", version="2"),
+        [older, newer, other],
+    )
+    assert (made.tier, made.pool, made.sampling_defaults.max_tokens) == ("quality", "b", 64)
+    assert (made.architecture, made.context_length) == ("B", 77)
+
+
+def test_an_adapter_is_as_its_base(tmp_path: Path) -> None:
+    base = pb.ModelVersion(name="n", version="1", tier="quality", pool="b", architecture="B", context_length=77)
+    made = describe(folder(tmp_path, adapter_config__json="{}"), Options(name="m", version="1", base="n@1"), [base])
+    assert (made.tier, made.pool, made.architecture, made.context_length) == ("quality", "b", "B", 77)
+    assert made.provenance.base == "n@1"
+
+
+def test_options_count_before_the_manifest_and_the_manifest_before_the_files(tmp_path: Path) -> None:
+    listed = {
+        "name": "listed",
+        "version": 7,
+        "context_length": 5,
+        "sampling_defaults": {"temperature": 0.1},
+        "offline_metrics": {"loss": 1, "bleu": 0.5},
+        "provenance": {"builder": "nightly", "built_at": "2026-01-02T03:04:05Z"},
+        "eos_token_ids": [3, 4],
+    }
+    path = folder(
+        tmp_path,
+        manifest__json=listed,
+        config__json={"max_position_embeddings": 77, "architectures": ["C"], "eos_token_id": 9},
+        generation_config__json={"temperature": 0.9, "top_p": 0.5},
+    )
+    made = describe(path, Options(version="8", tier="fast", pool="p", metrics={"loss": 0.25}, builder="me"))
+    assert (made.name, made.version, made.context_length, made.architecture) == ("listed", "8", 5, "C")
+    assert made.sampling_defaults.temperature == pytest.approx(0.1)
+    assert (made.sampling_defaults.top_p, list(made.eos_token_ids)) == (0.5, [3, 4])
+    assert dict(made.offline_metrics) == {"loss": 0.25, "bleu": 0.5}
+    assert (made.provenance.builder, made.provenance.built_at.seconds) == ("me", 1767323045)
+
+
+def test_a_model_that_does_not_sample_is_greedy(tmp_path: Path) -> None:
+    path = folder(tmp_path, generation_config__json={"do_sample": False, "temperature": 0.7, "eos_token_id": 2})
+    assert describe(path, OPTIONS).sampling_defaults.temperature == 0.0
+
+
+@pytest.mark.parametrize(
+    ("files", "complaint"),
+    [
+        ({}, "holds no files"),
+        ({"a": "x", "manifest__json": {"files": [{"path": 5}]}}, "malformed list"),
+        ({"a": "x", "manifest__json": {"files": [{"path": "b", "sha256": "", "bytes": 1}]}}, "b is missing"),
+        ({"a": "x", "manifest__json": {"provenance": {"built_at": "yesterday"}}}, "RFC 3339"),
+        ({"a": "x", "manifest__json": {"provenance": []}}, None),
+        ({"a": "x", "manifest__json": {"provenance": [1]}}, "provenance must be an object"),
+        ({"a": "x", "manifest__json": {"offline_metrics": {"loss": "low"}}}, "loss must be a number"),
+        ({"a": "x", "manifest__json": {"context_length": "many"}}, "context_length must be a whole number"),
+        ({"a": "x", "manifest__json": {"sampling_defaults": {"top_p": "high"}}}, "top_p must be a number"),
+    ],
+)
+def test_folders_that_make_no_sense(tmp_path: Path, files: dict[str, Any], complaint: str | None) -> None:
+    path = folder(tmp_path, **files)
+    if complaint is None:
+        describe(path, OPTIONS)
+        return
+    with pytest.raises(FolderError, match=complaint):
+        describe(path, replace(OPTIONS, context_length=0))
