@@ -79,8 +79,7 @@ class Collected:
 
 def plan_versions(snapshot: RegistrySnapshot, now: float, *, keep: int = KEEP, grace: float = VERSION_GRACE) -> Plan:
     """Which versions may go: neither needed (libs.rollouts.needed_versions), nor among the `keep` newest of their name,
-    nor younger than `grace` seconds. Only versions whose files lie in the blob store: others are none of our business.
-    Pure; `now` in Unix seconds.
+    nor younger than `grace` seconds. Pure; `now` in Unix seconds.
     """
     needed = needed_versions(snapshot, now)
     newest = _newest(snapshot.model_versions.values(), keep)
