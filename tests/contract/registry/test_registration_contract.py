@@ -32,7 +32,7 @@ def endpoint(instance: str, *states: pb.LoadState) -> pb.Endpoint:
 async def written(store: Store, value: pb.Endpoint) -> int:
     """The lease under which this value is stored, once it is."""
     async with asyncio.timeout(10):
-        while (now := await store.get(keys.key_of(value))) is None or now.value != keys.encode(value):
+        while (now := await store.get(keys.key_of(value))) is None or now.value != keys.encode(value):  # noqa: ASYNC110 - the store has no event for it
             await asyncio.sleep(0)
     return now.lease
 

@@ -1,0 +1,166 @@
+"""What a worker does next to have ready what the registry wants."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+from hypothesis import given
+from hypothesis import strategies as st
+from weir.registry.v1 import registry_pb2 as pb
+
+from services.worker.policy.desired import Fault, Held, State, Wanted, next_plan, settled
+
+NAMES = ("a@1", "a@2", "b@1", "c@1")
+
+
+def want(model: str, *, digest: str = "d", basis: str = "x", first: bool = False) -> Wanted:
+    return Wanted(model, digest, basis, first)
+
+
+def have(model: str, state: State = State.READY, **fields: object) -> Held:
+    return Held(model, state, **({"digest": "d", "basis": "x"} | fields))  # type: ignore[arg-type]
+
+
+def ask(wanted, held=(), *, now: float = 100.0, busy=frozenset(), min_residency: float = 10.0):
+    return next_plan(wanted, {each.model: each for each in held}, now=now, busy=busy, min_residency=min_residency)
+
+
+def test_the_states_are_the_registrys():
+    assert {state.name: int(state) for state in State} == {
+        name.removeprefix("LOAD_STATE_"): number for name, number in pb.LoadState.items() if number
+    }
+
+
+def test_what_an_alias_gives_comes_before_candidates():
+    plan = ask([want("a@2"), want("b@1", first=True), want("a@1", first=True)])
+    assert plan.load is not None
+    assert plan.load.model == "a@1"
+
+
+def test_a_fresh_version_comes_before_one_that_failed():
+    failed = have("a@1", State.FAILED, fault=Fault.FETCH, attempts=1, since=0.0)
+    plan = ask([want("a@1"), want("a@2")], [failed])
+    assert plan.load is not None
+    assert plan.load.model == "a@2"
+
+
+def test_nothing_is_unloaded_while_something_can_be_loaded():
+    assert ask([want("a@2")], [have("a@1")]).unload == ()
+    assert ask([want("a@2")], [have("a@1"), have("a@2")]).unload == ("a@1",)
+
+
+def test_what_nobody_wants_stays_for_its_minimum_and_while_it_runs_something():
+    young = have("a@1", since=95.0)
+    assert ask([], [young]).unload == ()
+    assert ask([], [young]).wait == 5.0
+    assert ask([], [young], now=105.0).unload == ("a@1",)
+    running = ask([], [young], now=105.0, busy={"a@1"})
+    assert running.unload == ()
+    assert 0 < running.wait < math.inf
+    assert ask([], [replace(young, fixed=True)], now=1e9).unload == ()
+
+
+def test_other_content_under_the_same_name_replaces_the_old_when_it_is_idle():
+    old = have("a@1", digest="old", since=99.0)
+    assert ask([want("a@1", digest="new")], [old], busy={"a@1"}).unload == ()
+    plan = ask([want("a@1", digest="new")], [old])
+    assert (plan.load, plan.unload) == (None, ("a@1",))
+
+
+def test_a_bad_signature_is_tried_again_only_when_something_changed():
+    failed = have("a@1", State.FAILED, fault=Fault.SIGNATURE, attempts=1, since=0.0)
+    assert ask([want("a@1")], [failed], now=1e9).load is None
+    assert ask([want("a@1", basis="y")], [failed], now=1.0).load is not None
+
+
+@given(attempts=st.integers(1, 40))
+def test_what_may_pass_is_tried_again_after_growing_pauses(attempts):
+    failed = have("a@1", State.FAILED, fault=Fault.FETCH, attempts=attempts, since=100.0)
+    plan = ask([want("a@1")], [failed])
+    assert plan.load is None
+    assert plan.wait == min(60.0, 2.0 ** (attempts - 1))
+    assert ask([want("a@1")], [failed], now=100.0 + plan.wait).load is not None
+
+
+def test_failures_that_nobody_asks_about_are_forgotten():
+    failed = have("a@1", State.FAILED, fault=Fault.DIGEST)
+    assert ask([], [failed]).forget == ("a@1",)
+    assert ask([want("a@1")], [failed]).forget == ()
+
+
+def test_the_worker_is_there_once_it_serves_or_has_nothing_to_serve_or_all_has_failed():
+    failed = have("a@1", State.FAILED, fault=Fault.DIGEST)
+    assert settled([], {})
+    assert not settled([want("a@1")], {})
+    assert settled([want("a@1")], {"a@1": failed})
+    assert not settled([want("a@1"), want("b@1")], {"a@1": failed})
+    assert settled([want("a@1"), want("b@1")], {"b@1": have("b@1")})
+    assert not settled([want("a@1")], {"a@1": have("a@1", State.LOADING)})
+
+
+helds = st.builds(
+    Held,
+    model=st.sampled_from(NAMES),
+    state=st.sampled_from((State.READY, State.FAILED)),
+    digest=st.sampled_from(("d", "e")),
+    basis=st.sampled_from(("x", "y")),
+    since=st.floats(0, 100),
+    fixed=st.booleans(),
+    fault=st.sampled_from(list(Fault)),
+    attempts=st.integers(1, 5),
+)
+wanteds = st.builds(
+    Wanted,
+    model=st.sampled_from(NAMES),
+    digest=st.sampled_from(("d", "e")),
+    basis=st.sampled_from(("x", "y")),
+    first=st.booleans(),
+)
+
+
+@given(
+    wanted=st.lists(wanteds, unique_by=lambda each: each.model),
+    held=st.lists(helds, unique_by=lambda each: each.model),
+    busy=st.frozensets(st.sampled_from(NAMES)),
+    now=st.floats(100, 200),
+)
+def test_a_plan_never_takes_out_what_is_wanted_fixed_or_running(wanted, held, busy, now):
+    plan = ask(wanted, held, busy=busy, now=now)
+    by_name = {each.model: each for each in held}
+    for name in plan.unload:
+        assert by_name[name].state is State.READY
+        assert not by_name[name].fixed
+        assert name not in busy
+        assert all(each.model != name or each.digest != by_name[name].digest for each in wanted)
+    assert not (plan.load and plan.unload)
+    if plan.load is not None:
+        begun = by_name.get(plan.load.model)
+        assert begun is None or begun.state is State.FAILED
+    assert plan.wait > 0
+
+
+@given(
+    wanted=st.lists(wanteds, unique_by=lambda each: each.model),
+    held=st.lists(helds, unique_by=lambda each: each.model),
+)
+def test_carried_out_the_plans_come_to_rest_with_everything_wanted_in_memory(wanted, held):
+    """When every load succeeds and nothing runs, a bounded number of plans leads to what is wanted and nothing else."""
+    books = {each.model: each for each in held}
+    now = 1000.0
+    for _ in range(40):
+        plan = next_plan(wanted, books, now=now, busy=frozenset(), min_residency=10.0)
+        for name in (*plan.forget, *plan.unload):
+            books.pop(name)
+        if plan.load is not None:
+            each = plan.load
+            books[each.model] = Held(each.model, State.READY, each.digest, each.basis, since=now)
+        elif not plan.unload and plan.wait == math.inf:
+            break
+        now += 1.0 if plan.wait == math.inf else plan.wait
+    else:
+        raise AssertionError("it does not come to rest")
+    stuck = {name for name, each in books.items() if each.state is State.FAILED}
+    assert all(books[name].basis == each.basis for each in wanted for name in [each.model] if name in stuck)
+    fixed = {name for name, each in books.items() if each.fixed}
+    assert books.keys() - stuck - fixed == {each.model for each in wanted} - stuck - fixed
