@@ -100,7 +100,9 @@ class RoutingTable:
         old = before.snapshot
         layouts = before.layouts if snapshot.aliases is old.aliases else _layouts(snapshot, before)
         zones = before.zones if snapshot.endpoints is old.endpoints else _zones(snapshot)
-        tenants = before.tenants if snapshot.tenants is old.tenants else frozenset(snapshot.tenants)
+        tenants = before.tenants
+        if snapshot.tenants is not old.tenants and snapshot.tenants.keys() != tenants:
+            tenants = frozenset(snapshot.tenants)
         return cls(snapshot, layouts, _splits(snapshot, tenants, before), zones, tenants)
 
     def resolve(self, request: RouteRequest, arrange: Arrange | None = None) -> Route:
