@@ -172,7 +172,7 @@ class Catalog:
                 await self.text(version)
 
     def _needed(self) -> list[registry_pb2.ModelVersion]:
-        """Versions that aliases, rollouts, pins or workers name, and all those that lie in a folder."""
+        """Versions that somebody may ask for without naming them in full, and all those that lie in a folder."""
         snapshot = self.snapshot
         needed = needed_versions(snapshot, self._clock.time())
         return [
