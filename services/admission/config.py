@@ -61,6 +61,8 @@ class Settings(ServiceSettings, frozen=True, kw_only=True, forbid_unknown_fields
     """Longest wait of batch requests."""
     ttl_shadow: float = 2.0
     """Longest wait of shadow requests."""
+    shadow_calm: float = 1.0
+    """Seconds for which nobody must have waited in a pool before a shadow request may start there."""
     shadow_queue: int = 32
     """Most shadow requests that may wait in one pool."""
     shadow_room: float = 0.5
@@ -117,8 +119,8 @@ class Settings(ServiceSettings, frozen=True, kw_only=True, forbid_unknown_fields
             raise ValueError("level_ttl and rebalance_seconds must be at least 1")
         if not 0 <= self.shadow_room <= self.shadow_yield <= 1:
             raise ValueError("shadow_room and shadow_yield must be 0 to 1, shadow_yield not below shadow_room")
-        if self.shadow_queue < 0 or self.ttl_shadow < 0:
-            raise ValueError("shadow_queue and ttl_shadow must not be negative")
+        if min(self.shadow_queue, self.ttl_shadow, self.shadow_calm) < 0:
+            raise ValueError("shadow_queue, ttl_shadow and shadow_calm must not be negative")
         if not 0 <= self.report_fresh < self.report_stale:
             raise ValueError("report_stale must be above report_fresh")
 
@@ -142,6 +144,7 @@ class Settings(ServiceSettings, frozen=True, kw_only=True, forbid_unknown_fields
             },
             shadow_room=self.shadow_room,
             shadow_yield=self.shadow_yield,
+            shadow_calm=self.shadow_calm,
             shadow_queue=self.shadow_queue,
             max_queued_prefill=self.max_queued_prefill,
             max_prefill_wait=self.max_prefill_wait,

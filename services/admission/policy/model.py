@@ -192,6 +192,8 @@ class Limits:
     """Utilisation of a worker (0 to 1) up to which shadow requests may start there, they themselves included."""
     shadow_yield: float = 0.75
     """Utilisation from which those that run there are interrupted; above `shadow_room`, below `zone_spill`."""
+    shadow_calm: float = 1.0
+    """Seconds for which nobody must have waited in the pool before a shadow request may start."""
     shadow_queue: int = 32
     """Most shadow requests that may wait."""
     max_queued_prefill: int = 16_384

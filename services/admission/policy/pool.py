@@ -73,7 +73,7 @@ class Pool:
         if refused is not None:
             return refused, []
         if request.queue_class is QueueClass.SHADOW:
-            return self.shadows.admit(request, now, busy=len(self.backlog) > 0), []
+            return self.shadows.admit(request, now, others=len(self.backlog) > 0), []
         cost = self.predictor.expected_cost(request)
         self.levels.arrived(request, cost, now)
         if not len(self.backlog):
@@ -291,6 +291,7 @@ class Pool:
         waiting = len(self.backlog) > 0
         self.predictor.observe(now, backlogged=waiting and self.ledger.staffed)
         if waiting:
+            self.shadows.others_waited = now
             if self.shadows.running:
                 events += self.shadows.make_way(self.backlog.waiting(), now)
             events += self._urgency.make_room(now)

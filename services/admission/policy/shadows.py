@@ -2,9 +2,10 @@
 
 They are kept apart from the backlog, so that nothing of it (order, fairness, predictions, levels) knows of them:
 
-- **Start** only while nobody else waits in the pool, and where a worker's utilisation is at most `shadow_room` with the
-  copy included. Otherwise up to `shadow_queue` of them wait, first come first served, for their class's TTL; while
-  anybody else waits, newcomers are refused at once.
+- **Start** only when nobody else waits in the pool, nor has in the last `shadow_calm` seconds, and where a worker's
+  utilisation is at most `shadow_room` with the copy included. Otherwise up to `shadow_queue` of them wait, first come
+  first served, for their class's TTL; without that calm newcomers are refused at once. A pool at its limits has moments
+  without a queue, and to begin and interrupt copies in each of them would cost it something.
 - **Stop**: the moment that anybody waits, all shadow requests on the workers that this one may use are interrupted, and
   at every tick those on workers that others' work has brought to `shadow_yield`.
 
@@ -17,6 +18,7 @@ health, lengths and first tokens.
 
 from __future__ import annotations
 
+import math
 from collections import OrderedDict
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
@@ -57,6 +59,8 @@ class Shadows:
         self._books = books
         self._refusals = refusals
         self._waiting: OrderedDict[str, _Waiting] = OrderedDict()
+        self.others_waited = -math.inf
+        """When anybody else was last seen to wait in the pool."""
 
     def __len__(self) -> int:
         return len(self._waiting)
@@ -75,9 +79,10 @@ class Shadows:
         """It waits no more. False when it did not."""
         return self._waiting.pop(request_id, None) is not None
 
-    def admit(self, request: Request, now: float, *, busy: bool) -> Granted | Queued | Refused:
-        """Grants, queues or refuses one that is new; `busy`: others wait in the pool."""
+    def admit(self, request: Request, now: float, *, others: bool) -> Granted | Queued | Refused:
+        """Grants, queues or refuses one that is new; `others` wait in the pool."""
         request = replace(request, prefix_hashes=())
+        busy = others or not self._calm(now)
         if not (busy or self._waiting or request.resumed_tokens):
             worker = self._pick(request, now)
             if worker is not None:
@@ -93,6 +98,8 @@ class Shadows:
     def dispatch(self, now: float) -> list[Event]:
         """Grants to those that wait, in order, while they fit. Only for when nobody else waits in the pool."""
         events: list[Event] = []
+        if not self._calm(now):
+            return events
         full: set[str] = (
             set()
         )  # versions whose workers have no room: the first that waits for one stands for the others
@@ -145,6 +152,9 @@ class Shadows:
         gone = list(self._waiting.values())
         self._waiting.clear()
         return [self._refusals.draining(each.request, now - each.queued_at) for each in gone]
+
+    def _calm(self, now: float) -> bool:
+        return now - self.others_waited >= self._limits.shadow_calm
 
     def _grant(self, request: Request, worker: Worker, waited: float, now: float) -> Granted:
         self._ledger.reserve(request, worker.spec.worker, now)

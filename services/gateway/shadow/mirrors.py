@@ -47,6 +47,8 @@ _REFUSED = frozenset(
     }
 )
 """Nothing ran."""
+_BUSY = _REFUSED - {Reason.CONTEXT_LENGTH_EXCEEDED} | {Reason.PREEMPTED}
+"""Another copy would have met the same."""
 _QUOTA_SECONDS = 1.0
 _LATE_SECONDS = 1.0
 
@@ -109,6 +111,7 @@ class Mirrors:
         self._queue: deque[_Job] = deque()
         self._tasks: dict[asyncio.Task[None], _Job] = {}
         self._fates: dict[asyncio.Task[None], Fate] = {}  # of tasks that were cancelled, and why
+        self._closed: dict[str, float] = {}  # pools that had no room to spare → when to ask again, monotonic seconds
         self._draining = False
 
     @property
@@ -124,6 +127,9 @@ class Mirrors:
         rollout = self._in_shadow(request.arm.alias, request.arm.rollout_id)
         if self._draining or rollout is None:
             metrics.ended(Fate.DRAINED if self._draining else Fate.WITHDRAWN)
+            return
+        if self._is_closed(target.pool):
+            metrics.ended(Fate.REFUSED)
             return
         if not self._settings.concurrent or len(self._queue) >= self._settings.queue:
             metrics.ended(Fate.QUEUE_FULL)
@@ -156,6 +162,9 @@ class Mirrors:
     def _pump(self) -> None:
         while self._queue and len(self._tasks) < self._settings.concurrent:
             job = self._queue.popleft()
+            if self._is_closed(job.target.pool):
+                metrics.ended(Fate.REFUSED)
+                continue
             task = asyncio.get_running_loop().create_task(self._answer(job), name="mirrored request")
             self._tasks[task] = job
             task.add_done_callback(self._done)
@@ -293,6 +302,8 @@ class Mirrors:
 
     def _failed(self, job: _Job, error: WeirError) -> Fate:
         self._evidence.mirror_failed(job.arm, error, model_version=job.target.model_version, route=job.route)
+        if error.reason in _BUSY:
+            self._closed[job.target.pool] = self._clock.monotonic() + self._settings.pause
         if error.reason in _REFUSED:
             return Fate.REFUSED
         if error.reason is Reason.PREEMPTED:
@@ -317,6 +328,9 @@ class Mirrors:
             metrics.compared(Verdict.SAME if found.exact else Verdict.DIFFERENT)
         if found.first_difference is not None:
             metrics.FIRST_DIFFERENCE.observe(found.first_difference)
+
+    def _is_closed(self, pool: str) -> bool:
+        return bool(self._closed) and self._clock.monotonic() < self._closed.get(pool, 0.0)
 
     def _in_shadow(self, alias: str, rollout_id: str) -> registry_pb2.Rollout | None:
         return _in_shadow(self._snapshot(), alias, rollout_id)

@@ -92,6 +92,19 @@ def test_while_anybody_waits_they_are_refused_at_once() -> None:
     assert refusal(admit(target, shadow("s0"))[0]) == (Outcome.REJECTED_QUEUE_FULL, "shadow")
 
 
+def test_only_after_a_while_without_a_queue_do_they_start_again() -> None:
+    target = pool()
+    for number in range(5):
+        admit(target, request(f"r{number}"))
+    target.tick(1.0)
+    target.release("r4", 1.0)  # which waited
+    for number in range(4):
+        target.release(f"r{number}", 1.0)
+    target.tick(1.0)
+    assert refusal(admit(target, shadow("s0"), 1.9)[0]) == (Outcome.REJECTED_QUEUE_FULL, "shadow")
+    assert isinstance(admit(target, shadow("s1"), 2.0)[0], Granted)
+
+
 def test_few_wait_and_not_for_long() -> None:
     target = pool(limits=Limits(shadow_queue=1, shadow_room=0.0))
     assert isinstance(admit(target, shadow("s0"))[0], Queued)
@@ -268,14 +281,20 @@ def play(target: Pool, steps: Sequence[Step], *, copies: bool) -> list[tuple[flo
 @given(steps=STEPS, room=st.sampled_from([0.25, 0.5, 1.0]))
 def test_without_copies_everything_would_be_the_same(steps: Sequence[Step], room: float) -> None:
     """On one worker that releases at once what it is asked to: the whole cost to others is that interruption."""
-    limits = Limits(shadow_room=room, shadow_yield=1.0, prefill_settle=0.0, ttl=dict.fromkeys(QueueClass, 1.0))
+    limits = Limits(
+        shadow_room=room,
+        shadow_yield=1.0,
+        shadow_calm=0.0,  # the hardest case
+        prefill_settle=0.0,
+        ttl=dict.fromkeys(QueueClass, 1.0),
+    )
     assert play(pool(limits=limits), steps, copies=True) == play(pool(limits=limits), steps, copies=False)
 
 
 @settings(max_examples=100, deadline=None)
 @given(steps=STEPS, workers=st.integers(1, 3))
 def test_whoever_waits_finds_every_copy_on_its_way_out(steps: Sequence[Step], workers: int) -> None:
-    limits = Limits(shadow_room=1.0, shadow_yield=1.0)
+    limits = Limits(shadow_room=1.0, shadow_yield=1.0, shadow_calm=0.0)
     target = pool(*(replace(SPEC, worker=f"w{n}") for n in range(workers)), limits=limits)
     now = 0.0
     for number, step in enumerate(steps):

@@ -307,6 +307,25 @@ async def test_what_fails_is_counted_by_what_failed_it(error: WeirError, fate: s
     assert (bench.evidence.answers, bench.evidence.scores, bench.mirrors.active) == ([], [], 0)
 
 
+@pytest.mark.parametrize("reason", [Reason.REJECTED_QUEUE_FULL, Reason.EVICTED_TTL, Reason.PREEMPTED])
+async def test_a_busy_pool_is_left_alone_for_a_while(reason: Reason) -> None:
+    bench = Bench(concurrent=1, pause=2.0)
+    bench.mirror("r0")
+    bench.mirror("r1")
+    await bench.settle()
+    with Counted("refused", 2 if reason is Reason.PREEMPTED else 3):
+        bench.runs.results[0].set_exception(WeirError(reason, "busy"))
+        await bench.settle()
+        bench.mirror("r2")
+        await bench.settle()
+    assert (len(bench.runs.asked), len(bench.quota.reserved), bench.mirrors.active) == (1, 1, 0)
+    bench.clock.advance(2.0)
+    bench.mirror("r3")
+    await bench.settle()
+    assert len(bench.runs.asked) == 2
+    await bench.mirrors.drain()
+
+
 async def test_a_fault_of_ours_ends_one_copy_and_no_other(capsys: pytest.CaptureFixture[str]) -> None:
     bench = Bench(concurrent=1)
     with Counted("error"), Counted("answered"):
@@ -370,7 +389,9 @@ async def test_a_users_answer_that_never_comes_holds_nothing_up() -> None:
     await bench.mirrors.drain()
 
 
-@pytest.mark.parametrize("changes", [{"queue": -1}, {"concurrent": -1}, {"deadline": 0.0}, {"deadline": 1e4}])
+@pytest.mark.parametrize(
+    "changes", [{"queue": -1}, {"concurrent": -1}, {"pause": -1.0}, {"deadline": 0.0}, {"deadline": 1e4}]
+)
 def test_settings_that_cannot_be_are_refused(changes: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match="shadow"):
         ShadowSettings(**changes)
