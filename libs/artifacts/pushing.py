@@ -6,10 +6,11 @@ import asyncio
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import BinaryIO, cast
 
 from weir.registry.v1 import registry_pb2 as pb
 
-from libs.artifacts.blobs import BlobCorrupt, BlobStore
+from libs.artifacts.blobs import BlobCorrupt, BlobNotFound, BlobStore, Nowhere
 from libs.artifacts.folder import FolderError, Options, describe
 from libs.artifacts.manifest import manifest_digest
 from libs.artifacts.signing import SigningKey, sign
@@ -47,6 +48,7 @@ async def push(
     register: Register | None = None,
     known: Iterable[pb.ModelVersion] = (),
     dry_run: bool = False,
+    repair: bool = False,
 ) -> Pushed:
     """Describes a folder, signs the manifest, uploads what the store lacks and registers the version. Again with the
     same folder it uploads nothing and makes the same version.
@@ -58,6 +60,7 @@ async def push(
     :param register: registers the version, or, with True, only asks whether it would be; None registers nothing.
     :param known: versions that are registered; see `folder.describe`.
     :param dry_run: describe, sign and ask; upload and register nothing.
+    :param repair: read what the store has already, and replace what is damaged.
     :raises PushError: the folder cannot be made a version, or a file changed while it was being pushed.
     :raises BlobStoreUnavailable: the store does not answer; what was uploaded stays for the next attempt.
     :raises OSError: a file cannot be read.
@@ -72,7 +75,7 @@ async def push(
     asked = await register(version, True) if register else version
     if dry_run:
         return Pushed(asked, 0, 0, 0)
-    written = await upload(version, folder, store)
+    written = await upload(version, folder, store, repair=repair)
     if register:
         version = await register(version, False)
         written += await upload(version, folder, store)
@@ -80,16 +83,21 @@ async def push(
     return Pushed(version, len(written), sum(each.bytes for each in written), max(0, count - len(written)))
 
 
-async def upload(version: pb.ModelVersion, folder: Path, store: BlobStore) -> list[pb.Artifact]:
+async def upload(
+    version: pb.ModelVersion, folder: Path, store: BlobStore, *, repair: bool = False
+) -> list[pb.Artifact]:
     """Puts the version's files into the store and says which were not there. Blobs that were there count as new for
     garbage collection.
 
+    :param repair: as `push`.
     :raises PushError, BlobStoreUnavailable, OSError: as `push`.
     """
     gate = asyncio.Semaphore(CONCURRENCY)
 
     async def put(artifact: pb.Artifact) -> bool:
         async with gate:
+            if repair:
+                await _remove_damaged(store, artifact.sha256)
             try:
                 return await store.put(artifact.sha256, folder / artifact.path)
             except BlobCorrupt as error:
@@ -102,3 +110,13 @@ async def upload(version: pb.ModelVersion, folder: Path, store: BlobStore) -> li
     except ExceptionGroup as failures:
         raise failures.exceptions[0] from None
     return [each for each, task in zip(different, tasks, strict=True) if task.result()]
+
+
+async def _remove_damaged(store: BlobStore, digest: str) -> None:
+    try:
+        await store.get(digest, cast(BinaryIO, Nowhere()))
+    except BlobCorrupt:
+        await store.set_aside(digest)
+        await store.discard(digest)
+    except BlobNotFound:
+        return

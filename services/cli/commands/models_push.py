@@ -53,6 +53,9 @@ def push(
     source_uri: Annotated[str, typer.Option(help="Where the training code or the upstream model is.")] = "",
     revision: Annotated[str, typer.Option(help="Its commit or revision.")] = "",
     builder: Annotated[str, typer.Option(help="What built it.")] = "",
+    repair: Annotated[
+        bool, typer.Option("--repair", help="Read what the blob store has already, and replace what is damaged.")
+    ] = False,
     blobs: Store = "",
     reason: Reason = "",
     dry_run: DryRun = False,
@@ -90,7 +93,9 @@ def push(
         async def work(stub: Any) -> Any:
             register = _registering(stub, reason)
             try:
-                return await push_folder(folder, store, said, keys, register=register, known=known, dry_run=dry_run)
+                return await push_folder(
+                    folder, store, said, keys, register=register, known=known, dry_run=dry_run, repair=repair
+                )
             finally:
                 await store.close()
 

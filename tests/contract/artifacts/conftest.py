@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from pathlib import Path
 
 import boto3
 import pytest
 from moto.server import ThreadedMotoServer
 
-from libs.artifacts import BlobStore, open_store
+from libs.artifacts import BlobStore, LocalBlobStore, open_store
 
 BUCKET = "models"
 
@@ -56,3 +56,21 @@ async def store(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator
         made = open_store(await asyncio.to_thread(request.getfixturevalue, "s3_uri"))
     yield made
     await made.close()
+
+
+@pytest.fixture
+def damage(request: pytest.FixtureRequest, store: BlobStore, tmp_path: Path) -> Callable[[str, bytes], Awaitable[None]]:
+    """Writes other bytes in place of a blob, behind the store's back."""
+
+    async def local(digest: str, content: bytes) -> None:
+        path = tmp_path / "a store" / "sha256" / digest[:2] / digest
+        path.chmod(0o644)
+        path.write_bytes(content)
+
+    async def bucket(digest: str, content: bytes) -> None:
+        server = request.getfixturevalue("s3_server")
+        client = boto3.client("s3", endpoint_url=server)
+        client.put_object(Bucket=BUCKET, Key=f"some/where/sha256/{digest[:2]}/{digest}", Body=content)
+        client.close()
+
+    return local if isinstance(store, LocalBlobStore) else bucket

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Awaitable, Callable
 from dataclasses import replace
 from pathlib import Path
 from types import MappingProxyType
 
+import pytest
 from weir.registry.v1 import registry_pb2 as pb
 
-from libs.artifacts import BlobStore, Options, fetch, full_name, make_key, push, verify
+from libs.artifacts import BlobStore, FetchError, Options, check_blobs, fetch, full_name, make_key, push, verify
 from libs.artifacts.gc import Collected, collect
 from libs.registry import RegistrySnapshot
 
@@ -53,6 +55,19 @@ async def test_there_and_back(store: BlobStore, tmp_path: Path) -> None:
     done = await fetch(pushed.version, store, tmp_path / "fetched")
     assert (done.fetched, (done.folder / "model.safetensors").read_text()) == (2, "weights")
     assert (await fetch(pushed.version, store, tmp_path / "fetched")).fetched == 0
+
+
+async def test_repair(store: BlobStore, tmp_path: Path, damage: Callable[[str, bytes], Awaitable[None]]) -> None:
+    """A damaged blob of the right length is not noticed by a push, unless it is told to look."""
+    options = replace(OPTIONS, version="1")
+    folder = model(tmp_path / "m", "weights")
+    version = (await push(folder, store, options)).version
+    await damage(version.artifacts[0].sha256, b"wEights")
+    assert (await push(folder, store, options)).uploaded == 0
+    with pytest.raises(FetchError, match="model"):
+        await check_blobs(version, store)
+    assert (await push(folder, store, options, repair=True)).uploaded == 1
+    await check_blobs(version, store)
 
 
 async def test_collection(store: BlobStore, tmp_path: Path) -> None:
