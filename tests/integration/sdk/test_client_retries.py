@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import random
+import re
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any
@@ -316,3 +317,33 @@ async def test_an_unreachable_server_is_an_unavailable_dependency() -> None:
         with pytest.raises(WeirError) as caught:
             await whole(calling)
     assert caught.value.reason is Reason.DEPENDENCY_UNAVAILABLE
+
+
+@pytest.mark.parametrize(
+    ("user", "told"),
+    [
+        ("", None),
+        ("ada@example.org", "ada@example.org"),
+        ("Ada Lovelace", "Ada Lovelace"),
+        ("Åda", "digest"),
+        (" ada", "digest"),
+        ("a" * 257, "digest"),
+    ],
+)
+async def test_the_user_is_told_in_a_header_however_it_is_spelt(server: Server, user: str, told: str | None) -> None:
+    heard: list[dict[str, Any]] = []
+
+    async def note(context: grpc.aio.ServicerContext) -> None:
+        heard.append(dict(context.invocation_metadata() or ()))
+        await context.write(ACCEPTED)
+        await context.write(delta("x"))
+        await context.write(end())
+
+    server.scripts = [note]
+    async with client(server) as asking, asking.generate("tiny", "hi", timeout=10, user=user) as stream:
+        assert [piece async for piece in stream]
+    found = heard[0].get("x-weir-user")
+    if told == "digest":
+        assert re.fullmatch("[0-9a-f]{64}", found)
+    else:
+        assert found == told

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import hashlib
 import random
+import re
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
@@ -23,6 +25,8 @@ from libs.rpc import make_channel
 
 T = TypeVar("T")
 _DEFAULTS = Parameters()
+_SPELT = re.compile(r"[!-~]([ -~]{0,254}[!-~])?")
+"""What a header can say: at most 256 printable ASCII characters, without spaces around them."""
 # Nothing has run when these come before the first token; another try may find room or another process.
 _RETRYABLE = frozenset(
     {
@@ -106,6 +110,7 @@ class Client:
         timeout: float,
         parameters: Parameters = _DEFAULTS,
         client_request_id: str = "",
+        user: str = "",
         sticky_key: str = "",
         batch: bool = False,
     ) -> GenerationStream:
@@ -113,14 +118,18 @@ class Client:
 
         `timeout` is in seconds and covers everything, retries included. With `batch` nobody waits for it: it stands
         behind everything else and may be interrupted, and goes on where it was.
+
+        While a model is being changed, some callers get the new version first and keep it: by `user` (whoever the
+        request is for) or by `sticky_key` (the conversation), as the change says.
         """
         spec = to_spec(
             model, given, parameters, client_request_id=client_request_id, sticky_key=sticky_key, batch=batch
         )
         ends = time.monotonic() + timeout
+        metadata = self._for(user)
 
         async def start() -> Any:
-            call = self._stub.Generate(timeout=max(0.001, ends - time.monotonic()), metadata=self._metadata)
+            call = self._stub.Generate(timeout=max(0.001, ends - time.monotonic()), metadata=metadata)
             # A call that has ended already tells why when it is read.
             with contextlib.suppress(grpc.aio.AioRpcError, asyncio.InvalidStateError):
                 await call.write(inference_pb2.GenerateRequest(start=spec))
@@ -136,10 +145,11 @@ class Client:
         timeout: float,
         parameters: Parameters = _DEFAULTS,
         client_request_id: str = "",
+        user: str = "",
         sticky_key: str = "",
         batch: bool = False,
     ) -> Completion:
-        """Run a generation and return it whole; `batch` as in `generate`.
+        """Run a generation and return it whole; `user`, `sticky_key` and `batch` as in `generate`.
 
         :raises WeirError: refused, or failed before any text.
         """
@@ -147,16 +157,17 @@ class Client:
             model, given, parameters, client_request_id=client_request_id, sticky_key=sticky_key, batch=batch
         )
         request = inference_pb2.CompleteRequest(spec=spec)
-        response = await self._unary(self._stub.Complete, request, timeout)
+        response = await self._unary(self._stub.Complete, request, timeout, user)
         choices = list(response.choices)
         return Completion(choices[0].text if choices else "", choices, response.accepted, response.end)
 
-    async def embed(self, model: str, inputs: Sequence[str], *, timeout: float) -> Embeddings:
-        """Embed texts.
+    async def embed(self, model: str, inputs: Sequence[str], *, timeout: float, user: str = "") -> Embeddings:
+        """Embed texts; `user` as in `generate`.
 
         :raises WeirError: refused.
         """
-        response = await self._unary(self._stub.Embed, inference_pb2.EmbedRequest(model=model, inputs=inputs), timeout)
+        request = inference_pb2.EmbedRequest(model=model, inputs=inputs)
+        response = await self._unary(self._stub.Embed, request, timeout, user)
         return Embeddings(
             [list(e.values) for e in response.embeddings],
             response.model_version,
@@ -174,12 +185,21 @@ class Client:
         response = await self._unary(self._stub.CountTokens, request, timeout)
         return response.prompt_tokens
 
-    async def _unary(self, method: Callable[..., Awaitable[T]], request: Any, timeout: float) -> T:
+    def _for(self, user: str) -> list[tuple[str, str]]:
+        """The call's metadata; a user whom a header cannot spell goes by a digest."""
+        if not user:
+            return self._metadata
+        if not _SPELT.fullmatch(user):
+            user = hashlib.blake2b(user.encode("utf-8", "surrogatepass"), digest_size=32).hexdigest()
+        return [*self._metadata, ("x-weir-user", user)]
+
+    async def _unary(self, method: Callable[..., Awaitable[T]], request: Any, timeout: float, user: str = "") -> T:
+        metadata = self._for(user)
         ends = time.monotonic() + timeout
         attempt = 0
         while True:
             try:
-                return await method(request, timeout=max(0.001, ends - time.monotonic()), metadata=self._metadata)
+                return await method(request, timeout=max(0.001, ends - time.monotonic()), metadata=metadata)
             except grpc.aio.AioRpcError as failure:
                 error = from_rpc_error(failure)
                 attempt += 1
