@@ -217,7 +217,7 @@ class Settings(ServiceSettings, frozen=True, kw_only=True, forbid_unknown_fields
     require_signatures: bool = False
     """Refuse versions that are not signed, or whose namespace has no trust policy."""
     min_residency: float = 30.0
-    """Seconds that a version stays loaded at least, once nobody wants it any more or not."""
+    """Seconds that a version stays loaded at least, and after it was wanted last: requests may be on their way."""
     torch: TorchOptions = TorchOptions()
     """For engine "torch"."""
     simulated: SimulatedOptions = SimulatedOptions()

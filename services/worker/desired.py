@@ -108,6 +108,10 @@ class DesiredState:
             while True:
                 self._news.clear()
                 wanted = self._wanted(self._view.snapshot)
+                for each in wanted:
+                    if each.model in self._held:
+                        held = self._held[each.model]
+                        self._held[each.model] = replace(held, wanted_until=self._clock.monotonic())
                 plan = next_plan(
                     [each for each in wanted if each.model not in self._leaving],
                     {name: held for name, held in self._held.items() if name not in self._leaving},

@@ -104,7 +104,10 @@ class OrderedCore:
         return [[float(len(prompt)), float(os.getpid())] for prompt in prompts]
 
     def bring(self, model: str, folder: str, wake: Any) -> None:
-        """`folder` may be "broken", "never" (it waits for `take_out`), or "die"."""
+        """`folder` may be "broken", "never" (it waits for `take_out`), "die", or have a FOLDER.broken beside it."""
+        if Path(f"{folder}.broken").exists():
+            self._changes.append(Change(model, True, {}, EngineLoadError(f"{model}: {folder} is broken")))
+            return
         match folder:
             case "broken":
                 self._changes.append(Change(model, True, {}, EngineLoadError(f"{model}: {folder}")))

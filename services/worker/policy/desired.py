@@ -1,8 +1,8 @@
 """What a worker does next to have ready what the registry wants. Pure: times are seconds on any steady clock.
 
 - One version is loaded at a time: those that aliases give first, then the others.
-- Nothing is unloaded while something can be loaded; then what nobody wants goes, once it has been in memory for a while
-  and runs nothing.
+- Nothing is unloaded while something can be loaded; then what nobody wants goes, once it has been in memory and out of
+  demand for a while and runs nothing.
 - A version that failed is tried again when what its failure rests on has changed (its record, its namespace's trust
   policy, its safety policy), or after a growing pause when the cause may pass by itself. A signature or a digest that
   does not hold never passes by itself.
@@ -68,6 +68,8 @@ class Held:
     basis: str = ""
     since: float = 0.0
     """When it came to be in this state."""
+    wanted_until: float = 0.0
+    """When it was last wanted; requests that were on their way to it then may still arrive."""
     fixed: bool = False
     """Configured, not wanted by the registry: it stays."""
     fault: Fault | None = None
@@ -92,7 +94,7 @@ def next_plan(
     wanted: Sequence[Wanted], held: Mapping[str, Held], *, now: float, busy: Set[str], min_residency: float
 ) -> Plan:
     """The next thing to do. `busy` are the models that run something; a version in memory stays for `min_residency`
-    seconds at least. Nothing is under way when this is asked."""
+    seconds at least, and for so long after it was wanted last. Nothing is under way when this is asked."""
     by_name = {each.model: each for each in wanted}
     forget = tuple(
         name for name, each in held.items() if each.state is State.FAILED and name not in by_name and not each.fixed
@@ -113,7 +115,7 @@ def next_plan(
         if have.state is not State.READY or have.fixed or _is(by_name.get(name), have):
             continue
         replaced = name in by_name  # by other content of the same name
-        left = 0.0 if replaced else have.since + min_residency - now
+        left = 0.0 if replaced else max(have.since, have.wanted_until) + min_residency - now
         if left > 0 or name in busy:
             waits.append(max(left, _LOOK_AGAIN if name in busy else 0.0))
         else:

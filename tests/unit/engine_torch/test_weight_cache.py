@@ -504,3 +504,46 @@ def test_a_model_that_is_whole_stays_whole_while_it_is_fetched_again(tmp_path, r
     assert [path for path in removed if path.is_relative_to(folder)] == [folder / "stray"]
     assert contents(folder) == FILES
     cache.close()
+
+
+def test_files_may_be_brought_one_by_one_and_only_those_that_are_missing(tmp_path):
+    manifest = make_model(tmp_path / "source", FILES)
+    cache = WeightCache(tmp_path / "cache", 10_000)
+    asked = []
+
+    def bring(file, target):
+        asked.append(file.path)
+        target.write_bytes(FILES[file.path])
+
+    folder = cache.fetch(bring, manifest)
+    assert sorted(asked) == sorted(FILES)
+    assert contents(folder) == FILES
+    other = make_model(tmp_path / "other", FILES | {"weights/two.bin": b"3" * 50}, "m@2")
+    cache.fetch(lambda file, target: (asked.append(file.path), target.write_bytes(b"3" * 50)), other)
+    assert asked[len(FILES) :] == ["weights/two.bin"]
+
+
+@pytest.mark.parametrize("wrong", [b"2" * 49, b"3" * 50])
+def test_what_is_brought_is_believed_no_more_than_a_folder(tmp_path, wrong):
+    manifest = make_model(tmp_path / "source", FILES)
+    cache = WeightCache(tmp_path / "cache", 10_000)
+    content = FILES | {"weights/two.bin": wrong}
+    with pytest.raises(EngineLoadError, match=r"two\.bin|bytes"):
+        cache.fetch(lambda file, target: target.write_bytes(content[file.path]), manifest)
+    assert cache.used_bytes() == 0
+    assert contents(cache.fetch(tmp_path / "source", manifest)) == FILES
+
+
+def test_an_error_of_whoever_brings_reaches_the_caller_as_it_is(tmp_path):
+    manifest = make_model(tmp_path / "source", FILES)
+    cache = WeightCache(tmp_path / "cache", 10_000)
+
+    class AwayError(Exception):
+        pass
+
+    def bring(file, target):
+        raise AwayError(file.path)
+
+    with pytest.raises(AwayError):
+        cache.fetch(bring, manifest)
+    assert not list((tmp_path / "cache" / "staging").iterdir())

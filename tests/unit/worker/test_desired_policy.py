@@ -55,6 +55,9 @@ def test_what_nobody_wants_stays_for_its_minimum_and_while_it_runs_something():
     assert ask([], [young]).unload == ()
     assert ask([], [young]).wait == 5.0
     assert ask([], [young], now=105.0).unload == ("a@1",)
+    lately = replace(young, wanted_until=103.0)
+    assert ask([], [lately], now=105.0).wait == 8.0
+    assert ask([], [lately], now=113.0).unload == ("a@1",)
     running = ask([], [young], now=105.0, busy={"a@1"})
     assert running.unload == ()
     assert 0 < running.wait < math.inf
@@ -106,6 +109,7 @@ helds = st.builds(
     digest=st.sampled_from(("d", "e")),
     basis=st.sampled_from(("x", "y")),
     since=st.floats(0, 100),
+    wanted_until=st.floats(0, 100),
     fixed=st.booleans(),
     fault=st.sampled_from(list(Fault)),
     attempts=st.integers(1, 5),

@@ -10,7 +10,7 @@ import pytest
 
 from libs.clock import ManualClock
 from services.worker import metrics
-from services.worker.engines.driven import EngineStoppedError
+from services.worker.engines.driven import CoreEndedError, EngineStoppedError
 from services.worker.engines.port import EngineLoadError, FinishReason
 from services.worker.engines.process import ProcessEngine
 from services.worker.engines.supervised import SupervisedEngine
@@ -33,6 +33,7 @@ class Bench:
         self.made: list[ThreadedEngine | ProcessEngine] = []
         self.told: list[str] = []
         self.given_up: list[BaseException] = []
+        self.lost: list[tuple[str, str]] = []
         self.during_down = lambda: None
         self.may_go_on = asyncio.Event()
         self.may_go_on.set()
@@ -45,6 +46,7 @@ class Bench:
             on_down=self._down,
             on_up=self._up,
             on_given_up=self.given_up.append,
+            on_lost=lambda model, error: self.lost.append((model, str(error))),
         )
         self.supervising: asyncio.Task[None] | None = None
 
@@ -223,3 +225,66 @@ async def test_stopping_is_no_failure(bench):
 async def test_stop_before_start_does_nothing(bench):
     await bench.engine.stop()
     assert bench.made == []
+
+
+async def test_a_fresh_engine_loads_what_the_one_before_had(bench):
+    await bench.start()
+    await bench.engine.load("n@1", "folder")
+    await bench.engine.load("gone@1", "folder")
+    await bench.engine.unload("gone@1")
+    assert bench.engine.info.models == (cores.MODEL, "n@1")
+    bench.engine.submit([request(1, order=cores.RAISE)])
+    await bench.up.wait()
+    assert bench.engine.info.models == (cores.MODEL, "n@1")
+    bench.engine.submit([request(2, model="n@1")])
+    await bench.steps.finished(2)
+    await bench.engine.unload("n@1")
+    assert bench.engine.info.models == (cores.MODEL,)
+
+
+async def test_what_cannot_be_loaded_again_is_told_and_the_rest_is_served(bench, tmp_path):
+    folder = tmp_path / "folder"
+    await bench.start()
+    await bench.engine.load("n@1", str(folder))
+    (tmp_path / "folder.broken").touch()
+    bench.engine.submit([request(1, order=cores.RAISE)])
+    await bench.up.wait()
+    assert bench.lost == [("n@1", f"n@1: {folder} is broken")]
+    assert bench.engine.info.models == (cores.MODEL,)
+    bench.up.clear()
+    bench.engine.submit([request(2, order=cores.RAISE)])  # it is not tried again with the next engine
+    await bench.up.wait()
+    assert len(bench.lost) == 1
+
+
+@pytest.mark.parametrize("folder", ["never", "die"])
+async def test_an_engine_that_dies_ends_the_load_under_way(tmp_path, folder):
+    bench = Bench(tmp_path, process=True)
+    await bench.start()
+    try:
+        loading = asyncio.create_task(bench.engine.load("n@1", folder))
+        if folder == "never":
+            await asyncio.sleep(0)
+            os.kill(bench.made[0].pid, signal.SIGKILL)
+        with pytest.raises((EngineStoppedError, CoreEndedError)):
+            await loading
+        await bench.up.wait()
+        assert bench.engine.info.models == (cores.MODEL,)
+        await bench.engine.load("n@1", "folder")
+        bench.engine.submit([request(3, model="n@1")])
+        await bench.steps.finished(3)
+    finally:
+        await bench.close()
+
+
+async def test_a_load_that_fails_in_the_engines_process_keeps_its_words(tmp_path):
+    bench = Bench(tmp_path, process=True)
+    await bench.start()
+    try:
+        with pytest.raises(EngineLoadError, match="n@1: broken"):
+            await bench.engine.load("n@1", "broken")
+        assert await bench.engine.load("n@1", "folder") == {"read": 1.0}
+        await bench.engine.unload("ghost@1")
+        assert bench.engine.info.models == (cores.MODEL, "n@1")
+    finally:
+        await bench.close()
