@@ -60,8 +60,10 @@ def set_alias(snapshot: RegistrySnapshot, wanted: pb.Alias) -> Change[pb.Alias]:
     """
     fault = models.check_alias(wanted.name, convert.target_specs(wanted), versions=snapshot.model_versions)
     require(fault)
-    require_no_rollout(snapshot, wanted.name)
-    return replaced(f"aliases/{wanted.name}", wanted, snapshot.aliases.get(wanted.name))
+    change = replaced(f"aliases/{wanted.name}", wanted, snapshot.aliases.get(wanted.name))
+    if change.writes:
+        require_no_rollout(snapshot, wanted.name)
+    return change
 
 
 def set_tenant(snapshot: RegistrySnapshot, wanted: pb.Tenant) -> Change[pb.Tenant]:

@@ -46,6 +46,8 @@ from services.registry.rpcs import CHANGES, Call, ChangeRpc
 
 log = get_logger(__name__)
 SERVICE = "weir.registry.v1.RegistryService"
+_ATTEMPTS = 10
+"""At going back, while others change something between the reading of the history and the writing."""
 _CATCH_UP_SECONDS = 3.0
 """For the view to show what the store has: normally milliseconds."""
 
@@ -119,10 +121,11 @@ class RegistryServicer(registry_pb2_grpc.RegistryServiceServicer):
         """See the proto."""
         self.authorize("RollbackToRevision", context)
         require(None if request.change.reason else Fault("change.reason", "say why"))
-        done = None
-        while done is None:
+        for _ in range(_ATTEMPTS):
             done = await self._roll_back(request, context)
-        return pb.RollbackToRevisionResponse(changes=done.changes, revision=done.revision)
+            if done is not None:
+                return pb.RollbackToRevisionResponse(changes=done.changes, revision=done.revision)
+        raise WeirError(Reason.CONFLICT, "too many changes at once; try again", retry_after=1.0)
 
     async def _roll_back(
         self, request: pb.RollbackToRevisionRequest, context: grpc.aio.ServicerContext

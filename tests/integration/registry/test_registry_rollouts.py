@@ -198,6 +198,8 @@ async def test_an_alias_stays_while_its_rollout_is_live(mesh: Mesh) -> None:
     moved = pb.Alias(name="weir-fast", targets=[pb.AliasTarget(model_version="weir-fast@2", weight=100)], revision=-1)
     error = await refused(mesh.client.SetAlias(pb.SetAliasRequest(alias=moved)))
     assert (error.reason, error.limit) == (Reason.CONFLICT, "rollout")
+    # What changes nothing is nothing to refuse.
+    await mesh.point("weir-fast@1")
     ended = await mesh.abort()
     assert (ended.state.phase, ended.state.reason) == (pb.ROLLOUT_PHASE_ABORTED, "enough")
     assert ended.state.HasField("ended_at")
