@@ -18,6 +18,7 @@ TAILS = {"p50": 0.5, "p90": 0.1, "p95": 0.05, "p99": 0.01}
 SPREAD_OF_LOGS = 0.05
 """Least standard deviation that logarithms of times are taken to have: nothing is timed better than to 5 percent."""
 _LEAST_SCORE_SPREAD = 0.01
+_LARGEST_LOG = 700.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +66,7 @@ def compare(gate: Gate, ours: ArmEvidence, theirs: ArmEvidence, level: Level) ->
         return _of_score(gate, ours, theirs, level)
     if metric == "error_rate":
         return _of_shares(
-            gate.tolerance, Share(ours.errors, ours.requests), Share(theirs.errors, theirs.requests), level
+            gate.tolerance, Share.of(ours.errors, ours.requests), Share.of(theirs.errors, theirs.requests), level
         )
     if metric == "stream_completion":
         return _of_completion(gate.tolerance, ours, theirs, level)
@@ -82,7 +83,7 @@ def of_objective(objective: str, ours: ArmEvidence, theirs: ArmEvidence, level: 
     """Shares of bad events."""
     nothing = GoodBad()
     mine, base = (side.objectives.get(objective, nothing) for side in (ours, theirs))
-    return _of_shares(0.0, Share(mine.bad, mine.good + mine.bad), Share(base.bad, base.good + base.bad), level)
+    return _of_shares(0.0, Share.of(mine.bad, mine.good + mine.bad), Share.of(base.bad, base.good + base.bad), level)
 
 
 def _of_shares(tolerated: float, ours: Share, theirs: Share, level: Level) -> Comparison:
@@ -91,8 +92,8 @@ def _of_shares(tolerated: float, ours: Share, theirs: Share, level: Level) -> Co
 
 
 def _of_completion(tolerated: float, ours: ArmEvidence, theirs: ArmEvidence, level: Level) -> Comparison:
-    mine = Share(max(ours.streams - ours.completed, 0), ours.streams)
-    base = Share(max(theirs.streams - theirs.completed, 0), theirs.streams)
+    mine = Share.of(ours.streams - ours.completed, ours.streams)
+    base = Share.of(theirs.streams - theirs.completed, theirs.streams)
     found = proportions.difference(mine, base, level)
     return Comparison(
         found, tolerated, found.negated, mine.count, base.count, 1.0 - mine.estimate, 1.0 - base.estimate, "points"
@@ -105,7 +106,7 @@ def _of_times(tolerated: float, ours: Distribution, theirs: Distribution, tail: 
         mine, base = ours.quantile(1.0 - tail), theirs.quantile(1.0 - tail)
     else:
         found = means.difference(_logs(ours), _logs(theirs), level, least_spread=SPREAD_OF_LOGS)
-        mine, base = math.exp(ours.mean_log), math.exp(theirs.mean_log)
+        mine, base = _typical(ours), _typical(theirs)
     ratio = found.exponential
     return Comparison(ratio, tolerated, ratio, ours.count, theirs.count, mine, base, "times")
 
@@ -151,13 +152,15 @@ def _of_score(gate: Gate, ours: ArmEvidence, theirs: ArmEvidence, level: Level) 
 
 def _mean(sample: Moments, level: Level, shares: bool) -> Interval:
     if shares:
-        return proportions.mean(Share(sample.sum, sample.count), level)
+        return proportions.mean(Share.of(sample.sum, sample.count), level)
     return means.mean(_sample(sample), level, least_spread=_least_spread(sample))
 
 
 def _difference(ours: Moments, theirs: Moments, level: Level, shares: bool) -> Interval:
     if shares:
-        return proportions.difference(Share(ours.sum, ours.count), Share(theirs.sum, theirs.count), level, scores=True)
+        return proportions.difference(
+            Share.of(ours.sum, ours.count), Share.of(theirs.sum, theirs.count), level, scores=True
+        )
     return means.difference(_sample(ours), _sample(theirs), level, least_spread=_least_spread(theirs))
 
 
@@ -167,6 +170,10 @@ def _least_spread(sample: Moments) -> float:
 
 def _sample(moments: Moments) -> Estimate:
     return Estimate.of(moments.count, moments.sum, moments.sum2) if moments.count > 1 else _NOTHING
+
+
+def _typical(values: Distribution) -> float:
+    return math.exp(min(values.mean_log, _LARGEST_LOG))
 
 
 def _logs(values: Distribution) -> Estimate:

@@ -61,13 +61,15 @@ class Distribution:
     @property
     def mean_log(self) -> float:
         """Mean of the logarithms; 0 without values."""
-        return self.sum_log / self.count if self.counts else 0.0
+        count = self.count
+        return self.sum_log / count if count else 0.0
 
     def quantile(self, share: float) -> float:
         """The value that this share of values lies under, taking those of a bin as evenly spread; 0 without values."""
-        if not self.counts:
+        every = self.count
+        if not every:
             return 0.0
-        wanted, passed = share * self.count, 0
+        wanted, passed = share * every, 0
         for index, count in zip(self.bins, self.counts, strict=True):
             if count and passed + count >= wanted:
                 return math.exp(_LOG_BIN * (index + max(wanted - passed, 0.0) / count))

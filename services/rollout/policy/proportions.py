@@ -45,6 +45,7 @@ SUSPECT = Prior((0.5, 5.0))
 """For failures of an arm that is worse: then it has many."""
 EVEN = Prior((0.5,))
 """For scores: Jeffreys' prior."""
+_NEXT, _NEXT_SHARE = 1e-6, 1e-12
 _STEPS = 60
 _CLOSE = 1e-6
 _STRIDE = 8.0
@@ -61,6 +62,12 @@ class Share:
     def estimate(self) -> float:
         """The share; 0 of nothing."""
         return self.hits / self.count if self.count else 0.0
+
+    @classmethod
+    def of(cls, hits: float, count: int) -> Share:
+        """With hits that are within the count, whatever a report says, and none or all where they are next to it."""
+        close = max(_NEXT, _NEXT_SHARE * count)
+        return cls(0.0 if hits < close else count if hits > count - close else hits, count)
 
     def flipped(self) -> Share:
         """Of what did not hit."""
@@ -107,8 +114,8 @@ def _least(one: Share, other: Share, least_likelihood: float) -> float:
     log, sqrt, low, high = math.log, math.sqrt, 0.0, math.inf
     s = sqrt(n + m)
     for _ in range(_STEPS):
-        p = 2.0 * k / (n + s + sqrt((n + s) ** 2 - 4.0 * s * k))
-        r = 2.0 * j / (m + s + sqrt((m + s) ** 2 - 4.0 * s * j))  # 1 − q
+        p = 2.0 * k / (n + s + sqrt((n - s) ** 2 + 4.0 * s * misses))
+        r = 2.0 * j / (m + s + sqrt((m - s) ** 2 + 4.0 * s * hits))  # 1 − q
         gap, bend = -least_likelihood, 0.0  # bend: how fast p − q falls as s grows
         if k > 0.0:
             gap += k * log(p)

@@ -23,6 +23,8 @@ from services.rollout.policy.means import Estimate
 LEAST_SPREAD = 0.01
 """Least standard deviation of what a request contributes."""
 
+_LEAST_COST = 1e-9  # micro-dollars in all: less is nothing
+
 
 def log_ratio(arm: CostMoments, baseline: CostMoments, level: Level, *, per_token: bool = True) -> Interval:
     """Logarithm of the arm's cost per token (or per request) over the baseline's."""
@@ -34,7 +36,7 @@ def log_ratio(arm: CostMoments, baseline: CostMoments, level: Level, *, per_toke
 
 def _estimate(moments: CostMoments, per_token: bool) -> Estimate | None:
     tokens = moments.tokens if per_token else float(moments.count)
-    if moments.count < 2 or moments.cost <= 0.0 or tokens <= 0.0:
+    if moments.count < 2 or moments.cost < _LEAST_COST or tokens < 1.0:
         return None
     ratio = moments.cost / tokens
     if per_token:

@@ -19,6 +19,8 @@ _NAMES = {
     "cost_per_request": "cost per request",
 }
 _SCORE = "score:"
+_HOPELESS = 1000.0
+"""Times as wide as it may be: a million times as many samples are nothing to wait for."""
 
 
 def metric_name(metric: str) -> str:
@@ -137,10 +139,8 @@ def more_samples(worse: Interval, tolerated: float, samples: int) -> int:
     Intervals narrow with the root of the count."""
     margin = worse.estimate - tolerated
     width = worse.estimate - worse.low if margin > 0.0 else worse.high - worse.estimate
-    if not math.isfinite(width) or abs(margin) < 1e-9 or width <= abs(margin):
+    if not math.isfinite(width) or not abs(margin) < width < _HOPELESS * abs(margin):
         return 0
     needed = samples * ((width / margin) ** 2 - 1.0)
-    if needed > 1e9:
-        return 0
     digits = max(len(str(int(needed))) - 2, 0)
     return max(1, round(needed / 10**digits) * 10**digits)

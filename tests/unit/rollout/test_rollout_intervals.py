@@ -66,6 +66,18 @@ def test_errors_of_a_bad_canary_are_sure_after_some_twenty_requests() -> None:
     assert proportions.difference(Share(1, 10), Share(0, 90), level).low < 0.0
 
 
+@pytest.mark.parametrize("count", [10, 10**6, 10**9])
+def test_great_counts_lose_nothing_to_rounding(count: int) -> None:
+    for hits in (0, 1, count - 1, count):
+        found = proportions.difference(Share(hits, count), Share(2, 1_000_000_000), LEVEL)
+        assert found.low <= found.estimate <= found.high
+        assert found.high - found.low < 30.0 / count**0.5
+
+
+def test_sums_that_no_counting_gives_are_brought_within_the_count() -> None:
+    assert [Share.of(hits, 10).hits for hits in (-3.0, 1e-200, 4.5, 10.0 - 1e-12, 99.0)] == [0.0, 0.0, 4.5, 10.0, 10.0]
+
+
 def test_a_share_lies_within_its_own_interval() -> None:
     found = proportions.mean(Share(95.0, 100), LEVEL)
     assert 0.75 < found.low < 0.95 < found.high < 1.0
