@@ -64,6 +64,7 @@ class Election:
         self._changed = asyncio.Event()
         self._resigned = asyncio.Event()
         self._leadership: Leadership | None = None
+        self._fresh = True
         self._callbacks: list[Callable[[], None]] = []
 
     @property
@@ -135,14 +136,22 @@ class Election:
         """A term of our own, when the key is free at last; None when we resigned."""
         while not self._resigned.is_set():
             changed = self._changed
-            if not self._seen_revision or self._seen is not None:
+            if not self._seen_revision or (self._seen is not None and not self._is_predecessor(self._seen)):
                 await changed.wait()
-            elif (term := await self._attempt()) is not None:
+                continue
+            replaced = self._seen.mod_revision if self._seen is not None else 0
+            self._fresh = False
+            if (term := await self._attempt(replaced)) is not None:
                 return term
         return None
 
-    async def _attempt(self) -> Leadership | None:
-        """Tries once to create the key."""
+    def _is_predecessor(self, present: KeyValue) -> bool:
+        """The key is of a process of our own name, which must be dead, since we live. Asked only once in a process's
+        life: two living ones of one name must not take the key from one another for ever."""
+        return self._fresh and present.value == self._value
+
+    async def _attempt(self, replaced: int) -> Leadership | None:
+        """Tries once to write the key, which must be at this revision; 0: which must not exist."""
         asked = self._clock.monotonic()
         lease = 0
         held = None
@@ -150,7 +159,9 @@ class Election:
             lease = await self._store.lease_grant(self._ttl)
             with suppress(WeirError):
                 # An outcome that is unknown, or a lease that ended meanwhile, shows in the key.
-                await self._store.txn(compares=[Compare(self._key, 0)], puts=[Put(self._key, self._value, lease)])
+                await self._store.txn(
+                    compares=[Compare(self._key, replaced)], puts=[Put(self._key, self._value, lease)]
+                )
             held = await self._store.get(self._key)
         except WeirError as error:
             if error.reason is not Reason.DEPENDENCY_UNAVAILABLE:

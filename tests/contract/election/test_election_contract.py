@@ -175,6 +175,32 @@ async def test_services_with_a_common_beginning_do_not_mix(store: Store, service
             assert other.terms[0].held
 
 
+async def test_an_instance_that_starts_again_takes_over_from_its_dead_self(store: Store, service: str) -> None:
+    lease = await store.lease_grant(60.0)
+    dead = await store.txn(puts=[Put(keys.LEADERS + service, b"a", lease)])
+    async with Candidate(store, service, "a").running() as a:
+        await a.next("won")
+        assert a.terms[0].guard.mod_revision > dead.revision
+        # The dead one's lease is not the key's any more.
+        await store.lease_revoke(lease)
+        assert await a.terms[0].confirm()
+        assert await write(store, a.terms[0], f"/test/{service}")
+
+
+async def test_two_of_one_name_do_not_take_the_key_from_one_another_for_ever(store: Store, service: str) -> None:
+    group = Group()
+    async with Candidate(store, service, "a", group).running() as first:
+        await first.next("won")
+        async with Candidate(store, service, "a", group).running() as second:
+            await second.next("won")
+            await first.next("ended")
+            assert await second.terms[0].confirm()
+            # The first one has had its turn: it waits like anybody.
+            await changed(first.election, lambda: first.election.leader == "a")
+            assert len(first.terms) == 1
+            assert not await write(store, first.terms[0], f"/test/{service}")
+
+
 async def test_what_lead_raises_comes_out_and_the_key_goes(store: Store, service: str) -> None:
     async def fails(term: Leadership) -> None:
         raise LookupError("no such thing")
