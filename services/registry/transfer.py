@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Iterable, Iterator, Mapping, Sequence
+import itertools
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from google.protobuf import json_format
@@ -96,6 +97,7 @@ class Import:
 
     def __init__(self, content: Content, *, view: RegistryView, replace: bool) -> None:
         self._content = content
+        self._order = sorted(content.values, key=_rank)
         self._view = view
         self._replace = replace
         self._began = False
@@ -110,13 +112,20 @@ class Import:
         :raises WeirError: CONFLICT: there is a configuration, or another import.
         """
         mark = self._view.stored(keys.IMPORT)
-        present = {kv.key: kv.value for kv in exported(self._view.listing()).kvs}
-        self._require_allowed(mark, present)
-        writes = list(self._missing(present))
-        batch = list(_first(writes, present))
-        self.finished = len(batch) == len(writes)
+        self._require_allowed(mark)
         if not self._began:
-            self.deleted = sum(write.value is None for write in writes)
+            self.deleted = sum(1 for _ in self._surplus())
+        batch: list[Write] = []
+        size, self.finished = 0, True
+        for write in itertools.chain(self._missing(), self._surplus()):
+            present = self._view.stored(write.key)
+            # The value, and both sides of it in the history.
+            size += 2 * len(write.value or b"") + (len(present.value) if present else 0)
+            # The mark needs a place, too.
+            if batch and (len(batch) >= MAX_WRITES - 1 or size > _TRANSACTION_BYTES):
+                self.finished = False
+                break
+            batch.append(write)
         if not self.finished and not self._is_ours(mark):
             batch.append(Write(keys.IMPORT, self._content.digest.encode()))
         elif self.finished and mark is not None:
@@ -127,33 +136,34 @@ class Import:
         """A transaction of it was written."""
         self._began = True
 
-    def _require_allowed(self, mark: KeyValue | None, present: Mapping[str, bytes]) -> None:
-        ours = self._is_ours(mark)
+    def _require_allowed(self, mark: KeyValue | None) -> None:
         if self._began:
-            if not ours:
+            if not self._is_ours(mark):
                 raise WeirError(Reason.CONFLICT, "another import took over", limit="import")
-        elif mark is not None and not ours and not self._replace:
-            raise WeirError(Reason.CONFLICT, under_way(mark), limit="import")
-        elif mark is None and present and not self._replace and present != self._content.values:
-            raise WeirError(
-                Reason.CONFLICT,
-                f"the registry holds {len(present)} resources; say replace to replace them",
-                limit="replace",
-            )
+        elif mark is not None:
+            if not self._is_ours(mark) and not self._replace:
+                raise WeirError(Reason.CONFLICT, under_way(mark), limit="import")
+        elif not self._replace:
+            present = {kv.key: kv.value for kv in exported(self._view.listing()).kvs}
+            if present and present != self._content.values:
+                message = f"the registry holds {len(present)} resources; say replace to replace them"
+                raise WeirError(Reason.CONFLICT, message, limit="replace")
 
     def _is_ours(self, mark: KeyValue | None) -> bool:
         return mark is not None and mark.value.decode() == self._content.digest
 
-    def _missing(self, present: Mapping[str, bytes]) -> Iterator[Write]:
-        wanted = self._content.values
-        for prefix in EXPORTED:
-            for key, value in wanted.items():
-                if key.startswith(prefix) and present.get(key) != value:
-                    yield Write(key, value)
-        for prefix in reversed(list(EXPORTED)):
-            for key in present:
-                if key.startswith(prefix) and key not in wanted:
-                    yield Write(key, None)
+    def _missing(self) -> Iterator[Write]:
+        """What is not there, or otherwise; what is named by others first."""
+        for key in self._order:
+            value, stored = self._content.values[key], self._view.stored(key)
+            if stored is None or stored.value != value:
+                yield Write(key, value)
+
+    def _surplus(self) -> Iterator[Write]:
+        """What is there and shall not be; what names others first."""
+        gone = (kv.key for kv in exported(self._view.listing()).kvs if kv.key not in self._content.values)
+        for key in sorted(gone, key=_rank, reverse=True):
+            yield Write(key, None)
 
 
 def under_way(mark: KeyValue) -> str:
@@ -164,15 +174,9 @@ def under_way(mark: KeyValue) -> str:
     )
 
 
-def _first(writes: Iterable[Write], present: Mapping[str, bytes]) -> Iterator[Write]:
-    """As many as fit in a transaction, at least one; the mark needs a place, too."""
-    size = 0
-    for number, write in enumerate(writes):
-        # The value, and both sides of it in the history.
-        size += 2 * len(write.value or b"") + len(present.get(write.key, b""))
-        if number and (number >= MAX_WRITES - 1 or size > _TRANSACTION_BYTES):
-            return
-        yield write
+def _rank(key: str) -> int:
+    """The place of a key's kind in the order of `EXPORTED`."""
+    return next(number for number, prefix in enumerate(EXPORTED) if key.startswith(prefix))
 
 
 def _check(values: Mapping[str, bytes]) -> None:
