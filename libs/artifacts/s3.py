@@ -40,24 +40,26 @@ class S3BlobStore:
         """:param endpoint: URL of an S3 server other than AWS's.
 
         :param part_bytes: blobs above this size go in parts of it; S3 wants at least 5 MiB.
+        :raises BlobStoreUnavailable: the configuration of AWS's tools that is found makes no sense.
         """
         self._bucket = bucket
         self._prefix = f"{prefix.strip('/')}/" if prefix.strip("/") else ""
         self._part = part_bytes
-        self._client: Any = boto3.session.Session().client(
-            "s3",
-            endpoint_url=endpoint or None,
-            region_name=region or None,
-            config=Config(
-                retries={"mode": "standard", "total_max_attempts": 4},
-                connect_timeout=5,
-                read_timeout=30,
-                max_pool_connections=16,
-                # Servers other than AWS's refuse the newer checksums; every byte is checked against its digest anyway.
-                request_checksum_calculation="when_required",
-                response_checksum_validation="when_required",
-            ),
-        )
+        with self._available():
+            self._client: Any = boto3.session.Session().client(
+                "s3",
+                endpoint_url=endpoint or None,
+                region_name=region or None,
+                config=Config(
+                    retries={"mode": "standard", "total_max_attempts": 4},
+                    connect_timeout=5,
+                    read_timeout=30,
+                    max_pool_connections=16,
+                    # Servers other than AWS's refuse the newer checksums; every byte is checked against its digest anyway.
+                    request_checksum_calculation="when_required",
+                    response_checksum_validation="when_required",
+                ),
+            )
 
     def __repr__(self) -> str:
         return f"S3BlobStore({self._bucket!r}, prefix={self._prefix!r})"

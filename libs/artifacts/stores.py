@@ -18,6 +18,7 @@ def open_store(uri: str) -> BlobStore:
     bucket is needed. Nothing is read or created yet.
 
     :raises BlobUriError: it is neither, or it holds credentials: these come from where AWS's tools look for them.
+    :raises BlobStoreUnavailable: what is found there makes no sense.
     """
     try:
         parts = urlsplit(uri)

@@ -75,7 +75,7 @@ def open_blobs(uri: str) -> Any:
     :raises typer.Exit: there is none, or the address makes no sense.
     :raises NoMeshError: no address is given, and there is no mesh.
     """
-    from libs.artifacts import BlobUriError, open_store
+    from libs.artifacts import BlobError, BlobUriError, open_store
     from services.cli.config import locate
 
     address = uri or locate().blobs
@@ -83,7 +83,7 @@ def open_blobs(uri: str) -> Any:
         raise failed("this mesh has no blob store; name one with --blobs")
     try:
         return open_store(address)
-    except BlobUriError as error:
+    except (BlobUriError, BlobError) as error:
         raise failed(str(error)) from error
 
 

@@ -109,7 +109,7 @@ async def plant(
     seed = load(root)
     try:
         store, signer = open_store(blobs), ensure_key(signing_key)
-    except (BlobUriError, KeyFileError) as error:
+    except (BlobUriError, BlobError, KeyFileError) as error:
         raise SeedError(str(error)) from error
     channel = make_channel(address, tls=tls, server_name="registry.weir.internal", translate_errors=True)
     async with channel:

@@ -169,3 +169,9 @@ def test_a_store_shows_no_credentials(s3_uri: str) -> None:
     shown = repr(open_store(s3_uri))
     assert "models" in shown
     assert "test" not in shown
+
+
+def test_a_configuration_that_makes_no_sense(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("AWS_PROFILE", "nobody-has-this-profile")
+    with pytest.raises(BlobStoreUnavailable, match="ProfileNotFound"):
+        open_store("s3://bucket")
