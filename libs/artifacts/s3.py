@@ -55,7 +55,7 @@ class S3BlobStore:
                     connect_timeout=5,
                     read_timeout=30,
                     max_pool_connections=16,
-                    # Servers other than AWS's refuse the newer checksums; every byte is checked against its digest anyway.
+                    # Servers other than AWS's refuse the newer checksums; every byte has its digest anyway.
                     request_checksum_calculation="when_required",
                     response_checksum_validation="when_required",
                 ),
