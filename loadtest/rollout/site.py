@@ -14,6 +14,7 @@ from typing import Any
 
 from weir.registry.v1 import registry_pb2 as pb
 
+from libs.config import TlsFiles
 from libs.registry import EtcdStore, RegistrySnapshot, RegistryView
 from libs.rollouts import phase_of
 from loadtest.rollout.traffic import Traffic
@@ -23,6 +24,8 @@ PROFILE = "rollout"
 POOL = "demo"
 _MODEL = ROOT / "models" / "demo" / "fast"
 _FILES = ("config.json", "generation_config.json", "tokenizer.json", "tokenizer_config.json")
+_WATCHING = 30.0
+"""Seconds until the registry must be in view."""
 ENDED = frozenset({pb.ROLLOUT_PHASE_PROMOTED, pb.ROLLOUT_PHASE_ROLLED_BACK, pb.ROLLOUT_PHASE_ABORTED})
 
 Faults = Mapping[str, float]
@@ -166,11 +169,14 @@ async def rollout_site(folder: Path, *, settings: Sequence[str] = ()) -> AsyncIt
 @asynccontextmanager
 async def site_of(mesh: Mesh, folder: Path) -> AsyncIterator[RolloutSite]:
     """A mesh that runs already, with its registry in view. Model folders are made under `folder`."""
-    store = EtcdStore([mesh.file()["services"]["etcd"]["address"]])
+    tls = mesh.file()["tls"]
+    files = TlsFiles(ca=tls["ca"], cert=tls["cli_cert"], key=tls["cli_key"])
+    store = EtcdStore([mesh.file()["services"]["etcd"]["address"]], tls=files)
     view = RegistryView(store)
     follow = asyncio.create_task(view.run())
     try:
-        await view.wait_ready()
+        async with asyncio.timeout(_WATCHING):
+            await view.wait_ready()
         yield RolloutSite(mesh, view, folder)
     finally:
         follow.cancel()
