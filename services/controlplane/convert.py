@@ -5,13 +5,12 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from functools import lru_cache
 
 # Every message that a resource may hold must be known to the JSON parser; importing a module makes it known.
 from envoy.config.cluster.v3 import cluster_pb2
 from envoy.config.endpoint.v3 import endpoint_pb2
 from envoy.config.listener.v3 import listener_pb2
-from envoy.config.route.v3 import route_components_pb2, route_pb2
+from envoy.config.route.v3 import route_pb2
 from envoy.config.trace.v3 import opentelemetry_pb2 as _opentelemetry
 from envoy.extensions.access_loggers.stream.v3 import stream_pb2 as _stream
 from envoy.extensions.filters.http.ext_authz.v3 import ext_authz_pb2 as _ext_authz
@@ -29,6 +28,7 @@ from envoy.extensions.tracers.opentelemetry.samplers.v3 import trace_id_ratio_ba
 from envoy.extensions.transport_sockets.tls.v3 import secret_pb2
 from envoy.extensions.transport_sockets.tls.v3 import tls_pb2 as _tls
 from envoy.extensions.upstreams.http.v3 import http_protocol_options_pb2 as _http_options
+from envoy.type.matcher.v3 import http_inputs_pb2 as _http_inputs
 from google.protobuf import any_pb2, json_format
 from google.protobuf.message import Message
 from weir.registry.v1 import registry_pb2
@@ -42,7 +42,6 @@ from services.controlplane.policy.names import (
     MESH,
     ROUTES,
     SECRET,
-    Piece,
     Resource,
     Resources,
     dns_form,
@@ -50,12 +49,14 @@ from services.controlplane.policy.names import (
 from services.controlplane.policy.predictions import PREDICTOR
 from services.controlplane.policy.snapshot import Snapshot
 from services.controlplane.policy.subscription import Offer
+from services.controlplane.route_encoding import route_configuration
 
 KNOWN_EXTENSIONS = (
     _connection_limit,
     _ext_authz,
     _grpc_web,
     _header_mutation,
+    _http_inputs,
     _http_options,
     _lua,
     _manager,
@@ -191,57 +192,10 @@ def _same(new: Mapping[str, any_pb2.Any], old: Mapping[str, any_pb2.Any]) -> boo
 
 
 def _pack(kind: str, resource: Resource) -> any_pb2.Any:
-    content = _route_config(resource) if kind == ROUTES else _serialised(_MESSAGES[kind](), resource)
-    return any_pb2.Any(type_url=kind, value=content)
-
-
-def _serialised(message: Message, content: Resource) -> bytes:
-    return json_format.ParseDict(dict(content), message).SerializeToString(deterministic=True)
-
-
-def _route_config(resource: Resource) -> bytes:
-    """A RouteConfiguration put together from parts: of a thousand routes one has changed, and the others are neither
-    parsed nor serialised again.
-
-    Fields may come in any order (https://protobuf.dev/programming-guides/encoding/#order).
-    """
-    parts = [_serialised(route_pb2.RouteConfiguration(), {k: v for k, v in resource.items() if k != "virtual_hosts"})]
-    for host in resource["virtual_hosts"]:
-        bare = {key: value for key, value in host.items() if key != "routes"}
-        routes = [_kept_route(each) if isinstance(each, Piece) else _route(each) for each in host["routes"]]
-        content = b"".join([_serialised(route_components_pb2.VirtualHost(), bare), *routes])
-        parts += [_HOST, encode_varint(len(content)), content]
-    return b"".join(parts)
-
-
-def _route(route: Resource) -> bytes:
-    """As a field of its virtual host."""
-    content = _serialised(route_components_pb2.Route(), route)
-    return _ROUTE + encode_varint(len(content)) + content
-
-
-@lru_cache(maxsize=16384)
-def _kept_route(route: Piece) -> bytes:
-    return _route(route)
-
-
-def _tag(message: type[Message], field: str) -> bytes:
-    """What introduces a message in this field."""
-    return encode_varint(message.DESCRIPTOR.fields_by_name[field].number << 3 | 2)
-
-
-def encode_varint(number: int) -> bytes:
-    """A non-negative number as protobuf writes it (https://protobuf.dev/programming-guides/encoding/#varints)."""
-    found = bytearray()
-    while number > 0x7F:
-        found.append(number & 0x7F | 0x80)
-        number >>= 7
-    found.append(number)
-    return bytes(found)
-
-
-_HOST = _tag(route_pb2.RouteConfiguration, "virtual_hosts")
-_ROUTE = _tag(route_components_pb2.VirtualHost, "routes")
+    if kind == ROUTES:
+        return any_pb2.Any(type_url=kind, value=route_configuration(resource))
+    message = json_format.ParseDict(dict(resource), _MESSAGES[kind]())
+    return any_pb2.Any(type_url=kind, value=message.SerializeToString(deterministic=True))
 
 
 def _digest(encoded: Mapping[str, any_pb2.Any]) -> str:

@@ -53,11 +53,11 @@ def _static_faults(resources: Resources) -> Iterator[str]:
             if reference not in clusters:
                 yield f"listener {name} names the absent cluster {reference}"
     for name, config in routes.items():
-        for route in _routes_of(config):
-            for reference in _route_clusters(route):
+        for part in _parts(config):
+            for reference in _route_clusters(part):
                 if reference not in clusters:
                     yield f"routes {name} name the absent cluster {reference}"
-            yield from (f"routes {name}: {fault}" for fault in _weight_faults(route))
+            yield from (f"routes {name}: {fault}" for fault in _weight_faults(part))
         if not config.get("virtual_hosts"):
             yield f"routes {name} are empty"
     for kind in (CLUSTER, LISTENER):
@@ -85,9 +85,16 @@ def _misnamed(resources: Resources) -> Iterator[str]:
                 yield f"{kind.rsplit('.', 1)[-1]} {name} calls itself {own}"
 
 
-def _routes_of(config: Resource) -> Iterator[Resource]:
-    for host in config.get("virtual_hosts", ()):
-        yield from host["routes"]
+def _parts(node: Any) -> Iterator[Resource]:
+    """The pieces in it, wherever they are."""
+    if isinstance(node, Piece):
+        yield node
+    elif isinstance(node, Mapping):
+        for value in node.values():
+            yield from _parts(value)
+    elif isinstance(node, Sequence) and not isinstance(node, str):
+        for value in node:
+            yield from _parts(value)
 
 
 def _remembering(find: Callable[[Resource], Iterable[str]]) -> Callable[[Resource], Sequence[str]]:
@@ -124,9 +131,9 @@ def _assignment_faults(assignment: Resource) -> Iterator[str]:
 
 
 @_remembering
-def _route_clusters(route: Resource) -> Iterator[str]:
-    """The clusters that a route names, alone or with weights."""
-    for found in _nodes(route.get("route", {})):
+def _route_clusters(part: Resource) -> Iterator[str]:
+    """The clusters that routes name, alone or with weights."""
+    for found in _nodes(part):
         if isinstance(found.get("cluster"), str):
             yield found["cluster"]
         if "weighted_clusters" in found:
@@ -134,10 +141,11 @@ def _route_clusters(route: Resource) -> Iterator[str]:
 
 
 @_remembering
-def _weight_faults(route: Resource) -> Iterator[str]:
-    weighted = route.get("route", {}).get("weighted_clusters")
-    if weighted is not None and sum(each["weight"] for each in weighted["clusters"]) != BUCKETS:
-        yield f"the weights for {route['match']} do not make {BUCKETS}"
+def _weight_faults(part: Resource) -> Iterator[str]:
+    for found in _nodes(part):
+        clusters = found.get("weighted_clusters", {}).get("clusters", ())
+        if clusters and sum(each["weight"] for each in clusters) != BUCKETS:
+            yield f"the weights of {', '.join(each['name'] for each in clusters)} do not make {BUCKETS}"
 
 
 @_remembering

@@ -76,11 +76,8 @@ def with_predictions(
     """The edge's resources with routes to predictors, and clusters of these versions."""
     cluster_of = predictor_clusters(edge)
     predictors = {predictor_cluster_name(version): cluster_of(version) for version in versions}
-    return {
-        **resources,
-        CLUSTER: {**resources[CLUSTER], **predictors},
-        ROUTES: {ROUTE_CONFIG: edge_routes(edge, predictions)},
-    }
+    routes = {ROUTE_CONFIG: edge_routes(edge, predictions)} if predictions else resources[ROUTES]
+    return {**resources, CLUSTER: {**resources[CLUSTER], **predictors}, ROUTES: routes}
 
 
 def _listener(name: str, port: int, edge: EdgeConfig, descriptors: str, *, tls: bool = False) -> Resource:

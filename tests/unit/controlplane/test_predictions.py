@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import pytest
 from envoy.config.route.v3 import route_pb2
@@ -12,10 +12,11 @@ from google.protobuf import any_pb2, duration_pb2, json_format
 from hypothesis import given
 from hypothesis import strategies as st
 from weir.registry.v1 import registry_pb2 as pb
+from xds.type.matcher.v3 import matcher_pb2
 
 from libs.registry import RegistrySnapshot
 from libs.routing import BUCKETS, RouteRequest, RoutingTable
-from services.controlplane.convert import encode, encode_varint, predicted_versions
+from services.controlplane.convert import encode, predicted_versions
 from services.controlplane.descriptors import transcoder_descriptors
 from services.controlplane.policy.config import EdgeConfig
 from services.controlplane.policy.consistency import consistent
@@ -24,6 +25,8 @@ from services.controlplane.policy.endpoints import Endpoint
 from services.controlplane.policy.names import CLUSTER, EDGE, ENDPOINTS, MESH, ROUTES
 from services.controlplane.policy.predictions import Prediction, Share, predictions_of
 from services.controlplane.policy.snapshot import Snapshot, build_snapshot
+from services.controlplane.policy.subscription import Offer
+from services.controlplane.route_encoding import varint
 
 DESCRIPTORS = transcoder_descriptors()
 ALL = frozenset({"m@1", "m@2", "m@3"})
@@ -111,17 +114,15 @@ def test_only_callers_in_the_rollout_meet_its_arms() -> None:
     assert prediction == Prediction(
         "m", (Share("m@2", "a", 1000), Share("m@1", "baseline", 9000)), rollout_id="r1", otherwise="m@1"
     )
-    routes = [
-        route
-        for route in build([prediction], *ALL).resources(EDGE, "")[ROUTES]["edge"]["virtual_hosts"][0]["routes"]
-        if "headers" in route["match"]
-    ]
-    headers = [
-        {match["name"]: match["string_match"]["exact"] for match in route["match"]["headers"]} for route in routes
-    ]
-    assert headers == [{"x-weir-model": "m", "x-weir-rollout": "r1"}, {"x-weir-model": "m"}]
-    assert routes[1]["route"]["cluster"] == "predictor/m@1"
-    assert routes[0]["route"]["weighted_clusters"]["header_name"] == "x-weir-bucket"
+    host = build([prediction], *ALL).resources(EDGE, "")[ROUTES]["edge"]["virtual_hosts"][0]
+    paths = host["matcher"]["matcher_tree"]["prefix_match_map"]["map"]
+    models = paths["/inference.GRPCInferenceService/"]["matcher"]["matcher_tree"]["exact_match_map"]["map"]
+    arms, others = models["m"]["action"]["typed_config"]["routes"]
+    (placed,) = arms["match"]["headers"]
+    assert (placed["name"], placed["string_match"]) == ("x-weir-rollout", {"exact": "r1"})
+    assert arms["route"]["weighted_clusters"]["header_name"] == "x-weir-bucket"
+    assert "headers" not in others["match"]
+    assert others["route"]["cluster"] == "predictor/m@1"
 
 
 def test_an_arm_that_nobody_serves_leaves_its_buckets_to_the_baseline() -> None:
@@ -192,12 +193,17 @@ def test_a_change_of_one_weight_sends_routes_alone_and_keeps_every_other_route()
     second = encode(build(predictions_of(table(weights=[2000]), ALL), *sorted(ALL)), first)
     old, new = first.offers_for(EDGE, ""), second.offers_for(EDGE, "")
     assert [kind for kind in old if old[kind] is not new[kind]] == [ROUTES]
-    before, after = (route_pb2.RouteConfiguration() for _ in range(2))
-    old[ROUTES].resources["edge"].Unpack(before)
-    new[ROUTES].resources["edge"].Unpack(after)
-    pairs = list(zip(before.virtual_hosts[0].routes, after.virtual_hosts[0].routes, strict=True))
-    changed = [left.match.headers[0].string_match.exact for left, right in pairs if left != right]
-    assert changed == ["m"]
+    before, after = (by_model(offers) for offers in (old, new))
+    assert [name for name in before if before[name] != after[name]] == ["m"]
+    assert before.keys() == after.keys() == {"m", *ALL}
+
+
+def by_model(offers: Mapping[str, Offer]) -> dict[str, matcher_pb2.Matcher.OnMatch]:
+    """What Envoy does for each model."""
+    config = route_pb2.RouteConfiguration()
+    offers[ROUTES].resources["edge"].Unpack(config)
+    paths = config.virtual_hosts[0].matcher.matcher_tree.prefix_match_map.map
+    return dict(paths["/inference.GRPCInferenceService/"].matcher.matcher_tree.exact_match_map.map)
 
 
 def test_routes_put_together_from_parts_are_those_parsed_as_a_whole() -> None:
@@ -210,8 +216,8 @@ def test_routes_put_together_from_parts_are_those_parsed_as_a_whole() -> None:
 
 @given(st.integers(0, 2**40))
 def test_a_varint_is_read_back(number: int) -> None:
-    assert any_pb2.Any.FromString(b"\x12" + encode_varint(3) + b"abc").value == b"abc"
-    assert duration_pb2.Duration.FromString(b"\x08" + encode_varint(number)).seconds == number
+    assert any_pb2.Any.FromString(b"\x12" + varint(3) + b"abc").value == b"abc"
+    assert duration_pb2.Duration.FromString(b"\x08" + varint(number)).seconds == number
 
 
 def test_predictors_are_told_from_other_endpoints() -> None:
