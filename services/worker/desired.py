@@ -183,6 +183,9 @@ class DesiredState:
                 await asyncio.wait((loading,))
         self._news.set()  # what came meanwhile is looked at in full
         if loading.cancelled():
+            # The engine may have been about to be done with it.
+            await self._engine.unload(wanted.model)
+            self._give_back(wanted.model)
             self._drop(wanted.model)
         else:
             loading.result()
@@ -213,10 +216,6 @@ class DesiredState:
         except OSError as error:
             self._give_back(model)
             self._fail(held, Fault.FETCH, f"{model}: {error.strerror or type(error).__name__}")
-        except asyncio.CancelledError:
-            await self._engine.unload(model)
-            self._give_back(model)
-            raise
         except Exception as error:  # a fault of ours must not end the versions that are served
             log.error("model_load_broke", model=model, exc_info=error)
             self._give_back(model)

@@ -53,6 +53,7 @@ class SimulatedEngine:
         self._core = SimulatedCore(model)
         self._clock = clock
         self._interval = step_interval
+        self._info: EngineInfo | None = None  # until models come or go
         self._faults = faults or {}
         self._fixed_vocabulary = fixed_vocabulary
         self._fixed_context = fixed_context
@@ -69,6 +70,11 @@ class SimulatedEngine:
     @property
     def info(self) -> EngineInfo:
         """See `Engine`."""
+        if self._info is None:
+            self._info = self._describe()
+        return self._info
+
+    def _describe(self) -> EngineInfo:
         model = self._model
         return EngineInfo(
             engine="simulated",
@@ -106,6 +112,7 @@ class SimulatedEngine:
             )
         except ValueError as error:
             raise EngineLoadError(f"{folder or model}: {error}") from error
+        self._info = None
         _label(model, faults)
         return {"read": self._clock.monotonic() - began}
 
@@ -113,6 +120,7 @@ class SimulatedEngine:
         """See `Engine`."""
         if model in self._core.models:
             self._core.drop_version(model)
+            self._info = None
             if self._core.runs(model) and not self._stopped:
                 self._leaving[model] = asyncio.get_running_loop().create_future()
         if model in self._leaving:
