@@ -24,6 +24,7 @@ VERSION_CHANGED = "version_changed"
 """The degradation of an answer that another version finished."""
 _SHARE = 0.5
 """Of the pool's KV blocks, for arms of rollouts that do not say."""
+_MOST_VERDICTS = 1024
 _Place = tuple[str, str, str]  # alias, rollout, arm
 
 
@@ -39,6 +40,8 @@ class Arms:
         self._router = router
         self._members: dict[_Place, dict[Request, None]] = {}
         self._migrate: dict[_Place, bool] = {}  # what becomes of running streams, while there are members
+        self._judged = catalog.snapshot
+        self._verdicts: dict[_Place, bool] = {}  # of that snapshot: whether an arm is out of force
 
     def __len__(self) -> int:
         return sum(map(len, self._members.values()))
@@ -131,8 +134,17 @@ class Arms:
 
     def _is_out(self, alias: str, route: Route) -> bool:
         snapshot = self._catalog.snapshot
-        # A router that has seen more than this gateway knows better; the gateway's next snapshot settles it.
-        return route.revision <= snapshot.revision and out_of_force(snapshot, alias, route.rollout_id, route.arm)
+        if route.revision > snapshot.revision:
+            return False  # a router that has seen more knows better; the gateway's next snapshot settles it
+        if snapshot is not self._judged:
+            self._judged, self._verdicts = snapshot, {}
+        place = (alias, route.rollout_id, route.arm)
+        verdict = self._verdicts.get(place)
+        if verdict is None:
+            verdict = out_of_force(snapshot, *place)
+            if len(self._verdicts) < _MOST_VERDICTS:
+                self._verdicts[place] = verdict
+        return verdict
 
     def _drop(self, place: _Place) -> list[Request]:
         members = list(self._members.pop(place, ()))
