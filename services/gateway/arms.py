@@ -5,7 +5,7 @@ The baseline's requests are not kept: they are where everybody can be.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING
 
 from weir.registry.v1 import registry_pb2
@@ -83,11 +83,18 @@ class Arms:
             if known is not None and known.id == place[1]:
                 self._migrate[place] = known.on_rollback == registry_pb2.IN_FLIGHT_MIGRATE
                 if phase_of(known) == registry_pb2.ROLLOUT_PHASE_PROMOTED:  # the arm is what the alias gives
-                    self._drop(place)
+                    self._drop(place, self._members[place])
                     continue
             if out_of_force(snapshot, *place):
                 migrate = self._migrate.get(place, False)
-                for request in self._drop(place):
+                # Those whose router has seen more than this snapshot stay: it says nothing about their arm yet.
+                found = [
+                    request
+                    for request in self._members[place]
+                    if request.serving is None or request.serving.revision <= snapshot.revision
+                ]
+                self._drop(place, found)
+                for request in found:
                     yield request, migrate
 
     def elsewhere(self, request: Request) -> tuple[Route, registry_pb2.ModelVersion] | None:
@@ -146,12 +153,14 @@ class Arms:
                 self._verdicts[place] = verdict
         return verdict
 
-    def _drop(self, place: _Place) -> list[Request]:
-        members = list(self._members.pop(place, ()))
-        self._migrate.pop(place, None)
-        for request in members:
+    def _drop(self, place: _Place, requests: Iterable[Request]) -> None:
+        members = self._members[place]
+        for request in list(requests):
+            del members[request]
             request.place = None
-        return members
+        if not members:
+            del self._members[place]
+            self._migrate.pop(place, None)
 
 
 def out_of_force(snapshot: RegistrySnapshot, alias: str, rollout_id: str, arm: str) -> bool:
