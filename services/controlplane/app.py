@@ -150,8 +150,13 @@ class ControlPlane:
         if self._versions_file is None or current == self._saved:
             return
         self._saved = current
+        writing = asyncio.ensure_future(asyncio.to_thread(versions.save, self._versions_file, current))
         try:
-            await asyncio.to_thread(versions.save, self._versions_file, current)
+            await asyncio.shield(writing)
+        except asyncio.CancelledError:
+            # Clients may have these versions already, so the next start shall know them: the stop waits for the disk.
+            await asyncio.wait([writing])
+            raise
         except OSError as error:
             log.warning("versions_not_saved", error=str(error))
 
