@@ -21,10 +21,9 @@ import uvloop
 from weir.registry.v1 import registry_pb2 as pb
 
 from libs.rollouts import phase_of
-from loadtest.figures import percentile, spread, table
+from loadtest.figures import spread, table
 from loadtest.overload import output
 from loadtest.overload.output import progress, say
-from loadtest.overload.samples import OK
 from loadtest.rollout.site import Faults, RolloutSite, rollout_site
 from loadtest.rollout.traffic import Seen, Traffic
 from loadtest.rollout.trial import Harm, flaps, harm, moved_pct
@@ -111,7 +110,6 @@ async def bad(site: RolloutSite, times: Times) -> list[Canary]:
 async def _bad(site: RolloutSite, traffic: Traffic, kind: str, faults: Faults, version: str) -> Canary:
     alias = traffic.alias
     candidate = await site.push(alias, version, faults)
-    normal = [each.ttft for each in traffic.seen if each.outcome == OK and each.ttft is not None]
     begin = len(traffic.seen)
     started = await site.start(
         alias, candidate, "--steps", "10,50", "--step-duration", "60s", "--sticky", "user", reason="a bench"
@@ -121,8 +119,7 @@ async def _bad(site: RolloutSite, traffic: Traffic, kind: str, faults: Faults, v
         raise RuntimeError(f"{candidate} ({kind}) was not rolled back: {ended.state}")
     decided = ended.state.ended_at.ToNanoseconds() / 1e9
     await asyncio.sleep(2.0)  # what was sent within a second of the decision shall have been answered
-    slow = 2.0 * percentile(normal, 0.5) if "TTFT" in kind else None
-    measured = harm(traffic.seen[begin:], candidate=candidate, decided=decided, slow=slow)
+    measured = harm(traffic.seen[begin:], candidate=candidate, decided=decided, slow="TTFT" in kind)
     return Canary(kind, alias, measured, ended.state.reason)
 
 

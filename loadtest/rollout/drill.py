@@ -82,7 +82,7 @@ async def bad_canary(
         for task in (sending, printing):
             task.cancel()
         await asyncio.gather(sending, printing, return_exceptions=True)
-    return _checks(site.log.of(ALIAS, started), traffic.seen, fault, candidate, ended, before=times.before + begun)
+    return _checks(site.log.of(ALIAS, started), traffic.seen, fault, candidate, ended)
 
 
 async def _print(
@@ -122,12 +122,10 @@ def _weight(site: RolloutSite) -> int:
 
 
 def _checks(
-    log: Sequence[Change], seen: Sequence[Seen], fault: Fault, candidate: str, ended: pb.Rollout, *, before: float
+    log: Sequence[Change], seen: Sequence[Seen], fault: Fault, candidate: str, ended: pb.Rollout
 ) -> list[Check]:
     decided = ended.state.ended_at.ToNanoseconds() / 1e9
-    normal = [each.ttft for each in seen if each.ended < before and each.ttft is not None]
-    slow = 2.0 * percentile(normal, 0.5) if fault.name == "slow" else None
-    found: Harm = harm(seen, candidate=candidate, decided=decided, slow=slow)
+    found: Harm = harm(seen, candidate=candidate, decided=decided, slow=fault.name == "slow")
     baseline = [each for each in seen if each.version and each.version != candidate]
     failed = [each for each in baseline if each.outcome != OK]
     late = [each for each in seen if each.sent > decided + 1.0]

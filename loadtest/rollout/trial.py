@@ -28,11 +28,11 @@ class NoHarmError(ValueError):
     """The canary gave no bad answer: there is nothing to measure."""
 
 
-def harm(seen: Sequence[Seen], *, candidate: str, decided: float, slow: float | None) -> Harm:
+def harm(seen: Sequence[Seen], *, candidate: str, decided: float, slow: bool) -> Harm:
     """What the canary did.
 
     :param decided: Unix seconds of the decision to take it back.
-    :param slow: time to the first token above which an answer of the canary counts as bad; None: only failures do.
+    :param slow: it is slow, so that each of its answers is bad; else its failures are.
     :raises NoHarmError: it was never bad.
     """
 
@@ -41,11 +41,7 @@ def harm(seen: Sequence[Seen], *, candidate: str, decided: float, slow: float | 
         return each.version == candidate or (not each.version and each.outcome != OK)
 
     canary = [each for each in seen if of_canary(each)]
-    bad = [
-        each
-        for each in canary
-        if each.outcome != OK or (slow is not None and each.ttft is not None and each.ttft > slow)
-    ]
+    bad = [each for each in canary if slow or each.outcome != OK]
     if not bad:
         raise NoHarmError(f"{candidate} gave no bad answer")
     begun = min(each.sent for each in canary)

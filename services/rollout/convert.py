@@ -70,6 +70,9 @@ def evidence(arm: pb.ArmOutcomes) -> ArmEvidence:
             arm.cost.cost2,
             arm.cost.tokens2,
             arm.cost.cost_tokens,
+            arm.cost.reference,
+            arm.cost.reference2,
+            arm.cost.cost_reference,
         ),
         scores={name: Moments(each.count, each.sum, each.sum2) for name, each in arm.scores.items()},
         objectives={name: GoodBad(each.good, each.bad) for name, each in arm.objectives.items()},
@@ -219,6 +222,7 @@ def unix(stamp: Timestamp) -> float:
 def _sound(arm: pb.ArmOutcomes) -> bool:
     cost = arm.cost
     sums = [cost.cost, cost.tokens, cost.cost2, cost.tokens2, cost.cost_tokens]
+    sums += [cost.reference, cost.reference2, cost.cost_reference]
     for each in (arm.ttft, arm.itl):
         bins = list(each.bins)
         if len(bins) != len(each.counts) or any(low >= high for low, high in pairwise(bins)):

@@ -61,9 +61,19 @@ class Moments:
 
 
 class CostMoments:
-    """Moments of cost (micro-dollars) and tokens per request."""
+    """Moments of cost, tokens and reference cost per request; costs in micro-dollars."""
 
-    __slots__ = ("cost", "cost2", "cost_tokens", "count", "tokens", "tokens2")
+    __slots__ = (
+        "cost",
+        "cost2",
+        "cost_reference",
+        "cost_tokens",
+        "count",
+        "reference",
+        "reference2",
+        "tokens",
+        "tokens2",
+    )
 
     def __init__(self) -> None:
         self.count = 0
@@ -72,8 +82,11 @@ class CostMoments:
         self.cost2 = 0.0
         self.tokens2 = 0.0
         self.cost_tokens = 0.0
+        self.reference = 0.0
+        self.reference2 = 0.0
+        self.cost_reference = 0.0
 
-    def add(self, cost: float, tokens: int) -> None:
+    def add(self, cost: float, tokens: int, reference: float) -> None:
         """One more request."""
         self.count += 1
         self.cost += cost
@@ -81,6 +94,9 @@ class CostMoments:
         self.cost2 += cost * cost
         self.tokens2 += tokens * tokens
         self.cost_tokens += cost * tokens
+        self.reference += reference
+        self.reference2 += reference * reference
+        self.cost_reference += cost * reference
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -96,6 +112,8 @@ class Sample:
     """Mean seconds between its tokens; 0: not known."""
     cost: float = 0.0
     """Micro-dollars."""
+    reference: float = 0.0
+    """What the same tokens would have cost on the baseline, micro-dollars."""
     tokens: int = 0
     """Of prompt and output; 0: it cost nothing, and does not count among costs."""
     objectives: Sequence[tuple[str, bool]] = ()
@@ -133,7 +151,7 @@ class ArmCounts:
         if sample.itl:
             self.itl.add(sample.itl)
         if sample.tokens:
-            self.cost.add(sample.cost, sample.tokens)
+            self.cost.add(sample.cost, sample.tokens, sample.reference)
         for name, met in sample.objectives:
             count_objective(self.objectives, name, met=met)
         for name, value in sample.scores:

@@ -62,4 +62,7 @@ def _cost(found: CostMoments) -> rollout_pb2.CostMoments:
         cost2=found.cost2,
         tokens2=found.tokens2,
         cost_tokens=found.cost_tokens,
+        reference=found.reference,
+        reference2=found.reference2,
+        cost_reference=found.cost_reference,
     )

@@ -61,7 +61,7 @@ class Outcomes:
         self._judged(route, tier, told)
         if arm is None or of_arm is Standing.NEITHER:
             return
-        sample = self._sample(objectives, of_arm, end, first, longest, model_version, model, mean_logprob)
+        sample = self._sample(objectives, of_arm, end, first, longest, model_version, model, mean_logprob, arm)
         self.table.add(arm, sample, model_version=model_version, route=route, tier=tier)
 
     def refused(
@@ -97,7 +97,7 @@ class Outcomes:
         longest = max((len(choice.tokens) for choice in answer.choices), default=0)
         mean = mean_logprob(answer)
         first, version = answer.first_after, answer.model_version
-        sample = self._sample(objectives, of_arm, answer.end, first, longest, version, model, mean)
+        sample = self._sample(objectives, of_arm, answer.end, first, longest, version, model, mean, arm)
         self.table.add(arm, sample, model_version=version, route=route, tier=tier)
 
     def mirror_failed(self, arm: ArmKey, error: WeirError, *, model_version: str, route: str) -> None:
@@ -136,15 +136,19 @@ class Outcomes:
         model_version: str,
         model: str,
         mean: float | None,
+        arm: ArmKey,
     ) -> Sample:
         usage, decode = end.usage, end.breakdown.decode
         tokens = usage.prompt_tokens + usage.completion_tokens
+        costs, rollout = self._catalog.costs, self._catalog.snapshot.rollouts.get(arm.alias)
+        baseline = rollout.baseline if rollout is not None else model_version
         return Sample(
             failed=standing is Standing.BAD,
             first=first,
             completed=end.finish in WHOLE,
             itl=decode / (longest - 1) if longest > 1 and decode > 0 else 0.0,
-            cost=self._catalog.costs.of(model_version, model).exact(tokens, usage.prompt_tokens),
+            cost=costs.of(model_version, model).exact(tokens, usage.prompt_tokens),
+            reference=costs.of(baseline, model).exact(tokens, usage.prompt_tokens),
             tokens=tokens,
             objectives=_judge(objectives, standing, end, first, longest),
             scores=() if mean is None else ((MEAN_LOGPROB, mean),),

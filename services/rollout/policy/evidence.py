@@ -144,7 +144,7 @@ class Moments:
 
 @dataclass(frozen=True, slots=True)
 class CostMoments:
-    """Moments of cost and tokens per request."""
+    """Moments of cost, tokens and reference cost per request."""
 
     count: int = 0
     cost: float = 0.0
@@ -154,6 +154,10 @@ class CostMoments:
     cost2: float = 0.0
     tokens2: float = 0.0
     cost_tokens: float = 0.0
+    reference: float = 0.0
+    """What the same tokens would have cost on the baseline, micro-dollars."""
+    reference2: float = 0.0
+    cost_reference: float = 0.0
 
     @property
     def per_1k_tokens(self) -> float:
@@ -166,9 +170,10 @@ class CostMoments:
         return self.cost / self.count if self.count else 0.0
 
     @classmethod
-    def of(cls, pairs: Iterable[tuple[float, float]]) -> CostMoments:
-        """Of these pairs of cost (micro-dollars) and tokens."""
+    def of(cls, pairs: Iterable[tuple[float, float]], references: Iterable[float] = ()) -> CostMoments:
+        """Of these pairs of cost (micro-dollars) and tokens; `references` are their reference costs, if known."""
         every = tuple(pairs)
+        known = tuple(references)
         return cls(
             len(every),
             sum(cost for cost, _ in every),
@@ -176,6 +181,9 @@ class CostMoments:
             sum(cost * cost for cost, _ in every),
             sum(tokens * tokens for _, tokens in every),
             sum(cost * tokens for cost, tokens in every),
+            sum(known),
+            sum(reference * reference for reference in known),
+            sum(cost * reference for (cost, _), reference in zip(every, known, strict=False)),
         )
 
     def __add__(self, other: CostMoments) -> CostMoments:
@@ -186,6 +194,9 @@ class CostMoments:
             self.cost2 + other.cost2,
             self.tokens2 + other.tokens2,
             self.cost_tokens + other.cost_tokens,
+            self.reference + other.reference,
+            self.reference2 + other.reference2,
+            self.cost_reference + other.cost_reference,
         )
 
 

@@ -7,7 +7,15 @@ logarithm of a ratio of sums behaves like a mean with the variance of those cont
 
     Σz² = C2 − 2R̂·CT + R̂²·T2
 
-and two of them are compared by the t-test of `means`. Where each token costs the same all residuals are 0; then a
+and two of them are compared by the t-test of `means`.
+
+Cost per token hangs on the mix of prompt and output tokens, whose prices differ, and that mix varies more from request
+to request than prices do from version to version. Where it is known what each request's tokens would have cost on the
+baseline, that takes the place of the tokens (a price index at the requests' own weights: Laspeyres): the mix cancels,
+and a difference of three percent shows in tens of requests instead of thousands. An arm that is dearer because it says
+more is a matter of cost per request.
+
+Where each token costs the same all residuals are 0; then a
 spread of 1 percent of the mean cost is assumed, and the gate still waits for its least number of samples.
 """
 
@@ -28,7 +36,10 @@ _LEAST_COST = 1e-9  # micro-dollars in all: less is nothing
 
 def log_ratio(arm: CostMoments, baseline: CostMoments, level: Level, *, per_token: bool = True) -> Interval:
     """Logarithm of the arm's cost per token (or per request) over the baseline's."""
-    ours, theirs = _estimate(arm, per_token), _estimate(baseline, per_token)
+    if per_token and arm.reference > _LEAST_COST and baseline.reference > _LEAST_COST:
+        ours, theirs = _at_reference(arm), _at_reference(baseline)
+    else:
+        ours, theirs = _estimate(arm, per_token), _estimate(baseline, per_token)
     if ours is None or theirs is None:
         return NOTHING
     return means.difference(ours, theirs, level, least_spread=LEAST_SPREAD)
@@ -40,9 +51,19 @@ def _estimate(moments: CostMoments, per_token: bool) -> Estimate | None:
         return None
     ratio = moments.cost / tokens
     if per_token:
-        squares = moments.cost2 - 2.0 * ratio * moments.cost_tokens + ratio * ratio * moments.tokens2
-    else:
-        squares = moments.cost2 - ratio * moments.cost
+        return _linearised(moments, ratio, moments.cost_tokens, moments.tokens2)
+    return _linearised(moments, ratio, moments.cost, float(moments.count))
+
+
+def _at_reference(moments: CostMoments) -> Estimate | None:
+    if moments.count < 2 or moments.cost < _LEAST_COST:
+        return None
+    return _linearised(moments, moments.cost / moments.reference, moments.cost_reference, moments.reference2)
+
+
+def _linearised(moments: CostMoments, ratio: float, products: float, squares_below: float) -> Estimate:
+    """Of a ratio of the sum of costs to another sum, with the sums of products and of squares of what is below."""
+    squares = moments.cost2 - 2.0 * ratio * products + ratio * ratio * squares_below
     mean_cost = moments.cost / moments.count
     variance = max(squares, 0.0) / (moments.count - 1) / (mean_cost * mean_cost)
     return Estimate(moments.count, math.log(ratio), variance)

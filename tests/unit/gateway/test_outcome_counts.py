@@ -137,13 +137,15 @@ def test_costs_are_exact_and_their_moments_give_the_variance_of_the_ratio(reques
         cost = price.exact(prompt + output, prompt)
         assert cost == pytest.approx((prompt * 150 + output * 600) / 1e6)
         assert 0 <= price.cost(prompt + output, prompt) - cost < 1
-        add(table, Sample(cost=cost, tokens=prompt + output))
+        add(table, Sample(cost=cost, tokens=prompt + output, reference=2 * cost))
     counts = table.arm(KEY)
     assert counts is not None
     kept = [(price.exact(p + o, p), p + o) for p, o in requests if p + o]
     assert counts.cost.count == len(kept)
     assert counts.cost.cost_tokens == pytest.approx(sum(c * t for c, t in kept))
     assert counts.cost.cost2 == pytest.approx(sum(c * c for c, _ in kept))
+    assert counts.cost.cost_reference == pytest.approx(2 * counts.cost.cost2)
+    assert counts.cost.reference2 == pytest.approx(4 * counts.cost.cost2)
     assert counts.cost.tokens2 == sum(t * t for _, t in kept)
 
 

@@ -23,18 +23,18 @@ def test_harm_counts_from_the_first_bad_answer_to_the_decision_and_the_last_requ
         seen(14.3, "m@2"),
         seen(20.0),
     ]
-    found = harm(answers, candidate="m@2", decided=14.0, slow=None)
+    found = harm(answers, candidate="m@2", decided=14.0, slow=False)
     assert found.detect == pytest.approx(14.0 - 11.2)
     assert found.off == pytest.approx(0.3)
     assert found.harmed_pct == pytest.approx(100 * 2 / 5)  # sent at 10, 11, 12, 13 and 14.3
     assert found.samples == 3
 
 
-def test_slow_answers_are_bad_only_where_slowness_is_the_fault() -> None:
-    answers = [seen(1.0, "m@2", ttft=0.9), seen(2.0, "m@2", ttft=0.1)]
-    assert harm(answers, candidate="m@2", decided=5.0, slow=0.5).harmed_pct == 50.0
+def test_every_answer_of_a_slow_canary_is_bad() -> None:
+    answers = [seen(1.0, "m@2"), seen(2.0), seen(2.5)]
+    assert harm(answers, candidate="m@2", decided=5.0, slow=True).harmed_pct == pytest.approx(100 / 3)
     with pytest.raises(NoHarmError):
-        harm(answers, candidate="m@2", decided=5.0, slow=None)
+        harm(answers, candidate="m@2", decided=5.0, slow=False)
 
 
 def test_a_user_who_meets_two_versions_flaps() -> None:

@@ -1,6 +1,7 @@
 """Confidence intervals: the sets that their e-processes leave over, and no division by what may be 0."""
 
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -158,3 +159,23 @@ def test_upper_quantiles_need_their_samples_and_then_are_sure() -> None:
     assert quantiles.log_ratio(slow, few, 0.01, LEVEL).low == -math.inf
     same = quantiles.log_ratio(Distribution.of(values[:3000].tolist()), base, 0.01, LEVEL)
     assert -0.3 < same.low < 0.0 < same.high < 0.3
+
+
+def test_a_reference_cost_takes_the_mix_of_tokens_out_of_a_price() -> None:
+    rng = np.random.default_rng(3)
+
+    def arm(factor: float, count: int) -> CostMoments:
+        tokens = rng.integers(10, 2000, (count, 2))
+        references = [float(prompt + 4 * output) for prompt, output in tokens]
+        return CostMoments.of(
+            ((factor * reference, float(sum(pair))) for reference, pair in zip(references, tokens, strict=True)),
+            references,
+        )
+
+    same, dearer = arm(1.0, 200), arm(1.03, 20)
+    found = ratios.log_ratio(dearer, same, LEVEL)
+    assert found.estimate == pytest.approx(math.log(1.03))
+    assert found.low > math.log(1.01)
+    # Without it, twenty requests of such different mixes say nothing.
+    unknown = replace(dearer, reference=0.0)
+    assert ratios.log_ratio(unknown, same, LEVEL).low < 0.0

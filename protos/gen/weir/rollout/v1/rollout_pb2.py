@@ -27,7 +27,7 @@ from google.protobuf import timestamp_pb2 as google_dot_protobuf_dot_timestamp__
 from weir.registry.v1 import registry_pb2 as weir_dot_registry_dot_v1_dot_registry__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1dweir/rollout/v1/rollout.proto\x12\x0fweir.rollout.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x1fgoogle/protobuf/timestamp.proto\x1a\x1fweir/registry/v1/registry.proto\"\xa0\x01\n\x15ReportOutcomesRequest\x12\x0e\n\x06source\x18\x01 \x01(\t\x12\x13\n\x0bincarnation\x18\x02 \x01(\t\x12*\n\x04\x61rms\x18\x03 \x03(\x0b\x32\x1c.weir.rollout.v1.ArmOutcomes\x12\x36\n\nobjectives\x18\x04 \x03(\x0b\x32\".weir.rollout.v1.ObjectiveOutcomes\"A\n\x16ReportOutcomesResponse\x12\'\n\x04next\x18\x01 \x01(\x0b\x32\x19.google.protobuf.Duration\"\x9d\x05\n\x0b\x41rmOutcomes\x12\r\n\x05\x61lias\x18\x01 \x01(\t\x12\x12\n\nrollout_id\x18\x02 \x01(\t\x12-\n\x05phase\x18\x03 \x01(\x0e\x32\x1e.weir.registry.v1.RolloutPhase\x12\x0c\n\x04step\x18\x04 \x01(\r\x12\x0b\n\x03\x61rm\x18\x05 \x01(\t\x12\x10\n\x08mirrored\x18\x06 \x01(\x08\x12\x15\n\rmodel_version\x18\x07 \x01(\t\x12\x10\n\x08requests\x18\x08 \x01(\x04\x12\x0e\n\x06\x65rrors\x18\t \x01(\x04\x12\x0f\n\x07streams\x18\n \x01(\x04\x12\x11\n\tcompleted\x18\x0b \x01(\x04\x12+\n\x04ttft\x18\x0c \x01(\x0b\x32\x1d.weir.rollout.v1.Distribution\x12*\n\x03itl\x18\r \x01(\x0b\x32\x1d.weir.rollout.v1.Distribution\x12*\n\x04\x63ost\x18\x0e \x01(\x0b\x32\x1c.weir.rollout.v1.CostMoments\x12\x38\n\x06scores\x18\x0f \x03(\x0b\x32(.weir.rollout.v1.ArmOutcomes.ScoresEntry\x12@\n\nobjectives\x18\x10 \x03(\x0b\x32,.weir.rollout.v1.ArmOutcomes.ObjectivesEntry\x12\r\n\x05route\x18\x11 \x01(\t\x12\x0c\n\x04tier\x18\x12 \x01(\t\x1aG\n\x0bScoresEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\'\n\x05value\x18\x02 \x01(\x0b\x32\x18.weir.rollout.v1.Moments:\x02\x38\x01\x1aK\n\x0fObjectivesEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\'\n\x05value\x18\x02 \x01(\x0b\x32\x18.weir.rollout.v1.GoodBad:\x02\x38\x01\"O\n\x0c\x44istribution\x12\x0c\n\x04\x62ins\x18\x01 \x03(\x11\x12\x0e\n\x06\x63ounts\x18\x02 \x03(\x04\x12\x0f\n\x07sum_log\x18\x03 \x01(\x01\x12\x10\n\x08sum_log2\x18\x04 \x01(\x01\"3\n\x07Moments\x12\r\n\x05\x63ount\x18\x01 \x01(\x04\x12\x0b\n\x03sum\x18\x02 \x01(\x01\x12\x0c\n\x04sum2\x18\x03 \x01(\x01\"o\n\x0b\x43ostMoments\x12\r\n\x05\x63ount\x18\x01 \x01(\x04\x12\x0c\n\x04\x63ost\x18\x02 \x01(\x01\x12\x0e\n\x06tokens\x18\x03 \x01(\x01\x12\r\n\x05\x63ost2\x18\x04 \x01(\x01\x12\x0f\n\x07tokens2\x18\x05 \x01(\x01\x12\x13\n\x0b\x63ost_tokens\x18\x06 \x01(\x01\"$\n\x07GoodBad\x12\x0c\n\x04good\x18\x01 \x01(\x04\x12\x0b\n\x03\x62\x61\x64\x18\x02 \x01(\x04\"\xc5\x01\n\x11ObjectiveOutcomes\x12\r\n\x05route\x18\x01 \x01(\t\x12\x0c\n\x04tier\x18\x02 \x01(\t\x12\x46\n\nobjectives\x18\x03 \x03(\x0b\x32\x32.weir.rollout.v1.ObjectiveOutcomes.ObjectivesEntry\x1aK\n\x0fObjectivesEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\'\n\x05value\x18\x02 \x01(\x0b\x32\x18.weir.rollout.v1.GoodBad:\x02\x38\x01\"=\n\x13ReportScoresRequest\x12&\n\x06scores\x18\x01 \x03(\x0b\x32\x16.weir.rollout.v1.Score\"b\n\x05Score\x12\n\n\x02id\x18\x01 \x01(\t\x12\r\n\x05\x61lias\x18\x02 \x01(\t\x12\x12\n\nrollout_id\x18\x03 \x01(\t\x12\x0b\n\x03\x61rm\x18\x04 \x01(\t\x12\x0e\n\x06metric\x18\x05 \x01(\t\x12\r\n\x05value\x18\x06 \x01(\x01\"R\n\x14ReportScoresResponse\x12\x10\n\x08\x61\x63\x63\x65pted\x18\x01 \x01(\x04\x12\x17\n\x0frepeated_scores\x18\x02 \x01(\x04\x12\x0f\n\x07unknown\x18\x03 \x01(\x04\"\"\n\x11GetRolloutRequest\x12\r\n\x05\x61lias\x18\x01 \x01(\t\"D\n\x12GetRolloutResponse\x12.\n\x06status\x18\x01 \x01(\x0b\x32\x1e.weir.rollout.v1.RolloutStatus\"Q\n\x13WatchRolloutRequest\x12\r\n\x05\x61lias\x18\x01 \x01(\t\x12+\n\x08interval\x18\x02 \x01(\x0b\x32\x19.google.protobuf.Duration\"F\n\x14WatchRolloutResponse\x12.\n\x06status\x18\x01 \x01(\x0b\x32\x1e.weir.rollout.v1.RolloutStatus\"\xbb\x02\n\rRolloutStatus\x12*\n\x07rollout\x18\x01 \x01(\x0b\x32\x19.weir.registry.v1.Rollout\x12(\n\x04\x61rms\x18\x02 \x03(\x0b\x32\x1a.weir.rollout.v1.ArmStatus\x12*\n\x05gates\x18\x03 \x03(\x0b\x32\x1b.weir.rollout.v1.GateStatus\x12,\n\tdecisions\x18\x04 \x03(\x0b\x32\x19.weir.rollout.v1.Decision\x12-\n\x07workers\x18\x05 \x03(\x0b\x32\x1c.weir.rollout.v1.WorkerState\x12\x0e\n\x06leader\x18\x06 \x01(\x08\x12\x17\n\x0fleader_instance\x18\x07 \x01(\t\x12\x0f\n\x07sources\x18\x08 \x01(\r\x12\x11\n\twaits_for\x18\t \x01(\t\"\x9f\x03\n\tArmStatus\x12\x0b\n\x03\x61rm\x18\x01 \x01(\t\x12\x15\n\rmodel_version\x18\x02 \x01(\t\x12\x0e\n\x06weight\x18\x03 \x01(\r\x12\x16\n\x0emeasured_share\x18\x04 \x01(\r\x12\x10\n\x08requests\x18\x05 \x01(\x04\x12\x12\n\nerror_rate\x18\x06 \x01(\x01\x12\x19\n\x11stream_completion\x18\x07 \x01(\x01\x12\x10\n\x08ttft_p50\x18\x08 \x01(\x01\x12\x10\n\x08ttft_p95\x18\t \x01(\x01\x12\x10\n\x08ttft_p99\x18\n \x01(\x01\x12\x0f\n\x07itl_p50\x18\x0b \x01(\x01\x12\x0f\n\x07itl_p95\x18\x0c \x01(\x01\x12\x1a\n\x12\x63ost_per_1k_tokens\x18\r \x01(\x01\x12\x18\n\x10\x63ost_per_request\x18\x0e \x01(\x01\x12\x36\n\x06scores\x18\x0f \x03(\x0b\x32&.weir.rollout.v1.ArmStatus.ScoresEntry\x12\x10\n\x08mirrored\x18\x10 \x01(\x04\x1a-\n\x0bScoresEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x01:\x02\x38\x01\"\xd2\x01\n\nGateStatus\x12$\n\x04gate\x18\x01 \x01(\x0b\x32\x16.weir.registry.v1.Gate\x12\x0b\n\x03\x61rm\x18\x02 \x01(\t\x12)\n\x07verdict\x18\x03 \x01(\x0e\x32\x18.weir.rollout.v1.Verdict\x12\x12\n\ndifference\x18\x04 \x01(\x01\x12\x0b\n\x03low\x18\x05 \x01(\x01\x12\x0c\n\x04high\x18\x06 \x01(\x01\x12\x0f\n\x07samples\x18\x07 \x01(\x04\x12\x18\n\x10\x62\x61seline_samples\x18\x08 \x01(\x04\x12\x0c\n\x04text\x18\t \x01(\t\"l\n\x08\x44\x65\x63ision\x12&\n\x02\x61t\x18\x01 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12\x0c\n\x04kind\x18\x02 \x01(\t\x12\x0c\n\x04text\x18\x03 \x01(\t\x12\n\n\x02\x62y\x18\x04 \x01(\t\x12\x10\n\x08revision\x18\x05 \x01(\x03\"X\n\x0bWorkerState\x12\x0e\n\x06worker\x18\x01 \x01(\t\x12\x0c\n\x04zone\x18\x02 \x01(\t\x12+\n\x05state\x18\x03 \x01(\x0b\x32\x1c.weir.registry.v1.ModelState\"2\n\x13GetSloStatusRequest\x12\r\n\x05route\x18\x01 \x01(\t\x12\x0c\n\x04tier\x18\x02 \x01(\t\"V\n\x14GetSloStatusResponse\x12.\n\x07\x62udgets\x18\x01 \x03(\x0b\x32\x1d.weir.registry.v1.ErrorBudget\x12\x0e\n\x06\x66rozen\x18\x02 \x01(\x08*b\n\x07Verdict\x12\x17\n\x13VERDICT_UNSPECIFIED\x10\x00\x12\x15\n\x11VERDICT_UNDECIDED\x10\x01\x12\x11\n\rVERDICT_HOLDS\x10\x02\x12\x14\n\x10VERDICT_BREACHED\x10\x03\x32\xe7\x03\n\x0eRolloutService\x12\x65\n\x0eReportOutcomes\x12&.weir.rollout.v1.ReportOutcomesRequest\x1a\'.weir.rollout.v1.ReportOutcomesResponse(\x01\x30\x01\x12[\n\x0cReportScores\x12$.weir.rollout.v1.ReportScoresRequest\x1a%.weir.rollout.v1.ReportScoresResponse\x12U\n\nGetRollout\x12\".weir.rollout.v1.GetRolloutRequest\x1a#.weir.rollout.v1.GetRolloutResponse\x12]\n\x0cWatchRollout\x12$.weir.rollout.v1.WatchRolloutRequest\x1a%.weir.rollout.v1.WatchRolloutResponse0\x01\x12[\n\x0cGetSloStatus\x12$.weir.rollout.v1.GetSloStatusRequest\x1a%.weir.rollout.v1.GetSloStatusResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1dweir/rollout/v1/rollout.proto\x12\x0fweir.rollout.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x1fgoogle/protobuf/timestamp.proto\x1a\x1fweir/registry/v1/registry.proto\"\xa0\x01\n\x15ReportOutcomesRequest\x12\x0e\n\x06source\x18\x01 \x01(\t\x12\x13\n\x0bincarnation\x18\x02 \x01(\t\x12*\n\x04\x61rms\x18\x03 \x03(\x0b\x32\x1c.weir.rollout.v1.ArmOutcomes\x12\x36\n\nobjectives\x18\x04 \x03(\x0b\x32\".weir.rollout.v1.ObjectiveOutcomes\"A\n\x16ReportOutcomesResponse\x12\'\n\x04next\x18\x01 \x01(\x0b\x32\x19.google.protobuf.Duration\"\x9d\x05\n\x0b\x41rmOutcomes\x12\r\n\x05\x61lias\x18\x01 \x01(\t\x12\x12\n\nrollout_id\x18\x02 \x01(\t\x12-\n\x05phase\x18\x03 \x01(\x0e\x32\x1e.weir.registry.v1.RolloutPhase\x12\x0c\n\x04step\x18\x04 \x01(\r\x12\x0b\n\x03\x61rm\x18\x05 \x01(\t\x12\x10\n\x08mirrored\x18\x06 \x01(\x08\x12\x15\n\rmodel_version\x18\x07 \x01(\t\x12\x10\n\x08requests\x18\x08 \x01(\x04\x12\x0e\n\x06\x65rrors\x18\t \x01(\x04\x12\x0f\n\x07streams\x18\n \x01(\x04\x12\x11\n\tcompleted\x18\x0b \x01(\x04\x12+\n\x04ttft\x18\x0c \x01(\x0b\x32\x1d.weir.rollout.v1.Distribution\x12*\n\x03itl\x18\r \x01(\x0b\x32\x1d.weir.rollout.v1.Distribution\x12*\n\x04\x63ost\x18\x0e \x01(\x0b\x32\x1c.weir.rollout.v1.CostMoments\x12\x38\n\x06scores\x18\x0f \x03(\x0b\x32(.weir.rollout.v1.ArmOutcomes.ScoresEntry\x12@\n\nobjectives\x18\x10 \x03(\x0b\x32,.weir.rollout.v1.ArmOutcomes.ObjectivesEntry\x12\r\n\x05route\x18\x11 \x01(\t\x12\x0c\n\x04tier\x18\x12 \x01(\t\x1aG\n\x0bScoresEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\'\n\x05value\x18\x02 \x01(\x0b\x32\x18.weir.rollout.v1.Moments:\x02\x38\x01\x1aK\n\x0fObjectivesEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\'\n\x05value\x18\x02 \x01(\x0b\x32\x18.weir.rollout.v1.GoodBad:\x02\x38\x01\"O\n\x0c\x44istribution\x12\x0c\n\x04\x62ins\x18\x01 \x03(\x11\x12\x0e\n\x06\x63ounts\x18\x02 \x03(\x04\x12\x0f\n\x07sum_log\x18\x03 \x01(\x01\x12\x10\n\x08sum_log2\x18\x04 \x01(\x01\"3\n\x07Moments\x12\r\n\x05\x63ount\x18\x01 \x01(\x04\x12\x0b\n\x03sum\x18\x02 \x01(\x01\x12\x0c\n\x04sum2\x18\x03 \x01(\x01\"\xae\x01\n\x0b\x43ostMoments\x12\r\n\x05\x63ount\x18\x01 \x01(\x04\x12\x0c\n\x04\x63ost\x18\x02 \x01(\x01\x12\x0e\n\x06tokens\x18\x03 \x01(\x01\x12\r\n\x05\x63ost2\x18\x04 \x01(\x01\x12\x0f\n\x07tokens2\x18\x05 \x01(\x01\x12\x13\n\x0b\x63ost_tokens\x18\x06 \x01(\x01\x12\x11\n\treference\x18\x07 \x01(\x01\x12\x12\n\nreference2\x18\x08 \x01(\x01\x12\x16\n\x0e\x63ost_reference\x18\t \x01(\x01\"$\n\x07GoodBad\x12\x0c\n\x04good\x18\x01 \x01(\x04\x12\x0b\n\x03\x62\x61\x64\x18\x02 \x01(\x04\"\xc5\x01\n\x11ObjectiveOutcomes\x12\r\n\x05route\x18\x01 \x01(\t\x12\x0c\n\x04tier\x18\x02 \x01(\t\x12\x46\n\nobjectives\x18\x03 \x03(\x0b\x32\x32.weir.rollout.v1.ObjectiveOutcomes.ObjectivesEntry\x1aK\n\x0fObjectivesEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\'\n\x05value\x18\x02 \x01(\x0b\x32\x18.weir.rollout.v1.GoodBad:\x02\x38\x01\"=\n\x13ReportScoresRequest\x12&\n\x06scores\x18\x01 \x03(\x0b\x32\x16.weir.rollout.v1.Score\"b\n\x05Score\x12\n\n\x02id\x18\x01 \x01(\t\x12\r\n\x05\x61lias\x18\x02 \x01(\t\x12\x12\n\nrollout_id\x18\x03 \x01(\t\x12\x0b\n\x03\x61rm\x18\x04 \x01(\t\x12\x0e\n\x06metric\x18\x05 \x01(\t\x12\r\n\x05value\x18\x06 \x01(\x01\"R\n\x14ReportScoresResponse\x12\x10\n\x08\x61\x63\x63\x65pted\x18\x01 \x01(\x04\x12\x17\n\x0frepeated_scores\x18\x02 \x01(\x04\x12\x0f\n\x07unknown\x18\x03 \x01(\x04\"\"\n\x11GetRolloutRequest\x12\r\n\x05\x61lias\x18\x01 \x01(\t\"D\n\x12GetRolloutResponse\x12.\n\x06status\x18\x01 \x01(\x0b\x32\x1e.weir.rollout.v1.RolloutStatus\"Q\n\x13WatchRolloutRequest\x12\r\n\x05\x61lias\x18\x01 \x01(\t\x12+\n\x08interval\x18\x02 \x01(\x0b\x32\x19.google.protobuf.Duration\"F\n\x14WatchRolloutResponse\x12.\n\x06status\x18\x01 \x01(\x0b\x32\x1e.weir.rollout.v1.RolloutStatus\"\xbb\x02\n\rRolloutStatus\x12*\n\x07rollout\x18\x01 \x01(\x0b\x32\x19.weir.registry.v1.Rollout\x12(\n\x04\x61rms\x18\x02 \x03(\x0b\x32\x1a.weir.rollout.v1.ArmStatus\x12*\n\x05gates\x18\x03 \x03(\x0b\x32\x1b.weir.rollout.v1.GateStatus\x12,\n\tdecisions\x18\x04 \x03(\x0b\x32\x19.weir.rollout.v1.Decision\x12-\n\x07workers\x18\x05 \x03(\x0b\x32\x1c.weir.rollout.v1.WorkerState\x12\x0e\n\x06leader\x18\x06 \x01(\x08\x12\x17\n\x0fleader_instance\x18\x07 \x01(\t\x12\x0f\n\x07sources\x18\x08 \x01(\r\x12\x11\n\twaits_for\x18\t \x01(\t\"\x9f\x03\n\tArmStatus\x12\x0b\n\x03\x61rm\x18\x01 \x01(\t\x12\x15\n\rmodel_version\x18\x02 \x01(\t\x12\x0e\n\x06weight\x18\x03 \x01(\r\x12\x16\n\x0emeasured_share\x18\x04 \x01(\r\x12\x10\n\x08requests\x18\x05 \x01(\x04\x12\x12\n\nerror_rate\x18\x06 \x01(\x01\x12\x19\n\x11stream_completion\x18\x07 \x01(\x01\x12\x10\n\x08ttft_p50\x18\x08 \x01(\x01\x12\x10\n\x08ttft_p95\x18\t \x01(\x01\x12\x10\n\x08ttft_p99\x18\n \x01(\x01\x12\x0f\n\x07itl_p50\x18\x0b \x01(\x01\x12\x0f\n\x07itl_p95\x18\x0c \x01(\x01\x12\x1a\n\x12\x63ost_per_1k_tokens\x18\r \x01(\x01\x12\x18\n\x10\x63ost_per_request\x18\x0e \x01(\x01\x12\x36\n\x06scores\x18\x0f \x03(\x0b\x32&.weir.rollout.v1.ArmStatus.ScoresEntry\x12\x10\n\x08mirrored\x18\x10 \x01(\x04\x1a-\n\x0bScoresEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x01:\x02\x38\x01\"\xd2\x01\n\nGateStatus\x12$\n\x04gate\x18\x01 \x01(\x0b\x32\x16.weir.registry.v1.Gate\x12\x0b\n\x03\x61rm\x18\x02 \x01(\t\x12)\n\x07verdict\x18\x03 \x01(\x0e\x32\x18.weir.rollout.v1.Verdict\x12\x12\n\ndifference\x18\x04 \x01(\x01\x12\x0b\n\x03low\x18\x05 \x01(\x01\x12\x0c\n\x04high\x18\x06 \x01(\x01\x12\x0f\n\x07samples\x18\x07 \x01(\x04\x12\x18\n\x10\x62\x61seline_samples\x18\x08 \x01(\x04\x12\x0c\n\x04text\x18\t \x01(\t\"l\n\x08\x44\x65\x63ision\x12&\n\x02\x61t\x18\x01 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12\x0c\n\x04kind\x18\x02 \x01(\t\x12\x0c\n\x04text\x18\x03 \x01(\t\x12\n\n\x02\x62y\x18\x04 \x01(\t\x12\x10\n\x08revision\x18\x05 \x01(\x03\"X\n\x0bWorkerState\x12\x0e\n\x06worker\x18\x01 \x01(\t\x12\x0c\n\x04zone\x18\x02 \x01(\t\x12+\n\x05state\x18\x03 \x01(\x0b\x32\x1c.weir.registry.v1.ModelState\"2\n\x13GetSloStatusRequest\x12\r\n\x05route\x18\x01 \x01(\t\x12\x0c\n\x04tier\x18\x02 \x01(\t\"V\n\x14GetSloStatusResponse\x12.\n\x07\x62udgets\x18\x01 \x03(\x0b\x32\x1d.weir.registry.v1.ErrorBudget\x12\x0e\n\x06\x66rozen\x18\x02 \x01(\x08*b\n\x07Verdict\x12\x17\n\x13VERDICT_UNSPECIFIED\x10\x00\x12\x15\n\x11VERDICT_UNDECIDED\x10\x01\x12\x11\n\rVERDICT_HOLDS\x10\x02\x12\x14\n\x10VERDICT_BREACHED\x10\x03\x32\xe7\x03\n\x0eRolloutService\x12\x65\n\x0eReportOutcomes\x12&.weir.rollout.v1.ReportOutcomesRequest\x1a\'.weir.rollout.v1.ReportOutcomesResponse(\x01\x30\x01\x12[\n\x0cReportScores\x12$.weir.rollout.v1.ReportScoresRequest\x1a%.weir.rollout.v1.ReportScoresResponse\x12U\n\nGetRollout\x12\".weir.rollout.v1.GetRolloutRequest\x1a#.weir.rollout.v1.GetRolloutResponse\x12]\n\x0cWatchRollout\x12$.weir.rollout.v1.WatchRolloutRequest\x1a%.weir.rollout.v1.WatchRolloutResponse0\x01\x12[\n\x0cGetSloStatus\x12$.weir.rollout.v1.GetSloStatusRequest\x1a%.weir.rollout.v1.GetSloStatusResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -42,8 +42,8 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_OBJECTIVEOUTCOMES_OBJECTIVESENTRY']._serialized_options = b'8\001'
   _globals['_ARMSTATUS_SCORESENTRY']._loaded_options = None
   _globals['_ARMSTATUS_SCORESENTRY']._serialized_options = b'8\001'
-  _globals['_VERDICT']._serialized_start=3332
-  _globals['_VERDICT']._serialized_end=3430
+  _globals['_VERDICT']._serialized_start=3396
+  _globals['_VERDICT']._serialized_end=3494
   _globals['_REPORTOUTCOMESREQUEST']._serialized_start=149
   _globals['_REPORTOUTCOMESREQUEST']._serialized_end=309
   _globals['_REPORTOUTCOMESRESPONSE']._serialized_start=311
@@ -58,44 +58,44 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_DISTRIBUTION']._serialized_end=1129
   _globals['_MOMENTS']._serialized_start=1131
   _globals['_MOMENTS']._serialized_end=1182
-  _globals['_COSTMOMENTS']._serialized_start=1184
-  _globals['_COSTMOMENTS']._serialized_end=1295
-  _globals['_GOODBAD']._serialized_start=1297
-  _globals['_GOODBAD']._serialized_end=1333
-  _globals['_OBJECTIVEOUTCOMES']._serialized_start=1336
-  _globals['_OBJECTIVEOUTCOMES']._serialized_end=1533
+  _globals['_COSTMOMENTS']._serialized_start=1185
+  _globals['_COSTMOMENTS']._serialized_end=1359
+  _globals['_GOODBAD']._serialized_start=1361
+  _globals['_GOODBAD']._serialized_end=1397
+  _globals['_OBJECTIVEOUTCOMES']._serialized_start=1400
+  _globals['_OBJECTIVEOUTCOMES']._serialized_end=1597
   _globals['_OBJECTIVEOUTCOMES_OBJECTIVESENTRY']._serialized_start=973
   _globals['_OBJECTIVEOUTCOMES_OBJECTIVESENTRY']._serialized_end=1048
-  _globals['_REPORTSCORESREQUEST']._serialized_start=1535
-  _globals['_REPORTSCORESREQUEST']._serialized_end=1596
-  _globals['_SCORE']._serialized_start=1598
-  _globals['_SCORE']._serialized_end=1696
-  _globals['_REPORTSCORESRESPONSE']._serialized_start=1698
-  _globals['_REPORTSCORESRESPONSE']._serialized_end=1780
-  _globals['_GETROLLOUTREQUEST']._serialized_start=1782
-  _globals['_GETROLLOUTREQUEST']._serialized_end=1816
-  _globals['_GETROLLOUTRESPONSE']._serialized_start=1818
-  _globals['_GETROLLOUTRESPONSE']._serialized_end=1886
-  _globals['_WATCHROLLOUTREQUEST']._serialized_start=1888
-  _globals['_WATCHROLLOUTREQUEST']._serialized_end=1969
-  _globals['_WATCHROLLOUTRESPONSE']._serialized_start=1971
-  _globals['_WATCHROLLOUTRESPONSE']._serialized_end=2041
-  _globals['_ROLLOUTSTATUS']._serialized_start=2044
-  _globals['_ROLLOUTSTATUS']._serialized_end=2359
-  _globals['_ARMSTATUS']._serialized_start=2362
-  _globals['_ARMSTATUS']._serialized_end=2777
-  _globals['_ARMSTATUS_SCORESENTRY']._serialized_start=2732
-  _globals['_ARMSTATUS_SCORESENTRY']._serialized_end=2777
-  _globals['_GATESTATUS']._serialized_start=2780
-  _globals['_GATESTATUS']._serialized_end=2990
-  _globals['_DECISION']._serialized_start=2992
-  _globals['_DECISION']._serialized_end=3100
-  _globals['_WORKERSTATE']._serialized_start=3102
-  _globals['_WORKERSTATE']._serialized_end=3190
-  _globals['_GETSLOSTATUSREQUEST']._serialized_start=3192
-  _globals['_GETSLOSTATUSREQUEST']._serialized_end=3242
-  _globals['_GETSLOSTATUSRESPONSE']._serialized_start=3244
-  _globals['_GETSLOSTATUSRESPONSE']._serialized_end=3330
-  _globals['_ROLLOUTSERVICE']._serialized_start=3433
-  _globals['_ROLLOUTSERVICE']._serialized_end=3920
+  _globals['_REPORTSCORESREQUEST']._serialized_start=1599
+  _globals['_REPORTSCORESREQUEST']._serialized_end=1660
+  _globals['_SCORE']._serialized_start=1662
+  _globals['_SCORE']._serialized_end=1760
+  _globals['_REPORTSCORESRESPONSE']._serialized_start=1762
+  _globals['_REPORTSCORESRESPONSE']._serialized_end=1844
+  _globals['_GETROLLOUTREQUEST']._serialized_start=1846
+  _globals['_GETROLLOUTREQUEST']._serialized_end=1880
+  _globals['_GETROLLOUTRESPONSE']._serialized_start=1882
+  _globals['_GETROLLOUTRESPONSE']._serialized_end=1950
+  _globals['_WATCHROLLOUTREQUEST']._serialized_start=1952
+  _globals['_WATCHROLLOUTREQUEST']._serialized_end=2033
+  _globals['_WATCHROLLOUTRESPONSE']._serialized_start=2035
+  _globals['_WATCHROLLOUTRESPONSE']._serialized_end=2105
+  _globals['_ROLLOUTSTATUS']._serialized_start=2108
+  _globals['_ROLLOUTSTATUS']._serialized_end=2423
+  _globals['_ARMSTATUS']._serialized_start=2426
+  _globals['_ARMSTATUS']._serialized_end=2841
+  _globals['_ARMSTATUS_SCORESENTRY']._serialized_start=2796
+  _globals['_ARMSTATUS_SCORESENTRY']._serialized_end=2841
+  _globals['_GATESTATUS']._serialized_start=2844
+  _globals['_GATESTATUS']._serialized_end=3054
+  _globals['_DECISION']._serialized_start=3056
+  _globals['_DECISION']._serialized_end=3164
+  _globals['_WORKERSTATE']._serialized_start=3166
+  _globals['_WORKERSTATE']._serialized_end=3254
+  _globals['_GETSLOSTATUSREQUEST']._serialized_start=3256
+  _globals['_GETSLOSTATUSREQUEST']._serialized_end=3306
+  _globals['_GETSLOSTATUSRESPONSE']._serialized_start=3308
+  _globals['_GETSLOSTATUSRESPONSE']._serialized_end=3394
+  _globals['_ROLLOUTSERVICE']._serialized_start=3497
+  _globals['_ROLLOUTSERVICE']._serialized_end=3984
 # @@protoc_insertion_point(module_scope)

@@ -118,20 +118,26 @@ class Moments(_message.Message):
     def __init__(self, count: _Optional[int] = ..., sum: _Optional[float] = ..., sum2: _Optional[float] = ...) -> None: ...
 
 class CostMoments(_message.Message):
-    __slots__ = ("count", "cost", "tokens", "cost2", "tokens2", "cost_tokens")
+    __slots__ = ("count", "cost", "tokens", "cost2", "tokens2", "cost_tokens", "reference", "reference2", "cost_reference")
     COUNT_FIELD_NUMBER: _ClassVar[int]
     COST_FIELD_NUMBER: _ClassVar[int]
     TOKENS_FIELD_NUMBER: _ClassVar[int]
     COST2_FIELD_NUMBER: _ClassVar[int]
     TOKENS2_FIELD_NUMBER: _ClassVar[int]
     COST_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    REFERENCE_FIELD_NUMBER: _ClassVar[int]
+    REFERENCE2_FIELD_NUMBER: _ClassVar[int]
+    COST_REFERENCE_FIELD_NUMBER: _ClassVar[int]
     count: int
     cost: float
     tokens: float
     cost2: float
     tokens2: float
     cost_tokens: float
-    def __init__(self, count: _Optional[int] = ..., cost: _Optional[float] = ..., tokens: _Optional[float] = ..., cost2: _Optional[float] = ..., tokens2: _Optional[float] = ..., cost_tokens: _Optional[float] = ...) -> None: ...
+    reference: float
+    reference2: float
+    cost_reference: float
+    def __init__(self, count: _Optional[int] = ..., cost: _Optional[float] = ..., tokens: _Optional[float] = ..., cost2: _Optional[float] = ..., tokens2: _Optional[float] = ..., cost_tokens: _Optional[float] = ..., reference: _Optional[float] = ..., reference2: _Optional[float] = ..., cost_reference: _Optional[float] = ...) -> None: ...
 
 class GoodBad(_message.Message):
     __slots__ = ("good", "bad")
