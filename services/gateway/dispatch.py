@@ -14,7 +14,8 @@ from libs.telemetry import get_logger
 from services.gateway import metrics
 from services.gateway.arms import VERSION_CHANGED, Arms
 from services.gateway.closing import Closing
-from services.gateway.generation import Choice, Generation, Moving
+from services.gateway.generation import Choice, Generation
+from services.gateway.moves import Moving
 from services.gateway.policy.turnover import jittered
 from services.gateway.ports import AdmissionPort, WorkerPort
 from services.gateway.request import Request, divert_message, readmit_message, submission

@@ -7,7 +7,6 @@ detokenizer → stop scanner → safety filter, and comes back through `Choice.o
 
 from __future__ import annotations
 
-import enum
 from array import array
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -19,6 +18,7 @@ from libs.clock import Clock
 from libs.errors import Reason, WeirError
 from services.gateway.egress import Egress
 from services.gateway.mailbox import Mailbox
+from services.gateway.moves import Leg, Moving
 from services.gateway.policy.answers import Answer
 from services.gateway.policy.events import Finish, Logprob, Usage, worst
 from services.gateway.policy.finals import FinalAnswer, FinalChoice
@@ -38,19 +38,6 @@ SAFETY_SKIPPED = "safety_skipped"
 """The degradation of a request that left without its safety filter."""
 # An admission restart makes grants stale that their worker has not seen yet; see docs/adr/0002.
 _ASK_AGAIN = frozenset({Reason.GRANT_INVALID, Reason.GRANT_EXPIRED, Reason.DRAINING, Reason.REJECTED_NO_CAPACITY})
-
-
-class Moving(enum.Enum):
-    """Why a request looks for another worker."""
-
-    LOST = "lost"
-    """The stream to the worker broke: its fault."""
-    REFUSED = "refused"
-    """The worker did not take the grant: nobody's fault."""
-    PREEMPTED = "preempted"
-    """Interrupted for a more urgent request; may happen again and again."""
-    TAKEN_OUT = "taken_out"
-    """Its arm of a rollout is out of force: it goes on with another version."""
 
 
 class WorkerEvents(Protocol):
@@ -230,17 +217,6 @@ class Choice:
         while self._logprobs and (self._logprobs[0][0] <= self._consumed):
             released.append(self._logprobs.popleft()[1])
         return released
-
-
-class Leg:
-    """What one grant has brought: from its submission to the release that ends it."""
-
-    __slots__ = ("cached_prompt_tokens", "first_token", "tokens_before")
-
-    def __init__(self, tokens_before: int) -> None:
-        self.tokens_before = tokens_before
-        self.first_token: float | None = None  # seconds after the submission
-        self.cached_prompt_tokens = 0
 
 
 class Generation(Mailbox):

@@ -16,7 +16,6 @@ from typing import Any
 
 from libs.clock import Clock
 from libs.errors import Reason, WeirError
-from libs.telemetry import get_logger
 from libs.telemetry.tracing import SERVER, span
 from services.gateway import metrics
 from services.gateway.arms import Arms, TakenOut
@@ -28,11 +27,11 @@ from services.gateway.dispatch import Dispatch
 from services.gateway.egress import Egress
 from services.gateway.generation import Generation
 from services.gateway.mailbox import Mailbox, Replay
+from services.gateway.mirroring import Mirroring
 from services.gateway.opening import Opening
 from services.gateway.outcomes import Outcomes
 from services.gateway.policy.answers import Answer, AnswerCache
 from services.gateway.policy.events import Finish
-from services.gateway.policy.finals import FinalAnswer
 from services.gateway.policy.parameters import check_parameters
 from services.gateway.policy.plans import LADDER_FLAGS
 from services.gateway.policy.pressure import Pressures
@@ -42,7 +41,6 @@ from services.gateway.policy.turnover import Turnover, jittered
 from services.gateway.ports import (
     AdmissionPort,
     AuditPort,
-    Mirrored,
     MirrorPort,
     QuotaPort,
     RouterPort,
@@ -50,11 +48,10 @@ from services.gateway.ports import (
     WorkerPort,
 )
 from services.gateway.refusals import with_limits
-from services.gateway.request import Candidate, Request, accepted_of, deadline_of, with_seed, with_texts
+from services.gateway.request import Candidate, Request, accepted_of, deadline_of, with_seed
 from services.gateway.runs import Runs
 from services.gateway.text import TextModel
 
-log = get_logger(__name__)
 _ALTERED = LADDER_FLAGS | {"safety_skipped"}
 """Flags of answers that are not what the request would get at another time."""
 
@@ -128,7 +125,7 @@ class Pipeline:
             closing=self._closing,
             clock=clock,
         )
-        self._mirror = mirror(self.runs, outcomes) if mirror is not None else None
+        self._mirroring = Mirroring(mirror(self.runs, outcomes)) if mirror is not None else None
         self.egress = Egress(
             stall=settings.reader_stall_seconds, most_stream=settings.max_unread_stream, most=settings.max_unread
         )
@@ -316,7 +313,7 @@ class Pipeline:
     def _start(self, request: Request, candidate: Candidate) -> Generation:
         if request.granted is not None and granted_locally(request.granted):
             request.degraded.append("admission_local")
-        mirrored = self._mirror is not None and candidate.route.mirror is not None
+        mirroring = self._mirroring if candidate.route.mirror is not None else None
         arm = candidate.arm
         scored = arm is not None and self._scoring.take(arm.rollout_id, arm.arm, self._clock.monotonic())
         generation = Generation(
@@ -333,45 +330,14 @@ class Pipeline:
             keep_text=bool(request.answer_key) and _ALTERED.isdisjoint(request.degraded),
             on_worker=self._dispatch.running(request),
             on_end=lambda: self._on_end(request),
-            observed=mirrored or scored,
-            on_text=(lambda: self._mirror_soon(request)) if mirrored else None,
+            observed=mirroring is not None or scored,
+            on_text=None if mirroring is None else lambda: mirroring.soon(request),
         )
         generation.degraded = request.degraded
         request.generation = request.mailbox = generation
         self._active[generation] = request
         self._dispatch.submit(request, generation, generation.choices)
         return generation
-
-    def _mirror_soon(self, request: Request) -> None:
-        """The first text is about to be handed on: once the face has had its turn, have the request answered a second
-        time."""
-        loop = asyncio.get_running_loop()
-        request.final = loop.create_future()
-        loop.call_soon(self._mirror_now, request, request.final)
-
-    def _mirror_now(self, request: Request, final: asyncio.Future[FinalAnswer]) -> None:
-        mirror, candidate, generation = self._mirror, request.candidate, request.generation
-        if mirror is None or candidate is None or generation is None:
-            raise RuntimeError("mirrored before it ran")
-        if candidate.arm is None or candidate.route.mirror is None:
-            return
-        spec = with_texts(request.spec, request.texts)
-        try:
-            mirror.mirror(
-                Mirrored(
-                    request_id=request.id,
-                    spec=spec,
-                    identity=request.identity,
-                    prompt=candidate.prompt,
-                    parameters=generation.parameters,
-                    route=candidate.route,
-                    arm=candidate.arm,
-                    traceparent=request.span.traceparent,
-                    answer=final,
-                )
-            )
-        except Exception as error:  # nothing of a copy may reach the user's request; the text may quote a prompt
-            log.error("not_mirrored", request_id=request.id, error=type(error).__name__)
 
     def _replay(self, request: Request, answer: Answer) -> Replay:
         """An answer without a worker: it is over when it begins."""
