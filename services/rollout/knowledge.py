@@ -128,10 +128,10 @@ class Knowledge:
             recent=self._recent(rollout, evidence),
         )
 
-    def budget_status(self) -> Mapping[RouteTier, registry_pb2.ErrorBudget]:
-        """How every budget stands, at most a second old."""
+    def budget_status(self, *, fresh: bool = False) -> Mapping[RouteTier, registry_pb2.ErrorBudget]:
+        """How every budget stands: now, or at most a second ago."""
         now = self._clock.monotonic()
-        if now - self._budget_time >= _STATUS_SECONDS:
+        if fresh or now - self._budget_time >= _STATUS_SECONDS:
             self._budget_time = now
             self._budget_status = self.budgets.status(self._view.snapshot, self._clock.time())
             metrics.publish_budgets(self._budget_status.values())

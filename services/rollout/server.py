@@ -171,7 +171,7 @@ class RolloutServicer(rollout_pb2_grpc.RolloutServiceServicer):
         :raises WeirError: PERMISSION_DENIED.
         """
         require_peer(context, self._readers, tls=self._settings.tls is not None)
-        every = self._knowledge.budget_status()
+        every = self._knowledge.budget_status(fresh=True)
         return pb.GetSloStatusResponse(
             budgets=[
                 budget
