@@ -1,6 +1,6 @@
 """Whose tokens' log-probabilities are asked of the worker: enough of every arm's requests to judge it, few of many.
 
-They cost the gateway 7% more per token, and engines a slower way to sample. So each arm has a bucket: an arm with
+They cost the gateway a sixth more per token, and engines a slower way to sample. So each arm has a bucket: an arm with
 little traffic is scored in full, which costs little in all, and a busy one a few times per second.
 """
 
