@@ -26,7 +26,7 @@ from loadtest.overload import output
 from loadtest.overload.output import progress, say
 from loadtest.rollout.site import Faults, RolloutSite, rollout_site
 from loadtest.rollout.traffic import Seen, Traffic
-from loadtest.rollout.trial import Harm, flaps, harm, moved_pct
+from loadtest.rollout.trial import Harm, NoHarmError, flaps, harm, moved_pct
 
 ALIASES = tuple(f"demo-{each}" for each in range(5))
 RATE = 20.0
@@ -119,7 +119,10 @@ async def _bad(site: RolloutSite, traffic: Traffic, kind: str, faults: Faults, v
         raise RuntimeError(f"{candidate} ({kind}) was not rolled back: {ended.state}")
     decided = ended.state.ended_at.ToNanoseconds() / 1e9
     await asyncio.sleep(2.0)  # what was sent within a second of the decision shall have been answered
-    measured = harm(traffic.seen[begin:], candidate=candidate, decided=decided, slow="TTFT" in kind)
+    try:
+        measured = harm(traffic.seen[begin:], candidate=candidate, decided=decided, slow="TTFT" in kind)
+    except NoHarmError as error:
+        raise RuntimeError(f"{error}, and yet it was taken back: {ended.state.reason}") from error
     return Canary(kind, alias, measured, ended.state.reason)
 
 
