@@ -21,6 +21,7 @@ import uvloop
 from weir.registry.v1 import registry_pb2 as pb
 
 from libs.rollouts import phase_of
+from loadtest import bench_xds
 from loadtest.figures import spread, table
 from loadtest.overload import output
 from loadtest.overload.output import progress, say
@@ -61,10 +62,12 @@ class Times:
     """Of each of the two steps."""
     cost: float
     """For a costly canary to be found out."""
+    changes: int
+    """Of a weight in a large registry."""
 
 
-FULL = Times(rounds=4, healthy_step=25.0, sticky=30.0, cost=240.0)
-QUICK = Times(rounds=1, healthy_step=10.0, sticky=10.0, cost=90.0)
+FULL = Times(rounds=4, healthy_step=25.0, sticky=30.0, cost=240.0, changes=200)
+QUICK = Times(rounds=1, healthy_step=10.0, sticky=10.0, cost=90.0, changes=40)
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,7 +103,6 @@ async def bad(site: RolloutSite, times: Times) -> list[Canary]:
             tasks = []
             for place, alias in enumerate(ALIASES):
                 kind, faults = KINDS[(number * len(ALIASES) + place) % len(KINDS)]
-                faults = {**faults, "seed": number * len(ALIASES) + place}
                 tasks.append(_bad(site, traffic[alias], kind, faults, f"bad-{number}"))
             found += await asyncio.gather(*tasks)
             progress("; ".join(f"{each.kind} {each.harm.detect:.1f} s" for each in found[-len(ALIASES) :]))
@@ -295,6 +297,8 @@ def main() -> None:
     with contextlib.ExitStack() as stack:
         folder = Path(options.keep or stack.enter_context(tempfile.TemporaryDirectory(prefix="weir-rollout-")))
         figures: dict[str, float] = uvloop.run(measure(times, folder, options.set))
+    progress("a large registry: 200 models, 2,000 tenants")
+    figures |= bench_xds.measure_large(models=200, tenants=2_000, samples=times.changes)
     conditions: dict[str, Any] = {
         "engine": "simulated, deploy/calibration/weir-fast.toml, 2 workers",
         "load": f"{len(ALIASES)} aliases, {RATE:g} requests/s each, Poisson, through Envoy, {USERS} users",
