@@ -22,9 +22,10 @@ from weir.registry.v1 import registry_pb2 as pb
 
 from libs.rollouts import phase_of
 from loadtest import bench_xds
-from loadtest.figures import spread, table
+from loadtest.figures import percentile, spread, table
 from loadtest.overload import output
 from loadtest.overload.output import progress, say
+from loadtest.rollout.drill import SLOW
 from loadtest.rollout.site import Faults, RolloutSite, rollout_site
 from loadtest.rollout.traffic import Seen, Traffic
 from loadtest.rollout.trial import Harm, NoHarmError, flaps, harm, moved_pct
@@ -37,7 +38,7 @@ STICKY_USERS = 300
 """Few enough that everybody comes back within a step."""
 KINDS: tuple[tuple[str, dict[str, float]], ...] = (
     ("errors 30%", {"error_rate": 0.3}),
-    ("TTFT 3x", {"ttft_factor": 3.0}),
+    ("TTFT 3x", dict(SLOW)),
 )
 TARGETS = {
     "detect_s_p50": "≤ 15",
@@ -77,6 +78,8 @@ class Canary:
     kind: str
     alias: str
     harm: Harm
+    ttft_ratio: float
+    """Median time to the first token of the canary's answers over the baseline's."""
     reason: str
     """The decision's words."""
 
@@ -125,7 +128,12 @@ async def _bad(site: RolloutSite, traffic: Traffic, kind: str, faults: Faults, v
         measured = harm(traffic.seen[begin:], candidate=candidate, decided=decided, slow="TTFT" in kind)
     except NoHarmError as error:
         raise RuntimeError(f"{error}, and yet it was taken back: {ended.state.reason}") from error
-    return Canary(kind, alias, measured, ended.state.reason)
+    first: dict[bool, list[float]] = {True: [], False: []}
+    for each in traffic.seen[begin:]:
+        if each.ttft is not None:
+            first[each.version == candidate].append(each.ttft)
+    ratio = percentile(first[True], 0.5) / percentile(first[False], 0.5)
+    return Canary(kind, alias, measured, ratio, ended.state.reason)
 
 
 async def healthy(site: RolloutSite, times: Times) -> tuple[int, int]:
@@ -273,9 +281,10 @@ def _harm_figures(found: Sequence[Canary]) -> dict[str, float]:
                     spread([each.off for each in of_kind]),
                     spread([each.harmed_pct for each in of_kind], 1),
                     spread([float(each.samples) for each in of_kind], 0),
+                    spread([each.ttft_ratio for each in found if each.kind == kind], 1),
                 )
             )
-    say(table(("", "runs", "detected after s", "off after s", "harmed %", "answers until then"), rows))
+    say(table(("", "runs", "detected after s", "off after s", "harmed %", "answers until then", "TTFT ratio"), rows))
     for each in found[: len(KINDS)]:
         say(f"  for instance: {each.reason}")
     every = [each.harm for each in found]
@@ -300,7 +309,7 @@ def main() -> None:
     progress("a large registry: 200 models, 2,000 tenants")
     figures |= bench_xds.measure_large(models=200, tenants=2_000, samples=times.changes)
     conditions: dict[str, Any] = {
-        "engine": "simulated, deploy/calibration/weir-fast.toml, 2 workers",
+        "engine": "simulated, steps of 50 ms, 2 workers",
         "load": f"{len(ALIASES)} aliases, {RATE:g} requests/s each, Poisson, through Envoy, {USERS} users",
         "canary": "10%, sticky by user; errors: 30% of its answers; slow: three times the time to the first token",
     }
