@@ -35,6 +35,8 @@ from services.admission.config import Settings
 
 CLOCK = SystemClock()
 CODEC = Codec.of(pb.SessionRequest, pb.SessionResponse)
+# These workers report only what a test says: their silence must not count against them on a slow machine.
+PATIENT: dict[str, Any] = {"worker_heartbeat": 600.0, "report_fresh": 600.0, "report_stale": 1200.0}
 
 
 async def until(condition: Callable[[], bool]) -> None:
@@ -119,7 +121,7 @@ class Bench:
 
 @pytest.fixture
 async def bench() -> AsyncIterator[Bench]:
-    settings = Settings(gateway_grace=0.05)
+    settings = Settings(gateway_grace=0.05, **PATIENT)
     service = await build(settings)
     async with serve(service, settings) as running, contextlib.AsyncExitStack() as stack:
         yield Bench(running, service, stack)
@@ -278,7 +280,7 @@ async def test_a_second_hello_ends_the_workers_stream(bench: Bench) -> None:
 
 
 async def test_draining_sends_waiting_requests_elsewhere() -> None:
-    settings = Settings()
+    settings = Settings(**PATIENT)
     service = await build(settings)
     async with contextlib.AsyncExitStack() as stack:
         async with serve(service, settings) as running:
@@ -298,7 +300,7 @@ def certificate(directory: Path, service: str) -> TlsFiles:
 
 async def test_certificates_decide_who_may_call_what(tmp_path: Path) -> None:
     files = {name: certificate(tmp_path, name) for name in ("admission", "gateway", "worker", "cli")}
-    settings = Settings(tls=files["admission"])
+    settings = Settings(tls=files["admission"], **PATIENT)
     service = await build(settings)
     async with serve(service, settings) as running, contextlib.AsyncExitStack() as stack:
         bench = Bench(running, service, stack)
@@ -340,7 +342,7 @@ async def test_an_urgent_request_has_batch_work_interrupted_over_the_streams(ben
 async def test_streams_are_sent_to_the_new_owner_when_the_replicas_change() -> None:
     """Two replicas; a gateway is sent away when the second comes, opens anew and goes on where it is led."""
     store = MemoryStore()
-    settings = Settings(settle_seconds=0.05)
+    settings = Settings(settle_seconds=0.05, **PATIENT)
     async with contextlib.AsyncExitStack() as stack:
         benches = []
         for _ in range(2):
@@ -387,7 +389,7 @@ async def end(task: asyncio.Task[None]) -> None:
 
 async def test_the_level_of_a_flooded_pool_reaches_the_registry_and_ends_with_the_service() -> None:
     store = Kept()
-    settings = Settings()
+    settings = Settings(**PATIENT)
     service = await build(settings, store=store)
     async with contextlib.AsyncExitStack() as stack:
         async with serve(service, settings) as running:

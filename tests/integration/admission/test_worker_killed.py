@@ -33,7 +33,7 @@ asyncio.run(main())
 
 
 async def test_a_killed_worker_is_out_before_its_heartbeat_is_missed() -> None:
-    settings = Settings(worker_heartbeat=60.0)
+    settings = Settings(worker_heartbeat=600.0)
     service = await build(settings)
     async with serve(service, settings) as running:
         environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), str(ROOT / "protos" / "gen")])}
