@@ -19,7 +19,7 @@ from loadtest.rollout.site import ENDED, Change, Faults, RolloutSite
 from loadtest.rollout.traffic import Seen
 from loadtest.rollout.trial import Harm, harm
 
-SLOW = {"ttft_factor": 5.0}
+SLOW = {"ttft_factor": 6.0}
 """Of the engine's part. Waiting for a step to begin and the mesh's own part take as long for every version, so that
 callers see about three times the time to the first token."""
 ALIAS = "demo-0"
