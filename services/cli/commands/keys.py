@@ -7,6 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
+from services.cli.changes import DryRun, Reason, options
 from services.cli.output import Json, failures, plain, print_json, print_table, timestamp
 
 app = typer.Typer(help="API keys.", no_args_is_help=True)
@@ -22,6 +23,8 @@ def create(
     ] = None,
     ttl: Annotated[str, typer.Option(help="Such as 12h or 30d; never expires when left out.")] = "",
     note: Annotated[str, typer.Option(help="What it is for.")] = "",
+    reason: Reason = "",
+    dry_run: DryRun = False,
     as_json: Json = False,
 ) -> None:
     """Create a key and print it: the secret is shown now and never again."""
@@ -31,7 +34,9 @@ def create(
     from services.cli import calls
 
     scopes = scope or ["inference", "models.read"]
-    request = registry_pb2.CreateKeyRequest(tenant=tenant, scopes=scopes, note=note)
+    request = registry_pb2.CreateKeyRequest(
+        tenant=tenant, scopes=scopes, note=note, change=options(reason, dry_run=dry_run)
+    )
     if ttl:
         request.ttl.CopyFrom(Duration(seconds=_seconds(ttl)))
     with failures():
@@ -39,14 +44,21 @@ def create(
     if as_json:
         print_json({**_plain(made.key), "secret": made.secret})
         return
-    print(made.secret)
     expiry = f", expires {timestamp(made.key.expires_at)}" if made.key.HasField("expires_at") else ""
-    typer.echo(f"key {made.key.id} of {tenant} with {', '.join(scopes)}{expiry}; it is not shown again", err=True)
+    what = f"of {tenant} with {', '.join(scopes)}{expiry}"
+    if dry_run:
+        print(f"a key {what} would be made")
+        return
+    print(made.secret)
+    typer.echo(f"key {made.key.id} {what}; it is not shown again", err=True)
 
 
 @app.command()
 def revoke(
-    key_id: Annotated[str, typer.Argument(help="Its public id, or the whole key.")], as_json: Json = False
+    key_id: Annotated[str, typer.Argument(help="Its public id, or the whole key.")],
+    reason: Reason = "",
+    dry_run: DryRun = False,
+    as_json: Json = False,
 ) -> None:
     """Revoke a key; it is refused everywhere within moments."""
     from weir.registry.v1 import registry_pb2
@@ -55,11 +67,13 @@ def revoke(
 
     public = key_id.split("_")[1] if key_id.startswith("wk_") and key_id.count("_") == 2 else key_id
     with failures():
-        key = calls.registry("RevokeKey", registry_pb2.RevokeKeyRequest(key_id=public)).key
+        request = registry_pb2.RevokeKeyRequest(key_id=public, change=options(reason, dry_run=dry_run))
+        key = calls.registry("RevokeKey", request).key
     if as_json:
         print_json(_plain(key))
     else:
-        print(f"key {key.id} of {key.tenant} is revoked since {timestamp(key.revoked_at)}")
+        state = "would be revoked" if dry_run else f"is revoked since {timestamp(key.revoked_at)}"
+        print(f"key {key.id} of {key.tenant} {state}")
 
 
 @app.command("list")

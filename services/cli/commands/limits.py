@@ -6,6 +6,7 @@ from typing import Annotated, Any
 
 import typer
 
+from services.cli.changes import DryRun, Reason, options, tell
 from services.cli.output import Json, failures, plain, print_json, print_table
 from services.cli.quantities import duration_of, parse_microusd, parse_seconds, seconds_of, show_seconds, show_usd
 
@@ -37,6 +38,8 @@ def set_limits(
     spend: Annotated[str | None, typer.Option(help="Dollars within the window, at the price book's prices.")] = None,
     spend_window: Annotated[str | None, typer.Option(help="Any time of this length, such as 1d; 0 is a day.")] = None,
     revision: Annotated[int | None, typer.Option(help="The revision to replace; else the one just read.")] = None,
+    reason: Reason = "",
+    dry_run: DryRun = False,
     as_json: Json = False,
 ) -> None:
     """Set what is given of a tenant's limits; 0 means unlimited, as does what was never set."""
@@ -64,11 +67,13 @@ def set_limits(
             wanted.ClearField("spend_window")
         if window:
             wanted.spend_window.CopyFrom(duration_of(window))
-        stored = calls.registry("SetLimits", registry_pb2.SetLimitsRequest(limits=wanted)).limits
+        request = registry_pb2.SetLimitsRequest(limits=wanted, change=options(reason, dry_run=dry_run))
+        stored = calls.registry("SetLimits", request).limits
     if as_json:
         print_json(plain(stored))
     else:
         _print([stored])
+    tell(dry_run)
 
 
 def _limits(tenant: str) -> list[Any]:

@@ -6,8 +6,9 @@ from typing import Annotated, Any
 
 import typer
 
+from services.cli.changes import DryRun, Reason, options
 from services.cli.commands import models_gc, models_keys, models_push
-from services.cli.commands.models_registry import DryRun, Reason, list_models, options
+from services.cli.commands.models_registry import list_models
 from services.cli.output import Json, failed, failures, plain, print_fields, print_json, print_table
 
 app = typer.Typer(help="Model versions and aliases.", invoke_without_command=True)

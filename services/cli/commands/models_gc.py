@@ -7,7 +7,8 @@ from typing import Annotated, Any
 
 import typer
 
-from services.cli.commands.models_registry import TIMEOUT, DryRun, Reason, Store, open_blobs, options, with_registry
+from services.cli.changes import DryRun, Reason, options
+from services.cli.commands.models_registry import TIMEOUT, Store, open_blobs, with_registry
 from services.cli.output import Json, failed, failures, plain, print_json, print_table
 from services.cli.quantities import parse_seconds
 

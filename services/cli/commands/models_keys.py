@@ -10,7 +10,8 @@ from typing import Annotated, Any
 
 import typer
 
-from services.cli.commands.models_registry import DryRun, Reason, list_models, options, trust_policies
+from services.cli.changes import DryRun, Reason, options
+from services.cli.commands.models_registry import list_models, trust_policies
 from services.cli.output import Json, failed, failures, plain, print_json, print_table, timestamp
 from services.cli.quantities import parse_seconds
 

@@ -9,14 +9,12 @@ from typing import Annotated, Any
 
 import typer
 
+from services.cli.changes import DryRun, Reason, options
 from services.cli.commands.models_registry import (
     TIMEOUT,
-    DryRun,
-    Reason,
     Store,
     list_models,
     open_blobs,
-    options,
     signing_keys,
     trust_policies,
     version_called,

@@ -11,8 +11,6 @@ import typer
 from services.cli.output import failed
 
 T = TypeVar("T")
-Reason = Annotated[str, typer.Option(help="Why; kept in the history.")]
-DryRun = Annotated[bool, typer.Option("--dry-run", help="Say what would be done and do nothing.")]
 Store = Annotated[str, typer.Option("--blobs", metavar="URI", help="Another blob store than the mesh's.")]
 TIMEOUT = 10.0
 """Seconds of one call; see services.cli.calls."""
@@ -60,13 +58,6 @@ def trust_policies() -> dict[str, Any]:
         trust.namespace: trust
         for trust in calls.registry("ListTrustPolicies", registry_pb2.ListTrustPoliciesRequest()).trusts
     }
-
-
-def options(reason: str, *, dry_run: bool = False) -> Any:
-    """How to make a change."""
-    from weir.registry.v1 import registry_pb2
-
-    return registry_pb2.ChangeOptions(dry_run=dry_run, reason=reason)
 
 
 def open_blobs(uri: str) -> Any:

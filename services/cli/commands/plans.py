@@ -6,6 +6,7 @@ from typing import Annotated, Any
 
 import typer
 
+from services.cli.changes import DryRun, Reason, options, tell
 from services.cli.output import Json, failures, plain, print_json, print_table
 from services.cli.quantities import duration_of, parse_seconds, seconds_of, show_seconds
 
@@ -48,6 +49,8 @@ def set_plan(
     ] = None,
     no_steps: Annotated[bool, typer.Option("--no-steps", help="Take the ladder away: refuse instead.")] = False,
     revision: Annotated[int | None, typer.Option(help="The revision to replace; else the one just read.")] = None,
+    reason: Reason = "",
+    dry_run: DryRun = False,
     as_json: Json = False,
 ) -> None:
     """Set what is given of a plan."""
@@ -68,11 +71,13 @@ def set_plan(
         if steps or no_steps:
             wanted.ClearField("ladder")
             wanted.ladder.extend(steps)
-        stored = calls.registry("SetPlanPolicy", registry_pb2.SetPlanPolicyRequest(plan=wanted)).plan
+        request = registry_pb2.SetPlanPolicyRequest(plan=wanted, change=options(reason, dry_run=dry_run))
+        stored = calls.registry("SetPlanPolicy", request).plan
     if as_json:
         print_json(plain_plan(stored))
     else:
         _print([stored])
+    tell(dry_run)
 
 
 def plain_plan(plan: Any) -> dict[str, Any]:

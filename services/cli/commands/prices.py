@@ -6,6 +6,7 @@ from typing import Annotated, Any
 
 import typer
 
+from services.cli.changes import DryRun, Reason, options, tell
 from services.cli.output import Json, failures, plain, print_json, print_table
 from services.cli.quantities import parse_microusd, show_usd
 
@@ -38,6 +39,8 @@ def set_price(
     input_cost: Annotated[str | None, typer.Option(help="What a million prompt tokens cost us, in dollars.")] = None,
     output_cost: Annotated[str | None, typer.Option(help="Likewise, output tokens. Neither: as the price.")] = None,
     revision: Annotated[int | None, typer.Option(help="The revision to replace; else the one just read.")] = None,
+    reason: Reason = "",
+    dry_run: DryRun = False,
     as_json: Json = False,
 ) -> None:
     """Set what is given of a model's price. Spend caps count by it from then on; what was spent stays as it was.
@@ -63,11 +66,13 @@ def set_price(
         for field, value in given.items():
             if value is not None:
                 setattr(wanted, field, value)
-        stored = calls.registry("SetPrice", registry_pb2.SetPriceRequest(price=wanted)).price
+        request = registry_pb2.SetPriceRequest(price=wanted, change=options(reason, dry_run=dry_run))
+        stored = calls.registry("SetPrice", request).price
     if as_json:
         print_json(plain(stored))
     else:
         _print([stored])
+    tell(dry_run)
 
 
 def _prices() -> list[Any]:

@@ -10,6 +10,7 @@ from typing import Annotated, Any
 
 import typer
 
+from services.cli.changes import DryRun, Reason, options, tell
 from services.cli.output import Json, failed, failures, plain, print_fields, print_json, print_table, timestamp
 
 app = typer.Typer(
@@ -17,8 +18,6 @@ app = typer.Typer(
 )
 LONG = 600.0
 """Seconds for a whole registry."""
-DryRun = Annotated[bool, typer.Option("--dry-run", help="Check it and say what it would do, without doing it.")]
-Reason = Annotated[str, typer.Option(help="Why; kept in the history.")]
 
 
 @app.command("export")
@@ -52,7 +51,7 @@ def import_(
     as_json: Json = False,
 ) -> None:
     """Make the registry what an export says. One that broke off is finished by importing the same file again."""
-    from weir.registry.v1 import registry_pb2, registry_pb2_grpc
+    from weir.registry.v1 import registry_pb2_grpc
 
     from services.cli import calls, exports
 
@@ -62,7 +61,7 @@ def import_(
     with failures(), _files():
         parts = exports.read(file)
         parts[-1].replace = replace
-        parts[-1].change.CopyFrom(registry_pb2.ChangeOptions(reason=reason, dry_run=dry_run))
+        parts[-1].change.CopyFrom(options(reason, dry_run=dry_run))
         answer = calls.with_channel("registry", run)
     report = plain(answer) | {"dry_run": dry_run}
     print_json(report) if as_json else print_fields(report.items())
@@ -119,7 +118,7 @@ def diff(
 @app.command("rollback")
 def rollback(
     to_revision: Annotated[int, typer.Argument(help="The revision to go back to.")],
-    reason: Annotated[str, typer.Option(help="Why; kept in the history.")],
+    reason: Reason,
     dry_run: DryRun = False,
     as_json: Json = False,
 ) -> None:
@@ -131,9 +130,7 @@ def rollback(
 
     from services.cli import calls
 
-    request = registry_pb2.RollbackToRevisionRequest(
-        to_revision=to_revision, change=registry_pb2.ChangeOptions(reason=reason, dry_run=dry_run)
-    )
+    request = registry_pb2.RollbackToRevisionRequest(to_revision=to_revision, change=options(reason, dry_run=dry_run))
     with failures():
         answer = calls.registry("RollbackToRevision", request)
     if as_json:
@@ -178,14 +175,14 @@ def grant(
     from services.cli import calls
 
     binding = registry_pb2.RoleBinding(principal=principal, roles=role or [], namespaces=namespace or [], revision=-1)
-    change = registry_pb2.ChangeOptions(reason=reason, dry_run=dry_run)
     with failures():
-        request = registry_pb2.SetRoleBindingRequest(binding=binding, change=change)
+        request = registry_pb2.SetRoleBindingRequest(binding=binding, change=options(reason, dry_run=dry_run))
         stored = calls.registry("SetRoleBinding", request).binding
     if as_json:
         print_json(plain(stored))
     else:
         _print_bindings([stored])
+    tell(dry_run)
 
 
 @contextmanager

@@ -9,6 +9,7 @@ from typing import Annotated, Any
 
 import typer
 
+from services.cli.changes import DryRun, Reason
 from services.cli.commands import rollout_views as views
 from services.cli.commands.rollout_plan import GATE_HELP, STEPS, Options, full_name, read_file, rollout_of
 from services.cli.output import Json, failed, failures, plain, print_fields, print_json
@@ -16,8 +17,6 @@ from services.cli.quantities import duration_of, parse_seconds
 
 app = typer.Typer(help="Change what an alias gives, in steps that are watched.", no_args_is_help=True)
 Alias = Annotated[str, typer.Argument(help="The alias, such as weir-fast.")]
-Reason = Annotated[str, typer.Option("--reason", help="Why; kept in the history.")]
-DryRun = Annotated[bool, typer.Option("--dry-run", help="Check it and say what would be, without doing it.")]
 On = Annotated[bool | None, typer.Option("--on/--off", help="Set or clear it; without either, show it.")]
 _TIME = "such as 60s or 10m"
 

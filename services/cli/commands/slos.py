@@ -6,6 +6,7 @@ from typing import Annotated, Any
 
 import typer
 
+from services.cli.changes import DryRun, Reason, options, tell
 from services.cli.output import Json, failures, plain, print_json, print_table
 from services.cli.quantities import duration_of, parse_seconds, seconds_of, show_seconds
 
@@ -44,6 +45,8 @@ def set_slo(
     availability: Annotated[float | None, typer.Option(help="Share of requests served, such as 0.999.")] = None,
     stream_completion: Annotated[float | None, typer.Option(help="Share of begun streams that end well.")] = None,
     revision: Annotated[int | None, typer.Option(help="The revision to replace; else the one just read.")] = None,
+    reason: Reason = "",
+    dry_run: DryRun = False,
     as_json: Json = False,
 ) -> None:
     """Declare what is given of the objectives of a route and tier. Admission refuses what would miss --ttft-p95."""
@@ -67,11 +70,13 @@ def set_slo(
             wanted.ClearField(field)
             if seconds:
                 getattr(wanted, field).CopyFrom(duration_of(seconds))
-        stored = calls.registry("SetSlo", registry_pb2.SetSloRequest(slo=wanted)).slo
+        request = registry_pb2.SetSloRequest(slo=wanted, change=options(reason, dry_run=dry_run))
+        stored = calls.registry("SetSlo", request).slo
     if as_json:
         print_json(plain(stored))
     else:
         _print([stored])
+    tell(dry_run)
 
 
 def _slos() -> list[Any]:

@@ -6,6 +6,7 @@ from typing import Annotated, Any
 
 import typer
 
+from services.cli.changes import DryRun, Reason, options, tell
 from services.cli.output import Json, failed, failures, plain, print_json, print_table
 
 app = typer.Typer(help="Tenants.", invoke_without_command=True)
@@ -44,6 +45,8 @@ def set_tenant(
     training_allowed: Annotated[bool | None, typer.Option(help="It allows training on its data.")] = None,
     jwt_issuer: Annotated[str | None, typer.Option(help="Issuer of its tokens; '' for none.")] = None,
     revision: Annotated[int | None, typer.Option(help="The revision to replace; else the one just read.")] = None,
+    reason: Reason = "",
+    dry_run: DryRun = False,
     as_json: Json = False,
 ) -> None:
     """Create a tenant, or change what is given of it. A new one is on the free plan unless said otherwise."""
@@ -77,11 +80,13 @@ def set_tenant(
             wanted.ClearField("max_deadline")
         if max_deadline:
             wanted.max_deadline.CopyFrom(Duration(seconds=int(max_deadline), nanos=int(max_deadline % 1 * 1e9)))
-        stored = calls.registry("SetTenant", registry_pb2.SetTenantRequest(tenant=wanted)).tenant
+        request = registry_pb2.SetTenantRequest(tenant=wanted, change=options(reason, dry_run=dry_run))
+        stored = calls.registry("SetTenant", request).tenant
     if as_json:
         print_json(plain(stored))
     else:
         _print([stored])
+    tell(dry_run)
 
 
 @app.command()

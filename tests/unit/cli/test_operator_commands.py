@@ -221,6 +221,29 @@ async def test_tenants_keys_and_limits(cli: tuple[Cli, MemoryStore, Audit, Csds]
         assert (await weir(*usage)).code == 2
 
 
+async def test_changes_can_be_tried_and_say_why(cli: tuple[Cli, MemoryStore, Audit, Csds]) -> None:
+    weir = cli[0]
+    await weir("tenants", "set", "acme", "--reason", "they pay")
+    secret = (await weir("keys", "create", "acme", "--reason", "they asked")).out.strip()
+    for trial in (
+        ("tenants", "set", "globex"),
+        ("limits", "set", "acme", "--rpm", "3"),
+        ("plans", "set", "gold"),
+        ("slos", "set", "generate", "--availability", "0.99"),
+        ("prices", "set", "*", "--input", "1"),
+    ):
+        answer = await weir(*trial, "--dry-run")
+        assert (answer.code, answer.err) == (0, "nothing was changed: a dry run\n")
+    tried = await weir("keys", "create", "acme", "--dry-run")
+    assert "would be made" in tried.out
+    assert "wk_" not in tried.out + tried.err
+    assert "would be revoked" in (await weir("keys", "revoke", secret, "--dry-run")).out
+    refused = await weir("limits", "set", "globex", "--rpm", "3", "--dry-run")
+    assert (refused.code, "no tenant" in refused.err) == (1, True)
+    history = (await weir("registry", "history", "--json")).json()["entries"]
+    assert [entry["reason"] for entry in history] == ["they asked", "they pay"]
+
+
 async def test_plans_objectives_prices_spend_and_levels(cli: tuple[Cli, MemoryStore, Audit, Csds]) -> None:
     weir, store = cli[0], cli[1]
     for name in ("weir-fast", "weir-quality"):

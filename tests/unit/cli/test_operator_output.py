@@ -6,12 +6,13 @@ import json
 from pathlib import Path
 
 import pytest
+import typer
 from google.protobuf.duration_pb2 import Duration
 from google.protobuf.timestamp_pb2 import Timestamp
 from weir.audit.v1 import audit_pb2
 from weir.registry.v1 import registry_pb2 as pb
 
-from services.cli.__main__ import json_last
+from services.cli.__main__ import build, json_last
 from services.cli.config import NoMeshError, locate
 from services.cli.output import plain, print_fields, print_table
 
@@ -93,3 +94,17 @@ def test_says_where_no_mesh_is(tmp_path: Path) -> None:
     (tmp_path / "mesh.json").write_text("{")
     with pytest.raises(NoMeshError, match=r"mesh\.json"):
         locate({"WEIR_STATE_DIR": str(tmp_path)})
+
+
+def test_whatever_changes_the_registry_takes_a_reason_and_can_be_tried() -> None:
+    changing = {"set", "create", "revoke", "alias", "register", "sign", "pin", "unpin", "grant", "import", "rollback"}
+    found = set()
+    due = [("weir", typer.main.get_command(build(with_mesh=False)))]
+    while due:
+        name, command = due.pop()
+        due += [(f"{name} {each}", below) for each, below in getattr(command, "commands", {}).items()]
+        if name.split()[-1] in changing:
+            options = {option for parameter in command.params for option in parameter.opts}
+            assert {"--reason", "--dry-run"} <= options, name
+            found.add(name)
+    assert {"weir tenants set", "weir keys revoke", "weir registry import", "weir models pin"} <= found
