@@ -97,11 +97,14 @@ class Arms:
                 for request in found:
                     yield request, migrate
 
-    def elsewhere(self, request: Request) -> tuple[Route, registry_pb2.ModelVersion] | None:
-        """Where a stream can go on whose arm is out of force: what its caller gets now, if that reads the same tokens
-        and has room for the rest. None while the arm is in force."""
+    def elsewhere(self, request: Request, *, absent: bool = False) -> tuple[Route, registry_pb2.ModelVersion] | None:
+        """Where a stream can go on whose arm is out of force: what its caller gets now, if that reads the same tokens,
+        has room for the rest and the same safety policy, which its filters keep. None while the arm is in force and
+        its version is not `absent` from the worker that it was sent to."""
         candidate, route = request.candidate, request.serving
-        if candidate is None or route is None or not _on_arm(route) or not self._is_out(candidate.model, route):
+        if candidate is None or route is None:
+            return None
+        if not absent and not (_on_arm(route) and self._is_out(candidate.model, route)):
             return None
         try:
             found = self._router.resolve_here(request.question(self._catalog, candidate.model))
@@ -112,6 +115,7 @@ class Arms:
             return None  # it is what the alias gives now
         known = candidate.version
         same = bool(known.tokenizer_sha256) and known.tokenizer_sha256 == version.tokenizer_sha256
+        same = same and known.safety_policy == version.safety_policy
         fits = len(candidate.prompt) + candidate.bound.max_tokens <= version.context_length
         return (found, version) if same and fits else None
 

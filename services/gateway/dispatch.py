@@ -85,19 +85,20 @@ class Dispatch:
         for choice in generation.choices:
             choice.handle = 0
             choice.end_if_whole()
-        self._closing.release(request, failed=moving is Moving.LOST, cut_short=True, refused=moving is Moving.REFUSED)
+        refused = moving in (Moving.REFUSED, Moving.ABSENT)
+        self._closing.release(request, failed=moving is Moving.LOST, cut_short=True, refused=refused)
         if moving is Moving.LOST:
             self._closing.outcome(request, lost.zone, ok=False)
         if all(choice.ending is not None for choice in generation.choices):
             return
         metrics.MOVED.labels(moving.value).inc()
-        if moving in (Moving.LOST, Moving.REFUSED):
+        if moving.counted:
             if request.faults >= self._max_migrations:
                 metrics.MIGRATIONS.labels("exhausted").inc()
                 generation.fail(self._worker_lost("the worker was lost"))
                 return
             request.faults += 1
-        self._start(request, generation, moving, lost.worker if moving is Moving.LOST else "")
+        self._start(request, generation, moving, lost.worker if moving.shuns else "")
 
     def taken_out(self, request: Request, *, migrate: bool) -> None:
         """The request's arm is out of force. If it is to `migrate`, and what its caller gets now can go on with its
@@ -114,11 +115,12 @@ class Dispatch:
             self._start(request, generation, Moving.TAKEN_OUT, "")
 
     def _start(self, request: Request, generation: Generation, moving: Moving, away: str) -> None:
-        """Look for another worker: of another version, where the arm is out of force."""
-        found = self._arms.elsewhere(request)
+        """Look for another worker: of another version, where the arm is out of force or the version is leaving."""
+        found = self._arms.elsewhere(request, absent=moving is Moving.ABSENT)
         if found is not None and request.admit is not None:
             route, _ = found
             request.admit = divert_message(request.admit, route, self._arms.change(request, route))
+            away = "" if moving is Moving.ABSENT else away  # it may well have the other version
             request.moved = True
             if VERSION_CHANGED not in generation.degraded:
                 generation.degraded.append(VERSION_CHANGED)
@@ -134,7 +136,7 @@ class Dispatch:
         request.asked += 1
         waiting = generation.unfinished
         readmit_message(request, admit, waiting, max_tokens=generation.parameters.max_tokens, lost=away)
-        if moving in (Moving.LOST, Moving.REFUSED):
+        if moving.counted:
             log.warning("migrating", request_id=request.id, lost_worker=away, choices=len(waiting))
         try:
             request.granted = await self._admission.admit(
@@ -144,12 +146,14 @@ class Dispatch:
             metrics.MIGRATIONS.labels("failed").inc()
             generation.fail(self._stranded(moving, error))
             return
-        metrics.MIGRATIONS.labels("moved" if moving in (Moving.LOST, Moving.REFUSED) else "resumed").inc()
+        metrics.MIGRATIONS.labels("moved" if moving.counted else "resumed").inc()
         self.submit(request, generation, generation.unfinished)  # the filter may have stopped some meanwhile
 
     def _stranded(self, moving: Moving, error: WeirError) -> WeirError:
         """How a stream ends that found no other worker."""
-        if moving in (Moving.LOST, Moving.REFUSED):
+        if moving is Moving.ABSENT:
+            return self._worker_lost(f"its worker does not have the version any more, and {error.message}")
+        if moving.counted:
             return self._worker_lost(f"the worker was lost and {error.message}")
         if error.reason in _LATE:
             return WeirError(Reason.DEADLINE_EXCEEDED, "the deadline passed while the request was interrupted")

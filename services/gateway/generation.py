@@ -302,10 +302,12 @@ class Generation(Mailbox):
             self._on_worker.move(moving)
 
     def refused(self, error: WeirError) -> None:
-        """The worker did not take a choice, or gave it back for a more urgent one. A stale grant or a draining worker
-        is no fault of the request: another grant is asked for. Anything else is."""
+        """The worker did not take a choice, or gave it back for a more urgent one. A stale grant, a draining worker or
+        one that has unloaded the version is no fault of the request: another grant is asked for. Anything else is."""
         if error.reason is Reason.PREEMPTED:
             self.worker_lost(Moving.PREEMPTED)
+        elif error.reason is Reason.MODEL_NOT_FOUND:
+            self.worker_lost(Moving.ABSENT)
         elif error.reason in _ASK_AGAIN:
             self.worker_lost(Moving.REFUSED)
         else:

@@ -12,10 +12,22 @@ class Moving(enum.Enum):
     """The stream to the worker broke: its fault."""
     REFUSED = "refused"
     """The worker did not take the grant: nobody's fault."""
+    ABSENT = "absent"
+    """The worker does not have the version any more, which admission has not heard yet: nobody's fault."""
     PREEMPTED = "preempted"
     """Interrupted for a more urgent request; may happen again and again."""
     TAKEN_OUT = "taken_out"
     """Its arm of a rollout is out of force: it goes on with another version."""
+
+    @property
+    def counted(self) -> bool:
+        """It must not happen again and again."""
+        return self in (Moving.LOST, Moving.REFUSED, Moving.ABSENT)
+
+    @property
+    def shuns(self) -> bool:
+        """The worker that it was on is of no more use to it."""
+        return self in (Moving.LOST, Moving.ABSENT)
 
 
 class Leg:

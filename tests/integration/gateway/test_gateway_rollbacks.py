@@ -148,12 +148,14 @@ async def with_logprobs(running: Any, text: str) -> None:
     await running.stream.send(worker_pb2.SessionResponse(step=frame))
 
 
-@pytest.mark.parametrize("why", ["finish", "tokenizer", "no_tokenizer", "context"])
+@pytest.mark.parametrize("why", ["finish", "tokenizer", "no_tokenizer", "context", "safety"])
 async def test_streams_that_may_or_can_not_move_finish(mesh: Rig, why: str) -> None:
     tokenizer = {"tokenizer": "8" * 64, "no_tokenizer": ""}.get(why, "7" * 64)
     candidate = {"context_length": 4096} if why == "context" else {}
     if why == "no_tokenizer":
         candidate = {"tokenizer_sha256": ""}
+    if why == "safety":  # what it has said so far, and will say, is filtered by the candidate's policy
+        candidate = {"safety_policy": "other"}
     await begin(mesh, tokenizer=tokenizer, candidate=candidate, on_rollback=FINISH if why == "finish" else MIGRATE)
     async with Stream(mesh, max_tokens=1000 if why == "context" else 10) as stream:
         running = await taken(mesh.workers[0])
@@ -165,6 +167,81 @@ async def test_streams_that_may_or_can_not_move_finish(mesh: Rig, why: str) -> N
     assert (text, list(over.degraded)) == ("def", [])
     assert mesh.workers[0].cancelled.empty()
     assert len(mesh.admitted) == 1
+
+
+async def test_a_stream_that_cannot_move_and_loses_its_worker_goes_on_with_its_version(mesh: Rig) -> None:
+    await begin(mesh, tokenizer="8" * 64, on_rollback=MIGRATE)
+    async with Stream(mesh, max_tokens=10) as stream:
+        running = await taken(mesh.workers[0])
+        await running.tokens(ids("abc"))
+        await stream.text(3)
+        await end(mesh, ROLLED_BACK, on_rollback=MIGRATE)
+        await mesh.workers[0].stop()
+        rest = await taken(mesh.workers[1])
+        assert (rest.submit.model_version, rest.submit.prompt) == (CANDIDATE, ids("hiabc"))
+        await mesh.workers[1].stop()  # now there is nobody left
+        error = await failed(stream)
+    assert error == (Reason.WORKER_LOST.name, inference_pb2.FINISH_REASON_ERROR)
+
+
+async def failed(stream: Stream) -> tuple[str, int]:
+    _, over = await stream.rest()
+    return over.error_reason, over.finish_reason
+
+
+async def test_a_worker_that_has_unloaded_the_version_passes_requests_on(mesh: Rig) -> None:
+    """To another worker of the version, though admission does not know yet."""
+    async with Stream(mesh, max_tokens=10) as stream:
+        await (await taken(mesh.workers[0])).refuse(Reason.MODEL_NOT_FOUND)
+        running = await taken(mesh.workers[1])
+        assert running.submit.model_version == MODEL
+        await running.last(ids("ok"))
+        text, over = await stream.rest()
+    assert (text, list(over.degraded)) == ("ok", [])
+    assert list(mesh.admitted[1].exclude_workers) == ["worker-a"]
+    refused = await asyncio.wait_for(mesh.released.get(), 10)
+    assert (refused.unused, refused.failed) == (True, False)
+
+
+async def test_a_version_that_has_left_is_followed_by_what_its_name_means_now(mesh: Rig) -> None:
+    await begin(mesh, on_rollback=FINISH)
+    async with Stream(mesh, max_tokens=10) as stream:
+        running = await taken(mesh.workers[0])
+        assert running.submit.model_version == CANDIDATE
+        await end(mesh, ROLLED_BACK, on_rollback=FINISH)
+        await running.refuse(Reason.MODEL_NOT_FOUND)
+        rest = await taken(mesh.workers[0])
+        assert rest.submit.model_version == MODEL
+        await rest.last(ids("ok"))
+        text, over = await stream.rest()
+    assert (text, list(over.degraded)) == ("ok", ["version_changed"])
+    assert not mesh.admitted[1].exclude_workers
+
+
+async def test_a_baseline_that_has_left_after_the_promotion_is_followed_too(mesh: Rig) -> None:
+    await begin(mesh, phase=registry_pb2.ROLLOUT_PHASE_PREPARING, weights=[])
+    async with Stream(mesh, max_tokens=10) as stream:
+        running = await taken(mesh.workers[0])
+        assert running.submit.model_version == MODEL
+        target = registry_pb2.AliasTarget(model_version=CANDIDATE, weight=100)
+        alias = registry_pb2.Alias(name="tiny", targets=[target])
+        over = rollout(phase=PROMOTED, weights=[])
+        await mesh.store.txn(puts=[Put(keys.key_of(each), keys.encode(each)) for each in (alias, over)])
+        await seen(mesh, lambda snapshot: snapshot.rollouts["tiny"].state.phase == PROMOTED)
+        await running.refuse(Reason.MODEL_NOT_FOUND)
+        rest = await taken(mesh.workers[0])
+        assert rest.submit.model_version == CANDIDATE
+        await rest.last(ids("ok"))
+        assert (await stream.rest())[0] == "ok"
+
+
+async def test_a_version_that_nobody_has_any_more_ends_typed(mesh: Rig) -> None:
+    async with Stream(mesh, max_tokens=10) as stream:
+        for worker in mesh.workers:
+            await (await taken(worker)).refuse(Reason.MODEL_NOT_FOUND)
+        error = await failed(stream)
+    assert error == (Reason.WORKER_LOST.name, inference_pb2.FINISH_REASON_ERROR)
+    assert len(mesh.admitted) == 3
 
 
 async def test_a_promotion_moves_nobody(mesh: Rig) -> None:
