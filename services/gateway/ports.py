@@ -253,7 +253,7 @@ class Mirrored:
     """Where the user's request counts. The copy counts under the same alias, rollout, phase and step, with
     `route.mirror.arm` and `mirrored`."""
     traceparent: str
-    """For the copy's span, in the user's trace."""
+    """The user's span: a copy's trace is one of its own, which links to it."""
     answer: Future[FinalAnswer]
     """Done when the user's answer is over, whatever way: look at `end.finish`. Its log-probabilities are asked of the
     worker for every mirrored request. It never fails; cancelling it hurts nobody."""

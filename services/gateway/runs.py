@@ -91,6 +91,10 @@ class Runs:
         :raises WeirError: what admission refused or the worker failed with; DEADLINE_EXCEEDED.
         """
         request = await self._request(run)
+        with request.span:
+            return await self._run(run, request)
+
+    async def _run(self, run: Run, request: Request) -> FinalAnswer:
         candidate = request.candidate
         if candidate is None:
             raise RuntimeError("made without a candidate")

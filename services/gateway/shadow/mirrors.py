@@ -239,7 +239,6 @@ class Mirrors:
     async def _generate(self, job: _Job, prompt: list[int], trace: Span) -> FinalAnswer:
         asked, parameters = job.asked, job.asked.parameters
         copy_id = f"{asked.request_id}~shadow"
-        version, alias = job.target.model_version, job.arm.alias
         most = len(prompt) + parameters.max_tokens * parameters.n
         await self._reserve(job, copy_id, prompt, most, trace)
         used = most  # what fails midway counts in full
@@ -249,7 +248,7 @@ class Mirrors:
                 Run(
                     request_id=copy_id,
                     tenant=SHADOW_TENANT,
-                    model_version=version,
+                    model_version=job.target.model_version,
                     pool=job.target.pool,
                     zones=job.target.zones,
                     queue_class=admission_pb2.QUEUE_CLASS_SHADOW,
@@ -267,28 +266,21 @@ class Mirrors:
                 used = prompt_used = 0
             raise
         finally:
-            self._quota.settle(
-                tenant=SHADOW_TENANT,
-                model=alias,
-                request_id=copy_id,
-                tokens=used,
-                prompt_tokens=prompt_used,
-                model_version=version,
-            )
+            self._settle(job, copy_id, used, prompt_used)
         return answer
 
     async def _reserve(self, job: _Job, copy_id: str, prompt: list[int], most: int, trace: Span) -> None:
-        parameters, alias, version = job.asked.parameters, job.arm.alias, job.target.model_version
+        parameters = job.asked.parameters
         try:
             lease = await self._quota.start_reserve(
                 tenant=SHADOW_TENANT,
-                model=alias,
+                model=job.arm.alias,
                 request_id=copy_id,
                 tokens=most,
                 prompt_tokens=len(prompt),
                 max_output_tokens=parameters.max_tokens,
                 choices=parameters.n,
-                model_version=version,
+                model_version=job.target.model_version,
                 request_counted=False,
                 deadline=Deadline.after(_QUOTA_SECONDS, self._clock).earlier(job.deadline),
                 traceparent=trace.traceparent,
@@ -296,9 +288,22 @@ class Mirrors:
         except WeirError as error:
             trace.end(error.reason.name)
             raise _Dropped(Fate.QUOTA) from None
+        except asyncio.CancelledError:  # it may be reserved by now
+            self._settle(job, copy_id, 0, 0)
+            raise
         if lease.local:  # nobody could be asked, and copies are not worth a guess
-            self._quota.settle(tenant=SHADOW_TENANT, model=alias, request_id=copy_id, tokens=0, model_version=version)
+            self._settle(job, copy_id, 0, 0)
             raise _Dropped(Fate.QUOTA)
+
+    def _settle(self, job: _Job, copy_id: str, tokens: int, prompt_tokens: int) -> None:
+        self._quota.settle(
+            tenant=SHADOW_TENANT,
+            model=job.arm.alias,
+            request_id=copy_id,
+            tokens=tokens,
+            prompt_tokens=prompt_tokens,
+            model_version=job.target.model_version,
+        )
 
     def _failed(self, job: _Job, error: WeirError) -> Fate:
         self._evidence.mirror_failed(job.arm, error, model_version=job.target.model_version, route=job.route)

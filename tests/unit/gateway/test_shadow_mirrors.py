@@ -89,14 +89,14 @@ class Quota:
     def __init__(self) -> None:
         self.reserved: list[dict[str, Any]] = []
         self.settled: list[dict[str, Any]] = []
-        self.says: Reservation | WeirError = Reservation(None, None)
+        self.says: Reservation | WeirError | None = Reservation(None, None)  # None: nothing yet
 
     def start_reserve(self, **asked: Any) -> asyncio.Future[Reservation]:
         self.reserved.append(asked)
         future: asyncio.Future[Reservation] = asyncio.get_running_loop().create_future()
         if isinstance(self.says, WeirError):
             future.set_exception(self.says)
-        else:
+        elif self.says is not None:
             future.set_result(self.says)
         return future
 
@@ -282,6 +282,18 @@ async def test_without_quota_nothing_runs(says: Reservation | WeirError) -> None
     assert bench.runs.asked == []
     assert [told["tokens"] for told in bench.quota.settled] == ([] if isinstance(says, WeirError) else [0])
     assert bench.evidence == Evidence()
+
+
+async def test_a_copy_that_ends_while_its_quota_is_asked_for_leaves_nothing_reserved() -> None:
+    bench = Bench()
+    bench.quota.says = None
+    with Counted("drained"):
+        bench.mirror()
+        await bench.settle()
+        await bench.mirrors.drain()
+    assert bench.runs.asked == []
+    assert [told["tokens"] for told in bench.quota.settled] == [0]
+    assert bench.quota.settled[0]["request_id"] == bench.quota.reserved[0]["request_id"]
 
 
 @pytest.mark.parametrize(
