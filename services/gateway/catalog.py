@@ -51,12 +51,16 @@ class Catalog:
 
     def update(self, snapshot: RegistrySnapshot) -> None:
         """Take a new snapshot (RegistryView.on_change)."""
-        if snapshot.prices is not self.snapshot.prices:
+        before = self.snapshot  # a collection that has not changed is the same object
+        if snapshot.prices is not before.prices:
             self.costs = cost_book(snapshot)
         self._table = RoutingTable.of(snapshot, self._table)
-        self._workloads = {spiffe: t.id for t in snapshot.tenants.values() for spiffe in t.workloads}
-        self._plans = {name: plan_of(message) for name, message in snapshot.plans.items()}
-        self._objectives = {key: objectives_of(message) for key, message in snapshot.slos.items()}
+        if snapshot.tenants is not before.tenants:
+            self._workloads = {spiffe: t.id for t in snapshot.tenants.values() for spiffe in t.workloads}
+        if snapshot.plans is not before.plans:
+            self._plans = {name: plan_of(message) for name, message in snapshot.plans.items()}
+        if snapshot.slos is not before.slos:
+            self._objectives = {key: objectives_of(message) for key, message in snapshot.slos.items()}
 
     def tenant(self, tenant_id: str) -> registry_pb2.Tenant:
         """The tenant; one that the snapshot does not know yet is treated as a free one without privileges."""
