@@ -22,6 +22,7 @@ _ATTEMPTS = 10
 """Changes are rare; ten lost races in a row mean that something else is wrong."""
 _CATCH_UP_SECONDS = 3.0
 """For the view to show what the store has: normally milliseconds."""
+_UNCLEAR = "the registry's store does not answer; it is unclear whether this was changed"
 _NAMED = 3
 """Resources that an audit record names; of more it tells how many there are."""
 
@@ -118,31 +119,49 @@ class Writer:
         sent: Committed[M] | None = None
         async with self._turn:
             for _ in range(_ATTEMPTS):
-                if sent is not None and (entry := await self._store.get(draft.history_key)) is not None:
-                    return await self._done(sent, entry.mod_revision)
-                fence = await self._store.get(keys.FENCE)
-                fence_revision = fence.mod_revision if fence else 0
-                snapshot = await self._snapshot_at(fence_revision)
-                change = plan(snapshot)
-                # Nothing was awaited since the snapshot: the view still shows what the plan saw.
-                planned = Committed(change.message, snapshot.revision, not change.writes, self._differences(change))
-                if planned.unchanged or dry_run:
-                    return planned
                 try:
-                    revision = await self._write(draft, change, planned.changes, fence_revision)
+                    if sent is not None and (revision := await self._revision_of(draft)):
+                        return await self._done(sent, revision)
+                    fence = await self._store.get(keys.FENCE)
+                    fence_revision = fence.mod_revision if fence else 0
+                    snapshot = await self._snapshot_at(fence_revision)
+                    change = plan(snapshot)
+                    # Nothing was awaited since the snapshot: the view still shows what the plan saw.
+                    planned = Committed(change.message, snapshot.revision, not change.writes, self._differences(change))
+                    if planned.unchanged or dry_run:
+                        return planned
+                    try:
+                        revision = await self._write(draft, change, planned.changes, fence_revision)
+                    except WeirError as error:
+                        if sent is not None or error.reason is not Reason.DEPENDENCY_UNAVAILABLE:
+                            raise
+                        # Sent, not answered. A second attempt cannot double it: it compares the same fence.
+                        sent = planned
+                        continue
+                    if revision:
+                        return await self._done(planned, revision)
+                    await self._check_guards(draft.guards)
                 except WeirError as error:
-                    if error.reason is not Reason.DEPENDENCY_UNAVAILABLE:
+                    if sent is None:
                         raise
-                    if sent is not None:
-                        message = "the registry's store does not answer; it is unclear whether this was changed"
-                        raise WeirError(error.reason, message, retry_after=1.0) from error
-                    # Sent, not answered. A second attempt cannot double it: it compares the same fence.
-                    sent = planned
-                    continue
-                if revision:
-                    return await self._done(planned, revision)
-                await self._check_guards(draft.guards)
+                    if error.reason is Reason.DEPENDENCY_UNAVAILABLE:
+                        raise WeirError(error.reason, _UNCLEAR, retry_after=1.0) from error
+                    # Refused, perhaps because the first attempt came through after all.
+                    if not (revision := await self._revision_of(draft)):
+                        raise
+                    return await self._done(sent, revision)
         raise WeirError(Reason.CONFLICT, "too many changes at once; try again", retry_after=1.0)
+
+    async def _revision_of(self, draft: _Draft) -> int:
+        """The revision at which the draft was written, if it was; 0: it was not, so far.
+
+        :raises WeirError: DEPENDENCY_UNAVAILABLE, saying that it is unclear.
+        """
+        try:
+            entry = await self._store.get(draft.history_key)
+        except WeirError as error:
+            raise WeirError(error.reason, _UNCLEAR, retry_after=1.0) from error
+        return entry.mod_revision if entry is not None else 0
 
     async def _snapshot_at(self, revision: int) -> RegistrySnapshot:
         try:

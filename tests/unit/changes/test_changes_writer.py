@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import itertools
 import json
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 
 import pytest
 from google.protobuf import json_format
@@ -16,7 +16,7 @@ from weir.registry.v1 import registry_pb2 as pb
 from libs.changes import MAX_WRITES, Change, Committed, Plan, Write, Writer, delete, nothing, put, recorded
 from libs.clock import ManualClock
 from libs.errors import Reason, WeirError
-from libs.registry import Compare, MemoryStore, Put, RegistrySnapshot, RegistryView, TxnResult, keys
+from libs.registry import Compare, KeyValue, MemoryStore, Put, RegistrySnapshot, RegistryView, TxnResult, keys
 
 LEADER = keys.LEADERS + "rollout"
 
@@ -27,11 +27,27 @@ class LossyStore(MemoryStore):
     def __init__(self) -> None:
         super().__init__()
         self.lose = 0
+        self.lost: Callable[[], None] | None = None
+        self.late = False
+        self._held: list[Callable[[], Awaitable[TxnResult]]] = []
+
+    async def get(self, key: str) -> KeyValue | None:
+        if key == keys.FENCE and self._held:
+            # What was sent before comes through now, behind the look at the history.
+            await self._held.pop()()
+        return await super().get(key)
 
     async def txn(
         self, *, compares: Sequence[Compare] = (), puts: Sequence[Put] = (), deletes: Sequence[str] = ()
     ) -> TxnResult:
+        if self.late and compares:
+            self.late = False
+            self._held.append(lambda: MemoryStore.txn(self, compares=compares, puts=puts, deletes=deletes))
+            raise WeirError(Reason.DEPENDENCY_UNAVAILABLE, "late")
         result = await super().txn(compares=compares, puts=puts, deletes=deletes)
+        if self.lost is not None:
+            self.lost()
+            raise WeirError(Reason.DEPENDENCY_UNAVAILABLE, "lost")
         if self.lose and compares:
             self.lose -= 1
             await super().txn(puts=[Put(keys.FENCE, b"somebody else's")])
@@ -189,6 +205,31 @@ async def test_a_lost_answer_is_found_behind_others_changes(bench: Bench) -> Non
     done = await bench.commit_plan(plan)
     assert plans == 1
     assert done.revision == bench.view.snapshot.tenants["acme"].revision == done.message.revision
+    assert len(await bench.history()) == 1
+
+
+async def test_a_store_that_goes_away_behind_a_change_leaves_it_unclear_and_says_so(bench: Bench) -> None:
+    def plan(snapshot: RegistrySnapshot) -> Change[pb.Tenant]:
+        bench.store.lost = lambda: bench.store.set_available(False)
+        return Change(tenant("acme"), (put(tenant("acme")),))
+
+    with pytest.raises(WeirError, match="unclear") as caught:
+        await bench.commit_plan(plan)
+    assert caught.value.reason is Reason.DEPENDENCY_UNAVAILABLE
+    bench.store.set_available(True)
+    assert len(await bench.history()) == 1
+
+
+async def test_a_change_that_comes_through_late_is_not_refused_for_itself(bench: Bench) -> None:
+    bench.store.late = True
+
+    def plan(snapshot: RegistrySnapshot) -> Change[pb.Tenant]:
+        if "acme" in snapshot.tenants:
+            raise WeirError(Reason.ALREADY_EXISTS, "it is there")
+        return Change(tenant("acme"), (put(tenant("acme")),))
+
+    done = await bench.commit_plan(plan)
+    assert done.revision == bench.view.snapshot.tenants["acme"].revision
     assert len(await bench.history()) == 1
 
 
