@@ -111,7 +111,13 @@ def slo_spec(message: pb.Slo) -> SloSpec:
 
 def price_spec(message: pb.Price) -> PriceSpec:
     """Of a price."""
-    return PriceSpec(message.model, message.input_microusd_per_million, message.output_microusd_per_million)
+    return PriceSpec(
+        message.model,
+        message.input_microusd_per_million,
+        message.output_microusd_per_million,
+        message.input_cost_microusd_per_million,
+        message.output_cost_microusd_per_million,
+    )
 
 
 def key_spec(request: pb.CreateKeyRequest) -> KeySpec:

@@ -23,6 +23,7 @@ MAX_CACHE_SECONDS = 86400.0
 MAX_OBJECTIVE_SECONDS = 86400.0
 MAX_PRICE = 10**12
 """Micro-dollars per million tokens: a dollar per token. Keeps every sum of costs within 64 bits."""
+_PRICED = tuple(f"{side}_{what}microusd_per_million" for what in ("", "cost_") for side in ("input", "output"))
 _MAX_ENTRIES = 100
 
 
@@ -73,6 +74,8 @@ class PriceSpec:
     model: str
     input_microusd_per_million: int
     output_microusd_per_million: int
+    input_cost_microusd_per_million: int = 0
+    output_cost_microusd_per_million: int = 0
 
 
 def check_plan(spec: PlanSpec, *, models: Collection[str], pools: Collection[str]) -> Fault | None:
@@ -190,7 +193,7 @@ def check_price(spec: PriceSpec, *, models: Collection[str]) -> Fault | None:
     """
     if spec.model != "*" and spec.model not in models:
         return Fault("price.model", f"no alias or model version {spec.model!r}; use '*' for all")
-    for name in ("input_microusd_per_million", "output_microusd_per_million"):
+    for name in _PRICED:
         if getattr(spec, name) > MAX_PRICE:
             return Fault(f"price.{name}", f"{name} must be at most {MAX_PRICE}")
     return None

@@ -213,7 +213,11 @@ def _check_alias(spec: RolloutSpec, world: World) -> Fault | None:
     if targets is None:
         return Fault("rollout.alias", f"no alias {spec.alias!r}")
     if len(targets) != 1:
-        return Fault("rollout.alias", f"{spec.alias} gives {len(targets)} versions; it must give one, the baseline")
+        # Also one of weight 0: the rollout would lie over an alias that may be something else with a change of weights.
+        return Fault(
+            "rollout.alias",
+            f"{spec.alias} lists {len(targets)} targets ({', '.join(targets)}); point it at the baseline alone first",
+        )
     return None
 
 
@@ -248,8 +252,12 @@ def _check_steps(spec: RolloutSpec) -> Fault | None:
     most, last = spec.radius.max_share or WHOLE, 0
     for number, step in enumerate(spec.steps):
         field = f"rollout.steps[{number}]"
-        if not 1 <= step.weight <= WHOLE:
-            return Fault(f"{field}.weight", f"a step's weight is between 1 and {WHOLE} basis points")
+        if not 1 <= step.weight < WHOLE:
+            # With everybody on the canary nothing is left to compare it with.
+            return Fault(
+                f"{field}.weight",
+                f"a step's weight is between 1 and {WHOLE - 1} basis points; full traffic follows the last by itself",
+            )
         if step.weight <= last:
             return Fault(f"{field}.weight", f"steps must grow: {step.weight} follows {last}")
         if step.weight > most:
@@ -262,12 +270,15 @@ def _check_steps(spec: RolloutSpec) -> Fault | None:
 
 def _check_experiment(spec: RolloutSpec) -> Fault | None:
     for number, arm in enumerate(spec.arms):
-        if not 1 <= arm.weight <= WHOLE:
+        if not 1 <= arm.weight < WHOLE:
             field = f"rollout.arms[{number}].weight"
-            return Fault(field, f"an experiment's arm has between 1 and {WHOLE} basis points; a canary has steps")
+            return Fault(field, f"an experiment's arm has between 1 and {WHOLE - 1} basis points; a canary has steps")
     total, most = sum(arm.weight for arm in spec.arms), spec.radius.max_share or WHOLE
-    if total > WHOLE:
-        return Fault("rollout.arms", f"the arms' weights sum to {total}, more than {WHOLE} basis points")
+    if total >= WHOLE:
+        return Fault(
+            "rollout.arms",
+            f"the arms' weights sum to {total}; below {WHOLE} basis points the baseline has a share, too",
+        )
     if total > most:
         return Fault("rollout.arms", f"the arms' weights sum to {total}, more than blast_radius.max_share, {most}")
     return None

@@ -156,6 +156,15 @@ async def test_a_bad_rollout_is_refused_with_its_field(mesh: Mesh, changes: dict
     assert mesh.store.revision == before
 
 
+async def test_an_alias_that_lists_more_than_the_baseline_is_no_place_for_a_rollout(mesh: Mesh) -> None:
+    targets = [pb.AliasTarget(model_version=f"weir-fast@{n}", weight=weight) for n, weight in ((1, 100), (2, 0))]
+    pointed = pb.Alias(name="weir-fast", targets=targets, revision=-1)
+    await mesh.client.SetAlias(pb.SetAliasRequest(alias=pointed))
+    error = await refused(mesh.start())
+    assert (error.reason, error.limit) == (Reason.INVALID_REQUEST, "rollout.alias")
+    assert "weir-fast lists 2 targets (weir-fast@1, weir-fast@2)" in error.message
+
+
 async def test_what_the_mesh_cannot_carry_out_now(mesh: Mesh) -> None:
     async def conflict(rollout: pb.Rollout | None = None) -> str:
         error = await refused(mesh.start(rollout))

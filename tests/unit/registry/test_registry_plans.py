@@ -126,6 +126,9 @@ def test_objectives(changes: dict[str, Any], field: str | None) -> None:
         ({"model": ""}, "model"),
         ({"input_microusd_per_million": 10**12 + 1}, "input_microusd_per_million"),
         ({"output_microusd_per_million": 10**12 + 1}, "output_microusd_per_million"),
+        ({"input_cost_microusd_per_million": 10**12 + 1}, "input_cost_microusd_per_million"),
+        ({"output_cost_microusd_per_million": 2**64 - 1}, "output_cost_microusd_per_million"),
+        ({"input_cost_microusd_per_million": 10**12}, None),
     ],
 )
 def test_price(changes: dict[str, Any], field: str | None) -> None:

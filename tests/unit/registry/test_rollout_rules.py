@@ -60,7 +60,7 @@ CANARY = RolloutSpec(
     reason="better",
     override_reason="",
 )
-EXPERIMENT = dataclasses.replace(CANARY, steps=[], arms=[ArmSpec("b", "fast@2", 4000), ArmSpec("c", "fast@3", 6000)])
+EXPERIMENT = dataclasses.replace(CANARY, steps=[], arms=[ArmSpec("b", "fast@2", 4000), ArmSpec("c", "fast@3", 5999)])
 SHADOW = ShadowSpec(500, None, None, 0, 0)
 GATE = GateSpec("ttft_p95", 0.1, 0, False, None)
 
@@ -94,7 +94,8 @@ def gate(**changes: Any) -> dict[str, Any]:
         ({"arms": [ArmSpec("canary", "gone@1", 0)]}, "rollout.arms[0].model_version"),
         ({"arms": [ArmSpec("canary", "fast@1", 0)]}, "rollout.arms[0].model_version"),
         ({"arms": [ArmSpec("canary", "fast@2", 1)]}, "rollout.arms[0].weight"),
-        ({"steps": [step(WHOLE)]}, None),
+        ({"steps": [step(WHOLE - 1)]}, None),
+        ({"steps": [step(5), step(WHOLE)]}, "rollout.steps[1].weight"),
         ({"steps": [step(0)]}, "rollout.steps[0].weight"),
         ({"steps": [step(WHOLE + 1)]}, "rollout.steps[0].weight"),
         ({"steps": [step(5), step(5)]}, "rollout.steps[1].weight"),
@@ -161,11 +162,12 @@ def test_canaries(changes: dict[str, Any], field: str | None) -> None:
     [
         ({}, None),
         ({"arms": [ArmSpec("b", "fast@2", 0)]}, "rollout.arms[0].weight"),
-        ({"arms": [ArmSpec("b", "fast@2", WHOLE + 1)]}, "rollout.arms[0].weight"),
-        ({"arms": [ArmSpec("b", "fast@2", 4001), ArmSpec("c", "fast@3", 6000)]}, "rollout.arms"),
+        ({"arms": [ArmSpec("b", "fast@2", WHOLE)]}, "rollout.arms[0].weight"),
+        ({"arms": [ArmSpec("b", "fast@2", WHOLE - 1)]}, None),
+        ({"arms": [ArmSpec("b", "fast@2", 4000), ArmSpec("c", "fast@3", 6000)]}, "rollout.arms"),
         ({"arms": [ArmSpec("b", "fast@2", 1), ArmSpec("b", "fast@3", 1)]}, "rollout.arms[1].name"),
         ({"arms": [ArmSpec("b", "fast@2", 1), ArmSpec("c", "fast@2", 1)]}, "rollout.arms[1].model_version"),
-        (radius(max_share=9999), "rollout.arms"),
+        (radius(max_share=9998), "rollout.arms"),
     ],
 )
 def test_experiments(changes: dict[str, Any], field: str | None) -> None:
@@ -229,7 +231,7 @@ def test_good_steps_never_exceed_what_is_allowed(weights: list[int], most: int) 
         CANARY, steps=[step(weight) for weight in weights], radius=dataclasses.replace(RADIUS, max_share=most)
     )
     good = check_rollout(spec, WORLD) is None
-    assert good == (weights == sorted(set(weights)) and weights[-1] <= (most or WHOLE))
+    assert good == (weights == sorted(set(weights)) and weights[-1] <= (most or WHOLE) and weights[-1] < WHOLE)
     assert not good or spec.largest_shares == (weights[-1],)
 
 
