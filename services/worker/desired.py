@@ -7,6 +7,7 @@ the registry; the others are served on.
 from __future__ import annotations
 
 import asyncio
+from collections import defaultdict
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import replace
@@ -18,13 +19,13 @@ from weir.registry.v1 import registry_pb2 as pb
 from libs.artifacts import BlobStore, manifest_digest
 from libs.clock import Clock
 from libs.registry import RegistrySnapshot, RegistryView
-from libs.rollouts import desired_versions
+from libs.rollouts import desired_versions, is_live
 from libs.telemetry import get_logger
 from services.worker import metrics
 from services.worker.engines.driven import CoreEndedError, EngineStoppedError
 from services.worker.engines.port import EngineLoadError
 from services.worker.fetching import fetch_version
-from services.worker.policy.desired import Fault, Held, Plan, State, Wanted, next_plan, settled
+from services.worker.policy.desired import Fault, Held, Plan, State, Wanted, forgotten, next_plan, settled
 from services.worker.verification import RefusedError, basis_of, check_version
 from services.worker.weight_cache import WeightCache
 
@@ -32,6 +33,8 @@ log = get_logger(__name__)
 
 _LOOK_AGAIN = 60.0
 """Seconds after which time alone may have changed what is wanted: versions are kept warm for so long and no longer."""
+_CLOCKS = 60.0
+"""Seconds by which the clock of whoever lets a key expire may be ahead of ours."""
 
 
 class Loader(Protocol):
@@ -107,11 +110,7 @@ class DesiredState:
         try:
             while True:
                 self._news.clear()
-                wanted = self._wanted(self._view.snapshot)
-                for each in wanted:
-                    if each.model in self._held:
-                        held = self._held[each.model]
-                        self._held[each.model] = replace(held, wanted_until=self._clock.monotonic())
+                wanted = self._look()
                 plan = next_plan(
                     [each for each in wanted if each.model not in self._leaving],
                     {name: held for name, held in self._held.items() if name not in self._leaving},
@@ -119,8 +118,6 @@ class DesiredState:
                     busy=self._busy(),
                     min_residency=self._min_residency,
                 )
-                for model in plan.forget:
-                    self._drop(model)
                 if settled(wanted, self._held):
                     self.settled.set()
                 if plan.load is not None:
@@ -139,13 +136,49 @@ class DesiredState:
 
     # ---- inside ---------------------------------------------------------------------------------------------------
 
+    def _look(self) -> list[Wanted]:
+        """What is wanted now. Old failures are forgotten, and what is served and no longer trusted leaves at once, also
+        while another version is loaded."""
+        snapshot = self._view.snapshot
+        wanted = self._wanted(snapshot)
+        for model in forgotten(wanted, self._held):
+            if model not in self._leaving:
+                self._drop(model)
+        for want in wanted:
+            held = self._held.get(want.model)
+            if held is None:
+                continue
+            held = self._held[want.model] = replace(held, wanted_until=self._clock.monotonic())
+            ready = held.state is State.READY and not held.fixed and want.model not in self._leaving
+            if ready and held.digest == want.digest and held.basis != want.basis:
+                self._recheck(replace(held, basis=want.basis), snapshot.model_versions[want.model])
+        return wanted
+
+    def _recheck(self, held: Held, version: pb.ModelVersion) -> None:
+        """Something changed that the decision to load a version rested on: its signature may not hold any more. Time
+        alone takes nothing out that is served: a date that nobody remembers must not end all workers in one minute."""
+        self._held[held.model] = held
+        try:
+            self._check(version, leeway=_CLOCKS)
+        except RefusedError as error:
+            if error.fault in (Fault.SIGNATURE, Fault.DIGEST):
+                self._leaving[held.model] = asyncio.create_task(
+                    self._take_out(held.model, refused=True), name=f"unload.{held.model}"
+                )
+                self._fail(held, error.fault, f"it is no longer served: {error}")
+
     def _wanted(self, snapshot: RegistrySnapshot) -> list[Wanted]:
         given = {target.model_version for alias in snapshot.aliases.values() for target in alias.targets}
+        asking: dict[str, list[str]] = defaultdict(list)
+        for rollout in snapshot.rollouts.values():
+            for arm in rollout.arms if is_live(rollout) else ():
+                asking[arm.model_version].append(rollout.id)
         return [
             Wanted(
                 model=name,
                 digest=snapshot.model_versions[name].digest,
-                basis=basis_of(snapshot.model_versions[name], snapshot),
+                # A new rollout is a new wish: what failed for an earlier one is tried anew.
+                basis=" ".join((basis_of(snapshot.model_versions[name], snapshot), *sorted(asking[name]))),
                 first=name in given,
             )
             for name in desired_versions(snapshot, self._pool, self._clock.time())
@@ -173,7 +206,7 @@ class DesiredState:
                 finally:
                     news.cancel()
                 self._news.clear()
-                now = {each.model: each.digest for each in self._wanted(self._view.snapshot)}
+                now = {each.model: each.digest for each in self._look()}
                 if not loading.done() and now.get(wanted.model) != wanted.digest:
                     log.info("model_not_wanted_any_more", model=wanted.model)
                     break
@@ -226,11 +259,13 @@ class DesiredState:
             log.info("model_ready", model=model, digest=digest, seconds=round(self._clock.monotonic() - began, 3))
             self._put(replace(held, state=State.READY, since=self._clock.monotonic(), detail="", attempts=0))
 
-    def _check(self, version: pb.ModelVersion) -> str:
-        return check_version(version, self._view.snapshot, now=self._clock.time(), required=self._require_signatures)
+    def _check(self, version: pb.ModelVersion, *, leeway: float = 0.0) -> str:
+        now = self._clock.time() + leeway
+        return check_version(version, self._view.snapshot, now=now, required=self._require_signatures)
 
-    async def _take_out(self, model: str) -> None:
-        """Unload a version; a sequence that came at the last moment still runs to its end."""
+    async def _take_out(self, model: str, *, refused: bool = False) -> None:
+        """Unload a version, which is offered no more from now on; what runs on it still runs to its end. The failure of
+        one that is `refused` stays known."""
         log.info("model_unloaded", model=model)
         try:
             await self._engine.unload(model)
@@ -239,7 +274,10 @@ class DesiredState:
             self._put(replace(self._held[model], fixed=True))
         else:
             self._give_back(model)
-            self._drop(model)
+            if refused:
+                self._on_change()
+            else:
+                self._drop(model)
             metrics.unloaded(model)
             # There is room now for what the engine refused before.
             for held in list(self._held.values()):

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from concurrent.futures import CancelledError
+import threading
+from concurrent.futures import CancelledError, Future
 from pathlib import Path
 
 from weir.registry.v1 import registry_pb2 as pb
@@ -24,14 +25,19 @@ async def fetch_version(version: pb.ModelVersion, store: BlobStore, cache: Weigh
     """
     name = full_name(version)
     loop = asyncio.get_running_loop()
+    ending = threading.Event()
+    under_way: set[Future[None]] = set()
 
     def bring(file: ManifestFile, target: Path) -> None:
         """In a thread of the cache."""
         coming = asyncio.run_coroutine_threadsafe(get_file(store, file.sha256, target, size=file.size), loop)
+        under_way.add(coming)
+        if ending.is_set():
+            coming.cancel()
         try:
             coming.result()
         except BlobError as error:
-            fault = Fault.DIGEST if isinstance(error, BlobCorrupt) else Fault.FETCH
+            fault = Fault.BLOB if isinstance(error, BlobCorrupt) else Fault.FETCH
             raise RefusedError(fault, f"{name}: {file.path}: {error}") from error
         except CancelledError:
             raise RefusedError(Fault.FETCH, f"{name}: {file.path}: given up") from None
@@ -40,8 +46,11 @@ async def fetch_version(version: pb.ModelVersion, store: BlobStore, cache: Weigh
     try:
         return await asyncio.shield(fetching)
     except asyncio.CancelledError:
-        # The thread goes on to its end; nobody will use what it found.
+        # The thread must let go of the cache soon: another fetch of the version, or the process's end, waits for it.
         fetching.add_done_callback(lambda done: _give_back(done, cache))
+        ending.set()
+        for coming in list(under_way):
+            coming.cancel()
         raise
     except CacheUnavailableError as error:
         raise RefusedError(Fault.DISK, f"{name}: {error}") from error

@@ -4,8 +4,9 @@
 - Nothing is unloaded while something can be loaded; then what nobody wants goes, once it has been in memory and out of
   demand for a while and runs nothing.
 - A version that failed is tried again when what its failure rests on has changed (its record, its namespace's trust
-  policy, its safety policy), or after a growing pause when the cause may pass by itself. A signature or a digest that
-  does not hold never passes by itself.
+  policy, its safety policy, the rollouts that want it), or after a growing pause when the cause may pass: by itself, or
+  because somebody repairs a damaged file in the blob store, which costs a download to see and is tried less often. A
+  signature or a digest of the record that does not hold never passes by itself.
 """
 
 from __future__ import annotations
@@ -15,7 +16,6 @@ import math
 from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass, field
 
-_FIRST_RETRY, _LONGEST_RETRY = 1.0, 60.0  # seconds
 _LOOK_AGAIN = 1.0  # seconds; at what is to go and still runs something
 
 
@@ -33,7 +33,8 @@ class Fault(enum.StrEnum):
     """Why a version is not served; the label of a metric."""
 
     SIGNATURE = "signature"  # it is not signed as its namespace demands
-    DIGEST = "digest"  # its content, or a file, is not what the record says
+    DIGEST = "digest"  # its content is not what the record says
+    BLOB = "blob"  # a file in the blob store is not what the record says
     POLICY = "policy"  # its safety policy is not there
     SOURCE = "source"  # its files are where this worker does not fetch from
     FETCH = "fetch"  # the blob store lacks a file or does not answer
@@ -42,7 +43,8 @@ class Fault(enum.StrEnum):
     ENGINE = "engine"  # the engine was not there
 
 
-_PASSING = frozenset({Fault.FETCH, Fault.DISK, Fault.ENGINE})
+# The first and the longest pause before a version that failed for this reason is tried again, seconds.
+_PASSING = {Fault.FETCH: (1.0, 60.0), Fault.DISK: (1.0, 60.0), Fault.ENGINE: (1.0, 60.0), Fault.BLOB: (60.0, 600.0)}
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,8 +86,6 @@ class Plan:
 
     load: Wanted | None = None
     unload: tuple[str, ...] = field(default=())
-    forget: tuple[str, ...] = field(default=())
-    """Failed ones that nobody wants any more."""
     wait: float = math.inf
     """Seconds; sooner when anything changes."""
 
@@ -96,9 +96,6 @@ def next_plan(
     """The next thing to do. `busy` are the models that run something; a version in memory stays for `min_residency`
     seconds at least, and for so long after it was wanted last. Nothing is under way when this is asked."""
     by_name = {each.model: each for each in wanted}
-    forget = tuple(
-        name for name, each in held.items() if each.state is State.FAILED and name not in by_name and not each.fixed
-    )
     waits: list[float] = []
     candidates: list[tuple[bool, int, str, Wanted]] = []
     for each in wanted:
@@ -109,7 +106,7 @@ def next_plan(
         else:
             waits.append(pause)
     if candidates:
-        return Plan(load=min(candidates)[3], forget=forget)
+        return Plan(load=min(candidates)[3])
     unload: list[str] = []
     for name, have in held.items():
         if have.state is not State.READY or have.fixed or _is(by_name.get(name), have):
@@ -120,7 +117,15 @@ def next_plan(
             waits.append(max(left, _LOOK_AGAIN if name in busy else 0.0))
         else:
             unload.append(name)
-    return Plan(unload=tuple(sorted(unload)), forget=forget, wait=min(waits, default=math.inf))
+    return Plan(unload=tuple(sorted(unload)), wait=min(waits, default=math.inf))
+
+
+def forgotten(wanted: Sequence[Wanted], held: Mapping[str, Held]) -> tuple[str, ...]:
+    """Failed ones that nobody wants any more: whoever wants them later is not to be told of an old failure."""
+    names = {each.model for each in wanted}
+    return tuple(
+        name for name, each in held.items() if each.state is State.FAILED and name not in names and not each.fixed
+    )
 
 
 def settled(wanted: Sequence[Wanted], held: Mapping[str, Held]) -> bool:
@@ -142,7 +147,7 @@ def _pause(wanted: Wanted, held: Held, now: float) -> float:
         return math.inf
     if held.basis != wanted.basis:
         return 0.0
-    if held.fault not in _PASSING:
+    if held.fault is None or held.fault not in _PASSING:
         return math.inf
-    delay = min(_LONGEST_RETRY, _FIRST_RETRY * 2.0 ** (min(held.attempts, 16) - 1))
-    return held.since + delay - now
+    first, longest = _PASSING[held.fault]
+    return held.since + min(longest, first * 2.0 ** (min(held.attempts, 16) - 1)) - now

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import json
 import shutil
+import time
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -214,7 +215,7 @@ async def test_a_tampered_file_is_refused_by_name_and_not_asked_for_again(world)
     blob = world.root / "blobs" / "sha256" / about.sha256[:2] / about.sha256
     blob.chmod(0o644)
     blob.write_bytes(b"X" * about.bytes)
-    failures = metrics.MODEL_FAILURES.labels("digest")._value.get()
+    failures = metrics.MODEL_FAILURES.labels("blob")._value.get()
     async with worker(world) as r:
         await world.point("other", "2")
         state = await world.reached("2", FAILED)
@@ -223,7 +224,7 @@ async def test_a_tampered_file_is_refused_by_name_and_not_asked_for_again(world)
         assert len(await answer(r, "1")) == 4
         await world.pushed("3", alias="third")  # a change of the registry, and no reason to try version 2 again
         await world.reached("3", READY)
-        assert metrics.MODEL_FAILURES.labels("digest")._value.get() == failures + 1
+        assert metrics.MODEL_FAILURES.labels("blob")._value.get() == failures + 1
 
 
 async def test_what_no_trusted_key_signed_is_refused_until_the_policy_changes(world):
@@ -412,3 +413,119 @@ async def test_the_torch_engine_serves_what_was_pushed(world):
         assert await answer(r, "2", tokens=20) == whole
         stages = {stage for model, stage in metrics.LOAD_SECONDS._metrics if model == "m@2"}
         assert stages >= {"fetch", "signature", "read", "build", "warm_up", "self_test"}
+
+
+async def test_a_served_version_that_is_no_longer_trusted_is_taken_out_and_comes_back_when_it_is(world):
+    stranger = make_key()
+    await world.trust(stranger, world.key)
+    await world.pushed("1", alias="m")
+    async with worker(world, simulated={"vocabulary": 0, "max_context": 0, "step_interval": 0.002}) as r:
+        gateway = await r.gateway()
+        await gateway.submit(submission(5, None, "long", model_version="m@1", sampling={"max_tokens": 180}))
+        await gateway.until(lambda: 5 in gateway.tokens)
+        failures = metrics.MODEL_FAILURES.labels("signature")._value.get()
+        await world.trust(stranger)
+        state = await world.reached("1", FAILED)
+        assert "m@1: no key that signed it is trusted" in state.detail
+        await until(lambda: world.served() == [])
+        assert metrics.MODEL_FAILURES.labels("signature")._value.get() == failures + 1
+        await gateway.until(lambda: 5 in gateway.finished)  # what was promised is kept
+        assert len(gateway.tokens[5]) == 180
+        await world.trust(stranger, world.key)
+        await world.reached("1", READY)
+        await until(lambda: world.served() == ["m@1"])
+
+
+async def test_a_key_that_expires_at_once_counts_no_more_on_a_worker_whose_clock_is_behind(world):
+    await world.trust(world.key)
+    await world.pushed("1", alias="m")
+    async with worker(world):
+        await world.reached("1", READY)
+        ended = world.key.trusted()
+        ended.expires_at.FromNanoseconds(time.time_ns() + 5_000_000_000)  # now, by a clock that is 5 s ahead
+        await world.put(pb.TrustPolicy(namespace="default", keys=[ended]))
+        assert "is not trusted any more" in (await world.reached("1", FAILED)).detail
+
+
+async def test_a_further_signature_leaves_a_served_version_where_it_is(world):
+    await world.trust(world.key)
+    version = await world.pushed("1", alias="m")
+    async with worker(world) as r:
+        await world.reached("1", READY)
+        other = make_key()
+        version.signature = sign(version, other)
+        await world.put(version)
+        await world.trust(world.key, other)
+        await world.pushed("2", alias="second")
+        await world.reached("2", READY)
+        assert world.states()["m@1"].state == READY
+        assert set(r.supervised.info.models) == {"m@1", "m@2"}
+
+
+async def test_an_old_failure_is_forgotten_while_another_version_is_loaded(world):
+    bad = await world.pushed("3")
+    bad.signature = sign(await world.pushed("4"), world.key)
+    await world.trust(world.key)
+    await world.put(bad)
+    await world.pushed("1", alias="m")
+    async with worker(world, make_engine=gated):
+        await world.point("third", "3")
+        await world.reached("3", FAILED)
+        await world.pushed("2", alias="other")
+        await Gated.begun.wait()
+        await world.delete(keys.alias_key("third"))
+        await world.gone("3")  # though version 2 is still on its way
+        assert world.states()["m@2"].state == pb.LOAD_STATE_LOADING
+        Gated.gate.set()
+
+
+async def test_a_new_rollout_has_a_failed_version_tried_again(world):
+    tries: list[str] = []
+
+    class Choosy(SimulatedEngine):
+        async def load(self, model: str, folder: str) -> dict[str, float]:
+            tries.append(model)
+            if tries.count("m@2") == 1 and model == "m@2":
+                raise EngineLoadError(f"{model}: no room")
+            return await super().load(model, folder)
+
+    def make(on_failure: Any) -> SimulatedEngine:
+        from libs.clock import SystemClock
+        from services.worker.engines.simulated_model import SimulatedModel
+
+        return Choosy(SimulatedModel(models=(), vocabulary=600, max_context=200), clock=SystemClock())
+
+    await world.pushed("1", alias="m")
+    await world.pushed("2")
+    await world.put(pb.Pin(model_version="m@2", reason="a test", warm=True))
+    async with worker(world, make_engine=make):
+        await world.reached("2", FAILED)
+        state = pb.RolloutState(phase=pb.ROLLOUT_PHASE_PREPARING)
+        arms = [pb.RolloutArm(name="canary", model_version="m@2")]
+        await world.put(pb.Rollout(alias="m", id="r-2", baseline="m@1", arms=arms, state=state))
+        await world.reached("2", READY)
+
+
+async def test_a_fetch_that_is_given_up_ends_soon(world, monkeypatch):
+    fetching, ended = asyncio.Event(), asyncio.Event()
+
+    async def endless(self: LocalBlobStore, digest: str, sink: Any) -> int:
+        fetching.set()
+        try:
+            await asyncio.Event().wait()
+        finally:
+            ended.set()
+        return 0
+
+    await world.pushed("1", alias="m")
+    with monkeypatch.context() as patched:
+        patched.setattr(LocalBlobStore, "get", endless)
+        running = contextlib.AsyncExitStack()
+        starting = asyncio.create_task(running.enter_async_context(worker(world)))
+        await fetching.wait()
+        await world.delete(keys.alias_key("m"))
+        await starting  # nothing is wanted any more, so the worker is there
+        await ended.wait()
+    async with running:
+        await world.point("m", "1")  # nobody holds the cache's lock for the version any longer
+        await world.reached("1", READY)

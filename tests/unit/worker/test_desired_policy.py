@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from weir.registry.v1 import registry_pb2 as pb
 
-from services.worker.policy.desired import Fault, Held, State, Wanted, next_plan, settled
+from services.worker.policy.desired import Fault, Held, State, Wanted, forgotten, next_plan, settled
 
 NAMES = ("a@1", "a@2", "b@1", "c@1")
 
@@ -86,10 +86,18 @@ def test_what_may_pass_is_tried_again_after_growing_pauses(attempts):
     assert ask([want("a@1")], [failed], now=100.0 + plan.wait).load is not None
 
 
+def test_a_damaged_file_is_read_again_in_case_somebody_repaired_it_but_seldom():
+    failed = have("a@1", State.FAILED, fault=Fault.BLOB, attempts=1, since=100.0)
+    assert ask([want("a@1")], [failed]).wait == 60.0
+    assert ask([want("a@1")], [replace(failed, attempts=9)]).wait == 600.0
+    assert ask([want("a@1")], [failed], now=160.0).load is not None
+
+
 def test_failures_that_nobody_asks_about_are_forgotten():
     failed = have("a@1", State.FAILED, fault=Fault.DIGEST)
-    assert ask([], [failed]).forget == ("a@1",)
-    assert ask([want("a@1")], [failed]).forget == ()
+    assert forgotten([], {"a@1": failed}) == ("a@1",)
+    assert forgotten([want("a@1")], {"a@1": failed}) == ()
+    assert forgotten([], {"a@1": replace(failed, fixed=True), "a@2": have("a@2")}) == ()
 
 
 def test_the_worker_is_there_once_it_serves_or_has_nothing_to_serve_or_all_has_failed():
@@ -154,7 +162,7 @@ def test_carried_out_the_plans_come_to_rest_with_everything_wanted_in_memory(wan
     now = 1000.0
     for _ in range(40):
         plan = next_plan(wanted, books, now=now, busy=frozenset(), min_residency=10.0)
-        for name in (*plan.forget, *plan.unload):
+        for name in (*forgotten(wanted, books), *plan.unload):
             books.pop(name)
         if plan.load is not None:
             each = plan.load
