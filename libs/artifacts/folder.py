@@ -18,6 +18,8 @@ from libs.artifacts.roles import role_of
 
 _HASH_THREADS = 2
 _MAX_JSON = 64 << 20
+_TOKENIZER_PARTS = ("added_tokens.json", "merges.txt", "vocab.json", "vocab.txt")
+"""Files of tokenizers of several files; what the others (`tokenizer_config.json`) hold maps no text to tokens."""
 
 
 class FolderError(Exception):
@@ -62,8 +64,9 @@ def describe(folder: Path, options: Options, known: Iterable[pb.ModelVersion] = 
     must be right); else all files that are not hidden. What it says of the model counts before what `config.json`,
     `generation_config.json` and `tokenizer_config.json` say, and `options` count before both. Tier, pool and
     `max_tokens`, if nobody says them, are those of the base among the versions that are `known`, or else of the newest
-    one of the name; architecture and context length are the base's, because an adapter's folder does not say what it
-    adapts.
+    one of the name; architecture, context length and tokenizer are the base's, because an adapter's folder does not say
+    what it adapts. The tokenizer's digest is of its files where there are any, whatever the manifest says: streams are
+    carried over between versions with the same one.
 
     :raises FolderError: a file is missing, outside the folder, a link, empty or not what manifest.json says; something
         that must be known is nowhere said.
@@ -108,7 +111,7 @@ def describe(folder: Path, options: Options, known: Iterable[pb.ModelVersion] = 
         chat_template_sha256=_text(listed, "chat_template_sha256") or _template_digest(folder, paths),
         namespace=options.namespace or _text(listed, "namespace"),
         schema_sha256=_text(listed, "schema_sha256") or paths.get("schema.json", ""),
-        tokenizer_sha256=_text(listed, "tokenizer_sha256") or _tokenizer_digest(paths),
+        tokenizer_sha256=_tokenizer_digest(paths) or _text(listed, "tokenizer_sha256") or base.tokenizer_sha256,
     )
     for name, value in {**_mapping(listed, "offline_metrics"), **options.metrics}.items():
         if not isinstance(value, int | float):
@@ -212,7 +215,11 @@ def _eos(*sources: Mapping[str, Any]) -> list[int]:
 
 
 def _tokenizer_digest(paths: Mapping[str, str]) -> str:
-    return paths.get("tokenizer.json") or paths.get("tokenizer.model") or ""
+    """That of the file that holds the whole tokenizer, or else of the list of its parts; "" when there are none."""
+    if whole := paths.get("tokenizer.json") or paths.get("tokenizer.model"):
+        return whole
+    parts = [f"{name} {paths[name]}\n" for name in _TOKENIZER_PARTS if name in paths]
+    return hashlib.sha256("".join(parts).encode()).hexdigest() if parts else ""
 
 
 def _template_digest(folder: Path, paths: Mapping[str, str]) -> str:

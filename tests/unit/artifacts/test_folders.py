@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 from dataclasses import replace
 from pathlib import Path
@@ -70,6 +71,29 @@ def test_an_adapter_is_as_its_base(tmp_path: Path) -> None:
     made = describe(folder(tmp_path, adapter_config__json="{}"), Options(name="m", version="1", base="n@1"), [base])
     assert (made.tier, made.pool, made.architecture, made.context_length) == ("quality", "b", "B", 77)
     assert made.provenance.base == "n@1"
+
+
+def test_a_version_says_by_what_tokens_it_goes(tmp_path: Path) -> None:
+    def made(name: str, *known: pb.ModelVersion, base: str = "", **files: Any) -> str:
+        (tmp_path / name).mkdir()
+        options = replace(OPTIONS, base=base)
+        return describe(folder(tmp_path / name, weights__bin="w", **files), options, known).tokenizer_sha256
+
+    digest = hashlib.sha256(b"the tokenizer").hexdigest()
+    assert made("one", tokenizer__json="the tokenizer", vocab__json="{}") == digest
+    assert made("two", tokenizer__model="the tokenizer") == digest
+    listed = {"tokenizer_sha256": "a" * 64}
+    assert (
+        made("three", tokenizer__json="the tokenizer", manifest__json=listed) == digest
+    )  # of the file, whatever is said
+    assert made("four", manifest__json=listed) == "a" * 64
+    parts = made("five", vocab__json="{}", merges__txt="a b")
+    assert len(parts) == 64
+    assert made("six", vocab__json="{}", merges__txt="a b", tokenizer_config__json="{}") == parts
+    assert made("seven", vocab__json="{}", merges__txt="a c") != parts
+    base = pb.ModelVersion(name="n", version="1", tokenizer_sha256=digest)
+    assert made("eight", base, base="n@1") == digest
+    assert made("nine") == ""
 
 
 def test_options_count_before_the_manifest_and_the_manifest_before_the_files(tmp_path: Path) -> None:
