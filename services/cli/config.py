@@ -63,10 +63,19 @@ class Mesh:
 
         :raises NoMeshError: the mesh has no such service.
         """
-        for name in sorted(self._services):
-            if self._services[name].service == service:
-                return self._services[name].address
-        raise NoMeshError(f"the mesh in {self.state} has no {service}")
+        return self.addresses(service)[0]
+
+    def addresses(self, service: str) -> tuple[str, ...]:
+        """Where all processes of a service are, in the order of their names; at least one.
+
+        :raises NoMeshError: the mesh has no such service.
+        """
+        found = tuple(
+            self._services[name].address for name in sorted(self._services) if self._services[name].service == service
+        )
+        if not found:
+            raise NoMeshError(f"the mesh in {self.state} has no {service}")
+        return found
 
     def key_of(self, tenant: str) -> str:
         """The development key of a tenant, out of `$STATE/env`.

@@ -19,6 +19,8 @@ app = typer.Typer(help="Change what an alias gives, in steps that are watched.",
 Alias = Annotated[str, typer.Argument(help="The alias, such as weir-fast.")]
 On = Annotated[bool | None, typer.Option("--on/--off", help="Set or clear it; without either, show it.")]
 _TIME = "such as 60s or 10m"
+_AGAIN_SECONDS = 0.5
+"""Before a watch goes on at another replica: one that drains still answers once."""
 
 
 @app.command()
@@ -300,23 +302,33 @@ def _status(alias: str) -> Any:
 
 
 def _follow(alias: str, interval: float, show: Any) -> Any:
-    """Shows every status until the rollout has ended; the last one."""
+    """Shows every status until the rollout has ended; the last one. Replicas that go meanwhile are left for others."""
     from weir.rollout.v1 import rollout_pb2 as pb
     from weir.rollout.v1 import rollout_pb2_grpc
 
+    from libs.errors import Reason, WeirError
     from services.cli import calls
 
     async def use(channel: Any) -> Any:
+        nonlocal told
         request = pb.WatchRolloutRequest(alias=alias, interval=duration_of(interval))
         stream = rollout_pb2_grpc.RolloutServiceStub(channel).WatchRollout(request)
         async for answer in stream:
+            told = True
             show(answer.status)
             if views.is_over(answer.status.rollout):
                 stream.cancel()
                 return answer.status
-        raise failed("the controller ended the watch; try again")
+        raise WeirError(Reason.DRAINING, "the controller ended the watch; try again")
 
-    return calls.with_channel("rollout", use)
+    while True:
+        told = False
+        try:
+            return calls.with_channel("rollout", use)
+        except WeirError as error:
+            if not told or error.reason not in (Reason.DRAINING, Reason.DEPENDENCY_UNAVAILABLE):
+                raise
+            time.sleep(_AGAIN_SECONDS)
 
 
 def _follow_live(alias: str, interval: float) -> Any:

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import json
 import os
+import socket
 import sys
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -164,3 +165,23 @@ async def test_burn_rates_and_rules(mesh: Mesh) -> None:
     target = mesh.state / "rules.yml"
     assert (await mesh.weir("slo", "rules", "--out", str(target)))[0] == 0
     assert "weir_slo_events_total" in target.read_text()
+
+
+async def test_a_dead_process_is_passed_over(mesh: Mesh) -> None:
+    described = json.loads((mesh.state / "mesh.json").read_text())
+    with contextlib.closing(socket.socket()) as nobody:
+        nobody.bind(("127.0.0.1", 0))  # and no listening: connections are refused, and the port is nobody else's
+        dead = f"127.0.0.1:{nobody.getsockname()[1]}"
+        for service in ("registry", "rollout"):
+            described["services"][f"a-{service}"] = {"service": service, "address": dead}
+        (mesh.state / "mesh.json").write_text(json.dumps(described))
+        assert len((await mesh.json("slo", "status"))["budgets"]) == 1
+        begun = await mesh.json("rollout", "start", ALIAS, "2", "--steps", "10", "--reason", "better")
+        assert begun["alias"] == ALIAS
+        assert (await mesh.json("rollout", "status", ALIAS))["leader_instance"] == "rollout-0"
+        for service in ("registry", "rollout"):
+            described["services"][service]["address"] = dead
+        (mesh.state / "mesh.json").write_text(json.dumps(described))
+        code, _, err = await mesh.weir("rollout", "status", ALIAS)
+    assert code == 1
+    assert f"rollout does not answer at {dead} or {dead}" in err
