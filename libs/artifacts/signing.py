@@ -24,11 +24,16 @@ from cryptography.hazmat.primitives.serialization import (
     load_pem_private_key,
     load_pem_public_key,
 )
-from securesystemslib.dsse import Envelope
-from securesystemslib.exceptions import UnverifiedSignatureError, VerificationError
-from securesystemslib.signer import CryptoSigner, Key, SSlibKey
 from weir.registry.v1 import registry_pb2 as pb
 
+from libs.artifacts.envelopes import (
+    CryptoSigner,
+    Envelope,
+    Key,
+    SSlibKey,
+    UnverifiedSignatureError,
+    VerificationError,
+)
 from libs.artifacts.manifest import full_name, manifest_bytes, manifest_digest, namespace_of
 
 PAYLOAD_TYPE = "application/vnd.weir.model-manifest.v1+json"

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import base64
 import json
+import subprocess
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -233,3 +235,8 @@ def test_key_files_that_are_refused(tmp_path: Path) -> None:
     path.write_bytes(other.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption()))
     with pytest.raises(KeyFileError, match="Ed25519"):
         read_key(path)
+
+
+def test_checking_signatures_imports_no_client_of_aws_and_leaves_it_to_be_imported() -> None:
+    script = "import sys, libs.artifacts; assert 'boto3' not in sys.modules; import libs.artifacts.s3; import boto3"
+    subprocess.run([sys.executable, "-c", script], check=True)
