@@ -175,6 +175,13 @@ class RegistryServicer(registry_pb2_grpc.RegistryServiceServicer):
         content, options = await transfer.receive(request_iterator)
         require(check_text("change.reason", options.change.reason, MAX_REASON))
         work = transfer.Import(content, view=self._view, replace=options.replace)
+
+        def decide(snapshot: RegistrySnapshot) -> Change[pb.ImportResponse]:
+            # The first transactions may take the caller's own role away; the rest of them belong to it.
+            if done is None:
+                self.authorize("Import", context)
+            return work.plan(snapshot)
+
         done: Committed[pb.ImportResponse] | None = None
         while done is None or not (work.finished or options.change.dry_run):
             done = await self._writer.commit(
@@ -182,7 +189,7 @@ class RegistryServicer(registry_pb2_grpc.RegistryServiceServicer):
                 action="registry.Import",
                 reason=options.change.reason,
                 dry_run=options.change.dry_run,
-                plan=work.plan,
+                plan=decide,
             )
             work.began()
         metrics.changes.labels("Import", _outcome(done, options.change)).inc()
@@ -243,13 +250,19 @@ class RegistryServicer(registry_pb2_grpc.RegistryServiceServicer):
         try:
             grant = self.authorize(rpc, context)
             require(check_text("change.reason", request.change.reason, MAX_REASON))
-            call = Call(grant, self._clock.time(), uuid.uuid4().hex)
+            now, new_id = self._clock.time(), uuid.uuid4().hex
+
+            def decide(snapshot: RegistrySnapshot) -> Change[M]:
+                # Again, by the very state that is changed: here a role may be seen longer than it is held.
+                call = Call(self.authorize(rpc, context), now, new_id)
+                return self._within(call.grant, snapshot, plan(snapshot, request, call))
+
             done = await self._writer.commit(
                 actor=grant.actor,
                 action=f"registry.{rpc}",
                 reason=request.change.reason or reason,
                 dry_run=request.change.dry_run,
-                plan=lambda snapshot: self._within(grant, snapshot, plan(snapshot, request, call)),
+                plan=decide,
             )
         except WeirError as error:
             metrics.changes.labels(rpc, error.reason.name).inc()
