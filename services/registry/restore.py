@@ -17,7 +17,8 @@ from services.registry.rollouts import require_no_rollout
 
 RESTORED = (keys.ALIASES, keys.TENANTS, keys.LIMITS, keys.SAFETY, keys.PLANS, keys.SLOS, keys.PRICES)
 """What goes back. Versions are immutable, and their files may be gone. Whom to trust (keys, roles, trust policies) and
-what protects callers now (pins, rollouts, the kill switch) is not undone by going back in time."""
+what protects callers now (pins, rollouts, the kill switch) is not undone by going back in time; of tenants that are
+there now, neither is who may act as them (workloads, issuers of tokens)."""
 _ROLLOUTS_OWN = (keys.tenant_key(SHADOW_TENANT), keys.limits_key(SHADOW_TENANT, ""))
 
 
@@ -37,7 +38,9 @@ def rollback(
             continue
         if key.startswith(keys.ALIASES):
             require_no_rollout(snapshot, key.removeprefix(keys.ALIASES))
-        writes.append(_write(snapshot, key, each.after))
+        write = _write(snapshot, key, each.after)
+        if write is not None:
+            writes.append(write)
     if len(writes) > MAX_WRITES:
         raise WeirError(
             Reason.INVALID_REQUEST,
@@ -49,16 +52,25 @@ def rollback(
     return Change(pb.RollbackToRevisionResponse(), tuple(writes))
 
 
-def _write(snapshot: RegistrySnapshot, key: str, value: str) -> Write:
+def _write(snapshot: RegistrySnapshot, key: str, value: str) -> Write | None:
+    """None: nothing but what is not undone differs."""
     if not value:
         return Write(key, None)
-    present = snapshot.safety_policies.get(key.removeprefix(keys.SAFETY)) if key.startswith(keys.SAFETY) else None
-    if present is None:
-        return raw(key, value.encode())
-    # A policy's version only grows: whoever remembers what one meant must not be told otherwise.
-    policy = json_format.Parse(value, pb.SafetyPolicy(), ignore_unknown_fields=True)
-    policy.version = present.version + 1
-    return put(policy)
+    policy = snapshot.safety_policies.get(key.removeprefix(keys.SAFETY)) if key.startswith(keys.SAFETY) else None
+    tenant = snapshot.tenants.get(key.removeprefix(keys.TENANTS)) if key.startswith(keys.TENANTS) else None
+    if policy is not None:
+        # A policy's version only grows: whoever remembers what one meant must not be told otherwise.
+        former = json_format.Parse(value, pb.SafetyPolicy(), ignore_unknown_fields=True)
+        former.version = policy.version + 1
+        return put(former)
+    if tenant is not None:
+        # Who may act as the tenant is a matter of trust: who may not any more does not get it back so.
+        was = json_format.Parse(value, pb.Tenant(), ignore_unknown_fields=True)
+        if (was.jwt_issuer, list(was.workloads)) != (tenant.jwt_issuer, list(tenant.workloads)):
+            was.jwt_issuer = tenant.jwt_issuer
+            was.workloads[:] = tenant.workloads
+            return None if put(was) == put(tenant) else put(was)
+    return raw(key, value.encode())
 
 
 def _require_whole(snapshot: RegistrySnapshot, writes: Sequence[Write], revision: int) -> None:

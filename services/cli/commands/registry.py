@@ -124,7 +124,7 @@ def rollback(
 ) -> None:
     """Make aliases, tenants, limits, plans, objectives, prices and safety policies what they were at a revision.
 
-    Keys, roles, trust, versions, pins, rollouts and the kill switch stay.
+    Keys, roles, trust, versions, pins, rollouts and the kill switch stay, and so does who may act as a tenant.
     """
     from weir.registry.v1 import registry_pb2
 

@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import copy
 import json
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -19,7 +19,7 @@ from libs.artifacts import make_key, sign
 from libs.config import TlsFiles
 from libs.errors import Reason, WeirError
 from libs.pki import issue
-from libs.registry import EtcdStore, MemoryStore, Put, Store, keys
+from libs.registry import EtcdStore, KeyValue, MemoryStore, Put, Store, keys
 from libs.rpc import make_channel
 from libs.service.process import serve
 from services.registry.app import build
@@ -333,6 +333,27 @@ async def test_safety_policies_go_back_under_a_new_version(client: Client) -> No
     assert (now.rules[0].action, now.version) == ("block", 3)
 
 
+async def test_who_may_act_as_a_tenant_is_not_undone_by_going_back(client: Client) -> None:
+    trusted: dict[str, Any] = {"workloads": ["spiffe://weir.internal/sa/old"], "jwt_issuer": "https://old.example"}
+    await client.SetTenant(tenant("acme", display_name="Acme", **trusted))
+    then = (await client.SetTenant(tenant("globex", **trusted | {"workloads": []}))).tenant.revision
+    await client.SetTenant(tenant("acme", display_name="Other", workloads=["spiffe://weir.internal/sa/new"]))
+    await client.SetTenant(tenant("globex"))
+    done = await client.RollbackToRevision(rollback(then))
+    # Nothing else of globex differs.
+    assert [change.resource for change in done.changes] == ["tenants/acme"]
+    acme, globex = (await client.ListTenants(pb.ListTenantsRequest())).tenants
+    assert (acme.display_name, acme.jwt_issuer) == ("Acme", "")
+    assert list(acme.workloads) == ["spiffe://weir.internal/sa/new"]
+    assert globex.jwt_issuer == ""
+    # Forth again: one that is not there any more comes back whole.
+    made = (await client.SetTenant(tenant("initech", jwt_issuer="https://new.example"))).tenant.revision
+    await client.RollbackToRevision(rollback(then))
+    await client.RollbackToRevision(rollback(made))
+    listed = (await client.ListTenants(pb.ListTenantsRequest())).tenants
+    assert [each.jwt_issuer for each in listed if each.id == "initech"] == ["https://new.example"]
+
+
 async def test_an_alias_under_a_rollout_is_not_moved_by_going_back(client: Client, etcd_store: EtcdStore) -> None:
     requests = await every_change(client, etcd_store)
     for name in ("SetTenant", "SetAlias", "SetSlo"):
@@ -465,6 +486,53 @@ async def test_roles_over_the_edge(tmp_path: Path) -> None:
         assert (await refused(gateway.ListModels(pb.ListModelsRequest()))).reason is Reason.PERMISSION_DENIED
         await bind(spiffe, "viewer")
         assert (await gateway.ListModels(pb.ListModelsRequest())).model_versions
+
+
+class Interrupted(MemoryStore):
+    """Lets something happen between a change's beginning and its plan."""
+
+    meanwhile: Callable[[], Awaitable[Any]] | None = None
+
+    async def get(self, key: str) -> KeyValue | None:
+        meanwhile, self.meanwhile = self.meanwhile, None
+        if meanwhile is not None:
+            await meanwhile()
+        return await super().get(key)
+
+
+async def test_a_role_that_is_taken_away_meanwhile_counts_no_more(tmp_path: Path) -> None:
+    pki, store = tmp_path / "pki", Interrupted()
+    tls = {
+        name: TlsFiles(**{field: getattr(issue(pki, name), field) for field in ("ca", "cert", "key")})
+        for name in ("registry", "cli", "gateway")
+    }
+    config = settings(tmp_path, tls=tls["registry"])
+    service = await build(config, store=store)
+    async with serve(service, config) as running, asyncio.timeout(60), contextlib.AsyncExitStack() as stack:
+        await running.ready.wait()
+        owner, gateway = [
+            Client(
+                await stack.enter_async_context(
+                    make_channel(
+                        f"127.0.0.1:{running.port}",
+                        tls=tls[name],
+                        server_name="registry.weir.internal",
+                        translate_errors=True,
+                    )
+                )
+            )
+            for name in ("cli", "gateway")
+        ]
+        binding = pb.RoleBinding(principal="spiffe://weir.internal/sa/gateway", roles=["operator"], revision=-1)
+        await owner.SetRoleBinding(pb.SetRoleBindingRequest(binding=binding))
+        await gateway.SetTenant(tenant("acme"))
+
+        async def taken_away() -> None:
+            await store.txn(puts=[Put(keys.FENCE, b"another replica's")], deletes=[keys.key_of(binding)])
+
+        store.meanwhile = taken_away
+        assert (await refused(gateway.SetTenant(tenant("globex")))).reason is Reason.PERMISSION_DENIED
+        assert [each.id for each in (await owner.ListTenants(pb.ListTenantsRequest())).tenants] == ["acme"]
 
 
 async def drained(client: Client) -> list[pb.ExportResponse]:
