@@ -34,7 +34,7 @@ def write(path: Path, parts: Iterable[registry_pb2.ExportResponse]) -> tuple[int
     found, count, revision, told = ExportDigest(), 0, 0, ""
     partial = path.with_name(f"{path.name}.{os.getpid()}.partial")
     try:
-        with open(partial, "w", encoding="utf-8", opener=lambda name, flags: os.open(name, flags, 0o600)) as file:
+        with open(partial, "w", encoding="utf-8", opener=_private) as file:
             for part in parts:
                 if not count and not revision:
                     _line(file, {"format": FORMAT, "revision": part.revision})
@@ -90,6 +90,11 @@ def read(path: Path) -> list[registry_pb2.ImportRequest]:
         raise ExportFileError(f"{path} is damaged: {what}")
     made.append(registry_pb2.ImportRequest(digest=digest))
     return made
+
+
+def _private(name: str, flags: int) -> int:
+    # Exclusive: a file or link that somebody left under this name keeps its owner, its mode and its target.
+    return os.open(name, flags | os.O_EXCL, 0o600)
 
 
 def _text(each: registry_pb2.ExportedValue) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import stat
 from collections.abc import Callable
 from pathlib import Path
@@ -44,6 +45,17 @@ def test_it_is_private_and_read_back(tmp_path: Path) -> None:
     assert [(each.resource, each.value) for part in parts for each in part.values] == VALUES
     assert (last.digest, list(last.values)) == (digest, [])
     assert path.read_text(encoding="utf-8").count("\n") == 5
+
+
+def test_nobody_can_lay_a_file_in_wait(tmp_path: Path) -> None:
+    path, others = tmp_path / "registry.jsonl", tmp_path / "others"
+    others.write_text("theirs")
+    (tmp_path / f"{path.name}.{os.getpid()}.partial").symlink_to(others)
+    with pytest.raises(FileExistsError):
+        exports.write(path, parts_of(VALUES))
+    assert others.read_text() == "theirs"
+    exports.write(path, parts_of(VALUES))
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
 
 
 @given(st.dictionaries(st.text(min_size=1, max_size=5), st.text(max_size=20), max_size=5))
