@@ -47,6 +47,8 @@ def workers(as_json: Json = False) -> None:
         print_json({"workers": rows})
         return
     print_table(_COLUMNS, map(cells, rows), empty="no workers are registered")
+    if coming := not_ready(rows):
+        print_table(("WORKER", "VERSION", "STATE", "WHY"), coming, empty="")
 
 
 def endpoints(service: Annotated[str, typer.Option(help="Only this service's.")] = "", as_json: Json = False) -> None:
@@ -114,6 +116,16 @@ def cells(row: Mapping[str, Any]) -> tuple[object, ...]:
         f"{load['prefill_tokens_per_second']:.0f}" if load["prefill_tokens_per_second"] else None,
         f"{load['report_age']:.1f} s",
     )
+
+
+def not_ready(rows: Sequence[Mapping[str, Any]]) -> list[tuple[str, str, str, str]]:
+    """Versions that workers are to have and do not serve (yet): worker, version, how far it is, why it failed."""
+    return [
+        (row["instance"], each["model_version"], each["state"].removeprefix("LOAD_STATE_").lower(), each["detail"])
+        for row in rows
+        for each in row.get("model_states", ())
+        if each["state"] != "LOAD_STATE_READY"
+    ]
 
 
 def _load(state: Mapping[str, Any] | None) -> dict[str, Any] | None:

@@ -107,6 +107,15 @@ def test_what_a_worker_says_that_it_has_ready_goes_before_what_it_registered_wit
     assert dict(zip(workers._COLUMNS, workers.cells(row), strict=True))["MODELS"] == ["m@1", "m@3"]
 
 
+def test_versions_that_are_not_ready_are_listed_with_the_reason() -> None:
+    made = registry.Endpoint(service="worker", instance="w0", model_versions=["m@1"])
+    made.model_states.add(model_version="m@1", state=registry.LOAD_STATE_READY)
+    made.model_states.add(model_version="m@2", state=registry.LOAD_STATE_LOADING)
+    made.model_states.add(model_version="m@3", state=registry.LOAD_STATE_FAILED, detail="m@3 is not signed")
+    rows = workers.merged([plain(made)], [state("w0"), state("w2", draining=True)])
+    assert workers.not_ready(rows) == [("w0", "m@2", "loading", ""), ("w0", "m@3", "failed", "m@3 is not signed")]
+
+
 def test_a_draining_worker_that_left_the_registry_is_still_listed() -> None:
     present, gone = workers.merged([endpoint("w1")], [state("w1"), state("w2", draining=True)])
     assert (present["instance"], gone["instance"]) == ("w1", "w2")
