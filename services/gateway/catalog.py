@@ -132,6 +132,10 @@ class Catalog:
             raise WeirError(Reason.MODEL_NOT_FOUND, f"there is no version {model_version[:100]!r}", limit="model")
         return version
 
+    def has_workers(self, model_version: str) -> bool:
+        """Live workers have the version ready."""
+        return bool(self._table.zones.get(model_version))
+
     def models(self, tenant: str) -> tuple[ListedModel, ...]:
         """What this tenant may ask for."""
         return self._table.list_models(tenant)

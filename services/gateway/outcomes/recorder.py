@@ -18,7 +18,7 @@ from services.gateway.outcomes.table import OutcomeTable
 from services.gateway.policy.events import End
 from services.gateway.policy.finals import ArmKey, FinalAnswer
 from services.gateway.policy.objectives import AVAILABILITY, WHOLE, Objectives, judge
-from services.gateway.policy.standing import Standing, of_end, of_refusal
+from services.gateway.policy.standing import NOBODY, Standing, of_end, of_refusal
 
 MEAN_LOGPROB = "mean_logprob"
 
@@ -78,7 +78,7 @@ class Outcomes:
         told = [(AVAILABILITY, False)] if objectives.availability else []
         self._judged(route, asked.tier, told)
         arm = self._catalog.arm_key(model, asked) if of_arm is Standing.BAD else None
-        if arm is not None:
+        if arm is not None and (error.limit != NOBODY or self._baseline_has_workers(arm)):
             sample = Sample(failed=True, objectives=told)
             self.table.add(arm, sample, model_version=asked.model_version, route=route, tier=asked.tier)
 
@@ -116,6 +116,10 @@ class Outcomes:
         live = {rollout.id for rollout in self._catalog.snapshot.rollouts.values() if is_live(rollout)}
         self.table.sweep(live, self._clock.monotonic())
         metrics.ROLLOUT_ARMS.set(len(self.table))
+
+    def _baseline_has_workers(self, arm: ArmKey) -> bool:
+        rollout = self._catalog.snapshot.rollouts.get(arm.alias)
+        return rollout is not None and self._catalog.has_workers(rollout.baseline)
 
     def _tier(self, model_version: str) -> str:
         known = self._catalog.snapshot.model_versions.get(model_version)

@@ -10,6 +10,7 @@
 | the deadline passed, which was shorter than that | neither | neither |
 | refused or evicted for overload, draining, a dependency away, interrupted and not resumed | bad | neither |
 | the same, because the arm's own share of the pool is full, or its files are missing here | bad | bad |
+| the same, because no worker has the arm's version, while some have the baseline | bad | bad |
 
 So a canary is not blamed for what its baseline would have met in its place, and a caller cannot burn our budget.
 """
@@ -34,7 +35,9 @@ SHARE_FULL = "version_share"
 """The limit that admission names when an arm's own share of the pool is full."""
 FILES = "model_files"
 """The limit that the catalog names when a version's tokenizer is not here."""
-_OWN = frozenset({SHARE_FULL, FILES})
+NOBODY = "workers"
+"""The limit that admission names when no worker has a version, or none came back."""
+_OWN = frozenset({SHARE_FULL, FILES, NOBODY})
 _TENANTS = frozenset({"max_active_share"})
 _FAULTS = frozenset({Reason.WORKER_LOST, Reason.ENGINE_ERROR, Reason.INTERNAL})
 _OVERLOAD = frozenset(
@@ -72,7 +75,8 @@ def of_end(finish: Finish, error: WeirError | None, reason: str, *, patient: boo
 
 
 def of_refusal(error: WeirError, *, patient: bool, over_quota: bool) -> tuple[Standing, Standing]:
-    """Likewise for a request that was refused before it ran; `over_quota`: it stood in the class of those."""
+    """Likewise for a request that was refused before it ran; `over_quota`: it stood in the class of those. Whoever
+    knows that the baseline has no workers either must not blame the arm for `NOBODY`."""
     return _NEITHER_BOTH if over_quota else _of_error(error, patient=patient)
 
 

@@ -160,6 +160,21 @@ async def test_a_full_pool_is_blamed_on_an_arm_only_by_its_own_share(mesh: Rig, 
     assert (table.arm(KEY) is not None) == blamed
 
 
+@pytest.mark.parametrize("baseline", [True, False])
+async def test_an_arm_that_no_worker_has_is_blamed_unless_its_baseline_has_none_either(
+    mesh: Rig, baseline: bool
+) -> None:
+    await begin(mesh)
+    served = [MODEL] if baseline else []
+    await mesh.put(registry_pb2.Endpoint(service="worker", instance="w", zone="zone-a", model_versions=served))
+    await seen(mesh, lambda snapshot: snapshot.endpoints_of("worker"))
+    gone = WeirError(Reason.REJECTED_NO_CAPACITY, "No worker serves tiny@2.", limit="workers")
+    mesh.admission.handler = lambda call, context: admission_pb2.AdmissionReply(rejected=gone.to_rejection())
+    async with Stream(mesh) as stream:
+        assert (await refusal(stream)).reason is Reason.REJECTED_NO_CAPACITY
+    assert (mesh.gateway._outcomes.table.arm(KEY) is not None) == baseline
+
+
 async def test_log_probabilities_are_asked_for_and_shown_to_nobody(mesh: Rig) -> None:
     await begin(mesh)
     async with Stream(mesh, max_tokens=8) as stream:

@@ -19,7 +19,7 @@ from services.gateway.policy.events import Finish
 from services.gateway.policy.finals import ArmKey
 from services.gateway.policy.objectives import Objectives, judge
 from services.gateway.policy.scoring import Scoring
-from services.gateway.policy.standing import FILES, SHARE_FULL, Standing, of_end, of_refusal
+from services.gateway.policy.standing import FILES, NOBODY, SHARE_FULL, Standing, of_end, of_refusal
 
 GOOD, BAD, NEITHER = Standing.GOOD, Standing.BAD, Standing.NEITHER
 KEY = ArmKey("tiny", "r1", 3, 0, "canary")
@@ -68,6 +68,8 @@ def test_what_an_end_says(finish: Finish, reason: str, patient: bool, expected: 
         (Reason.REJECTED_QUEUE_FULL, "max_active_share", (NEITHER, NEITHER)),
         (Reason.REJECTED_QUEUE_FULL, SHARE_FULL, (BAD, BAD)),
         (Reason.EVICTED_TTL, SHARE_FULL, (BAD, BAD)),
+        (Reason.REJECTED_NO_CAPACITY, NOBODY, (BAD, BAD)),
+        (Reason.REJECTED_NO_CAPACITY, "kv_blocks", (BAD, NEITHER)),
         (Reason.EVICTED_SHED, "", (BAD, NEITHER)),
         (Reason.EVICTED_DEADLINE, "", (BAD, NEITHER)),
         (Reason.REJECTED_DEADLINE, SHARE_FULL, (BAD, BAD)),
