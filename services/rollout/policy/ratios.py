@@ -35,14 +35,22 @@ _LEAST_COST = 1e-9  # micro-dollars in all: less is nothing
 
 
 def log_ratio(arm: CostMoments, baseline: CostMoments, level: Level, *, per_token: bool = True) -> Interval:
-    """Logarithm of the arm's cost per token (or per request) over the baseline's."""
-    if per_token and arm.reference > _LEAST_COST and baseline.reference > _LEAST_COST:
+    """Logarithm of the arm's cost per token (or per request) over the baseline's. What is free on both sides is equally
+    dear: without this, a mesh without prices could not show that a candidate costs no more."""
+    if arm.count and baseline.count and arm.cost < _LEAST_COST and baseline.cost < _LEAST_COST:
+        return Interval(0.0, 0.0, 0.0)
+    if per_token and priced_alike(arm, baseline):
         ours, theirs = _at_reference(arm), _at_reference(baseline)
     else:
         ours, theirs = _estimate(arm, per_token), _estimate(baseline, per_token)
     if ours is None or theirs is None:
         return NOTHING
     return means.difference(ours, theirs, level, least_spread=LEAST_SPREAD)
+
+
+def priced_alike(arm: CostMoments, baseline: CostMoments) -> bool:
+    """Both are compared with what their own tokens would have cost on the baseline."""
+    return arm.reference > _LEAST_COST and baseline.reference > _LEAST_COST
 
 
 def _estimate(moments: CostMoments, per_token: bool) -> Estimate | None:

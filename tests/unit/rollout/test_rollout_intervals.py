@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from services.rollout.policy import CostMoments, Distribution, means, proportions, quantiles, ratios
-from services.rollout.policy.intervals import NOTHING, Level
+from services.rollout.policy.intervals import NOTHING, Interval, Level
 from services.rollout.policy.means import Estimate
 from services.rollout.policy.proportions import RARE, SUSPECT, Share
 
@@ -179,3 +179,10 @@ def test_a_reference_cost_takes_the_mix_of_tokens_out_of_a_price() -> None:
     # Without it, twenty requests of such different mixes say nothing.
     unknown = replace(dearer, reference=0.0)
     assert ratios.log_ratio(unknown, same, LEVEL).low < 0.0
+
+
+def test_what_is_free_on_both_sides_costs_the_same() -> None:
+    free, dear = CostMoments.of([(0.0, 50.0)] * 30), CostMoments.of([(2.0, 50.0)] * 30)
+    assert ratios.log_ratio(free, free, LEVEL) == Interval(0.0, 0.0, 0.0)
+    # A price on one side alone is no ratio: nothing is shown, and what must be shown holds the rollout.
+    assert ratios.log_ratio(dear, free, LEVEL) == NOTHING
