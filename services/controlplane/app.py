@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ import msgspec
 from envoy.service.discovery.v3 import ads_pb2_grpc
 from envoy.service.status.v3 import csds_pb2_grpc
 from google.protobuf import json_format
+from weir.registry.v1 import registry_pb2
 
 from libs.clock import Clock, SystemClock
 from libs.registry import EtcdStore, RegistrySnapshot, RegistryView, Store
@@ -19,9 +21,10 @@ from libs.routing import RoutingTable
 from libs.telemetry import get_logger
 from services.controlplane import metrics, versions
 from services.controlplane.config import Settings
-from services.controlplane.convert import encode, endpoints_of, predicted_versions
+from services.controlplane.convert import encode, endpoints_of
 from services.controlplane.descriptors import transcoder_descriptors
 from services.controlplane.policy.consistency import consistent
+from services.controlplane.policy.endpoints import Endpoint, predictors_of
 from services.controlplane.policy.predictions import Prediction, predictions_of
 from services.controlplane.policy.snapshot import build_snapshot
 from services.controlplane.publisher import Publisher
@@ -30,6 +33,23 @@ from services.controlplane.server import ADS_SERVICE, STATUS_SERVICE, AdsService
 log = get_logger(__name__)
 _VERSIONS = "versions.json"
 _CACHE = "registry.cache"
+
+
+@dataclass(frozen=True, slots=True)
+class _Live:
+    """The registered endpoints, read."""
+
+    source: Mapping[Any, Any]
+    endpoints: Sequence[Endpoint]
+    bad: Sequence[str]
+    predictors: Mapping[str, tuple[Endpoint, ...]]
+    """By the version that they answer for."""
+
+    @classmethod
+    def of(cls, source: Mapping[Any, registry_pb2.Endpoint]) -> _Live:
+        """Reads the registry's collection."""
+        endpoints, bad = endpoints_of(source.values())
+        return cls(source, endpoints, bad, predictors_of(endpoints))
 
 
 class ControlPlane:
@@ -56,10 +76,10 @@ class ControlPlane:
         self._descriptors = transcoder_descriptors()
         self._saved = versions.load(self._versions_file) if self._versions_file else {}
         self._changed = asyncio.Event()
-        self._served: Mapping[Any, Any] | None = None
+        self._live = self._published = _Live.of({})
         self._table = RoutingTable.of(RegistrySnapshot())
         self._predictions: tuple[Prediction, ...] = ()
-        self._predicted: frozenset[str] = frozenset()
+        self._predictors: Mapping[str, tuple[Endpoint, ...]] = {}
         self.publisher = Publisher()
         """What is served."""
         self._servicer = AdsServicer(
@@ -102,27 +122,33 @@ class ControlPlane:
         """Build, check, encode, serve; a faulty state is refused and the last one stays."""
         started = self._clock.monotonic()
         self._table = table = RoutingTable.of(registry, self._table)
-        served = predicted_versions(registry.endpoints.values())
-        predictions = predictions_of(table, served)
-        if self.publisher.current.revision and registry.endpoints is self._served and predictions == self._predictions:
+        if registry.endpoints is not self._live.source:
+            self._live = _Live.of(registry.endpoints)
+            metrics.BAD_ENDPOINTS.set(len(self._live.bad))
+            if self._live.bad:
+                log.warning("endpoints_unreadable", endpoints=self._live.bad)
+        live = self._live
+        predictions = predictions_of(table, live.predictors.keys())
+        if self.publisher.current.revision and live is self._published and predictions == self._predictions:
             # Tenants, keys and limits changed, and collections that did not are the same objects.
             self.publisher.revise(registry.revision)
             metrics.REVISION.set(registry.revision)
             return True
-        # A cluster outlives its routes: Envoy hears of clusters first, and must not be told to use one that is gone.
-        self._predicted = (self._predicted | served) & registry.model_versions.keys()
-        endpoints, bad = endpoints_of(registry.endpoints.values())
-        metrics.BAD_ENDPOINTS.set(len(bad))
-        if bad:
-            log.warning("endpoints_unreadable", endpoints=bad)
+        # A cluster outlives its routes, with the endpoints that it had last: Envoy hears of clusters and endpoints
+        # first, and must not send requests to one that is gone or empty until it has the new routes.
+        self._predictors = {
+            version: members
+            for version, members in {**self._predictors, **live.predictors}.items()
+            if version in registry.model_versions
+        }
         snapshot = build_snapshot(
             registry.revision,
-            endpoints,
+            live.endpoints,
             self._edge,
             services=self._settings.services,
             descriptors=self._descriptors,
             predictions=predictions,
-            predicted=self._predicted,
+            predictors=self._predictors,
         )
         faults = consistent(snapshot)
         if faults:
@@ -132,7 +158,7 @@ class ControlPlane:
         except json_format.ParseError as error:
             return self._refuse(registry.revision, [str(error)])
         self.publisher.publish(encoded)
-        self._served, self._predictions = registry.endpoints, predictions
+        self._published, self._predictions = live, predictions
         metrics.BUILD.observe(self._clock.monotonic() - started)
         metrics.SNAPSHOTS.labels("published").inc()
         metrics.REVISION.set(encoded.revision)

@@ -40,13 +40,13 @@ from services.controlplane.policy.names import (
     ENDPOINTS,
     LISTENER,
     MESH,
+    PREDICTOR,
     ROUTES,
     SECRET,
     Resource,
     Resources,
     dns_form,
 )
-from services.controlplane.policy.predictions import PREDICTOR
 from services.controlplane.policy.snapshot import Snapshot
 from services.controlplane.policy.subscription import Offer
 from services.controlplane.route_encoding import route_configuration
@@ -124,13 +124,6 @@ def endpoints_of(messages: Iterable[registry_pb2.Endpoint]) -> tuple[list[Endpoi
             Endpoint(service, message.instance, host.strip("[]"), int(port), message.zone, float(started), versions)
         )
     return found, bad
-
-
-def predicted_versions(messages: Iterable[registry_pb2.Endpoint]) -> frozenset[str]:
-    """Model versions that at least one registered predictor answers for."""
-    return frozenset(
-        version for message in messages if message.service == PREDICTOR for version in message.model_versions
-    )
 
 
 def encode(snapshot: Snapshot, previous: Encoded = EMPTY, saved: Versions | None = None) -> Encoded:

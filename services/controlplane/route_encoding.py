@@ -7,15 +7,13 @@ In protobuf's wire form a message is its fields one after the other, in any orde
 
 from __future__ import annotations
 
-from functools import lru_cache
-
 from envoy.config.route.v3 import route_components_pb2, route_pb2
 from google.protobuf import json_format
 from google.protobuf.message import Message
 from xds.core.v3 import extension_pb2
 from xds.type.matcher.v3 import matcher_pb2
 
-from services.controlplane.policy.names import Piece, Resource
+from services.controlplane.policy.names import Piece, Resource, remembered
 
 _MAPS = ("exact_match_map", "prefix_match_map")
 
@@ -37,10 +35,7 @@ def route_configuration(resource: Resource) -> bytes:
 def _matcher(matcher: Resource) -> bytes:
     tree = matcher["matcher_tree"]
     kind = next(name for name in _MAPS if name in tree)
-    entries = [
-        _kept_entry(name, found) if isinstance(found, Piece) else _entry(name, _on_match(found))
-        for name, found in tree[kind]["map"].items()
-    ]
+    entries = [_entry(name, _on_match(found)) for name, found in tree[kind]["map"].items()]
     asked = json_format.ParseDict(tree["input"], extension_pb2.TypedExtensionConfig())
     content = _field(matcher_pb2.Matcher.MatcherTree, "input", asked.SerializeToString(deterministic=True))
     content += _field(matcher_pb2.Matcher.MatcherTree, kind, b"".join(entries))
@@ -51,21 +46,11 @@ def _matcher(matcher: Resource) -> bytes:
 
 def _on_match(found: Resource) -> bytes:
     if isinstance(found, Piece):
-        return _kept(found)
+        return _parsed(found)
     return _field(matcher_pb2.Matcher.OnMatch, "matcher", _matcher(found["matcher"]))
 
 
-# A bound of several times the registry that we size for: what falls out is encoded anew.
-@lru_cache(maxsize=16384)
-def _kept_entry(key: str, piece: Piece) -> bytes:
-    return _entry(key, _parsed(piece))
-
-
-@lru_cache(maxsize=16)
-def _kept(piece: Piece) -> bytes:
-    return _parsed(piece)
-
-
+@remembered
 def _parsed(piece: Piece) -> bytes:
     return json_format.ParseDict(dict(piece), matcher_pb2.Matcher.OnMatch()).SerializeToString(deterministic=True)
 

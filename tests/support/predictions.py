@@ -95,6 +95,7 @@ class PredictionEdge:
         channel: grpc.aio.Channel,
         predictors: Mapping[str, Predictor],
         tokens: Mapping[str, str],
+        pki: Path,
     ) -> None:
         self.store = store
         self.etcd = etcd
@@ -106,6 +107,7 @@ class PredictionEdge:
         self._auth = auth
         self._stub = open_inference_pb2_grpc.GRPCInferenceServiceStub(channel)
         self._tokens = tokens
+        self._pki = pki
 
     async def put(self, *messages: Message) -> int:
         """Writes resources in one transaction; returns the revision."""
@@ -135,6 +137,19 @@ class PredictionEdge:
             open_inference_pb2.ModelInferRequest(model_name=model), metadata=metadata, timeout=60
         )
         return answer.model_name, answer.model_version
+
+    @contextlib.asynccontextmanager
+    async def predictor(self, version: str) -> AsyncIterator[Predictor]:
+        """A predictor of that version of `MODEL` while the block runs. It leaves the registry first and ends when Envoy
+        has the routes without it, as a service that drains does."""
+        instance = f"predictor-{version}"
+        async with _predictor(self._pki, self.store, version) as found:
+            try:
+                yield found
+            finally:
+                gone = await self.store.txn(deletes=[keys.endpoint_key("predictor", instance)])
+                await self.known(gone.revision)
+                await self.reaches(MODEL, "", f"{MODEL}@1")
 
     async def versions(self, model: str, users: Sequence[str], *, tenant: str = "acme") -> list[str]:
         """The version that answers each user."""
@@ -219,6 +234,7 @@ async def prediction_edge(
             channel=channel,
             predictors=predictors,
             tokens=tokens,
+            pki=pki,
         )
         for cluster in ("edge-auth", f"predictor/{MODEL}@1", f"predictor/{MODEL}@2"):
             await envoy.wait_counter(f"cluster.{cluster}.membership_total", bool)
@@ -254,7 +270,8 @@ async def _predictor(pki: Path, store: EtcdStore, version: str) -> AsyncIterator
     try:
         yield servicer
     finally:
-        await server.stop(grace=None)
+        # Whoever was sent here is answered.
+        await server.stop(grace=20)
 
 
 async def _register(store: EtcdStore, endpoint: pb.Endpoint, port: int) -> None:

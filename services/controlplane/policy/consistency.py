@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
-from functools import lru_cache
 from typing import Any
 
 from libs.routing import BUCKETS
@@ -18,6 +17,7 @@ from services.controlplane.policy.names import (
     Piece,
     Resource,
     Resources,
+    remembered,
 )
 from services.controlplane.policy.snapshot import Snapshot
 
@@ -100,7 +100,7 @@ def _parts(node: Any) -> Iterator[Resource]:
 def _remembering(find: Callable[[Resource], Iterable[str]]) -> Callable[[Resource], Sequence[str]]:
     """The same function, which looks into a `Piece` only once."""
 
-    @lru_cache(maxsize=16384)
+    @remembered
     def first(piece: Piece) -> Sequence[str]:
         return tuple(find(piece))
 

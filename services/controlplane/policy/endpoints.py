@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from functools import lru_cache
 
-from services.controlplane.policy.names import Piece, Resource
+from services.controlplane.policy.names import PREDICTOR, Piece, Resource, shared
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,8 +43,8 @@ def group(endpoints: Iterable[Endpoint]) -> dict[str, tuple[Endpoint, ...]]:
     return {service: tuple(sorted(members, key=lambda e: e.instance)) for service, members in found.items()}
 
 
-# Most services have the endpoints that they had a moment ago; what falls out is made, compared and sent again.
-@lru_cache(maxsize=8192)
+# Most services have the endpoints that they had a moment ago.
+@shared
 def assignment(service: str, endpoints: tuple[Endpoint, ...], own_zone: str = "") -> Piece:
     """The ClusterLoadAssignment of a service for clients in `own_zone`; "" treats all zones alike.
 
@@ -71,10 +70,10 @@ def assignment(service: str, endpoints: tuple[Endpoint, ...], own_zone: str = ""
     )
 
 
-def by_version(predictors: Iterable[Endpoint]) -> dict[str, tuple[Endpoint, ...]]:
-    """Predictors by the model version that they answer for, in their order."""
+def predictors_of(endpoints: Iterable[Endpoint]) -> dict[str, tuple[Endpoint, ...]]:
+    """Predictors by the model version that they answer for, ordered by instance, each address once."""
     found: dict[str, list[Endpoint]] = {}
-    for endpoint in predictors:
+    for endpoint in group(endpoint for endpoint in endpoints if endpoint.versions).get(PREDICTOR, ()):
         for version in endpoint.versions:
             found.setdefault(version, []).append(endpoint)
     return {version: tuple(members) for version, members in found.items()}

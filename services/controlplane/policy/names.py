@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Callable, Mapping
+from functools import wraps
+from typing import Any, ParamSpec, TypeVar
+from weakref import WeakKeyDictionary, WeakValueDictionary
 
 DOMAIN = "weir.internal"
 EDGE = "edge"
 """Node cluster of Envoy."""
 MESH = "mesh"
 """Node cluster of the services' own `xds:///` channels."""
+PREDICTOR = "predictor"
+"""The service whose endpoints answer unary predictions, for the model versions that they name."""
 
 CLUSTER = "type.googleapis.com/envoy.config.cluster.v3.Cluster"
 SECRET = "type.googleapis.com/envoy.extensions.transport_sockets.tls.v3.Secret"
@@ -41,6 +45,44 @@ class Piece(dict[str, Any]):
 
     def __hash__(self) -> int:  # type: ignore[override]
         return id(self)
+
+
+_Asked = ParamSpec("_Asked")
+_Fact = TypeVar("_Fact")
+
+
+def shared(make: Callable[_Asked, Piece]) -> Callable[_Asked, Piece]:
+    """The function, which gives the same piece for the same arguments as long as anybody holds it.
+
+    The published snapshot holds its pieces, so what is remembered is what is served: a registry that changes for years
+    leaves nothing behind.
+    """
+    made: WeakValueDictionary[object, Piece] = WeakValueDictionary()
+
+    @wraps(make)
+    def found(*args: _Asked.args, **named: _Asked.kwargs) -> Piece:
+        asked = (args, *named.items())
+        piece = made.get(asked)
+        if piece is None:
+            made[asked] = piece = make(*args, **named)
+        return piece
+
+    return found
+
+
+def remembered(find: Callable[[Piece], _Fact]) -> Callable[[Piece], _Fact]:
+    """The function, which looks at a piece once and forgets what it found when the piece goes."""
+    facts: WeakKeyDictionary[Piece, _Fact] = WeakKeyDictionary()
+
+    @wraps(find)
+    def found(piece: Piece) -> _Fact:
+        try:
+            return facts[piece]
+        except KeyError:
+            fact = facts[piece] = find(piece)
+            return fact
+
+    return found
 
 
 def host_of(service: str) -> str:

@@ -9,9 +9,6 @@ from itertools import groupby
 
 from libs.routing import BUCKETS, Layout, RoutingTable
 
-PREDICTOR = "predictor"
-"""The service whose endpoints answer unary predictions, for the model versions that they name."""
-
 
 @dataclass(frozen=True, slots=True)
 class Share:

@@ -8,7 +8,7 @@ from functools import lru_cache
 from libs.routing import BUCKETS
 from services.controlplane.policy.config import EdgeConfig
 from services.controlplane.policy.filters import AUTH, RATE_LIMIT, TRANSCODER
-from services.controlplane.policy.names import Piece, Resource
+from services.controlplane.policy.names import Piece, Resource, shared
 from services.controlplane.policy.predictions import Prediction, Share
 from services.controlplane.policy.upstreams import predictor_cluster_name
 
@@ -130,8 +130,7 @@ def prediction_routes(edge: EdgeConfig) -> Callable[[Prediction], Piece]:
     know different registries, and for tenants outside the blast radius, it is the baseline.
     """
 
-    # A bound of several times the registry that we size for: what falls out is made, compared and encoded anew.
-    @lru_cache(maxsize=8192)
+    @shared
     def routes_of(prediction: Prediction) -> Piece:
         if not prediction.rollout_id:
             return Piece(action=_actions([_predict({"prefix": _PREDICT}, prediction.shares, edge)]))

@@ -5,16 +5,17 @@ After go-control-plane's `Snapshot` and `Consistent()`.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence, Set
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from types import MappingProxyType
 
 from services.controlplane.policy.config import EdgeConfig
 from services.controlplane.policy.edge import EDGE_UPSTREAMS, edge_resources, with_predictions
-from services.controlplane.policy.endpoints import Endpoint, assignments, by_version, group
+from services.controlplane.policy.endpoints import Endpoint, assignments, group
 from services.controlplane.policy.mesh import HASHED, mesh_resources
 from services.controlplane.policy.names import EDGE, ENDPOINTS, MESH, Piece, Resource, Resources
-from services.controlplane.policy.predictions import PREDICTOR, Prediction
+from services.controlplane.policy.predictions import Prediction
 from services.controlplane.policy.upstreams import predictor_cluster_name
 
 
@@ -50,26 +51,22 @@ def build_snapshot(
     services: Sequence[str],
     descriptors: str,
     predictions: Sequence[Prediction] = (),
-    predicted: Set[str] = frozenset(),
+    predictors: Mapping[str, tuple[Endpoint, ...]] = MappingProxyType({}),
 ) -> Snapshot:
     """The snapshot for these live endpoints.
 
     :param services: names that are always served; those of the endpoints are added.
     :param descriptors: the transcoder's FileDescriptorSet, base64.
     :param predictions: what the edge's requests for unary predictions are routed by.
-    :param predicted: model versions whose clusters the edge shall have, beside those that predictions name.
+    :param predictors: of every model version that shall have a cluster at the edge; those that predictions name are
+        among them.
     """
     by_service = group(endpoints)
     names = tuple(sorted({*services, *by_service, *EDGE_UPSTREAMS}))
     zones = {endpoint.zone for members in by_service.values() for endpoint in members if endpoint.zone}
     hashed = frozenset(HASHED)
     found = {(MESH, zone): assignments(names, by_service, zone, hashed) for zone in ("", *sorted(zones))}
-    versions = sorted(
-        {share.model_version for each in predictions for share in each.shares}.union(
-            predicted, (each.otherwise for each in predictions if each.otherwise)
-        )
-    )
-    predictors = by_version(by_service.get(PREDICTOR, ()))
+    versions = sorted(predictors)
     by_upstream = {**by_service, **{predictor_cluster_name(name): members for name, members in predictors.items()}}
     upstreams = (*EDGE_UPSTREAMS, *(predictor_cluster_name(name) for name in versions))
     found[EDGE, ""] = assignments(upstreams, by_upstream, "", hashed)

@@ -5,6 +5,9 @@ State of the World, after "xDS REST and gRPC protocol" (Envoy's documentation) w
 * A request whose nonce is not the last one sent for its type is stale and changes nothing: the answer to the last one
   brings the client's present names along.
 * Clusters and listeners are answered in full; of the other types only what changed is sent, as the protocol allows.
+* What points at clusters (listeners, routes) waits until Envoy has acknowledged the clusters that it was sent, which it
+  does when all of them have warmed up (`ClusterManagerImpl::updateClusterCounts`): until then requests on such routes
+  would fail. gRPC clients ask for each cluster by name and keep the old routes until they have what new ones need.
 * After a cluster (listener) was sent, its endpoints (routes, secrets) are sent again, since Envoy warms the new one
   up by waiting for them.
 * A refused resource is not sent again until it changes.
@@ -22,6 +25,7 @@ from services.controlplane.policy.names import CLUSTER, ENDPOINTS, LISTENER, ORD
 
 _FULL = frozenset({CLUSTER, LISTENER})
 _DEPENDENTS = {CLUSTER: (ENDPOINTS, SECRET), LISTENER: (ROUTES, SECRET)}
+_NEEDS_CLUSTERS = frozenset({LISTENER, ROUTES})
 
 
 class Kind(enum.Enum):
@@ -123,12 +127,17 @@ class Subscriptions:
         for type_url in ORDER:
             state = self.types.get(type_url)
             offer = offers.get(type_url)
-            if state is None or offer is None:
+            if state is None or offer is None or (type_url in _NEEDS_CLUSTERS and self._warming()):
                 continue
             response = self._due(type_url, state, offer, now)
             if response is not None:
                 responses.append(response)
         return responses
+
+    def _warming(self) -> bool:
+        """Envoy has not yet said that it can use the clusters that it was sent."""
+        clusters = self.types.get(CLUSTER)
+        return clusters is not None and clusters.wildcard and clusters.responded and not clusters.answered
 
     def _due(self, type_url: str, state: TypeState, offer: Offer, now: float) -> Response | None:
         wanted = state.wanted(offer.resources)

@@ -6,8 +6,7 @@ from collections.abc import Callable
 from functools import lru_cache
 
 from services.controlplane.policy.config import EdgeConfig
-from services.controlplane.policy.names import ADS, Piece, Resource, host_of
-from services.controlplane.policy.predictions import PREDICTOR
+from services.controlplane.policy.names import ADS, PREDICTOR, Piece, Resource, host_of, shared
 
 IDENTITY = "edge-identity"
 """Secret: Envoy's workload certificate."""
@@ -49,7 +48,7 @@ def predictor_cluster_name(model_version: str) -> str:
 def predictor_clusters(edge: EdgeConfig) -> Callable[[str], Piece]:
     """What gives the cluster of a version's predictors, and the same one every time."""
 
-    @lru_cache(maxsize=8192)
+    @shared
     def cluster_of(model_version: str) -> Piece:
         return Piece(service_cluster(PREDICTOR, edge, name=predictor_cluster_name(model_version)))
 

@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
+import asyncio
+from collections import Counter
 from collections.abc import AsyncIterator
+from pathlib import Path
 from typing import Any
 
 import grpc
 import pytest
 import pytest_asyncio
+from envoy.service.discovery.v3 import discovery_pb2
 from weir.registry.v1 import registry_pb2 as pb
 
 from libs.registry import RegistrySnapshot, snapshot_of
 from libs.registry.keys import ROOT
 from libs.routing import RouteRequest, RoutingTable
+from services.controlplane.policy.names import ENDPOINTS
+from services.controlplane.server import AdsServicer
 from tests.support.predictions import MODEL, PredictionEdge, prediction_edge, rollout
 
 USERS = [f"user-{number}" for number in range(2000)]
@@ -115,3 +121,77 @@ async def test_what_no_predictor_serves_stays_with_the_gateway(edge: PredictionE
         with pytest.raises(grpc.aio.AioRpcError) as refused:
             await edge.infer(model, "u")
         assert refused.value.code() is grpc.StatusCode.UNIMPLEMENTED
+
+
+async def test_no_request_fails_while_predictors_of_an_arm_come_and_go(edge: PredictionEdge) -> None:
+    """Envoy learns of clusters and endpoints before the routes that name them, and keeps them until routes do not."""
+    versions = [str(number) for number in range(4, 7)]
+    await edge.put(*(pb.ModelVersion(name=MODEL, version=v, pool="predict", tier="fast") for v in versions))
+    answered: Counter[str] = Counter()
+    over = asyncio.Event()
+
+    async def ask(user: str) -> None:
+        while not over.is_set():
+            answered[(await edge.infer(MODEL, user))[1]] += 1
+
+    async with asyncio.timeout(120), asyncio.TaskGroup() as group:
+        for user in FEW[:8]:
+            group.create_task(ask(user))
+        for version in versions:
+            under = rollout(10_000)
+            under.arms[0].model_version = f"{MODEL}@{version}"
+            await edge.known(await edge.put(under))
+            for _ in range(2):
+                async with edge.predictor(version):
+                    await edge.reaches(MODEL, FEW[0], f"{MODEL}@{version}")
+        over.set()
+    assert answered.keys() >= {ONE, *(f"{MODEL}@{version}" for version in versions)}
+
+
+class Late:
+    """A client's stream on which the endpoints of version 3 come only after many more requests were answered."""
+
+    def __init__(self, context: Any, answered: Counter[str], more: asyncio.Event) -> None:
+        self._context = context
+        self._answered = answered
+        self._more = more
+
+    async def write(self, message: discovery_pb2.DiscoveryResponse) -> None:
+        if message.type_url == ENDPOINTS and any(b"predictor/churn@3" in each.value for each in message.resources):
+            enough = self._answered.total() + 50
+            while self._answered.total() < enough:
+                self._more.clear()
+                await self._more.wait()
+        await self._context.write(message)
+
+
+async def test_no_request_fails_while_envoy_cannot_use_a_new_cluster_yet(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    answered: Counter[str] = Counter()
+    more, over = asyncio.Event(), asyncio.Event()
+    write = AdsServicer._write
+
+    async def written_late(self: AdsServicer, client: Any, context: Any, wake: asyncio.Event) -> None:
+        await write(self, client, Late(context, answered, more), wake)
+
+    monkeypatch.setattr(AdsServicer, "_write", written_late)
+    async with prediction_edge(tmp_path) as edge:
+        under = rollout(10_000)
+        under.arms[0].model_version = f"{MODEL}@3"
+        version = pb.ModelVersion(name=MODEL, version="3", pool="predict", tier="fast")
+        await edge.known(await edge.put(version, under))
+
+        async def ask(user: str) -> None:
+            while not over.is_set():
+                answered[(await edge.infer(MODEL, user))[1]] += 1
+                more.set()
+
+        async with asyncio.timeout(60), asyncio.TaskGroup() as group:
+            for user in FEW[:4]:
+                group.create_task(ask(user))
+            async with edge.predictor("3"):
+                await edge.reaches(MODEL, FEW[0], f"{MODEL}@3")
+            over.set()
+    assert answered[ONE] >= 50
+    assert answered[f"{MODEL}@3"] > 0

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 
 import pytest
 from envoy.config.route.v3 import route_pb2
-from google.protobuf import any_pb2, duration_pb2, json_format
+from google.protobuf import any_pb2, duration_pb2, json_format, timestamp_pb2
 from hypothesis import given
 from hypothesis import strategies as st
 from weir.registry.v1 import registry_pb2 as pb
@@ -16,12 +16,12 @@ from xds.type.matcher.v3 import matcher_pb2
 
 from libs.registry import RegistrySnapshot
 from libs.routing import BUCKETS, RouteRequest, RoutingTable
-from services.controlplane.convert import encode, predicted_versions
+from services.controlplane.convert import encode, endpoints_of
 from services.controlplane.descriptors import transcoder_descriptors
 from services.controlplane.policy.config import EdgeConfig
 from services.controlplane.policy.consistency import consistent
 from services.controlplane.policy.edge import CALLERS_OWN, all_but
-from services.controlplane.policy.endpoints import Endpoint
+from services.controlplane.policy.endpoints import Endpoint, predictors_of
 from services.controlplane.policy.names import CLUSTER, EDGE, ENDPOINTS, MESH, ROUTES
 from services.controlplane.policy.predictions import Prediction, Share, predictions_of
 from services.controlplane.policy.snapshot import Snapshot, build_snapshot
@@ -60,14 +60,15 @@ def predictors(*versions: str) -> list[Endpoint]:
 
 
 def build(predictions: Sequence[Prediction], *served: str) -> Snapshot:
+    found = predictors(*served)
     return build_snapshot(
         3,
-        predictors(*served),
+        found,
         EdgeConfig(),
         services=("predictor",),
         descriptors=DESCRIPTORS,
         predictions=predictions,
-        predicted=frozenset(served),
+        predictors=predictors_of(found),
     )
 
 
@@ -181,11 +182,10 @@ def test_weights_that_do_not_make_a_whole_are_found() -> None:
 
 
 def test_a_cluster_may_outlive_its_routes() -> None:
-    snapshot = build_snapshot(
-        3, [], EdgeConfig(), services=(), descriptors=DESCRIPTORS, predictions=(), predicted=frozenset({"m@1"})
-    )
+    gone = predictors_of(predictors("m@1"))
+    snapshot = build_snapshot(3, [], EdgeConfig(), services=(), descriptors=DESCRIPTORS, predictors=gone)
     assert consistent(snapshot) == []
-    assert snapshot.resources(EDGE, "")[ENDPOINTS]["predictor/m@1"]["endpoints"] == []
+    assert snapshot.resources(EDGE, "")[ENDPOINTS]["predictor/m@1"]["endpoints"] != []
 
 
 def test_a_change_of_one_weight_sends_routes_alone_and_keeps_every_other_route() -> None:
@@ -220,12 +220,24 @@ def test_a_varint_is_read_back(number: int) -> None:
     assert duration_pb2.Duration.FromString(b"\x08" + varint(number)).seconds == number
 
 
-def test_predictors_are_told_from_other_endpoints() -> None:
-    endpoints = [
-        pb.Endpoint(service="predictor", instance="p", model_versions=["m@1", "m@2"]),
-        pb.Endpoint(service="worker", instance="w", model_versions=["m@3"]),
-    ]
-    assert predicted_versions(endpoints) == {"m@1", "m@2"}
+def test_only_predictors_that_can_be_reached_answer_for_a_version() -> None:
+    started = [timestamp_pb2.Timestamp(seconds=seconds) for seconds in (1, 2)]
+    endpoints, bad = endpoints_of(
+        [
+            pb.Endpoint(service="predictor", instance="p", address="127.0.0.1:1", model_versions=["m@1", "m@2"]),
+            pb.Endpoint(service="worker", instance="w", address="127.0.0.1:2", model_versions=["m@3"]),
+            pb.Endpoint(service="predictor", instance="lost", address="nowhere", model_versions=["m@4"]),
+            # Killed, and its successor has its address already.
+            pb.Endpoint(
+                service="predictor", instance="a", address="127.0.0.1:3", model_versions=["m@5"], started_at=started[0]
+            ),
+            pb.Endpoint(
+                service="predictor", instance="b", address="127.0.0.1:3", model_versions=["m@6"], started_at=started[1]
+            ),
+        ]
+    )
+    assert bad == ["predictor/lost"]
+    assert predictors_of(endpoints).keys() == {"m@1", "m@2", "m@6"}
 
 
 def stripped(name: str) -> bool:

@@ -22,6 +22,32 @@ def test_pushes_make_before_break() -> None:
     assert len({response.nonce for response in found}) == 4
 
 
+def test_routes_wait_until_envoy_can_use_the_clusters_that_they_name() -> None:
+    state = Subscriptions()
+    for kind in (CLUSTER, LISTENER):
+        state.on_request(kind, [], "", None, 0.0)
+    for kind in (ENDPOINTS, ROUTES):
+        state.on_request(kind, ["a"], "", None, 0.0)
+    first = offers("1", clusters={"a": 1}, endpoints={"a": 2}, listeners={"a": 3}, routes={"a": 4})
+    clusters, endpoints = state.due(first, 0.0)
+    assert (clusters.type_url, endpoints.type_url) == (CLUSTER, ENDPOINTS)
+    assert state.on_request(CLUSTER, [], clusters.nonce, None, 0.0) == (Kind.ACK, "1")
+    assert [response.type_url for response in state.due(first, 0.0)] == [LISTENER, ROUTES]
+    second = offers("2", clusters={"a": 1}, endpoints={"a": 2}, listeners={"a": 3}, routes={"a": 5})
+    assert [response.type_url for response in state.due(second, 0.0)] == [ROUTES]
+
+
+def test_a_refused_cluster_holds_no_routes_up() -> None:
+    state = Subscriptions()
+    for kind, names in ((CLUSTER, []), (ROUTES, ["a"])):
+        state.on_request(kind, names, "", None, 0.0)
+    (clusters,) = state.due(offers("1", clusters={"a": 1}, routes={"a": 2}), 0.0)
+    state.on_request(CLUSTER, [], clusters.nonce, "no", 0.0)
+    assert [response.type_url for response in state.due(offers("1", clusters={"a": 1}, routes={"a": 2}), 0.0)] == [
+        ROUTES
+    ]
+
+
 def test_a_wildcard_follows_additions_and_removals() -> None:
     state = Subscriptions()
     assert state.on_request(CLUSTER, [], "", None, 0.0) == (Kind.SUBSCRIBE, "")
@@ -125,6 +151,10 @@ def test_every_client_converges(steps: list[tuple[str, object]], wildcard: bool)
             for kind in ORDER:
                 if kind in last:
                     state.on_request(kind, asked(kind), last[kind], None if value else "no", 0.0)
+        receive()
+    if CLUSTER in last:
+        # A client answers in the end; until it has, routes wait.
+        state.on_request(CLUSTER, asked(CLUSTER), last[CLUSTER], None, 0.0)
         receive()
     for kind in ORDER:
         if kind not in offered:
