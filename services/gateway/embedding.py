@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 
 import grpc
@@ -31,6 +31,8 @@ from services.gateway.refusals import outcome_of, with_limits
 from services.gateway.request import deadline_of
 
 MAX_INPUTS = 256
+_PASSED_ON = frozenset({Reason.MODEL_NOT_FOUND, Reason.DRAINING})
+"""What a worker says that has done nothing, and that another one may not say."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -182,11 +184,10 @@ class Embedder:
             deadline=deadline,
             traceparent=caller.traceparent,
         )
-        endpoint = self._worker(route)
         request = worker_pb2.EmbedRequest(
             model_version=route.model_version, inputs=[worker_pb2.Tokens(ids=ids) for ids in tokens]
         )
-        response = await self._ask(endpoint, request, deadline)
+        response = await self._ask_one(route, request, deadline)
         vectors = [list(vector.values) for vector in response.vectors]
         told = caller.identity.request_counted
         return Embedded(
@@ -197,6 +198,20 @@ class Embedder:
             request_limit=None if told else reservation.requests,
             token_limit=None if told else reservation.tokens,
         )
+
+    async def _ask_one(
+        self, route: Route, request: worker_pb2.EmbedRequest, deadline: Deadline
+    ) -> worker_pb2.EmbedResponse:
+        """Ask a worker, and another one where it has unloaded the version or is about to leave."""
+        passed: set[str] = set()
+        while True:
+            endpoint = self._worker(route, passed)
+            try:
+                return await self._ask(endpoint, request, deadline)
+            except WeirError as error:
+                if error.reason not in _PASSED_ON:
+                    raise
+                passed.add(endpoint.instance)
 
     async def _ask(
         self, endpoint: registry_pb2.Endpoint, request: worker_pb2.EmbedRequest, deadline: Deadline
@@ -213,12 +228,14 @@ class Embedder:
             # Not our caller: the worker's channel was closed under the call.
             raise WeirError(Reason.WORKER_LOST, "the worker was lost", retry_after=self._soon(1.0)) from error
 
-    def _worker(self, route: Route) -> registry_pb2.Endpoint:
-        """A live worker of the best zone that has one, in turn."""
+    def _worker(self, route: Route, passed: Collection[str]) -> registry_pb2.Endpoint:
+        """A live worker of the best zone that has one, in turn; none of those that have `passed` it on."""
         live = [
             endpoint
             for (service, _), endpoint in self._catalog.snapshot.endpoints.items()
-            if service == "worker" and route.model_version in endpoint.model_versions
+            if service == "worker"
+            and route.model_version in endpoint.model_versions
+            and endpoint.instance not in passed
         ]
         for zone in route.zones:
             if near := [endpoint for endpoint in live if endpoint.zone == zone]:

@@ -149,6 +149,7 @@ class FakeWorker(worker_pb2_grpc.WorkerServiceServicer):
         self.embeds: asyncio.Queue[worker_pb2.EmbedRequest] = asyncio.Queue()
         self.may_embed = asyncio.Event()
         self.may_embed.set()
+        self.embeds_not: Reason | None = None
         self.port = 0
         self._server: grpc.aio.Server | None = None
 
@@ -165,6 +166,8 @@ class FakeWorker(worker_pb2_grpc.WorkerServiceServicer):
 
     async def Embed(self, request: worker_pb2.EmbedRequest, context: Any) -> worker_pb2.EmbedResponse:  # noqa: N802
         self.embeds.put_nowait(request)
+        if self.embeds_not is not None:
+            raise WeirError(self.embeds_not, "refused by the test")
         await self.may_embed.wait()
         return worker_pb2.EmbedResponse(vectors=[worker_pb2.Vector(values=[1.0, 0.0]) for _ in request.inputs])
 

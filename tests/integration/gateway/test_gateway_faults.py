@@ -14,7 +14,8 @@ from weir.registry.v1 import registry_pb2
 from weir.safety.v1 import safety_pb2
 from weir.worker.v1 import worker_pb2
 
-from libs.errors import Reason, WeirError
+from libs.errors import Reason, WeirError, from_rpc_error
+from tests.support.canary import seen
 from tests.support.leaves import Held, Rig, Running
 from tests.support.native_stream import HEADERS, Stream, ids, refusal, taken
 
@@ -291,8 +292,8 @@ async def test_text_that_breaks_the_filter_holds_up_its_own_stream_alone(mesh: R
 # ---- embeddings -------------------------------------------------------------------------------
 
 
-async def _endpoint(mesh: Rig) -> None:
-    worker = mesh.workers[0]
+async def _endpoint(mesh: Rig, number: int = 0) -> None:
+    worker = mesh.workers[number]
     await mesh.put(
         registry_pb2.Endpoint(
             service="worker",
@@ -340,6 +341,24 @@ async def test_a_worker_lost_during_an_embedding_is_said_so(mesh: Rig) -> None:
         await running
     assert caught.value.code() is grpc.StatusCode.UNAVAILABLE
     assert (await asyncio.wait_for(mesh.settled.get(), 10)).tokens == 0
+
+
+@pytest.mark.parametrize("reason", [Reason.MODEL_NOT_FOUND, Reason.DRAINING])
+async def test_a_worker_that_does_not_have_the_version_any_more_passes_an_embedding_on(
+    mesh: Rig, reason: Reason
+) -> None:
+    for number in range(2):
+        await _endpoint(mesh, number)
+    await seen(mesh, lambda snapshot: len(snapshot.endpoints_of("worker")) == 2)
+    mesh.workers[0].embeds_not = reason
+    for _ in range(2):  # they are asked in turn: one of these meets it
+        assert len((await _embed(mesh, ["ab"])).embeddings) == 1
+    assert not mesh.workers[0].embeds.empty()
+    assert mesh.workers[1].embeds.qsize() == 2
+    mesh.workers[1].embeds_not = reason
+    with pytest.raises(grpc.aio.AioRpcError) as caught:
+        await _embed(mesh, ["ab"])
+    assert from_rpc_error(caught.value).reason is Reason.REJECTED_NO_CAPACITY
 
 
 async def test_an_empty_text_has_no_embedding(mesh: Rig) -> None:
