@@ -40,6 +40,10 @@ def faults_of(snapshot: RegistrySnapshot) -> dict[str, Fault]:
     pools = {version.pool for version in snapshot.model_versions.values()}
     pools.update(worker.pool for worker in snapshot.endpoints_of("worker"))
     owners = {workload: tenant.id for tenant in snapshot.tenants.values() for workload in tenant.workloads}
+    policies = {name: policy.version for name, policy in snapshot.safety_policies.items()}
+    for name, version in snapshot.model_versions.items():
+        # Workers refuse a version whose safety policy is gone, or older than the one that it was evaluated with.
+        found[f"models/{name}"] = models.check_model(convert.model_spec(version), policies=policies)
     for name, alias in snapshot.aliases.items():
         targets = convert.target_specs(alias)
         found[f"aliases/{name}"] = models.check_alias(name, targets, versions=snapshot.model_versions)

@@ -305,6 +305,14 @@ async def test_going_back_to_what_would_not_hold_is_refused_by_name(client: Clie
     await client.RevokeKey(pb.RevokeKeyRequest(key_id=made.key.id))
     await client.RollbackToRevision(rollback(on_two))
 
+    # No worker would load a version whose safety policy is gone.
+    await client.SetSafetyPolicy(pb.SetSafetyPolicyRequest(policy=pb.SafetyPolicy(id="strict")))
+    await client.CreateModelVersion(model(version="3", safety_policy="strict", safety_policy_version=1))
+    error = await refused(client.RollbackToRevision(rollback(on_two)))
+    assert (error.limit, "'strict'" in error.message) == ("models/weir-fast@3", True)
+    await client.DeleteModelVersion(pb.DeleteModelVersionRequest(model_version="weir-fast@3"))
+    assert (await client.RollbackToRevision(rollback(on_two))).changes
+
     assert (await refused(client.RollbackToRevision(rollback(early, reason="")))).limit == "change.reason"
     assert (await refused(client.RollbackToRevision(rollback(1)))).reason is Reason.NOT_FOUND
 
