@@ -41,6 +41,7 @@ class Knowledge:
         """Of all traffic."""
         self._started = clock.monotonic()
         self._streams: Counter[str] = Counter()
+        self._seen: dict[Rollout, tuple[Phase, float]] = {}
         self._marks: dict[Rollout, tuple[tuple[object, ...], int, int]] = {}
         self._budget_status: dict[RouteTier, registry_pb2.ErrorBudget] = {}
         self._budget_time = float("-inf")
@@ -125,6 +126,7 @@ class Knowledge:
             exhausted=self._exhausted(rollout),
             frozen=(switch.reason or "no reason given") if switch.freeze else "",
             killed=(switch.reason or "no reason given") if switch.kill else "",
+            watched=self._watched(rollout),
             recent=self._recent(rollout, evidence),
         )
 
@@ -147,9 +149,19 @@ class Knowledge:
         self._outcomes.keep(rollouts, self._clock.monotonic())
         self._scores.keep(rollouts)
         self._burns.keep(rollouts)
+        for which in [known for known in self._seen if rollouts.get(known.alias) != known.id]:
+            del self._seen[which]
         for which in [known for known in self._marks if rollouts.get(known.alias) != known.id]:
             del self._marks[which]
         metrics.SOURCES.set(len(self.sources()))
+
+    def _watched(self, rollout: registry_pb2.Rollout) -> float:
+        """Monotonic seconds since this replica first looked at the rollout in its phase."""
+        which, phase = Rollout(rollout.alias, rollout.id), convert.state(rollout).phase
+        now = self._clock.monotonic()
+        if which not in self._seen or self._seen[which][0] is not phase:
+            self._seen[which] = (phase, now)
+        return now - self._seen[which][1]
 
     def _recent(self, rollout: registry_pb2.Rollout, evidence: Evidence) -> tuple[int, int]:
         """Requests of all arms, and of these and the baseline, since the present weights apply."""

@@ -309,6 +309,8 @@ def _follow(alias: str, interval: float, show: Any) -> Any:
     from libs.errors import Reason, WeirError
     from services.cli import calls
 
+    told = False
+
     async def use(channel: Any) -> Any:
         nonlocal told
         request = pb.WatchRolloutRequest(alias=alias, interval=duration_of(interval))

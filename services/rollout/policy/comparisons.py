@@ -39,6 +39,8 @@ class Comparison:
     """"times", "points" or "plain"."""
     bar: float | None = None
     """What the arm alone is measured against; then the baseline has no part in it."""
+    same_tokens: bool = False
+    """`theirs` is what the arm's own tokens would have cost on the baseline."""
 
 
 def bar(gate: Gate) -> float | None:
@@ -119,7 +121,11 @@ def _cost_ratio(ours: CostMoments, theirs: CostMoments, per_token: bool, level: 
 def _of_cost(tolerated: float, ours: CostMoments, theirs: CostMoments, per_token: bool, level: Level) -> Comparison:
     ratio = _cost_ratio(ours, theirs, per_token, level)
     mine, base = (side.per_1k_tokens if per_token else side.per_request for side in (ours, theirs))
-    return Comparison(ratio, tolerated, ratio, ours.count, theirs.count, mine, base, "times")
+    same_tokens = per_token and ratios.priced_alike(ours, theirs)
+    if same_tokens:
+        # Beside the baseline's own cost per token, of another mix, the ratio could look wrong.
+        base = mine / (1.0 + ratio.estimate) if ours.cost else base
+    return Comparison(ratio, tolerated, ratio, ours.count, theirs.count, mine, base, "times", same_tokens=same_tokens)
 
 
 def _of_score(gate: Gate, ours: ArmEvidence, theirs: ArmEvidence, level: Level) -> Comparison:

@@ -72,7 +72,8 @@ def _protect_prepared(plan: Plan, state: State, situation: Situation) -> Decisio
     found = readiness(plan, situation.workers, _next_weights(plan, state))
     if found.failed:
         return _roll_back(plan, state, situation, (), words.listed(found.failed))
-    waited = situation.now - state.entered_at
+    # A wall clock that jumps is no reason to take anything back.
+    waited = min(situation.now - state.entered_at, situation.watched)
     if found.missing and waited > plan.prepare_timeout and not state.paused:
         text = f"not ready after {words.span(waited)}: {words.listed(found.missing)}"
         return _roll_back(plan, state, situation, (), text)
@@ -284,13 +285,13 @@ def _passed(plan: Plan, state: State, situation: Situation, gates: Sequence[Gate
         return "workers are ready, and the baseline is"
     mirrored = state.phase is Phase.SHADOW
     counts = [
-        f"{situation.evidence[at].requests:,} of {arm.name}"
+        f"{situation.evidence[at].requests:,}{' mirrored' if mirrored else ''} requests of {arm.name}"
         for arm in plan.arms
         if (at := present(state, arm.name, mirrored=mirrored)) in situation.evidence
     ]
     held = sum(1 for status in gates if status.verdict is Verdict.HOLDS)
     firm = [status.text for status in gates if _must_hold(status, state.phase)]
-    requests = f"{', '.join(counts)} requests{' mirrored' if mirrored else ''}"
+    requests = ", ".join(counts) or "no requests"
     return "; ".join([f"{requests}, no gate breached, {held} of {len(gates)} shown to hold", *firm])
 
 

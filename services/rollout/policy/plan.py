@@ -5,6 +5,7 @@ Durations are seconds, times Unix seconds, shares basis points (10,000 is all), 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
@@ -162,6 +163,8 @@ class Situation:
     """Why rollouts are frozen; empty: they are not."""
     killed: str = ""
     """Why the kill switch is set; empty: it is not."""
+    watched: float = math.inf
+    """For how long this controller has seen the rollout in its phase, by a clock that does not jump."""
     recent: tuple[int, int] = (0, 0)
     """Requests of all arms, and of all arms and the baseline, since the present weights apply (or since this controller
     looks): the measured share. Without them the present step's are taken, unless its weights were eased."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from services.rollout.policy.comparisons import Comparison
 from services.rollout.policy.intervals import Interval, Level
@@ -55,17 +55,24 @@ def of_comparison(gate: Gate, arm: str, found: Comparison, verdict: Verdict, lev
         return f"{name} of {arm}: no samples yet"
     if found.bar is None and not found.baseline_samples:
         return f"{name} of {arm}: no samples of the baseline yet"
+    costs = gate.metric.startswith("cost_")
+    if costs and bool(found.ours) != bool(found.theirs):
+        figures = f"{dollars(found.ours)}, the baseline's {dollars(found.theirs)}"
+        return f"{name} of {arm} is {figures}: one has no price, so they cannot be compared (weir prices)"
     digits = _digits(found)
     counts = f"{found.samples:,} samples" if found.bar is not None else _counts(found)
     limits = f"({level.coverage:.1%}: {_limits(found, digits)}, {counts})"
-    return f"{name} of {arm} {_said(found, digits, limits)}{_outlook(found, verdict)}"
+    show = dollars if costs else _time
+    return f"{name} of {arm} {_said(found, digits, limits, show)}{_outlook(found, verdict)}"
 
 
-def _said(found: Comparison, digits: int, limits: str) -> str:
+def _said(found: Comparison, digits: int, limits: str, show: Callable[[float], str]) -> str:
     change = found.shown.estimate
     if found.unit == "times":
         allowed = f"tolerated {_times(found.tolerated, digits)}"
-        return f"is {_times(change, digits)} times the baseline's {limits}, {allowed}"
+        tokens = " for the same tokens" if found.same_tokens else ""
+        figures = f"{show(found.ours)} against {show(found.theirs)}"
+        return f"is {_times(change, digits)} times the baseline's{tokens}: {figures} {limits}, {allowed}"
     if found.unit == "points":
         allowed = f"tolerated {100.0 * found.tolerated:.2f} worse"
         return (
@@ -98,6 +105,10 @@ def of_calm(arm: str, fastest: Burn | None, hot: Sequence[str]) -> str:
     if hot:
         return f"{arm} burns the error budget of {', '.join(hot)}, but is not shown to be worse than the baseline"
     return f"{arm} burns no error budget faster than {fastest.rate:.1f} times as fast as allowed"
+
+
+def _time(seconds: float) -> str:
+    return f"{1000.0 * seconds:.3g} ms" if seconds < 1.0 else f"{seconds:.3g} s"
 
 
 def listed(parts: Sequence[str], most: int = 4) -> str:

@@ -150,7 +150,7 @@ def test_a_step_is_passed_with_time_requests_and_what_must_hold() -> None:
         (5000,),
     )
     assert found.state.entered_at == 1100.0
-    assert "999 of canary requests, no gate breached" in found.text
+    assert "999 requests of canary, no gate breached" in found.text
     assert "cost per 1,000 tokens of canary is 1.000 times the baseline's" in found.text
 
 
@@ -179,7 +179,7 @@ def test_a_step_that_stays_undecided_holds_and_goes_on_when_it_is_decided() -> N
 def test_the_last_step_promotes() -> None:
     found = decided(LAST, served(999))
     assert (found.kind, found.state.phase, found.state.weights) == (Kind.PROMOTE, Phase.PROMOTED, ())
-    assert found.text.startswith("weir-fast gives weir-fast@2 from now on: 999 of canary requests")
+    assert found.text.startswith("weir-fast gives weir-fast@2 from now on: 999 requests of canary")
     assert decided(found.state, served(999)).kind is Kind.WAIT
 
 
@@ -345,3 +345,10 @@ def test_nothing_follows_the_end(phase: Phase) -> None:
 def test_weights_of_phases() -> None:
     assert planned_weights(PLAN, Phase.SHADOW, 0) == ()
     assert planned_weights(PLAN, Phase.CANARY, 1) == (5000,)
+
+
+def test_a_clock_that_jumps_takes_nothing_back() -> None:
+    waiting = State(Phase.PREPARING, 0, (), 1000.0)
+    seen = Situation(1000.0 + 3600.0, workers=ready_workers("weir-fast@1"), watched=30.0)
+    assert decide(PLAN, waiting, seen).kind is Kind.WAIT
+    assert decide(PLAN, waiting, replace(seen, watched=3600.0)).kind is Kind.ROLL_BACK

@@ -77,8 +77,48 @@ def test_a_slow_arm_is_told_in_words_with_its_numbers() -> None:
     assert status.difference == pytest.approx(1.9, abs=0.05)
     assert 0.2 < status.low < status.difference < status.high
     assert (status.samples, status.baseline_samples) == (24, 210)
-    assert status.text.startswith("TTFT (geometric mean) of canary is 2.89 times the baseline's (98.9%: 2.")
+    assert status.text.startswith(
+        "TTFT (geometric mean) of canary is 2.89 times the baseline's: 288 ms against 99.8 ms (98.9%: 2."
+    )
     assert status.text.endswith("24 and 210 samples), tolerated 1.20")
+
+
+def priced(price: float, count: int, reference: float = 1.0, output: int = 1) -> CostMoments:
+    """Requests of uneven length at a price per token, and at the baseline's."""
+    sizes = [float(size) for size in range(1, count + 1)]
+    references = [reference * size for size in sizes] if reference else []
+    return CostMoments.of([(price * size, output * size) for size in sizes], references)
+
+
+def cost_gate(ours: CostMoments, theirs: CostMoments) -> GateStatus:
+    gate = Gate("cost_per_1k_tokens", 0.02, must_hold=True)
+    return said(gate, ArmEvidence(ours.count, cost=ours), ArmEvidence(theirs.count, cost=theirs))
+
+
+def test_a_dear_arm_is_told_in_dollars_for_the_same_tokens() -> None:
+    # Its mix is cheaper: beside the baseline's own cost per token it would look cheap.
+    status = cost_gate(priced(1.5, 40, output=4), priced(1.0, 90))
+    assert status.verdict is Verdict.BREACHED
+    assert "is 1.50 times the baseline's for the same tokens: $0.000375 against $0.00025 (" in status.text
+
+
+def test_where_nothing_has_a_price_nothing_is_dearer() -> None:
+    assert cost_gate(priced(0.0, 40, 0.0), priced(0.0, 90, 0.0)).verdict is Verdict.HOLDS
+    assert cost_gate(priced(0.0, 9, 0.0), priced(0.0, 90, 0.0)).verdict is Verdict.UNDECIDED
+
+
+@pytest.mark.parametrize(("ours", "theirs", "reference"), [(1.0, 0.0, 0.0), (0.0, 1.0, 1.0)])
+def test_without_a_price_of_either_it_says_what_is_missing(ours: float, theirs: float, reference: float) -> None:
+    status = cost_gate(priced(ours, 40, reference), priced(theirs, 90, reference))
+    assert status.verdict is Verdict.UNDECIDED
+    assert "one has no price, so they cannot be compared (weir prices)" in status.text
+
+
+def test_a_price_that_changes_for_both_while_a_step_runs_is_no_difference() -> None:
+    # The books change at another moment of each arm's requests; every request is beside its own reference.
+    ours, theirs = priced(1.0, 40) + priced(3.0, 10, 3.0), priced(1.0, 20) + priced(3.0, 90, 3.0)
+    status = cost_gate(ours, theirs)
+    assert (status.verdict, status.difference) == (Verdict.HOLDS, pytest.approx(0.0))
 
 
 @pytest.mark.parametrize("count", [0, 1, 9])
