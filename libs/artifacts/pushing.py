@@ -12,7 +12,7 @@ from weir.registry.v1 import registry_pb2 as pb
 
 from libs.artifacts.blobs import BlobCorrupt, BlobNotFound, BlobStore, Nowhere
 from libs.artifacts.folder import FolderError, Options, describe
-from libs.artifacts.manifest import manifest_digest
+from libs.artifacts.manifest import full_name, manifest_digest
 from libs.artifacts.signing import SigningKey, sign
 
 Register = Callable[[pb.ModelVersion, bool], Awaitable[pb.ModelVersion]]
@@ -60,7 +60,8 @@ async def push(
     :param register: registers the version, or, with True, only asks whether it would be; None registers nothing.
     :param known: versions that are registered; see `folder.describe`.
     :param dry_run: describe, sign and ask; upload and register nothing.
-    :param repair: read what the store has already, and replace what is damaged.
+    :param repair: read what the store has already, and replace what is damaged. A known version of the name with the
+        same files stays what it is in all else.
     :raises PushError: the folder cannot be made a version, or a file changed while it was being pushed.
     :raises BlobStoreUnavailable: the store does not answer; what was uploaded stays for the next attempt.
     :raises OSError: a file cannot be read.
@@ -70,7 +71,9 @@ async def push(
     except FolderError as error:
         raise PushError(str(error)) from error
     version.digest = manifest_digest(version)
-    if keys:
+    if repair and (same := _same_files(version, known)) is not None:
+        version = same  # whatever was said of it when it was pushed need not be said again
+    elif keys:
         version.signature = sign(version, *keys)
     asked = await register(version, True) if register else version
     if dry_run:
@@ -110,6 +113,14 @@ async def upload(
     except ExceptionGroup as failures:
         raise failures.exceptions[0] from None
     return [each for each, task in zip(different, tasks, strict=True) if task.result()]
+
+
+def _same_files(version: pb.ModelVersion, known: Iterable[pb.ModelVersion]) -> pb.ModelVersion | None:
+    files = {each.path: each.sha256 for each in version.artifacts}
+    for each in known:
+        if full_name(each) == full_name(version) and {one.path: one.sha256 for one in each.artifacts} == files:
+            return each
+    return None
 
 
 async def _remove_damaged(store: BlobStore, digest: str) -> None:

@@ -52,6 +52,8 @@ def up(
         starting.up(where, options, say=_say, write=_write)
     except lifecycle.StartError as error:
         raise _failed(f"{error}; nothing is left running", error.details) from error
+    except starting.NotAnsweringError as error:
+        raise _failed(f"{error}; the mesh is left running: see `weir workers` and `weir models`") from error
     except (lifecycle.Busy, preflight.PreflightError, TopologyError) as error:
         raise _failed(str(error)) from error
     except KeyboardInterrupt:

@@ -40,6 +40,11 @@ MAX_TOKENS = 120
 SETTLE_SECONDS = 10.0
 
 
+class NotAnsweringError(Exception):
+    """A mesh that answered before is up and does not answer now: what is registered cannot be served, such as a version
+    that is no longer trusted. It stays up, because that can only be mended in its registry; the message says why."""
+
+
 @dataclass(slots=True)
 class Timeline:
     """When what was reached, in seconds since this command was started."""
@@ -75,7 +80,8 @@ def up(where: Site, options: Options, *, say: Say, write: Callable[[str], None])
     """Brings the mesh up. `say` gets whole lines, `write` pieces of text as they are produced.
 
     Raises StartError, PreflightError or TopologyError, with nothing left running; KeyboardInterrupt likewise. Raises
-    Busy when another mesh than the wanted one runs in the state directory.
+    NotAnsweringError with the mesh running. Raises Busy when another mesh than the wanted one runs in the state
+    directory.
     """
     timeline = Timeline(psutil.Process().create_time())
     plan = make_plan(where, options)
@@ -89,6 +95,9 @@ def up(where: Site, options: Options, *, say: Say, write: Callable[[str], None])
         try:
             _start(where, plan, lock)
             _bring_up(where, plan, options, timeline, say=say, write=write)
+        except NotAnsweringError:
+            lock.close()
+            raise
         except BaseException:
             lock.close()
             lifecycle.clear(where.state)
@@ -168,13 +177,18 @@ def _bring_up(
             break
     if status.get("state") != "up" or seeded is None:
         raise _start_failure(where, status)
-    _wait_loaded(where, plan, seeded)
     variables = report.environment(where, plan, seeded.keys)
     site.write_secret(where.state / "env", report.shell(variables))
     (where.state / "mesh.json").write_text(report.mesh_file(where, plan, status, options.profile))
     model = seeded.models[0]
-    say(f"\n{model}, as tenant acme: {PROMPT}")
-    answer, attempts = _first_completion(where, plan, seeded, model, write)
+    try:
+        _wait_loaded(where, plan, seeded)
+        say(f"\n{model}, as tenant acme: {PROMPT}")
+        answer, attempts = _first_completion(where, plan, seeded, model, write)
+    except StartError as error:
+        if (where.state / "last_up.json").exists():
+            raise NotAnsweringError(str(error)) from error
+        raise
     to_first = timeline.now() - (time.monotonic() - answer.first_text_at)
     say(
         f"\n({answer.model}, {'simulated' if answer.simulated else 'real'}, finish {answer.finish_reason}; "

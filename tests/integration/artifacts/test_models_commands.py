@@ -205,7 +205,7 @@ async def test_a_tampered_record(mesh: Mesh) -> None:
 
 
 async def test_a_tampered_file(mesh: Mesh) -> None:
-    assert (await mesh.push("1")).code == 0
+    assert (await mesh.push("1", "--metric", "loss=0.5")).code == 0
     largest = max((path for path in mesh.blobs.rglob("*") if path.is_file()), key=lambda path: path.stat().st_size)
     largest.chmod(0o644)
     content = largest.read_bytes()
