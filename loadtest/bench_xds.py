@@ -18,6 +18,7 @@ import contextlib
 import json
 import os
 import random
+import signal
 import statistics
 import sys
 import tempfile
@@ -34,7 +35,7 @@ from libs.registry import EtcdStore
 from libs.rpc import make_channel
 from libs.service import serve
 from loadtest.machine import machine
-from loadtest.xds_large import measure_large
+from loadtest.xds_large import measure_large, stop
 from services.controlplane.app import build
 from services.controlplane.config import Settings
 from services.controlplane.policy.names import ENDPOINTS
@@ -123,7 +124,7 @@ async def running(acknowledged: Acknowledgements) -> AsyncIterator[EtcdStore]:
         stack.push_async_callback(envoy.stop)
         await envoy.start(("edge-http", "edge-https"))
         client = await start_client(directory, pki, address)
-        stack.push_async_callback(stop_client, client)
+        stack.push_async_callback(stop, client)
         async with asyncio.timeout(20):
             for name in CLIENTS:
                 await acknowledged.wait(name, 1)
@@ -142,13 +143,6 @@ async def start_client(directory: Path, pki: Path, address: str) -> asyncio.subp
         env={**os.environ, "GRPC_XDS_BOOTSTRAP_CONFIG": bootstrap, "GRPC_VERBOSITY": "NONE"},
         stdin=asyncio.subprocess.PIPE,
     )
-
-
-async def stop_client(process: asyncio.subprocess.Process) -> None:
-    """Ends it by the end of its input."""
-    if process.stdin is not None:
-        process.stdin.close()
-    await process.wait()
 
 
 async def hold_channel() -> None:
@@ -212,6 +206,8 @@ if __name__ == "__main__":
     parser.add_argument("--models", type=int, default=0, help="measure a large registry instead")
     parser.add_argument("--tenants", type=int, default=0, help="likewise")
     options = parser.parse_args()
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, lambda *_: sys.exit(1))  # as an exception, so that everything started here is stopped
     if options.models or options.tenants:
         report_large(
             measure_large(models=options.models or 200, tenants=options.tenants or 2000, samples=options.samples)

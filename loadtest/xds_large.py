@@ -38,6 +38,8 @@ WATCHERS = ("gateway", "gateway", "router")
 ROLLOUTS = 50
 """Aliases with a rollout under way; every second one is confined to fifty tenants."""
 _WARM_UP = 10
+_STOP_SECONDS = 5.0
+"""How long a process may take to end by itself."""
 
 
 def measure_large(
@@ -129,9 +131,10 @@ async def _measure(models: int, tenants: int, samples: int, rollbacks: int) -> d
     names = [f"model-{number:04}" for number in range(min(models, ROLLOUTS))]
     async with contextlib.AsyncExitStack() as stack:
         directory = Path(stack.enter_context(tempfile.TemporaryDirectory()))
+        before = _build_seconds()[0]
         edge = await stack.enter_async_context(prediction_edge(directory, resources=resources, fsync=True))
         watchers = await stack.enter_async_context(_watching(edge))
-        first_build = _build_seconds()[0]
+        first_build = _build_seconds()[0] - before
         acked, seen, builds = [], [], []
         for number in range(_WARM_UP + samples):
             # Apart by more than the publishing interval, and not in step with any timer.
@@ -236,7 +239,7 @@ async def _watching(edge: PredictionEdge) -> AsyncIterator[list[Watcher]]:
                 stdin=asyncio.subprocess.PIPE,
                 stdout=asyncio.subprocess.PIPE,
             )
-            stack.push_async_callback(_stop, process)
+            stack.push_async_callback(stop, process)
             watcher = Watcher(process)
             reading = asyncio.create_task(watcher.read())
             stack.callback(reading.cancel)
@@ -247,11 +250,16 @@ async def _watching(edge: PredictionEdge) -> AsyncIterator[list[Watcher]]:
         yield found
 
 
-async def _stop(process: asyncio.subprocess.Process) -> None:
-    """Ends it by the end of its input."""
+async def stop(process: asyncio.subprocess.Process) -> None:
+    """Ends it by the end of its input, or else by force."""
     if process.stdin is not None:
         process.stdin.close()
-    await process.wait()
+    try:
+        async with asyncio.timeout(_STOP_SECONDS):
+            await process.wait()
+    except TimeoutError:
+        process.kill()
+        await process.wait()
 
 
 async def watch(kind: str, etcd: str) -> None:

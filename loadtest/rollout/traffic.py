@@ -91,6 +91,9 @@ class Traffic:
         try:
             async with asyncio.timeout(_PATIENCE):
                 await connection.send(request, reply=reply)
+        except asyncio.CancelledError:
+            connection.close()
+            raise
         except (OSError, TimeoutError) as error:
             connection.close()
             outcome = CONNECTION_LOST if isinstance(error, ConnectionError) else type(error).__name__

@@ -9,9 +9,9 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 
-import numpy as np
 import pytest
-from safetensors.numpy import load_file, save_file
+import torch
+from safetensors.torch import load_file, save_file
 from weir.registry.v1 import registry_pb2 as pb
 
 from libs.rollouts import phase_of
@@ -32,9 +32,9 @@ def model_folder(folder: Path, *, damage: bool = False) -> Path:
     if damage:
         weights = load_file(folder / "model.safetensors")
         name = next(name for name in sorted(weights) if "down_proj" in name)
-        shuffled = weights[name].reshape(-1).copy()
-        np.random.default_rng(7).shuffle(shuffled)
-        weights[name] = shuffled.reshape(weights[name].shape) * 8.0
+        flat = weights[name].reshape(-1)
+        order = torch.randperm(len(flat), generator=torch.Generator().manual_seed(7))
+        weights[name] = (flat[order] * 8.0).reshape(weights[name].shape)
         save_file(weights, folder / "model.safetensors")
     return folder
 
@@ -137,7 +137,7 @@ async def test_a_tampered_artifact_is_refused_by_every_worker_and_ends_its_rollo
         folder = model_folder(tmp_path / "two", damage=True)
         weights = load_file(folder / "model.safetensors")
         first = sorted(weights)[0]
-        weights[first] = weights[first] + np.float32(0.25)  # a content that no other test pushes
+        weights[first] = weights[first] + 0.25  # a content that no other test pushes
         save_file(weights, folder / "model.safetensors")
         pushed = await site.push_folder(folder, "tampered", "2")
         version = (
