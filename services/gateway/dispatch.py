@@ -13,8 +13,9 @@ from libs.errors import Reason, WeirError
 from libs.telemetry import get_logger
 from services.gateway import metrics
 from services.gateway.arms import VERSION_CHANGED, Arms
+from services.gateway.choice import Choice
 from services.gateway.closing import Closing
-from services.gateway.generation import Choice, Generation
+from services.gateway.generation import Generation
 from services.gateway.moves import Moving
 from services.gateway.policy.turnover import jittered
 from services.gateway.ports import AdmissionPort, WorkerPort

@@ -1,41 +1,28 @@
-"""One running generation: its choices on their way from tokens to released text, and its one end.
+"""One running generation: its legs on workers, what its choices hand on, and its one end.
 
-Everything here runs on the event loop and synchronously: a step frame goes worker link → `Choice.on_tokens` →
-detokenizer → stop scanner → safety filter, and comes back through `Choice.on_released` into the mailbox
-(`mailbox.py`), where the face (native or OpenAI) finds it.
+Everything here runs on the event loop and synchronously: a step frame goes worker link → `Choice.on_tokens`
+(`choice.py`) and comes back through `Choice.on_released` into the mailbox (`mailbox.py`), where the face (native or
+OpenAI) finds it.
 """
 
 from __future__ import annotations
 
-from array import array
-from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Protocol
-
-from weir.worker.v1 import worker_pb2
 
 from libs.clock import Clock
 from libs.errors import Reason, WeirError
+from services.gateway.choice import Choice
 from services.gateway.egress import Egress
 from services.gateway.mailbox import Mailbox
 from services.gateway.moves import Leg, Moving
 from services.gateway.policy.answers import Answer
 from services.gateway.policy.events import Finish, Logprob, Usage, worst
-from services.gateway.policy.finals import FinalAnswer, FinalChoice
+from services.gateway.policy.finals import FinalAnswer
 from services.gateway.policy.spec import BoundParameters
-from services.gateway.policy.stop import StopScanner
 from services.gateway.ports import OutputFilter
 from services.gateway.text import TextModel
 
-_FINISH = {
-    worker_pb2.FINISH_REASON_STOP: Finish.STOP,
-    worker_pb2.FINISH_REASON_LENGTH: Finish.LENGTH,
-    worker_pb2.FINISH_REASON_CANCELLED: Finish.CANCELLED,
-    worker_pb2.FINISH_REASON_DEADLINE: Finish.DEADLINE,
-    worker_pb2.FINISH_REASON_ERROR: Finish.ERROR,
-}
-SAFETY_SKIPPED = "safety_skipped"
-"""The degradation of a request that left without its safety filter."""
 # An admission restart makes grants stale that their worker has not seen yet; see docs/adr/0002.
 _ASK_AGAIN = frozenset({Reason.GRANT_INVALID, Reason.GRANT_EXPIRED, Reason.DRAINING, Reason.REJECTED_NO_CAPACITY})
 
@@ -48,175 +35,6 @@ class WorkerEvents(Protocol):
 
     def move(self, moving: Moving) -> None:
         """Run what is left on another grant. Called once per choice; the first call takes them all."""
-
-
-class Choice:
-    """One sequence of a generation, from tokens to released text."""
-
-    __slots__ = (
-        "_consumed",
-        "_detokenizer",
-        "_fed",
-        "_filter",
-        "_generation",
-        "_logprobs",
-        "_safety",
-        "_stop",
-        "completion_tokens",
-        "ending",
-        "finish",
-        "handle",
-        "index",
-        "message",
-        "scores",
-        "tokens",
-    )
-
-    def __init__(self, generation: Generation, index: int, safety: OutputFilter) -> None:
-        self._generation = generation
-        self._safety = safety
-        self._detokenizer = generation.text.detokenizer()
-        self._stop = StopScanner(generation.parameters.stop)
-        self._filter = safety.open(
-            self, tenant=generation.tenant, policy=generation.policy, request_id=generation.request_id
-        )
-        self._fed = 0  # characters given to the filter
-        self._consumed = 0  # characters it has decided on
-        self._logprobs: deque[tuple[int, Logprob]] = deque()  # with the character each token ends at
-        self.index = index
-        self.handle = 0
-        self.tokens = array("I")  # delivered so far: what a migration replays
-        self.scores = array("d") if generation.observed else None  # their log-probabilities, which nobody is shown
-        self.completion_tokens = 0
-        self.ending: Finish | None = None  # decided; the last text is still in the filter
-        self.finish: Finish | None = None  # told to the face
-        self.message = ""
-
-    def on_first(self, cached_prompt_tokens: int, after: float) -> None:
-        """See `RunningSequence`."""
-        self._generation.first_token(cached_prompt_tokens, after)
-
-    def on_tokens(self, ids: Sequence[int], logprobs: worker_pb2.SequenceLogprobs | None) -> None:
-        """See `RunningSequence`."""
-        if self.ending is not None:
-            return
-        self.tokens.extend(ids)
-        self.completion_tokens += len(ids)
-        if logprobs is None:
-            text = self._stop.feed(self._detokenizer.feed(ids))
-        else:
-            text = self._take_logprobs(ids, logprobs.tokens)
-        if self._stop.stopped:
-            self._generation.cancel_on_worker(self)
-            self._end(Finish.STOP, text)
-        elif text:
-            self._fed += len(text)
-            self._safety.feed(self._filter, text, last=False)
-
-    def on_finished(self, finish: Finish, message: str) -> None:
-        """See `RunningSequence`."""
-        if self.ending is None:
-            self.message = message
-            tail = self._stop.feed(self._detokenizer.flush()) + self._stop.flush()
-            self._end(Finish.STOP if self._stop.stopped else finish, tail)
-
-    def on_refused(self, refusal: worker_pb2.Refusal) -> None:
-        """See `RunningSequence`."""
-        if self.ending is None:
-            self._generation.refused(WeirError.from_rejection(refusal.rejection))
-
-    def on_worker_lost(self) -> None:
-        """See `RunningSequence`."""
-        if self.ending is None:
-            self._generation.worker_lost()
-
-    def end_if_whole(self) -> None:
-        """End it if its worker owed nothing but the terminal frame."""
-        if self.ending is None and len(self.tokens) >= self._generation.parameters.max_tokens:
-            self.on_finished(Finish.LENGTH, "")
-
-    def on_fault(self) -> None:
-        """See `RunningSequence`."""
-        self._generation.fail(WeirError(Reason.INTERNAL, "internal error; the trace id finds it"))
-
-    def on_released(self, text: str, *, consumed: int, blocked: str, last: bool) -> None:
-        """See `FilteredChoice`."""
-        if self.finish is not None:
-            return
-        self._consumed = consumed
-        if blocked:
-            if self.ending is None:
-                self._generation.cancel_on_worker(self)
-            self.ending = self.finish = Finish.CONTENT_FILTER
-            self.message = f"stopped by the safety policy ({blocked})"
-            self._safety.close(self._filter)
-        elif last:
-            self.finish = self.ending
-        if text or self.finish is not None:
-            self._generation.push(self, text, self._released_logprobs())
-
-    def on_filter_skipped(self) -> None:
-        """See `FilteredChoice`."""
-        if SAFETY_SKIPPED not in self._generation.degraded:
-            self._generation.degraded.append(SAFETY_SKIPPED)
-
-    def on_filter_lost(self) -> None:
-        """See `FilteredChoice`."""
-        self._generation.fail(WeirError(Reason.DEPENDENCY_UNAVAILABLE, "the safety service is away"))
-
-    def abandon(self, finish: Finish) -> None:
-        """End at once; what the filter holds is dropped."""
-        if self.finish is None:
-            self.ending = self.finish = finish
-            self._safety.close(self._filter)
-
-    def _end(self, finish: Finish, text: str) -> None:
-        self.ending = finish
-        self._fed += len(text)
-        self._safety.feed(self._filter, text, last=True)
-
-    def final(self) -> FinalChoice:
-        """What it was, once it is over."""
-        scores = self.scores
-        known = scores is not None and len(scores) == len(self.tokens)
-        return FinalChoice(
-            tokens=tuple(self.tokens),
-            logprobs=tuple(scores) if known and scores is not None else (),
-            finish=self.finish or Finish.ERROR,
-        )
-
-    def _take_logprobs(self, ids: Sequence[int], logprobs: Sequence[worker_pb2.TokenLogprob]) -> str:
-        if self.scores is not None:
-            self.scores.extend([entry.logprob for entry in logprobs])
-            if self._generation.parameters.logprobs is None:
-                return self._stop.feed(self._detokenizer.feed(ids))
-        return self._feed_with_logprobs(ids, logprobs)
-
-    def _feed_with_logprobs(self, ids: Sequence[int], logprobs: Sequence[worker_pb2.TokenLogprob]) -> str:
-        """The text of these tokens, one by one, so that each log-probability is kept until its own text is decided;
-        those of a stop string never are."""
-        token = self._generation.text.token
-        text = ""
-        for token_id, entry in zip(ids, logprobs, strict=True):
-            text += self._stop.feed(self._detokenizer.feed((token_id,)))
-            if self._stop.stopped:
-                break
-            top = tuple((*token(i), p) for i, p in zip(entry.top_ids, entry.top_logprobs, strict=True))
-            end = self._fed + len(text) + self._stop.held
-            self._logprobs.append((end, Logprob(*token(token_id), entry.logprob, top)))
-        return text
-
-    def _released_logprobs(self) -> list[Logprob] | None:
-        """Log-probabilities of the tokens whose text is decided: they spell the token, so they must not run ahead of
-        the filter."""
-        if self._generation.parameters.logprobs is None:
-            return None
-        released: list[Logprob] = []
-        if self.finish is Finish.CONTENT_FILTER:
-            return released
-        while self._logprobs and (self._logprobs[0][0] <= self._consumed):
-            released.append(self._logprobs.popleft()[1])
-        return released
 
 
 class Generation(Mailbox):
@@ -403,8 +221,3 @@ class Generation(Mailbox):
             reason = Reason.ENGINE_ERROR.name
         self._close(finish, reasons, message=message, reason=reason, retry=retry)
         self._on_end()
-
-
-def finish_of(reason: int) -> Finish:
-    """A worker's finish reason as ours."""
-    return _FINISH.get(reason, Finish.ERROR)  # type: ignore[call-overload]

@@ -13,8 +13,8 @@ from libs.clock import Clock
 from libs.errors import Reason, WeirError
 from libs.routing import Route
 from services.gateway.catalog import Catalog
+from services.gateway.choice import SAFETY_SKIPPED
 from services.gateway.config import Settings
-from services.gateway.generation import SAFETY_SKIPPED
 from services.gateway.policy.answers import answer_key, repeatable
 from services.gateway.policy.parameters import bind_parameters
 from services.gateway.policy.plans import LADDER_FLAGS, OVER_QUOTA

@@ -17,7 +17,8 @@ from libs.deadlines import Deadline, to_duration, to_seconds
 from libs.routing import Route, RouteRequest
 from libs.telemetry.tracing import Span
 from services.gateway.catalog import Catalog
-from services.gateway.generation import Choice, Generation
+from services.gateway.choice import Choice
+from services.gateway.generation import Generation
 from services.gateway.mailbox import Mailbox
 from services.gateway.policy.events import Accepted
 from services.gateway.policy.finals import ArmKey, FinalAnswer

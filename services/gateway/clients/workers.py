@@ -22,10 +22,17 @@ from libs.rpc import make_channel
 from libs.telemetry import get_logger
 from services.gateway import metrics
 from services.gateway.config import Settings
-from services.gateway.generation import finish_of
+from services.gateway.policy.events import Finish
 from services.gateway.ports import RunningSequence
 
 log = get_logger(__name__)
+_FINISH = {
+    worker_pb2.FINISH_REASON_STOP: Finish.STOP,
+    worker_pb2.FINISH_REASON_LENGTH: Finish.LENGTH,
+    worker_pb2.FINISH_REASON_CANCELLED: Finish.CANCELLED,
+    worker_pb2.FINISH_REASON_DEADLINE: Finish.DEADLINE,
+    worker_pb2.FINISH_REASON_ERROR: Finish.ERROR,
+}
 _LONGEST_HOLD = 0.003  # seconds; submissions that come faster than this travel together
 
 
@@ -210,7 +217,7 @@ class WorkerLink:
         for finished in frame.finished:
             sequence = sequences.pop(finished.handle, None)
             if sequence is not None:
-                sequence.on_finished(finish_of(finished.reason), finished.message)
+                sequence.on_finished(_FINISH.get(finished.reason, Finish.ERROR), finished.message)
         self._flush()
 
 
