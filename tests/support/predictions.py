@@ -108,6 +108,7 @@ class PredictionEdge:
         self._stub = open_inference_pb2_grpc.GRPCInferenceServiceStub(channel)
         self._tokens = tokens
         self._pki = pki
+        self._open: set[asyncio.Event] = set()
 
     async def put(self, *messages: Message) -> int:
         """Writes resources in one transaction; returns the revision."""
@@ -133,9 +134,15 @@ class PredictionEdge:
         metadata = [("authorization", f"Bearer {self._tokens[tenant]}"), ("x-weir-model", model)]
         metadata += [("x-weir-user", user)] if user else []
         metadata += [(name.replace("_", "-"), value) for name, value in headers.items()]
-        answer = await self._stub.ModelInfer(
-            open_inference_pb2.ModelInferRequest(model_name=model), metadata=metadata, timeout=60
-        )
+        over = asyncio.Event()
+        self._open.add(over)
+        try:
+            answer = await self._stub.ModelInfer(
+                open_inference_pb2.ModelInferRequest(model_name=model), metadata=metadata, timeout=60
+            )
+        finally:
+            self._open.discard(over)
+            over.set()
         return answer.model_name, answer.model_version
 
     @contextlib.asynccontextmanager
@@ -150,6 +157,9 @@ class PredictionEdge:
                 gone = await self.store.txn(deletes=[keys.endpoint_key("predictor", instance)])
                 await self.known(gone.revision)
                 await self.reaches(MODEL, "", f"{MODEL}@1")
+                # Whoever came before keeps the routes of then.
+                for over in tuple(self._open):
+                    await over.wait()
 
     async def versions(self, model: str, users: Sequence[str], *, tenant: str = "acme") -> list[str]:
         """The version that answers each user."""
