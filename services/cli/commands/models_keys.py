@@ -17,6 +17,8 @@ from services.cli.quantities import parse_seconds
 
 app = typer.Typer(help="Keys that sign model versions, and whom a namespace trusts.", invoke_without_command=True)
 Namespace = Annotated[str, typer.Option(help="The namespace whose versions are meant.")]
+_AT_ONCE = 60.0
+"""Seconds: workers look when a policy changes, and take keys that expire so soon as expired (services/worker)."""
 KeyId = Annotated[str, typer.Argument(metavar="KEY", help="A key id, or as much of its beginning as tells it apart.")]
 
 
@@ -171,6 +173,10 @@ def _change(
     print(f"{namespace} {would} {len(stored.keys)} keys, of which {stored.threshold or 1} must sign")
     for name, why in broken.items():
         print(f"  workers {'would' if dry_run else 'will'} refuse {name}: {why}")
+    if broken and (at is None or at < time.time() + _AT_ONCE):
+        print(
+            f"  and those that serve {'it' if len(broken) == 1 else 'them'} now {'would' if dry_run else 'will'} stop"
+        )
 
 
 def _broken(policy: Any, at: float) -> dict[str, str]:

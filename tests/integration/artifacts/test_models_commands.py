@@ -180,6 +180,7 @@ async def test_trust(mesh: Mesh) -> None:
     assert (await mesh.weir("keys", "trust", f"{other}.pub", "--threshold", "1")).code == 0
     ended = await mesh.weir("keys", "expire", mesh.key.key_id[:8])
     assert "will refuse m@1" in ended.out
+    assert "those that serve it now will stop" in ended.out
     assert "m@2" not in ended.out
     late = await mesh.weir("verify", "m@1")
     assert (late.code, "not trusted any more" in late.err) == (1, True)
