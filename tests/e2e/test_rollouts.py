@@ -18,7 +18,7 @@ from libs.rollouts import phase_of
 from loadtest.overload.samples import OK
 from loadtest.rollout.site import RolloutSite, site_of
 from loadtest.rollout.traffic import Traffic
-from tests.support.mesh import ROOT, Mesh
+from tests.support.mesh import ROOT, Mesh, eventually
 
 FAST = ROOT / "models" / "demo" / "fast"
 RATE = 8.0
@@ -87,12 +87,13 @@ async def test_damaged_weights_are_found_out_by_mirrored_traffic_and_reach_nobod
     assert answered > 20
     assert {seen.version for seen in traffic.seen if seen.outcome == OK} == {"damaged@1"}
     assert ended.state.reason in explained.replace("\n", " ") or "exact" in explained
-    audited = [
-        entry["record"]["admin"]
-        for entry in mesh.weir_json("audit", "tail", "--limit", "200")["records"]
-        if "admin" in entry["record"]
-    ]
-    assert any("exact" in record.get("reason", "") for record in audited), "the decision is in the audit log"
+
+    def audited() -> bool:
+        records = [entry["record"] for entry in mesh.weir_json("audit", "tail", "--limit", "300")["records"]]
+        return any("exact" in record.get("admin", {}).get("reason", "") for record in records)
+
+    # The registry's service hands over what the controller wrote, when it looks the next time.
+    eventually(audited, seconds=60.0, what="the decision in the audit log")
 
 
 async def test_a_healthy_version_is_promoted_and_the_old_one_stays_warm(mesh: Mesh, tmp_path: Path) -> None:
@@ -108,16 +109,14 @@ async def test_a_healthy_version_is_promoted_and_the_old_one_stays_warm(mesh: Me
                 reason="an end-to-end test",
             )
             ended = await site.ended("healthy", started, seconds=END)
-            promoted = len(traffic.seen)
-            await site.view.wait_until(lambda _: len(traffic.seen) > promoted or True)
-            while len(traffic.seen) < promoted + 20:
-                await asyncio.wait_for(_next(traffic), 30)
+            promoted = ended.state.ended_at.ToNanoseconds() / 1e9
+            async with asyncio.timeout(60):
+                while len(late := [seen for seen in traffic.seen if seen.sent > promoted + 1.0]) < 10:
+                    await _next(traffic)
         snapshot = site.view.snapshot
         actions = await history(site, "healthy")
     assert phase_of(ended) == pb.ROLLOUT_PHASE_PROMOTED, ended
     assert [target.model_version for target in snapshot.aliases["healthy"].targets] == [good]
-    late = [seen for seen in traffic.seen if seen.sent > ended.state.ended_at.ToNanoseconds() / 1e9 + 1.0]
-    assert late
     assert {seen.version for seen in late if seen.outcome == OK} == {good}
     assert all(seen.outcome == OK for seen in traffic.seen)
     ready = [set(worker.model_versions) for worker in snapshot.endpoints_of("worker")]
