@@ -18,8 +18,9 @@ from libs.clock import Clock
 from libs.errors import Reason, WeirError
 from libs.telemetry.tracing import SERVER, span
 from services.gateway import metrics
-from services.gateway.arms import Arms, TakenOut
+from services.gateway.arms import VERSION_CHANGED, Arms, TakenOut
 from services.gateway.catalog import Catalog
+from services.gateway.choice import SAFETY_SKIPPED
 from services.gateway.closing import Closing
 from services.gateway.config import Settings
 from services.gateway.degrading import Ladder, granted_locally
@@ -52,7 +53,7 @@ from services.gateway.request import Candidate, Request, accepted_of, deadline_o
 from services.gateway.runs import Runs
 from services.gateway.text import TextModel
 
-_ALTERED = LADDER_FLAGS | {"safety_skipped"}
+_ALTERED = LADDER_FLAGS | {SAFETY_SKIPPED, VERSION_CHANGED}
 """Flags of answers that are not what the request would get at another time."""
 
 

@@ -8,15 +8,16 @@ from typing import Any
 
 import pytest
 from prometheus_client import REGISTRY
+from weir.admission.v1 import admission_pb2
 from weir.inference.v1 import inference_pb2
 from weir.registry.v1 import registry_pb2
 from weir.worker.v1 import worker_pb2
 
-from libs.errors import Reason
+from libs.errors import Reason, WeirError
 from libs.registry import Put, keys
 from tests.support.canary import CANARY, CANDIDATE, begin, end, rollout, seen
 from tests.support.leaves import MODEL, Held, Rig
-from tests.support.native_stream import Stream, ids, taken
+from tests.support.native_stream import Stream, ids, refusal, taken
 
 MIGRATE, FINISH = registry_pb2.IN_FLIGHT_MIGRATE, registry_pb2.IN_FLIGHT_FINISH
 ROLLED_BACK = registry_pb2.ROLLOUT_PHASE_ROLLED_BACK
@@ -117,6 +118,24 @@ async def test_running_streams_go_on_elsewhere_token_by_token(mesh: Rig, take_ou
     assert moved("taken_out") == before + 1
     assert mesh.records.empty()
     assert mesh.settled.empty()
+
+
+async def test_an_answer_of_two_versions_is_not_kept_as_one_of_the_first(mesh: Rig) -> None:
+    cached = registry_pb2.DegradationStep(cached_answer=registry_pb2.CachedAnswer())
+    await mesh.put(registry_pb2.PlanPolicy(id="paid", ladder=[cached]))
+    await seen(mesh, lambda snapshot: snapshot.plans)
+    await begin(mesh, on_rollback=MIGRATE)
+    async with Stream(mesh, temperature=0.0) as stream:
+        await (await taken(mesh.workers[0])).tokens(ids("abc"))
+        await stream.text(3)
+        await roll_back(mesh)
+        await (await taken(mesh.workers[0])).last(ids("d"))
+        assert (await stream.rest())[0] == "d"
+    await begin(mesh, id="r2")
+    full = WeirError(Reason.REJECTED_QUEUE_FULL, "full").to_rejection()
+    mesh.admission.handler = lambda call, context: admission_pb2.AdmissionReply(rejected=full)
+    async with Stream(mesh, temperature=0.0) as again:
+        assert (await refusal(again)).reason is Reason.REJECTED_QUEUE_FULL
 
 
 async def test_state_of_stops_logprobs_and_every_choice_moves_along(mesh: Rig) -> None:
