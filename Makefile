@@ -186,7 +186,7 @@ bench-rollout: setup ## Measure how bad versions are found out and taken off, an
 	$(PY) -m loadtest.bench_rollout $(if $(QUICK),--quick)
 
 .PHONY: drill-bad-canary
-drill-bad-canary: setup ## Watch a version that fails and one that is slow being rolled out and taken back, second by second.
+drill-bad-canary: setup ## Watch versions that fail, are slow or cost too much being rolled out and taken back.
 	$(PY) -m loadtest.drill_bad_canary $(if $(QUICK),--quick)
 
 .PHONY: drill-flood

@@ -176,10 +176,7 @@ async def costly(site: RolloutSite, times: Times) -> dict[str, float]:
         for alias, percent in zip(ALIASES, (3, 100), strict=False):
             candidate = await site.push(alias, f"cost-{percent}")
             for version, factor in ((f"{alias}@1", 1.0), (candidate, 1.0 + percent / 100.0)):
-                await site.weir(
-                    *("prices", "set", version, "--input", "1", "--output", "3"),
-                    *("--input-cost", f"{factor:g}", "--output-cost", f"{3.0 * factor:g}"),
-                )
+                await site.price(version, factor)
             started = await site.start(
                 alias,
                 candidate,

@@ -1,4 +1,4 @@
-"""A version that fails, then one that is slow, rolled out and taken back: `make drill-bad-canary`.
+"""Versions that fail, are slow, cost twice as much, rolled out and taken back: `make drill-bad-canary`.
 
 Starts a mesh of the profile rollout, prints a line for every second and every decision, and ends with what was expected
 of the mesh and whether it held; exit code 1 when something did not. `--quick` rolls out the failing one only.

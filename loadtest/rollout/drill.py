@@ -50,11 +50,19 @@ class Fault:
     faults: Faults
     word: str
     """What the reason of the decision must speak of."""
+    cost: float = 1.0
+    """Of its tokens, as a multiple of the baseline's."""
+
+    @property
+    def every_answer(self) -> bool:
+        """Each of its answers is bad; else its failures are."""
+        return self.name != "errors"
 
 
 FAULTS = {
     "errors": Fault("errors", {"error_rate": 0.3}, "error"),
     "slow": Fault("slow", SLOW, "ttft"),
+    "costly": Fault("costly", {}, "cost per", cost=2.0),
 }
 
 
@@ -69,6 +77,8 @@ async def bad_canary(
 ) -> list[Check]:
     """Roll a bad version out and watch it being taken back."""
     candidate = await site.push(ALIAS, version, fault.faults)
+    for priced, factor in ((f"{ALIAS}@1", 1.0), (candidate, fault.cost)):
+        await site.price(priced, factor)
     traffic = site.traffic(ALIAS, rate=RATE, users=USERS, seed=1)
     sending = asyncio.create_task(traffic.run())
     begun = time.time()
@@ -128,7 +138,7 @@ def _checks(
     log: Sequence[Change], seen: Sequence[Seen], fault: Fault, candidate: str, ended: pb.Rollout
 ) -> list[Check]:
     decided = ended.state.ended_at.ToNanoseconds() / 1e9
-    found: Harm = harm(seen, candidate=candidate, decided=decided, slow=fault.name == "slow")
+    found: Harm = harm(seen, candidate=candidate, decided=decided, slow=fault.every_answer)
     baseline = [each for each in seen if each.version and each.version != candidate]
     failed = [each for each in baseline if each.outcome != OK]
     late = [each for each in seen if each.sent > decided + 1.0]

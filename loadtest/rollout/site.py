@@ -92,6 +92,13 @@ class RolloutSite:
         )
         return f"{name}@{version}"
 
+    async def price(self, version: str, cost: float) -> None:
+        """A price for a version, and what its tokens cost us, as a multiple of a dollar in and three out."""
+        await self.weir(
+            *("prices", "set", version, "--input", "1", "--output", "3"),
+            *("--input-cost", f"{cost:g}", "--output-cost", f"{3.0 * cost:g}"),
+        )
+
     async def alias(self, name: str, version: str) -> None:
         """Point an alias at one version."""
         await self.weir("models", "alias", name, version)
