@@ -26,6 +26,12 @@ class Window:
     """1 uses up the budget exactly in `PERIOD`."""
     severity: Severity
 
+    @property
+    def patient(self) -> bool:
+        """It alerts only where events were counted as long ago as the short window is long. Minutes of a young service
+        say nothing of days; what cannot wait for hours is a matter of the windows that page."""
+        return self.severity == "ticket"
+
 
 WINDOWS = (
     Window(3600, 300, 14.4, "page"),  # 2% of the budget in an hour
@@ -74,13 +80,14 @@ def burns(
     min_events: int = MIN_EVENTS,
 ) -> tuple[Burn, ...]:
     """What each pair of windows says at `now` (Unix seconds). A pair fires when both of its windows have `min_events`
-    and burn faster than its factor."""
+    and burn faster than its factor; one for tickets also needs events from before its short window."""
     said = []
     for window in windows:
         long, short = tally.count(window.long, now), tally.count(window.short, now)
         rates = burn_rate(long, target), burn_rate(short, target)
         enough = min(long.total, short.total) >= min_events
-        said.append(Burn(window, *rates, fires=enough and min(rates) > window.factor))
+        known = not window.patient or (tally.since is not None and tally.since <= now - window.short)
+        said.append(Burn(window, *rates, fires=enough and known and min(rates) > window.factor))
     return tuple(said)
 
 

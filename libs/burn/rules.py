@@ -62,9 +62,10 @@ def _alert(
     threshold = round(window.factor * (1.0 - target), 9)
     burning = [f"{_ratio(length)}{{{which}}} > {threshold:g}" for length in (window.long, window.short)]
     enough = [f"{_count(length)}{{{which}}} >= {min_events}" for length in (window.long, window.short)]
+    known = [f"sum by ({_BY}) ({EVENTS}{{{which}}} offset {_length(window.short)})"] if window.patient else []
     return {
         "alert": "WeirSloBurn",
-        "expr": " and ".join([*burning, *enough]),
+        "expr": " and ".join([*burning, *enough, *known]),
         "labels": {
             "severity": window.severity,
             "objective": objective,

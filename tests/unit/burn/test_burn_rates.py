@@ -62,6 +62,19 @@ def test_a_slow_burn_is_a_ticket() -> None:
     assert alert_of(burns(tally, TARGET, now)) == "ticket"
 
 
+def test_minutes_of_a_young_service_raise_no_ticket_of_days() -> None:
+    tally = Tally()
+    tally.add(1_286, 4, 0.0)
+    assert alert_of(burns(tally, 0.999, 600.0)) is None
+    tally.add(1_286 * 11, 4 * 11, 7_190.0)
+    assert alert_of(burns(tally, 0.999, 7_199.0)) is None
+    assert alert_of(burns(tally, 0.999, 7_200.0)) == "ticket"
+    # What burns fast pages at once, however young.
+    young = Tally()
+    young.add(900, 100, 0.0)
+    assert alert_of(burns(young, 0.999, 60.0)) == "page"
+
+
 def test_few_events_alert_nobody() -> None:
     tally = Tally()
     for _ in range(9):
