@@ -163,7 +163,7 @@ def test_what_a_gateway_does_after_its_empty_first_report_counts() -> None:
         budgets.take("a 1", told(50, 50), DAY + 1)
     status = budgets.status(snapshot(), DAY + 1)["generate", "fast"]
     (found,) = status.objectives
-    assert (found.good, found.bad, found.alert) == (50, 50, "ticket")
+    assert (found.good, found.bad, found.alert) == (50, 50, "")
     assert found.burn_rates["5m"] == pytest.approx(5.0)
     assert not exhausted([status])
 
