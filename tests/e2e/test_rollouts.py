@@ -84,7 +84,7 @@ async def test_damaged_weights_are_found_out_by_mirrored_traffic_and_reach_nobod
     assert pb.ROLLOUT_PHASE_SHADOW in phases
     assert pb.ROLLOUT_PHASE_CANARY not in phases
     assert "shadow_exact" in ended.state.reason or "exact" in ended.state.reason
-    assert answered > 20
+    assert answered >= 10
     assert {seen.version for seen in traffic.seen if seen.outcome == OK} == {"damaged@1"}
     assert ended.state.reason in explained.replace("\n", " ") or "exact" in explained
 
