@@ -150,6 +150,7 @@ def test_what_was_served_once_is_not_remembered_for_ever() -> None:
         snapshot = after(snapshot, changes, revision)
         assert control._publish(snapshot)
         gc.collect()
-        counts.append(sum(isinstance(found, Piece) for found in gc.get_objects()))
+        # By type: asking some other library's object for its class may make it warn.
+        counts.append(sum(issubclass(type(found), Piece) for found in gc.get_objects()))
     assert control.publisher.current.offers_for(MESH, "zone-b")
     assert counts[-1] <= counts[2]
