@@ -32,6 +32,11 @@ def appended(sequence: int, duplicate: bool) -> audit_pb2.AuditReply:
     return audit_pb2.AuditReply(appended=audit_pb2.Appended(sequence=sequence, duplicate=duplicate))
 
 
+_RELAYED = {"registry": frozenset({"rollout"})}
+"""Whose records a peer hands over beside its own: the rollout controller's decisions are written into the registry's
+outbox with the change itself, and the registry empties it."""
+
+
 class AppendHandler:
     """Handles the calls of all sessions: each is answered when its group is on disk."""
 
@@ -42,15 +47,17 @@ class AppendHandler:
     def __call__(self, call: audit_pb2.AuditCall, ctx: CallContext) -> Awaitable[audit_pb2.AuditReply]:
         """Return a future of the reply.
 
-        :raises WeirError: INVALID_REQUEST or PAYLOAD_TOO_LARGE for a bad record, PERMISSION_DENIED for one in another
-            service's name, DEPENDENCY_UNAVAILABLE or REJECTED_QUEUE_FULL when the disk fails or falls behind.
+        :raises WeirError: INVALID_REQUEST or PAYLOAD_TOO_LARGE for a bad record, PERMISSION_DENIED for one in the name
+            of a service whose records the peer does not hand over, DEPENDENCY_UNAVAILABLE or REJECTED_QUEUE_FULL when
+            the disk fails or falls behind.
         """
         if not call.HasField("append"):
             raise WeirError(Reason.INVALID_REQUEST, "the call has no operation", limit="op")
         record = call.append.record
         try:
             encoded = convert.record_json(record, max_bytes=self._max_record_bytes)
-            if record.source.partition("/")[0] != ctx.peer:
+            source = record.source.partition("/")[0]
+            if source != ctx.peer and source not in _RELAYED.get(ctx.peer, ()):
                 raise WeirError(
                     Reason.PERMISSION_DENIED, f"{ctx.peer} may not write as {record.source}", limit="source"
                 )

@@ -108,6 +108,20 @@ async def test_bad_records_are_refused(tmp_path: Path, change: dict[str, object]
         assert (await link.append(record(3))).sequence == 1
 
 
+async def test_the_registry_hands_over_what_the_rollout_controller_decided(tmp_path: Path) -> None:
+    decided = record(1, source="rollout/rollout")
+    async with audit_service(tmp_path) as audit:
+        async with connect(audit.port, service="registry") as link:
+            assert (await link.append(decided)).sequence == 1
+            with pytest.raises(WeirError) as caught:
+                await link.append(record(2, source="gateway/gateway-0"))
+            assert caught.value.reason is Reason.PERMISSION_DENIED
+        async with connect(audit.port, service="gateway") as link:
+            with pytest.raises(WeirError) as caught:
+                await link.append(record(3, source="rollout/rollout"))
+            assert caught.value.reason is Reason.PERMISSION_DENIED
+
+
 async def test_a_full_disk_refuses_turns_unhealthy_and_recovers(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
