@@ -11,7 +11,7 @@ import asyncio
 import contextlib
 import statistics
 import tempfile
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Collection, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -40,6 +40,7 @@ KINDS: tuple[tuple[str, dict[str, float]], ...] = (
     ("errors 30%", {"error_rate": 0.3}),
     ("TTFT 3x", dict(SLOW)),
 )
+PARTS = ("bad", "healthy", "cost", "sticky", "large")
 TARGETS = {
     "detect_s_p50": "≤ 15",
     "traffic_off_s_max": "≤ 1",
@@ -175,7 +176,8 @@ async def costly(site: RolloutSite, times: Times) -> dict[str, float]:
     async with callers(site, users=USERS):
         for alias, percent in zip(ALIASES, (3, 100), strict=False):
             candidate = await site.push(alias, f"cost-{percent}")
-            for version, factor in ((f"{alias}@1", 1.0), (candidate, 1.0 + percent / 100.0)):
+            baseline = site.view.snapshot.aliases[alias].targets[0].model_version
+            for version, factor in ((baseline, 1.0), (candidate, 1.0 + percent / 100.0)):
                 await site.price(version, factor)
             started = await site.start(
                 alias,
@@ -243,19 +245,22 @@ async def _sticky(site: RolloutSite, traffic: Traffic, times: Times) -> tuple[li
     return first, second
 
 
-async def measure(times: Times, folder: Path, extra: Sequence[str]) -> dict[str, float]:
-    """Every figure."""
+async def measure(times: Times, folder: Path, extra: Sequence[str], parts: Collection[str]) -> dict[str, float]:
+    """Every figure of these parts that needs a mesh."""
     figures: dict[str, float] = {}
     async with rollout_site(folder, settings=extra) as site:
         await asyncio.gather(*(_baseline(site, alias) for alias in ALIASES))
         await site.answered(ALIASES)
         progress("the mesh is up and answers on every alias")
-        found = await bad(site, times)
-        figures |= _harm_figures(found)
-        ran, lost = await healthy(site, times)
-        figures |= {"healthy_runs": float(ran), "healthy_rollbacks": float(lost)}
-        figures |= await costly(site, times)
-        figures |= await sticky(site, times)
+        if "bad" in parts:
+            figures |= _harm_figures(await bad(site, times))
+        if "healthy" in parts:
+            ran, lost = await healthy(site, times)
+            figures |= {"healthy_runs": float(ran), "healthy_rollbacks": float(lost)}
+        if "cost" in parts:
+            figures |= await costly(site, times)
+        if "sticky" in parts:
+            figures |= await sticky(site, times)
     return figures
 
 
@@ -297,14 +302,19 @@ def _harm_figures(found: Sequence[Canary]) -> dict[str, float]:
 
 def main() -> None:
     """Measure and print."""
-    options = output.options(__doc__).parse_args()
+    parser = output.options(__doc__)
+    parser.add_argument("--only", nargs="+", choices=PARTS, default=list(PARTS), help="parts to run")
+    options = parser.parse_args()
     output.begin(options)
     times = QUICK if options.quick else FULL
     with contextlib.ExitStack() as stack:
         folder = Path(options.keep or stack.enter_context(tempfile.TemporaryDirectory(prefix="weir-rollout-")))
-        figures: dict[str, float] = uvloop.run(measure(times, folder, options.set))
-    progress("a large registry: 200 models, 2,000 tenants")
-    figures |= bench_xds.measure_large(models=200, tenants=2_000, samples=times.changes)
+        figures: dict[str, float] = {}
+        if set(options.only) != {"large"}:
+            figures = uvloop.run(measure(times, folder, options.set, options.only))
+    if "large" in options.only:
+        progress("a large registry: 200 models, 2,000 tenants")
+        figures |= bench_xds.measure_large(models=200, tenants=2_000, samples=times.changes)
     conditions: dict[str, Any] = {
         "engine": "simulated, steps of 50 ms, 2 workers",
         "load": f"{len(ALIASES)} aliases, {RATE:g} requests/s each, Poisson, through Envoy, {USERS} users",
