@@ -220,7 +220,8 @@ async def _sticky(site: RolloutSite, traffic: Traffic, times: Times) -> tuple[li
     started = await site.start(
         alias,
         candidate,
-        *("--steps", "10,20", "--step-duration", f"{times.sticky:g}s", "--step-samples", "20", "--sticky", "user"),
+        # The third step is there so that the second one does not end in a promotion.
+        *("--steps", "10,20,30", "--step-duration", f"{times.sticky:g}s", "--step-samples", "20", "--sticky", "user"),
         reason="a bench",
     )
 
