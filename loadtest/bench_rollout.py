@@ -217,6 +217,9 @@ async def _sticky(site: RolloutSite, traffic: Traffic, times: Times) -> tuple[li
     """What callers of one alias saw at 10% and at 20%."""
     alias = traffic.alias
     candidate = await site.push(alias, "sticky")
+    # A price on one side alone would hold the rollout: the cost gate must be shown to hold.
+    for version in (site.view.snapshot.aliases[alias].targets[0].model_version, candidate):
+        await site.price(version, 1.0)
     started = await site.start(
         alias,
         candidate,
