@@ -71,7 +71,8 @@ class Candidate:
         try:
             await asyncio.Event().wait()
         finally:
-            self._group.leading.remove(self.name)
+            # An instance that starts again has the name of its dead self.
+            self._group.leading.discard(self.name)
             self._events.put_nowait("ended")
 
     async def next(self, what: str) -> None:
