@@ -20,6 +20,7 @@ from typing import Any
 import uvloop
 from weir.registry.v1 import registry_pb2 as pb
 
+from libs.clock.stamps import unix
 from libs.rollouts import phase_of
 from loadtest import bench_xds
 from loadtest.figures import percentile, spread, table
@@ -123,7 +124,7 @@ async def _bad(site: RolloutSite, traffic: Traffic, kind: str, faults: Faults, v
     ended = await site.ended(alias, started, seconds=_END)
     if phase_of(ended) != pb.ROLLOUT_PHASE_ROLLED_BACK:
         raise RuntimeError(f"{candidate} ({kind}) was not rolled back: {ended.state}")
-    decided = ended.state.ended_at.ToNanoseconds() / 1e9
+    decided = unix(ended.state.ended_at)
     await asyncio.sleep(2.0)  # what was sent within a second of the decision shall have been answered
     try:
         measured = harm(traffic.seen[begin:], candidate=candidate, decided=decided, slow="TTFT" in kind)
@@ -237,7 +238,7 @@ async def _sticky(site: RolloutSite, traffic: Traffic, times: Times) -> tuple[li
             seconds=times.sticky + 60.0,
             what=f"step {step}",
         )
-        return rollout.state.entered_at.ToNanoseconds() / 1e9
+        return unix(rollout.state.entered_at)
 
     ten = await entered(0)
     twenty = await entered(1)

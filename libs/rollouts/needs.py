@@ -7,6 +7,7 @@ from collections.abc import Mapping
 
 from weir.registry.v1 import registry_pb2 as pb
 
+from libs.clock.stamps import unix
 from libs.deadlines import to_seconds
 from libs.registry import RegistrySnapshot
 from libs.rollouts.exposure import is_live, phase_of
@@ -18,8 +19,9 @@ def warm_until(rollout: pb.Rollout) -> float:
     """Unix seconds until which the old version stays loaded after the rollout's end; 0 while it has not ended."""
     if is_live(rollout):
         return 0.0
-    ended = rollout.state.ended_at.seconds + rollout.state.ended_at.nanos * 1e-9
-    return ended + (to_seconds(rollout.keep_warm) if rollout.HasField("keep_warm") else _KEEP_WARM)
+    return unix(rollout.state.ended_at) + (
+        to_seconds(rollout.keep_warm) if rollout.HasField("keep_warm") else _KEEP_WARM
+    )
 
 
 def desired_versions(snapshot: RegistrySnapshot, pool: str, now: float) -> Mapping[str, tuple[str, ...]]:

@@ -119,9 +119,8 @@ async def prepare(mesh: Mesh, setting: Setting) -> Site:
     """Write the setting into the mesh's registry and make keys. What is in force follows within moments: callers wait
     with `settled`."""
     file = mesh.file()
-    tls = TlsFiles(ca=file["tls"]["ca"], cert=file["tls"]["cli_cert"], key=file["tls"]["cli_key"])
     address = file["services"]["registry"]["address"]
-    channel = make_channel(address, tls=tls, server_name="registry.weir.internal", translate_errors=True)
+    channel = make_channel(address, tls=mesh.operator(), server_name="registry.weir.internal", translate_errors=True)
     keys: dict[str, str] = {}
     async with channel:
         stub: Any = registry_pb2_grpc.RegistryServiceStub(channel)

@@ -12,7 +12,6 @@ from typing import Any
 
 from weir.registry.v1 import registry_pb2, registry_pb2_grpc
 
-from libs.config import TlsFiles
 from libs.errors import WeirError
 from libs.rpc import make_channel
 from loadtest.figures import percentile
@@ -177,7 +176,7 @@ class Watcher:
 
     async def _watch(self, generator: Generator) -> None:
         file = self._site.mesh.file()
-        tls = TlsFiles(ca=file["tls"]["ca"], cert=file["tls"]["cli_cert"], key=file["tls"]["cli_key"])
+        tls = self._site.mesh.operator()
         registry = file["services"]["registry"]["address"]
         self._say(header(self._tenants))
         tail = Tail(generator.out)

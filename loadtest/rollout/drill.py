@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 from weir.registry.v1 import registry_pb2 as pb
 
+from libs.clock.stamps import unix
 from libs.rollouts import arms_of, phase_of
 from loadtest.figures import percentile
 from loadtest.overload.samples import OK
@@ -137,7 +138,7 @@ def _weight(site: RolloutSite) -> int:
 def _checks(
     log: Sequence[Change], seen: Sequence[Seen], fault: Fault, candidate: str, ended: pb.Rollout
 ) -> list[Check]:
-    decided = ended.state.ended_at.ToNanoseconds() / 1e9
+    decided = unix(ended.state.ended_at)
     found: Harm = harm(seen, candidate=candidate, decided=decided, slow=fault.every_answer)
     baseline = [each for each in seen if each.version and each.version != candidate]
     failed = [each for each in baseline if each.outcome != OK]

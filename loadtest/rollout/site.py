@@ -14,7 +14,6 @@ from typing import Any
 
 from weir.registry.v1 import registry_pb2 as pb
 
-from libs.config import TlsFiles
 from libs.registry import EtcdStore, RegistrySnapshot, RegistryView
 from libs.rollouts import phase_of
 from loadtest.rollout.traffic import Traffic
@@ -176,9 +175,7 @@ async def rollout_site(folder: Path, *, settings: Sequence[str] = ()) -> AsyncIt
 @asynccontextmanager
 async def site_of(mesh: Mesh, folder: Path) -> AsyncIterator[RolloutSite]:
     """A mesh that runs already, with its registry in view. Model folders are made under `folder`."""
-    tls = mesh.file()["tls"]
-    files = TlsFiles(ca=tls["ca"], cert=tls["cli_cert"], key=tls["cli_key"])
-    store = EtcdStore([mesh.file()["services"]["etcd"]["address"]], tls=files)
+    store = EtcdStore([mesh.file()["services"]["etcd"]["address"]], tls=mesh.operator())
     view = RegistryView(store)
     follow = asyncio.create_task(view.run())
     try:

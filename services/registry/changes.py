@@ -9,13 +9,14 @@ from weir.registry.v1 import registry_pb2 as pb
 from libs import apikeys
 from libs.artifacts import TrustError, key_id_of, namespace_of, verify
 from libs.changes import Change, delete, nothing, put
+from libs.clock.stamps import timestamp
 from libs.deadlines import to_seconds
 from libs.errors import Reason, WeirError
 from libs.registry import RegistrySnapshot
 from libs.rollouts import needed_versions
 from libs.safety_filter import PatternError, parse_pattern
 from services.registry import convert
-from services.registry.messages import at_revision, copy, replaced, require, timestamp
+from services.registry.messages import at_revision, copy, replaced, require
 from services.registry.policy import access, models, pins, plans, safety, tenants, trust
 from services.registry.rollouts import require_no_rollout
 

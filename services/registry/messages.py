@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from google.protobuf.timestamp_pb2 import Timestamp
-
 from libs.changes import Change, M, nothing, put
 from libs.errors import Reason, WeirError
 from services.registry.policy.faults import Fault
@@ -47,13 +45,6 @@ def copy(message: M) -> M:
     copied: M = type(message)()
     copied.CopyFrom(message)
     return copied
-
-
-def timestamp(seconds: float) -> Timestamp:
-    """Unix seconds as a Timestamp."""
-    stamp = Timestamp()
-    stamp.FromNanoseconds(int(seconds * 1e9))
-    return stamp
 
 
 def require(fault: Fault | None) -> None:

@@ -8,11 +8,12 @@ from collections.abc import Sequence
 from weir.registry.v1 import registry_pb2 as pb
 
 from libs.changes import Change, nothing, put
+from libs.clock.stamps import timestamp
 from libs.deadlines import to_seconds
 from libs.errors import Reason, WeirError
 from libs.registry import RegistrySnapshot, slo_of
 from libs.rollouts import SHADOW_TENANT, is_live, phase_of
-from services.registry.messages import copy, replaced, require, timestamp
+from services.registry.messages import copy, replaced, require
 from services.registry.policy import rollouts
 from services.registry.policy.faults import Fault, check_text
 from services.registry.policy.steering import Phase, Place, place_after

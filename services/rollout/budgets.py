@@ -12,8 +12,8 @@ from weir.registry.v1 import registry_pb2
 from weir.rollout.v1 import rollout_pb2
 
 from libs import burn
+from libs.clock.stamps import timestamp
 from libs.registry import RegistrySnapshot, slo_of
-from services.rollout import convert
 from services.rollout.outcomes import Rollout
 from services.rollout.policy.evidence import Evidence, GoodBad
 from services.rollout.policy.plan import Burn
@@ -86,7 +86,7 @@ class Budgets:
         found = {}
         for where in sorted(self._budgets):
             slo = slo_of(snapshot, *where)
-            made = registry_pb2.ErrorBudget(route=where[0], tier=where[1], at=convert.timestamp(now))
+            made = registry_pb2.ErrorBudget(route=where[0], tier=where[1], at=timestamp(now))
             for objective, target in burn.slo_targets(slo).items() if slo is not None else ():
                 tally = self._budgets[where].tallies.get(objective)
                 if tally is not None:

@@ -6,10 +6,10 @@ import math
 from collections.abc import Iterable, Iterator
 from itertools import pairwise
 
-from google.protobuf.timestamp_pb2 import Timestamp
 from weir.registry.v1 import registry_pb2
 from weir.rollout.v1 import rollout_pb2 as pb
 
+from libs.clock.stamps import timestamp, unix
 from libs.deadlines import to_seconds
 from libs.registry import RegistrySnapshot
 from libs.rollouts import phase_of
@@ -205,18 +205,6 @@ def gate_status(status: GateStatus) -> pb.GateStatus:
     if status.gate.at_least is not None:
         made.gate.at_least = status.gate.at_least
     return made
-
-
-def timestamp(seconds: float) -> Timestamp:
-    """Unix seconds as a Timestamp."""
-    made = Timestamp()
-    made.FromNanoseconds(int(seconds * 1e9))
-    return made
-
-
-def unix(stamp: Timestamp) -> float:
-    """A Timestamp as Unix seconds; 0 when unset."""
-    return stamp.seconds + stamp.nanos * 1e-9
 
 
 def _sound(arm: pb.ArmOutcomes) -> bool:

@@ -14,6 +14,8 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
+from libs.config import TlsFiles
+
 ROOT = Path(__file__).resolve().parents[2]
 WEIR = Path(sys.prefix) / "bin" / "weir"
 PORTS = 200  # how many ports above its base a mesh may use
@@ -100,6 +102,11 @@ class Mesh:
     def file(self) -> Mapping[str, Any]:
         """mesh.json."""
         return json.loads((self.state / "mesh.json").read_text())
+
+    def operator(self) -> TlsFiles:
+        """The certificate of the operator's command."""
+        tls = self.file()["tls"]
+        return TlsFiles(ca=tls["ca"], cert=tls["cli_cert"], key=tls["cli_key"])
 
     def process(self, name: str) -> Mapping[str, Any]:
         """A process as `weir status` sees it."""

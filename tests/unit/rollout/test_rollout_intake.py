@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 from weir.registry.v1 import registry_pb2
 from weir.rollout.v1 import rollout_pb2
 
+from libs.clock.stamps import unix
 from libs.registry import RegistrySnapshot
 from services.rollout import convert
 from services.rollout.budgets import ArmBurns, Budgets, exhausted, show_window
@@ -231,8 +232,8 @@ def test_a_rollout_is_read_with_its_defaults_and_written_back() -> None:
     stored = convert.with_state(message, state, reason="why", by="me", now=9.0)
     assert convert.state(stored) == state
     assert (stored.state.reason, stored.state.decided_by) == ("why", "me")
-    assert convert.unix(stored.state.started_at) == 9.0
+    assert unix(stored.state.started_at) == 9.0
     assert not stored.state.HasField("ended_at")
     over = convert.with_state(stored, State(Phase.PROMOTED, entered_at=10.0), reason="", by="", now=10.0)
     assert over.state.HasField("ended_at")
-    assert convert.unix(over.state.started_at) == 9.0
+    assert unix(over.state.started_at) == 9.0
