@@ -11,6 +11,8 @@ UP ?=
 PYTEST ?= -q
 PROTO_FILES = $(shell cd protos && find weir inference -name '*.proto' | sort)
 SITE = $(shell $(PY) -c 'import sysconfig; print(sysconfig.get_paths()["purelib"])')
+# What `weir explain` and `weir schema` say: the comments of the registry's protos.
+COMMENTS = weir/registry/v1/comments.json
 PROTOC = $(PY) -m grpc_tools.protoc -Iprotos -I$(SITE)
 TYPED = libs services simulation models
 
@@ -58,7 +60,7 @@ logs: ## Show logs: make logs s=gateway, or all of them; f=1 follows.
 # --- the gate ---
 
 .PHONY: check
-check: setup format-check lint types imports protos-check files-check wheel-check ## Run the whole static gate.
+check: setup format-check lint types imports protos-check docs-check files-check wheel-check ## Run the whole static gate.
 
 .PHONY: format
 format: ## Format the code and fix what can be fixed.
@@ -116,9 +118,10 @@ test-engines: setup ## Run the engine contract on real vLLM and TensorRT-LLM, wh
 # --- protos ---
 
 .PHONY: protos
-protos: ## Generate Python code from protos/ into protos/gen.
+protos: protos-image ## Generate Python code from protos/ into protos/gen.
 	rm -rf protos/gen && mkdir -p protos/gen
 	$(PROTOC) --python_out=protos/gen --grpc_python_out=protos/gen --pyi_out=protos/gen $(PROTO_FILES)
+	$(PY) bin/proto-comments $(BUILD)/image.binpb protos/gen/$(COMMENTS)
 
 .PHONY: protos-image
 protos-image:
@@ -131,7 +134,16 @@ protos-check: protos-image ## Lint the protos, look for breaking changes, compar
 	.venv/bin/buf breaking $(BUILD)/image.binpb --against protos/baseline.binpb --config protos/buf.yaml
 	rm -rf $(BUILD)/gen && mkdir -p $(BUILD)/gen
 	$(PROTOC) --python_out=$(BUILD)/gen --grpc_python_out=$(BUILD)/gen --pyi_out=$(BUILD)/gen $(PROTO_FILES)
+	$(PY) bin/proto-comments $(BUILD)/image.binpb $(BUILD)/gen/$(COMMENTS)
 	diff -r -x __pycache__ $(BUILD)/gen protos/gen || { echo "protos/gen is not what protos/ generates: run make protos" >&2; exit 1; }
+
+.PHONY: docs
+docs: setup ## Write docs/registry: a page per kind, from the protos' comments and the table of kinds.
+	$(PY) bin/kind-docs
+
+.PHONY: docs-check
+docs-check:
+	$(PY) bin/kind-docs --check
 
 .PHONY: protos-baseline
 protos-baseline: ## Accept the present protos as the ones that later changes must not break.
@@ -158,6 +170,10 @@ bench-isolation: setup ## Measure the engine in a thread of its worker against a
 .PHONY: bench-xds
 bench-xds: setup ## Measure the time from an etcd write to the acknowledged xDS snapshot.
 	$(PY) -m loadtest.bench_xds
+
+.PHONY: bench-registry
+bench-registry: setup ## Measure the registry under 10,000 resources and 200 watchers (two minutes).
+	$(PY) -m loadtest.bench_registry $(if $(QUICK),--quick)
 
 .PHONY: bench-engine
 bench-engine: setup ## Measure the torch engine beside transformers and, where there is one, vLLM (docs/performance.md).

@@ -119,7 +119,7 @@ async def _bad(site: RolloutSite, traffic: Traffic, kind: str, faults: Faults, v
     candidate = await site.push(alias, version, faults)
     begin = len(traffic.seen)
     started = await site.start(
-        alias, candidate, "--steps", "10,50", "--step-duration", "60s", "--sticky", "user", reason="a bench"
+        alias, candidate, "--steps", "10,50", "--step-duration", "60s", "--set", "sticky=user", reason="a bench"
     )
     ended = await site.ended(alias, started, seconds=_END)
     if phase_of(ended) != pb.ROLLOUT_PHASE_ROLLED_BACK:
@@ -161,7 +161,7 @@ async def _healthy(site: RolloutSite, alias: str, version: str, times: Times) ->
     started = await site.start(
         alias,
         candidate,
-        *("--steps", "10,50", "--step-duration", duration, "--step-samples", "20", "--sticky", "user"),
+        *("--steps", "10,50", "--step-duration", duration, "--step-samples", "20", "--set", "sticky=user"),
         reason="a control run of a bench",
     )
     # Through both steps, or held at one of them for want of certainty: only a rollback is a false alarm.
@@ -183,7 +183,16 @@ async def costly(site: RolloutSite, times: Times) -> dict[str, float]:
             started = await site.start(
                 alias,
                 candidate,
-                *("--steps", "50", "--step-duration", "10m", "--sticky", "user", "--gate", "cost_per_1k_tokens<=1%"),
+                *(
+                    "--steps",
+                    "50",
+                    "--step-duration",
+                    "10m",
+                    "--set",
+                    "sticky=user",
+                    "--gate",
+                    "cost_per_1k_tokens<=1%",
+                ),
                 reason="a bench",
             )
             stopped = await site.reach(
@@ -225,7 +234,16 @@ async def _sticky(site: RolloutSite, traffic: Traffic, times: Times) -> tuple[li
         alias,
         candidate,
         # The third step is there so that the second one does not end in a promotion.
-        *("--steps", "10,20,30", "--step-duration", f"{times.sticky:g}s", "--step-samples", "20", "--sticky", "user"),
+        *(
+            "--steps",
+            "10,20,30",
+            "--step-duration",
+            f"{times.sticky:g}s",
+            "--step-samples",
+            "20",
+            "--set",
+            "sticky=user",
+        ),
         reason="a bench",
     )
 

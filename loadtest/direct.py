@@ -154,6 +154,7 @@ class DirectWorker:
             "port": 0,
             "metrics_port": 0,
             "etcd": [],
+            "registry": "",
             "admission": [f"127.0.0.1:{port}"],
             "state_dir": str(self._folder),
             "trace_endpoint": "",

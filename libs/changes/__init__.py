@@ -3,7 +3,7 @@
 The registry service and the rollout controller write through `Writer`, so that neither can break a rule of the other.
 """
 
-from libs.changes.change import MAX_WRITES, Change, M, Plan, Write, delete, nothing, put, raw
+from libs.changes.change import MAX_WRITES, Change, M, Plan, Write, nothing, put
 from libs.changes.history import recorded, resource_of
 from libs.changes.writer import Committed, Writer
 
@@ -15,10 +15,8 @@ __all__ = [
     "Plan",
     "Write",
     "Writer",
-    "delete",
     "nothing",
     "put",
-    "raw",
     "recorded",
     "resource_of",
 ]

@@ -7,13 +7,16 @@ from dataclasses import dataclass
 from typing import Generic, TypeVar
 
 from google.protobuf.message import Message
+from weir.registry.v1 import registry_pb2 as pb
 
 from libs.registry import RegistrySnapshot, keys
+from libs.resources.codec import pack
 
 M = TypeVar("M", bound=Message)
-MAX_WRITES = 120
-"""Most resources of one change: etcd takes 128 operations in a transaction, of which fence, audit record and history
-need three."""
+MAX_WRITES = 2000
+"""Most resources of one change. etcd counts them, and their comparisons, against `--max-txn-ops`, which must be above
+this (the mesh's own etcd has 4096; etcd's default is 128), and their bytes, with both sides of each in the history,
+against `--max-request-bytes`. What is too much for the etcd at hand it refuses, and nothing is changed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,8 +25,10 @@ class Write:
 
     key: str
     """Where it lies in the store."""
-    value: bytes | None
-    """As it shall be stored; None deletes it."""
+    resource: pb.Resource | None
+    """As it shall be; None deletes it."""
+    keep: bool = False
+    """Labels and owner stay what they are in the store."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,28 +49,11 @@ Plan = Callable[[RegistrySnapshot], Change[M]]
 
 
 def put(message: Message) -> Write:
-    """The message under its own key, without its `revision`, which the store knows.
+    """The message under its own key, with the labels and the owner that it has.
 
-    :raises TypeError: for a message that the registry does not hold.
+    :raises KeyError: for a message that is of no kind.
     """
-    stored = type(message)()
-    stored.CopyFrom(message)
-    if "revision" in stored.DESCRIPTOR.fields_by_name:
-        stored.ClearField("revision")
-    return Write(keys.key_of(stored), keys.encode(stored))
-
-
-def raw(key: str, value: bytes) -> Write:
-    """A value as it was stored elsewhere or before, byte for byte."""
-    return Write(key, value)
-
-
-def delete(message: Message) -> Write:
-    """The message's key, gone.
-
-    :raises TypeError: for a message that the registry does not hold.
-    """
-    return Write(keys.key_of(message), None)
+    return Write(keys.key_of(message), pack(message), keep=True)
 
 
 def nothing(message: M) -> Change[M]:

@@ -3,17 +3,12 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+
+from weir.registry.v1 import registry_pb2 as pb
 
 from libs.registry import keys
-
-_LEFT_OUT: Mapping[str, tuple[str, ...]] = {
-    # The hash would let whoever reads the history check guesses, could they get at the pepper.
-    keys.KEYS: ("hash",),
-    # Bulk that nobody reads and nothing is restored from.
-    keys.MODELS: ("signature",),
-    keys.BUDGETS: ("windows",),
-}
+from libs.resources.codec import redacted
+from libs.resources.forms import to_plain
 
 
 def history_key(nanoseconds: int, change_id: str) -> str:
@@ -25,27 +20,16 @@ def history_key(nanoseconds: int, change_id: str) -> str:
 
 
 def resource_of(key: str) -> str:
-    """A store key as people see it: "/weir/v1/aliases/a" is "aliases/a"."""
+    """A store key as people see it: "/weir/v2/aliases/a" is "aliases/a"."""
     return key.removeprefix(keys.ROOT)
 
 
-def recorded(key: str, value: bytes | None) -> str:
-    """A stored value as the history tells it: the very JSON, without secrets and bulk; empty when there is none."""
-    if value is None:
+def recorded(resource: pb.Resource | None) -> str:
+    """A resource as the history tells it: JSON of its plain form, without its revision, secrets and bulk; empty when
+    there is none.
+    """
+    if resource is None:
         return ""
-    text = value.decode("utf-8", "replace")
-    for prefix, fields in _LEFT_OUT.items():
-        if key.startswith(prefix):
-            return _without(text, fields)
-    return text
-
-
-def _without(text: str, fields: tuple[str, ...]) -> str:
-    try:
-        content = json.loads(text)
-    except ValueError:
-        # Not ours to show: it may hold what is left out.
-        return ""
-    for field in fields:
-        content.pop(field, None)
-    return json.dumps(content, sort_keys=True)
+    told = to_plain(redacted(resource, bulk=True))
+    told["metadata"].pop("revision", None)
+    return json.dumps(told, ensure_ascii=False, sort_keys=True)

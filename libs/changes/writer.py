@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Generic
 
+from google.protobuf.message import DecodeError
 from google.protobuf.timestamp_pb2 import Timestamp
 from weir.audit.v1 import audit_pb2
 from weir.registry.v1 import registry_pb2 as pb
@@ -16,7 +17,8 @@ from libs.changes.change import MAX_WRITES, Change, M, Plan
 from libs.changes.history import history_key, recorded, resource_of
 from libs.clock import Clock
 from libs.errors import Reason, WeirError
-from libs.registry import Compare, Put, RegistrySnapshot, RegistryView, Store, keys
+from libs.registry import Compare, KeyValue, Put, RegistrySnapshot, RegistryView, Store, keys
+from libs.resources.codec import decode, encode, kind_of
 
 _ATTEMPTS = 10
 """Changes are rare; ten lost races in a row mean that something else is wrong."""
@@ -61,6 +63,16 @@ class _Draft:
         stamp = Timestamp()
         stamp.FromNanoseconds(self.nanoseconds)
         return stamp
+
+
+@dataclass(frozen=True, slots=True)
+class _Prepared:
+    """One write beside what it replaces."""
+
+    key: str
+    before: pb.Resource | None
+    after: pb.Resource | None
+    revision: int
 
 
 class Writer:
@@ -127,11 +139,13 @@ class Writer:
                     snapshot = await self._snapshot_at(fence_revision)
                     change = plan(snapshot)
                     # Nothing was awaited since the snapshot: the view still shows what the plan saw.
-                    planned = Committed(change.message, snapshot.revision, not change.writes, self._differences(change))
+                    writes = self._prepared(change)
+                    differences = _differences(writes)
+                    planned = Committed(change.message, snapshot.revision, not change.writes, differences)
                     if planned.unchanged or dry_run:
                         return planned
                     try:
-                        revision = await self._write(draft, change, planned.changes, fence_revision)
+                        revision = await self._write(draft, writes, differences, fence_revision)
                     except WeirError as error:
                         if sent is not None or error.reason is not Reason.DEPENDENCY_UNAVAILABLE:
                             raise
@@ -172,7 +186,8 @@ class Writer:
                 Reason.DEPENDENCY_UNAVAILABLE, "the registry has not caught up with its store", retry_after=1.0
             ) from None
 
-    def _differences(self, change: Change[M]) -> tuple[pb.ResourceChange, ...]:
+    def _prepared(self, change: Change[M]) -> list[_Prepared]:
+        """The change's writes beside what they replace, which nothing was awaited since the plan saw it."""
         if len(change.writes) > MAX_WRITES:
             raise WeirError(
                 Reason.INVALID_REQUEST,
@@ -181,33 +196,34 @@ class Writer:
             )
         made = []
         for write in change.writes:
-            before = self._view.stored(write.key)
-            made.append(
-                pb.ResourceChange(
-                    resource=resource_of(write.key),
-                    before=recorded(write.key, before.value if before else None),
-                    after=recorded(write.key, write.value),
-                )
-            )
-        return tuple(made)
+            stored = self._view.stored(write.key)
+            before, after = _readable(stored), write.resource
+            if after is not None and before is not None and write.keep:
+                kept = pb.Metadata(labels=before.metadata.labels, owner=before.metadata.owner)
+                after = pb.Resource()
+                after.CopyFrom(write.resource)  # type: ignore[arg-type]
+                after.metadata.MergeFrom(kept)
+            made.append(_Prepared(write.key, before, after, stored.mod_revision if stored else 0))
+        return made
 
     async def _write(
-        self, draft: _Draft, change: Change[M], differences: Sequence[pb.ResourceChange], fence: int
+        self, draft: _Draft, writes: Sequence[_Prepared], differences: Sequence[pb.ResourceChange], fence: int
     ) -> int:
         """The new revision, or 0 when somebody else was first or a guard does not hold."""
-        compares = [Compare(keys.FENCE, fence), *draft.guards]
-        for write in change.writes:
-            before = self._view.stored(write.key)
-            compares.append(Compare(write.key, before.mod_revision if before else 0))
+        entry = _history_entry(draft, differences)
         result = await self._store.txn(
-            compares=compares,
+            compares=[
+                Compare(keys.FENCE, fence),
+                *draft.guards,
+                *(Compare(write.key, write.revision) for write in writes),
+            ],
             puts=[
-                *(Put(write.key, write.value) for write in change.writes if write.value is not None),
+                *(Put(write.key, encode(write.after)) for write in writes if write.after is not None),
                 Put(keys.FENCE, draft.id.encode()),
                 Put(keys.AUDIT_OUTBOX + draft.id, self._audit_record(draft, differences).SerializeToString()),
-                Put(draft.history_key, keys.encode(_history_entry(draft, differences))),
+                Put(draft.history_key, entry.SerializeToString()),
             ],
-            deletes=[write.key for write in change.writes if write.value is None],
+            deletes=[write.key for write in writes if write.after is None],
         )
         return result.revision if result.succeeded else 0
 
@@ -243,4 +259,19 @@ class Writer:
 def _history_entry(draft: _Draft, differences: Sequence[pb.ResourceChange]) -> pb.HistoryEntry:
     return pb.HistoryEntry(
         id=draft.id, at=draft.at, actor=draft.actor, action=draft.action, reason=draft.reason, changes=differences
+    )
+
+
+def _readable(stored: KeyValue | None) -> pb.Resource | None:
+    """None also when it cannot be read: the history cannot tell what it was."""
+    with contextlib.suppress(DecodeError):
+        resource = decode(stored.value, 0) if stored is not None else None
+        return resource if resource is not None and kind_of(resource) is not None else None
+    return None
+
+
+def _differences(writes: Sequence[_Prepared]) -> tuple[pb.ResourceChange, ...]:
+    return tuple(
+        pb.ResourceChange(resource=resource_of(write.key), before=recorded(write.before), after=recorded(write.after))
+        for write in writes
     )

@@ -46,6 +46,9 @@ class ServiceSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     """mTLS files; None serves plaintext (tests only)."""
     etcd: tuple[str, ...] = ()
     """etcd endpoints, "host:port"; the same TLS files are used. Empty runs without a registry (tests only)."""
+    registry: str = ""
+    """Where the registry service is followed, a gRPC target; empty follows etcd itself (tests only, but for services
+    that write to it: registry, rollout, controlplane)."""
     state_dir: str = ""
     """A directory of its own for caches and spools; empty keeps nothing."""
     log_level: str = "info"

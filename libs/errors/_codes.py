@@ -50,6 +50,7 @@ _TABLE: dict[Reason, tuple[grpc.StatusCode, int]] = {
     Reason.REJECTED_OVERLOAD: (_C.RESOURCE_EXHAUSTED, 429),
     Reason.SLOW_READER: (_C.ABORTED, 408),
     Reason.PREEMPTED: (_C.UNAVAILABLE, 503),
+    Reason.REVISION_GONE: (_C.OUT_OF_RANGE, 410),
 }
 
 # Used when a foreign status carries no ErrorInfo of ours.

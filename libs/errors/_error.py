@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import cast
 
 from google.protobuf import any_pb2
+from google.protobuf.message import Message
 from google.rpc import error_details_pb2, status_pb2
 from weir.errors.v1 import errors_pb2
 
@@ -18,21 +20,35 @@ DOMAIN = "weir"
 # A status travels in trailers, of which gRPC takes 8 KiB: the message twice, once percent-encoded (12 bytes for a
 # character outside the basic plane) and once in base64.
 _MAX_MESSAGE, _MAX_LIMIT = 400, 100
+_MAX_TRAILERS = 7600
+"""Bytes; the rest is for other trailers."""
+_MAX_FAULTS, _FAULT = 2000, 16
+"""Bytes of all faults, and of what is around each."""
 
 
 class WeirError(Exception):
     """A request could not be served as asked.
 
     `message` is one sentence fit for the caller (no secrets, no prompt text). `limit` names the limit or the field
-    that bound. `retry_after` is in seconds; None when coming back does not help.
+    that bound. `retry_after` is in seconds; None when coming back does not help. `faults` are all faults of a request
+    that has several, by field path; of many, the first travel.
     """
 
-    def __init__(self, reason: Reason, message: str, *, limit: str = "", retry_after: float | None = None) -> None:
+    def __init__(
+        self,
+        reason: Reason,
+        message: str,
+        *,
+        limit: str = "",
+        retry_after: float | None = None,
+        faults: Sequence[tuple[str, str]] = (),
+    ) -> None:
         super().__init__(message)
         self.reason = reason
         self.message = message
         self.limit = limit
         self.retry_after = retry_after
+        self.faults = tuple(faults)
 
     def __repr__(self) -> str:
         return f"WeirError({self.reason.name}, {self.message!r}, limit={self.limit!r})"
@@ -48,12 +64,16 @@ class WeirError(Exception):
         _pack(status, info)
         if self.retry_after is not None:
             _pack(status, error_details_pb2.RetryInfo(retry_delay=to_duration(self.retry_after)))
+        if self.faults:
+            room = (_MAX_TRAILERS - _on_the_wire(status)) * 3 // 4
+            _pack(status, _bad_request(self.faults, min(_MAX_FAULTS, room)))
         return status
 
     @classmethod
     def from_status(cls, status: status_pb2.Status) -> WeirError:
         """The error a Status carries; a Status without our ErrorInfo becomes INTERNAL with its message."""
         reason, limit, retry_after = Reason.INTERNAL, "", None
+        bad = error_details_pb2.BadRequest()
         for detail in status.details:
             if detail.Is(error_details_pb2.ErrorInfo.DESCRIPTOR):
                 info = error_details_pb2.ErrorInfo.FromString(detail.value)
@@ -62,7 +82,10 @@ class WeirError(Exception):
                     limit = info.metadata.get("limit", "")
             elif detail.Is(error_details_pb2.RetryInfo.DESCRIPTOR):
                 retry_after = to_seconds(error_details_pb2.RetryInfo.FromString(detail.value).retry_delay)
-        return cls(reason, status.message, limit=limit, retry_after=retry_after)
+            elif detail.Is(error_details_pb2.BadRequest.DESCRIPTOR):
+                bad.MergeFromString(detail.value)
+        faults = [(each.field, each.description) for each in bad.field_violations]
+        return cls(reason, status.message, limit=limit, retry_after=retry_after, faults=faults)
 
     def to_rejection(self) -> errors_pb2.Rejection:
         """As a domain refusal inside a frame."""
@@ -89,7 +112,26 @@ def _cut(text: str, longest: int) -> str:
     return text if len(text) <= longest else text[: longest - 1] + "…"
 
 
-def _pack(status: status_pb2.Status, message: error_details_pb2.ErrorInfo | error_details_pb2.RetryInfo) -> None:
+def _on_the_wire(status: status_pb2.Status) -> int:
+    """Bytes in trailers: of the message percent-encoded, and of all of it in base64."""
+    encoded = sum(1 if 0x20 <= byte <= 0x7E and byte != 0x25 else 3 for byte in status.message.encode())
+    return encoded + 4 * (status.ByteSize() + 2) // 3
+
+
+def _bad_request(faults: Sequence[tuple[str, str]], room: int) -> error_details_pb2.BadRequest:
+    """As many of them as there is room for, in bytes."""
+    made = error_details_pb2.BadRequest()
+    for number, (field, description) in enumerate(faults):
+        field, description = _cut(field, _MAX_LIMIT), _cut(description, _MAX_LIMIT)
+        room -= len(field.encode()) + len(description.encode()) + _FAULT
+        if room < 0:
+            made.field_violations.add(field="…", description=f"and {len(faults) - number} more")
+            break
+        made.field_violations.add(field=field, description=description)
+    return made
+
+
+def _pack(status: status_pb2.Status, message: Message) -> None:
     packed = any_pb2.Any()
     packed.Pack(message)
     status.details.append(packed)

@@ -47,6 +47,7 @@ class Reason(enum.IntEnum):
     REJECTED_OVERLOAD = 36
     SLOW_READER = 37
     PREEMPTED = 38
+    REVISION_GONE = 39
 
     @classmethod
     def parse(cls, name: str) -> Reason:

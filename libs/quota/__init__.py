@@ -6,9 +6,11 @@ limit pass within a minute.
 """
 
 from libs.quota.asking import MOST_TOKENS, REASONS, ask_of, error_of
+from libs.quota.budget import ALERT_PERCENT, Alert, Budgets, BudgetSpec, Record
 from libs.quota.ledger import Ledger
 from libs.quota.prices import FREE, Price, PriceBook
 from libs.quota.replica import Logged, Replica, ReplicaState, Seen
+from libs.quota.spent import BudgetState, SpentState, Tally
 from libs.quota.types import (
     ALL_MODELS,
     NO_LIMITS,
@@ -32,6 +34,7 @@ from libs.quota.types import (
 from libs.quota.window import DAY_NS, LOCAL, MINUTE_NS, NEVER, SLOTS, Part, Use, Window
 
 __all__ = [
+    "ALERT_PERCENT",
     "ALL_MODELS",
     "DAY_NS",
     "FREE",
@@ -44,8 +47,12 @@ __all__ = [
     "SLOTS",
     "UNLIMITED",
     "Admitted",
+    "Alert",
     "Ask",
     "Batch",
+    "BudgetSpec",
+    "BudgetState",
+    "Budgets",
     "Closed",
     "Denied",
     "Ledger",
@@ -59,13 +66,16 @@ __all__ = [
     "PartState",
     "Price",
     "PriceBook",
+    "Record",
     "Replica",
     "ReplicaState",
     "ScopeState",
     "Seen",
     "SettledAlready",
     "SettledId",
+    "SpentState",
     "Taken",
+    "Tally",
     "Use",
     "Window",
     "ask_of",

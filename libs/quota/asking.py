@@ -13,6 +13,8 @@ REASONS = {
     LimitKind.TOKENS: Reason.QUOTA_TOKENS,
     LimitKind.CONCURRENCY: Reason.QUOTA_CONCURRENCY,
     LimitKind.SPEND: Reason.QUOTA_SPEND,
+    LimitKind.BUDGET_DAY: Reason.QUOTA_SPEND,
+    LimitKind.BUDGET_MONTH: Reason.QUOTA_SPEND,
     LimitKind.MAX_CONTEXT: Reason.CONTEXT_LENGTH_EXCEEDED,
     LimitKind.MAX_OUTPUT: Reason.INVALID_REQUEST,
 }

@@ -16,9 +16,10 @@ concurrent reserves exact. Time comes in as `now`, integer nanoseconds on a cloc
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from heapq import heapify, heappop, heappush
 
+from libs.quota.budget import Budgets, BudgetSpec
 from libs.quota.changes import Changes
 from libs.quota.scope import Lease, Scope, tightest, worse
 from libs.quota.scopes import Scopes
@@ -65,7 +66,8 @@ class Ledger:
         self.part = part
         self._retry = retry_ns
         self._track = track_changes
-        self._scopes = Scopes(default, max_idle_tenants)
+        self.budgets = Budgets()
+        self._scopes = Scopes(default, max_idle_tenants, self.budgets)
         self._leases: dict[Key, Lease] = {}
         self._expiries: list[Lease] = []
         self._settled = SettledIds(settled_retention_ns, max_settled)
@@ -93,6 +95,11 @@ class Ledger:
         A limit for a model that had none counts what is used from now on.
         """
         self._scopes.apply(specs, now)
+
+    def apply_budgets(self, specs: Mapping[str, BudgetSpec]) -> None:
+        """Makes `specs` the tenants' budgets from now on: see `Budgets.apply`."""
+        self.budgets.apply(specs)
+        self._scopes.apply_budgets()
 
     def admit_edge(self, tenant: str, *, requests: int, tokens: int, now: int, spend: int = 0) -> Admitted | Denied:
         """Takes `requests` of the tenant's requests when `tokens` and `spend` would fit too.
@@ -282,6 +289,7 @@ class Ledger:
             tuple(scope.state(now) for scope in self._scopes if not scope.idle(now)),
             tuple(lease.state(now) for lease in self._leases.values()),
             self._settled.state(now),
+            self.budgets.state(),
         )
 
     def join(self, state: LedgerState, newer: Iterable[Part], known: Iterable[Part], now: int) -> None:
@@ -298,6 +306,8 @@ class Ledger:
                 for part in told.parts:
                     if part.part in better:
                         scope.replace(part, scope.spend.period - told.spend_period_ns, now)
+        self.budgets.join(state.budgets, better)
+        self._scopes.apply_budgets()
         for settled in state.settled:
             key = (settled.tenant, settled.request_id)
             lease = self._leases.get(key)
@@ -378,7 +388,10 @@ def _count(scopes: Iterable[Scope], requests: int, now: int, part: Part) -> None
         requests = 1
 
 
-def _charge(scopes: Iterable[Scope], tokens: int, spend: int, now: int, part: Part) -> None:
+def _charge(scopes: Sequence[Scope], tokens: int, spend: int, now: int, part: Part) -> None:
+    """Charges all scopes; the first is the tenant's own, with its budget."""
     for scope in scopes:
         scope.tokens.charge(tokens, now, part)
         scope.spend.charge(spend, now, part)
+    if scopes[0].budget is not None:
+        scopes[0].budget.charge(spend, now, part)

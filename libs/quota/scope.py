@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from libs.quota.budget import Budget
 from libs.quota.types import (
     UNLIMITED,
     Admitted,
@@ -27,6 +28,7 @@ class Scope:
     """The use of one limits entry: what was settled or counted within the period, and what is reserved now."""
 
     __slots__ = (
+        "budget",
         "held_spend",
         "held_tokens",
         "hold_ns",
@@ -47,6 +49,8 @@ class Scope:
         self.requests = Window()
         self.tokens = Window()
         self.spend = Window(spec.spend_window_ns)
+        self.budget: Budget | None = None
+        """The tenant's, in the scope of all its models."""
         self.in_use = 0
         self.held_tokens = 0
         self.held_spend = 0
@@ -90,6 +94,10 @@ class Scope:
                 denied,
                 self._look(LimitKind.SPEND, self.spend, spec.spend_microusd, self.held_spend, ask.spend, now, retry_ns),
             )
+        if self.budget is not None and ask.spend:
+            wait = max(self.hold_ns or retry_ns, _SHORTEST_RETRY_NS)
+            for refusal in self.budget.refusals(self.held_spend, ask.spend, now, wait):
+                denied = worse(denied, refusal)
         if spec.concurrency and slots and self.in_use >= spec.concurrency:
             wait = max(_SHORTEST_RETRY_NS, self.hold_ns // self.in_use if self.hold_ns else retry_ns)
             report = LimitReport(spec.concurrency, 0, 0)
@@ -254,6 +262,10 @@ def tightest(scopes: Iterable[Scope], now: int, *, over_quota: bool = False) -> 
                 slots = LimitReport(spec.concurrency, left, 0)
         if spec.spend_microusd:
             spend = _less(spend, scope.spend, spec.spend_microusd, scope.held_spend, now)
+        if scope.budget is not None:
+            for report in scope.budget.reports(scope.held_spend, now):
+                if not spend.limit or report.remaining < spend.remaining:
+                    spend = report
     return Admitted(requests, tokens, slots, spend, over_quota)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
+from libs.quota.budget import Budgets
 from libs.quota.scope import Scope
 from libs.quota.types import ALL_MODELS, NO_LIMITS, LimitSpec
 
@@ -18,9 +19,10 @@ class Scopes:
     :param max_idle_tenants: above this many tenants, the ones with nothing used are forgotten.
     """
 
-    def __init__(self, default: LimitSpec, max_idle_tenants: int) -> None:
+    def __init__(self, default: LimitSpec, max_idle_tenants: int, budgets: Budgets) -> None:
         self._default = default
         self._max_idle_tenants = max_idle_tenants
+        self._budgets = budgets
         self._prune_at = max_idle_tenants
         self._specs: Mapping[tuple[str, str], LimitSpec] = {}
         self._wide: dict[str, Scope] = {}
@@ -46,6 +48,11 @@ class Scopes:
         for key, spec in self._specs.items():
             if key[1] != ALL_MODELS and key not in self._named:
                 self._named[key] = Scope(key[0], key[1], spec)
+
+    def apply_budgets(self) -> None:
+        """Looks up anew which tenants have a budget."""
+        for tenant, scope in self._wide.items():
+            scope.budget = self._budgets.of(tenant)
 
     def covering(self, tenant: str, model: str, version: str, now: int) -> list[Scope]:
         """All scopes that cover a request: first the tenant, then the name it used and what serves it, with and without
@@ -79,4 +86,5 @@ class Scopes:
                 self._prune_at = max(self._max_idle_tenants, 2 * len(self._wide))
             spec = self._specs.get((tenant, ALL_MODELS), self._default)
             scope = self._wide[tenant] = Scope(tenant, ALL_MODELS, spec)
+            scope.budget = self._budgets.of(tenant)
         return scope

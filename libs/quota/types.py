@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import NamedTuple
 
+from libs.quota.spent import BudgetState
 from libs.quota.window import DAY_NS, Use
 
 ALL_MODELS = "*"
@@ -19,6 +20,8 @@ class LimitKind(StrEnum):
     TOKENS = "tokens_per_minute"
     CONCURRENCY = "concurrency"
     SPEND = "spend"
+    BUDGET_DAY = "budget:day"
+    BUDGET_MONTH = "budget:month"
     MAX_CONTEXT = "max_context"
     MAX_OUTPUT = "max_output"
 
@@ -126,6 +129,7 @@ class Admitted(NamedTuple):
 
 
 _UNITS = {LimitKind.REQUESTS: "requests", LimitKind.TOKENS: "tokens", LimitKind.SPEND: "micro-dollars"}
+_BUDGETS = {LimitKind.BUDGET_DAY: "day", LimitKind.BUDGET_MONTH: "month"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,6 +164,11 @@ class Denied:
             return f"Prompt and output together are {self.cost} tokens; the longest context{where} is {limit} tokens."
         if self.kind is LimitKind.MAX_OUTPUT:
             return f"An output of {self.cost} tokens was asked for; the longest{where} is {limit} tokens."
+        if self.kind in _BUDGETS:
+            what = f"the budget of {limit} micro-dollars for the {_BUDGETS[self.kind]}"
+            if self.retry_after_ns is None:
+                return f"{self.cost} micro-dollars at once can never fit {what}."
+            return f"{what.capitalize()} is spent: {self.report.remaining} left, {self.cost} needed."
         unit = _UNITS[self.kind]
         period = "minute" if self.kind is not LimitKind.SPEND else f"{self.report.period_ns // 1_000_000_000} seconds"
         if self.retry_after_ns is None:
@@ -254,3 +263,4 @@ class LedgerState(NamedTuple):
     scopes: tuple[ScopeState, ...] = ()
     leases: tuple[Opened, ...] = ()
     settled: tuple[SettledId, ...] = ()
+    budgets: tuple[BudgetState, ...] = ()

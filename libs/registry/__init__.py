@@ -4,12 +4,14 @@ See README.md for the layout in etcd and for what holds when etcd is away.
 """
 
 from libs.registry.etcd import EtcdStore
+from libs.registry.follow import follow, followed_by
 from libs.registry.memory import MemoryStore
 from libs.registry.ports import (
     Compare,
     KeyValue,
     Listing,
     Put,
+    Source,
     Store,
     TlsPaths,
     TxnResult,
@@ -17,8 +19,9 @@ from libs.registry.ports import (
     WatchEvent,
 )
 from libs.registry.registration import EndpointRegistration
-from libs.registry.snapshot import RegistrySnapshot, apply_events, snapshot_of
+from libs.registry.snapshot import apply_events, snapshot_of
 from libs.registry.terms import (
+    budget_specs,
     cost_book,
     kv_share_of,
     limit_specs,
@@ -29,6 +32,7 @@ from libs.registry.terms import (
     weight_of,
 )
 from libs.registry.view import RegistryView
+from libs.resources.snapshot import RegistrySnapshot
 
 __all__ = [
     "Compare",
@@ -40,13 +44,17 @@ __all__ = [
     "Put",
     "RegistrySnapshot",
     "RegistryView",
+    "Source",
     "Store",
     "TlsPaths",
     "TxnResult",
     "WatchBatch",
     "WatchEvent",
     "apply_events",
+    "budget_specs",
     "cost_book",
+    "follow",
+    "followed_by",
     "kv_share_of",
     "limit_specs",
     "plan_name",

@@ -16,4 +16,13 @@ def listing_diff(listing: Listing, known: Mapping[str, int]) -> WatchBatch | Non
         for kv in listing.kvs
         if known.get(kv.key) != kv.mod_revision
     ]
-    return WatchBatch(listing.revision, tuple(gone + new)) if gone or new else None
+    return WatchBatch(listing.revision, tuple(gone + new), merged=True) if gone or new else None
+
+
+def remember(state: dict[str, int], batch: WatchBatch) -> None:
+    """Brings the known keys up to a batch."""
+    for event in batch.events:
+        if event.value is None:
+            state.pop(event.key, None)
+        else:
+            state[event.key] = event.mod_revision

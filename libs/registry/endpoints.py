@@ -186,5 +186,6 @@ def _mapped(error: grpc.aio.AioRpcError) -> WeirError:
     if error.code() is grpc.StatusCode.NOT_FOUND:
         return WeirError(Reason.NOT_FOUND, "the lease is gone")
     if error.code() is grpc.StatusCode.INVALID_ARGUMENT:
-        return WeirError(Reason.INVALID_REQUEST, f"etcd refuses the request: {error.details()}")
+        more = "; start it with a larger --max-txn-ops" if "too many operations" in (error.details() or "") else ""
+        return WeirError(Reason.INVALID_REQUEST, f"etcd refuses the request: {error.details()}{more}")
     return WeirError(Reason.INTERNAL, f"etcd answers {error.code().name}: {error.details()}")

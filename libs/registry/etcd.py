@@ -14,7 +14,7 @@ import grpc
 from aetcd import rpc
 
 from libs.errors import Reason, WeirError
-from libs.registry.diff import listing_diff
+from libs.registry.diff import listing_diff, remember
 from libs.registry.endpoints import HAS_LEADER, Endpoints, Stubs
 from libs.registry.ports import (
     Compare,
@@ -60,7 +60,7 @@ class EtcdStore:
         response = await self._endpoints.call(lambda stubs: stubs.kv.Range(request), repeatable=True)
         return _key_value(response.kvs[0]) if response.kvs else None
 
-    async def get_prefix(self, prefix: str) -> Listing:
+    async def get_prefix(self, prefix: str, *, since: int = 0) -> Listing:
         """See `Store.get_prefix`."""
         request = rpc.RangeRequest(key=prefix.encode(), range_end=_prefix_end(prefix))
         response = await self._endpoints.call(lambda stubs: stubs.kv.Range(request), repeatable=True)
@@ -170,7 +170,7 @@ class EtcdStore:
                         fresh = _newer(batch, following)
                         if fresh is None:
                             continue
-                        _remember(state, fresh)
+                        remember(state, fresh)
                         following = fresh.revision + 1
                         yield fresh
             except _HistoryGoneError as gone:
@@ -179,7 +179,7 @@ class EtcdStore:
                     state = dict.fromkeys(state, -1)
                 merged, following = await self._catch_up(prefix, state, following)
                 if merged is not None:
-                    _remember(state, merged)
+                    remember(state, merged)
                     yield merged
                 continue
             except asyncio.CancelledError:
@@ -289,14 +289,6 @@ def _batch(response: Any) -> WatchBatch:
 def _newer(batch: WatchBatch, following: int) -> WatchBatch | None:
     events = tuple(event for event in batch.events if event.mod_revision >= following)
     return WatchBatch(batch.revision, events) if events else None
-
-
-def _remember(state: dict[str, int], batch: WatchBatch) -> None:
-    for event in batch.events:
-        if event.value is None:
-            state.pop(event.key, None)
-        else:
-            state[event.key] = event.mod_revision
 
 
 def _key_value(kv: Any) -> KeyValue:

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 
 from libs.clock import Clock, SystemClock
 from libs.errors import Reason, WeirError
-from libs.registry.diff import listing_diff
+from libs.registry.diff import listing_diff, remember
 from libs.registry.ports import Compare, KeyValue, Listing, Put, TxnResult, WatchBatch, WatchEvent
 
 
@@ -50,7 +50,7 @@ class MemoryStore:
         self._enter()
         return self._kvs.get(key)
 
-    async def get_prefix(self, prefix: str) -> Listing:
+    async def get_prefix(self, prefix: str, *, since: int = 0) -> Listing:
         """See `Store.get_prefix`."""
         self._enter()
         return self._list(prefix)
@@ -107,11 +107,7 @@ class MemoryStore:
             else:
                 batches = self._due(prefix, following)
             for batch in batches:
-                for event in batch.events:
-                    if event.value is None:
-                        state.pop(event.key, None)
-                    else:
-                        state[event.key] = event.mod_revision
+                remember(state, batch)
                 following = max(following, batch.revision + 1)
                 yield batch
             if changed is self._changed:

@@ -16,7 +16,7 @@ class KeyValue:
     """One key as stored."""
 
     key: str
-    """Such as "/weir/v1/tenants/acme"."""
+    """Such as "/weir/v2/tenants/acme"."""
     value: bytes
     """Opaque to the store."""
     mod_revision: int
@@ -88,6 +88,8 @@ class WatchBatch:
     """State after these events is the prefix's state at this revision."""
     events: tuple[WatchEvent, ...]
     """Oldest first; never empty."""
+    merged: bool = False
+    """The difference between two states, in no order: what came and went in between is not told."""
 
 
 class TlsPaths(Protocol):
@@ -106,25 +108,46 @@ class TlsPaths(Protocol):
         """Our private key."""
 
 
-class Store(Protocol):
-    """A linearizable key-value store with one global, growing revision.
-
-    Every method but `watch` is bounded in time: it answers or raises within a few seconds. A write whose connection
-    broke after it was sent may or may not have happened; fence it with `Compare` and read before trying again.
-    """
+class Source(Protocol):
+    """What a view follows: keys under one global, growing revision."""
 
     @property
     def available(self) -> bool:
         """Whether the last contact succeeded; True before the first."""
 
-    async def get(self, key: str) -> KeyValue | None:
-        """The key as of now, or None when it does not exist.
+    async def get_prefix(self, prefix: str, *, since: int = 0) -> Listing:
+        """Every key under the prefix, as of one revision.
 
+        :param since: a revision that the caller has seen: nothing older is told, unless the store was restored.
         :raises WeirError: DEPENDENCY_UNAVAILABLE when no endpoint answers in time.
         """
 
-    async def get_prefix(self, prefix: str) -> Listing:
-        """Every key under the prefix, as of one revision.
+    def watch(
+        self, prefix: str, start_revision: int, *, known: Mapping[str, int] | None = None
+    ) -> AsyncGenerator[WatchBatch, None]:
+        """Every change under the prefix from `start_revision` on: none lost, none twice, in order, over reconnects.
+
+        It goes on until closed (`contextlib.aclosing`) and rides out every outage. Where the history it needs was
+        compacted away, or the store was restored to an earlier state, it lists the prefix and yields the difference
+        to what it knew as one batch: changes in between are merged, the state is right. For that it must know what
+        was there at the start.
+
+        :param known: key → mod_revision of the keys that existed at `start_revision - 1`, as listed.
+        """
+
+    async def close(self) -> None:
+        """Frees connections and ends watches; the store is of no use afterwards."""
+
+
+class Store(Source, Protocol):
+    """A linearizable key-value store.
+
+    Every method but `watch` is bounded in time: it answers or raises within a few seconds. A write whose connection
+    broke after it was sent may or may not have happened; fence it with `Compare` and read before trying again.
+    """
+
+    async def get(self, key: str) -> KeyValue | None:
+        """The key as of now, or None when it does not exist.
 
         :raises WeirError: DEPENDENCY_UNAVAILABLE when no endpoint answers in time.
         """
@@ -159,19 +182,6 @@ class Store(Protocol):
             NOT_FOUND when a put names a lease that is gone; INVALID_REQUEST when a key is written twice.
         """
 
-    def watch(
-        self, prefix: str, start_revision: int, *, known: Mapping[str, int] | None = None
-    ) -> AsyncGenerator[WatchBatch, None]:
-        """Every change under the prefix from `start_revision` on: none lost, none twice, in order, over reconnects.
-
-        It goes on until closed (`contextlib.aclosing`) and rides out every outage. Where the history it needs was
-        compacted away, or the store was restored to an earlier state, it lists the prefix and yields the difference
-        to what it knew as one batch: changes in between are merged, the state is right. For that it must know what
-        was there at the start.
-
-        :param known: key → mod_revision of the keys that existed at `start_revision - 1`, as listed.
-        """
-
     async def lease_grant(self, ttl: float) -> int:
         """A new lease that dies `ttl` seconds after the last sign of life; stores may round up to whole seconds.
 
@@ -189,6 +199,3 @@ class Store(Protocol):
 
         :raises WeirError: DEPENDENCY_UNAVAILABLE when no endpoint answers in time.
         """
-
-    async def close(self) -> None:
-        """Frees connections and ends watches; the store is of no use afterwards."""

@@ -1,7 +1,7 @@
 """What a tenant is given and a request is held to, looked up in a snapshot: plan, weight, objectives, limits, prices.
 
-Each is a few dictionary reads, for hot paths, but `limit_specs`, `price_book` and `cost_book`, which are made once per
-change. Messages are the snapshot's own and must not be changed.
+Each is a few dictionary reads, for hot paths, but `limit_specs`, `budget_specs`, `price_book` and `cost_book`, which
+are made once per change. Messages are the snapshot's own and must not be changed.
 """
 
 from __future__ import annotations
@@ -9,8 +9,8 @@ from __future__ import annotations
 from weir.registry.v1 import registry_pb2 as pb
 
 from libs.deadlines import to_seconds
-from libs.quota import DAY_NS, LimitSpec, Price, PriceBook
-from libs.registry.snapshot import RegistrySnapshot
+from libs.quota import ALERT_PERCENT, DAY_NS, BudgetSpec, LimitSpec, Price, PriceBook
+from libs.resources.snapshot import RegistrySnapshot
 
 _SECOND = 1_000_000_000
 ANY = "*"
@@ -63,6 +63,21 @@ def limit_specs(snapshot: RegistrySnapshot) -> dict[tuple[str, str], LimitSpec]:
             max_output=limits.max_output,
         )
         for key, limits in snapshot.limits.items()
+    }
+
+
+def budget_specs(snapshot: RegistrySnapshot) -> dict[str, BudgetSpec]:
+    """The declared budgets, by tenant."""
+    zones = {tenant: snapshot.tenants[tenant].time_zone for tenant in snapshot.budgets if tenant in snapshot.tenants}
+    return {
+        tenant: BudgetSpec(
+            monthly_microusd=budget.monthly_microusd,
+            daily_microusd=budget.daily_microusd,
+            hard=budget.enforcement != pb.BUDGET_ENFORCEMENT_SOFT,
+            alert_percent=tuple(budget.alert_percent) or ALERT_PERCENT,
+            time_zone=zones.get(tenant, ""),
+        )
+        for tenant, budget in snapshot.budgets.items()
     }
 
 

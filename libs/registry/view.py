@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Callable, Collection
 from contextlib import aclosing, suppress
 from pathlib import Path
 from random import Random
@@ -12,8 +12,10 @@ from random import Random
 from libs.clock import Clock, SystemClock
 from libs.errors import Reason, WeirError
 from libs.registry import cache, keys
-from libs.registry.ports import KeyValue, Listing, Store, WatchBatch
-from libs.registry.snapshot import RegistrySnapshot, apply_events, snapshot_of
+from libs.registry.diff import listing_diff
+from libs.registry.ports import KeyValue, Listing, Source, WatchBatch, WatchEvent
+from libs.registry.snapshot import apply_events, following
+from libs.resources.snapshot import RegistrySnapshot
 
 _log = logging.getLogger(__name__)
 _CACHE_INTERVAL = 1.0
@@ -30,20 +32,25 @@ class RegistryView:
 
     def __init__(
         self,
-        store: Store,
+        source: Source,
         *,
+        kinds: Collection[str] | None = None,
         cache_file: Path | None = None,
         clock: Clock | None = None,
         rng: Random | None = None,
     ) -> None:
-        """:param cache_file: keeps the last good state for a start without the store; it holds key hashes (0600)."""
-        self._store = store
+        """:param kinds: plural names of the kinds that are followed; reading another one from the snapshot is a fault
+            of this process and raises. None follows all.
+        :param cache_file: keeps the last good state for a start without the store; it holds key hashes (0600)."""
+        self._source = source
+        self._kinds = None if kinds is None else frozenset(kinds)
         self._cache_file = cache_file
         self._clock: Clock = clock or SystemClock()
         self._rng = rng or Random()
         self._kvs: dict[str, KeyValue] = {}
-        self._snapshot = RegistrySnapshot()
+        self._snapshot = self._empty = following(self._kinds)
         self._callbacks: list[Callback] = []
+        self._batch_callbacks: list[Callable[[WatchBatch], None]] = []
         self._changed = asyncio.Event()
         self._unsaved = asyncio.Event()
         self._live_since: float | None = None
@@ -61,11 +68,15 @@ class RegistryView:
     @property
     def live(self) -> bool:
         """The state came from the store in this process's life, and the last contact with the store succeeded."""
-        return self._live_since is not None and self._store.available
+        return self._live_since is not None and self._source.available
 
     def stored(self, key: str) -> KeyValue | None:
         """A key under `keys.ROOT` as it is stored, at the present snapshot's revision; None when there is none."""
         return self._kvs.get(key)
+
+    def under(self, prefix: str) -> list[KeyValue]:
+        """What is stored under a prefix, by key, at the present snapshot's revision."""
+        return [self._kvs[key] for key in sorted(self._kvs) if key.startswith(prefix)]
 
     def listing(self) -> Listing:
         """Everything under `keys.ROOT` as it is stored, at the present snapshot's revision."""
@@ -94,6 +105,11 @@ class RegistryView:
 
         return stop
 
+    def on_batch(self, callback: Callable[[WatchBatch], None]) -> None:
+        """Calls back with every batch of changes behind the first listing, once the snapshot shows it; where that was
+        the cache's, what the store has instead is one merged batch, perhaps an empty one."""
+        self._batch_callbacks.append(callback)
+
     async def run(self) -> None:
         """Loads the cache, lists, then follows; goes on until cancelled, through every outage of the store."""
         if self._cache_file is not None:
@@ -105,22 +121,37 @@ class RegistryView:
                 tasks.create_task(self._keep_cache(self._cache_file))
             tasks.create_task(self._follow())
 
+    async def close(self) -> None:
+        """Closes what it reads from."""
+        await self._source.close()
+
     async def _follow(self) -> None:
         listing = await self._list()
         self._live_since = self._clock.monotonic()
-        self._publish_listing(listing)
+        if self._snapshot.revision:
+            # Whoever was told of the cache's state is told how it differs from the store's.
+            self._apply(self._since_cache(listing))
+        else:
+            self._publish_listing(listing)
         self._unsaved.set()
         known = {key: kv.mod_revision for key, kv in self._kvs.items()}
-        batches: AsyncGenerator[WatchBatch, None] = self._store.watch(keys.ROOT, listing.revision + 1, known=known)
+        batches: AsyncGenerator[WatchBatch, None] = self._source.watch(keys.ROOT, listing.revision + 1, known=known)
         async with aclosing(batches):
             async for batch in batches:
                 self._apply(batch)
+
+    def _since_cache(self, listing: Listing) -> WatchBatch:
+        known = {key: kv.mod_revision for key, kv in self._kvs.items()}
+        if listing.revision < self._snapshot.revision:
+            # Another history, of a store that was restored: equal revisions need not mean equal values.
+            known = dict.fromkeys(known, -1)
+        return listing_diff(listing, known) or WatchBatch(listing.revision, (), merged=True)
 
     async def _list(self) -> Listing:
         pause, longest = _RETRY
         while True:
             try:
-                return await self._store.get_prefix(keys.ROOT)
+                return await self._source.get_prefix(keys.ROOT, since=self._snapshot.revision)
             except WeirError as error:
                 if error.reason is not Reason.DEPENDENCY_UNAVAILABLE:
                     raise
@@ -133,12 +164,15 @@ class RegistryView:
                 self._kvs.pop(event.key, None)
             else:
                 self._kvs[event.key] = KeyValue(event.key, event.value, event.mod_revision, event.lease)
-        self._publish(apply_events(self._snapshot, batch.events, batch.revision))
+        self._publish(apply_events(self._snapshot, batch.events, batch.revision, kinds=self._kinds))
         self._unsaved.set()
+        for callback in self._batch_callbacks:
+            callback(batch)
 
     def _publish_listing(self, listing: Listing) -> None:
         self._kvs = {kv.key: kv for kv in listing.kvs}
-        self._publish(snapshot_of(listing.kvs, listing.revision))
+        events = [WatchEvent(kv.key, kv.value, kv.mod_revision, kv.lease) for kv in listing.kvs]
+        self._publish(apply_events(self._empty, events, listing.revision, kinds=self._kinds))
 
     def _publish(self, snapshot: RegistrySnapshot) -> None:
         before, self._snapshot = self._snapshot, snapshot

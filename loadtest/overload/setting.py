@@ -15,6 +15,7 @@ from weir.registry.v1 import registry_pb2, registry_pb2_grpc
 
 from libs.config import TlsFiles
 from libs.pki import issue, spiffe_id
+from libs.resources.codec import pack
 from libs.rpc import make_channel
 from loadtest import accounting
 from loadtest.overload.samples import Objective
@@ -26,7 +27,7 @@ PROFILE = "overload"
 CALIBRATION = "deploy/calibration/weir-quality-quarter.toml"
 QUALITY = Objective(ttft=2.0, itl=0.2, e2e=20.0)
 """The objective that benches declare for the tier of weir-quality, on engines that are a quarter as fast as measured:
-the longest prompts alone take a quarter of a second there. Half of what deploy/seed.toml declares."""
+the longest prompts alone take a quarter of a second there. Half of what deploy/seed declares."""
 UNLIMITED = 10**9
 _TIMEOUT = 10.0
 _LABELS = re.compile(r'(\w+)="([^"]*)"')
@@ -124,37 +125,17 @@ async def prepare(mesh: Mesh, setting: Setting) -> Site:
     keys: dict[str, str] = {}
     async with channel:
         stub: Any = registry_pb2_grpc.RegistryServiceStub(channel)
-        # What the mesh was seeded with, or had from an earlier run, is replaced; its revision says that it is meant.
-        plans = (await stub.ListPlanPolicies(registry_pb2.ListPlanPoliciesRequest(), timeout=_TIMEOUT)).plans
-        slos = (await stub.ListSlos(registry_pb2.ListSlosRequest(), timeout=_TIMEOUT)).slos
-        tenants = (await stub.ListTenants(registry_pb2.ListTenantsRequest(), timeout=_TIMEOUT)).tenants
-        limited = (await stub.ListLimits(registry_pb2.ListLimitsRequest(), timeout=_TIMEOUT)).limits
-        revisions = {_name(each): each.revision for each in (*plans, *slos, *tenants, *limited)}
-
-        def replacing(wanted: Any) -> Any:
-            wanted.revision = revisions.get(_name(wanted), 0)
-            return wanted
-
-        for plan in setting.plans:
-            copy = registry_pb2.PlanPolicy()
-            copy.CopyFrom(plan)
-            await stub.SetPlanPolicy(registry_pb2.SetPlanPolicyRequest(plan=replacing(copy)), timeout=_TIMEOUT)
-        for tier, objective in setting.objectives.items():
-            await stub.SetSlo(registry_pb2.SetSloRequest(slo=replacing(slo(tier, objective))), timeout=_TIMEOUT)
+        # What the mesh was seeded with, or had from an earlier run, is replaced.
+        wanted = [*setting.plans, *(slo(tier, objective) for tier, objective in setting.objectives.items())]
         for spec in setting.tenants:
-            await stub.SetTenant(registry_pb2.SetTenantRequest(tenant=replacing(tenant(spec))), timeout=_TIMEOUT)
-            await stub.SetLimits(registry_pb2.SetLimitsRequest(limits=replacing(limits(spec))), timeout=_TIMEOUT)
+            wanted += [tenant(spec), limits(spec)]
+        await stub.Apply(registry_pb2.ApplyRequest(resources=map(pack, wanted)), timeout=_TIMEOUT)
+        for spec in setting.tenants:
             request = registry_pb2.CreateKeyRequest(
                 tenant=spec.id, scopes=["inference", "models.read"], note="load test"
             )
             keys[spec.id] = (await stub.CreateKey(request, timeout=_TIMEOUT)).secret
     return Site(mesh, keys)
-
-
-def _name(record: Any) -> tuple[str, ...]:
-    """What tells a record of the registry from others of its kind and of other kinds."""
-    fields = [getattr(record, name, "") for name in ("id", "route", "tier", "tenant", "model")]
-    return (type(record).__name__, *fields)
 
 
 def tenant(spec: TenantSpec) -> registry_pb2.Tenant:

@@ -205,11 +205,11 @@ class Watcher:
         live = by_label(admission[:1], "weir_admission_worker_free_sequences", "worker")
         row.workers = len(live)
         try:
-            answer = await stub.ListPoolLevels(registry_pb2.ListPoolLevelsRequest(), timeout=1.0)
+            answer = await stub.List(registry_pb2.ListRequest(kinds=["PoolLevel"]), timeout=1.0)
         except WeirError:
             row.notes.append("the registry did not answer")
             return
-        for level in answer.levels:
+        for level in (each.level for each in answer.resources):
             for each in level.classes:
                 row.wait[each.queue_class] = each.wait.seconds + each.wait.nanos / 1e9
             for tenant in level.tenants:

@@ -88,7 +88,7 @@ async def bad_canary(
         await asyncio.sleep(times.before)
         say(f"  --- {candidate} ({fault.name}) is rolled out to 10% of users")
         started = await site.start(
-            ALIAS, candidate, "--steps", "10,50", "--step-duration", "2m", "--sticky", "user", reason="a drill"
+            ALIAS, candidate, "--steps", "10,50", "--step-duration", "2m", "--set", "sticky=user", reason="a drill"
         )
         ended = await site.ended(ALIAS, started, seconds=times.patience)
         await asyncio.sleep(times.after)

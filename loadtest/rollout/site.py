@@ -94,18 +94,22 @@ class RolloutSite:
     async def price(self, version: str, cost: float) -> None:
         """A price for a version, and what its tokens cost us, as a multiple of a dollar in and three out."""
         await self.weir(
-            *("prices", "set", version, "--input", "1", "--output", "3"),
-            *("--input-cost", f"{cost:g}", "--output-cost", f"{3.0 * cost:g}"),
+            *("set", "prices", version, "--create"),
+            *("input_microusd_per_million=$1", "output_microusd_per_million=$3"),
+            *(
+                f"input_cost_microusd_per_million={cost * 1e6:.0f}",
+                f"output_cost_microusd_per_million={cost * 3e6:.0f}",
+            ),
         )
 
     async def alias(self, name: str, version: str) -> None:
         """Point an alias at one version."""
-        await self.weir("models", "alias", name, version)
+        await self.weir("set", "aliases", name, f"targets=[{{model_version: {version}, weight: 100}}]", "--create")
 
     async def start(self, alias: str, version: str, *options: str, reason: str) -> str:
         """Begin a rollout; returns its id."""
         started = await self.weir("rollout", "start", alias, version, "--reason", reason, *options)
-        return str(started["id"])
+        return str(started["spec"]["id"])
 
     async def reach(
         self, alias: str, rollout_id: str, condition: Callable[[pb.Rollout], bool], *, seconds: float, what: str

@@ -12,7 +12,7 @@ import grpc
 from weir.admission.v1 import admission_pb2_grpc
 
 from libs.clock import Clock, SystemClock
-from libs.registry import EtcdStore, MemoryStore, RegistryView, Store
+from libs.registry import EtcdStore, MemoryStore, RegistryView, Store, follow
 from libs.sharding import Members
 from services.admission.config import Settings
 from services.admission.coordinator import Coordinator
@@ -60,6 +60,7 @@ class AdmissionService:
                     self.coordinator.tick()
                     await asyncio.sleep(self._tick_seconds)
         finally:
+            await self._view.close()
             await self._store.close()
 
     async def drain(self) -> None:
@@ -81,7 +82,9 @@ async def build(
 ) -> AdmissionService:
     """Wires the service. `store` replaces etcd in tests."""
     clock = clock or SystemClock()
+    source = store
     if store is None:
+        # Levels are written under a lease, which the registry has nothing to do with.
         store = EtcdStore(settings.etcd, tls=settings.tls) if settings.etcd else MemoryStore()
     coordinator = Coordinator(
         limits=settings.limits(),
@@ -100,7 +103,7 @@ async def build(
         heartbeat=settings.worker_heartbeat,
         tls=settings.tls is not None,
     )
-    view = RegistryView(store, clock=clock)
+    view = follow("admission", settings, source=source, clock=clock)
     return AdmissionService(
         coordinator=coordinator,
         servicer=servicer,

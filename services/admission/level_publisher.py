@@ -90,7 +90,7 @@ class LevelPublisher:
             written = await self._store.txn(
                 puts=[
                     Put(
-                        keys.level_key(name),
+                        keys.key("levels", name),
                         keys.encode(convert.pool_level(self._pools[name], wanted[name], self._instance, now, wall)),
                         self._lease,
                     )
@@ -103,8 +103,8 @@ class LevelPublisher:
                 self._pools[name].levels.told(wanted[name])
         for name in ended:
             # Only what we wrote: the pool may have another owner by now, who told something else.
-            mine = Compare(keys.level_key(name), self._revisions[name])
-            await self._store.txn(compares=[mine], deletes=[keys.level_key(name)])
+            mine = Compare(keys.key("levels", name), self._revisions[name])
+            await self._store.txn(compares=[mine], deletes=[keys.key("levels", name)])
             del self._told[name]
             self._pools[name].levels.told(())
 

@@ -1,95 +1,143 @@
-"""gRPC calls to the mesh's services with the operator's certificate."""
+"""gRPC calls to the mesh's services with the operator's certificate. They block: a command has one call to wait for."""
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Awaitable, Callable
-from typing import Any, TypeVar
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from importlib import import_module
+from pathlib import Path
+from typing import Any
 
-from services.cli.config import Mesh, locate
+from services.cli.config import locate
 
-T = TypeVar("T")
 TIMEOUT = 10.0
 """Seconds of an administrative call: a change rides out an election of etcd (4 s)."""
-CONNECT_SECONDS = 2.0
-"""For a connection to one of several processes; one that hangs accepts connections and says nothing."""
+MAX_BYTES = 64 * 2**20
+_OPTIONS = [
+    ("grpc.max_receive_message_length", MAX_BYTES),
+    ("grpc.max_send_message_length", MAX_BYTES),
+    # A process that hangs accepts connections and says nothing: the next one is tried, and a stream ends.
+    ("grpc.min_reconnect_backoff_ms", 2_000),
+    ("grpc.initial_reconnect_backoff_ms", 50),
+    ("grpc.max_reconnect_backoff_ms", 2_000),
+    ("grpc.keepalive_time_ms", 10_000),
+    ("grpc.keepalive_timeout_ms", 5_000),
+]
 
 
-def with_channel(service: str, use: Callable[[Any], Awaitable[T]], *, mesh: Mesh | None = None) -> T:
-    """What `use` makes of a channel to the service: to the first of its processes with which a connection comes about.
-    Once there is one, nothing is sent to another: a call whose answer is lost may have done its work. The channel's
-    calls are plain ones, with trailing metadata.
+class Service:
+    """One service over an open channel: `service("Get", kind="Tenant", name="acme")`."""
+
+    def __init__(self, channel: Any, name: str) -> None:
+        self._messages = import_module(f"weir.{name}.v1.{name}_pb2")
+        self._stub = getattr(import_module(f"weir.{name}.v1.{name}_pb2_grpc"), f"{name.title()}ServiceStub")(channel)
+
+    def __call__(self, method: str, /, *, timeout: float | None = TIMEOUT, wait: bool = False, **fields: Any) -> Any:
+        """What it answers; of a streaming method, an iterator.
+
+        :param wait: for a connection, and for as long as it takes.
+        """
+        request = getattr(self._messages, f"{method}Request")(**fields)
+        return getattr(self._stub, method)(request, timeout=timeout, wait_for_ready=wait)
+
+
+@contextmanager
+def channel(name: str) -> Iterator[Any]:
+    """A channel to a service: to the first of its processes with which a connection comes about. Once there is one,
+    nothing is sent to another: a call whose answer is lost may have done its work.
 
     :raises WeirError: what the service answers; DEPENDENCY_UNAVAILABLE, naming it, when it cannot be reached.
     :raises NoMeshError: there is no mesh, or it has no such service.
     """
-    where = mesh or locate()
-    addresses = where.addresses(service)
-
-    async def run() -> T:
-        import grpc
-
-        from libs.errors import Reason, WeirError, from_rpc_error
-        from libs.rpc import make_channel
-
-        async def ask(address: str, *, last: bool) -> tuple[T] | None:
-            async with make_channel(address, tls=where.tls, server_name=f"{service}.weir.internal") as channel:
-                # The last one is asked in any case: its failure is the one to tell.
-                return (await use(channel),) if last or await _connects(channel) else None
-
-        try:
-            for address in addresses[:-1]:
-                if (answer := await ask(address, last=False)) is not None:
-                    return answer[0]
-            return (await ask(addresses[-1], last=True))[0]  # type: ignore[index]
-        except OSError as error:
-            raise WeirError(Reason.DEPENDENCY_UNAVAILABLE, f"the certificates cannot be read: {error}") from error
-        except grpc.aio.AioRpcError as error:
-            if error.code() is grpc.StatusCode.UNAVAILABLE and not error.trailing_metadata():
-                # Nobody answered; a service that refuses sends its reason along.
-                message = f"{service} does not answer at {' or '.join(addresses)}; see `weir status`"
-                raise WeirError(Reason.DEPENDENCY_UNAVAILABLE, message) from error
-            raise from_rpc_error(error) from error
-
-    return asyncio.run(run())
-
-
-async def _connects(channel: Any) -> bool:
-    """A connection comes about, without a failure on the way, before `CONNECT_SECONDS` have passed."""
+    where = locate()
+    addresses = where.addresses(name)
     import grpc
 
     try:
-        async with asyncio.timeout(CONNECT_SECONDS):
-            while (state := channel.get_state(try_to_connect=True)) is not grpc.ChannelConnectivity.READY:
-                if state in (grpc.ChannelConnectivity.TRANSIENT_FAILURE, grpc.ChannelConnectivity.SHUTDOWN):
-                    return False
-                await channel.wait_for_state_change(state)
-    except TimeoutError:
-        return False
-    return True
+        ca, cert, key = (Path(each).read_bytes() for each in where.tls)
+    except OSError as error:
+        raise _unavailable(f"the certificates cannot be read: {error}") from error
+    target = addresses[0] if len(addresses) == 1 else f"ipv4:{','.join(addresses)}"
+    options = [*_OPTIONS, ("grpc.ssl_target_name_override", f"{name}.weir.internal")]
+    made = grpc.secure_channel(target, grpc.ssl_channel_credentials(ca, key, cert), options)
+    try:
+        yield made
+    except grpc.RpcError as error:
+        # Nobody answered; a service that refuses sends its reason along.
+        if error.code() is grpc.StatusCode.UNAVAILABLE and not error.trailing_metadata():
+            raise _unavailable(f"{name} does not answer at {' or '.join(addresses)}; see `weir status`") from error
+        raise weir_error(error) from error
+    finally:
+        made.close()
 
 
-def registry(method: str, request: Any) -> Any:
-    """A call of `weir.registry.v1.RegistryService`.
+@contextmanager
+def service(name: str = "registry") -> Iterator[Service]:
+    """A service for several calls; raises as `channel`."""
+    with channel(name) as to:
+        yield Service(to, name)
 
-    :raises WeirError, NoMeshError: as in `with_channel`.
+
+def ask(name: str, method: str, /, **fields: Any) -> Any:
+    """One call of a service; raises as `channel`."""
+    with service(name) as to:
+        return to(method, **fields)
+
+
+def weir_error(error: Any) -> Any:
+    """What a failed call says: a WeirError."""
+    from libs.errors import from_rpc_error
+
+    return from_rpc_error(error)
+
+
+def reason_of(error: Any) -> str:
+    """The name of the reason of a failed call, whether it is mapped already or not."""
+    known = error if hasattr(error, "reason") else weir_error(error) if hasattr(error, "trailing_metadata") else None
+    return known.reason.name if known is not None else ""
+
+
+def _unavailable(message: str) -> Exception:
+    from libs.errors import Reason, WeirError
+
+    return WeirError(Reason.DEPENDENCY_UNAVAILABLE, message)
+
+
+def listing(registry: Service, kinds: Sequence[str] = (), selector: str = "", **more: Any) -> tuple[list[Any], int]:
+    """All resources of these kinds, by message names, and the revision at which they are so."""
+    found: list[Any] = []
+    token = ""
+    while True:
+        page = registry("List", kinds=kinds, selector=selector, page_token=token, **more)
+        found += page.resources
+        token = page.next_page_token
+        if not token:
+            return found, page.revision
+
+
+def snapshot(*plurals: str) -> Any:
+    """What the registry knows of these kinds at one revision, as services see it (`RegistrySnapshot`); none: of all."""
+    with service() as registry:
+        return read(registry, plurals)
+
+
+def read(registry: Service, plurals: Sequence[str] = (), *, newest: bool = False) -> Any:
+    """Likewise.
+
+    :param newest: with every change that was made before, not as one of the registry's replicas last heard.
     """
-    from weir.registry.v1 import registry_pb2_grpc
+    from dataclasses import replace
 
-    return with_channel(
-        "registry",
-        lambda channel: getattr(registry_pb2_grpc.RegistryServiceStub(channel), method)(request, timeout=TIMEOUT),
-    )
+    from libs.resources.codec import unpack
+    from libs.resources.snapshot import ATTRIBUTE, BY_MESSAGE, BY_PLURAL, RegistrySnapshot
 
-
-def admission(method: str, request: Any) -> Any:
-    """A unary call of `weir.admission.v1.AdmissionService`.
-
-    :raises WeirError, NoMeshError: as in `with_channel`.
-    """
-    from weir.admission.v1 import admission_pb2_grpc
-
-    return with_channel(
-        "admission",
-        lambda channel: getattr(admission_pb2_grpc.AdmissionServiceStub(channel), method)(request, timeout=TIMEOUT),
-    )
+    if newest:
+        # What a change would be is judged by the newest state, even of one that changes nothing.
+        registry("Apply", change={"dry_run": True})
+    resources, revision = listing(registry, [BY_PLURAL[each].name for each in plurals])
+    found: dict[str, dict[Any, Any]] = {}
+    for resource in resources:
+        made = unpack(resource)
+        kind = BY_MESSAGE[type(made)]
+        found.setdefault(ATTRIBUTE[kind.plural], {})[kind.entry(resource.metadata.name)] = made
+    return replace(RegistrySnapshot(revision=revision), **found)  # type: ignore[arg-type]

@@ -25,14 +25,19 @@ _REASONS = {
 """For answers whose error code is not one of ours."""
 
 
+class Refused(WeirError):
+    """The edge answered with an error instead of a stream."""
+
+
 def chat(url: str, *, key: str, body: Mapping[str, Any], timeout: float, show: Callable[[str], None]) -> dict[str, Any]:
     """Streams one chat completion; `show` gets every piece of text as it arrives.
 
-    Returns `text`, `finish_reason`, `model` (the version), `simulated`, `request_id`, `usage` (or None) and `ttft_s`
-    (seconds to the first text, or None).
+    Returns `text`, `finish_reason`, `model` (the version), `simulated`, `request_id`, `usage` (or None), `ttft_s`
+    (seconds to the first text, or None) and `first_text_at` (the monotonic clock's seconds then).
 
     :param url: the plain HTTP edge.
-    :raises WeirError: the edge's refusal; DEPENDENCY_UNAVAILABLE when it does not answer or the stream breaks.
+    :raises Refused: the edge's refusal; nothing was shown.
+    :raises WeirError: DEPENDENCY_UNAVAILABLE when it does not answer or the stream breaks.
     """
     parts = urlsplit(url)
     connection = http.client.HTTPConnection(parts.hostname or "", parts.port, timeout=timeout)
@@ -61,10 +66,11 @@ def _collect(response: http.client.HTTPResponse, started: float, show: Callable[
         "request_id": response.getheader("x-request-id", ""),
         "usage": None,
         "ttft_s": None,
+        "first_text_at": None,
     }
     for event in _events(response):
         if "error" in event:
-            raise _error(event["error"], Reason.INTERNAL, None)
+            raise _error(WeirError, event["error"], Reason.INTERNAL, None)
         answer["model"] = answer["model"] or event.get("model", "")
         answer["usage"] = event.get("usage") or answer["usage"]
         for choice in event.get("choices", ()):
@@ -72,7 +78,8 @@ def _collect(response: http.client.HTTPResponse, started: float, show: Callable[
             piece = (choice.get("delta") or {}).get("content")
             if piece:
                 if answer["ttft_s"] is None:
-                    answer["ttft_s"] = round(time.monotonic() - started, 4)
+                    answer["first_text_at"] = time.monotonic()
+                    answer["ttft_s"] = round(answer["first_text_at"] - started, 4)
                 pieces.append(piece)
                 show(piece)
     answer["text"] = "".join(pieces)
@@ -104,15 +111,13 @@ def _refusal(response: http.client.HTTPResponse) -> WeirError:
         error = json.loads(body)["error"]
     except (ValueError, KeyError, TypeError):
         text = body.decode("utf-8", "replace")[:300] or f"HTTP {response.status}"
-        return WeirError(fallback, text, retry_after=retry_after)
-    return _error(error, fallback, retry_after)
+        return Refused(fallback, text, retry_after=retry_after)
+    return _error(Refused, error, fallback, retry_after)
 
 
-def _error(error: Any, fallback: Reason, retry_after: float | None) -> WeirError:
+def _error(kind: type[WeirError], error: Any, fallback: Reason, retry_after: float | None) -> WeirError:
     if not isinstance(error, dict):
-        return WeirError(fallback, str(error), retry_after=retry_after)
+        return kind(fallback, str(error), retry_after=retry_after)
     name = str(error.get("code") or "").upper()
     reason = Reason.__members__.get(name, fallback)
-    return WeirError(
-        reason, str(error.get("message", "")), limit=str(error.get("param") or ""), retry_after=retry_after
-    )
+    return kind(reason, str(error.get("message", "")), limit=str(error.get("param") or ""), retry_after=retry_after)

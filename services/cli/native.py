@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -13,31 +14,30 @@ from weir.inference.v1 import inference_pb2
 from services.cli.config import Mesh, NoMeshError
 
 
-async def generate(
-    mesh: Mesh,
-    *,
-    key: str,
-    model: str,
-    messages: list[tuple[str, str]],
-    parameters: dict[str, Any],
-    seconds: float,
-    show: Callable[[str], None],
+def chat(
+    mesh: Mesh, *, key: str, body: Mapping[str, Any], timeout: float, show: Callable[[str], None]
 ) -> dict[str, Any]:
     """As `services.cli.edge.chat`, with the same fields in its answer.
 
     :raises WeirError: refused, or broken.
     :raises NoMeshError: the mesh has no TLS edge.
     """
+    return asyncio.run(_chat(mesh, key, dict(body), timeout, show))
+
+
+async def _chat(
+    mesh: Mesh, key: str, body: dict[str, Any], seconds: float, show: Callable[[str], None]
+) -> dict[str, Any]:
     port = urlsplit(mesh.edge_tls_url).port
     if port is None:
         raise NoMeshError(f"the mesh in {mesh.state} has no TLS edge")
     started = time.monotonic()
     first: float | None = None
     pieces: list[str] = []
-    given = [{"role": role, "content": content} for role, content in messages]
+    model, messages = body.pop("model"), body.pop("messages")
     async with (
         Client(f"localhost:{port}", ca=mesh.tls.ca, api_key=key) as client,
-        client.generate(model, given, timeout=seconds, parameters=Parameters(**parameters)) as stream,
+        client.generate(model, messages, timeout=seconds, parameters=Parameters(**body)) as stream,
     ):
         async for piece in stream:
             if piece.text:

@@ -3,128 +3,138 @@
 from __future__ import annotations
 
 import json
+import os
+import shutil
 import sys
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
-from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Annotated, Any
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
 
-import typer
+from services.cli.app import printable, warn
 
-from services.cli.config import NoMeshError
-
-if TYPE_CHECKING:
-    from google.protobuf.message import Message
-
-Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
-
-
-def print_json(data: Any) -> None:
-    """Prints a value as JSON."""
-    print(json.dumps(data, indent=2, ensure_ascii=False))
+WIDTH = 100
+"""Columns of a table in a pipe, and at least on a terminal."""
+_COLOURS = {"created": "32", "changed": "33", "deleted": "31", "pruned": "31", "unchanged": "2", "bold": "1"}
+_NEXT = {
+    "CONFLICT": "look at it again with `weir get` or `weir diff`, then repeat",
+    "NOT_FOUND": "`weir get KIND` lists what there is",
+    "PERMISSION_DENIED": "`weir get roles` says who may",
+    "REVISION_GONE": "`weir history` lists the revisions that are kept",
+    "DEADLINE_EXCEEDED": "see `weir status`",
+}
+"""By reason: what to do, where the message does not say it."""
 
 
-def print_table(columns: Sequence[str], rows: Iterable[Sequence[object]], *, empty: str) -> None:
-    """Prints rows under headings; `empty` when there are none. A narrow terminal or a pipe gets whole cells."""
-    from rich.box import SIMPLE_HEAD
-    from rich.console import Console
-    from rich.table import Table
-    from rich.text import Text
+def print_json(data: Any, *, indent: int | None = 2) -> None:
+    """Prints a value as JSON; without `indent` in one line."""
+    write(json.dumps(data, indent=indent, ensure_ascii=False) + "\n")
 
-    made = [[_cell(value) for value in row] for row in rows]
-    if not made:
-        print(empty)
-        return
-    table = Table(box=SIMPLE_HEAD, pad_edge=False)
-    for column in columns:
-        table.add_column(column, no_wrap=True)
-    for row in made:
-        table.add_row(*(Text(cell) for cell in row))
-    # The table's own width, whatever the terminal's: a cut cell is of no use, a wrapped line can be read.
-    Console(width=Console(width=10_000).measure(table).maximum).print(table)
+
+def write(text: str) -> None:
+    """Prints what can be read back: as it is, but for what a terminal would obey."""
+    print(printable(text) if sys.stdout.isatty() else text, end="", flush=True)
+
+
+def paint(text: str, colour: str) -> str:
+    """The text in a colour that means something, on a terminal."""
+    if not sys.stdout.isatty() or "NO_COLOR" in os.environ:
+        return text
+    return f"\033[{_COLOURS[colour]}m{text}\033[0m"
+
+
+def print_table(
+    columns: Sequence[str],
+    rows: Iterable[Sequence[object]],
+    *,
+    empty: str,
+    wide: bool = False,
+    extra: Sequence[str] = (),
+) -> None:
+    """Prints rows under headings; `empty` when there are none. See `table_lines`."""
+    made = list(rows)
+    print(*(table_lines(columns, made, wide=wide, extra=extra) if made else (empty,)), sep="\n")
+
+
+def table_lines(
+    columns: Sequence[str], rows: Iterable[Sequence[object]], *, wide: bool = False, extra: Sequence[str] = ()
+) -> list[str]:
+    """A table.
+
+    :param wide: whole cells, and the columns `extra` too; else it fits the terminal, or 100 columns in a pipe.
+    """
+    shown = [index for index, name in enumerate(columns) if wide or name not in extra]
+    made = [[columns[index] for index in shown]]
+    made += [[cell(row[index]) for index in shown] for row in rows]
+    widths = [max(map(len, column)) for column in zip(*made, strict=True)]
+    if not wide:
+        most = max(WIDTH, shutil.get_terminal_size((WIDTH, 0)).columns) if sys.stdout.isatty() else WIDTH
+        _shrink(widths, most - 2 * len(widths) + 2)
+    lines = [
+        "  ".join(_cut(text, width).ljust(width) for text, width in zip(row, widths, strict=True)).rstrip()
+        for row in made
+    ]
+    return [paint(lines[0], "bold"), *lines[1:]]
+
+
+def _shrink(widths: list[int], most: int) -> None:
+    """Takes from the widest, and from the first only when it is the widest by far: names are what is typed again."""
+    while sum(widths) > most:
+        index = max(range(len(widths)), key=lambda each: widths[each] / (1 if each else 3))
+        widths[index] -= 1
+
+
+def _cut(text: str, width: int) -> str:
+    return text if len(text) <= width else text[: width - 1] + "…"
 
 
 def print_fields(fields: Iterable[tuple[str, object]]) -> None:
     """Prints names and values, one pair a line."""
-    pairs = [(name, _cell(value)) for name, value in fields]
+    pairs = [(name, cell(value)) for name, value in fields]
     width = max((len(name) for name, _ in pairs), default=0)
     for name, value in pairs:
         print(f"{name:<{width}}  {value}")
 
 
-def plain(message: Message) -> dict[str, Any]:
-    """A message as JSON values: every field, numbers as numbers, enum names, times as RFC 3339, durations in seconds.
-
-    Differs from protobuf JSON, which turns 64-bit numbers into strings that no shell tool compares.
-    """
-    return {field.name: _value(message, field) for field in message.DESCRIPTOR.fields}
-
-
-@contextmanager
-def failures() -> Iterator[None]:
-    """Turns expected failures into one line on standard error and exit code 1."""
-    from libs.errors import WeirError
-
-    try:
-        yield
-    except WeirError as error:
-        where = f" [{error.limit}]" if error.limit else ""
-        later = f"; try again in {error.retry_after:g} s" if error.retry_after else ""
-        raise failed(f"{error.message}{where} ({error.reason.name}){later}") from error
-    except NoMeshError as error:
-        raise failed(str(error)) from error
-    except KeyboardInterrupt:
-        raise typer.Exit(130) from None
-
-
-def failed(message: str) -> typer.Exit:
-    """Prints why and gives the exit to raise."""
-    print(f"error: {message}", file=sys.stderr)
-    return typer.Exit(1)
-
-
-def _cell(value: object) -> str:
-    if value is None or value == "":
+def cell(value: object) -> str:
+    """A value as people read it, in one line."""
+    if value is None or value == "" or value == []:
         return "-"
     if isinstance(value, bool):
         return "yes" if value else "no"
-    if isinstance(value, list | tuple):
-        return ", ".join(str(item) for item in value) or "-"
-    return str(value)
-
-
-def _value(message: Any, field: Any) -> Any:
-    value = getattr(message, field.name)
-    if field.message_type is not None and field.message_type.GetOptions().map_entry:
-        one = _converter(field.message_type.fields_by_name["value"])
-        return {key: one(value[key]) for key in sorted(value)}
-    one = _converter(field)
-    if field.is_repeated:
-        return [one(item) for item in value]
-    if field.message_type is not None and not message.HasField(field.name):
-        return None
-    return one(value)
-
-
-def _converter(field: Any) -> Callable[[Any], Any]:
-    if field.enum_type is not None:
-        names = field.enum_type.values_by_number
-        return lambda number: names[number].name if number in names else number
-    if field.type == field.TYPE_BYTES:
-        return lambda value: value.hex()
-    if field.type == field.TYPE_FLOAT:
-        # Seven digits are all that a float has; more would print 0.699999988079071.
-        return lambda value: float(f"{value:.7g}")
-    if field.message_type is None:
-        return lambda value: value
-    if field.message_type.full_name == "google.protobuf.Timestamp":
-        return timestamp
-    if field.message_type.full_name == "google.protobuf.Duration":
-        return lambda value: value.seconds + value.nanos / 1e9
-    return plain
+    text = ", ".join(map(str, value)) if isinstance(value, list | tuple) else str(value)
+    return printable(" ".join(text.split()) if "\n" in text else text, "")
 
 
 def timestamp(value: Any) -> str:
     """A Timestamp as RFC 3339 in UTC, to the millisecond."""
+    from datetime import UTC, datetime
+
     moment = datetime.fromtimestamp(value.seconds + value.nanos / 1e9, UTC)
     return moment.isoformat(timespec="milliseconds").replace("+00:00", "Z")
+
+
+def failed(message: str) -> SystemExit:
+    """Prints why and gives the exit to raise."""
+    warn(f"error: {message}")
+    return SystemExit(1)
+
+
+def print_error(error: Any, where: Mapping[str, str] | None = None) -> None:
+    """A WeirError: one line, and one for each further fault.
+
+    :param where: by resource, the place in a file that it comes from.
+    """
+    limit = f" [{error.limit}]" if error.limit and error.limit not in error.message else ""
+    later = f"; try again in {error.retry_after:g} s" if error.retry_after else ""
+    then = _NEXT.get(error.reason.name, "") if "`" not in error.message else ""
+    faults = getattr(error, "faults", ())
+    said = f"{len(faults)} faults, nothing was changed" if len(faults) > 1 else f"{error.message}{limit}"
+    warn(f"error: {said} ({error.reason.name}){later}" + (f"; {then}" if then else ""))
+    for field, message in faults if len(faults) > 1 or where else ():
+        place = (where or {}).get(field.split(" ")[0], "")
+        warn(f"  {place and place + ': '}{field}: {message}")
+
+
+def dry(dry_run: bool) -> None:
+    """Says behind a dry run that it was one, on standard error: what it printed is what would be."""
+    if dry_run:
+        warn("nothing was changed: a dry run")

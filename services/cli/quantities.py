@@ -4,12 +4,8 @@ from __future__ import annotations
 
 import re
 from decimal import Decimal, InvalidOperation
-from typing import TYPE_CHECKING
 
-import typer
-
-if TYPE_CHECKING:
-    from google.protobuf.duration_pb2 import Duration
+from services.cli.app import UsageError
 
 _TIME = re.compile(r"(\d+(?:\.\d+)?)(ms|s|m|h|d|)")
 _UNITS = {"ms": 0.001, "": 1.0, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
@@ -19,11 +15,11 @@ _MICRO = 1_000_000
 def parse_seconds(text: str, option: str) -> float:
     """Seconds of "500ms", "2", "1.5s", "5m", "12h", "30d".
 
-    :raises typer.BadParameter: naming the option.
+    :raises UsageError: naming the option.
     """
     match = _TIME.fullmatch(text)
     if match is None:
-        raise typer.BadParameter("a number and ms, s, m, h or d, such as 500ms or 30d", param_hint=option)
+        raise UsageError(f"{option}: a number and ms, s, m, h or d, such as 500ms or 30d; not {text!r}")
     return float(match[1]) * _UNITS[match[2]]
 
 
@@ -39,14 +35,14 @@ def show_seconds(seconds: float) -> str:
 def parse_microusd(text: str, option: str) -> int:
     """Micro-dollars of "0.02" or "$1.50".
 
-    :raises typer.BadParameter: naming the option; also for a negative amount and for parts of a micro-dollar.
+    :raises UsageError: naming the option; also for a negative amount and for parts of a micro-dollar.
     """
     try:
         micro = Decimal(text.removeprefix("$")) * _MICRO
     except InvalidOperation:
         micro = Decimal(-1)
     if not micro.is_finite() or micro < 0 or micro != int(micro):
-        raise typer.BadParameter("dollars, such as 0.02, down to a millionth", param_hint=option)
+        raise UsageError(f"{option}: dollars, such as 0.02, down to a millionth; not {text!r}")
     return int(micro)
 
 
@@ -55,17 +51,3 @@ def show_usd(microusd: int) -> str:
     whole, part = divmod(microusd, _MICRO)
     decimals = f"{part:06d}"
     return f"${whole}.{decimals[:2]}{decimals[2:].rstrip('0')}"
-
-
-def seconds_of(duration: Duration) -> float:
-    """A protobuf Duration as seconds."""
-    return duration.seconds + duration.nanos / 1e9
-
-
-def duration_of(seconds: float) -> Duration:
-    """Seconds as a protobuf Duration, to the microsecond."""
-    from google.protobuf.duration_pb2 import Duration
-
-    made = Duration()
-    made.FromMicroseconds(round(seconds * _MICRO))
-    return made

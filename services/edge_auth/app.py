@@ -9,7 +9,7 @@ import grpc
 
 from libs.apikeys.pepper import read_pepper
 from libs.clock import Clock, SystemClock
-from libs.registry import EtcdStore, MemoryStore, RegistryView, Store
+from libs.registry import RegistryView, Source, follow
 from services.edge_auth.authenticator import Authenticator
 from services.edge_auth.config import Settings
 from services.edge_auth.jwks import KeySets, check_source
@@ -28,14 +28,12 @@ class EdgeAuthService:
         self,
         *,
         view: RegistryView,
-        store: Store,
         keys: KeySets,
         authenticator: Authenticator,
         placer: Placer,
         servicer: AuthorizationServicer,
     ) -> None:
         self._view = view
-        self._store = store
         self._keys = keys
         self._authenticator = authenticator
         self._placer = placer
@@ -64,7 +62,7 @@ class EdgeAuthService:
         finally:
             for stop in stops:
                 stop()
-            await self._store.close()
+            await self._view.close()
 
     async def drain(self) -> None:
         """Nothing to do: checks take microseconds, the server's grace covers them."""
@@ -74,8 +72,8 @@ class EdgeAuthService:
         return {}
 
 
-async def build(settings: Settings, *, clock: Clock | None = None, store: Store | None = None) -> EdgeAuthService:
-    """The service. `store` replaces etcd in tests.
+async def build(settings: Settings, *, clock: Clock | None = None, store: Source | None = None) -> EdgeAuthService:
+    """The service. `store` replaces the registry in tests.
 
     :raises OSError: the pepper file cannot be read.
     :raises ValueError: the pepper is too short, or an issuer's settings cannot be trusted.
@@ -84,9 +82,6 @@ async def build(settings: Settings, *, clock: Clock | None = None, store: Store 
     for issuer in settings.issuers:
         check_source(issuer)
     pepper = await asyncio.to_thread(read_pepper, Path(settings.pepper_file))
-    if store is None:
-        store = EtcdStore(settings.etcd, tls=settings.tls) if settings.etcd else MemoryStore()
-    cache_file = Path(settings.state_dir) / "registry.json" if settings.state_dir else None
     keys = KeySets(
         settings.issuers,
         clock=clock,
@@ -105,8 +100,7 @@ async def build(settings: Settings, *, clock: Clock | None = None, store: Store 
     )
     placer = Placer()
     return EdgeAuthService(
-        view=RegistryView(store, cache_file=cache_file, clock=clock),
-        store=store,
+        view=follow("edge-auth", settings, source=store, clock=clock),
         keys=keys,
         authenticator=authenticator,
         placer=placer,

@@ -21,7 +21,7 @@ from weir.safety.v1 import safety_pb2, safety_pb2_grpc
 from libs.auditlog import AuditWriter, Spool
 from libs.clock import Clock, SystemClock
 from libs.mux import Codec, MuxClient
-from libs.registry import EtcdStore, RegistrySnapshot, RegistryView, Store
+from libs.registry import RegistrySnapshot, RegistryView, Source, follow
 from libs.rpc import make_channel
 from services.gateway import records
 from services.gateway.catalog import Catalog
@@ -262,10 +262,8 @@ class Gateway:
             self._admission.pool(pool)
 
 
-async def build(settings: Settings, *, clock: Clock | None = None, store: Store | None = None) -> Gateway:
-    """Wire the gateway; `store` replaces etcd in tests."""
+async def build(settings: Settings, *, clock: Clock | None = None, store: Source | None = None) -> Gateway:
+    """Wire the gateway; `store` replaces the registry in tests."""
     clock = clock or SystemClock()
-    store = store or EtcdStore(settings.etcd, tls=settings.tls)
-    cache = Path(settings.state_dir) / "registry.json" if settings.state_dir else None
-    view = RegistryView(store, cache_file=cache, clock=clock)
+    view = follow("gateway", settings, source=store, clock=clock)
     return Gateway(settings, view, clock=clock, rng=random.SystemRandom())

@@ -14,7 +14,7 @@ from weir.quota.v1 import quota_pb2, quota_pb2_grpc
 from libs.clock import Clock, SystemClock
 from libs.mux import Codec, MuxServer
 from libs.quota import Ledger, LimitSpec, Replica
-from libs.registry import EtcdStore, MemoryStore, RegistrySnapshot, RegistryView, Store
+from libs.registry import EtcdStore, MemoryStore, RegistrySnapshot, RegistryView, Store, follow
 from libs.sharding import Members
 from services.ratelimit import edge, metrics, quota
 from services.ratelimit.config import Settings
@@ -27,6 +27,7 @@ from services.ratelimit.owners import Owners
 from services.ratelimit.peers import Peers
 from services.ratelimit.ports import monotonic_ns, wall_ns
 from services.ratelimit.rules import Rules, limits_of
+from services.ratelimit.spend import SpendRecords
 
 _SECOND = 1_000_000_000
 
@@ -34,13 +35,15 @@ _SECOND = 1_000_000_000
 class RateLimitService:
     """A `libs.service.Service`."""
 
-    def __init__(self, settings: Settings, *, store: Store, clock: Clock, rng: random.Random) -> None:
+    def __init__(
+        self, settings: Settings, *, view: RegistryView, store: Store, clock: Clock, rng: random.Random
+    ) -> None:
         self._settings = settings
         self._store = store
         state_dir = Path(settings.state_dir) if settings.state_dir else None
-        self._view = RegistryView(store, cache_file=state_dir / "registry.json" if state_dir else None, clock=clock)
+        self._view = view
         self._now = now = monotonic_ns(clock)
-        wall = wall_ns(clock)
+        self._wall = wall = wall_ns(clock)
         # A life of its own for each start: what others have of the last one stays apart from what is decided now.
         life = f"{wall()}-{uuid.UUID(int=rng.getrandbits(128)).hex[:8]}"
         self._ledger = ledger = Ledger(
@@ -52,6 +55,7 @@ class RateLimitService:
             max_settled=settings.max_settled,
             track_changes=True,
         )
+        ledger.budgets.set_wall(wall(), now())
         replica = Replica(ledger, keep_log=state_dir is not None)
         self._rules = rules = Rules(level_ns=int(settings.level_seconds * _SECOND))
         self._limits: object = None
@@ -68,6 +72,15 @@ class RateLimitService:
         self._owners = owners = Owners(
             instance=settings.instance,
             open_shards=lambda: open_shards(settings, clock=clock, rng=rng),
+        )
+        self._spend = SpendRecords(
+            ledger=ledger,
+            view=self._view,
+            store=store,
+            owns=lambda tenant: owners.link(tenant) is None,
+            now=now,
+            clock=clock,
+            seconds=settings.spend_seconds,
         )
         self._members = Members(
             self._view,
@@ -132,7 +145,7 @@ class RateLimitService:
         stop: Callable[[], None] | None = None
         try:
             async with asyncio.TaskGroup() as group:
-                for background in (self._view, self.keeper, self._peers, self._owners):
+                for background in (self._view, self.keeper, self._peers, self._owners, self._spend):
                     group.create_task(background.run(), name=type(background).__name__)
                 await self._view.wait_ready()
                 stop = self._view.on_change(self._apply)
@@ -142,6 +155,7 @@ class RateLimitService:
         finally:
             if stop is not None:
                 stop()
+            await self._view.close()
             await self._store.close()
 
     async def drain(self) -> None:
@@ -149,6 +163,7 @@ class RateLimitService:
         self.keeper.publish()
         await self._mux.drain()
         await self.keeper.flush(snapshot=True)
+        await self._spend.write()
 
     def endpoint_extra(self) -> Mapping[str, Any]:
         """See `libs.service.Service`."""
@@ -162,6 +177,8 @@ class RateLimitService:
             self._limits = snapshot.limits
             self._ledger.apply_limits(limits_of(snapshot), self._now())
             metrics.LIMITS_REVISION.set(snapshot.revision)
+        # Before the state of others is asked for: it holds what the records say then, and more.
+        self._spend.apply(snapshot)
         self._peers.update(self._members.current)
         self._owners.update(len(self._peers.others))
 
@@ -176,6 +193,7 @@ class RateLimitService:
 
     def _sweep(self) -> int:
         self._look_at_registry()
+        self._ledger.budgets.set_wall(self._wall(), self._now())
         callers = {instance: endpoint for (_, instance), endpoint in self._view.snapshot.endpoints.items()}
         return self._holders.sweep(callers, self._peers.others)
 
@@ -187,8 +205,11 @@ async def build(
 
     :raises OSError: the journal exists and cannot be read.
     """
+    clock = clock or SystemClock()
+    view = follow("ratelimit", settings, source=store, clock=clock)
     if store is None:
+        # What was spent is written by whoever owns the tenant; the registry has nothing to do with it.
         store = EtcdStore(settings.etcd, tls=settings.tls) if settings.etcd else MemoryStore()
-    service = RateLimitService(settings, store=store, clock=clock or SystemClock(), rng=rng or random.SystemRandom())
+    service = RateLimitService(settings, view=view, store=store, clock=clock, rng=rng or random.SystemRandom())
     await service.keeper.recover()
     return service

@@ -32,6 +32,8 @@ class Settings(ServiceSettings, frozen=True, kw_only=True, forbid_unknown_fields
     """Pause between two writes of the journal: what a SIGKILL can lose where there is no other replica."""
     journal_bytes: int = 4 * 2**20
     """The journal is rewritten as one snapshot when it is longer than this and than twice the last snapshot."""
+    spend_seconds: float = 5.0
+    """Pause between two writes of what was spent of budgets: what the loss of all limiters at once forgets of it."""
     max_in_flight: int = 4096
     """Calls in flight per quota session."""
     owners: str = "xds:///ratelimit.weir.internal"

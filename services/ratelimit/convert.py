@@ -1,12 +1,15 @@
-"""`weir.quota.v1` ⇄ the ledger's values."""
+"""`weir.quota.v1`, and the registry's `Spend`, ⇄ the ledger's values."""
 
 from __future__ import annotations
 
 import zlib
 
 import msgspec
+from google.protobuf.message import DecodeError
 from weir.quota.v1 import quota_pb2
+from weir.registry.v1 import registry_pb2
 
+from libs.clock.stamps import timestamp
 from libs.errors import Reason, WeirError
 from libs.quota import (
     MINUTE_NS,
@@ -16,9 +19,13 @@ from libs.quota import (
     LedgerState,
     LimitReport,
     Logged,
+    Record,
     ReplicaState,
     Seen,
+    Tally,
 )
+from libs.registry import keys
+from libs.resources.codec import decode, unpack
 
 _SECOND = 1_000_000_000
 _encoder = msgspec.msgpack.Encoder()
@@ -59,6 +66,48 @@ def _report(status: quota_pb2.LimitStatus) -> LimitReport:
         return UNLIMITED
     reset = status.reset
     return LimitReport(status.limit, status.remaining, reset.seconds * _SECOND + reset.nanos, MINUTE_NS)
+
+
+# --- kept in the registry ---------------------------------------------------------------------------------------------
+
+
+def spend_key(tenant: str) -> str:
+    """Where a tenant's record lies."""
+    return keys.key_of(registry_pb2.Spend(tenant=tenant))
+
+
+def record_of(spend: registry_pb2.Spend | None) -> Record:
+    """What a record says; without one, nothing."""
+    if spend is None:
+        return Record()
+    return Record(
+        Tally(spend.day, spend.day_microusd, spend.day_alert_percent),
+        Tally(spend.month, spend.month_microusd, spend.month_alert_percent),
+    )
+
+
+def stored_record(value: bytes) -> Record:
+    """What a record says as it lies in the store; nothing when it cannot be read."""
+    try:
+        spend = unpack(decode(value, 0))
+    except (DecodeError, ValueError):
+        return Record()
+    return record_of(spend if isinstance(spend, registry_pb2.Spend) else None)
+
+
+def spend_of(tenant: str, record: Record, at: float) -> registry_pb2.Spend:
+    """The record as it is kept; `at` in Unix seconds."""
+    day, month = record
+    return registry_pb2.Spend(
+        tenant=tenant,
+        day=day.key,
+        day_microusd=day.microusd,
+        day_alert_percent=day.alert_percent,
+        month=month.key,
+        month_microusd=month.microusd,
+        month_alert_percent=month.alert_percent,
+        at=timestamp(at),
+    )
 
 
 # --- between replicas -------------------------------------------------------------------------------------------------

@@ -70,7 +70,8 @@ class Registry:
                 await self._own_store.close()
 
     async def drain(self) -> None:
-        """Gives the audit log a moment to take the last records."""
+        """Lets watchers go, and gives the audit log a moment to take the last records."""
+        self._servicer.drain()
         try:
             async with asyncio.timeout(_DRAIN_SECONDS):
                 while self.outbox.pending:

@@ -3,40 +3,29 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterable
 from random import Random
 
-import msgspec
-from google.protobuf import json_format
+from google.protobuf.message import DecodeError
 from weir.registry.v1 import registry_pb2 as pb
 
 from libs.errors import Reason, WeirError
 from libs.registry import KeyValue, Listing, Store, keys
 from libs.telemetry import get_logger
 from services.registry import metrics
-from services.registry.policy.differences import Difference, backwards, fold
 
 log = get_logger(__name__)
 _PAGE = (50, 1000)
 """Fewest and most entries of one read: most have some hundred bytes, those of an import a hundred kilobytes."""
 _PAGE_BYTES = 4_000_000
 """Of one read, if the next entries are like the last ones; a message from etcd may have 64 MiB."""
+_ANSWER_BYTES = 8_000_000
+"""Of one answer: gRPC takes 16 MiB. Entries of large applies may be fewer than were asked for."""
 _DELETES = 100
 """Of one transaction."""
 MAX_LISTED = 1000
 _LISTED = 50
-
-
-class _Change(msgspec.Struct, frozen=True):
-    resource: str = ""
-    before: str = ""
-    after: str = ""
-
-
-class _Changes(msgspec.Struct, frozen=True):
-    """The part of an entry that walks over many look at; protobuf's own reader takes forty times as long."""
-
-    changes: tuple[_Change, ...] = ()
+UNREADABLE = "unreadable"
 
 
 class History:
@@ -61,17 +50,20 @@ class History:
         :raises WeirError: DEPENDENCY_UNAVAILABLE.
         """
         found: list[pb.HistoryEntry] = []
-        wanted = min(limit or _LISTED, MAX_LISTED)
+        wanted, size = min(limit or _LISTED, MAX_LISTED), 0
         async for kv in self._walk(before=before):
-            changes = _changes(kv)
-            if not resource or any(_is_under(change.resource, resource) for change in changes or ()):
-                found.append(_decode(kv))
-            if len(found) >= wanted:
+            entry = _decode(kv)
+            if not resource or any(_is_under(change.resource, resource) for change in entry.changes):
+                found.append(entry)
+                size += len(kv.value)
+            if len(found) >= wanted or size > _ANSWER_BYTES:
                 break
         return found
 
-    async def differences(self, start: int, end: int) -> tuple[list[Difference], int]:
+    async def differences(self, start: int, end: int, *, under: str = "") -> tuple[list[pb.ResourceChange], int]:
         """How the state at revision `end` (0: now) differs from that at `start`, and the revision that `end` was.
+
+        :param under: as in `entries`.
 
         :raises WeirError: NOT_FOUND when the history does not reach back so far; INVALID_REQUEST for a revision that
             is yet to come; DEPENDENCY_UNAVAILABLE.
@@ -83,9 +75,9 @@ class History:
                 Reason.INVALID_REQUEST, f"revisions are between 1 and {now}, the present one", limit="revision"
             )
         low, high = sorted((start, end))
-        steps: list[Difference] = []
+        steps: list[pb.ResourceChange] = []
         async for kv in self._walk(after=low, before=high + 1):
-            steps.extend(_steps(kv))
+            steps.extend(step for step in _steps(kv) if not under or _is_under(step.resource, under))
         # Only now: what is trimmed while we read must not go unnoticed.
         oldest = await self._store.get_by_revision(keys.HISTORY, limit=1, newest_first=False, keys_only=True)
         if not oldest.kvs or oldest.kvs[0].mod_revision > low:
@@ -140,39 +132,46 @@ class History:
             each = max(1, sum(len(kv.value) for kv in page.kvs) // limit)
             limit = max(_PAGE[0], min(most, 4 * limit, _PAGE_BYTES // each))
 
-    async def stored(self, *, until: int) -> list[KeyValue]:
-        """All entries up to a revision as they are stored, by key.
-
-        :raises WeirError: DEPENDENCY_UNAVAILABLE.
-        """
-        return sorted([kv async for kv in self._walk(before=until + 1)], key=lambda kv: kv.key)
-
 
 def _decode(kv: KeyValue) -> pb.HistoryEntry:
     try:
-        entry = json_format.Parse(kv.value, pb.HistoryEntry(), ignore_unknown_fields=True)
-    except (json_format.ParseError, UnicodeDecodeError):
+        entry = pb.HistoryEntry.FromString(kv.value)
+    except DecodeError:
         # It is shown that there was one; a difference over it cannot be told.
         log.error("history_entry_unreadable", key=kv.key)
-        entry = pb.HistoryEntry(id=kv.key.removeprefix(keys.HISTORY), action="unreadable")
+        entry = pb.HistoryEntry(id=kv.key.removeprefix(keys.HISTORY), action=UNREADABLE)
     entry.revision = kv.mod_revision
     return entry
 
 
-def _changes(kv: KeyValue) -> tuple[_Change, ...] | None:
-    """None when the entry cannot be read."""
-    try:
-        return msgspec.json.decode(kv.value, type=_Changes).changes
-    except (msgspec.DecodeError, UnicodeDecodeError):
-        return None
-
-
-def _steps(kv: KeyValue) -> list[Difference]:
-    changes = _changes(kv)
-    if changes is None:
+def _steps(kv: KeyValue) -> list[pb.ResourceChange]:
+    entry = _decode(kv)
+    if entry.action == UNREADABLE:
         raise WeirError(Reason.INTERNAL, f"the history entry of revision {kv.mod_revision} is unreadable")
     # Within fold the oldest come first: what is collected newest first is turned around as a whole.
-    return [Difference(change.resource, change.before, change.after) for change in reversed(changes)]
+    return list(reversed(entry.changes))
+
+
+def fold(steps: Iterable[pb.ResourceChange]) -> list[pb.ResourceChange]:
+    """What many changes did together, by resource; what came back to what it was is left out.
+
+    :param steps: oldest first.
+    """
+    first: dict[str, str] = {}
+    last: dict[str, str] = {}
+    for step in steps:
+        first.setdefault(step.resource, step.before)
+        last[step.resource] = step.after
+    return [
+        pb.ResourceChange(resource=name, before=first[name], after=last[name])
+        for name in sorted(first)
+        if first[name] != last[name]
+    ]
+
+
+def backwards(changes: Iterable[pb.ResourceChange]) -> list[pb.ResourceChange]:
+    """The way back."""
+    return [pb.ResourceChange(resource=each.resource, before=each.after, after=each.before) for each in changes]
 
 
 def _is_under(resource: str, name: str) -> bool:

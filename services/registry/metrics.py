@@ -14,3 +14,5 @@ history_entries = Gauge("weir_registry_history_entries", "Entries of the history
 """At the last look; at most the limit."""
 refusals = Counter("weir_registry_refusals", "Calls refused for want of a right", ["rpc"])
 """By RPC."""
+watchers = Gauge("weir_registry_watchers", "Open watches")
+"""Processes that follow the registry, and people."""

@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 from contextlib import suppress
 from random import Random
+from typing import Protocol
 
 from google.protobuf.message import DecodeError
 from weir.audit.v1 import audit_pb2
@@ -18,12 +19,21 @@ from libs.errors import Reason, WeirError
 from libs.registry import KeyValue, Store, keys
 from libs.telemetry import get_logger
 from services.registry import metrics
-from services.registry.ports import AuditPort
 
 log = get_logger(__name__)
 _RETRY = (0.2, 10.0)
 """First and longest pause in seconds while the audit log or the store is away."""
 _AWAY = frozenset({Reason.DEPENDENCY_UNAVAILABLE, Reason.DEADLINE_EXCEEDED, Reason.DRAINING})
+
+
+class AuditPort(Protocol):
+    """Appends records to the audit log."""
+
+    async def append(self, record: audit_pb2.Record) -> None:
+        """Returns once the record is on disk; the same record id is stored once.
+
+        :raises WeirError: DEPENDENCY_UNAVAILABLE or DEADLINE_EXCEEDED when the log is away; others when it refuses.
+        """
 
 
 class AuditOutbox:

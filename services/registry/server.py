@@ -4,14 +4,13 @@
 
 from __future__ import annotations
 
-import asyncio
+import json
 import secrets
 import uuid
-from collections.abc import AsyncIterator, Callable
-from typing import Any
+from collections.abc import Callable, Collection
+from typing import Any, TypeVar
 
 import grpc
-from google.protobuf.message import Message
 from weir.registry.v1 import registry_pb2 as pb
 from weir.registry.v1 import registry_pb2_grpc
 
@@ -21,15 +20,23 @@ from libs.changes import Change, Committed, M, Writer, nothing
 from libs.clock import Clock
 from libs.errors import Reason, WeirError
 from libs.registry import RegistrySnapshot, RegistryView, Store, keys
+from libs.resources.checks.bounds import shown
+from libs.resources.checks.faults import check_text
+from libs.resources.codec import key_of, kind_of, pack, redacted
+from libs.resources.forms import differing
+from libs.resources.kind import Kind
+from libs.resources.references import referrers
+from libs.resources.snapshot import BY_NAME, BY_PLURAL
 from libs.rpc import get_metadata, peer_service, peer_spiffe
 from libs.telemetry import get_logger
-from services.registry import changes, convert, metrics, restore, transfer
+from services.registry import api_keys, applying, metrics
+from services.registry.admitting import Call
+from services.registry.applying import StaleError
 from services.registry.config import Settings
-from services.registry.consistency import namespaces_of
-from services.registry.history import History
-from services.registry.messages import require
+from services.registry.history import History, backwards
+from services.registry.listing import Listings, kinds_called, selector
 from services.registry.policy.access import (
-    ADMIN_SCOPE,
+    EDGE_PEER,
     Caller,
     Grant,
     Refused,
@@ -38,25 +45,23 @@ from services.registry.policy.access import (
     check_namespaces,
     parse_scopes,
 )
-from services.registry.policy.differences import backwards
-from services.registry.policy.faults import Fault, check_text
-from services.registry.policy.rollouts import MAX_REASON
-from services.registry.reads import READS, Read
-from services.registry.rpcs import CHANGES, Call, ChangeRpc
+from services.registry.rollback import rollback
+from services.registry.rollouts import steered
+from services.registry.touched import namespaces_of
+from services.registry.watching import ChangeLog, Watch, require_known, require_reached
 
 log = get_logger(__name__)
+R = TypeVar("R", pb.ApplyResponse, pb.DeleteResponse)
 SERVICE = "weir.registry.v1.RegistryService"
+MAX_REASON = 500
+MAX_CHANGES_BYTES = 8_000_000
+"""Of what an answer tells of changes; gRPC takes 16 MiB. Of the rest it tells the outcome."""
 _ATTEMPTS = 10
 """At going back, while others change something between the reading of the history and the writing."""
-_CATCH_UP_SECONDS = 3.0
-"""For the view to show what the store has: normally milliseconds."""
 
 
 class RegistryServicer(registry_pb2_grpc.RegistryServiceServicer):
-    """`weir.registry.v1.RegistryService`. Reads come from the view's snapshot, also while etcd is away.
-
-    The methods that only read a snapshot (`READS`) and those that change one thing (`CHANGES`) are attached below.
-    """
+    """`weir.registry.v1.RegistryService`. Reads come from the view's snapshot, also while etcd is away."""
 
     def __init__(
         self,
@@ -78,126 +83,166 @@ class RegistryServicer(registry_pb2_grpc.RegistryServiceServicer):
         self._pepper = pepper
         self._clock = clock
         self._random_bytes = random_bytes
+        self._listings = Listings(view, lambda: uuid.uuid4().hex)
+        self._log = ChangeLog(view, self._listings)
+
+    def drain(self) -> None:
+        """Lets watchers go, to other processes."""
+        self._log.end()
+
+    async def Get(self, request: pb.GetRequest, context: grpc.aio.ServicerContext) -> pb.GetResponse:
+        """See the proto."""
+        [kind] = kinds_called([request.kind])
+        self._authorize("Get", context, [kind])
+        kv = self._view.stored(kind.prefix + request.name)
+        if kv is None:
+            raise WeirError(Reason.NOT_FOUND, f"there is no {kind.plural} {shown(request.name)}", limit="name")
+        resource = self._listings.shown(kind, kv)
+        if resource is None:
+            raise WeirError(Reason.INTERNAL, f"{kind.plural}/{request.name} cannot be read; apply it anew")
+        named = referrers(kind, request.name, self._view.snapshot)
+        return pb.GetResponse(
+            resource=resource,
+            referrers=[pb.ResourceName(kind=other.name, name=name) for other, name in named],
+        )
+
+    async def List(self, request: pb.ListRequest, context: grpc.aio.ServicerContext) -> pb.ListResponse:
+        """See the proto."""
+        kinds = kinds_called(request.kinds)
+        grant = self._authorize("List", context, kinds, secrets=request.secrets)
+        if request.secrets and not request.kinds:
+            # The registry whole: what lives with its process is not saved.
+            kinds = [kind for kind in kinds if not kind.leased]
+        if request.secrets and not request.page_token:
+            log.info("registry_saved", actor=grant.actor, revision=self._view.revision)
+        return self._listings.page(request, kinds, actor=grant.actor)
+
+    async def Watch(self, request: pb.WatchRequest, context: grpc.aio.ServicerContext) -> None:
+        """See the proto."""
+        peer = peer_service(context)
+        kinds = kinds_called(request.kinds)
+        if not request.kinds and peer not in self._settings.admin_services:
+            kinds = [kind for kind in kinds if peer in kind.followers] or kinds
+        grant = self._authorize("Watch", context, kinds)
+        if request.from_revision < 0:
+            raise WeirError(Reason.INVALID_REQUEST, "a revision is not negative", limit="from_revision")
+        await require_known(self._store, self._log, request.from_revision)
+        await require_reached(self._store, self._log, request.at_least)
+        held: tuple[object, object] | None = None
+
+        def still() -> None:
+            """Asked for every watcher of every change: only who holds what may have changed since."""
+            nonlocal held
+            now = self._view.snapshot
+            if held is None or held[0] is not now.roles or held[1] is not now.keys:
+                self._authorize("Watch", context, kinds)
+                held = (now.roles, now.keys)
+
+        matches = selector(request.selector) if request.selector else None
+        watch = Watch(self._log, self._listings, kinds, matches=matches, trusted=grant.trusted, still=still)
+        with metrics.watchers.track_inprogress():
+            async for response in watch.responses(request.from_revision):
+                await context.write(response)
+
+    async def Apply(self, request: pb.ApplyRequest, context: grpc.aio.ServicerContext) -> pb.ApplyResponse:
+        """See the proto."""
+        kinds = [kind for resource in request.resources if (kind := kind_of(resource)) is not None]
+
+        def plan(snapshot: RegistrySnapshot, call: Call) -> Change[pb.ApplyResponse]:
+            return applying.apply(snapshot, request, call, self._listings.stored)
+
+        done = await self._change("Apply", plan, request, context, kinds, secrets=request.restore)
+        return _finished(done, request.change)
+
+    async def Delete(self, request: pb.DeleteRequest, context: grpc.aio.ServicerContext) -> pb.DeleteResponse:
+        """See the proto."""
+        kinds = [BY_NAME[name.kind] for name in request.resources if name.kind in BY_NAME]
+
+        def plan(snapshot: RegistrySnapshot, call: Call) -> Change[pb.DeleteResponse]:
+            return applying.delete(snapshot, request, call, self._listings.stored)
+
+        return _finished(await self._change("Delete", plan, request, context, kinds), request.change)
+
+    async def History(self, request: pb.HistoryRequest, context: grpc.aio.ServicerContext) -> pb.HistoryResponse:
+        """See the proto."""
+        self._authorize("History", context)
+        entries = await self._history.entries(
+            resource=_place(request), limit=request.limit, before=request.before_revision
+        )
+        return pb.HistoryResponse(entries=entries)
+
+    async def Diff(self, request: pb.DiffRequest, context: grpc.aio.ServicerContext) -> pb.DiffResponse:
+        """See the proto."""
+        self._authorize("Diff", context)
+        found, end = await self._history.differences(request.from_revision, request.to_revision, under=_place(request))
+        return pb.DiffResponse(changes=found, to_revision=end)
+
+    async def Rollback(self, request: pb.RollbackRequest, context: grpc.aio.ServicerContext) -> pb.RollbackResponse:
+        """See the proto."""
+        self._authorize("Rollback", context)
+        _require_reason(request.change)
+        for _ in range(_ATTEMPTS):
+            done = await self._roll_back(request, context)
+            if done is not None:
+                return pb.RollbackResponse(changes=done.changes, revision=done.revision)
+        raise WeirError(Reason.CONFLICT, "too many changes at once; try again", retry_after=1.0)
 
     async def CreateKey(self, request: pb.CreateKeyRequest, context: grpc.aio.ServicerContext) -> pb.CreateKeyResponse:
         """See the proto. The secret of a dry run opens nothing."""
         made = apikeys.make(self._random_bytes)
         hashed = apikeys.hash_key(made, self._pepper)
 
-        def plan(snapshot: RegistrySnapshot, request: pb.CreateKeyRequest, call: Call) -> Change[pb.ApiKey]:
-            if ADMIN_SCOPE in request.scopes and not call.grant.owner:
-                # Such a key is an owner; whoever may make one is one.
-                raise WeirError(Reason.SCOPE_MISSING, f"only an owner gives the scope {ADMIN_SCOPE!r}", limit="scopes")
-            return changes.create_key(snapshot, request, made, hashed, call.now)
+        def plan(snapshot: RegistrySnapshot, call: Call) -> Change[pb.ApiKey]:
+            return api_keys.created(snapshot, request, made, hashed, call)
 
-        done = await self.change("CreateKey", plan, request, context)
-        secret = "" if request.change.dry_run else made.text
-        return pb.CreateKeyResponse(key=convert.without_hash(done.message), secret=secret)
-
-    async def ListHistory(
-        self, request: pb.ListHistoryRequest, context: grpc.aio.ServicerContext
-    ) -> pb.ListHistoryResponse:
-        """See the proto."""
-        self.authorize("ListHistory", context)
-        entries = await self._history.entries(
-            resource=request.resource, limit=request.limit, before=request.before_revision
-        )
-        return pb.ListHistoryResponse(entries=entries)
-
-    async def DiffRevisions(
-        self, request: pb.DiffRevisionsRequest, context: grpc.aio.ServicerContext
-    ) -> pb.DiffRevisionsResponse:
-        """See the proto."""
-        self.authorize("DiffRevisions", context)
-        found, end = await self._history.differences(request.from_revision, request.to_revision)
-        return pb.DiffRevisionsResponse(
-            changes=[pb.ResourceChange(resource=each.resource, before=each.before, after=each.after) for each in found],
-            to_revision=end,
+        done = await self._change("CreateKey", plan, request, context, [BY_PLURAL["keys"]])
+        return pb.CreateKeyResponse(
+            key=self._shown(done, request.change), secret="" if request.change.dry_run else made.text
         )
 
-    async def RollbackToRevision(
-        self, request: pb.RollbackToRevisionRequest, context: grpc.aio.ServicerContext
-    ) -> pb.RollbackToRevisionResponse:
+    async def RevokeKey(self, request: pb.RevokeKeyRequest, context: grpc.aio.ServicerContext) -> pb.RevokeKeyResponse:
         """See the proto."""
-        self.authorize("RollbackToRevision", context)
-        require(None if request.change.reason else Fault("change.reason", "say why"))
-        for _ in range(_ATTEMPTS):
-            done = await self._roll_back(request, context)
-            if done is not None:
-                return pb.RollbackToRevisionResponse(changes=done.changes, revision=done.revision)
-        raise WeirError(Reason.CONFLICT, "too many changes at once; try again", retry_after=1.0)
+
+        def plan(snapshot: RegistrySnapshot, call: Call) -> Change[pb.ApiKey]:
+            return api_keys.revoked(snapshot, request.key_id, call)
+
+        done = await self._change("RevokeKey", plan, request, context, [BY_PLURAL["keys"]])
+        return pb.RevokeKeyResponse(key=self._shown(done, request.change))
+
+    async def SteerRollout(
+        self, request: pb.SteerRolloutRequest, context: grpc.aio.ServicerContext
+    ) -> pb.SteerRolloutResponse:
+        """See the proto."""
+
+        def plan(snapshot: RegistrySnapshot, call: Call) -> Change[pb.Rollout]:
+            return steered(snapshot, request, rollout_id=call.new_id, actor=call.grant.actor, now=call.now)
+
+        done = await self._change("SteerRollout", plan, request, context, [BY_PLURAL["rollouts"]])
+        return pb.SteerRolloutResponse(rollout=self._shown(done, request.change))
 
     async def _roll_back(
-        self, request: pb.RollbackToRevisionRequest, context: grpc.aio.ServicerContext
-    ) -> Committed[pb.RollbackToRevisionResponse] | None:
+        self, request: pb.RollbackRequest, context: grpc.aio.ServicerContext
+    ) -> Committed[pb.RollbackResponse] | None:
         """None when something changed behind what was read of the history: to be read anew."""
-        since, read = await self._history.differences(request.to_revision, 0)
+        since, read = await self._history.differences(request.to_revision, 0, under=_place(request))
         late = False
 
-        def plan(
-            snapshot: RegistrySnapshot, request: pb.RollbackToRevisionRequest, call: Call
-        ) -> Change[pb.RollbackToRevisionResponse]:
+        def plan(snapshot: RegistrySnapshot, call: Call) -> Change[pb.RollbackResponse]:
             nonlocal late
             # Every change rewrites the fence in the transaction that writes its history.
             fence = self._view.stored(keys.FENCE)
             late = fence is not None and fence.mod_revision > read
             if late:
-                return nothing(pb.RollbackToRevisionResponse())
-            return restore.rollback(snapshot, backwards(since), revision=request.to_revision)
+                return nothing(pb.RollbackResponse())
+            return rollback(snapshot, backwards(since), revision=request.to_revision)
 
-        done = await self.change("RollbackToRevision", plan, request, context)
+        done = await self._change("Rollback", plan, request, context)
         return None if late else done
 
-    async def Export(
-        self, request: pb.ExportRequest, context: grpc.aio.ServicerContext
-    ) -> AsyncIterator[pb.ExportResponse]:
-        """See the proto."""
-        grant = self.authorize("Export", context)
-        fence = await self._store.get(keys.FENCE)
-        newest = fence.mod_revision if fence else 1
-        try:
-            async with asyncio.timeout(_CATCH_UP_SECONDS):
-                await self._view.wait_until(lambda snapshot: snapshot.revision >= newest)
-        except TimeoutError:
-            message = "the registry has not caught up with its store"
-            raise WeirError(Reason.DEPENDENCY_UNAVAILABLE, message, retry_after=1.0) from None
-        listing = transfer.exported(self._view.listing())
-        history = await self._history.stored(until=listing.revision) if request.history else []
-        log.info("registry_exported", actor=grant.actor, revision=listing.revision, values=len(listing.kvs))
-        for part in transfer.export_parts(listing, history):
-            yield part
-
-    async def Import(
-        self, request_iterator: AsyncIterator[pb.ImportRequest], context: grpc.aio.ServicerContext
-    ) -> pb.ImportResponse:
-        """See the proto."""
-        grant = self.authorize("Import", context)
-        content, options = await transfer.receive(request_iterator)
-        require(check_text("change.reason", options.change.reason, MAX_REASON))
-        work = transfer.Import(content, view=self._view, replace=options.replace)
-
-        def decide(snapshot: RegistrySnapshot) -> Change[pb.ImportResponse]:
-            # The first transactions may take the caller's own role away; the rest of them belong to it.
-            if done is None:
-                self.authorize("Import", context)
-            return work.plan(snapshot)
-
-        done: Committed[pb.ImportResponse] | None = None
-        while done is None or not (work.finished or options.change.dry_run):
-            done = await self._writer.commit(
-                actor=grant.actor,
-                action="registry.Import",
-                reason=options.change.reason,
-                dry_run=options.change.dry_run,
-                plan=decide,
-            )
-            work.began()
-        metrics.changes.labels("Import", _outcome(done, options.change)).inc()
-        log.info("registry_imported", actor=grant.actor, digest=content.digest, revision=done.revision)
-        return pb.ImportResponse(imported=len(content.values), deleted=work.deleted, revision=done.revision)
-
-    def authorize(self, rpc: str, context: grpc.aio.ServicerContext) -> Grant:
-        """Who calls, if they may call this at all.
+    def _authorize(
+        self, rpc: str, context: grpc.aio.ServicerContext, kinds: Collection[Kind] = (), *, secrets: bool = False
+    ) -> Grant:
+        """Who calls, if they may call this.
 
         :raises WeirError: SCOPE_MISSING or PERMISSION_DENIED.
         """
@@ -208,13 +253,18 @@ class RegistryServicer(registry_pb2_grpc.RegistryServiceServicer):
             key_id=get_metadata(context, "x-weir-key-id"),
             tenant=get_metadata(context, "x-weir-tenant"),
         )
+        key = self._view.snapshot.keys.get(caller.key_id)
+        if caller.peer == EDGE_PEER and key is not None and key.HasField("revoked_at"):
+            # It passed the edge before it was revoked.
+            raise WeirError(Reason.KEY_REVOKED, "the key is revoked")
         known = self._view.snapshot.roles
         names = (*principals_of(caller.key_id, caller.tenant), caller.spiffe)
-        bindings = {name: binding_of(known[name].roles, known[name].namespaces) for name in names if name in known}
         grant = authorize(
             rpc,
             caller,
-            bindings=bindings,
+            kinds=kinds,
+            secrets=secrets,
+            bindings={name: binding_of(known[name].roles, known[name].namespaces) for name in names if name in known},
             admin_services=self._settings.admin_services,
             tls=self._settings.tls is not None,
         )
@@ -224,87 +274,113 @@ class RegistryServicer(registry_pb2_grpc.RegistryServiceServicer):
             raise WeirError(Reason.SCOPE_MISSING if grant.scope_missing else Reason.PERMISSION_DENIED, grant.message)
         return grant
 
-    def read(self, rpc: str, read: Read, request: Any, context: grpc.aio.ServicerContext) -> Message:
-        """Answers a call that reads the snapshot.
-
-        :raises WeirError: as `authorize`.
-        """
-        self.authorize(rpc, context)
-        return read(self._view.snapshot, request)
-
-    async def change(
+    async def _change(
         self,
         rpc: str,
-        plan: Callable[[RegistrySnapshot, Any, Call], Change[M]],
+        plan: Callable[[RegistrySnapshot, Call], Change[M]],
         request: Any,
         context: grpc.aio.ServicerContext,
+        kinds: Collection[Kind] = (),
         *,
-        reason: str = "",
+        secrets: bool = False,
     ) -> Committed[M]:
         """Carries out a call that changes something, as its `change` options say.
 
-        :param reason: why, where the options do not say.
-        :raises WeirError: as `authorize`, the plan and `Writer.commit`; PERMISSION_DENIED when it touches a namespace
-            that is not the caller's; CONFLICT while an import is under way.
+        :raises WeirError: as `_authorize`, the plan and `Writer.commit`; PERMISSION_DENIED when it touches a namespace
+            that is not the caller's.
         """
+        options: pb.ChangeOptions = request.change
         try:
-            grant = self.authorize(rpc, context)
-            require(check_text("change.reason", request.change.reason, MAX_REASON))
+            grant = self._authorize(rpc, context, kinds, secrets=secrets)
+            for fault in check_text("change.reason", options.reason, MAX_REASON):
+                raise WeirError(Reason.INVALID_REQUEST, fault.message, limit=fault.field)
             now, new_id = self._clock.time(), uuid.uuid4().hex
 
             def decide(snapshot: RegistrySnapshot) -> Change[M]:
                 # Again, by the very state that is changed: here a role may be seen longer than it is held.
-                call = Call(self.authorize(rpc, context), now, new_id)
-                return self._within(call.grant, snapshot, plan(snapshot, request, call))
+                call = Call(self._authorize(rpc, context, kinds, secrets=secrets), now, new_id, options.reason)
+                change = plan(snapshot, call)
+                self._require_own(call.grant, snapshot, change)
+                return change
 
             done = await self._writer.commit(
                 actor=grant.actor,
                 action=f"registry.{rpc}",
-                reason=request.change.reason or reason,
-                dry_run=request.change.dry_run,
+                reason=options.reason,
+                dry_run=options.dry_run,
                 plan=decide,
             )
         except WeirError as error:
             metrics.changes.labels(rpc, error.reason.name).inc()
+            if isinstance(error, StaleError):
+                raise await self._told(error) from error
             raise
-        outcome = _outcome(done, request.change)
+        outcome = "dry_run" if options.dry_run else "unchanged" if done.unchanged else "ok"
         metrics.changes.labels(rpc, outcome).inc()
         if outcome == "ok":
             log.info("registry_changed", action=rpc, actor=grant.actor, revision=done.revision)
         return done
 
-    def _within(self, grant: Grant, snapshot: RegistrySnapshot, change: Change[M]) -> Change[M]:
-        mark = self._view.stored(keys.IMPORT)
-        if mark is not None:
-            raise WeirError(Reason.CONFLICT, transfer.under_way(mark), limit="import")
+    def _require_own(self, grant: Grant, snapshot: RegistrySnapshot, change: Change[Any]) -> None:
         if grant.namespaces and (fault := check_namespaces(grant, namespaces_of(snapshot, change.writes))):
             metrics.refusals.labels("namespace").inc()
             log.warning("admin_refused", actor=grant.actor, reason=fault)
             raise WeirError(Reason.PERMISSION_DENIED, fault, limit="namespace")
-        return change
+
+    async def _told(self, error: StaleError) -> WeirError:
+        """The refusal, with what changed since the caller read, and by whom, as far as the history knows."""
+        resource = error.key.removeprefix(keys.ROOT)
+        try:
+            found, _ = await self._history.differences(max(error.expected, 1), 0, under=resource)
+            [last] = await self._history.entries(resource=resource, limit=1)
+        except (WeirError, ValueError):
+            return error
+        for each in found:
+            changed = differing(json.loads(each.before or "{}"), json.loads(each.after or "{}"))
+            fields = [path for path, _, _ in changed]
+            if fields:
+                since = f"{', '.join(fields[:5])} changed since, last by {last.actor}"
+                return WeirError(error.reason, f"{error.message}: {since}", limit=f"{resource} {fields[0]}")
+        return error
+
+    def _shown(self, done: Committed[Any], options: pb.ChangeOptions) -> pb.Resource:
+        resource = redacted(pack(done.message))
+        stored = self._listings.stored(key_of(resource))
+        if stored is not None:
+            resource.metadata.CopyFrom(stored.metadata)
+        if not (done.unchanged or options.dry_run):
+            resource.metadata.revision = done.revision
+        return resource
 
 
-def _outcome(done: Committed[M], options: pb.ChangeOptions) -> str:
-    return "dry_run" if options.dry_run else "unchanged" if done.unchanged else "ok"
+def _finished(done: Committed[R], options: pb.ChangeOptions) -> R:
+    """The answer, with the revisions that it could not know before it was written."""
+    message = done.message
+    message.revision = done.revision
+    changes, room = {each.resource: each for each in done.changes}, MAX_CHANGES_BYTES
+    for result in message.results:
+        change = changes.get(f"{BY_NAME[result.resource.kind].plural}/{result.resource.name}")
+        if change is None:
+            continue
+        room -= change.ByteSize()
+        if room >= 0:
+            result.change.CopyFrom(change)
+        if result.outcome != pb.OUTCOME_DELETED and not options.dry_run:
+            result.resource.revision = done.revision
+    return message
 
 
-def _reading(rpc: str, read: Read) -> Any:
-    async def method(self: RegistryServicer, request: Any, context: grpc.aio.ServicerContext) -> Message:
-        """See the proto."""
-        return self.read(rpc, read, request, context)
+def _place(request: pb.HistoryRequest | pb.DiffRequest | pb.RollbackRequest) -> str:
+    """What the history calls it: "tenants/acme", "tenants/", or "" for all.
 
-    return method
-
-
-def _changing(rpc: str, kind: ChangeRpc) -> Any:
-    async def method(self: RegistryServicer, request: Any, context: grpc.aio.ServicerContext) -> Message:
-        """See the proto."""
-        return kind.answer(await self.change(rpc, kind.plan, request, context, reason=kind.reason(request)))
-
-    return method
+    :raises WeirError: INVALID_REQUEST.
+    """
+    if not request.kind:
+        return ""
+    [kind] = kinds_called([request.kind])
+    return f"{kind.plural}/{request.name}"
 
 
-for _name, _read in READS.items():
-    setattr(RegistryServicer, _name, _reading(_name, _read))
-for _name, _kind in CHANGES.items():
-    setattr(RegistryServicer, _name, _changing(_name, _kind))
+def _require_reason(options: pb.ChangeOptions) -> None:
+    if not options.reason:
+        raise WeirError(Reason.INVALID_REQUEST, "say why", limit="change.reason")

@@ -229,9 +229,7 @@ class Controller:
             made.windows = self._knowledge.budgets.packed(where)
             try:
                 # Beside the fence of changes: nobody's decision is invalid because of it, and it makes no history.
-                result = await self._store.txn(
-                    compares=[term.guard], puts=[Put(keys.budget_key(*where), keys.encode(made))]
-                )
+                result = await self._store.txn(compares=[term.guard], puts=[Put(keys.key_of(made), keys.encode(made))])
             except WeirError as error:
                 if error.reason is not Reason.DEPENDENCY_UNAVAILABLE:
                     raise

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from contextlib import aclosing
 from random import Random
 
-from google.protobuf import json_format
+from google.protobuf.message import DecodeError
 from weir.registry.v1 import registry_pb2
 from weir.rollout.v1 import rollout_pb2 as pb
 
@@ -25,7 +25,7 @@ _BUCKET = 10**14
 _MOST_BUCKETS = 40
 """Looked through at start: a rollout that began before is shown without its first decisions."""
 _RETRY = (0.1, 2.0)
-_ROLLOUTS = keys.ROLLOUTS.removeprefix(keys.ROOT)
+_ROLLOUTS = "rollouts/"
 
 
 class History:
@@ -92,8 +92,8 @@ class History:
         if _ROLLOUTS.encode() not in value:
             return
         try:
-            entry = json_format.Parse(value, registry_pb2.HistoryEntry(), ignore_unknown_fields=True)
-        except (json_format.ParseError, UnicodeDecodeError):
+            entry = registry_pb2.HistoryEntry.FromString(value)
+        except DecodeError:
             return
         for change in entry.changes:
             if change.resource.startswith(_ROLLOUTS) and change.after:
@@ -103,14 +103,14 @@ class History:
         try:
             after = json.loads(change.after)
             before = json.loads(change.before) if change.before else {}
-            rollout_id, state = str(after["id"]), after.get("state", {})
+            rollout_id, state = str(after["spec"]["id"]), after.get("status", {})
         except (ValueError, KeyError, AttributeError):
             return
-        if before.get("id") != rollout_id:
+        if before.get("spec", {}).get("id") != rollout_id:
             before = {}
         decision = pb.Decision(
             at=entry.at,
-            kind=_kind(entry.action, before.get("state", {}), state),
+            kind=_kind(entry.action, before.get("status", {}), state),
             text=entry.reason or str(state.get("reason", "")),
             by=entry.actor,
             revision=revision,
@@ -129,10 +129,10 @@ def _kind(action: str, before: dict[str, object], after: dict[str, object]) -> s
     service, _, name = action.partition(".")
     if service == "rollout":
         return "".join(f"_{each.lower()}" if each.isupper() else each for each in name).removeprefix("_")
-    if name == "AbortRollout":
-        return "abort"
-    if name == "StartRollout" or not before:
+    if not before:
         return "start"
+    if after.get("phase") == "ROLLOUT_PHASE_ABORTED":
+        return "abort"
     if after.get("phase") == "ROLLOUT_PHASE_PROMOTED":
         return "promote"
     if bool(before.get("paused")) != bool(after.get("paused")):

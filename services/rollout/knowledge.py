@@ -141,7 +141,7 @@ class Knowledge:
 
     def restore(self) -> None:
         """Goes on with budgets from before this replica's start."""
-        self.budgets.restore(self._view.snapshot.budgets)
+        self.budgets.restore(self._view.snapshot.error_budgets)
 
     def forget(self) -> None:
         """Drops what is known of rollouts that are no more."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Mapping
-from pathlib import Path
 from typing import Any
 
 import grpc
@@ -12,7 +11,7 @@ from weir.router.v1 import router_pb2_grpc
 
 from libs.breaker import BreakerBoard
 from libs.clock import Clock, SystemClock
-from libs.registry import EtcdStore, MemoryStore, RegistryView, Store
+from libs.registry import RegistryView, Source, follow
 from services.router import metrics
 from services.router.config import Settings
 from services.router.server import SERVICE, RouterServicer
@@ -23,11 +22,8 @@ _PUBLISH_SECONDS = 1.0
 class RouterService:
     """A `libs.service.Service`."""
 
-    def __init__(
-        self, *, view: RegistryView, store: Store, board: BreakerBoard, servicer: RouterServicer, clock: Clock
-    ) -> None:
+    def __init__(self, *, view: RegistryView, board: BreakerBoard, servicer: RouterServicer, clock: Clock) -> None:
         self._view = view
-        self._store = store
         self._board = board
         self._servicer = servicer
         self._clock = clock
@@ -48,7 +44,7 @@ class RouterService:
                 ready()
         finally:
             stop()
-            await self._store.close()
+            await self._view.close()
 
     async def drain(self) -> None:
         """See `libs.service.Service`."""
@@ -64,14 +60,12 @@ class RouterService:
             await asyncio.sleep(_PUBLISH_SECONDS)
 
 
-async def build(settings: Settings, *, clock: Clock | None = None, store: Store | None = None) -> RouterService:
-    """Wires the service. `store` replaces etcd in tests.
+async def build(settings: Settings, *, clock: Clock | None = None, store: Source | None = None) -> RouterService:
+    """Wires the service. `store` replaces the registry in tests.
 
     :raises ValueError: a breaker setting is out of range.
     """
     clock = clock or SystemClock()
-    if store is None:
-        store = EtcdStore(settings.etcd, tls=settings.tls) if settings.etcd else MemoryStore()
     board = BreakerBoard(settings.breaker_options())
     servicer = RouterServicer(
         board,
@@ -81,6 +75,5 @@ async def build(settings: Settings, *, clock: Clock | None = None, store: Store 
         report_seconds=settings.report_seconds,
         tls=settings.tls is not None,
     )
-    cache = Path(settings.state_dir) / "registry.json" if settings.state_dir else None
-    view = RegistryView(store, cache_file=cache, clock=clock)
-    return RouterService(view=view, store=store, board=board, servicer=servicer, clock=clock)
+    view = follow("router", settings, source=store, clock=clock)
+    return RouterService(view=view, board=board, servicer=servicer, clock=clock)

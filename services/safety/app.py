@@ -10,7 +10,7 @@ from weir.safety.v1 import safety_pb2, safety_pb2_grpc
 
 from libs.clock import Clock, SystemClock
 from libs.mux import Codec, MuxServer
-from libs.registry import EtcdStore, MemoryStore, RegistryView, Store
+from libs.registry import RegistryView, Source, follow
 from libs.safety_filter import PackError
 from services.safety.config import Settings
 from services.safety.packs import PackKeeper, load_shipped
@@ -23,11 +23,8 @@ SHIPPED = Path(__file__).parent / "packs"
 class SafetyService:
     """A `libs.service.Service`."""
 
-    def __init__(
-        self, *, view: RegistryView, store: Store, keeper: PackKeeper, mux: MuxServer, servicer: SafetyServicer
-    ) -> None:
+    def __init__(self, *, view: RegistryView, keeper: PackKeeper, mux: MuxServer, servicer: SafetyServicer) -> None:
         self._view = view
-        self._store = store
         self._keeper = keeper
         self._mux = mux
         self._servicer = servicer
@@ -49,7 +46,7 @@ class SafetyService:
                 ready()
         finally:
             stop()
-            await self._store.close()
+            await self._view.close()
 
     async def drain(self) -> None:
         """Sends the sessions away; their gateways reopen the filters elsewhere."""
@@ -60,14 +57,12 @@ class SafetyService:
         return {}
 
 
-async def build(settings: Settings, *, clock: Clock | None = None, store: Store | None = None) -> SafetyService:
-    """The service. `store` replaces etcd in tests.
+async def build(settings: Settings, *, clock: Clock | None = None, store: Source | None = None) -> SafetyService:
+    """The service. `store` replaces the registry in tests.
 
     :raises PackError: a shipped pack is bad, or the default policy is not among them.
     """
     clock = clock or SystemClock()
-    if store is None:
-        store = EtcdStore(settings.etcd, tls=settings.tls) if settings.etcd else MemoryStore()
     shipped = await asyncio.to_thread(load_shipped, Path(settings.packs_dir) if settings.packs_dir else SHIPPED)
     if settings.default_policy not in shipped:
         raise PackError(f"no shipped pack for the default policy {settings.default_policy!r}")
@@ -82,10 +77,8 @@ async def build(settings: Settings, *, clock: Clock | None = None, store: Store 
         clock=clock,
         max_in_flight=settings.max_in_flight,
     )
-    cache_file = Path(settings.state_dir) / "registry.json" if settings.state_dir else None
     return SafetyService(
-        view=RegistryView(store, cache_file=cache_file, clock=clock),
-        store=store,
+        view=follow("safety", settings, source=store, clock=clock),
         keeper=keeper,
         mux=mux,
         servicer=SafetyServicer(mux=mux, peers=settings.session_peers, tls=settings.tls is not None),

@@ -18,7 +18,7 @@ from libs.artifacts import BlobStore, open_store
 from libs.clock import Clock, SystemClock
 from libs.errors import Reason, WeirError
 from libs.grants import GrantVerifier
-from libs.registry import EtcdStore, RegistrySnapshot, RegistryView, Store
+from libs.registry import RegistrySnapshot, RegistryView, Source, follow
 from libs.service import Ready
 from libs.telemetry import get_logger
 from services.worker import metrics
@@ -60,7 +60,6 @@ class WorkerService:
         servicer: WorkerServicer,
         verifier: GrantVerifier,
         view: RegistryView | None,
-        store: Store | None,
         blobs: BlobStore | None,
         cache: WeightCache | None,
     ) -> None:
@@ -89,7 +88,6 @@ class WorkerService:
         self._servicer = servicer
         self._verifier = verifier
         self._view = view
-        self._store = store
         self._address = f"{settings.host}:{settings.port}"
         self._reporter: CapacityReporter | None = None
         self._ready: Ready | None = None
@@ -151,8 +149,8 @@ class WorkerService:
                 await self._blobs.close()
             if self._cache is not None:
                 self._cache.close()
-            if self._store is not None:
-                await self._store.close()
+            if self._view is not None:
+                await self._view.close()
 
     def model_lost(self, model: str, error: EngineLoadError) -> None:
         """A fresh engine could not load what the one before had."""
@@ -298,9 +296,9 @@ async def build(
     *,
     clock: Clock | None = None,
     make_engine: Callable[[OnFailure], Engine] | None = None,
-    store: Store | None = None,
+    store: Source | None = None,
 ) -> WorkerService:
-    """The service. `make_engine` and `store` replace the configured engine and etcd in tests.
+    """The service. `make_engine` and `store` replace the configured engine and the registry in tests.
 
     :raises EngineLoadError: the settings name no engine or make no sense.
     :raises BlobUriError: `blobs` is no address of a blob store.
@@ -332,9 +330,9 @@ async def build(
         on_given_up=on_failure,
         on_lost=lambda model, error: service.model_lost(model, error),
     )
-    if store is None and settings.etcd:
-        store = EtcdStore(settings.etcd, tls=settings.tls)
-    cache = Path(settings.state_dir) / "registry.json" if settings.state_dir else None
+    view = None
+    if store is not None or settings.etcd or settings.registry:
+        view = follow("worker", settings, source=store, clock=clock)
     hub = Hub(clock=clock, max_unread_tokens=settings.max_unread_tokens)
     verifier = GrantVerifier(settings.instance, clock=clock, leeway=settings.grant_clock_leeway)
     service: WorkerService
@@ -362,8 +360,7 @@ async def build(
             max_embed_inputs=settings.max_embed_inputs,
         ),
         verifier=verifier,
-        view=RegistryView(store, cache_file=cache, clock=clock) if store is not None else None,
-        store=store,
+        view=view,
         blobs=blobs,
         cache=weights,
     )

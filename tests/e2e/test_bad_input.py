@@ -91,7 +91,7 @@ def test_a_bad_key_and_no_key(mesh: Mesh) -> None:
 
 def new_key(mesh: Mesh, *arguments: str) -> tuple[str, str]:
     created = mesh.weir_json("keys", "create", "acme", *arguments)
-    return created["id"], created["secret"]
+    return created["metadata"]["name"], created["secret"]
 
 
 def ends_with(client: OpenAI, error: type[Exception]) -> Callable[[], bool]:

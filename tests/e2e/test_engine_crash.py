@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import signal
 from collections.abc import Iterator
+from typing import Any
 
 import psutil
 import pytest
@@ -54,10 +55,16 @@ def engines(mesh: Mesh) -> Iterator[dict[str, psutil.Process]]:
             engine.resume()
 
 
+def live(mesh: Mesh) -> dict[str, Any]:
+    """What is registered of each worker, by its name."""
+    found = mesh.weir_json("get", "endpoints")["resources"]
+    return {each["metadata"]["name"].removeprefix("worker/"): each["status"] for each in found}
+
+
 def test_a_killed_engine_costs_its_stream_nothing(mesh: Mesh, acme: OpenAI, engines: dict[str, psutil.Process]) -> None:
     whole = "".join(ask(acme))
     before = {worker: mesh.process(worker) for worker in WORKERS}
-    registered = {each["instance"]: each for each in mesh.weir_json("endpoints")["endpoints"]}
+    registered = live(mesh)
     moved = gauge(mesh, "gateway", "weir_gateway_migrations_total")
 
     pieces = ask(acme)
@@ -85,7 +92,7 @@ def test_a_killed_engine_costs_its_stream_nothing(mesh: Mesh, acme: OpenAI, engi
         )
 
     eventually(up_again, what="the engine being up again")
-    still = {each["instance"]: each for each in mesh.weir_json("endpoints")["endpoints"]}
+    still = live(mesh)
     assert {worker: still[worker] for worker in WORKERS} == {worker: registered[worker] for worker in WORKERS}
     after = {worker: mesh.process(worker) for worker in WORKERS}
     assert [after[w]["pid"] for w in WORKERS] == [before[w]["pid"] for w in WORKERS]

@@ -132,7 +132,7 @@ def test_serving_goes_on_without_etcd(drill: Mesh, client: OpenAI) -> None:
     try:
         for _ in range(5):
             assert answered(client)
-        refused = drill.weir("limits", "set", "globex", "--rpm", "77", check=False)
+        refused = drill.weir("set", "limits", "globex/*", "requests_per_minute=77", check=False)
         assert refused.returncode != 0
     finally:
         os.kill(old, signal.SIGKILL)
@@ -140,7 +140,7 @@ def test_serving_goes_on_without_etcd(drill: Mesh, client: OpenAI) -> None:
     assert answered(client)
 
     def changed() -> bool:
-        done = drill.weir("limits", "set", "globex", "--rpm", "60000", check=False)
+        done = drill.weir("set", "limits", "globex/*", "requests_per_minute=60000", check=False)
         return done.returncode == 0
 
     eventually(changed, what="changes after etcd came back")

@@ -193,11 +193,15 @@ def test_xds_is_acknowledged(mesh: Mesh) -> None:
 
 
 def test_the_command_line_shows_the_mesh(mesh: Mesh) -> None:
-    assert "weir-fast@1" in mesh.weir("models").stdout
-    assert {row["id"] for row in mesh.weir_json("tenants")["tenants"]} >= {"acme", "globex", "tiny"}
+    assert "weir-fast@1" in mesh.weir("get", "models").stdout
+    assert {each["metadata"]["name"] for each in mesh.weir_json("get", "tenants")["resources"]} >= {
+        "acme",
+        "globex",
+        "tiny",
+    }
     assert len(mesh.weir_json("workers")["workers"]) == 2
     assert mesh.weir("complete", "What is a weir?").stdout.strip()
-    changed = mesh.weir("limits", "set", "globex", "--rpm", "50000", check=False)
+    changed = mesh.weir("set", "limits", "globex/*", "requests_per_minute=50000", check=False)
     assert changed.returncode == 0, changed.stderr
     missing = mesh.weir("keys", "revoke", "no-such-key", check=False)
     assert missing.returncode != 0

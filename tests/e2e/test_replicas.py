@@ -26,9 +26,9 @@ def replicas(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Mesh]:
 
 def key_of(mesh: Mesh, tenant: str, plan: str, **limits: int) -> str:
     """A fresh tenant and its key, known to every process when this returns."""
-    mesh.weir("tenants", "set", tenant, "--plan", plan)
+    mesh.weir("set", "tenants", tenant, f"plan={plan}", "--create")
     if limits:
-        mesh.weir("limits", "set", tenant, *[part for name, n in limits.items() for part in (f"--{name}", str(n))])
+        mesh.weir("set", "limits", f"{tenant}/*", *[f"{name}={n}" for name, n in limits.items()], "--create")
     key: str = mesh.weir_json("keys", "create", tenant, "--scope", "inference")["secret"]
     with client_for(mesh, key) as client:
         eventually(lambda: accepted(client), what="the new key")
@@ -56,7 +56,7 @@ def used(client: OpenAI, max_tokens: int) -> int:
 
 def test_a_limit_holds_over_gateways_and_a_dead_limiter(replicas: Mesh) -> None:
     """A minute does not pass within this test: all that is delivered must fit the limit, whoever counted it."""
-    key = key_of(replicas, "counted", "paid", tpm=LIMIT)
+    key = key_of(replicas, "counted", "paid", tokens_per_minute=LIMIT)
     with client_for(replicas, key) as client, ThreadPoolExecutor(8) as threads:
         spent = 3 * used(client, 1)  # the key's own trial, and room for one that was lost on the way
         spent += sum(threads.map(lambda _: used(client, 100), range(8)))

@@ -60,7 +60,7 @@ async def baseline(site: RolloutSite, folder: Path, name: str) -> None:
 
 async def history(site: RolloutSite, alias: str) -> list[str]:
     """The actions that the registry remembers of an alias's rollouts, oldest first."""
-    found = await site.weir("registry", "history", f"rollouts/{alias}")
+    found = await site.weir("history", "rollouts", alias)
     return [entry["action"] for entry in reversed(found["entries"])]
 
 
@@ -72,7 +72,16 @@ async def test_damaged_weights_are_found_out_by_mirrored_traffic_and_reach_nobod
             started = await site.start(
                 "damaged",
                 bad,
-                *("--shadow", "100", "--shadow-samples", "20", "--shadow-duration", "2s", "--steps", "10"),
+                *(
+                    "--shadow",
+                    "100",
+                    "--set",
+                    "shadow.min_samples=20",
+                    "--set",
+                    "shadow.min_duration=2s",
+                    "--steps",
+                    "10",
+                ),
                 *("--gate", "score:shadow_exact>=0.8,must", "--gate", "error_rate<=5%"),
                 reason="an end-to-end test",
             )
@@ -104,7 +113,7 @@ async def test_a_healthy_version_is_promoted_and_the_old_one_stays_warm(mesh: Me
             started = await site.start(
                 "healthy",
                 good,
-                *("--steps", "20,60", "--step-duration", "3s", "--step-samples", "15", "--sticky", "user"),
+                *("--steps", "20,60", "--step-duration", "3s", "--step-samples", "15", "--set", "sticky=user"),
                 *("--gate", "error_rate<=20%", "--gate", "score:mean_logprob<=2"),
                 reason="an end-to-end test",
             )
@@ -121,7 +130,7 @@ async def test_a_healthy_version_is_promoted_and_the_old_one_stays_warm(mesh: Me
     assert all(seen.outcome == OK for seen in traffic.seen)
     ready = [set(worker.model_versions) for worker in snapshot.endpoints_of("worker")]
     assert all({"healthy@1", good} <= versions for versions in ready), "the old version is kept warm"
-    assert actions[0].endswith("StartRollout")
+    assert actions[0].endswith("Apply")
 
 
 async def _next(traffic: Traffic) -> None:
@@ -189,15 +198,20 @@ async def test_a_bad_rollout_is_refused_with_the_reason(mesh: Mesh, tmp_path: Pa
 
 def test_the_registry_restored_from_a_file_equals_the_original(mesh: Mesh, tmp_path: Path) -> None:
     saved, again = tmp_path / "saved", tmp_path / "again"
-    mesh.weir("registry", "export", str(saved))
-    mesh.weir("prices", "set", "weir-fast", "--input", "9")
-    mesh.weir("registry", "import", str(saved), "--replace", "--reason", "an end-to-end test")
-    mesh.weir("registry", "export", str(again))
+    mesh.weir("export", str(saved))
+    mesh.weir("set", "prices", "weir-fast", "input_microusd_per_million=9000000")
+    mesh.weir("import", str(saved), "--replace", "--reason", "an end-to-end test")
+    mesh.weir("export", str(again))
     assert saved.stat().st_mode & 0o077 == 0, "it holds the hashes of keys"
 
-    def values(path: Path) -> object:
-        found = [json.loads(line) for line in path.read_text().splitlines() if line.strip()]
-        return [entry for entry in found if "resource" in entry]
+    def values(path: Path) -> list[object]:
+        forms = [json.loads(line) for line in path.read_text().splitlines()[1:]]
+        # What a mesh at work writes itself meanwhile.
+        kept = [each for each in forms if each["kind"] not in ("Spend", "ErrorBudget")]
+        for each in kept:
+            each["metadata"].pop("revision")
+            each.pop("status", None)
+        return kept
 
     assert values(saved) == values(again)
     assert values(saved)

@@ -145,7 +145,7 @@ async def put_endpoint(store: Store, service: str, instance: str, port: int, zon
 
 async def drop_endpoint(store: Store, service: str, instance: str) -> int:
     """Takes an endpoint out; returns the revision."""
-    result = await store.txn(deletes=[keys.endpoint_key(service, instance)])
+    result = await store.txn(deletes=[keys.key("endpoints", f"{service}/{instance}")])
     return result.revision
 
 

@@ -112,6 +112,8 @@ class EtcdServer:
             f"--initial-advertise-peer-urls={self.peer_url}",
             f"--initial-cluster={self._cluster}",
             "--log-level=warn",
+            "--max-txn-ops=4096",
+            "--max-request-bytes=10485760",
         ]
         if not self._fsync:
             command.append("--unsafe-no-fsync")

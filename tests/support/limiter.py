@@ -72,7 +72,7 @@ class Node:
 
     async def lose(self, *others: Node) -> None:
         """These other replicas are gone, as far as it knows."""
-        await self._write(deletes=[keys.endpoint_key("ratelimit", other.name) for other in others])
+        await self._write(deletes=[keys.key("endpoints", f"ratelimit/{other.name}") for other in others])
 
     async def _write(self, **changes: Any) -> None:
         result = await self.store.txn(**changes)
@@ -146,14 +146,16 @@ class Cluster:
         name: str,
         *seen: Node,
         seed: tuple[Any, ...] = (),
+        store: MemoryStore | None = None,
         clock: Clock | None = None,
         rng: random.Random | None = None,
         **settings: Any,
     ) -> Node:
-        """A replica that is ready; `seen` are those that its registry knows at its start."""
+        """A replica that is ready; `seen` are those that its registry knows at its start. It has one of its own, unless
+        it shares a `store`."""
         limits = registry_pb2.Limits(tenant="acme", model="*", tokens_per_minute=1000, concurrency=100)
         others = [registry_pb2.Endpoint(service="ratelimit", instance=n.name, address=n.address) for n in seen]
-        store = MemoryStore()
+        store = MemoryStore() if store is None else store
         objects = {keys.key_of(m): keys.encode(m) for m in (limits, *others, *seed)}
         await store.txn(puts=[Put(key, value) for key, value in objects.items()])
         configured = Settings(service="ratelimit", instance=name, **({"settle_seconds": 0.0} | settings))

@@ -154,7 +154,7 @@ class PredictionEdge:
             try:
                 yield found
             finally:
-                gone = await self.store.txn(deletes=[keys.endpoint_key("predictor", instance)])
+                gone = await self.store.txn(deletes=[keys.key("endpoints", f"predictor/{instance}")])
                 await self.known(gone.revision)
                 await self.reaches(MODEL, "", f"{MODEL}@1")
                 # Whoever came before keeps the routes of then.

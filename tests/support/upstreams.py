@@ -142,14 +142,25 @@ class FakeRateLimit(rls_pb2_grpc.RateLimitServiceServicer):
 class FakeRegistry(registry_pb2_grpc.RegistryServiceServicer):
     """Echoes what it is given."""
 
-    async def SetAlias(  # noqa: N802
-        self, request: registry_pb2.SetAliasRequest, context: grpc.aio.ServicerContext
-    ) -> registry_pb2.SetAliasResponse:
-        return registry_pb2.SetAliasResponse(alias=request.alias)
+    async def Apply(  # noqa: N802
+        self, request: registry_pb2.ApplyRequest, context: grpc.aio.ServicerContext
+    ) -> registry_pb2.ApplyResponse:
+        kinds = {"alias": "Alias"}
+        return registry_pb2.ApplyResponse(
+            results=[
+                registry_pb2.Applied(
+                    resource=registry_pb2.ResourceName(
+                        kind=kinds[each.WhichOneof("spec") or ""], name=each.metadata.name
+                    ),
+                    outcome=registry_pb2.OUTCOME_CREATED,
+                )
+                for each in request.resources
+            ]
+        )
 
-    async def ListTenants(  # noqa: N802
-        self, request: registry_pb2.ListTenantsRequest, context: grpc.aio.ServicerContext
-    ) -> registry_pb2.ListTenantsResponse:
+    async def Get(  # noqa: N802
+        self, request: registry_pb2.GetRequest, context: grpc.aio.ServicerContext
+    ) -> registry_pb2.GetResponse:
         await context.abort(grpc.StatusCode.PERMISSION_DENIED, "scope admin is missing")
         raise AssertionError("abort raises")
 

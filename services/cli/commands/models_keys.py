@@ -1,37 +1,26 @@
-"""`weir models keys`: keys that sign model versions, and whose signatures a namespace takes."""
+"""`weir models keys`: keys that sign model versions, and whose signatures a namespace takes (`weir get trust`)."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
-from datetime import UTC, datetime
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Annotated, Any
 
-import typer
-
-from services.cli.changes import DryRun, Reason, options
-from services.cli.commands.models_registry import list_models, trust_policies
-from services.cli.output import Json, failed, failures, plain, print_json, print_table, timestamp
+from libs.resources.forms import plain
+from services.cli import calls
+from services.cli.app import Argument, DryRun, Json, Option, Reason
+from services.cli.output import failed, print_json
 from services.cli.quantities import parse_seconds
 
-app = typer.Typer(help="Keys that sign model versions, and whom a namespace trusts.", invoke_without_command=True)
-Namespace = Annotated[str, typer.Option(help="The namespace whose versions are meant.")]
+Namespace = Annotated[str, Option(help="The namespace whose versions are meant.")]
 _AT_ONCE = 60.0
 """Seconds: workers look when a policy changes, and take keys that expire so soon as expired (services/worker)."""
-KeyId = Annotated[str, typer.Argument(metavar="KEY", help="A key id, or as much of its beginning as tells it apart.")]
+KeyId = Annotated[str, Argument(metavar="KEY", help="A key id, or as much of its beginning as tells it apart.")]
 
 
-@app.callback()
-def default(context: typer.Context, as_json: Json = False) -> None:
-    """Keys that sign model versions; lists the trusted ones without a command."""
-    if context.invoked_subcommand is None:
-        list_keys(as_json)
-
-
-@app.command()
 def new(
-    path: Annotated[Path, typer.Argument(help="Where the private key goes, mode 0600; the public one to PATH.pub.")],
+    path: Annotated[Path, Argument("Where the private key goes, mode 0600; the public one to PATH.pub.")],
     as_json: Json = False,
 ) -> None:
     """Make a key pair (Ed25519). Nobody trusts it yet."""
@@ -48,40 +37,12 @@ def new(
         print(f"{key.key_id}\nnow let a namespace trust it: weir models keys trust {path}.pub")
 
 
-@app.command("list")
-def list_keys(as_json: Json = False) -> None:
-    """List trusted keys by namespace."""
-    with failures():
-        policies = trust_policies()
-    if as_json:
-        print_json({"trust_policies": [plain(policies[namespace]) for namespace in sorted(policies)]})
-        return
-    now = time.time()
-    print_table(
-        ("NAMESPACE", "NEEDED", "KEY", "NOTE", "EXPIRES", "COUNTS"),
-        (
-            (
-                namespace,
-                f"{policies[namespace].threshold or 1} of {len(policies[namespace].keys)}",
-                key.key_id,
-                key.note,
-                timestamp(key.expires_at) if key.HasField("expires_at") else "never",
-                _counts(key, now),
-            )
-            for namespace in sorted(policies)
-            for key in policies[namespace].keys
-        ),
-        empty="no namespace has a trust policy: signatures are checked by nobody",
-    )
-
-
-@app.command()
 def trust(
-    public_key: Annotated[Path, typer.Argument(help="A public key file (PEM), such as weir models keys new makes.")],
+    public_key: Annotated[Path, Argument("A public key file (PEM), such as weir models keys new makes.")],
     namespace: Namespace = "default",
-    note: Annotated[str, typer.Option(help="Whose it is, for people.")] = "",
-    expires: Annotated[str, typer.Option(help="From now on, such as 90d; else never.")] = "",
-    threshold: Annotated[int | None, typer.Option(min=1, help="So many different keys must have signed.")] = None,
+    note: Annotated[str, Option(help="Whose it is, for people.")] = "",
+    expires: Annotated[str, Option(help="From now on, such as 90d; else never.")] = "",
+    threshold: Annotated[int | None, Option(least=1, help="So many different keys must have signed.")] = None,
     reason: Reason = "",
     dry_run: DryRun = False,
     as_json: Json = False,
@@ -111,11 +72,10 @@ def trust(
     _change(namespace, change, reason=reason, dry_run=dry_run, as_json=as_json)
 
 
-@app.command()
 def expire(
     key: KeyId,
     namespace: Namespace = "default",
-    after: Annotated[str, typer.Option("--in", help="Such as 30d, for a rotation; else now.")] = "0",
+    after: Annotated[str, Option("--in", help="Such as 30d, for a rotation; else now.")] = "0",
     reason: Reason = "",
     dry_run: DryRun = False,
     as_json: Json = False,
@@ -130,7 +90,6 @@ def expire(
     _change(namespace, change, reason=reason, dry_run=dry_run, as_json=as_json, at=time.time() + seconds + 1)
 
 
-@app.command()
 def distrust(
     key: KeyId,
     namespace: Namespace = "default",
@@ -156,21 +115,26 @@ def _change(
     at: float | None = None,
 ) -> None:
     """Reads, changes and writes a trust policy with the revision that was read, and says what no longer holds then."""
-    from weir.registry.v1 import registry_pb2
+    from weir.registry.v1 import registry_pb2 as pb
 
-    from services.cli import calls
+    from libs.resources.codec import pack, unpack
 
-    with failures():
-        policy = trust_policies().get(namespace) or registry_pb2.TrustPolicy(namespace=namespace)
+    with calls.service() as registry:
+        there = {each.metadata.name: each for each in calls.listing(registry, ["TrustPolicy"])[0]}
+        absent = pb.Resource(metadata=pb.Metadata(name=namespace, revision=-1), trust=pb.TrustPolicy())
+        present = there.get(namespace, absent)
+        policy: Any = unpack(present)
         change(policy)
-        request = registry_pb2.SetTrustPolicyRequest(trust=policy, change=options(reason, dry_run=dry_run))
-        stored = calls.registry("SetTrustPolicy", request).trust
-        broken = _broken(stored, time.time() if at is None else at)
+        wanted = pack(policy)
+        wanted.metadata.CopyFrom(present.metadata)
+        registry("Apply", resources=[wanted], change={"reason": reason, "dry_run": dry_run})
+        versions = calls.read(registry, ["models"]).model_versions
+    broken = _broken(policy, versions, time.time() if at is None else at)
     if as_json:
-        print_json({"trust_policy": plain(stored), "refused_versions": broken, "dry_run": dry_run})
+        print_json({"trust_policy": plain(policy, unset=True), "refused_versions": broken, "dry_run": dry_run})
         return
     would = "would trust" if dry_run else "trusts"
-    print(f"{namespace} {would} {len(stored.keys)} keys, of which {stored.threshold or 1} must sign")
+    print(f"{namespace} {would} {len(policy.keys)} keys, of which {policy.threshold or 1} must sign")
     for name, why in broken.items():
         print(f"  workers {'would' if dry_run else 'will'} refuse {name}: {why}")
     if broken and (at is None or at < time.time() + _AT_ONCE):
@@ -179,17 +143,17 @@ def _change(
         )
 
 
-def _broken(policy: Any, at: float) -> dict[str, str]:
+def _broken(policy: Any, versions: Mapping[str, Any], at: float) -> dict[str, str]:
     """Registered versions of the namespace that do not hold under a policy, with the reason."""
-    from libs.artifacts import TrustError, full_name, namespace_of, verify
+    from libs.artifacts import TrustError, namespace_of, verify
 
     broken: dict[str, str] = {}
-    for version in list_models().model_versions:
+    for name, version in versions.items():
         if namespace_of(version) == policy.namespace:
             try:
                 verify(version, policy, at)
             except TrustError as error:
-                broken[full_name(version)] = error.message
+                broken[name] = error.message
     return broken
 
 
@@ -202,8 +166,4 @@ def _one(policy: Any, key_id: str) -> Any:
     return found[0]
 
 
-def _counts(key: Any, now: float) -> str:
-    if not key.HasField("expires_at"):
-        return "yes"
-    end = key.expires_at.seconds
-    return "yes" if end > now else f"no, since {datetime.fromtimestamp(end, UTC):%Y-%m-%d}"
+COMMANDS = {"new": new, "trust": trust, "expire": expire, "distrust": distrust}

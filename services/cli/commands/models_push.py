@@ -4,62 +4,59 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
-import typer
-
-from services.cli.changes import DryRun, Reason, options
+from libs.resources.forms import plain
+from services.cli import calls
+from services.cli.app import Argument, DryRun, Json, Option, Reason
 from services.cli.commands.models_registry import (
-    TIMEOUT,
     Store,
-    list_models,
     open_blobs,
+    register,
     signing_keys,
     trust_policies,
     version_called,
-    with_registry,
 )
-from services.cli.output import Json, failed, failures, plain, print_fields, print_json
+from services.cli.output import failed, print_fields, print_json
 
 _KEY = "--key"
 Keys = Annotated[
-    list[Path] | None,
-    typer.Option(_KEY, help="A private key file, several for several signatures; else the mesh's development key."),
+    Sequence[Path],
+    Option(_KEY, help="A private key file, several for several signatures; else the mesh's development key."),
 ]
 
 
 def push(
-    folder: Annotated[Path, typer.Argument(help="The model's folder.")],
-    name: Annotated[str, typer.Option(help="Its name; else as manifest.json says.")] = "",
-    version: Annotated[str, typer.Option(help="Its version; likewise.")] = "",
-    tier: Annotated[
-        str, typer.Option(help="fast or quality; else that of the base, or of the newest of its name.")
-    ] = "",
-    pool: Annotated[str, typer.Option(help="The worker pool that serves it; likewise.")] = "",
-    namespace: Annotated[str, typer.Option(help='Whose keys sign it; empty is "default".')] = "",
-    key: Keys = None,
-    unsigned: Annotated[bool, typer.Option("--unsigned", help="Do not sign it.")] = False,
+    folder: Annotated[Path, Argument("The model's folder.")],
+    name: Annotated[str, Option(help="Its name; else as manifest.json says.")] = "",
+    version: Annotated[str, Option(help="Its version; likewise.")] = "",
+    tier: Annotated[str, Option(help="fast or quality; else that of the base, or of the newest of its name.")] = "",
+    pool: Annotated[str, Option(help="The worker pool that serves it; likewise.")] = "",
+    namespace: Annotated[str, Option(help='Whose keys sign it; empty is "default".')] = "",
+    key: Keys = (),
+    unsigned: Annotated[bool, Option("--unsigned", help="Do not sign it.")] = False,
     metric: Annotated[
-        list[str] | None, typer.Option(help="NAME=VALUE: what it scored offline; may be given several times.")
-    ] = None,
-    base: Annotated[str, typer.Option(help="The version it was made from, name@version.")] = "",
-    max_tokens: Annotated[int, typer.Option(min=0, help="Tokens that a request gets that does not say.")] = 0,
-    safety_policy: Annotated[str, typer.Option(help="The safety policy that it pins.")] = "",
-    safety_policy_version: Annotated[int, typer.Option(min=0, help="The version it was evaluated with.")] = 0,
-    training_data: Annotated[str, typer.Option(metavar="SHA256", help="Digest of the training data.")] = "",
-    source_uri: Annotated[str, typer.Option(help="Where the training code or the upstream model is.")] = "",
-    revision: Annotated[str, typer.Option(help="Its commit or revision.")] = "",
-    builder: Annotated[str, typer.Option(help="What built it.")] = "",
+        Sequence[str], Option(help="NAME=VALUE: what it scored offline; may be given several times.")
+    ] = (),
+    base: Annotated[str, Option(help="The version it was made from, name@version.")] = "",
+    max_tokens: Annotated[int, Option(least=0, help="Tokens that a request gets that does not say.")] = 0,
+    safety_policy: Annotated[str, Option(help="The safety policy that it pins.")] = "",
+    safety_policy_version: Annotated[int, Option(least=0, help="The version it was evaluated with.")] = 0,
+    training_data: Annotated[str, Option(metavar="SHA256", help="Digest of the training data.")] = "",
+    source_uri: Annotated[str, Option(help="Where the training code or the upstream model is.")] = "",
+    revision: Annotated[str, Option(help="Its commit or revision.")] = "",
+    builder: Annotated[str, Option(help="What built it.")] = "",
     repair: Annotated[
-        bool, typer.Option("--repair", help="Read what the blob store has already, and replace what is damaged.")
+        bool, Option("--repair", help="Read what the blob store has already, and replace what is damaged.")
     ] = False,
     blobs: Store = "",
     reason: Reason = "",
     dry_run: DryRun = False,
     as_json: Json = False,
 ) -> None:
-    """Make a folder a model version: files to the blob store, manifest signed, version registered.
+    """Make a folder a model version: files to the blob store, signed, registered.
 
     Again with the same content nothing happens; other content under a name and version that exist is refused."""
     from libs.artifacts import BlobError, Options, PushError, full_name
@@ -75,7 +72,7 @@ def push(
         safety_policy=safety_policy,
         safety_policy_version=safety_policy_version,
         training_data_sha256=training_data,
-        metrics=dict(map(_metric, metric or ())),
+        metrics=dict(map(_metric, metric)),
         source_uri=source_uri,
         revision=revision,
         builder=builder,
@@ -83,29 +80,33 @@ def push(
     )
     if unsigned and key:
         raise failed("--unsigned and --key exclude one another")
-    with failures():
-        keys = [] if unsigned else signing_keys(key or [])
-        known = list_models().model_versions
-        store = open_blobs(blobs)
+    keys = [] if unsigned else signing_keys(key)
+    known = list(calls.snapshot("models").model_versions.values())
+    store = open_blobs(blobs)
 
-        async def work(stub: Any) -> Any:
-            register = _registering(stub, reason)
-            try:
-                return await push_folder(
-                    folder, store, said, keys, register=register, known=known, dry_run=dry_run, repair=repair
-                )
-            finally:
-                await store.close()
+    async def work() -> Any:
+        async def put(version: Any, trial: bool) -> Any:
+            return register(registry, version, reason=reason, dry_run=trial)
 
         try:
-            pushed = with_registry(work)
-        except (PushError, BlobError) as error:
-            raise failed(str(error)) from error
-        except OSError as error:
-            raise failed(f"{error.filename or folder}: {error.strerror}") from error
+            return await push_folder(
+                folder, store, said, keys, register=put, known=known, dry_run=dry_run, repair=repair
+            )
+        finally:
+            await store.close()
+
+    try:
+        with calls.service() as registry:
+            pushed = asyncio.run(work())
+    except (PushError, BlobError) as error:
+        raise failed(str(error)) from error
+    except OSError as error:
+        raise failed(f"{error.filename or folder}: {error.strerror}") from error
     made, uploaded, uploaded_bytes = pushed.version, pushed.uploaded, pushed.uploaded_bytes
     if as_json:
-        print_json({**plain(made), "uploaded": uploaded, "uploaded_bytes": uploaded_bytes, "dry_run": dry_run})
+        print_json(
+            {**plain(made, unset=True), "uploaded": uploaded, "uploaded_bytes": uploaded_bytes, "dry_run": dry_run}
+        )
         return
     verb = "would be" if dry_run else "is"
     files = f"{len(made.artifacts)} files, {_size(sum(each.bytes for each in made.artifacts))}"
@@ -114,57 +115,52 @@ def push(
 
 
 def sign_version(
-    name: Annotated[str, typer.Argument(metavar="VERSION", help="Such as weir-fast@2.")],
-    key: Keys = None,
+    name: Annotated[str, Argument(metavar="VERSION", help="Such as weir-fast@2.")],
+    key: Keys = (),
     reason: Reason = "",
     dry_run: DryRun = False,
     as_json: Json = False,
 ) -> None:
     """Sign a registered version, also with a further key; signatures that it has stay."""
-    from weir.registry.v1 import registry_pb2
-
     from libs.artifacts import manifest_digest, sign
-    from services.cli import calls
 
-    with failures():
-        version = version_called(name)
-        keys = signing_keys(key or [])
-        if not keys:
-            raise failed("there is no key to sign with; name a file with --key")
-        if manifest_digest(version) != version.digest:
-            raise failed(f"{name}: its digest does not fit its content; not signed")
-        version.signature = sign(version, *keys)
-        request = registry_pb2.CreateModelVersionRequest(model_version=version, change=options(reason, dry_run=dry_run))
-        made = calls.registry("CreateModelVersion", request).model_version
+    version = version_called(name)
+    keys = signing_keys(key)
+    if not keys:
+        raise failed("there is no key to sign with; name a file with --key")
+    if manifest_digest(version) != version.digest:
+        raise failed(f"{name}: its digest does not fit its content; not signed")
+    version.signature = sign(version, *keys)
+    with calls.service() as registry:
+        made = register(registry, version, reason=reason, dry_run=dry_run)
     if as_json:
-        print_json(plain(made))
+        print_json(plain(made, unset=True))
     else:
         print(f"{name}: {_signed(made)}")
 
 
 def verify_version(
-    name: Annotated[str, typer.Argument(metavar="VERSION", help="Such as weir-fast@2.")],
-    files: Annotated[bool, typer.Option("--files", help="Read every file in the blob store too.")] = False,
+    name: Annotated[str, Argument(metavar="VERSION", help="Such as weir-fast@2.")],
+    files: Annotated[bool, Option("--files", help="Read every file in the blob store too.")] = False,
     blobs: Store = "",
     as_json: Json = False,
 ) -> None:
-    """Check a version's digest and signatures as workers do before they load it; exits 1 when something fails."""
+    """Check a version's digest and signatures as workers do. Exits 1 when something fails."""
     from libs.artifacts import BlobError, FetchError, TrustError, check_blobs, namespace_of, verify
 
-    with failures():
-        version = version_called(name)
-        trust = trust_policies().get(namespace_of(version))
-        fault = ""
-        key_ids: tuple[str, ...] = ()
-        try:
-            key_ids = verify(version, trust, time.time()).key_ids
-            if files:
-                store = open_blobs(blobs)
-                asyncio.run(check_blobs(version, store))
-        except TrustError as error:
-            fault = error.message
-        except (FetchError, BlobError) as error:
-            fault = str(error)
+    version = version_called(name)
+    trust = trust_policies().get(namespace_of(version))
+    fault = ""
+    key_ids: tuple[str, ...] = ()
+    try:
+        key_ids = verify(version, trust, time.time()).key_ids
+        if files:
+            store = open_blobs(blobs)
+            asyncio.run(check_blobs(version, store))
+    except TrustError as error:
+        fault = error.message
+    except (FetchError, BlobError) as error:
+        fault = str(error)
     if as_json:
         print_json(
             {"model_version": name, "holds": not fault, "fault": fault, "digest": version.digest, "keys": list(key_ids)}
@@ -181,17 +177,7 @@ def verify_version(
     if fault:
         if not as_json:
             raise failed(fault)
-        raise typer.Exit(1)
-
-
-def _registering(stub: Any, reason: str) -> Any:
-    from weir.registry.v1 import registry_pb2
-
-    async def register(version: Any, dry_run: bool) -> Any:
-        request = registry_pb2.CreateModelVersionRequest(model_version=version, change=options(reason, dry_run=dry_run))
-        return (await stub.CreateModelVersion(request, timeout=TIMEOUT)).model_version
-
-    return register
+        raise SystemExit(1)
 
 
 def _metric(text: str) -> tuple[str, float]:

@@ -1,69 +1,52 @@
-"""Calls of the registry that the commands of `weir models` share."""
+"""What the commands of `weir models` share: versions and trust in the registry, blobs, keys."""
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any
 
-import typer
-
+from services.cli import calls
+from services.cli.app import Option
 from services.cli.output import failed
 
-T = TypeVar("T")
-Store = Annotated[str, typer.Option("--blobs", metavar="URI", help="Another blob store than the mesh's.")]
-TIMEOUT = 10.0
-"""Seconds of one call; see services.cli.calls."""
-
-
-def with_registry(use: Callable[[Any], Awaitable[T]]) -> T:
-    """What `use` makes of a stub of the registry; for commands of several calls.
-
-    :raises WeirError, NoMeshError: as in `calls.with_channel`.
-    """
-    from weir.registry.v1 import registry_pb2_grpc
-
-    from services.cli import calls
-
-    return calls.with_channel("registry", lambda channel: use(registry_pb2_grpc.RegistryServiceStub(channel)))
-
-
-def list_models() -> Any:
-    """All versions and aliases."""
-    from weir.registry.v1 import registry_pb2
-
-    from services.cli import calls
-
-    return calls.registry("ListModels", registry_pb2.ListModelsRequest())
+Store = Annotated[str, Option("--blobs", metavar="URI", help="Another blob store than the mesh's.")]
 
 
 def version_called(name: str) -> Any:
     """A model version, "name@version".
 
-    :raises typer.Exit: there is none.
+    :raises SystemExit: there is none.
     """
-    for version in list_models().model_versions:
-        if f"{version.name}@{version.version}" == name:
-            return version
-    raise failed(f"no model version is called {name!r}")
+    version = calls.snapshot("models").model_versions.get(name)
+    if version is None:
+        raise failed(f"no model version is called {name!r}; `weir get models` lists them")
+    return version
 
 
 def trust_policies() -> dict[str, Any]:
     """Trust policies by namespace."""
-    from weir.registry.v1 import registry_pb2
+    return dict(calls.snapshot("trust").trust)
 
-    from services.cli import calls
 
-    return {
-        trust.namespace: trust
-        for trust in calls.registry("ListTrustPolicies", registry_pb2.ListTrustPoliciesRequest()).trusts
-    }
+def register(registry: calls.Service, version: Any, *, reason: str, dry_run: bool) -> Any:
+    """Registers a version, or asks whether it would be; as the registry has it."""
+    from libs.resources.codec import pack, unpack
+
+    resource = pack(version)
+    for each in calls.listing(registry, ["ModelVersion"])[0]:
+        if each.metadata.name == resource.metadata.name:
+            resource.metadata.labels.MergeFrom(each.metadata.labels)
+    registry("Apply", resources=[resource], change={"reason": reason, "dry_run": dry_run})
+    if dry_run:
+        return version
+    return unpack(registry("Get", kind="ModelVersion", name=resource.metadata.name).resource)
 
 
 def open_blobs(uri: str) -> Any:
     """The blob store at an address, or the mesh's.
 
-    :raises typer.Exit: there is none, or the address makes no sense.
+    :raises SystemExit: there is none, or the address makes no sense.
     :raises NoMeshError: no address is given, and there is no mesh.
     """
     from libs.artifacts import BlobError, BlobUriError, open_store
@@ -78,10 +61,10 @@ def open_blobs(uri: str) -> Any:
         raise failed(str(error)) from error
 
 
-def signing_keys(paths: list[Path]) -> list[Any]:
+def signing_keys(paths: Sequence[Path]) -> list[Any]:
     """The keys in these files; without any, the mesh's development key if it has one.
 
-    :raises typer.Exit: a file cannot be used.
+    :raises SystemExit: a file cannot be used.
     """
     from libs.artifacts import KeyFileError, read_key
     from services.cli.config import locate

@@ -3,16 +3,24 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator
 from typing import Any
 
+from libs.deadlines import to_seconds
+from libs.resources.forms import plain
 from services.cli.commands.rollout_plan import show_gate
-from services.cli.output import plain, print_fields, print_table, timestamp
-from services.cli.quantities import seconds_of, show_seconds, show_usd
+from services.cli.output import cell, table_lines, timestamp
+from services.cli.quantities import show_seconds
 
 _BASIS = 100
 _DECISIONS = 5
-_STYLES = {"holds": "green", "breached": "bold red"}
+_READY = 4
+"""LOAD_STATE_READY"""
+_ARMS = (
+    *("ARM", "VERSION", "WEIGHT", "MEASURED", "REQUESTS", "MIRRORED", "ERRORS", "COMPLETED"),
+    *("TTFT P50", "P95", "P99", "ITL P50", "ITL P95", "$/1K TOKENS", "$/REQUEST"),
+)
+_ARMS_WIDE = ("MIRRORED", "COMPLETED", "P99", "ITL P95", "$/REQUEST")
 
 
 def phase_name(rollout: Any) -> str:
@@ -28,25 +36,12 @@ def is_over(rollout: Any) -> bool:
     return bool(rollout.state.HasField("ended_at"))
 
 
-def print_rollouts(rollouts: Iterable[Any]) -> None:
-    """One line each."""
-    print_table(
-        ("ALIAS", "PHASE", "STEP", "WEIGHT", "BASELINE", "TO", "HELD", "SINCE", "WHY"),
-        (
-            (
-                rollout.alias,
-                phase_name(rollout),
-                show_step(rollout),
-                show_weights(rollout),
-                rollout.baseline,
-                [arm.model_version for arm in rollout.arms],
-                "paused" if rollout.state.paused else "held" if rollout.state.held else None,
-                timestamp(rollout.state.entered_at)[:19],
-                shorten(rollout.state.reason, 80),
-            )
-            for rollout in rollouts
-        ),
-        empty="no rollouts",
+def place(rollout: Any) -> str:
+    """Where it stands: "canary, step 2 of 4, 5%, paused"."""
+    held = "paused by an operator" if rollout.state.paused else "held" if rollout.state.held else None
+    step = show_step(rollout)
+    return ", ".join(
+        part for part in (phase_name(rollout), step and f"step {step}", show_weights(rollout), held) if part
     )
 
 
@@ -68,45 +63,47 @@ def show_share(basis_points: float) -> str:
     return f"{basis_points / _BASIS:g}%"
 
 
-def print_status(status: Any) -> None:
-    """A rollout with its evidence."""
-    print_fields(_head(status))
-    print_arms(status)
-    print_gates(status)
-    if status.workers:
-        print_workers(status)
-    print_decisions(status, _DECISIONS)
+def show_plan(rollout: Any) -> str:
+    """What was planned, in a line."""
+    shares = [f" {show_share(each.weight)}" if each.weight else "" for each in rollout.arms]
+    to = ", ".join(f"{a.model_version} ({a.name}{share})" for a, share in zip(rollout.arms, shares, strict=True))
+    shadow = f"shadow {show_share(rollout.shadow.share)}" if rollout.HasField("shadow") else ""
+    steps = "steps " + ", ".join(map(_step, rollout.steps)) if rollout.steps else ""
+    gates = "gates " + (", ".join(map(show_gate, rollout.gates)) or "by default")
+    return "; ".join(part for part in (f"{rollout.alias}: {rollout.baseline} → {to}", shadow, steps, gates) if part)
 
 
-def _head(status: Any) -> Iterable[tuple[str, object]]:
-    rollout = status.rollout
-    state = rollout.state
-    yield "alias", rollout.alias
-    yield "rollout", rollout.id
+def _step(step: Any) -> str:
+    least = f" for {show_seconds(to_seconds(step.min_duration))}" if step.HasField("min_duration") else ""
+    return show_share(step.weight) + least
+
+
+def status_lines(status: Any, *, wide: bool = False) -> list[str]:
+    """A rollout with its evidence: tables."""
+    head = [(name, cell(value)) for name, value in _head(status)]
+    lines = [f"{name:<14} {value}" for name, value in head]
+    metrics = sorted({metric for arm in status.arms for metric in arm.scores})
+    arms = [arm_cells(arm, metrics) for arm in status.arms]
+    lines += ["", *table_lines((*_ARMS, *map(str.upper, metrics)), arms, wide=wide, extra=_ARMS_WIDE)]
+    for columns, rows in (
+        (("GATE", "ARM", "SAYS", "DIFFERENCE", "BETWEEN", "SAMPLES"), [_gate(each) for each in status.gates]),
+        (("WORKER", "ZONE", "VERSION", "STATE", "DETAIL"), [_worker(each) for each in status.workers]),
+        (("AT", "DECISION", "BY", "REVISION", "WHY"), [_decision(each) for each in status.decisions[:_DECISIONS]]),
+    ):
+        lines += ["", *table_lines(columns, rows, wide=wide)] if rows else []
+    return lines
+
+
+def _head(status: Any) -> Iterator[tuple[str, object]]:
+    rollout, state = status.rollout, status.rollout.state
+    yield "rollout", f"{rollout.alias}, {rollout.id}"
     yield "from", rollout.baseline
-    yield "to", ", ".join(f"{arm.model_version} ({arm.name})" for arm in rollout.arms)
-    step = show_step(rollout)
-    yield "phase", phase_name(rollout) + (f", step {step}" if step else "") + _held(state)
-    yield "weight", show_weights(rollout)
-    yield "since", timestamp(state.entered_at)[:19]
+    yield "to", [f"{arm.model_version} ({arm.name})" for arm in rollout.arms]
+    yield "phase", f"{place(rollout)}; since {timestamp(state.entered_at)[:19]}Z"
     yield "last decision", f"{state.reason} ({state.decided_by})" if state.reason else None
     if not is_over(rollout):
         yield "waits for", status.waits_for
     yield "decides", f"{status.leader_instance or 'nobody now'}; {_count(status.sources, 'gateway')} heard"
-
-
-def print_arms(status: Any) -> None:
-    """What callers of each arm met in this step."""
-    metrics = sorted({metric for arm in status.arms for metric in arm.scores})
-    print_table(
-        (
-            *("ARM", "VERSION", "WEIGHT", "MEASURED", "REQUESTS", "MIRRORED", "ERRORS", "COMPLETED"),
-            *("TTFT P50", "P95", "P99", "ITL P50", "P95", "$/1K TOKENS", "$/REQUEST"),
-            *(metric.upper() for metric in metrics),
-        ),
-        (arm_cells(arm, metrics) for arm in status.arms),
-        empty="no arms",
-    )
 
 
 def arm_cells(arm: Any, metrics: Iterable[str]) -> tuple[object, ...]:
@@ -122,28 +119,27 @@ def arm_cells(arm: Any, metrics: Iterable[str]) -> tuple[object, ...]:
         f"{arm.error_rate:.2%}" if known else None,
         f"{arm.stream_completion:.2%}" if known else None,
         *(_time(value) for value in (arm.ttft_p50, arm.ttft_p95, arm.ttft_p99, arm.itl_p50, arm.itl_p95)),
-        *(_dollars(value) for value in (arm.cost_per_1k_tokens, arm.cost_per_request)),
+        *(f"${value / 1e6:.3g}" if value else None for value in (arm.cost_per_1k_tokens, arm.cost_per_request)),
         *(f"{arm.scores[metric]:.4g}" if metric in arm.scores else None for metric in metrics),
     )
 
 
-def print_gates(status: Any) -> None:
-    """What each gate says of each arm."""
-    print_table(
-        ("GATE", "ARM", "SAYS", "DIFFERENCE", "BETWEEN", "SAMPLES"),
-        (
-            (
-                show_gate(gate.gate),
-                gate.arm,
-                show_verdict(gate.verdict),
-                _difference(gate, gate.difference),
-                f"{_difference(gate, gate.low)} … {_difference(gate, gate.high)}",
-                f"{gate.samples:,} / {gate.baseline_samples:,}",
-            )
-            for gate in status.gates
-        ),
-        empty="no gate has said anything yet",
-    )
+def _gate(gate: Any) -> tuple[str, ...]:
+    between = f"{_difference(gate, gate.low)} … {_difference(gate, gate.high)}"
+    samples = f"{gate.samples:,} / {gate.baseline_samples:,}"
+    difference = _difference(gate, gate.difference)
+    return show_gate(gate.gate), gate.arm, show_verdict(gate.verdict), difference, between, samples
+
+
+def _worker(each: Any) -> tuple[str, ...]:
+    from weir.registry.v1 import registry_pb2 as pb
+
+    state = pb.LoadState.Name(each.state.state).removeprefix("LOAD_STATE_").lower()
+    return each.worker, each.zone, each.state.model_version, state, each.state.detail
+
+
+def _decision(each: Any) -> tuple[object, ...]:
+    return timestamp(each.at)[:19], each.kind.replace("_", " "), each.by, each.revision, each.text
 
 
 def show_verdict(verdict: int) -> str:
@@ -153,147 +149,68 @@ def show_verdict(verdict: int) -> str:
     return pb.Verdict.Name(verdict or pb.VERDICT_UNDECIDED).removeprefix("VERDICT_").lower()  # type: ignore[arg-type]
 
 
-def print_workers(status: Any) -> None:
-    """How far workers are."""
-    from weir.registry.v1 import registry_pb2 as pb
-
-    print_table(
-        ("WORKER", "ZONE", "VERSION", "STATE", "DETAIL"),
-        (
-            (
-                each.worker,
-                each.zone,
-                each.state.model_version,
-                pb.LoadState.Name(each.state.state).removeprefix("LOAD_STATE_").lower(),
-                each.state.detail,
-            )
-            for each in status.workers
-        ),
-        empty="no worker has any of its versions",
-    )
-
-
-def print_decisions(status: Any, most: int) -> None:
-    """The last decisions, newest first."""
-    print_table(
-        ("AT", "DECISION", "BY", "REVISION", "WHY"),
-        (
-            (timestamp(each.at)[:19], each.kind.replace("_", " "), each.by, each.revision, each.text)
-            for each in status.decisions[:most]
-        ),
-        empty="no decisions yet",
-    )
-
-
 def explanation(status: Any, now: float) -> list[str]:
     """A rollout told in sentences: where it stands and why, what each gate saw, what comes next.
 
     `now`: Unix seconds."""
     rollout, state = status.rollout, status.rollout.state
-    entered = state.entered_at.seconds + state.entered_at.nanos / 1e9
+    over = is_over(rollout)
     to = ", ".join(f"{arm.model_version} as {arm.name}" for arm in rollout.arms)
-    tries = "tried" if is_over(rollout) else "tries"
-    lines = [
-        f"A rollout of {rollout.alias} {tries} {to}, against {rollout.baseline}.",
-        _where(status, now - entered),
-    ]
+    lines = [f"A rollout of {rollout.alias} {'tried' if over else 'tries'} {to}, against {rollout.baseline}."]
+    if over:
+        lines.append(f"It is {phase_name(rollout)} since {timestamp(state.ended_at)[:19]} UTC.")
+    else:
+        lasted = max(0.0, round(now - state.entered_at.seconds - state.entered_at.nanos / 1e9, 1))
+        lines.append(f"Phase {place(rollout)}, for {show_seconds(lasted)}.")
     if state.reason:
         lines.append(f"Last decision, by {state.decided_by}: {state.reason}.")
-    if not is_over(rollout):
+    if not over:
         lines.append(f"Now: {status.waits_for or 'nothing to say'}.")
-    lines += ["", "What the gates say of this step:"]
-    lines += [f"  {show_verdict(gate.verdict):<9}  {gate.arm}: {gate.text}" for gate in status.gates] or [
-        "  nothing yet"
+    unready = [_worker(each) for each in status.workers if each.state.state != _READY]
+    decisions = [
+        f"{at}  {kind}, by {by}, revision {revision}: {text}"
+        for at, kind, by, revision, text in map(_decision, status.decisions)
     ]
-    lines += ["", "Requests of this step:"]
-    lines += [
-        f"  {arm.arm}: {arm.requests:,} of users"
-        + (f", {arm.mirrored:,} mirrored" if arm.mirrored else "")
-        + (f"; {show_share(arm.measured_share)} of all" if arm.requests else "")
-        + (f" (meant: {show_share(arm.weight)})" if arm.requests and not is_over(rollout) else "")
-        for arm in status.arms
-    ]
-    unready = [each for each in plain(status)["workers"] if each["state"]["state"] != "LOAD_STATE_READY"]
-    if unready:
-        lines += ["", "Workers that are not ready:"]
-        lines += [f"  {_worker(each)}" for each in unready]
-    lines += ["", "Decisions, newest first:"]
-    lines += [f"  {_decision(each)}" for each in status.decisions] or ["  none yet"]
+    for heading, told in (
+        (
+            "What the gates say of this step:",
+            [f"{show_verdict(each.verdict):<9}  {each.arm}: {each.text}" for each in status.gates] or ["nothing yet"],
+        ),
+        ("Requests of this step:", [_requests(arm, over=over) for arm in status.arms]),
+        (
+            "Workers that are not ready:",
+            [f"{worker} ({zone}): {version} {how} {why}".rstrip() for worker, zone, version, how, why in unready],
+        ),
+        ("Decisions, newest first:", decisions or ["none yet"]),
+    ):
+        if told:
+            lines += ["", heading, *(f"  {line}" for line in told)]
     heard = _count(status.sources, "gateway")
-    lines += ["", f"{status.leader_instance or 'No controller'} decides, by what {heard} reported."]
-    return lines
+    return [*lines, "", f"{status.leader_instance or 'No controller'} decides, by what {heard} reported."]
 
 
-def _decision(each: Any) -> str:
-    kind = each.kind.replace("_", " ")
-    return f"{timestamp(each.at)[:19]}  {kind}, by {each.by}, revision {each.revision}: {each.text}"
-
-
-def _where(status: Any, lasted: float) -> str:
-    rollout, state = status.rollout, status.rollout.state
-    if is_over(rollout):
-        return f"It is {phase_name(rollout)} since {timestamp(state.ended_at)[:19]} UTC."
-    step = show_step(rollout)
-    weights = show_weights(rollout)
-    where = f"Phase {phase_name(rollout)}" + (f", step {step}" if step else "") + (f", {weights}" if weights else "")
-    return f"{where}, for {show_seconds(max(0.0, round(lasted, 1)))}{_held(state)}."
-
-
-def _held(state: Any) -> str:
-    return ", paused by an operator" if state.paused else ", held" if state.held else ""
-
-
-def _worker(each: Mapping[str, Any]) -> str:
-    model = each["state"]
-    state = model["state"].removeprefix("LOAD_STATE_").lower()
-    return f"{each['worker']} ({each['zone']}): {model['model_version']} {state} {model['detail']}".rstrip()
+def _requests(arm: Any, *, over: bool) -> str:
+    mirrored = f", {arm.mirrored:,} mirrored" if arm.mirrored else ""
+    share = f"; {show_share(arm.measured_share)} of all" if arm.requests else ""
+    meant = f" (meant: {show_share(arm.weight)})" if arm.requests and not over else ""
+    return f"{arm.arm}: {arm.requests:,} of users{mirrored}{share}{meant}"
 
 
 def watch_line(status: Any) -> str:
     """A rollout in one line, for pipes."""
     rollout = status.rollout
-    step = show_step(rollout)
     arms = "; ".join(
         f"{arm.arm} {arm.requests:,} requests, {arm.error_rate:.2%} errors, TTFT p95 {_time(arm.ttft_p95) or '-'}"
         for arm in status.arms
     )
     said = ", ".join(f"{gate.gate.metric} {show_verdict(gate.verdict)}" for gate in status.gates if gate.verdict > 1)
-    where = phase_name(rollout) + (f" {step}" if step else "") + (f" {show_weights(rollout)}" if step else "")
     why = rollout.state.reason if is_over(rollout) else status.waits_for
-    return " | ".join(part for part in (where + _held(rollout.state), arms, said, why) if part)
-
-
-def live_table(status: Any) -> Any:
-    """Arms and gates as one renderable for a terminal."""
-    from rich.console import Group
-    from rich.table import Table
-    from rich.text import Text
-
-    rollout = status.rollout
-    step = show_step(rollout)
-    head = Text(f"{rollout.alias}  {rollout.baseline} → {', '.join(arm.model_version for arm in rollout.arms)}  ")
-    head.append(phase_name(rollout) + (f" {step}" if step else "") + _held(rollout.state), style="bold")
-    arms = Table(box=None, pad_edge=False)
-    for column in ("ARM", "WEIGHT", "MEASURED", "REQUESTS", "ERRORS", "TTFT P50", "P95", "ITL P50", "$/1K TOKENS"):
-        arms.add_column(column, no_wrap=True)
-    for arm in status.arms:
-        cells = arm_cells(arm, ())
-        shown = (cells[0], cells[2], cells[3], cells[4], cells[6], cells[8], cells[9], cells[11], cells[13])
-        arms.add_row(*(Text(str(cell or "-")) for cell in shown))
-    gates = Table(box=None, pad_edge=False)
-    for column in ("GATE", "SAYS", "WHY"):
-        gates.add_column(column)
-    for gate in status.gates:
-        word = show_verdict(gate.verdict)
-        gates.add_row(Text(show_gate(gate.gate)), Text(word, style=_STYLES.get(word, "")), Text(gate.text))
-    why = rollout.state.reason if is_over(rollout) else status.waits_for
-    last = [f"{timestamp(each.at)[11:19]} {each.kind.replace('_', ' ')}: {each.text}" for each in status.decisions[:3]]
-    return Group(head, arms, gates, Text(why, style="italic"), *(Text(line, style="dim") for line in last))
+    return " | ".join(part for part in (place(rollout), arms, said, why) if part)
 
 
 def plain_status(status: Any) -> dict[str, Any]:
     """A status as JSON values; an open end of an interval is null."""
-    made: dict[str, Any] = finite(plain(status))
+    made: dict[str, Any] = finite(plain(status, unset=True))
     return made
 
 
@@ -306,37 +223,6 @@ def finite(value: Any) -> Any:
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
-def shorten(text: str, most: int) -> str:
-    """The text, cut with an ellipsis."""
-    return text if len(text) <= most else text[: most - 1] + "…"
-
-
-def show_plan(rollout: Any) -> list[tuple[str, object]]:
-    """What was planned, as names and values."""
-    steps = ", ".join(
-        show_share(step.weight)
-        + (f" ≥ {show_seconds(seconds_of(step.min_duration))}" if step.HasField("min_duration") else "")
-        for step in rollout.steps
-    )
-    radius = rollout.blast_radius
-    return [
-        ("alias", rollout.alias),
-        ("from", rollout.baseline),
-        (
-            "to",
-            ", ".join(
-                f"{arm.model_version} ({arm.name}{' ' + show_share(arm.weight) if arm.weight else ''})"
-                for arm in rollout.arms
-            ),
-        ),
-        ("shadow", show_share(rollout.shadow.share) if rollout.HasField("shadow") else None),
-        ("steps", steps),
-        ("gates", ", ".join(show_gate(gate) for gate in rollout.gates) or "the defaults"),
-        ("most cost", show_usd(radius.max_cost_microusd) if radius.max_cost_microusd else None),
-        ("reason", rollout.reason),
-    ]
-
-
 def _count(number: int, what: str) -> str:
     return f"{number} {what}" + ("" if number == 1 else "s")
 
@@ -347,14 +233,8 @@ def _time(value: float) -> str | None:
     return f"{value * 1000:.3g} ms" if value < 1 else f"{value:.3g} s"
 
 
-def _dollars(microusd: float) -> str | None:
-    return f"${microusd / 1e6:.3g}" if microusd else None
-
-
 def _difference(gate: Any, value: float) -> str:
     if not math.isfinite(value):
         return "∞" if value > 0 else "-∞"
     metric = gate.gate.metric
-    if metric.startswith("score:") or metric == "burn_rate":
-        return f"{value:+.3g}"
-    return f"{value:+.1%}"
+    return f"{value:+.3g}" if metric.startswith("score:") or metric == "burn_rate" else f"{value:+.1%}"

@@ -1,62 +1,44 @@
-"""`weir slo`: how fast error budgets burn, and the alerting rules that say the same."""
+"""`weir slo`: how fast error budgets burn, and the alerting rules that say the same. Objectives: `weir get slos`."""
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Annotated, Any
 
-import typer
-
+from libs.resources.forms import plain
+from services.cli import calls
+from services.cli.app import Option, Output, UsageError
 from services.cli.commands.rollout_views import finite
-from services.cli.output import Json, failed, failures, plain, print_json, print_table
-
-app = typer.Typer(help="Error budgets and burn rates; objectives themselves: weir slos.", no_args_is_help=True)
-_WINDOW = re.compile(r"([\d.]+)(s|m|h|d)")
-_SIZES = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
+from services.cli.output import failed, print_json, print_table
+from services.cli.quantities import parse_seconds
 
 
-@app.command()
 def status(
-    route: Annotated[str, typer.Option(help="Only this route's.")] = "",
-    tier: Annotated[str, typer.Option(help="Only this tier's.")] = "",
-    as_json: Json = False,
+    route: Annotated[str, Option(help="Only this route's.")] = "",
+    tier: Annotated[str, Option(help="Only this tier's.")] = "",
+    output: Output = "table",
 ) -> None:
     """Show what is left of every error budget, how fast it burns, and what alerts. 1 burns it up just in time."""
-    from weir.rollout.v1 import rollout_pb2 as pb
-    from weir.rollout.v1 import rollout_pb2_grpc
-
-    from services.cli import calls
-
-    with failures():
-        found = calls.with_channel(
-            "rollout",
-            lambda channel: rollout_pb2_grpc.RolloutServiceStub(channel).GetSloStatus(
-                pb.GetSloStatusRequest(route=route, tier=tier), timeout=calls.TIMEOUT
-            ),
-        )
-    if as_json:
-        budgets = [{key: value for key, value in plain(each).items() if key != "windows"} for each in found.budgets]
+    found = calls.ask("rollout", "GetSloStatus", route=route, tier=tier)
+    if output == "json":
+        budgets = [
+            {key: value for key, value in plain(each, unset=True).items() if key != "windows"} for each in found.budgets
+        ]
         print_json({"budgets": finite(budgets), "frozen": found.frozen})
         return
-    print_budgets(found.budgets)
+    print_budgets(found.budgets, wide=output == "wide")
     if found.frozen:
         print("an error budget is used up: rollouts of its tier are frozen; `weir rollout start --override REASON`")
 
 
-@app.command()
 def rules(
-    out: Annotated[Path | None, typer.Option("--out", help="Write the file; else standard output.")] = None,
+    out: Annotated[Path | None, Option("--out", help="Write the file; else standard output.")] = None,
 ) -> None:
     """Print Prometheus rules that alert by the declared objectives with the same windows."""
-    from weir.registry.v1 import registry_pb2 as pb
-
     from libs.burn.rules import rules_text
-    from services.cli import calls
 
-    with failures():
-        text = rules_text(calls.registry("ListSlos", pb.ListSlosRequest()).slos)
+    text = rules_text(calls.snapshot("slos").slos.values())
     if out is None:
         print(text, end="")
         return
@@ -66,30 +48,18 @@ def rules(
         raise failed(f"{out}: {error}") from error
 
 
-def print_budgets(budgets: Iterable[Any]) -> None:
+def print_budgets(budgets: Iterable[Any], *, wide: bool = False) -> None:
     """A line per objective."""
-    found = list(budgets)
-    windows = sorted(
-        {window for budget in found for each in budget.objectives for window in each.burn_rates}, key=window_seconds
-    )
-    print_table(
-        ("ROUTE", "TIER", "OBJECTIVE", "BUDGET LEFT", "ALERT", "GOOD", "BAD", *(f"BURN {each}" for each in windows)),
-        (
-            (
-                budget.route,
-                budget.tier,
-                each.objective,
-                show_left(each.consumed),
-                each.alert,
-                f"{each.good:,}",
-                f"{each.bad:,}",
-                *(f"{each.burn_rates[window]:.3g}" if window in each.burn_rates else None for window in windows),
-            )
-            for budget in found
-            for each in budget.objectives
-        ),
-        empty="nothing is known of objectives: none is declared (weir slos), or no gateway has reported",
-    )
+    found = [(budget.route, budget.tier, each) for budget in budgets for each in budget.objectives]
+    windows = sorted({window for _, _, each in found for window in each.burn_rates}, key=window_seconds)
+    columns = ("ROUTE", "TIER", "OBJECTIVE", "BUDGET LEFT", "ALERT", "GOOD", "BAD", *(f"BURN {w}" for w in windows))
+    rows = [
+        [route, tier, each.objective, show_left(each.consumed), each.alert, f"{each.good:,}", f"{each.bad:,}"]
+        + [f"{each.burn_rates[window]:.3g}" if window in each.burn_rates else "" for window in windows]
+        for route, tier, each in found
+    ]
+    nothing = "nothing is known of objectives: none is declared (`weir get slos`), or no gateway has reported"
+    print_table(columns, rows, empty=nothing, wide=wide, extra=("GOOD", "BAD"))
 
 
 def show_left(consumed: float) -> str:
@@ -99,5 +69,10 @@ def show_left(consumed: float) -> str:
 
 def window_seconds(window: str) -> float:
     """Seconds of "5m" or "0.3s"; what is no window comes last."""
-    match = _WINDOW.fullmatch(window)
-    return float(match[1]) * _SIZES[match[2]] if match else float("inf")
+    try:
+        return parse_seconds(window, "")
+    except UsageError:
+        return float("inf")
+
+
+COMMANDS = {"status": status, "rules": rules}

@@ -1,4 +1,4 @@
-"""`weir workers`, `weir endpoints`.
+"""`weir workers`.
 
 Who is there comes from the registry, how loaded it is from admission: every worker tells it with each change, and what
 it was told is what it decides by. One authorised call answers for all workers and says how old each report is, where
@@ -7,72 +7,33 @@ reading every worker's metrics would be a call each, without authorisation and w
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Mapping, Sequence
-from typing import Annotated, Any
+from typing import Any
 
-import typer
-
+from libs.resources.forms import plain
+from services.cli import calls
+from services.cli.app import Output, warn
 from services.cli.config import NoMeshError
-from services.cli.output import Json, failures, plain, print_json, print_table, timestamp
+from services.cli.output import print_json, print_table
 
 _COLUMNS = (
-    "WORKER",
-    "ZONE",
-    "POOL",
-    "ENGINE",
-    "MODELS",
-    "STATE",
-    "RUN",
-    "WAIT",
-    "SWAP",
-    "KV FREE",
-    "KV USED",
-    "FRAG",
-    "HITS",
-    "PREEMPT",
-    "STEP",
-    "PREFILL/S",
-    "AGE",
+    *("WORKER", "ZONE", "POOL", "ENGINE", "MODELS", "STATE", "RUN", "WAIT", "SWAP", "KV FREE", "KV USED"),
+    *("FRAG", "HITS", "PREEMPT", "STEP", "PREFILL/S", "AGE"),
 )
+_WIDE = ("ZONE", "SWAP", "KV FREE", "FRAG", "PREEMPT", "STEP", "PREFILL/S")
 
 
-def workers(as_json: Json = False) -> None:
+def workers(output: Output = "table") -> None:
     """List the live workers: what they serve and how loaded they are."""
-    with failures():
-        found = _endpoints("worker")
-        states = _states()
-    rows = merged([plain(endpoint) for endpoint in found], [plain(state) for state in states or ()])
-    if as_json:
+    found = calls.snapshot("endpoints").endpoints_of("worker")
+    rows = merged(*([plain(each, unset=True) for each in some] for some in (found, _states())))
+    if output == "json":
         print_json({"workers": rows})
         return
-    print_table(_COLUMNS, map(cells, rows), empty="no workers are registered")
+    print_table(_COLUMNS, map(cells, rows), empty="no workers are registered", wide=output == "wide", extra=_WIDE)
     if coming := not_ready(rows):
+        print()
         print_table(("WORKER", "VERSION", "STATE", "WHY"), coming, empty="")
-
-
-def endpoints(service: Annotated[str, typer.Option(help="Only this service's.")] = "", as_json: Json = False) -> None:
-    """List the live processes of all services."""
-    with failures():
-        found = _endpoints(service)
-    if as_json:
-        print_json({"endpoints": [plain(endpoint) for endpoint in found]})
-        return
-    print_table(
-        ("SERVICE", "INSTANCE", "ZONE", "ADDRESS", "METRICS", "SINCE"),
-        (
-            (
-                endpoint.service,
-                endpoint.instance,
-                endpoint.zone,
-                endpoint.address,
-                endpoint.metrics_address,
-                timestamp(endpoint.started_at)[:19],
-            )
-            for endpoint in found
-        ),
-        empty="no endpoints are registered",
-    )
 
 
 def merged(endpoints: Sequence[Mapping[str, Any]], states: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
@@ -143,26 +104,12 @@ def _load(state: Mapping[str, Any] | None) -> dict[str, Any] | None:
     return load
 
 
-def _states() -> Sequence[Any] | None:
-    """What admission knows of each worker; None, and a word on standard error, when it cannot be asked."""
-    from weir.admission.v1 import admission_pb2
-
+def _states() -> Sequence[Any]:
+    """What admission knows of each worker; nothing, and a word on standard error, when it cannot be asked."""
     from libs.errors import WeirError
-    from services.cli import calls
 
     try:
-        return list(calls.admission("ListWorkers", admission_pb2.ListWorkersRequest()).workers)
-    except WeirError as error:
-        why = error.message
-    except NoMeshError as error:
-        why = str(error)
-    print(f"the load of the workers is not known: {why}", file=sys.stderr)
-    return None
-
-
-def _endpoints(service: str) -> list[Any]:
-    from weir.registry.v1 import registry_pb2
-
-    from services.cli import calls
-
-    return list(calls.registry("ListEndpoints", registry_pb2.ListEndpointsRequest(service=service)).endpoints)
+        return list(calls.ask("admission", "ListWorkers").workers)
+    except (WeirError, NoMeshError) as error:
+        warn(f"the load of the workers is not known: {error}")
+        return ()

@@ -4,45 +4,39 @@ from __future__ import annotations
 
 from typing import Annotated, Any
 
-import typer
+from services.cli import calls
+from services.cli.app import Option, Output
+from services.cli.output import print_fields, print_json, print_table
 
-from services.cli.output import Json, failures, print_fields, print_json, print_table
-
-app = typer.Typer(help="What the control plane serves, and who has taken it.", no_args_is_help=True)
 _ACCEPTED = frozenset({"ACKED", "REQUESTED", "DOES_NOT_EXIST"})
 
 
-@app.command()
 def status(
-    resources: Annotated[bool, typer.Option(help="One line per resource, not per type.")] = False,
-    as_json: Json = False,
+    resources: Annotated[bool, Option(help="One line per resource, not per type.")] = False,
+    output: Output = "table",
 ) -> None:
     """Show every connected client, the versions that it acknowledged and what it refused. Exit code 1 on a refusal."""
-    with failures():
-        found = _fetch()
+    found = _fetch()
     refused = bool(found["refused"]) or any(row["status"] == "NACKED" for row in found["resources"])
-    if as_json:
+    if output == "json":
         print_json(found)
     else:
         print_fields([("snapshot revision", found["revision"]), ("refused snapshot", found["refused"] or "-")])
-        _print(found["resources"] if resources else _by_type(found["resources"]))
+        rows = found["resources"] if resources else _by_type(found["resources"])
+        columns = ("CLIENT", "CLUSTER", "ZONE", "TYPE", "RESOURCES", "VERSION", "STATUS", "ERROR")
+        made = [list(row.values()) for row in rows]
+        print_table(columns, made, empty="no client is connected", wide=output == "wide", extra=columns[1:3])
     if refused:
-        raise typer.Exit(1)
+        raise SystemExit(1)
 
 
 def _fetch() -> dict[str, Any]:
     from envoy.service.status.v3 import csds_pb2, csds_pb2_grpc
 
-    from services.cli import calls
-
-    async def fetch(channel: Any) -> tuple[Any, dict[str, str]]:
-        stub = csds_pb2_grpc.ClientStatusDiscoveryServiceStub(channel)
-        call = stub.FetchClientStatus(csds_pb2.ClientStatusRequest(), timeout=calls.TIMEOUT)
-        answer = await call
-        trailing = {key: str(value) for key, value in await call.trailing_metadata() or ()}
-        return answer, trailing
-
-    answer, trailing = calls.with_channel("controlplane", fetch)
+    with calls.channel("controlplane") as channel:
+        fetch = csds_pb2_grpc.ClientStatusDiscoveryServiceStub(channel).FetchClientStatus
+        answer, call = fetch.with_call(csds_pb2.ClientStatusRequest(), timeout=calls.TIMEOUT)
+    trailing = {key: str(value) for key, value in call.trailing_metadata() or ()}
     return {
         "revision": int(trailing.get("x-weir-snapshot-revision", "0") or 0),
         "refused": trailing.get("x-weir-snapshot-refused", ""),
@@ -74,19 +68,11 @@ def _by_type(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
     grouped: dict[tuple[str, str], list[dict[str, Any]]] = {}
     for row in rows:
         grouped.setdefault((row["client"], row["type"]), []).append(row)
-    made = []
-    for members in grouped.values():
-        worst = next((row for row in members if row["status"] not in _ACCEPTED), None)
-        waiting = next((row for row in members if row["status"] == "REQUESTED"), None)
-        chosen = worst or waiting or members[0]
-        made.append({**chosen, "name": f"{len(members)}"})
-    return made
+
+    def badness(row: dict[str, Any]) -> int:
+        return 2 if row["status"] not in _ACCEPTED else int(row["status"] == "REQUESTED")
+
+    return [max(each, key=badness) | {"name": f"{len(each)}"} for each in grouped.values()]
 
 
-def _print(rows: list[dict[str, Any]]) -> None:
-    columns = ("client", "cluster", "zone", "type", "name", "version", "status", "error")
-    print_table(
-        ("CLIENT", "CLUSTER", "ZONE", "TYPE", "RESOURCES", "VERSION", "STATUS", "ERROR"),
-        ([row[column] for column in columns] for row in rows),
-        empty="no client is connected",
-    )
+COMMANDS = {"status": status}

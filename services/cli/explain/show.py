@@ -6,13 +6,14 @@ from collections.abc import Mapping
 from datetime import UTC, datetime
 from typing import Any
 
+from services.cli.app import say
 from services.cli.output import print_fields, print_table
 from services.cli.quantities import show_seconds, show_usd
 
 
 def show(told: Mapping[str, Any]) -> None:
     """Prints it: the findings first, since they are what was asked for."""
-    print("\n".join(f"! {finding}" for finding in told["findings"]) or "nothing speaks against it")
+    say("\n".join(f"! {finding}" for finding in told["findings"]) or "nothing speaks against it")
     print()
     plan, keys = told["plan"], told["keys"]
     print_fields(
@@ -23,6 +24,7 @@ def show(told: Mapping[str, Any]) -> None:
             ("over quota", plan["over_quota"]),
             ("kv share", f"{plan['kv_share']:.0%}"),
             ("ladder", " → ".join(plan["ladder"]) or "refuse"),
+            *((f"spent in {each['period']}", _bounded(each)) for each in told["budget"]),
             ("keys", f"{keys['live']} live, {keys['expired']} expired, {keys['revoked']} revoked"),
         )
     )
@@ -57,7 +59,7 @@ def show(told: Mapping[str, Any]) -> None:
     )
     _show_recent(told["recent"])
     for service, kinds in told["mesh"].items():
-        print(f"all tenants, {service}, since it began: " + ", ".join(f"{kind} {n:.0f}" for kind, n in kinds.items()))
+        say(f"all tenants, {service}, since it began: " + ", ".join(f"{kind} {n:.0f}" for kind, n in kinds.items()))
 
 
 def _show_recent(recent: Mapping[str, Any] | None) -> None:
@@ -66,7 +68,7 @@ def _show_recent(recent: Mapping[str, Any] | None) -> None:
         return
     since = datetime.fromtimestamp(recent["since"], UTC).strftime("%Y-%m-%d %H:%M:%S")
     outcomes = ", ".join(f"{name} {count}" for name, count in recent["outcomes"].items())
-    print(f"its last {recent['requests']} requests, since {since} UTC: {outcomes}")
+    say(f"its last {recent['requests']} requests, since {since} UTC: {outcomes}")
 
 
 def _used(used: int | None, limit: int) -> str:
@@ -80,6 +82,10 @@ def _spent(limits: Mapping[str, Any]) -> str:
     spent = limits["spent_microusd"]
     known = "?" if spent is None else ("" if limits["spent_is_all"] else "≥ ") + show_usd(spent)
     return f"{known} of {show_usd(cap)} per {show_seconds(limits['spend_window'])}"
+
+
+def _bounded(each: Mapping[str, Any]) -> str:
+    return f"{show_usd(each['spent_microusd'])} of {show_usd(each['microusd'])}" + (" (soft)" if each["soft"] else "")
 
 
 def _time(seconds: float | None) -> str | None:

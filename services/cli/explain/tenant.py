@@ -14,7 +14,9 @@ from typing import Any
 from weir.audit.v1 import audit_pb2
 from weir.registry.v1 import registry_pb2 as pb
 
+from libs.deadlines import to_seconds
 from libs.quota import PriceBook
+from libs.quota.dates import Zone
 from libs.registry import (
     RegistrySnapshot,
     kv_share_of,
@@ -24,7 +26,7 @@ from libs.registry import (
     slo_of,
     weight_of,
 )
-from services.cli.quantities import seconds_of, show_seconds, show_usd
+from services.cli.quantities import show_seconds, show_usd
 
 MINUTE = 60.0
 DAY = 86400.0
@@ -34,15 +36,15 @@ _REFUSED = ("rejected", "evicted")
 _ROUTES = {"embed": "embed"}
 """Operation → route; all others generate."""
 _ADVICE = {
-    "QUOTA_REQUESTS": "its requests per minute are used up: `weir limits set {tenant} --rpm …`",
-    "QUOTA_TOKENS": "its tokens per minute are used up: `weir limits set {tenant} --tpm …`",
-    "QUOTA_CONCURRENCY": "it has too many streams at once: `weir limits set {tenant} --concurrency …`",
-    "QUOTA_SPEND": "its spend cap is reached: `weir limits set {tenant} --spend …`",
+    "QUOTA_REQUESTS": "its requests per minute are used up: `weir set limits '{tenant}/*' requests_per_minute=…`",
+    "QUOTA_TOKENS": "its tokens per minute are used up: `weir set limits '{tenant}/*' tokens_per_minute=…`",
+    "QUOTA_CONCURRENCY": "it has too many streams at once: `weir set limits '{tenant}/*' concurrency=…`",
+    "QUOTA_SPEND": "its spend cap is reached: `weir set limits '{tenant}/*' spend_microusd=…`",
     "CONTEXT_LENGTH_EXCEEDED": "prompt and output exceed its context limit or the model's",
-    "MODEL_NOT_FOUND": "it asks for models that do not exist: `weir models`",
-    "REJECTED_QUEUE_FULL": "its queue is full: the pool cannot keep up; see `weir levels`, `weir workers`",
-    "REJECTED_DEADLINE": "the pool could not have answered in time; see `weir levels`, `weir workers`",
-    "REJECTED_OVERLOAD": "it asks for more than its share of an overloaded pool; see `weir levels`",
+    "MODEL_NOT_FOUND": "it asks for models that do not exist: `weir get models`",
+    "REJECTED_QUEUE_FULL": "its queue is full: the pool cannot keep up; see `weir get levels`, `weir workers`",
+    "REJECTED_DEADLINE": "the pool could not have answered in time; see `weir get levels`, `weir workers`",
+    "REJECTED_OVERLOAD": "it asks for more than its share of an overloaded pool; see `weir get levels`",
     "REJECTED_NO_CAPACITY": "no worker can take such requests: see `weir workers`",
     "EVICTED_TTL": "it waited longer than its queue's time to live: the pool cannot keep up",
     "EVICTED_DEADLINE": "its deadline passed in the queue: the pool cannot keep up, or its deadlines are short",
@@ -80,6 +82,7 @@ def explain(facts: Facts, tenant: str) -> dict[str, Any]:
         "weight": weight_of(facts.snapshot, tenant),
         "keys": _keys(facts, tenant),
         "limits": [_limits(facts, requests, limits) for limits in _limits_of(facts.snapshot, tenant)],
+        "budget": _budget(facts, known),
         "objectives": _objectives(facts.snapshot, requests),
         "levels": _levels(facts.snapshot, known),
         "recent": None if facts.records is None else _recent(requests),
@@ -117,7 +120,7 @@ def _limits_of(snapshot: RegistrySnapshot, tenant: str) -> list[pb.Limits]:
 def _limits(facts: Facts, requests: Sequence[audit_pb2.Record], limits: pb.Limits) -> dict[str, Any]:
     """A limit and what the audit log shows to be used of it; None where it cannot show it."""
     fields = ("requests_per_minute", "tokens_per_minute", "concurrency", "max_context", "max_output", "spend_microusd")
-    window = seconds_of(limits.spend_window) if limits.HasField("spend_window") else DAY
+    window = to_seconds(limits.spend_window) if limits.HasField("spend_window") else DAY
     told = {"model": limits.model, **{name: getattr(limits, name) for name in fields}, "spend_window": window}
     told |= {"used_requests": None, "used_tokens": None, "spent_microusd": None, "spent_is_all": None}
     if facts.records is None:
@@ -136,6 +139,22 @@ def _limits(facts: Facts, requests: Sequence[audit_pb2.Record], limits: pb.Limit
     return told
 
 
+def _budget(facts: Facts, tenant: pb.Tenant) -> list[dict[str, Any]]:
+    """The calendar periods that its budget bounds, with what the limiters wrote last of each."""
+    budget = facts.snapshot.budgets.get(tenant.id, pb.Budget())
+    spend = facts.snapshot.spend.get(tenant.id, pb.Spend())
+    zone, wall = Zone(tenant.time_zone), int(facts.now * 1e9)
+    soft = budget.enforcement == pb.BUDGET_ENFORCEMENT_SOFT
+    return [
+        {"field": field, "period": key, "spent_microusd": spent if of == key else 0, "microusd": bound, "soft": soft}
+        for field, key, of, spent, bound in (
+            ("monthly_microusd", zone.month(wall).key, spend.month, spend.month_microusd, budget.monthly_microusd),
+            ("daily_microusd", zone.day(wall).key, spend.day, spend.day_microusd, budget.daily_microusd),
+        )
+        if bound
+    ]
+
+
 def _objectives(snapshot: RegistrySnapshot, requests: Sequence[audit_pb2.Record]) -> list[dict[str, Any]]:
     """Each declared objective that holds for a tier, beside how this tenant's last requests of it fared."""
     tiers = sorted({version.tier for version in snapshot.model_versions.values()})
@@ -147,7 +166,7 @@ def _objectives(snapshot: RegistrySnapshot, requests: Sequence[audit_pb2.Record]
                 continue
             events = [r.request for r in requests if _ROUTES.get(r.request.operation, "generate") == route]
             firsts = [
-                seconds_of(event.time_to_first_token)
+                to_seconds(event.time_to_first_token)
                 for event in events
                 if _tier(snapshot, event) == tier and event.time_to_first_token.ByteSize()
             ]
@@ -155,8 +174,8 @@ def _objectives(snapshot: RegistrySnapshot, requests: Sequence[audit_pb2.Record]
                 {
                     "route": route,
                     "tier": tier,
-                    "ttft_p95": seconds_of(slo.ttft_p95) if slo.HasField("ttft_p95") else None,
-                    "itl_p95": seconds_of(slo.itl_p95) if slo.HasField("itl_p95") else None,
+                    "ttft_p95": to_seconds(slo.ttft_p95) if slo.HasField("ttft_p95") else None,
+                    "itl_p95": to_seconds(slo.itl_p95) if slo.HasField("itl_p95") else None,
                     "availability": slo.availability or None,
                     "measured_requests": len(firsts),
                     "measured_ttft_p95": _p95(firsts),
@@ -177,10 +196,10 @@ def _levels(snapshot: RegistrySnapshot, tenant: pb.Tenant) -> list[dict[str, Any
             {
                 "pool": pool,
                 "queue_class": mine,
-                "wait": seconds_of(waits.wait) if waits else 0.0,
+                "wait": to_seconds(waits.wait) if waits else 0.0,
                 "queued": waits.queued if waits else 0,
                 "shed": shed.shed if shed else 0.0,
-                "retry_after": seconds_of(shed.retry_after) if shed else 0.0,
+                "retry_after": to_seconds(shed.retry_after) if shed else 0.0,
             }
         )
     return told
@@ -212,7 +231,7 @@ def _access(told: Mapping[str, Any], tenant: pb.Tenant) -> list[str]:
             "no issuer of tokens"
         )
     if tenant.plan_policy and not told["plan"]["defined"]:
-        found.append(f"its plan {plan_name(tenant)!r} is not defined: weight 1, no degradation; see `weir plans`")
+        found.append(f"its plan {plan_name(tenant)!r} is not defined: weight 1, no degradation; see `weir get plans`")
     return found
 
 
@@ -246,6 +265,12 @@ def _refusals(told: Mapping[str, Any]) -> list[str]:
 
 def _near(told: Mapping[str, Any]) -> list[str]:
     found = []
+    for each in told["budget"]:
+        spent, bound = each["spent_microusd"], each["microusd"]
+        if spent >= _NEAR * bound:
+            over = "" if spent < bound else ", and is served all the same" if each["soft"] else ", and is refused"
+            mend = f"`weir set budgets {told['tenant']} {each['field']}=…`"
+            found.append(f"it spent {show_usd(spent)} of its {show_usd(bound)} for {each['period']}{over}: {mend}")
     for limits in told["limits"]:
         for used, limit, what in (
             ("used_requests", "requests_per_minute", "requests"),
@@ -259,7 +284,7 @@ def _near(told: Mapping[str, Any]) -> list[str]:
             found.append(f"{spent} of {show_usd(cap)} per {show_seconds(limits['spend_window'])} ({limits['model']})")
         if limits.get("unpriced"):
             names = ", ".join(limits["unpriced"])
-            found.append(f"its spend cap does not count {names}: no price; see `weir prices`")
+            found.append(f"its spend cap does not count {names}: no price; see `weir get prices`")
     return found
 
 

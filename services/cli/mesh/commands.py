@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-import json
 import sys
+from collections.abc import Sequence
 from typing import Annotated, Any
 
-import typer
-
+from services.cli.app import Argument, Json, Option, warn
 from services.cli.mesh import lifecycle, logview, report, site
 from services.cli.mesh.plan import Site
 from services.cli.mesh.topology import TopologyError
-
-app = typer.Typer(no_args_is_help=True, help="The mesh on this machine.")
-
-Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+from services.cli.output import print_json, write
 
 
 def _site() -> Site:
@@ -24,22 +20,19 @@ def _site() -> Site:
         raise _failed(str(error)) from error
 
 
-def _failed(message: str, details: list[str] | None = None) -> typer.Exit:
+def _failed(message: str, details: Sequence[str] = ()) -> SystemExit:
     """Prints why and gives the exit to raise."""
-    print(f"error: {message}", file=sys.stderr)
-    for line in details or ():
-        print(f"  | {logview.readable(line, coloured=False)}", file=sys.stderr)
-    return typer.Exit(1)
+    warn(f"error: {message}")
+    for line in details:
+        warn(f"  | {logview.readable(line, coloured=False)}")
+    return SystemExit(1)
 
 
-@app.command()
 def up(
-    profile: Annotated[
-        str, typer.Option(help="A file in deploy/profiles: demo, simulated, bench, overload, vllm.")
-    ] = "demo",
+    profile: Annotated[str, Option(help="A file in deploy/profiles: demo, simulated, bench, overload, vllm.")] = "demo",
     overrides: Annotated[
-        list[str] | None, typer.Option("--set", help="NAME.FIELD=VALUE, such as worker.simulated.step_interval=0.02")
-    ] = None,
+        Sequence[str], Option("--set", help="NAME.FIELD=VALUE, such as worker.simulated.step_interval=0.02")
+    ] = (),
 ) -> None:
     """Start the mesh, wait until it is ready, stream one completion."""
     # Imported here: the other commands need neither gRPC nor the bootstraps.
@@ -47,62 +40,59 @@ def up(
     from services.cli.mesh import up as starting
 
     where = _site()
-    options = starting.Options(profile=profile, overrides=tuple(overrides or ()))
+    options = starting.Options(profile=profile, overrides=tuple(overrides))
     try:
-        starting.up(where, options, say=_say, write=_write)
+        starting.up(where, options, say=_say, write=write)
     except lifecycle.StartError as error:
         raise _failed(f"{error}; nothing is left running", error.details) from error
     except starting.NotAnsweringError as error:
-        raise _failed(f"{error}; the mesh is left running: see `weir workers` and `weir models`") from error
+        raise _failed(f"{error}; the mesh is left running: see `weir workers` and `weir get models`") from error
     except (lifecycle.Busy, preflight.PreflightError, TopologyError) as error:
         raise _failed(str(error)) from error
     except KeyboardInterrupt:
-        print("interrupted; nothing is left running", file=sys.stderr)
-        raise typer.Exit(130) from None
+        warn("interrupted; nothing is left running")
+        raise SystemExit(130) from None
 
 
-@app.command()
 def down(as_json: Json = False) -> None:
     """Stop the mesh and wait until every process is gone."""
     where = _site()
     stopped = lifecycle.stop(where.state)
     if as_json:
-        print(json.dumps({"stopped": stopped}))
+        print_json({"stopped": stopped}, indent=None)
     else:
         print("the mesh is down" if stopped else f"no mesh runs in {where.state}")
 
 
-@app.command()
 def status(as_json: Json = False) -> None:
     """Show every process: state by its own health, pid, restarts, address. Exit code 1 unless all are ready."""
     where = _site()
     current = lifecycle.status(where.state)
     if current is None:
         if as_json:
-            print(json.dumps({"state": "down", "processes": []}))
+            print_json({"state": "down", "processes": []})
         else:
             print(f"no mesh runs in {where.state}")
-        raise typer.Exit(1)
+        raise SystemExit(1)
     addresses = site.read_json(where.state / "mesh.json").get("services", {})
     rows: list[dict[str, Any]] = [
         {**process, **{key: value for key, value in addresses.get(process["name"], {}).items() if key != "pid"}}
         for process in current["processes"]
     ]
     if as_json:
-        print(json.dumps({**current, "processes": rows}, indent=2))
+        print_json({**current, "processes": rows})
     else:
         print(f"mesh {current['state']}, supervisor pid {current['pid']}, state in {where.state}\n")
         print(report.table(rows))
     if current["state"] != "up" or not all(row["ready"] for row in rows):
-        raise typer.Exit(1)
+        raise SystemExit(1)
 
 
-@app.command()
 def logs(
-    name: Annotated[str, typer.Argument(help="A process; all of them when left out.")] = "",
-    follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on with what is written from now on.")] = False,
-    lines: Annotated[int, typer.Option("--lines", "-n", help="How many of the last lines.")] = 50,
-    raw: Annotated[bool, typer.Option(help="As written, JSON, instead of readable.")] = False,
+    name: Annotated[str, Argument("A process; all of them when left out.")] = "",
+    follow: Annotated[bool, Option("--follow -f", help="Go on with what is written from now on.")] = False,
+    lines: Annotated[int, Option("--lines -n", help="How many of the last lines.")] = 50,
+    raw: Annotated[bool, Option(help="As written, JSON, instead of readable.")] = False,
 ) -> None:
     """Show the log of one process, or of all with a prefix."""
     from libs.supervisor.logs import ALL, log_path
@@ -115,7 +105,10 @@ def logs(
     coloured = sys.stdout.isatty()
 
     def show(line: str) -> None:
-        print(line if raw else logview.readable(line, coloured=coloured), flush=follow)
+        if raw:
+            write(f"{line}\n")
+        else:
+            print(logview.readable(line, coloured=coloured), flush=follow)
 
     try:
         for line in logview.last_lines(path, lines):
@@ -124,20 +117,18 @@ def logs(
             for line in logview.follow(path):
                 show(line)
     except (KeyboardInterrupt, BrokenPipeError):
-        raise typer.Exit from None
+        raise SystemExit from None
 
 
-@app.command()
-def restart(name: Annotated[str, typer.Argument(help="A process.")]) -> None:
+def restart(name: Annotated[str, Argument("A process.")]) -> None:
     """Stop one process with grace and start it again."""
     _command("restart", name=name)
     print(f"{name} is restarting")
 
 
-@app.command()
 def kill(
-    name: Annotated[str, typer.Argument(help="A process.")],
-    signal: Annotated[str, typer.Option(help="KILL, TERM, STOP, CONT …")] = "KILL",
+    name: Annotated[str, Argument("A process.")],
+    signal: Annotated[str, Option(help="KILL, TERM, STOP, CONT …")] = "KILL",
 ) -> None:
     """Send a signal to one process, for drills; the supervisor starts it again when it dies."""
     _command("kill", name=name, signal=signal)
@@ -160,18 +151,12 @@ def _say(line: str) -> None:
     print(line, flush=True)
 
 
-def _write(text: str) -> None:
-    sys.stdout.write(text)
-    sys.stdout.flush()
-
-
-@app.command()
 def trace(
-    trace_id: Annotated[str, typer.Argument(help="32 hex digits; the latest traces are listed when left out.")] = "",
-    lines: Annotated[int, typer.Option("--lines", "-n", help="How many traces to list.")] = 20,
+    trace_id: Annotated[str, Argument("32 hex digits; the latest traces are listed when left out.")] = "",
+    lines: Annotated[int, Option("--lines -n", help="How many traces to list.")] = 20,
     as_json: Json = False,
 ) -> None:
     """Show a recorded trace as a tree of spans."""
     from services.cli.mesh import traces
 
-    raise typer.Exit(traces.show(_site().state / "traces", trace_id, as_json=as_json, count=lines))
+    raise SystemExit(traces.show(_site().state / "traces", trace_id, as_json=as_json, count=lines))

@@ -3,36 +3,36 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Collection, Iterable
-from typing import Any
+from collections.abc import Collection
 
 from weir.registry.v1 import registry_pb2 as pb
-from weir.registry.v1 import registry_pb2_grpc
 
 from libs.config import TlsFiles
-from libs.rpc import make_channel
+from libs.registry import RegistrySnapshot, RegistryView
+from libs.registry.remote import RegistrySource
 
 TIMEOUT = 60.0
 """Seconds from the last process's readiness: a worker is ready when it started, maybe before anything was wanted of
 it."""
-_POLL = 0.1
+_KINDS = ("models", "aliases", "endpoints")
 
 
 class LoadError(Exception):
     """A model cannot be had; the message says which, and what the workers say."""
 
 
-def missing(aliases: Collection[str], models: pb.ListModelsResponse, endpoints: Iterable[pb.Endpoint]) -> list[str]:
+def missing(aliases: Collection[str], snapshot: RegistrySnapshot) -> list[str]:
     """Versions of these aliases that no worker has ready yet. Pure.
 
     :raises LoadError: every worker of a version's pool failed to load it.
     """
-    workers = list(endpoints)
-    pools = {f"{version.name}@{version.version}": version.pool for version in models.model_versions}
-    wanted = [target.model_version for alias in models.aliases if alias.name in aliases for target in alias.targets]
+    workers = snapshot.endpoints_of("worker")
+    given = [alias for name, alias in snapshot.aliases.items() if name in aliases]
+    wanted = [target.model_version for alias in given for target in alias.targets]
     lacking = [name for name in wanted if not any(name in worker.model_versions for worker in workers)]
     for name in lacking:
-        own = [worker for worker in workers if worker.pool == pools.get(name)]
+        version = snapshot.model_versions.get(name)
+        own = [worker for worker in workers if version is not None and worker.pool == version.pool]
         failures = {worker.instance: fault for worker in own if (fault := _fault(worker, name))}
         if own and len(failures) == len(own):
             instance, fault = next(iter(failures.items()))
@@ -41,20 +41,20 @@ def missing(aliases: Collection[str], models: pb.ListModelsResponse, endpoints: 
 
 
 async def wait_loaded(aliases: Collection[str], *, address: str, tls: TlsFiles) -> None:
-    """Returns when every alias has a worker. Raises LoadError, WeirError."""
-    async with make_channel(address, tls=tls, server_name="registry.weir.internal", translate_errors=True) as channel:
-        stub: Any = registry_pb2_grpc.RegistryServiceStub(channel)
-        lacking: list[str] = []
-        try:
-            async with asyncio.timeout(TIMEOUT):
-                while True:
-                    models = await stub.ListModels(pb.ListModelsRequest(), timeout=10)
-                    found = await stub.ListEndpoints(pb.ListEndpointsRequest(service="worker"), timeout=10)
-                    if not (lacking := missing(aliases, models, found.endpoints)):
-                        return
-                    await asyncio.sleep(_POLL)
-        except TimeoutError:
-            raise LoadError(f"no worker has {', '.join(lacking) or 'the models'} after {TIMEOUT:.0f} s") from None
+    """Returns when every alias has a worker. Raises LoadError."""
+    view = RegistryView(RegistrySource(address, _KINDS, tls=tls), kinds=_KINDS)
+    following = asyncio.create_task(view.run())
+    try:
+        async with asyncio.timeout(TIMEOUT):
+            await view.wait_ready()
+            await view.wait_until(lambda snapshot: not missing(aliases, snapshot))
+    except TimeoutError:
+        lacking = missing(aliases, view.snapshot) if view.revision else []
+        raise LoadError(f"no worker has {', '.join(lacking) or 'the models'} after {TIMEOUT:.0f} s") from None
+    finally:
+        following.cancel()
+        await asyncio.wait([following])
+        await view.close()
 
 
 def _fault(worker: pb.Endpoint, name: str) -> str:

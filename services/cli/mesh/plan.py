@@ -199,6 +199,7 @@ class _Planner:
             "metrics_port": metrics,
             "tls": {"ca": tls.ca, "cert": tls.cert, "key": tls.key},
             "etcd": [f"{HOST}:{self._port('etcd')}"],
+            "registry": "xds:///registry.weir.internal",
             "state_dir": str(site.data(name)),
             "trace_endpoint": collector,
         }
@@ -259,6 +260,9 @@ class _Planner:
             # History is only needed by a watcher that was away for a moment; it re-reads after more than this.
             "--auto-compaction-mode=revision",
             "--auto-compaction-retention=1000",
+            # One apply is one transaction; see libs.changes.MAX_WRITES.
+            "--max-txn-ops=4096",
+            "--max-request-bytes=10485760",
             # A single member has nobody to wait for; the defaults would cost a second at each start.
             "--heartbeat-interval=100",
             "--election-timeout=500",

@@ -8,6 +8,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from services.cli.mesh.plan import Plan, Site
+from services.cli.output import table_lines
 
 KEY_VARIABLES = {
     "acme": "WEIR_KEY_ACME",
@@ -60,24 +61,19 @@ def mesh_file(site: Site, plan: Plan, status: Mapping[str, Any], profile: str) -
 
 
 def table(rows: Iterable[Mapping[str, Any]]) -> str:
-    """The processes of a status as an aligned table."""
-    header = ("NAME", "STATE", "PID", "RESTARTS", "UP", "ADDRESS")
-    cells = [
+    """The processes of a status as a table."""
+    made = [
         (
-            str(row["name"]),
-            str(row["state"]),
-            str(row["pid"] or "-"),
-            str(row["restarts"]),
-            duration(row["uptime_s"]) if row["pid"] else "-",
-            str(row.get("address", "")),
+            row["name"],
+            row["state"],
+            row["pid"] or None,
+            row["restarts"],
+            duration(row["uptime_s"]) if row["pid"] else None,
+            row.get("address", ""),
         )
         for row in rows
     ]
-    widths = [max(len(line[column]) for line in [header, *cells]) for column in range(len(header))]
-    return "\n".join(
-        "  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip()
-        for line in [header, *cells]
-    )
+    return "\n".join(table_lines(("NAME", "STATE", "PID", "RESTARTS", "UP", "ADDRESS"), made))
 
 
 def duration(seconds: float) -> str:

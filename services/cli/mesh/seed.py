@@ -1,17 +1,17 @@
-"""Fills a fresh registry from deploy/seed.toml over the registry's own API; what is there already stays."""
+"""Fills a fresh registry from deploy/seed over the registry's own API; what is there already stays."""
 
 from __future__ import annotations
 
 import json
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import msgspec
-from google.protobuf import json_format
-from weir.registry.v1 import registry_pb2, registry_pb2_grpc
+from weir.registry.v1 import registry_pb2 as pb
+from weir.registry.v1 import registry_pb2_grpc
 
 from libs.artifacts import (
     BLOBS,
@@ -31,24 +31,17 @@ from libs.artifacts import (
     upload,
 )
 from libs.config import TlsFiles
-from libs.errors import Reason, WeirError
-from libs.registry import keys as registry_keys
+from libs.errors import WeirError
+from libs.resources.codec import key_of, pack, unpack
+from libs.resources.forms import FormError, from_plain
 from libs.rpc import make_channel
+from services.cli import files
+from services.cli.app import UsageError
 
+FOLDER = Path("deploy") / "seed"
+OWNER = "seed"
 TIMEOUT = 10.0
 """Seconds per call."""
-
-
-class SeedTenant(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A tenant with limits for all models and one key."""
-
-    id: str
-    display_name: str
-    plan: str
-    weight: float
-    scopes: tuple[str, ...]
-    limits: dict[str, Any]
-    workloads: tuple[str, ...] = ()
 
 
 class SeedModel(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -61,14 +54,13 @@ class SeedModel(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
 
 
 class Seed(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The whole file. Plans, objectives and prices are the registry's messages in their JSON form."""
+    """deploy/seed/more.toml."""
 
-    tenants: tuple[SeedTenant, ...]
     policies: dict[str, str]
+    """Pattern packs by the ids of the policies that they become."""
+    keys: dict[str, tuple[str, ...]]
+    """Scopes by tenant."""
     models: tuple[SeedModel, ...]
-    plans: tuple[dict[str, Any], ...] = ()
-    slos: tuple[dict[str, Any], ...] = ()
-    prices: tuple[dict[str, Any], ...] = ()
 
 
 class SeedError(Exception):
@@ -86,18 +78,28 @@ class Seeded:
 
 
 def load(root: Path) -> Seed:
-    """deploy/seed.toml. Raises OSError, tomllib.TOMLDecodeError, msgspec.ValidationError."""
-    return msgspec.convert(tomllib.loads((root / "deploy" / "seed.toml").read_text(encoding="utf-8")), Seed)
+    """What is no resource. Raises OSError, tomllib.TOMLDecodeError, msgspec.ValidationError."""
+    return msgspec.convert(tomllib.loads((root / FOLDER / "more.toml").read_text(encoding="utf-8")), Seed)
 
 
-def trust(namespace: str, key: SigningKey) -> registry_pb2.TrustPolicy:
-    """A namespace that takes what this mesh's own key signed. Pure."""
-    return registry_pb2.TrustPolicy(namespace=namespace, keys=[key.trusted("this mesh's development key")])
+def resources(root: Path) -> list[pb.Resource]:
+    """What deploy/seed/*.yaml holds, and the safety policies that the packs become.
 
-
-def policy(name: str, pack: Mapping[str, Any]) -> registry_pb2.SafetyPolicy:
-    """The registry's record of a pattern pack. Pure."""
-    return registry_pb2.SafetyPolicy(id=name, rules=[registry_pb2.SafetyRule(**rule) for rule in pack["rules"]])
+    :raises SeedError: a file is wrong; the message says where.
+    """
+    made = []
+    for name, path in load(root).policies.items():
+        rules = json.loads((root / path).read_text(encoding="utf-8"))["rules"]
+        made.append(pack(pb.SafetyPolicy(id=name, rules=[pb.SafetyRule(**rule) for rule in rules])))
+    try:
+        for place, document in files.read([str(root / FOLDER)]):
+            try:
+                made.append(from_plain(document))
+            except FormError as error:
+                raise SeedError(f"{place}: {error}") from error
+    except UsageError as error:
+        raise SeedError(str(error)) from error
+    return made
 
 
 async def plant(
@@ -113,15 +115,26 @@ async def plant(
         raise SeedError(str(error)) from error
     channel = make_channel(address, tls=tls, server_name="registry.weir.internal", translate_errors=True)
     async with channel:
-        planter = _Planter(registry_pb2_grpc.RegistryServiceStub(channel))
+        stub: Any = registry_pb2_grpc.RegistryServiceStub(channel)
         try:
-            for name, path in seed.policies.items():
-                await planter.policy(policy(name, json.loads((root / path).read_text(encoding="utf-8"))))
-            await planter.trust(trust(DEFAULT_NAMESPACE, signer))
-            models = await planter.models(root, seed.models, store, signer)
-            await planter.terms(seed)
-            await planter.tenants(seed.tenants)
-            return Seeded(await planter.keys(seed.tenants, keys), models)
+            present = {key_of(each): each for each in await _listed(stub)}
+            models = [await _model(root, spec, present, store, signer) for spec in seed.models]
+            trust = pb.TrustPolicy(namespace=DEFAULT_NAMESPACE, keys=[signer.trusted("this mesh's development key")])
+            aliases = [_alias(version) for version in models]
+            wanted = [*resources(root), *map(pack, (trust, *aliases))]
+            missing = [each for each in wanted if key_of(each) not in present]
+            for each in missing:
+                # Another `weir up` may have been quicker, and an operator behind it.
+                each.metadata.revision = -1
+            missing += [each for each in map(pack, models) if _is_new(each, present)]
+            if missing:
+                change = pb.ChangeOptions(reason="the seed of this checkout")
+                await stub.Apply(pb.ApplyRequest(resources=missing, owner=OWNER, change=change), timeout=TIMEOUT)
+            for spec, version in zip(seed.models, models, strict=True):
+                await upload(version, root / spec.folder, store)
+            keys_there = [each for each in present.values() if each.WhichOneof("spec") == "key"]
+            live = {each.metadata.name for each in keys_there if not each.key.HasField("revoked_at")}
+            return Seeded(await _keys(stub, seed.keys, keys, live), [alias.name for alias in aliases])
         except WeirError as error:
             raise SeedError(f"the registry refused the seed: {error}") from error
         except (PushError, BlobError) as error:
@@ -130,110 +143,57 @@ async def plant(
             await store.close()
 
 
-class _Planter:
-    def __init__(self, stub: registry_pb2_grpc.RegistryServiceStub) -> None:
-        self._stub: Any = stub
-
-    async def policy(self, wanted: registry_pb2.SafetyPolicy) -> None:
-        # Revision 0: must not exist. There is no list of policies, so the refusal is how one learns that it does.
-        try:
-            await self._stub.SetSafetyPolicy(registry_pb2.SetSafetyPolicyRequest(policy=wanted), timeout=TIMEOUT)
-        except WeirError as error:
-            if error.reason not in (Reason.CONFLICT, Reason.ALREADY_EXISTS):
-                raise
-
-    async def trust(self, wanted: registry_pb2.TrustPolicy) -> None:
-        present = await self._stub.ListTrustPolicies(registry_pb2.ListTrustPoliciesRequest(), timeout=TIMEOUT)
-        if wanted.namespace not in {policy.namespace for policy in present.trusts}:
-            await self._stub.SetTrustPolicy(registry_pb2.SetTrustPolicyRequest(trust=wanted), timeout=TIMEOUT)
-
-    async def models(self, root: Path, specs: tuple[SeedModel, ...], store: BlobStore, signer: SigningKey) -> list[str]:
-        present = await self._stub.ListModels(registry_pb2.ListModelsRequest(), timeout=TIMEOUT)
-        versions = {full_name(version): version for version in present.model_versions}
-        aliases = {alias.name for alias in present.aliases}
-        names: list[str] = []
-        for spec in specs:
-            version = await self._model(root / spec.folder, spec, versions, store, signer)
-            if version.name not in aliases:
-                target = registry_pb2.AliasTarget(model_version=full_name(version), weight=100)
-                alias = registry_pb2.Alias(name=version.name, targets=[target])
-                await self._stub.SetAlias(registry_pb2.SetAliasRequest(alias=alias), timeout=TIMEOUT)
-            names.append(version.name)
-        return names
-
-    async def _model(
-        self,
-        folder: Path,
-        spec: SeedModel,
-        versions: Mapping[str, registry_pb2.ModelVersion],
-        store: BlobStore,
-        signer: SigningKey,
-    ) -> registry_pb2.ModelVersion:
-        """Pushes a model unless it is registered; its files are there afterwards in any case."""
-        made = (await push(folder, store, Options(tier=spec.tier, pool=spec.pool, max_tokens=spec.max_tokens))).version
-        known = versions.get(full_name(made))
-        if known is not None and _digests(known) != _digests(made):
-            raise SeedError(
-                f"{full_name(made)} is registered with other files than {spec.folder} holds; versions never change: "
-                "raise the version in its manifest, or remove the state directory to begin anew"
-            )
-        # One that was registered before there were signatures keeps its content and gets one.
-        wanted = known or made
-        if not wanted.signature or wanted.source != BLOBS:
-            wanted.source = BLOBS
-            wanted.signature = sign(wanted, signer)
-            options = registry_pb2.ChangeOptions(reason="the models of this checkout")
-            request = registry_pb2.CreateModelVersionRequest(model_version=wanted, change=options)
-            await self._stub.CreateModelVersion(request, timeout=TIMEOUT)
-        await upload(wanted, folder, store)
-        return wanted
-
-    async def terms(self, seed: Seed) -> None:
-        """Plans, objectives and prices; after the models that they name, before the tenants that name them."""
-        plans = await self._stub.ListPlanPolicies(registry_pb2.ListPlanPoliciesRequest(), timeout=TIMEOUT)
-        slos = await self._stub.ListSlos(registry_pb2.ListSlosRequest(), timeout=TIMEOUT)
-        prices = await self._stub.ListPrices(registry_pb2.ListPricesRequest(), timeout=TIMEOUT)
-        present = {registry_keys.key_of(message) for message in (*plans.plans, *slos.slos, *prices.prices)}
-        for plan in (json_format.ParseDict(each, registry_pb2.PlanPolicy()) for each in seed.plans):
-            if registry_keys.key_of(plan) not in present:
-                await self._stub.SetPlanPolicy(registry_pb2.SetPlanPolicyRequest(plan=plan), timeout=TIMEOUT)
-        for slo in (json_format.ParseDict(each, registry_pb2.Slo()) for each in seed.slos):
-            if registry_keys.key_of(slo) not in present:
-                await self._stub.SetSlo(registry_pb2.SetSloRequest(slo=slo), timeout=TIMEOUT)
-        for price in (json_format.ParseDict(each, registry_pb2.Price()) for each in seed.prices):
-            if registry_keys.key_of(price) not in present:
-                await self._stub.SetPrice(registry_pb2.SetPriceRequest(price=price), timeout=TIMEOUT)
-
-    async def tenants(self, specs: tuple[SeedTenant, ...]) -> None:
-        known = await self._stub.ListTenants(registry_pb2.ListTenantsRequest(), timeout=TIMEOUT)
-        limited = await self._stub.ListLimits(registry_pb2.ListLimitsRequest(), timeout=TIMEOUT)
-        present = {tenant.id for tenant in known.tenants}
-        limits = {(each.tenant, each.model) for each in limited.limits}
-        for spec in specs:
-            if spec.id not in present:
-                tenant = registry_pb2.Tenant(
-                    id=spec.id,
-                    display_name=spec.display_name,
-                    plan=spec.plan,
-                    weight=spec.weight,
-                    workloads=spec.workloads,
-                )
-                await self._stub.SetTenant(registry_pb2.SetTenantRequest(tenant=tenant), timeout=TIMEOUT)
-            if (spec.id, "*") not in limits:
-                wanted = json_format.ParseDict({"tenant": spec.id, "model": "*", **spec.limits}, registry_pb2.Limits())
-                await self._stub.SetLimits(registry_pb2.SetLimitsRequest(limits=wanted), timeout=TIMEOUT)
-
-    async def keys(self, specs: tuple[SeedTenant, ...], have: Mapping[str, str]) -> dict[str, str]:
-        listed = await self._stub.ListKeys(registry_pb2.ListKeysRequest(), timeout=TIMEOUT)
-        live = {key.id for key in listed.keys if not key.HasField("revoked_at")}
-        keys = dict(have)
-        for spec in specs:
-            secret = keys.get(spec.id, "")
-            if not secret or secret.split("_")[1] not in live:
-                request = registry_pb2.CreateKeyRequest(tenant=spec.id, scopes=spec.scopes, note="development")
-                keys[spec.id] = (await self._stub.CreateKey(request, timeout=TIMEOUT)).secret
-        return keys
+async def _listed(stub: Any) -> list[pb.Resource]:
+    request, found = pb.ListRequest(), list[pb.Resource]()
+    while True:
+        page = await stub.List(request, timeout=TIMEOUT)
+        found += page.resources
+        request.page_token = page.next_page_token
+        if not page.next_page_token:
+            return found
 
 
-def _digests(version: registry_pb2.ModelVersion) -> dict[str, str]:
+async def _model(
+    root: Path, spec: SeedModel, present: Mapping[str, pb.Resource], store: BlobStore, signer: SigningKey
+) -> pb.ModelVersion:
+    """A model folder as the version that shall be registered; its files are in the blob store."""
+    options = Options(tier=spec.tier, pool=spec.pool, max_tokens=spec.max_tokens)
+    made = (await push(root / spec.folder, store, options)).version
+    stored = present.get(key_of(made))
+    known: Any = unpack(stored) if stored is not None else None
+    if known is not None and _digests(known) != _digests(made):
+        raise SeedError(
+            f"{full_name(made)} is registered with other files than {spec.folder} holds; versions never change: "
+            "raise the version in its manifest, or remove the state directory to begin anew"
+        )
+    # One that was registered before there were signatures keeps its content and gets one.
+    wanted: pb.ModelVersion = known or made
+    if not wanted.signature or wanted.source != BLOBS:
+        wanted.source = BLOBS
+        wanted.signature = sign(wanted, signer)
+    return wanted
+
+
+def _alias(version: pb.ModelVersion) -> pb.Alias:
+    return pb.Alias(name=version.name, targets=[pb.AliasTarget(model_version=full_name(version), weight=100)])
+
+
+def _is_new(version: pb.Resource, present: Mapping[str, pb.Resource]) -> bool:
+    stored = present.get(key_of(version))
+    return stored is None or stored.model != version.model
+
+
+async def _keys(
+    stub: Any, scopes: Mapping[str, Iterable[str]], have: Mapping[str, str], live: set[str]
+) -> dict[str, str]:
+    keys = dict(have)
+    for tenant, its in scopes.items():
+        secret = keys.get(tenant, "")
+        if not secret or secret.split("_")[1] not in live:
+            request = pb.CreateKeyRequest(tenant=tenant, scopes=its, note="development")
+            keys[tenant] = (await stub.CreateKey(request, timeout=TIMEOUT)).secret
+    return keys
+
+
+def _digests(version: pb.ModelVersion) -> dict[str, str]:
     return {artifact.path: artifact.sha256 for artifact in version.artifacts}

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import json
-import sys
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
 from libs.traces import assemble, read_trace, recent_traces, render
+from services.cli.app import say, warn
+from services.cli.output import print_json
 
 
 def show(folder: Path, trace_id: str, *, as_json: bool, count: int) -> int:
@@ -19,17 +19,17 @@ def show(folder: Path, trace_id: str, *, as_json: bool, count: int) -> int:
     try:
         spans = read_trace(folder, trace_id)
     except ValueError as error:
-        print(f"error: {error}", file=sys.stderr)
+        warn(f"error: {error}")
         return 1
     if not spans:
-        print(f"error: no trace {trace_id} in {folder}", file=sys.stderr)
+        warn(f"error: no trace {trace_id} in {folder}")
         return 1
     tree = assemble(spans)
     if as_json:
         ordered = [{"depth": depth, **msgspec.to_builtins(span)} for depth, span in tree.spans()]
-        print(json.dumps({"trace_id": trace_id, "one_tree": tree.is_one_tree, "spans": ordered}, indent=2))
+        print_json({"trace_id": trace_id, "one_tree": tree.is_one_tree, "spans": ordered})
     else:
-        print(render(tree))
+        say(render(tree))
     return 0
 
 
@@ -46,10 +46,10 @@ def _list(folder: Path, *, as_json: bool, count: int) -> int:
             {"trace_id": trace_id, "spans": len(spans), "seconds": seconds, "name": name, "one_tree": tree.is_one_tree}
         )
     if as_json:
-        print(json.dumps(rows, indent=2))
+        print_json(rows)
     elif not rows:
-        print(f"no traces in {folder}")
+        say(f"no traces in {folder}")
     else:
         for row in rows:
-            print(f"{row['trace_id']}  {row['spans']:4} spans  {row['seconds'] * 1e3:9.1f} ms  {row['name']}")
+            say(f"{row['trace_id']}  {row['spans']:4} spans  {row['seconds'] * 1e3:9.1f} ms  {row['name']}")
     return 0

@@ -16,10 +16,10 @@ from typing import Any
 import psutil
 
 from libs import envoy_bootstrap, xds_bootstrap
-from libs.errors import WeirError
+from libs.errors import WeirError, http_status
 from libs.supervisor.spec import SupervisorSpec
+from services.cli import edge
 from services.cli.mesh import lifecycle, loading, preflight, report, seed, site
-from services.cli.mesh.first_token import Answer, CompletionError, NotYet, stream_completion
 from services.cli.mesh.lifecycle import StartError
 from services.cli.mesh.logview import last_lines
 from services.cli.mesh.plan import HOST, Bootstraps, Plan, Site, build
@@ -184,26 +184,26 @@ def _bring_up(
     try:
         _wait_loaded(where, plan, seeded)
         say(f"\n{model}, as tenant acme: {PROMPT}")
-        answer, attempts = _first_completion(where, plan, seeded, model, write)
+        answer, attempts = _first_completion(where, plan, seeded.keys["acme"], model, write)
     except StartError as error:
         if (where.state / "last_up.json").exists():
             raise NotAnsweringError(str(error)) from error
         raise
-    to_first = timeline.now() - (time.monotonic() - answer.first_text_at)
+    to_first = timeline.now() - (time.monotonic() - answer["first_text_at"])
     say(
-        f"\n({answer.model}, {'simulated' if answer.simulated else 'real'}, finish {answer.finish_reason}; "
-        f"time to first token {answer.ttft_s * 1000:.0f} ms, {to_first:.1f} s after the start of this command)"
+        f"\n({answer['model']}, {'simulated' if answer['simulated'] else 'real'}, finish {answer['finish_reason']}; "
+        f"time to first token {answer['ttft_s'] * 1000:.0f} ms, {to_first:.1f} s after the start of this command)"
     )
     result = {
         "profile": options.profile,
         "overrides": list(options.overrides),
         "to_first_token_s": round(to_first, 3),
-        "ttft_ms": round(answer.ttft_s * 1000, 1),
+        "ttft_ms": round(answer["ttft_s"] * 1000, 1),
         "attempts": attempts,
         "ready_s": {name: round(seconds, 3) for name, seconds in timeline.ready.items()},
-        "model": answer.model,
-        "simulated": answer.simulated,
-        "request_id": answer.request_id,
+        "model": answer["model"],
+        "simulated": answer["simulated"],
+        "request_id": answer["request_id"],
         "environment": {name: value for name, value in variables.items() if "KEY" not in name},
     }
     (where.state / "last_up.json").write_text(json.dumps(result, indent=2) + "\n")
@@ -245,30 +245,27 @@ def _wait_loaded(where: Site, plan: Plan, seeded: seed.Seeded) -> None:
 
 
 def _first_completion(
-    where: Site, plan: Plan, seeded: seed.Seeded, model: str, write: Callable[[str], None]
-) -> tuple[Answer, int]:
-    host, _, port = plan.addresses["envoy"]["address"].rpartition(":")
+    where: Site, plan: Plan, key: str, model: str, write: Callable[[str], None]
+) -> tuple[dict[str, Any], int]:
+    """As any client would ask over HTTP: the answer, and how often it took to ask."""
+    url = f"http://{plan.addresses['envoy']['address']}"
+    body = {"model": model, "messages": [{"role": "user", "content": PROMPT}], "max_tokens": MAX_TOKENS, "seed": 7}
     deadline = time.monotonic() + SETTLE_SECONDS
     attempts = 0
     while True:
         attempts += 1
         try:
-            answer = stream_completion(
-                host,
-                int(port),
-                key=seeded.keys["acme"],
-                model=model,
-                prompt=PROMPT,
-                max_tokens=MAX_TOKENS,
-                on_text=write,
-            )
-        except NotYet as error:
-            if time.monotonic() < deadline:
+            answer = edge.chat(url, key=key, body=body, timeout=30.0, show=write)
+        except edge.Refused as error:
+            if http_status(error.reason) == 503 and time.monotonic() < deadline:
                 time.sleep(0.05)
                 continue
             raise StartError(f"the first completion failed: {error}", _log_tail(where, "gateway")) from error
-        except CompletionError as error:
+        except WeirError as error:
             raise StartError(f"the first completion failed: {error}", _log_tail(where, "gateway")) from error
+        if not answer["text"] or answer["finish_reason"] not in ("stop", "length"):
+            why = f"no text came (finish reason {answer['finish_reason'] or 'none'})"
+            raise StartError(f"the first completion failed: {why}", _log_tail(where, "gateway"))
         return answer, attempts
 
 

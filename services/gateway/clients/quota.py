@@ -29,7 +29,7 @@ from libs.quota import (
     ask_of,
     error_of,
 )
-from libs.registry import RegistrySnapshot, limit_specs, price_book
+from libs.registry import RegistrySnapshot, budget_specs, limit_specs, price_book
 from libs.rpc import make_channel
 from libs.sharding import SHARD_HEADER, SHARDS, shard_of
 from services.gateway.clients.decision import start_decision
@@ -106,12 +106,15 @@ class QuotaClient:
         return sum(mux.queued + mux.in_flight for mux in self._shards)
 
     def update(self, snapshot: RegistrySnapshot) -> None:
-        """Takes new limits for the fallback, an equal share per gateway, and new prices; cheap when neither changed, as
-        while the levels of an overload do."""
+        """Takes new limits and budgets for the fallback, an equal share per gateway, and new prices; cheap when none of
+        them changed, as while the levels of an overload do."""
         seen, self._seen = self._seen, snapshot
         gateways = max(1, sum(1 for service, _ in snapshot.endpoints if service == "gateway"))
-        if snapshot.limits is not seen.limits or gateways != self._gateways:
-            self._gateways = gateways
+        moved, self._gateways = gateways != self._gateways, gateways
+        if moved or snapshot.budgets is not seen.budgets or snapshot.tenants is not seen.tenants:
+            budgets = budget_specs(snapshot)
+            self._local.apply_budgets({tenant: spec.shared(gateways) for tenant, spec in budgets.items()})
+        if moved or snapshot.limits is not seen.limits:
             specs = {key: spec.shared(gateways) for key, spec in limit_specs(snapshot).items()}
             self._local.apply_limits(specs, self._now())
         if snapshot.prices is not seen.prices:
@@ -211,6 +214,7 @@ class QuotaClient:
         """This gateway's part of what the owner last said was left, for a minute from then; after that, and for a
         tenant that the owner was not asked about within a minute, an equal part of the limit."""
         tenant, now = reserve.tenant, self._now()
+        self._local.budgets.set_wall(int(self._clock.time() * _SECOND), now)
         told = self._told.pop(tenant, None)
         if told is not None and told[2] + MINUTE_NS > now:
             self._local.leave(tenant, tokens=told[0], requests=told[1], now=told[2])

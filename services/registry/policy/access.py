@@ -2,89 +2,27 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
-from enum import Enum
 
 from libs.apikeys.principals import principals_of
-from services.registry.policy.faults import Fault, check_name
+from libs.resources.kind import Kind, Role
 
 EDGE_PEER = "envoy"
 """The one peer whose identity metadata is believed: it sets it after authentication and strips it from outside."""
 ADMIN_SCOPE = "admin"
 """The scope that has always meant everything here: its keys are owners."""
-MAX_NAMESPACES = 100
-_SPIFFE = re.compile(r"spiffe://weir\.internal/sa/[a-z0-9](?:[a-z0-9-]{0,61}[a-z0-9])?")
-_IDENTITY = re.compile(r"(?:key|tenant):[A-Za-z0-9](?:[A-Za-z0-9._-]{0,126})")
-
-
-class Role(Enum):
-    """What a caller is trusted with."""
-
-    VIEWER = "viewer"
-    """Reads everything but secrets."""
-    PUBLISHER = "publisher"
-    """Registers model versions and keeps them: models, pins."""
-    RELEASER = "releaser"
-    """Decides what callers get: aliases, rollouts."""
-    OPERATOR = "operator"
-    """Decides on whose terms: tenants, keys, limits, plans, prices, objectives, safety policies."""
-    OWNER = "owner"
-    """Everything: also who else may, whose signatures count, and the registry as a whole."""
 
 
 _ANY = frozenset(Role)
 _OWNER = frozenset({Role.OWNER})
-_PUBLISHER = frozenset({Role.PUBLISHER, Role.OWNER})
-_RELEASER = frozenset({Role.RELEASER, Role.OWNER})
-_OPERATOR = frozenset({Role.OPERATOR, Role.OWNER})
 
-ALLOWED: Mapping[str, frozenset[Role]] = {
-    "ListModels": _ANY,
-    "ListTenants": _ANY,
-    "ListKeys": _ANY,
-    "ListLimits": _ANY,
-    "ListPlanPolicies": _ANY,
-    "ListSlos": _ANY,
-    "ListPrices": _ANY,
-    "ListPoolLevels": _ANY,
-    "ListSafetyPolicies": _ANY,
-    "ListTrustPolicies": _ANY,
-    "ListPins": _ANY,
-    "ListRollouts": _ANY,
-    "GetRolloutSwitch": _ANY,
-    "ListErrorBudgets": _ANY,
-    "ListRoleBindings": _ANY,
-    "ListHistory": _ANY,
-    "DiffRevisions": _ANY,
-    "ListEndpoints": _ANY,
-    "CreateModelVersion": _PUBLISHER,
-    "DeleteModelVersion": _PUBLISHER,
-    "SetPin": _PUBLISHER,
-    "DeletePin": _PUBLISHER,
-    "SetAlias": _RELEASER,
-    "StartRollout": _RELEASER,
-    "SteerRollout": _RELEASER,
-    "AbortRollout": _RELEASER,
-    # An operator who sees harm must be able to stop it.
-    "SetRolloutSwitch": _RELEASER | _OPERATOR,
-    "SetTenant": _OPERATOR,
-    "CreateKey": _OPERATOR,
-    "RevokeKey": _OPERATOR,
-    "SetLimits": _OPERATOR,
-    "SetPlanPolicy": _OPERATOR,
-    "SetSlo": _OPERATOR,
-    "SetPrice": _OPERATOR,
-    "SetSafetyPolicy": _OPERATOR,
-    "SetTrustPolicy": _OWNER,
-    "SetRoleBinding": _OWNER,
-    "RollbackToRevision": _OWNER,
-    # They carry hashes of keys, and whose they are.
-    "Export": _OWNER,
-    "Import": _OWNER,
-}
-"""Which roles suffice for which RPC. One that is missing here is for nobody; a test compares this with the proto."""
+READS = frozenset({"Get", "List", "Watch", "History", "Diff"})
+"""Calls that change nothing."""
+WHOLE = frozenset({"Rollback"})
+"""Calls that touch the registry as a whole."""
+CHANGES = frozenset({"Apply", "Delete", "CreateKey", "RevokeKey", "SteerRollout"})
+"""Calls that change resources of some kinds."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,6 +59,8 @@ class Grant:
     roles: frozenset[Role]
     namespaces: frozenset[str] = field(default_factory=frozenset)
     """As in `Binding`."""
+    trusted: str = ""
+    """The service that watches as one that the table of kinds names; it sees the secrets of kinds that trust it."""
 
     @property
     def owner(self) -> bool:
@@ -140,14 +80,37 @@ class Refused:
     """One sentence for the caller."""
 
 
+def enough_for(rpc: str, kind: Kind | None = None) -> frozenset[Role]:
+    """Roles of which one suffices for a call as far as it is about this kind; an RPC that is not known is for nobody.
+
+    :param kind: None: of none, such as an apply that only prunes, of which each resource is looked at when it is known.
+    """
+    if rpc in READS:
+        return _ANY
+    if rpc in WHOLE:
+        return _OWNER
+    if rpc not in CHANGES:
+        return frozenset()
+    return kind.change | _OWNER if kind is not None else _ANY
+
+
 def authorize(
-    rpc: str, caller: Caller, *, bindings: Mapping[str, Binding], admin_services: Collection[str], tls: bool
+    rpc: str,
+    caller: Caller,
+    *,
+    kinds: Collection[Kind] = (),
+    secrets: bool = False,
+    bindings: Mapping[str, Binding],
+    admin_services: Collection[str],
+    tls: bool,
 ) -> Grant | Refused:
-    """Whether a caller may use an RPC at all; what it changes is held against the grant's namespaces later.
+    """Whether a caller may use an RPC on these kinds; what it changes is held against the grant's namespaces later.
 
     A binding counts for exactly one kind of identity: "key:<id>" for a key (or a token's pseudonym), "tenant:<id>" for
     callers with a token that have no binding of their own, a SPIFFE id for services; see `libs.apikeys.principals`.
+    A service may watch, without any binding, what the table of kinds says that it follows.
 
+    :param secrets: it wants what only owners get.
     :param bindings: by principal.
     """
     if not tls:
@@ -163,14 +126,24 @@ def authorize(
     else:
         actor = caller.spiffe or caller.peer or "an unidentified peer"
         grant = _bound(actor, bindings.get(caller.spiffe))
+        if rpc == "Watch" and kinds and all(caller.peer in kind.followers for kind in kinds):
+            return Grant(actor, frozenset(), trusted=caller.peer)
         lacking = f"{caller.peer or actor} may not administer the registry"
     if grant is None:
         return Refused(actor, caller.peer == EDGE_PEER, lacking)
-    if grant.roles & ALLOWED.get(rpc, frozenset()):
-        return grant
-    held = ", ".join(sorted(role.value for role in grant.roles))
-    enough = " or ".join(sorted(role.value for role in ALLOWED.get(rpc, frozenset())))
-    return Refused(actor, True, f"{rpc} needs the role {enough}; {actor} has {held}")
+    for kind in kinds or (None,):
+        enough = _OWNER if secrets else enough_for(rpc, kind)
+        if not grant.roles & enough:
+            held = ", ".join(sorted(role.value for role in grant.roles))
+            needed = " or ".join(sorted(role.value for role in enough)) or "of nobody"
+            what = f"{rpc} of {kind.plural}" if kind is not None else rpc
+            return Refused(actor, True, f"{what} needs the role {needed}; {actor} has {held}")
+    return grant
+
+
+def may_change(grant: Grant, kind: Kind) -> bool:
+    """Whether a grant suffices to change resources of a kind."""
+    return bool(grant.roles & (kind.change | _OWNER))
 
 
 def check_namespaces(grant: Grant, touched: Collection[str]) -> str:
@@ -179,28 +152,6 @@ def check_namespaces(grant: Grant, touched: Collection[str]) -> str:
     if not foreign:
         return ""
     return f"{grant.actor} may change the namespaces {', '.join(sorted(grant.namespaces))}, not {foreign[0]!r}"
-
-
-def check_binding(principal: str, roles: Sequence[str], namespaces: Sequence[str]) -> Fault | None:
-    """The first fault of a binding, or None; one without roles is taken away."""
-    if not (_SPIFFE.fullmatch(principal) or _IDENTITY.fullmatch(principal)):
-        return Fault(
-            "binding.principal", "a principal is 'key:<id>', 'tenant:<id>' or spiffe://weir.internal/sa/<service>"
-        )
-    known = [role.value for role in Role]
-    for number, role in enumerate(roles):
-        if role not in known:
-            return Fault(f"binding.roles[{number}]", f"{role!r} is not one of {', '.join(known)}")
-    if len(set(roles)) != len(roles):
-        return Fault("binding.roles", "a role appears twice")
-    if len(namespaces) > MAX_NAMESPACES:
-        return Fault("binding.namespaces", f"at most {MAX_NAMESPACES} namespaces")
-    for number, namespace in enumerate(namespaces):
-        if fault := check_name(f"binding.namespaces[{number}]", namespace):
-            return fault
-    if namespaces and Role.OWNER.value in roles:
-        return Fault("binding.namespaces", "an owner has everything; it cannot be kept to namespaces")
-    return None
 
 
 def binding_of(roles: Sequence[str], namespaces: Sequence[str]) -> Binding:

@@ -58,7 +58,7 @@ def of_comparison(gate: Gate, arm: str, found: Comparison, verdict: Verdict, lev
     costs = gate.metric.startswith("cost_")
     if costs and bool(found.ours) != bool(found.theirs):
         figures = f"{dollars(found.ours)}, the baseline's {dollars(found.theirs)}"
-        return f"{name} of {arm} is {figures}: one has no price, so they cannot be compared (weir prices)"
+        return f"{name} of {arm} is {figures}: one has no price, so they cannot be compared (weir get prices)"
     digits = _digits(found)
     counts = f"{found.samples:,} samples" if found.bar is not None else _counts(found)
     limits = f"({level.coverage:.1%}: {_limits(found, digits)}, {counts})"

@@ -1,5 +1,5 @@
-"""Stores under contract."""
+"""Stores and sources under contract."""
 
-from tests.support.fixtures.etcd_fixtures import etcd_shared
+from tests.support.fixtures.etcd_fixtures import etcd, etcd_shared
 
-__all__ = ["etcd_shared"]
+__all__ = ["etcd", "etcd_shared"]

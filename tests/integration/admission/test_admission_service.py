@@ -12,7 +12,6 @@ from typing import Any
 
 import grpc
 import pytest
-from google.protobuf import json_format
 from google.protobuf.duration_pb2 import Duration
 from weir.admission.v1 import admission_pb2 as pb
 from weir.admission.v1 import admission_pb2_grpc
@@ -400,13 +399,13 @@ async def test_the_level_of_a_flooded_pool_reaches_the_registry_and_ends_with_th
             await call(client, admit("r0"))
             hopeless = {"ttft_target": Duration(nanos=1_000_000), "tenant": "flood"}
             number = 0
-            while await store.get(keys.level_key("fast")) is None:
+            while await store.get(keys.key("levels", "fast")) is None:
                 number += 1
                 assert (await call(client, admit(f"f{number}", **hopeless))).rejected.limit == "ttft_target"
-            level = json_format.Parse((await store.get(keys.level_key("fast"))).value, registry_pb2.PoolLevel())  # type: ignore[union-attr]
+            level = registry_pb2.Resource.FromString((await store.get(keys.key("levels", "fast"))).value).level  # type: ignore[union-attr]
             assert [each.tenant for each in level.tenants] == ["flood"]
         assert store.closed
-        assert await store.get(keys.level_key("fast")) is None
+        assert await store.get(keys.key("levels", "fast")) is None
 
 
 class Kept(MemoryStore):

@@ -1,37 +1,18 @@
-"""`weir models` as a process, against the registry itself over mTLS and a blob store on disk."""
+"""`weir models`, against the registry itself over mTLS and a blob store on disk."""
 
 from __future__ import annotations
 
-import asyncio
 import json
-import os
 import shutil
-import sys
 from collections.abc import AsyncIterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 from weir.registry.v1 import registry_pb2 as pb
 
 from libs.artifacts import ensure_key, fetch, open_store
-from libs.config import TlsFiles
-from libs.pki import issue
 from libs.registry import MemoryStore, Put, keys
-from libs.service.process import serve
-from services.registry.app import build
-from services.registry.config import Settings
-
-ROOT = Path(__file__).resolve().parents[3]
-
-
-class Answer:
-    def __init__(self, code: int, out: bytes, err: bytes) -> None:
-        self.code, self.out, self.err = code, out.decode(), err.decode()
-
-    def json(self) -> Any:
-        assert self.code == 0, self.err
-        return json.loads(self.out)
+from tests.support.operator import ROOT, Answer, Operator
 
 
 class Mesh:
@@ -40,26 +21,15 @@ class Mesh:
     def __init__(self, state: Path, store: MemoryStore) -> None:
         self.state = state
         self.store = store
+        self.operator = Operator(state)
         self.blobs = state / "blobs"
         self.key = ensure_key(state / "secrets" / "model-signing.key")
         self.folder = state / "model"
         shutil.copytree(ROOT / "models" / "demo" / "fast", self.folder)
         (self.folder / "manifest.json").unlink()
 
-    async def weir(self, *arguments: str) -> Answer:
-        process = await asyncio.create_subprocess_exec(
-            sys.executable,
-            "-m",
-            "services.cli",
-            "models",
-            *arguments,
-            cwd=ROOT,
-            env={**os.environ, "WEIR_STATE_DIR": str(self.state), "COLUMNS": "200"},
-            stdout=asyncio.subprocess.PIPE,
-            stderr=asyncio.subprocess.PIPE,
-        )
-        out, err = await asyncio.wait_for(process.communicate(), 60)
-        return Answer(process.returncode or 0, out, err)
+    async def weir(self, *words: str) -> Answer:
+        return await self.operator("models", *words)
 
     async def push(self, version: str, *more: str) -> Answer:
         return await self.weir(
@@ -78,30 +48,9 @@ class Mesh:
 
 @pytest.fixture
 async def mesh(tmp_path: Path) -> AsyncIterator[Mesh]:
-    def tls(name: str) -> TlsFiles:
-        files = issue(tmp_path / "pki", name)
-        return TlsFiles(files.ca, files.cert, files.key)
-
-    (tmp_path / "pepper").write_text("0123456789abcdef")
-    config = Settings(
-        service="registry",
-        instance="registry-0",
-        tls=tls("registry"),
-        pepper_file=str(tmp_path / "pepper"),
-        audit_target="",
-        drain_seconds=0.1,
-    )
     made = Mesh(tmp_path, MemoryStore())
-    async with serve(await build(config, store=made.store), config) as running:
-        client = tls("cli")
-        described = {
-            "services": {"registry-0": {"service": "registry", "address": f"127.0.0.1:{running.port}"}},
-            "edge_url": "http://127.0.0.1:9",
-            "tls": {"ca": client.ca, "cli_cert": client.cert, "cli_key": client.key},
-            "blobs": made.blobs.as_uri(),
-        }
-        (tmp_path / "mesh.json").write_text(json.dumps(described))
-        await asyncio.wait_for(running.ready.wait(), 10)
+    async with made.operator.registry(made.store):
+        made.operator.describe(blobs=made.blobs.as_uri())
         yield made
 
 
@@ -117,8 +66,10 @@ async def test_push(mesh: Mesh, tmp_path: Path) -> None:
 
     again = await mesh.push("1", "--metric", "loss=0.333", "--builder", "nightly")
     assert (again.code, "all known" in again.out) == (0, True), again.err
-    assert "signed by " + mesh.key.key_id[:12] in (await mesh.weir("show", "m@1")).out
-    assert mesh.key.key_id[:12] in (await mesh.weir("list")).out
+    assert mesh.key.key_id in (await mesh.operator("describe", "models", "m@1")).out
+    await mesh.operator("set", "model", "m@1", "--label", "team=a")
+    assert (await mesh.weir("sign", "m@1")).code == 0
+    assert (await mesh.operator("get", "models", "-l", "team=a", "-o", "name")).out == "models/m@1\n"
 
     mesh.change_weights("others")
     blobs = mesh.stored_blobs()
@@ -144,7 +95,7 @@ async def test_pushes_that_are_refused(mesh: Mesh) -> None:
     nameless = await mesh.weir("push", str(mesh.folder))
     assert (nameless.code, "does not say its name" in nameless.err) == (1, True)
     bad = await mesh.push("1", "--safety-policy", "gone")
-    assert (bad.code, "[model_version.safety_policy]" in bad.err) == (1, True)
+    assert (bad.code, "m@1 spec.safety_policy" in bad.err) == (1, True)
     assert (await mesh.push("1", "--metric", "loss")).code == 1
     assert (await mesh.push("1", "--blobs", "ftp://host")).code == 1
     assert mesh.stored_blobs() == 0
@@ -153,12 +104,12 @@ async def test_pushes_that_are_refused(mesh: Mesh) -> None:
 async def test_trust(mesh: Mesh) -> None:
     """From nobody is asked to a rotated key."""
     own = mesh.state / "secrets" / "model-signing.key"
-    assert "signatures are checked by nobody" in (await mesh.weir("keys")).out
+    assert (await mesh.operator("get", "trust")).out == "no trust\n"
     assert (await mesh.push("1", "--unsigned")).code == 0
     trusted = await mesh.weir("keys", "trust", f"{own}.pub", "--note", "ours", "--reason", "begin")
     assert "will refuse m@1: m@1 is not signed" in trusted.out
     refused = await mesh.push("2", "--unsigned")
-    assert (refused.code, "[model_version.signature]" in refused.err) == (1, True)
+    assert (refused.code, "[spec.signature]" in refused.err) == (1, True)
     assert mesh.key.key_id[:12] in (await mesh.weir("sign", "m@1")).out
     assert (await mesh.weir("verify", "m@1", "--files", "--json")).json()["keys"] == [mesh.key.key_id]
     assert "(ours)" in (await mesh.weir("verify", "m@1")).out
@@ -186,20 +137,20 @@ async def test_trust(mesh: Mesh) -> None:
     assert (late.code, "not trusted any more" in late.err) == (1, True)
     assert (await mesh.weir("keys", "distrust", mesh.key.key_id)).code == 0
     last = await mesh.weir("keys", "distrust", other_id)
-    assert (last.code, "[trust.keys]" in last.err) == (1, True)
+    assert (last.code, "spec.keys" in last.err) == (1, True)
     assert (await mesh.weir("keys", "expire", "ffff")).code == 1
-    assert other_id in (await mesh.weir("keys", "list")).out
+    assert other_id in (await mesh.operator("describe", "trust", "default")).out
 
 
 async def test_a_tampered_record(mesh: Mesh) -> None:
     """Somebody who can write to etcd, but has no key, changes what a version is."""
     await mesh.trust_own_key()
     assert (await mesh.push("1")).code == 0
-    stored = await mesh.store.get(keys.model_key("m", "1"))
+    stored = await mesh.store.get(keys.key("models", "m@1"))
     assert stored is not None
     changed = stored.value.replace(b'"max_tokens":0', b'"max_tokens":7').replace(b"tokenizer.json", b"tokenizer.jsom")
     assert changed != stored.value
-    await mesh.store.txn(compares=[], puts=[Put(keys.model_key("m", "1"), changed)])
+    await mesh.store.txn(compares=[], puts=[Put(keys.key("models", "m@1"), changed)])
     checked = await mesh.weir("verify", "m@1", "--json")
     assert (checked.code, json.loads(checked.out)["holds"]) == (1, False)
     assert "digest" in json.loads(checked.out)["fault"]
@@ -222,11 +173,12 @@ async def test_pins_and_garbage(mesh: Mesh) -> None:
     for number in range(1, 5):
         mesh.change_weights(f"weights {number}")
         assert (await mesh.push(str(number))).code == 0
-    assert (await mesh.weir("alias", "m", "m@4", "--reason", "newest")).code == 0
-    assert (await mesh.weir("pin", "m@2", "--reason", "a customer compares with it", "--warm")).code == 0
-    assert "a customer compares" in (await mesh.weir("pins")).out
-    unreasoned = await mesh.weir("pin", "m@1", "--reason", "")
-    assert (unreasoned.code, "[pin.reason]" in unreasoned.err) == (1, True)
+    pointed = await mesh.operator("set", "alias", "m", "targets=[{model_version: m@4, weight: 100}]", "--create")
+    assert pointed.code == 0, pointed.err
+    pinned = await mesh.operator("set", "pin", "m@2", "reason=a customer compares with it", "warm=true", "--create")
+    assert pinned.code == 0, pinned.err
+    unreasoned = await mesh.operator("set", "pin", "m@1", "--create")
+    assert (unreasoned.code, "spec.reason" in unreasoned.err) == (1, True)
 
     young = (await mesh.weir("gc", "--keep", "0", "--json")).json()
     assert (young["versions"], young["blobs"]) == ([], [])
@@ -241,8 +193,8 @@ async def test_pins_and_garbage(mesh: Mesh) -> None:
     assert done["kept"]["m@2"] == ["pin"]
     for kept in ("m@2", "m@4"):
         assert (await mesh.weir("verify", kept, "--files")).code == 0
-    assert (await mesh.weir("unpin", "m@2")).code == 0
+    assert (await mesh.operator("delete", "pin", "m@2")).code == 0
     told = await mesh.weir("gc", *now)
     assert "gone" in told.out
     assert "1 files were removed" in told.out
-    assert (await mesh.weir("show", "m@2")).code == 1
+    assert (await mesh.operator("get", "models", "m@2")).code == 1

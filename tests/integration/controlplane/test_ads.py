@@ -10,8 +10,9 @@ from envoy.config.endpoint.v3 import endpoint_pb2
 from envoy.service.discovery.v3 import discovery_pb2
 from envoy.service.status.v3 import csds_pb2
 from prometheus_client import REGISTRY
+from weir.registry.v1 import registry_pb2
 
-from libs.registry import MemoryStore, Put
+from libs.registry import MemoryStore, Put, keys
 from libs.rpc import make_channel
 from services.controlplane.policy.config import EdgeConfig
 from services.controlplane.policy.names import CLUSTER, ENDPOINTS, LISTENER, ROUTES
@@ -178,7 +179,7 @@ async def test_a_restart_keeps_the_versions(tmp_path: Path, store: MemoryStore) 
             responses.append(await client.fetch(ENDPOINTS, ["gateway"]))
             seen.append([(r.type_url, r.version_info, [x.value for x in r.resources]) for r in responses])
         # Something that no client sees changes while the control plane is away.
-        await store.txn(puts=[Put("/weir/v1/tenants/acme", b'{"id":"acme"}')])
+        await store.txn(puts=[Put(keys.key("tenants", "acme"), keys.encode(registry_pb2.Tenant(id="acme")))])
     assert seen[0] == seen[1]
 
 
@@ -186,7 +187,7 @@ async def test_tenants_do_not_touch_clients(store: MemoryStore) -> None:
     async with control_plane(store=store) as plane, make_channel(plane.address, tls=None) as channel:
         client = AdsClient(channel)
         await client.fetch(ENDPOINTS, ["gateway"])
-        await store.txn(puts=[Put("/weir/v1/tenants/acme", b'{"id":"acme"}')])
+        await store.txn(puts=[Put(keys.key("tenants", "acme"), keys.encode(registry_pb2.Tenant(id="acme")))])
         revision = await drop_endpoint(store, "gateway", "gateway-0")
         response = await client.read()
         assert response.version_info == str(revision)

@@ -265,21 +265,24 @@ async def test_strangers_learn_nothing_of_paths(edge: Edge, http: httpx2.AsyncCl
 
 
 async def test_admin_api_is_transcoded(edge: Edge, http: httpx2.AsyncClient) -> None:
-    body = {"alias": {"targets": [{"model_version": "weir-fast@1", "weight": 100}]}}
-    response = await http.put("/admin/v1/aliases/weir-fast", json=body)
+    alias = {"targets": [{"model_version": "weir-fast@1", "weight": 100}]}
+    body = {"resources": [{"metadata": {"name": "weir-fast"}, "alias": alias}]}
+    response = await http.post("/admin/v1/resources:apply", json=body)
     assert response.status_code == 200, response.text
-    assert response.json()["alias"]["name"] == "weir-fast"
-    assert response.json()["alias"]["targets"] == [{"model_version": "weir-fast@1", "weight": 100}]
+    [result] = response.json()["results"]
+    assert (result["resource"]["kind"], result["resource"]["name"]) == ("Alias", "weir-fast")
+    assert result["outcome"] == "OUTCOME_CREATED"
 
 
 async def test_a_plain_abort_has_its_status(edge: Edge, http: httpx2.AsyncClient) -> None:
-    response = await http.get("/admin/v1/tenants")
+    response = await http.get("/admin/v1/resources/Limits/acme/*")
     assert response.status_code == 403
     assert "scope admin is missing" in response.text
 
 
 async def test_malformed_admin_bodies_are_envelopes(edge: Edge, http: httpx2.AsyncClient) -> None:
-    response = await http.put("/admin/v1/aliases/weir-fast", content=b"{", headers={"content-type": "application/json"})
+    headers = {"content-type": "application/json"}
+    response = await http.post("/admin/v1/resources:apply", content=b"{", headers=headers)
     assert_envelope(response, 400, "invalid_request_error", "invalid_request")
 
 

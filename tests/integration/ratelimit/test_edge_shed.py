@@ -13,6 +13,7 @@ from prometheus_client import REGISTRY
 from weir.registry.v1 import registry_pb2
 
 from libs.clock import ManualClock
+from libs.registry import keys
 from tests.support.limiter import Cluster, cluster, settle
 
 OK = rls_pb2.RateLimitResponse.OK
@@ -64,7 +65,7 @@ async def test_a_pool_that_could_still_serve_lets_everybody_pass(replicas: Clust
 async def test_a_level_ends_with_its_admission(replicas: Cluster) -> None:
     node = await replicas.start("ratelimit-0", seed=(WORKER, level("fast-pool", acme=1.0)))
     assert (await node.ask_edge()).overall_code == OVER
-    await node._write(deletes=["/weir/v1/levels/fast-pool"])
+    await node._write(deletes=[keys.key("levels", "fast-pool")])
     assert (await node.ask_edge()).overall_code == OK
 
 

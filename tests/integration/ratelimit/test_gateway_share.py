@@ -219,3 +219,26 @@ async def test_the_owner_prices_a_request_and_holds_it_to_the_tenants_lengths(re
             with pytest.raises(WeirError) as refused:
                 await one.reserve(1, over_quota_allowed=True, **ask)
             assert (refused.value.reason, refused.value.limit) == (reason, limit)
+
+
+async def test_while_nobody_can_be_asked_a_gateway_spends_its_part_of_a_hard_budget() -> None:
+    clock = ManualClock(start=100.0, epoch=1_795_435_200.0)  # noon in UTC, 21:00 in Tokyo
+    budget = registry_pb2.Budget(tenant="acme", daily_microusd=200)
+    soft = registry_pb2.Budget(tenant="acme", daily_microusd=1, enforcement=registry_pb2.BUDGET_ENFORCEMENT_SOFT)
+    tenant = registry_pb2.Tenant(id="acme", plan=registry_pb2.PLAN_PAID, time_zone="Asia/Tokyo")
+    async with gateway(0, NOBODY, clock=clock) as one:
+        snapshot = snapshot_of([], 1)
+        for message in (PRICE, tenant, budget, *GATEWAYS):
+            snapshot = apply_events(snapshot, [WatchEvent(keys.key_of(message), keys.encode(message), 2)], 2)
+        one.client.update(snapshot)
+        # Inputs without an output: a micro-dollar each.
+        await one.reserve(100, name="r1", prompt_tokens=100)
+        one.client.settle(tenant="acme", model="fast", request_id="r1", tokens=100, prompt_tokens=100)
+        with pytest.raises(WeirError) as refused:
+            await one.reserve(1, prompt_tokens=1)
+        assert (refused.value.reason, refused.value.limit) == (Reason.QUOTA_SPEND, "budget:day")
+        assert refused.value.retry_after == 3 * 3600
+        clock.advance(3 * 3600)
+        assert (await one.reserve(100, name="r2", prompt_tokens=100)).local
+        one.client.update(apply_events(snapshot, [WatchEvent(keys.key_of(soft), keys.encode(soft), 3)], 3))
+        assert (await one.reserve(100, prompt_tokens=100)).local

@@ -11,12 +11,13 @@ from envoy.service.ratelimit.v3 import rls_pb2, rls_pb2_grpc
 from weir.errors.v1 import errors_pb2
 from weir.mux.v1 import mux_pb2
 from weir.quota.v1 import quota_pb2, quota_pb2_grpc
+from weir.registry.v1 import registry_pb2
 
 from libs.clock import ManualClock
 from libs.config import TlsFiles
 from libs.errors import Reason, WeirError
 from libs.pki import ensure_ca, issue
-from libs.registry import MemoryStore, Put
+from libs.registry import MemoryStore, Put, keys
 from libs.rpc import make_channel
 from libs.service import serve
 from services.ratelimit.app import build
@@ -184,7 +185,7 @@ async def test_changes_are_written_by_themselves(start: Any, tmp_path: Path) -> 
 
 
 async def test_the_cached_limits_are_enough_to_start(start: Any, tmp_path: Path) -> None:
-    cache = tmp_path / "state" / "registry.json"
+    cache = tmp_path / "state" / "registry.cache"
     async with start(limits={"tokens_per_minute": 777}), asyncio.timeout(20):
         while not cache.exists():
             await asyncio.to_thread(lambda: None)
@@ -201,7 +202,8 @@ async def test_only_envoy_asks_the_edge_and_only_gateways_open_sessions(tmp_path
 
     settings = Settings(service="ratelimit", instance="ratelimit-0", tls=files("ratelimit"))
     store = MemoryStore()
-    await store.txn(puts=[Put("/weir/v1/limits/acme/*", b"{}")])
+    limits = registry_pb2.Limits(tenant="acme", model="*")
+    await store.txn(puts=[Put(keys.key_of(limits), keys.encode(limits))])
     service = await build(settings, store=store)
     edge_request = rls_pb2.RateLimitRequest(domain="weir-edge")
     edge_request.descriptors.add().entries.add(key="tenant", value="acme")

@@ -18,6 +18,7 @@ from weir.rollout.v1 import rollout_pb2_grpc
 
 from libs.errors import Reason, WeirError
 from libs.registry import EtcdStore, Put, RegistrySnapshot, RegistryView, Store, keys
+from libs.resources.codec import decode, unpack
 from libs.rollouts import arms_of, exposed, in_force, phase_of
 from libs.rpc import make_channel
 from libs.service.process import Running, serve
@@ -112,20 +113,18 @@ async def populate(store: Store) -> None:
 
 async def read(store: Store, name: str = ALIAS) -> registry_pb2.Rollout:
     """A rollout as stored now."""
-    from google.protobuf import json_format
-
-    found = await store.get(keys.rollout_key(name))
+    found = await store.get(keys.key("rollouts", name))
     assert found is not None
-    return json_format.Parse(found.value, registry_pb2.Rollout())
+    made = unpack(decode(found.value, found.mod_revision))
+    assert isinstance(made, registry_pb2.Rollout)
+    return made
 
 
 async def history(store: Store) -> list[registry_pb2.HistoryEntry]:
     """Every change in order."""
-    from google.protobuf import json_format
-
     listing = await store.get_prefix(keys.HISTORY)
     ordered = sorted(listing.kvs, key=lambda kv: kv.mod_revision)
-    return [json_format.Parse(kv.value, registry_pb2.HistoryEntry()) for kv in ordered]
+    return [registry_pb2.HistoryEntry.FromString(kv.value) for kv in ordered]
 
 
 @dataclass(frozen=True)

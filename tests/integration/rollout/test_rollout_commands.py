@@ -111,9 +111,9 @@ async def reached(mesh: Mesh, phase: pb.RolloutPhase) -> None:
 async def test_a_rollout_from_the_command_line(mesh: Mesh) -> None:
     canary = ("rollout", "start", ALIAS, "2", "--steps", "10,50", "--step-duration", "10m", "--reason", "better")
     tried = await mesh.json(*canary, "--dry-run")
-    assert [step["weight"] for step in tried["steps"]] == [1000, 5000]
+    assert [step["weight"] for step in tried["spec"]["steps"]] == [1000, 5000]
     begun = await mesh.json(*canary)
-    assert (begun["baseline"], begun["arms"][0]["model_version"]) == ("weir-fast@1", "weir-fast@2")
+    assert (begun["spec"]["baseline"], begun["spec"]["arms"][0]["model_version"]) == ("weir-fast@1", "weir-fast@2")
     code, _, err = await mesh.weir(*canary)
     assert code == 1
     assert "under way" in err
@@ -125,11 +125,11 @@ async def test_a_rollout_from_the_command_line(mesh: Mesh) -> None:
     assert "canary has 0 of at least 100 requests" in out
     assert "by what 1 gateway reported" in out
     paused = await mesh.json("rollout", "pause", ALIAS, "--reason", "lunch")
-    assert paused["state"]["paused"]
-    assert (await mesh.json("rollout", "advance", ALIAS, "--reason", "on"))["state"]["step"] == 1
+    assert paused["status"]["paused"]
+    assert (await mesh.json("rollout", "advance", ALIAS, "--reason", "on"))["status"]["step"] == 1
     watching = asyncio.create_task(mesh.weir("rollout", "watch", ALIAS, "--interval", "100ms"))
     aborted = await mesh.json("rollout", "abort", ALIAS, "--reason", "enough")
-    assert aborted["state"]["phase"] == "ROLLOUT_PHASE_ABORTED"
+    assert aborted["status"]["phase"] == "ROLLOUT_PHASE_ABORTED"
     code, out, err = await watching
     assert code == 1
     assert "aborted" in out.splitlines()[-1]
@@ -138,6 +138,8 @@ async def test_a_rollout_from_the_command_line(mesh: Mesh) -> None:
     assert known["leader_instance"] == "rollout-0"
     kinds = [decision["kind"] for decision in known["decisions"]]
     assert kinds == ["abort", "advance", "pause", "advance", "start"]
+    again = await mesh.json(*canary)
+    assert (again["status"]["phase"], again["spec"]["id"] != begun["spec"]["id"]) == ("ROLLOUT_PHASE_PREPARING", True)
 
 
 async def test_the_switches(mesh: Mesh) -> None:
@@ -177,7 +179,7 @@ async def test_a_dead_process_is_passed_over(mesh: Mesh) -> None:
         (mesh.state / "mesh.json").write_text(json.dumps(described))
         assert len((await mesh.json("slo", "status"))["budgets"]) == 1
         begun = await mesh.json("rollout", "start", ALIAS, "2", "--steps", "10", "--reason", "better")
-        assert begun["alias"] == ALIAS
+        assert begun["metadata"]["name"] == ALIAS
         assert (await mesh.json("rollout", "status", ALIAS))["leader_instance"] == "rollout-0"
         for service in ("registry", "rollout"):
             described["services"][service]["address"] = dead

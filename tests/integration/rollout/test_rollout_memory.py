@@ -102,7 +102,9 @@ async def test_budgets_outlive_every_replica(etcd: EtcdServer) -> None:
                 await stream.write(frame)
                 await stream.read()
             key = ("generate", "fast")
-            found = (await until(view, lambda s: key in s.budgets and s.budgets[key].objectives)).budgets[key]
+            found = (
+                await until(view, lambda s: key in s.error_budgets and s.error_budgets[key].objectives)
+            ).error_budgets[key]
             stream.cancel()
         assert [(each.good, each.bad) for each in found.objectives] == [(60, 40)]
         async with controller(store) as (_, running), stub_of(running.port) as stub:
@@ -126,7 +128,7 @@ async def test_a_used_up_budget_holds_what_has_no_override(etcd: EtcdServer) -> 
             frame.objectives.add(route="generate", tier="fast").objectives["availability"].bad = bad
             await stream.write(frame)
             await stream.read()
-        await until(view, lambda s: any(o.consumed >= 1 for b in s.budgets.values() for o in b.objectives))
+        await until(view, lambda s: any(o.consumed >= 1 for b in s.error_budgets.values() for o in b.objectives))
         assert (await stub.GetSloStatus(pb.GetSloStatusRequest(), timeout=10)).frozen
         await write(store, rollout())
         found = await until(view, lambda s: ALIAS in s.rollouts and s.rollouts[ALIAS].state.held)

@@ -11,17 +11,14 @@ from typing import Any
 import grpc
 import pytest
 from weir.registry.v1 import registry_pb2 as pb
-from weir.registry.v1 import registry_pb2_grpc
 from weir.rollout.v1 import rollout_pb2, rollout_pb2_grpc
 
 from libs.config import TlsFiles
-from libs.errors import Reason, WeirError
+from libs.errors import Reason
 from libs.pki import issue
 from libs.registry import MemoryStore, RegistrySnapshot, RegistryView, Store
 from libs.rpc import make_channel
 from libs.service.process import serve
-from services.registry.app import build as build_registry
-from services.registry.config import Settings as RegistrySettings
 from services.rollout.app import build
 from tests.integration.rollout.rollout_mesh import (
     ALIAS,
@@ -43,33 +40,32 @@ from tests.integration.rollout.rollout_mesh import (
     write,
 )
 from tests.support.etcd import EtcdServer
+from tests.support.registry_service import Client, refused, serving
+from tests.support.registry_service import settings as registry_settings
 
 GOOD = {OLD: Quality(), NEW: Quality()}
 
 
 @contextlib.asynccontextmanager
-async def registry(store: Store, folder: Path) -> AsyncIterator[Any]:
-    """Its stub, over a server of its own."""
-    (folder / "pepper").write_text("0123456789abcdef0123456789abcdef\n")
-    config = RegistrySettings(
-        service="registry",
-        instance="registry-0",
-        pepper_file=str(folder / "pepper"),
-        audit_target="",
-        drain_seconds=0.1,
-    )
-    async with serve(await build_registry(config, store=store), config) as running:
-        await running.ready.wait()
-        async with make_channel(f"127.0.0.1:{running.port}", tls=None, translate_errors=True) as channel:
-            yield registry_pb2_grpc.RegistryServiceStub(channel)
+async def registry(store: Store, folder: Path) -> AsyncIterator[Client]:
+    """Its client, over a server of its own."""
+    async with serving(registry_settings(folder), store) as (client, _):
+        yield client
 
 
-def wanted(**more: Any) -> pb.StartRolloutRequest:
-    made = pb.Rollout(alias=ALIAS, reason="it is better", alpha=0.05, revision=-1, **more)
+def wanted(**more: Any) -> pb.Rollout:
+    made = pb.Rollout(alias=ALIAS, reason="it is better", alpha=0.05, **more)
     made.arms.add(name="canary", model_version=NEW)
     for weight in (1000, 5000):
         made.steps.add(weight=weight, min_duration=seconds(0.05), min_samples=100)
-    return pb.StartRolloutRequest(rollout=made)
+    return made
+
+
+async def start(client: Client, rollout: pb.Rollout) -> pb.Rollout:
+    await client.apply(rollout)
+    made = await client.read(f"Rollout/{ALIAS}")
+    assert isinstance(made, pb.Rollout)
+    return made
 
 
 def steer(how: pb.Steering) -> pb.SteerRolloutRequest:
@@ -92,26 +88,24 @@ async def test_begun_paused_resumed_and_promoted(etcd: EtcdServer, tmp_path: Pat
     async with (
         following(store) as view,
         controller(store) as (_, running),
-        registry(store, tmp_path) as stub,
+        registry(store, tmp_path) as client,
         reporting(Gateway(view, f"127.0.0.1:{running.port}", GOOD)),
     ):
         begun = wanted()
         # It waits in its last step until it was paused there.
-        begun.rollout.steps[1].min_duration.CopyFrom(seconds(0.3))
-        made = (await stub.StartRollout(begun, timeout=20)).rollout
+        begun.steps[1].min_duration.CopyFrom(seconds(0.3))
+        made = await start(client, begun)
         assert made.baseline == OLD
         await until(view, lambda found: found.state.step == 1)
-        await stub.SteerRollout(steer(pb.STEERING_PAUSE), timeout=20)
-        with pytest.raises(WeirError) as caught:
-            await stub.StartRollout(wanted(), timeout=20)
-        assert caught.value.reason is Reason.CONFLICT
+        await client.SteerRollout(steer(pb.STEERING_PAUSE))
+        assert (await refused(client.apply(wanted()))).reason is Reason.CONFLICT
         await until(view, lambda found: found.state.paused)
-        await stub.SteerRollout(steer(pb.STEERING_RESUME), timeout=20)
+        await client.SteerRollout(steer(pb.STEERING_RESUME))
         done = await ended(view, made.id)
         assert done.state.phase == pb.ROLLOUT_PHASE_PROMOTED
         actions = [entry.action for entry in await history(store)]
         assert actions == [
-            "registry.StartRollout",
+            "registry.Apply",
             "rollout.Advance",
             "rollout.Advance",
             "registry.SteerRollout",
@@ -134,19 +128,18 @@ async def test_a_switch_holds_and_lets_go(etcd: EtcdServer, tmp_path: Path, fiel
     async with (
         following(store) as view,
         controller(store) as (_, running),
-        registry(store, tmp_path) as stub,
+        registry(store, tmp_path) as client,
         reporting(Gateway(view, f"127.0.0.1:{running.port}", GOOD)),
     ):
         begun = wanted()
-        begun.rollout.steps[0].min_duration.CopyFrom(seconds(1.0))
-        await stub.StartRollout(begun, timeout=20)
+        begun.steps[0].min_duration.CopyFrom(seconds(1.0))
+        await client.apply(begun)
         await until(view, lambda found: found.state.phase == pb.ROLLOUT_PHASE_CANARY)
         switch = pb.RolloutSwitch(reason="an incident", **{field: True})
-        set_to = (await stub.SetRolloutSwitch(pb.SetRolloutSwitchRequest(switch=switch), timeout=20)).switch
+        set_to = (await client.apply(switch)).revision
         held = (await until(view, lambda found: found.state.held)).rollouts[ALIAS]
         assert "an incident" in held.state.reason
-        cleared = pb.RolloutSwitch(revision=set_to.revision)
-        await stub.SetRolloutSwitch(pb.SetRolloutSwitchRequest(switch=cleared), timeout=20)
+        await client.apply(pb.RolloutSwitch(revision=set_to))
         done = await ended(view, held.id)
         assert done.state.phase == pb.ROLLOUT_PHASE_PROMOTED
     await store.close()
@@ -158,19 +151,18 @@ async def test_an_abort_is_the_last_word(etcd: EtcdServer, tmp_path: Path) -> No
     async with (
         following(store) as view,
         controller(store) as (_, running),
-        registry(store, tmp_path) as stub,
+        registry(store, tmp_path) as client,
         reporting(Gateway(view, f"127.0.0.1:{running.port}", GOOD)),
     ):
         begun = wanted()
-        begun.rollout.steps[0].min_duration.CopyFrom(seconds(600))
-        first = (await stub.StartRollout(begun, timeout=20)).rollout
+        begun.steps[0].min_duration.CopyFrom(seconds(600))
+        first = await start(client, begun)
         await until(view, lambda found: found.state.phase == pb.ROLLOUT_PHASE_CANARY)
-        abort = pb.AbortRolloutRequest(alias=ALIAS, change=pb.ChangeOptions(reason="no more"))
-        await stub.AbortRollout(abort, timeout=20)
+        await client.SteerRollout(steer(pb.STEERING_ABORT))
         aborted = await ended(view, first.id)
         assert aborted.state.phase == pb.ROLLOUT_PHASE_ABORTED
         # The next one starts from nothing: other counts, other decisions.
-        second = (await stub.StartRollout(wanted(), timeout=20)).rollout
+        second = await start(client, wanted())
         assert second.id != first.id
         done = await ended(view, second.id)
         assert done.state.phase == pb.ROLLOUT_PHASE_PROMOTED

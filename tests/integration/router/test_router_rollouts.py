@@ -7,7 +7,6 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any
 
-from google.protobuf import json_format
 from weir.registry.v1 import registry_pb2
 from weir.router.v1 import router_pb2 as pb
 
@@ -31,19 +30,19 @@ def rollout(phase: registry_pb2.RolloutPhase, weight: int, **fields: Any) -> Put
         state=registry_pb2.RolloutState(phase=phase, step=2, weights=[weight]),
         **fields,
     )
-    return Put(keys.rollout_key("weir-fast"), json_format.MessageToJson(message).encode())
+    return Put(keys.key("rollouts", "weir-fast"), keys.encode(message))
 
 
 def whole() -> Put:
     """The alias gives the baseline alone."""
     targets = [registry_pb2.AliasTarget(model_version="weir-fast@1", weight=100)]
     message = registry_pb2.Alias(name="weir-fast", targets=targets)
-    return Put(keys.alias_key("weir-fast"), json_format.MessageToJson(message).encode())
+    return Put(keys.key("aliases", "weir-fast"), keys.encode(message))
 
 
 def switch(*, kill: bool) -> Put:
     message = registry_pb2.RolloutSwitch(kill=kill, reason="a drill")
-    return Put(keys.switch_key(), json_format.MessageToJson(message).encode())
+    return Put(keys.key("switches", "rollouts"), keys.encode(message))
 
 
 async def ask(client: MuxClient, who: Mapping[str, str] = MappingProxyType({}), *, after: int = 0) -> pb.Route:

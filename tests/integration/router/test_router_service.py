@@ -10,7 +10,6 @@ from pathlib import Path
 
 import grpc
 import pytest
-from google.protobuf import json_format
 from google.protobuf.message import Message
 from weir.mux.v1 import mux_pb2
 from weir.registry.v1 import registry_pb2
@@ -36,7 +35,7 @@ CODEC = Codec.of(pb.SessionRequest, pb.SessionResponse)
 
 
 def put(key: str, message: Message) -> Put:
-    return Put(key, json_format.MessageToJson(message).encode())
+    return Put(key, registry_keys.encode(message))
 
 
 def alias(canary: int) -> Put:
@@ -44,20 +43,20 @@ def alias(canary: int) -> Put:
         registry_pb2.AliasTarget(model_version="weir-fast@1", weight=100 - canary),
         registry_pb2.AliasTarget(model_version="weir-fast@2", weight=canary, arm="canary"),
     ]
-    return put(registry_keys.alias_key("weir-fast"), registry_pb2.Alias(name="weir-fast", targets=targets))
+    return put(registry_keys.key("aliases", "weir-fast"), registry_pb2.Alias(name="weir-fast", targets=targets))
 
 
 def worker(instance: str, zone: str) -> Put:
     endpoint = registry_pb2.Endpoint(
         service="worker", instance=instance, zone=zone, pool="fast", model_versions=["weir-fast@1", "weir-fast@2"]
     )
-    return put(f"{registry_keys.ENDPOINTS}worker/{instance}", endpoint)
+    return put(registry_keys.key("endpoints", f"worker/{instance}"), endpoint)
 
 
 async def fill(store: MemoryStore) -> None:
     versions = [
         put(
-            registry_keys.model_key("weir-fast", version),
+            registry_keys.key("models", f"weir-fast@{version}"),
             registry_pb2.ModelVersion(name="weir-fast", version=version, pool="fast", tier="fast"),
         )
         for version in ("1", "2")
@@ -207,7 +206,7 @@ async def test_the_last_snapshot_serves_while_the_registry_is_away() -> None:
 async def test_a_cached_snapshot_serves_from_the_start(tmp_path: Path) -> None:
     settings = Settings(state_dir=str(tmp_path))
     async with router(settings):
-        while not (tmp_path / "registry.json").exists():  # noqa: ASYNC110 - a file has no event
+        while not (tmp_path / "registry.cache").exists():  # noqa: ASYNC110 - a file has no event
             await asyncio.sleep(0.01)
     store = MemoryStore()
     store.set_available(False)

@@ -14,7 +14,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 
 from libs.config import ServiceSettings
-from libs.registry import EtcdStore
+from libs.registry import EtcdStore, keys
 from libs.service import serve
 from libs.service.process import Ready, Running
 from tests.support.etcd import EtcdServer
@@ -174,7 +174,8 @@ async def _registered_life(store: EtcdStore, endpoint: str) -> None:
 
 
 async def _endpoints(store: EtcdStore) -> list[str]:
-    return [pair.value.decode() for pair in (await store.get_prefix("/weir/v1/endpoints/")).kvs]
+    listing = await store.get_prefix(keys.key("endpoints", ""))
+    return [pair.value.decode("utf-8", "replace") for pair in listing.kvs]
 
 
 async def _eventually(store: EtcdStore, count: int) -> None:

@@ -179,13 +179,13 @@ async def test_versions_come_and_go_with_the_registry_and_admission_hears_of_it(
         await world.put(pb.Pin(model_version="m@2", reason="a test", warm=True))
         await world.reached("2", READY)
         await until(lambda: any(set(each.model_versions) == {"m@1", "m@2"} for each in r.admission.reports))
-        await world.delete(keys.pin_key("m@2"))
+        await world.delete(keys.key("pins", "m@2"))
         await world.gone("2")
         await until(lambda: r.supervised.info.models == ("m@1",))
         await until(lambda: not r.admission.reports[-1].model_versions)  # as Hello said
         assert len(r.admission.hellos) == 1
         assert not r.admission.reports[-1].draining
-        await world.delete(keys.alias_key("m"))
+        await world.delete(keys.key("aliases", "m"))
         await world.gone("1")
         await until(lambda: r.admission.reports[-1].draining)
 
@@ -320,7 +320,7 @@ async def test_a_version_that_vanishes_while_it_is_loaded_is_loaded_no_further(w
         await world.pushed("2", alias="other")
         await Gated.begun.wait()
         await world.reached("2", pb.LOAD_STATE_LOADING)
-        await world.delete(keys.alias_key("other"), keys.model_key("m", "2"))
+        await world.delete(keys.key("aliases", "other"), keys.key("models", "m@2"))
         await world.gone("2")
         await world.pushed("3", alias="third")  # nobody waits for the one that was given up
         await world.reached("3", READY)
@@ -473,7 +473,7 @@ async def test_an_old_failure_is_forgotten_while_another_version_is_loaded(world
         await world.reached("3", FAILED)
         await world.pushed("2", alias="other")
         await Gated.begun.wait()
-        await world.delete(keys.alias_key("third"))
+        await world.delete(keys.key("aliases", "third"))
         await world.gone("3")  # though version 2 is still on its way
         assert world.states()["m@2"].state == pb.LOAD_STATE_LOADING
         Gated.gate.set()
@@ -523,7 +523,7 @@ async def test_a_fetch_that_is_given_up_ends_soon(world, monkeypatch):
         running = contextlib.AsyncExitStack()
         starting = asyncio.create_task(running.enter_async_context(worker(world)))
         await fetching.wait()
-        await world.delete(keys.alias_key("m"))
+        await world.delete(keys.key("aliases", "m"))
         await starting  # nothing is wanted any more, so the worker is there
         await ended.wait()
     async with running:

@@ -116,7 +116,7 @@ async def test_a_preempted_sequence_of_a_dead_engine_stays_preempted():
 
 async def test_the_registration_outlives_the_engine(etcd):
     store = EtcdStore((etcd.endpoint,))
-    key = keys.ENDPOINTS + "worker/worker-a"
+    key = keys.key("endpoints", "worker/worker-a")
 
     try:
         async with rig(make_engine=in_process, etcd=(etcd.endpoint,), **FAST) as r:

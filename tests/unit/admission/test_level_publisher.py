@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import asyncio
 from dataclasses import replace
+from typing import Any
 
-from google.protobuf import json_format
 from weir.registry.v1 import registry_pb2
 
 from libs.clock import ManualClock
 from libs.errors import Reason, WeirError
 from libs.registry import MemoryStore, Put, keys
+from libs.resources.codec import decode, unpack
 from services.admission.level_publisher import LevelPublisher
 from services.admission.policy.model import Limits, QueueClass, Report, Request, WorkerSpec
 from services.admission.policy.pool import Pool
@@ -74,9 +75,9 @@ class Desk:
                 for name in list(self.pool.ledger.reservations):
                     self.pool.release(name, now, output_tokens=10)
 
-    async def level(self) -> registry_pb2.PoolLevel | None:
-        found = await self.store.get(keys.level_key("fast"))
-        return None if found is None else json_format.Parse(found.value, registry_pb2.PoolLevel())
+    async def level(self) -> Any:
+        found = await self.store.get(keys.key("levels", "fast"))
+        return None if found is None else unpack(decode(found.value, found.mod_revision))
 
 
 async def test_a_flooded_pool_is_told_under_a_lease_and_withdrawn_when_it_is_over() -> None:
@@ -94,7 +95,7 @@ async def test_a_flooded_pool_is_told_under_a_lease_and_withdrawn_when_it_is_ove
     assert 0.6 <= tenant.shed <= 0.95
     assert tenant.HasField("retry_after")
     assert [each.queue_class for each in level.classes] == ["paid", "free", "over_quota", "batch"]
-    kept = await desk.store.get(keys.level_key("fast"))
+    kept = await desk.store.get(keys.key("levels", "fast"))
     assert kept is not None
     assert kept.lease
     desk.clock.advance(60.0)
@@ -108,7 +109,7 @@ async def test_another_owners_level_is_left_alone() -> None:
     desk.flood(20)
     await desk.publisher.step()
     other = registry_pb2.PoolLevel(pool="fast", admission="admission-1")
-    await desk.store.txn(puts=[Put(keys.level_key("fast"), keys.encode(other))])
+    await desk.store.txn(puts=[Put(keys.key("levels", "fast"), keys.encode(other))])
     desk.clock.advance(60.0)
     await desk.publisher.step()
     level = await desk.level()
@@ -158,13 +159,13 @@ async def test_a_lease_that_ran_out_is_replaced() -> None:
     desk = Desk()
     desk.flood(20)
     await desk.publisher.step()
-    first = await desk.store.get(keys.level_key("fast"))
+    first = await desk.store.get(keys.key("levels", "fast"))
     assert first is not None
     await desk.store.lease_revoke(first.lease)
     assert await desk.level() is None
     await desk.publisher.step()  # finds the lease gone
     await desk.publisher.step()
-    second = await desk.store.get(keys.level_key("fast"))
+    second = await desk.store.get(keys.key("levels", "fast"))
     assert second is not None
     assert second.lease != first.lease
 

@@ -12,8 +12,6 @@ import pytest
 from weir.registry.v1 import registry_pb2 as pb
 
 from libs.artifacts import FolderError, Options, describe, role_of
-from libs.artifacts.manifest import ROLES
-from services.registry.policy import models
 
 OPTIONS = Options(name="m", version="2", tier="fast", pool="p", architecture="A", context_length=8)
 
@@ -44,10 +42,6 @@ def folder(path: Path, **files: Any) -> Path:
 )
 def test_roles(path: str, role: str) -> None:
     assert role_of(path) == role
-
-
-def test_the_registry_knows_the_same_roles() -> None:
-    assert models.ROLES == ROLES
 
 
 def test_what_nobody_says_is_as_in_the_newest_of_its_name(tmp_path: Path) -> None:

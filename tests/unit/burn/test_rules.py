@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import subprocess
-import tomllib
 from pathlib import Path
 
 import pytest
 import yaml
-from google.protobuf import json_format
 from google.protobuf.duration_pb2 import Duration
 from weir.registry.v1 import registry_pb2 as pb
 
 from libs.burn import WINDOWS, Tally, burns
 from libs.burn.rules import rules_of, rules_text
+from libs.resources.codec import unpack
+from libs.resources.forms import from_plain
 
 ROOT = Path(__file__).parents[3]
 SLOS = [
@@ -143,8 +143,9 @@ def test_promtool_takes_the_committed_rules(promtool: str) -> None:
 
 
 def test_the_committed_rules_are_those_of_the_declared_objectives() -> None:
-    seed = tomllib.loads((ROOT / "deploy" / "seed.toml").read_text())
-    declared = [json_format.ParseDict(slo, pb.Slo()) for slo in seed["slos"]]
+    files = [path.read_text() for path in (ROOT / "deploy" / "seed").glob("*.yaml")]
+    forms = [form for text in files for form in yaml.safe_load_all(text) if form["kind"] == "Slo"]
+    declared = [unpack(from_plain(form)) for form in forms]
     assert (ROOT / "deploy" / "alerts" / "slo.yml").read_text() == rules_text(declared)
 
 

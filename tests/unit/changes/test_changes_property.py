@@ -6,15 +6,15 @@ import asyncio
 import itertools
 from collections.abc import Sequence
 
-from google.protobuf import json_format
 from hypothesis import given
 from hypothesis import strategies as st
 from weir.registry.v1 import registry_pb2 as pb
 
-from libs.changes import Change, Plan, Writer, delete, nothing, put
+from libs.changes import Change, Plan, Write, Writer, nothing, put, recorded
 from libs.clock import ManualClock
 from libs.errors import Reason, WeirError
 from libs.registry import Compare, MemoryStore, Put, RegistrySnapshot, RegistryView, TxnResult, keys
+from libs.resources.codec import decode
 
 NAMES = ("a", "b", "c")
 Wish = tuple[int, dict[str, str | None]]
@@ -48,7 +48,7 @@ def plan_of(wish: dict[str, str | None]) -> Plan[pb.Tenant]:
         for name, shown in wish.items():
             present = snapshot.tenants.get(name)
             if shown is None and present is not None:
-                writes.append(delete(present))
+                writes.append(Write(keys.key_of(present), None))
             elif shown is not None and (present is None or present.display_name != shown):
                 writes.append(put(pb.Tenant(id=name, display_name=shown)))
         return Change(pb.Tenant(), tuple(writes)) if writes else nothing(pb.Tenant())
@@ -107,13 +107,12 @@ def test_the_history_replays_to_what_is_there(wishes: list[Wish], faults: list[s
         entries = sorted((await store.get_prefix(keys.HISTORY)).kvs, key=lambda kv: kv.mod_revision)
         state: dict[str, str] = {}
         for kv in entries:
-            entry = json_format.Parse(kv.value, pb.HistoryEntry())
+            entry = pb.HistoryEntry.FromString(kv.value)
             for change in entry.changes:
                 assert state.get(change.resource, "") == change.before != change.after
                 state[change.resource] = change.after
-        present = {
-            kv.key.removeprefix(keys.ROOT): kv.value.decode() for kv in (await store.get_prefix(keys.TENANTS)).kvs
-        }
+        there = (await store.get_prefix(keys.key("tenants", ""))).kvs
+        present = {kv.key.removeprefix(keys.ROOT): recorded(decode(kv.value, kv.mod_revision)) for kv in there}
         assert {name: value for name, value in state.items() if value} == present
         records = {kv.key.removeprefix(keys.AUDIT_OUTBOX) for kv in (await store.get_prefix(keys.AUDIT_OUTBOX)).kvs}
         assert records == {kv.key.rpartition("-")[2] for kv in entries}

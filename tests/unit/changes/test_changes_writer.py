@@ -7,16 +7,19 @@ import contextlib
 import itertools
 import json
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from typing import Any
 
 import pytest
-from google.protobuf import json_format
+from google.protobuf.message import Message
 from weir.audit.v1 import audit_pb2
 from weir.registry.v1 import registry_pb2 as pb
 
-from libs.changes import MAX_WRITES, Change, Committed, Plan, Write, Writer, delete, nothing, put, recorded
+from libs.changes import MAX_WRITES, Change, Committed, Plan, Write, Writer, nothing, put, recorded
 from libs.clock import ManualClock
 from libs.errors import Reason, WeirError
 from libs.registry import Compare, KeyValue, MemoryStore, Put, RegistrySnapshot, RegistryView, TxnResult, keys
+from libs.resources.codec import decode, encode, pack, unpack
+from libs.resources.forms import from_plain
 
 LEADER = keys.LEADERS + "rollout"
 
@@ -93,7 +96,11 @@ class Bench:
 
     async def history(self) -> list[pb.HistoryEntry]:
         listing = await self.store.get_prefix(keys.HISTORY)
-        return [json_format.Parse(kv.value, pb.HistoryEntry(revision=kv.mod_revision)) for kv in listing.kvs]
+        made = [pb.HistoryEntry.FromString(kv.value) for kv in listing.kvs]
+        for entry, kv in zip(made, listing.kvs, strict=True):
+            assert not entry.revision
+            entry.revision = kv.mod_revision
+        return made
 
     async def records(self) -> list[audit_pb2.Record]:
         listing = await self.store.get_prefix(keys.AUDIT_OUTBOX)
@@ -122,7 +129,7 @@ async def test_several_resources_are_one_revision(bench: Bench) -> None:
     assert first.message.revision == first.revision
     snapshot = bench.view.snapshot
     assert snapshot.tenants["acme"].revision == snapshot.pins["a@1"].revision == first.revision
-    second = await bench.commit(put(tenant("acme", "Acme")), delete(pin))
+    second = await bench.commit(put(tenant("acme", "Acme")), Write(keys.key_of(pin), None))
     assert not bench.view.snapshot.pins
     assert [change.resource for change in second.changes] == ["tenants/acme", "pins/a@1"]
     assert bench.told == 2
@@ -131,13 +138,12 @@ async def test_several_resources_are_one_revision(bench: Bench) -> None:
 async def test_history_and_audit_tell_who_why_and_what(bench: Bench) -> None:
     pin = pb.Pin(model_version="a@1", reason="kept")
     made = await bench.commit(put(tenant("acme")), put(pin))
-    gone = await bench.commit(delete(pin))
+    gone = await bench.commit(Write(keys.key_of(pin), None))
     first, second = await bench.history()
     assert (first.revision, first.actor, first.action, first.reason) == (made.revision, "me", "test.Change", "because")
     assert first.HasField("at")
-    stored = await bench.store.get(keys.tenant_key("acme"))
-    assert stored is not None
-    assert first.changes[0] == pb.ResourceChange(resource="tenants/acme", before="", after=stored.value.decode())
+    assert (first.changes[0].resource, first.changes[0].before) == ("tenants/acme", "")
+    assert unpack(from_plain(json.loads(first.changes[0].after))) == tenant("acme")
     assert second.revision == gone.revision
     assert second.changes[0] == pb.ResourceChange(resource="pins/a@1", before=first.changes[1].after, after="")
     one, two = sorted(await bench.records(), key=lambda record: record.id)
@@ -248,18 +254,58 @@ async def test_more_than_a_transaction_takes_is_refused(bench: Bench) -> None:
 
 
 def test_secrets_and_bulk_stay_out_of_the_history() -> None:
-    key = keys.encode(pb.ApiKey(id="k", tenant="acme", hash=b"secret"))
-    assert json.loads(recorded(keys.api_key_key("k"), key)) == {"id": "k", "tenant": "acme"}
-    assert recorded(keys.api_key_key("k"), b"not JSON: secret") == ""
-    version = keys.encode(pb.ModelVersion(name="a", version="1", signature="s" * 900))
-    assert json.loads(recorded(keys.model_key("a", "1"), version)) == {"name": "a", "version": "1"}
-    budget = keys.encode(pb.ErrorBudget(route="generate", tier="*", windows=b"counts"))
-    assert json.loads(recorded(keys.budget_key("generate", "*"), budget)) == {"route": "generate", "tier": "*"}
-    alias = keys.encode(pb.Alias(name="a"))
-    assert recorded(keys.alias_key("a"), alias).encode() == alias
+    def told(message: Message) -> dict[str, Any]:
+        plain: dict[str, Any] = json.loads(recorded(pack(message)))
+        return plain.get("spec", plain.get("status", {}))
+
+    assert told(pb.ApiKey(id="k", tenant="acme", hash=b"secret")) == {"tenant": "acme"}
+    assert told(pb.ModelVersion(name="a", version="1", signature="s" * 900)) == {}
+    assert told(pb.ErrorBudget(route="generate", tier="*", windows=b"counts")) == {}
+    assert recorded(None) == ""
+
+
+def test_the_history_tells_the_same_of_the_same_and_no_revision() -> None:
+    wanted = pack(pb.Limits(tenant="acme", model="*", requests_per_minute=3))
+    wanted.metadata.labels["ü"], wanted.metadata.owner = "x", "team"
+    first = recorded(wanted)
+    wanted.metadata.revision = 9
+    assert recorded(wanted) == first
+    back = from_plain(json.loads(first))
+    assert back.metadata.labels == wanted.metadata.labels
+    assert "ü" in first
 
 
 def test_a_put_has_no_revision_of_its_own() -> None:
     write = put(pb.Tenant(id="acme", revision=7))
-    assert write == put(pb.Tenant(id="acme"))
-    assert delete(pb.Tenant(id="acme")) == Write(write.key, None)
+    assert write.resource is not None
+    assert encode(write.resource) == keys.encode(pb.Tenant(id="acme"))
+
+
+async def test_who_writes_a_message_leaves_labels_and_owner_as_they_are(bench: Bench) -> None:
+    """The rollout controller knows its rollout, and not whose directory it came from."""
+    first = pack(tenant("acme"))
+    first.metadata.labels["team"], first.metadata.owner = "search", "dir"
+    await bench.commit(Write(keys.key("tenants", "acme"), first))
+    done = await bench.commit(put(tenant("acme", "Acme")))
+
+    def metadata() -> tuple[dict[str, str], str]:
+        kv = bench.view.stored(keys.key("tenants", "acme"))
+        assert kv is not None
+        held = decode(kv.value, 0).metadata
+        return dict(held.labels), held.owner
+
+    assert metadata() == ({"team": "search"}, "dir")
+    change = done.changes[0]
+    assert [json.loads(each)["metadata"]["owner"] for each in (change.before, change.after)] == ["dir"] * 2
+    # Who writes a resource says both.
+    await bench.commit(Write(keys.key("tenants", "acme"), pack(tenant("acme"))))
+    assert metadata() == ({}, "")
+
+
+@pytest.mark.parametrize("value", [b"\xff", b"", b"\x0a"])
+async def test_what_cannot_be_read_can_be_replaced(bench: Bench, value: bytes) -> None:
+    result = await bench.store.txn(puts=[Put(keys.key("tenants", "acme"), value)])
+    await bench.view.wait_until(lambda snapshot: snapshot.revision >= result.revision)
+    done = await bench.commit(put(tenant("acme")))
+    assert done.changes[0].before == ""
+    assert bench.view.snapshot.tenants["acme"].plan == pb.PLAN_PAID

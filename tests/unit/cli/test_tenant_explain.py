@@ -81,7 +81,8 @@ def test_refusals_are_counted_by_reason_with_what_to_do() -> None:
     )
     assert made["recent"]["reasons"]["QUOTA_TOKENS"] == {"count": 3, "last": NOW - 50}
     assert made["findings"][0] == (
-        "3 of its last 5 requests: QUOTA_TOKENS, its tokens per minute are used up: `weir limits set tiny --tpm …`"
+        "3 of its last 5 requests: QUOTA_TOKENS, its tokens per minute are used up: "
+        "`weir set limits 'tiny/*' tokens_per_minute=…`"
     )
     assert made["findings"][1].startswith("1 of its last 5 requests: EVICTED_TTL")
     assert made["findings"][2] == "1 of its last 5 requests were served degraded: output_capped"
@@ -96,6 +97,25 @@ def test_limits_that_are_nearly_used_up_are_named() -> None:
     assert "it spent at least $0.00012 of $0.0001 per 1 h (*)" in made["findings"]
 
 
+def test_a_budget_is_told_in_the_periods_of_its_zone() -> None:
+    """At `NOW`, 1970-01-02 in UTC, it is still the first in Honolulu."""
+    tenant = pb.Tenant(id="tiny", plan=pb.PLAN_FREE, time_zone="Pacific/Honolulu")
+    budget = pb.Budget(tenant="tiny", monthly_microusd=1_000_000, daily_microusd=10_000)
+    spend = pb.Spend(tenant="tiny", day="1970-01-01", day_microusd=10_000, month="1969-12", month_microusd=999_999)
+    given: dict[str, Any] = {"tenants": {"tiny": tenant}, "budgets": {"tiny": budget}, "spend": {"tiny": spend}}
+    made = told(**given)
+    assert [(each["period"], each["spent_microusd"]) for each in made["budget"]] == [
+        ("1970-01", 0),
+        ("1970-01-01", 10_000),
+    ]
+    assert made["findings"] == [
+        "it spent $0.01 of its $0.01 for 1970-01-01, and is refused: `weir set budgets tiny daily_microusd=…`"
+    ]
+    budget.enforcement = pb.BUDGET_ENFORCEMENT_SOFT
+    assert "served all the same" in told(**given)["findings"][0]
+    assert told()["budget"] == []
+
+
 def test_what_was_spent_is_whole_when_the_log_is() -> None:
     for whole in (True, False):
         made = explain(Facts(snapshot(), [record(10)], NOW, whole), "tiny")
@@ -105,7 +125,7 @@ def test_what_was_spent_is_whole_when_the_log_is() -> None:
 def test_a_spend_cap_without_a_price_counts_nothing_and_says_so() -> None:
     made = told(record(10), prices={})
     assert made["limits"][0]["spent_microusd"] == 0
-    assert made["findings"] == ["its spend cap does not count weir-fast@1: no price; see `weir prices`"]
+    assert made["findings"] == ["its spend cap does not count weir-fast@1: no price; see `weir get prices`"]
 
 
 def test_slow_first_tokens_are_held_against_the_objective() -> None:

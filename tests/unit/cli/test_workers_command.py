@@ -5,18 +5,15 @@ from __future__ import annotations
 import io
 import json
 from contextlib import redirect_stdout
-from pathlib import Path
 from typing import Any
 
-import pytest
 from google.protobuf.duration_pb2 import Duration
-from typer.testing import CliRunner
 from weir.admission.v1 import admission_pb2 as admission
 from weir.registry.v1 import registry_pb2 as registry
 
-from services.cli.__main__ import build
-from services.cli.commands import calibrate, workers
-from services.cli.output import plain, print_table
+from libs.resources.forms import plain
+from services.cli.commands import workers
+from services.cli.output import print_table
 
 
 def endpoint(name: str, **fields: Any) -> dict[str, Any]:
@@ -25,7 +22,7 @@ def endpoint(name: str, **fields: Any) -> dict[str, Any]:
     )
     for field, value in fields.items():
         setattr(made, field, value)
-    return plain(made)
+    return plain(made, unset=True)
 
 
 def state(name: str, *, told: bool = True, draining: bool = False, **report: Any) -> dict[str, Any]:
@@ -36,14 +33,14 @@ def state(name: str, *, told: bool = True, draining: bool = False, **report: Any
     if told:
         made.report.CopyFrom(admission.CapacityReport(free_blocks=150, **report))
         made.report_age.CopyFrom(Duration(nanos=400_000_000))
-    return plain(made)
+    return plain(made, unset=True)
 
 
 def table(rows: list[dict[str, Any]]) -> list[str]:
     """The printed lines, cells between single bars."""
     out = io.StringIO()
     with redirect_stdout(out):
-        print_table(workers._COLUMNS, map(workers.cells, rows), empty="none")
+        print_table(workers._COLUMNS, map(workers.cells, rows), empty="none", wide=True)
     return out.getvalue().splitlines()
 
 
@@ -112,7 +109,7 @@ def test_versions_that_are_not_ready_are_listed_with_the_reason() -> None:
     made.model_states.add(model_version="m@1", state=registry.LOAD_STATE_READY)
     made.model_states.add(model_version="m@2", state=registry.LOAD_STATE_LOADING)
     made.model_states.add(model_version="m@3", state=registry.LOAD_STATE_FAILED, detail="m@3 is not signed")
-    rows = workers.merged([plain(made)], [state("w0"), state("w2", draining=True)])
+    rows = workers.merged([plain(made, unset=True)], [state("w0"), state("w2", draining=True)])
     assert workers.not_ready(rows) == [("w0", "m@2", "loading", ""), ("w0", "m@3", "failed", "m@3 is not signed")]
 
 
@@ -121,22 +118,3 @@ def test_a_draining_worker_that_left_the_registry_is_still_listed() -> None:
     assert (present["instance"], gone["instance"]) == ("w1", "w2")
     assert (gone["zone"], gone["model_versions"]) == ("zone-b", ["m@2"])
     assert "draining" in workers.cells(gone)
-
-
-def test_calibrate_runs_the_workers_module_and_passes_its_exit_code_on(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    package = tmp_path / "measured"
-    package.mkdir()
-    (package / "__init__.py").touch()
-    (package / "__main__.py").write_text(
-        "import json, sys\nopen('argv', 'w').write(json.dumps(sys.argv[1:]))\nsys.exit(3)"
-    )
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(calibrate, "MODULE", "measured")
-    given = ["calibrate", "--model", str(package), "--out", "x.toml", "--threads", "2", "--json"]
-    assert CliRunner().invoke(build(with_mesh=False), given).exit_code == 3
-    argv = json.loads((tmp_path / "argv").read_text())
-    assert argv[:4] == ["--model", str(package), "--threads", "2"]
-    assert argv[-3:] == ["--out", "x.toml", "--json"]
-    assert CliRunner().invoke(build(with_mesh=False), ["calibrate", "--model", str(tmp_path / "no")]).exit_code == 2

@@ -1,5 +1,8 @@
 """The reason set is closed and the same everywhere."""
 
+from string import printable
+from urllib.parse import quote
+
 import grpc
 import pytest
 from google.rpc import status_pb2
@@ -46,6 +49,28 @@ def test_a_status_carries_the_whole_error(error: WeirError) -> None:
 def test_a_rejection_carries_the_whole_error(error: WeirError) -> None:
     wire = error.to_rejection().SerializeToString()
     assert _fields(WeirError.from_rejection(errors_pb2.Rejection.FromString(wire))) == _fields(error)
+
+
+@given(st.lists(st.tuples(st.text(max_size=30), st.text(max_size=30)), max_size=5))
+def test_a_status_carries_all_faults_that_there_is_room_for(faults: list[tuple[str, str]]) -> None:
+    error = WeirError(Reason.INVALID_REQUEST, "no", faults=faults)
+    back = WeirError.from_status(status_pb2.Status.FromString(error.to_status().SerializeToString()))
+    assert back.faults == tuple(faults)
+
+
+WIDE = st.text(st.sampled_from("a\U0001f4a9"), min_size=300, max_size=3000)
+
+
+@given(st.text(max_size=3000) | WIDE, st.text(max_size=3000) | WIDE, st.integers(1, 3000))
+def test_no_error_is_too_large_for_trailers(text: str, field: str, count: int) -> None:
+    """gRPC takes 8 KiB: the message percent-encoded, and the status in base64."""
+    error = WeirError(Reason.INVALID_REQUEST, text, limit=field, faults=[(field, text)] * count)
+    status = error.to_status()
+    assert len(quote(status.message, safe=printable)) + 4 * (status.ByteSize() + 2) // 3 < 8192 - 256
+    back = WeirError.from_status(status)
+    told = [each for each in back.faults if each[0] != "…"]
+    if len(told) < count:
+        assert back.faults[-1] == ("…", f"and {count - len(told)} more")
 
 
 def test_an_unknown_reason_is_internal() -> None:

@@ -58,6 +58,6 @@ def test_one_that_answered_before_stays_up_for_its_operator(where: Site, cleared
         run(where)
     assert cleared == []
     assert (where.state / "env").exists()
-    assert (where.state / "mesh.json").exists()  # by which `weir models` finds the registry
+    assert (where.state / "mesh.json").exists()  # by which `weir get models` finds the registry
     with pytest.raises(up.NotAnsweringError):  # and nothing of this command holds the state directory
         run(where)

@@ -8,7 +8,6 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
 
 import pytest
-from google.protobuf import json_format
 from weir.registry.v1 import registry_pb2
 
 from libs.artifacts import check_blobs, manifest_digest, open_store, verify
@@ -17,54 +16,38 @@ from libs.pki import issue
 from libs.registry import MemoryStore, Put, RegistrySnapshot, plan_of, price_book, slo_of, snapshot_of
 from libs.registry.keys import ROOT as ROOT_KEY
 from libs.registry.keys import encode, key_of
+from libs.resources.codec import kind_of
 from libs.service.process import serve
 from services.cli.mesh import seed
 from services.cli.mesh.site import ROOT
-from services.registry import changes
 from services.registry.app import build
 from services.registry.config import Settings
 
 SEED = seed.load(ROOT)
 
 
-@pytest.mark.parametrize(("name", "path"), SEED.policies.items())
-def test_a_pattern_pack_becomes_a_policy(name: str, path: str) -> None:
-    policy = seed.policy(name, json.loads((ROOT / path).read_text()))
-    assert policy.id == name
-    assert len({rule.id for rule in policy.rules}) == len(policy.rules) > 0
+def test_the_files_are_resources_and_the_packs_become_policies() -> None:
+    made = {(kind_of(each).plural, each.metadata.name): each for each in seed.resources(ROOT)}  # type: ignore[union-attr]
+    for name in SEED.policies:
+        rules = made["safety", name].safety_policy.rules
+        assert len({rule.id for rule in rules}) == len(rules) > 0
+    tenants = {name: each.tenant for (plural, name), each in made.items() if plural == "tenants"}
+    assert tenants["acme"].plan == tenants["globex"].plan == registry_pb2.PLAN_PAID
+    assert made["limits", "acme/*"].limits == made["limits", "globex/*"].limits
+    assert made["limits", "tiny/*"].limits.requests_per_minute < 10
+    assert SEED.keys.keys() == tenants.keys()
+    assert SEED.keys["admin"] == ("admin", "models.read")
 
 
-def test_tenants_are_of_equal_plan_but_the_tiny_one() -> None:
-    tenants = {tenant.id: tenant for tenant in SEED.tenants}
-    assert tenants["acme"].plan == tenants["globex"].plan == "PLAN_PAID"
-    assert tenants["acme"].limits == tenants["globex"].limits
-    assert tenants["tiny"].limits["requests_per_minute"] < 10
-    assert tenants["admin"].scopes == ("admin", "models.read")
-    for tenant in SEED.tenants:
-        json_format.ParseDict({"tenant": tenant.id, **tenant.limits}, registry_pb2.Limits())
-        registry_pb2.Plan.Value(tenant.plan)
-
-
-def test_plans_objectives_and_prices_are_ones_that_the_registry_takes() -> None:
-    models = {json.loads((ROOT / spec.folder / "manifest.json").read_text())["name"] for spec in SEED.models}
-    plans = [json_format.ParseDict(each, registry_pb2.PlanPolicy()) for each in SEED.plans]
-    registered = RegistrySnapshot(
-        aliases={name: registry_pb2.Alias(name=name) for name in models},
-        plans={plan.id: plan for plan in plans},
-        tenants={tenant.id: registry_pb2.Tenant(id=tenant.id, plan=tenant.plan) for tenant in SEED.tenants},
-        slos={(slo.route, slo.tier): slo for slo in (json_format.ParseDict(s, registry_pb2.Slo()) for s in SEED.slos)},
-        prices={price["model"]: json_format.ParseDict(price, registry_pb2.Price()) for price in SEED.prices},
-    )
-    for plan in plans:
-        changes.set_plan_policy(registered, plan)
-    for slo in registered.slos.values():
-        changes.set_slo(registered, slo)
-    for price in registered.prices.values():
-        changes.set_price(registered, price)
-    assert [step.WhichOneof("step") for step in plan_of(registered, "tiny").ladder] == ["cap_output", "smaller_model"]
-    assert not plan_of(registered, "acme").ladder
-    assert all(slo_of(registered, "generate", spec.tier) for spec in SEED.models)
-    assert all(price_book(registered).find(f"{name}@1") for name in models)
+def test_a_wrong_file_is_named(tmp_path: Path) -> None:
+    shutil.copytree(ROOT / seed.FOLDER, tmp_path / seed.FOLDER)
+    shutil.copytree(ROOT / "services/safety/packs", tmp_path / "services/safety/packs")
+    (tmp_path / seed.FOLDER / "zz.yaml").write_text("kind: Tenat")
+    with pytest.raises(seed.SeedError, match=r"zz\.yaml:1: .*Tenat"):
+        seed.resources(tmp_path)
+    (tmp_path / seed.FOLDER / "zz.yaml").write_text("a: [")
+    with pytest.raises(seed.SeedError, match=r"zz\.yaml"):
+        seed.resources(tmp_path)
 
 
 @contextlib.asynccontextmanager
@@ -111,6 +94,11 @@ async def test_only_what_is_missing_is_planted(tmp_path: Path) -> None:
         planted = await planted_in(store)
         assert (set(planted.plans), len(planted.slos), len(planted.prices)) == ({"paid", "free"}, 2, 2)
         assert planted.limits["tiny", "*"].spend_microusd > 0
+        names = {json.loads((ROOT / spec.folder / "manifest.json").read_text())["name"] for spec in SEED.models}
+        assert [step.WhichOneof("step") for step in plan_of(planted, "tiny").ladder] == ["cap_output", "smaller_model"]
+        assert not plan_of(planted, "acme").ladder
+        assert all(slo_of(planted, "generate", spec.tier) for spec in SEED.models)
+        assert all(price_book(planted).find(f"{name}@1") for name in names)
         operators = registry_pb2.PlanPolicy(id="free", weight=3)
         revision = (await store.txn(puts=[Put(key_of(operators), encode(operators))])).revision
         again = await plant(**first.keys)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from libs.quota import ALL_MODELS, MINUTE_NS, Admitted, Ask, Denied, Ledger, LimitSpec, Logged, Replica
+from libs.quota import ALL_MODELS, MINUTE_NS, Admitted, Ask, BudgetSpec, Denied, Ledger, LimitSpec, Logged, Replica
 from libs.quota.settled import SettledIds
 
 SECOND = 1_000_000_000
@@ -16,6 +16,7 @@ LIMIT = 1000
 def replica(name: str, life: str = "1", *, keep_log: bool = False, limit: int = LIMIT) -> Replica:
     ledger = Ledger(part=(name, life), track_changes=True)
     ledger.apply_limits({("acme", ALL_MODELS): LimitSpec(100, limit, 20, spend_microusd=10**6)}, 0)
+    ledger.apply_budgets({"acme": BudgetSpec(monthly_microusd=10**9)})
     return Replica(ledger, keep_log=keep_log)
 
 
@@ -300,11 +301,13 @@ def test_after_any_history_all_replicas_agree_on_what_was_used(events) -> None:
         elif action == "edge":
             requests += isinstance(replicas[name].ledger.admit_edge("acme", requests=1, tokens=0, now=now), Admitted)
         elif action == "restart":
-            # All that it decided was told before it went; its memory is another's state.
+            # All that it decided was told before it went, and what had been lost on its way asked for; its memory is
+            # another's state.
             publish(name)
             for target in names:
                 if target != name:
                     deliver(name, target)
+                    fetch(name, target)
                     waiting[target, name].clear()
             lives[name] += 1
             replicas[name] = replica(name, str(lives[name]))
@@ -335,3 +338,5 @@ def test_after_any_history_all_replicas_agree_on_what_was_used(events) -> None:
     assert tokens_left == max(0, LIMIT - sum(settled.values()) - reserved)
     assert requests_left == max(0, 100 - requests)
     assert now < MINUTE_NS
+    budgets = [replicas[name].ledger.budgets.of("acme") for name in names]
+    assert {budget.record(now).month.microusd for budget in budgets if budget} == {sum(settled.values())}

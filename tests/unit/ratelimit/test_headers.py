@@ -63,6 +63,7 @@ def test_jitter_is_upward_and_little(wait: int, chance: float) -> None:
     later = jittered(wait, chance)
     assert later is not None
     assert wait <= later <= wait + max(wait // 10, 100_000_000)
+    assert later <= wait + 60_000_000_000
     assert jittered(None, chance) is None
 
 
@@ -74,7 +75,13 @@ def test_the_refusing_limit_speaks_for_itself() -> None:
 
 @pytest.mark.parametrize(
     ("kind", "field"),
-    [(LimitKind.REQUESTS, "requests"), (LimitKind.CONCURRENCY, "concurrency"), (LimitKind.SPEND, "spend")],
+    [
+        (LimitKind.REQUESTS, "requests"),
+        (LimitKind.CONCURRENCY, "concurrency"),
+        (LimitKind.SPEND, "spend"),
+        (LimitKind.BUDGET_DAY, "spend"),
+        (LimitKind.BUDGET_MONTH, "spend"),
+    ],
 )
 def test_each_limit_has_its_place(kind: LimitKind, field: str) -> None:
     report = LimitReport(7, 0, 9)

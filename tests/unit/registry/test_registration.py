@@ -10,7 +10,7 @@ from weir.registry.v1 import registry_pb2 as pb
 from libs.registry import EndpointRegistration, MemoryStore, Put, RegistryView, keys
 
 ENDPOINT = pb.Endpoint(service="worker", instance="worker-0", address="127.0.0.1:7")
-KEY = keys.endpoint_key("worker", "worker-0")
+KEY = keys.key("endpoints", "worker/worker-0")
 
 
 @pytest.fixture

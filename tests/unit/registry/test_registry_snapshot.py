@@ -13,6 +13,8 @@ from weir.registry.v1 import registry_pb2 as pb
 
 from libs.registry import MemoryStore, Put, RegistrySnapshot, WatchEvent, apply_events, keys, snapshot_of
 from libs.registry.diff import listing_diff
+from libs.registry.snapshot import following
+from libs.resources.snapshot import ATTRIBUTE, KINDS
 
 
 def event(message: Message, revision: int) -> WatchEvent:
@@ -70,7 +72,7 @@ def test_collections_cannot_be_changed() -> None:
 
 
 def test_unreadable_value_is_a_fault_until_it_is_mended() -> None:
-    key = keys.tenant_key("acme")
+    key = keys.key("tenants", "acme")
     good = apply_events(RegistrySnapshot(), [event(pb.Tenant(id="acme"), 2), event(pb.Tenant(id="globex"), 2)], 2)
     bad = apply_events(good, [WatchEvent(key, b"\xff{", 3)], 3)
     assert set(bad.tenants) == {"globex"}
@@ -80,11 +82,13 @@ def test_unreadable_value_is_a_fault_until_it_is_mended() -> None:
 
 
 def test_unknown_fields_and_foreign_keys_are_tolerated() -> None:
+    from_the_future = b"\xd2\x3e\x01x"
     events = [
-        WatchEvent(keys.tenant_key("acme"), b'{"id":"acme","from_the_future":1}', 2),
+        WatchEvent(keys.key("tenants", "acme"), keys.encode(pb.Tenant(id="acme")) + from_the_future, 2),
         WatchEvent(keys.AUDIT_OUTBOX + "r1", b"\x00", 2),
-        WatchEvent(keys.LIMITS + "no-model", b"{}", 2),
-        WatchEvent("/weir/v1/elsewhere/x", b"{}", 2),
+        WatchEvent(keys.key("limits", "no-model"), keys.encode(pb.Limits(tenant="no", model="model")), 2),
+        WatchEvent("/weir/v2/elsewhere/x", b"", 2),
+        WatchEvent("/weir/v1/tenants/old", b"{}", 2),
     ]
     snapshot = apply_events(RegistrySnapshot(), events, 2)
     assert set(snapshot.tenants) == {"acme"}
@@ -92,29 +96,59 @@ def test_unknown_fields_and_foreign_keys_are_tolerated() -> None:
     assert not snapshot.limits
 
 
-def test_encoding_is_canonical() -> None:
-    limits = pb.Limits(tenant="acme", model="*", requests_per_minute=3, max_output=1)
-    assert keys.encode(limits) == b'{"max_output": 1, "model": "*", "requests_per_minute": "3", "tenant": "acme"}'
+@pytest.mark.parametrize(
+    "message", [pb.Tenant(id="other"), pb.Limits(tenant="acme", model="*"), pb.PlanPolicy(id="acme")]
+)
+def test_what_says_that_it_is_something_else_is_a_fault(message: Message) -> None:
+    key = keys.key("tenants", "acme")
+    snapshot = apply_events(RegistrySnapshot(), [WatchEvent(key, keys.encode(message), 2)], 2)
+    assert not snapshot.tenants
+    assert set(snapshot.faults) == {key}
 
 
 def test_foreign_message_has_no_key() -> None:
-    with pytest.raises(TypeError):
-        keys.key_of(pb.ListKeysRequest())
+    with pytest.raises(KeyError):
+        keys.key_of(pb.GetRequest())
+
+
+def test_kinds_that_are_not_followed_are_unknown_and_not_empty() -> None:
+    empty = following({"tenants", "limits"})
+    snapshot = apply_events(empty, [event(message, 7) for message in EVERYTHING], 7, kinds={"tenants", "limits"})
+    assert set(snapshot.tenants) == {"acme"}
+    assert set(snapshot.limits) == {("acme", "*")}
+    for kind in KINDS:
+        collection = getattr(snapshot, ATTRIBUTE[kind.plural])
+        if kind.plural in ("tenants", "limits"):
+            continue
+        for look in (lambda c: c.get("x"), len, list, bool, lambda c: "x" in c, lambda c: c["x"]):
+            with pytest.raises(RuntimeError, match="kinds"):
+                look(collection)
 
 
 _KEYS = st.sampled_from(
     [
-        *(keys.tenant_key(name) for name in "abc"),
-        keys.limits_key("a", "*"),
-        keys.limits_key("a", "m@1"),
-        keys.slo_key("generate", "*"),
-        keys.level_key("demo"),
-        keys.endpoint_key("worker", "w0"),
+        *(keys.key("tenants", name) for name in "abc"),
+        keys.key("limits", "a/*"),
+        keys.key("limits", "a/m@1"),
+        keys.key("slos", "generate/*"),
+        keys.key("levels", "demo"),
+        keys.key("endpoints", "worker/w0"),
         keys.AUDIT_OUTBOX + "x",
-        keys.TENANTS,
+        keys.key("tenants", ""),
     ]
 )
-_VALUES = st.sampled_from([None, b"{}", b'{"zone":"z"}', b"broken", b"\xff\xfe", b'{"id":"a"}', b'{"tenant":"a"}'])
+_VALUES = st.sampled_from(
+    [
+        None,
+        b"",
+        b"broken",
+        b"\xff\xfe",
+        *(keys.encode(pb.Tenant(id=name, plan=plan)) for name in "ab" for plan in (0, 1)),
+        keys.encode(pb.Limits(tenant="a", model="*")),
+        keys.encode(pb.PoolLevel(pool="demo")),
+        keys.encode(pb.Endpoint(service="worker", instance="w0", zone="z")),
+    ]
+)
 _TRANSACTIONS = st.lists(st.dictionaries(_KEYS, _VALUES, min_size=1, max_size=4), max_size=12)
 
 

@@ -16,8 +16,13 @@ from libs.changes import Writer
 from libs.clock import ManualClock
 from libs.errors import Reason, WeirError
 from libs.registry import Compare, MemoryStore, Put, RegistryView, TxnResult, keys
-from services.registry import changes
+from libs.resources.codec import decode
+from libs.resources.kind import Role
+from services.registry import applying
+from services.registry.admitting import Call
 from services.registry.outbox import AuditOutbox
+from services.registry.policy.access import Grant
+from tests.support.registry_service import resource, tenant
 
 
 class FaultyStore(MemoryStore):
@@ -33,7 +38,10 @@ class FaultyStore(MemoryStore):
         fault = self.faults.pop(0) if self.faults and compares else ""
         if fault == "race":
             await super().txn(
-                puts=[Put(keys.FENCE, b"somebody else"), Put(keys.tenant_key("other"), b'{"id":"other"}')]
+                puts=[
+                    Put(keys.FENCE, b"somebody else"),
+                    Put(keys.key("tenants", "other"), keys.encode(pb.Tenant(id="other"))),
+                ]
             )
         if fault == "before":
             raise WeirError(Reason.DEPENDENCY_UNAVAILABLE, "lost")
@@ -77,10 +85,17 @@ class Bench:
             written=self.outbox.notify,
         )
 
-    async def set_tenant(self, tenant: str, revision: int = -1) -> int:
-        wanted = pb.Tenant(id=tenant, plan=pb.PLAN_PAID, revision=revision)
+    def stored(self, key: str) -> pb.Resource | None:
+        kv = self.view.stored(key)
+        return decode(kv.value, kv.mod_revision) if kv is not None else None
+
+    async def set_tenant(self, name: str, revision: int = 0) -> int:
+        request = pb.ApplyRequest(resources=[resource(tenant(name), revision=revision)])
+        call = Call(Grant("me", frozenset({Role.OWNER})), 0.0, "id")
         done = await self.writer.commit(
-            actor="me", action="registry.SetTenant", plan=lambda snapshot: changes.set_tenant(snapshot, wanted)
+            actor="me",
+            action="registry.Apply",
+            plan=lambda snapshot: applying.apply(snapshot, request, call, self.stored),
         )
         return done.revision
 
@@ -101,7 +116,7 @@ async def bench() -> AsyncIterator[Bench]:
 @pytest.mark.parametrize("fault", ["before", "after"])
 async def test_a_lost_answer_changes_and_audits_once(bench: Bench, fault: str) -> None:
     bench.store.faults = [fault]
-    revision = await bench.set_tenant("acme", revision=0)
+    revision = await bench.set_tenant("acme", revision=-1)
     assert bench.view.snapshot.tenants["acme"].revision == revision
     await bench.outbox.wait_empty()
     assert [record.admin.revision for record in bench.audit.records] == [revision]

@@ -5,14 +5,14 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import stat
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
 
 import pytest
 from google.protobuf.message import Message
 from weir.registry.v1 import registry_pb2 as pb
 
-from libs.registry import KeyValue, Listing, MemoryStore, Put, RegistrySnapshot, RegistryView, cache, keys
+from libs.registry import KeyValue, Listing, MemoryStore, Put, RegistrySnapshot, RegistryView, WatchBatch, cache, keys
 
 
 async def write(store: MemoryStore, message: Message) -> None:
@@ -41,7 +41,7 @@ async def test_follows_the_store() -> None:
         assert set(view.snapshot.tenants) == {"acme"}
         await write(store, pb.Tenant(id="globex"))
         await view.wait_until(lambda snapshot: "globex" in snapshot.tenants)
-        await store.txn(deletes=[keys.tenant_key("acme")])
+        await store.txn(deletes=[keys.key("tenants", "acme")])
         await view.wait_until(lambda snapshot: "acme" not in snapshot.tenants)
         assert view.revision == store.revision
 
@@ -62,7 +62,7 @@ async def test_compaction_during_an_outage() -> None:
         assert view.snapshot is kept
         assert not view.live
         store.set_available(True)
-        await store.txn(deletes=[keys.tenant_key("acme")])
+        await store.txn(deletes=[keys.key("tenants", "acme")])
         await write(store, pb.Tenant(id="globex"))
         store.compact()
         await view.wait_until(lambda snapshot: set(snapshot.tenants) == {"globex"})
@@ -117,6 +117,76 @@ async def test_starts_from_the_cache_without_the_store(tmp_path: Path) -> None:
         await write(store, pb.Tenant(id="globex"))
         await view.wait_until(lambda snapshot: set(snapshot.tenants) == {"acme", "globex"})
         assert view.live
+
+
+async def changed_behind_the_cache(store: MemoryStore) -> None:
+    await store.txn(deletes=[keys.key("tenants", "gone")])
+    await write(store, pb.Tenant(id="globex"))
+
+
+async def unchanged(store: MemoryStore) -> None:
+    await store.txn(puts=[Put(keys.HISTORY + "x", b"")])
+
+
+@pytest.mark.parametrize("meanwhile", [changed_behind_the_cache, unchanged])
+async def test_what_the_cache_did_not_know_is_told_as_one_merged_batch(
+    tmp_path: Path, meanwhile: Callable[[MemoryStore], Awaitable[None]]
+) -> None:
+    """Whoever follows the batches of a view must not take its first state for the store's."""
+    file, store = tmp_path / "registry.cache", MemoryStore()
+    await write(store, pb.Tenant(id="acme"))
+    await write(store, pb.Tenant(id="gone"))
+    async with running(RegistryView(store, cache_file=file)):
+        await saved(file)
+    await meanwhile(store)
+    store.set_available(False)
+    view, batches = RegistryView(store, cache_file=file), list[WatchBatch]()
+    view.on_batch(batches.append)
+    async with running(view), asyncio.timeout(5):
+        await view.wait_ready()
+        assert not batches
+        store.set_available(True)
+        await view.wait_until(lambda snapshot: snapshot.revision == store.revision)
+        [batch] = batches
+        assert (batch.merged, batch.revision) == (True, store.revision)
+        told = {event.key: event.value is None for event in batch.events}
+        expected = {keys.key("tenants", "gone"): True, keys.key("tenants", "globex"): False}
+        assert told == (expected if meanwhile is changed_behind_the_cache else {})
+        assert view.listing() == await store.get_prefix(keys.ROOT)
+
+
+async def test_a_cache_of_another_history_is_replaced(tmp_path: Path) -> None:
+    """The store was restored: at equal revisions it has other values."""
+    file, store = tmp_path / "registry.cache", MemoryStore()
+    await write(store, pb.Tenant(id="acme", display_name="new"))
+    cache.save(
+        file,
+        Listing(
+            (
+                KeyValue(keys.key("tenants", "acme"), keys.encode(pb.Tenant(id="acme", display_name="old")), 2),
+                KeyValue(keys.key("tenants", "gone"), keys.encode(pb.Tenant(id="gone")), 9),
+            ),
+            9,
+        ),
+    )
+    async with running(RegistryView(store, cache_file=file)) as view, asyncio.timeout(5):
+        await view.wait_until(lambda snapshot: snapshot.revision == store.revision)
+        assert {name: each.display_name for name, each in view.snapshot.tenants.items()} == {"acme": "new"}
+
+
+async def test_only_the_kinds_that_are_followed_are_known() -> None:
+    store = MemoryStore()
+    await write(store, pb.Tenant(id="acme"))
+    async with running(RegistryView(store, kinds=["tenants"])) as view, asyncio.timeout(5):
+        with pytest.raises(RuntimeError):
+            len(view.snapshot.limits)
+        await view.wait_ready()
+        await write(store, pb.Limits(tenant="acme", model="*"))
+        await write(store, pb.Tenant(id="globex"))
+        snapshot = await view.wait_until(lambda snapshot: len(snapshot.tenants) == 2)
+        with pytest.raises(RuntimeError, match="kinds"):
+            snapshot.limits.get(("acme", "*"))
+        assert view.stored(keys.key("limits", "acme/*"))
 
 
 @pytest.mark.parametrize("damage", ["flip", "cut", "empty", "garbage"])

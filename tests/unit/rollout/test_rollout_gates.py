@@ -111,7 +111,7 @@ def test_where_nothing_has_a_price_nothing_is_dearer() -> None:
 def test_without_a_price_of_either_it_says_what_is_missing(ours: float, theirs: float, reference: float) -> None:
     status = cost_gate(priced(ours, 40, reference), priced(theirs, 90, reference))
     assert status.verdict is Verdict.UNDECIDED
-    assert "one has no price, so they cannot be compared (weir prices)" in status.text
+    assert "one has no price, so they cannot be compared (weir get prices)" in status.text
 
 
 def test_a_price_that_changes_for_both_while_a_step_runs_is_no_difference() -> None:

@@ -1,4 +1,4 @@
-"""`weir simulate`: options, output, and that both always say what they are."""
+"""`weir simulate` (tests/unit/cli has the command): options, output, and that both always say what they are."""
 
 from __future__ import annotations
 
@@ -6,10 +6,7 @@ import json
 from pathlib import Path
 
 import pytest
-from typer.testing import CliRunner
 
-from services.cli.__main__ import build
-from services.cli.commands import simulate
 from simulation.__main__ import main, parser, scenario_of
 
 SMALL = ("--workers", "2", "--seconds", "6")
@@ -59,19 +56,3 @@ def test_a_scenario_that_makes_no_sense_is_one_line_of_error(
     error = capsys.readouterr().err
     assert error.startswith("error: ")
     assert len(error.splitlines()) == 1
-
-
-def test_weir_simulate_passes_its_options_and_the_exit_code_on(capfd: pytest.CaptureFixture[str]) -> None:
-    app = build(with_mesh=False)
-    given = ["simulate", "--preset", "flood", "--workers", "1", "--seconds", "3", "--seed", "4", "--json"]
-    assert CliRunner().invoke(app, given).exit_code == 0
-    told = json.loads(capfd.readouterr().out)
-    assert (told["scenario"], told["workers"], told["seed"]) == ("flood", 1, 4)
-    assert CliRunner().invoke(app, ["simulate", "missing.toml"]).exit_code == 1
-
-
-def test_without_the_simulation_weir_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(simulate, "MODULE", "no_such_simulation")
-    result = CliRunner().invoke(build(with_mesh=False), ["simulate"])
-    assert result.exit_code == 1
-    assert "not installed" in result.output

@@ -50,6 +50,7 @@ class Reason(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     REASON_REJECTED_OVERLOAD: _ClassVar[Reason]
     REASON_SLOW_READER: _ClassVar[Reason]
     REASON_PREEMPTED: _ClassVar[Reason]
+    REASON_REVISION_GONE: _ClassVar[Reason]
 REASON_UNSPECIFIED: Reason
 REASON_INVALID_REQUEST: Reason
 REASON_MODEL_NOT_FOUND: Reason
@@ -89,6 +90,7 @@ REASON_QUOTA_SPEND: Reason
 REASON_REJECTED_OVERLOAD: Reason
 REASON_SLOW_READER: Reason
 REASON_PREEMPTED: Reason
+REASON_REVISION_GONE: Reason
 
 class Rejection(_message.Message):
     __slots__ = ("reason", "message", "limit", "retry_after")

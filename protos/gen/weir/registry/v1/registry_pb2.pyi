@@ -69,6 +69,20 @@ class GateAction(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     GATE_ACTION_ROLL_BACK: _ClassVar[GateAction]
     GATE_ACTION_HOLD: _ClassVar[GateAction]
 
+class BudgetEnforcement(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    BUDGET_ENFORCEMENT_UNSPECIFIED: _ClassVar[BudgetEnforcement]
+    BUDGET_ENFORCEMENT_HARD: _ClassVar[BudgetEnforcement]
+    BUDGET_ENFORCEMENT_SOFT: _ClassVar[BudgetEnforcement]
+
+class Outcome(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    OUTCOME_UNSPECIFIED: _ClassVar[Outcome]
+    OUTCOME_CREATED: _ClassVar[Outcome]
+    OUTCOME_CHANGED: _ClassVar[Outcome]
+    OUTCOME_UNCHANGED: _ClassVar[Outcome]
+    OUTCOME_DELETED: _ClassVar[Outcome]
+
 class Steering(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     __slots__ = ()
     STEERING_UNSPECIFIED: _ClassVar[Steering]
@@ -76,6 +90,8 @@ class Steering(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     STEERING_PROMOTE: _ClassVar[Steering]
     STEERING_PAUSE: _ClassVar[Steering]
     STEERING_RESUME: _ClassVar[Steering]
+    STEERING_ABORT: _ClassVar[Steering]
+    STEERING_RESTART: _ClassVar[Steering]
 PLAN_UNSPECIFIED: Plan
 PLAN_FREE: Plan
 PLAN_PAID: Plan
@@ -109,11 +125,98 @@ ROLLOUT_PHASE_ABORTED: RolloutPhase
 GATE_ACTION_UNSPECIFIED: GateAction
 GATE_ACTION_ROLL_BACK: GateAction
 GATE_ACTION_HOLD: GateAction
+BUDGET_ENFORCEMENT_UNSPECIFIED: BudgetEnforcement
+BUDGET_ENFORCEMENT_HARD: BudgetEnforcement
+BUDGET_ENFORCEMENT_SOFT: BudgetEnforcement
+OUTCOME_UNSPECIFIED: Outcome
+OUTCOME_CREATED: Outcome
+OUTCOME_CHANGED: Outcome
+OUTCOME_UNCHANGED: Outcome
+OUTCOME_DELETED: Outcome
 STEERING_UNSPECIFIED: Steering
 STEERING_ADVANCE: Steering
 STEERING_PROMOTE: Steering
 STEERING_PAUSE: Steering
 STEERING_RESUME: Steering
+STEERING_ABORT: Steering
+STEERING_RESTART: Steering
+
+class Resource(_message.Message):
+    __slots__ = ("metadata", "tenant", "limits", "plan", "slo", "price", "budget", "safety_policy", "trust", "role", "model", "alias", "pin", "rollout", "switch", "key", "rollout_state", "error_budget", "level", "endpoint", "spend")
+    METADATA_FIELD_NUMBER: _ClassVar[int]
+    TENANT_FIELD_NUMBER: _ClassVar[int]
+    LIMITS_FIELD_NUMBER: _ClassVar[int]
+    PLAN_FIELD_NUMBER: _ClassVar[int]
+    SLO_FIELD_NUMBER: _ClassVar[int]
+    PRICE_FIELD_NUMBER: _ClassVar[int]
+    BUDGET_FIELD_NUMBER: _ClassVar[int]
+    SAFETY_POLICY_FIELD_NUMBER: _ClassVar[int]
+    TRUST_FIELD_NUMBER: _ClassVar[int]
+    ROLE_FIELD_NUMBER: _ClassVar[int]
+    MODEL_FIELD_NUMBER: _ClassVar[int]
+    ALIAS_FIELD_NUMBER: _ClassVar[int]
+    PIN_FIELD_NUMBER: _ClassVar[int]
+    ROLLOUT_FIELD_NUMBER: _ClassVar[int]
+    SWITCH_FIELD_NUMBER: _ClassVar[int]
+    KEY_FIELD_NUMBER: _ClassVar[int]
+    ROLLOUT_STATE_FIELD_NUMBER: _ClassVar[int]
+    ERROR_BUDGET_FIELD_NUMBER: _ClassVar[int]
+    LEVEL_FIELD_NUMBER: _ClassVar[int]
+    ENDPOINT_FIELD_NUMBER: _ClassVar[int]
+    SPEND_FIELD_NUMBER: _ClassVar[int]
+    metadata: Metadata
+    tenant: Tenant
+    limits: Limits
+    plan: PlanPolicy
+    slo: Slo
+    price: Price
+    budget: Budget
+    safety_policy: SafetyPolicy
+    trust: TrustPolicy
+    role: RoleBinding
+    model: ModelVersion
+    alias: Alias
+    pin: Pin
+    rollout: Rollout
+    switch: RolloutSwitch
+    key: ApiKey
+    rollout_state: RolloutState
+    error_budget: ErrorBudget
+    level: PoolLevel
+    endpoint: Endpoint
+    spend: Spend
+    def __init__(self, metadata: _Optional[_Union[Metadata, _Mapping]] = ..., tenant: _Optional[_Union[Tenant, _Mapping]] = ..., limits: _Optional[_Union[Limits, _Mapping]] = ..., plan: _Optional[_Union[PlanPolicy, _Mapping]] = ..., slo: _Optional[_Union[Slo, _Mapping]] = ..., price: _Optional[_Union[Price, _Mapping]] = ..., budget: _Optional[_Union[Budget, _Mapping]] = ..., safety_policy: _Optional[_Union[SafetyPolicy, _Mapping]] = ..., trust: _Optional[_Union[TrustPolicy, _Mapping]] = ..., role: _Optional[_Union[RoleBinding, _Mapping]] = ..., model: _Optional[_Union[ModelVersion, _Mapping]] = ..., alias: _Optional[_Union[Alias, _Mapping]] = ..., pin: _Optional[_Union[Pin, _Mapping]] = ..., rollout: _Optional[_Union[Rollout, _Mapping]] = ..., switch: _Optional[_Union[RolloutSwitch, _Mapping]] = ..., key: _Optional[_Union[ApiKey, _Mapping]] = ..., rollout_state: _Optional[_Union[RolloutState, _Mapping]] = ..., error_budget: _Optional[_Union[ErrorBudget, _Mapping]] = ..., level: _Optional[_Union[PoolLevel, _Mapping]] = ..., endpoint: _Optional[_Union[Endpoint, _Mapping]] = ..., spend: _Optional[_Union[Spend, _Mapping]] = ...) -> None: ...
+
+class Metadata(_message.Message):
+    __slots__ = ("name", "namespace", "revision", "labels", "owner")
+    class LabelsEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: str
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[str] = ...) -> None: ...
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    NAMESPACE_FIELD_NUMBER: _ClassVar[int]
+    REVISION_FIELD_NUMBER: _ClassVar[int]
+    LABELS_FIELD_NUMBER: _ClassVar[int]
+    OWNER_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    namespace: str
+    revision: int
+    labels: _containers.ScalarMap[str, str]
+    owner: str
+    def __init__(self, name: _Optional[str] = ..., namespace: _Optional[str] = ..., revision: _Optional[int] = ..., labels: _Optional[_Mapping[str, str]] = ..., owner: _Optional[str] = ...) -> None: ...
+
+class ResourceName(_message.Message):
+    __slots__ = ("kind", "name", "revision")
+    KIND_FIELD_NUMBER: _ClassVar[int]
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    REVISION_FIELD_NUMBER: _ClassVar[int]
+    kind: str
+    name: str
+    revision: int
+    def __init__(self, kind: _Optional[str] = ..., name: _Optional[str] = ..., revision: _Optional[int] = ...) -> None: ...
 
 class ModelVersion(_message.Message):
     __slots__ = ("name", "version", "digest", "artifacts", "source", "architecture", "context_length", "tier", "pool", "sampling_defaults", "eos_token_ids", "safety_policy", "training_data_sha256", "created_at", "chat_template_sha256", "namespace", "signature", "schema_sha256", "offline_metrics", "provenance", "safety_policy_version", "tokenizer_sha256")
@@ -227,7 +330,7 @@ class AliasTarget(_message.Message):
     def __init__(self, model_version: _Optional[str] = ..., weight: _Optional[int] = ..., arm: _Optional[str] = ...) -> None: ...
 
 class Tenant(_message.Message):
-    __slots__ = ("id", "display_name", "plan", "weight", "workloads", "safety_policy", "safety_fail_mode", "audit_required", "max_deadline", "training_allowed", "jwt_issuer", "revision", "plan_policy")
+    __slots__ = ("id", "display_name", "plan", "weight", "workloads", "safety_policy", "safety_fail_mode", "audit_required", "max_deadline", "training_allowed", "jwt_issuer", "revision", "plan_policy", "time_zone")
     ID_FIELD_NUMBER: _ClassVar[int]
     DISPLAY_NAME_FIELD_NUMBER: _ClassVar[int]
     PLAN_FIELD_NUMBER: _ClassVar[int]
@@ -241,6 +344,7 @@ class Tenant(_message.Message):
     JWT_ISSUER_FIELD_NUMBER: _ClassVar[int]
     REVISION_FIELD_NUMBER: _ClassVar[int]
     PLAN_POLICY_FIELD_NUMBER: _ClassVar[int]
+    TIME_ZONE_FIELD_NUMBER: _ClassVar[int]
     id: str
     display_name: str
     plan: Plan
@@ -254,7 +358,8 @@ class Tenant(_message.Message):
     jwt_issuer: str
     revision: int
     plan_policy: str
-    def __init__(self, id: _Optional[str] = ..., display_name: _Optional[str] = ..., plan: _Optional[_Union[Plan, str]] = ..., weight: _Optional[float] = ..., workloads: _Optional[_Iterable[str]] = ..., safety_policy: _Optional[str] = ..., safety_fail_mode: _Optional[_Union[FailMode, str]] = ..., audit_required: _Optional[bool] = ..., max_deadline: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., training_allowed: _Optional[bool] = ..., jwt_issuer: _Optional[str] = ..., revision: _Optional[int] = ..., plan_policy: _Optional[str] = ...) -> None: ...
+    time_zone: str
+    def __init__(self, id: _Optional[str] = ..., display_name: _Optional[str] = ..., plan: _Optional[_Union[Plan, str]] = ..., weight: _Optional[float] = ..., workloads: _Optional[_Iterable[str]] = ..., safety_policy: _Optional[str] = ..., safety_fail_mode: _Optional[_Union[FailMode, str]] = ..., audit_required: _Optional[bool] = ..., max_deadline: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., training_allowed: _Optional[bool] = ..., jwt_issuer: _Optional[str] = ..., revision: _Optional[int] = ..., plan_policy: _Optional[str] = ..., time_zone: _Optional[str] = ...) -> None: ...
 
 class ApiKey(_message.Message):
     __slots__ = ("id", "tenant", "hash", "scopes", "note", "created_at", "expires_at", "revoked_at")
@@ -773,79 +878,219 @@ class ResourceChange(_message.Message):
     after: str
     def __init__(self, resource: _Optional[str] = ..., before: _Optional[str] = ..., after: _Optional[str] = ...) -> None: ...
 
-class ExportedValue(_message.Message):
-    __slots__ = ("resource", "value")
+class Budget(_message.Message):
+    __slots__ = ("tenant", "monthly_microusd", "daily_microusd", "enforcement", "alert_percent")
+    TENANT_FIELD_NUMBER: _ClassVar[int]
+    MONTHLY_MICROUSD_FIELD_NUMBER: _ClassVar[int]
+    DAILY_MICROUSD_FIELD_NUMBER: _ClassVar[int]
+    ENFORCEMENT_FIELD_NUMBER: _ClassVar[int]
+    ALERT_PERCENT_FIELD_NUMBER: _ClassVar[int]
+    tenant: str
+    monthly_microusd: int
+    daily_microusd: int
+    enforcement: BudgetEnforcement
+    alert_percent: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, tenant: _Optional[str] = ..., monthly_microusd: _Optional[int] = ..., daily_microusd: _Optional[int] = ..., enforcement: _Optional[_Union[BudgetEnforcement, str]] = ..., alert_percent: _Optional[_Iterable[int]] = ...) -> None: ...
+
+class Spend(_message.Message):
+    __slots__ = ("tenant", "day", "day_microusd", "month", "month_microusd", "day_alert_percent", "month_alert_percent", "at")
+    TENANT_FIELD_NUMBER: _ClassVar[int]
+    DAY_FIELD_NUMBER: _ClassVar[int]
+    DAY_MICROUSD_FIELD_NUMBER: _ClassVar[int]
+    MONTH_FIELD_NUMBER: _ClassVar[int]
+    MONTH_MICROUSD_FIELD_NUMBER: _ClassVar[int]
+    DAY_ALERT_PERCENT_FIELD_NUMBER: _ClassVar[int]
+    MONTH_ALERT_PERCENT_FIELD_NUMBER: _ClassVar[int]
+    AT_FIELD_NUMBER: _ClassVar[int]
+    tenant: str
+    day: str
+    day_microusd: int
+    month: str
+    month_microusd: int
+    day_alert_percent: int
+    month_alert_percent: int
+    at: _timestamp_pb2.Timestamp
+    def __init__(self, tenant: _Optional[str] = ..., day: _Optional[str] = ..., day_microusd: _Optional[int] = ..., month: _Optional[str] = ..., month_microusd: _Optional[int] = ..., day_alert_percent: _Optional[int] = ..., month_alert_percent: _Optional[int] = ..., at: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ...) -> None: ...
+
+class ChangeOptions(_message.Message):
+    __slots__ = ("dry_run", "reason")
+    DRY_RUN_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    dry_run: bool
+    reason: str
+    def __init__(self, dry_run: _Optional[bool] = ..., reason: _Optional[str] = ...) -> None: ...
+
+class GetRequest(_message.Message):
+    __slots__ = ("kind", "name")
+    KIND_FIELD_NUMBER: _ClassVar[int]
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    kind: str
+    name: str
+    def __init__(self, kind: _Optional[str] = ..., name: _Optional[str] = ...) -> None: ...
+
+class GetResponse(_message.Message):
+    __slots__ = ("resource", "referrers")
     RESOURCE_FIELD_NUMBER: _ClassVar[int]
-    VALUE_FIELD_NUMBER: _ClassVar[int]
-    resource: str
-    value: bytes
-    def __init__(self, resource: _Optional[str] = ..., value: _Optional[bytes] = ...) -> None: ...
+    REFERRERS_FIELD_NUMBER: _ClassVar[int]
+    resource: Resource
+    referrers: _containers.RepeatedCompositeFieldContainer[ResourceName]
+    def __init__(self, resource: _Optional[_Union[Resource, _Mapping]] = ..., referrers: _Optional[_Iterable[_Union[ResourceName, _Mapping]]] = ...) -> None: ...
 
-class CreateModelVersionRequest(_message.Message):
-    __slots__ = ("model_version", "change")
-    MODEL_VERSION_FIELD_NUMBER: _ClassVar[int]
-    CHANGE_FIELD_NUMBER: _ClassVar[int]
-    model_version: ModelVersion
-    change: ChangeOptions
-    def __init__(self, model_version: _Optional[_Union[ModelVersion, _Mapping]] = ..., change: _Optional[_Union[ChangeOptions, _Mapping]] = ...) -> None: ...
+class ListRequest(_message.Message):
+    __slots__ = ("kinds", "selector", "page_size", "page_token", "secrets")
+    KINDS_FIELD_NUMBER: _ClassVar[int]
+    SELECTOR_FIELD_NUMBER: _ClassVar[int]
+    PAGE_SIZE_FIELD_NUMBER: _ClassVar[int]
+    PAGE_TOKEN_FIELD_NUMBER: _ClassVar[int]
+    SECRETS_FIELD_NUMBER: _ClassVar[int]
+    kinds: _containers.RepeatedScalarFieldContainer[str]
+    selector: str
+    page_size: int
+    page_token: str
+    secrets: bool
+    def __init__(self, kinds: _Optional[_Iterable[str]] = ..., selector: _Optional[str] = ..., page_size: _Optional[int] = ..., page_token: _Optional[str] = ..., secrets: _Optional[bool] = ...) -> None: ...
 
-class CreateModelVersionResponse(_message.Message):
-    __slots__ = ("model_version", "revision")
-    MODEL_VERSION_FIELD_NUMBER: _ClassVar[int]
+class ListResponse(_message.Message):
+    __slots__ = ("resources", "revision", "next_page_token")
+    RESOURCES_FIELD_NUMBER: _ClassVar[int]
     REVISION_FIELD_NUMBER: _ClassVar[int]
-    model_version: ModelVersion
+    NEXT_PAGE_TOKEN_FIELD_NUMBER: _ClassVar[int]
+    resources: _containers.RepeatedCompositeFieldContainer[Resource]
     revision: int
-    def __init__(self, model_version: _Optional[_Union[ModelVersion, _Mapping]] = ..., revision: _Optional[int] = ...) -> None: ...
+    next_page_token: str
+    def __init__(self, resources: _Optional[_Iterable[_Union[Resource, _Mapping]]] = ..., revision: _Optional[int] = ..., next_page_token: _Optional[str] = ...) -> None: ...
 
-class ListModelsRequest(_message.Message):
-    __slots__ = ()
-    def __init__(self) -> None: ...
-
-class ListModelsResponse(_message.Message):
-    __slots__ = ("model_versions", "aliases")
-    MODEL_VERSIONS_FIELD_NUMBER: _ClassVar[int]
-    ALIASES_FIELD_NUMBER: _ClassVar[int]
-    model_versions: _containers.RepeatedCompositeFieldContainer[ModelVersion]
-    aliases: _containers.RepeatedCompositeFieldContainer[Alias]
-    def __init__(self, model_versions: _Optional[_Iterable[_Union[ModelVersion, _Mapping]]] = ..., aliases: _Optional[_Iterable[_Union[Alias, _Mapping]]] = ...) -> None: ...
-
-class SetAliasRequest(_message.Message):
-    __slots__ = ("alias", "change")
-    ALIAS_FIELD_NUMBER: _ClassVar[int]
+class ApplyRequest(_message.Message):
+    __slots__ = ("resources", "owner", "prune", "take_over", "restore", "change")
+    RESOURCES_FIELD_NUMBER: _ClassVar[int]
+    OWNER_FIELD_NUMBER: _ClassVar[int]
+    PRUNE_FIELD_NUMBER: _ClassVar[int]
+    TAKE_OVER_FIELD_NUMBER: _ClassVar[int]
+    RESTORE_FIELD_NUMBER: _ClassVar[int]
     CHANGE_FIELD_NUMBER: _ClassVar[int]
-    alias: Alias
+    resources: _containers.RepeatedCompositeFieldContainer[Resource]
+    owner: str
+    prune: bool
+    take_over: bool
+    restore: bool
     change: ChangeOptions
-    def __init__(self, alias: _Optional[_Union[Alias, _Mapping]] = ..., change: _Optional[_Union[ChangeOptions, _Mapping]] = ...) -> None: ...
+    def __init__(self, resources: _Optional[_Iterable[_Union[Resource, _Mapping]]] = ..., owner: _Optional[str] = ..., prune: _Optional[bool] = ..., take_over: _Optional[bool] = ..., restore: _Optional[bool] = ..., change: _Optional[_Union[ChangeOptions, _Mapping]] = ...) -> None: ...
 
-class SetAliasResponse(_message.Message):
-    __slots__ = ("alias",)
-    ALIAS_FIELD_NUMBER: _ClassVar[int]
-    alias: Alias
-    def __init__(self, alias: _Optional[_Union[Alias, _Mapping]] = ...) -> None: ...
+class ApplyResponse(_message.Message):
+    __slots__ = ("results", "revision")
+    RESULTS_FIELD_NUMBER: _ClassVar[int]
+    REVISION_FIELD_NUMBER: _ClassVar[int]
+    results: _containers.RepeatedCompositeFieldContainer[Applied]
+    revision: int
+    def __init__(self, results: _Optional[_Iterable[_Union[Applied, _Mapping]]] = ..., revision: _Optional[int] = ...) -> None: ...
 
-class SetTenantRequest(_message.Message):
-    __slots__ = ("tenant", "change")
-    TENANT_FIELD_NUMBER: _ClassVar[int]
+class Applied(_message.Message):
+    __slots__ = ("resource", "outcome", "change")
+    RESOURCE_FIELD_NUMBER: _ClassVar[int]
+    OUTCOME_FIELD_NUMBER: _ClassVar[int]
     CHANGE_FIELD_NUMBER: _ClassVar[int]
-    tenant: Tenant
+    resource: ResourceName
+    outcome: Outcome
+    change: ResourceChange
+    def __init__(self, resource: _Optional[_Union[ResourceName, _Mapping]] = ..., outcome: _Optional[_Union[Outcome, str]] = ..., change: _Optional[_Union[ResourceChange, _Mapping]] = ...) -> None: ...
+
+class DeleteRequest(_message.Message):
+    __slots__ = ("resources", "change")
+    RESOURCES_FIELD_NUMBER: _ClassVar[int]
+    CHANGE_FIELD_NUMBER: _ClassVar[int]
+    resources: _containers.RepeatedCompositeFieldContainer[ResourceName]
     change: ChangeOptions
-    def __init__(self, tenant: _Optional[_Union[Tenant, _Mapping]] = ..., change: _Optional[_Union[ChangeOptions, _Mapping]] = ...) -> None: ...
+    def __init__(self, resources: _Optional[_Iterable[_Union[ResourceName, _Mapping]]] = ..., change: _Optional[_Union[ChangeOptions, _Mapping]] = ...) -> None: ...
 
-class SetTenantResponse(_message.Message):
-    __slots__ = ("tenant",)
-    TENANT_FIELD_NUMBER: _ClassVar[int]
-    tenant: Tenant
-    def __init__(self, tenant: _Optional[_Union[Tenant, _Mapping]] = ...) -> None: ...
+class DeleteResponse(_message.Message):
+    __slots__ = ("results", "revision")
+    RESULTS_FIELD_NUMBER: _ClassVar[int]
+    REVISION_FIELD_NUMBER: _ClassVar[int]
+    results: _containers.RepeatedCompositeFieldContainer[Applied]
+    revision: int
+    def __init__(self, results: _Optional[_Iterable[_Union[Applied, _Mapping]]] = ..., revision: _Optional[int] = ...) -> None: ...
 
-class ListTenantsRequest(_message.Message):
-    __slots__ = ()
-    def __init__(self) -> None: ...
+class WatchRequest(_message.Message):
+    __slots__ = ("kinds", "from_revision", "selector", "at_least")
+    KINDS_FIELD_NUMBER: _ClassVar[int]
+    FROM_REVISION_FIELD_NUMBER: _ClassVar[int]
+    SELECTOR_FIELD_NUMBER: _ClassVar[int]
+    AT_LEAST_FIELD_NUMBER: _ClassVar[int]
+    kinds: _containers.RepeatedScalarFieldContainer[str]
+    from_revision: int
+    selector: str
+    at_least: int
+    def __init__(self, kinds: _Optional[_Iterable[str]] = ..., from_revision: _Optional[int] = ..., selector: _Optional[str] = ..., at_least: _Optional[int] = ...) -> None: ...
 
-class ListTenantsResponse(_message.Message):
-    __slots__ = ("tenants",)
-    TENANTS_FIELD_NUMBER: _ClassVar[int]
-    tenants: _containers.RepeatedCompositeFieldContainer[Tenant]
-    def __init__(self, tenants: _Optional[_Iterable[_Union[Tenant, _Mapping]]] = ...) -> None: ...
+class WatchResponse(_message.Message):
+    __slots__ = ("revision", "resources", "deleted", "more")
+    REVISION_FIELD_NUMBER: _ClassVar[int]
+    RESOURCES_FIELD_NUMBER: _ClassVar[int]
+    DELETED_FIELD_NUMBER: _ClassVar[int]
+    MORE_FIELD_NUMBER: _ClassVar[int]
+    revision: int
+    resources: _containers.RepeatedCompositeFieldContainer[Resource]
+    deleted: _containers.RepeatedCompositeFieldContainer[ResourceName]
+    more: bool
+    def __init__(self, revision: _Optional[int] = ..., resources: _Optional[_Iterable[_Union[Resource, _Mapping]]] = ..., deleted: _Optional[_Iterable[_Union[ResourceName, _Mapping]]] = ..., more: _Optional[bool] = ...) -> None: ...
+
+class HistoryRequest(_message.Message):
+    __slots__ = ("kind", "name", "limit", "before_revision")
+    KIND_FIELD_NUMBER: _ClassVar[int]
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    LIMIT_FIELD_NUMBER: _ClassVar[int]
+    BEFORE_REVISION_FIELD_NUMBER: _ClassVar[int]
+    kind: str
+    name: str
+    limit: int
+    before_revision: int
+    def __init__(self, kind: _Optional[str] = ..., name: _Optional[str] = ..., limit: _Optional[int] = ..., before_revision: _Optional[int] = ...) -> None: ...
+
+class HistoryResponse(_message.Message):
+    __slots__ = ("entries",)
+    ENTRIES_FIELD_NUMBER: _ClassVar[int]
+    entries: _containers.RepeatedCompositeFieldContainer[HistoryEntry]
+    def __init__(self, entries: _Optional[_Iterable[_Union[HistoryEntry, _Mapping]]] = ...) -> None: ...
+
+class DiffRequest(_message.Message):
+    __slots__ = ("from_revision", "to_revision", "kind", "name")
+    FROM_REVISION_FIELD_NUMBER: _ClassVar[int]
+    TO_REVISION_FIELD_NUMBER: _ClassVar[int]
+    KIND_FIELD_NUMBER: _ClassVar[int]
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    from_revision: int
+    to_revision: int
+    kind: str
+    name: str
+    def __init__(self, from_revision: _Optional[int] = ..., to_revision: _Optional[int] = ..., kind: _Optional[str] = ..., name: _Optional[str] = ...) -> None: ...
+
+class DiffResponse(_message.Message):
+    __slots__ = ("changes", "to_revision")
+    CHANGES_FIELD_NUMBER: _ClassVar[int]
+    TO_REVISION_FIELD_NUMBER: _ClassVar[int]
+    changes: _containers.RepeatedCompositeFieldContainer[ResourceChange]
+    to_revision: int
+    def __init__(self, changes: _Optional[_Iterable[_Union[ResourceChange, _Mapping]]] = ..., to_revision: _Optional[int] = ...) -> None: ...
+
+class RollbackRequest(_message.Message):
+    __slots__ = ("to_revision", "kind", "name", "change")
+    TO_REVISION_FIELD_NUMBER: _ClassVar[int]
+    KIND_FIELD_NUMBER: _ClassVar[int]
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    CHANGE_FIELD_NUMBER: _ClassVar[int]
+    to_revision: int
+    kind: str
+    name: str
+    change: ChangeOptions
+    def __init__(self, to_revision: _Optional[int] = ..., kind: _Optional[str] = ..., name: _Optional[str] = ..., change: _Optional[_Union[ChangeOptions, _Mapping]] = ...) -> None: ...
+
+class RollbackResponse(_message.Message):
+    __slots__ = ("changes", "revision")
+    CHANGES_FIELD_NUMBER: _ClassVar[int]
+    REVISION_FIELD_NUMBER: _ClassVar[int]
+    changes: _containers.RepeatedCompositeFieldContainer[ResourceChange]
+    revision: int
+    def __init__(self, changes: _Optional[_Iterable[_Union[ResourceChange, _Mapping]]] = ..., revision: _Optional[int] = ...) -> None: ...
 
 class CreateKeyRequest(_message.Message):
     __slots__ = ("tenant", "scopes", "ttl", "note", "change")
@@ -865,9 +1110,9 @@ class CreateKeyResponse(_message.Message):
     __slots__ = ("key", "secret")
     KEY_FIELD_NUMBER: _ClassVar[int]
     SECRET_FIELD_NUMBER: _ClassVar[int]
-    key: ApiKey
+    key: Resource
     secret: str
-    def __init__(self, key: _Optional[_Union[ApiKey, _Mapping]] = ..., secret: _Optional[str] = ...) -> None: ...
+    def __init__(self, key: _Optional[_Union[Resource, _Mapping]] = ..., secret: _Optional[str] = ...) -> None: ...
 
 class RevokeKeyRequest(_message.Message):
     __slots__ = ("key_id", "change")
@@ -880,262 +1125,8 @@ class RevokeKeyRequest(_message.Message):
 class RevokeKeyResponse(_message.Message):
     __slots__ = ("key",)
     KEY_FIELD_NUMBER: _ClassVar[int]
-    key: ApiKey
-    def __init__(self, key: _Optional[_Union[ApiKey, _Mapping]] = ...) -> None: ...
-
-class ListKeysRequest(_message.Message):
-    __slots__ = ("tenant",)
-    TENANT_FIELD_NUMBER: _ClassVar[int]
-    tenant: str
-    def __init__(self, tenant: _Optional[str] = ...) -> None: ...
-
-class ListKeysResponse(_message.Message):
-    __slots__ = ("keys",)
-    KEYS_FIELD_NUMBER: _ClassVar[int]
-    keys: _containers.RepeatedCompositeFieldContainer[ApiKey]
-    def __init__(self, keys: _Optional[_Iterable[_Union[ApiKey, _Mapping]]] = ...) -> None: ...
-
-class SetLimitsRequest(_message.Message):
-    __slots__ = ("limits", "change")
-    LIMITS_FIELD_NUMBER: _ClassVar[int]
-    CHANGE_FIELD_NUMBER: _ClassVar[int]
-    limits: Limits
-    change: ChangeOptions
-    def __init__(self, limits: _Optional[_Union[Limits, _Mapping]] = ..., change: _Optional[_Union[ChangeOptions, _Mapping]] = ...) -> None: ...
-
-class SetLimitsResponse(_message.Message):
-    __slots__ = ("limits",)
-    LIMITS_FIELD_NUMBER: _ClassVar[int]
-    limits: Limits
-    def __init__(self, limits: _Optional[_Union[Limits, _Mapping]] = ...) -> None: ...
-
-class ListLimitsRequest(_message.Message):
-    __slots__ = ("tenant",)
-    TENANT_FIELD_NUMBER: _ClassVar[int]
-    tenant: str
-    def __init__(self, tenant: _Optional[str] = ...) -> None: ...
-
-class ListLimitsResponse(_message.Message):
-    __slots__ = ("limits",)
-    LIMITS_FIELD_NUMBER: _ClassVar[int]
-    limits: _containers.RepeatedCompositeFieldContainer[Limits]
-    def __init__(self, limits: _Optional[_Iterable[_Union[Limits, _Mapping]]] = ...) -> None: ...
-
-class SetPlanPolicyRequest(_message.Message):
-    __slots__ = ("plan", "change")
-    PLAN_FIELD_NUMBER: _ClassVar[int]
-    CHANGE_FIELD_NUMBER: _ClassVar[int]
-    plan: PlanPolicy
-    change: ChangeOptions
-    def __init__(self, plan: _Optional[_Union[PlanPolicy, _Mapping]] = ..., change: _Optional[_Union[ChangeOptions, _Mapping]] = ...) -> None: ...
-
-class SetPlanPolicyResponse(_message.Message):
-    __slots__ = ("plan",)
-    PLAN_FIELD_NUMBER: _ClassVar[int]
-    plan: PlanPolicy
-    def __init__(self, plan: _Optional[_Union[PlanPolicy, _Mapping]] = ...) -> None: ...
-
-class ListPlanPoliciesRequest(_message.Message):
-    __slots__ = ()
-    def __init__(self) -> None: ...
-
-class ListPlanPoliciesResponse(_message.Message):
-    __slots__ = ("plans",)
-    PLANS_FIELD_NUMBER: _ClassVar[int]
-    plans: _containers.RepeatedCompositeFieldContainer[PlanPolicy]
-    def __init__(self, plans: _Optional[_Iterable[_Union[PlanPolicy, _Mapping]]] = ...) -> None: ...
-
-class SetSloRequest(_message.Message):
-    __slots__ = ("slo", "change")
-    SLO_FIELD_NUMBER: _ClassVar[int]
-    CHANGE_FIELD_NUMBER: _ClassVar[int]
-    slo: Slo
-    change: ChangeOptions
-    def __init__(self, slo: _Optional[_Union[Slo, _Mapping]] = ..., change: _Optional[_Union[ChangeOptions, _Mapping]] = ...) -> None: ...
-
-class SetSloResponse(_message.Message):
-    __slots__ = ("slo",)
-    SLO_FIELD_NUMBER: _ClassVar[int]
-    slo: Slo
-    def __init__(self, slo: _Optional[_Union[Slo, _Mapping]] = ...) -> None: ...
-
-class ListSlosRequest(_message.Message):
-    __slots__ = ()
-    def __init__(self) -> None: ...
-
-class ListSlosResponse(_message.Message):
-    __slots__ = ("slos",)
-    SLOS_FIELD_NUMBER: _ClassVar[int]
-    slos: _containers.RepeatedCompositeFieldContainer[Slo]
-    def __init__(self, slos: _Optional[_Iterable[_Union[Slo, _Mapping]]] = ...) -> None: ...
-
-class SetPriceRequest(_message.Message):
-    __slots__ = ("price", "change")
-    PRICE_FIELD_NUMBER: _ClassVar[int]
-    CHANGE_FIELD_NUMBER: _ClassVar[int]
-    price: Price
-    change: ChangeOptions
-    def __init__(self, price: _Optional[_Union[Price, _Mapping]] = ..., change: _Optional[_Union[ChangeOptions, _Mapping]] = ...) -> None: ...
-
-class SetPriceResponse(_message.Message):
-    __slots__ = ("price",)
-    PRICE_FIELD_NUMBER: _ClassVar[int]
-    price: Price
-    def __init__(self, price: _Optional[_Union[Price, _Mapping]] = ...) -> None: ...
-
-class ListPricesRequest(_message.Message):
-    __slots__ = ()
-    def __init__(self) -> None: ...
-
-class ListPricesResponse(_message.Message):
-    __slots__ = ("prices",)
-    PRICES_FIELD_NUMBER: _ClassVar[int]
-    prices: _containers.RepeatedCompositeFieldContainer[Price]
-    def __init__(self, prices: _Optional[_Iterable[_Union[Price, _Mapping]]] = ...) -> None: ...
-
-class ListPoolLevelsRequest(_message.Message):
-    __slots__ = ()
-    def __init__(self) -> None: ...
-
-class ListPoolLevelsResponse(_message.Message):
-    __slots__ = ("levels",)
-    LEVELS_FIELD_NUMBER: _ClassVar[int]
-    levels: _containers.RepeatedCompositeFieldContainer[PoolLevel]
-    def __init__(self, levels: _Optional[_Iterable[_Union[PoolLevel, _Mapping]]] = ...) -> None: ...
-
-class SetSafetyPolicyRequest(_message.Message):
-    __slots__ = ("policy", "change")
-    POLICY_FIELD_NUMBER: _ClassVar[int]
-    CHANGE_FIELD_NUMBER: _ClassVar[int]
-    policy: SafetyPolicy
-    change: ChangeOptions
-    def __init__(self, policy: _Optional[_Union[SafetyPolicy, _Mapping]] = ..., change: _Optional[_Union[ChangeOptions, _Mapping]] = ...) -> None: ...
-
-class SetSafetyPolicyResponse(_message.Message):
-    __slots__ = ("policy",)
-    POLICY_FIELD_NUMBER: _ClassVar[int]
-    policy: SafetyPolicy
-    def __init__(self, policy: _Optional[_Union[SafetyPolicy, _Mapping]] = ...) -> None: ...
-
-class ListEndpointsRequest(_message.Message):
-    __slots__ = ("service",)
-    SERVICE_FIELD_NUMBER: _ClassVar[int]
-    service: str
-    def __init__(self, service: _Optional[str] = ...) -> None: ...
-
-class ListEndpointsResponse(_message.Message):
-    __slots__ = ("endpoints",)
-    ENDPOINTS_FIELD_NUMBER: _ClassVar[int]
-    endpoints: _containers.RepeatedCompositeFieldContainer[Endpoint]
-    def __init__(self, endpoints: _Optional[_Iterable[_Union[Endpoint, _Mapping]]] = ...) -> None: ...
-
-class ChangeOptions(_message.Message):
-    __slots__ = ("dry_run", "reason")
-    DRY_RUN_FIELD_NUMBER: _ClassVar[int]
-    REASON_FIELD_NUMBER: _ClassVar[int]
-    dry_run: bool
-    reason: str
-    def __init__(self, dry_run: _Optional[bool] = ..., reason: _Optional[str] = ...) -> None: ...
-
-class ListSafetyPoliciesRequest(_message.Message):
-    __slots__ = ()
-    def __init__(self) -> None: ...
-
-class ListSafetyPoliciesResponse(_message.Message):
-    __slots__ = ("policies",)
-    POLICIES_FIELD_NUMBER: _ClassVar[int]
-    policies: _containers.RepeatedCompositeFieldContainer[SafetyPolicy]
-    def __init__(self, policies: _Optional[_Iterable[_Union[SafetyPolicy, _Mapping]]] = ...) -> None: ...
-
-class SetTrustPolicyRequest(_message.Message):
-    __slots__ = ("trust", "change")
-    TRUST_FIELD_NUMBER: _ClassVar[int]
-    CHANGE_FIELD_NUMBER: _ClassVar[int]
-    trust: TrustPolicy
-    change: ChangeOptions
-    def __init__(self, trust: _Optional[_Union[TrustPolicy, _Mapping]] = ..., change: _Optional[_Union[ChangeOptions, _Mapping]] = ...) -> None: ...
-
-class SetTrustPolicyResponse(_message.Message):
-    __slots__ = ("trust",)
-    TRUST_FIELD_NUMBER: _ClassVar[int]
-    trust: TrustPolicy
-    def __init__(self, trust: _Optional[_Union[TrustPolicy, _Mapping]] = ...) -> None: ...
-
-class ListTrustPoliciesRequest(_message.Message):
-    __slots__ = ()
-    def __init__(self) -> None: ...
-
-class ListTrustPoliciesResponse(_message.Message):
-    __slots__ = ("trusts",)
-    TRUSTS_FIELD_NUMBER: _ClassVar[int]
-    trusts: _containers.RepeatedCompositeFieldContainer[TrustPolicy]
-    def __init__(self, trusts: _Optional[_Iterable[_Union[TrustPolicy, _Mapping]]] = ...) -> None: ...
-
-class SetPinRequest(_message.Message):
-    __slots__ = ("pin", "change")
-    PIN_FIELD_NUMBER: _ClassVar[int]
-    CHANGE_FIELD_NUMBER: _ClassVar[int]
-    pin: Pin
-    change: ChangeOptions
-    def __init__(self, pin: _Optional[_Union[Pin, _Mapping]] = ..., change: _Optional[_Union[ChangeOptions, _Mapping]] = ...) -> None: ...
-
-class SetPinResponse(_message.Message):
-    __slots__ = ("pin",)
-    PIN_FIELD_NUMBER: _ClassVar[int]
-    pin: Pin
-    def __init__(self, pin: _Optional[_Union[Pin, _Mapping]] = ...) -> None: ...
-
-class DeletePinRequest(_message.Message):
-    __slots__ = ("model_version", "change")
-    MODEL_VERSION_FIELD_NUMBER: _ClassVar[int]
-    CHANGE_FIELD_NUMBER: _ClassVar[int]
-    model_version: str
-    change: ChangeOptions
-    def __init__(self, model_version: _Optional[str] = ..., change: _Optional[_Union[ChangeOptions, _Mapping]] = ...) -> None: ...
-
-class DeletePinResponse(_message.Message):
-    __slots__ = ("pin",)
-    PIN_FIELD_NUMBER: _ClassVar[int]
-    pin: Pin
-    def __init__(self, pin: _Optional[_Union[Pin, _Mapping]] = ...) -> None: ...
-
-class ListPinsRequest(_message.Message):
-    __slots__ = ()
-    def __init__(self) -> None: ...
-
-class ListPinsResponse(_message.Message):
-    __slots__ = ("pins",)
-    PINS_FIELD_NUMBER: _ClassVar[int]
-    pins: _containers.RepeatedCompositeFieldContainer[Pin]
-    def __init__(self, pins: _Optional[_Iterable[_Union[Pin, _Mapping]]] = ...) -> None: ...
-
-class DeleteModelVersionRequest(_message.Message):
-    __slots__ = ("model_version", "change")
-    MODEL_VERSION_FIELD_NUMBER: _ClassVar[int]
-    CHANGE_FIELD_NUMBER: _ClassVar[int]
-    model_version: str
-    change: ChangeOptions
-    def __init__(self, model_version: _Optional[str] = ..., change: _Optional[_Union[ChangeOptions, _Mapping]] = ...) -> None: ...
-
-class DeleteModelVersionResponse(_message.Message):
-    __slots__ = ("deleted",)
-    DELETED_FIELD_NUMBER: _ClassVar[int]
-    deleted: ModelVersion
-    def __init__(self, deleted: _Optional[_Union[ModelVersion, _Mapping]] = ...) -> None: ...
-
-class StartRolloutRequest(_message.Message):
-    __slots__ = ("rollout", "change")
-    ROLLOUT_FIELD_NUMBER: _ClassVar[int]
-    CHANGE_FIELD_NUMBER: _ClassVar[int]
-    rollout: Rollout
-    change: ChangeOptions
-    def __init__(self, rollout: _Optional[_Union[Rollout, _Mapping]] = ..., change: _Optional[_Union[ChangeOptions, _Mapping]] = ...) -> None: ...
-
-class StartRolloutResponse(_message.Message):
-    __slots__ = ("rollout",)
-    ROLLOUT_FIELD_NUMBER: _ClassVar[int]
-    rollout: Rollout
-    def __init__(self, rollout: _Optional[_Union[Rollout, _Mapping]] = ...) -> None: ...
+    key: Resource
+    def __init__(self, key: _Optional[_Union[Resource, _Mapping]] = ...) -> None: ...
 
 class SteerRolloutRequest(_message.Message):
     __slots__ = ("alias", "steering", "arm", "change")
@@ -1152,175 +1143,5 @@ class SteerRolloutRequest(_message.Message):
 class SteerRolloutResponse(_message.Message):
     __slots__ = ("rollout",)
     ROLLOUT_FIELD_NUMBER: _ClassVar[int]
-    rollout: Rollout
-    def __init__(self, rollout: _Optional[_Union[Rollout, _Mapping]] = ...) -> None: ...
-
-class AbortRolloutRequest(_message.Message):
-    __slots__ = ("alias", "change")
-    ALIAS_FIELD_NUMBER: _ClassVar[int]
-    CHANGE_FIELD_NUMBER: _ClassVar[int]
-    alias: str
-    change: ChangeOptions
-    def __init__(self, alias: _Optional[str] = ..., change: _Optional[_Union[ChangeOptions, _Mapping]] = ...) -> None: ...
-
-class AbortRolloutResponse(_message.Message):
-    __slots__ = ("rollout",)
-    ROLLOUT_FIELD_NUMBER: _ClassVar[int]
-    rollout: Rollout
-    def __init__(self, rollout: _Optional[_Union[Rollout, _Mapping]] = ...) -> None: ...
-
-class ListRolloutsRequest(_message.Message):
-    __slots__ = ("alias",)
-    ALIAS_FIELD_NUMBER: _ClassVar[int]
-    alias: str
-    def __init__(self, alias: _Optional[str] = ...) -> None: ...
-
-class ListRolloutsResponse(_message.Message):
-    __slots__ = ("rollouts",)
-    ROLLOUTS_FIELD_NUMBER: _ClassVar[int]
-    rollouts: _containers.RepeatedCompositeFieldContainer[Rollout]
-    def __init__(self, rollouts: _Optional[_Iterable[_Union[Rollout, _Mapping]]] = ...) -> None: ...
-
-class SetRolloutSwitchRequest(_message.Message):
-    __slots__ = ("switch", "change")
-    SWITCH_FIELD_NUMBER: _ClassVar[int]
-    CHANGE_FIELD_NUMBER: _ClassVar[int]
-    switch: RolloutSwitch
-    change: ChangeOptions
-    def __init__(self, switch: _Optional[_Union[RolloutSwitch, _Mapping]] = ..., change: _Optional[_Union[ChangeOptions, _Mapping]] = ...) -> None: ...
-
-class SetRolloutSwitchResponse(_message.Message):
-    __slots__ = ("switch",)
-    SWITCH_FIELD_NUMBER: _ClassVar[int]
-    switch: RolloutSwitch
-    def __init__(self, switch: _Optional[_Union[RolloutSwitch, _Mapping]] = ...) -> None: ...
-
-class GetRolloutSwitchRequest(_message.Message):
-    __slots__ = ()
-    def __init__(self) -> None: ...
-
-class GetRolloutSwitchResponse(_message.Message):
-    __slots__ = ("switch",)
-    SWITCH_FIELD_NUMBER: _ClassVar[int]
-    switch: RolloutSwitch
-    def __init__(self, switch: _Optional[_Union[RolloutSwitch, _Mapping]] = ...) -> None: ...
-
-class ListErrorBudgetsRequest(_message.Message):
-    __slots__ = ()
-    def __init__(self) -> None: ...
-
-class ListErrorBudgetsResponse(_message.Message):
-    __slots__ = ("budgets",)
-    BUDGETS_FIELD_NUMBER: _ClassVar[int]
-    budgets: _containers.RepeatedCompositeFieldContainer[ErrorBudget]
-    def __init__(self, budgets: _Optional[_Iterable[_Union[ErrorBudget, _Mapping]]] = ...) -> None: ...
-
-class SetRoleBindingRequest(_message.Message):
-    __slots__ = ("binding", "change")
-    BINDING_FIELD_NUMBER: _ClassVar[int]
-    CHANGE_FIELD_NUMBER: _ClassVar[int]
-    binding: RoleBinding
-    change: ChangeOptions
-    def __init__(self, binding: _Optional[_Union[RoleBinding, _Mapping]] = ..., change: _Optional[_Union[ChangeOptions, _Mapping]] = ...) -> None: ...
-
-class SetRoleBindingResponse(_message.Message):
-    __slots__ = ("binding",)
-    BINDING_FIELD_NUMBER: _ClassVar[int]
-    binding: RoleBinding
-    def __init__(self, binding: _Optional[_Union[RoleBinding, _Mapping]] = ...) -> None: ...
-
-class ListRoleBindingsRequest(_message.Message):
-    __slots__ = ()
-    def __init__(self) -> None: ...
-
-class ListRoleBindingsResponse(_message.Message):
-    __slots__ = ("bindings",)
-    BINDINGS_FIELD_NUMBER: _ClassVar[int]
-    bindings: _containers.RepeatedCompositeFieldContainer[RoleBinding]
-    def __init__(self, bindings: _Optional[_Iterable[_Union[RoleBinding, _Mapping]]] = ...) -> None: ...
-
-class ListHistoryRequest(_message.Message):
-    __slots__ = ("resource", "limit", "before_revision")
-    RESOURCE_FIELD_NUMBER: _ClassVar[int]
-    LIMIT_FIELD_NUMBER: _ClassVar[int]
-    BEFORE_REVISION_FIELD_NUMBER: _ClassVar[int]
-    resource: str
-    limit: int
-    before_revision: int
-    def __init__(self, resource: _Optional[str] = ..., limit: _Optional[int] = ..., before_revision: _Optional[int] = ...) -> None: ...
-
-class ListHistoryResponse(_message.Message):
-    __slots__ = ("entries",)
-    ENTRIES_FIELD_NUMBER: _ClassVar[int]
-    entries: _containers.RepeatedCompositeFieldContainer[HistoryEntry]
-    def __init__(self, entries: _Optional[_Iterable[_Union[HistoryEntry, _Mapping]]] = ...) -> None: ...
-
-class DiffRevisionsRequest(_message.Message):
-    __slots__ = ("from_revision", "to_revision")
-    FROM_REVISION_FIELD_NUMBER: _ClassVar[int]
-    TO_REVISION_FIELD_NUMBER: _ClassVar[int]
-    from_revision: int
-    to_revision: int
-    def __init__(self, from_revision: _Optional[int] = ..., to_revision: _Optional[int] = ...) -> None: ...
-
-class DiffRevisionsResponse(_message.Message):
-    __slots__ = ("changes", "to_revision")
-    CHANGES_FIELD_NUMBER: _ClassVar[int]
-    TO_REVISION_FIELD_NUMBER: _ClassVar[int]
-    changes: _containers.RepeatedCompositeFieldContainer[ResourceChange]
-    to_revision: int
-    def __init__(self, changes: _Optional[_Iterable[_Union[ResourceChange, _Mapping]]] = ..., to_revision: _Optional[int] = ...) -> None: ...
-
-class RollbackToRevisionRequest(_message.Message):
-    __slots__ = ("to_revision", "change")
-    TO_REVISION_FIELD_NUMBER: _ClassVar[int]
-    CHANGE_FIELD_NUMBER: _ClassVar[int]
-    to_revision: int
-    change: ChangeOptions
-    def __init__(self, to_revision: _Optional[int] = ..., change: _Optional[_Union[ChangeOptions, _Mapping]] = ...) -> None: ...
-
-class RollbackToRevisionResponse(_message.Message):
-    __slots__ = ("changes", "revision")
-    CHANGES_FIELD_NUMBER: _ClassVar[int]
-    REVISION_FIELD_NUMBER: _ClassVar[int]
-    changes: _containers.RepeatedCompositeFieldContainer[ResourceChange]
-    revision: int
-    def __init__(self, changes: _Optional[_Iterable[_Union[ResourceChange, _Mapping]]] = ..., revision: _Optional[int] = ...) -> None: ...
-
-class ExportRequest(_message.Message):
-    __slots__ = ("history",)
-    HISTORY_FIELD_NUMBER: _ClassVar[int]
-    history: bool
-    def __init__(self, history: _Optional[bool] = ...) -> None: ...
-
-class ExportResponse(_message.Message):
-    __slots__ = ("values", "revision", "digest")
-    VALUES_FIELD_NUMBER: _ClassVar[int]
-    REVISION_FIELD_NUMBER: _ClassVar[int]
-    DIGEST_FIELD_NUMBER: _ClassVar[int]
-    values: _containers.RepeatedCompositeFieldContainer[ExportedValue]
-    revision: int
-    digest: str
-    def __init__(self, values: _Optional[_Iterable[_Union[ExportedValue, _Mapping]]] = ..., revision: _Optional[int] = ..., digest: _Optional[str] = ...) -> None: ...
-
-class ImportRequest(_message.Message):
-    __slots__ = ("values", "digest", "replace", "change")
-    VALUES_FIELD_NUMBER: _ClassVar[int]
-    DIGEST_FIELD_NUMBER: _ClassVar[int]
-    REPLACE_FIELD_NUMBER: _ClassVar[int]
-    CHANGE_FIELD_NUMBER: _ClassVar[int]
-    values: _containers.RepeatedCompositeFieldContainer[ExportedValue]
-    digest: str
-    replace: bool
-    change: ChangeOptions
-    def __init__(self, values: _Optional[_Iterable[_Union[ExportedValue, _Mapping]]] = ..., digest: _Optional[str] = ..., replace: _Optional[bool] = ..., change: _Optional[_Union[ChangeOptions, _Mapping]] = ...) -> None: ...
-
-class ImportResponse(_message.Message):
-    __slots__ = ("imported", "deleted", "revision")
-    IMPORTED_FIELD_NUMBER: _ClassVar[int]
-    DELETED_FIELD_NUMBER: _ClassVar[int]
-    REVISION_FIELD_NUMBER: _ClassVar[int]
-    imported: int
-    deleted: int
-    revision: int
-    def __init__(self, imported: _Optional[int] = ..., deleted: _Optional[int] = ..., revision: _Optional[int] = ...) -> None: ...
+    rollout: Resource
+    def __init__(self, rollout: _Optional[_Union[Resource, _Mapping]] = ...) -> None: ...

@@ -26,8 +26,9 @@ if _version_not_supported:
 
 
 class RegistryServiceStub:
-    """Validated changes to what the mesh serves and to whom. Every change is one etcd transaction with optimistic
-    concurrency, audited; the revision that it makes is the version of the snapshots it leads to.
+    """What the mesh serves, to whom and on what terms, as resources of one shape. Every change is one etcd transaction with
+    optimistic concurrency, kept in a history and audited; the revision that it makes is the version of the snapshots it
+    leads to. Kinds are called as their messages ("Tenant"); libs/resources/snapshot.py has a row for each.
     """
 
     def __init__(self, channel):
@@ -36,30 +37,45 @@ class RegistryServiceStub:
         Args:
             channel: A grpc.Channel.
         """
-        self.CreateModelVersion = channel.unary_unary(
-                '/weir.registry.v1.RegistryService/CreateModelVersion',
-                request_serializer=weir_dot_registry_dot_v1_dot_registry__pb2.CreateModelVersionRequest.SerializeToString,
-                response_deserializer=weir_dot_registry_dot_v1_dot_registry__pb2.CreateModelVersionResponse.FromString,
+        self.Get = channel.unary_unary(
+                '/weir.registry.v1.RegistryService/Get',
+                request_serializer=weir_dot_registry_dot_v1_dot_registry__pb2.GetRequest.SerializeToString,
+                response_deserializer=weir_dot_registry_dot_v1_dot_registry__pb2.GetResponse.FromString,
                 _registered_method=True)
-        self.ListModels = channel.unary_unary(
-                '/weir.registry.v1.RegistryService/ListModels',
-                request_serializer=weir_dot_registry_dot_v1_dot_registry__pb2.ListModelsRequest.SerializeToString,
-                response_deserializer=weir_dot_registry_dot_v1_dot_registry__pb2.ListModelsResponse.FromString,
+        self.List = channel.unary_unary(
+                '/weir.registry.v1.RegistryService/List',
+                request_serializer=weir_dot_registry_dot_v1_dot_registry__pb2.ListRequest.SerializeToString,
+                response_deserializer=weir_dot_registry_dot_v1_dot_registry__pb2.ListResponse.FromString,
                 _registered_method=True)
-        self.SetAlias = channel.unary_unary(
-                '/weir.registry.v1.RegistryService/SetAlias',
-                request_serializer=weir_dot_registry_dot_v1_dot_registry__pb2.SetAliasRequest.SerializeToString,
-                response_deserializer=weir_dot_registry_dot_v1_dot_registry__pb2.SetAliasResponse.FromString,
+        self.Apply = channel.unary_unary(
+                '/weir.registry.v1.RegistryService/Apply',
+                request_serializer=weir_dot_registry_dot_v1_dot_registry__pb2.ApplyRequest.SerializeToString,
+                response_deserializer=weir_dot_registry_dot_v1_dot_registry__pb2.ApplyResponse.FromString,
                 _registered_method=True)
-        self.SetTenant = channel.unary_unary(
-                '/weir.registry.v1.RegistryService/SetTenant',
-                request_serializer=weir_dot_registry_dot_v1_dot_registry__pb2.SetTenantRequest.SerializeToString,
-                response_deserializer=weir_dot_registry_dot_v1_dot_registry__pb2.SetTenantResponse.FromString,
+        self.Delete = channel.unary_unary(
+                '/weir.registry.v1.RegistryService/Delete',
+                request_serializer=weir_dot_registry_dot_v1_dot_registry__pb2.DeleteRequest.SerializeToString,
+                response_deserializer=weir_dot_registry_dot_v1_dot_registry__pb2.DeleteResponse.FromString,
                 _registered_method=True)
-        self.ListTenants = channel.unary_unary(
-                '/weir.registry.v1.RegistryService/ListTenants',
-                request_serializer=weir_dot_registry_dot_v1_dot_registry__pb2.ListTenantsRequest.SerializeToString,
-                response_deserializer=weir_dot_registry_dot_v1_dot_registry__pb2.ListTenantsResponse.FromString,
+        self.Watch = channel.unary_stream(
+                '/weir.registry.v1.RegistryService/Watch',
+                request_serializer=weir_dot_registry_dot_v1_dot_registry__pb2.WatchRequest.SerializeToString,
+                response_deserializer=weir_dot_registry_dot_v1_dot_registry__pb2.WatchResponse.FromString,
+                _registered_method=True)
+        self.History = channel.unary_unary(
+                '/weir.registry.v1.RegistryService/History',
+                request_serializer=weir_dot_registry_dot_v1_dot_registry__pb2.HistoryRequest.SerializeToString,
+                response_deserializer=weir_dot_registry_dot_v1_dot_registry__pb2.HistoryResponse.FromString,
+                _registered_method=True)
+        self.Diff = channel.unary_unary(
+                '/weir.registry.v1.RegistryService/Diff',
+                request_serializer=weir_dot_registry_dot_v1_dot_registry__pb2.DiffRequest.SerializeToString,
+                response_deserializer=weir_dot_registry_dot_v1_dot_registry__pb2.DiffResponse.FromString,
+                _registered_method=True)
+        self.Rollback = channel.unary_unary(
+                '/weir.registry.v1.RegistryService/Rollback',
+                request_serializer=weir_dot_registry_dot_v1_dot_registry__pb2.RollbackRequest.SerializeToString,
+                response_deserializer=weir_dot_registry_dot_v1_dot_registry__pb2.RollbackResponse.FromString,
                 _registered_method=True)
         self.CreateKey = channel.unary_unary(
                 '/weir.registry.v1.RegistryService/CreateKey',
@@ -71,208 +87,71 @@ class RegistryServiceStub:
                 request_serializer=weir_dot_registry_dot_v1_dot_registry__pb2.RevokeKeyRequest.SerializeToString,
                 response_deserializer=weir_dot_registry_dot_v1_dot_registry__pb2.RevokeKeyResponse.FromString,
                 _registered_method=True)
-        self.ListKeys = channel.unary_unary(
-                '/weir.registry.v1.RegistryService/ListKeys',
-                request_serializer=weir_dot_registry_dot_v1_dot_registry__pb2.ListKeysRequest.SerializeToString,
-                response_deserializer=weir_dot_registry_dot_v1_dot_registry__pb2.ListKeysResponse.FromString,
-                _registered_method=True)
-        self.SetLimits = channel.unary_unary(
-                '/weir.registry.v1.RegistryService/SetLimits',
-                request_serializer=weir_dot_registry_dot_v1_dot_registry__pb2.SetLimitsRequest.SerializeToString,
-                response_deserializer=weir_dot_registry_dot_v1_dot_registry__pb2.SetLimitsResponse.FromString,
-                _registered_method=True)
-        self.ListLimits = channel.unary_unary(
-                '/weir.registry.v1.RegistryService/ListLimits',
-                request_serializer=weir_dot_registry_dot_v1_dot_registry__pb2.ListLimitsRequest.SerializeToString,
-                response_deserializer=weir_dot_registry_dot_v1_dot_registry__pb2.ListLimitsResponse.FromString,
-                _registered_method=True)
-        self.SetPlanPolicy = channel.unary_unary(
-                '/weir.registry.v1.RegistryService/SetPlanPolicy',
-                request_serializer=weir_dot_registry_dot_v1_dot_registry__pb2.SetPlanPolicyRequest.SerializeToString,
-                response_deserializer=weir_dot_registry_dot_v1_dot_registry__pb2.SetPlanPolicyResponse.FromString,
-                _registered_method=True)
-        self.ListPlanPolicies = channel.unary_unary(
-                '/weir.registry.v1.RegistryService/ListPlanPolicies',
-                request_serializer=weir_dot_registry_dot_v1_dot_registry__pb2.ListPlanPoliciesRequest.SerializeToString,
-                response_deserializer=weir_dot_registry_dot_v1_dot_registry__pb2.ListPlanPoliciesResponse.FromString,
-                _registered_method=True)
-        self.SetSlo = channel.unary_unary(
-                '/weir.registry.v1.RegistryService/SetSlo',
-                request_serializer=weir_dot_registry_dot_v1_dot_registry__pb2.SetSloRequest.SerializeToString,
-                response_deserializer=weir_dot_registry_dot_v1_dot_registry__pb2.SetSloResponse.FromString,
-                _registered_method=True)
-        self.ListSlos = channel.unary_unary(
-                '/weir.registry.v1.RegistryService/ListSlos',
-                request_serializer=weir_dot_registry_dot_v1_dot_registry__pb2.ListSlosRequest.SerializeToString,
-                response_deserializer=weir_dot_registry_dot_v1_dot_registry__pb2.ListSlosResponse.FromString,
-                _registered_method=True)
-        self.SetPrice = channel.unary_unary(
-                '/weir.registry.v1.RegistryService/SetPrice',
-                request_serializer=weir_dot_registry_dot_v1_dot_registry__pb2.SetPriceRequest.SerializeToString,
-                response_deserializer=weir_dot_registry_dot_v1_dot_registry__pb2.SetPriceResponse.FromString,
-                _registered_method=True)
-        self.ListPrices = channel.unary_unary(
-                '/weir.registry.v1.RegistryService/ListPrices',
-                request_serializer=weir_dot_registry_dot_v1_dot_registry__pb2.ListPricesRequest.SerializeToString,
-                response_deserializer=weir_dot_registry_dot_v1_dot_registry__pb2.ListPricesResponse.FromString,
-                _registered_method=True)
-        self.ListPoolLevels = channel.unary_unary(
-                '/weir.registry.v1.RegistryService/ListPoolLevels',
-                request_serializer=weir_dot_registry_dot_v1_dot_registry__pb2.ListPoolLevelsRequest.SerializeToString,
-                response_deserializer=weir_dot_registry_dot_v1_dot_registry__pb2.ListPoolLevelsResponse.FromString,
-                _registered_method=True)
-        self.SetSafetyPolicy = channel.unary_unary(
-                '/weir.registry.v1.RegistryService/SetSafetyPolicy',
-                request_serializer=weir_dot_registry_dot_v1_dot_registry__pb2.SetSafetyPolicyRequest.SerializeToString,
-                response_deserializer=weir_dot_registry_dot_v1_dot_registry__pb2.SetSafetyPolicyResponse.FromString,
-                _registered_method=True)
-        self.ListSafetyPolicies = channel.unary_unary(
-                '/weir.registry.v1.RegistryService/ListSafetyPolicies',
-                request_serializer=weir_dot_registry_dot_v1_dot_registry__pb2.ListSafetyPoliciesRequest.SerializeToString,
-                response_deserializer=weir_dot_registry_dot_v1_dot_registry__pb2.ListSafetyPoliciesResponse.FromString,
-                _registered_method=True)
-        self.SetTrustPolicy = channel.unary_unary(
-                '/weir.registry.v1.RegistryService/SetTrustPolicy',
-                request_serializer=weir_dot_registry_dot_v1_dot_registry__pb2.SetTrustPolicyRequest.SerializeToString,
-                response_deserializer=weir_dot_registry_dot_v1_dot_registry__pb2.SetTrustPolicyResponse.FromString,
-                _registered_method=True)
-        self.ListTrustPolicies = channel.unary_unary(
-                '/weir.registry.v1.RegistryService/ListTrustPolicies',
-                request_serializer=weir_dot_registry_dot_v1_dot_registry__pb2.ListTrustPoliciesRequest.SerializeToString,
-                response_deserializer=weir_dot_registry_dot_v1_dot_registry__pb2.ListTrustPoliciesResponse.FromString,
-                _registered_method=True)
-        self.SetPin = channel.unary_unary(
-                '/weir.registry.v1.RegistryService/SetPin',
-                request_serializer=weir_dot_registry_dot_v1_dot_registry__pb2.SetPinRequest.SerializeToString,
-                response_deserializer=weir_dot_registry_dot_v1_dot_registry__pb2.SetPinResponse.FromString,
-                _registered_method=True)
-        self.DeletePin = channel.unary_unary(
-                '/weir.registry.v1.RegistryService/DeletePin',
-                request_serializer=weir_dot_registry_dot_v1_dot_registry__pb2.DeletePinRequest.SerializeToString,
-                response_deserializer=weir_dot_registry_dot_v1_dot_registry__pb2.DeletePinResponse.FromString,
-                _registered_method=True)
-        self.ListPins = channel.unary_unary(
-                '/weir.registry.v1.RegistryService/ListPins',
-                request_serializer=weir_dot_registry_dot_v1_dot_registry__pb2.ListPinsRequest.SerializeToString,
-                response_deserializer=weir_dot_registry_dot_v1_dot_registry__pb2.ListPinsResponse.FromString,
-                _registered_method=True)
-        self.DeleteModelVersion = channel.unary_unary(
-                '/weir.registry.v1.RegistryService/DeleteModelVersion',
-                request_serializer=weir_dot_registry_dot_v1_dot_registry__pb2.DeleteModelVersionRequest.SerializeToString,
-                response_deserializer=weir_dot_registry_dot_v1_dot_registry__pb2.DeleteModelVersionResponse.FromString,
-                _registered_method=True)
-        self.StartRollout = channel.unary_unary(
-                '/weir.registry.v1.RegistryService/StartRollout',
-                request_serializer=weir_dot_registry_dot_v1_dot_registry__pb2.StartRolloutRequest.SerializeToString,
-                response_deserializer=weir_dot_registry_dot_v1_dot_registry__pb2.StartRolloutResponse.FromString,
-                _registered_method=True)
         self.SteerRollout = channel.unary_unary(
                 '/weir.registry.v1.RegistryService/SteerRollout',
                 request_serializer=weir_dot_registry_dot_v1_dot_registry__pb2.SteerRolloutRequest.SerializeToString,
                 response_deserializer=weir_dot_registry_dot_v1_dot_registry__pb2.SteerRolloutResponse.FromString,
                 _registered_method=True)
-        self.AbortRollout = channel.unary_unary(
-                '/weir.registry.v1.RegistryService/AbortRollout',
-                request_serializer=weir_dot_registry_dot_v1_dot_registry__pb2.AbortRolloutRequest.SerializeToString,
-                response_deserializer=weir_dot_registry_dot_v1_dot_registry__pb2.AbortRolloutResponse.FromString,
-                _registered_method=True)
-        self.ListRollouts = channel.unary_unary(
-                '/weir.registry.v1.RegistryService/ListRollouts',
-                request_serializer=weir_dot_registry_dot_v1_dot_registry__pb2.ListRolloutsRequest.SerializeToString,
-                response_deserializer=weir_dot_registry_dot_v1_dot_registry__pb2.ListRolloutsResponse.FromString,
-                _registered_method=True)
-        self.SetRolloutSwitch = channel.unary_unary(
-                '/weir.registry.v1.RegistryService/SetRolloutSwitch',
-                request_serializer=weir_dot_registry_dot_v1_dot_registry__pb2.SetRolloutSwitchRequest.SerializeToString,
-                response_deserializer=weir_dot_registry_dot_v1_dot_registry__pb2.SetRolloutSwitchResponse.FromString,
-                _registered_method=True)
-        self.GetRolloutSwitch = channel.unary_unary(
-                '/weir.registry.v1.RegistryService/GetRolloutSwitch',
-                request_serializer=weir_dot_registry_dot_v1_dot_registry__pb2.GetRolloutSwitchRequest.SerializeToString,
-                response_deserializer=weir_dot_registry_dot_v1_dot_registry__pb2.GetRolloutSwitchResponse.FromString,
-                _registered_method=True)
-        self.ListErrorBudgets = channel.unary_unary(
-                '/weir.registry.v1.RegistryService/ListErrorBudgets',
-                request_serializer=weir_dot_registry_dot_v1_dot_registry__pb2.ListErrorBudgetsRequest.SerializeToString,
-                response_deserializer=weir_dot_registry_dot_v1_dot_registry__pb2.ListErrorBudgetsResponse.FromString,
-                _registered_method=True)
-        self.SetRoleBinding = channel.unary_unary(
-                '/weir.registry.v1.RegistryService/SetRoleBinding',
-                request_serializer=weir_dot_registry_dot_v1_dot_registry__pb2.SetRoleBindingRequest.SerializeToString,
-                response_deserializer=weir_dot_registry_dot_v1_dot_registry__pb2.SetRoleBindingResponse.FromString,
-                _registered_method=True)
-        self.ListRoleBindings = channel.unary_unary(
-                '/weir.registry.v1.RegistryService/ListRoleBindings',
-                request_serializer=weir_dot_registry_dot_v1_dot_registry__pb2.ListRoleBindingsRequest.SerializeToString,
-                response_deserializer=weir_dot_registry_dot_v1_dot_registry__pb2.ListRoleBindingsResponse.FromString,
-                _registered_method=True)
-        self.ListHistory = channel.unary_unary(
-                '/weir.registry.v1.RegistryService/ListHistory',
-                request_serializer=weir_dot_registry_dot_v1_dot_registry__pb2.ListHistoryRequest.SerializeToString,
-                response_deserializer=weir_dot_registry_dot_v1_dot_registry__pb2.ListHistoryResponse.FromString,
-                _registered_method=True)
-        self.DiffRevisions = channel.unary_unary(
-                '/weir.registry.v1.RegistryService/DiffRevisions',
-                request_serializer=weir_dot_registry_dot_v1_dot_registry__pb2.DiffRevisionsRequest.SerializeToString,
-                response_deserializer=weir_dot_registry_dot_v1_dot_registry__pb2.DiffRevisionsResponse.FromString,
-                _registered_method=True)
-        self.RollbackToRevision = channel.unary_unary(
-                '/weir.registry.v1.RegistryService/RollbackToRevision',
-                request_serializer=weir_dot_registry_dot_v1_dot_registry__pb2.RollbackToRevisionRequest.SerializeToString,
-                response_deserializer=weir_dot_registry_dot_v1_dot_registry__pb2.RollbackToRevisionResponse.FromString,
-                _registered_method=True)
-        self.Export = channel.unary_stream(
-                '/weir.registry.v1.RegistryService/Export',
-                request_serializer=weir_dot_registry_dot_v1_dot_registry__pb2.ExportRequest.SerializeToString,
-                response_deserializer=weir_dot_registry_dot_v1_dot_registry__pb2.ExportResponse.FromString,
-                _registered_method=True)
-        self.Import = channel.stream_unary(
-                '/weir.registry.v1.RegistryService/Import',
-                request_serializer=weir_dot_registry_dot_v1_dot_registry__pb2.ImportRequest.SerializeToString,
-                response_deserializer=weir_dot_registry_dot_v1_dot_registry__pb2.ImportResponse.FromString,
-                _registered_method=True)
-        self.ListEndpoints = channel.unary_unary(
-                '/weir.registry.v1.RegistryService/ListEndpoints',
-                request_serializer=weir_dot_registry_dot_v1_dot_registry__pb2.ListEndpointsRequest.SerializeToString,
-                response_deserializer=weir_dot_registry_dot_v1_dot_registry__pb2.ListEndpointsResponse.FromString,
-                _registered_method=True)
 
 
 class RegistryServiceServicer:
-    """Validated changes to what the mesh serves and to whom. Every change is one etcd transaction with optimistic
-    concurrency, audited; the revision that it makes is the version of the snapshots it leads to.
+    """What the mesh serves, to whom and on what terms, as resources of one shape. Every change is one etcd transaction with
+    optimistic concurrency, kept in a history and audited; the revision that it makes is the version of the snapshots it
+    leads to. Kinds are called as their messages ("Tenant"); libs/resources/snapshot.py has a row for each.
     """
 
-    def CreateModelVersion(self, request, context):
-        """Registers an immutable model version.
+    def Get(self, request, context):
+        """Reads one resource.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
-    def ListModels(self, request, context):
-        """Lists versions and aliases.
+    def List(self, request, context):
+        """Reads resources of some kinds or of all, at one revision, in pages.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
-    def SetAlias(self, request, context):
-        """Points an alias, atomically.
+    def Apply(self, request, context):
+        """Makes resources what they are said to be, all or none, in one transaction.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
-    def SetTenant(self, request, context):
-        """Creates or replaces a tenant.
+    def Delete(self, request, context):
+        """Removes resources, all or none; refused while something that stays refers to one of them.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
-    def ListTenants(self, request, context):
-        """Lists tenants.
+    def Watch(self, request, context):
+        """Follows some kinds from a revision on, every change exactly once and in order. What is not to be had any more ends
+        it with REVISION_GONE: nothing is left out in silence.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def History(self, request, context):
+        """Who changed what, when and why; newest first.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Diff(self, request, context):
+        """How two revisions differ.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Rollback(self, request, context):
+        """Makes a resource, or the whole configuration, what it was at a revision, in one transaction.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -286,238 +165,14 @@ class RegistryServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def RevokeKey(self, request, context):
-        """Revokes an API key.
-        """
-        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
-        context.set_details('Method not implemented!')
-        raise NotImplementedError('Method not implemented!')
-
-    def ListKeys(self, request, context):
-        """Lists API keys, without secrets or hashes.
-        """
-        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
-        context.set_details('Method not implemented!')
-        raise NotImplementedError('Method not implemented!')
-
-    def SetLimits(self, request, context):
-        """Sets a tenant's limits for a model, or for all with "*".
-        """
-        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
-        context.set_details('Method not implemented!')
-        raise NotImplementedError('Method not implemented!')
-
-    def ListLimits(self, request, context):
-        """Lists limits.
-        """
-        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
-        context.set_details('Method not implemented!')
-        raise NotImplementedError('Method not implemented!')
-
-    def SetPlanPolicy(self, request, context):
-        """Sets what a plan gives its tenants.
-        """
-        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
-        context.set_details('Method not implemented!')
-        raise NotImplementedError('Method not implemented!')
-
-    def ListPlanPolicies(self, request, context):
-        """Lists what plans give.
-        """
-        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
-        context.set_details('Method not implemented!')
-        raise NotImplementedError('Method not implemented!')
-
-    def SetSlo(self, request, context):
-        """Declares the objectives of a route and tier.
-        """
-        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
-        context.set_details('Method not implemented!')
-        raise NotImplementedError('Method not implemented!')
-
-    def ListSlos(self, request, context):
-        """Lists objectives.
-        """
-        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
-        context.set_details('Method not implemented!')
-        raise NotImplementedError('Method not implemented!')
-
-    def SetPrice(self, request, context):
-        """Sets a model's price.
-        """
-        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
-        context.set_details('Method not implemented!')
-        raise NotImplementedError('Method not implemented!')
-
-    def ListPrices(self, request, context):
-        """Lists prices.
-        """
-        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
-        context.set_details('Method not implemented!')
-        raise NotImplementedError('Method not implemented!')
-
-    def ListPoolLevels(self, request, context):
-        """Lists how overloaded each pool says it is.
-        """
-        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
-        context.set_details('Method not implemented!')
-        raise NotImplementedError('Method not implemented!')
-
-    def SetSafetyPolicy(self, request, context):
-        """Sets a safety policy.
-        """
-        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
-        context.set_details('Method not implemented!')
-        raise NotImplementedError('Method not implemented!')
-
-    def ListSafetyPolicies(self, request, context):
-        """Lists safety policies.
-        """
-        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
-        context.set_details('Method not implemented!')
-        raise NotImplementedError('Method not implemented!')
-
-    def SetTrustPolicy(self, request, context):
-        """Says whose signatures a namespace's versions need.
-        """
-        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
-        context.set_details('Method not implemented!')
-        raise NotImplementedError('Method not implemented!')
-
-    def ListTrustPolicies(self, request, context):
-        """Lists trust policies.
-        """
-        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
-        context.set_details('Method not implemented!')
-        raise NotImplementedError('Method not implemented!')
-
-    def SetPin(self, request, context):
-        """Keeps a version from garbage collection and, if asked, in workers' memory.
-        """
-        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
-        context.set_details('Method not implemented!')
-        raise NotImplementedError('Method not implemented!')
-
-    def DeletePin(self, request, context):
-        """Takes a pin away.
-        """
-        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
-        context.set_details('Method not implemented!')
-        raise NotImplementedError('Method not implemented!')
-
-    def ListPins(self, request, context):
-        """Lists pins.
-        """
-        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
-        context.set_details('Method not implemented!')
-        raise NotImplementedError('Method not implemented!')
-
-    def DeleteModelVersion(self, request, context):
-        """Removes a version that nothing needs: no alias, rollout, pin or running worker.
-        """
-        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
-        context.set_details('Method not implemented!')
-        raise NotImplementedError('Method not implemented!')
-
-    def StartRollout(self, request, context):
-        """Begins a rollout of an alias.
+        """Revokes an API key: it stays listed, and opens nothing any more.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def SteerRollout(self, request, context):
-        """Overrules the controller: go on a step, give an arm everything, hold, or let go on.
-        """
-        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
-        context.set_details('Method not implemented!')
-        raise NotImplementedError('Method not implemented!')
-
-    def AbortRollout(self, request, context):
-        """Takes all traffic off a rollout's arms at once; the alias goes on with its baseline.
-        """
-        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
-        context.set_details('Method not implemented!')
-        raise NotImplementedError('Method not implemented!')
-
-    def ListRollouts(self, request, context):
-        """Lists rollouts, the last of each alias.
-        """
-        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
-        context.set_details('Method not implemented!')
-        raise NotImplementedError('Method not implemented!')
-
-    def SetRolloutSwitch(self, request, context):
-        """The kill switch of all rollouts, and the freeze of new ones.
-        """
-        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
-        context.set_details('Method not implemented!')
-        raise NotImplementedError('Method not implemented!')
-
-    def GetRolloutSwitch(self, request, context):
-        """Reads the kill switch.
-        """
-        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
-        context.set_details('Method not implemented!')
-        raise NotImplementedError('Method not implemented!')
-
-    def ListErrorBudgets(self, request, context):
-        """Lists the error budgets as the rollout controller last wrote them down.
-        """
-        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
-        context.set_details('Method not implemented!')
-        raise NotImplementedError('Method not implemented!')
-
-    def SetRoleBinding(self, request, context):
-        """Gives a caller rights beyond those of its scopes.
-        """
-        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
-        context.set_details('Method not implemented!')
-        raise NotImplementedError('Method not implemented!')
-
-    def ListRoleBindings(self, request, context):
-        """Lists who may do what.
-        """
-        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
-        context.set_details('Method not implemented!')
-        raise NotImplementedError('Method not implemented!')
-
-    def ListHistory(self, request, context):
-        """Who changed what, when and why; newest first.
-        """
-        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
-        context.set_details('Method not implemented!')
-        raise NotImplementedError('Method not implemented!')
-
-    def DiffRevisions(self, request, context):
-        """How two revisions differ.
-        """
-        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
-        context.set_details('Method not implemented!')
-        raise NotImplementedError('Method not implemented!')
-
-    def RollbackToRevision(self, request, context):
-        """Makes the configuration what it was at a revision, in one transaction. Keys, pins, rollouts and budgets stay.
-        """
-        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
-        context.set_details('Method not implemented!')
-        raise NotImplementedError('Method not implemented!')
-
-    def Export(self, request, context):
-        """Everything but live processes and leases, as one consistent snapshot.
-        """
-        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
-        context.set_details('Method not implemented!')
-        raise NotImplementedError('Method not implemented!')
-
-    def Import(self, request_iterator, context):
-        """Fills a registry from a snapshot; an existing configuration is refused unless it is to be replaced.
-        """
-        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
-        context.set_details('Method not implemented!')
-        raise NotImplementedError('Method not implemented!')
-
-    def ListEndpoints(self, request, context):
-        """Lists the live endpoints of a service, or of all.
+        """Overrules the rollout controller. A rollout begins when it is applied.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -526,30 +181,45 @@ class RegistryServiceServicer:
 
 def add_RegistryServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
-            'CreateModelVersion': grpc.unary_unary_rpc_method_handler(
-                    servicer.CreateModelVersion,
-                    request_deserializer=weir_dot_registry_dot_v1_dot_registry__pb2.CreateModelVersionRequest.FromString,
-                    response_serializer=weir_dot_registry_dot_v1_dot_registry__pb2.CreateModelVersionResponse.SerializeToString,
+            'Get': grpc.unary_unary_rpc_method_handler(
+                    servicer.Get,
+                    request_deserializer=weir_dot_registry_dot_v1_dot_registry__pb2.GetRequest.FromString,
+                    response_serializer=weir_dot_registry_dot_v1_dot_registry__pb2.GetResponse.SerializeToString,
             ),
-            'ListModels': grpc.unary_unary_rpc_method_handler(
-                    servicer.ListModels,
-                    request_deserializer=weir_dot_registry_dot_v1_dot_registry__pb2.ListModelsRequest.FromString,
-                    response_serializer=weir_dot_registry_dot_v1_dot_registry__pb2.ListModelsResponse.SerializeToString,
+            'List': grpc.unary_unary_rpc_method_handler(
+                    servicer.List,
+                    request_deserializer=weir_dot_registry_dot_v1_dot_registry__pb2.ListRequest.FromString,
+                    response_serializer=weir_dot_registry_dot_v1_dot_registry__pb2.ListResponse.SerializeToString,
             ),
-            'SetAlias': grpc.unary_unary_rpc_method_handler(
-                    servicer.SetAlias,
-                    request_deserializer=weir_dot_registry_dot_v1_dot_registry__pb2.SetAliasRequest.FromString,
-                    response_serializer=weir_dot_registry_dot_v1_dot_registry__pb2.SetAliasResponse.SerializeToString,
+            'Apply': grpc.unary_unary_rpc_method_handler(
+                    servicer.Apply,
+                    request_deserializer=weir_dot_registry_dot_v1_dot_registry__pb2.ApplyRequest.FromString,
+                    response_serializer=weir_dot_registry_dot_v1_dot_registry__pb2.ApplyResponse.SerializeToString,
             ),
-            'SetTenant': grpc.unary_unary_rpc_method_handler(
-                    servicer.SetTenant,
-                    request_deserializer=weir_dot_registry_dot_v1_dot_registry__pb2.SetTenantRequest.FromString,
-                    response_serializer=weir_dot_registry_dot_v1_dot_registry__pb2.SetTenantResponse.SerializeToString,
+            'Delete': grpc.unary_unary_rpc_method_handler(
+                    servicer.Delete,
+                    request_deserializer=weir_dot_registry_dot_v1_dot_registry__pb2.DeleteRequest.FromString,
+                    response_serializer=weir_dot_registry_dot_v1_dot_registry__pb2.DeleteResponse.SerializeToString,
             ),
-            'ListTenants': grpc.unary_unary_rpc_method_handler(
-                    servicer.ListTenants,
-                    request_deserializer=weir_dot_registry_dot_v1_dot_registry__pb2.ListTenantsRequest.FromString,
-                    response_serializer=weir_dot_registry_dot_v1_dot_registry__pb2.ListTenantsResponse.SerializeToString,
+            'Watch': grpc.unary_stream_rpc_method_handler(
+                    servicer.Watch,
+                    request_deserializer=weir_dot_registry_dot_v1_dot_registry__pb2.WatchRequest.FromString,
+                    response_serializer=weir_dot_registry_dot_v1_dot_registry__pb2.WatchResponse.SerializeToString,
+            ),
+            'History': grpc.unary_unary_rpc_method_handler(
+                    servicer.History,
+                    request_deserializer=weir_dot_registry_dot_v1_dot_registry__pb2.HistoryRequest.FromString,
+                    response_serializer=weir_dot_registry_dot_v1_dot_registry__pb2.HistoryResponse.SerializeToString,
+            ),
+            'Diff': grpc.unary_unary_rpc_method_handler(
+                    servicer.Diff,
+                    request_deserializer=weir_dot_registry_dot_v1_dot_registry__pb2.DiffRequest.FromString,
+                    response_serializer=weir_dot_registry_dot_v1_dot_registry__pb2.DiffResponse.SerializeToString,
+            ),
+            'Rollback': grpc.unary_unary_rpc_method_handler(
+                    servicer.Rollback,
+                    request_deserializer=weir_dot_registry_dot_v1_dot_registry__pb2.RollbackRequest.FromString,
+                    response_serializer=weir_dot_registry_dot_v1_dot_registry__pb2.RollbackResponse.SerializeToString,
             ),
             'CreateKey': grpc.unary_unary_rpc_method_handler(
                     servicer.CreateKey,
@@ -561,170 +231,10 @@ def add_RegistryServiceServicer_to_server(servicer, server):
                     request_deserializer=weir_dot_registry_dot_v1_dot_registry__pb2.RevokeKeyRequest.FromString,
                     response_serializer=weir_dot_registry_dot_v1_dot_registry__pb2.RevokeKeyResponse.SerializeToString,
             ),
-            'ListKeys': grpc.unary_unary_rpc_method_handler(
-                    servicer.ListKeys,
-                    request_deserializer=weir_dot_registry_dot_v1_dot_registry__pb2.ListKeysRequest.FromString,
-                    response_serializer=weir_dot_registry_dot_v1_dot_registry__pb2.ListKeysResponse.SerializeToString,
-            ),
-            'SetLimits': grpc.unary_unary_rpc_method_handler(
-                    servicer.SetLimits,
-                    request_deserializer=weir_dot_registry_dot_v1_dot_registry__pb2.SetLimitsRequest.FromString,
-                    response_serializer=weir_dot_registry_dot_v1_dot_registry__pb2.SetLimitsResponse.SerializeToString,
-            ),
-            'ListLimits': grpc.unary_unary_rpc_method_handler(
-                    servicer.ListLimits,
-                    request_deserializer=weir_dot_registry_dot_v1_dot_registry__pb2.ListLimitsRequest.FromString,
-                    response_serializer=weir_dot_registry_dot_v1_dot_registry__pb2.ListLimitsResponse.SerializeToString,
-            ),
-            'SetPlanPolicy': grpc.unary_unary_rpc_method_handler(
-                    servicer.SetPlanPolicy,
-                    request_deserializer=weir_dot_registry_dot_v1_dot_registry__pb2.SetPlanPolicyRequest.FromString,
-                    response_serializer=weir_dot_registry_dot_v1_dot_registry__pb2.SetPlanPolicyResponse.SerializeToString,
-            ),
-            'ListPlanPolicies': grpc.unary_unary_rpc_method_handler(
-                    servicer.ListPlanPolicies,
-                    request_deserializer=weir_dot_registry_dot_v1_dot_registry__pb2.ListPlanPoliciesRequest.FromString,
-                    response_serializer=weir_dot_registry_dot_v1_dot_registry__pb2.ListPlanPoliciesResponse.SerializeToString,
-            ),
-            'SetSlo': grpc.unary_unary_rpc_method_handler(
-                    servicer.SetSlo,
-                    request_deserializer=weir_dot_registry_dot_v1_dot_registry__pb2.SetSloRequest.FromString,
-                    response_serializer=weir_dot_registry_dot_v1_dot_registry__pb2.SetSloResponse.SerializeToString,
-            ),
-            'ListSlos': grpc.unary_unary_rpc_method_handler(
-                    servicer.ListSlos,
-                    request_deserializer=weir_dot_registry_dot_v1_dot_registry__pb2.ListSlosRequest.FromString,
-                    response_serializer=weir_dot_registry_dot_v1_dot_registry__pb2.ListSlosResponse.SerializeToString,
-            ),
-            'SetPrice': grpc.unary_unary_rpc_method_handler(
-                    servicer.SetPrice,
-                    request_deserializer=weir_dot_registry_dot_v1_dot_registry__pb2.SetPriceRequest.FromString,
-                    response_serializer=weir_dot_registry_dot_v1_dot_registry__pb2.SetPriceResponse.SerializeToString,
-            ),
-            'ListPrices': grpc.unary_unary_rpc_method_handler(
-                    servicer.ListPrices,
-                    request_deserializer=weir_dot_registry_dot_v1_dot_registry__pb2.ListPricesRequest.FromString,
-                    response_serializer=weir_dot_registry_dot_v1_dot_registry__pb2.ListPricesResponse.SerializeToString,
-            ),
-            'ListPoolLevels': grpc.unary_unary_rpc_method_handler(
-                    servicer.ListPoolLevels,
-                    request_deserializer=weir_dot_registry_dot_v1_dot_registry__pb2.ListPoolLevelsRequest.FromString,
-                    response_serializer=weir_dot_registry_dot_v1_dot_registry__pb2.ListPoolLevelsResponse.SerializeToString,
-            ),
-            'SetSafetyPolicy': grpc.unary_unary_rpc_method_handler(
-                    servicer.SetSafetyPolicy,
-                    request_deserializer=weir_dot_registry_dot_v1_dot_registry__pb2.SetSafetyPolicyRequest.FromString,
-                    response_serializer=weir_dot_registry_dot_v1_dot_registry__pb2.SetSafetyPolicyResponse.SerializeToString,
-            ),
-            'ListSafetyPolicies': grpc.unary_unary_rpc_method_handler(
-                    servicer.ListSafetyPolicies,
-                    request_deserializer=weir_dot_registry_dot_v1_dot_registry__pb2.ListSafetyPoliciesRequest.FromString,
-                    response_serializer=weir_dot_registry_dot_v1_dot_registry__pb2.ListSafetyPoliciesResponse.SerializeToString,
-            ),
-            'SetTrustPolicy': grpc.unary_unary_rpc_method_handler(
-                    servicer.SetTrustPolicy,
-                    request_deserializer=weir_dot_registry_dot_v1_dot_registry__pb2.SetTrustPolicyRequest.FromString,
-                    response_serializer=weir_dot_registry_dot_v1_dot_registry__pb2.SetTrustPolicyResponse.SerializeToString,
-            ),
-            'ListTrustPolicies': grpc.unary_unary_rpc_method_handler(
-                    servicer.ListTrustPolicies,
-                    request_deserializer=weir_dot_registry_dot_v1_dot_registry__pb2.ListTrustPoliciesRequest.FromString,
-                    response_serializer=weir_dot_registry_dot_v1_dot_registry__pb2.ListTrustPoliciesResponse.SerializeToString,
-            ),
-            'SetPin': grpc.unary_unary_rpc_method_handler(
-                    servicer.SetPin,
-                    request_deserializer=weir_dot_registry_dot_v1_dot_registry__pb2.SetPinRequest.FromString,
-                    response_serializer=weir_dot_registry_dot_v1_dot_registry__pb2.SetPinResponse.SerializeToString,
-            ),
-            'DeletePin': grpc.unary_unary_rpc_method_handler(
-                    servicer.DeletePin,
-                    request_deserializer=weir_dot_registry_dot_v1_dot_registry__pb2.DeletePinRequest.FromString,
-                    response_serializer=weir_dot_registry_dot_v1_dot_registry__pb2.DeletePinResponse.SerializeToString,
-            ),
-            'ListPins': grpc.unary_unary_rpc_method_handler(
-                    servicer.ListPins,
-                    request_deserializer=weir_dot_registry_dot_v1_dot_registry__pb2.ListPinsRequest.FromString,
-                    response_serializer=weir_dot_registry_dot_v1_dot_registry__pb2.ListPinsResponse.SerializeToString,
-            ),
-            'DeleteModelVersion': grpc.unary_unary_rpc_method_handler(
-                    servicer.DeleteModelVersion,
-                    request_deserializer=weir_dot_registry_dot_v1_dot_registry__pb2.DeleteModelVersionRequest.FromString,
-                    response_serializer=weir_dot_registry_dot_v1_dot_registry__pb2.DeleteModelVersionResponse.SerializeToString,
-            ),
-            'StartRollout': grpc.unary_unary_rpc_method_handler(
-                    servicer.StartRollout,
-                    request_deserializer=weir_dot_registry_dot_v1_dot_registry__pb2.StartRolloutRequest.FromString,
-                    response_serializer=weir_dot_registry_dot_v1_dot_registry__pb2.StartRolloutResponse.SerializeToString,
-            ),
             'SteerRollout': grpc.unary_unary_rpc_method_handler(
                     servicer.SteerRollout,
                     request_deserializer=weir_dot_registry_dot_v1_dot_registry__pb2.SteerRolloutRequest.FromString,
                     response_serializer=weir_dot_registry_dot_v1_dot_registry__pb2.SteerRolloutResponse.SerializeToString,
-            ),
-            'AbortRollout': grpc.unary_unary_rpc_method_handler(
-                    servicer.AbortRollout,
-                    request_deserializer=weir_dot_registry_dot_v1_dot_registry__pb2.AbortRolloutRequest.FromString,
-                    response_serializer=weir_dot_registry_dot_v1_dot_registry__pb2.AbortRolloutResponse.SerializeToString,
-            ),
-            'ListRollouts': grpc.unary_unary_rpc_method_handler(
-                    servicer.ListRollouts,
-                    request_deserializer=weir_dot_registry_dot_v1_dot_registry__pb2.ListRolloutsRequest.FromString,
-                    response_serializer=weir_dot_registry_dot_v1_dot_registry__pb2.ListRolloutsResponse.SerializeToString,
-            ),
-            'SetRolloutSwitch': grpc.unary_unary_rpc_method_handler(
-                    servicer.SetRolloutSwitch,
-                    request_deserializer=weir_dot_registry_dot_v1_dot_registry__pb2.SetRolloutSwitchRequest.FromString,
-                    response_serializer=weir_dot_registry_dot_v1_dot_registry__pb2.SetRolloutSwitchResponse.SerializeToString,
-            ),
-            'GetRolloutSwitch': grpc.unary_unary_rpc_method_handler(
-                    servicer.GetRolloutSwitch,
-                    request_deserializer=weir_dot_registry_dot_v1_dot_registry__pb2.GetRolloutSwitchRequest.FromString,
-                    response_serializer=weir_dot_registry_dot_v1_dot_registry__pb2.GetRolloutSwitchResponse.SerializeToString,
-            ),
-            'ListErrorBudgets': grpc.unary_unary_rpc_method_handler(
-                    servicer.ListErrorBudgets,
-                    request_deserializer=weir_dot_registry_dot_v1_dot_registry__pb2.ListErrorBudgetsRequest.FromString,
-                    response_serializer=weir_dot_registry_dot_v1_dot_registry__pb2.ListErrorBudgetsResponse.SerializeToString,
-            ),
-            'SetRoleBinding': grpc.unary_unary_rpc_method_handler(
-                    servicer.SetRoleBinding,
-                    request_deserializer=weir_dot_registry_dot_v1_dot_registry__pb2.SetRoleBindingRequest.FromString,
-                    response_serializer=weir_dot_registry_dot_v1_dot_registry__pb2.SetRoleBindingResponse.SerializeToString,
-            ),
-            'ListRoleBindings': grpc.unary_unary_rpc_method_handler(
-                    servicer.ListRoleBindings,
-                    request_deserializer=weir_dot_registry_dot_v1_dot_registry__pb2.ListRoleBindingsRequest.FromString,
-                    response_serializer=weir_dot_registry_dot_v1_dot_registry__pb2.ListRoleBindingsResponse.SerializeToString,
-            ),
-            'ListHistory': grpc.unary_unary_rpc_method_handler(
-                    servicer.ListHistory,
-                    request_deserializer=weir_dot_registry_dot_v1_dot_registry__pb2.ListHistoryRequest.FromString,
-                    response_serializer=weir_dot_registry_dot_v1_dot_registry__pb2.ListHistoryResponse.SerializeToString,
-            ),
-            'DiffRevisions': grpc.unary_unary_rpc_method_handler(
-                    servicer.DiffRevisions,
-                    request_deserializer=weir_dot_registry_dot_v1_dot_registry__pb2.DiffRevisionsRequest.FromString,
-                    response_serializer=weir_dot_registry_dot_v1_dot_registry__pb2.DiffRevisionsResponse.SerializeToString,
-            ),
-            'RollbackToRevision': grpc.unary_unary_rpc_method_handler(
-                    servicer.RollbackToRevision,
-                    request_deserializer=weir_dot_registry_dot_v1_dot_registry__pb2.RollbackToRevisionRequest.FromString,
-                    response_serializer=weir_dot_registry_dot_v1_dot_registry__pb2.RollbackToRevisionResponse.SerializeToString,
-            ),
-            'Export': grpc.unary_stream_rpc_method_handler(
-                    servicer.Export,
-                    request_deserializer=weir_dot_registry_dot_v1_dot_registry__pb2.ExportRequest.FromString,
-                    response_serializer=weir_dot_registry_dot_v1_dot_registry__pb2.ExportResponse.SerializeToString,
-            ),
-            'Import': grpc.stream_unary_rpc_method_handler(
-                    servicer.Import,
-                    request_deserializer=weir_dot_registry_dot_v1_dot_registry__pb2.ImportRequest.FromString,
-                    response_serializer=weir_dot_registry_dot_v1_dot_registry__pb2.ImportResponse.SerializeToString,
-            ),
-            'ListEndpoints': grpc.unary_unary_rpc_method_handler(
-                    servicer.ListEndpoints,
-                    request_deserializer=weir_dot_registry_dot_v1_dot_registry__pb2.ListEndpointsRequest.FromString,
-                    response_serializer=weir_dot_registry_dot_v1_dot_registry__pb2.ListEndpointsResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -735,12 +245,13 @@ def add_RegistryServiceServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class RegistryService:
-    """Validated changes to what the mesh serves and to whom. Every change is one etcd transaction with optimistic
-    concurrency, audited; the revision that it makes is the version of the snapshots it leads to.
+    """What the mesh serves, to whom and on what terms, as resources of one shape. Every change is one etcd transaction with
+    optimistic concurrency, kept in a history and audited; the revision that it makes is the version of the snapshots it
+    leads to. Kinds are called as their messages ("Tenant"); libs/resources/snapshot.py has a row for each.
     """
 
     @staticmethod
-    def CreateModelVersion(request,
+    def Get(request,
             target,
             options=(),
             channel_credentials=None,
@@ -753,9 +264,9 @@ class RegistryService:
         return grpc.experimental.unary_unary(
             request,
             target,
-            '/weir.registry.v1.RegistryService/CreateModelVersion',
-            weir_dot_registry_dot_v1_dot_registry__pb2.CreateModelVersionRequest.SerializeToString,
-            weir_dot_registry_dot_v1_dot_registry__pb2.CreateModelVersionResponse.FromString,
+            '/weir.registry.v1.RegistryService/Get',
+            weir_dot_registry_dot_v1_dot_registry__pb2.GetRequest.SerializeToString,
+            weir_dot_registry_dot_v1_dot_registry__pb2.GetResponse.FromString,
             options,
             channel_credentials,
             insecure,
@@ -767,7 +278,7 @@ class RegistryService:
             _registered_method=True)
 
     @staticmethod
-    def ListModels(request,
+    def List(request,
             target,
             options=(),
             channel_credentials=None,
@@ -780,9 +291,9 @@ class RegistryService:
         return grpc.experimental.unary_unary(
             request,
             target,
-            '/weir.registry.v1.RegistryService/ListModels',
-            weir_dot_registry_dot_v1_dot_registry__pb2.ListModelsRequest.SerializeToString,
-            weir_dot_registry_dot_v1_dot_registry__pb2.ListModelsResponse.FromString,
+            '/weir.registry.v1.RegistryService/List',
+            weir_dot_registry_dot_v1_dot_registry__pb2.ListRequest.SerializeToString,
+            weir_dot_registry_dot_v1_dot_registry__pb2.ListResponse.FromString,
             options,
             channel_credentials,
             insecure,
@@ -794,7 +305,7 @@ class RegistryService:
             _registered_method=True)
 
     @staticmethod
-    def SetAlias(request,
+    def Apply(request,
             target,
             options=(),
             channel_credentials=None,
@@ -807,9 +318,9 @@ class RegistryService:
         return grpc.experimental.unary_unary(
             request,
             target,
-            '/weir.registry.v1.RegistryService/SetAlias',
-            weir_dot_registry_dot_v1_dot_registry__pb2.SetAliasRequest.SerializeToString,
-            weir_dot_registry_dot_v1_dot_registry__pb2.SetAliasResponse.FromString,
+            '/weir.registry.v1.RegistryService/Apply',
+            weir_dot_registry_dot_v1_dot_registry__pb2.ApplyRequest.SerializeToString,
+            weir_dot_registry_dot_v1_dot_registry__pb2.ApplyResponse.FromString,
             options,
             channel_credentials,
             insecure,
@@ -821,7 +332,7 @@ class RegistryService:
             _registered_method=True)
 
     @staticmethod
-    def SetTenant(request,
+    def Delete(request,
             target,
             options=(),
             channel_credentials=None,
@@ -834,9 +345,9 @@ class RegistryService:
         return grpc.experimental.unary_unary(
             request,
             target,
-            '/weir.registry.v1.RegistryService/SetTenant',
-            weir_dot_registry_dot_v1_dot_registry__pb2.SetTenantRequest.SerializeToString,
-            weir_dot_registry_dot_v1_dot_registry__pb2.SetTenantResponse.FromString,
+            '/weir.registry.v1.RegistryService/Delete',
+            weir_dot_registry_dot_v1_dot_registry__pb2.DeleteRequest.SerializeToString,
+            weir_dot_registry_dot_v1_dot_registry__pb2.DeleteResponse.FromString,
             options,
             channel_credentials,
             insecure,
@@ -848,7 +359,34 @@ class RegistryService:
             _registered_method=True)
 
     @staticmethod
-    def ListTenants(request,
+    def Watch(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_stream(
+            request,
+            target,
+            '/weir.registry.v1.RegistryService/Watch',
+            weir_dot_registry_dot_v1_dot_registry__pb2.WatchRequest.SerializeToString,
+            weir_dot_registry_dot_v1_dot_registry__pb2.WatchResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def History(request,
             target,
             options=(),
             channel_credentials=None,
@@ -861,9 +399,63 @@ class RegistryService:
         return grpc.experimental.unary_unary(
             request,
             target,
-            '/weir.registry.v1.RegistryService/ListTenants',
-            weir_dot_registry_dot_v1_dot_registry__pb2.ListTenantsRequest.SerializeToString,
-            weir_dot_registry_dot_v1_dot_registry__pb2.ListTenantsResponse.FromString,
+            '/weir.registry.v1.RegistryService/History',
+            weir_dot_registry_dot_v1_dot_registry__pb2.HistoryRequest.SerializeToString,
+            weir_dot_registry_dot_v1_dot_registry__pb2.HistoryResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Diff(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/weir.registry.v1.RegistryService/Diff',
+            weir_dot_registry_dot_v1_dot_registry__pb2.DiffRequest.SerializeToString,
+            weir_dot_registry_dot_v1_dot_registry__pb2.DiffResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Rollback(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/weir.registry.v1.RegistryService/Rollback',
+            weir_dot_registry_dot_v1_dot_registry__pb2.RollbackRequest.SerializeToString,
+            weir_dot_registry_dot_v1_dot_registry__pb2.RollbackResponse.FromString,
             options,
             channel_credentials,
             insecure,
@@ -929,519 +521,6 @@ class RegistryService:
             _registered_method=True)
 
     @staticmethod
-    def ListKeys(request,
-            target,
-            options=(),
-            channel_credentials=None,
-            call_credentials=None,
-            insecure=False,
-            compression=None,
-            wait_for_ready=None,
-            timeout=None,
-            metadata=None):
-        return grpc.experimental.unary_unary(
-            request,
-            target,
-            '/weir.registry.v1.RegistryService/ListKeys',
-            weir_dot_registry_dot_v1_dot_registry__pb2.ListKeysRequest.SerializeToString,
-            weir_dot_registry_dot_v1_dot_registry__pb2.ListKeysResponse.FromString,
-            options,
-            channel_credentials,
-            insecure,
-            call_credentials,
-            compression,
-            wait_for_ready,
-            timeout,
-            metadata,
-            _registered_method=True)
-
-    @staticmethod
-    def SetLimits(request,
-            target,
-            options=(),
-            channel_credentials=None,
-            call_credentials=None,
-            insecure=False,
-            compression=None,
-            wait_for_ready=None,
-            timeout=None,
-            metadata=None):
-        return grpc.experimental.unary_unary(
-            request,
-            target,
-            '/weir.registry.v1.RegistryService/SetLimits',
-            weir_dot_registry_dot_v1_dot_registry__pb2.SetLimitsRequest.SerializeToString,
-            weir_dot_registry_dot_v1_dot_registry__pb2.SetLimitsResponse.FromString,
-            options,
-            channel_credentials,
-            insecure,
-            call_credentials,
-            compression,
-            wait_for_ready,
-            timeout,
-            metadata,
-            _registered_method=True)
-
-    @staticmethod
-    def ListLimits(request,
-            target,
-            options=(),
-            channel_credentials=None,
-            call_credentials=None,
-            insecure=False,
-            compression=None,
-            wait_for_ready=None,
-            timeout=None,
-            metadata=None):
-        return grpc.experimental.unary_unary(
-            request,
-            target,
-            '/weir.registry.v1.RegistryService/ListLimits',
-            weir_dot_registry_dot_v1_dot_registry__pb2.ListLimitsRequest.SerializeToString,
-            weir_dot_registry_dot_v1_dot_registry__pb2.ListLimitsResponse.FromString,
-            options,
-            channel_credentials,
-            insecure,
-            call_credentials,
-            compression,
-            wait_for_ready,
-            timeout,
-            metadata,
-            _registered_method=True)
-
-    @staticmethod
-    def SetPlanPolicy(request,
-            target,
-            options=(),
-            channel_credentials=None,
-            call_credentials=None,
-            insecure=False,
-            compression=None,
-            wait_for_ready=None,
-            timeout=None,
-            metadata=None):
-        return grpc.experimental.unary_unary(
-            request,
-            target,
-            '/weir.registry.v1.RegistryService/SetPlanPolicy',
-            weir_dot_registry_dot_v1_dot_registry__pb2.SetPlanPolicyRequest.SerializeToString,
-            weir_dot_registry_dot_v1_dot_registry__pb2.SetPlanPolicyResponse.FromString,
-            options,
-            channel_credentials,
-            insecure,
-            call_credentials,
-            compression,
-            wait_for_ready,
-            timeout,
-            metadata,
-            _registered_method=True)
-
-    @staticmethod
-    def ListPlanPolicies(request,
-            target,
-            options=(),
-            channel_credentials=None,
-            call_credentials=None,
-            insecure=False,
-            compression=None,
-            wait_for_ready=None,
-            timeout=None,
-            metadata=None):
-        return grpc.experimental.unary_unary(
-            request,
-            target,
-            '/weir.registry.v1.RegistryService/ListPlanPolicies',
-            weir_dot_registry_dot_v1_dot_registry__pb2.ListPlanPoliciesRequest.SerializeToString,
-            weir_dot_registry_dot_v1_dot_registry__pb2.ListPlanPoliciesResponse.FromString,
-            options,
-            channel_credentials,
-            insecure,
-            call_credentials,
-            compression,
-            wait_for_ready,
-            timeout,
-            metadata,
-            _registered_method=True)
-
-    @staticmethod
-    def SetSlo(request,
-            target,
-            options=(),
-            channel_credentials=None,
-            call_credentials=None,
-            insecure=False,
-            compression=None,
-            wait_for_ready=None,
-            timeout=None,
-            metadata=None):
-        return grpc.experimental.unary_unary(
-            request,
-            target,
-            '/weir.registry.v1.RegistryService/SetSlo',
-            weir_dot_registry_dot_v1_dot_registry__pb2.SetSloRequest.SerializeToString,
-            weir_dot_registry_dot_v1_dot_registry__pb2.SetSloResponse.FromString,
-            options,
-            channel_credentials,
-            insecure,
-            call_credentials,
-            compression,
-            wait_for_ready,
-            timeout,
-            metadata,
-            _registered_method=True)
-
-    @staticmethod
-    def ListSlos(request,
-            target,
-            options=(),
-            channel_credentials=None,
-            call_credentials=None,
-            insecure=False,
-            compression=None,
-            wait_for_ready=None,
-            timeout=None,
-            metadata=None):
-        return grpc.experimental.unary_unary(
-            request,
-            target,
-            '/weir.registry.v1.RegistryService/ListSlos',
-            weir_dot_registry_dot_v1_dot_registry__pb2.ListSlosRequest.SerializeToString,
-            weir_dot_registry_dot_v1_dot_registry__pb2.ListSlosResponse.FromString,
-            options,
-            channel_credentials,
-            insecure,
-            call_credentials,
-            compression,
-            wait_for_ready,
-            timeout,
-            metadata,
-            _registered_method=True)
-
-    @staticmethod
-    def SetPrice(request,
-            target,
-            options=(),
-            channel_credentials=None,
-            call_credentials=None,
-            insecure=False,
-            compression=None,
-            wait_for_ready=None,
-            timeout=None,
-            metadata=None):
-        return grpc.experimental.unary_unary(
-            request,
-            target,
-            '/weir.registry.v1.RegistryService/SetPrice',
-            weir_dot_registry_dot_v1_dot_registry__pb2.SetPriceRequest.SerializeToString,
-            weir_dot_registry_dot_v1_dot_registry__pb2.SetPriceResponse.FromString,
-            options,
-            channel_credentials,
-            insecure,
-            call_credentials,
-            compression,
-            wait_for_ready,
-            timeout,
-            metadata,
-            _registered_method=True)
-
-    @staticmethod
-    def ListPrices(request,
-            target,
-            options=(),
-            channel_credentials=None,
-            call_credentials=None,
-            insecure=False,
-            compression=None,
-            wait_for_ready=None,
-            timeout=None,
-            metadata=None):
-        return grpc.experimental.unary_unary(
-            request,
-            target,
-            '/weir.registry.v1.RegistryService/ListPrices',
-            weir_dot_registry_dot_v1_dot_registry__pb2.ListPricesRequest.SerializeToString,
-            weir_dot_registry_dot_v1_dot_registry__pb2.ListPricesResponse.FromString,
-            options,
-            channel_credentials,
-            insecure,
-            call_credentials,
-            compression,
-            wait_for_ready,
-            timeout,
-            metadata,
-            _registered_method=True)
-
-    @staticmethod
-    def ListPoolLevels(request,
-            target,
-            options=(),
-            channel_credentials=None,
-            call_credentials=None,
-            insecure=False,
-            compression=None,
-            wait_for_ready=None,
-            timeout=None,
-            metadata=None):
-        return grpc.experimental.unary_unary(
-            request,
-            target,
-            '/weir.registry.v1.RegistryService/ListPoolLevels',
-            weir_dot_registry_dot_v1_dot_registry__pb2.ListPoolLevelsRequest.SerializeToString,
-            weir_dot_registry_dot_v1_dot_registry__pb2.ListPoolLevelsResponse.FromString,
-            options,
-            channel_credentials,
-            insecure,
-            call_credentials,
-            compression,
-            wait_for_ready,
-            timeout,
-            metadata,
-            _registered_method=True)
-
-    @staticmethod
-    def SetSafetyPolicy(request,
-            target,
-            options=(),
-            channel_credentials=None,
-            call_credentials=None,
-            insecure=False,
-            compression=None,
-            wait_for_ready=None,
-            timeout=None,
-            metadata=None):
-        return grpc.experimental.unary_unary(
-            request,
-            target,
-            '/weir.registry.v1.RegistryService/SetSafetyPolicy',
-            weir_dot_registry_dot_v1_dot_registry__pb2.SetSafetyPolicyRequest.SerializeToString,
-            weir_dot_registry_dot_v1_dot_registry__pb2.SetSafetyPolicyResponse.FromString,
-            options,
-            channel_credentials,
-            insecure,
-            call_credentials,
-            compression,
-            wait_for_ready,
-            timeout,
-            metadata,
-            _registered_method=True)
-
-    @staticmethod
-    def ListSafetyPolicies(request,
-            target,
-            options=(),
-            channel_credentials=None,
-            call_credentials=None,
-            insecure=False,
-            compression=None,
-            wait_for_ready=None,
-            timeout=None,
-            metadata=None):
-        return grpc.experimental.unary_unary(
-            request,
-            target,
-            '/weir.registry.v1.RegistryService/ListSafetyPolicies',
-            weir_dot_registry_dot_v1_dot_registry__pb2.ListSafetyPoliciesRequest.SerializeToString,
-            weir_dot_registry_dot_v1_dot_registry__pb2.ListSafetyPoliciesResponse.FromString,
-            options,
-            channel_credentials,
-            insecure,
-            call_credentials,
-            compression,
-            wait_for_ready,
-            timeout,
-            metadata,
-            _registered_method=True)
-
-    @staticmethod
-    def SetTrustPolicy(request,
-            target,
-            options=(),
-            channel_credentials=None,
-            call_credentials=None,
-            insecure=False,
-            compression=None,
-            wait_for_ready=None,
-            timeout=None,
-            metadata=None):
-        return grpc.experimental.unary_unary(
-            request,
-            target,
-            '/weir.registry.v1.RegistryService/SetTrustPolicy',
-            weir_dot_registry_dot_v1_dot_registry__pb2.SetTrustPolicyRequest.SerializeToString,
-            weir_dot_registry_dot_v1_dot_registry__pb2.SetTrustPolicyResponse.FromString,
-            options,
-            channel_credentials,
-            insecure,
-            call_credentials,
-            compression,
-            wait_for_ready,
-            timeout,
-            metadata,
-            _registered_method=True)
-
-    @staticmethod
-    def ListTrustPolicies(request,
-            target,
-            options=(),
-            channel_credentials=None,
-            call_credentials=None,
-            insecure=False,
-            compression=None,
-            wait_for_ready=None,
-            timeout=None,
-            metadata=None):
-        return grpc.experimental.unary_unary(
-            request,
-            target,
-            '/weir.registry.v1.RegistryService/ListTrustPolicies',
-            weir_dot_registry_dot_v1_dot_registry__pb2.ListTrustPoliciesRequest.SerializeToString,
-            weir_dot_registry_dot_v1_dot_registry__pb2.ListTrustPoliciesResponse.FromString,
-            options,
-            channel_credentials,
-            insecure,
-            call_credentials,
-            compression,
-            wait_for_ready,
-            timeout,
-            metadata,
-            _registered_method=True)
-
-    @staticmethod
-    def SetPin(request,
-            target,
-            options=(),
-            channel_credentials=None,
-            call_credentials=None,
-            insecure=False,
-            compression=None,
-            wait_for_ready=None,
-            timeout=None,
-            metadata=None):
-        return grpc.experimental.unary_unary(
-            request,
-            target,
-            '/weir.registry.v1.RegistryService/SetPin',
-            weir_dot_registry_dot_v1_dot_registry__pb2.SetPinRequest.SerializeToString,
-            weir_dot_registry_dot_v1_dot_registry__pb2.SetPinResponse.FromString,
-            options,
-            channel_credentials,
-            insecure,
-            call_credentials,
-            compression,
-            wait_for_ready,
-            timeout,
-            metadata,
-            _registered_method=True)
-
-    @staticmethod
-    def DeletePin(request,
-            target,
-            options=(),
-            channel_credentials=None,
-            call_credentials=None,
-            insecure=False,
-            compression=None,
-            wait_for_ready=None,
-            timeout=None,
-            metadata=None):
-        return grpc.experimental.unary_unary(
-            request,
-            target,
-            '/weir.registry.v1.RegistryService/DeletePin',
-            weir_dot_registry_dot_v1_dot_registry__pb2.DeletePinRequest.SerializeToString,
-            weir_dot_registry_dot_v1_dot_registry__pb2.DeletePinResponse.FromString,
-            options,
-            channel_credentials,
-            insecure,
-            call_credentials,
-            compression,
-            wait_for_ready,
-            timeout,
-            metadata,
-            _registered_method=True)
-
-    @staticmethod
-    def ListPins(request,
-            target,
-            options=(),
-            channel_credentials=None,
-            call_credentials=None,
-            insecure=False,
-            compression=None,
-            wait_for_ready=None,
-            timeout=None,
-            metadata=None):
-        return grpc.experimental.unary_unary(
-            request,
-            target,
-            '/weir.registry.v1.RegistryService/ListPins',
-            weir_dot_registry_dot_v1_dot_registry__pb2.ListPinsRequest.SerializeToString,
-            weir_dot_registry_dot_v1_dot_registry__pb2.ListPinsResponse.FromString,
-            options,
-            channel_credentials,
-            insecure,
-            call_credentials,
-            compression,
-            wait_for_ready,
-            timeout,
-            metadata,
-            _registered_method=True)
-
-    @staticmethod
-    def DeleteModelVersion(request,
-            target,
-            options=(),
-            channel_credentials=None,
-            call_credentials=None,
-            insecure=False,
-            compression=None,
-            wait_for_ready=None,
-            timeout=None,
-            metadata=None):
-        return grpc.experimental.unary_unary(
-            request,
-            target,
-            '/weir.registry.v1.RegistryService/DeleteModelVersion',
-            weir_dot_registry_dot_v1_dot_registry__pb2.DeleteModelVersionRequest.SerializeToString,
-            weir_dot_registry_dot_v1_dot_registry__pb2.DeleteModelVersionResponse.FromString,
-            options,
-            channel_credentials,
-            insecure,
-            call_credentials,
-            compression,
-            wait_for_ready,
-            timeout,
-            metadata,
-            _registered_method=True)
-
-    @staticmethod
-    def StartRollout(request,
-            target,
-            options=(),
-            channel_credentials=None,
-            call_credentials=None,
-            insecure=False,
-            compression=None,
-            wait_for_ready=None,
-            timeout=None,
-            metadata=None):
-        return grpc.experimental.unary_unary(
-            request,
-            target,
-            '/weir.registry.v1.RegistryService/StartRollout',
-            weir_dot_registry_dot_v1_dot_registry__pb2.StartRolloutRequest.SerializeToString,
-            weir_dot_registry_dot_v1_dot_registry__pb2.StartRolloutResponse.FromString,
-            options,
-            channel_credentials,
-            insecure,
-            call_credentials,
-            compression,
-            wait_for_ready,
-            timeout,
-            metadata,
-            _registered_method=True)
-
-    @staticmethod
     def SteerRollout(request,
             target,
             options=(),
@@ -1458,357 +537,6 @@ class RegistryService:
             '/weir.registry.v1.RegistryService/SteerRollout',
             weir_dot_registry_dot_v1_dot_registry__pb2.SteerRolloutRequest.SerializeToString,
             weir_dot_registry_dot_v1_dot_registry__pb2.SteerRolloutResponse.FromString,
-            options,
-            channel_credentials,
-            insecure,
-            call_credentials,
-            compression,
-            wait_for_ready,
-            timeout,
-            metadata,
-            _registered_method=True)
-
-    @staticmethod
-    def AbortRollout(request,
-            target,
-            options=(),
-            channel_credentials=None,
-            call_credentials=None,
-            insecure=False,
-            compression=None,
-            wait_for_ready=None,
-            timeout=None,
-            metadata=None):
-        return grpc.experimental.unary_unary(
-            request,
-            target,
-            '/weir.registry.v1.RegistryService/AbortRollout',
-            weir_dot_registry_dot_v1_dot_registry__pb2.AbortRolloutRequest.SerializeToString,
-            weir_dot_registry_dot_v1_dot_registry__pb2.AbortRolloutResponse.FromString,
-            options,
-            channel_credentials,
-            insecure,
-            call_credentials,
-            compression,
-            wait_for_ready,
-            timeout,
-            metadata,
-            _registered_method=True)
-
-    @staticmethod
-    def ListRollouts(request,
-            target,
-            options=(),
-            channel_credentials=None,
-            call_credentials=None,
-            insecure=False,
-            compression=None,
-            wait_for_ready=None,
-            timeout=None,
-            metadata=None):
-        return grpc.experimental.unary_unary(
-            request,
-            target,
-            '/weir.registry.v1.RegistryService/ListRollouts',
-            weir_dot_registry_dot_v1_dot_registry__pb2.ListRolloutsRequest.SerializeToString,
-            weir_dot_registry_dot_v1_dot_registry__pb2.ListRolloutsResponse.FromString,
-            options,
-            channel_credentials,
-            insecure,
-            call_credentials,
-            compression,
-            wait_for_ready,
-            timeout,
-            metadata,
-            _registered_method=True)
-
-    @staticmethod
-    def SetRolloutSwitch(request,
-            target,
-            options=(),
-            channel_credentials=None,
-            call_credentials=None,
-            insecure=False,
-            compression=None,
-            wait_for_ready=None,
-            timeout=None,
-            metadata=None):
-        return grpc.experimental.unary_unary(
-            request,
-            target,
-            '/weir.registry.v1.RegistryService/SetRolloutSwitch',
-            weir_dot_registry_dot_v1_dot_registry__pb2.SetRolloutSwitchRequest.SerializeToString,
-            weir_dot_registry_dot_v1_dot_registry__pb2.SetRolloutSwitchResponse.FromString,
-            options,
-            channel_credentials,
-            insecure,
-            call_credentials,
-            compression,
-            wait_for_ready,
-            timeout,
-            metadata,
-            _registered_method=True)
-
-    @staticmethod
-    def GetRolloutSwitch(request,
-            target,
-            options=(),
-            channel_credentials=None,
-            call_credentials=None,
-            insecure=False,
-            compression=None,
-            wait_for_ready=None,
-            timeout=None,
-            metadata=None):
-        return grpc.experimental.unary_unary(
-            request,
-            target,
-            '/weir.registry.v1.RegistryService/GetRolloutSwitch',
-            weir_dot_registry_dot_v1_dot_registry__pb2.GetRolloutSwitchRequest.SerializeToString,
-            weir_dot_registry_dot_v1_dot_registry__pb2.GetRolloutSwitchResponse.FromString,
-            options,
-            channel_credentials,
-            insecure,
-            call_credentials,
-            compression,
-            wait_for_ready,
-            timeout,
-            metadata,
-            _registered_method=True)
-
-    @staticmethod
-    def ListErrorBudgets(request,
-            target,
-            options=(),
-            channel_credentials=None,
-            call_credentials=None,
-            insecure=False,
-            compression=None,
-            wait_for_ready=None,
-            timeout=None,
-            metadata=None):
-        return grpc.experimental.unary_unary(
-            request,
-            target,
-            '/weir.registry.v1.RegistryService/ListErrorBudgets',
-            weir_dot_registry_dot_v1_dot_registry__pb2.ListErrorBudgetsRequest.SerializeToString,
-            weir_dot_registry_dot_v1_dot_registry__pb2.ListErrorBudgetsResponse.FromString,
-            options,
-            channel_credentials,
-            insecure,
-            call_credentials,
-            compression,
-            wait_for_ready,
-            timeout,
-            metadata,
-            _registered_method=True)
-
-    @staticmethod
-    def SetRoleBinding(request,
-            target,
-            options=(),
-            channel_credentials=None,
-            call_credentials=None,
-            insecure=False,
-            compression=None,
-            wait_for_ready=None,
-            timeout=None,
-            metadata=None):
-        return grpc.experimental.unary_unary(
-            request,
-            target,
-            '/weir.registry.v1.RegistryService/SetRoleBinding',
-            weir_dot_registry_dot_v1_dot_registry__pb2.SetRoleBindingRequest.SerializeToString,
-            weir_dot_registry_dot_v1_dot_registry__pb2.SetRoleBindingResponse.FromString,
-            options,
-            channel_credentials,
-            insecure,
-            call_credentials,
-            compression,
-            wait_for_ready,
-            timeout,
-            metadata,
-            _registered_method=True)
-
-    @staticmethod
-    def ListRoleBindings(request,
-            target,
-            options=(),
-            channel_credentials=None,
-            call_credentials=None,
-            insecure=False,
-            compression=None,
-            wait_for_ready=None,
-            timeout=None,
-            metadata=None):
-        return grpc.experimental.unary_unary(
-            request,
-            target,
-            '/weir.registry.v1.RegistryService/ListRoleBindings',
-            weir_dot_registry_dot_v1_dot_registry__pb2.ListRoleBindingsRequest.SerializeToString,
-            weir_dot_registry_dot_v1_dot_registry__pb2.ListRoleBindingsResponse.FromString,
-            options,
-            channel_credentials,
-            insecure,
-            call_credentials,
-            compression,
-            wait_for_ready,
-            timeout,
-            metadata,
-            _registered_method=True)
-
-    @staticmethod
-    def ListHistory(request,
-            target,
-            options=(),
-            channel_credentials=None,
-            call_credentials=None,
-            insecure=False,
-            compression=None,
-            wait_for_ready=None,
-            timeout=None,
-            metadata=None):
-        return grpc.experimental.unary_unary(
-            request,
-            target,
-            '/weir.registry.v1.RegistryService/ListHistory',
-            weir_dot_registry_dot_v1_dot_registry__pb2.ListHistoryRequest.SerializeToString,
-            weir_dot_registry_dot_v1_dot_registry__pb2.ListHistoryResponse.FromString,
-            options,
-            channel_credentials,
-            insecure,
-            call_credentials,
-            compression,
-            wait_for_ready,
-            timeout,
-            metadata,
-            _registered_method=True)
-
-    @staticmethod
-    def DiffRevisions(request,
-            target,
-            options=(),
-            channel_credentials=None,
-            call_credentials=None,
-            insecure=False,
-            compression=None,
-            wait_for_ready=None,
-            timeout=None,
-            metadata=None):
-        return grpc.experimental.unary_unary(
-            request,
-            target,
-            '/weir.registry.v1.RegistryService/DiffRevisions',
-            weir_dot_registry_dot_v1_dot_registry__pb2.DiffRevisionsRequest.SerializeToString,
-            weir_dot_registry_dot_v1_dot_registry__pb2.DiffRevisionsResponse.FromString,
-            options,
-            channel_credentials,
-            insecure,
-            call_credentials,
-            compression,
-            wait_for_ready,
-            timeout,
-            metadata,
-            _registered_method=True)
-
-    @staticmethod
-    def RollbackToRevision(request,
-            target,
-            options=(),
-            channel_credentials=None,
-            call_credentials=None,
-            insecure=False,
-            compression=None,
-            wait_for_ready=None,
-            timeout=None,
-            metadata=None):
-        return grpc.experimental.unary_unary(
-            request,
-            target,
-            '/weir.registry.v1.RegistryService/RollbackToRevision',
-            weir_dot_registry_dot_v1_dot_registry__pb2.RollbackToRevisionRequest.SerializeToString,
-            weir_dot_registry_dot_v1_dot_registry__pb2.RollbackToRevisionResponse.FromString,
-            options,
-            channel_credentials,
-            insecure,
-            call_credentials,
-            compression,
-            wait_for_ready,
-            timeout,
-            metadata,
-            _registered_method=True)
-
-    @staticmethod
-    def Export(request,
-            target,
-            options=(),
-            channel_credentials=None,
-            call_credentials=None,
-            insecure=False,
-            compression=None,
-            wait_for_ready=None,
-            timeout=None,
-            metadata=None):
-        return grpc.experimental.unary_stream(
-            request,
-            target,
-            '/weir.registry.v1.RegistryService/Export',
-            weir_dot_registry_dot_v1_dot_registry__pb2.ExportRequest.SerializeToString,
-            weir_dot_registry_dot_v1_dot_registry__pb2.ExportResponse.FromString,
-            options,
-            channel_credentials,
-            insecure,
-            call_credentials,
-            compression,
-            wait_for_ready,
-            timeout,
-            metadata,
-            _registered_method=True)
-
-    @staticmethod
-    def Import(request_iterator,
-            target,
-            options=(),
-            channel_credentials=None,
-            call_credentials=None,
-            insecure=False,
-            compression=None,
-            wait_for_ready=None,
-            timeout=None,
-            metadata=None):
-        return grpc.experimental.stream_unary(
-            request_iterator,
-            target,
-            '/weir.registry.v1.RegistryService/Import',
-            weir_dot_registry_dot_v1_dot_registry__pb2.ImportRequest.SerializeToString,
-            weir_dot_registry_dot_v1_dot_registry__pb2.ImportResponse.FromString,
-            options,
-            channel_credentials,
-            insecure,
-            call_credentials,
-            compression,
-            wait_for_ready,
-            timeout,
-            metadata,
-            _registered_method=True)
-
-    @staticmethod
-    def ListEndpoints(request,
-            target,
-            options=(),
-            channel_credentials=None,
-            call_credentials=None,
-            insecure=False,
-            compression=None,
-            wait_for_ready=None,
-            timeout=None,
-            metadata=None):
-        return grpc.experimental.unary_unary(
-            request,
-            target,
-            '/weir.registry.v1.RegistryService/ListEndpoints',
-            weir_dot_registry_dot_v1_dot_registry__pb2.ListEndpointsRequest.SerializeToString,
-            weir_dot_registry_dot_v1_dot_registry__pb2.ListEndpointsResponse.FromString,
             options,
             channel_credentials,
             insecure,

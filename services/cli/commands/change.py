@@ -1,0 +1,284 @@
+"""`weir apply`, `diff`, `edit`, `set`, `delete`, `rollback`: one way to change resources of every kind."""
+
+from __future__ import annotations
+
+import os
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Annotated, Any
+
+from services.cli import calls
+from services.cli.app import Argument, DryRun, Json, Option, Reason, UsageError, printable, warn
+from services.cli.commands.show import Maybe, One, changes, form, name_of, parsed, print_differences
+from services.cli.kinds import label, one, some, targets
+from services.cli.output import dry, failed, paint, print_json
+
+Files = Annotated[
+    Sequence[str],
+    Option("-f --file", complete="file", help="A file, a folder (*.yaml, *.yml, *.json below it), or -; repeatable."),
+]
+Owner = Annotated[str, Option(help="Whose resources these are, such as a team's or a folder's.")]
+Prune = Annotated[bool, Option(help="Delete what has this owner and is not in the files.")]
+TakeOver = Annotated[bool, Option(help="Take resources over from other owners.")]
+_OUTCOMES = ("created", "changed", "unchanged", "pruned")
+
+
+def apply(
+    file: Files,
+    owner: Owner = "",
+    prune: Prune = False,
+    take_over: TakeOver = False,
+    reason: Reason = "",
+    dry_run: DryRun = False,
+    as_json: Json = False,
+) -> None:
+    """Make resources what files say, all or none. Says what was created, changed, unchanged and pruned."""
+    _report(_apply_files(file, owner, prune, take_over, reason, dry_run), dry_run=dry_run, as_json=as_json)
+
+
+def diff(
+    target: Maybe = (),
+    file: Files = (),
+    owner: Owner = "",
+    prune: Prune = False,
+    take_over: TakeOver = False,
+    since: Annotated[int, Option("--from", help="Compare this revision …")] = 0,
+    to: Annotated[int, Option(help="… with this one; else with now.")] = 0,
+    as_json: Json = False,
+) -> None:
+    """Show what applying files would change, or how two revisions differ. Exit code 1: they differ; 2: an error."""
+    from weir.registry.v1 import registry_pb2 as pb
+
+    if not file and not since:
+        raise UsageError("-f FILE compares files with what is there, --from REVISION [--to REVISION] two revisions")
+    kind, name = some(target)
+    try:
+        if file:
+            answer = _apply_files(file, owner, prune, take_over, "", True)
+            found = [each.change for each in answer.results if each.outcome != pb.OUTCOME_UNCHANGED]
+        else:
+            answer = calls.ask("registry", "Diff", from_revision=since, to_revision=to, kind=kind, name=name)
+            found = answer.changes
+    except Exception as error:
+        error.exit_code = 2  # type: ignore[attr-defined]
+        raise
+    print_json({"changes": changes(found)}) if as_json else print_changes(found)
+    raise SystemExit(1 if found else 0)
+
+
+def edit(target: One, reason: Reason = "", dry_run: DryRun = False, as_json: Json = False) -> None:
+    """Change a resource in $VISUAL or $EDITOR. Nobody's change in between is lost."""
+    import shlex
+    import subprocess
+    import tempfile
+    from pathlib import Path
+
+    from services.cli import files
+
+    kind, name = one(target)
+    present = _get(kind.name, name)
+    before = files.dump(form(present, full=False))
+    with tempfile.NamedTemporaryFile("w", suffix=".yaml", prefix="weir-", delete=False, encoding="utf-8") as draft:
+        draft.write(before)
+    path = Path(draft.name)
+    editor = os.environ.get("VISUAL") or os.environ.get("EDITOR") or "vi"
+    try:
+        if subprocess.run([*shlex.split(editor), str(path)], check=False).returncode:
+            raise UsageError(f"{editor} failed; nothing was changed")
+        if files.read_text(path)[0] == before:
+            print("nothing changed")
+        else:
+            wanted = _resources([str(path)])[0]
+            if [name_of(each) for each in wanted] != [(kind.name, name)]:
+                raise UsageError(f"this is not {label(kind.name, name)} alone any more; `weir apply` takes others")
+            wanted[0].metadata.revision = present.metadata.revision
+            _report(_apply(wanted, reason=reason, dry_run=dry_run), dry_run=dry_run, as_json=as_json)
+    except BaseException:
+        warn(f"your text is kept in {path}: mend it and `weir apply -f {path}`")
+        raise
+    path.unlink()
+
+
+def set_(
+    target: Annotated[
+        Sequence[str], Argument("KIND NAME FIELD=VALUE …", metavar="KIND NAME FIELD=VALUE", complete="kind")
+    ],
+    labels: Annotated[Sequence[str], Option("--label", help="NAME=VALUE, or NAME= to take it away; repeatable.")] = (),
+    create: Annotated[bool, Option(help="Make it if it is not there.")] = False,
+    reason: Reason = "",
+    dry_run: DryRun = False,
+    as_json: Json = False,
+) -> None:
+    """Change fields of a resource: `weir set tenants acme weight=2 plan=paid`.
+
+    Fields are those of `weir explain KIND`; FIELD= takes one away. Nobody's change in between is lost.
+    """
+    from services.cli.fields import assign
+
+    count = 1 if "/" in target[0] else 2
+    kind, name = one(target[:count])
+    present = _get(kind.name, name, create=create)
+    made: dict[str, Any] = {"kind": kind.name, "metadata": {"name": name}}
+    if present is not None:
+        made = form(present, full=False)
+    for text in target[count:]:
+        assign(made, kind, text)
+    for text in labels:
+        assign(made, kind, text, labels=True)
+    wanted = read_form(made, label(kind.name, name))
+    wanted.metadata.revision = -1 if present is None else present.metadata.revision
+    _report(_apply([wanted], reason=reason, dry_run=dry_run), dry_run=dry_run, as_json=as_json)
+
+
+def delete(
+    target: Annotated[Sequence[str], Argument("KIND NAME…, or KIND/NAME….", metavar="KIND NAME", complete="kind")] = (),
+    file: Files = (),
+    reason: Reason = "",
+    dry_run: DryRun = False,
+    as_json: Json = False,
+) -> None:
+    """Remove resources, all or none. Refused while something that stays refers to one of them."""
+    if bool(target) == bool(file):
+        raise UsageError("say what: KIND NAME…, or -f FILE")
+    named = [name_of(each) for each in _resources(file)[0]] if file else [(k.name, n) for k, n in targets(target)]
+    if not named:
+        raise UsageError("name what shall go: KIND NAME…; a kind alone is not enough")
+    resources = [{"kind": kind, "name": name} for kind, name in named]
+    answer = calls.ask("registry", "Delete", resources=resources, change={"reason": reason, "dry_run": dry_run})
+    _report(answer, dry_run=dry_run, as_json=as_json, gone="deleted")
+
+
+def rollback(
+    to: Annotated[int, Option(help="The revision to go back to.")],
+    reason: Reason,
+    target: Maybe = (),
+    dry_run: DryRun = False,
+    as_json: Json = False,
+) -> None:
+    """Make a resource, a kind or the whole configuration what it was at a revision.
+
+    Without KIND these stay: keys, roles, trust, versions, pins, rollouts and the kill switch.
+    """
+    kind, name = some(target)
+    change = {"reason": reason, "dry_run": dry_run}
+    answer = calls.ask("registry", "Rollback", to_revision=to, kind=kind, name=name, change=change)
+    if as_json:
+        print_json({"revision": answer.revision, "dry_run": dry_run, "changes": changes(answer.changes)})
+        return
+    print_changes(answer.changes)
+    print(f"revision {answer.revision}")
+    dry(dry_run)
+
+
+def print_changes(found: Sequence[Any]) -> None:
+    """Differences, by resource."""
+    for each in found:
+        before, after = parsed(each)
+        outcome = "created" if before is None else "deleted" if after is None else "changed"
+        print(f"{printable(each.resource)} {paint(outcome, outcome)}")
+        print_differences(_fields(each))
+    if not found:
+        print("no differences")
+
+
+def read_form(data: Any, place: str) -> Any:
+    """A resource out of its plain form.
+
+    :raises UsageError: it is none; the message names the place.
+    """
+    from libs.resources.forms import FormError, from_plain
+
+    try:
+        return from_plain(data)
+    except FormError as error:
+        kind = str(data.get("kind", "KIND")) if isinstance(data, dict) else "KIND"
+        raise UsageError(f"{place}: {error}; see `weir explain {kind}`") from error
+
+
+def _report(answer: Any, *, dry_run: bool, as_json: bool, gone: str = "pruned") -> None:
+    """What became of resources, each with the fields that changed, and a summary."""
+    told = [(label(each.resource.kind, each.resource.name), _outcome(each, gone), each) for each in answer.results]
+    counts = Counter(outcome for _, outcome, _ in told)
+    summary = {each: counts[each] for each in (_OUTCOMES if gone == "pruned" else (gone,))}
+    if as_json:
+        results = [
+            {
+                "kind": each.resource.kind,
+                "name": each.resource.name,
+                "outcome": outcome,
+                "changes": [dict(zip(("field", "before", "after"), it, strict=True)) for it in _fields(each.change)],
+            }
+            for _, outcome, each in told
+        ]
+        print_json({"results": results, "summary": summary, "revision": answer.revision, "dry_run": dry_run})
+        return
+    for name, outcome, each in told:
+        print(f"{printable(name)} {paint(outcome, outcome)}")
+        print_differences(_fields(each.change))
+    print(", ".join(f"{count} {outcome}" for outcome, count in summary.items()) + f" (revision {answer.revision})")
+    dry(dry_run)
+
+
+def _outcome(result: Any, gone: str) -> str:
+    from weir.registry.v1 import registry_pb2 as pb
+
+    name = pb.Outcome.Name(result.outcome).removeprefix("OUTCOME_").lower()
+    return gone if name == "deleted" else name
+
+
+def _fields(change: Any) -> Iterable[tuple[str, Any, Any]]:
+    """The fields that differ, of what was there before and is there after."""
+    from libs.resources.forms import differing
+
+    before, after = parsed(change)
+    found = differing(before, after) if before and after else ()
+    return [each for each in found if each[0] != "metadata.revision"]
+
+
+def _apply_files(file: Sequence[str], owner: str, prune: bool, take_over: bool, reason: str, dry_run: bool) -> Any:
+    resources, places = _resources(file)
+    owners = {each.metadata.owner for each in resources}
+    if prune and not owner and (len(owners) != 1 or not (owner := owners.pop())):
+        raise UsageError("--prune needs --owner NAME: it deletes what NAME owns and the files do not have")
+    if not resources:
+        raise UsageError(f"no resources in {', '.join(file)}; to delete all, use `weir delete`")
+    return _apply(resources, places, reason=reason, dry_run=dry_run, owner=owner, prune=prune, take_over=take_over)
+
+
+def _apply(
+    resources: Sequence[Any], places: Mapping[str, str] | None = None, *, reason: str, dry_run: bool, **more: Any
+) -> Any:
+    try:
+        change = {"reason": reason, "dry_run": dry_run}
+        return calls.ask("registry", "Apply", resources=resources, change=change, **more)
+    except Exception as error:
+        error.places = places  # type: ignore[attr-defined]
+        raise
+
+
+def _resources(paths: Sequence[str]) -> tuple[list[Any], dict[str, str]]:
+    """The resources of files, and where each is written."""
+    from services.cli import files
+
+    found, places = [], dict[str, str]()
+    for place, document in files.read(paths):
+        resource = read_form(document, place)
+        what = label(*name_of(resource))
+        if what in places:
+            raise UsageError(f"{place}: {what} is in {places[what]} too")
+        places[what] = place
+        found.append(resource)
+    return found, places
+
+
+def _get(kind: str, name: str, *, create: bool = False) -> Any:
+    """The resource as it is; None when it is not there and shall be made."""
+    try:
+        return calls.ask("registry", "Get", kind=kind, name=name).resource
+    except Exception as error:
+        if calls.reason_of(error) != "NOT_FOUND":
+            raise
+        if create:
+            return None
+        plural = label(kind, "")[:-1]
+        raise failed(f"no {plural}/{name}: `weir get {plural}` lists them, `weir set … --create` makes one") from error

@@ -1,0 +1,101 @@
+"""Going back to how resources were at an earlier revision. Decides; writes nothing."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+
+from weir.registry.v1 import registry_pb2 as pb
+
+from libs.changes import Change, Write
+from libs.errors import Reason, WeirError
+from libs.registry import RegistrySnapshot, keys
+from libs.resources.checks.faults import Fault
+from libs.resources.codec import located, pack, unpack
+from libs.resources.forms import from_plain
+from libs.resources.kind import Kind
+from libs.resources.references import missing, referrers_of
+from libs.resources.snapshot import KINDS
+from libs.rollouts import SHADOW_TENANT
+from services.registry.applying import after, message_of
+from services.registry.rollouts import require_no_rollout
+
+
+def rollback(
+    snapshot: RegistrySnapshot, stored: Sequence[pb.ResourceChange], *, revision: int
+) -> Change[pb.RollbackResponse]:
+    """What makes the resources what they were: those of kinds that go back (`Kind.restored`).
+
+    Versions are immutable, and their files may be gone. Whom to trust (keys, roles, trust policies) and what protects
+    callers now (pins, rollouts, the kill switch) is not undone by going back in time; of tenants that are there now,
+    neither is who may act as them (workloads, issuers of tokens).
+
+    :param stored: how the state at `revision` differs from the snapshot: `after` as it was then.
+    :raises WeirError: CONFLICT, naming the resource, when the result would not hold together or an alias's rollout is
+        under way.
+    """
+    writes = tuple(write for each in stored if (write := _write(snapshot, each)) is not None)
+    _require_whole(after(snapshot, writes), writes, revision)
+    return Change(pb.RollbackResponse(), writes)
+
+
+def _write(snapshot: RegistrySnapshot, difference: pb.ResourceChange) -> Write | None:
+    """None: it does not go back, or differs in nothing but what is not undone."""
+    found = located(keys.ROOT + difference.resource)
+    if found is None or not found[0].restored or _is_rollouts_own(*found):
+        return None
+    kind, name = found
+    key = kind.prefix + name
+    if kind.plural == "aliases":
+        require_no_rollout(snapshot, name)
+    if not difference.after:
+        return Write(key, None)
+    former = from_plain(json.loads(difference.after))
+    message, present = unpack(former), message_of(snapshot, kind, name)
+    if isinstance(message, pb.SafetyPolicy) and isinstance(present, pb.SafetyPolicy):
+        # A policy's version only grows: whoever remembers what one meant must not be told otherwise.
+        message.version = present.version + 1
+    if isinstance(message, pb.Tenant):
+        # Who may act as the tenant is a matter of trust: who may not any more does not get it back so.
+        now = present if isinstance(present, pb.Tenant) else pb.Tenant()
+        message.jwt_issuer = now.jwt_issuer
+        message.workloads[:] = now.workloads
+        message.revision = now.revision
+        if message == present:
+            return None
+        message.revision = 0
+    resource = pack(message)
+    resource.metadata.CopyFrom(former.metadata)
+    return Write(key, resource)
+
+
+def _is_rollouts_own(kind: Kind, name: str) -> bool:
+    """What rollouts made for their mirrored requests is theirs."""
+    return kind.plural in ("tenants", "limits") and name.partition("/")[0] == SHADOW_TENANT
+
+
+def _require_whole(then: RegistrySnapshot, writes: Sequence[Write], revision: int) -> None:
+    """Refuses what would put something wrong that is right now."""
+    found = sorted(_broken(then, writes))
+    if not found:
+        return
+    resource, message = found[0]
+    more = f" (and {len(found) - 1} more)" if len(found) > 1 else ""
+    raise WeirError(
+        Reason.CONFLICT, f"at revision {revision}, {resource} would not hold: {message}{more}", limit=resource
+    )
+
+
+def _broken(then: RegistrySnapshot, writes: Sequence[Write]) -> Iterator[tuple[str, str]]:
+    places = [(write, *(located(write.key) or (KINDS[0], ""))) for write in writes]
+    referring = referrers_of([(kind.plural, name) for write, kind, name in places if write.resource is None], then)
+    for _, kind, name in places:
+        resource = f"{kind.plural}/{name}"
+        message = message_of(then, kind, name)
+        if message is None:
+            for other, its in referring.get((kind.plural, name), ()):
+                yield f"{other.plural}/{its}", f"no {kind.name} {name!r}"
+            continue
+        faults: list[Fault] = [*(kind.check(message, then) if kind.check is not None else ()), *missing(message, then)]
+        for fault in faults:
+            yield resource, f"{fault.field} {fault.message}"
