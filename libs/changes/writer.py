@@ -8,7 +8,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Generic
 
-from google.protobuf.message import DecodeError
 from google.protobuf.timestamp_pb2 import Timestamp
 from weir.audit.v1 import audit_pb2
 from weir.registry.v1 import registry_pb2 as pb
@@ -17,8 +16,8 @@ from libs.changes.change import MAX_WRITES, Change, M, Plan
 from libs.changes.history import history_key, recorded, resource_of
 from libs.clock import Clock
 from libs.errors import Reason, WeirError
-from libs.registry import Compare, KeyValue, Put, RegistrySnapshot, RegistryView, Store, keys
-from libs.resources.codec import decode, encode, kind_of
+from libs.registry import Compare, Put, RegistrySnapshot, RegistryView, Store, keys
+from libs.resources.codec import encode, located, read
 
 _ATTEMPTS = 10
 """Changes are rare; ten lost races in a row mean that something else is wrong."""
@@ -197,7 +196,10 @@ class Writer:
         made = []
         for write in change.writes:
             stored = self._view.stored(write.key)
-            before, after = _readable(stored), write.resource
+            place = located(write.key)
+            # None also when it cannot be read: the history cannot tell what it was.
+            before = read(*place, stored.value, 0) if stored is not None and place is not None else None
+            after = write.resource
             if after is not None and before is not None and write.keep:
                 kept = pb.Metadata(labels=before.metadata.labels, owner=before.metadata.owner)
                 after = pb.Resource()
@@ -260,14 +262,6 @@ def _history_entry(draft: _Draft, differences: Sequence[pb.ResourceChange]) -> p
     return pb.HistoryEntry(
         id=draft.id, at=draft.at, actor=draft.actor, action=draft.action, reason=draft.reason, changes=differences
     )
-
-
-def _readable(stored: KeyValue | None) -> pb.Resource | None:
-    """None also when it cannot be read: the history cannot tell what it was."""
-    with contextlib.suppress(DecodeError):
-        resource = decode(stored.value, 0) if stored is not None else None
-        return resource if resource is not None and kind_of(resource) is not None else None
-    return None
 
 
 def _differences(writes: Sequence[_Prepared]) -> tuple[pb.ResourceChange, ...]:

@@ -7,8 +7,14 @@ from collections.abc import Mapping
 from libs.registry.ports import Listing, WatchBatch, WatchEvent
 
 
-def listing_diff(listing: Listing, known: Mapping[str, int]) -> WatchBatch | None:
-    """The events that lead from the known keys (key → mod_revision) to the listing; None when nothing differs."""
+def listing_diff(listing: Listing, known: Mapping[str, int], *, at: int = 0) -> WatchBatch | None:
+    """The events that lead from the known keys (key → mod_revision) to the listing; None when nothing differs.
+
+    :param at: the revision at which they were known. A listing of an earlier one is of a store that was restored to
+        another history, where equal revisions need not mean equal values.
+    """
+    if listing.revision < at:
+        known = dict.fromkeys(known, -1)
     present = {kv.key for kv in listing.kvs}
     gone = [WatchEvent(key, None, listing.revision) for key in sorted(known) if key not in present]
     new = [

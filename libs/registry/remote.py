@@ -110,10 +110,7 @@ class RegistrySource:
         except WeirError:
             return None
         _log.warning("registry_history_gone")
-        if listing.revision < following - 1:
-            # Another history, of a store that was restored: equal revisions need not mean equal values.
-            state = dict.fromkeys(state, -1)
-        return listing_diff(listing, state) or WatchBatch(listing.revision, ())
+        return listing_diff(listing, state, at=following - 1) or WatchBatch(listing.revision, ())
 
     async def _batches(self, following: int) -> AsyncGenerator[WatchBatch, None]:
         """Whole revisions; one of a bookmark is empty."""

@@ -7,11 +7,8 @@ from dataclasses import replace
 from types import MappingProxyType
 from typing import Any
 
-from google.protobuf.message import DecodeError
-
 from libs.registry.ports import KeyValue, WatchEvent
-from libs.resources.codec import decode, kind_of, located, unpack
-from libs.resources.kind import Kind
+from libs.resources.codec import located, read, unpack
 from libs.resources.snapshot import ATTRIBUTE, RegistrySnapshot
 
 
@@ -39,10 +36,10 @@ def following(kinds: Collection[str] | None) -> RegistrySnapshot:
     return RegistrySnapshot(**unknown)
 
 
-def snapshot_of(kvs: Iterable[KeyValue], revision: int) -> RegistrySnapshot:
-    """The snapshot of a listing of `keys.ROOT`; keys outside the layout are ignored."""
+def snapshot_of(kvs: Iterable[KeyValue], revision: int, *, kinds: Collection[str] | None = None) -> RegistrySnapshot:
+    """The snapshot of a listing of `keys.ROOT`; keys outside the layout, and kinds not followed, are ignored."""
     events = [WatchEvent(kv.key, kv.value, kv.mod_revision, kv.lease) for kv in kvs]
-    return apply_events(RegistrySnapshot(), events, revision)
+    return apply_events(following(kinds), events, revision, kinds=kinds)
 
 
 def apply_events(
@@ -70,18 +67,14 @@ def apply_events(
         if event.value is None:
             writable(attribute).pop(entry, None)
             continue
+        resource = read(kind, name, event.value, event.mod_revision)
         try:
-            writable(attribute)[entry] = _message(kind, name, event)
-        except (DecodeError, ValueError) as error:
+            if resource is None:
+                raise ValueError("unreadable, or of another kind or name")
+            writable(attribute)[entry] = unpack(resource)
+        except ValueError as error:
             # One unreadable value must not hide the rest of the registry; it is reported where it can be seen.
-            writable("faults")[event.key] = f"{type(error).__name__}: no {kind.name}"
+            writable("faults")[event.key] = f"no {kind.name}: {error}"
             writable(attribute).pop(entry, None)
     frozen: dict[str, Any] = {name: MappingProxyType(entries) for name, entries in changed.items()}
     return replace(snapshot, revision=revision, **frozen)
-
-
-def _message(kind: Kind, name: str, event: WatchEvent) -> Any:
-    resource = decode(event.value or b"", event.mod_revision)
-    if kind_of(resource) is not kind or resource.metadata.name != name:
-        raise ValueError(f"{event.key} holds something else")
-    return unpack(resource)

@@ -13,8 +13,8 @@ from libs.clock import Clock, SystemClock
 from libs.errors import Reason, WeirError
 from libs.registry import cache, keys
 from libs.registry.diff import listing_diff
-from libs.registry.ports import KeyValue, Listing, Source, WatchBatch, WatchEvent
-from libs.registry.snapshot import apply_events, following
+from libs.registry.ports import KeyValue, Listing, Source, WatchBatch
+from libs.registry.snapshot import apply_events, following, snapshot_of
 from libs.resources.snapshot import RegistrySnapshot
 
 _log = logging.getLogger(__name__)
@@ -48,7 +48,7 @@ class RegistryView:
         self._clock: Clock = clock or SystemClock()
         self._rng = rng or Random()
         self._kvs: dict[str, KeyValue] = {}
-        self._snapshot = self._empty = following(self._kinds)
+        self._snapshot = following(self._kinds)
         self._callbacks: list[Callback] = []
         self._batch_callbacks: list[Callable[[WatchBatch], None]] = []
         self._changed = asyncio.Event()
@@ -128,24 +128,21 @@ class RegistryView:
     async def _follow(self) -> None:
         listing = await self._list()
         self._live_since = self._clock.monotonic()
-        if self._snapshot.revision:
+        if at := self._snapshot.revision:
             # Whoever was told of the cache's state is told how it differs from the store's.
-            self._apply(self._since_cache(listing))
+            self._apply(listing_diff(listing, self._known(), at=at) or WatchBatch(listing.revision, (), merged=True))
         else:
             self._publish_listing(listing)
         self._unsaved.set()
-        known = {key: kv.mod_revision for key, kv in self._kvs.items()}
-        batches: AsyncGenerator[WatchBatch, None] = self._source.watch(keys.ROOT, listing.revision + 1, known=known)
+        batches: AsyncGenerator[WatchBatch, None] = self._source.watch(
+            keys.ROOT, listing.revision + 1, known=self._known()
+        )
         async with aclosing(batches):
             async for batch in batches:
                 self._apply(batch)
 
-    def _since_cache(self, listing: Listing) -> WatchBatch:
-        known = {key: kv.mod_revision for key, kv in self._kvs.items()}
-        if listing.revision < self._snapshot.revision:
-            # Another history, of a store that was restored: equal revisions need not mean equal values.
-            known = dict.fromkeys(known, -1)
-        return listing_diff(listing, known) or WatchBatch(listing.revision, (), merged=True)
+    def _known(self) -> dict[str, int]:
+        return {key: kv.mod_revision for key, kv in self._kvs.items()}
 
     async def _list(self) -> Listing:
         pause, longest = _RETRY
@@ -171,8 +168,7 @@ class RegistryView:
 
     def _publish_listing(self, listing: Listing) -> None:
         self._kvs = {kv.key: kv for kv in listing.kvs}
-        events = [WatchEvent(kv.key, kv.value, kv.mod_revision, kv.lease) for kv in listing.kvs]
-        self._publish(apply_events(self._empty, events, listing.revision, kinds=self._kinds))
+        self._publish(snapshot_of(listing.kvs, listing.revision, kinds=self._kinds))
 
     def _publish(self, snapshot: RegistrySnapshot) -> None:
         before, self._snapshot = self._snapshot, snapshot

@@ -6,15 +6,11 @@ own message, with those fields filled in: `unpack` and `pack` lead from one to t
 
 from __future__ import annotations
 
-from typing import TypeVar
-
-from google.protobuf.message import Message
+from google.protobuf.message import DecodeError, Message
 from weir.registry.v1 import registry_pb2 as pb
 
 from libs.resources.kind import ROOT, Kind
 from libs.resources.snapshot import BY_MESSAGE, BY_PART, BY_PLURAL
-
-M = TypeVar("M", bound=Message)
 
 
 def kind_of(resource: pb.Resource) -> Kind | None:
@@ -103,6 +99,15 @@ def decode(value: bytes, revision: int) -> pb.Resource:
     resource = pb.Resource.FromString(value)
     resource.metadata.revision = revision
     return resource
+
+
+def read(kind: Kind, name: str, value: bytes, revision: int) -> pb.Resource | None:
+    """What is stored under the place of a kind and name; None when it is unreadable, or something else lies there."""
+    try:
+        resource = decode(value, revision)
+    except DecodeError:
+        return None
+    return resource if kind_of(resource) is kind and resource.metadata.name == name else None
 
 
 def key_of(message: Message) -> str:

@@ -91,7 +91,7 @@ class Kind:
     change: frozenset[Role] = frozenset()
     """Who may apply and delete it; whoever has any role may read it. Owners may everything."""
     followers: tuple[str, ...] = ()
-    """Services whose certificate may watch it; see docs/security.md."""
+    """Services whose certificate may watch it."""
     secret: tuple[str, ...] = ()
     """Fields that nobody reads but `trusted`, and owners who save a registry."""
     trusted: tuple[str, ...] = ()
@@ -105,7 +105,7 @@ class Kind:
     restored: bool = False
     """Going back to an earlier revision takes it along."""
     columns: tuple[Column, ...] = ()
-    """Behind its name and before its age."""
+    """Between its name and its revision."""
 
     @property
     def name(self) -> str:

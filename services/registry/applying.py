@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from itertools import groupby
 
 from google.protobuf.message import Message
 from weir.registry.v1 import registry_pb2 as pb
@@ -52,7 +53,8 @@ class Wanted:
 
     key: str
     kind: Kind
-    resource: pb.Resource
+    message: Message
+    metadata: pb.Metadata
     stored: pb.Resource | None
 
     @property
@@ -71,29 +73,32 @@ def apply(snapshot: RegistrySnapshot, request: pb.ApplyRequest, call: Call, stor
     wanted = list(_wanted(request, stored, faults))
     _refuse(faults)
     for each in wanted:
-        expected = each.resource.metadata.revision
+        expected = each.metadata.revision
         # What is restored says where it was in another store.
         _require_fresh(each.key, min(expected, 0) if request.restore else expected, each.stored)
         if not request.restore:
             _require_owner(each, request)
     writes: dict[str, Write] = {}
-    for kind in (kind for kind in KINDS if any(each.kind is kind for each in wanted)):
+    then, named = snapshot, {each.key for each in wanted}
+    for _, of_kind in groupby(sorted(wanted, key=lambda each: KINDS.index(each.kind)), key=lambda each: each.kind):
         # What a resource refers to may be in the same request: a new alias and its rollout, keys and what they sign.
-        so_far = after(snapshot, writes.values())
-        for each in (each for each in wanted if each.kind is kind):
-            for write in _writes(so_far, each, request, call):
-                writes.setdefault(write.key, write)
-    if request.prune:
-        for key in _surplus(snapshot, request, {*writes, *(each.key for each in wanted)}, stored, call):
-            writes[key] = Write(key, None)
-    then = after(snapshot, writes.values())
-    _refuse(_faults_of(then, writes, wanted, restore=request.restore))
+        made = [write for each in of_kind for write in _writes(then, each, request, call) if write.key not in writes]
+        writes |= {write.key: write for write in made}
+        then = after(then, made)
+    surplus = list(_surplus(snapshot, request, named | writes.keys(), stored, call)) if request.prune else []
+    writes |= {key: Write(key, None) for key in surplus}
+    then = after(then, [writes[key] for key in surplus])
+    _refuse(
+        Fault(f"{each.name} {fault.field}", fault.message)
+        for each in wanted
+        if each.key in writes
+        for fault in faults_of(each.kind, each.metadata.name, then, whole=not request.restore)
+    )
     for each in wanted:
         if each.key in writes and each.kind.plural == "rollouts" and not request.restore:
-            require_ready(then.rollouts[each.resource.metadata.name], then)
-    _require_deletable(snapshot, then, [key for key, write in writes.items() if write.resource is None], call)
+            require_ready(then.rollouts[each.metadata.name], then)
+    _require_deletable(snapshot, then, surplus, call)
     results = [_result(each.key, each.stored, writes.get(each.key)) for each in wanted]
-    named = {each.key for each in wanted}
     results += [_result(key, stored(key), write) for key, write in writes.items() if key not in named]
     return Change(pb.ApplyResponse(results=results), tuple(writes.values()))
 
@@ -138,6 +143,23 @@ def message_of(snapshot: RegistrySnapshot, kind: Kind, name: str) -> Message | N
     return collection.get(kind.entry(name))
 
 
+def faults_of(kind: Kind, name: str, then: RegistrySnapshot, *, whole: bool = True) -> Iterator[Fault]:
+    """Every fault of a resource that there would be then.
+
+    :param whole: also what it says; else only that what it names is there.
+    """
+    message = message_of(then, kind, name)
+    if message is not None:
+        yield from kind.check(message, then) if whole and kind.check is not None else ()
+        yield from missing(message, then)
+
+
+def place_of(key: str) -> tuple[Kind, str]:
+    """Kind and name of what a `Write` writes."""
+    plural, _, name = resource_of(key).partition("/")
+    return BY_PLURAL[plural], name
+
+
 def _wanted(request: pb.ApplyRequest, stored: Stored, faults: list[Fault]) -> Iterator[Wanted]:
     """The request's resources, with what is not theirs to say left out."""
     seen: set[str] = set()
@@ -162,10 +184,10 @@ def _wanted(request: pb.ApplyRequest, stored: Stored, faults: list[Fault]) -> It
             continue
         if kind.status and not request.restore:
             message.ClearField(kind.status)
-        resource = pack(message)
-        resource.metadata.CopyFrom(given.metadata)
-        resource.metadata.owner = owner
-        yield Wanted(key, kind, resource, stored(key))
+        metadata = pb.Metadata()
+        metadata.CopyFrom(given.metadata)
+        metadata.owner = owner
+        yield Wanted(key, kind, message, metadata, stored(key))
 
 
 def _check_metadata(kind: Kind, resource: pb.Resource, where: str) -> Iterator[Fault]:
@@ -191,7 +213,7 @@ def _require_fresh(key: str, expected: int, there: pb.Resource | None) -> None:
 
 def _require_owner(wanted: Wanted, request: pb.ApplyRequest) -> None:
     have = wanted.stored.metadata.owner if wanted.stored is not None else ""
-    claims = wanted.resource.metadata.owner
+    claims = wanted.metadata.owner
     if have and claims and have != claims and not request.take_over:
         raise WeirError(
             Reason.CONFLICT, f"{wanted.name} belongs to {have!r}, not to {claims!r}; say take_over", limit="owner"
@@ -201,13 +223,14 @@ def _require_owner(wanted: Wanted, request: pb.ApplyRequest) -> None:
 def _writes(snapshot: RegistrySnapshot, wanted: Wanted, request: pb.ApplyRequest, call: Call) -> Iterator[Write]:
     """What makes the resource what it shall be, with what its kind brings along; nothing when it is so already."""
     metadata = pb.Metadata()
-    metadata.CopyFrom(wanted.resource.metadata)
+    metadata.CopyFrom(wanted.metadata)
     metadata.revision = 0
     if wanted.stored is not None and not request.restore:
         metadata.owner = metadata.owner or wanted.stored.metadata.owner
-    message = unpack(wanted.resource)
-    stored = message_of(snapshot, wanted.kind, wanted.resource.metadata.name)
-    made = [message] if request.restore else admitted(snapshot, wanted.kind, message, stored, call)
+    stored = message_of(snapshot, wanted.kind, wanted.metadata.name)
+    made = [wanted.message]
+    if not request.restore:
+        made = admitted(snapshot, wanted.kind, wanted.message, stored, call)
     for number, each in enumerate(made):
         resource = pack(each)
         if number:
@@ -239,22 +262,8 @@ def _surplus(
             yield key
 
 
-def _faults_of(
-    then: RegistrySnapshot, writes: Mapping[str, Write], wanted: Iterable[Wanted], *, restore: bool
-) -> Iterator[Fault]:
-    for each in wanted:
-        if each.key not in writes:
-            continue
-        message = message_of(then, each.kind, each.resource.metadata.name)
-        if message is None:
-            continue
-        check = each.kind.check if not restore else None
-        for fault in (*(check(message, then) if check is not None else ()), *missing(message, then)):
-            yield Fault(f"{each.name} {fault.field}", fault.message)
-
-
 def _require_deletable(now: RegistrySnapshot, then: RegistrySnapshot, keys: Iterable[str], call: Call) -> None:
-    named = {key: _named(key) for key in keys}
+    named = {key: place_of(key) for key in keys}
     referring = referrers_of([(kind.plural, name) for kind, name in named.values()], then)
     kept = versions_kept(now, then, call) if any(kind.plural == "models" for kind, _ in named.values()) else {}
     for key, (kind, name) in named.items():
@@ -269,13 +278,8 @@ def _require_deletable(now: RegistrySnapshot, then: RegistrySnapshot, keys: Iter
             )
 
 
-def _named(key: str) -> tuple[Kind, str]:
-    plural, _, name = resource_of(key).partition("/")
-    return BY_PLURAL[plural], name
-
-
 def _result(key: str, stored: pb.Resource | None, write: Write | None) -> pb.Applied:
-    kind, name = _named(key)
+    kind, name = place_of(key)
     result = pb.Applied(resource=pb.ResourceName(kind=kind.name, name=name), outcome=pb.OUTCOME_UNCHANGED)
     if stored is not None:
         result.resource.revision = stored.metadata.revision

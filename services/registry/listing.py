@@ -7,12 +7,11 @@ from collections import OrderedDict
 from collections.abc import Callable, Collection, Iterable, Mapping
 from itertools import islice
 
-from google.protobuf.message import DecodeError
 from weir.registry.v1 import registry_pb2 as pb
 
 from libs.errors import Reason, WeirError
 from libs.registry import KeyValue, RegistryView, WatchEvent
-from libs.resources.codec import decode, kind_of, located, redacted, status_part
+from libs.resources.codec import located, read, redacted, status_part
 from libs.resources.kind import Kind
 from libs.resources.snapshot import BY_NAME, BY_PLURAL, KINDS
 
@@ -71,15 +70,6 @@ def _holds(labels: Mapping[str, str], term: str) -> bool:
     return labels.get(name) == value if equals else name in labels
 
 
-def _read(kind: Kind, name: str, value: bytes | None, revision: int) -> pb.Resource | None:
-    """None when it is no resource of this kind and name, as for `RegistrySnapshot.faults`."""
-    try:
-        resource = decode(value or b"", revision)
-    except DecodeError:
-        return None
-    return resource if kind_of(resource) is kind and resource.metadata.name == name else None
-
-
 class Listings:
     """Reads what the view has; `pages` of a list show it as it was when the list began."""
 
@@ -91,12 +81,12 @@ class Listings:
     def stored(self, key: str) -> pb.Resource | None:
         """A resource as it is stored, with its revision; None when there is none, or none that can be read."""
         kv, found = self._view.stored(key), located(key)
-        return _read(*found, kv.value, kv.mod_revision) if kv is not None and found is not None else None
+        return read(*found, kv.value, kv.mod_revision) if kv is not None and found is not None else None
 
     def shown(self, kind: Kind, kv: KeyValue | WatchEvent, *, secrets: bool = False) -> pb.Resource | None:
         """A resource as readers see it: with the status that others wrote, without what is secret; None when it cannot
         be read."""
-        resource = _read(kind, kv.key.removeprefix(kind.prefix), kv.value, kv.mod_revision)
+        resource = read(kind, kv.key.removeprefix(kind.prefix), kv.value or b"", kv.mod_revision)
         if resource is not None and kind.observed:
             observed = self.stored(BY_PLURAL[kind.observed].prefix + resource.metadata.name)
             if observed is not None:

@@ -10,14 +10,13 @@ from weir.registry.v1 import registry_pb2 as pb
 from libs.changes import Change, Write
 from libs.errors import Reason, WeirError
 from libs.registry import RegistrySnapshot, keys
-from libs.resources.checks.faults import Fault
 from libs.resources.codec import located, pack, unpack
 from libs.resources.forms import from_plain
 from libs.resources.kind import Kind
-from libs.resources.references import missing, referrers_of
-from libs.resources.snapshot import KINDS
+from libs.resources.references import referrers_of
+from libs.resources.snapshot import BY_PLURAL
 from libs.rollouts import SHADOW_TENANT
-from services.registry.applying import after, message_of
+from services.registry.applying import after, faults_of, message_of, place_of
 from services.registry.rollouts import require_no_rollout
 
 
@@ -27,8 +26,8 @@ def rollback(
     """What makes the resources what they were: those of kinds that go back (`Kind.restored`).
 
     Versions are immutable, and their files may be gone. Whom to trust (keys, roles, trust policies) and what protects
-    callers now (pins, rollouts, the kill switch) is not undone by going back in time; of tenants that are there now,
-    neither is who may act as them (workloads, issuers of tokens).
+    callers now (pins, rollouts, the kill switch) is not undone by going back in time; neither is
+    who may act as a tenant (workloads, issuers of tokens).
 
     :param stored: how the state at `revision` differs from the snapshot: `after` as it was then.
     :raises WeirError: CONFLICT, naming the resource, when the result would not hold together or an alias's rollout is
@@ -87,15 +86,11 @@ def _require_whole(then: RegistrySnapshot, writes: Sequence[Write], revision: in
 
 
 def _broken(then: RegistrySnapshot, writes: Sequence[Write]) -> Iterator[tuple[str, str]]:
-    places = [(write, *(located(write.key) or (KINDS[0], ""))) for write in writes]
-    referring = referrers_of([(kind.plural, name) for write, kind, name in places if write.resource is None], then)
-    for _, kind, name in places:
-        resource = f"{kind.plural}/{name}"
-        message = message_of(then, kind, name)
-        if message is None:
-            for other, its in referring.get((kind.plural, name), ()):
-                yield f"{other.plural}/{its}", f"no {kind.name} {name!r}"
-            continue
-        faults: list[Fault] = [*(kind.check(message, then) if kind.check is not None else ()), *missing(message, then)]
-        for fault in faults:
-            yield resource, f"{fault.field} {fault.message}"
+    places = {write.key: place_of(write.key) for write in writes}
+    gone = [(kind.plural, name) for kind, name in places.values() if message_of(then, kind, name) is None]
+    for (plural, name), named in referrers_of(gone, then).items():
+        for other, its in named:
+            yield f"{other.plural}/{its}", f"no {BY_PLURAL[plural].name} {name!r}"
+    for kind, name in places.values():
+        for fault in faults_of(kind, name, then):
+            yield f"{kind.plural}/{name}", f"{fault.field} {fault.message}"

@@ -20,7 +20,7 @@ from libs.changes import Change, Committed, M, Writer, nothing
 from libs.clock import Clock
 from libs.errors import Reason, WeirError
 from libs.registry import RegistrySnapshot, RegistryView, Store, keys
-from libs.resources.checks.bounds import shown
+from libs.resources.checks.bounds import MAX_REASON, shown
 from libs.resources.checks.faults import check_text
 from libs.resources.codec import key_of, kind_of, pack, redacted
 from libs.resources.forms import differing
@@ -53,7 +53,6 @@ from services.registry.watching import ChangeLog, Watch, require_known, require_
 log = get_logger(__name__)
 R = TypeVar("R", pb.ApplyResponse, pb.DeleteResponse)
 SERVICE = "weir.registry.v1.RegistryService"
-MAX_REASON = 500
 MAX_CHANGES_BYTES = 8_000_000
 """Of what an answer tells of changes; gRPC takes 16 MiB. Of the rest it tells the outcome."""
 _ATTEMPTS = 10
