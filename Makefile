@@ -25,12 +25,12 @@ help: ## Show this help.
 .PHONY: setup
 setup: .venv/.ready ## Create .venv with the locked dependencies (skipped when nothing changed).
 
-.venv/.ready: requirements.lock pyproject.toml
+.venv/.ready: requirements.lock requirements-torch.lock pyproject.toml
 	@command -v $(PYTHON) >/dev/null || { echo "Python 3.11 is needed: $(PYTHON) is not on the path (set PYTHON=…)" >&2; exit 1; }
 	@test -x $(PY) || $(PYTHON) -m venv .venv
 	@$(PY) -c 'import sys; sys.exit(sys.version_info[:2] != (3, 11))' || { echo "Python 3.11 is needed; .venv has $$($(PY) -V)" >&2; exit 1; }
-	$(PY) -m pip install --disable-pip-version-check -q $$(grep '^torch==' requirements.lock)
-	$(PY) -m pip install --disable-pip-version-check -q -r requirements.lock
+	$(PY) -m pip install --disable-pip-version-check -q --no-deps -r requirements-torch.lock
+	$(PY) -m pip install --disable-pip-version-check -q --no-deps --require-hashes -r requirements.lock
 	$(PY) -m pip install --disable-pip-version-check -q --no-deps --no-build-isolation -e .
 	$(PY) -m compileall -q libs services protos/gen
 	@touch $@
@@ -91,8 +91,8 @@ wheel-check:
 	bin/check-wheel
 
 .PHONY: test
-test: setup ## Run the tests: unit, contract, integration, end to end, drills.
-	@for group in unit contract integration e2e drills; do \
+test: setup ## Run the tests: unit, contract, security, integration, end to end, drills.
+	@for group in unit contract security integration e2e drills; do \
 	  echo; echo "== $$group tests =="; $(PY) -m pytest $(PYTEST) tests/$$group; \
 	done
 
@@ -138,12 +138,14 @@ protos-check: protos-image ## Lint the protos, look for breaking changes, compar
 	diff -r -x __pycache__ $(BUILD)/gen protos/gen || { echo "protos/gen is not what protos/ generates: run make protos" >&2; exit 1; }
 
 .PHONY: docs
-docs: setup ## Write docs/registry: a page per kind, from the protos' comments and the table of kinds.
+docs: setup ## Write docs/registry and the tables in docs/security.md, from the code and the protos' comments.
 	$(PY) bin/kind-docs
+	$(PY) bin/security-docs
 
 .PHONY: docs-check
 docs-check:
 	$(PY) bin/kind-docs --check
+	$(PY) bin/security-docs --check
 
 .PHONY: protos-baseline
 protos-baseline: ## Accept the present protos as the ones that later changes must not break.
@@ -188,6 +190,10 @@ bench-engine-quick: setup ## The same once over, without the longest run: figure
 .PHONY: bench-overload
 bench-overload: setup ## Measure goodput at 1 to 4 times the capacity, refusals at 10 times, cancelling (six minutes).
 	$(PY) -m loadtest.bench_overload $(if $(QUICK),--quick)
+
+.PHONY: bench-safety
+bench-safety: setup ## Measure the safety filter: evasions caught, false alarms, cost, what a flood adds (four minutes).
+	$(PY) -m loadtest.bench_safety $(if $(QUICK),--quick)
 
 .PHONY: bench-fairness
 bench-fairness: setup ## Measure weighted shares, the service gap and isolation from a flood (six minutes).

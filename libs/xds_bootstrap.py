@@ -17,6 +17,8 @@ from typing import Any
 
 from libs.config import TlsFiles
 
+REFRESH_SECONDS = 5
+"""How soon a process's connection to the control plane follows its TLS files."""
 NODE_CLUSTER = "mesh"
 """What the control plane knows proxyless clients by."""
 
@@ -44,7 +46,7 @@ def _credentials(tls: TlsFiles | None) -> dict[str, Any]:
         "ca_certificate_file": tls.ca,
         "certificate_file": tls.cert,
         "private_key_file": tls.key,
-        "refresh_interval": "600s",
+        "refresh_interval": f"{REFRESH_SECONDS}s",
     }
     return {"type": "tls", "config": config}
 

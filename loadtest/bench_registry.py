@@ -27,13 +27,14 @@ import uvloop
 from weir.registry.v1 import registry_pb2 as pb
 from weir.registry.v1 import registry_pb2_grpc
 
+from libs.authority.identity import Operator
 from libs.config import TlsFiles
 from libs.registry import EtcdStore, Put, Source, keys
 from libs.registry.remote import SERVER, RegistrySource
 from libs.resources.codec import pack
 from libs.rpc import make_channel
 from loadtest.machine import machine
-from tests.support.edge import tls_of
+from tests.support.certificates import tls_of
 from tests.support.etcd import EtcdServer
 
 TARGETS = {
@@ -183,13 +184,14 @@ async def running(folder: Path) -> AsyncIterator[tuple[EtcdServer, str, int, Tls
     try:
         pepper = folder / "pepper"
         pepper.write_text("0123456789abcdef0123456789abcdef\n")
-        tls, operator = tls_of(folder / "pki", "registry"), tls_of(folder / "pki", "cli")
+        tls, operator = tls_of(folder / "pki", "registry"), tls_of(folder / "pki", Operator("bench"))
         settings = {
             "service": "registry",
             "instance": "registry-0",
             "tls": {"ca": tls.ca, "cert": tls.cert, "key": tls.key},
             "pepper_file": str(pepper),
             "audit_target": "",
+            "owners": ["operator:bench"],
         }
         # etcd is without TLS here, the registry's own files would not do: it is told where by a process of its own.
         config = folder / "registry.json"

@@ -39,7 +39,8 @@ from loadtest.xds_large import measure_large, stop
 from services.controlplane.app import build
 from services.controlplane.config import Settings
 from services.controlplane.policy.names import ENDPOINTS
-from tests.support.edge import EnvoyProcess, drop_endpoint, edge_config, put_endpoint, tls_of
+from tests.support.certificates import tls_of
+from tests.support.edge import EnvoyProcess, drop_endpoint, edge_config, put_endpoint
 from tests.support.etcd import EtcdServer
 
 TARGET_P99_MS = 100

@@ -22,10 +22,12 @@ from weir.admission.v1 import admission_pb2, admission_pb2_grpc
 from weir.mux.v1 import mux_pb2
 from weir.worker.v1 import worker_pb2, worker_pb2_grpc
 
+from libs.authority.identity import Identity
 from libs.clock import SystemClock
 from libs.config import TlsFiles
 from libs.deadlines import to_duration
 from libs.grants import KEY_BYTES, GrantSigner
+from libs.pki import issue
 from libs.rpc import make_channel, make_server
 from libs.rpc.server import bind
 from loadtest.scenarios import LoadError
@@ -149,8 +151,11 @@ class DirectWorker:
         port = bind(server, "127.0.0.1:0", tls=self._tls("admission"))
         await server.start()
         self._folder.mkdir(parents=True, exist_ok=True)
-        settings = json.loads(self._config.read_text()) | {
+        settings = json.loads(self._config.read_text())
+        own = issue(self._pki, Identity("worker", _WORKER, settings["pool"], settings["zone"]))
+        settings |= {
             "instance": _WORKER,
+            "tls": {"ca": own.ca, "cert": own.cert, "key": own.key},
             "port": 0,
             "metrics_port": 0,
             "etcd": [],
@@ -176,7 +181,7 @@ class DirectWorker:
         self._channel = make_channel(hello.address, tls=self._tls("gateway"), server_name="worker.weir.internal")
         call = worker_pb2_grpc.WorkerServiceStub(self._channel).Session()
         await call.write(
-            worker_pb2.SessionRequest(hello=mux_pb2.Hello(service="gateway", instance="bench", zone="zone-a"))
+            worker_pb2.SessionRequest(hello=mux_pb2.Hello(service="gateway", instance="gateway", zone="zone-a"))
         )
         welcome = await call.read()
         if not welcome.HasField("welcome"):
@@ -197,11 +202,11 @@ class DirectWorker:
         if self._server is not None:
             await self._server.stop(grace=0)
 
-    def _tls(self, service: str) -> TlsFiles:
+    def _tls(self, name: str) -> TlsFiles:
         return TlsFiles(
             ca=str(self._pki / "ca.pem"),
-            cert=str(self._pki / f"{service}.pem"),
-            key=str(self._pki / f"{service}.key"),
+            cert=str(self._pki / f"{name}.pem"),
+            key=str(self._pki / f"{name}.key"),
         )
 
     async def _write(self, call: Any) -> None:

@@ -169,7 +169,7 @@ async def _serve() -> None:
     seed.append(registry_pb2.Limits(tenant="flood", model="*", requests_per_minute=1, tokens_per_minute=10_000))
     seed.append(registry_pb2.Price(model="*", input_microusd_per_million=50_000, output_microusd_per_million=200_000))
     await store.txn(puts=[Put(key_of(message), encode(message)) for message in seed])
-    settings = Settings(service="ratelimit", instance="ratelimit-0")
+    settings = Settings(service="ratelimit", instance="ratelimit-0", audit_target="")
     service = await build(settings, store=store)
     async with serve(service, settings) as running:
         await running.ready.wait()

@@ -78,7 +78,7 @@ class Bench:
         status = self._mesh.weir_json("status")
         pids = {row["name"]: int(row["pid"]) for row in status["processes"]}
         accounting.check_no_children(pids)
-        host, _, port = self._services["envoy"]["address"].rpartition(":")
+        host, _, port = self._services["envoy"]["plain_address"].rpartition(":")
         return Edge(
             host=host,
             port=int(port),

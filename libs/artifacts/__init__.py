@@ -16,19 +16,17 @@ from libs.artifacts.blobs import (
     BlobStoreUnavailable,
     get_file,
 )
-from libs.artifacts.fetch import Fetched, FetchError, artifacts_of, check_blobs, fetch
+from libs.artifacts.fetch import Fetched, FetchError, artifacts_of, check_blobs, fetch, read_checked
 from libs.artifacts.folder import FolderError, Options, describe
 from libs.artifacts.local import LocalBlobStore
 from libs.artifacts.manifest import (
     BLOBS,
-    DEFAULT_NAMESPACE,
     FOLDER_MANIFEST,
     ROLES,
     folder_manifest,
     full_name,
     manifest_bytes,
     manifest_digest,
-    namespace_of,
 )
 from libs.artifacts.pushing import Pushed, PushError, push, upload
 from libs.artifacts.roles import role_of
@@ -48,6 +46,7 @@ from libs.artifacts.signing import (
     write_key,
 )
 from libs.artifacts.stores import BlobUriError, open_store
+from libs.resources.namespaces import DEFAULT_NAMESPACE, namespace_of
 
 __all__ = [
     "BLOBS",
@@ -88,6 +87,7 @@ __all__ = [
     "namespace_of",
     "open_store",
     "push",
+    "read_checked",
     "read_key",
     "role_of",
     "sign",

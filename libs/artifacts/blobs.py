@@ -93,6 +93,20 @@ class BlobStore(Protocol):
     async def clean(self, before: float) -> int:
         """Removes what interrupted uploads left that began before this time (Unix seconds); says how many."""
 
+    async def keep(self, name: str, content: bytes) -> bool:
+        """Write something small under a name of its own, apart from the blobs, once; False when the name is taken.
+
+        What keeps it from being overwritten or deleted afterwards is the store's: a bucket's Object Lock.
+
+        :raises BlobStoreUnavailable: the store does not answer.
+        """
+
+    async def first_kept(self, under: str) -> tuple[str, bytes] | None:
+        """The first by name of what is kept under a prefix, and its content.
+
+        :raises BlobStoreUnavailable: the store does not answer.
+        """
+
     async def close(self) -> None:
         """Lets go of connections."""
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import fcntl
+import hashlib
 import os
 import shutil
 from collections.abc import AsyncIterator, Callable, Collection, Coroutine
@@ -52,6 +53,23 @@ def artifacts_of(version: pb.ModelVersion, roles: Collection[str] | None = None)
     if roles is None:
         return list(version.artifacts)
     return [each for each in version.artifacts if (each.role or role_of(each.path)) in roles]
+
+
+def read_checked(folder: Path, version: pb.ModelVersion, roles: Collection[str]) -> dict[str, bytes]:
+    """The files of a version with these roles by path, read from a folder; the bytes returned are those checked.
+
+    :raises FetchError: a file is missing, is not what the record says, or its path is not allowed.
+    """
+    found: dict[str, bytes] = {}
+    for each in artifacts_of(version, roles):
+        try:
+            content = (folder / each.path).read_bytes()
+        except OSError as error:
+            raise FetchError(f"{full_name(version)}: {each.path}: {error.strerror}") from error
+        if hashlib.sha256(content).hexdigest() != each.sha256:
+            raise FetchError(f"{full_name(version)}: {each.path} in {folder} is not what its record says")
+        found[each.path] = content
+    return found
 
 
 async def fetch(

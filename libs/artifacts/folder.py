@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterable, Iterator, Mapping
+import subprocess
+import sys
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -17,6 +19,8 @@ from libs.artifacts.manifest import BLOBS, FOLDER_MANIFEST, full_name, inside
 from libs.artifacts.roles import role_of
 
 _HASH_THREADS = 2
+_TRIAL = 60.0
+"""Seconds for the trial of a chat template; it has 5 of processor time."""
 _MAX_JSON = 64 << 20
 _TOKENIZER_PARTS = ("added_tokens.json", "merges.txt", "vocab.json", "vocab.txt")
 """Files of tokenizers of several files; what the others (`tokenizer_config.json`) hold maps no text to tokens."""
@@ -43,8 +47,8 @@ class Options:
     """Tokens."""
     max_tokens: int = 0
     """Tokens that a request gets that does not say."""
-    safety_policy: str = ""
-    safety_policy_version: int = 0
+    safety_policies: Sequence[str] = ()
+    """"strict@1"; they replace those of manifest.json."""
     training_data_sha256: str = ""
     metrics: Mapping[str, float] = field(default_factory=dict)
     """Offline metrics; laid over the folder's."""
@@ -105,8 +109,7 @@ def describe(folder: Path, options: Options, known: Iterable[pb.ModelVersion] = 
             max_tokens=options.max_tokens or _number(sampling, "max_tokens") or like.sampling_defaults.max_tokens,
         ),
         eos_token_ids=_eos(listed, generation, config),
-        safety_policy=options.safety_policy or _text(listed, "safety_policy"),
-        safety_policy_version=options.safety_policy_version or _number(listed, "safety_policy_version"),
+        safety_policies=options.safety_policies or _texts(listed, "safety_policies"),
         training_data_sha256=options.training_data_sha256 or _text(listed, "training_data_sha256"),
         chat_template_sha256=_text(listed, "chat_template_sha256") or _template_digest(folder, paths),
         namespace=options.namespace or _text(listed, "namespace"),
@@ -119,6 +122,8 @@ def describe(folder: Path, options: Options, known: Iterable[pb.ModelVersion] = 
         built.offline_metrics[str(name)] = float(value)
     if provenance != pb.Provenance():
         built.provenance.CopyFrom(provenance)
+    if template := _template(folder, paths):
+        _try_template(template)
     for name in ("name", "version", "tier", "pool", "architecture", "context_length"):
         if not getattr(built, name):
             raise FolderError(f"{folder} does not say its {name.replace('_', ' ')}; give it as an option")
@@ -224,13 +229,31 @@ def _tokenizer_digest(paths: Mapping[str, str]) -> str:
 
 def _template_digest(folder: Path, paths: Mapping[str, str]) -> str:
     """Of the template's text, wherever it stands."""
+    template = _template(folder, paths)
+    return hashlib.sha256(template).hexdigest() if template else ""
+
+
+def _template(folder: Path, paths: Mapping[str, str]) -> bytes:
     if "chat_template.jinja" in paths:
-        return paths["chat_template.jinja"]
+        return (folder / "chat_template.jinja").read_bytes()
     if "tokenizer_config.json" in paths:
         template = _object(folder / "tokenizer_config.json").get("chat_template")
         if isinstance(template, str):
-            return hashlib.sha256(template.encode()).hexdigest()
-    return ""
+            return template.encode()
+    return b""
+
+
+def _try_template(template: bytes) -> None:
+    """Renders conversations in a process of its own, which the operating system bounds (see libs.chat_template)."""
+    argv = [sys.executable, "-m", "libs.chat_template"]
+    try:
+        tried = subprocess.run(argv, input=template, capture_output=True, check=False, timeout=_TRIAL)  # noqa: S603 - our own
+    except subprocess.TimeoutExpired:
+        raise FolderError(f"chat_template: still renders after {_TRIAL} s") from None
+    if tried.returncode:
+        said = tried.stderr.decode(errors="replace").strip().splitlines()
+        why = said[-1] if tried.returncode == 1 and said else "its trial went beyond its time or memory"
+        raise FolderError(f"chat_template: {why[:300]}")
 
 
 def _alike(name: str, base: str, known: Iterable[pb.ModelVersion]) -> tuple[pb.ModelVersion, pb.ModelVersion]:
@@ -267,6 +290,13 @@ def _mapping(content: Mapping[str, Any], name: str) -> dict[str, Any]:
 def _text(content: Mapping[str, Any], name: str) -> str:
     value = content.get(name)
     return "" if value is None else str(value)
+
+
+def _texts(content: Mapping[str, Any], name: str) -> list[str]:
+    value = content.get(name) or []
+    if not isinstance(value, list) or not all(isinstance(each, str) for each in value):
+        raise FolderError(f"{name} must be a list of texts")
+    return value
 
 
 def _number(content: Mapping[str, Any], name: str) -> int:

@@ -3,6 +3,7 @@
     sha256/<2>/<digest>    blobs, mode 0444
     aside/<digest>         blobs on their way out
     tmp/                   uploads under way
+    kept/<name>            small things with names of their own: anchors of the audit log
 
 A blob is written under tmp/, flushed to the disk and renamed into place, so it is there whole or not at all, after a
 power cut too.
@@ -73,8 +74,35 @@ class LocalBlobStore:
         """As in the port."""
         return await asyncio.to_thread(self._clean, before)
 
+    async def keep(self, name: str, content: bytes) -> bool:
+        """As in the port."""
+        return await asyncio.to_thread(self._keep, self._root / "kept" / name, content)
+
+    async def first_kept(self, under: str) -> tuple[str, bytes] | None:
+        """As in the port."""
+        return await asyncio.to_thread(self._first_kept, under)
+
     async def close(self) -> None:
         """As in the port."""
+
+    def _keep(self, path: Path, content: bytes) -> bool:
+        with self._available():
+            path.parent.mkdir(parents=True, exist_ok=True)
+            try:
+                descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o444)
+            except FileExistsError:
+                return False
+            with os.fdopen(descriptor, "wb") as file:
+                file.write(content)
+                file.flush()
+                os.fsync(file.fileno())
+        return True
+
+    def _first_kept(self, under: str) -> tuple[str, bytes] | None:
+        root = self._root / "kept"
+        with self._available():
+            found = sorted(path for path in (root / under).glob("*") if path.is_file())
+            return (str(found[0].relative_to(root)), found[0].read_bytes()) if found else None
 
     def _path(self, digest: str) -> Path:
         return self._root / "sha256" / check_digest(digest)[:2] / digest

@@ -11,13 +11,11 @@ from weir.registry.v1 import registry_pb2 as pb
 
 BLOBS = "blobs:"
 """`ModelVersion.source` of a version whose files lie in the mesh's blob store, each under its SHA-256."""
-DEFAULT_NAMESPACE = "default"
-"""The namespace of versions that name none."""
 FOLDER_MANIFEST = "manifest.json"
 """The file of a model folder that lists the others; no artifact may have this path."""
-NOT_CONTENT = frozenset({"digest", "created_at", "source", "signature"})
-"""Fields of a model version that are not part of its manifest: where the files lie and who vouches for them is not
-what they are."""
+NOT_CONTENT = frozenset({"digest", "created_at", "signature"})
+"""Fields of a model version that are not part of its manifest: who vouches for it is not what it is. Where its files
+come from is: a signed version cannot be pointed elsewhere."""
 ROLES = ("weights", "tokenizer", "config", "chat_template", "adapter")
 """Roles of files; other files have none."""
 
@@ -39,11 +37,6 @@ def manifest_digest(version: pb.ModelVersion) -> str:
 def full_name(version: pb.ModelVersion) -> str:
     """ "weir-fast@1"."""
     return f"{version.name}@{version.version}"
-
-
-def namespace_of(version: pb.ModelVersion) -> str:
-    """Whose keys sign it."""
-    return version.namespace or DEFAULT_NAMESPACE
 
 
 def inside(path: str) -> bool:

@@ -102,6 +102,14 @@ class S3BlobStore:
         """As in the port."""
         return await asyncio.to_thread(self._clean, before)
 
+    async def keep(self, name: str, content: bytes) -> bool:
+        """As in the port."""
+        return await asyncio.to_thread(self._keep, f"{self._prefix}kept/{name}", content)
+
+    async def first_kept(self, under: str) -> tuple[str, bytes] | None:
+        """As in the port."""
+        return await asyncio.to_thread(self._first_kept, f"{self._prefix}kept/", under)
+
     async def close(self) -> None:
         """As in the port."""
         await asyncio.to_thread(self._client.close)
@@ -196,6 +204,21 @@ class S3BlobStore:
         except KeyError:
             return None
         return BlobInfo(digest, found["ContentLength"], found["LastModified"].timestamp())
+
+    def _keep(self, key: str, content: bytes) -> bool:
+        with suppress(KeyError):
+            self._call("head_object", Key=key)
+            return False
+        # A digest of the content is what a bucket with Object Lock wants; botocore sends one where it is required.
+        self._call("put_object", Key=key, Body=content, ChecksumAlgorithm="SHA256")
+        return True
+
+    def _first_kept(self, root: str, under: str) -> tuple[str, bytes] | None:
+        page = self._call("list_objects_v2", Prefix=f"{root}{under}", MaxKeys=1)
+        for item in page.get("Contents", ()):
+            with self._available():
+                return item["Key"].removeprefix(root), self._call("get_object", Key=item["Key"])["Body"].read()
+        return None
 
     async def _all(self, under: str) -> AsyncIterator[BlobInfo]:
         prefix = f"{self._prefix}{under}"

@@ -34,7 +34,8 @@ from libs.artifacts.envelopes import (
     UnverifiedSignatureError,
     VerificationError,
 )
-from libs.artifacts.manifest import full_name, manifest_bytes, manifest_digest, namespace_of
+from libs.artifacts.manifest import full_name, manifest_bytes, manifest_digest
+from libs.resources.namespaces import namespace_of
 
 PAYLOAD_TYPE = "application/vnd.weir.model-manifest.v1+json"
 """What an envelope's payload is."""

@@ -2,9 +2,10 @@
 
 import contextlib
 import fcntl
+import itertools
 import os
-from collections import OrderedDict
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 import msgspec
@@ -20,6 +21,7 @@ from libs.auditlog.chain import (
     follow,
     signed_bytes,
 )
+from libs.auditlog.closed import ClosedSegments, Named, read_name
 from libs.auditlog.disk import AppendFile, Disk, sync_directory
 from libs.auditlog.keys import Signer, Verifier
 from libs.auditlog.layout import CHECKPOINTS_NAME, LOCK_NAME, lines_of, segment_path, segments
@@ -41,11 +43,13 @@ class WriteFailedError(RuntimeError):
     """A commit failed (disk full, write error). Nothing of it counts; the files are put back as they were."""
 
 
-class _Named(msgspec.Struct):
-    id: str
+@dataclass(frozen=True, slots=True)
+class Stored:
+    """Where a record lies."""
 
-
-_read_id = msgspec.json.Decoder(_Named).decode
+    sequence: int
+    duplicate: bool = False
+    """It was there already."""
 
 
 class AuditFiles:
@@ -59,21 +63,24 @@ class AuditFiles:
         sign: Signer,
         verify: Verifier,
         now: Callable[[], str],
+        max_group: int = 2048,
         segment_bytes: int = 16 * 2**20,
-        dedupe_records: int = 100_000,
         disk: Disk | None = None,
     ) -> None:
-        """`now` gives the time as RFC 3339; `dedupe_records` is how many of the newest record ids are known."""
+        """`now` gives the time as RFC 3339; `max_group` is the most records of one commit: a crash leaves no more than
+        these beyond the last checkpoint."""
         self._directory = directory
         self._checkpoint_path = checkpoints / CHECKPOINTS_NAME
         self._sign = sign
         self._verify = verify
         self._now = now
         self._segment_bytes = segment_bytes
-        self._dedupe_records = dedupe_records
+        self._max_group = max_group
         self._disk = disk or Disk()
-        self._ids: OrderedDict[str, int] = OrderedDict()
+        self._closed = ClosedSegments()
+        self._open: dict[str, tuple[int, Named]] = {}  # the records of the segment that is written
         self._segment: AppendFile | None = None
+        self._segment_path = directory
         self._checkpoints: AppendFile | None = None
         self._lock: int | None = None
         self.count = 0
@@ -82,64 +89,108 @@ class AuditFiles:
         """The last committed record's hash."""
         self.torn_bytes = 0
         """Bytes of an unfinished write that `open` removed."""
+        self.recovered = 0
+        """Whole records beyond the last checkpoint that `open` found and kept; no checkpoint had vouched for them."""
         self.checkpoint_line = b""
         """The newest checkpoint's line; empty before the first."""
 
     def open(self) -> None:
-        """Lock the log, find its end, remove an unfinished write beyond the last checkpoint, rebuild the id index.
+        """Lock the log, find its end, remove an unfinished write beyond the last checkpoint, learn which ids it holds.
 
         Raises:
             LogLockedError: another process has it.
-            LogDamagedError: checkpointed records are missing or changed.
+            LogDamagedError: checkpointed records are missing or changed, or there are more records than checkpoints
+                vouch for and a crash leaves: nobody but this log's writer may have its history signed.
             OSError: a file cannot be read or written.
         """
         self._directory.mkdir(parents=True, exist_ok=True)
         self._checkpoint_path.parent.mkdir(parents=True, exist_ok=True)
         self._take_lock()
         checkpoint = self._read_checkpoints()
-        self._read_segments(checkpoint)
-        if checkpoint is not None and checkpoint.count > self.count:
-            raise LogDamagedError(f"records {self.count + 1} to {checkpoint.count} were acknowledged and are missing")
+        found = segments(self._directory)
+        if checkpoint is None and any(path.stat().st_size for _, path in found):
+            raise LogDamagedError("there are records but no checkpoint")
+        acknowledged = checkpoint.count if checkpoint else 0
+        self._read_segments(found, checkpoint)
+        if acknowledged > self.count:
+            raise LogDamagedError(f"records {self.count + 1} to {acknowledged} were acknowledged and are missing")
+        self.recovered = self.count - acknowledged
+        if self.recovered > self._max_group:
+            raise LogDamagedError(f"{self.recovered} records stand beyond the last checkpoint: no crash leaves so many")
+        for (first, path), (following, _) in itertools.pairwise(found):
+            if first + self._closed.load(path) != following:
+                raise LogDamagedError(f"{path.name} does not hold records {first} to {following - 1}")
         self._checkpoints = AppendFile(self._checkpoint_path, self._disk)
-        last = segments(self._directory)
-        self._segment = AppendFile(last[-1][1] if last else segment_path(self._directory, 1), self._disk)
+        self._segment_path = found[-1][1] if found else segment_path(self._directory, 1)
+        self._segment = AppendFile(self._segment_path, self._disk)
         sync_directory(self._directory)
-        if self.count > (checkpoint.count if checkpoint else 0):
-            # Written before a crash and never acknowledged, but whole: they count from here on.
+        if checkpoint is None or self.recovered:
             self._write_checkpoint(self.count, self.head)
 
     def sequence_of(self, record_id: str) -> int | None:
-        """Return the number of a record that is stored already, or None if it is not (or is too old to know)."""
-        return self._ids.get(record_id)
+        """Return the number of a record of the segment that is written; of older ones `commit` knows."""
+        known = self._open.get(record_id)
+        return known[0] if known else None
 
-    def commit(self, records: Sequence[tuple[str, bytes]]) -> int:
-        """Append (id, canonical JSON) records and return the first one's number; they are on disk then.
+    def commit(self, records: Sequence[tuple[str, bytes]]) -> list[Stored]:
+        """Append (id, canonical JSON) records, each id once ever, and return where they lie; they are on disk then.
 
         Raises:
             WriteFailedError: they are not.
         """
         if self._segment is None or self._checkpoints is None:
             raise WriteFailedError("the log is not open")
-        first = self.count + 1
+        names = [read_name(record) for _, record in records]
         prev, sequence, lines = self.head, self.count, []
-        for _, record in records:
-            sequence += 1
-            prev, line = encode_entry(prev, sequence, record)
-            lines.append(line)
+        fresh: dict[str, tuple[int, Named]] = {}
+        stored = []
         try:
-            self._segment.restore()
-            if self._segment.size and self._segment.size >= self._segment_bytes:
-                self._rotate(first)
-            self._segment.append(b"".join(lines))
-            self._write_checkpoint(sequence, prev)
+            known = self._closed.find(names)
+            for name, (_, record) in zip(names, records, strict=True):
+                if name.id in known:
+                    stored.append(Stored(known[name.id], duplicate=True))
+                    continue
+                sequence += 1
+                prev, line = encode_entry(prev, sequence, record)
+                lines.append(line)
+                fresh[name.id] = (sequence, name)
+                stored.append(Stored(sequence))
+            if lines:
+                self._append(lines, sequence, prev)
         except OSError as error:
             self._segment.roll_back()
             raise WriteFailedError(os.strerror(error.errno) if error.errno else "the write failed") from error
-        self._segment.keep()
         self.count, self.head = sequence, prev
-        for number, (record_id, _) in enumerate(records, first):
-            self._remember(record_id, number)
-        return first
+        self._open.update(fresh)
+        return stored
+
+    def hash_at(self, count: int) -> bytes:
+        """Return the hash of record `count` of the chain that ends in `head`, read from the disk and followed to there.
+
+        Raises:
+            LogDamagedError: what is on the disk does not lead from that record to `head`.
+            OSError: a segment cannot be read.
+        """
+        if count == self.count:
+            return self.head
+        found = segments(self._directory)
+        start = _segment_of(found, count + 1)
+        wanted, prev, sequence = b"", ZERO, 0
+        try:
+            for position, (first, path) in enumerate(found[start:]):
+                lines, _ = lines_of(path)
+                if not position:
+                    prev, sequence = _first_prev(path, lines), first - 1
+                # Past the end lies at most what a failed write left there.
+                for entry in follow(lines[: self.count - sequence], prev=prev, sequence=sequence):
+                    if entry.sequence == count + 1:
+                        wanted = entry.prev
+                    prev, sequence = entry.hash, entry.sequence
+        except LineError as error:
+            raise LogDamagedError(f"between record {count} and record {self.count}: {error}") from error
+        if not wanted or (sequence, prev) != (self.count, self.head):
+            raise LogDamagedError(f"record {count} does not lead to record {self.count}")
+        return wanted
 
     def probe(self) -> None:
         """Write the newest checkpoint once more, to learn whether writing works.
@@ -189,22 +240,18 @@ class AuditFiles:
         self.checkpoint_line = lines[-1]
         return checkpoint
 
-    def _read_segments(self, checkpoint: Checkpoint | None) -> None:
-        """Follow the chain through the newest segments, as many as the id index needs."""
-        found = segments(self._directory)
+    def _read_segments(self, found: Sequence[tuple[int, Path]], checkpoint: Checkpoint | None) -> None:
+        """Follow the chain from the segment of the last checkpoint to the end."""
         acknowledged = checkpoint.count if checkpoint else 0
-        if not found:
-            return
-        skip = max(
-            (at for at, (first, _) in enumerate(found) if first <= found[-1][0] - self._dedupe_records), default=0
-        )
-        for position, (first, path) in enumerate(found[skip:], skip):
+        start = _segment_of(found, acknowledged)
+        for position, (first, path) in enumerate(found[start:], start):
             lines, torn = lines_of(path)
-            if position == skip and skip:
+            if position == start and start:
                 self.count, self.head = first - 1, _first_prev(path, lines)
             if first != self.count + 1:
                 raise LogDamagedError(f"{path.name} does not continue after record {self.count}")
             good = 0
+            self._open = {}
             fault = f"{len(torn)} bytes of a record cut short" if torn else ""
             try:
                 for entry, line in zip(follow(lines, prev=self.head, sequence=self.count), lines, strict=False):
@@ -212,7 +259,8 @@ class AuditFiles:
                     good += len(line)
                     if checkpoint is not None and entry.sequence == acknowledged and entry.hash != checkpoint.hash:
                         raise LogDamagedError(f"record {acknowledged} is not the one that was checkpointed")
-                    self._remember(_read_id(entry.record).id, entry.sequence)
+                    name = read_name(entry.record)
+                    self._open[name.id] = (entry.sequence, name)
             except (LineError, msgspec.DecodeError) as error:
                 fault = str(error)
             if fault:
@@ -221,12 +269,29 @@ class AuditFiles:
                 self.torn_bytes = path.stat().st_size - good
                 os.truncate(path, good)
 
+    def _append(self, lines: Sequence[bytes], sequence: int, head: bytes) -> None:
+        """Write lines and the checkpoint that vouches for them; nothing of them counts if that fails.
+
+        Raises:
+            OSError: it does.
+        """
+        if self._segment is None:
+            raise WriteFailedError("the log is not open")
+        self._segment.restore()
+        if self._segment.size and self._segment.size >= self._segment_bytes:
+            self._rotate(self.count + 1)
+        self._segment.append(b"".join(lines))
+        self._write_checkpoint(sequence, head)
+        self._segment.keep()
+
     def _rotate(self, first: int) -> None:
-        fresh = AppendFile(segment_path(self._directory, first), self._disk)
+        path = segment_path(self._directory, first)
+        fresh = AppendFile(path, self._disk)
         sync_directory(self._directory)
         if self._segment is not None:
             self._segment.close()
-        self._segment = fresh
+        self._closed.close(self._segment_path, [name for _, name in self._open.values()])
+        self._segment, self._segment_path, self._open = fresh, path, {}
 
     def _write_checkpoint(self, count: int, digest: bytes) -> None:
         if self._checkpoints is None:
@@ -259,10 +324,10 @@ class AuditFiles:
             self._checkpoints.close()
         self._checkpoints = AppendFile(self._checkpoint_path, self._disk)
 
-    def _remember(self, record_id: str, sequence: int) -> None:
-        self._ids[record_id] = sequence
-        if len(self._ids) > self._dedupe_records:
-            self._ids.popitem(last=False)
+
+def _segment_of(found: Sequence[tuple[int, Path]], sequence: int) -> int:
+    """Return the position of the segment that holds a record: the last one that begins no later."""
+    return max((at for at, (first, _) in enumerate(found) if first <= sequence), default=0)
 
 
 def _first_prev(path: Path, lines: Sequence[bytes]) -> bytes:

@@ -1,5 +1,6 @@
 """The key that signs checkpoints: Ed25519, in PEM files beside neither the log nor the checkpoints."""
 
+import hashlib
 import os
 from collections.abc import Callable
 from pathlib import Path
@@ -43,12 +44,7 @@ def load_verifier(path: Path) -> Verifier:
         KeyFileError: the file holds something else.
         OSError: it cannot be read.
     """
-    try:
-        key = serialization.load_pem_public_key(path.read_bytes())
-    except ValueError as error:
-        raise KeyFileError(f"{path} holds no public key") from error
-    if not isinstance(key, Ed25519PublicKey):
-        raise KeyFileError(f"{path} holds no Ed25519 key")
+    key = _public_key(path)
 
     def verify(signature: bytes, message: bytes) -> bool:
         try:
@@ -58,6 +54,26 @@ def load_verifier(path: Path) -> Verifier:
         return True
 
     return verify
+
+
+def _public_key(path: Path) -> Ed25519PublicKey:
+    try:
+        key = serialization.load_pem_public_key(path.read_bytes())
+    except ValueError as error:
+        raise KeyFileError(f"{path} holds no public key") from error
+    if not isinstance(key, Ed25519PublicKey):
+        raise KeyFileError(f"{path} holds no Ed25519 key")
+    return key
+
+
+def fingerprint(path: Path) -> str:
+    """SHA-256 of a public key file's key, 64 hex digits: what one pins somewhere else.
+
+    Raises:
+        KeyFileError: the file holds something else.
+        OSError: it cannot be read.
+    """
+    return hashlib.sha256(_public_key(path).public_bytes_raw()).hexdigest()
 
 
 def _create(directory: Path) -> None:

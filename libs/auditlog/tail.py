@@ -1,39 +1,59 @@
 """Reads the newest records, while the log is being written or not."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
+
+import msgspec
 
 from libs.auditlog.chain import Entry, LineError, decode_entry
 from libs.auditlog.layout import lines_of, segments
 
 
-def read_tail(
-    directory: Path, *, limit: int, upto: int, wanted: Callable[[bytes], bool], max_bytes: int = 64 * 2**20
-) -> list[Entry]:
-    """Return the newest `limit` records up to number `upto` whose JSON is `wanted`, oldest first.
+@dataclass(frozen=True, slots=True)
+class Line:
+    """A line of the log: an entry, or what is wrong with it."""
 
-    At most about `max_bytes` of the log are searched, from its end. Lines that do not hold are passed over: telling of
-    them is the business of verification.
+    sequence: int
+    """Where it stands."""
+    entry: Entry | None
+    damage: str = ""
+    """Why there is no entry."""
+
+
+def read_tail(
+    directory: Path, *, limit: int, upto: int, wanted: Callable[[Entry], bool], max_bytes: int = 64 * 2**20
+) -> list[Line]:
+    """Return the newest `limit` lines up to record `upto` that are `wanted`, oldest first, and among them every line
+    that does not hold: what it said, and about whom, nobody knows. `wanted` may raise `msgspec.DecodeError`.
+
+    At most about `max_bytes` of the log are searched, from its end. A line's own hash is checked, its place in the
+    chain is the business of verification.
 
     Raises:
         OSError: a file cannot be read.
     """
-    found: list[Entry] = []
+    found: list[Line] = []
     searched = 0
-    for _, path in reversed(segments(directory)):
+    for first, path in reversed(segments(directory)):
         lines, _ = lines_of(path)
-        for line in reversed(lines):
-            if not wanted(line):
-                continue
-            try:
-                entry = decode_entry(line)
-            except LineError:
-                continue
-            if entry.sequence <= upto:
-                found.append(entry)
-                if len(found) == limit:
-                    return found[::-1]
+        for line in _backwards(first, lines, upto, wanted):
+            found.append(line)
+            if len(found) == limit:
+                return found[::-1]
         searched += sum(map(len, lines))
         if searched >= max_bytes:
             break
     return found[::-1]
+
+
+def _backwards(first: int, lines: list[bytes], upto: int, wanted: Callable[[Entry], bool]) -> Iterator[Line]:
+    for place in range(min(first + len(lines) - 1, upto), first - 1, -1):
+        try:
+            entry = decode_entry(lines[place - first])
+            if entry.sequence != place:
+                raise LineError(f"record {entry.sequence} stands where {place} belongs")
+            if wanted(entry):
+                yield Line(place, entry)
+        except (LineError, msgspec.DecodeError) as error:
+            yield Line(place, None, str(error))

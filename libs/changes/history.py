@@ -7,7 +7,7 @@ import json
 from weir.registry.v1 import registry_pb2 as pb
 
 from libs.registry import keys
-from libs.resources.codec import redacted
+from libs.resources.codec import located, redacted
 from libs.resources.forms import to_plain
 
 
@@ -20,8 +20,9 @@ def history_key(nanoseconds: int, change_id: str) -> str:
 
 
 def resource_of(key: str) -> str:
-    """A store key as people see it: "/weir/v2/aliases/a" is "aliases/a"."""
-    return key.removeprefix(keys.ROOT)
+    """A resource's key as people see it: "/weir/v2/aliases/a" is "aliases/a"."""
+    found = located(key)
+    return f"{found[0].plural}/{found[1]}" if found is not None else key
 
 
 def recorded(resource: pb.Resource | None) -> str:

@@ -16,6 +16,8 @@ from typing import Any, TypeVar
 
 import msgspec
 
+MAX_BODY_BYTES = 1 << 20
+"""Largest request that the mesh takes from its callers, over HTTP and gRPC alike, unless told otherwise."""
 _LOG_LEVELS = ("debug", "info", "warning", "error")
 
 
@@ -42,6 +44,10 @@ class ServiceSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     """Its gRPC port; 0 takes a free one."""
     metrics_port: int = 0
     """Its Prometheus port (HTTP, /metrics); 0 turns it off."""
+    metrics_host: str = "127.0.0.1"
+    """The address of that port. It asks nobody who he is, so whatever reaches it reads it."""
+    max_message_bytes: int = 16 * 2**20
+    """Largest gRPC message that it takes; larger ones are RESOURCE_EXHAUSTED."""
     tls: TlsFiles | None = None
     """mTLS files; None serves plaintext (tests only)."""
     etcd: tuple[str, ...] = ()

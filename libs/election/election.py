@@ -58,7 +58,7 @@ class Election:
         self._value = instance.encode()
         self._ttl = ttl
         self._clock: Clock = clock or SystemClock()
-        self._rng = rng or Random()
+        self._rng = rng or Random()  # noqa: S311 - jitter, not a secret
         self._seen: KeyValue | None = None
         self._seen_revision = 0
         self._changed = asyncio.Event()

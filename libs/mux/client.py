@@ -308,6 +308,7 @@ class MuxClient:
                     pacer.wrote(len(calls), now)
                     for call in calls:
                         set_call_header(call.item, call.id, call.deadline - now, call.traceparent)
+                    del call  # nothing of a call, which may hold a user's words, waits here for the next one
                     await rpc.write(self._codec.calls([call.item for call in calls]))
                 elif stream.finished:
                     await rpc.done_writing()
@@ -334,6 +335,7 @@ class MuxClient:
                 self._moving = not self.connected
                 link.retired.set()
                 link.wake.set()
+            del frame  # as `call` above
 
     def _answer(self, stream: Stream[Any], replies: Any) -> None:
         answer = self._core.answer

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Container
+from collections.abc import Awaitable, Callable
 from typing import Any
 
 import grpc
@@ -14,7 +14,7 @@ from libs.mux.codec import Codec
 from libs.mux.connection import Connection
 from libs.mux.options import ServerOptions
 from libs.mux.session import CallContext, Session
-from libs.rpc import peer_service
+from libs.rpc import peer_service, require_own
 
 __all__ = ["CallContext", "Handler", "MuxServer", "Session"]
 
@@ -45,10 +45,8 @@ class MuxServer:
         clock: Clock,
         max_in_flight: int | None = None,
         options: ServerOptions | None = None,
-        allow: Container[str] | None = None,
     ) -> None:
-        """`max_in_flight` overrides the option of that name. `allow` holds the services that may open a stream, as
-        their certificates say; None lets every service of the mesh in. It binds with TLS only."""
+        """`max_in_flight` overrides the option of that name."""
         base = options or ServerOptions()
         self._options = base
         self._window = base.max_in_flight if max_in_flight is None else max_in_flight
@@ -56,7 +54,6 @@ class MuxServer:
         self._handler = handler
         self._instance = instance
         self._clock = clock
-        self._allow = allow
         self._connections: set[Connection] = set()
         self._empty = asyncio.Event()
         self._empty.set()
@@ -75,8 +72,8 @@ class MuxServer:
     async def serve(self, request_iterator: Any, context: grpc.aio.ServicerContext) -> None:
         """Serve one stream to its end. `request_iterator` is not used: the context reads more cheaply.
 
-        :raises WeirError: DRAINING, INVALID_REQUEST (no Hello first), PERMISSION_DENIED (the certificate says another
-            service, or one that is not allowed).
+        :raises WeirError: DRAINING, INVALID_REQUEST (no Hello first), PERMISSION_DENIED (the certificate says
+            otherwise).
         """
         if self._draining:
             raise WeirError(Reason.DRAINING, self._draining)
@@ -130,9 +127,7 @@ class MuxServer:
             raise WeirError(Reason.INVALID_REQUEST, "no Hello came", limit="hello") from None
         if frame is grpc.aio.EOF or frame.WhichOneof("frame") != "hello":
             raise WeirError(Reason.INVALID_REQUEST, "the first frame must be Hello", limit="hello")
+        hello = frame.hello
+        require_own(context, service=hello.service, instance=hello.instance, zone=hello.zone)
         certified = peer_service(context)
-        if certified and certified != frame.hello.service:
-            raise WeirError(Reason.PERMISSION_DENIED, "Hello names another service than the certificate")
-        if certified and self._allow is not None and certified not in self._allow:
-            raise WeirError(Reason.PERMISSION_DENIED, f"{certified} may not call this")
-        return Session(certified or frame.hello.service, frame.hello)
+        return Session(certified or hello.service, hello)

@@ -5,14 +5,15 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Sequence
-from pathlib import Path
 from typing import TypeVar
 
 import grpc
 from aetcd import rpc
 
+from libs.authority.identity import dns_name
+from libs.config import TlsFiles
 from libs.errors import Reason, WeirError
-from libs.registry.ports import TlsPaths
+from libs.rpc.channel import open_channel
 
 _log = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -55,6 +56,14 @@ _TRY_ANOTHER = frozenset(
     }
 )
 
+_REFUSED = frozenset({grpc.StatusCode.PERMISSION_DENIED, grpc.StatusCode.UNAUTHENTICATED})
+"""This process has no right to what it asks for, or etcd has not been told of it yet (`weir authority establish`).
+That may be at any time, so this is like an outage: what is known goes on being served."""
+_NOT_KNOWN = frozenset({"etcdserver: user name not found", "auth: user not found"})
+"""The same, as other calls have it."""
+_RIGHTS_CHANGED = frozenset({"auth: revision in header is old", "etcdserver: revision of auth store is old"})
+"""Users or roles changed between etcd's two looks at them: refused before anything was done, and right at once."""
+
 HAS_LEADER = (("hasleader", "true"),)
 """Metadata that makes a member without a leader refuse a call at once, and end a stream that would go silent."""
 
@@ -62,25 +71,23 @@ HAS_LEADER = (("hasleader", "true"),)
 class Stubs:
     """The channel and stubs of one endpoint."""
 
-    def __init__(self, target: str, credentials: grpc.ChannelCredentials | None) -> None:
+    def __init__(self, target: str, tls: TlsFiles | None) -> None:
         self.target = target
-        if credentials is None:
-            self.channel = grpc.aio.insecure_channel(target, options=_OPTIONS)
-        else:
-            self.channel = grpc.aio.secure_channel(target, credentials, options=_OPTIONS)
+        self.channel = open_channel(target, tls=tls, server_name=dns_name("etcd"), options=_OPTIONS)
         self.kv = rpc.KVStub(self.channel)
         self.watch = rpc.WatchStub(self.channel)
         self.lease = rpc.LeaseStub(self.channel)
+        self.auth = rpc.AuthStub(self.channel)
 
 
 class Endpoints:
     """The endpoints, tried in turn from the last one that worked."""
 
-    def __init__(self, targets: Sequence[str], tls: TlsPaths | None) -> None:
+    def __init__(self, targets: Sequence[str], tls: TlsFiles | None) -> None:
         if not targets:
             raise ValueError("at least one etcd endpoint is needed")
         self._targets = tuple(targets)
-        self._credentials = _credentials(tls)
+        self._tls = tls
         self._stubs: dict[str, Stubs] = {}
         self._current = 0
         self.available = True
@@ -119,6 +126,14 @@ class Endpoints:
                 if not repeatable:
                     break
             except grpc.aio.AioRpcError as error:
+                if error.details() in _RIGHTS_CHANGED:
+                    continue
+                if error.code() in _REFUSED or error.details() in _NOT_KNOWN:
+                    self.available = False
+                    _log.error("etcd_refuses_us: %s", error.details())
+                    raise WeirError(
+                        Reason.DEPENDENCY_UNAVAILABLE, f"etcd refuses this process: {error.details()}", retry_after=1.0
+                    ) from error
                 if error.code() not in _TRY_ANOTHER:
                     self.available = True
                     raise _mapped(error) from error
@@ -136,7 +151,7 @@ class Endpoints:
         """Those of the endpoint whose turn it is."""
         target = self._targets[self._current % len(self._targets)]
         if target not in self._stubs:
-            self._stubs[target] = Stubs(target, self._credentials)
+            self._stubs[target] = Stubs(target, self._tls)
         return self._stubs[target]
 
     def rotate(self, failed: Stubs) -> None:
@@ -167,14 +182,6 @@ class Endpoints:
         """Closes every channel."""
         for stubs in self._stubs.values():
             await stubs.channel.close()
-
-
-def _credentials(tls: TlsPaths | None) -> grpc.ChannelCredentials | None:
-    if tls is None:
-        return None
-    return grpc.ssl_channel_credentials(
-        Path(tls.ca).read_bytes(), private_key=Path(tls.key).read_bytes(), certificate_chain=Path(tls.cert).read_bytes()
-    )
 
 
 def _surely_not_done(error: grpc.aio.AioRpcError) -> bool:

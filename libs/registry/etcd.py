@@ -13,6 +13,7 @@ from typing import Any
 import grpc
 from aetcd import rpc
 
+from libs.config import TlsFiles
 from libs.errors import Reason, WeirError
 from libs.registry.diff import listing_diff, remember
 from libs.registry.endpoints import HAS_LEADER, Endpoints, Stubs
@@ -21,7 +22,6 @@ from libs.registry.ports import (
     KeyValue,
     Listing,
     Put,
-    TlsPaths,
     TxnResult,
     WatchBatch,
     WatchEvent,
@@ -37,7 +37,7 @@ _WATCH_OPEN_SECONDS = 2.0
 class EtcdStore:
     """A `Store` over one or more etcd endpoints."""
 
-    def __init__(self, endpoints: Sequence[str], *, tls: TlsPaths | None = None, rng: Random | None = None) -> None:
+    def __init__(self, endpoints: Sequence[str], *, tls: TlsFiles | None = None, rng: Random | None = None) -> None:
         """:param endpoints: "host:port" each; connections are opened at first use.
 
         :param tls: PEM files for mutual TLS; None connects in plaintext.
@@ -45,7 +45,7 @@ class EtcdStore:
         :raises OSError: a TLS file cannot be read.
         """
         self._endpoints = Endpoints(endpoints, tls)
-        self._rng = rng or Random()
+        self._rng = rng or Random()  # noqa: S311 - jitter, not a secret
         self._closed = False
         self._cluster = 0
 

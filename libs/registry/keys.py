@@ -6,20 +6,35 @@ from google.protobuf.message import Message
 
 from libs.resources.codec import encode as encode_resource
 from libs.resources.codec import key_of, pack
-from libs.resources.kind import ROOT
+from libs.resources.kind import EVERYTHING, ROOT, SECRETS
 from libs.resources.snapshot import BY_PLURAL
 
 FENCE = ROOT + "fence"
 """Rewritten by every change of the configuration, so that each is validated against exactly what it applies to; its
 value is the id of the last change."""
-AUDIT_OUTBOX = ROOT + "audit-outbox/"
-"""{record id} → weir.audit.v1.Record (binary): changes whose audit record is not acknowledged yet."""
+AUDIT_OUTBOX = "/weir/audit-outbox/v2/"
+"""{record id} → weir.audit.v1.Record (binary): changes whose audit record is not acknowledged yet. Outside of what is
+watched, like all that follows."""
+AUDIT_CHECKPOINTS = "/weir/audit-checkpoints/v2/"
+"""{instance} → the newest checkpoint's line of an audit service's log."""
 HISTORY = "/weir/history/v2/"
-"""{nanoseconds, 20 digits}-{change id} → HistoryEntry. Outside `ROOT`: services do not watch it."""
+"""{nanoseconds, 20 digits}-{change id} → HistoryEntry."""
 LEADERS = "/weir/leaders/v1/"
-"""{service} → the instance that leads, under its lease. Outside `ROOT` likewise."""
+"""{service} → the instance that leads, under its lease."""
 
-__all__ = ["AUDIT_OUTBOX", "FENCE", "HISTORY", "LEADERS", "ROOT", "encode", "key", "key_of"]
+__all__ = [
+    "AUDIT_CHECKPOINTS",
+    "AUDIT_OUTBOX",
+    "EVERYTHING",
+    "FENCE",
+    "HISTORY",
+    "LEADERS",
+    "ROOT",
+    "SECRETS",
+    "encode",
+    "key",
+    "key_of",
+]
 
 
 def key(plural: str, name: str) -> str:

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import NamedTuple, Protocol
 
 
@@ -90,22 +89,6 @@ class WatchBatch:
     """Oldest first; never empty."""
     merged: bool = False
     """The difference between two states, in no order: what came and went in between is not told."""
-
-
-class TlsPaths(Protocol):
-    """PEM files for mutual TLS; `libs.config.TlsFiles` fits."""
-
-    @property
-    def ca(self) -> str | Path:
-        """Certificates that the server's certificate must lead to."""
-
-    @property
-    def cert(self) -> str | Path:
-        """Our certificate chain."""
-
-    @property
-    def key(self) -> str | Path:
-        """Our private key."""
 
 
 class Source(Protocol):

@@ -46,7 +46,7 @@ class RegistrySource:
         self._channel: Any = make_channel(target, tls=tls, server_name=name)
         self._stub: Any = registry_pb2_grpc.RegistryServiceStub(self._channel)
         self._kinds = [BY_PLURAL[kind].name for kind in kinds]
-        self._rng = rng or Random()
+        self._rng = rng or Random()  # noqa: S311 - jitter, not a secret
         self._closed = False
         self.available = True
 

@@ -37,7 +37,7 @@ def following(kinds: Collection[str] | None) -> RegistrySnapshot:
 
 
 def snapshot_of(kvs: Iterable[KeyValue], revision: int, *, kinds: Collection[str] | None = None) -> RegistrySnapshot:
-    """The snapshot of a listing of `keys.ROOT`; keys outside the layout, and kinds not followed, are ignored."""
+    """The snapshot of a listing; keys outside the layout, and kinds not followed, are ignored."""
     events = [WatchEvent(kv.key, kv.value, kv.mod_revision, kv.lease) for kv in kvs]
     return apply_events(following(kinds), events, revision, kinds=kinds)
 

@@ -15,6 +15,7 @@ from libs.registry import cache, keys
 from libs.registry.diff import listing_diff
 from libs.registry.ports import KeyValue, Listing, Source, WatchBatch
 from libs.registry.snapshot import apply_events, following, snapshot_of
+from libs.resources.codec import located
 from libs.resources.snapshot import RegistrySnapshot
 
 _log = logging.getLogger(__name__)
@@ -35,18 +36,22 @@ class RegistryView:
         source: Source,
         *,
         kinds: Collection[str] | None = None,
+        root: str = keys.EVERYTHING,
         cache_file: Path | None = None,
         clock: Clock | None = None,
         rng: Random | None = None,
     ) -> None:
         """:param kinds: plural names of the kinds that are followed; reading another one from the snapshot is a fault
             of this process and raises. None follows all.
-        :param cache_file: keeps the last good state for a start without the store; it holds key hashes (0600)."""
+        :param root: what is read of a source that is the store itself; `keys.ROOT` for whoever may not see secrets.
+        :param cache_file: keeps the last good state of the kinds that are followed for a start without the store; mode
+            0600: a registry's and an edge-auth's holds key hashes."""
         self._source = source
         self._kinds = None if kinds is None else frozenset(kinds)
+        self._root = root
         self._cache_file = cache_file
         self._clock: Clock = clock or SystemClock()
-        self._rng = rng or Random()
+        self._rng = rng or Random()  # noqa: S311 - jitter, not a secret
         self._kvs: dict[str, KeyValue] = {}
         self._snapshot = following(self._kinds)
         self._callbacks: list[Callback] = []
@@ -71,7 +76,7 @@ class RegistryView:
         return self._live_since is not None and self._source.available
 
     def stored(self, key: str) -> KeyValue | None:
-        """A key under `keys.ROOT` as it is stored, at the present snapshot's revision; None when there is none."""
+        """A key as it is stored, at the present snapshot's revision; None when there is none."""
         return self._kvs.get(key)
 
     def under(self, prefix: str) -> list[KeyValue]:
@@ -79,7 +84,7 @@ class RegistryView:
         return [self._kvs[key] for key in sorted(self._kvs) if key.startswith(prefix)]
 
     def listing(self) -> Listing:
-        """Everything under `keys.ROOT` as it is stored, at the present snapshot's revision."""
+        """Everything as it is stored, at the present snapshot's revision."""
         return Listing(tuple(self._kvs[key] for key in sorted(self._kvs)), self._snapshot.revision)
 
     async def wait_ready(self) -> None:
@@ -135,11 +140,15 @@ class RegistryView:
             self._publish_listing(listing)
         self._unsaved.set()
         batches: AsyncGenerator[WatchBatch, None] = self._source.watch(
-            keys.ROOT, listing.revision + 1, known=self._known()
+            self._root, listing.revision + 1, known=self._known()
         )
         async with aclosing(batches):
             async for batch in batches:
                 self._apply(batch)
+
+    def _follows(self, key: str) -> bool:
+        """Whether it is kept: what this process does not decide by has no business in its memory or cache."""
+        return self._kinds is None or ((found := located(key)) is not None and found[0].plural in self._kinds)
 
     def _known(self) -> dict[str, int]:
         return {key: kv.mod_revision for key, kv in self._kvs.items()}
@@ -148,7 +157,7 @@ class RegistryView:
         pause, longest = _RETRY
         while True:
             try:
-                return await self._source.get_prefix(keys.ROOT, since=self._snapshot.revision)
+                return await self._source.get_prefix(self._root, since=self._snapshot.revision)
             except WeirError as error:
                 if error.reason is not Reason.DEPENDENCY_UNAVAILABLE:
                     raise
@@ -157,6 +166,8 @@ class RegistryView:
 
     def _apply(self, batch: WatchBatch) -> None:
         for event in batch.events:
+            if not self._follows(event.key):
+                continue
             if event.value is None:
                 self._kvs.pop(event.key, None)
             else:
@@ -167,7 +178,7 @@ class RegistryView:
             callback(batch)
 
     def _publish_listing(self, listing: Listing) -> None:
-        self._kvs = {kv.key: kv for kv in listing.kvs}
+        self._kvs = {kv.key: kv for kv in listing.kvs if self._follows(kv.key)}
         self._publish(snapshot_of(listing.kvs, listing.revision, kinds=self._kinds))
 
     def _publish(self, snapshot: RegistrySnapshot) -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from google.protobuf.message import DecodeError, Message
 from weir.registry.v1 import registry_pb2 as pb
 
-from libs.resources.kind import ROOT, Kind
+from libs.resources.kind import ROOT, SECRETS, Kind
 from libs.resources.snapshot import BY_MESSAGE, BY_PART, BY_PLURAL
 
 
@@ -126,11 +126,13 @@ def key_of(message: Message) -> str:
 
 def located(key: str) -> tuple[Kind, str] | None:
     """Kind and name of what lies under a key of the store; None when that is no resource."""
-    if not key.startswith(ROOT):
+    root = next((each for each in (ROOT, SECRETS) if key.startswith(each)), None)
+    if root is None:
         return None
-    plural, _, name = key[len(ROOT) :].partition("/")
+    plural, _, name = key[len(root) :].partition("/")
     kind = BY_PLURAL.get(plural)
-    return (kind, name) if kind is not None and name else None
+    # What lies under the other root was put there by somebody who may not write the kind.
+    return (kind, name) if kind is not None and name and key.startswith(kind.prefix) else None
 
 
 def redacted(resource: pb.Resource, *, bulk: bool = False) -> pb.Resource:

@@ -15,8 +15,13 @@ from libs.resources.checks.faults import Fault
 if TYPE_CHECKING:
     from libs.resources.snapshot import RegistrySnapshot
 
-ROOT = "/weir/v2/"
-"""Every key of the mesh starts with this; the version changes with an incompatible layout."""
+EVERYTHING = "/weir/v2"
+"""What every resource's key starts with; the version changes with an incompatible layout. One watch of it sees whole
+transactions, which two watches would not: etcd promises order within one only."""
+ROOT = EVERYTHING + "/"
+"""What the services that decide for the mesh may read."""
+SECRETS = EVERYTHING + ".secret/"
+"""Kinds with secret fields. Beside `ROOT`, not under it, so that a right to read that range leaves them out."""
 
 
 class Role(Enum):
@@ -28,10 +33,13 @@ class Role(Enum):
     """Registers model versions and keeps them: models, pins."""
     RELEASER = "releaser"
     """Decides what callers get: aliases, rollouts."""
+    AUDITOR = "auditor"
+    """Reads the audit log, and everything that a viewer reads."""
     OPERATOR = "operator"
-    """Decides on whose terms: tenants, keys, limits, plans, prices, objectives, budgets, safety policies."""
+    """Decides on whose terms: tenants, keys, model grants, limits, plans, prices, objectives, budgets, safety
+    policies."""
     OWNER = "owner"
-    """Everything: also who else may, whose signatures count, and the registry as a whole."""
+    """Everything: also who else may, whose signatures count, the safety floor, and the registry as a whole."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +52,8 @@ class Ref:
     """Plural names of the kinds that it may name."""
     any: bool = False
     """It may say "*" as well."""
+    prefix: str = ""
+    """Only what begins with this names a resource: by what follows."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,7 +125,13 @@ class Kind:
     @property
     def prefix(self) -> str:
         """What its keys in the store begin with."""
-        return f"{ROOT}{self.plural}/"
+        return f"{SECRETS if self.secret else ROOT}{self.plural}/"
+
+    @property
+    def tenant(self) -> str:
+        """Field that names the tenant whose it is; empty: its resources are of no tenant."""
+        own = self.key[0] if self.plural == "tenants" else "tenant"
+        return own if own in self.message.DESCRIPTOR.fields_by_name else ""
 
     @property
     def applied(self) -> bool:
@@ -130,6 +146,17 @@ class Kind:
     def name_of(self, message: Message) -> str:
         """The resource's name, by the message's own fields."""
         return self.fixed or self.joint.join(getattr(message, each) for each in self.key)
+
+    def tenant_of(self, name: str, message: Message | None) -> str | None:
+        """The tenant whose resource this is; empty: of none.
+
+        :param message: None when it is not known; then the answer is None where the name does not tell.
+        """
+        if not self.tenant:
+            return ""
+        if self.key[0] == self.tenant:
+            return name.partition("/")[0]
+        return getattr(message, self.tenant) if message is not None else None
 
     def entry(self, name: str) -> Any:
         """The key of its collection: the name, or a tuple of its parts; None when the name has not as many."""

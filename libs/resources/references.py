@@ -19,7 +19,7 @@ def missing(message: Message, snapshot: RegistrySnapshot) -> Iterator[Fault]:
     """A fault for every field that names what is not there."""
     kind = BY_MESSAGE[type(message)]
     for ref in () if kind.over(message) else kind.refs:
-        for path, name in _values(message, ref.path.split("."), ""):
+        for path, name in _names(message, ref):
             if not _named(ref, name, snapshot):
                 field = "metadata.name" if path.lstrip(".") in kind.key else f"spec{path}"
                 what = " or ".join(_singular(BY_PLURAL[plural]) for plural in ref.to)
@@ -43,7 +43,7 @@ def referrers_of(
         named = {
             (plural, value)
             for ref in other.refs
-            for _, value in _values(message, ref.path.split("."), "")
+            for _, value in _names(message, ref)
             for plural in ref.to
             # A name that is both an alias and a version is still there when one of them goes.
             if (plural, value) in wanted and not any(p != plural and _holds(p, value, snapshot) for p in ref.to)
@@ -57,7 +57,7 @@ def named_by(message: Message, to: tuple[str, ...]) -> Iterator[str]:
     """What a message names by references to exactly these kinds, there or not."""
     for ref in BY_MESSAGE[type(message)].refs:
         if ref.to == to:
-            yield from (name for _, name in _values(message, ref.path.split("."), "") if name)
+            yield from (name for _, name in _names(message, ref) if name)
 
 
 def _referring(plurals: frozenset[str], snapshot: RegistrySnapshot) -> Iterable[tuple[Kind, Message]]:
@@ -74,6 +74,13 @@ def _named(ref: Ref, name: str, snapshot: RegistrySnapshot) -> bool:
 def _holds(plural: str, name: str, snapshot: RegistrySnapshot) -> bool:
     entry = BY_PLURAL[plural].entry(name)
     return entry is not None and entry in getattr(snapshot, ATTRIBUTE[plural])
+
+
+def _names(message: Message, ref: Ref) -> Iterator[tuple[str, str]]:
+    """Every name that the reference holds, with where it stands."""
+    for path, value in _values(message, ref.path.split("."), ""):
+        if value.startswith(ref.prefix):
+            yield path, value.removeprefix(ref.prefix)
 
 
 def _values(value: Any, path: list[str], at: str) -> Iterator[tuple[str, str]]:

@@ -14,8 +14,8 @@ from libs.resources.checks.access import check_binding
 from libs.resources.checks.models import check_alias, check_model, check_pin
 from libs.resources.checks.plans import check_plan, check_price, check_slo
 from libs.resources.checks.rollouts import check_rollout, check_switch
-from libs.resources.checks.safety import check_policy
-from libs.resources.checks.tenants import check_budget, check_limits, check_tenant
+from libs.resources.checks.safety import check_floor, check_policy
+from libs.resources.checks.tenants import check_budget, check_limits, check_model_grant, check_tenant
 from libs.resources.checks.trust import check_trust
 from libs.resources.kind import Column, Kind, Ref, Role, kind
 
@@ -24,7 +24,9 @@ _RELEASER = frozenset({Role.RELEASER})
 _OPERATOR = frozenset({Role.OPERATOR})
 _OWNER = frozenset({Role.OWNER})
 _MODEL = ("aliases", "models")
-_ROUTING = ("gateway", "router", "edge-auth")
+FLOOR = "mesh"
+"""The name of the one safety floor."""
+_ROUTING = ("gateway", "router", "edge-auth", "controlplane")
 """Services that resolve names to versions."""
 
 
@@ -42,16 +44,29 @@ class RegistrySnapshot:
     safety_policies: Mapping[str, pb.SafetyPolicy] = kind(
         message=pb.SafetyPolicy,
         plural="safety",
-        key=("id",),
+        key=("id", "version"),
+        joint="@",
         part="safety_policy",
         check=check_policy,
         change=_OPERATOR,
-        followers=("gateway", "safety", "worker"),
-        computed=("version",),
-        restored=True,
-        columns=(Column("VERSION", "version"), Column("RULES", "rules.id")),
+        followers=("safety", "worker"),
+        columns=(Column("RULES", "rules.id"),),
     )
-    """By id."""
+    """By "id@version"."""
+    safety_floors: Mapping[str, pb.SafetyFloor] = kind(
+        message=pb.SafetyFloor,
+        plural="safety-floor",
+        key=(),
+        fixed=FLOOR,
+        part="safety_floor",
+        check=check_floor,
+        refs=(Ref("policies", ("safety",)),),
+        # It binds every tenant: lowering it is for nobody who merely runs the mesh.
+        change=_OWNER,
+        followers=("gateway", "safety"),
+        columns=(Column("POLICIES", "policies"),),
+    )
+    """"mesh" → what every request is under."""
     trust: Mapping[str, pb.TrustPolicy] = kind(
         message=pb.TrustPolicy,
         plural="trust",
@@ -70,8 +85,12 @@ class RegistrySnapshot:
         part="role",
         check=check_binding,
         change=_OWNER,
-        followers=("edge-auth",),
-        columns=(Column("ROLES", "roles"), Column("NAMESPACES", "namespaces", "all")),
+        followers=("edge-auth", "admission", "audit", "controlplane", "rollout"),
+        columns=(
+            Column("ROLES", "roles"),
+            Column("NAMESPACES", "namespaces", "all"),
+            Column("TENANTS", "tenants", "all"),
+        ),
     )
     """By principal."""
     model_versions: Mapping[str, pb.ModelVersion] = kind(
@@ -83,9 +102,9 @@ class RegistrySnapshot:
         part="model",
         namespace="namespace",
         check=check_model,
-        refs=(Ref("safety_policy", ("safety",)),),
+        refs=(Ref("safety_policies", ("safety",)),),
         change=_PUBLISHER,
-        followers=(*_ROUTING, "ratelimit", "admission", "worker"),
+        followers=(*_ROUTING, "ratelimit", "admission", "worker", "rollout", "safety"),
         bulk=("signature",),
         computed=("digest", "created_at"),
         columns=(
@@ -106,7 +125,7 @@ class RegistrySnapshot:
         check=check_alias,
         refs=(Ref("targets.model_version", ("models",)),),
         change=_RELEASER,
-        followers=(*_ROUTING, "ratelimit", "admission", "worker"),
+        followers=(*_ROUTING, "ratelimit", "admission", "worker", "rollout"),
         restored=True,
         columns=(Column("TARGETS", "targets.model_version"), Column("WEIGHTS", "targets.weight")),
     )
@@ -135,7 +154,7 @@ class RegistrySnapshot:
         key=("id",),
         part="tenant",
         check=check_tenant,
-        refs=(Ref("safety_policy", ("safety",)), Ref("plan_policy", ("plans",))),
+        refs=(Ref("safety_policies", ("safety",)), Ref("plan_policy", ("plans",))),
         change=_OPERATOR,
         followers=(*_ROUTING, "ratelimit", "admission", "safety"),
         restored=True,
@@ -144,12 +163,28 @@ class RegistrySnapshot:
             Column("PLAN", "plan"),
             Column("POLICY", "plan_policy"),
             Column("WEIGHT", "weight", "1"),
-            Column("SAFETY", "safety_policy", "default"),
+            Column("SAFETY", "safety_policies", "the floor"),
             Column("AUDIT REQUIRED", "audit_required", "no", wide=True),
             Column("WORKLOADS", "workloads", wide=True),
         ),
     )
     """By id."""
+    model_grants: Mapping[str, pb.ModelGrant] = kind(
+        message=pb.ModelGrant,
+        plural="model-grants",
+        key=("subject",),
+        part="model_grant",
+        check=check_model_grant,
+        refs=(
+            Ref("subject", ("tenants",), prefix="tenant:"),
+            Ref("subject", ("plans",), prefix="plan:"),
+            Ref("models", _MODEL),
+        ),
+        change=_OPERATOR,
+        followers=_ROUTING,
+        columns=(Column("NAMESPACES", "namespaces"), Column("MODELS", "models"), Column("PINNED", "pinned_namespaces")),
+    )
+    """By subject; see libs/authority/models.py."""
     keys: Mapping[str, pb.ApiKey] = kind(
         message=pb.ApiKey,
         plural="keys",
@@ -219,7 +254,7 @@ class RegistrySnapshot:
         observed="error-budgets",
         check=check_slo,
         change=_OPERATOR,
-        followers=("gateway", "admission"),
+        followers=("gateway", "admission", "rollout"),
         restored=True,
         columns=(
             Column("TTFT P95", "ttft_p95"),
@@ -277,7 +312,7 @@ class RegistrySnapshot:
         ),
         over=lambda rollout: rollout.state.HasField("ended_at"),
         change=_RELEASER,
-        followers=(*_ROUTING, "worker"),
+        followers=(*_ROUTING, "worker", "rollout"),
         computed=("id", "baseline"),
         columns=(
             Column("BASELINE", "baseline"),
@@ -297,7 +332,7 @@ class RegistrySnapshot:
         check=check_switch,
         # An operator who sees harm must be able to stop it.
         change=_RELEASER | _OPERATOR,
-        followers=(*_ROUTING, "worker"),
+        followers=(*_ROUTING, "worker", "rollout"),
         columns=(Column("KILL", "kill", "no"), Column("FREEZE", "freeze", "no"), Column("REASON", "reason")),
     )
     """"rollouts" → the kill switch."""
@@ -306,6 +341,7 @@ class RegistrySnapshot:
         plural="error-budgets",
         key=("route", "tier"),
         part="error_budget",
+        followers=("rollout",),
         bulk=("windows",),
         columns=(
             Column("OBJECTIVES", "objectives.objective"),
@@ -349,7 +385,7 @@ class RegistrySnapshot:
         plural="endpoints",
         key=("service", "instance"),
         part="endpoint",
-        followers=(*_ROUTING, "ratelimit", "admission", "worker", "safety", "audit"),
+        followers=(*_ROUTING, "ratelimit", "admission", "worker", "safety", "rollout"),
         leased=True,
         columns=(
             Column("ADDRESS", "address"),

@@ -48,7 +48,7 @@ def desired_versions(snapshot: RegistrySnapshot, pool: str, now: float) -> Mappi
 
 def needed_versions(snapshot: RegistrySnapshot, now: float) -> Mapping[str, tuple[str, ...]]:
     """Versions that must not be removed, each with the reasons why: aliases, rollouts (ended ones until `warm_until`),
-    pins, and workers that have or load them. `now`: Unix seconds."""
+    pins, grants of a version by its name, and workers that have or load them. `now`: Unix seconds."""
     needed: dict[str, list[str]] = defaultdict(list)
     for name, alias in snapshot.aliases.items():
         for target in alias.targets:
@@ -56,6 +56,10 @@ def needed_versions(snapshot: RegistrySnapshot, now: float) -> Mapping[str, tupl
     _add_rollouts(needed, snapshot, now)
     for version in snapshot.pins:
         needed[version].append("pin")
+    for subject, grant in snapshot.model_grants.items():
+        for version in grant.models:
+            if "@" in version:
+                needed[version].append(f"granted to {subject}")
     for (_, instance), endpoint in snapshot.endpoints.items():
         held = {state.model_version for state in endpoint.model_states if state.state != pb.LOAD_STATE_FAILED}
         for version in held | set(endpoint.model_versions):

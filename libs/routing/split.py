@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from heapq import nsmallest
 
@@ -34,6 +34,11 @@ class Split:
     """Share of requests that are mirrored, basis points."""
     chosen_from: frozenset[str] | None = None
     """The registered tenants that `only` was chosen from by hash; None when it was not chosen so."""
+
+    @property
+    def versions(self) -> Iterator[str]:
+        """Those of the baseline and of every arm."""
+        return (target.model_version for target in self.layout.targets)
 
     @property
     def baseline(self) -> Target:
@@ -72,12 +77,16 @@ def place(split: Split, tenant: str, user: str = "", session: str = "") -> Place
 
     Users and sessions are a tenant's own: two tenants' users of one name are two callers.
     """
-    layout = split.layout
     if not split.includes(tenant):
-        baseline = layout.baseline
-        return Placement(Target(baseline.model_version, baseline.weight), layout.own(baseline) or 0)
+        return outside(split)
     bucket = bucket_of(split.rollout_id, sticky_key(split.sticky, tenant, user, session), BUCKETS)
-    return Placement(layout.at(bucket), bucket, split.rollout_id)
+    return Placement(split.layout.at(bucket), bucket, split.rollout_id)
+
+
+def outside(split: Split) -> Placement:
+    """Where callers stand who take no part in the rollout."""
+    baseline = split.baseline
+    return Placement(Target(baseline.model_version, baseline.weight), split.layout.own(baseline) or 0)
 
 
 def sticky_key(sticky: StickyBy, tenant: str, user: str, session: str) -> str:

@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
+from libs.authority.models import ModelAccess
 from libs.errors import Reason, WeirError
 from libs.registry import RegistrySnapshot
 from libs.routing.assignment import Layout, Target, bucket_of, lay_out
-from libs.routing.split import BUCKETS, Placement, Split, place, split_of
+from libs.routing.split import BUCKETS, Placement, Split, outside, place, split_of
 
 WORKER_SERVICE = "worker"
 """The service name under which workers register their endpoints."""
@@ -88,6 +89,8 @@ class RoutingTable:
     """Version → zones with live workers that have it ready, sorted."""
     tenants: frozenset[str] = field(default=frozenset(), repr=False)
     """Ids of registered tenants."""
+    access: ModelAccess = field(default=ModelAccess(), repr=False)
+    """Who may use which name; what a tenant may not use does not exist for it."""
 
     @classmethod
     def of(cls, snapshot: RegistrySnapshot, before: RoutingTable | None = None) -> RoutingTable:
@@ -103,74 +106,24 @@ class RoutingTable:
         tenants = before.tenants
         if snapshot.tenants is not old.tenants and snapshot.tenants.keys() != tenants:
             tenants = frozenset(snapshot.tenants)
-        return cls(snapshot, layouts, _splits(snapshot, tenants, before), zones, tenants)
+        access = ModelAccess.of(snapshot, before.access)
+        return cls(snapshot, layouts, _splits(snapshot, tenants, before), zones, tenants, access)
 
     def resolve(self, request: RouteRequest, arrange: Arrange | None = None) -> Route:
         """Chooses version, arm, pool, tier and zones.
 
         `arrange` is asked once, when the version is known. Should it leave no zone, all stay.
 
-        :raises WeirError: MODEL_NOT_FOUND when the name is neither an alias nor a registered version, or when the
-            alias points to nothing that is registered.
+        :raises WeirError: MODEL_NOT_FOUND when the name is neither an alias nor a registered version, when the alias
+            points to nothing that is registered, or when the tenant may not use it: nobody can tell which.
         """
-        split = self.splits.get(request.model)
-        if split is not None:
-            return self._resolve_in(split, request, arrange)
-        target = self._target(request)
-        version = self.snapshot.model_versions.get(target.model_version)
-        if version is None:
+        found = self._find(request)
+        if found is None:
             raise _not_found(request.model)
-        return Route(
-            target.model_version,
-            target.arm,
-            version.pool,
-            version.tier,
-            self._zones_of(target.model_version, request.zone, arrange),
-            self.snapshot.revision,
-        )
-
-    def place(self, request: RouteRequest) -> Placement | None:
-        """Where the caller stands under an alias, in basis points; `resolve` sends it to the same version.
-
-        None for pinned versions and for names that are no alias of anything.
-        """
-        split = self.splits.get(request.model)
-        if split is not None:
-            return place(split, request.tenant, request.user, request.sticky_key or request.session)
-        layout = self.layouts.get(request.model)
-        if layout is None:
-            return None
-        bucket = bucket_of(request.model, _plain_key(request), BUCKETS)
-        # Of b buckets in all, n of the 10,000 are in the same place: floor(floor(10000 x) b / 10000) = floor(b x).
-        return Placement(layout.at(bucket * layout.total // BUCKETS), bucket)
-
-    def list_models(self, tenant: str) -> tuple[ListedModel, ...]:
-        """Everything that the tenant may ask for, by id: aliases first, then pinned versions.
-
-        An alias is listed with the version that the tenant's requests without user or session go to. Aliases that
-        resolve to nothing are left out.
-        """
-        listed: list[ListedModel] = []
-        for name in sorted(self.layouts):
-            placed = self.place(RouteRequest(tenant, name))
-            if placed is not None and placed.target.model_version in self.snapshot.model_versions:
-                listed.append(self._listed(name, placed.target.model_version))
-        listed.extend(self._listed(name, name) for name in sorted(self.snapshot.model_versions))
-        return tuple(listed)
-
-    def _resolve_in(self, split: Split, request: RouteRequest, arrange: Arrange | None) -> Route:
-        placed = place(split, request.tenant, request.user, request.sticky_key or request.session)
-        target = placed.target
-        versions = self.snapshot.model_versions
-        version = versions.get(target.model_version)
-        if version is None:
-            # An arm that is gone is nobody's; its callers get what is proven.
-            target = split.baseline
-            version = versions.get(target.model_version)
-        if version is None:
-            raise _not_found(request.model)
+        target, split = found
+        version = self.snapshot.model_versions[target.model_version]
         mirror = None
-        if placed.rollout_id and split.shadow_share:
+        if split is not None and split.shadow_share:
             mirror = self._mirror(split.mirrored(request.request_id), request.zone)
         return Route(
             target.model_version,
@@ -179,10 +132,70 @@ class RoutingTable:
             version.tier,
             self._zones_of(target.model_version, request.zone, arrange),
             self.snapshot.revision,
-            placed.rollout_id,
-            split.step if placed.rollout_id else 0,
+            split.rollout_id if split is not None else "",
+            split.step if split is not None else 0,
             mirror,
         )
+
+    def place(self, request: RouteRequest) -> Placement | None:
+        """Where the caller stands under an alias, in basis points; `resolve` sends it to the same version.
+
+        None for pinned versions, for names that are no alias of anything, and for those that the tenant may not use.
+        """
+        if not self.access.may_use(request.tenant, request.model):
+            return None
+        split = self.splits.get(request.model)
+        if split is not None:
+            return self._place_in(split, request)
+        layout = self.layouts.get(request.model)
+        if layout is None:
+            return None
+        bucket = bucket_of(request.model, _plain_key(request), BUCKETS)
+        # Of b buckets in all, n of the 10,000 are in the same place: floor(floor(10000 x) b / 10000) = floor(b x).
+        return Placement(layout.at(bucket * layout.total // BUCKETS), bucket)
+
+    def list_models(self, tenant: str) -> tuple[ListedModel, ...]:
+        """Everything that the tenant may ask for, by id: aliases first, then pinned versions."""
+        names = (*sorted(self.layouts), *sorted(self.snapshot.model_versions))
+        return tuple(found for name in names if (found := self.find_model(tenant, name)) is not None)
+
+    def find_model(self, tenant: str, name: str) -> ListedModel | None:
+        """A model as listed to a tenant: with the version that its requests without user or session go to; None where
+        those would be refused."""
+        found = self._find(RouteRequest(tenant, name))
+        if found is None:
+            return None
+        listed = found[0].model_version
+        version = self.snapshot.model_versions[listed]
+        return ListedModel(
+            id=name,
+            model_version=listed,
+            tier=version.tier,
+            context_length=version.context_length,
+            created_at=version.created_at.seconds + version.created_at.nanos * 1e-9,
+        )
+
+    def _find(self, request: RouteRequest) -> tuple[Target, Split | None] | None:
+        """What the caller gets by this name, a registered version, and the rollout that it takes part in; None:
+        nothing."""
+        model, versions = request.model, self.snapshot.model_versions
+        if not self.access.may_use(request.tenant, model):
+            return None
+        split = self.splits.get(model)
+        if split is not None:
+            placed = self._place_in(split, request)
+            # An arm that is gone is nobody's; its callers get what is proven.
+            target = placed.target if placed.target.model_version in versions else split.baseline
+            part = split if placed.rollout_id else None
+        else:
+            target, part = self._target(request), None
+        return (target, part) if target.model_version in versions else None
+
+    def _place_in(self, split: Split, request: RouteRequest) -> Placement:
+        """Outside the rollout for a tenant that one of its arms is not granted to."""
+        if not self.access.may_meet(request.tenant, request.model, split.versions):
+            return outside(split)
+        return place(split, request.tenant, request.user, request.sticky_key or request.session)
 
     def _mirror(self, target: Target | None, zone: str) -> Mirror | None:
         version = self.snapshot.model_versions.get(target.model_version) if target is not None else None
@@ -200,24 +213,12 @@ class RoutingTable:
 
     def _target(self, request: RouteRequest) -> Target:
         model = request.model
-        if "@" in model:
-            return Target(model, 100)
-        layout = self.layouts.get(model)
+        layout = None if "@" in model else self.layouts.get(model)
         if layout is None:
-            raise _not_found(model)
+            return Target(model, 100)
         if len(layout.targets) == 1:
             return layout.baseline
         return layout.at(bucket_of(model, _plain_key(request), layout.total))
-
-    def _listed(self, name: str, version_name: str) -> ListedModel:
-        version = self.snapshot.model_versions[version_name]
-        return ListedModel(
-            id=name,
-            model_version=version_name,
-            tier=version.tier,
-            context_length=version.context_length,
-            created_at=version.created_at.seconds + version.created_at.nanos * 1e-9,
-        )
 
 
 def resolve(snapshot: RegistrySnapshot, request: RouteRequest, arrange: Arrange | None = None) -> Route:

@@ -5,20 +5,21 @@
 """
 
 from libs.rpc.channel import make_channel
-from libs.rpc.identity import TRUST_DOMAIN, peer_service, peer_spiffe, require_peer
+from libs.rpc.identity import peer_identity, peer_service, peer_spiffe, require_own, require_peer
 from libs.rpc.interceptors import ErrorInterceptor, client_interceptors
 from libs.rpc.metadata import get_metadata, traceparent_of
 from libs.rpc.server import make_server
 
 __all__ = [
-    "TRUST_DOMAIN",
     "ErrorInterceptor",
     "client_interceptors",
     "get_metadata",
     "make_channel",
     "make_server",
+    "peer_identity",
     "peer_service",
     "peer_spiffe",
+    "require_own",
     "require_peer",
     "traceparent_of",
 ]

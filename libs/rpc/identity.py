@@ -1,32 +1,34 @@
-"""Who is on the other side of a connection: the SPIFFE id in its certificate.
-
-Source: SPIFFE X.509-SVID (https://github.com/spiffe/spiffe), URI SAN `spiffe://weir.internal/sa/<service>`.
-"""
+"""Who is on the other side of a connection: the SPIFFE id in its certificate (libs.authority.identity)."""
 
 from __future__ import annotations
 
-from collections.abc import Container
+from collections.abc import Callable, Container
 
 import grpc
 
+from libs.authority.identity import PERSON, Identity, Operator
 from libs.errors import Reason, WeirError
 
-TRUST_DOMAIN = "weir.internal"
-_PREFIX = f"spiffe://{TRUST_DOMAIN}/sa/"
+MayCall = Callable[[str, str], bool]
+"""Whether a method ("/weir.audit.v1.AuditService/Tail") may be called by a service, or a `PERSON`, or nobody ("")."""
 
 
 def peer_spiffe(context: grpc.aio.ServicerContext) -> str:
-    """The caller's SPIFFE id; empty on a plaintext connection."""
-    for name in context.auth_context().get("x509_subject_alternative_name", ()):
-        if name.startswith(b"spiffe://"):
-            return name.decode()
-    return ""
+    """The caller's SPIFFE id; empty on a plaintext connection, and for a certificate that has not exactly one URI
+    (X.509-SVID, section 2)."""
+    uris = context.auth_context().get("peer_uri", ())
+    return uris[0].decode(errors="replace") if len(uris) == 1 else ""
+
+
+def peer_identity(context: grpc.aio.ServicerContext) -> Identity | None:
+    """The workload that calls; None on a plaintext connection, for a person and for a foreign trust domain."""
+    return Identity.parse(peer_spiffe(context))
 
 
 def peer_service(context: grpc.aio.ServicerContext) -> str:
-    """The caller's service name, such as "gateway"; empty on a plaintext connection or a foreign trust domain."""
-    spiffe = peer_spiffe(context)
-    return spiffe[len(_PREFIX) :] if spiffe.startswith(_PREFIX) else ""
+    """The caller's service name, such as "gateway"; empty where `peer_identity` is None."""
+    identity = peer_identity(context)
+    return identity.service if identity else ""
 
 
 def require_peer(context: grpc.aio.ServicerContext, allowed: Container[str], *, tls: bool) -> str:
@@ -40,3 +42,38 @@ def require_peer(context: grpc.aio.ServicerContext, allowed: Container[str], *, 
     if service not in allowed:
         raise WeirError(Reason.PERMISSION_DENIED, f"{service or 'an unidentified peer'} may not call this")
     return service
+
+
+def require_caller(context: grpc.aio.ServicerContext, method: str, may: MayCall) -> None:
+    """Lets nobody pass that may not call a method. Without TLS (tests) everyone passes.
+
+    :raises WeirError: PERMISSION_DENIED.
+    """
+    if not _over_tls(context):
+        return
+    spiffe = peer_spiffe(context)
+    workload = Identity.parse(spiffe)
+    caller = workload.service if workload else PERSON if Operator.parse(spiffe) else ""
+    if not may(method, caller):
+        raise WeirError(Reason.PERMISSION_DENIED, f"{caller or 'an unidentified peer'} may not call this")
+
+
+def _over_tls(context: grpc.aio.ServicerContext) -> bool:
+    return b"ssl" in context.auth_context().get("transport_security_type", ())
+
+
+def require_own(context: grpc.aio.ServicerContext, **claimed: str) -> None:
+    """Holds a process of the mesh to its certificate: the service, instance, pool or zone that it says it is. Without
+    TLS (tests) everyone is believed.
+
+    :raises WeirError: PERMISSION_DENIED naming the field.
+    """
+    if not _over_tls(context):
+        return
+    identity = peer_identity(context)
+    if identity is None or not identity.instance:
+        raise WeirError(Reason.PERMISSION_DENIED, "this peer's certificate is of no process of the mesh")
+    if field := identity.differs(**claimed):
+        raise WeirError(
+            Reason.PERMISSION_DENIED, f"{field} {claimed[field]!r} is not what the certificate says", limit=field
+        )

@@ -2,7 +2,7 @@
 
 Server: `WeirError` becomes a rich status; anything else unexpected becomes INTERNAL without its text (it may hold user
 data) and is logged by type and place; unary calls without a deadline are refused, because a caller without one holds
-resources for ever. Client: a failed call raises the `WeirError` it carries.
+resources for ever; and so is whoever may not call the method. Client: a failed call raises the `WeirError` it carries.
 """
 
 from __future__ import annotations
@@ -16,10 +16,13 @@ import grpc
 from grpc_status import rpc_status
 
 from libs.errors import Reason, WeirError, from_rpc_error
+from libs.rpc.identity import MayCall, require_caller
 from libs.telemetry import get_logger
 
 log = get_logger(__name__)
 
+Check = Callable[[grpc.aio.ServicerContext], None]
+"""Raises for a call that is not let in."""
 # Health and reflection follow their own specs, which know no deadline.
 _ALWAYS_OPTIONAL = ("/grpc.health.", "/grpc.reflection.")
 _INTERNAL = WeirError(Reason.INTERNAL, "internal error; the trace id finds it")
@@ -53,7 +56,14 @@ async def _fail(context: grpc.aio.ServicerContext, error: Exception, method: str
 class ErrorInterceptor(grpc.aio.ServerInterceptor):
     """See the module docstring. Wrapped handlers are cached per method, so a call pays one dictionary look-up."""
 
-    def __init__(self, *, deadline_optional: tuple[str, ...] = ()) -> None:
+    def __init__(
+        self,
+        *,
+        deadline_optional: tuple[str, ...] = (),
+        may_call: MayCall | None = None,
+    ) -> None:
+        """:param may_call: None: whoever connects may call everything."""
+        self._may_call = may_call
         self._optional = _ALWAYS_OPTIONAL + deadline_optional
         self._wrapped: dict[str, tuple[grpc.RpcMethodHandler, grpc.RpcMethodHandler]] = {}
 
@@ -75,13 +85,20 @@ class ErrorInterceptor(grpc.aio.ServerInterceptor):
     def _wrap(self, handler: grpc.RpcMethodHandler, method: str) -> grpc.RpcMethodHandler:
         needs_deadline = not handler.request_streaming and not method.startswith(self._optional)
         codecs = (handler.request_deserializer, handler.response_serializer)
+
+        def check(context: grpc.aio.ServicerContext) -> None:
+            if self._may_call is not None:
+                require_caller(context, method, self._may_call)
+            if needs_deadline:
+                _check_deadline(context)
+
         if handler.unary_unary:
-            return grpc.unary_unary_rpc_method_handler(_unary(handler.unary_unary, method, needs_deadline), *codecs)
+            return grpc.unary_unary_rpc_method_handler(_unary(handler.unary_unary, method, check), *codecs)
         if handler.stream_unary:
-            return grpc.stream_unary_rpc_method_handler(_unary(handler.stream_unary, method, False), *codecs)
+            return grpc.stream_unary_rpc_method_handler(_unary(handler.stream_unary, method, check), *codecs)
         if handler.unary_stream:
-            return grpc.unary_stream_rpc_method_handler(_stream(handler.unary_stream, method, needs_deadline), *codecs)
-        return grpc.stream_stream_rpc_method_handler(_stream(handler.stream_stream, method, False), *codecs)
+            return grpc.unary_stream_rpc_method_handler(_stream(handler.unary_stream, method, check), *codecs)
+        return grpc.stream_stream_rpc_method_handler(_stream(handler.stream_stream, method, check), *codecs)
 
 
 def _check_deadline(context: grpc.aio.ServicerContext) -> None:
@@ -92,11 +109,10 @@ def _check_deadline(context: grpc.aio.ServicerContext) -> None:
         raise WeirError(Reason.DEADLINE_EXCEEDED, "the deadline passed before the call arrived")
 
 
-def _unary(behaviour: Callable[..., Any], method: str, needs_deadline: bool) -> Callable[..., Any]:
+def _unary(behaviour: Callable[..., Any], method: str, check: Check) -> Callable[..., Any]:
     async def call(request: Any, context: grpc.aio.ServicerContext) -> Any:
         try:
-            if needs_deadline:
-                _check_deadline(context)
+            check(context)
             return await behaviour(request, context)
         except Exception as error:  # the boundary: every failure must become a status
             await _fail(context, error, method)
@@ -104,11 +120,10 @@ def _unary(behaviour: Callable[..., Any], method: str, needs_deadline: bool) -> 
     return call
 
 
-def _stream(behaviour: Callable[..., Any], method: str, needs_deadline: bool) -> Callable[..., Any]:
+def _stream(behaviour: Callable[..., Any], method: str, check: Check) -> Callable[..., Any]:
     async def generate(request: Any, context: grpc.aio.ServicerContext) -> AsyncIterator[Any]:
         try:
-            if needs_deadline:
-                _check_deadline(context)
+            check(context)
             async for response in behaviour(request, context):
                 yield response
         except Exception as error:  # the boundary: every failure must become a status
@@ -116,8 +131,7 @@ def _stream(behaviour: Callable[..., Any], method: str, needs_deadline: bool) ->
 
     async def write(request: Any, context: grpc.aio.ServicerContext) -> None:
         try:
-            if needs_deadline:
-                _check_deadline(context)
+            check(context)
             await behaviour(request, context)
         except Exception as error:  # the boundary: every failure must become a status
             await _fail(context, error, method)

@@ -9,11 +9,11 @@ import grpc
 
 from libs.config import TlsFiles
 from libs.rpc.credentials import server_credentials
+from libs.rpc.identity import MayCall
 from libs.rpc.interceptors import ErrorInterceptor
 from libs.rpc.wire import WIRE_OPTIONS
 
 _OPTIONS: list[tuple[str, Any]] = [
-    ("grpc.max_receive_message_length", 16 * 2**20),
     ("grpc.max_send_message_length", 16 * 2**20),
     *WIRE_OPTIONS,
     # Two processes on one port would share its connections silently; a taken port must be an error.
@@ -32,15 +32,18 @@ def make_server(
     interceptors: Sequence[grpc.aio.ServerInterceptor] = (),
     options: Sequence[tuple[str, Any]] = (),
     deadline_optional: Sequence[str] = (),
+    max_message_bytes: int = 16 * 2**20,
+    may_call: MayCall | None = None,
 ) -> grpc.aio.Server:
     """A server with the mesh's interceptors. Bind it with `bind`; keep a reference, or its port closes.
 
     `deadline_optional` lists method prefixes ("/weir.inference.v1.") whose unary calls may come without a deadline
-    because the servicer applies a default.
+    because the servicer applies a default. `max_message_bytes` is the largest message that it receives. `may_call`
+    tells who may call what, by certificate (`libs.authority.calls`); None lets in whoever connects.
     """
     return grpc.aio.server(
-        interceptors=[ErrorInterceptor(deadline_optional=tuple(deadline_optional)), *interceptors],
-        options=[*_OPTIONS, *options],
+        interceptors=[ErrorInterceptor(deadline_optional=tuple(deadline_optional), may_call=may_call), *interceptors],
+        options=[*_OPTIONS, ("grpc.max_receive_message_length", max_message_bytes), *options],
     )
 
 

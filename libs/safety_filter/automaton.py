@@ -7,24 +7,27 @@ patterns have matched and whether any can still go on: that is what makes an exa
 """
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from libs.safety_filter.charset import WORD, CharSet, fold
+from libs.safety_filter.charset import WORD, CharSet
 from libs.safety_filter.pattern import Alt, Chars, Look, Node, Pattern, Repeat
+from libs.safety_filter.view import INVISIBLE, LETTER, OTHER, table_for
 
-MAX_TRANSITIONS = 50_000
+MAX_TRANSITIONS = 200_000
 """Most transitions kept; past that all are forgotten and built anew, so that odd text cannot exhaust memory."""
-
-WIDE = r"\x80-\U0010ffff"
-"""All that is not ASCII, as members of a character class."""
-_ASCII = [chr(code) for code in range(128)]
+_DEPTH = 4
+"""Characters that the prefilter looks at."""
+_MAX_PEEKED = 300
+"""Most states that it is built from."""
+_SIGNS = [*map(chr, range(1, 128)), LETTER, OTHER]
+"""The characters of a view of which no pattern names more than ASCII."""
 
 
 class State:
     """Where a run stands.
 
-    `trans` maps the next raw character to the next state (None: the run ends), `before` maps it to the patterns
+    `trans` maps the view's next character to the next state (None: the run ends), `before` maps it to the patterns
     that match just before that character; both are filled on demand by `Automaton.advance`.
     """
 
@@ -70,9 +73,14 @@ class Automaton:
         self._states: dict[tuple[frozenset[int], int, tuple[int, ...]], State] = {}
         self._count = 0
         self.starts: dict[str, State] = {}
-        """Start states by the raw character before the run ("" at the beginning); filled by `start`."""
+        """Start states by the character before the run ("" at the beginning); filled by `start`."""
+        self._sets = {*self._behind, *(step[0] for step in self._step if step is not None)}
+        self._sets |= {jump.look.chars for jumps in self._jumps for jump in jumps if jump.look and jump.look.chars}
+        self.table = table_for([bounds for chars in self._sets for bounds in chars.ranges])
+        """Views texts, for `Viewer`."""
+        self._wide = f"[^{re.escape(''.join(_SIGNS))}]" if isinstance(self.table, dict) else ""
         self.search = re.compile(self._prefilter()).search
-        """Finds, in raw text, the next character that may begin a match: every such character, and few others."""
+        """Finds, in a view, the next character that may begin a match: every such character, and few others."""
 
     # Construction (Thompson's).
 
@@ -116,26 +124,23 @@ class Automaton:
     # Reading.
 
     def start(self, before: str) -> State:
-        """Return the state of a run that begins after the raw character `before` ("" at the text's beginning)."""
+        """Return the state of a run that begins after the character `before` ("" at the text's beginning)."""
         state = self.starts.get(before)
         if state is None:
-            if len(self.starts) > 4096:
-                self.starts.clear()
-            state = self.starts[before] = self._state(self._roots, self._left(fold(before) if before else ""))
+            state = self.starts[before] = self._state(self._roots, self._left(before))
         return state
 
     def advance(self, state: State, char: str) -> State | None:
-        """Compute and remember where `state` goes on the raw character `char`."""
+        """Compute and remember where `state` goes on the character `char` of the view."""
         self._count += 1
         if self._count > MAX_TRANSITIONS:
             self._forget()
-        folded = fold(char)
-        core, accepts = self._closure(state.core, state.left, folded)
+        core, accepts = self._closure(state.core, state.left, char)
         early = tuple(sorted(accepts.difference(state.accepts)))
         if early:
             state.before[char] = early
-        targets = frozenset(step[1] for at in core if (step := self._step[at]) is not None and step[0].has(folded))
-        following = self._state(targets, self._left(folded)) if targets else None
+        targets = frozenset(step[1] for at in core if (step := self._step[at]) is not None and step[0].has(char))
+        following = self._state(targets, self._left(char)) if targets else None
         if following is not None and not following.live and not following.accepts:
             following = None
         state.trans[char] = following
@@ -185,11 +190,11 @@ class Automaton:
                     todo.append(jump.target)
         return seen, accepts
 
-    def _left(self, folded: str) -> int:
+    def _left(self, char: str) -> int:
         """Return, as bits, which of the look-behind sets hold the character before."""
-        if not folded:
+        if not char:
             return 0
-        return sum(1 << bit for bit, chars in enumerate(self._behind) if chars.has(folded))
+        return sum(1 << bit for bit, chars in enumerate(self._behind) if chars.has(char))
 
     def _holds(self, look: Look, left: int, following: str) -> bool:
         if look.chars is None:
@@ -202,29 +207,71 @@ class Automaton:
     # The prefilter.
 
     def _prefilter(self) -> str:
-        """Build a regular expression that finds every place where a run can survive two characters, and little else.
+        """Build a regular expression that finds every place where a run can survive `_DEPTH` characters, few others.
 
-        It looks at the character before (where that is ASCII and in the same piece), at the first and at the second
-        (where that has arrived). Whatever is not ASCII is a candidate.
+        It looks at the character before (where that is in the same piece) and at those that have arrived.
         """
+        kinds = self._kinds()
         first = self._first_sets()
-        everywhere = {char for char in _ASCII if any(chars.has(char) for chars, _ in first)}
-        by_state = {state: self._begins(state) for state in {self.start(before) for before in _ASCII}}
-        by_before = {before: by_state[self.start(before)] for before in _ASCII}
+        everywhere = [char for char in kinds if any(chars.has(char) for chars, _ in first)]
+        opens = {before: {char for char in kinds if self._next(self.start(before), char)} for before in kinds}
         # Most patterns must not begin inside a word: what may begin even there needs no look-behind.
-        inside = set.union(*(by_before[before] for before in _ASCII if before.isalnum()))
-        quiet = [before for before in _ASCII if by_before[before] <= inside]
-        parts = [f"[{WIDE}]"]
-        if inside:
-            parts.append(self._pairs(first, inside))
-        if everywhere - inside:
-            guard = f"(?<!{_class(quiet)})" if quiet else ""
-            parts.append(f"{guard}(?:{self._pairs(first, everywhere - inside)})")
-        return "|".join(parts)
+        inside = set.union(*(opens[before] for before in kinds if before.isalnum()))
+        quiet = [before for before in kinds if opens[before] <= inside]
+        roots = {char: self._anywhere(first, char) for char in everywhere}
+        end = f"{INVISIBLE}|{self._wide}|\\Z" if self._wide else f"{INVISIBLE}|\\Z"
+        known: dict[tuple[State, int], str] = {}
 
-    def _begins(self, state: State) -> set[str]:
-        """Return the ASCII characters that begin a run from a start state."""
-        return {char for char in _ASCII if self._next(state, char) is not None}
+        def tails(state: State, depth: int) -> str:
+            """What can follow in `state`, "" for anything."""
+            if (state, depth) not in known:
+                known[state, depth] = (
+                    "" if state.accepts or not depth or len(known) > _MAX_PEEKED else tail(state, depth)
+                )
+            return known[state, depth]
+
+        def tail(state: State, depth: int) -> str:
+            by_tail: dict[str, list[str]] = {}
+            for char in kinds:
+                following = self._next(state, char)
+                if char in state.before:
+                    by_tail.setdefault("", []).append(char)
+                elif following is not None:
+                    by_tail.setdefault(tails(following, depth - 1), []).append(char)
+            if len(by_tail.get("", ())) == len(kinds):
+                return ""
+            options = [_class(kinds, chars) + rest for rest, chars in by_tail.items()]
+            return f"(?:{'|'.join([*options, end])})"
+
+        def of(begins: Iterable[str]) -> str:
+            """What a run survives that began with the character before, one of these."""
+            by_tail: dict[str, list[str]] = {}
+            for char in begins:
+                by_tail.setdefault(tails(roots[char], _DEPTH - 1), []).append(char)
+            return _tree(kinds, [(chars, rest) for rest, chars in by_tail.items()])
+
+        # A class in front is what `re` skips ahead with fastest, so the rest looks back.
+        ways = [f"(?<={self._wide})"] if self._wide else []
+        if inside:
+            ways.append(f"(?<={_class(kinds, inside)}){of(char for char in everywhere if char in inside)}")
+        if len(everywhere) > len(inside):
+            guard = f"(?<!{_class(kinds, quiet)}(?s:.))" if quiet else ""
+            ways.append(guard + of(char for char in everywhere if char not in inside))
+        if not ways:
+            return r"(?!)"
+        union = f"(?:{_class(kinds, everywhere)}|{self._wide})" if self._wide else _class(kinds, everywhere)
+        return f"{union}(?:{'|'.join(ways)})"
+
+    def _kinds(self) -> dict[str, str]:
+        """Return characters that differ to the patterns, each with all those that do not differ from it."""
+        kinds: dict[tuple[bool, ...], list[str]] = {}
+        for char in _SIGNS:
+            kinds.setdefault(tuple(chars.has(char) for chars in self._sets), []).append(char)
+        return {chars[0]: "".join(chars) for chars in kinds.values()}
+
+    def _anywhere(self, first: list[tuple[CharSet, int]], char: str) -> State:
+        """Return the state after `char` at a place where every condition holds."""
+        return self._state(frozenset(target for begin, target in first if begin.has(char)), self._left(char))
 
     def _next(self, state: State, char: str) -> State | None:
         return state.trans[char] if char in state.trans else self.advance(state, char)
@@ -240,21 +287,21 @@ class Automaton:
                     todo.append(jump.target)
         return [step for at in seen if (step := self._step[at]) is not None]
 
-    def _pairs(self, first: list[tuple[CharSet, int]], chars: set[str]) -> str:
-        """Return an expression for `chars`, each followed by one that goes on from it, or by the piece's end."""
-        by_seconds: dict[frozenset[str], list[str]] = {}
-        for char in sorted(chars):
-            state = self._state(frozenset(target for begin, target in first if begin.has(char)), self._left(char))
-            seconds = frozenset(_ASCII)
-            if not state.accepts:
-                seconds = frozenset(d for d in _ASCII if self._next(state, d) is not None or d in state.before)
-            by_seconds.setdefault(seconds, []).append(char)
-        return "|".join(
-            _class(begins) if len(seconds) == len(_ASCII) else f"{_class(begins)}(?:{_class(seconds, wide=True)}|\\Z)"
-            for seconds, begins in by_seconds.items()
-        )
+
+def _class(kinds: Mapping[str, str], chars: Iterable[str]) -> str:
+    """Return a character class of all that does not differ from `chars`."""
+    return f"[{''.join(re.escape(char) for kind in chars for char in kinds[kind])}]"
 
 
-def _class(chars: Iterable[str], *, wide: bool = False) -> str:
-    """Return a character class; `wide` adds all that is not ASCII."""
-    return f"[{''.join(map(re.escape, sorted(chars)))}{WIDE if wide else ''}]"
+def _tree(kinds: Mapping[str, str], options: Sequence[tuple[list[str], str]]) -> str:
+    """Return an expression for any of (the character before, what follows); it halves them, to try few."""
+    if len(options) == 1:
+        chars, rest = options[0]
+        return f"(?<={_class(kinds, chars)}){rest}"
+    if len(options) > 3:
+        middle = len(options) // 2
+        halves = options[:middle], options[middle:]
+        parts = [([char for chars, _ in half for char in chars], _tree(kinds, half)) for half in halves]
+    else:
+        parts = [([], _tree(kinds, [option])) for option in options]
+    return "(?:" + "|".join((f"(?<={_class(kinds, chars)})" if chars else "") + rest for chars, rest in parts) + ")"

@@ -1,28 +1,35 @@
 """Packs of rules: read, checked, compiled per stage, and applied to whole texts."""
 
 import json
+import re
 import string
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from libs.safety_filter.automaton import Automaton
-from libs.safety_filter.charset import fold
 from libs.safety_filter.checks import BY_NAME
+from libs.safety_filter.machine import BLOCK, FLAG, REDACT, Machine, Tokenise
 from libs.safety_filter.pattern import Pattern, PatternError, parse_pattern
-from libs.safety_filter.stream import BLOCK, FLAG, REDACT, Machine, StreamFilter
+from libs.safety_filter.stream import StreamFilter
+from libs.safety_filter.view import sources
 
-ACTIONS = {"flag": FLAG, "redact": REDACT, "block": BLOCK}
-"""The actions by name."""
+ACTIONS = {"flag": FLAG, "tokenise": REDACT, "redact": REDACT, "block": BLOCK}
+"""The actions by name, from the mildest to the strictest."""
 STAGES = ("input", "output", "both")
 """Where a rule applies."""
 MAX_RULES = 500
 """Most rules of one pack."""
 MAX_PACK_POSITIONS = 20_000
 """Most positions of all patterns of one pack; the shipped ones have about 2,000."""
+PIECE = 1024
+"""Characters of a whole text that are taken in at once."""
 MAX_REPLACEMENT = 200
 """Longest replacement, in characters."""
-_SEVERITY = {FLAG: 1, REDACT: 2, BLOCK: 3}
+_STRICTNESS = ("", *ACTIONS)
+_LABEL = re.compile(r"[A-Z][A-Z0-9_]{0,31}")
+_EVASION = "evasion.ignored_characters"
+"""The category of `Machine`'s own rule."""
 _FIELDS = frozenset(("id", "category", "pattern", "action", "stage", "replacement"))
 
 
@@ -40,6 +47,9 @@ class Rule:
     action: str
     stage: str
     replacement: str = ""
+    """What takes a redacted match's place; what a tokenised match is called in its token, such as "EMAIL"."""
+    pack: str = ""
+    """Whose it is, "default@1", in a pack that is made of several; empty: the pack's own."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,20 +60,25 @@ class _Compiled:
     pattern: Pattern
     bit: int
     replacement: str
+    tokenises: bool
 
     def needs(self, marker: str) -> bool:
         """Tell whether every match has the character `marker`."""
-        return any(chars.has(marker) for chars in self.pattern.needs)
+        return any(chars.ranges == ((ord(marker),) * 2,) for chars in self.pattern.needs)
+
+    @property
+    def behind(self) -> int:
+        """Characters before a match that the check sees too."""
+        return BY_NAME[self.pattern.check].behind if self.pattern.check else 0
 
     def passes(self, text: str) -> bool:
-        """Tell whether a match passes the checksum, where the pattern asks for one."""
-        check = self.pattern.check
-        return not check or BY_NAME[check](text)
+        """Tell whether a match passes the check, where the pattern asks for one."""
+        return not self.pattern.check or BY_NAME[self.pattern.check].passes(text)
 
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """What was found, without the text found. `action` is "flag", "redact" or "block"."""
+    """What was found, without the text found. `action` is one of `ACTIONS`."""
 
     category: str
     pattern: str
@@ -90,12 +105,12 @@ class Stage:
 
     full: Machine
     light: Machine
-    marker: str
+    marked: Callable[[str], bool]
+    """Whether a text has what may come to the marker."""
 
     def for_text(self, text: str) -> Machine:
         """Return the machine for a whole text."""
-        marked = self.marker in text or (not text.isascii() and self.marker in map(fold, set(text)))
-        return self.full if marked else self.light
+        return self.full if self.marked(text) else self.light
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,56 +122,85 @@ class Pack:
     input: Stage
     output: Stage
 
-    def open_output(self) -> StreamFilter:
-        """Open the filter of one streamed text; its findings are indices into `output.full`."""
-        return StreamFilter(self.output.full)
+    @property
+    def alters_output(self) -> bool:
+        """Whether an output may leave otherwise than it was written: redacted, or cut where it is blocked."""
+        return any(rule.bit != FLAG for rule in self.output.full.rules)
+
+    def open_output(self, *, json: bool = False) -> StreamFilter:
+        """Open the filter of one streamed text; its findings are indices into `output.full`. `json`: it is JSON."""
+        return StreamFilter(self.output.full, json=json)
 
     def finding(self, machine: Machine, index: int) -> Finding:
         """Return the finding for a rule's index in `StreamFilter.findings`."""
+        if index == len(machine.rules):
+            return Finding(_EVASION, "", "block", self.name)
         rule = machine.rules[index]
         if not isinstance(rule, _Compiled):
             raise TypeError("not a machine of a pack")
-        return Finding(rule.rule.category, rule.rule.id, rule.rule.action, self.name)
+        return Finding(rule.rule.category, rule.rule.id, rule.rule.action, rule.rule.pack or self.name)
 
-    def check_input(self, texts: Sequence[str]) -> Verdict:
-        """Check whole texts, each on its own, with the rules of the input stage."""
-        return self._check(self.input, texts)
+    def check_input(self, texts: Sequence[str], tokenise: Tokenise | None = None) -> Verdict:
+        """Check whole texts, each on its own, with the rules of the input stage.
+
+        `tokenise` names what tokenising rules find (`Tokens.token`); without it a rule's label takes the place.
+        """
+        return drained(self.steps(self.input, texts, tokenise))
 
     def check_output(self, text: str) -> Verdict:
         """Check one whole output: the same as streaming it in any pieces."""
-        return self._check(self.output, (text,))
+        return drained(self.steps(self.output, (text,)))
 
-    def _check(self, stage: Stage, texts: Sequence[str]) -> Verdict:
+    def steps(
+        self, stage: Stage, texts: Sequence[str], tokenise: Tokenise | None = None
+    ) -> Generator[None, None, Verdict]:
+        """Check whole texts with many pauses, each after less than a millisecond; return the verdict after the last."""
         results: list[str] = []
-        found: list[tuple[Machine, int]] = []
+        found: list[Finding] = []
         for text in texts:
             whole = stage.for_text(text)
-            stream = StreamFilter(whole)
-            results.append(stream.feed(text) + stream.finish())
-            found.extend((whole, index) for index in stream.findings)
-        severity = max((_SEVERITY[whole.rules[index].bit] for whole, index in found), default=0)
-        action = ("", "flag", "redact", "block")[severity]
-        return Verdict(action, tuple(results), tuple(self.finding(whole, index) for whole, index in found))
+            stream = StreamFilter(whole, tokenise=tokenise)
+            released: list[str] = []
+            for at in range(0, len(text), PIECE):
+                released.append((yield from stream.feed_in_turns(text[at : at + PIECE])))
+                yield
+            released.append(stream.finish())
+            results.append("".join(released))
+            found.extend(self.finding(whole, index) for index in stream.findings)
+        action = max((finding.action for finding in found), key=_STRICTNESS.index, default="")
+        return Verdict(action, tuple(results), tuple(found))
 
 
-def compile_pack(identity: str, version: int, rules: Iterable[Rule]) -> Pack:
-    """Compile a pack.
+def drained(steps: Generator[None, None, Verdict]) -> Verdict:
+    """Take all steps at once."""
+    while True:
+        try:
+            next(steps)
+        except StopIteration as end:
+            verdict: Verdict = end.value
+            return verdict
+
+
+def compile_pack(identity: str, version: int | str, rules: Iterable[Rule]) -> Pack:
+    """Compile a pack; limits are for each of the packs that it is made of.
 
     Raises:
         PackError: a rule is malformed, its pattern is outside the dialect, or ids repeat.
     """
     compiled: list[_Compiled] = []
-    seen: set[str] = set()
+    seen: set[tuple[str, str]] = set()
+    positions = 0
     for rule in rules:
-        if rule.id in seen:
+        if (rule.pack, rule.id) in seen:
             raise PackError(f"rule {rule.id!r} is there twice")
-        seen.add(rule.id)
+        seen.add((rule.pack, rule.id))
+        packs = len({pack for pack, _ in seen})
+        if len(seen) > packs * MAX_RULES:
+            raise PackError(f"{len(seen)} rules; the limit is {packs * MAX_RULES}")
         compiled.append(_compile(rule))
-    if len(compiled) > MAX_RULES:
-        raise PackError(f"{len(compiled)} rules; the limit is {MAX_RULES}")
-    positions = sum(rule.pattern.positions for rule in compiled)
-    if positions > MAX_PACK_POSITIONS:
-        raise PackError(f"the patterns expand to {positions} positions; the limit is {MAX_PACK_POSITIONS}")
+        positions += compiled[-1].pattern.positions
+        if positions > packs * MAX_PACK_POSITIONS:
+            raise PackError(f"the patterns expand to {positions} positions; the limit is {packs * MAX_PACK_POSITIONS}")
     return Pack(
         name=f"{identity}@{version}",
         longest=max((rule.pattern.longest for rule in compiled), default=0),
@@ -173,7 +217,7 @@ def rules_from_json(text: str) -> list[Rule]:
     """
     try:
         document = json.loads(text)
-    except json.JSONDecodeError as error:
+    except (json.JSONDecodeError, RecursionError) as error:
         raise PackError(f"not JSON: {error}") from error
     entries = document.get("rules") if isinstance(document, dict) else None
     if not isinstance(entries, list):
@@ -204,15 +248,21 @@ def _compile(rule: Rule) -> _Compiled:
         pattern = parse_pattern(rule.pattern)
     except PatternError as error:
         raise PackError(f"rule {rule.id!r}: {error}") from error
-    return _Compiled(rule, pattern, ACTIONS[rule.action], rule.replacement)
+    tokenises = rule.action == "tokenise"
+    if tokenises and (rule.stage != "input" or not _LABEL.fullmatch(rule.replacement)):
+        raise PackError(f"rule {rule.id!r}: only inputs are tokenised, and the replacement is a label such as EMAIL")
+    return _Compiled(rule, pattern, ACTIONS[rule.action], rule.replacement, tokenises)
 
 
 def _stage(compiled: Sequence[_Compiled], stage: str) -> Stage:
     rules = [rule for rule in compiled if rule.rule.stage in (stage, "both")]
     marker = _marker(rules)
-    full = _machine(rules)
-    light = _machine([rule for rule in rules if not rule.needs(marker)]) if marker else full
-    return Stage(full=full, light=light, marker=marker)
+    full = _machine(rules, stage)
+    if not marker:
+        return Stage(full=full, light=full, marked=lambda text: True)
+    light = _machine([rule for rule in rules if not rule.needs(marker)], stage)
+    marks = ("\\u", *sources(marker))
+    return Stage(full=full, light=light, marked=lambda text: any(mark in text for mark in marks))
 
 
 def _marker(rules: Sequence[_Compiled]) -> str:
@@ -223,5 +273,6 @@ def _marker(rules: Sequence[_Compiled]) -> str:
     )[1]
 
 
-def _machine(rules: Sequence[_Compiled]) -> Machine:
-    return Machine(tuple(rules), Automaton([rule.pattern for rule in rules], [rule.bit for rule in rules]))
+def _machine(rules: Sequence[_Compiled], stage: str) -> Machine:
+    automaton = Automaton([rule.pattern for rule in rules], [rule.bit for rule in rules])
+    return Machine(tuple(rules), automaton, output=stage == "output")

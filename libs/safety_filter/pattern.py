@@ -3,7 +3,10 @@ r"""Parses the bounded regular-expression dialect of safety packs.
 Allowed: literals, `.`, escapes (`\d \w \s \D \W \S \n \t \r \xHH \uHHHH` and escaped punctuation), classes `[…]`,
 groups `(…)` and `(?:…)`, `|`, the quantifiers `?`, `{n}`, `{m,n}`, `{,n}`, the boundaries `\b` and `\B`, look-ahead and
 look-behind of exactly one character (`(?=[…])`, `(?!…)`, `(?<=…)`, `(?<!…)`), and in front `(?i)` (ignore case) and
-`(?#luhn)` or `(?#iban)` (a checksum that the match must pass).
+`(?#card)` or another of `CHECKS` (that the match must pass).
+
+Patterns are compared with the view of a text (see `view`), so they are folded as texts are: "é" is "e", "–" is "-", a
+class has what its members fold to, and what is passed over in texts cannot be written.
 
 Refused: `*`, `+`, `{m,}` (no bound), lazy and possessive quantifiers (the longest match is always taken), `^`, `$`
 (a stream has no known start after a reconnect), back-references, patterns that match nothing, that match more than
@@ -12,14 +15,18 @@ Refused: `*`, `+`, `{m,}` (no bound), lazy and possessive quantifiers (the longe
 
 from dataclasses import dataclass
 
-from libs.safety_filter.charset import ANY, IGNORABLE, CharSet, fold
+from libs.safety_filter.charset import ANY, CharSet, folded
+from libs.safety_filter.checks import BY_NAME
+from libs.safety_filter.view import fold
 
 MAX_LENGTH = 256
 """Longest text, in characters, that one pattern may match."""
 MAX_POSITIONS = 1024
 """Most character positions that one pattern may expand to."""
-CHECKS = ("luhn", "iban")
-"""Checksums that a pattern may ask for."""
+MAX_WIDE = 32_768
+"""Most characters beyond ASCII that the classes of one pattern may name."""
+CHECKS = tuple(BY_NAME)
+"""Checks that a pattern may ask for."""
 
 
 class PatternError(ValueError):
@@ -79,7 +86,7 @@ class Pattern:
     """Size after expansion: what the pattern costs in memory."""
     check: str
     needs: tuple[CharSet, ...] = ()
-    """Single characters (in either case) that every match has: a text without one of them has no match."""
+    """Sets of one or two characters, of which every match has one: a text without has no match."""
 
 
 def parse_pattern(source: str) -> Pattern:
@@ -104,8 +111,8 @@ def parse_pattern(source: str) -> Pattern:
 def _needs(node: Node) -> frozenset[CharSet]:
     if isinstance(node, Chars):
         chars = node.chars
-        single = not (chars.negated or chars.categories) and all(low == high for low, high in chars.ranges)
-        return frozenset((chars,)) if single and len(chars.ranges) == 1 else frozenset()
+        few = sum(high + 1 - low for low, high in chars.ranges) <= 2
+        return frozenset((chars,)) if few and not (chars.negated or chars.categories) else frozenset()
     if isinstance(node, Repeat):
         return _needs(node.item) if node.low else frozenset()
     if isinstance(node, Seq):
@@ -123,12 +130,13 @@ def _measure(node: Node) -> tuple[int, int, int]:
         return 0, 0, 1
     if isinstance(node, Repeat):
         low, high, positions = _measure(node.item)
-        return low * node.low, high * node.high, positions * max(node.high, 1)
+        return low * node.low, high * node.high, max(positions, 1) * node.high
     parts = [_measure(item) for item in (node.items if isinstance(node, Seq) else node.options)]
     positions = sum(part[2] for part in parts)
     if isinstance(node, Seq):
         return sum(part[0] for part in parts), sum(part[1] for part in parts), positions
-    return min(part[0] for part in parts), max(part[1] for part in parts), positions
+    # Options count too: those that match nothing cost as much.
+    return min(part[0] for part in parts), max(part[1] for part in parts), positions + len(parts)
 
 
 _CATEGORIES = frozenset("dwsDWS")
@@ -143,6 +151,7 @@ class _Parser:
         self._at = 0
         self._depth = 0
         self._ignore_case = False
+        self._wide = 0
         self.check = ""
 
     def parse(self) -> Node:
@@ -225,30 +234,31 @@ class _Parser:
             return Look(None, ahead=True, negated=False)
         if self._take(r"\B"):
             return Look(None, ahead=True, negated=True)
-        return Chars(self._one_character())
+        return self._characters()
 
     def _look(self, *, ahead: bool, negated: bool) -> Look:
-        chars = self._one_character()
-        if not self._take(")"):
+        node = self._characters()
+        if not isinstance(node, Chars) or not self._take(")"):
             raise self._error("look-ahead and look-behind take exactly one character or class")
-        return Look(chars, ahead=ahead, negated=negated)
+        return Look(node.chars, ahead=ahead, negated=negated)
 
-    def _one_character(self) -> CharSet:
+    def _characters(self) -> Node:
+        """Parse one character or class; a character that is compared as several comes to a sequence."""
         if self._take("["):
-            return self._class()
+            return Chars(self._class())
         char = self._next()
         if char == ".":
-            return ANY
+            return Chars(ANY)
         if char == "\\":
             return self._escape()
         if char in "^$()|?*+{}":
             raise self._error(f"{char!r} is not allowed here")
         return self._literal(char)
 
-    def _escape(self) -> CharSet:
+    def _escape(self) -> Node:
         char = self._next()
         if char in _CATEGORIES:
-            return CharSet(categories=(char,))
+            return Chars(CharSet(categories=(char,)))
         return self._literal(self._escaped(char))
 
     def _escaped(self, char: str) -> str:
@@ -264,11 +274,21 @@ class _Parser:
             raise self._error(f"unknown escape \\{char}")
         return char
 
-    def _literal(self, char: str) -> CharSet:
-        if char in IGNORABLE:
+    def _literal(self, char: str) -> Node:
+        text = fold(char)
+        if not text:
             raise self._error("characters that print nothing are passed over and cannot be matched")
-        code = ord(fold(char))
-        return CharSet(ranges=((code, code),), ignore_case=self._ignore_case)
+        parts = [Chars(CharSet(ranges=self._folded(ord(part), ord(part)))) for part in text]
+        return parts[0] if len(parts) == 1 else Seq(tuple(parts))
+
+    def _folded(self, low: int, high: int) -> tuple[tuple[int, int], ...]:
+        self._wide += max(0, high + 1 - max(low, 128))
+        if self._wide > MAX_WIDE:
+            raise self._error(f"its classes name more than {MAX_WIDE} characters beyond ASCII")
+        ranges = folded(low, high, ignore_case=self._ignore_case)
+        if not ranges:
+            raise self._error("a class has a character that is passed over, or compared as several")
+        return ranges
 
     def _class(self) -> CharSet:
         negated = self._take("^")
@@ -276,26 +296,29 @@ class _Parser:
         categories: list[str] = []
         while not self._take("]"):
             low = self._member()
-            if low.categories:
-                categories.extend(low.categories)
+            if len(low) == 2:
+                categories.append(low[1])
                 continue
-            if not (self._text.startswith("-", self._at) and not self._text.startswith("-]", self._at)):
-                ranges.extend(low.ranges)
-                continue
-            self._at += 1
-            high = self._member()
-            if high.categories or high.ranges[0][0] < low.ranges[0][0]:
+            high = low
+            if self._text.startswith("-", self._at) and not self._text.startswith("-]", self._at):
+                self._at += 1
+                high = self._member()
+            if len(high) == 2 or high < low:
                 raise self._error("bad range in a class")
-            ranges.append((low.ranges[0][0], high.ranges[0][0]))
+            ranges.extend(self._folded(ord(low), ord(high)))
         if not ranges and not categories:
             raise self._error("empty class")
-        return CharSet(tuple(ranges), tuple(categories), negated=negated, ignore_case=self._ignore_case)
+        return CharSet(tuple(ranges), tuple(categories), negated=negated)
 
-    def _member(self) -> CharSet:
+    def _member(self) -> str:
+        r"""Parse one member: a character, or a category by its escape, such as "\d"."""
         char = self._next()
         if char == "[":
             raise self._error("write '[' inside a class as '\\['")
-        return self._escape() if char == "\\" else self._literal(char)
+        if char != "\\":
+            return char
+        char = self._next()
+        return f"\\{char}" if char in _CATEGORIES else self._escaped(char)
 
     def _close(self) -> None:
         if not self._take(")"):

@@ -1,123 +1,114 @@
 """Filters a text that arrives in pieces, and releases what no later piece can change.
 
-The meaning is a function of the whole text T, so the pieces cannot matter:
+Patterns are compared with the *view* of the text T (see `view`); what they match there stands for the characters of T
+that it came from, ignored ones between them included. The meaning is a function of T, so the pieces cannot matter:
 
-- *Redact*: among the redacting rules' matches, take the leftmost, of those at one place the longest (then the first
-  rule), go on after its end: the chain R. A rule with a checksum matches only where the checksum holds.
+- *Redact* and *tokenise*: among these rules' matches, take the leftmost, of those at one place the longest (then the
+  first rule), go on after its end: the chain R. A match that begins inside another and ends behind it makes that one
+  longer: whatever any rule matches is replaced, so that another rule never brings back what was gone without it. A
+  rule with a check matches only where that passes. A tokenised match that a redacting one overlaps is redacted.
 - *Block*: q is the leftmost start of a blocking rule's match. If there is none, the result is T with R's matches
   replaced. Else the text is cut at q, or at p if a match [p, e) of R has p < q < e, and the result is what is before
   the cut with R's matches there replaced: neither the blocked text nor a piece of a redacted one leaves.
 - *Flag*: each flagging rule that matches anywhere is reported once; the text is untouched and not held.
+- In outputs, more than `MAX_IGNORED` ignored characters in a row inside what can be a match block from where that
+  began: they would hold it for ever.
 
 A run (see `automaton`) is kept for every place whose matches are not settled. Text before the first unsettled place
-is released at once. A run ends within the longest pattern plus `MAX_IGNORED` invisible characters, and a redaction can
-wait for a blocking run that began inside it, so at most twice that is held.
+is released at once. A run ends within the longest pattern, and a redaction can wait for a blocking run that began
+inside it, so an output holds at most twice the longest pattern in characters of the view, each of one character
+or an escape (12) and up to `MAX_IGNORED` ignored ones. Tokenising, which is for whole inputs, waits for what overlaps.
 """
 
-from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Protocol
+import sys
+from collections.abc import Generator, Sequence
 
-from libs.safety_filter.automaton import MISSING, Automaton, State
-from libs.safety_filter.charset import IGNORABLE, fold
+from libs.safety_filter.automaton import MISSING
+from libs.safety_filter.machine import BEHIND, BLOCK, FLAG, REDACT, Machine, Run, Tokenise
+from libs.safety_filter.view import INVISIBLE, Viewer
 
-REDACT = 1
-BLOCK = 2
-FLAG = 4
-MAX_IGNORED = 32
-"""Most invisible characters inside one match; past that the run ends, so that they cannot make the filter hold on."""
-
-
-class Checked(Protocol):
-    """What the filter needs of a rule."""
-
-    @property
-    def bit(self) -> int:
-        """REDACT, BLOCK or FLAG."""
-
-    @property
-    def replacement(self) -> str:
-        """What a redacting rule puts in the place of its match."""
-
-    def passes(self, text: str) -> bool:
-        """Tell whether a match passes the rule's checksum (True without one)."""
-
-
-@dataclass(frozen=True, slots=True)
-class Machine:
-    """Rules of one stage and their automaton."""
-
-    rules: Sequence[Checked]
-    automaton: Automaton
-
-
-class _Run:
-    __slots__ = ("block", "end", "ignored", "origin", "rule", "start", "state")
-
-    def __init__(self, origin: int, state: State) -> None:
-        self.origin = origin
-        self.start = origin
-        """Where a block from here cuts: `origin`, or later where that was released already (`StreamFilter.seed`)."""
-        self.state = state
-        self.end = -1
-        """End of the longest redacting match so far; -1 when there is none."""
-        self.rule = -1
-        self.block = -1
-        """The blocking rule that matches from here; -1 when none does so far."""
-        self.ignored = 0
+_CHECK = 20
+"""Steps that a match's check counts for."""
+TURN = 1000
+"""Steps of a turn: less than a millisecond."""
 
 
 class StreamFilter:
     """One text's filter. `feed` it the pieces, `finish` it; both return what may leave. After `blocked`, nothing does.
 
-    `findings` collects indices of rules as their effect becomes certain; the caller takes and clears it.
+    `findings` collects indices of rules as their effect becomes certain, `replaced` what was replaced, as characters
+    (begin, end) of the pieces; the caller takes and clears them. Inside, places are those of the view.
     """
 
     __slots__ = (
         "_base",
-        "_buffer",
+        "_before",
+        "_begins",
+        "_ends",
         "_flagged",
         "_found",
-        "_last",
         "_machine",
+        "_new",
+        "_new_at",
         "_out",
         "_pos",
-        "_prev",
+        "_raw",
+        "_raw_base",
+        "_raw_out",
         "_runs",
         "_search",
+        "_seeded",
+        "_taken",
+        "_tokenise",
+        "_view",
+        "_viewer",
+        "_work",
         "blocked",
         "findings",
+        "replaced",
     )
 
-    def __init__(self, machine: Machine) -> None:
+    def __init__(self, machine: Machine, *, json: bool = False, tokenise: Tokenise | None = None) -> None:
+        """`json`: the text is JSON. `tokenise` is needed where rules tokenise."""
         self._machine = machine
         self._search = machine.automaton.search
-        self._runs: list[_Run] = []
-        self._found: list[_Run] = []
-        self._buffer = ""
-        self._base = 0
-        self._out = 0
-        self._pos = 0
-        self._last = 0
-        """Where the last visible character ended: a match that is certain only later ends there."""
-        self._prev = ""
+        self._viewer = Viewer(machine.automaton.table, json=json, limited=machine.output)
+        self._tokenise = tokenise
+        self._runs: list[Run] = []
+        self._found: list[Run] = []
+        self._view = ""
+        """The view from `_base` on, `_begins` and `_ends` of each character of it, in the text."""
+        self._begins: list[int] = []
+        self._ends: list[int] = []
+        self._base = self._out = self._pos = 0
+        self._new = ""
+        """The part of the view that is being scanned, from the place `_new_at` on."""
+        self._new_at = self._work = 0
+        self._raw = ""
+        """The text from `_raw_base` to `_taken`."""
+        self._raw_base = self._raw_out = self._taken = self._seeded = 0
+        self._before = ""
+        """The view's last characters before `_base`."""
         self._flagged: set[int] = set()
         self.blocked = False
         self.findings: list[int] = []
+        self.replaced: list[tuple[int, int]] = []
 
     @property
     def held(self) -> int:
         """Characters taken in and neither released nor replaced yet."""
-        return 0 if self.blocked else self._pos - self._out
+        return 0 if self.blocked else len(self._raw) + len(self._viewer.tail)
 
     def seed(self, context: str) -> None:
         """Take in text that was settled before this filter was opened, so that what follows is seen in its place.
 
-        Redactions that begin in it were settled with it (one that begins inside another's match never counts). A block
-        that begins in it cuts at its end.
+        Redactions that begin in it were settled with it; one that goes on behind its end began inside another's match
+        and makes that longer. A block that begins in it cuts at its end.
         """
-        self._scan(context)
+        if self._begin(context, last=True):
+            self._scan(0)
         self._out = self._pos
+        self._raw_out = self._seeded = self._taken
         self._found.clear()
         self.findings.clear()
         for run in self._runs:
@@ -126,117 +117,155 @@ class StreamFilter:
 
     def feed(self, piece: str) -> str:
         """Take in the next piece and return what may leave now."""
-        if not self._runs and not self.blocked and self._search(piece) is None:
-            # The usual case: nothing is held and nothing in this piece can begin a match.
-            if piece:
-                self._pos += len(piece)
-                self._base = self._out = self._pos
-                self._prev = piece[-1]
-            return piece
         if self.blocked:
             return ""
-        self._scan(piece)
+        if not self._runs and self._viewer.plain(piece):
+            # The usual case: nothing is held and nothing in this piece can begin a match.
+            text = self._before + piece
+            if self._search(text, len(self._before)) is None:
+                self._before = text[-BEHIND:]
+                self._pos += len(piece)
+                self._taken += len(piece)
+                return piece
+        if not self._begin(piece):
+            return self._viewer.taken
+        self._scan(0)
+        return self._release()
+
+    def feed_in_turns(self, piece: str) -> Generator[None, None, str]:
+        """As `feed`, with a pause each time that `TURN` steps were made."""
+        if self.blocked:
+            return ""
+        if not self._begin(piece):
+            return self._viewer.taken
+        at = 0
+        while (at := self._scan(at, TURN)) < len(self._new):
+            yield
         return self._release()
 
     def finish(self) -> str:
         """Say that the text has ended and return the rest that may leave."""
+        text = ""
+        if self._viewer.tail and not self.blocked:
+            if not self._begin("", last=True):
+                return self._viewer.taken
+            self._scan(0)
+            text = self._release()
         if self.blocked:
-            return ""
+            return text
         for run in self._runs:
             accepts = self._machine.automaton.finish(run.state)
             if accepts:
-                self._record(run, accepts, self._last)
-            if run.end >= 0 or run.block >= 0:
-                self._found.append(run)
+                self._record(run, accepts, self._pos)
+            self._close(run)
         self._runs.clear()
-        return self._release()
+        return text + self._release()
 
-    def _scan(self, piece: str) -> None:
-        """Step all runs over `piece` and begin new ones."""
+    def _begin(self, piece: str, *, last: bool = False) -> bool:
+        """Take in a piece; return whether there is anything to scan: a run, or a place where one may begin."""
+        viewer = self._viewer
+        view = viewer.take(piece, last=last)
+        at = 0
+        if not self._runs:
+            # Nothing is kept, and nothing before the first hit is needed. Usually there is none.
+            text = self._before + view
+            hit = self._search(text, len(self._before))
+            at = hit.start() - len(self._before) if hit else len(view)
+            self._before = text[max(0, len(self._before) + at - BEHIND) : len(self._before) + at]
+            self._pos = self._base = self._out = self._pos + at
+            self._raw_base = self._raw_out = self._taken
+            if hit is None:
+                self._taken += len(viewer.taken)
+                return False
+        begins, ends = viewer.offsets(self._taken)
+        self._new, self._new_at = view[at:], self._pos
+        self._begins += begins[at:]
+        self._ends += ends[at:]
+        self._view += self._new
+        self._raw += viewer.taken
+        self._taken += len(viewer.taken)
+        return True
+
+    def _scan(self, at: int, most: int = sys.maxsize) -> int:
+        """Step all runs over the new part of the view, from its place `at` on, and begin new ones.
+
+        Return where that ended: behind the end, or earlier when `most` steps were made.
+        """
         automaton = self._machine.automaton
-        search, starts, advance = self._search, automaton.starts, automaton.advance
-        base = self._pos
-        self._buffer += piece
-        prev = self._prev
-        runs = self._runs
-        at, size = 0, len(piece)
-        while at < size:
-            if not runs:
-                hit = search(piece, at)
-                if hit is None:
-                    prev = piece[-1]
-                    break
-                skip = hit.start()
-                if skip > at:
-                    at = skip
-                    prev = piece[at - 1]
-            char = piece[at]
-            if char > "\x7f" and char in IGNORABLE:
-                if runs:
-                    self._pass_over(base + at)
-                    runs = self._runs
-                at += 1
-                continue
-            if runs:
-                self._step(char, base + at)
-                runs = self._runs
+        search, starts, advance = automaton.search, automaton.starts, automaton.advance
+        view, base = self._new, self._new_at
+        prev = view[at - 1] if at else self._seen(base - 1, base)
+        size = len(view)
+        self._work = 0
+        while at < size and self._work < most:
+            char = view[at]
+            self._pos = base + at
+            if self._runs:
+                self._step(char)
             state = starts.get(prev) or automaton.start(prev)
             following = state.trans.get(char, MISSING)
             if following is MISSING:
                 following = advance(state, char)
-            if following is not None:
-                run = _Run(base + at, following)
+            if following is not None and char != INVISIBLE:
+                run = Run(base + at, following)
                 if following.accepts:
                     self._record(run, following.accepts, base + at + 1)
-                self._keep(run, runs)
+                self._keep(run, self._runs)
             prev = char
             at += 1
-            self._last = base + at
-        self._prev = prev
-        self._pos = base + size
+            self._work += 1
+            if not self._runs:
+                hit = search(view, at)
+                if hit is None:
+                    at = size
+                elif hit.start() > at:
+                    at = hit.start()
+                    prev = view[at - 1]
+        self._pos = base + at
+        return at
 
-    def _step(self, char: str, at: int) -> None:
-        """Step every run over the character at `at`."""
-        kept: list[_Run] = []
+    def _step(self, char: str) -> None:
+        """Step every run over the character at `_pos`."""
+        at = self._pos
+        self._work += len(self._runs)
+        kept: list[Run] = []
         for run in self._runs:
             state = run.state
             following = state.trans.get(char, MISSING)
             if following is MISSING:
                 following = self._machine.automaton.advance(state, char)
             if char in state.before:
-                self._record(run, state.before[char], self._last)
+                self._record(run, state.before[char], at)
+            if char == INVISIBLE:
+                following = None
+                if state.live & (REDACT | BLOCK) and run.block < 0:
+                    run.block = len(self._machine.rules)
             if following is None:
-                if run.end >= 0 or run.block >= 0:
-                    self._found.append(run)
+                self._close(run)
                 continue
             run.state = following
-            if run.state.accepts:
-                self._record(run, run.state.accepts, at + 1)
+            if following.accepts:
+                self._record(run, following.accepts, at + 1)
             self._keep(run, kept)
         self._runs = kept
 
-    def _keep(self, run: _Run, runs: list[_Run]) -> None:
+    def _keep(self, run: Run, runs: list[Run]) -> None:
         if run.state.live:
             runs.append(run)
-        elif run.end >= 0 or run.block >= 0:
+        else:
+            self._close(run)
+
+    def _close(self, run: Run) -> None:
+        """Note a run that has ended, where it has found something."""
+        if run.end >= 0 or run.block >= 0:
             self._found.append(run)
 
-    def _pass_over(self, at: int) -> None:
-        """Step every run over an invisible character."""
-        kept: list[_Run] = []
-        for run in self._runs:
-            run.ignored += 1
-            if run.ignored <= MAX_IGNORED:
-                kept.append(run)
-            elif run.end >= 0 or run.block >= 0:
-                self._found.append(run)
-        self._runs = kept
-
-    def _record(self, run: _Run, accepts: tuple[int, ...], end: int) -> None:
+    def _record(self, run: Run, accepts: tuple[int, ...], end: int) -> None:
         """Note that rules match from the run's start to `end`."""
         for index in accepts:
             rule = self._machine.rules[index]
-            if not rule.passes(self._plain(run.origin, end)):
+            self._work += _CHECK
+            if not rule.passes(self._seen(run.origin - rule.behind, end)):
                 continue
             if rule.bit == FLAG:
                 if index not in self._flagged:
@@ -245,53 +274,69 @@ class StreamFilter:
             elif rule.bit == BLOCK:
                 if run.block < 0:
                     run.block = index
-            elif end > run.end or (end == run.end and index < run.rule):
-                run.end, run.rule = end, index
+            else:
+                if end > run.end or (end == run.end and index < run.rule):
+                    run.end, run.rule = end, index
+                if run.strict < 0 and not rule.tokenises:
+                    run.strict = index
 
-    def _plain(self, start: int, end: int) -> str:
-        """Return the text of a match as it was compared."""
-        text = self._buffer[start - self._base : end - self._base]
-        if text.isascii():
-            return text
-        return "".join(fold(char) for char in text if char not in IGNORABLE)
+    def _seen(self, start: int, end: int) -> str:
+        """Return the view from `start`, which may be a little before all that is kept, to `end`."""
+        if start >= self._base:
+            return self._view[start - self._base : end - self._base]
+        return self._before[start - self._base :] + self._view[: end - self._base]
 
     def _release(self) -> str:
         """Return everything that is settled, matches replaced; the module's docstring gives the rule."""
-        pos, out = self._pos, self._out
         if not self._runs and not self._found:
             # Candidates came to nothing.
-            text = self._buffer[out - self._base :]
-            self._buffer, self._base, self._out = "", pos, pos
+            text = self._until(self._pos)
+            self._trim()
             return text
         barrier, blocker = self._barrier()
-        redactions = sorted((run for run in (*self._runs, *self._found) if run.end >= 0), key=_origin)
+        redactions = sorted((run for run in (*self._runs, *self._found) if run.end > self._out), key=_origin)
         pieces: list[str] = []
-        stop = False
-        for run in redactions:
-            if run.origin < out:
-                continue  # Inside an earlier match.
-            if run.origin >= barrier or run.origin >= self._unsettled(out):
+        for number, run in enumerate(redactions):
+            if run.end <= self._out:
+                continue
+            inside = run.origin < self._out
+            if not inside:
+                if run.origin >= min(barrier, self._unsettled()):
+                    pieces.append(self._until(min(barrier, self._unsettled())))
+                    break
+                pieces.append(self._until(run.origin))
+            index, end = (run.rule, run.end) if inside else self._joined(redactions[number:])
+            if end > barrier or (self._machine.rules[index].tokenises and self._grows(end)):
+                # It overlaps what is blocked, or may yet be, and nothing of it leaves; or its end is not known.
+                barrier = min(barrier, self._out) if end > barrier else barrier
                 break
-            pieces.append(self._text(out, run.origin))
-            out = run.origin
-            if run.end > barrier:
-                # It overlaps what is blocked, or may yet be: nothing of it leaves.
-                stop = True
-                break
-            pieces.append(self._machine.rules[run.rule].replacement)
-            self.findings.append(run.rule)
-            out = run.end
-        if not stop:
-            limit = min(barrier, self._unsettled(out))
-            pieces.append(self._text(out, limit))
-            out = limit
-            stop = out == barrier
-        self._out = out
-        if stop and blocker >= 0:
+            text = self._replaced(index, end)
+            if not inside:
+                pieces.append(text)
+        else:
+            pieces.append(self._until(min(barrier, self._unsettled())))
+        if blocker >= 0 and self._out == barrier:
             self._block(blocker)
         else:
             self._trim()
         return "".join(pieces)
+
+    def _joined(self, redactions: Sequence[Run]) -> tuple[int, int]:
+        """Return the rule and the end of the first match; a tokenised one has all that overlaps it."""
+        first = redactions[0]
+        if not self._machine.rules[first.rule].tokenises:
+            return first.rule, first.end
+        end, strict = first.end, first.strict
+        for run in redactions[1:]:
+            if run.origin >= end:
+                break
+            end = max(end, run.end)
+            strict = strict if strict >= 0 else run.strict
+        return (strict if strict >= 0 else first.rule), end
+
+    def _grows(self, end: int) -> bool:
+        """Tell whether a match that begins before `end` may yet be found, or grow."""
+        return any(run.state.live & REDACT and run.origin < end for run in self._runs)
 
     def _barrier(self) -> tuple[int, int]:
         """Return the leftmost place where a block begins or may yet begin, and its rule (-1: not certain)."""
@@ -305,30 +350,48 @@ class StreamFilter:
                 barrier, blocker = run.start, run.block
         return barrier, blocker
 
-    def _unsettled(self, out: int) -> int:
-        """Return the leftmost place from `out` on where a redaction may yet begin or grow."""
-        return min(
-            (run.origin for run in self._runs if run.state.live & REDACT and run.origin >= out), default=self._pos
-        )
+    def _unsettled(self) -> int:
+        """Return the leftmost place not released yet where a redaction may begin or grow."""
+        return min((max(run.origin, self._out) for run in self._runs if run.state.live & REDACT), default=self._pos)
 
-    def _text(self, start: int, end: int) -> str:
-        return self._buffer[start - self._base : end - self._base]
+    def _until(self, place: int) -> str:
+        """Release the text before a place of the view."""
+        end = self._begins[place - self._base] if place < self._pos else self._taken
+        text = self._raw[self._raw_out - self._raw_base : max(end - self._raw_base, 0)]
+        self._out, self._raw_out = place, max(end, self._raw_out)
+        return text
+
+    def _replaced(self, index: int, end: int) -> str:
+        """Settle the match of a rule from here to `end`; return what takes its place."""
+        rule = self._machine.rules[index]
+        begin, self._out = self._raw_out, end
+        self._raw_out = max(self._ends[end - 1 - self._base], begin)
+        self.findings.append(index)
+        self.replaced.append((begin - self._seeded, self._raw_out - self._seeded))
+        if not rule.tokenises or self._tokenise is None:
+            return rule.replacement
+        return self._tokenise(rule.replacement, self._raw[begin - self._raw_base : self._raw_out - self._raw_base])
 
     def _block(self, rule: int) -> None:
         self.blocked = True
         self.findings.append(rule)
-        self._buffer = ""
+        self._view = self._raw = ""
         self._runs.clear()
         self._found.clear()
 
     def _trim(self) -> None:
         """Forget the text that no run and no release needs any more."""
-        self._found = [run for run in self._found if run.start >= self._out]
-        base = min((run.origin for run in (*self._runs, *self._found)), default=self._out)
-        base = min(base, self._out)
-        self._buffer = self._buffer[base - self._base :]
-        self._base = base
+        self._raw, self._raw_base = self._raw[self._raw_out - self._raw_base :], self._raw_out
+        base = self._out
+        if self._found:
+            self._found = [run for run in self._found if run.start >= base or run.end > base]
+        for run in (*self._runs, *self._found):
+            base = min(base, run.origin)
+        cut = base - self._base
+        self._before = (self._before + self._view[max(0, cut - BEHIND) : cut])[-BEHIND:]
+        self._view, self._base = self._view[cut:], base
+        del self._begins[:cut], self._ends[:cut]
 
 
-def _origin(run: _Run) -> int:
+def _origin(run: Run) -> int:
     return run.origin

@@ -9,6 +9,7 @@ import sys
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar, runtime_checkable
+from wsgiref.simple_server import WSGIServer
 
 import grpc
 import uvloop
@@ -16,9 +17,11 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_health.v1.health import aio as health_aio
 from grpc_reflection.v1alpha import reflection
 
+from libs.authority.calls import may_call
 from libs.config import ConfigError, ServiceSettings, load
 from libs.rpc import make_server
 from libs.rpc.server import bind
+from libs.service.certificate import check_certificate, watch_expiry
 from libs.service.endpoint import keep_endpoint
 from libs.telemetry import configure_logging, get_logger
 from libs.telemetry.tracing import configure_tracing, shutdown_tracing
@@ -106,7 +109,7 @@ class Running:
 @contextlib.asynccontextmanager
 async def serve(service: Service, settings: ServiceSettings, **server_options: Any) -> AsyncIterator[Running]:
     """Serve until the block ends, then drain. `server_options` go to `libs.rpc.make_server`."""
-    server = make_server(**server_options)
+    server = make_server(may_call=may_call, max_message_bytes=settings.max_message_bytes, **server_options)
     health = health_aio.HealthServicer()
     health_pb2_grpc.add_HealthServicer_to_server(health, server)
     names = ["", *service.register(server)]
@@ -182,6 +185,7 @@ def main(settings_type: type[S], build: Builder[S], **server_options: Any) -> No
     """Run a service process until SIGTERM or SIGINT; exits 2 on a bad configuration, 1 on a failure."""
     try:
         settings = load(settings_type)
+        check_certificate(settings)
     except ConfigError as error:
         sys.stderr.write(f"{error}\n")
         sys.exit(2)
@@ -191,6 +195,14 @@ def main(settings_type: type[S], build: Builder[S], **server_options: Any) -> No
     except Exception as error:  # the last boundary: whatever ends the process is told in the log's own form
         log.error("service_failed", error=type(_cause(error)).__name__, exc_info=error)
         sys.exit(1)
+
+
+def serve_metrics(settings: ServiceSettings) -> WSGIServer:
+    """Prometheus's page over HTTP, in a thread of its own."""
+    from prometheus_client import start_http_server
+
+    server, _ = start_http_server(settings.metrics_port, addr=settings.metrics_host)
+    return server
 
 
 def _cause(error: Exception) -> Exception:
@@ -209,10 +221,9 @@ async def _main(settings: S, build: Builder[S], server_options: dict[str, Any]) 
         tls=settings.tls,
     )
     if settings.metrics_port:
-        # HTTP, in its own thread, on the service's address: Prometheus scrapes it, nobody else calls it.
-        from prometheus_client import start_http_server
-
-        start_http_server(settings.metrics_port, addr=settings.host)
+        serve_metrics(settings)
+        if settings.tls is not None:
+            watch_expiry(settings.tls)
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):

@@ -94,7 +94,7 @@ async def spawn(spec: ProcessSpec, on_line: Callable[[bytes], None]) -> Child:
     loop = asyncio.get_running_loop()
     read_end, write_end = os.pipe()
     try:
-        process = subprocess.Popen(  # noqa: ASYNC220 - fork and exec take about a millisecond
+        process = subprocess.Popen(  # noqa: ASYNC220, S603 - our own argument list; fork and exec take about a millisecond
             (*_LEASH, str(os.getpid()), *spec.argv),
             stdin=subprocess.DEVNULL,
             stdout=write_end,

@@ -52,9 +52,11 @@ class ControlServer:
         """Begins to listen; the socket is for this user only."""
         self._path.unlink(missing_ok=True)
         listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        # Before it has a name: a mode that comes after `bind` comes too late for whoever connects in between. On Linux
+        # the name gets the descriptor's mode (unix(7), under "Pathname socket ownership and permissions").
+        os.fchmod(listener.fileno(), 0o600)
         with _short_path(self._path.parent) as path:
             listener.bind(path)
-        self._path.chmod(0o600)
         self._server = await asyncio.start_unix_server(self._serve, sock=listener)
 
     async def close(self) -> None:

@@ -20,7 +20,7 @@ def main(parent: int, argv: list[str]) -> None:
     if os.getppid() != parent:  # it died before it could be watched
         sys.exit(1)
     try:
-        os.execvp(argv[0], argv)
+        os.execvp(argv[0], argv)  # noqa: S606 - our own argument list, no shell
     except OSError as error:
         sys.stderr.write(f"cannot start {argv[0]}: {error.strerror}\n")
         sys.exit(127)

@@ -10,7 +10,7 @@ import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from libs.rpc import make_channel
-from libs.supervisor.spec import GrpcProbe, HttpProbe, Probe, TcpProbe
+from libs.supervisor.spec import EtcdProbe, GrpcProbe, HttpProbe, Probe, TcpProbe
 
 RETRY_SECONDS = 0.05
 """Between two looks at a process that is not ready. A refused connection on loopback costs well under a millisecond."""
@@ -40,6 +40,8 @@ async def check(probe: Probe) -> bool:
                     return await _answers(probe)
                 case GrpcProbe():
                     return await _accepts(probe.host, probe.port) and await _serves(probe)
+                case EtcdProbe():
+                    return await _accepts(probe.host, probe.port) and await _refuses(probe)
     except TimeoutError:
         return False
 
@@ -82,6 +84,19 @@ async def _serves(probe: GrpcProbe) -> bool:
         except grpc.aio.AioRpcError:
             return False
     return answer.status == health_pb2.HealthCheckResponse.SERVING
+
+
+async def _refuses(probe: EtcdProbe) -> bool:
+    channel = make_channel(
+        f"{probe.host}:{probe.port}", tls=probe.tls, server_name="etcd.weir.internal", translate_errors=False
+    )
+    async with channel:
+        try:
+            # A linearizable read of one key, as etcd's own health check does: there is a leader.
+            await channel.unary_unary("/etcdserverpb.KV/Range")(b"\n\x01\0", timeout=_ATTEMPT_SECONDS)
+        except grpc.aio.AioRpcError as error:
+            return error.code() is grpc.StatusCode.PERMISSION_DENIED
+    return False
 
 
 async def _follow_health(probe: GrpcProbe, report: Callable[[bool], None]) -> None:

@@ -38,7 +38,16 @@ class GrpcProbe(msgspec.Struct, frozen=True, tag="grpc", forbid_unknown_fields=T
     """The health service's key; empty asks for the whole server."""
 
 
-Probe = TcpProbe | HttpProbe | GrpcProbe
+class EtcdProbe(msgspec.Struct, frozen=True, tag="etcd", forbid_unknown_fields=True):
+    """Ready while an etcd answers, and refuses whoever has no rights: before that nobody else may be let at it."""
+
+    port: int
+    tls: TlsFiles
+    """A certificate that it lets connect and that has no rights, such as its own."""
+    host: str = "127.0.0.1"
+
+
+Probe = TcpProbe | HttpProbe | GrpcProbe | EtcdProbe
 
 
 class ProcessSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

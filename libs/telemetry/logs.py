@@ -1,7 +1,7 @@
 """Structured logs: one JSON object per line on standard error.
 
 Field names that could hold a secret or a user's words are refused at the door: their values are replaced, whatever the
-caller meant to log.
+caller meant to log. All other texts, exceptions' included, are scanned for the shapes of secrets and personal data.
 """
 
 from __future__ import annotations
@@ -12,6 +12,8 @@ import time
 from typing import Any
 
 import msgspec
+
+from libs.telemetry.scrub import scrub, scrub_value
 
 _REDACTED = "[redacted]"
 _FORBIDDEN = frozenset(
@@ -32,13 +34,13 @@ class _JsonFormatter(logging.Formatter):
             "level": record.levelname.lower(),
             **self._base,
             "logger": record.name,
-            "event": record.getMessage(),
+            "event": scrub(record.getMessage()),
         }
         for name, value in getattr(record, "fields", {}).items():
             # The line's own members cannot be forged by a field of the same name.
             line[f"{name}_" if name in line else name] = _shown(name, value)
         if record.exc_info:
-            line["exception"] = self.formatException(record.exc_info)
+            line["exception"] = scrub(self.formatException(record.exc_info))
         try:
             return _encoder.encode(line).decode()
         except (TypeError, UnicodeEncodeError):  # a value that JSON cannot hold
@@ -47,13 +49,16 @@ class _JsonFormatter(logging.Formatter):
 
 def _shown(name: object, value: Any) -> Any:
     """The value with everything forbidden in it replaced."""
-    if name in _FORBIDDEN:
-        return _REDACTED
+    return _REDACTED if name in _FORBIDDEN else scrub_value(_without(value))
+
+
+def _without(value: Any) -> Any:
+    """The value as JSON knows it, without what stands under forbidden names."""
     if isinstance(value, dict):
-        return {key: _shown(key, inner) for key, inner in value.items()}
+        return {key: _REDACTED if key in _FORBIDDEN else _without(inner) for key, inner in value.items()}
     if isinstance(value, (list, tuple)):
-        return [_shown("", inner) for inner in value]
-    return value
+        return [_without(inner) for inner in value]
+    return value if isinstance(value, (str, int, float, bool, type(None))) else _as_text(value)
 
 
 def _as_text(value: object) -> str:

@@ -13,11 +13,12 @@ from __future__ import annotations
 import random
 import re
 from collections.abc import Mapping
-from pathlib import Path
 from types import TracebackType
 from typing import Any, Protocol, Self
 
+from libs.authority.identity import dns_name
 from libs.config import TlsFiles
+from libs.telemetry.scrub import scrub, scrub_value
 
 INTERNAL, SERVER, CLIENT = "INTERNAL", "SERVER", "CLIENT"
 Attribute = str | int | float | bool | list[str]
@@ -33,7 +34,7 @@ class Span(Protocol):
         """The context to hand to whatever this operation calls."""
 
     def set(self, key: str, value: Attribute) -> None:
-        """Attach an attribute. Never a prompt, an output or a secret."""
+        """Attach an attribute. Never a prompt, an output or a secret: texts are scanned for these, by shape only."""
 
     def end(self, error: str = "") -> None:
         """Finish; `error` is the closed reason's name. Ending twice changes nothing."""
@@ -73,7 +74,7 @@ class _Sampled:
         self.traceparent = f"00-{context.trace_id:032x}-{context.span_id:016x}-01"
 
     def set(self, key: str, value: Attribute) -> None:
-        self._span.set_attribute(key, value)
+        self._span.set_attribute(key, scrub_value(value))
 
     def end(self, error: str = "") -> None:
         if self._ended:
@@ -127,14 +128,38 @@ def configure_tracing(
 
 
 def _otlp(endpoint: str, tls: TlsFiles | None) -> Any:
-    import grpc
     from opentelemetry.exporter.otlp.proto.grpc.trace_exporter import OTLPSpanExporter
 
     if tls is None:
         return OTLPSpanExporter(endpoint=endpoint, insecure=True)
-    read = [Path(path).read_bytes() for path in (tls.ca, tls.key, tls.cert)]
-    credentials = grpc.ssl_channel_credentials(*read)
-    return OTLPSpanExporter(endpoint=endpoint, credentials=credentials)
+
+    from opentelemetry.sdk.trace.export import SpanExporter
+
+    from libs.rpc.credentials import Material, TlsSource, channel_credentials
+
+    source = TlsSource(tls)
+
+    def connect(material: Material) -> SpanExporter:
+        options = (("grpc.ssl_target_name_override", dns_name("collector")),)
+        return OTLPSpanExporter(endpoint=endpoint, credentials=channel_credentials(material), channel_options=options)
+
+    class Renewed(SpanExporter):
+        """Connects anew when the TLS files have changed."""
+
+        def __init__(self) -> None:
+            self._material = source.current()
+            self._exporter = connect(self._material)
+
+        def export(self, spans: Any) -> Any:
+            if (latest := source.current()) is not self._material:
+                former, self._material, self._exporter = self._exporter, latest, connect(latest)
+                former.shutdown()
+            return self._exporter.export(spans)
+
+        def shutdown(self) -> None:
+            self._exporter.shutdown()
+
+    return Renewed()
 
 
 def shutdown_tracing() -> None:
@@ -176,10 +201,10 @@ def span(
 
     return _Sampled(
         _tracer.start_span(
-            name,
+            scrub(name),
             context=trace.set_span_in_context(trace.NonRecordingSpan(_context(parent))),
             kind=trace.SpanKind[kind],
-            attributes=attributes,
+            attributes=scrub_value(dict(attributes)) if attributes else None,
         )
     )
 
@@ -193,7 +218,7 @@ def linked(name: str, origin: str, *, kind: str = INTERNAL) -> Span:
     from opentelemetry.context import Context
 
     links = [trace.Link(_context(origin))]
-    return _Sampled(_tracer.start_span(name, context=Context(), kind=trace.SpanKind[kind], links=links))
+    return _Sampled(_tracer.start_span(scrub(name), context=Context(), kind=trace.SpanKind[kind], links=links))
 
 
 def _context(traceparent: str) -> Any:

@@ -13,8 +13,9 @@ from typing import Any
 from google.protobuf.duration_pb2 import Duration
 from weir.registry.v1 import registry_pb2, registry_pb2_grpc
 
+from libs.authority.identity import Identity
 from libs.config import TlsFiles
-from libs.pki import issue, spiffe_id
+from libs.pki import issue
 from libs.resources.codec import pack
 from libs.rpc import make_channel
 from loadtest import accounting
@@ -75,7 +76,7 @@ class Site:
     @property
     def edge(self) -> str:
         """Envoy's plaintext address."""
-        return str(self.services["envoy"]["address"])
+        return str(self.services["envoy"]["plain_address"])
 
     @property
     def environ(self) -> dict[str, str]:
@@ -145,7 +146,7 @@ def tenant(spec: TenantSpec) -> registry_pb2.Tenant:
         display_name=spec.id,
         plan=registry_pb2.PLAN_PAID if spec.paid else registry_pb2.PLAN_FREE,
         weight=spec.weight,
-        workloads=[spiffe_id(workload(spec.id))],
+        workloads=[Identity(workload(spec.id)).spiffe],
         max_deadline=duration(spec.max_deadline),
         plan_policy=spec.plan_policy,
     )

@@ -139,7 +139,7 @@ class RolloutSite:
     def traffic(self, alias: str, *, rate: float, users: int, seed: int) -> Traffic:
         """Callers of an alias, with the key of the tenant acme."""
         return Traffic(
-            address=str(self.mesh.file()["services"]["envoy"]["address"]),
+            address=str(self.mesh.file()["services"]["envoy"]["plain_address"]),
             key=self.mesh.env["WEIR_KEY_ACME"],
             alias=alias,
             rate=rate,
@@ -179,7 +179,7 @@ async def rollout_site(folder: Path, *, settings: Sequence[str] = ()) -> AsyncIt
 @asynccontextmanager
 async def site_of(mesh: Mesh, folder: Path) -> AsyncIterator[RolloutSite]:
     """A mesh that runs already, with its registry in view. Model folders are made under `folder`."""
-    store = EtcdStore([mesh.file()["services"]["etcd"]["address"]], tls=mesh.operator())
+    store = EtcdStore([mesh.file()["services"]["etcd"]["address"]], tls=mesh.etcd_root())
     view = RegistryView(store)
     follow = asyncio.create_task(view.run())
     try:

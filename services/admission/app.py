@@ -95,15 +95,16 @@ async def build(
         gateway_grace=settings.gateway_grace,
         chance=chance,
     )
+    view = follow("admission", settings, source=source, clock=clock)
     servicer = AdmissionServicer(
         coordinator,
+        roles=view,
         instance=settings.instance,
         clock=clock,
         max_in_flight=settings.max_in_flight,
         heartbeat=settings.worker_heartbeat,
         tls=settings.tls is not None,
     )
-    view = follow("admission", settings, source=source, clock=clock)
     return AdmissionService(
         coordinator=coordinator,
         servicer=servicer,

@@ -48,8 +48,6 @@ def to_request(admit: pb.Admit, *, deadline: float, owner: str, now: float) -> R
         raise _invalid("pool")
     if admit.prompt_tokens == 0:
         raise _invalid("prompt_tokens")
-    if admit.max_output_tokens == 0:
-        raise _invalid("max_output_tokens")
     if admit.choices == 0:
         raise _invalid("choices")
     if not 0.0 <= admit.kv_share <= 1.0:

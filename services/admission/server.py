@@ -14,25 +14,33 @@ from libs.deadlines import to_duration
 from libs.errors import Reason, WeirError
 from libs.mux import CallContext, Codec, MuxServer
 from libs.mux import Session as MuxSession
-from libs.rpc import require_peer
+from libs.registry import RegistryView
+from libs.registry.roles import require_role
+from libs.rpc import require_own
 from services.admission.coordinator import Coordinator, Waiter
 from services.admission.worker_session import WorkerSession
 
 SERVICE = pb.DESCRIPTOR.services_by_name["AdmissionService"].full_name
 _HELLO_SECONDS = 10.0
-_GATEWAYS = frozenset({"gateway"})
-_WORKERS = frozenset({"worker"})
-_OPERATORS = frozenset({"cli"})
 
 
 class AdmissionServicer(admission_pb2_grpc.AdmissionServiceServicer):
     """Sessions of gateways, capacity streams of workers."""
 
     def __init__(
-        self, coordinator: Coordinator, *, instance: str, clock: Clock, max_in_flight: int, heartbeat: float, tls: bool
+        self,
+        coordinator: Coordinator,
+        *,
+        roles: RegistryView,
+        instance: str,
+        clock: Clock,
+        max_in_flight: int,
+        heartbeat: float,
+        tls: bool,
     ) -> None:
-        """`heartbeat` in seconds is told to workers. `tls`: peers must show who they are."""
+        """`roles` knows who operates. `heartbeat`, in seconds, is told to workers. `tls`: peers show who they are."""
         self._coordinator = coordinator
+        self._roles = roles
         self._heartbeat = heartbeat
         self._tls = tls
         self._mux = MuxServer(
@@ -41,20 +49,22 @@ class AdmissionServicer(admission_pb2_grpc.AdmissionServiceServicer):
             instance=instance,
             clock=clock,
             max_in_flight=max_in_flight,
-            allow=_GATEWAYS,
         )
 
     async def Session(self, request_iterator: Any, context: grpc.aio.ServicerContext) -> None:  # noqa: N802
         """One gateway's multiplexed stream."""
-        require_peer(context, _GATEWAYS, tls=self._tls)
         await self._mux.serve(request_iterator, context)
 
     async def ReportCapacity(  # noqa: N802
         self, request_iterator: Any, context: grpc.aio.ServicerContext
     ) -> None:
-        """One worker's capacity stream. Lost the moment that it breaks."""
-        require_peer(context, _WORKERS, tls=self._tls)
-        session = self._coordinator.worker_joined(await _hello(context))
+        """One worker's capacity stream. Lost the moment that it breaks, or when the same worker opens a newer one.
+
+        :raises WeirError: PERMISSION_DENIED for a worker, pool or zone that is not the certificate's.
+        """
+        hello = await _hello(context)
+        require_own(context, instance=hello.worker, pool=hello.pool, zone=hello.zone)
+        session = self._coordinator.worker_joined(hello)
         try:
             await context.write(self._welcome(session))
             reader = asyncio.create_task(self._read(session, context))
@@ -74,7 +84,7 @@ class AdmissionServicer(admission_pb2_grpc.AdmissionServiceServicer):
         self, request: pb.ListWorkersRequest, context: grpc.aio.ServicerContext
     ) -> pb.ListWorkersResponse:
         """The workers that report here, for operators."""
-        require_peer(context, _OPERATORS, tls=self._tls)
+        require_role("admission.ListWorkers", context, self._roles.snapshot, tls=self._tls)
         return self._coordinator.workers(request.pool)
 
     def rebalance(self) -> None:

@@ -4,25 +4,32 @@ import asyncio
 import random
 from collections.abc import Mapping
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import Any
 
 import grpc
 from weir.audit.v1 import audit_pb2, audit_pb2_grpc
 
+from libs.artifacts import BlobStore, open_store
 from libs.auditlog import AuditFiles, LogDamagedError, load_or_create_signer, load_verifier
-from libs.auditlog.keys import PUBLIC_NAME
+from libs.auditlog.anchoring import Judgement
+from libs.auditlog.keys import PUBLIC_NAME, Verifier, fingerprint
 from libs.clock import Clock, SystemClock
 from libs.mux import Codec, MuxServer
-from libs.registry import EtcdStore, MemoryStore, Store
+from libs.registry import EtcdStore, RegistryView, Store, follow
 from libs.service import Ready
 from libs.telemetry import get_logger
 from services.audit import metrics
-from services.audit.anchors import Anchors
+from services.audit.anchors import Anchors, keep_anchored
 from services.audit.committer import Committer
 from services.audit.config import Settings
-from services.audit.server import SERVICE, AppendHandler, AuditServicer, Reader, appended
+from services.audit.reader import Reader
+from services.audit.server import SERVICE, AppendHandler, AuditServicer, appended
 
 log = get_logger(__name__)
+_UNCOMPARED = "the log was not compared with its anchors yet"
+_FIRST_SECONDS = 0.05
+"""Between two tries to anchor a log that is new."""
 
 
 class AuditService:
@@ -34,15 +41,23 @@ class AuditService:
         settings: Settings,
         files: AuditFiles,
         store: Store,
-        anchors: Anchors,
+        roles: RegistryView,
+        bucket: BlobStore | None,
         clock: Clock,
         rng: random.Random,
-        reader_parts: Mapping[str, Any],
+        log_dir: Path,
+        checkpoint_dir: Path,
+        verifier: Verifier,
+        key_fingerprint: str,
     ) -> None:
+        self._settings = settings
         self._files = files
         self._store = store
-        self._anchors = anchors
+        self._roles = roles
+        self._bucket = bucket
+        self._key_fingerprint = key_fingerprint
         self._ready: Ready | None = None
+        self._compared = False
         self._committer: Committer[audit_pb2.AuditReply] = Committer(
             files,
             max_queued=settings.max_queued,
@@ -52,6 +67,17 @@ class AuditService:
             result=appended,
             on_writable=self._on_writable,
         )
+        self._committer.damaged = _UNCOMPARED
+        self._anchors = Anchors(
+            store,
+            bucket,
+            files,
+            settings.instance,
+            verify=verifier,
+            on_thread=self._committer.on_thread,
+            clock=clock,
+            bucket_seconds=settings.bucket_seconds,
+        )
         self._mux = MuxServer(
             codec=Codec.of(audit_pb2.SessionRequest, audit_pb2.SessionResponse),
             handler=AppendHandler(committer=self._committer, max_record_bytes=settings.max_record_bytes),
@@ -59,19 +85,23 @@ class AuditService:
             clock=clock,
             max_in_flight=settings.max_in_flight,
         )
-        reader = Reader(
+        self._reader = Reader(
             committer=self._committer,
-            anchors=anchors,
+            anchors=self._anchors,
             clock=clock,
             rng=rng,
             source=f"{settings.service}/{settings.instance}",
-            **reader_parts,
+            log_dir=log_dir,
+            checkpoint_dir=checkpoint_dir,
+            verifier=verifier,
+            key_fingerprint=key_fingerprint,
+            compared=lambda: self._compared,
+            told=self._judged,
         )
         self._servicer = AuditServicer(
             mux=self._mux,
-            reader=reader,
-            session_peers=settings.session_peers,
-            reader_peers=settings.reader_peers,
+            reader=self._reader,
+            roles=roles,
             tls=settings.tls is not None,
         )
 
@@ -81,54 +111,95 @@ class AuditService:
         return [SERVICE]
 
     async def run(self, ready: Ready) -> None:
-        """Ready while records can be written. With a damaged log it stays up, not ready, to be read and verified.
+        """Ready while records can be written. With a damaged log, or one that its anchors contradict, it stays up, not
+        ready, to be read and verified.
 
         :raises LogLockedError: another process has the log.
         :raises OSError: the log cannot be opened.
         """
-        self._ready = ready
         try:
-            await self._open()
+            sound = await self._open()
             async with asyncio.TaskGroup() as group:
                 group.create_task(self._committer.run(), name="audit.committer")
-                if not self._committer.damaged:
-                    group.create_task(self._anchors.run(lambda: self._committer.checkpoint_line), name="audit.anchors")
-                    ready()
-                else:
-                    metrics.WRITABLE.set(0)
+                group.create_task(self._roles.run(), name="registry.view")
+                if not sound:
+                    return
+                await self._first_anchor()
+                await self._reader.note_recovery(self._files.recovered)
+                self._ready = ready
+                self._on_writable()
+                group.create_task(
+                    keep_anchored(self._anchors, self._judged, interval=self._settings.anchor_seconds),
+                    name="audit.anchors",
+                )
         finally:
             self._committer.shut()
+            await self._roles.close()
+            if self._bucket is not None:
+                await self._bucket.close()
             await self._store.close()
 
     async def drain(self) -> None:
         """Sends the writers away, writes what waits and anchors the last checkpoint."""
         await self._mux.drain()
         await self._committer.close()
-        if not self._committer.damaged:
-            await self._anchors.write(self._committer.checkpoint_line)
+        if self._compared and not self._committer.damaged:
+            await self._anchors.advance()
 
     def endpoint_extra(self) -> Mapping[str, Any]:
         """See `libs.service.Service`."""
         return {}
 
-    async def _open(self) -> None:
+    async def _open(self) -> bool:
+        """Open the files; False for a log that does not hold, which leaves `damaged` set for good."""
+        pinned = self._settings.key_fingerprint
         try:
-            await asyncio.to_thread(self._files.open)
-            self._committer.damaged = await self._anchors.fault(self._files.count, self._files.head)
+            if pinned and pinned != self._key_fingerprint:
+                raise LogDamagedError("the key in the key folder is not the one that is pinned")
+            await self._committer.on_thread(self._files.open)
         except LogDamagedError as error:
             self._committer.damaged = str(error)
-        if self._committer.damaged:
-            log.error("audit_log_damaged", reason=self._committer.damaged)
-            return
+            metrics.INTACT.set(0)
+            metrics.WRITABLE.set(0)
+            log.error("audit_log_damaged", reason=str(error))
+            return False
         if self._files.torn_bytes:
             log.warning("audit_unfinished_write_removed", bytes=self._files.torn_bytes)
-        metrics.WRITABLE.set(1)
         metrics.SEQUENCE.set(self._files.count)
+        return True
 
-    def _on_writable(self, writable: bool) -> None:
+    async def _first_anchor(self) -> None:
+        """Compare before the first record is taken. Only a log that is new waits for etcd: from its first record on,
+        an anchor that is not there is one that was lost."""
+        while True:
+            seen = await self._anchors.look()
+            away = not seen.asked and self._files.count
+            if seen.judgement.faults or seen.revision or away:
+                self._compared = True
+                self._judged(seen.judgement)
+                return
+            if seen.asked:
+                await self._anchors.advance()
+            await asyncio.sleep(_FIRST_SECONDS)
+
+    def _judged(self, judgement: Judgement) -> None:
+        """The log takes records while nothing that was found contradicts it."""
+        damaged = "; ".join(judgement.faults)
+        metrics.INTACT.set(0 if damaged else 1)
+        before, self._committer.damaged = self._committer.damaged, damaged
+        metrics.WRITABLE.set(int(self._committer.writable))
+        if damaged == before:
+            return
+        if damaged:
+            log.error("audit_log_contradicted", reason=damaged)
+        elif before != _UNCOMPARED:
+            log.warning("audit_log_taken_up_again")
+        self._on_writable()
+
+    def _on_writable(self) -> None:
         if self._ready is None:
             return
-        if writable:
+        if self._committer.writable:
             self._ready()
         else:
             self._ready.withdraw()
@@ -141,10 +212,12 @@ async def build(
 
     :raises KeyFileError: the key files hold something else.
     :raises OSError: they cannot be read or written.
+    :raises ValueError: there is no etcd endpoint, or the blob store's address makes no sense.
     """
     clock = clock or SystemClock()
+    source = store
     if store is None:
-        store = EtcdStore(settings.etcd, tls=settings.tls) if settings.etcd else MemoryStore()
+        store = EtcdStore(settings.etcd, tls=settings.tls)
     log_dir = settings.directory(settings.log_dir, "log")
     checkpoint_dir = settings.directory(settings.checkpoint_dir, "checkpoints")
     key_dir = settings.directory(settings.key_dir, "keys")
@@ -156,17 +229,21 @@ async def build(
         sign=signer,
         verify=verifier,
         now=lambda: _rfc3339(clock.time()),
+        max_group=settings.max_group,
         segment_bytes=settings.segment_bytes,
-        dedupe_records=settings.dedupe_records,
     )
     return AuditService(
         settings=settings,
         files=files,
         store=store,
-        anchors=Anchors(store, settings.instance, verify=verifier, interval=settings.anchor_seconds),
+        roles=follow("audit", settings, source=source, clock=clock),
+        bucket=open_store(settings.blobs) if settings.blobs else None,
         clock=clock,
         rng=rng or random.SystemRandom(),
-        reader_parts={"log_dir": log_dir, "checkpoint_dir": checkpoint_dir, "verifier": verifier},
+        log_dir=log_dir,
+        checkpoint_dir=checkpoint_dir,
+        verifier=verifier,
+        key_fingerprint=fingerprint(key_dir / PUBLIC_NAME),
     )
 
 

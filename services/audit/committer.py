@@ -16,11 +16,13 @@ log = get_logger(__name__)
 
 
 Result = TypeVar("Result")
+T = TypeVar("T")
 
 
 @dataclass(slots=True)
 class _Waiting(Generic[Result]):
     record: bytes
+    forced: bool = False
     futures: list[asyncio.Future[Result]] = field(default_factory=list)
 
 
@@ -36,10 +38,10 @@ class Committer(Generic[Result]):
         probe_seconds: float,
         clock: Clock,
         result: Callable[[int, bool], Result],
-        on_writable: Callable[[bool], None],
+        on_writable: Callable[[], None],
     ) -> None:
         """`files` must be open before `run`, or `damaged` set. `result(sequence, duplicate)` makes what the futures of
-        `append` give. `on_writable` is called with every change of whether writing works."""
+        `append` give. `on_writable` is called at every change of whether writing works."""
         self._files = files
         self._max_queued = max_queued
         self._max_group = max_group
@@ -71,14 +73,19 @@ class Committer(Generic[Result]):
         """The newest checkpoint; empty before the first."""
         return self._files.checkpoint_line
 
-    def append(self, record_id: str, record: bytes) -> asyncio.Future[Result]:
-        """Return a future that is done when the record is on disk; a record id is stored once.
+    async def on_thread(self, work: Callable[[], T]) -> T:
+        """Run `work` in the files' thread, between two commits."""
+        return await asyncio.get_running_loop().run_in_executor(self._thread, work)
+
+    def append(self, record_id: str, record: bytes, *, forced: bool = False) -> asyncio.Future[Result]:
+        """Return a future that is done when the record is on disk; a record id is stored once. `forced` appends to a
+        log that its anchors contradict: the record of an operator's having accepted it.
 
         It fails with WeirError DEPENDENCY_UNAVAILABLE when the write failed.
 
         :raises WeirError: DEPENDENCY_UNAVAILABLE (damaged log, closing) or REJECTED_QUEUE_FULL.
         """
-        if self.damaged:
+        if self.damaged and not forced:
             raise _damaged()
         if self._closing:
             raise WeirError(Reason.DRAINING, "the audit log is closing")
@@ -92,7 +99,7 @@ class Committer(Generic[Result]):
         if waiting is None:
             if len(self._queue) >= self._max_queued:
                 raise WeirError(Reason.REJECTED_QUEUE_FULL, "too many records wait for the disk", limit="audit_queue")
-            waiting = self._queue[record_id] = _Waiting(record)
+            waiting = self._queue[record_id] = _Waiting(record, forced)
             metrics.QUEUED.set(len(self._queue))
             self._wake.set()
         waiting.futures.append(future)
@@ -138,13 +145,15 @@ class Committer(Generic[Result]):
         return bool(self._queue)
 
     async def _commit(self, loop: asyncio.AbstractEventLoop, group: dict[str, _Waiting[Result]]) -> None:
-        if self.damaged:  # they came while the log was being compared with its anchor
-            self._fail(group, _damaged())
-            return
+        if self.damaged:  # they came while the log was being compared with its anchors
+            self._fail({name: waiting for name, waiting in group.items() if not waiting.forced}, _damaged())
+            group = {name: waiting for name, waiting in group.items() if waiting.forced}
+            if not group:
+                return
         records = [(record_id, waiting.record) for record_id, waiting in group.items()]
         started = self._clock.monotonic()
         try:
-            first = await loop.run_in_executor(self._thread, self._files.commit, records)
+            stored = await loop.run_in_executor(self._thread, self._files.commit, records)
         except WriteFailedError as error:
             self._set_writable(False, str(error))
             self._fail(group, WeirError(Reason.DEPENDENCY_UNAVAILABLE, "the audit log cannot write", retry_after=1.0))
@@ -152,13 +161,15 @@ class Committer(Generic[Result]):
         self._writing = {}
         metrics.COMMIT.observe(self._clock.monotonic() - started)
         metrics.GROUP.observe(len(group))
-        metrics.APPENDED.inc(len(group))
+        late = sum(each.duplicate for each in stored)
+        metrics.APPENDED.inc(len(group) - late)
+        metrics.DUPLICATE.inc(late)
         metrics.SEQUENCE.set(self._files.count)
         self._set_writable(True, "")
-        for sequence, waiting in enumerate(group.values(), first):
+        for each, waiting in zip(stored, group.values(), strict=True):
             for number, future in enumerate(waiting.futures):
                 if not future.done():
-                    future.set_result(self._result(sequence, number > 0))
+                    future.set_result(self._result(each.sequence, each.duplicate or number > 0))
 
     def _fail(self, group: dict[str, _Waiting[Result]], error: WeirError) -> None:
         """None of the group is on disk."""
@@ -170,7 +181,7 @@ class Committer(Generic[Result]):
                     future.set_exception(error)
 
     def _set_writable(self, writable: bool, reason: str) -> None:
-        metrics.WRITABLE.set(int(writable))
+        metrics.WRITABLE.set(int(writable and not self.damaged))
         if writable == self._writable:
             return
         self._writable = writable
@@ -178,7 +189,7 @@ class Committer(Generic[Result]):
             log.info("audit_writes_recovered")
         else:
             log.error("audit_write_failed", reason=reason)
-        self._on_writable(writable)
+        self._on_writable()
 
 
 def _damaged() -> WeirError:

@@ -14,14 +14,14 @@ class Settings(ServiceSettings, frozen=True, kw_only=True, forbid_unknown_fields
     """Signed checkpoints, best on another disk than the log; empty is `state_dir`/checkpoints."""
     key_dir: str = ""
     """The key that signs checkpoints (made at the first start); empty is `state_dir`/keys."""
-    session_peers: tuple[str, ...] = ("gateway", "registry", "safety")
-    """Services that may append."""
-    reader_peers: tuple[str, ...] = ("cli",)
-    """Services that may read and verify."""
+    key_fingerprint: str = ""
+    """SHA-256 of the public key, 64 hex digits, as `weir audit verify` tells it: another key in `key_dir` is a fault.
+    Empty: the anchors outside the disk are what tells."""
+    blobs: str = ""
+    """A blob store that keeps a second anchor: a URI as `libs.artifacts.open_store` knows them, best a bucket with
+    Object Lock and a retention of its own. Empty: etcd has the only one."""
     segment_bytes: int = 16 * 2**20
     """A segment is closed once it is longer than this."""
-    dedupe_records: int = 100_000
-    """How many of the newest record ids are known (about 150 bytes each): how late a record may be sent again."""
     max_record_bytes: int = 16 * 2**10
     """Largest record, as JSON."""
     max_queued: int = 16_384
@@ -32,6 +32,8 @@ class Settings(ServiceSettings, frozen=True, kw_only=True, forbid_unknown_fields
     """After a failed write: how often the disk is tried while nothing comes."""
     anchor_seconds: float = 30.0
     """How often the newest checkpoint is put into etcd, if it changed."""
+    bucket_seconds: float = 3_600.0
+    """How often one is put into the blob store, which keeps them all; also at every start."""
     max_in_flight: int = 4_096
     """Calls in flight per session."""
 

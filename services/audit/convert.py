@@ -1,5 +1,6 @@
 """Records as canonical JSON and back; what a record must have."""
 
+from collections.abc import Callable
 from typing import Any
 
 import msgspec
@@ -9,7 +10,9 @@ from google.protobuf.message import Message
 from weir.audit.v1 import audit_pb2
 
 from libs.auditlog import Entry
+from libs.auditlog.tail import Line
 from libs.errors import Reason, WeirError
+from libs.telemetry.scrub import has_findings, scrub_value
 
 MAX_ID = 128
 """Longest record id, in characters."""
@@ -19,7 +22,8 @@ _encode = msgspec.json.Encoder(order="sorted").encode
 def record_json(record: audit_pb2.Record, *, max_bytes: int) -> bytes:
     """Return a record as canonical JSON: sorted keys, proto field names, unset fields left out.
 
-    `training_allowed` is always there: no training on customer data is an explicit flag, not an absence.
+    Texts in it are scanned for the shapes of secrets and personal data, whatever the field. `training_allowed` is
+    always there: no training on customer data is an explicit flag, not an absence.
 
     :raises WeirError: INVALID_REQUEST for a record without id, time, source or event; PAYLOAD_TOO_LARGE.
     """
@@ -35,22 +39,34 @@ def record_json(record: audit_pb2.Record, *, max_bytes: int) -> bytes:
     if "request" in body:
         body["request"].setdefault("training_allowed", False)
     encoded = _encode(body)
+    if has_findings(encoded.decode()):
+        encoded = _encode(scrub_value(body))
     if len(encoded) > max_bytes:
         raise WeirError(Reason.PAYLOAD_TOO_LARGE, f"an audit record has at most {max_bytes} bytes", limit="record")
     return encoded
 
 
-def stored(entry: Entry) -> audit_pb2.StoredRecord:
-    """Return a record as read from the log."""
-    record = json_format.Parse(entry.record, audit_pb2.Record(), ignore_unknown_fields=True)
-    return audit_pb2.StoredRecord(sequence=entry.sequence, record=record, hash=entry.hash.hex())
+def shown(line: Line) -> audit_pb2.StoredRecord:
+    """Return a line of the log as operators see it: its record, or what is wrong with it."""
+    if line.entry is None:
+        return audit_pb2.StoredRecord(sequence=line.sequence, damage=line.damage)
+    try:
+        record = json_format.Parse(line.entry.record, audit_pb2.Record(), ignore_unknown_fields=True)
+    except json_format.ParseError:
+        return audit_pb2.StoredRecord(sequence=line.sequence, damage="the record cannot be read")
+    return audit_pb2.StoredRecord(sequence=line.sequence, record=record, hash=line.entry.hash.hex())
 
 
-def tenant_of(line: bytes) -> str:
-    """Return the tenant that a stored line is about, "" if none (operators' changes)."""
-    record = msgspec.json.decode(line, type=_Line).record
-    event = record.request or record.safety
-    return event.tenant if event else ""
+def about(tenant: str) -> Callable[[Entry], bool]:
+    """Return a test of entries: is it about the tenant (any, when empty)? Operators' changes are about none.
+
+    It raises `msgspec.DecodeError` for a record that is no record.
+    """
+    if not tenant:
+        return lambda _: True
+    # A cheap look before the record is parsed; the name may also stand in another field.
+    mark = tenant.encode()
+    return lambda entry: mark in entry.record and tenant in _read(entry.record).tenants
 
 
 class _Event(msgspec.Struct):
@@ -60,10 +76,14 @@ class _Event(msgspec.Struct):
 class _Record(msgspec.Struct):
     request: _Event | None = None
     safety: _Event | None = None
+    security: _Event | None = None
+
+    @property
+    def tenants(self) -> list[str]:
+        return [event.tenant for event in (self.request, self.safety, self.security) if event]
 
 
-class _Line(msgspec.Struct):
-    record: _Record
+_read = msgspec.json.Decoder(_Record).decode
 
 
 def _plain(message: Message) -> dict[str, Any]:

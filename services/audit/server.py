@@ -1,30 +1,20 @@
 """`weir.audit.v1`: appends over the multiplexed session, reads and verification for operators."""
 
 import asyncio
-import random
-from collections.abc import AsyncIterator, Awaitable, Callable
-from dataclasses import dataclass
-from pathlib import Path
+from collections.abc import AsyncIterator, Awaitable
 
 import grpc
 from weir.audit.v1 import audit_pb2, audit_pb2_grpc
 
-from libs.auditlog import Report, verify_directory
-from libs.auditlog.keys import Verifier
-from libs.auditlog.tail import read_tail
-from libs.clock import Clock
 from libs.errors import Reason, WeirError
 from libs.mux import CallContext, MuxServer
-from libs.rpc import peer_service, peer_spiffe, require_peer
-from libs.telemetry import get_logger
+from libs.registry import RegistryView
+from libs.registry.roles import require_role
 from services.audit import convert, metrics
-from services.audit.anchors import Anchors
 from services.audit.committer import Committer
+from services.audit.reader import Reader
 
 SERVICE = "weir.audit.v1.AuditService"
-DEFAULT_TAIL = 20
-MAX_TAIL = 1000
-log = get_logger(__name__)
 
 
 def appended(sequence: int, duplicate: bool) -> audit_pb2.AuditReply:
@@ -67,100 +57,28 @@ class AppendHandler:
         return self._committer.append(record.id, encoded)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Reader:
-    """Reads and verifies the log's files, and leaves a record of each read."""
-
-    log_dir: Path
-    checkpoint_dir: Path
-    verifier: Verifier
-    anchors: Anchors
-    committer: Committer[audit_pb2.AuditReply]
-    clock: Clock
-    rng: random.Random
-    source: str
-    """This service and instance, "audit/audit-0"."""
-
-    async def tail(self, request: audit_pb2.TailRequest, actor: str) -> audit_pb2.TailResponse:
-        """Return the newest records; the read itself is recorded first.
-
-        :raises WeirError: DEPENDENCY_UNAVAILABLE when the read cannot be recorded.
-        """
-        upto = self.committer.count
-        await self._record(actor, "audit.Tail", f"audit/{request.tenant or '*'}")
-        limit = min(request.limit or DEFAULT_TAIL, MAX_TAIL)
-        entries = await asyncio.to_thread(
-            read_tail, self.log_dir, limit=limit, upto=upto, wanted=_about(request.tenant)
-        )
-        return audit_pb2.TailResponse(records=[convert.stored(entry) for entry in entries])
-
-    async def verify(self, actor: str) -> audit_pb2.VerifyResponse:
-        """Verify the chain. A log that takes no records any more is verified all the same."""
-        try:
-            await self._record(actor, "audit.Verify", "audit/*")
-        except WeirError as error:
-            log.warning("audit_read_unrecorded", actor=actor, action="audit.Verify", reason=error.message)
-        try:
-            anchor = await self.anchors.read()
-        except WeirError:
-            anchor = b""
-        upto = None if self.committer.damaged else self.committer.count
-        report: Report = await asyncio.to_thread(
-            verify_directory,
-            self.log_dir,
-            checkpoints=self.checkpoint_dir,
-            public_key=self.verifier,
-            anchors=[anchor] if anchor else [],
-            upto=upto,
-        )
-        faults = list(report.faults)
-        if self.committer.damaged and self.committer.damaged not in faults:
-            faults.append(self.committer.damaged)
-        return audit_pb2.VerifyResponse(
-            ok=not faults,
-            records=report.records,
-            checkpoints=report.checkpoints,
-            head=report.head,
-            faults=faults,
-        )
-
-    async def _record(self, actor: str, action: str, resource: str) -> None:
-        record = audit_pb2.Record(
-            id=f"read-{self.rng.getrandbits(128):032x}",
-            source=self.source,
-            admin=audit_pb2.AdminEvent(actor=actor, action=action, resource=resource),
-        )
-        record.time.FromNanoseconds(int(self.clock.time() * 1e9))
-        await self.committer.append(record.id, convert.record_json(record, max_bytes=1 << 14))
-
-
 class AuditServicer(audit_pb2_grpc.AuditServiceServicer):
-    """The RPCs; who may call which comes from the settings."""
+    """The RPCs; who may write comes from the settings, who may read from the registry."""
 
     def __init__(
         self,
         *,
         mux: MuxServer,
         reader: Reader,
-        session_peers: tuple[str, ...],
-        reader_peers: tuple[str, ...],
+        roles: RegistryView,
         tls: bool,
     ) -> None:
+        """:param roles: knows who may read."""
         self._mux = mux
         self._reader = reader
-        self._session_peers = session_peers
-        self._reader_peers = reader_peers
+        self._roles = roles
         self._tls = tls
         self._verifying = asyncio.Lock()
 
     async def Session(  # noqa: N802 - the name on the wire
         self, request_iterator: AsyncIterator[audit_pb2.SessionRequest], context: grpc.aio.ServicerContext
     ) -> None:
-        """Serves one writer's stream until it ends.
-
-        :raises WeirError: PERMISSION_DENIED for a peer that may not append.
-        """
-        require_peer(context, self._session_peers, tls=self._tls)
+        """Serves one writer's stream until it ends."""
         await self._mux.serve(request_iterator, context)
 
     async def Tail(  # noqa: N802 - the name on the wire
@@ -168,32 +86,35 @@ class AuditServicer(audit_pb2_grpc.AuditServiceServicer):
     ) -> audit_pb2.TailResponse:
         """Returns the newest records.
 
-        :raises WeirError: PERMISSION_DENIED; DEPENDENCY_UNAVAILABLE when the read cannot be recorded.
+        :raises WeirError: SCOPE_MISSING, PERMISSION_DENIED for all but auditors and owners; DEPENDENCY_UNAVAILABLE
+            when the read cannot be recorded.
         """
         metrics.READS.labels("tail").inc()
-        return await self._reader.tail(request, self._actor(context))
+        grant = require_role("audit.Tail", context, self._roles.snapshot, tls=self._tls)
+        if not grant.knows(request.tenant):
+            raise WeirError(Reason.PERMISSION_DENIED, f"{grant.actor} reads of its tenants alone", limit="tenant")
+        return await self._reader.tail(request, grant.actor)
 
     async def Verify(  # noqa: N802 - the name on the wire
         self, request: audit_pb2.VerifyRequest, context: grpc.aio.ServicerContext
     ) -> audit_pb2.VerifyResponse:
         """Verifies the chain; one verification at a time.
 
-        :raises WeirError: PERMISSION_DENIED.
+        :raises WeirError: SCOPE_MISSING or PERMISSION_DENIED for anybody but auditors and owners.
         """
         metrics.READS.labels("verify").inc()
-        actor = self._actor(context)
+        grant = require_role("audit.Verify", context, self._roles.snapshot, tls=self._tls)
         async with self._verifying:
-            return await self._reader.verify(actor)
+            return await self._reader.verify(grant.actor)
 
-    def _actor(self, context: grpc.aio.ServicerContext) -> str:
-        require_peer(context, self._reader_peers, tls=self._tls)
-        return peer_spiffe(context) or peer_service(context) or "unidentified"
+    async def Accept(  # noqa: N802 - the name on the wire
+        self, request: audit_pb2.AcceptRequest, context: grpc.aio.ServicerContext
+    ) -> audit_pb2.AcceptResponse:
+        """Takes the log as it is for the true one.
 
-
-def _about(tenant: str) -> Callable[[bytes], bool]:
-    """Return a test of stored lines: is it about the tenant (any, when empty)?"""
-    if not tenant:
-        return lambda _: True
-    # A cheap look before the line is parsed; the name may also stand in another field.
-    mark = tenant.encode()
-    return lambda line: mark in line and convert.tenant_of(line) == tenant
+        :raises WeirError: SCOPE_MISSING or PERMISSION_DENIED for anybody but owners; INVALID_REQUEST without a reason
+            or where nothing is wrong; DEPENDENCY_UNAVAILABLE or CONFLICT when the anchors cannot be replaced.
+        """
+        metrics.READS.labels("accept").inc()
+        grant = require_role("audit.Accept", context, self._roles.snapshot, tls=self._tls)
+        return await self._reader.accept(request, grant.actor)

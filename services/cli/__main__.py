@@ -6,7 +6,7 @@ import gc
 import os
 import sys
 
-from services.cli.app import Node, UsageError, json_last, run, warn
+from services.cli.app import Node, UsageError, as_operator, json_last, run, warn
 
 COMMANDS: dict[str, Node] = {
     "get": "commands.show:get",
@@ -30,15 +30,23 @@ COMMANDS: dict[str, Node] = {
         "sign": "commands.models_push:sign_version",
         "verify": "commands.models_push:verify_version",
         "gc": "commands.models_gc:gc",
+        "grant": "commands.models_grants:grant",
+        "revoke": "commands.models_grants:revoke",
+        "explain": "commands.models_grants:explain",
         "keys": "commands.models_keys:COMMANDS",
     },
     "keys": "commands.keys:COMMANDS",
+    "operators": "commands.operators:COMMANDS",
+    "whoami": "commands.operators:whoami",
     "rollout": "commands.rollout:COMMANDS",
     "slo": "commands.slo:COMMANDS",
+    "safety": "commands.safety:COMMANDS",
     "tenants": {"explain": "commands.tenants:explain"},
     "workers": "commands.workers:workers",
     "audit": "commands.audit:COMMANDS",
+    "certs": "commands.certs:COMMANDS",
     "xds": "commands.xds:COMMANDS",
+    "authority": "commands.authority:COMMANDS",
     "complete": "commands.complete:complete",
     "calibrate": "commands.apart:calibrate",
     "simulate": "commands.apart:simulate",
@@ -55,9 +63,9 @@ COMMANDS: dict[str, Node] = {
 
 def call(argv: list[str]) -> int:
     """Runs one command. Its exit code: 1 when it failed or says no, 2 when it was called wrongly, 130 when it was
-    interrupted. `--json` may stand anywhere."""
-    words = json_last(argv)
+    interrupted. `--json` may stand anywhere, and so may `--as NAME`, which calls as another person."""
     try:
+        words = as_operator(json_last(argv))
         if words[:1] == ["__complete"]:
             from services.cli.commands.completion import complete
 

@@ -211,6 +211,21 @@ def json_last(words: list[str]) -> list[str]:
     return [*(each for each in words[:end] if each != "--json"), "--json", *words[end:]]
 
 
+def as_operator(words: list[str]) -> list[str]:
+    """The words without `--as NAME`, which says whose certificate is shown, as WEIR_OPERATOR does.
+
+    :raises UsageError: there is no name.
+    """
+    end = words.index("--") if "--" in words else len(words)
+    if "--as" not in words[:end]:
+        return words
+    at = words.index("--as")
+    if at + 1 >= end:
+        raise UsageError("--as needs a name: --as jane")
+    os.environ["WEIR_OPERATOR"] = words[at + 1]
+    return words[:at] + words[at + 2 :]
+
+
 def printable(text: str, keep: str = "\n\t") -> str:
     """A text with which no terminal does anything but show it: what cannot be printed is escaped as in JSON."""
     if text.isprintable():

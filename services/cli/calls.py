@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from services.cli.config import locate
+from services.cli.config import Mesh, locate
 
 TIMEOUT = 10.0
 """Seconds of an administrative call: a change rides out an election of etcd (4 s)."""
 MAX_BYTES = 64 * 2**20
+_RENEW_AFTER = 5 * 86_400.0
+"""Seconds of the seven days that a person's certificate lives (libs.pki): before, it need not even be looked at."""
 _OPTIONS = [
     ("grpc.max_receive_message_length", MAX_BYTES),
     ("grpc.max_send_message_length", MAX_BYTES),
@@ -54,9 +57,12 @@ def channel(name: str) -> Iterator[Any]:
     import grpc
 
     try:
+        _renew(where)
         ca, cert, key = (Path(each).read_bytes() for each in where.tls)
     except OSError as error:
-        raise _unavailable(f"the certificates cannot be read: {error}") from error
+        raise _unavailable(
+            f"the certificate of {where.operator} cannot be read: {error}; `weir operators add` makes one"
+        ) from error
     target = addresses[0] if len(addresses) == 1 else f"ipv4:{','.join(addresses)}"
     options = [*_OPTIONS, ("grpc.ssl_target_name_override", f"{name}.weir.internal")]
     made = grpc.secure_channel(target, grpc.ssl_channel_credentials(ca, key, cert), options)
@@ -82,6 +88,17 @@ def ask(name: str, method: str, /, **fields: Any) -> Any:
     """One call of a service; raises as `channel`."""
     with service(name) as to:
         return to(method, **fields)
+
+
+def _renew(where: Mesh) -> None:
+    """Renews a certificate in good time where it was made: where the mesh's CA is."""
+    cert = Path(where.tls.cert)
+    made_here = where.tls == where.certificate_of(where.operator) and (where.pki / "ca.key").exists()
+    if made_here and time.time() - cert.stat().st_mtime > _RENEW_AFTER:
+        from libs.authority.identity import Operator
+        from libs.pki import issue
+
+        issue(where.pki, Operator(where.operator))
 
 
 def weir_error(error: Any) -> Any:

@@ -9,6 +9,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from libs.authority.identity import Operator, etcd_user
+
 _ROOT = Path(__file__).resolve().parents[2]
 DEFAULT_STATE = ".weir"
 
@@ -36,23 +38,33 @@ class Mesh:
         self.state = state
         """The state directory."""
         self.edge_url: str = file["edge_url"]
-        """Plain HTTP edge, "http://127.0.0.1:18000"."""
-        self.edge_tls_url: str = file.get("edge_tls_url", "")
-        """TLS edge; empty when there is none."""
-        self.tls = Tls(*(file["tls"][name] for name in ("ca", "cli_cert", "cli_key")))
+        """The edge, "https://localhost:18001"."""
+        self.operator: str = file["operator"]
+        """Who calls."""
+        self.tls = Tls(*(file["tls"][name] for name in ("ca", "cert", "key")))
         """The operator's certificate."""
         self.blobs: str = file.get("blobs", "")
         """The address of the blob store of model files, as libs.artifacts.open_store knows it; empty: there is none."""
+        self.pki = state / "pki"
+        """The folder of certificates."""
         self.signing_key = state / "secrets" / "model-signing.key"
         """The development key that signs model versions; it need not exist."""
-        self._services = [(name, each["service"], each["address"]) for name, each in sorted(file["services"].items())]
+        self.processes: list[tuple[str, str, str]] = [
+            (name, each["service"], each["address"]) for name, each in sorted(file["services"].items())
+        ]
+        """Name, service and address, "host:port", of each process."""
+
+    def certificate_of(self, operator: str) -> Tls:
+        """Where the certificate of a person is, if it was made on this machine. Raises ValueError for no name."""
+        own = self.pki / etcd_user(Operator(operator))
+        return Tls(self.tls.ca, f"{own}.pem", f"{own}.key")
 
     def addresses(self, service: str) -> tuple[str, ...]:
         """Where all processes of a service are, in the order of their names; at least one.
 
         :raises NoMeshError: the mesh has no such service.
         """
-        found = tuple(address for _, each, address in self._services if each == service)
+        found = tuple(address for _, each, address in self.processes if each == service)
         if not found:
             raise NoMeshError(f"the mesh in {self.state} has no {service}")
         return found
@@ -80,8 +92,14 @@ def locate(environ: Mapping[str, str] = os.environ) -> Mesh:
     state = given if given.is_absolute() else _ROOT / given
     path = state / "mesh.json"
     try:
-        return Mesh(state, json.loads(path.read_bytes()))
+        mesh = Mesh(state, json.loads(path.read_bytes()))
     except FileNotFoundError:
         raise NoMeshError(f"no mesh in {state}: start one with `weir up`, or set WEIR_STATE_DIR") from None
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise NoMeshError(f"{path} cannot be used: {error!r}; `weir down` and `weir up` write it anew") from error
+    if (other := environ.get("WEIR_OPERATOR", "")) and other != mesh.operator:
+        try:
+            mesh.operator, mesh.tls = other, mesh.certificate_of(other)
+        except ValueError as error:
+            raise NoMeshError(f"{other!r} is no name of an operator: {error}") from error
+    return mesh

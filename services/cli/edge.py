@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import http.client
 import json
+import ssl
 import time
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
@@ -29,18 +30,26 @@ class Refused(WeirError):
     """The edge answered with an error instead of a stream."""
 
 
-def chat(url: str, *, key: str, body: Mapping[str, Any], timeout: float, show: Callable[[str], None]) -> dict[str, Any]:
+def chat(
+    url: str, *, ca: str, key: str, body: Mapping[str, Any], timeout: float, show: Callable[[str], None]
+) -> dict[str, Any]:
     """Streams one chat completion; `show` gets every piece of text as it arrives.
 
     Returns `text`, `finish_reason`, `model` (the version), `simulated`, `request_id`, `usage` (or None), `ttft_s`
     (seconds to the first text, or None) and `first_text_at` (the monotonic clock's seconds then).
 
-    :param url: the plain HTTP edge.
+    :param url: the edge.
+    :param ca: PEM file of the authority that its certificate is checked against, where the URL is https.
     :raises Refused: the edge's refusal; nothing was shown.
     :raises WeirError: DEPENDENCY_UNAVAILABLE when it does not answer or the stream breaks.
     """
     parts = urlsplit(url)
-    connection = http.client.HTTPConnection(parts.hostname or "", parts.port, timeout=timeout)
+    host, port = parts.hostname or "", parts.port
+    connection = (
+        http.client.HTTPSConnection(host, port, timeout=timeout, context=ssl.create_default_context(cafile=ca))
+        if parts.scheme == "https"
+        else http.client.HTTPConnection(host, port, timeout=timeout)
+    )
     headers = {"authorization": f"Bearer {key}", "content-type": "application/json", "accept": "text/event-stream"}
     asked = {**body, "stream": True, "stream_options": {"include_usage": True}}
     started = time.monotonic()

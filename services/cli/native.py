@@ -11,7 +11,7 @@ from urllib.parse import urlsplit
 from weir.client import Client, Parameters
 from weir.inference.v1 import inference_pb2
 
-from services.cli.config import Mesh, NoMeshError
+from services.cli.config import Mesh
 
 
 def chat(
@@ -20,7 +20,6 @@ def chat(
     """As `services.cli.edge.chat`, with the same fields in its answer.
 
     :raises WeirError: refused, or broken.
-    :raises NoMeshError: the mesh has no TLS edge.
     """
     return asyncio.run(_chat(mesh, key, dict(body), timeout, show))
 
@@ -28,15 +27,13 @@ def chat(
 async def _chat(
     mesh: Mesh, key: str, body: dict[str, Any], seconds: float, show: Callable[[str], None]
 ) -> dict[str, Any]:
-    port = urlsplit(mesh.edge_tls_url).port
-    if port is None:
-        raise NoMeshError(f"the mesh in {mesh.state} has no TLS edge")
+    edge = urlsplit(mesh.edge_url)
     started = time.monotonic()
     first: float | None = None
     pieces: list[str] = []
     model, messages = body.pop("model"), body.pop("messages")
     async with (
-        Client(f"localhost:{port}", ca=mesh.tls.ca, api_key=key) as client,
+        Client(edge.netloc, ca=mesh.tls.ca, api_key=key) as client,
         client.generate(model, messages, timeout=seconds, parameters=Parameters(**body)) as stream,
     ):
         async for piece in stream:

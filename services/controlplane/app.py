@@ -16,7 +16,7 @@ from google.protobuf import json_format
 from weir.registry.v1 import registry_pb2
 
 from libs.clock import Clock, SystemClock
-from libs.registry import EtcdStore, RegistrySnapshot, RegistryView, Store
+from libs.registry import EtcdStore, RegistrySnapshot, RegistryView, Store, followed_by, keys
 from libs.routing import RoutingTable
 from libs.telemetry import get_logger
 from services.controlplane import metrics, versions
@@ -72,7 +72,13 @@ class ControlPlane:
             trace_sample_ratio=settings.trace_sample_ratio,
         )
         self._versions_file = state / _VERSIONS if state else None
-        self._view = RegistryView(store, cache_file=state / _CACHE if state else None, clock=clock)
+        self._view = RegistryView(
+            store,
+            kinds=followed_by("controlplane"),
+            root=keys.ROOT,
+            cache_file=state / _CACHE if state else None,
+            clock=clock,
+        )
         self._descriptors = transcoder_descriptors()
         self._saved = versions.load(self._versions_file) if self._versions_file else {}
         self._changed = asyncio.Event()
@@ -83,7 +89,11 @@ class ControlPlane:
         self.publisher = Publisher()
         """What is served."""
         self._servicer = AdsServicer(
-            self.publisher, clock=clock, tls=settings.tls is not None, acknowledged=acknowledged
+            self.publisher,
+            roles=self._view,
+            clock=clock,
+            tls=settings.tls is not None,
+            acknowledged=acknowledged,
         )
 
     def register(self, server: grpc.aio.Server) -> list[str]:

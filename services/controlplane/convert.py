@@ -12,24 +12,28 @@ from envoy.config.endpoint.v3 import endpoint_pb2
 from envoy.config.listener.v3 import listener_pb2
 from envoy.config.route.v3 import route_pb2
 from envoy.config.trace.v3 import opentelemetry_pb2 as _opentelemetry
+from envoy.extensions.access_loggers.filters.cel.v3 import cel_pb2 as _cel
 from envoy.extensions.access_loggers.stream.v3 import stream_pb2 as _stream
 from envoy.extensions.filters.http.ext_authz.v3 import ext_authz_pb2 as _ext_authz
 from envoy.extensions.filters.http.grpc_json_transcoder.v3 import transcoder_pb2 as _transcoder
 from envoy.extensions.filters.http.grpc_web.v3 import grpc_web_pb2 as _grpc_web
+from envoy.extensions.filters.http.local_ratelimit.v3 import local_rate_limit_pb2 as _local_rate_limit
 from envoy.extensions.filters.http.lua.v3 import lua_pb2 as _lua
 from envoy.extensions.filters.http.ratelimit.v3 import rate_limit_pb2 as _rate_limit
 from envoy.extensions.filters.http.router.v3 import router_pb2 as _router
 from envoy.extensions.filters.network.connection_limit.v3 import connection_limit_pb2 as _connection_limit
 from envoy.extensions.filters.network.http_connection_manager.v3 import http_connection_manager_pb2 as _manager
 from envoy.extensions.http.early_header_mutation.header_mutation.v3 import header_mutation_pb2 as _header_mutation
+from envoy.extensions.matching.common_inputs.network.v3 import network_inputs_pb2 as _network_inputs
+from envoy.extensions.matching.input_matchers.consistent_hashing.v3 import consistent_hashing_pb2 as _hashing
 from envoy.extensions.retry.host.previous_hosts.v3 import previous_hosts_pb2 as _previous_hosts
-from envoy.extensions.tracers.opentelemetry.samplers.v3 import parent_based_sampler_pb2 as _parent_based
 from envoy.extensions.tracers.opentelemetry.samplers.v3 import trace_id_ratio_based_sampler_pb2 as _ratio_based
 from envoy.extensions.transport_sockets.tls.v3 import secret_pb2
 from envoy.extensions.transport_sockets.tls.v3 import tls_pb2 as _tls
 from envoy.extensions.upstreams.http.v3 import http_protocol_options_pb2 as _http_options
 from envoy.type.matcher.v3 import http_inputs_pb2 as _http_inputs
 from google.protobuf import any_pb2, json_format
+from google.protobuf import wrappers_pb2 as _wrappers
 from google.protobuf.message import Message
 from weir.registry.v1 import registry_pb2
 
@@ -52,16 +56,19 @@ from services.controlplane.policy.subscription import Offer
 from services.controlplane.route_encoding import route_configuration
 
 KNOWN_EXTENSIONS = (
+    _cel,
     _connection_limit,
     _ext_authz,
     _grpc_web,
+    _hashing,
     _header_mutation,
     _http_inputs,
     _http_options,
+    _local_rate_limit,
     _lua,
     _manager,
+    _network_inputs,
     _opentelemetry,
-    _parent_based,
     _previous_hosts,
     _rate_limit,
     _ratio_based,
@@ -69,6 +76,7 @@ KNOWN_EXTENSIONS = (
     _stream,
     _tls,
     _transcoder,
+    _wrappers,
 )
 """Modules imported for their messages."""
 

@@ -15,7 +15,9 @@ from google.protobuf import timestamp_pb2
 
 from libs.clock import Clock
 from libs.errors import Reason, WeirError
-from libs.rpc import peer_service
+from libs.registry import RegistryView
+from libs.registry.roles import require_role
+from libs.rpc import peer_identity, require_own
 from libs.telemetry import get_logger
 from services.controlplane import metrics
 from services.controlplane.policy.names import EDGE, MESH, ORDER
@@ -44,11 +46,21 @@ class _Client:
 class AdsServicer(ads_pb2_grpc.AggregatedDiscoveryServiceServicer, csds_pb2_grpc.ClientStatusDiscoveryServiceServicer):
     """Both RPCs of the control plane, over one table of connected clients."""
 
-    def __init__(self, publisher: Publisher, *, clock: Clock, tls: bool, acknowledged: OnAck | None = None) -> None:
-        """:param tls: peers must prove who they are; False lets everybody in (tests).
+    def __init__(
+        self,
+        publisher: Publisher,
+        *,
+        roles: RegistryView,
+        clock: Clock,
+        tls: bool,
+        acknowledged: OnAck | None = None,
+    ) -> None:
+        """:param roles: knows who operates.
+        :param tls: peers must prove who they are; False lets everybody in (tests).
         :param acknowledged: told of every acknowledgement, in the event loop.
         """
         self._publisher = publisher
+        self._roles = roles
         self._clock = clock
         self._tls = tls
         self._acknowledged = acknowledged
@@ -60,7 +72,7 @@ class AdsServicer(ads_pb2_grpc.AggregatedDiscoveryServiceServicer, csds_pb2_grpc
     ) -> None:
         """One client, until it goes.
 
-        :raises WeirError: PERMISSION_DENIED for a peer without an identity, or one that claims to be Envoy and is not;
+        :raises WeirError: PERMISSION_DENIED for a peer without an identity, or one that claims to be what it is not;
             INVALID_REQUEST for an unknown node cluster.
         """
         first = await anext(aiter(request_iterator), None)
@@ -95,10 +107,9 @@ class AdsServicer(ads_pb2_grpc.AggregatedDiscoveryServiceServicer, csds_pb2_grpc
     ) -> csds_pb2.ClientStatusResponse:
         """What every connected client has; see README.md.
 
-        :raises WeirError: PERMISSION_DENIED for a peer without an identity.
+        :raises WeirError: SCOPE_MISSING or PERMISSION_DENIED for whoever has no role.
         """
-        if self._tls and not peer_service(context):
-            raise WeirError(Reason.PERMISSION_DENIED, "an identity of the mesh is needed")
+        require_role("controlplane.FetchClientStatus", context, self._roles.snapshot, tls=self._tls)
         current = self._publisher.current
         context.set_trailing_metadata(
             [("x-weir-snapshot-revision", str(current.revision))]
@@ -126,9 +137,12 @@ class AdsServicer(ads_pb2_grpc.AggregatedDiscoveryServiceServicer, csds_pb2_grpc
             )
         if not self._tls:
             return
-        peer = peer_service(context)
-        if not peer or (node.cluster == EDGE and peer != _ENVOY):
-            raise WeirError(Reason.PERMISSION_DENIED, f"{peer or 'an unidentified peer'} is no {node.cluster} client")
+        peer = peer_identity(context)
+        if peer is None or (node.cluster == EDGE and peer.service != _ENVOY):
+            who = peer.service if peer else "an unidentified peer"
+            raise WeirError(Reason.PERMISSION_DENIED, f"{who} is no {node.cluster} client")
+        if peer.instance:
+            require_own(context, instance=node.id, zone=node.locality.zone)
 
     def _take(self, client: _Client, request: discovery_pb2.DiscoveryRequest) -> None:
         error = request.error_detail.message if request.HasField("error_detail") else None

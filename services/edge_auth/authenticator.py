@@ -5,7 +5,7 @@ import secrets
 from typing import NamedTuple
 
 from libs import apikeys
-from libs.apikeys.principals import principals_of
+from libs.authority.operators import at_edge
 from libs.clock import Clock
 from libs.registry import RegistrySnapshot
 from services.edge_auth import metrics
@@ -63,8 +63,7 @@ class Authenticator:
 
     def has_role(self, principal: Principal) -> bool:
         """The registry knows roles of it; which they are, and whether they suffice, is the registry's to say."""
-        roles = self._snapshot.roles
-        return any(name in roles for name in principals_of(principal.key_id, principal.tenant))
+        return at_edge(principal.key_id) in self._snapshot.roles
 
     def forget(self) -> None:
         """Forgets all verdicts: what they were based on has changed."""

@@ -16,8 +16,18 @@ class Issuer(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     """Its public keys as a JWKS file; this or the URL."""
     jwks_url: str = ""
     """Its public keys as a JWKS document behind https (or http on loopback)."""
+    token_types: tuple[str, ...] = ("at+jwt",)
+    """The `typ` of its tokens, one of these (RFC 9068, section 2.1): what it signs for another purpose, such as who
+    logged in, opens nothing. Issuers that say no more than "JWT", or nothing (""), need that here."""
     algorithms: tuple[str, ...] = ("RS256", "ES256", "EdDSA")
     """Taken from it; only these three can be."""
+    max_life_seconds: float = 86_400.0
+    """The longest that its tokens may live, from `iat` to `exp`."""
+    operators: str = ""
+    """Makes its bearers people who operate the mesh, whom the registry knows as "oidc:<this>/<who>"; none of its tokens
+    is a tenant's. Empty: a tenant's issuer, whose tokens operate nothing."""
+    operator_claim: str = "email"
+    """The claim that says who; an address counts when `email_verified` is true."""
     tenant_claim: str = ""
     """The claim that names the tenant; empty: the one tenant whose `jwt_issuer` this is."""
     scopes_claim: str = "scope"
@@ -35,8 +45,10 @@ class Settings(ServiceSettings, frozen=True, kw_only=True, forbid_unknown_fields
 
     pepper_file: str
     """The file with the mesh's pepper, the secret under which keys are hashed; the registry reads the same one."""
-    peers: tuple[str, ...] = ("envoy",)
-    """Services that may call Check."""
+    audit_target: str = "xds:///audit.weir.internal"
+    """Where the audit service is; empty records no security events (tests only)."""
+    security_seconds: float = 60.0
+    """How often counted security events are written."""
     issuers: tuple[Issuer, ...] = ()
     """OpenID Connect issuers."""
     leeway_seconds: float = 30.0

@@ -5,9 +5,10 @@ Source: RFC 7517 (JWK, JWKS), RFC 7518 and RFC 8037 (algorithms).
 
 import asyncio
 import contextlib
+import re
 import urllib.parse
 import urllib.request
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -19,10 +20,12 @@ from libs.clock import Clock
 from libs.telemetry import get_logger
 from services.edge_auth import metrics
 from services.edge_auth.config import Issuer
+from services.edge_auth.policy.paths import ADMIN
 
 log = get_logger(__name__)
 ALGORITHMS = {"RS256": "RSA", "ES256": "EC", "EdDSA": "OKP"}
 """The algorithms that are ever taken, and the key type of each. Symmetric ones and "none" are not among them."""
+_NAME = re.compile("[a-z0-9][a-z0-9-]{0,62}")
 _CURVES = {"EC": ("P-256",), "OKP": ("Ed25519", "Ed448")}
 _MAX_BYTES = 2**20
 _MAX_KEYS = 100
@@ -145,11 +148,24 @@ class KeySets:
         self._on_change()
 
 
-def check_source(issuer: Issuer) -> None:
-    """Refuses an issuer whose keys could not be read or not be trusted.
+def check_issuers(issuers: Sequence[Issuer]) -> None:
+    """Refuses issuers of whom one could speak for another, or whose keys could not be read or not be trusted.
 
-    :raises ValueError: not exactly one source, a URL that is neither https nor loopback, or an unknown algorithm.
+    :raises ValueError: two with the same `iss` or the same name for people; one that gives what roles give; not exactly
+        one source, a URL that is neither https nor loopback, or an unknown algorithm.
     """
+    for names in ([each.issuer for each in issuers], [each.operators for each in issuers if each.operators]):
+        if len(set(names)) < len(names):
+            raise ValueError(f"issuers: {', '.join(names)} are not all different")
+    for issuer in issuers:
+        _check(issuer)
+
+
+def _check(issuer: Issuer) -> None:
+    if ADMIN in issuer.allowed_scopes:
+        raise ValueError(f"issuer {issuer.issuer}: nobody gives the scope {ADMIN!r}; operators' issuers name people")
+    if issuer.operators and (issuer.tenant_claim or not _NAME.fullmatch(issuer.operators)):
+        raise ValueError(f"issuer {issuer.issuer}: operators is a short name, and leaves no tenant to a claim")
     if bool(issuer.jwks_file) == bool(issuer.jwks_url):
         raise ValueError(f"issuer {issuer.issuer}: name one of jwks_file and jwks_url")
     if not set(issuer.algorithms) <= ALGORITHMS.keys():

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 
 from libs.registry import RegistrySnapshot
 from libs.routing import RouteRequest, RoutingTable
-from services.edge_auth.responses import placed
+from services.edge_auth.responses import NO_MODEL, placed
 
 _PATH = "/inference.GRPCInferenceService/"
 
@@ -22,6 +22,9 @@ class Placer:
     def place(self, tenant: str, path: str, headers: Mapping[str, str]) -> bytes:
         """What is to be appended to the answer for this request; nothing where there is nothing to choose among.
 
+        A model that the tenant may not use, or that there is not, is taken from the request: Envoy, which has routes
+        for every model that is served, then sees a prediction for none.
+
         :param headers: with lower-case names; `x-weir-model` is what is asked for, `x-weir-user` and `x-weir-session`
             are by what the caller keeps its arm.
         """
@@ -31,5 +34,7 @@ class Placer:
         if not model:
             return b""
         user, session = headers.get("x-weir-user", ""), headers.get("x-weir-session", "")
+        if not self._table.access.may_use(tenant, model):
+            return NO_MODEL
         found = self._table.place(RouteRequest(tenant, model, user=user, session=session))
         return b"" if found is None else placed(found.bucket, found.rollout_id)

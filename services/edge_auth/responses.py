@@ -83,6 +83,12 @@ def allowed_end(estimated_tokens: int) -> bytes:
     return external_auth_pb2.CheckResponse(ok_response=ok).SerializeToString()
 
 
+NO_MODEL = external_auth_pb2.CheckResponse(
+    ok_response=external_auth_pb2.OkHttpResponse(headers_to_remove=["x-weir-model"])
+).SerializeToString()
+"""What is added to an OK answer for a model that the caller may not use."""
+
+
 @lru_cache(maxsize=32768)
 def placed(bucket: int, rollout_id: str) -> bytes:
     """What is added to an OK answer for a caller with a place among the versions of its model.

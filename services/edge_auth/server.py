@@ -7,15 +7,16 @@ import grpc
 from envoy.service.auth.v3 import external_auth_pb2
 
 from libs.clock import Clock
-from libs.rpc import require_peer, traceparent_of
+from libs.rpc import traceparent_of
 from libs.telemetry.tracing import SERVER, span
 from services.edge_auth import metrics
 from services.edge_auth.authenticator import Authenticator
 from services.edge_auth.placement import Placer
 from services.edge_auth.policy.credentials import allow, estimated_tokens, shown_credential
 from services.edge_auth.policy.paths import ADMIN, required_scope
-from services.edge_auth.policy.types import Refusal
+from services.edge_auth.policy.types import Principal, Refusal
 from services.edge_auth.responses import allowed_end, denied
+from services.edge_auth.security import Lookout
 
 SERVICE = "envoy.service.auth.v3.Authorization"
 
@@ -24,13 +25,17 @@ class AuthorizationServicer:
     """Answers Envoy."""
 
     def __init__(
-        self, *, authenticator: Authenticator, placer: Placer, clock: Clock, peers: tuple[str, ...], tls: bool
+        self,
+        *,
+        authenticator: Authenticator,
+        placer: Placer,
+        lookout: Lookout,
+        clock: Clock,
     ) -> None:
         self._authenticator = authenticator
         self._placer = placer
+        self._lookout = lookout
         self._clock = clock
-        self._peers = peers
-        self._tls = tls
 
     def register(self, server: grpc.aio.Server) -> None:
         """Adds the service to a server."""
@@ -40,38 +45,41 @@ class AuthorizationServicer:
         server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(SERVICE, {"Check": check}),))
 
     async def check(self, request: external_auth_pb2.CheckRequest, context: grpc.aio.ServicerContext) -> bytes:
-        """A serialised `CheckResponse`.
-
-        :raises WeirError: PERMISSION_DENIED for a peer that is not Envoy.
-        """
-        require_peer(context, self._peers, tls=self._tls)
+        """A serialised `CheckResponse`."""
         with span("edge_auth.check", parent=traceparent_of(context), kind=SERVER) as trace:
             outcome = self._decide(request)
             if isinstance(outcome, bytes):
                 metrics.ALLOWED.inc()
                 return outcome
-            refusal, scope = outcome
+            refusal, scope, principal = outcome
+            self._lookout.refused(refusal, _address(request), principal)
             metrics.REFUSED[refusal].inc()
             trace.set("weir.outcome", refusal.value)
             kind = request.attributes.request.http.headers.get("content-type", "")
             return denied(refusal, grpc=kind.startswith("application/grpc"), scope=scope)
 
-    def _decide(self, request: external_auth_pb2.CheckRequest) -> bytes | tuple[Refusal, str]:
+    def _decide(self, request: external_auth_pb2.CheckRequest) -> bytes | tuple[Refusal, str, Principal | None]:
         http = request.attributes.request.http
         headers = http.headers
         scope = required_scope(http.path)
         if scope is None:
-            return Refusal.UNKNOWN_PATH, ""
+            return Refusal.UNKNOWN_PATH, "", None
         credential = shown_credential(headers)
         if not credential:
-            return Refusal.NO_CREDENTIAL, ""
+            return Refusal.NO_CREDENTIAL, "", None
         verdict = self._authenticator.identify(credential)
         if isinstance(verdict, Refusal):
-            return verdict, ""
+            return verdict, "", None
         refusal = allow(verdict.principal, scope, self._clock.time())
         if refusal is Refusal.SCOPE_MISSING and scope == ADMIN and self._authenticator.has_role(verdict.principal):
             refusal = None
         if refusal is not None:
-            return refusal, scope if refusal is Refusal.SCOPE_MISSING else ""
+            return refusal, scope if refusal is Refusal.SCOPE_MISSING else "", verdict.principal
+        self._lookout.allowed(verdict.principal, _address(request))
         place = self._placer.place(verdict.principal.tenant, http.path, headers)
         return verdict.start + allowed_end(estimated_tokens(headers.get("content-length", ""))) + place
+
+
+def _address(request: external_auth_pb2.CheckRequest) -> str:
+    """The caller's address, as Envoy took it from the connection."""
+    return request.attributes.source.address.socket_address.address

@@ -1,18 +1,18 @@
 """OIDC tokens: signature, issuer and audience. What their claims are worth is `policy.credentials.judge_claims`."""
 
-import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass
 
 import jwt
 
+from libs import apikeys
 from services.edge_auth.config import Issuer
 from services.edge_auth.jwks import KeySets
 from services.edge_auth.policy.credentials import IssuerRules
 
 # Times are policy's business, with our clock; everything else is PyJWT's.
 _OPTIONS: dict[str, object] = {
-    "require": ["exp", "iss", "aud"],
+    "require": ["exp", "iat", "iss", "aud", "sub"],
     "verify_exp": False,
     "verify_nbf": False,
     "verify_iat": False,
@@ -32,12 +32,21 @@ class Genuine:
 class TokenVerifier:
     """Checks tokens of the configured issuers."""
 
-    def __init__(self, issuers: tuple[Issuer, ...], keys: KeySets, *, leeway: float) -> None:
+    def __init__(self, issuers: tuple[Issuer, ...], keys: KeySets, *, leeway: float, pepper: bytes) -> None:
+        """:param pepper: keys the pseudonyms."""
         self._keys = keys
+        self._pepper = pepper
         self._issuers = {issuer.issuer: issuer for issuer in issuers}
         self._rules = {
             issuer.issuer: IssuerRules(
-                issuer.issuer, issuer.tenant_claim, issuer.scopes_claim, frozenset(issuer.allowed_scopes), leeway
+                issuer=issuer.issuer,
+                tenant_claim=issuer.tenant_claim,
+                scopes_claim=issuer.scopes_claim,
+                allowed_scopes=frozenset(issuer.allowed_scopes),
+                leeway=leeway,
+                max_life=issuer.max_life_seconds,
+                operators=issuer.operators,
+                operator_claim=issuer.operator_claim,
             )
             for issuer in issuers
         }
@@ -51,6 +60,8 @@ class TokenVerifier:
             algorithm, key_id = header.get("alg"), header.get("kid", "")
             # "crit" names extensions that must be understood; we understand none (RFC 7515, section 4.1.11).
             if issuer is None or algorithm not in issuer.algorithms or "crit" in header:
+                return None
+            if _type_of(header) not in issuer.token_types:
                 return None
             key = self._keys.find(issuer.issuer, key_id)
             # The key decides on the algorithm, not the token.
@@ -67,5 +78,16 @@ class TokenVerifier:
         except (jwt.PyJWTError, ValueError, TypeError, RecursionError):
             # Foreign input in every shape: PyJWT lets some of its own parsing errors through.
             return None
-        subject = hashlib.sha256(f"{issuer.issuer}\n{claims.get('sub', '')}".encode()).hexdigest()[:16]
-        return Genuine(claims, self._rules[issuer.issuer], f"jwt-{subject}")
+        return Genuine(
+            claims, self._rules[issuer.issuer], apikeys.pseudonym(issuer.issuer, claims["sub"], self._pepper)
+        )
+
+
+def _type_of(header: Mapping[str, object]) -> str:
+    """The token's `typ`, in one spelling (RFC 7515, section 4.1.9: case and a leading "application/" say nothing); ""
+    for none."""
+    named = header.get("typ", "")
+    if not isinstance(named, str):
+        raise TypeError("typ is text")
+    folded = named.lower().removeprefix("application/")
+    return "JWT" if folded == "jwt" else folded

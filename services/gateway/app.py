@@ -157,6 +157,7 @@ class Gateway:
             catalog=catalog,
             quota=self._quota,
             router=self._router,
+            admission=self._admission,
             safety=self._safety,
             workers=self._workers,
             audit=self._audit,

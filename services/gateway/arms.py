@@ -99,7 +99,7 @@ class Arms:
 
     def elsewhere(self, request: Request, *, absent: bool = False) -> tuple[Route, registry_pb2.ModelVersion] | None:
         """Where a stream can go on whose arm is out of force: what its caller gets now, if that reads the same tokens,
-        has room for the rest and the same safety policy, which its filters keep. None while the arm is in force and
+        has room for the rest and the same safety policies, which its filters keep. None while the arm is in force and
         its version is not `absent` from the worker that it was sent to."""
         candidate, route = request.candidate, request.serving
         if candidate is None or route is None:
@@ -115,7 +115,7 @@ class Arms:
             return None  # it is what the alias gives now
         known = candidate.version
         same = bool(known.tokenizer_sha256) and known.tokenizer_sha256 == version.tokenizer_sha256
-        same = same and known.safety_policy == version.safety_policy
+        same = same and set(known.safety_policies) == set(version.safety_policies)
         fits = len(candidate.prompt) + candidate.bound.max_tokens <= version.context_length
         return (found, version) if same and fits else None
 

@@ -13,6 +13,7 @@ from libs.quota import PriceBook
 from libs.registry import RegistrySnapshot, cost_book, plan_name
 from libs.rollouts import BASELINE, needed_versions, phase_of
 from libs.routing import ListedModel, Route, RouteRequest, RoutingTable
+from libs.safety_policies import floor_of, pins_of
 from services.gateway.declared import objectives_for, objectives_of, plan_of
 from services.gateway.policy.finals import ArmKey
 from services.gateway.policy.objectives import Objectives
@@ -23,7 +24,9 @@ from services.gateway.text_store import TextStore
 
 _UNKNOWN = registry_pb2.Tenant(plan=registry_pb2.PLAN_FREE)
 _NO_POLICY = Plan()
-_NAMING = ("model_versions", "aliases", "rollouts", "pins")
+UNKNOWN_MODEL = "<unknown>"
+"""Stands in records for a model's name that the registry does not know."""
+_NAMING = ("model_versions", "aliases", "rollouts", "pins", "model_grants")
 """Collections that say which versions may be asked for."""
 _CANARY = registry_pb2.ROLLOUT_PHASE_CANARY
 _EXPOSED = (_CANARY, registry_pb2.ROLLOUT_PHASE_EXPERIMENT)
@@ -83,11 +86,9 @@ class Catalog:
                     found.update(step.pools.values())
         return found
 
-    def safety_version(self, policy: str) -> str:
-        """A safety policy's name with the version in force; "" means "default"."""
-        name = policy or "default"
-        found = self.snapshot.safety_policies.get(name)
-        return f"{name}@{found.version if found else 0}"
+    def policies(self, tenant: registry_pb2.Tenant, version: registry_pb2.ModelVersion) -> tuple[str, ...]:
+        """The safety policies of a tenant's requests to a version: "default@1"."""
+        return pins_of(floor_of(self.snapshot), tenant, version)
 
     def tenant_of_workload(self, spiffe: str) -> str:
         """The tenant that an internal caller acts as; empty when it is not registered."""
@@ -132,6 +133,13 @@ class Catalog:
             raise WeirError(Reason.MODEL_NOT_FOUND, f"there is no version {model_version[:100]!r}", limit="model")
         return version
 
+    def told(self, model: str) -> str:
+        """A model's name for records, traces and logs: as the caller wrote it only if the registry knows it, for it may
+        be anything that a user wrote."""
+        snapshot = self.snapshot
+        known = model in snapshot.aliases or model in snapshot.model_versions or model in snapshot.rollouts
+        return model if known else UNKNOWN_MODEL
+
     def has_workers(self, model_version: str) -> bool:
         """Live workers have the version ready."""
         return bool(self._table.zones.get(model_version))
@@ -139,6 +147,10 @@ class Catalog:
     def models(self, tenant: str) -> tuple[ListedModel, ...]:
         """What this tenant may ask for."""
         return self._table.list_models(tenant)
+
+    def model(self, tenant: str, name: str) -> ListedModel | None:
+        """One of these; None where the tenant may not ask for it."""
+        return self._table.find_model(tenant, name)
 
     def limits(self, tenant: str, model: str, version: registry_pb2.ModelVersion) -> ModelLimits:
         """What binds a request of this tenant: the strictest of its limits for the model's name and for all."""

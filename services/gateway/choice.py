@@ -13,8 +13,10 @@ from typing import TYPE_CHECKING
 from weir.worker.v1 import worker_pb2
 
 from libs.errors import Reason, WeirError
+from libs.safety_filter import Restorer
 from services.gateway.policy.events import Finish, Logprob
 from services.gateway.policy.finals import FinalChoice
+from services.gateway.policy.spec import is_json
 from services.gateway.policy.stop import StopScanner
 from services.gateway.ports import OutputFilter
 
@@ -34,9 +36,12 @@ class Choice:
         "_fed",
         "_filter",
         "_generation",
+        "_hidden",
         "_logprobs",
+        "_restorer",
         "_safety",
         "_stop",
+        "_unspelt",
         "completion_tokens",
         "ending",
         "finish",
@@ -52,12 +57,16 @@ class Choice:
         self._safety = safety
         self._detokenizer = generation.text.detokenizer()
         self._stop = StopScanner(generation.parameters.stop)
+        check, json = generation.check, is_json(generation.parameters.structure)
         self._filter = safety.open(
-            self, tenant=generation.tenant, policy=generation.policy, request_id=generation.request_id
+            self, tenant=generation.tenant, policies=check.policies, request_id=generation.request_id, json=json
         )
         self._fed = 0  # characters given to the filter
         self._consumed = 0  # characters it has decided on
-        self._logprobs: deque[tuple[int, Logprob]] = deque()  # with the character each token ends at
+        self._logprobs: deque[tuple[int, int, Logprob]] = deque()  # with the characters [begin, end) of each token
+        self._unspelt: list[Logprob] = []  # of tokens whose text comes with a later one's
+        self._hidden: list[tuple[int, int]] = []  # characters that the filter replaced
+        self._restorer = Restorer(check.values, json=json) if check.values else None
         self.index = index
         self.handle = 0
         self.tokens = array("I")  # delivered so far: what a migration replays
@@ -114,11 +123,14 @@ class Choice:
         """See `RunningSequence`."""
         self._generation.fail(WeirError(Reason.INTERNAL, "internal error; the trace id finds it"))
 
-    def on_released(self, text: str, *, consumed: int, blocked: str, last: bool) -> None:
+    def on_released(
+        self, text: str, *, consumed: int, blocked: str, last: bool, replaced: Sequence[tuple[int, int]] = ()
+    ) -> None:
         """See `FilteredChoice`."""
         if self.finish is not None:
             return
         self._consumed = consumed
+        self._hidden.extend(replaced)
         if blocked:
             if self.ending is None:
                 self._generation.cancel_on_worker(self)
@@ -144,6 +156,12 @@ class Choice:
         if self.finish is None:
             self.ending = self.finish = finish
             self._safety.close(self._filter)
+
+    def shown(self, text: str) -> str:
+        """Released text as the caller reads it: with their own words where the model got tokens for them."""
+        if self._restorer is None:
+            return text
+        return self._restorer.feed(text) + (self._restorer.finish() if self.finish is not None else "")
 
     def _end(self, finish: Finish, text: str) -> None:
         self.ending = finish
@@ -173,22 +191,35 @@ class Choice:
         token = self._generation.text.token
         text = ""
         for token_id, entry in zip(ids, logprobs, strict=True):
+            begin = self._fed + len(text) + self._stop.held
             text += self._stop.feed(self._detokenizer.feed((token_id,)))
             if self._stop.stopped:
                 break
             top = tuple((*token(i), p) for i, p in zip(entry.top_ids, entry.top_logprobs, strict=True))
             end = self._fed + len(text) + self._stop.held
-            self._logprobs.append((end, Logprob(*token(token_id), entry.logprob, top)))
+            self._unspelt.append(Logprob(*token(token_id), entry.logprob, top))
+            if end > begin:  # this token completes what those before it began
+                self._logprobs.extend((begin, end, one) for one in self._unspelt)
+                self._unspelt.clear()
         return text
 
     def _released_logprobs(self) -> list[Logprob] | None:
-        """Log-probabilities of the tokens whose text is decided: they spell the token, so they must not run ahead of
-        the filter."""
+        """Log-probabilities of the tokens whose text is decided and left: they spell the token, so they must neither
+        run ahead of the filter nor tell what it replaced."""
         if self._generation.parameters.logprobs is None:
             return None
         released: list[Logprob] = []
         if self.finish is Finish.CONTENT_FILTER:
             return released
-        while self._logprobs and (self._logprobs[0][0] <= self._consumed):
-            released.append(self._logprobs.popleft()[1])
+        while self._logprobs and self._logprobs[0][1] <= self._consumed:
+            begin, end, one = self._logprobs.popleft()
+            if not self._is_hidden(begin, end):
+                released.append(one)
+        if self.finish is not None and not self._logprobs and not self._is_hidden(self._consumed - 1, self._consumed):
+            released += self._unspelt  # such as the token that ended it
+        undecided = self._logprobs[0][0] if self._logprobs else self._consumed
+        self._hidden = [span for span in self._hidden if span[1] > undecided]
         return released
+
+    def _is_hidden(self, begin: int, end: int) -> bool:
+        return any(first < end and begin < behind for first, behind in self._hidden)

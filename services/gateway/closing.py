@@ -70,17 +70,19 @@ class Closing:
                 source=self._source,
                 identity=identity,
                 spec=request.spec,
+                model=self._catalog.told(request.spec.model),
                 accepted=accepted,
                 end=end,
                 worker=granted.worker if granted else "",
                 training=request.tenant.training_allowed,
+                policies=request.policies,
             ),
             traceparent=request.span.traceparent,
         )
         records.observe(request.spec.operation, accepted, end)
         if request.candidate is not None and DEFAULT_ANSWER not in end.degraded:  # which is quick and no service
             self._judge(request, request.candidate, end)
-        _end_span(request, accepted, end)
+        _end_span(request, self._catalog.told(request.spec.model), accepted, end)
 
     def _judge(self, request: Request, candidate: Candidate, end: End) -> None:
         generation, first, longest, arm = request.generation, end.breakdown.time_to_first_token, 0, None
@@ -126,9 +128,11 @@ class Closing:
                 source=self._source,
                 identity=request.identity,
                 spec=request.spec,
+                model=self._catalog.told(request.spec.model),
                 request_id=request.id,
                 error=error,
                 trace_id=request.span.traceparent[3:35],
+                policies=request.policies,
             ),
             traceparent=request.span.traceparent,
         )
@@ -180,10 +184,10 @@ def _served(end: End) -> bool | None:
     return False if is_fault(Reason.parse(end.error_reason)) else None
 
 
-def _end_span(request: Request, accepted: Accepted, end: End) -> None:
+def _end_span(request: Request, model: str, accepted: Accepted, end: End) -> None:
     trace = request.span
     trace.set("gen_ai.operation.name", request.spec.operation)
-    trace.set("gen_ai.request.model", request.spec.model)
+    trace.set("gen_ai.request.model", model)
     trace.set("gen_ai.response.model", accepted.model_version)
     trace.set("gen_ai.response.finish_reasons", [finish.label for finish in end.choices])
     trace.set("gen_ai.usage.input_tokens", end.usage.prompt_tokens)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
-from libs.config import ServiceSettings
+from libs.config import MAX_BODY_BYTES, ServiceSettings
 from services.gateway.shadow.settings import ShadowSettings
 
 
@@ -21,6 +21,8 @@ class Targets(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
 class Settings(ServiceSettings, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """See each field."""
 
+    max_message_bytes: int = MAX_BODY_BYTES + 4096
+    """As much as the edge takes over HTTP, in an envelope."""
     targets: Targets = Targets()
     """Where the deciding services are."""
     default_deadline: float = 120.0
@@ -52,6 +54,8 @@ class Settings(ServiceSettings, frozen=True, kw_only=True, forbid_unknown_fields
     """What admission last said of a pool's pressure holds for this long."""
     answer_cache_bytes: int = 32 * 2**20
     """Memory for answers that plans with the step `cached_answer` may give again."""
+    max_input_chars: int = 262_144
+    """Most characters of one input's texts together; the safety service refuses more too."""
     encode_inline_chars: int = 16_384
     """Longer inputs are tokenised in a thread, so that they do not hold up everybody's tokens."""
     spool_bytes: int = 64 * 2**20

@@ -179,7 +179,8 @@ class Ladder:
             )
             version = self._catalog.version(route.model_version)
             text = await self._catalog.text(version, request.deadline.remaining(self._clock))
-            prompt = await self._opening.encode(text, with_texts(request.spec, request.texts))
+            check = await self._opening.vet(request, version, text, candidate.check)
+            prompt = await self._opening.encode(text, with_texts(request.spec, check.texts))
             bound = self._opening.bind(request, version, len(prompt))
         except WeirError:
             return None  # an operator's mistake, or it does not fit there: the next step may
@@ -187,7 +188,7 @@ class Ladder:
         if most < 1:
             return None
         arm = self._catalog.arm_key(model, route)
-        return Candidate(model, route, version, text, prompt, replace(bound, max_tokens=most), arm)
+        return Candidate(model, route, version, text, prompt, replace(bound, max_tokens=most), check, arm)
 
 
 def _capped(candidate: Candidate, step: CapOutput) -> Candidate:

@@ -1,12 +1,14 @@
-"""Embeddings: the short path. Same identity, quota, safety and audit as a generation; one unary call to a worker."""
+"""Embeddings: the short path. Same identity, quota, safety, admission and audit as a generation; a unary call to a
+worker for every part of the inputs that one grant is for."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 import grpc
+from weir.admission.v1 import admission_pb2
 from weir.registry.v1 import registry_pb2
 from weir.worker.v1 import worker_pb2, worker_pb2_grpc
 
@@ -26,9 +28,10 @@ from services.gateway.policy.limits import State
 from services.gateway.policy.parameters import invalid
 from services.gateway.policy.spec import Spec
 from services.gateway.policy.turnover import jittered
-from services.gateway.ports import AuditPort, QuotaPort, Reservation, RouterPort, SafetyPort
+from services.gateway.ports import AdmissionPort, AuditPort, QuotaPort, Reservation, RouterPort, SafetyPort
 from services.gateway.refusals import outcome_of, with_limits
-from services.gateway.request import deadline_of
+from services.gateway.request import deadline_of, queue_class_of
+from services.gateway.text import TextModel
 
 MAX_INPUTS = 256
 _PASSED_ON = frozenset({Reason.MODEL_NOT_FOUND, Reason.DRAINING})
@@ -57,6 +60,9 @@ class _Started:
     reservation: Reservation | None = None
     route: Route | None = None
     arm: ArmKey | None = None
+    policies: tuple[str, ...] = ()
+    asked: int = 0
+    """Questions to admission."""
 
 
 class Embedder:
@@ -69,6 +75,7 @@ class Embedder:
         catalog: Catalog,
         quota: QuotaPort,
         router: RouterPort,
+        admission: AdmissionPort,
         safety: SafetyPort,
         workers: WorkerStreams,
         audit: AuditPort,
@@ -81,13 +88,13 @@ class Embedder:
         self._catalog = catalog
         self._quota = quota
         self._router = router
+        self._admission = admission
         self._safety = safety
         self._workers = workers
         self._audit = audit
         self._outcomes = outcomes
         self._clock = clock
         self._chance = chance
-        self._turn = 0
 
     async def embed(self, model: str, inputs: Sequence[str], caller: Caller) -> Embedded:
         """Embed texts.
@@ -128,7 +135,8 @@ class Embedder:
         return result
 
     def _rejected(self, spec: Spec, caller: Caller, error: WeirError, started: _Started) -> None:
-        self._quota.settle(tenant=caller.identity.tenant, model=spec.model, request_id=caller.request_id, tokens=0)
+        if started.route is not None:  # else nothing was asked of the quota, and the name may be anything
+            self._quota.settle(tenant=caller.identity.tenant, model=spec.model, request_id=caller.request_id, tokens=0)
         metrics.outcome("embed", outcome_of(error), error.reason.name).inc()
         self._outcomes.refused(
             route="embed", model=spec.model, asked=started.route, error=error, given=started.given, over_quota=False
@@ -139,9 +147,11 @@ class Embedder:
                 source=f"{self._settings.service}/{self._settings.instance}",
                 identity=caller.identity,
                 spec=spec,
+                model=self._catalog.told(spec.model),
                 request_id=caller.request_id,
                 error=error,
                 trace_id=caller.traceparent[3:35],
+                policies=started.policies,
             )
         )
 
@@ -154,25 +164,25 @@ class Embedder:
             )
         deadline = deadline_of(tenant, caller.remaining, self._settings.default_deadline, self._clock)
         started.given = deadline.at - started.arrived
-        checked = await self._safety.start_check(
-            tenant=caller.identity.tenant,
-            policy=tenant.safety_policy,
-            texts=inputs,
-            request_id=caller.request_id,
-            deadline=deadline,
-            traceparent=caller.traceparent,
-        )
         asked = self._catalog.question(caller.identity.tenant, model, user=spec.user, session=spec.session)
         route, _ = await self._router.start_resolve(asked, deadline=deadline, traceparent=caller.traceparent)
         started.arm, started.route = self._catalog.arm_key(model, route), route
         version = self._catalog.version(route.model_version)
         text = await self._catalog.text(version, deadline.remaining(self._clock))
-        tokens = [await asyncio.to_thread(text.encode, given) for given in checked.texts or inputs]
-        limits = self._catalog.limits(caller.identity.tenant, model, version)
-        context = min(limits.context_length, limits.max_context or limits.context_length)
+        tokens = await self._fitting(inputs, text, caller, model, version)  # before anybody reads them
+        started.policies = self._catalog.policies(tenant, version)
+        checked = await self._safety.start_check(
+            tenant=caller.identity.tenant,
+            policies=started.policies,
+            texts=inputs,
+            request_id=caller.request_id,
+            deadline=deadline,
+            traceparent=caller.traceparent,
+        )
+        started.policies = checked.policies
+        if checked.texts is not None:
+            tokens = await self._fitting(checked.texts, text, caller, model, version)
         longest, total = max(map(len, tokens)), sum(map(len, tokens))
-        if longest > context:
-            raise WeirError(Reason.CONTEXT_LENGTH_EXCEEDED, f"an input exceeds {context} tokens", limit="input")
         started.reservation = reservation = await self._quota.start_reserve(
             tenant=caller.identity.tenant,
             model=model,
@@ -184,39 +194,83 @@ class Embedder:
             deadline=deadline,
             traceparent=caller.traceparent,
         )
-        request = worker_pb2.EmbedRequest(
-            model_version=route.model_version, inputs=[worker_pb2.Tokens(ids=ids) for ids in tokens]
+        admit = admission_pb2.Admit(
+            tenant=caller.identity.tenant,
+            weight=tenant.weight or 1.0,
+            queue_class=queue_class_of(tenant, batch=False, over_quota=False),
+            pool=route.pool,
+            model_version=route.model_version,
+            zones=route.zones,
+            choices=1,
         )
-        response = await self._ask_one(route, request, deadline)
-        vectors = [list(vector.values) for vector in response.vectors]
+        vectors: list[list[float]] = []
+        simulated = False
+        for part in parts_of(tokens, version.context_length):
+            response = await self._granted(admit, part, caller, deadline, started)
+            vectors += (list(vector.values) for vector in response.vectors)
+            simulated = response.simulated
         told = caller.identity.request_counted
         return Embedded(
             model_version=route.model_version,
             vectors=vectors,
             tokens=total,
-            simulated=response.simulated,
+            simulated=simulated,
             request_limit=None if told else reservation.requests,
             token_limit=None if told else reservation.tokens,
         )
 
-    async def _ask_one(
-        self, route: Route, request: worker_pb2.EmbedRequest, deadline: Deadline
+    async def _fitting(
+        self, inputs: Sequence[str], text: TextModel, caller: Caller, model: str, version: registry_pb2.ModelVersion
+    ) -> list[list[int]]:
+        """Their tokens.
+
+        :raises WeirError: CONTEXT_LENGTH_EXCEEDED.
+        """
+        limits = self._catalog.limits(caller.identity.tenant, model, version)
+        context = min(limits.context_length, limits.max_context or limits.context_length)
+        tokens = [await asyncio.to_thread(text.encode, given) for given in inputs]
+        if max(map(len, tokens)) > context:
+            raise WeirError(Reason.CONTEXT_LENGTH_EXCEEDED, f"an input exceeds {context} tokens", limit="input")
+        return tokens
+
+    async def _granted(
+        self,
+        admit: admission_pb2.Admit,
+        inputs: Sequence[Sequence[int]],
+        caller: Caller,
+        deadline: Deadline,
+        started: _Started,
     ) -> worker_pb2.EmbedResponse:
-        """Ask a worker, and another one where it has unloaded the version or is about to leave."""
-        passed: set[str] = set()
+        """Embed inputs under one grant; under another one where the worker has unloaded the version or is about to
+        leave."""
+        request = worker_pb2.EmbedRequest(
+            model_version=admit.model_version, inputs=[worker_pb2.Tokens(ids=ids) for ids in inputs]
+        )
+        admit.prompt_tokens = sum(map(len, inputs))
         while True:
-            endpoint = self._worker(route, passed)
+            started.asked += 1
+            # Each question has an id of its own: a grant, and what gives it back, is for one of them.
+            admit.request_id = request.request_id = f"{caller.request_id}/{started.asked}"
+            granted = await self._admission.admit(
+                admit, deadline=deadline, traceparent=caller.traceparent, may_be_local=True
+            )
+            request.grant.CopyFrom(granted.grant)
+            failed = False
             try:
-                return await self._ask(endpoint, request, deadline)
+                return await self._ask(granted, request, deadline)
             except WeirError as error:
+                failed = error.reason is Reason.WORKER_LOST
                 if error.reason not in _PASSED_ON:
                     raise
-                passed.add(endpoint.instance)
+                admit.exclude_workers.append(granted.worker)
+            finally:
+                # Its length says nothing of what generations come to.
+                self._admission.release(admit.request_id, pool=admit.pool, failed=failed, cut_short=True)
 
     async def _ask(
-        self, endpoint: registry_pb2.Endpoint, request: worker_pb2.EmbedRequest, deadline: Deadline
+        self, granted: admission_pb2.Granted, request: worker_pb2.EmbedRequest, deadline: Deadline
     ) -> worker_pb2.EmbedResponse:
-        stub = worker_pb2_grpc.WorkerServiceStub(self._workers.channel(endpoint.instance, endpoint.address))
+        stub = worker_pb2_grpc.WorkerServiceStub(self._workers.channel(granted.worker, granted.address))
         try:
             return await stub.Embed(request, timeout=deadline.timeout(self._clock))
         except grpc.aio.AioRpcError as error:
@@ -227,22 +281,6 @@ class Embedder:
                 raise
             # Not our caller: the worker's channel was closed under the call.
             raise WeirError(Reason.WORKER_LOST, "the worker was lost", retry_after=self._soon(1.0)) from error
-
-    def _worker(self, route: Route, passed: Collection[str]) -> registry_pb2.Endpoint:
-        """A live worker of the best zone that has one, in turn; none of those that have `passed` it on."""
-        live = [
-            endpoint
-            for (service, _), endpoint in self._catalog.snapshot.endpoints.items()
-            if service == "worker"
-            and route.model_version in endpoint.model_versions
-            and endpoint.instance not in passed
-        ]
-        for zone in route.zones:
-            if near := [endpoint for endpoint in live if endpoint.zone == zone]:
-                self._turn += 1
-                return near[self._turn % len(near)]
-        message = f"no worker serves {route.model_version}"
-        raise WeirError(Reason.REJECTED_NO_CAPACITY, message, retry_after=self._soon(1.0))
 
     def _soon(self, seconds: float) -> float:
         return jittered(seconds, self._chance)
@@ -266,10 +304,12 @@ class Embedder:
                 source=f"{self._settings.service}/{self._settings.instance}",
                 identity=caller.identity,
                 spec=spec,
+                model=self._catalog.told(spec.model),
                 accepted=accepted,
                 end=end,
                 worker="",
                 training=False,
+                policies=started.policies,
             )
         )
         records.observe("embed", accepted, end)
@@ -285,3 +325,17 @@ class Embedder:
             model=spec.model,
             arm=started.arm,
         )
+
+
+def parts_of(inputs: Sequence[list[int]], most: int) -> Iterator[list[list[int]]]:
+    """The inputs in their order, in parts of at most `most` tokens: a grant is for what a worker can hold at once, and
+    between two of them others have their turn. An input of its own may have more."""
+    part: list[list[int]] = []
+    tokens = 0
+    for each in inputs:
+        if part and tokens + len(each) > most:
+            yield part
+            part, tokens = [], 0
+        part.append(each)
+        tokens += len(each)
+    yield part

@@ -20,7 +20,7 @@ from services.gateway.policy.answers import Answer
 from services.gateway.policy.events import Finish, Logprob, Usage, worst
 from services.gateway.policy.finals import FinalAnswer
 from services.gateway.policy.spec import BoundParameters
-from services.gateway.ports import OutputFilter
+from services.gateway.ports import InputCheck, OutputFilter
 from services.gateway.text import TextModel
 
 # An admission restart makes grants stale that their worker has not seen yet; see docs/adr/0002.
@@ -45,7 +45,7 @@ class Generation(Mailbox):
         *,
         request_id: str,
         tenant: str,
-        policy: str,
+        check: InputCheck,
         parameters: BoundParameters,
         text: TextModel,
         prompt_tokens: int,
@@ -63,7 +63,7 @@ class Generation(Mailbox):
         of its tokens are wanted; see `final`. `on_text` is called once, before the first text is handed on."""
         super().__init__(request_id=request_id, choices=parameters.n, clock=clock, arrived=arrived, egress=egress)
         self.tenant = tenant
-        self.policy = policy
+        self.check = check
         self.parameters = parameters
         self.text = text
         self.usage = Usage(prompt_tokens=prompt_tokens)
@@ -139,9 +139,9 @@ class Generation(Mailbox):
             self.breakdown.time_to_first_token = self._clock.monotonic() - self.arrived
             if self._on_text is not None:
                 self._on_text()
-        if text and self._kept is not None:
+        if text and self._kept is not None:  # with tokens for the caller's words: it may be given to another request
             self._kept[choice.index].append(text)
-        self._put(choice.index, text, logprobs, choice.finish)
+        self._put(choice.index, choice.shown(text), logprobs, choice.finish)
         if choice.finish is not None and all(c.finish is not None for c in self.choices):
             self._end()
         self._wake()
@@ -199,7 +199,7 @@ class Generation(Mailbox):
                 if choice.ending is None:
                     self.cancel_on_worker(choice)
                 choice.abandon(finish)
-                self._put(choice.index, "", None, choice.finish)
+                self._put(choice.index, choice.shown(""), None, choice.finish)
         self._end()
         self._wake()
 

@@ -33,7 +33,7 @@ class Mirroring:
             return
         mirrored = Mirrored(
             request_id=request.id,
-            spec=with_texts(request.spec, request.texts),
+            spec=with_texts(request.spec, candidate.check.texts),
             identity=request.identity,
             prompt=candidate.prompt,
             parameters=generation.parameters,

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from asyncio import Future
-from collections.abc import Sequence
 from typing import Any
 
 from weir.registry.v1 import registry_pb2
@@ -16,7 +15,7 @@ from services.gateway.catalog import Catalog
 from services.gateway.choice import SAFETY_SKIPPED
 from services.gateway.config import Settings
 from services.gateway.policy.answers import answer_key, repeatable
-from services.gateway.policy.parameters import bind_parameters
+from services.gateway.policy.parameters import bind_parameters, invalid
 from services.gateway.policy.plans import LADDER_FLAGS, OVER_QUOTA
 from services.gateway.policy.spec import BoundParameters, Spec
 from services.gateway.ports import InputCheck, QuotaPort, Reservation, RouterPort, SafetyPort
@@ -62,31 +61,30 @@ class Opening:
         reserving: Future[Reservation] | None = None
         await self._structures.check(spec.parameters.structure)
         try:
-            if spec.token_ids is None:
-                checking = self._check(request, spec.texts())
             asked = request.question(self._catalog, spec.model)
             routing = self._router.start_resolve(asked, deadline=request.deadline, traceparent=traceparent)
-            # The tokenizer is needed before the router has answered; the same pure function says which.
+            # Policies and tokenizer are needed before the router has answered; the same pure function says which.
             guess = request.routed = self._catalog.resolve(asked)
             version = self._catalog.version(guess.model_version)
             text = await self._catalog.text(version, request.deadline.remaining(self._clock))
             prompt = await self.encode(text, spec)
             bound = self.bind(request, version, len(prompt))
-            if checking is None:  # token ids are checked as the text that they spell
-                checking = self._check(request, [text.decode(prompt)])
+            # What does not fit is refused before anybody reads it.
+            checking = self._check(request, version, text)
             tokenised = self._clock.monotonic()
             reserving = self._reserve(request, guess.model_version, len(prompt), bound)
             check = await checking
             route, routed_locally = await routing
             request.routed = route
             request.reservation = reservation = await reserving
-            request.texts = check.texts
             if route.model_version != guess.model_version or check.texts is not None:
                 version = self._catalog.version(route.model_version)
                 text = await self._catalog.text(version, request.deadline.remaining(self._clock))
+                check = await self.vet(request, version, text, check)
                 prompt = await self.encode(text, with_texts(spec, check.texts))
                 bound = self.bind(request, version, len(prompt))
                 reservation = await self._hold(request, route.model_version, len(prompt), bound) or reservation
+            _require_hidden(spec, check)
         except BaseException:
             for future in (checking, routing):
                 if future is not None:
@@ -103,7 +101,7 @@ class Opening:
             (SAFETY_SKIPPED, check.skipped),
         )
         request.degraded += [name for name, on in flags if on]
-        return self._candidate(request, route, version, text, prompt, bound), tokenised
+        return self._candidate(request, route, version, text, prompt, bound, check), tokenised
 
     async def decide_again(self, request: Request) -> Candidate:
         """What to ask admission for instead, since the request's arm was taken out: by this gateway's own snapshot,
@@ -117,13 +115,27 @@ class Opening:
         route = request.routed = self._router.resolve_here(request.question(self._catalog, spec.model))
         version = self._catalog.version(route.model_version)
         text = await self._catalog.text(version, request.deadline.remaining(self._clock))
-        if before is not None and before.text is text:
+        check = await self.vet(request, version, text, before.check if before is not None else None)
+        if before is not None and before.text is text and before.check is check:
             prompt = before.prompt
         else:
-            prompt = await self.encode(text, with_texts(spec, request.texts))
+            prompt = await self.encode(text, with_texts(spec, check.texts))
         bound = self.bind(request, version, len(prompt))
         await self._hold(request, route.model_version, len(prompt), bound)
-        return self._candidate(request, route, version, text, prompt, bound)
+        return self._candidate(request, route, version, text, prompt, bound, check)
+
+    async def vet(
+        self, request: Request, version: registry_pb2.ModelVersion, text: TextModel, known: InputCheck | None
+    ) -> InputCheck:
+        """What safety says of the input under a version's policies: what it said before, where those are the same.
+
+        :raises WeirError: CONTENT_FILTER, or DEPENDENCY_UNAVAILABLE under fail closed; INVALID_REQUEST when what the
+            caller wants to see is not shown under these policies.
+        """
+        if known is None or known.asked != self._catalog.policies(request.tenant, version):
+            known = await self._check(request, version, text)
+        _require_hidden(request.spec, known)
+        return known
 
     def _candidate(
         self,
@@ -133,14 +145,14 @@ class Opening:
         text: TextModel,
         prompt: list[int],
         bound: BoundParameters,
+        check: InputCheck,
     ) -> Candidate:
         spec = request.spec
         arm = self._catalog.arm_key(spec.model, route)
-        request.candidate = Candidate(spec.model, route, version, text, prompt, bound, arm)
+        request.candidate = Candidate(spec.model, route, version, text, prompt, bound, check, arm)
         request.answer_key = b""
         if request.plan.remembers and repeatable(bound, seeded=spec.parameters.seed is not None):
-            policy = self._catalog.safety_version(version.safety_policy or request.tenant.safety_policy)
-            request.answer_key = answer_key(request.identity.tenant, route.model_version, prompt, bound, policy)
+            request.answer_key = answer_key(request.identity.tenant, route.model_version, prompt, bound, check.policies)
         return request.candidate
 
     async def _hold(
@@ -189,10 +201,20 @@ class Opening:
         limits = self._catalog.limits(request.identity.tenant, request.spec.model, version)
         return bind_parameters(request.spec.parameters, limits, prompt_tokens)
 
-    def _check(self, request: Request, texts: Sequence[str]) -> Future[InputCheck]:
+    def _check(self, request: Request, version: registry_pb2.ModelVersion, text: TextModel) -> Future[InputCheck]:
+        ids = request.spec.token_ids  # checked as the text that they spell
+        texts = request.spec.texts() if ids is None else [text.decode(ids)]
+        request.pinned = self._catalog.policies(request.tenant, version)
+        size, most = sum(map(len, texts)), self._settings.max_input_chars
+        if size > most:
+            raise WeirError(
+                Reason.PAYLOAD_TOO_LARGE,
+                f"the input has {size} characters; the limit is {most}",
+                limit="max_input_chars",
+            )
         return self._safety.start_check(
             tenant=request.identity.tenant,
-            policy=request.tenant.safety_policy,
+            policies=request.pinned,
             texts=texts,
             request_id=request.id,
             deadline=request.deadline,
@@ -220,6 +242,21 @@ class Opening:
             request_counted=again or request.identity.request_counted,
             deadline=request.deadline,
             traceparent=request.span.traceparent,
+        )
+
+
+def _require_hidden(spec: Spec, check: InputCheck) -> None:
+    """Refuse to show what the model might have said instead where its words may not all leave: no filter looks at
+    alternatives, which never become text.
+
+    :raises WeirError: INVALID_REQUEST.
+    """
+    given = spec.parameters
+    if given.logprobs and check.alters_output:
+        raise invalid(
+            given.logprobs_field,
+            "alternatives to tokens are not shown under safety policies that redact or block outputs; "
+            "log-probabilities of the chosen tokens are",
         )
 
 

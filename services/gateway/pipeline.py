@@ -31,13 +31,13 @@ from services.gateway.mailbox import Mailbox, Replay
 from services.gateway.mirroring import Mirroring
 from services.gateway.opening import Opening
 from services.gateway.outcomes import Outcomes
-from services.gateway.policy.answers import Answer, AnswerCache
+from services.gateway.policy.answers import Answer, AnswerCache, restored
 from services.gateway.policy.events import Finish
 from services.gateway.policy.parameters import check_parameters
 from services.gateway.policy.plans import LADDER_FLAGS
 from services.gateway.policy.pressure import Pressures
 from services.gateway.policy.scoring import Scoring
-from services.gateway.policy.spec import Identity, Spec
+from services.gateway.policy.spec import Identity, Spec, is_json
 from services.gateway.policy.turnover import Turnover, jittered
 from services.gateway.ports import (
     AdmissionPort,
@@ -172,7 +172,7 @@ class Pipeline:
             plan=self._catalog.plan(tenant),
             deadline=deadline_of(tenant, remaining, self._settings.default_deadline, self._clock),
             arrived=self._clock.monotonic(),
-            trace=span(f"{spec.operation} {spec.model}"[:120], traceparent, kind=SERVER),
+            trace=span(f"{spec.operation} {self._catalog.told(spec.model)}"[:120], traceparent, kind=SERVER),
         )
         task = asyncio.current_task()
         if task is None:
@@ -320,7 +320,7 @@ class Pipeline:
         generation = Generation(
             request_id=request.id,
             tenant=request.identity.tenant,
-            policy=candidate.version.safety_policy or request.tenant.safety_policy,
+            check=candidate.check,
             parameters=with_seed(candidate.bound),
             text=candidate.text,
             prompt_tokens=len(candidate.prompt),
@@ -342,6 +342,9 @@ class Pipeline:
 
     def _replay(self, request: Request, answer: Answer) -> Replay:
         """An answer without a worker: it is over when it begins."""
+        candidate = request.candidate
+        if candidate is not None and candidate.check.values:
+            answer = restored(answer, candidate.check.values, json=is_json(candidate.bound.structure))
         replay = request.mailbox = Replay(
             answer,
             request_id=request.id,

@@ -7,8 +7,9 @@ Everything else returns at once and never raises: it is called on paths that mus
 from __future__ import annotations
 
 from asyncio import Future
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from types import MappingProxyType
 from typing import Protocol
 
 from weir.admission.v1 import admission_pb2
@@ -137,19 +138,27 @@ class AdmissionPort(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class InputCheck:
-    """The verdict on an input. `texts` replaces the input when something was redacted."""
+    """The verdict on an input. `texts` replaces the input when something was redacted or tokenised."""
 
     texts: tuple[str, ...] | None
     flags: tuple[str, ...] = ()
     skipped: bool = False  # safety is away and the tenant's policy says serve and flag
+    asked: tuple[str, ...] = ()  # the policies that it was asked under
+    policies: tuple[str, ...] = ()  # those that were in force: the output has the same
+    alters_output: bool = True  # they redact or block outputs, or nobody knows
+    values: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}), repr=False)
+    """What tokens in `texts` stand for: the user's words, for this request's answer and nowhere else."""
 
 
 class FilteredChoice(Protocol):
     """A choice whose output goes through the safety filter."""
 
-    def on_released(self, text: str, *, consumed: int, blocked: str, last: bool) -> None:
+    def on_released(
+        self, text: str, *, consumed: int, blocked: str, last: bool, replaced: Sequence[tuple[int, int]] = ()
+    ) -> None:
         """`text` may leave; `consumed` characters of what was fed are decided so far; `blocked` names the category
-        that ends the choice; `last` echoes the feed's."""
+        that ends the choice; `last` echoes the feed's; `replaced` are the parts [begin, end) of what was fed that did
+        not leave as they were."""
 
     def on_filter_skipped(self) -> None:
         """The filter is away and the tenant's policy is serve and flag: the next release is unfiltered."""
@@ -161,8 +170,11 @@ class FilteredChoice(Protocol):
 class OutputFilter(Protocol):
     """What a generation's text goes through before anybody sees it."""
 
-    def open(self, choice: FilteredChoice, *, tenant: str, policy: str, request_id: str) -> int:
-        """Open an output filter; returns its number."""
+    def open(
+        self, choice: FilteredChoice, *, tenant: str, policies: Sequence[str], request_id: str, json: bool = False
+    ) -> int:
+        """Open an output filter, which keeps these policies; returns its number. `json`: the text is JSON, whose
+        strings are looked at as they read."""
 
     def feed(self, number: int, text: str, *, last: bool) -> None:
         """Add text; it is sent with the step's batch at `flush`."""
@@ -178,9 +190,16 @@ class SafetyPort(OutputFilter, Protocol):
     """Input check and output filter. Fallback by the tenant's policy: refuse, or serve and flag."""
 
     def start_check(
-        self, *, tenant: str, policy: str, texts: Sequence[str], request_id: str, deadline: Deadline, traceparent: str
+        self,
+        *,
+        tenant: str,
+        policies: Sequence[str],
+        texts: Sequence[str],
+        request_id: str,
+        deadline: Deadline,
+        traceparent: str,
     ) -> Future[InputCheck]:
-        """Check an input.
+        """Check an input under the floor and these policies.
 
         :raises WeirError: CONTENT_FILTER, or DEPENDENCY_UNAVAILABLE under fail closed (through the future).
         """

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from google.protobuf import timestamp_pb2
 from weir.audit.v1 import audit_pb2
 from weir.safety.v1 import safety_pb2
@@ -20,17 +22,19 @@ def completed(
     source: str,
     identity: Identity,
     spec: Spec,
+    model: str,
     accepted: Accepted,
     end: End,
     worker: str,
     training: bool,
+    policies: Sequence[str],
 ) -> audit_pb2.Record:
-    """The record of a request that ran."""
+    """The record of a request that ran. `model` is its name as `Catalog.told` has it."""
     event = audit_pb2.RequestEvent(
         request_id=accepted.request_id,
         tenant=identity.tenant,
         key_id=identity.key_id,
-        model=spec.model,
+        model=model,
         model_version=accepted.model_version,
         arm=accepted.arm,
         operation=spec.operation,
@@ -46,23 +50,34 @@ def completed(
         degraded=end.degraded,
         trace_id=accepted.trace_id,
         training_allowed=training,
+        safety_policies=policies,
     )
     return audit_pb2.Record(id=accepted.request_id, time=_timestamp(now), source=source, request=event)
 
 
 def rejected(
-    *, now: float, source: str, identity: Identity, spec: Spec, request_id: str, error: WeirError, trace_id: str
+    *,
+    now: float,
+    source: str,
+    identity: Identity,
+    spec: Spec,
+    model: str,
+    request_id: str,
+    error: WeirError,
+    trace_id: str,
+    policies: Sequence[str],
 ) -> audit_pb2.Record:
-    """The record of a request that was refused before it ran."""
+    """The record of a request that was refused before it ran. `model` is its name as `Catalog.told` has it."""
     event = audit_pb2.RequestEvent(
         request_id=request_id,
         tenant=identity.tenant,
         key_id=identity.key_id,
-        model=spec.model[:200],  # as the caller wrote it; a name, not a text
+        model=model,
         operation=spec.operation,
         outcome=outcome_of(error),
         reason=error.reason.name,
         trace_id=trace_id,
+        safety_policies=policies,
     )
     return audit_pb2.Record(id=request_id, time=_timestamp(now), source=source, request=event)
 

@@ -25,7 +25,7 @@ from services.gateway.policy.finals import ArmKey, FinalAnswer
 from services.gateway.policy.plans import Plan
 from services.gateway.policy.prefix import BLOCK, prefix_hashes
 from services.gateway.policy.spec import BoundParameters, ChatMessage, Identity, Spec
-from services.gateway.ports import QuotaPort, Reservation
+from services.gateway.ports import InputCheck, QuotaPort, Reservation
 from services.gateway.text import TextModel
 
 _GROUP = 16
@@ -48,6 +48,8 @@ class Candidate:
     text: TextModel
     prompt: list[int]
     bound: BoundParameters
+    check: InputCheck
+    """What safety said of the input under this version's policies."""
     arm: ArmKey | None = None
     """Where it counts; None outside rollouts."""
 
@@ -74,6 +76,7 @@ class Request:
         "mailbox",
         "moved",
         "moving",
+        "pinned",
         "place",
         "plan",
         "queue_class",
@@ -84,7 +87,6 @@ class Request:
         "span",
         "spec",
         "tenant",
-        "texts",
         "waiting",
         "withdrawn",
     )
@@ -112,12 +114,12 @@ class Request:
         self.asked = 0  # questions to admission so far
         self.faults = 0  # workers that it lost
         self.degraded: list[str] = []
-        self.texts: tuple[str, ...] | None = None  # in place of the caller's, where safety redacted them
         self.lease = request_id  # the id of the quota's lease
         self.leases = 0  # taken so far
         self.reserved = 0  # its tokens; 0 while there is none
         self.reservation: Reservation | None = None
         self.queue_class = queue_class_of(tenant, batch=spec.batch, over_quota=False)
+        self.pinned: tuple[str, ...] = ()  # safety policies that its input was last checked under
         self.answer_key = b""  # not empty: the answer is worth keeping
         self.routed: Route | None = None  # the last route that it was given
         self.candidate: Candidate | None = None  # what it is billed as, and counts as
@@ -142,6 +144,11 @@ class Request:
     def model_version(self) -> str:
         """What serves it, or would; empty before it was resolved."""
         return self.candidate.route.model_version if self.candidate else ""
+
+    @property
+    def policies(self) -> tuple[str, ...]:
+        """The safety policies that hold for it; empty before they are known."""
+        return self.candidate.check.policies if self.candidate else self.pinned
 
     @property
     def prompt(self) -> list[int]:
@@ -183,7 +190,7 @@ def deadline_of(tenant: registry_pb2.Tenant, remaining: float | None, default: f
 
 
 def with_texts(spec: Spec, texts: tuple[str, ...] | None) -> Spec:
-    """The spec with redacted texts in place of the caller's; None leaves it as it is.
+    """The spec with redacted or tokenised texts in place of the caller's; None leaves it as it is.
 
     :raises ValueError: safety returned another number of texts than it was asked about.
     """

@@ -27,7 +27,7 @@ from services.gateway.policy.events import Finish
 from services.gateway.policy.finals import FinalAnswer
 from services.gateway.policy.plans import Plan
 from services.gateway.policy.spec import BoundParameters, Identity, Spec
-from services.gateway.ports import AdmissionPort, FilteredChoice
+from services.gateway.ports import AdmissionPort, FilteredChoice, InputCheck
 from services.gateway.request import Candidate, Request, admit_message, with_seed
 from services.gateway.structures import check_engine
 
@@ -144,14 +144,14 @@ class Runs:
             zones=tuple(run.zones),
             revision=self._catalog.snapshot.revision,
         )
-        request.candidate = Candidate(run.model_version, route, version, text, prompt, bound)
+        request.candidate = Candidate(run.model_version, route, version, text, prompt, bound, InputCheck(None))
         return request
 
     def _generation(self, request: Request, candidate: Candidate, ended: asyncio.Future[FinalAnswer]) -> Generation:
         generation = Generation(
             request_id=request.id,
             tenant=request.identity.tenant,
-            policy="",
+            check=candidate.check,
             parameters=candidate.bound,
             text=candidate.text,
             prompt_tokens=len(candidate.prompt),
@@ -190,7 +190,9 @@ class Unfiltered:
         self._choices: dict[int, tuple[FilteredChoice, int]] = {}
         self._last = 0
 
-    def open(self, choice: FilteredChoice, *, tenant: str, policy: str, request_id: str) -> int:
+    def open(
+        self, choice: FilteredChoice, *, tenant: str, policies: Sequence[str], request_id: str, json: bool = False
+    ) -> int:
         """See `OutputFilter`."""
         self._last += 1
         self._choices[self._last] = choice, 0

@@ -16,7 +16,7 @@ from pathlib import Path
 
 from weir.registry.v1 import registry_pb2
 
-from libs.artifacts import BLOBS, BlobStore, BlobStoreUnavailable, FetchError, fetch, open_store
+from libs.artifacts import BLOBS, BlobStore, BlobStoreUnavailable, FetchError, fetch, open_store, read_checked
 from libs.clock import Clock
 from libs.errors import Reason, WeirError
 from libs.telemetry import get_logger
@@ -123,7 +123,7 @@ class TextStore:
         digest, name = version.digest, _name(version)
         try:
             folder = await self._fetched(version) if version.source == BLOBS else Path(version.source)
-            loaded = await asyncio.to_thread(TextModel, folder)
+            loaded = await asyncio.to_thread(lambda: TextModel(read_checked(folder, version, _ROLES)))
         except TextModelError as error:
             log.error("tokenizer_not_loaded", model_version=name, error=str(error))
             told = WeirError(Reason.INTERNAL, f"{name} cannot be tokenised here", limit=FILES)

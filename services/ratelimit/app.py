@@ -1,6 +1,7 @@
 """The rate limiter's composition root."""
 
 import asyncio
+import contextlib
 import random
 import uuid
 from collections.abc import Callable, Mapping
@@ -11,6 +12,8 @@ import grpc
 from envoy.service.ratelimit.v3 import rls_pb2_grpc
 from weir.quota.v1 import quota_pb2, quota_pb2_grpc
 
+from libs.auditlog.link import open_audit
+from libs.auditlog.watch import SecurityWatch
 from libs.clock import Clock, SystemClock
 from libs.mux import Codec, MuxServer
 from libs.quota import Ledger, LimitSpec, Replica
@@ -30,6 +33,8 @@ from services.ratelimit.rules import Rules, limits_of
 from services.ratelimit.spend import SpendRecords
 
 _SECOND = 1_000_000_000
+_DRAIN_SECONDS = 1.0
+"""For the last security events."""
 
 
 class RateLimitService:
@@ -129,9 +134,16 @@ class RateLimitService:
             rng=rng,
             forward_seconds=settings.forward_seconds,
         )
-        tls = settings.tls is not None
-        self._edge = edge.EdgeServicer(gate=gate, domain=settings.domain, peers=settings.edge_peers, tls=tls)
-        self._quota = quota.QuotaServicer(mux=self._mux, peers=settings.session_peers, tls=tls)
+        self._audit = open_audit(settings.audit_target, settings, clock=clock, rng=rng)
+        self._watch = SecurityWatch(
+            self._audit,
+            source=f"{settings.service}/{settings.instance}",
+            clock=clock,
+            rng=rng,
+            interval=settings.security_seconds,
+        )
+        self._edge = edge.EdgeServicer(gate=gate, watch=self._watch, domain=settings.domain)
+        self._quota = quota.QuotaServicer(mux=self._mux)
 
     def register(self, server: grpc.aio.Server) -> list[str]:
         """See `libs.service.Service`."""
@@ -145,7 +157,15 @@ class RateLimitService:
         stop: Callable[[], None] | None = None
         try:
             async with asyncio.TaskGroup() as group:
-                for background in (self._view, self.keeper, self._peers, self._owners, self._spend):
+                for background in (
+                    self._view,
+                    self.keeper,
+                    self._peers,
+                    self._owners,
+                    self._spend,
+                    self._audit,
+                    self._watch,
+                ):
                     group.create_task(background.run(), name=type(background).__name__)
                 await self._view.wait_ready()
                 stop = self._view.on_change(self._apply)
@@ -164,6 +184,9 @@ class RateLimitService:
         await self._mux.drain()
         await self.keeper.flush(snapshot=True)
         await self._spend.write()
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(_DRAIN_SECONDS):
+                await self._watch.flush()
 
     def endpoint_extra(self) -> Mapping[str, Any]:
         """See `libs.service.Service`."""

@@ -8,10 +8,10 @@ class Settings(ServiceSettings, frozen=True, kw_only=True, forbid_unknown_fields
 
     domain: str = "weir-edge"
     """The rate-limit domain that Envoy's filter names; others are refused."""
-    edge_peers: tuple[str, ...] = ("envoy",)
-    """Services that may call ShouldRateLimit."""
-    session_peers: tuple[str, ...] = ("gateway", "jobs", "ratelimit")
-    """Services that may open a quota session."""
+    audit_target: str = "xds:///audit.weir.internal"
+    """Where the audit service is; empty records no security events (tests only)."""
+    security_seconds: float = 60.0
+    """How often counted refusals at the edge are written."""
     default_requests_per_minute: int = 60
     """For tenants without limits of their own for "*"; 0 is unlimited, here and below."""
     default_tokens_per_minute: int = 20_000

@@ -5,9 +5,11 @@ from envoy.config.core.v3 import base_pb2
 from envoy.service.ratelimit.v3 import rls_pb2, rls_pb2_grpc
 from google.protobuf import duration_pb2
 
+from libs.auditlog.security import Kind, Sight
+from libs.auditlog.watch import SecurityWatch
 from libs.errors import Reason, WeirError
 from libs.quota import Admitted, LimitKind
-from libs.rpc import require_peer, traceparent_of
+from libs.rpc import traceparent_of
 from libs.telemetry.tracing import SERVER, span
 from services.ratelimit.gate import Gate, Verdict
 from services.ratelimit.policy.descriptors import EdgeQuestion, edge_question, report_of
@@ -34,25 +36,25 @@ class EdgeServicer(rls_pb2_grpc.RateLimitServiceServicer):
     message for gRPC.
     """
 
-    def __init__(self, *, gate: Gate, domain: str, peers: tuple[str, ...], tls: bool) -> None:
+    def __init__(self, *, gate: Gate, watch: SecurityWatch, domain: str) -> None:
         self._gate = gate
+        self._watch = watch
         self._domain = domain
-        self._peers = peers
-        self._tls = tls
 
     async def ShouldRateLimit(  # noqa: N802 - the name on the wire
         self, request: rls_pb2.RateLimitRequest, context: grpc.aio.ServicerContext
     ) -> rls_pb2.RateLimitResponse:
         """Takes one request of the tenant and looks whether the estimated tokens would fit.
 
-        :raises WeirError: PERMISSION_DENIED for a peer that is not Envoy; INVALID_REQUEST for another domain or for
-            descriptors that do not name one tenant.
+        :raises WeirError: INVALID_REQUEST for another domain or for descriptors that do not name one tenant.
         """
-        require_peer(context, self._peers, tls=self._tls)
         with span("ratelimit.edge", parent=traceparent_of(context), kind=SERVER) as trace:
             question = self._question(request)
             verdict = await self._gate.decide(question, trace.traceparent)
             trace.set("weir.tenant", question.tenant)
+            if verdict.refusal is not None:
+                reason = verdict.refusal.reason.name.lower()
+                self._watch.note(Sight(Kind.RATE_LIMITED, reason, tenant=question.tenant))
             trace.set("weir.outcome", "ok" if verdict.refusal is None else verdict.refusal.reason.name)
             return _answer(question, verdict)
 

@@ -11,7 +11,6 @@ from weir.quota.v1 import quota_pb2, quota_pb2_grpc
 from libs.errors import Reason, WeirError
 from libs.mux import CallContext, MuxServer
 from libs.quota import MOST_TOKENS, Admitted, Denied, Replica, SettledAlready, ask_of, error_of
-from libs.rpc import require_peer
 from services.ratelimit import metrics
 from services.ratelimit.convert import fill_reserved, fill_state, logged_of
 from services.ratelimit.holders import Holders
@@ -74,6 +73,8 @@ class QuotaHandler:
         if operation == "check_edge":
             return self._check_edge(call.check_edge)
         if operation == "replicate":
+            if call.replicate.origin != context.session.hello.instance:
+                raise WeirError(Reason.PERMISSION_DENIED, "a replica tells of its own decisions only", limit="origin")
             return self._replicate(call.replicate)
         return self._state()
 
@@ -160,19 +161,13 @@ class QuotaHandler:
 class QuotaServicer(quota_pb2_grpc.QuotaServiceServicer):
     """The multiplexed stream of each gateway and replica."""
 
-    def __init__(self, *, mux: MuxServer, peers: tuple[str, ...], tls: bool) -> None:
+    def __init__(self, *, mux: MuxServer) -> None:
         self._mux = mux
-        self._peers = peers
-        self._tls = tls
 
     async def Session(  # noqa: N802 - the name on the wire
         self, request_iterator: AsyncIterator[quota_pb2.SessionRequest], context: grpc.aio.ServicerContext
     ) -> None:
-        """Serves one stream until it ends.
-
-        :raises WeirError: PERMISSION_DENIED for a peer that may not reserve.
-        """
-        require_peer(context, self._peers, tls=self._tls)
+        """Serves one stream until it ends."""
         await self._mux.serve(request_iterator, context)
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -11,12 +11,13 @@ from weir.registry.v1 import registry_pb2 as pb
 
 from libs.artifacts import TrustError, namespace_of, verify
 from libs.artifacts.manifest import manifest_digest
+from libs.authority.operators import ADMIN_SCOPE, Grant, Touched, foreign
 from libs.clock.stamps import timestamp
 from libs.errors import Reason, WeirError
 from libs.registry import RegistrySnapshot
+from libs.registry.roles import owners_of
 from libs.resources.kind import Kind
 from libs.rollouts import is_live, needed_versions
-from services.registry.policy.access import ADMIN_SCOPE, Grant
 from services.registry.rollouts import begun, require_no_rollout
 
 
@@ -68,14 +69,31 @@ def kept_by(now: RegistrySnapshot, kind: Kind, name: str, call: Call) -> Iterato
         require_owner_of_admin(now.keys[name], call)
         if not now.keys[name].HasField("revoked_at"):
             yield "whoever has it (`weir keys revoke` closes it)"
-    elif kind.plural == "tenants":
-        _require_owner_of_role(now, name, call)
+
+
+def require_within(grant: Grant, touched: Iterable[Touched]) -> None:
+    """Refuses what is beyond the caller's namespaces and tenants, whether or not it is there.
+
+    :raises WeirError: PERMISSION_DENIED.
+    """
+    what, why = foreign(grant, touched)
+    if why:
+        raise WeirError(Reason.PERMISSION_DENIED, why, limit=what)
+
+
+def require_owner_left(now: RegistrySnapshot, then: RegistrySnapshot) -> None:
+    """The last owner stays one: nobody else could name the next.
+
+    :raises WeirError: CONFLICT.
+    """
+    if then.roles is not now.roles and owners_of(now) and not owners_of(then):
+        raise WeirError(Reason.CONFLICT, "the last owner stays; name another one first", limit="roles")
 
 
 def _model(
     snapshot: RegistrySnapshot, wanted: pb.ModelVersion, stored: pb.ModelVersion | None, call: Call
 ) -> list[Message]:
-    """A version never changes; again with the same content is fine and may move `source` or be signed anew."""
+    """A version never changes; again with the same content is fine and may be signed anew."""
     wanted.digest = manifest_digest(wanted)
     name = f"{wanted.name}@{wanted.version}"
     if stored is not None:
@@ -102,10 +120,14 @@ def _model(
 def _safety(
     snapshot: RegistrySnapshot, wanted: pb.SafetyPolicy, stored: pb.SafetyPolicy | None, call: Call
 ) -> list[Message]:
-    """Its version is one more than the stored one's, when anything else is another."""
-    wanted.version = stored.version if stored is not None else 1
+    """A policy never changes: requests and their records name exactly what held for them."""
     if stored is not None and not _same(wanted, stored):
-        wanted.version = stored.version + 1
+        name = f"{wanted.id}@{wanted.version}"
+        raise WeirError(
+            Reason.ALREADY_EXISTS,
+            f"{name} exists with other rules; safety policies are immutable, register another version",
+            limit="metadata.name",
+        )
     return [wanted]
 
 
@@ -113,12 +135,6 @@ def _alias(snapshot: RegistrySnapshot, wanted: pb.Alias, stored: pb.Alias | None
     """While a rollout of it is under way, it stays: a change would pull the baseline from under it."""
     if stored is None or not _same(wanted, stored):
         require_no_rollout(snapshot, wanted.name)
-    return [wanted]
-
-
-def _tenant(snapshot: RegistrySnapshot, wanted: pb.Tenant, stored: pb.Tenant | None, call: Call) -> list[Message]:
-    if stored is None or not _same(wanted, stored):
-        _require_owner_of_role(snapshot, wanted.id, call)
     return [wanted]
 
 
@@ -149,14 +165,6 @@ def require_owner_of_admin(key: pb.ApiKey, call: Call) -> None:
         )
 
 
-def _require_owner_of_role(snapshot: RegistrySnapshot, tenant: str, call: Call) -> None:
-    if f"tenant:{tenant}" in snapshot.roles and not call.grant.owner:
-        # Its issuer's tokens carry the role; an operator could name an issuer of his own.
-        raise WeirError(
-            Reason.SCOPE_MISSING, f"tenant {tenant!r} holds a role; only an owner may change it", limit="role"
-        )
-
-
 def _same(one: Any, other: Any) -> bool:
     """Whether two messages say the same, whatever their revisions."""
     copy = type(one)()
@@ -169,6 +177,5 @@ _ADMIT: Mapping[str, Callable[[RegistrySnapshot, Any, Any, Call], list[Message]]
     "models": _model,
     "safety": _safety,
     "aliases": _alias,
-    "tenants": _tenant,
     "rollouts": _rollout,
 }

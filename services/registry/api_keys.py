@@ -5,14 +5,15 @@ from __future__ import annotations
 from weir.registry.v1 import registry_pb2 as pb
 
 from libs import apikeys
+from libs.authority.operators import ADMIN_SCOPE, Touched
 from libs.changes import Change, nothing, put
 from libs.clock.stamps import timestamp
 from libs.deadlines import to_seconds
 from libs.errors import Reason, WeirError
 from libs.registry import RegistrySnapshot
 from libs.resources.checks.tenants import check_key
-from services.registry.admitting import Call, require_owner_of_admin
-from services.registry.policy.access import ADMIN_SCOPE
+from libs.resources.snapshot import BY_PLURAL
+from services.registry.admitting import Call, require_owner_of_admin, require_within
 
 
 def created(
@@ -20,8 +21,10 @@ def created(
 ) -> Change[pb.ApiKey]:
     """A new key for `made`.
 
-    :raises WeirError: INVALID_REQUEST; SCOPE_MISSING for a scope that only owners give.
+    :raises WeirError: INVALID_REQUEST; SCOPE_MISSING for a scope that only owners give; PERMISSION_DENIED for a tenant
+        that the caller is not kept to, there or not.
     """
+    require_within(call.grant, [Touched(BY_PLURAL["keys"], request.tenant, frozenset())])
     if ADMIN_SCOPE in request.scopes and not call.grant.owner:
         # Such a key is an owner; whoever may make one is one.
         raise WeirError(Reason.SCOPE_MISSING, f"only an owner gives the scope {ADMIN_SCOPE!r}", limit="scopes")
@@ -50,7 +53,7 @@ def revoked(snapshot: RegistrySnapshot, key_id: str, call: Call) -> Change[pb.Ap
     :raises WeirError: NOT_FOUND; SCOPE_MISSING for an owner's key.
     """
     stored = snapshot.keys.get(key_id)
-    if stored is None:
+    if stored is None or not call.grant.knows(stored.tenant):
         raise WeirError(Reason.NOT_FOUND, "no key with this id", limit="key_id")
     require_owner_of_admin(stored, call)
     if stored.HasField("revoked_at"):

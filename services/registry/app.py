@@ -13,11 +13,12 @@ import grpc
 from weir.registry.v1 import registry_pb2_grpc
 
 from libs.apikeys.pepper import read_pepper
+from libs.auditlog.link import AuditLink, NoAudit, open_audit
+from libs.auditlog.watch import SecurityWatch
 from libs.changes import Writer
 from libs.clock import Clock, SystemClock
 from libs.registry import EtcdStore, RegistrySnapshot, RegistryView, Store
 from services.registry import metrics
-from services.registry.audit import AuditLink, NoAudit
 from services.registry.config import Settings
 from services.registry.history import History
 from services.registry.outbox import AuditOutbox
@@ -37,6 +38,7 @@ class Registry:
         view: RegistryView,
         audit: AuditLink | NoAudit,
         outbox: AuditOutbox,
+        watch: SecurityWatch,
         history: History,
         servicer: RegistryServicer,
     ) -> None:
@@ -45,6 +47,7 @@ class Registry:
         self._audit = audit
         self.outbox = outbox
         """Where audit records wait."""
+        self._watch = watch
         self._history = history
         self._servicer = servicer
 
@@ -61,6 +64,7 @@ class Registry:
                 tasks.create_task(self._view.run(), name="registry.view")
                 tasks.create_task(self._audit.run(), name="audit.link")
                 tasks.create_task(self.outbox.run(), name="audit.outbox")
+                tasks.create_task(self._watch.run(), name="audit.security")
                 tasks.create_task(self._history.run(), name="registry.history")
                 await self._view.wait_ready()
                 ready()
@@ -74,6 +78,7 @@ class Registry:
         self._servicer.drain()
         try:
             async with asyncio.timeout(_DRAIN_SECONDS):
+                await self._watch.flush()
                 while self.outbox.pending:
                     await self.outbox.wait_empty()
         except TimeoutError:
@@ -91,13 +96,14 @@ async def build(settings: Settings, *, clock: Clock | None = None, store: Store 
     :raises ValueError: the pepper is too short, or there is no etcd endpoint.
     """
     clock = clock or SystemClock()
-    rng = random.Random()
+    rng = random.Random()  # noqa: S311 - jitter, not a secret
     own_store = None
     if store is None:
         store = own_store = EtcdStore(settings.etcd, tls=settings.tls)
     cache = Path(settings.state_dir) / "registry.cache" if settings.state_dir else None
     view = RegistryView(store, cache_file=cache, clock=clock)
-    audit = AuditLink(settings, clock=clock, rng=rng) if settings.audit_target else NoAudit()
+    audit = open_audit(settings.audit_target, settings, clock=clock, rng=rng, timeout=settings.audit_timeout)
+    watch = SecurityWatch(audit, source=f"{settings.service}/{settings.instance}", clock=clock, rng=rng)
     outbox = AuditOutbox(store=store, port=audit, limit=settings.max_audit_backlog, sweep=settings.audit_sweep, rng=rng)
     writer = Writer(
         store=store,
@@ -111,9 +117,24 @@ async def build(settings: Settings, *, clock: Clock | None = None, store: Store 
     pepper = await asyncio.to_thread(read_pepper, Path(settings.pepper_file))
     history = History(store=store, limit=settings.history_limit, interval=settings.history_interval, rng=rng)
     servicer = RegistryServicer(
-        settings=settings, store=store, view=view, writer=writer, history=history, pepper=pepper, clock=clock
+        settings=settings,
+        store=store,
+        view=view,
+        writer=writer,
+        history=history,
+        watch=watch,
+        pepper=pepper,
+        clock=clock,
     )
-    return Registry(own_store=own_store, view=view, audit=audit, outbox=outbox, history=history, servicer=servicer)
+    return Registry(
+        own_store=own_store,
+        view=view,
+        audit=audit,
+        outbox=outbox,
+        watch=watch,
+        history=history,
+        servicer=servicer,
+    )
 
 
 def _measure(snapshot: RegistrySnapshot) -> None:

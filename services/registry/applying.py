@@ -9,6 +9,7 @@ from itertools import groupby
 from google.protobuf.message import Message
 from weir.registry.v1 import registry_pb2 as pb
 
+from libs.authority.operators import Touched, may_change
 from libs.changes import Change, Write, resource_of
 from libs.errors import Reason, WeirError
 from libs.registry import RegistrySnapshot, WatchEvent, apply_events
@@ -17,8 +18,14 @@ from libs.resources.codec import encode, key_of, kind_of, pack, unpack
 from libs.resources.kind import Kind
 from libs.resources.references import missing, referrers_of
 from libs.resources.snapshot import ATTRIBUTE, BY_NAME, BY_PLURAL, KINDS
-from services.registry.admitting import Call, admitted, kept_by, versions_kept
-from services.registry.policy.access import may_change
+from services.registry.admitting import (
+    Call,
+    admitted,
+    kept_by,
+    require_owner_left,
+    require_within,
+    versions_kept,
+)
 from services.registry.rollouts import require_ready
 
 ABSENT = -1
@@ -72,6 +79,10 @@ def apply(snapshot: RegistrySnapshot, request: pb.ApplyRequest, call: Call, stor
     faults: list[Fault] = []
     wanted = list(_wanted(request, stored, faults))
     _refuse(faults)
+    if call.grant.tenants:
+        # Before anything tells what is there of others.
+        asked = ((each.kind, each.kind.tenant_of(each.metadata.name, each.message) or "") for each in wanted)
+        require_within(call.grant, (Touched(kind, tenant, frozenset()) for kind, tenant in asked))
     for each in wanted:
         expected = each.metadata.revision
         # What is restored says where it was in another store.
@@ -98,6 +109,7 @@ def apply(snapshot: RegistrySnapshot, request: pb.ApplyRequest, call: Call, stor
         if each.key in writes and each.kind.plural == "rollouts" and not request.restore:
             require_ready(then.rollouts[each.metadata.name], then)
     _require_deletable(snapshot, then, surplus, call)
+    require_owner_left(snapshot, then)
     results = [_result(each.key, each.stored, writes.get(each.key)) for each in wanted]
     results += [_result(key, stored(key), write) for key, write in writes.items() if key not in named]
     return Change(pb.ApplyResponse(results=results), tuple(writes.values()))
@@ -123,7 +135,9 @@ def delete(
         _require_fresh(key, name.revision, there)
         keys.append(key)
     writes = tuple(Write(key, None) for key in dict.fromkeys(keys))
-    _require_deletable(snapshot, after(snapshot, writes), [write.key for write in writes], call)
+    then = after(snapshot, writes)
+    _require_deletable(snapshot, then, [write.key for write in writes], call)
+    require_owner_left(snapshot, then)
     results = [_result(write.key, stored(write.key), write) for write in writes]
     return Change(pb.DeleteResponse(results=results), writes)
 
@@ -268,7 +282,9 @@ def _require_deletable(now: RegistrySnapshot, then: RegistrySnapshot, keys: Iter
     kept = versions_kept(now, then, call) if any(kind.plural == "models" for kind, _ in named.values()) else {}
     for key, (kind, name) in named.items():
         reasons = [*kept_by(now, kind, name, call), *(kept.get(name, ()) if kind.plural == "models" else ())]
-        reasons += [f"{other.plural}/{its}" for other, its in referring.get((kind.plural, name), ())]
+        for other, its in referring.get((kind.plural, name), ()):
+            known = call.grant.knows(other.tenant_of(its, message_of(then, other, its)) or "")
+            reasons.append(f"{other.plural}/{its}" if known else "what others keep")
         if reasons:
             more = f" and {len(reasons) - _NAMED} more" if len(reasons) > _NAMED else ""
             raise WeirError(

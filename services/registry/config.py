@@ -8,8 +8,8 @@ class Settings(ServiceSettings, frozen=True, kw_only=True, forbid_unknown_fields
 
     pepper_file: str
     """The file with the mesh's pepper, under which API keys are hashed; edge-auth reads the same one."""
-    admin_services: tuple[str, ...] = ("cli",)
-    """Services whose certificate suffices to administer; calls through the edge need the scope "admin"."""
+    owners: tuple[str, ...] = ()
+    """Principals that are owners while the registry knows no owner: whoever starts a fresh mesh."""
     audit_target: str = "xds:///audit.weir.internal"
     """Where the audit service is; empty keeps audit records in their outbox (tests only)."""
     audit_timeout: float = 5.0

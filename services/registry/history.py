@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import AsyncIterator, Iterable
 from random import Random
 
 from google.protobuf.message import DecodeError
 from weir.registry.v1 import registry_pb2 as pb
 
+from libs.authority.operators import Grant
 from libs.errors import Reason, WeirError
 from libs.registry import KeyValue, Listing, Store, keys
+from libs.resources.codec import located
+from libs.resources.kind import ROOT
 from libs.telemetry import get_logger
 from services.registry import metrics
 
@@ -41,9 +45,12 @@ class History:
         self._interval = interval
         self._rng = rng
 
-    async def entries(self, *, resource: str = "", limit: int = 0, before: int = 0) -> list[pb.HistoryEntry]:
+    async def entries(
+        self, *, resource: str = "", limit: int = 0, before: int = 0, grant: Grant | None = None
+    ) -> list[pb.HistoryEntry]:
         """The newest entries.
 
+        :param grant: who asks; None: this service itself. Only changes of what exists for it are told.
         :param resource: only those that change it, or what is under it ("rollouts/").
         :param limit: 0 means 50; at most 1000.
         :param before: only those before this revision; 0 means all.
@@ -53,6 +60,12 @@ class History:
         wanted, size = min(limit or _LISTED, MAX_LISTED), 0
         async for kv in self._walk(before=before):
             entry = _decode(kv)
+            if grant is not None and grant.tenants:
+                told = known_of(grant, entry.changes)
+                del entry.changes[:]
+                entry.changes.extend(told)
+                if not told:
+                    continue
             if not resource or any(_is_under(change.resource, resource) for change in entry.changes):
                 found.append(entry)
                 size += len(kv.value)
@@ -167,6 +180,22 @@ def fold(steps: Iterable[pb.ResourceChange]) -> list[pb.ResourceChange]:
         for name in sorted(first)
         if first[name] != last[name]
     ]
+
+
+def known_of(grant: Grant, changes: Iterable[pb.ResourceChange]) -> list[pb.ResourceChange]:
+    """The changes of what exists for a caller: for one that is kept to tenants, only of what is theirs."""
+    return [each for each in changes if not grant.tenants or grant.knows(_tenant_of(each))]
+
+
+def _tenant_of(change: pb.ResourceChange) -> str:
+    place = located(ROOT + change.resource)
+    if place is None:
+        return ""
+    kind, name = place
+    told = kind.tenant_of(name, None)
+    if told is None:
+        told = json.loads(change.after or change.before or "{}").get("spec", {}).get(kind.tenant, "")
+    return str(told)
 
 
 def backwards(changes: Iterable[pb.ResourceChange]) -> list[pb.ResourceChange]:

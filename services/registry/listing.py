@@ -9,9 +9,10 @@ from itertools import islice
 
 from weir.registry.v1 import registry_pb2 as pb
 
+from libs.authority.operators import Grant
 from libs.errors import Reason, WeirError
 from libs.registry import KeyValue, RegistryView, WatchEvent
-from libs.resources.codec import located, read, redacted, status_part
+from libs.resources.codec import kind_of, located, read, redacted, status_part
 from libs.resources.kind import Kind
 from libs.resources.snapshot import BY_NAME, BY_PLURAL, KINDS
 
@@ -62,6 +63,23 @@ def selector(text: str) -> Matches:
     return matches
 
 
+def existing(grant: Grant, matches: Matches | None) -> Matches | None:
+    """Of the resources that a caller asks for those that exist for it; None: all there are."""
+    if not grant.tenants:
+        return matches
+    return lambda resource: exists_for(grant, resource) and (matches is None or matches(resource))
+
+
+def exists_for(grant: Grant, resource: pb.Resource) -> bool:
+    """Whether a resource is there for a caller: for one that is kept to tenants, only what is theirs."""
+    if not grant.tenants:
+        return True
+    kind = kind_of(resource)
+    if kind is None:
+        return False
+    return grant.knows(kind.tenant_of(resource.metadata.name, getattr(resource, kind.part)) or "")
+
+
 def _holds(labels: Mapping[str, str], term: str) -> bool:
     if "!=" in term:
         name, _, value = term.partition("!=")
@@ -76,7 +94,7 @@ class Listings:
     def __init__(self, view: RegistryView, new_id: Callable[[], str]) -> None:
         self._view = view
         self._new_id = new_id
-        self._open: OrderedDict[str, tuple[str, int, Held]] = OrderedDict()
+        self._open: OrderedDict[str, tuple[Grant, int, Held]] = OrderedDict()
 
     def stored(self, key: str) -> pb.Resource | None:
         """A resource as it is stored, with its revision; None when there is none, or none that can be read."""
@@ -102,21 +120,22 @@ class Listings:
             return found
         return [(kind, kv) for kind, kv in found if (told := self.shown(kind, kv)) is not None and matches(told)]
 
-    def page(self, request: pb.ListRequest, kinds: Collection[Kind], *, actor: str = "") -> pb.ListResponse:
-        """One page.
+    def page(self, request: pb.ListRequest, kinds: Collection[Kind], grant: Grant) -> pb.ListResponse:
+        """One page of what exists for the caller.
 
-        :param actor: who asks; pages are for those who began the list.
+        :param grant: who asks; pages are for those who began the list, as long as they may what they might then.
 
         :raises WeirError: REVISION_GONE for a token that is too old, or another process's; INVALID_REQUEST.
         """
         if request.page_token:
             name, _, start = request.page_token.partition(":")
             of, revision, held = self._open.get(name, (None, 0, []))
-            if of != actor or not _START.fullmatch(start):
+            if of != grant or not _START.fullmatch(start):
                 raise WeirError(Reason.REVISION_GONE, "the list is not kept any more; list again", limit="page_token")
         else:
             name, start, revision = self._new_id(), "0", self._view.revision
-            held = self.held(kinds, selector(request.selector) if request.selector else None)
+            matches = selector(request.selector) if request.selector else None
+            held = self.held(kinds, existing(grant, matches))
         response = pb.ListResponse(revision=revision)
         size, end = 0, int(start)
         for kind, kv in islice(held, end, end + min(request.page_size or PAGE, PAGE)):
@@ -129,9 +148,9 @@ class Listings:
             end += 1
         if end < len(held):
             response.next_page_token = f"{name}:{end}"
-            self._open[name] = (actor, revision, held)
+            self._open[name] = (grant, revision, held)
             self._open.move_to_end(name)
-            own = [each for each, (of, _, _) in self._open.items() if of == actor]
+            own = [each for each, (of, _, _) in self._open.items() if of.actor == grant.actor]
             for oldest in (*own[: max(0, len(own) - MAX_OWN)], *list(self._open)[: max(0, len(self._open) - MAX_OPEN)]):
                 self._open.pop(oldest, None)
         else:

@@ -9,8 +9,8 @@ from weir.registry.v1 import registry_pb2 as pb
 
 from libs.changes import Change, Write
 from libs.errors import Reason, WeirError
-from libs.registry import RegistrySnapshot, keys
-from libs.resources.codec import located, pack, unpack
+from libs.registry import RegistrySnapshot
+from libs.resources.codec import pack, unpack
 from libs.resources.forms import from_plain
 from libs.resources.kind import Kind
 from libs.resources.references import referrers_of
@@ -25,9 +25,9 @@ def rollback(
 ) -> Change[pb.RollbackResponse]:
     """What makes the resources what they were: those of kinds that go back (`Kind.restored`).
 
-    Versions are immutable, and their files may be gone. Whom to trust (keys, roles, trust policies) and what protects
-    callers now (pins, rollouts, the kill switch) is not undone by going back in time; neither is
-    who may act as a tenant (workloads, issuers of tokens).
+    Versions of models and safety policies are immutable, and a model's files may be gone. Whom to trust (keys, roles,
+    trust policies, model grants) and what protects callers now (pins, rollouts, the kill switch, the safety floor) is
+    not undone by going back in time; neither is who may act as a tenant (workloads, issuers of tokens).
 
     :param stored: how the state at `revision` differs from the snapshot: `after` as it was then.
     :raises WeirError: CONFLICT, naming the resource, when the result would not hold together or an alias's rollout is
@@ -40,10 +40,10 @@ def rollback(
 
 def _write(snapshot: RegistrySnapshot, difference: pb.ResourceChange) -> Write | None:
     """None: it does not go back, or differs in nothing but what is not undone."""
-    found = located(keys.ROOT + difference.resource)
-    if found is None or not found[0].restored or _is_rollouts_own(*found):
+    plural, _, name = difference.resource.partition("/")
+    kind = BY_PLURAL.get(plural)
+    if kind is None or not kind.restored or _is_rollouts_own(kind, name):
         return None
-    kind, name = found
     key = kind.prefix + name
     if kind.plural == "aliases":
         require_no_rollout(snapshot, name)
@@ -51,9 +51,6 @@ def _write(snapshot: RegistrySnapshot, difference: pb.ResourceChange) -> Write |
         return Write(key, None)
     former = from_plain(json.loads(difference.after))
     message, present = unpack(former), message_of(snapshot, kind, name)
-    if isinstance(message, pb.SafetyPolicy) and isinstance(present, pb.SafetyPolicy):
-        # A policy's version only grows: whoever remembers what one meant must not be told otherwise.
-        message.version = present.version + 1
     if isinstance(message, pb.Tenant):
         # Who may act as the tenant is a matter of trust: who may not any more does not get it back so.
         now = present if isinstance(present, pb.Tenant) else pb.Tenant()

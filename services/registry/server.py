@@ -15,11 +15,15 @@ from weir.registry.v1 import registry_pb2 as pb
 from weir.registry.v1 import registry_pb2_grpc
 
 from libs import apikeys
-from libs.apikeys.principals import principals_of
-from libs.changes import Change, Committed, M, Writer, nothing
+from libs.auditlog.security import Kind as SecurityKind
+from libs.auditlog.security import Sight
+from libs.auditlog.watch import SecurityWatch
+from libs.authority.operators import EDGE_PEER, Grant, Refused
+from libs.changes import Change, Committed, M, Writer, nothing, resource_of
 from libs.clock import Clock
 from libs.errors import Reason, WeirError
 from libs.registry import RegistrySnapshot, RegistryView, Store, keys
+from libs.registry.roles import caller_of, decide, refusal
 from libs.resources.checks.bounds import MAX_REASON, shown
 from libs.resources.checks.faults import check_text
 from libs.resources.codec import key_of, kind_of, pack, redacted
@@ -27,27 +31,17 @@ from libs.resources.forms import differing
 from libs.resources.kind import Kind
 from libs.resources.references import referrers
 from libs.resources.snapshot import BY_NAME, BY_PLURAL
-from libs.rpc import get_metadata, peer_service, peer_spiffe
+from libs.rpc import peer_service
 from libs.telemetry import get_logger
 from services.registry import api_keys, applying, metrics
-from services.registry.admitting import Call
+from services.registry.admitting import Call, require_within
 from services.registry.applying import StaleError
 from services.registry.config import Settings
-from services.registry.history import History, backwards
-from services.registry.listing import Listings, kinds_called, selector
-from services.registry.policy.access import (
-    EDGE_PEER,
-    Caller,
-    Grant,
-    Refused,
-    authorize,
-    binding_of,
-    check_namespaces,
-    parse_scopes,
-)
+from services.registry.history import History, backwards, known_of
+from services.registry.listing import Listings, exists_for, kinds_called, selector
 from services.registry.rollback import rollback
 from services.registry.rollouts import steered
-from services.registry.touched import namespaces_of
+from services.registry.touched import touched
 from services.registry.watching import ChangeLog, Watch, require_known, require_reached
 
 log = get_logger(__name__)
@@ -70,6 +64,7 @@ class RegistryServicer(registry_pb2_grpc.RegistryServiceServicer):
         view: RegistryView,
         writer: Writer,
         history: History,
+        watch: SecurityWatch,
         pepper: bytes,
         clock: Clock,
         random_bytes: Callable[[int], bytes] = secrets.token_bytes,
@@ -79,6 +74,7 @@ class RegistryServicer(registry_pb2_grpc.RegistryServiceServicer):
         self._view = view
         self._writer = writer
         self._history = history
+        self._watch = watch
         self._pepper = pepper
         self._clock = clock
         self._random_bytes = random_bytes
@@ -92,14 +88,18 @@ class RegistryServicer(registry_pb2_grpc.RegistryServiceServicer):
     async def Get(self, request: pb.GetRequest, context: grpc.aio.ServicerContext) -> pb.GetResponse:
         """See the proto."""
         [kind] = kinds_called([request.kind])
-        self._authorize("Get", context, [kind])
+        grant = self._authorize("Get", context, [kind])
         kv = self._view.stored(kind.prefix + request.name)
-        if kv is None:
+        resource = self._listings.shown(kind, kv) if kv is not None else None
+        if kv is None or (grant.tenants and (resource is None or not exists_for(grant, resource))):
             raise WeirError(Reason.NOT_FOUND, f"there is no {kind.plural} {shown(request.name)}", limit="name")
-        resource = self._listings.shown(kind, kv)
         if resource is None:
             raise WeirError(Reason.INTERNAL, f"{kind.plural}/{request.name} cannot be read; apply it anew")
-        named = referrers(kind, request.name, self._view.snapshot)
+        named = [
+            (other, name)
+            for other, name in referrers(kind, request.name, self._view.snapshot)
+            if (stored := self._listings.stored(other.prefix + name)) is None or exists_for(grant, stored)
+        ]
         return pb.GetResponse(
             resource=resource,
             referrers=[pb.ResourceName(kind=other.name, name=name) for other, name in named],
@@ -114,13 +114,13 @@ class RegistryServicer(registry_pb2_grpc.RegistryServiceServicer):
             kinds = [kind for kind in kinds if not kind.leased]
         if request.secrets and not request.page_token:
             log.info("registry_saved", actor=grant.actor, revision=self._view.revision)
-        return self._listings.page(request, kinds, actor=grant.actor)
+        return self._listings.page(request, kinds, grant)
 
     async def Watch(self, request: pb.WatchRequest, context: grpc.aio.ServicerContext) -> None:
         """See the proto."""
         peer = peer_service(context)
         kinds = kinds_called(request.kinds)
-        if not request.kinds and peer not in self._settings.admin_services:
+        if not request.kinds:
             kinds = [kind for kind in kinds if peer in kind.followers] or kinds
         grant = self._authorize("Watch", context, kinds)
         if request.from_revision < 0:
@@ -130,15 +130,19 @@ class RegistryServicer(registry_pb2_grpc.RegistryServiceServicer):
         held: tuple[object, object] | None = None
 
         def still() -> None:
-            """Asked for every watcher of every change: only who holds what may have changed since."""
+            """Asked for every watcher of every change: only who holds what may have changed since.
+
+            :raises WeirError: SCOPE_MISSING or PERMISSION_DENIED: the role is gone, or another one now.
+            """
             nonlocal held
             now = self._view.snapshot
             if held is None or held[0] is not now.roles or held[1] is not now.keys:
-                self._authorize("Watch", context, kinds)
+                if self._authorize("Watch", context, kinds).tenants != grant.tenants:
+                    raise WeirError(Reason.PERMISSION_DENIED, "what you may see is not what it was; watch again")
                 held = (now.roles, now.keys)
 
         matches = selector(request.selector) if request.selector else None
-        watch = Watch(self._log, self._listings, kinds, matches=matches, trusted=grant.trusted, still=still)
+        watch = Watch(self._log, self._listings, kinds, grant=grant, matches=matches, still=still)
         with metrics.watchers.track_inprogress():
             async for response in watch.responses(request.from_revision):
                 await context.write(response)
@@ -148,7 +152,7 @@ class RegistryServicer(registry_pb2_grpc.RegistryServiceServicer):
         kinds = [kind for resource in request.resources if (kind := kind_of(resource)) is not None]
 
         def plan(snapshot: RegistrySnapshot, call: Call) -> Change[pb.ApplyResponse]:
-            return applying.apply(snapshot, request, call, self._listings.stored)
+            return applying.apply(snapshot, request, call, self._stored_for(call.grant))
 
         done = await self._change("Apply", plan, request, context, kinds, secrets=request.restore)
         return _finished(done, request.change)
@@ -158,23 +162,34 @@ class RegistryServicer(registry_pb2_grpc.RegistryServiceServicer):
         kinds = [BY_NAME[name.kind] for name in request.resources if name.kind in BY_NAME]
 
         def plan(snapshot: RegistrySnapshot, call: Call) -> Change[pb.DeleteResponse]:
-            return applying.delete(snapshot, request, call, self._listings.stored)
+            return applying.delete(snapshot, request, call, self._stored_for(call.grant))
 
         return _finished(await self._change("Delete", plan, request, context, kinds), request.change)
 
     async def History(self, request: pb.HistoryRequest, context: grpc.aio.ServicerContext) -> pb.HistoryResponse:
         """See the proto."""
-        self._authorize("History", context)
+        grant = self._authorize("History", context)
         entries = await self._history.entries(
-            resource=_place(request), limit=request.limit, before=request.before_revision
+            resource=_place(request), limit=request.limit, before=request.before_revision, grant=grant
         )
         return pb.HistoryResponse(entries=entries)
 
     async def Diff(self, request: pb.DiffRequest, context: grpc.aio.ServicerContext) -> pb.DiffResponse:
         """See the proto."""
-        self._authorize("Diff", context)
+        grant = self._authorize("Diff", context)
         found, end = await self._history.differences(request.from_revision, request.to_revision, under=_place(request))
-        return pb.DiffResponse(changes=found, to_revision=end)
+        return pb.DiffResponse(changes=known_of(grant, found), to_revision=end)
+
+    async def WhoAmI(self, request: pb.WhoAmIRequest, context: grpc.aio.ServicerContext) -> pb.WhoAmIResponse:
+        """See the proto."""
+        grant = self._authorize("WhoAmI", context)
+        return pb.WhoAmIResponse(
+            principal=grant.actor,
+            known_by=caller_of(context).known_by,
+            roles=sorted(role.value for role in grant.roles),
+            namespaces=sorted(grant.namespaces),
+            tenants=sorted(grant.tenants),
+        )
 
     async def Rollback(self, request: pb.RollbackRequest, context: grpc.aio.ServicerContext) -> pb.RollbackResponse:
         """See the proto."""
@@ -245,33 +260,31 @@ class RegistryServicer(registry_pb2_grpc.RegistryServiceServicer):
 
         :raises WeirError: SCOPE_MISSING or PERMISSION_DENIED.
         """
-        caller = Caller(
-            peer=peer_service(context),
-            spiffe=peer_spiffe(context),
-            scopes=parse_scopes(get_metadata(context, "x-weir-scopes")),
-            key_id=get_metadata(context, "x-weir-key-id"),
-            tenant=get_metadata(context, "x-weir-tenant"),
-        )
-        key = self._view.snapshot.keys.get(caller.key_id)
+        caller, now = caller_of(context), self._view.snapshot
+        key = now.keys.get(caller.key_id)
         if caller.peer == EDGE_PEER and key is not None and key.HasField("revoked_at"):
             # It passed the edge before it was revoked.
-            raise WeirError(Reason.KEY_REVOKED, "the key is revoked")
-        known = self._view.snapshot.roles
-        names = (*principals_of(caller.key_id, caller.tenant), caller.spiffe)
-        grant = authorize(
+            raise self._refused(caller.principal, rpc, WeirError(Reason.KEY_REVOKED, "the key is revoked"))
+        grant = decide(
             rpc,
             caller,
+            now,
             kinds=kinds,
             secrets=secrets,
-            bindings={name: binding_of(known[name].roles, known[name].namespaces) for name in names if name in known},
-            admin_services=self._settings.admin_services,
+            owners=self._settings.owners,
             tls=self._settings.tls is not None,
         )
         if isinstance(grant, Refused):
-            metrics.refusals.labels(rpc).inc()
-            log.warning("admin_refused", rpc=rpc, actor=grant.actor, peer=caller.peer)
-            raise WeirError(Reason.SCOPE_MISSING if grant.scope_missing else Reason.PERMISSION_DENIED, grant.message)
+            raise self._refused(grant.actor, rpc, refusal(grant))
         return grant
+
+    def _refused(self, actor: str, rpc: str, why: WeirError) -> WeirError:
+        """Every refusal for want of a right passes here."""
+        metrics.refusals.labels(rpc).inc()
+        log.warning("admin_refused", rpc=rpc, actor=actor, reason=why.message)
+        reason = why.reason.name.lower()
+        self._watch.note(Sight(SecurityKind.ADMIN_REFUSED, reason, actor=actor, action=f"registry.{rpc}"))
+        return why
 
     async def _change(
         self,
@@ -299,7 +312,7 @@ class RegistryServicer(registry_pb2_grpc.RegistryServiceServicer):
                 # Again, by the very state that is changed: here a role may be seen longer than it is held.
                 call = Call(self._authorize(rpc, context, kinds, secrets=secrets), now, new_id, options.reason)
                 change = plan(snapshot, call)
-                self._require_own(call.grant, snapshot, change)
+                require_within(call.grant, touched(snapshot, change.writes))
                 return change
 
             done = await self._writer.commit(
@@ -311,6 +324,8 @@ class RegistryServicer(registry_pb2_grpc.RegistryServiceServicer):
             )
         except WeirError as error:
             metrics.changes.labels(rpc, error.reason.name).inc()
+            if error.limit in ("namespace", "tenant") and error.reason is Reason.PERMISSION_DENIED:
+                raise self._refused(caller_of(context).principal, rpc, error) from error
             if isinstance(error, StaleError):
                 raise await self._told(error) from error
             raise
@@ -320,15 +335,18 @@ class RegistryServicer(registry_pb2_grpc.RegistryServiceServicer):
             log.info("registry_changed", action=rpc, actor=grant.actor, revision=done.revision)
         return done
 
-    def _require_own(self, grant: Grant, snapshot: RegistrySnapshot, change: Change[Any]) -> None:
-        if grant.namespaces and (fault := check_namespaces(grant, namespaces_of(snapshot, change.writes))):
-            metrics.refusals.labels("namespace").inc()
-            log.warning("admin_refused", actor=grant.actor, reason=fault)
-            raise WeirError(Reason.PERMISSION_DENIED, fault, limit="namespace")
+    def _stored_for(self, grant: Grant) -> applying.Stored:
+        """What lies under a key, if it exists for the caller."""
+
+        def stored(key: str) -> pb.Resource | None:
+            found = self._listings.stored(key)
+            return found if found is not None and exists_for(grant, found) else None
+
+        return stored
 
     async def _told(self, error: StaleError) -> WeirError:
         """The refusal, with what changed since the caller read, and by whom, as far as the history knows."""
-        resource = error.key.removeprefix(keys.ROOT)
+        resource = resource_of(error.key)
         try:
             found, _ = await self._history.differences(max(error.expected, 1), 0, under=resource)
             [last] = await self._history.entries(resource=resource, limit=1)

@@ -11,11 +11,12 @@ from itertools import groupby, islice
 
 from weir.registry.v1 import registry_pb2 as pb
 
+from libs.authority.operators import Grant
 from libs.errors import Reason, WeirError
 from libs.registry import RegistrySnapshot, RegistryView, Store, WatchBatch, WatchEvent, keys
 from libs.resources.codec import kind_of, located, redacted
 from libs.resources.kind import Kind
-from services.registry.listing import Listings, Matches
+from services.registry.listing import Listings, Matches, existing, exists_for
 
 KEPT = 20_000
 """Events that are kept for watchers that come back: a fleet of 1,000 processes that restarts makes 2,000."""
@@ -158,22 +159,22 @@ class Watch:
         listings: Listings,
         kinds: Collection[Kind],
         *,
+        grant: Grant,
         matches: Matches | None = None,
-        trusted: str = "",
         still: Callable[[], object] = lambda: None,
     ) -> None:
-        """:param matches: only these; None: all.
+        """:param grant: who watches; it sees what exists for it.
+
+        :param matches: only these; None: all.
 
         :param still: raises when the watcher may watch no longer; asked whenever something is to be sent.
-
-        :param trusted: the service that watches; see `Kind.trusted`.
         """
         self._log = log
         self._listings = listings
         self._kinds = list(kinds)
         self._plurals = frozenset(kind.plural for kind in kinds)
         self._matches = matches
-        self._trusted = trusted
+        self._grant = grant
         self._still = still
 
     async def responses(self, from_revision: int) -> AsyncIterator[pb.WatchResponse]:
@@ -185,7 +186,7 @@ class Watch:
         sent, history, told = from_revision - 1, self._log.history, clock()
         if not from_revision:
             sent = self._log.revision
-            held = self._listings.held(self._kinds, self._matches)
+            held = self._listings.held(self._kinds, existing(self._grant, self._matches))
             shown = (self._listings.shown(kind, kv, secrets=True) for kind, kv in held)
             for response in _messages(sent, (self._visible(each) for each in shown if each is not None), []):
                 yield response
@@ -208,7 +209,7 @@ class Watch:
     def _of(self, entry: _Entry) -> list[pb.WatchResponse]:
         if self._matches is not None:
             return self._made(entry, self._matches)
-        shared = (self._plurals, self._trusted)
+        shared = (self._plurals, self._grant.trusted, self._grant.tenants)
         if shared not in entry.made:
             entry.made[shared] = self._made(entry, lambda resource: True)
         return entry.made[shared]
@@ -216,9 +217,9 @@ class Watch:
     def _made(self, entry: _Entry, matches: Matches) -> list[pb.WatchResponse]:
         """What has not the labels (any more) is told as deleted: whoever saw it with them must forget it."""
         changed: list[pb.Resource] = []
-        deleted = [name for kind, name in entry.deleted if kind.plural in self._plurals]
+        deleted = [name for kind, name in entry.deleted if kind.plural in self._plurals and self._knew(kind, name)]
         for kind, resource in entry.changed:
-            if kind.plural not in self._plurals:
+            if kind.plural not in self._plurals or not exists_for(self._grant, resource):
                 continue
             if matches(resource):
                 changed.append(self._visible(resource))
@@ -227,9 +228,14 @@ class Watch:
                 deleted.append(pb.ResourceName(kind=kind.name, name=metadata.name, revision=metadata.revision))
         return list(_messages(entry.revision, changed, deleted)) if changed or deleted else []
 
+    def _knew(self, kind: Kind, name: pb.ResourceName) -> bool:
+        """Whether what is gone may have been there for the watcher: keys are called by chance, which tells nothing."""
+        tenant = kind.tenant_of(name.name, None)
+        return tenant is None or self._grant.knows(tenant)
+
     def _visible(self, resource: pb.Resource) -> pb.Resource:
         kind = kind_of(resource)
-        return resource if kind is not None and self._trusted in kind.trusted else redacted(resource)
+        return resource if kind is not None and self._grant.trusted in kind.trusted else redacted(resource)
 
 
 async def require_known(store: Store, log: ChangeLog, from_revision: int) -> None:
@@ -256,7 +262,7 @@ async def require_reached(store: Store, log: ChangeLog, revision: int) -> None:
     """
     if revision <= log.revision:
         return
-    newest = await store.get_by_revision(keys.ROOT, limit=1, keys_only=True)
+    newest = await store.get_by_revision(keys.EVERYTHING, limit=1, keys_only=True)
     # What was written outside of our keys since is nothing to wait for, nor what the store lost when it was restored.
     revision = min(revision, max((kv.mod_revision for kv in newest.kvs), default=0))
     clock = asyncio.get_running_loop().time

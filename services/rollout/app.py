@@ -15,7 +15,7 @@ from weir.rollout.v1 import rollout_pb2_grpc
 from libs.changes import Writer
 from libs.clock import Clock, SystemClock
 from libs.election import Election
-from libs.registry import EtcdStore, RegistrySnapshot, RegistryView, Store
+from libs.registry import EtcdStore, RegistrySnapshot, RegistryView, Store, followed_by, keys
 from services.rollout.config import Settings
 from services.rollout.controller import Controller
 from services.rollout.history import History
@@ -122,12 +122,12 @@ async def build(settings: Settings, *, clock: Clock | None = None, store: Store 
     :raises OSError: a TLS file cannot be read.
     """
     clock = clock or SystemClock()
-    rng = random.Random()
+    rng = random.Random()  # noqa: S311 - jitter, not a secret
     own_store = None
     if store is None:
         store = own_store = EtcdStore(settings.etcd, tls=settings.tls)
     cache = Path(settings.state_dir) / "registry.cache" if settings.state_dir else None
-    view = RegistryView(store, cache_file=cache, clock=clock)
+    view = RegistryView(store, kinds=followed_by("rollout"), root=keys.ROOT, cache_file=cache, clock=clock)
     knowledge = Knowledge(settings=settings, view=view, clock=clock)
     writer = Writer(
         store=store,
@@ -158,6 +158,7 @@ async def build(settings: Settings, *, clock: Clock | None = None, store: Store 
     changes = Changes()
     peers = Peers(settings=settings, view=view)
     servicer = RolloutServicer(
+        roles=view,
         settings=settings,
         knowledge=knowledge,
         status=status,

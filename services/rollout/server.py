@@ -5,7 +5,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Collection, Iterator
 from contextlib import contextmanager
 
 import grpc
@@ -14,7 +14,9 @@ from weir.rollout.v1 import rollout_pb2_grpc
 
 from libs.deadlines import to_duration, to_seconds
 from libs.errors import Reason, WeirError
-from libs.rpc import get_metadata, peer_service, require_peer
+from libs.registry import RegistryView
+from libs.registry.roles import require_role
+from libs.rpc import get_metadata, peer_service, require_own
 from services.rollout.budgets import exhausted
 from services.rollout.config import Settings
 from services.rollout.knowledge import Knowledge
@@ -25,7 +27,6 @@ from services.rollout.scores import Score, fault_of
 from services.rollout.status import StatusReader
 
 SERVICE = pb.DESCRIPTOR.services_by_name["RolloutService"].full_name
-_GATEWAYS = frozenset({"gateway"})
 _REPLICAS = frozenset({"rollout"})
 _LEAST_INTERVAL = 0.1
 _INTERVAL = 1.0
@@ -69,22 +70,25 @@ class RolloutServicer(rollout_pb2_grpc.RolloutServiceServicer):
         self,
         *,
         settings: Settings,
+        roles: RegistryView,
         knowledge: Knowledge,
         status: StatusReader,
         changes: Changes,
         replicas: ReplicaPort,
         leader: Callable[[], str],
     ) -> None:
-        """:param leader: the instance that decides, as last seen."""
+        """:param roles: knows who operates.
+
+        :param leader: the instance that decides, as last seen.
+        """
         self._settings = settings
+        self._roles = roles
         self._knowledge = knowledge
         self._status = status
         self._changes = changes
         self._replicas = replicas
         self._leader = leader
         self._next = to_duration(settings.report_seconds)
-        self._readers = frozenset(settings.read_peers)
-        self._scorers = frozenset(settings.score_peers)
         self._draining = asyncio.Event()
 
     async def ReportOutcomes(
@@ -92,15 +96,15 @@ class RolloutServicer(rollout_pb2_grpc.RolloutServiceServicer):
     ) -> AsyncIterator[pb.ReportOutcomesResponse]:
         """One gateway's stream.
 
-        :raises WeirError: PERMISSION_DENIED for anybody but gateways; INVALID_REQUEST for a frame without a source or
-            incarnation, or one that changes them; DRAINING when this replica goes.
+        :raises WeirError: PERMISSION_DENIED for a report of another gateway's; INVALID_REQUEST for a frame
+            without a source or incarnation, or one that changes them; DRAINING when this replica goes.
         """
-        require_peer(context, _GATEWAYS, tls=self._settings.tls is not None)
         first = await self._frame(context)
         if first is None:
             return
         if not first.source or not first.incarnation or max(len(first.source), len(first.incarnation)) > _MAX_NAME:
             raise WeirError(Reason.INVALID_REQUEST, "a report needs its source and incarnation", limit="source")
+        require_own(context, instance=first.source)
         with self._knowledge.listening_to(first.source):
             frame: pb.ReportOutcomesRequest | None = first
             while frame is not None:
@@ -120,7 +124,7 @@ class RolloutServicer(rollout_pb2_grpc.RolloutServiceServicer):
         """
         relayed = bool(get_metadata(context, RELAYED)) and self._peer_is_replica(context)
         if not relayed:
-            require_peer(context, self._scorers, tls=self._settings.tls is not None)
+            self._require("ReportScores", context, self._settings.score_peers)
         if len(request.scores) > _MAX_SCORES:
             raise WeirError(Reason.INVALID_REQUEST, f"at most {_MAX_SCORES} scores at once", limit="scores")
         scores = [
@@ -142,7 +146,7 @@ class RolloutServicer(rollout_pb2_grpc.RolloutServiceServicer):
 
         :raises WeirError: PERMISSION_DENIED; NOT_FOUND.
         """
-        require_peer(context, self._readers, tls=self._settings.tls is not None)
+        self._require("GetRollout", context, self._settings.read_peers)
         return pb.GetRolloutResponse(status=self._status.status(request.alias))
 
     async def WatchRollout(
@@ -152,10 +156,12 @@ class RolloutServicer(rollout_pb2_grpc.RolloutServiceServicer):
 
         :raises WeirError: as `GetRollout`; DRAINING when this replica goes.
         """
-        require_peer(context, self._readers, tls=self._settings.tls is not None)
+        self._require("WatchRollout", context, self._settings.read_peers)
         interval = max(_LEAST_INTERVAL, to_seconds(request.interval)) if request.HasField("interval") else _INTERVAL
         with self._changes.watching(request.alias) as changed:
             while True:
+                # Again, since a role may be taken away meanwhile.
+                self._require("WatchRollout", context, self._settings.read_peers)
                 changed.clear()
                 yield pb.WatchRolloutResponse(status=self._status.status(request.alias))
                 if not await self._unless_draining(asyncio.sleep(interval, True)):
@@ -170,7 +176,7 @@ class RolloutServicer(rollout_pb2_grpc.RolloutServiceServicer):
 
         :raises WeirError: PERMISSION_DENIED.
         """
-        require_peer(context, self._readers, tls=self._settings.tls is not None)
+        self._require("GetSloStatus", context, self._settings.read_peers)
         every = self._knowledge.budget_status(fresh=True)
         return pb.GetSloStatusResponse(
             budgets=[
@@ -180,6 +186,14 @@ class RolloutServicer(rollout_pb2_grpc.RolloutServiceServicer):
             ],
             frozen=bool(exhausted(every.values())),
         )
+
+    def _require(self, call: str, context: grpc.aio.ServicerContext, services: Collection[str]) -> None:
+        """Lets these services pass, and whoever has a role for the call.
+
+        :raises WeirError: SCOPE_MISSING or PERMISSION_DENIED.
+        """
+        if peer_service(context) not in services:
+            require_role(f"rollout.{call}", context, self._roles.snapshot, tls=self._settings.tls is not None)
 
     def drain(self) -> None:
         """Sends gateways and watchers away."""

@@ -73,7 +73,6 @@ async def build(settings: Settings, *, clock: Clock | None = None, store: Source
         clock=clock,
         max_in_flight=settings.max_in_flight,
         report_seconds=settings.report_seconds,
-        tls=settings.tls is not None,
     )
     view = follow("router", settings, source=store, clock=clock)
     return RouterService(view=view, board=board, servicer=servicer, clock=clock)

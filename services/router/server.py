@@ -15,11 +15,9 @@ from libs.errors import Reason, WeirError
 from libs.mux import CallContext, Codec, MuxServer
 from libs.registry import RegistrySnapshot
 from libs.routing import Route, RouteRequest, RoutingTable
-from libs.rpc import require_peer
 from services.router import metrics
 
 SERVICE = pb.DESCRIPTOR.services_by_name["RouterService"].full_name
-_GATEWAYS = frozenset({"gateway"})
 
 
 class RouterServicer(router_pb2_grpc.RouterServiceServicer):
@@ -33,13 +31,11 @@ class RouterServicer(router_pb2_grpc.RouterServiceServicer):
         clock: Clock,
         max_in_flight: int,
         report_seconds: float,
-        tls: bool,
     ) -> None:
-        """`report_seconds` is told to gateways. `tls`: peers must show who they are."""
+        """`report_seconds` is told to gateways."""
         self._board = board
         self._clock = clock
         self._next_report = to_duration(report_seconds)
-        self._tls = tls
         self._table = RoutingTable.of(RegistrySnapshot())
         self._mux = MuxServer(
             codec=Codec.of(pb.SessionRequest, pb.SessionResponse),
@@ -47,7 +43,6 @@ class RouterServicer(router_pb2_grpc.RouterServiceServicer):
             instance=instance,
             clock=clock,
             max_in_flight=max_in_flight,
-            allow=_GATEWAYS,
         )
 
     def use(self, snapshot: RegistrySnapshot) -> None:
@@ -57,7 +52,6 @@ class RouterServicer(router_pb2_grpc.RouterServiceServicer):
 
     async def Session(self, request_iterator: Any, context: grpc.aio.ServicerContext) -> None:  # noqa: N802
         """One gateway's multiplexed stream."""
-        require_peer(context, _GATEWAYS, tls=self._tls)
         await self._mux.serve(request_iterator, context)
 
     async def drain(self) -> None:

@@ -1,6 +1,7 @@
 """The safety service's composition root."""
 
 import asyncio
+import contextlib
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -9,12 +10,16 @@ import grpc
 from weir.safety.v1 import safety_pb2, safety_pb2_grpc
 
 from libs.clock import Clock, SystemClock
+from libs.errors import WeirError
 from libs.mux import Codec, MuxServer
 from libs.registry import RegistryView, Source, follow
+from libs.resources.checks.safety import SHIPPED as SHIPPED_VERSION
 from libs.safety_filter import PackError
 from services.safety.config import Settings
 from services.safety.packs import PackKeeper, load_shipped
+from services.safety.policy.book import PolicyBook
 from services.safety.server import SERVICE, SafetyHandler, SafetyServicer
+from services.safety.turns import Turns
 
 SHIPPED = Path(__file__).parent / "packs"
 """The packs that come with the service."""
@@ -35,14 +40,15 @@ class SafetyService:
         return [SERVICE]
 
     async def run(self, ready: Callable[[], None]) -> None:
-        """Ready once the registry's policies, from the store or from its cached snapshot, are in force."""
+        """Ready once the floor, of the store or of the cached snapshot, is in force."""
         stop = self._view.on_change(self._keeper.apply)
         try:
             async with asyncio.TaskGroup() as group:
                 group.create_task(self._view.run(), name="registry.view")
                 group.create_task(self._keeper.run(), name="safety.packs")
                 await self._view.wait_ready()
-                await self._keeper.wait_settled()
+                with contextlib.suppress(WeirError):  # logged; until it is mended, every request is refused
+                    await self._keeper.compiled(self._keeper.book.floor)
                 ready()
         finally:
             stop()
@@ -64,11 +70,18 @@ async def build(settings: Settings, *, clock: Clock | None = None, store: Source
     """
     clock = clock or SystemClock()
     shipped = await asyncio.to_thread(load_shipped, Path(settings.packs_dir) if settings.packs_dir else SHIPPED)
-    if settings.default_policy not in shipped:
+    floor = f"{settings.default_policy}@{SHIPPED_VERSION}"
+    if floor not in shipped:
         raise PackError(f"no shipped pack for the default policy {settings.default_policy!r}")
-    keeper = PackKeeper(default=settings.default_policy, shipped=shipped)
+    book = PolicyBook(shipped=shipped, floor=floor, most=settings.max_packs)
+    keeper = PackKeeper(book, patience=settings.policy_patience)
     handler = SafetyHandler(
-        book=lambda: keeper.book, max_filters=settings.max_filters, max_context=settings.max_context
+        keeper=keeper,
+        turns=Turns(clock=clock, max_waiting=settings.max_waiting_chars),
+        max_filters=settings.max_filters,
+        max_context=settings.max_context,
+        max_input=settings.max_input_chars,
+        max_delta=settings.max_delta_chars,
     )
     mux = MuxServer(
         codec=Codec.of(safety_pb2.SessionRequest, safety_pb2.SessionResponse),
@@ -81,5 +94,5 @@ async def build(settings: Settings, *, clock: Clock | None = None, store: Source
         view=follow("safety", settings, source=store, clock=clock),
         keeper=keeper,
         mux=mux,
-        servicer=SafetyServicer(mux=mux, peers=settings.session_peers, tls=settings.tls is not None),
+        servicer=SafetyServicer(mux=mux),
     )

@@ -230,7 +230,7 @@ class WorkerService:
             on_preempt=self._hub.interrupt,
             on_drain=self._on_drain,
             clock=self._clock,
-            rng=random.Random(),
+            rng=random.Random(),  # noqa: S311 - jitter, not a secret
             tls=settings.tls,
             report_interval=settings.report_interval,
             key_grace=settings.key_grace,
@@ -355,8 +355,6 @@ async def build(
             hub=hub,
             intake=intake,
             worker=settings.instance,
-            peers=settings.session_peers,
-            tls=settings.tls is not None,
             max_embed_inputs=settings.max_embed_inputs,
         ),
         verifier=verifier,

@@ -51,12 +51,12 @@ def is_held(path: Path) -> bool:
     return False
 
 
-def stamp_of(path: Path) -> bytes:
+def stamp_of(path: Path | int) -> bytes:
     """What changes when a file is written or replaced: its length, time and inode. Links to it do not change it.
 
     :raises OSError: it is not there.
     """
-    found = path.stat()
+    found = os.stat(path)
     return json.dumps({"bytes": found.st_size, "mtime_ns": found.st_mtime_ns, "inode": found.st_ino}).encode()
 
 

@@ -148,6 +148,8 @@ class TensorrtOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     """max_seq_len."""
     tensor_parallel: int = 1
     """GPUs that share the model."""
+    require_manifest: bool = True
+    """Refuse model folders whose files are not what their manifest.json says."""
 
 
 class VllmOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -214,7 +216,7 @@ class Settings(ServiceSettings, frozen=True, kw_only=True, forbid_unknown_fields
     directory. Engines read their models from it."""
     weight_cache_bytes: int = 10_737_418_240
     """Its bound."""
-    require_signatures: bool = False
+    require_signatures: bool = True
     """Refuse versions that are not signed, or whose namespace has no trust policy."""
     min_residency: float = 30.0
     """Seconds that a version stays loaded at least, and after it was wanted last: requests may be on their way."""
@@ -228,8 +230,6 @@ class Settings(ServiceSettings, frozen=True, kw_only=True, forbid_unknown_fields
     """For engine "vllm"."""
     admission: tuple[str, ...] = ()
     """Addresses of admission; empty takes every admission endpoint in the registry."""
-    session_peers: tuple[str, ...] = ("gateway", "jobs")
-    """Services that may open a session or ask for embeddings."""
     require_grants: bool = True
     """False runs whatever an authenticated peer submits: only for measuring a worker without admission."""
     max_waiting: int = 512

@@ -78,6 +78,27 @@ class Intake:
             choices=demand.choices,
         ).tenant
 
+    def embed(self, request: worker_pb2.EmbedRequest) -> None:
+        """Let embeddings be computed; their grant is used up.
+
+        :raises WeirError: why they may not.
+        """
+        if self.draining:
+            raise WeirError(Reason.DRAINING, self.draining)
+        if not self._require_grants:
+            return
+        if not request.grant.mac:
+            self._check_ungranted(1)
+            return
+        self._verifier.verify(
+            request.grant,
+            request_id=request.request_id,
+            model_version=request.model_version,
+            prompt_tokens=sum(len(tokens.ids) for tokens in request.inputs),
+            max_output_tokens=0,
+            choices=1,
+        )
+
     def _check_ungranted(self, count: int) -> None:
         """Work without a grant: a little of it, and only while no admission process could have granted it."""
         if self._admission_live():

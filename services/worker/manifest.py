@@ -8,7 +8,6 @@ from __future__ import annotations
 import hashlib
 import os
 from collections.abc import Iterable
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path, PurePosixPath
@@ -93,37 +92,6 @@ def parse_manifest(content: bytes, path: Path) -> Manifest:
     if len({file.path for file in files}) != len(files):
         raise EngineLoadError(f"{path}: lists a file twice")
     return Manifest(model, files, content)
-
-
-def verify_used(folder: Path, model: str, names: Iterable[str], *, required: bool) -> None:
-    """Check the files `names` of `folder`, and all others that its manifest lists. Without a manifest nothing is
-    checked, unless one is `required`.
-
-    :raises EngineLoadError: the manifest is missing, malformed or of another model, does not list a name, or a file is
-        not what it says; the message names the file.
-    """
-    if required or (folder / MANIFEST).exists():
-        manifest = read_manifest(folder, model)
-        manifest.require(names, folder / MANIFEST)
-        verify_files(folder, manifest)
-
-
-def verify_files(folder: Path, manifest: Manifest) -> None:
-    """Check that every listed file lies in `folder` with its length and digest. Lengths first: they cost nothing.
-
-    :raises EngineLoadError: a file is missing, of another length or of another digest; the message names it.
-    """
-    for file in manifest.files:
-        check_size(folder / file.path, file)
-    with ThreadPoolExecutor(HASH_THREADS, thread_name_prefix="verify") as pool:
-        for path, file, digest in zip(
-            (folder / file.path for file in manifest.files),
-            manifest.files,
-            pool.map(sha256_file, (folder / file.path for file in manifest.files)),
-            strict=True,
-        ):
-            if digest != file.sha256:
-                raise EngineLoadError(f"{path}: its sha256 is not the manifest's")
 
 
 def check_size(path: Path, file: ManifestFile) -> None:

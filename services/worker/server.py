@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Container
 from typing import Any
 
 import grpc
 from weir.worker.v1 import worker_pb2, worker_pb2_grpc
 
 from libs.errors import Reason, WeirError
-from libs.rpc import require_peer
 from services.worker.engines.driven import EngineStoppedError
+from services.worker.engines.followed import EmbeddingUnsupportedError
 from services.worker.engines.port import EngineLoadError
 from services.worker.hub import Hub
 from services.worker.intake import Intake
@@ -29,15 +28,11 @@ class WorkerServicer(worker_pb2_grpc.WorkerServiceServicer):
         hub: Hub,
         intake: Intake,
         worker: str,
-        peers: Container[str],
-        tls: bool,
         max_embed_inputs: int,
     ) -> None:
         self._hub = hub
         self._intake = intake
         self._worker = worker
-        self._peers = peers
-        self._tls = tls
         self._max_embed_inputs = max_embed_inputs
         self._sessions: set[GatewaySession] = set()
         self._empty = asyncio.Event()
@@ -45,7 +40,6 @@ class WorkerServicer(worker_pb2_grpc.WorkerServiceServicer):
 
     async def Session(self, request_iterator: Any, context: grpc.aio.ServicerContext) -> None:  # type: ignore[override]  # noqa: N802
         """One gateway's stream; a coroutine, so that grpc.aio reads and writes without a generator between."""
-        require_peer(context, self._peers, tls=self._tls)
         if self._intake.draining:
             raise WeirError(Reason.DRAINING, self._intake.draining)
         info = self._hub.info
@@ -63,21 +57,23 @@ class WorkerServicer(worker_pb2_grpc.WorkerServiceServicer):
     async def Embed(  # noqa: N802
         self, request: worker_pb2.EmbedRequest, context: grpc.aio.ServicerContext
     ) -> worker_pb2.EmbedResponse:
-        """Mean-pooled hidden states."""
-        require_peer(context, self._peers, tls=self._tls)
+        """Mean-pooled hidden states; a caller that goes away cancels this coroutine, and with it the work."""
         engine = self._hub.engine
         if len(request.inputs) > self._max_embed_inputs:
             raise WeirError(Reason.INVALID_REQUEST, f"at most {self._max_embed_inputs} inputs", limit="inputs")
         if request.model_version not in engine.info.models:
             raise WeirError(Reason.MODEL_NOT_FOUND, f"{request.model_version} is not served by this worker")
+        self._intake.embed(request)
         try:
             vectors = await engine.embed(request.model_version, [list(tokens.ids) for tokens in request.inputs])
         except ValueError as error:  # the engine's word for an input it cannot take
             raise WeirError(
                 Reason.INVALID_REQUEST, "an input is empty, too long or not tokens", limit="inputs"
             ) from error
-        except EngineLoadError as error:
+        except EmbeddingUnsupportedError as error:
             raise WeirError(Reason.UNIMPLEMENTED, "this engine offers no embeddings") from error
+        except EngineLoadError as error:  # it left meanwhile, or cannot be read
+            raise WeirError(Reason.MODEL_NOT_FOUND, f"{request.model_version} cannot be run by this worker") from error
         except EngineStoppedError as error:
             raise WeirError(Reason.DEPENDENCY_UNAVAILABLE, "the engine has stopped") from error
         return worker_pb2.EmbedResponse(

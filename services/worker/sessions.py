@@ -11,6 +11,7 @@ from weir.worker.v1 import worker_pb2
 
 from libs.errors import Reason, WeirError
 from libs.mux.pacer import Pacer
+from libs.rpc import require_own
 from libs.telemetry import get_logger
 from services.worker import metrics
 from services.worker.convert import refusals_frame, step_frame
@@ -59,7 +60,8 @@ class GatewaySession:
     async def run(self) -> None:
         """Serve the stream.
 
-        :raises WeirError: INVALID_REQUEST (no Hello first, an unknown frame), REJECTED_QUEUE_FULL (the gateway does
+        :raises WeirError: INVALID_REQUEST (no Hello first, an unknown frame), PERMISSION_DENIED (a Hello of somebody
+            else than the certificate's), REJECTED_QUEUE_FULL (the gateway does
             not read), or what `cut` was given.
         """
         await self._greet()
@@ -87,7 +89,9 @@ class GatewaySession:
             raise WeirError(Reason.INVALID_REQUEST, "no Hello came", limit="hello") from None
         if frame is grpc.aio.EOF or frame.WhichOneof("frame") != "hello":
             raise WeirError(Reason.INVALID_REQUEST, "the first frame must be Hello", limit="hello")
-        log.info("session_opened", gateway=frame.hello.instance)
+        hello = frame.hello
+        require_own(self._context, service=hello.service, instance=hello.instance, zone=hello.zone)
+        log.info("session_opened", gateway=hello.instance)
         await self._context.write(worker_pb2.SessionResponse(welcome=self._welcome))
 
     async def _read(self) -> None:

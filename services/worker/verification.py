@@ -56,27 +56,22 @@ def check_version(version: pb.ModelVersion, snapshot: RegistrySnapshot, *, now: 
 def basis_of(version: pb.ModelVersion, snapshot: RegistrySnapshot) -> str:
     """All that `check_version` looks at, as text that changes when any of it does."""
     trust = snapshot.trust.get(namespace_of(version))
-    policy = snapshot.safety_policies.get(version.safety_policy)
     return "/".join(
         (
             version.digest,
             version.source,
             version.signature,
             str(trust.revision) if trust is not None else "",
-            str(policy.version) if policy is not None else "",
+            *_absent(version, snapshot),
         )
     )
 
 
 def _check_policy(version: pb.ModelVersion, snapshot: RegistrySnapshot) -> None:
-    if not version.safety_policy:
-        return
-    policy = snapshot.safety_policies.get(version.safety_policy)
-    if policy is None:
-        raise RefusedError(Fault.POLICY, f"{full_name(version)}: there is no safety policy {version.safety_policy!r}")
-    if policy.version < version.safety_policy_version:
-        raise RefusedError(
-            Fault.POLICY,
-            f"{full_name(version)} was evaluated with version {version.safety_policy_version} of safety policy "
-            f"{version.safety_policy!r}, which has only {policy.version}",
-        )
+    for pin in _absent(version, snapshot):
+        raise RefusedError(Fault.POLICY, f"{full_name(version)}: there is no safety policy {pin!r}")
+
+
+def _absent(version: pb.ModelVersion, snapshot: RegistrySnapshot) -> list[str]:
+    """Safety policies that it names and nobody has registered."""
+    return [pin for pin in version.safety_policies if pin not in snapshot.safety_policies]

@@ -134,6 +134,10 @@ class WeightCache:
                     os.close(descriptor)
             self._leases.clear()
 
+    def knows(self, descriptor: int, file: ManifestFile) -> bool:
+        """Whether an open file is the object of that digest, not written since the digest was last computed."""
+        return self._stamp(file.sha256) == stamp_of(descriptor)
+
     def find(self, model: str) -> Manifest | None:
         """The manifest under which `model` ("name@version") was last used here, for when its source is away; None when
         a file of it is gone."""

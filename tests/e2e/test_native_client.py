@@ -90,7 +90,8 @@ async def test_errors_carry_their_reason(client: Client) -> None:
 async def test_a_stranger_with_a_certificate_is_refused(mesh: Mesh) -> None:
     pki = mesh.state / "pki"
     stranger = TlsFiles(ca=str(pki / "ca.pem"), cert=str(pki / "audit.pem"), key=str(pki / "audit.key"))
-    async with make_channel(mesh.file()["services"]["gateway"]["address"], tls=stranger) as channel:
+    address = mesh.file()["services"]["gateway"]["address"]
+    async with make_channel(address, tls=stranger, server_name="gateway.weir.internal") as channel:
         stub = inference_pb2_grpc.InferenceServiceStub(channel)
         spec = inference_pb2.GenerationSpec(model="weir-fast", prompt="x")
         forged = [("x-weir-tenant", "acme"), ("x-weir-scopes", "inference")]

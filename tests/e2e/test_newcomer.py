@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import json
 import re
+import ssl
 import subprocess
 import threading
 from collections.abc import Iterator
@@ -162,7 +163,10 @@ def test_a_viewer_looks_and_does_not_touch(drill: Mesh, folder: Path) -> None:
     key_id = secret.split("_")[1]
     drill.weir("set", "role", f"key:{key_id}", "roles=[viewer]", "--create", "--reason", "looks on")
     edge = httpx2.Client(
-        base_url=drill.env["WEIR_EDGE_URL"], headers={"authorization": f"Bearer {secret}"}, trust_env=False
+        base_url=drill.env["WEIR_ADMIN_URL"],
+        headers={"authorization": f"Bearer {secret}"},
+        verify=ssl.create_default_context(cafile=drill.env["WEIR_CA"]),
+        trust_env=False,
     )
     with edge:
 
@@ -253,7 +257,7 @@ def compact(mesh: Mesh) -> None:
     """Makes etcd forget its history up to now."""
 
     async def run() -> None:
-        store = EtcdStore([mesh.file()["services"]["etcd"]["address"]], tls=mesh.operator())
+        store = EtcdStore([mesh.file()["services"]["etcd"]["address"]], tls=mesh.etcd_root())
         try:
             revision = (await store.get_prefix(keys.FENCE)).revision
             request = rpc.CompactionRequest(revision=revision, physical=True)

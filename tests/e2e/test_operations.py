@@ -93,13 +93,9 @@ def test_tampering_is_found(mesh: Mesh, tmp_path: Path) -> None:
 
 
 def test_one_request_is_one_tree_over_every_hop(mesh: Mesh, acme: OpenAI) -> None:
-    trace_id = f"{0xABCDEF << 64 | 0x1234567:032x}"
-    acme.chat.completions.create(
-        model="weir-fast",
-        messages=ASK,
-        max_tokens=4,
-        extra_headers={"traceparent": f"00-{trace_id}-00f067aa0ba902b7-01"},
-    )
+    raw = acme.chat.completions.with_raw_response.create(model="weir-fast", messages=ASK, max_tokens=4)
+    record = eventually(lambda: record_of(mesh, raw.headers["x-request-id"]), what="the audit record")
+    trace_id = record["trace_id"]
     hops = {"gateway", "ratelimit", "router", "admission", "safety", "worker", "edge-auth", "audit"}
 
     def tree() -> Any:

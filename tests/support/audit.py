@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import functools
 import random
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
@@ -60,6 +61,19 @@ async def connect(port: int, *, service: str = "gateway", tls: TlsFiles | None =
             await asyncio.gather(running, return_exceptions=True)
 
 
+class KeptStore(MemoryStore):
+    """Outlives the services that use it, as etcd does."""
+
+    async def close(self) -> None:
+        """Stays open."""
+
+
+@functools.cache
+def store_of(root: Path) -> KeptStore:
+    """The store of all services that run on the files under `root`, one after the other."""
+    return KeptStore()
+
+
 @dataclass
 class Audit:
     """A running audit service."""
@@ -78,7 +92,7 @@ async def audit_service(
     """Runs the service on the files under `root`; again and again if need be."""
     options = {"state_dir": str(root / "state"), "drain_seconds": 2, "probe_seconds": 0.05, **more}
     settings = Settings(service="audit", instance="audit-0", **options)
-    memory = store or MemoryStore()
+    memory = store or store_of(root)
     service = await build(settings, store=memory)
     async with serve(service, settings) as running:
         if wait:

@@ -57,7 +57,8 @@ async def begin(
     other.CopyFrom(known)
     other.version, other.digest, other.tokenizer_sha256 = "2", "e" * 64, TOKENIZER
     for name, value in (candidate or {}).items():
-        setattr(other, name, value)
+        other.ClearField(name)  # type: ignore[arg-type]
+        other.MergeFrom(registry_pb2.ModelVersion(**{name: value}))
     written = rollout(**fields)
     for message in (baseline, other, written):
         await mesh.put(message)

@@ -7,6 +7,7 @@ import os
 import signal
 import threading
 from collections import deque
+from collections.abc import Generator
 from pathlib import Path
 from typing import Any
 
@@ -94,14 +95,17 @@ class OrderedCore:
             last_step_seconds=0.0,
         )  # fmt: skip
 
-    def embed(self, model: str, prompts: Any) -> list[list[float]]:
+    def embed(self, model: str, prompt: Any) -> Generator[bool, None, list[float]]:
+        """A piece for each token."""
         if model != MODEL:
             raise EngineLoadError(f"model {model} is not loaded here")
-        if not all(prompts):
+        if not prompt:
             raise ValueError("the prompt is empty")
-        if prompts[0][0] == RAISE:
+        if prompt[0] == RAISE:
             raise KeyError("no such row")
-        return [[float(len(prompt)), float(os.getpid())] for prompt in prompts]
+        for _ in prompt[1:]:
+            yield True
+        return [float(len(prompt)), float(os.getpid())]
 
     def bring(self, model: str, folder: str, wake: Any) -> None:
         """`folder` may be "broken", "never" (it waits for `take_out`), "die", or have a FOLDER.broken beside it."""

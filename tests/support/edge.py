@@ -4,28 +4,31 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import http.client
 import json
+import os
+import socket
 import subprocess
-import urllib.request
 from collections.abc import AsyncIterator
 from pathlib import Path
 
 import msgspec
+import psutil
 from weir.registry.v1 import registry_pb2
 
 from libs import envoy_bootstrap
 from libs.config import TlsFiles
-from libs.pki import issue
 from libs.registry import MemoryStore, Put, Store, keys
 from libs.service import serve
 from services.controlplane.app import ControlPlane, build
 from services.controlplane.config import Settings
 from services.controlplane.policy.config import Certificate, EdgeConfig, Identity
 from services.controlplane.server import OnAck
+from tests.support.certificates import tls_of
 
 
 class EnvoyProcess:
-    """Envoy with a bootstrap; admin and listener ports are free ones."""
+    """Envoy with a bootstrap; status and listener ports are free ones."""
 
     def __init__(self, directory: Path, *, xds: str, tls: TlsFiles | None, zone: str = "zone-a") -> None:
         self._directory = directory
@@ -33,7 +36,6 @@ class EnvoyProcess:
         self._tls = tls
         self._zone = zone
         self._process: subprocess.Popen[bytes] | None = None
-        self._admin = ""
 
     async def start(self, listeners: tuple[str, ...]) -> None:
         """Returns when the listeners are up.
@@ -43,48 +45,65 @@ class EnvoyProcess:
         self._directory.mkdir(parents=True, exist_ok=True)
         bootstrap = self._directory / "envoy.yaml"
         bootstrap.write_text(
-            envoy_bootstrap.render(node_id="envoy-test", zone=self._zone, xds=(self._xds,), tls=self._tls, admin_port=0)
+            envoy_bootstrap.render(
+                node_id="envoy-test", zone=self._zone, xds=(self._xds,), tls=self._tls, status_port=0
+            )
         )
-        address_file = self._directory / "admin.address"
-        address_file.unlink(missing_ok=True)
-        self._launch(bootstrap, address_file)
+        self.admin_socket.unlink(missing_ok=True)
+        self._launch(bootstrap)
         try:
             async with asyncio.timeout(20):
-                while not address_file.exists() or not address_file.read_text():
-                    self._check()
-                    await asyncio.sleep(0.02)
-                self._admin = address_file.read_text().strip()
                 while not set(listeners) <= set(await self.listeners()):
                     self._check()
                     await asyncio.sleep(0.02)
         except TimeoutError as error:
             raise RuntimeError(f"Envoy is not ready:\n{self._log_tail()}") from error
 
-    def _launch(self, bootstrap: Path, address_file: Path) -> None:
+    def _launch(self, bootstrap: Path) -> None:
         command = [str(envoy_bootstrap.binary()), "-c", str(bootstrap), "--concurrency", "1", "--use-dynamic-base-id"]
         command += ["--log-level", "warning", "--file-flush-interval-msec", "100"]
-        command += ["--admin-address-path", str(address_file)]
         with open(self.log_file, "wb") as log:
-            self._process = subprocess.Popen(command, stdout=log, stderr=log)
+            self._process = subprocess.Popen(command, stdout=log, stderr=log, cwd=self._directory)
 
     async def listeners(self) -> dict[str, int]:
         """Listener → port."""
         try:
             found = json.loads(await self.admin("/listeners?format=json"))
-        except OSError:
+        except (OSError, http.client.HTTPException):
             return {}
         return {
             entry["name"]: entry["local_address"]["socket_address"]["port_value"]
             for entry in found.get("listener_statuses", [])
         }
 
+    @property
+    def process(self) -> psutil.Process:
+        """The process."""
+        if self._process is None:
+            raise RuntimeError("Envoy was not started")
+        return psutil.Process(self._process.pid)
+
+    @property
+    def admin_socket(self) -> Path:
+        """Where Envoy's admin interface listens."""
+        return self._directory / "admin.sock"
+
     async def admin(self, path: str, *, method: str = "GET") -> str:
         """The answer of Envoy's admin interface."""
-        request = urllib.request.Request(f"http://{self._admin}{path}", method=method)
 
         def get() -> str:
-            with urllib.request.urlopen(request, timeout=5) as response:
-                return response.read().decode()
+            # Through a descriptor of the folder: its own path may be longer than a socket's.
+            folder = os.open(self._directory, os.O_RDONLY | os.O_DIRECTORY)
+            connection = http.client.HTTPConnection("localhost", timeout=5)
+            try:
+                connection.sock = socket.socket(socket.AF_UNIX)
+                connection.sock.settimeout(5)
+                connection.sock.connect(f"/proc/self/fd/{folder}/{self.admin_socket.name}")
+                connection.request(method, path)
+                return connection.getresponse().read().decode()
+            finally:
+                connection.close()
+                os.close(folder)
 
         return await asyncio.to_thread(get)
 
@@ -149,12 +168,6 @@ async def drop_endpoint(store: Store, service: str, instance: str) -> int:
     return result.revision
 
 
-def tls_of(directory: Path, service: str) -> TlsFiles:
-    """Certificate files of a service, issued when missing."""
-    files = issue(directory, service)
-    return TlsFiles(files.ca, files.cert, files.key)
-
-
 class Plane:
     """A control plane served in this process."""
 
@@ -188,7 +201,7 @@ async def control_plane(
         port=port,
         tls=tls,
         state_dir=str(state_dir) if state_dir else "",
-        edge=edge or EdgeConfig(),
+        edge=edge or EdgeConfig(http_port=0),
         trace_endpoint=trace_endpoint,
         trace_sample_ratio=trace_sample_ratio,
     )
@@ -198,9 +211,12 @@ async def control_plane(
 
 
 def edge_config(pki: Path, **changes: object) -> EdgeConfig:
-    """The edge with mTLS to upstreams and a TLS listener."""
+    """The edge with mTLS to upstreams and every listener."""
     identity, public = tls_of(pki, "envoy"), tls_of(pki, "edge")
     base = EdgeConfig(
-        identity=Identity(identity.ca, identity.cert, identity.key), certificate=Certificate(public.cert, public.key)
+        http_port=0,
+        admin_port=0,
+        identity=Identity(identity.ca, identity.cert, identity.key),
+        certificate=Certificate(public.cert, public.key),
     )
     return msgspec.structs.replace(base, **changes)

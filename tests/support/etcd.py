@@ -14,10 +14,13 @@ from pathlib import Path
 
 import psutil
 
+from libs.authority.stores import CLIENT_NAME
+
 
 @dataclass(frozen=True, slots=True)
 class EtcdTls:
-    """PEM files: client connections then need a certificate of the same CA."""
+    """PEM files: client connections then need a certificate of the same CA, and one that etcd lets connect, as in a
+    mesh."""
 
     ca: Path
     cert: Path
@@ -123,6 +126,8 @@ class EtcdServer:
                 f"--key-file={self._tls.key}",
                 f"--trusted-ca-file={self._tls.ca}",
                 "--client-cert-auth=true",
+                f"--client-cert-allowed-hostname={CLIENT_NAME}",
+                "--enable-grpc-gateway=false",
             ]
         with open(self._log_file, "ab") as log:
             self._process = subprocess.Popen(command, stdout=log, stderr=log)

@@ -31,6 +31,7 @@ from libs.rpc.server import bind
 from libs.service import serve
 from services.gateway.app import Gateway, build
 from services.gateway.config import Settings, Targets
+from tests.support.tokenizer import artifacts_in
 
 Handler = Callable[[Any, CallContext], Any]
 MODEL = "tiny@1"
@@ -240,6 +241,7 @@ def registry(directory: Path) -> list[Any]:
             version="1",
             digest="d" * 64,
             source=str(directory),
+            artifacts=artifacts_in(directory),
             context_length=64,
             pool="pool",
             tier="fast",
@@ -250,6 +252,7 @@ def registry(directory: Path) -> list[Any]:
         registry_pb2.Tenant(
             id="flagged", plan=registry_pb2.PLAN_PAID, safety_fail_mode=registry_pb2.FAIL_MODE_FLAG, audit_required=True
         ),
+        registry_pb2.ModelGrant(subject="all", namespaces=["default"], pinned_namespaces=["default"]),
         registry_pb2.Limits(tenant="closed", model="*", concurrency=2, tokens_per_minute=1000),
     ]
 
@@ -299,7 +302,7 @@ async def rig(directory: Path, state: Path, *, drain: float = 1.0, **settings: A
 
     def on_safety(call: Any, context: CallContext) -> Any:
         if call.HasField("check_input"):
-            return safety_pb2.SafetyReply(input=safety_pb2.InputVerdict())
+            return safety_pb2.SafetyReply(input=safety_pb2.InputVerdict(policies=call.check_input.policies))
         feed = call.filter_output
         released = safety_pb2.OutputReleased(released=feed.deltas, held=[0] * len(feed.filters))
         return safety_pb2.SafetyReply(output=released)

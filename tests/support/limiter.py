@@ -158,7 +158,9 @@ class Cluster:
         store = MemoryStore() if store is None else store
         objects = {keys.key_of(m): keys.encode(m) for m in (limits, *others, *seed)}
         await store.txn(puts=[Put(key, value) for key, value in objects.items()])
-        configured = Settings(service="ratelimit", instance=name, **({"settle_seconds": 0.0} | settings))
+        configured = Settings(
+            service="ratelimit", instance=name, **({"settle_seconds": 0.0, "audit_target": ""} | settings)
+        )
         service = await build(configured, clock=clock, store=store, rng=rng or NoJitter())
         server = make_server()
         service.register(server)

@@ -106,7 +106,12 @@ class Mesh:
     def operator(self) -> TlsFiles:
         """The certificate of the operator's command."""
         tls = self.file()["tls"]
-        return TlsFiles(ca=tls["ca"], cert=tls["cli_cert"], key=tls["cli_key"])
+        return TlsFiles(ca=tls["ca"], cert=tls["cert"], key=tls["key"])
+
+    def etcd_root(self) -> TlsFiles:
+        """The certificate that may everything in etcd."""
+        secrets = self.state / "secrets"
+        return TlsFiles(ca=self.file()["tls"]["ca"], cert=str(secrets / "root.pem"), key=str(secrets / "root.key"))
 
     def process(self, name: str) -> Mapping[str, Any]:
         """A process as `weir status` sees it."""

@@ -12,6 +12,7 @@ from collections.abc import AsyncIterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from libs.authority.identity import Operator as Person
 from libs.config import TlsFiles
 from libs.pki import issue
 from libs.registry import MemoryStore
@@ -20,6 +21,8 @@ from services.cli.__main__ import call
 from services.registry.app import build
 from services.registry.config import Settings
 
+NAME = "tester"
+"""Who runs the commands."""
 ROOT = Path(__file__).resolve().parents[2]
 
 
@@ -41,16 +44,16 @@ class Operator:
         self.state = state
         self.services: dict[str, dict[str, str]] = {}
 
-    def tls(self, name: str) -> TlsFiles:
-        """A workload's certificate."""
+    def tls(self, name: str | Person) -> TlsFiles:
+        """A workload's or a person's certificate."""
         files = issue(self.state / "pki", name)
         return TlsFiles(files.ca, files.cert, files.key)
 
     def describe(self, tls: TlsFiles | None = None, edge_url: str = "http://127.0.0.1:9", **more: Any) -> None:
         """Writes mesh.json."""
-        own = tls or self.tls("cli")
-        described = {"ca": own.ca, "cli_cert": own.cert, "cli_key": own.key}
-        file = {"services": self.services, "edge_url": edge_url, "tls": described, **more}
+        own = tls or self.tls(Person(NAME))
+        described = {"ca": own.ca, "cert": own.cert, "key": own.key}
+        file = {"services": self.services, "edge_url": edge_url, "operator": NAME, "tls": described, **more}
         (self.state / "mesh.json").write_text(json.dumps(file))
 
     async def __call__(self, *words: object, typed: str = "") -> Answer:
@@ -58,16 +61,18 @@ class Operator:
         return await asyncio.to_thread(self._call, [str(word) for word in words], typed)
 
     def _call(self, words: list[str], typed: str) -> Answer:
-        out, err, before = io.StringIO(), io.StringIO(), (os.environ.get("WEIR_STATE_DIR"), sys.stdin)
+        out, err, before = io.StringIO(), io.StringIO(), ({**os.environ}, sys.stdin)
         os.environ["WEIR_STATE_DIR"], sys.stdin = str(self.state), io.StringIO(typed)
+        # A command that is called as somebody says so to its process, which is this one.
+        os.environ.pop("WEIR_OPERATOR", None)
         try:
             with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
                 code = call(words)
         finally:
             sys.stdin = before[1]
-            os.environ.pop("WEIR_STATE_DIR")
-            if before[0] is not None:
-                os.environ["WEIR_STATE_DIR"] = before[0]
+            for name in ("WEIR_STATE_DIR", "WEIR_OPERATOR"):
+                os.environ.pop(name, None)
+                os.environ |= {name: before[0][name]} if name in before[0] else {}
         return Answer(code, out.getvalue(), err.getvalue())
 
     async def start(self, *words: object, environ: Mapping[str, str] | None = None) -> asyncio.subprocess.Process:
@@ -97,6 +102,7 @@ class Operator:
             tls=self.tls("registry"),
             pepper_file=str(self.state / "pepper"),
             audit_target="",
+            owners=(f"operator:{NAME}",),
             drain_seconds=0.1,
         )
         async with serve(

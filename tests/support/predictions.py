@@ -22,7 +22,8 @@ from services.controlplane.policy.names import EDGE, ROUTES
 from services.edge_auth.app import EdgeAuthService
 from services.edge_auth.app import build as build_edge_auth
 from services.edge_auth.config import Settings as EdgeAuthSettings
-from tests.support.edge import EnvoyProcess, Plane, control_plane, edge_config, tls_of
+from tests.support.certificates import tls_of
+from tests.support.edge import EnvoyProcess, Plane, control_plane, edge_config
 from tests.support.etcd import EtcdServer
 from tests.support.upstreams import Upstreams
 
@@ -182,6 +183,7 @@ def registered(tenants: Sequence[str]) -> tuple[list[Message], dict[str, str]]:
     """Tenants with a key each, and the keys' texts by tenant."""
     made = {tenant: apikeys.make(secrets.token_bytes) for tenant in tenants}
     resources: list[Message] = [pb.Tenant(id=tenant, plan=pb.PLAN_PAID) for tenant in tenants]
+    resources.append(pb.ModelGrant(subject="all", namespaces=["default"], pinned_namespaces=["default"]))
     resources += [
         pb.ApiKey(id=key.id, tenant=tenant, hash=apikeys.hash_key(key, PEPPER), scopes=["inference"])
         for tenant, key in made.items()
@@ -259,7 +261,11 @@ async def _edge_auth(
     pepper = directory / "pepper"
     pepper.write_bytes(PEPPER)
     settings = EdgeAuthSettings(
-        service="edge_auth", instance="edge-auth-0", tls=tls_of(pki, "edge-auth"), pepper_file=str(pepper)
+        service="edge_auth",
+        instance="edge-auth-0",
+        tls=tls_of(pki, "edge-auth"),
+        pepper_file=str(pepper),
+        audit_target="",
     )
     service = await build_edge_auth(settings, store=followed)
     async with serve(service, settings) as running:

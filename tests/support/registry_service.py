@@ -14,6 +14,9 @@ from google.protobuf.message import Message
 from weir.registry.v1 import registry_pb2 as pb
 from weir.registry.v1 import registry_pb2_grpc
 
+from libs.authority.identity import Operator
+from libs.authority.operators import OPERATOR
+from libs.changes import resource_of
 from libs.config import TlsFiles
 from libs.errors import WeirError
 from libs.pki import issue
@@ -26,6 +29,7 @@ from services.registry.config import Settings
 
 PEPPER = "0123456789abcdef0123456789abcdef"
 HEX = "b" * 64
+OWNER = "operator:owner"
 SERVER = "registry.weir.internal"
 DEADLINE_OPTIONAL = ("/weir.registry.v1.",)
 """As its `__main__` says."""
@@ -152,13 +156,17 @@ async def serving(config: Settings, store: Store) -> AsyncIterator[tuple[Client,
 
 
 def certificates(folder: Path, *names: str) -> dict[str, TlsFiles]:
-    """A mesh's certificates."""
-    issued = {name: issue(folder / "pki", name) for name in names}
+    """A mesh's certificates, of services and, as "operator:jane", of people."""
+    issued = {name: issue(folder / "pki", _identity(name)) for name in names}
     return {name: TlsFiles(ca=each.ca, cert=each.cert, key=each.key) for name, each in issued.items()}
 
 
+def _identity(name: str) -> Operator | str:
+    return Operator(name.removeprefix(OPERATOR)) if name.startswith(OPERATOR) else name
+
+
 class Peers:
-    """A registry with TLS, and clients of it by the services that they are."""
+    """A registry with TLS, and clients of it by the services and people that they are; a fresh one's owner is OWNER."""
 
     def __init__(self, port: int, tls: dict[str, TlsFiles], stack: contextlib.AsyncExitStack) -> None:
         self.target = f"127.0.0.1:{port}"
@@ -174,7 +182,7 @@ class Peers:
 async def peers(tmp_path: Path, store: Store, *names: str) -> AsyncIterator[Peers]:
     tls = certificates(tmp_path, "registry", *names)
     async with (
-        running_of(settings(tmp_path, tls=tls["registry"]), store) as (running, _),
+        running_of(settings(tmp_path, tls=tls["registry"], owners=(OWNER,)), store) as (running, _),
         contextlib.AsyncExitStack() as stack,
     ):
         yield Peers(running.port, tls, stack)
@@ -188,14 +196,14 @@ async def put(store: Store, *messages: Message) -> int:
 
 async def stored(store: Store, *without: str) -> dict[str, bytes]:
     """Resources as stored, by "aliases/a"; without those that start with one of the names, and without endpoints."""
-    kvs = (await store.get_prefix(keys.ROOT)).kvs
-    own = ("fence", "audit-outbox/", "endpoints/", *without)
-    found = {kv.key.removeprefix(keys.ROOT): kv.value for kv in kvs}
+    kvs = (await store.get_prefix(keys.EVERYTHING)).kvs
+    own = (keys.FENCE, "endpoints/", *without)
+    found = {resource_of(kv.key): kv.value for kv in kvs}
     return {name: value for name, value in found.items() if not name.startswith(own)}
 
 
 async def snapshot_in(store: Store) -> RegistrySnapshot:
-    listing = await store.get_prefix(keys.ROOT)
+    listing = await store.get_prefix(keys.EVERYTHING)
     return snapshot_of(listing.kvs, listing.revision)
 
 
@@ -220,6 +228,16 @@ def alias(*versions: str, name: str = "weir-fast") -> pb.Alias:
     given = versions or ("weir-fast@1",)
     share = 100 // len(given)
     return pb.Alias(name=name, targets=[pb.AliasTarget(model_version=each, weight=share) for each in given])
+
+
+def grant(subject: str = "all", **more: Any) -> pb.ModelGrant:
+    """The namespace "default", by alias and by version, unless it says what else."""
+    return pb.ModelGrant(subject=subject, **(more or {"namespaces": ["default"], "pinned_namespaces": ["default"]}))
+
+
+def admitted(*tenants: str) -> dict[str, Any]:
+    """Collections of a snapshot in which these tenants may use everything of the namespace "default"."""
+    return {"tenants": {each: tenant(each) for each in tenants}, "model_grants": {"all": grant()}}
 
 
 async def refused(call: Any) -> WeirError:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 from pathlib import Path
 
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+from weir.registry.v1 import registry_pb2
 
 from services.gateway.text.detokenizer import byte_alphabet
 
@@ -21,3 +23,14 @@ def write_byte_tokenizer(directory: Path) -> Path:
     tokenizer.save(str(directory / "tokenizer.json"))
     (directory / "tokenizer_config.json").write_text(json.dumps({"chat_template": TEMPLATE}))
     return directory
+
+
+def artifacts_in(directory: Path) -> list[registry_pb2.Artifact]:
+    """How a model version lists the files of a folder."""
+    return [
+        registry_pb2.Artifact(
+            path=path.name, sha256=hashlib.sha256(path.read_bytes()).hexdigest(), bytes=path.stat().st_size
+        )
+        for path in sorted(directory.iterdir())
+        if path.is_file()
+    ]

@@ -20,7 +20,8 @@ from weir.registry.v1 import registry_pb2, registry_pb2_grpc
 
 from libs.registry import Store
 from libs.rpc.server import bind
-from tests.support.edge import drop_endpoint, put_endpoint, tls_of
+from tests.support.certificates import tls_of
+from tests.support.edge import drop_endpoint, put_endpoint
 
 Chat = Callable[[httpbody_pb2.HttpBody, grpc.aio.ServicerContext], AsyncIterator[httpbody_pb2.HttpBody]]
 Metadata = dict[str, str]

@@ -8,10 +8,12 @@ from typing import Any
 from google.protobuf.message import Message
 from weir.registry.v1 import registry_pb2 as pb
 
-from tests.support.registry_service import alias, model, tenant
+from tests.support.registry_service import alias, grant, model, tenant
 
 POLICY = pb.SafetyPolicy(
-    id="strict", rules=[pb.SafetyRule(id="card", category="pii.card", pattern=r"\d{16}", action="block", stage="both")]
+    id="strict",
+    version="1",
+    rules=[pb.SafetyRule(id="card", category="pii.card", pattern=r"\d{16}", action="block", stage="both")],
 )
 PLAN = pb.PlanPolicy(
     id="gold",
@@ -45,14 +47,17 @@ def applied() -> list[Message]:
         SLO,
         BUDGET,
         pb.Limits(tenant="acme", model="weir-fast", requests_per_minute=3),
-        tenant("acme", plan_policy="gold", safety_policy="strict", max_deadline=timedelta(seconds=9)),
+        grant("tenant:acme", models=["weir-fast", "weir-fast@2"]),
+        grant("plan:gold"),
+        tenant("acme", plan_policy="gold", safety_policies=["strict@1"], max_deadline=timedelta(seconds=9)),
         tenant("globex"),
         PLAN,
         alias("weir-fast@1"),
-        model(version="1", safety_policy="strict"),
+        model(version="1", safety_policies=["strict@1"]),
         model(version="2"),
         pb.RoleBinding(principal="key:k1", roles=["viewer"]),
         POLICY,
+        pb.SafetyFloor(policies=["strict@1"]),
     ]
 
 

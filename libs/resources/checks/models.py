@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from itertools import islice
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from weir.registry.v1 import registry_pb2 as pb
 
@@ -20,6 +20,8 @@ from libs.resources.checks.bounds import (
     shown,
 )
 from libs.resources.checks.faults import Fault, check_id, check_name, check_sha256, check_text, check_version
+from libs.resources.checks.safety import check_pins
+from libs.resources.namespaces import namespace_of
 
 if TYPE_CHECKING:
     from libs.resources.snapshot import RegistrySnapshot
@@ -34,6 +36,8 @@ _MAX_SIGNATURE = 256 * 1024
 _MAX_ARTIFACTS = 512
 _MAX_TARGETS = 16
 _MAX_CONTEXT = 16 * 1024 * 1024
+_last: list[Any] = [None, {}]
+"""The collection that `_namespaces_of` last looked at, and what it found."""
 
 
 def check_model(message: pb.ModelVersion, snapshot: RegistrySnapshot) -> Iterator[Fault]:
@@ -43,6 +47,7 @@ def check_model(message: pb.ModelVersion, snapshot: RegistrySnapshot) -> Iterato
         yield Fault(fault.field, f"the version behind '@' {fault.message}")
     if message.namespace:
         yield from check_id("metadata.namespace", message.namespace)
+    yield from _check_owner("metadata.name", message.name, {namespace_of(message)}, snapshot)
     yield from check_name("spec.pool", message.pool)
     yield from check_required("spec.source", message.source)
     yield from check_text("spec.source", message.source, 1024)
@@ -54,20 +59,29 @@ def check_model(message: pb.ModelVersion, snapshot: RegistrySnapshot) -> Iterato
             yield from check_sha256(f"spec.{name}", value)
     if len(message.signature) > _MAX_SIGNATURE:
         yield Fault("spec.signature", f"must have at most {_MAX_SIGNATURE} characters")
-    yield from _check_policy(message, snapshot)
+    yield from check_pins(message.safety_policies)
     yield from _check_sampling(message)
     yield from _check_metrics(message)
     yield from _check_provenance(message)
     yield from _check_artifacts(message)
 
 
-def _check_policy(message: pb.ModelVersion, snapshot: RegistrySnapshot) -> Iterator[Fault]:
-    field, wanted = "spec.safety_policy_version", message.safety_policy_version
-    if wanted and not message.safety_policy:
-        yield Fault(field, "a version of which safety policy? none is named")
-    policy = snapshot.safety_policies.get(message.safety_policy)
-    if policy is not None and wanted > policy.version:
-        yield Fault(field, f"safety policy {policy.id!r} is at version {policy.version}, not yet at {wanted}")
+def _check_owner(field: str, name: str, namespaces: set[str], snapshot: RegistrySnapshot) -> Iterator[Fault]:
+    """A name belongs to the namespace that has versions of it: nobody else's keys may sign what is called so."""
+    foreign = _namespaces_of(snapshot).get(name, set()) - namespaces
+    if foreign:
+        yield Fault(field, f"the name {shown(name)} belongs to namespace {shown(min(foreign))}")
+
+
+def _namespaces_of(snapshot: RegistrySnapshot) -> Mapping[str, set[str]]:
+    """By name, the namespaces of its versions; made once for all models of a change."""
+    if _last[0] is not snapshot.model_versions:
+        made: dict[str, set[str]] = {}
+        for version in snapshot.model_versions.values():
+            made.setdefault(version.name, set()).add(namespace_of(version))
+        _last[:] = [snapshot.model_versions, made]
+    found: Mapping[str, set[str]] = _last[1]
+    return found
 
 
 def _check_sampling(message: pb.ModelVersion) -> Iterator[Fault]:
@@ -142,6 +156,10 @@ def check_alias(message: pb.Alias, snapshot: RegistrySnapshot) -> Iterator[Fault
         if (target.model_version, target.arm) in seen:
             yield Fault(f"{path}.model_version", "a target appears twice")
         seen.add((target.model_version, target.arm))
+    named = (snapshot.model_versions.get(target.model_version) for target in message.targets)
+    namespaces = {namespace_of(version) for version in named if version is not None}
+    if namespaces:
+        yield from _check_owner("metadata.name", message.name, namespaces, snapshot)
     total = sum(target.weight for target in message.targets)
     if total != 100:
         yield Fault("spec.targets", f"weights must sum to 100, not {total}")

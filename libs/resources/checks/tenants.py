@@ -10,6 +10,7 @@ from urllib.parse import urlsplit
 
 from weir.registry.v1 import registry_pb2 as pb
 
+from libs.authority.identity import Identity
 from libs.resources.checks.bounds import (
     DAY,
     MAX_MICROUSD,
@@ -26,15 +27,16 @@ from libs.resources.checks.bounds import (
     shown,
 )
 from libs.resources.checks.faults import Fault, check_id, check_text
+from libs.resources.checks.safety import check_pins
 
 if TYPE_CHECKING:
     from libs.resources.snapshot import RegistrySnapshot
 
-WORKLOAD = re.compile(r"spiffe://weir\.internal/sa/[a-z0-9](?:[a-z0-9-]{0,61}[a-z0-9])?")
-"""The SPIFFE id of an internal caller."""
 RESERVED = frozenset({"shadow"})
 """Tenants that no caller can be; see `libs.rollouts.SHADOW_TENANT`."""
 _MAX_WORKLOADS = 100
+_MAX_GRANTED = 1000
+_SUBJECT = re.compile(r"all|(?:tenant|plan):.+")
 _TTL = Span(NANOSECOND, 3650 * DAY, "positive and at most ten years")
 _WINDOW = Span(1.0, 31 * DAY, "between a second and 31 days")
 _MAX_ZONE = 64
@@ -55,6 +57,7 @@ def check_tenant(message: pb.Tenant, snapshot: RegistrySnapshot) -> Iterator[Fau
     if message.plan not in (pb.PLAN_FREE, pb.PLAN_PAID):
         yield Fault("spec.plan", "must be PLAN_FREE or PLAN_PAID")
     yield from check_range("spec.weight", message, 0, MAX_WEIGHT)
+    yield from check_pins(message.safety_policies)
     yield from check_enum("spec.safety_fail_mode", message)
     yield from check_duration("spec.max_deadline", message, UP_TO_A_DAY)
     if message.jwt_issuer and not _is_url(message.jwt_issuer):
@@ -72,7 +75,8 @@ def _check_workloads(message: pb.Tenant, snapshot: RegistrySnapshot) -> Iterator
     owners = _owners(snapshot) if workloads else {}
     for number, workload in enumerate(workloads):
         field = f"spec.workloads[{number}]"
-        if not WORKLOAD.fullmatch(workload):
+        if (identity := Identity.parse(workload)) is None or identity.instance:
+            # A process of the mesh acts for every tenant; it cannot be one's own.
             yield Fault(field, "must be a SPIFFE id such as spiffe://weir.internal/sa/demo-client")
         for other in owners.get(workload, ()):
             # It could not be told which of the two it acts as.
@@ -99,6 +103,22 @@ def check_limits(message: pb.Limits, snapshot: RegistrySnapshot) -> Iterator[Fau
     yield from check_range("spec.tokens_per_minute", message, 0, MAX_PER_MINUTE)
     yield from check_range("spec.spend_microusd", message, 0, MAX_MICROUSD)
     yield from check_duration("spec.spend_window", message, _WINDOW)
+
+
+def check_model_grant(message: pb.ModelGrant, snapshot: RegistrySnapshot) -> Iterator[Fault]:
+    """Every fault of a model grant. Namespaces need no model yet; tenants, plans and models must be there."""
+    if not _SUBJECT.fullmatch(message.subject):
+        yield Fault("metadata.name", "must be 'tenant:<id>', 'plan:<id>' or 'all'")
+    for name in ("namespaces", "models", "pinned_namespaces"):
+        field, given = f"spec.{name}", getattr(message, name)
+        yield from check_count(field, given, _MAX_GRANTED)
+        if len(set(given)) != len(given):
+            yield Fault(field, "one appears twice")
+        for number, each in enumerate(given[:_MAX_GRANTED]):
+            at = f"{field}[{number}]"
+            yield from check_required(at, each) if name == "models" else check_id(at, each)
+    if not (message.namespaces or message.models or message.pinned_namespaces):
+        yield Fault("spec", "a grant gives something; delete it to give nothing")
 
 
 def check_budget(message: pb.Budget, snapshot: RegistrySnapshot) -> Iterator[Fault]:

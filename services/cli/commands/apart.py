@@ -26,4 +26,4 @@ def calibrate(words: list[str]) -> None:
 
 
 def _run(module: str, words: list[str]) -> None:
-    raise SystemExit(subprocess.run([sys.executable, "-m", module, *words], check=False).returncode)
+    raise SystemExit(subprocess.run([sys.executable, "-m", module, *words], check=False).returncode)  # noqa: S603 - our own argument list, no shell

@@ -83,7 +83,7 @@ def edit(target: One, reason: Reason = "", dry_run: DryRun = False, as_json: Jso
     path = Path(draft.name)
     editor = os.environ.get("VISUAL") or os.environ.get("EDITOR") or "vi"
     try:
-        if subprocess.run([*shlex.split(editor), str(path)], check=False).returncode:
+        if subprocess.run([*shlex.split(editor), str(path)], check=False).returncode:  # noqa: S603 - our own argument list, no shell
             raise UsageError(f"{editor} failed; nothing was changed")
         if files.read_text(path)[0] == before:
             print("nothing changed")
@@ -157,7 +157,7 @@ def rollback(
 ) -> None:
     """Make a resource, a kind or the whole configuration what it was at a revision.
 
-    Without KIND these stay: keys, roles, trust, versions, pins, rollouts and the kill switch.
+    Without KIND these stay: keys, roles, trust, model grants, versions, pins, rollouts and the kill switch.
     """
     kind, name = some(target)
     change = {"reason": reason, "dry_run": dry_run}

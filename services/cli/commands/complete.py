@@ -44,7 +44,7 @@ def complete(
     else:
         from services.cli.edge import chat
 
-        answer = chat(mesh.edge_url, **given)
+        answer = chat(mesh.edge_url, ca=mesh.tls.ca, **given)
     if as_json:
         print_json(answer)
         return

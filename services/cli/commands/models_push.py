@@ -42,8 +42,9 @@ def push(
     ] = (),
     base: Annotated[str, Option(help="The version it was made from, name@version.")] = "",
     max_tokens: Annotated[int, Option(least=0, help="Tokens that a request gets that does not say.")] = 0,
-    safety_policy: Annotated[str, Option(help="The safety policy that it pins.")] = "",
-    safety_policy_version: Annotated[int, Option(least=0, help="The version it was evaluated with.")] = 0,
+    safety_policy: Annotated[
+        Sequence[str], Option(help="ID@VERSION: a safety policy of its requests; may be given several times.")
+    ] = (),
     training_data: Annotated[str, Option(metavar="SHA256", help="Digest of the training data.")] = "",
     source_uri: Annotated[str, Option(help="Where the training code or the upstream model is.")] = "",
     revision: Annotated[str, Option(help="Its commit or revision.")] = "",
@@ -69,8 +70,7 @@ def push(
         pool=pool,
         namespace=namespace,
         max_tokens=max_tokens,
-        safety_policy=safety_policy,
-        safety_policy_version=safety_policy_version,
+        safety_policies=safety_policy,
         training_data_sha256=training_data,
         metrics=dict(map(_metric, metric)),
         source_uri=source_uri,

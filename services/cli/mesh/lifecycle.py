@@ -61,7 +61,7 @@ def launch(spec: SupervisorSpec, lock: Lock) -> None:
     errors = state / "logs" / "supervisor.err"
     listening, tell = os.pipe()
     with open(errors, "wb") as output:
-        subprocess.run(
+        subprocess.run(  # noqa: S603 - our own argument list, no shell
             [sys.executable, "-m", "libs.supervisor", str(path), "--detach", "--ready-fd", str(tell)],
             stdin=subprocess.DEVNULL,
             stdout=output,

@@ -8,8 +8,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from libs.authority.identity import Identity, Operator, dns_name, etcd_user
+from libs.authority.stores import CLIENT_NAME, ROOT_USER, ROWS, Row
 from libs.config import TlsFiles
-from libs.supervisor.spec import GrpcProbe, HttpProbe, ProcessSpec
+from libs.pki import EDGE
+from libs.supervisor.spec import EtcdProbe, GrpcProbe, HttpProbe, ProcessSpec
 from services.cli.mesh.topology import (
     METRICS_OFFSET,
     Process,
@@ -21,6 +24,8 @@ from services.cli.mesh.topology import (
 )
 
 HOST = "127.0.0.1"
+OTHERS = (EDGE, "demo-client")
+"""Certificates of a development mesh that are no process's."""
 # One worker thread: Envoy serves tens of thousands of requests per second on one core, and the development mesh shares
 # its few cores with everything else. The access log is written out every second instead of every ten.
 _ENVOY = ("--concurrency", "1", "--file-flush-interval-msec", "1000")
@@ -40,6 +45,8 @@ class Site:
     """Path of the etcd program."""
     envoy: str
     """Path of the Envoy program."""
+    operator: str = "operator"
+    """Who starts it: its first owner, and whose certificate `weir` shows."""
     blob_store: str = ""
     """Address of a blob store of model files elsewhere; empty: a folder of the state directory."""
 
@@ -60,8 +67,17 @@ class Site:
 
     @property
     def secrets(self) -> Path:
-        """The pepper, the demo keys and the key that signs models."""
+        """The pepper, the demo keys, the key that signs models and the certificate that may everything in etcd."""
         return self.state / "secrets"
+
+    @property
+    def etcd_root(self) -> TlsFiles:
+        """The certificate that gives the processes their rights in etcd. No process has it."""
+        return TlsFiles(
+            ca=str(self.pki / "ca.pem"),
+            cert=str(self.secrets / f"{ROOT_USER}.pem"),
+            key=str(self.secrets / f"{ROOT_USER}.key"),
+        )
 
     def data(self, name: str) -> Path:
         """A process's own folder."""
@@ -75,10 +91,15 @@ class Site:
         """A process's xDS bootstrap."""
         return self.state / "config" / f"{name}.xds.json"
 
-    def tls(self, service: str) -> TlsFiles:
-        """A workload's TLS files."""
+    @property
+    def operator_tls(self) -> TlsFiles:
+        """The operator's TLS files."""
+        return self.tls(etcd_user(Operator(self.operator)))
+
+    def tls(self, name: str) -> TlsFiles:
+        """TLS files by common name: of a process, of a person, or of one of `OTHERS`."""
         return TlsFiles(
-            ca=str(self.pki / "ca.pem"), cert=str(self.pki / f"{service}.pem"), key=str(self.pki / f"{service}.key")
+            ca=str(self.pki / "ca.pem"), cert=str(self.pki / f"{name}.pem"), key=str(self.pki / f"{name}.key")
         )
 
 
@@ -103,6 +124,8 @@ class Plan:
     """Who wants which port."""
     addresses: Mapping[str, Mapping[str, Any]]
     """Per process: service, zone, address, metrics."""
+    identities: tuple[Identity, ...]
+    """Whose certificates the processes show."""
 
 
 def build(
@@ -120,6 +143,7 @@ def build(
         folders=tuple(site.data(name) for name in topology.process),
         ports=planner.ports,
         addresses=planner.addresses,
+        identities=tuple(planner.identities),
     )
 
 
@@ -138,6 +162,7 @@ class _Planner:
         self.files: dict[Path, str] = {}
         self.ports: dict[int, str] = {}
         self.addresses: dict[str, dict[str, Any]] = {}
+        self.identities: list[Identity] = []
 
     def process(self, name: str) -> ProcessSpec:
         process = self._topology.process[name]
@@ -168,6 +193,18 @@ class _Planner:
         self.ports[port] = name
         return port
 
+    def _identify(self, process: Process, instance: str = "", pool: str = "") -> TlsFiles:
+        """Certificate files that say who the process is."""
+        try:
+            identity = Identity(process.service, instance, pool, process.zone if instance else "")
+        except ValueError as error:
+            raise TopologyError(f"topology: {error}") from error
+        name = etcd_user(identity)
+        if name in OTHERS:
+            raise TopologyError(f"topology: {name} is the name of a certificate that is no process's")
+        self.identities.append(identity)
+        return self._site.tls(name)
+
     def _variables(self, name: str) -> dict[str, str | int]:
         site = self._site
         names = [*self._topology.ports, *(n for n, p in self._topology.process.items() if p.port >= 0)]
@@ -178,17 +215,21 @@ class _Planner:
             "pki": str(site.pki),
             "secrets": str(site.secrets),
             "blobs": site.blobs,
+            "operator": site.operator,
             **{f"port.{each.replace('-', '_')}": self._port(each) for each in names},
         }
 
     def _spec(self, name: str, process: Process, **fields: Any) -> ProcessSpec:
-        return ProcessSpec(name=name, cwd=str(self._site.root), after=process.after, uses=process.uses, **fields)
+        fields = {"cwd": str(self._site.root), **fields}
+        return ProcessSpec(name=name, after=process.after, uses=process.uses, **fields)
 
     def _service(self, name: str, process: Process) -> ProcessSpec:
         site = self._site
         port = self._claim(self._port(name), name)
         metrics = self._claim(port + METRICS_OFFSET, f"{name} (metrics)")
-        tls = site.tls(process.service)
+        own = substitute(settings_for(self._topology, name, *self._layers), self._variables(name))
+        launch, own = split_launch(name, own)
+        tls = self._identify(process, name, own.get("pool", ""))
         collector = f"{HOST}:{self._port('collector')}" if process.trace else ""
         common = {
             "service": process.service,
@@ -198,13 +239,11 @@ class _Planner:
             "port": port,
             "metrics_port": metrics,
             "tls": {"ca": tls.ca, "cert": tls.cert, "key": tls.key},
-            "etcd": [f"{HOST}:{self._port('etcd')}"],
+            "etcd": [f"{HOST}:{self._port('etcd' if ROWS.get(process.service, Row()).direct else 'door')}"],
             "registry": "xds:///registry.weir.internal",
             "state_dir": str(site.data(name)),
             "trace_endpoint": collector,
         }
-        own = substitute(settings_for(self._topology, name, *self._layers), self._variables(name))
-        launch, own = split_launch(name, own)
         settings = {**substitute(common, self._variables(name)), **own}
         self.files[site.config(name)] = _json(settings)
         self.files[site.xds(name)] = self._bootstraps.grpc(
@@ -228,13 +267,13 @@ class _Planner:
                 str(site.config(name)),
             ),
             env={"GRPC_XDS_BOOTSTRAP": str(site.xds(name)), "PYTHONUNBUFFERED": "1", **process.env},
-            readiness=GrpcProbe(port=port, tls=site.tls("cli"), server_name=f"{process.service}.weir.internal"),
+            readiness=GrpcProbe(port=port, tls=tls, server_name=dns_name(process.service)),
             ready_timeout=launch.ready_timeout,
         )
 
     def _etcd(self, name: str, process: Process) -> ProcessSpec:
         site = self._site
-        tls = site.tls(process.service)
+        tls = self._identify(process, name)
         client = self._claim(self._port("etcd"), name)
         peer = self._claim(self._port("etcd_peer"), f"{name} (peer)")
         metrics = self._claim(self._port("etcd_metrics"), f"{name} (metrics)")
@@ -270,6 +309,10 @@ class _Planner:
             "--log-level=error",
             "--logger=zap",
             "--enable-v2=false",
+            # Only certificates of this name connect (libs.authority.stores.CLIENT_NAME), over gRPC: the HTTP gateway
+            # would come with etcd's own certificate.
+            f"--client-cert-allowed-hostname={CLIENT_NAME}",
+            "--enable-grpc-gateway=false",
         )
         self.addresses[name] = {
             "service": process.service,
@@ -277,38 +320,42 @@ class _Planner:
             "address": f"{HOST}:{client}",
             "metrics": f"{HOST}:{metrics}",
         }
-        return self._spec(
-            name, process, argv=argv, env=dict(process.env), readiness=HttpProbe(port=metrics, path="/health")
-        )
+        return self._spec(name, process, argv=argv, env=dict(process.env), readiness=EtcdProbe(port=client, tls=tls))
 
     def _envoy(self, name: str, process: Process) -> ProcessSpec:
         site = self._site
-        http = self._claim(self._port("edge_http"), f"{name} (edge, HTTP)")
         https = self._claim(self._port("edge_https"), f"{name} (edge, TLS)")
-        admin = self._claim(self._port("envoy_admin"), f"{name} (admin)")
+        admin = self._claim(self._port("edge_admin"), f"{name} (admin API, TLS)")
+        status = self._claim(self._port("envoy_status"), f"{name} (status)")
         bootstrap = site.state / "config" / f"{name}.yaml"
         self.files[bootstrap] = self._bootstraps.envoy(
             node_id=name,
             zone=process.zone,
             xds=(f"{HOST}:{self._port('controlplane')}",),
-            tls=site.tls(process.service),
-            admin_port=admin,
+            tls=self._identify(process),
+            status_port=status,
         )
         self.addresses[name] = {
             "service": process.service,
             "zone": process.zone,
-            "address": f"{HOST}:{http}",
-            "tls_address": f"{HOST}:{https}",
-            "metrics": f"{HOST}:{admin}/stats/prometheus",
+            "address": f"{HOST}:{https}",
+            "admin_address": f"{HOST}:{admin}",
+            "metrics": f"{HOST}:{status}/stats/prometheus",
         }
+        if "edge_http" in self._topology.ports:
+            http = self._claim(self._port("edge_http"), f"{name} (edge, HTTP)")
+            self.addresses[name]["plain_address"] = f"{HOST}:{http}"
         return self._spec(
             name,
             process,
             # Hot restart shares memory between Envoys of one machine; side by side meshes must not meet there.
             argv=(site.envoy, "-c", str(bootstrap), "--log-level", "warning", "--disable-hot-restart", *_ENVOY),
             env=dict(process.env),
+            # Its admin socket is relative to this folder, which is the user's alone: the state directory's own path may
+            # be longer than a socket's may.
+            cwd=str(site.data(name)),
             # Not the edge's own /healthz: every look would be an access log line and a trace.
-            readiness=HttpProbe(port=admin, path="/ready"),
+            readiness=HttpProbe(port=status, path="/ready"),
         )
 
 

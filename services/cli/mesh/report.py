@@ -19,13 +19,24 @@ KEY_VARIABLES = {
 """Environment variable by name of the demo key."""
 
 
+def edge_url(plan: Plan) -> str:
+    """The public API."""
+    return _tls_url(plan.addresses["envoy"]["address"])
+
+
+def _tls_url(address: str) -> str:
+    # The name that the development certificate carries.
+    return f"https://localhost:{address.rpartition(':')[2]}"
+
+
 def environment(site: Site, plan: Plan, keys: Mapping[str, str]) -> dict[str, str]:
     """The variables of `$STATE/env`."""
     edge = plan.addresses["envoy"]
     client = site.tls("demo-client")
     return {
-        "WEIR_EDGE_URL": f"http://{edge['address']}",
-        "WEIR_EDGE_TLS_URL": f"https://localhost:{edge['tls_address'].rpartition(':')[2]}",
+        **({"WEIR_EDGE_URL": f"http://{edge['plain_address']}"} if "plain_address" in edge else {}),
+        "WEIR_EDGE_TLS_URL": edge_url(plan),
+        "WEIR_ADMIN_URL": _tls_url(edge["admin_address"]),
         "WEIR_CA": client.ca,
         **{variable: keys[name] for name, variable in KEY_VARIABLES.items() if name in keys},
         "GRPC_XDS_BOOTSTRAP": str(site.xds("demo-client")),
@@ -44,17 +55,16 @@ def shell(variables: Mapping[str, str]) -> str:
 def mesh_file(site: Site, plan: Plan, status: Mapping[str, Any], profile: str) -> str:
     """Content of `$STATE/mesh.json`: where everything is, for programs."""
     pids = {process["name"]: process["pid"] for process in status["processes"]}
-    client = site.tls("cli")
-    edge = plan.addresses["envoy"]
+    own = site.operator_tls
     content = {
         "profile": profile,
         "supervisor_pid": status["pid"],
         "services": {name: {**address, "pid": pids.get(name)} for name, address in plan.addresses.items()},
-        "edge_url": f"http://{edge['address']}",
-        "edge_tls_url": f"https://{edge['tls_address']}",
+        "edge_url": edge_url(plan),
         "etcd": plan.addresses["etcd"]["address"],
         "blobs": site.blobs,
-        "tls": {"ca": client.ca, "cli_cert": client.cert, "cli_key": client.key},
+        "operator": site.operator,
+        "tls": {"ca": own.ca, "cert": own.cert, "key": own.key},
         "xds_bootstrap": str(site.xds("demo-client")),
     }
     return json.dumps(content, indent=2) + "\n"
@@ -91,21 +101,25 @@ def summary(site: Site, variables: Mapping[str, str], *, model: str, profile: st
     env = site.state / "env"
     shown = env.relative_to(site.root) if env.is_relative_to(site.root) else env
     keys = "\n".join(f"  {name}={variables[name]}" for name in KEY_VARIABLES.values() if name in variables)
+    plain = f"   plain, for tests: {variables['WEIR_EDGE_URL']}" if "WEIR_EDGE_URL" in variables else ""
     return f"""
 The mesh is up (profile {profile}).
 
-  edge      {variables["WEIR_EDGE_URL"]}   TLS {variables["WEIR_EDGE_TLS_URL"]} (CA {variables["WEIR_CA"]})
+  edge      {variables["WEIR_EDGE_TLS_URL"]}{plain}
+  admin     {variables["WEIR_ADMIN_URL"]}   (both: CA {variables["WEIR_CA"]})
 {keys}
 
   source {shown}
 
 curl:
-  curl -N $WEIR_EDGE_URL/v1/chat/completions -H "authorization: Bearer $WEIR_KEY_ACME" \\
+  curl -N --cacert $WEIR_CA $WEIR_EDGE_TLS_URL/v1/chat/completions -H "authorization: Bearer $WEIR_KEY_ACME" \\
     -H 'content-type: application/json' \\
     -d '{{"model": "{model}", "stream": true, "messages": [{{"role": "user", "content": "Tell me about rivers."}}]}}'
 
 openai:
-  client = openai.OpenAI(base_url=os.environ["WEIR_EDGE_URL"] + "/v1", api_key=os.environ["WEIR_KEY_ACME"])
+  env = os.environ
+  http = openai.DefaultHttpxClient(verify=ssl.create_default_context(cafile=env["WEIR_CA"]))
+  client = openai.OpenAI(base_url=env["WEIR_EDGE_TLS_URL"] + "/v1", api_key=env["WEIR_KEY_ACME"], http_client=http)
   for chunk in client.chat.completions.create(model="{model}", stream=True,
           messages=[{{"role": "user", "content": "Tell me about rivers."}}]):
       print(chunk.choices[0].delta.content or "", end="", flush=True)

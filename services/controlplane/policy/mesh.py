@@ -7,7 +7,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from services.controlplane.policy.names import ADS, CLUSTER, LISTENER, ROUTES, Resource, Resources, host_of
+from libs.authority.identity import dns_name
+from services.controlplane.policy.names import ADS, CLUSTER, LISTENER, ROUTES, Resource, Resources
 
 HASHED = {"admission": "x-weir-pool", "ratelimit": "x-weir-shard"}
 """Services whose state has one owner: the request header that picks it."""
@@ -22,8 +23,8 @@ def mesh_resources(services: Sequence[str]) -> Resources:
     """Listener, routes and cluster of every service, all but the endpoints."""
     return {
         CLUSTER: {service: _cluster(service) for service in services},
-        LISTENER: {host_of(service): _listener(host_of(service)) for service in services},
-        ROUTES: {host_of(service): _routes(service) for service in services},
+        LISTENER: {dns_name(service): _listener(dns_name(service)) for service in services},
+        ROUTES: {dns_name(service): _routes(service) for service in services},
     }
 
 
@@ -42,7 +43,7 @@ def _routes(service: str) -> Resource:
         action["hash_policy"] = [{"header": {"header_name": HASHED[service]}}]
     route = {"match": {"prefix": ""}, "route": action}
     return {
-        "name": host_of(service),
+        "name": dns_name(service),
         "virtual_hosts": [{"name": service, "domains": ["*"], "routes": [route]}],
     }
 

@@ -7,7 +7,6 @@ from functools import wraps
 from typing import Any, ParamSpec, TypeVar
 from weakref import WeakKeyDictionary, WeakValueDictionary
 
-DOMAIN = "weir.internal"
 EDGE = "edge"
 """Node cluster of Envoy."""
 MESH = "mesh"
@@ -16,7 +15,7 @@ PREDICTOR = "predictor"
 """The service whose endpoints answer unary predictions, for the model versions that they name."""
 
 CLUSTER = "type.googleapis.com/envoy.config.cluster.v3.Cluster"
-SECRET = "type.googleapis.com/envoy.extensions.transport_sockets.tls.v3.Secret"
+SECRET = "type.googleapis.com/envoy.extensions.transport_sockets.tls.v3.Secret"  # noqa: S105 - xDS's word for a resource type
 ENDPOINTS = "type.googleapis.com/envoy.config.endpoint.v3.ClusterLoadAssignment"
 LISTENER = "type.googleapis.com/envoy.config.listener.v3.Listener"
 ROUTES = "type.googleapis.com/envoy.config.route.v3.RouteConfiguration"
@@ -85,19 +84,9 @@ def remembered(find: Callable[[Piece], _Fact]) -> Callable[[Piece], _Fact]:
     return found
 
 
-def host_of(service: str) -> str:
-    """The name that callers dial and that the service's certificate carries."""
-    return f"{service}.{DOMAIN}"
-
-
 def dns_form(service: str) -> str:
     """A service's name as it occurs in DNS names: dashes, not underscores."""
     return service.replace("_", "-")
-
-
-def spiffe_of(service: str) -> str:
-    """The SPIFFE id that the service's certificate carries."""
-    return f"spiffe://{DOMAIN}/sa/{service}"
 
 
 ADS: Resource = {"ads": {}, "resource_api_version": "V3"}

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from services.controlplane.policy.names import Resource
 
 _BODY = "%LOCAL_REPLY_BODY%"
+_SOURCE = "too many requests from this address; try again after the seconds in retry-after"
 _CODE = "%RESP(x-weir-code)%"
 """The limiter's reason in lower case (services/ratelimit/edge.py)."""
 
@@ -22,6 +23,8 @@ def local_replies(retry_after_seconds: int) -> Resource:
     return {
         "mappers": [
             _mapper([_flag("UAEX"), _between(400, 499)]),
+            _mapper([_HTTP, _TOO_MANY], _envelope("rate_limit_error", "rejected_overload", _SOURCE), later),
+            _mapper([_TOO_MANY], None, later),
             _mapper([_HTTP, _flag("RL")], _envelope("rate_limit_error", _CODE, _BODY)),
             _mapper([_HTTP, _between(404, 404)], _envelope("invalid_request_error", "not_found", "no such path")),
             _mapper([_HTTP, _between(405, 405)], _envelope("invalid_request_error", "not_found", "no such method")),
@@ -98,6 +101,16 @@ _NOT_GRPC: Resource = {
             "invert_match": True,
             "treat_missing_header_as_empty": True,
         }
+    }
+}
+# The filter that limits sources has the same response flag as the limiter; only the details tell them apart.
+_TOO_MANY: Resource = {
+    "extension_filter": {
+        "name": "envoy.access_loggers.extension_filters.cel",
+        "typed_config": {
+            "@type": "type.googleapis.com/envoy.extensions.access_loggers.filters.cel.v3.ExpressionFilter",
+            "expression": 'response.code_details == "local_rate_limited"',
+        },
     }
 }
 _HTTP: Resource = {"or_filter": {"filters": [_NOT_GRPC, _TRANSCODED]}}

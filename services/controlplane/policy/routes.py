@@ -1,4 +1,4 @@
-"""The public routes: path → service."""
+"""The edge's routes: path → service. The admin API has routes of its own, which the public listeners do not know."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from services.controlplane.policy.predictions import Prediction, Share
 from services.controlplane.policy.upstreams import predictor_cluster_name
 
 ROUTE_CONFIG = "edge"
+ADMIN_ROUTES = "edge-admin"
 MODEL_HEADER = "x-weir-model"
 """Names the alias or pinned version of a unary prediction; the caller sends it."""
 BUCKET_HEADER = "x-weir-bucket"
@@ -42,29 +43,46 @@ _RETRY = {
 _PREDICT = "/inference.GRPCInferenceService/"
 _OFF = {"@type": "type.googleapis.com/envoy.config.route.v3.FilterConfig", "disabled": True}
 _OPEN = {AUTH: _OFF, TRANSCODER: _OFF}
+# Answered without asking edge-auth: strangers get nothing and cost nothing.
+_NOTHING = {
+    "name": "/",
+    "match": {"prefix": "/"},
+    "direct_response": {"status": 404},
+    "typed_per_filter_config": _OPEN,
+}
 _TENANT = {"request_headers": {"header_name": "x-weir-tenant", "descriptor_key": "tenant"}}
 
 
 def edge_routes(edge: EdgeConfig, predictions: Sequence[Prediction] = ()) -> Resource:
-    """The route configuration of both listeners.
+    """The route configuration of the public listeners.
 
     Envoy tries the routes of a list one by one (half a microsecond each), so those of the many models are found by the
     model's name in a table instead.
     """
-    host: dict[str, object] = {
-        "name": "public",
+    if not predictions:
+        return _configuration(ROUTE_CONFIG, {"routes": _fixed_routes(edge)})
+    routes_of = prediction_routes(edge)
+    by_model = {prediction.model: routes_of(prediction) for prediction in predictions}
+    return _configuration(ROUTE_CONFIG, {"matcher": _by_model(by_model, _otherwise(edge))})
+
+
+def admin_routes(edge: EdgeConfig) -> Resource:
+    """The route configuration of the admin listener."""
+    paths = ("/weir.registry.v1.RegistryService/", "/admin/v1/")
+    routes = [*(_route({"prefix": path}, "registry", edge) for path in paths), _NOTHING]
+    return _configuration(ADMIN_ROUTES, {"routes": routes})
+
+
+def _configuration(name: str, routes: Resource) -> Resource:
+    host = {
+        "name": name,
         "domains": ["*"],
         # Credentials end here; the mesh knows tenants.
         "request_headers_to_remove": ["authorization", "api-key", "x-api-key"],
         "retry_policy": _RETRY,
+        **routes,
     }
-    if predictions:
-        routes_of = prediction_routes(edge)
-        by_model = {prediction.model: routes_of(prediction) for prediction in predictions}
-        host["matcher"] = _by_model(by_model, _otherwise(edge))
-    else:
-        host["routes"] = _fixed_routes(edge)
-    return {"name": ROUTE_CONFIG, "virtual_hosts": [host]}
+    return {"name": name, "virtual_hosts": [host]}
 
 
 def _by_model(by_model: Resource, otherwise: Piece) -> Resource:
@@ -101,6 +119,7 @@ def _fixed_routes(edge: EdgeConfig) -> list[Resource]:
     """Those that depend on the configuration alone."""
     return [
         {
+            "name": "/healthz",
             "match": {"path": "/healthz"},
             "direct_response": {"status": 200, "body": {"inline_string": "ok\n"}},
             "typed_per_filter_config": _OPEN,
@@ -111,14 +130,7 @@ def _fixed_routes(edge: EdgeConfig) -> list[Resource]:
         _route({"prefix": "/v1/"}, "gateway", edge),
         _route({"prefix": "/weir.inference.v1.InferenceService/"}, "gateway", edge, limited=True),
         _route({"prefix": _PREDICT}, "gateway", edge, limited=True),
-        _route({"prefix": "/weir.registry.v1.RegistryService/"}, "registry", edge),
-        _route({"prefix": "/admin/v1/"}, "registry", edge),
-        {
-            # Answered without asking edge-auth: strangers get nothing and cost nothing.
-            "match": {"prefix": "/"},
-            "direct_response": {"status": 404},
-            "typed_per_filter_config": _OPEN,
-        },
+        _NOTHING,
     ]
 
 
@@ -176,10 +188,11 @@ def _route(match: Resource, to: str | Resource, edge: EdgeConfig, *, limited: bo
         **({"cluster": to} if isinstance(to, str) else to),
         # Streams end by their own deadline, not by a response time-out.
         "timeout": "0s",
-        "idle_timeout": f"{edge.idle_seconds}s",
+        "idle_timeout": f"{edge.stream_idle_seconds}s",
         "max_stream_duration": {"max_stream_duration": longest, "grpc_timeout_header_max": longest},
     }
-    route: dict[str, object] = {"match": match, "route": action}
+    # The name is what the access log tells of the path: the rest of a path is a caller's own words.
+    route: dict[str, object] = {"name": match.get("path") or match.get("prefix", ""), "match": match, "route": action}
     if limited:
         # Only here, not under `route.rate_limits`, does Envoy honour a descriptor's own addend.
         route["typed_per_filter_config"] = {

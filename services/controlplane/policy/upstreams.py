@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import lru_cache
 
+from libs.authority.identity import dns_name
 from services.controlplane.policy.config import EdgeConfig
-from services.controlplane.policy.names import ADS, PREDICTOR, Piece, Resource, host_of, shared
+from services.controlplane.policy.names import ADS, PREDICTOR, Piece, Resource, shared
 
 IDENTITY = "edge-identity"
 """Secret: Envoy's workload certificate."""
@@ -94,7 +95,7 @@ def service_cluster(service: str, edge: EdgeConfig, *, name: str = "") -> Resour
     if edge.identity is not None:
         cluster["transport_socket"] = {
             "name": "tls",
-            "typed_config": {"@type": _TLS, "sni": host_of(service), "common_tls_context": _mutual(service)},
+            "typed_config": {"@type": _TLS, "sni": dns_name(service), "common_tls_context": _mutual(service)},
         }
     return cluster
 
@@ -116,7 +117,7 @@ def collector_cluster(edge: EdgeConfig) -> Resource:
     if edge.identity is not None:
         cluster["transport_socket"] = {
             "name": "tls",
-            "typed_config": {"@type": _TLS, "sni": host_of("collector"), "common_tls_context": _mutual("collector")},
+            "typed_config": {"@type": _TLS, "sni": dns_name("collector"), "common_tls_context": _mutual("collector")},
         }
     return cluster
 
@@ -131,7 +132,7 @@ def _mutual(service: str) -> Resource:
         "tls_certificate_sds_secret_configs": [sds(IDENTITY)],
         "combined_validation_context": {
             "default_validation_context": {
-                "match_typed_subject_alt_names": [{"san_type": "DNS", "matcher": {"exact": host_of(service)}}]
+                "match_typed_subject_alt_names": [{"san_type": "DNS", "matcher": {"exact": dns_name(service)}}]
             },
             "validation_context_sds_secret_config": sds(TRUST),
         },

@@ -1,14 +1,17 @@
 """What a request shows of itself, and what a checked key or token is worth."""
 
 import math
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from libs.authority.operators import OIDC
 from services.edge_auth.policy.types import KeyRecord, Principal, Refusal, TenantRecord
 
 CREDENTIAL_HEADERS = ("authorization", "api-key", "x-api-key")
 """Read in this order; all of them are removed before the request goes on."""
 _BEARER = "bearer "
+_PERSON = re.compile("[A-Za-z0-9][A-Za-z0-9._@+-]{0,253}", re.ASCII)
 
 
 def shown_credential(headers: Mapping[str, str]) -> str:
@@ -44,7 +47,7 @@ def judge_key(record: KeyRecord | None, genuine: bool, tenant: TenantRecord | No
     return Principal(tenant.id, tenant.plan, record.scopes, record.id, record.expires_at)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class IssuerRules:
     """What tokens of one issuer may claim; their signature, issuer and audience are checked elsewhere."""
 
@@ -57,6 +60,12 @@ class IssuerRules:
     """What this issuer may grant; anything else in a token is ignored."""
     leeway: float
     """Seconds by which clocks may differ."""
+    max_life: float
+    """Seconds from `iat` to `exp` at most."""
+    operators: str = ""
+    """Its bearers operate the mesh, by this name of the issuer; empty: they are a tenant's."""
+    operator_claim: str = ""
+    """The claim that says who operates."""
 
 
 def judge_claims(
@@ -73,11 +82,16 @@ def judge_claims(
     :param pseudonym: stands for the subject in logs and records.
     :param now: Unix seconds.
     """
-    expires, starts = _number(claims.get("exp")), _number(claims.get("nbf", 0))
-    if expires is None or starts is None or now < starts - rules.leeway:
+    expires, starts, issued = (_number(claims.get(*each)) for each in (("exp",), ("nbf", 0), ("iat",)))
+    if expires is None or starts is None or issued is None or now < max(starts, issued) - rules.leeway:
+        return Refusal.BAD_CREDENTIAL
+    if expires - issued > rules.max_life:
         return Refusal.BAD_CREDENTIAL
     if now >= expires + rules.leeway:
         return Refusal.KEY_EXPIRED
+    if rules.operators:
+        who = _operator(claims, rules)
+        return Principal("", "", frozenset(), who, expires + rules.leeway) if who else Refusal.BAD_CREDENTIAL
     tenant = _tenant(claims, rules, tenants)
     if tenant is None:
         return Refusal.BAD_CREDENTIAL
@@ -101,6 +115,17 @@ def _tenant(
         name = claims.get(rules.tenant_claim)
         return tenants.get(name) if isinstance(name, str) else None
     return next(iter(tenants.values())) if len(tenants) == 1 else None
+
+
+def _operator(claims: Mapping[str, object], rules: IssuerRules) -> str:
+    """The principal of a person who operates; empty when the token does not say who, in letters of one alphabet."""
+    who = claims.get(rules.operator_claim)
+    if not isinstance(who, str) or not _PERSON.fullmatch(who):
+        return ""
+    if rules.operator_claim == "email" and claims.get("email_verified") is not True:
+        # Anybody's, until the issuer has seen that it is his.
+        return ""
+    return f"{OIDC}{rules.operators}/{who}"
 
 
 def _number(value: object) -> float | None:

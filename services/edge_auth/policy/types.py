@@ -53,9 +53,11 @@ class Principal:
     """Who is calling, and what they may do."""
 
     tenant: str
+    """Empty, with the plan and the scopes, for people who operate the mesh: what they may is the registry's to say."""
     plan: str
     scopes: frozenset[str]
     key_id: str
-    """The key's public id; for tokens a pseudonym of issuer and subject."""
+    """The key's public id; for tenants' tokens a pseudonym of issuer and subject; for people who
+    operate the mesh "oidc:<issuer>/<who>"."""
     expires_at: float = NEVER
     """Unix seconds; from then on the credential is refused."""

@@ -3,7 +3,7 @@
 Output filters live on the stream. When it is lost, every open filter is opened again on the next one with the text it
 had already decided on as context, and fed again what it had not: nothing is lost, nothing leaks, nothing is doubled.
 While safety is away the tenant's policy decides: fail closed holds the text back for a grace period and then ends the
-stream; serve-and-flag lets it through.
+stream; serve-and-flag lets it through. The same holds for one whose policies have not reached safety in that time.
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ from services.gateway.ports import FilteredChoice, InputCheck
 _CONTEXT_CHARS = 512
 """Decided text kept for reopening a filter; longer than any pattern may match (services/safety bounds them)."""
 _RETRY_SECONDS = 0.02
+_REPLACED = (safety_pb2.ACTION_REDACT, safety_pb2.ACTION_TOKENISE)
 
 OnFound = Callable[[str, str, str, safety_pb2.Intervention], None]
 """Called with tenant, request id, "input" or "output", and the finding. Must not block or raise."""
@@ -36,18 +37,20 @@ class _Filter:
     number: int
     choice: FilteredChoice
     tenant: str
-    policy: str
+    policies: tuple[str, ...]
     request_id: str
     context: str = ""  # the end of the decided text
     undecided: str = ""  # fed, and not decided yet
     fed: int = 0  # characters fed in all
     last: bool = False  # the text is complete
     opened: int = 0  # the stream it is open on; 0: nowhere
+    base: int = 0  # characters decided when it was opened there
     wire: int = 0  # its number there; a new one each time it is opened, since the old one may still be open
     turn: int = 0  # the batch that it was added to last
     slot: int = 0  # where in that batch
     epoch: int = 0  # grows with each reopening, so that answers from before are told apart
-    blocked_since: float = 0.0  # when its feed first could not be sent
+    blocked_since: float | None = None  # when its feed first could not be sent
+    json: bool = False  # the text is JSON
 
 
 @dataclass(slots=True)
@@ -99,25 +102,26 @@ class SafetyClient:
         self,
         *,
         tenant: str,
-        policy: str,
+        policies: Sequence[str],
         texts: Sequence[str],
         request_id: str,
         deadline: Deadline,
         traceparent: str,
     ) -> Future[InputCheck]:
         """See `SafetyPort`."""
-        check = safety_pb2.CheckInput(tenant=tenant, policy=policy, texts=texts, request_id=request_id)
+        check = safety_pb2.CheckInput(tenant=tenant, policies=policies, texts=texts, request_id=request_id)
+        asked = tuple(policies)
 
         def away() -> InputCheck:
             if self._fail_closed(tenant):
                 retry = jittered(1.0, self._chance)
                 raise WeirError(Reason.DEPENDENCY_UNAVAILABLE, "the safety service is away", retry_after=retry)
-            return InputCheck(None, skipped=True)
+            return InputCheck(None, skipped=True, asked=asked, policies=asked)
 
         def read(reply: safety_pb2.SafetyReply) -> InputCheck:
             for found in reply.input.interventions:
                 self._on_found(tenant, request_id, "input", found)
-            return _input_check(reply.input)
+            return _input_check(reply.input, asked)
 
         return start_decision(
             self._mux,
@@ -131,10 +135,12 @@ class SafetyClient:
 
     # ---- output --------------------------------------------------------------------------------------------------
 
-    def open(self, choice: FilteredChoice, *, tenant: str, policy: str, request_id: str) -> int:
+    def open(
+        self, choice: FilteredChoice, *, tenant: str, policies: Sequence[str], request_id: str, json: bool = False
+    ) -> int:
         """See `SafetyPort`."""
         self._numbers += 1
-        self._filters[self._numbers] = _Filter(self._numbers, choice, tenant, policy, request_id)
+        self._filters[self._numbers] = _Filter(self._numbers, choice, tenant, tuple(policies), request_id, json=json)
         return self._numbers
 
     def feed(self, number: int, text: str, *, last: bool) -> None:
@@ -179,10 +185,8 @@ class SafetyClient:
 
     def sweep(self) -> None:
         """End or release what has waited for the grace period; called about once a second."""
-        now = self._clock.monotonic()
-        for entry in [e for e in self._waiting.values() if now - e.blocked_since >= self._grace]:
-            self._waiting.pop(entry.number, None)
-            entry.choice.on_filter_lost()
+        for entry in [each for each in self._waiting.values() if self._is_overdue(each)]:
+            self._give_up(entry)
         self.flush()
 
     # ---- internals -----------------------------------------------------------------------------------------------
@@ -199,6 +203,7 @@ class SafetyClient:
             return
         if entry.opened != self._mux.generation:
             entry.opened = self._mux.generation
+            entry.base = entry.fed - len(entry.undecided)
             self._wires += 1
             entry.wire = self._wires
             batch.opens.append(entry)
@@ -221,9 +226,10 @@ class SafetyClient:
             feed.open.add(
                 filter=entry.wire,
                 tenant=entry.tenant,
-                policy=entry.policy,
+                policies=entry.policies,
                 request_id=entry.request_id,
                 context=entry.context,
+                json=entry.json,
             )
         feed.filters.extend([entry.wire for entry in entries])
         feed.deltas.extend(batch.deltas)
@@ -260,14 +266,25 @@ class SafetyClient:
                 self._on_found(entry.tenant, entry.request_id, "output", found)
             if found.action == safety_pb2.ACTION_BLOCK:
                 blocked[finding.position] = found.category
+        replaced: dict[int, list[tuple[int, int]]] = {}
+        for span in output.replaced:
+            base = entries[span.position].base
+            replaced.setdefault(span.position, []).append((base + span.begin, base + span.end))
+        absent = frozenset(output.absent)
         for position, (entry, mark, text, held) in enumerate(
             zip(entries, marks, output.released, output.held, strict=True)
         ):
             epoch, fed, last = mark
             if entry.epoch != epoch or entry.number not in self._filters:
                 continue
+            if position in absent:  # its policies have not arrived there yet
+                entry.opened = 0
+                self._wait(entry)
+                if self._is_overdue(entry):  # it is never still for long enough to be swept
+                    self._give_up(entry)
+                continue
             decided = len(entry.undecided) - (entry.fed - fed) - held
-            entry.blocked_since = 0.0
+            entry.blocked_since = None
             if decided > 0:
                 entry.context = (entry.context + entry.undecided[:decided])[-_CONTEXT_CHARS:]
                 entry.undecided = entry.undecided[decided:]
@@ -276,23 +293,43 @@ class SafetyClient:
                 del self._filters[entry.number]
                 if not last:  # it forgets those that got their last text by itself
                     self._closing.append(entry.wire)
-            entry.choice.on_released(text, consumed=fed - held, blocked=category, last=last)
+            spans = replaced.get(position, ())
+            entry.choice.on_released(text, consumed=fed - held, blocked=category, last=last, replaced=spans)
+        self._retry_soon()
 
     def _lost(self, batch: _Batch, epochs: list[int]) -> None:
         """A batch did not get through: hold its filters' text, or let it go where the tenant's policy says so."""
-        now = self._clock.monotonic()
         for entry, epoch in zip(batch.filters, epochs, strict=True):
             if entry.epoch != epoch or entry.number not in self._filters:
                 continue
-            entry.epoch += 1
             if entry.opened == self._mux.generation and self._mux.connected:
                 self._closing.append(entry.wire)  # only this call failed: the filter may be open there still
             entry.opened = 0
             if self._fail_closed(entry.tenant):
-                entry.blocked_since = entry.blocked_since or now
-                self._waiting[entry.number] = entry
+                self._wait(entry)
             else:
+                entry.epoch += 1
                 self._pass(entry)
+        self._retry_soon()
+
+    def _wait(self, entry: _Filter) -> None:
+        entry.epoch += 1
+        if entry.blocked_since is None:
+            entry.blocked_since = self._clock.monotonic()
+        self._waiting[entry.number] = entry
+
+    def _is_overdue(self, entry: _Filter) -> bool:
+        since = entry.blocked_since
+        return since is not None and self._clock.monotonic() - since >= self._grace
+
+    def _give_up(self, entry: _Filter) -> None:
+        self._waiting.pop(entry.number, None)
+        if self._fail_closed(entry.tenant):
+            entry.choice.on_filter_lost()
+        else:
+            self._pass(entry)
+
+    def _retry_soon(self) -> None:
         if self._waiting and self._mux.connected and self._retry is None:
             # Refused, or lost after the next stream had opened: no on_stream will come for it.
             self._retry = asyncio.get_running_loop().call_later(_RETRY_SECONDS, self._reopen_waiting)
@@ -316,11 +353,21 @@ class SafetyClient:
 
 def _fits(output: safety_pb2.OutputReleased, count: int) -> bool:
     """Whether an answer is about as many filters as were asked about."""
-    return len(output.released) == count == len(output.held) and all(f.position < count for f in output.findings)
+    return (
+        len(output.released) == count == len(output.held)
+        and all(found.position < count for found in output.findings)
+        and all(span.position < count for span in output.replaced)
+    )
 
 
-def _input_check(verdict: safety_pb2.InputVerdict) -> InputCheck:
+def _input_check(verdict: safety_pb2.InputVerdict, asked: tuple[str, ...]) -> InputCheck:
     if verdict.action == safety_pb2.ACTION_BLOCK:
         raise WeirError.from_rejection(verdict.rejection)
-    texts = tuple(verdict.texts) if verdict.action == safety_pb2.ACTION_REDACT else None
-    return InputCheck(texts, tuple(found.category for found in verdict.interventions))
+    return InputCheck(
+        tuple(verdict.texts) if verdict.action in _REPLACED else None,
+        tuple(found.category for found in verdict.interventions),
+        asked=asked,
+        policies=tuple(verdict.policies),
+        alters_output=verdict.alters_output,
+        values={value.token: value.value for value in verdict.values},
+    )

@@ -150,7 +150,10 @@ def parse_chat(body: bytes, *, client_request_id: str = "") -> OpenAIRequest:
             model=given.model,
             operation="chat",
             messages=tuple(ChatMessage(_role(m, i), _content(m, i)) for i, m in enumerate(given.messages)),
-            parameters=_parameters(given, max_tokens, field, (given.top_logprobs or 0) if given.logprobs else None),
+            parameters=replace(
+                _parameters(given, max_tokens, field, (given.top_logprobs or 0) if given.logprobs else None),
+                logprobs_field="top_logprobs",
+            ),
             client_request_id=client_request_id,
             user=given.safety_identifier or given.user or "",
             session=_session(given),

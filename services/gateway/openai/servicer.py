@@ -101,13 +101,13 @@ class OpenAIServicer(openai_pb2_grpc.OpenAIServiceServicer):
         """See the proto."""
         try:
             caller = self._identifier.identify(context, scope="models.read")
-            found = [m for m in self._catalog.models(caller.identity.tenant) if m.id == request.id]
-            if not found:
+            found = self._catalog.model(caller.identity.tenant, request.id)
+            if found is None:
                 raise WeirError(Reason.MODEL_NOT_FOUND, f"there is no model {request.id[:100]!r}", limit="model")
         except WeirError as error:
             await _refuse(context, error)
             return
-        await context.write(http_body(_JSON, model_body(found[0])))
+        await context.write(http_body(_JSON, model_body(found)))
 
     async def _generate(
         self,

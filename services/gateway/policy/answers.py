@@ -1,17 +1,18 @@
 """Answers given before, for a plan's `cached_answer` step: bounded in bytes, oldest use out first.
 
 Narrow on purpose. Only whole answers to requests whose answer does not depend on chance are kept, and the key holds
-everything that shapes one: tenant, resolved version, prompt tokens, parameters, and the safety policy with its version.
+everything that shapes one: tenant, resolved version, prompt tokens, parameters, and the safety policies.
 """
 
 from __future__ import annotations
 
 from array import array
 from collections import OrderedDict
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from hashlib import blake2b
 
+from libs.safety_filter import Restorer
 from services.gateway.policy.events import Finish
 from services.gateway.policy.spec import BoundParameters
 
@@ -34,15 +35,27 @@ class Answer:
         return _OVERHEAD + 4 * sum(len(text) for text, _ in self.choices)
 
 
+def restored(answer: Answer, values: Mapping[str, str], *, json: bool) -> Answer:
+    """The answer with the words of whoever gets it, where the model got tokens for theirs."""
+
+    def shown(text: str) -> str:
+        restorer = Restorer(values, json=json)
+        return restorer.feed(text) + restorer.finish()
+
+    return replace(answer, choices=tuple((shown(text), finish) for text, finish in answer.choices))
+
+
 def repeatable(bound: BoundParameters, *, seeded: bool) -> bool:
     """Whether the same request gets the same answer again; `seeded` by the caller, not here."""
     return (bound.temperature == 0 or seeded) and bound.logprobs is None
 
 
-def answer_key(tenant: str, model_version: str, prompt: Sequence[int], bound: BoundParameters, safety: str) -> bytes:
-    """The key of a request; `safety` names the policy in force and its version."""
+def answer_key(
+    tenant: str, model_version: str, prompt: Sequence[int], bound: BoundParameters, policies: Sequence[str]
+) -> bytes:
+    """The key of a request; `policies` are those of safety that are in force, "default@1"."""
     hasher = blake2b(digest_size=16)
-    for part in (tenant, model_version, safety, repr(bound)):
+    for part in (tenant, model_version, " ".join(policies), repr(bound)):
         raw = part.encode("utf-8", "surrogatepass")
         hasher.update(len(raw).to_bytes(4, "little"))
         hasher.update(raw)

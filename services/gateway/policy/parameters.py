@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import re
-
 from libs.errors import Reason, WeirError
 from services.gateway.policy.spec import BoundParameters, ModelLimits, Parameters
 
@@ -13,7 +11,7 @@ MAX_STOPS = 4
 MAX_STOP_CHARS = 256
 MAX_SEED = 2**63 - 1
 MAX_TOKENS = 2**31 - 1
-_ROLE = re.compile("[a-z_]{1,32}")
+ROLES = ("system", "developer", "user", "assistant", "tool")
 
 
 def invalid(field: str, message: str) -> WeirError:
@@ -22,13 +20,13 @@ def invalid(field: str, message: str) -> WeirError:
 
 
 def check_role(role: str, position: int) -> None:
-    """Check the role of a message. Which roles a model knows its template says; but it puts them into the prompt as
-    they are, so none may spell a special token.
+    """Check the role of a message. Templates put it into the prompt as it is, between a turn's marks: any other word
+    could spell a special token there, such as "end".
 
     :raises WeirError: INVALID_REQUEST.
     """
-    if not _ROLE.fullmatch(role):
-        raise invalid(f"messages[{position}].role", "must be a name such as 'user'")
+    if role not in ROLES:
+        raise invalid(f"messages[{position}].role", f"must be one of {', '.join(ROLES)}")
 
 
 def check_parameters(given: Parameters) -> None:

@@ -35,6 +35,11 @@ class Structure:
     field: str = "structured_output"  # the name the caller used, for errors
 
 
+def is_json(structure: Structure | None) -> bool:
+    """Whether an output of this structure is a JSON document."""
+    return structure is not None and structure.kind == "json_schema"
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Parameters:
     """Generation parameters as the caller gave them; None means the model's default."""
@@ -52,6 +57,7 @@ class Parameters:
     seed: int | None = None
     n: int | None = None
     logprobs: int | None = None
+    logprobs_field: str = "logprobs"  # the name the caller used, for errors
     logit_bias: dict[int, float] = field(default_factory=dict)
     ignore_eos: bool = False
     structure: Structure | None = None

@@ -247,7 +247,8 @@ class Mirrors:
             answer = await self._runs.run(
                 Run(
                     request_id=copy_id,
-                    tenant=SHADOW_TENANT,
+                    # Copies of different tenants' prompts must not meet in a prefix cache, nor the copy the user's.
+                    tenant=f"{SHADOW_TENANT}/{asked.identity.tenant}",
                     model_version=job.target.model_version,
                     pool=job.target.pool,
                     zones=job.target.zones,

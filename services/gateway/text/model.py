@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Sequence
-from pathlib import Path
-from typing import Any, NoReturn
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
 
-from jinja2 import TemplateError
-from jinja2.sandbox import ImmutableSandboxedEnvironment
 from tokenizers import Tokenizer
 
+from libs.chat_template import ChatTemplate, TemplateError
 from libs.errors import Reason, WeirError
 from services.gateway.policy.spec import ChatMessage
 from services.gateway.text.detokenizer import ByteDetokenizer, Detokenizer, StreamDetokenizer, byte_alphabet
@@ -27,24 +25,37 @@ class TextModelError(Exception):
 class TextModel:
     """Immutable after construction; shared by all requests for its version."""
 
-    def __init__(self, directory: Path) -> None:
-        """Load `tokenizer.json` and `tokenizer_config.json`.
+    def __init__(self, files: Mapping[str, bytes]) -> None:
+        """Load `tokenizer.json`, `tokenizer_config.json` and, if there is one, `chat_template.jinja`.
 
         :raises TextModelError: a file is missing or malformed.
         """
+        for name in ("tokenizer.json", "tokenizer_config.json"):
+            if name not in files:
+                raise TextModelError(f"{name} is missing")
         try:
-            self._tokenizer = Tokenizer.from_file(str(directory / "tokenizer.json"))
+            self._tokenizer = Tokenizer.from_buffer(files["tokenizer.json"])
             # A second instance that reads special tokens in text as plain text, for what users wrote.
-            self._plain = Tokenizer.from_file(str(directory / "tokenizer.json"))
-            config = json.loads((directory / "tokenizer_config.json").read_text("utf-8"))
+            self._plain = Tokenizer.from_buffer(files["tokenizer.json"])
+            config = json.loads(files["tokenizer_config.json"])
             spec = json.loads(self._tokenizer.to_str())
+            # Newer checkpoints have the template in a file of its own.
+            template = config.get("chat_template") or files.get("chat_template.jinja", b"").decode()
         except Exception as error:  # the tokenizers library raises bare Exception
-            raise TextModelError(f"{directory}: {error}") from error
+            raise TextModelError(f"tokenizer: {error}") from error
         self._plain.encode_special_tokens = True
         added = [token for token in self._tokenizer.get_added_tokens_decoder().values() if token.special]
-        self._special = re.compile("|".join(re.escape(t.content) for t in added)) if added else re.compile(r"(?!)")
+        self._special = _any_of(token.content for token in added)
+        # Some are looked for in the normalised text, where "＜s＞" is one too.
+        normal = self._tokenizer.normalizer
+        folded = [token.content for token in added if token.normalized] if normal is not None else []
+        self._normalised = normal.normalize_str if folded else None
+        self._folded = _any_of(normal.normalize_str(content) for content in folded)
         self._names = {key: _token_text(config.get(key)) for key in ("bos_token", "eos_token", "pad_token")}
-        self._template = _compile(config.get("chat_template") or _template_file(directory), directory)
+        try:
+            self._template = ChatTemplate(template) if template else None
+        except TemplateError as error:
+            raise TextModelError(f"chat_template: {error}") from error
         self._bytes = self._byte_table(spec, {token.content for token in added})
         self.vocabulary_size = self._tokenizer.get_vocab_size()
 
@@ -58,7 +69,7 @@ class TextModel:
 
         :raises WeirError: INVALID_REQUEST when the model has no chat template or the template refuses the messages.
         """
-        if not any(self._special.search(message.content) for message in messages):
+        if not any(self._spells_special(message.content) for message in messages):
             return self._tokenizer.encode(self._render(messages), add_special_tokens=False).ids
         # A user who writes "<|end|>" must not end the turn: template and contents are tokenised apart.
         marked = [ChatMessage(m.role, f"\ue000{i}\ue001") for i, m in enumerate(messages)]
@@ -69,6 +80,11 @@ class TextModel:
             elif part:
                 ids += self._tokenizer.encode(part, add_special_tokens=False).ids
         return ids
+
+    def _spells_special(self, content: str) -> bool:
+        if self._special.search(content):
+            return True
+        return self._normalised is not None and bool(self._folded.search(self._normalised(content)))
 
     def decode(self, ids: Sequence[int]) -> str:
         """The text that tokens spell; special tokens spell nothing."""
@@ -93,13 +109,9 @@ class TextModel:
                 Reason.INVALID_REQUEST, "this model has no chat template; use completions", limit="messages"
             )
         try:
-            return self._template.render(
-                messages=[{"role": m.role, "content": m.content} for m in messages],
-                add_generation_prompt=True,
-                **self._names,
-            )
+            return self._template.render([{"role": m.role, "content": m.content} for m in messages], self._names)
         except TemplateError as error:
-            raise WeirError(Reason.INVALID_REQUEST, f"messages: {error.message}", limit="messages") from error
+            raise WeirError(Reason.INVALID_REQUEST, f"messages: {error}", limit="messages") from error
 
     def _byte_table(self, spec: dict[str, Any], special: set[str]) -> list[bytes] | None:
         if (spec.get("decoder") or {}).get("type") != "ByteLevel":
@@ -114,30 +126,10 @@ class TextModel:
         return table
 
 
+def _any_of(words: Iterable[str]) -> re.Pattern[str]:
+    """Finds any of the words; nothing where there are none."""
+    return re.compile("|".join(map(re.escape, words)) or r"(?!)")
+
+
 def _token_text(value: Any) -> str:
     return (value.get("content", "") if isinstance(value, dict) else value) or ""
-
-
-def _template_file(directory: Path) -> str:
-    """The template in a file of its own, as newer checkpoints have it; empty without one."""
-    try:
-        return (directory / "chat_template.jinja").read_text("utf-8")
-    except FileNotFoundError:
-        return ""
-    except (OSError, ValueError) as error:
-        raise TextModelError(f"{directory}/chat_template.jinja: {error}") from error
-
-
-def _compile(source: Any, directory: Path) -> Any:
-    if not source:
-        return None
-    environment = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True)
-    environment.globals["raise_exception"] = _raise
-    try:
-        return environment.from_string(source)
-    except TemplateError as error:
-        raise TextModelError(f"{directory}/tokenizer_config.json: chat_template: {error}") from error
-
-
-def _raise(message: str) -> NoReturn:
-    raise TemplateError(message)

@@ -27,6 +27,7 @@ from services.worker.engines.port import EngineLoadError
 from services.worker.engines.torch_engine import TorchSettings
 from services.worker.engines.torch_engine.config import load_config
 from services.worker.engines.torch_engine.engine import TorchCore
+from services.worker.model_files import ModelFiles
 
 _FOLDER = "deploy/calibration"
 _FAULTS = (EngineLoadError, MeasurementError, FitError, OSError)
@@ -53,7 +54,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     folder = Path(asked.model)
     try:
         name = _name(folder)
-        config = load_config(folder)
+        config = load_config(ModelFiles(folder))
         sizes = report.Sizes(
             block_size=asked.block_size,
             total_blocks=asked.total_blocks,

@@ -11,7 +11,6 @@ from typing import Any
 import msgspec
 
 from libs.clock import Clock
-from services.worker.checkpoint_files import read_object, token_ids
 from services.worker.config import Settings, SimulatedFaults, SimulatedOptions
 from services.worker.engines.port import Engine, EngineLoadError
 from services.worker.engines.step_costs import StepCosts
@@ -115,6 +114,7 @@ def _step_costs(options: SimulatedOptions) -> StepCosts:
 
 
 def _tensorrt_llm(settings: Settings, clock: Clock, on_failure: OnFailure | None) -> Engine:
+    from services.worker.checkpoint_files import read_object
     from services.worker.engines.tensorrt_llm import TensorrtSettings, build
 
     if len(settings.models) != 1:  # it cannot load others while it runs
@@ -130,6 +130,7 @@ def _tensorrt_llm(settings: Settings, clock: Clock, on_failure: OnFailure | None
             max_running=options.max_running,
             max_context=options.max_context,
             tensor_parallel=options.tensor_parallel,
+            require_manifest=options.require_manifest,
             eos_token_ids=tuple(sorted(_eos(read_object(Path(folder) / "config.json")))),
         ),
         clock=clock,
@@ -156,4 +157,6 @@ _BUILDERS: dict[str, Callable[[Settings, Clock, OnFailure | None], Engine]] = {
 
 
 def _eos(config: dict[str, Any]) -> frozenset[int]:
+    from services.worker.checkpoint_files import token_ids
+
     return frozenset(token_ids(config.get("eos_token_id")))

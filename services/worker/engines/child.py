@@ -176,7 +176,7 @@ def main() -> None:
     except EOFError:
         return
     # What comes over this socket is the worker's own; nobody else holds its other end.
-    make_core, link.max_unsent, level = pickle.loads(hello)
+    make_core, link.max_unsent, level = pickle.loads(hello)  # noqa: S301 - the worker's own socket pair, see above
     logging.basicConfig(handlers=[ForwardedLogs(link)], level=level, force=True)
     run_core(make_core, link)
     link.flush()

@@ -8,7 +8,7 @@ end of the link is `driven.py`, on the worker's event loop.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Generator, Sequence
 from typing import NamedTuple, Protocol
 
 import msgspec
@@ -61,8 +61,10 @@ class SyncEngine(Protocol):
     def capacity(self) -> Capacity:
         """The present load; called after every step, so it must be O(1)."""
 
-    def embed(self, model: str, prompts: Sequence[Sequence[int]]) -> list[list[float]]:
-        """See `Engine.embed`."""
+    def embed(self, model: str, prompt: Sequence[int]) -> Generator[bool, None, list[float]]:
+        """Compute the vector of one prompt, between steps: each `next` does a piece that holds a step up no longer than
+        the prompts within it may. It gives True after a piece, False while it waits for its model and holds nothing.
+        Closed, it gives up. Raises as `Engine.embed`."""
 
     def bring(self, model: str, folder: str, wake: Callable[[], None]) -> None:
         """Begin to load a model beside the steps; `changes` tells how it ended. `wake` is called, from any thread,
@@ -95,11 +97,17 @@ class Cancel(msgspec.Struct, array_like=True, tag="cancel"):
 
 
 class Embed(msgspec.Struct, array_like=True, tag="embed"):
-    """Compute embeddings between two steps; answered by `Embedded` of the same number."""
+    """Compute embeddings between steps; answered by `Embedded` of the same number."""
 
     number: int
     model: str
     prompts: Sequence[Sequence[int]]
+
+
+class Abandon(msgspec.Struct, array_like=True, tag="abandon"):
+    """Nobody waits for this `Embed` any more; it is not answered, unless it was."""
+
+    number: int
 
 
 class Bring(msgspec.Struct, array_like=True, tag="bring"):
@@ -119,7 +127,7 @@ class Stop(msgspec.Struct, array_like=True, tag="stop"):
     """Leave the loop and close the core."""
 
 
-Command = Add | Cancel | Embed | Bring | TakeOut | Stop
+Command = Add | Cancel | Embed | Abandon | Bring | TakeOut | Stop
 
 
 # ---- reports: from the core to the event loop ----------------------------------------------------------------------
@@ -212,8 +220,8 @@ def run_core(make_core: Callable[[], SyncEngine], link: CoreLink) -> None:
 
 
 def _serve(core: SyncEngine, link: CoreLink) -> None:
-    """Step while there is work, wait while there is none. Embeddings are computed between steps, one prompt each time,
-    so that a call with many holds nobody's tokens up for long."""
+    """Step while there is work, wait while there is none. Between two steps there is a piece of one embedding, so that
+    none holds anybody's tokens up for long. One at a time: what is under way holds memory."""
     taken = 0
     embeddings: deque[_Embedding] = deque()
     while (commands := link.receive(idle=not (core.has_work() or embeddings))) is not None:
@@ -224,17 +232,20 @@ def _serve(core: SyncEngine, link: CoreLink) -> None:
                     taken += 1
                 case Cancel(handles):
                     core.cancel(handles)
-                case Embed():
-                    embeddings.append(_Embedding(command))
+                case Embed(number):
+                    embeddings.append(_Embedding(number, _vectors(core, command)))
+                case Abandon(number):
+                    for each in [each for each in embeddings if each.number == number]:
+                        each.work.close()
+                        embeddings.remove(each)
                 case Bring(model, folder):
                     core.bring(model, folder, link.wake)
                 case TakeOut(model):
                     core.take_out(model)
         for change in core.changes():
             link.report(Changed(change.model, change.loaded, core.info, change.seconds, change.error))
-        if embeddings and (answer := embeddings[0].advance(core)) is not None:
-            embeddings.popleft()
-            link.report(answer)
+        if embeddings:
+            _advance(embeddings, link)
         if core.has_work():
             output = core.step()
             link.report(Stepped(output, core.capacity(), taken))
@@ -242,19 +253,33 @@ def _serve(core: SyncEngine, link: CoreLink) -> None:
             link.report(Idle(core.capacity(), taken))
 
 
-class _Embedding:
+class _Embedding(NamedTuple):
     """An `Embed` under way."""
 
-    def __init__(self, command: Embed) -> None:
-        self._command = command
-        self._vectors: list[list[float]] = []
+    number: int
+    work: Generator[bool, None, list[list[float]]]
 
-    def advance(self, core: SyncEngine) -> Embedded | None:
-        """Compute one more prompt; the answer when it was the last, or failed."""
-        number, model, prompts = self._command.number, self._command.model, self._command.prompts
-        try:
-            if prompts:
-                self._vectors += core.embed(model, [prompts[len(self._vectors)]])
-        except Exception as error:  # the caller gets whatever the core raised; other callers go on
-            return Embedded(number, [], error)
-        return Embedded(number, self._vectors) if len(self._vectors) >= len(prompts) else None
+
+def _vectors(core: SyncEngine, command: Embed) -> Generator[bool, None, list[list[float]]]:
+    """See `SyncEngine.embed`, of several prompts."""
+    found: list[list[float]] = []
+    for prompt in command.prompts:
+        if found:
+            yield True
+        found.append((yield from core.embed(command.model, prompt)))
+    return found
+
+
+def _advance(embeddings: deque[_Embedding], link: CoreLink) -> None:
+    """Compute a piece of the first one. One that waits for its model lets the others go first."""
+    number, work = embeddings[0]
+    try:
+        if not next(work):
+            embeddings.rotate(-1)
+        return
+    except StopIteration as done:
+        answer = Embedded(number, done.value)
+    except Exception as error:  # the caller gets whatever the core raised; other callers go on
+        answer = Embedded(number, [], error)
+    embeddings.popleft()
+    link.report(answer)

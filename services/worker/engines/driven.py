@@ -10,6 +10,7 @@ from typing import Any, Protocol
 
 from libs.telemetry import get_logger
 from services.worker.engines.core import (
+    Abandon,
     Add,
     Bring,
     Cancel,
@@ -181,7 +182,7 @@ class DrivenEngine:
         )
 
     async def embed(self, model: str, prompts: Sequence[Sequence[int]]) -> list[list[float]]:
-        """See `Engine.embed`; runs between two steps.
+        """See `Engine.embed`; runs between steps. Cancelled, it is computed no further.
 
         :raises EngineStoppedError: the engine is not running.
         """
@@ -192,6 +193,10 @@ class DrivenEngine:
         self._host.tell(Embed(number, model, prompts))
         try:
             return await reply
+        except asyncio.CancelledError:
+            if not self._closed:
+                self._host.tell(Abandon(number))
+            raise
         finally:
             self._embeds.pop(number, None)
 

@@ -192,9 +192,11 @@ class Engine(Protocol):
         """A snapshot of the load."""
 
     async def embed(self, model: str, prompts: Sequence[Sequence[int]]) -> list[list[float]]:
-        """Mean-pooled, L2-normalised last hidden states, one vector per prompt.
+        """Mean-pooled, L2-normalised last hidden states, one vector per prompt. A model that is not in memory is read
+        first. Cancelling it ends the work.
 
-        :raises EngineLoadError: the model is unknown.
+        :raises EngineLoadError: the model is unknown or cannot be read.
+        :raises ValueError: a prompt is empty, too long or holds an unknown token id.
         """
 
     async def stop(self) -> None:

@@ -182,7 +182,7 @@ def _spawn(end: socket.socket) -> subprocess.Popen[bytes]:
     Popen on the loop's own thread, about a millisecond: it uses vfork, which spares a process full of gRPC's threads
     a fork, and the kernel's promise to kill the child with its parent is about the thread that started it.
     """
-    return subprocess.Popen(
+    return subprocess.Popen(  # noqa: S603 - our own argument list, no shell
         (sys.executable, "-P", "-m", "services.worker.engines.child", str(end.fileno()), str(os.getpid())),
         pass_fds=(end.fileno(),),
         stdin=subprocess.DEVNULL,

@@ -16,6 +16,7 @@ import contextlib
 import importlib
 from collections.abc import AsyncGenerator, Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from libs.clock import Clock
@@ -28,6 +29,8 @@ from services.worker.engines.port import (
     SamplingParams,
     SequenceRequest,
 )
+from services.worker.manifest import MANIFEST
+from services.worker.model_files import ModelFiles
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,6 +41,8 @@ class TensorrtSettings:
     """"name@version"."""
     folder: str
     """Its checkpoint or engine directory."""
+    require_manifest: bool = True
+    """Refuse a folder whose files are not what its manifest.json says."""
     total_blocks: int = 4096
     block_size: int = 32
     max_running: int = 64
@@ -102,7 +107,10 @@ class TensorrtLibrary:
 
     def _make(self) -> Any:
         settings = self._settings
-        return self._module.LLM(
+        folder = Path(settings.folder)
+        files = ModelFiles.of(folder, settings.model, required=settings.require_manifest)
+        seal = files.seal(path.name for path in folder.iterdir() if path.is_file() and path.name != MANIFEST)
+        llm = self._module.LLM(
             model=settings.folder,
             skip_tokenizer_init=True,  # token ids in, token ids out
             tensor_parallel_size=settings.tensor_parallel,
@@ -115,6 +123,12 @@ class TensorrtLibrary:
                 tokens_per_block=settings.block_size,
             ),
         )
+        try:
+            seal.require_unbroken()
+        except EngineLoadError:
+            llm.shutdown()
+            raise
+        return llm
 
     def problem(self, request: SequenceRequest) -> str:
         """See `Library`."""

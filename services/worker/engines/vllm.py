@@ -148,6 +148,11 @@ class VllmLibrary:
             self._vllm.AsyncEngineArgs(**arguments),
             stat_loggers=[stat_logger_factory(self._vllm.StatLoggerBase, self._watch.record)],
         )
+        try:
+            self._checkpoint.seal.require_unbroken()
+        except EngineLoadError:
+            llm.shutdown()
+            raise
         if llm.tokenizer is not None:
             self._tokenizer_eos = llm.tokenizer.eos_token_id
         return llm
@@ -252,8 +257,9 @@ class VllmLibrary:
     async def _load_adapter(self, model: str, adapter: Any) -> None:
         settings = self._settings
         folder = Path(settings.adapters[model])
-        await asyncio.to_thread(check_adapter, folder, model, require_manifest=settings.require_manifest)
+        seal = await asyncio.to_thread(check_adapter, folder, model, require_manifest=settings.require_manifest)
         await self._llm.add_lora(adapter)
+        seal.require_unbroken()
 
     def capacity(self, load: Load) -> Capacity:
         """See `Engine`: vLLM's own figures, as of its last step."""

@@ -5,17 +5,18 @@ vLLM loads in a process of its own whose errors arrive as "initialization failed
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from services.worker.checkpoint_files import read_object, token_ids
 from services.worker.engines.port import EngineLoadError
-from services.worker.manifest import MANIFEST, read_manifest, verify_files, verify_used
+from services.worker.manifest import MANIFEST
+from services.worker.model_files import ModelFiles, Seal
 
 _RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
 """The adapter ranks that vLLM reserves room for; an adapter may have any rank up to the reserved one."""
 _ADAPTER_CONFIG, _ADAPTER_WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
-_READ_BY_VLLM = ("*.safetensors", "*.json", "*.jinja", "*.model", "*.bin", "*.pt")
+_READ_BY_VLLM = ("*.safetensors", "*.json", "*.jinja", "*.model", "*.bin", "*.pt", "*.py")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -25,6 +26,8 @@ class Checkpoint:
     eos: frozenset[int]
     """The ends of sequence of config.json and generation_config.json."""
     has_tokenizer: bool
+    seal: Seal = field(default_factory=lambda: Seal({}))
+    """The files as they were checked; vLLM reads them by their paths."""
 
 
 def read_checkpoint(folder: Path, model: str, *, require_manifest: bool) -> Checkpoint:
@@ -32,18 +35,16 @@ def read_checkpoint(folder: Path, model: str, *, require_manifest: bool) -> Chec
 
     :raises EngineLoadError: a file is missing, malformed, or not what the manifest says; the message names it.
     """
-    config = read_object(folder / "config.json")
+    files = ModelFiles.of(folder, model, required=require_manifest)
     if not any(folder.glob("*.safetensors")):
         raise EngineLoadError(f"{folder}: holds no *.safetensors")
-    if require_manifest:
-        manifest = read_manifest(folder, model)
-        used = {path.name for pattern in _READ_BY_VLLM for path in folder.glob(pattern)} - {MANIFEST}
-        manifest.require(sorted(used), folder / MANIFEST)
-        verify_files(folder, manifest)
-    eos = frozenset(token_ids(config.get("eos_token_id")))
-    if (generation := folder / "generation_config.json").is_file():
-        eos |= frozenset(token_ids(read_object(generation).get("eos_token_id")))
-    return Checkpoint(eos=eos, has_tokenizer=(folder / "tokenizer.json").is_file())
+    # Python files are among them: `auto_map` of a config.json names code.
+    used = {path.name for pattern in _READ_BY_VLLM for path in folder.glob(pattern)} - {MANIFEST}
+    seal = files.seal(sorted(used))
+    eos = frozenset(token_ids(files.read_object("config.json").get("eos_token_id")))
+    if "generation_config.json" in files:
+        eos |= frozenset(token_ids(files.read_object("generation_config.json").get("eos_token_id")))
+    return Checkpoint(eos=eos, has_tokenizer="tokenizer.json" in files, seal=seal)
 
 
 def adapter_rank(folders: dict[str, str]) -> int:
@@ -61,11 +62,11 @@ def adapter_rank(folders: dict[str, str]) -> int:
     return next(rank for rank in _RANKS if rank >= largest)
 
 
-def check_adapter(folder: Path, model: str, *, require_manifest: bool) -> None:
-    """Check the folder of a LoRA adapter before vLLM reads it. vLLM would take pickled weights too.
+def check_adapter(folder: Path, model: str, *, require_manifest: bool) -> Seal:
+    """Check the folder of a LoRA adapter before vLLM reads it by its paths. vLLM would take pickled weights too.
 
     :raises EngineLoadError: a file is missing, or not what the manifest says; the message names it.
     """
     if not (folder / _ADAPTER_WEIGHTS).is_file():
         raise EngineLoadError(f"{folder / _ADAPTER_WEIGHTS}: there is no such file")
-    verify_used(folder, model, (_ADAPTER_CONFIG, _ADAPTER_WEIGHTS), required=require_manifest)
+    return ModelFiles.of(folder, model, required=require_manifest).seal((_ADAPTER_CONFIG, _ADAPTER_WEIGHTS))

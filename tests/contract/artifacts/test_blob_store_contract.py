@@ -115,6 +115,17 @@ async def test_many_are_listed(store: BlobStore) -> None:
     assert await digests(store) == wanted
 
 
+async def test_small_things_are_kept_once_under_their_names(store: BlobStore) -> None:
+    assert await store.first_kept("anchors/a/") is None
+    for number in (8, 9):
+        assert await store.keep(f"anchors/a/{number}", b"kept %d" % number)
+    assert await store.keep("anchors/a/7", b"kept 7")
+    assert await store.keep("anchors/b/1", b"another's")
+    assert not await store.keep("anchors/a/7", b"not this")
+    assert await store.first_kept("anchors/a/") == ("anchors/a/7", b"kept 7")
+    assert await digests(store) == set()
+
+
 async def test_aside_and_back(store: BlobStore) -> None:
     kept, moved = await put(store, b"kept"), await put(store, b"moved")
     assert await store.set_aside(moved)

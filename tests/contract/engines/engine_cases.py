@@ -74,8 +74,9 @@ def make(name: str, folder: Path) -> Any:
         case "simulated-paced":
             return simulated(step_interval=0.002)
         case "tensorrt_llm":
+            save_tiny_checkpoint(folder)
             settings = TensorrtSettings(
-                model=MODEL, folder="checkpoint", max_context=CONTEXT, eos_token_ids=(EOS,), **SIZES
+                model=MODEL, folder=str(folder), max_context=CONTEXT, eos_token_ids=(EOS,), **SIZES
             )
             return build_tensorrt(settings, clock=CLOCK, load_module=trtllm_double.module)
         case "tensorrt_llm-real":

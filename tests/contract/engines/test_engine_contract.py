@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import math
 
 import pytest
@@ -297,6 +298,20 @@ async def test_embeddings_are_unit_vectors_or_refused(driver):
     assert vectors[0] == pytest.approx(vectors[2], abs=1e-5)
     with pytest.raises(EngineLoadError):
         await driver.engine.embed("other@1", [[7]])
+
+
+async def test_an_embedding_that_nobody_waits_for_holds_nobody_up(driver):
+    if "embeddings" not in driver.offers:
+        pytest.skip("offers no embeddings")
+    work = driver.engine.embed(MODEL, [[7] * 30 for _ in range(64)])
+    abandoned = asyncio.get_running_loop().create_task(work)
+    await asyncio.sleep(0)
+    abandoned.cancel()
+    await driver.run(request(1))
+    assert driver.finish[1] in (FinishReason.STOP, FinishReason.LENGTH)
+    assert len(await driver.engine.embed(MODEL, [[7, 8]])) == 1
+    await asyncio.wait((abandoned,))
+    assert_idle(driver)
 
 
 async def test_stop_ends_everything_and_later_submissions_fail(own_driver):

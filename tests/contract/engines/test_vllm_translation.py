@@ -116,6 +116,7 @@ def folder(tmp_path):
 
 def test_a_checkpoint_tells_its_ends_and_its_tokenizer(folder):
     (folder / "generation_config.json").unlink(missing_ok=True)
+    (folder / "manifest.json").unlink(missing_ok=True)
     found = read_checkpoint(folder, MODEL, require_manifest=False)
     assert found == Checkpoint(eos=frozenset({EOS}), has_tokenizer=True)
     (folder / "generation_config.json").write_text('{"eos_token_id": [2, 7]}')

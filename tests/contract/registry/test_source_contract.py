@@ -13,6 +13,7 @@ import pytest
 from google.protobuf.message import Message
 from weir.registry.v1 import registry_pb2 as pb
 
+from libs.changes import resource_of
 from libs.errors import Reason, WeirError
 from libs.registry import EtcdStore, KeyValue, Listing, MemoryStore, Put, Source, Store, WatchBatch, WatchEvent, keys
 from libs.registry.remote import RegistrySource
@@ -69,13 +70,13 @@ def brief(events: Iterable[WatchEvent | KeyValue]) -> list[tuple[str, str | None
     for event in events:
         if located(event.key):
             told = None if event.value is None else decode(event.value, 0).tenant.display_name
-            found.append((event.key.removeprefix(keys.ROOT), told, event.mod_revision))
+            found.append((resource_of(event.key), told, event.mod_revision))
     return found
 
 
 async def caught_up(source: Source, revision: int) -> Listing:
     """The listing once it has come so far: a registry is a moment behind its store."""
-    while (listing := await source.get_prefix(keys.ROOT)).revision < revision:  # noqa: ASYNC110 - nothing to wait for
+    while (listing := await source.get_prefix(keys.EVERYTHING)).revision < revision:  # noqa: ASYNC110 - nothing to wait for
         await asyncio.sleep(0)
     return listing
 
@@ -83,7 +84,7 @@ async def caught_up(source: Source, revision: int) -> Listing:
 async def collect(source: Source, start: int, end: int, known: dict[str, int] | None = None) -> list[WatchBatch]:
     """The batches of a watch up to a revision."""
     batches: list[WatchBatch] = []
-    async with aclosing(source.watch(keys.ROOT, start, known=known)) as following:
+    async with aclosing(source.watch(keys.EVERYTHING, start, known=known)) as following:
         async for batch in following:
             assert batch.events
             batches.append(batch)
@@ -97,7 +98,7 @@ def flat(batches: Iterable[WatchBatch]) -> list[tuple[str, str | None, int]]:
 
 
 async def test_a_listing_is_all_of_one_revision(bench: Bench) -> None:
-    listing = await bench.source.get_prefix(keys.ROOT)
+    listing = await bench.source.get_prefix(keys.EVERYTHING)
     assert brief(listing.kvs) == []
     first = await put(bench.store, tenant("b", display_name="1"), limits("b"))
     second = await put(bench.store, tenant("a", display_name="2"))
@@ -112,7 +113,7 @@ async def test_a_listing_is_all_of_one_revision(bench: Bench) -> None:
 
 
 async def test_a_watch_tells_what_was_and_what_comes_once_and_in_order(bench: Bench) -> None:
-    start = (await bench.source.get_prefix(keys.ROOT)).revision + 1
+    start = (await bench.source.get_prefix(keys.EVERYTHING)).revision + 1
     revisions = [await put(bench.store, tenant("a", display_name=each)) for each in "123"]
     task = asyncio.create_task(collect(bench.source, start, revisions[-1] + 2))
     revisions.append(await delete(bench.store, tenant("a")))
@@ -124,7 +125,7 @@ async def test_a_watch_tells_what_was_and_what_comes_once_and_in_order(bench: Be
 
 
 async def test_a_transaction_stays_together(bench: Bench) -> None:
-    start = (await bench.source.get_prefix(keys.ROOT)).revision + 1
+    start = (await bench.source.get_prefix(keys.EVERYTHING)).revision + 1
     await put(bench.store, tenant("gone"))
     result = await bench.store.txn(
         puts=[written(tenant(f"t{number}")) for number in range(5)], deletes=[keys.key_of(tenant("gone"))]
@@ -135,7 +136,7 @@ async def test_a_transaction_stays_together(bench: Bench) -> None:
 
 
 async def test_two_watches_are_independent(bench: Bench) -> None:
-    start = (await bench.source.get_prefix(keys.ROOT)).revision + 1
+    start = (await bench.source.get_prefix(keys.EVERYTHING)).revision + 1
     tasks = [asyncio.create_task(collect(bench.source, start, start + 19)) for _ in range(2)]
     for number in range(20):
         await put(bench.store, tenant(f"t{number % 3}", display_name=str(number)))
@@ -144,7 +145,7 @@ async def test_two_watches_are_independent(bench: Bench) -> None:
 
 
 async def test_what_goes_with_its_lease_is_told(bench: Bench) -> None:
-    start = (await bench.source.get_prefix(keys.ROOT)).revision + 1
+    start = (await bench.source.get_prefix(keys.EVERYTHING)).revision + 1
     lease = await bench.store.lease_grant(30)
     endpoint = pb.Endpoint(service="worker", instance="w0")
     await bench.store.txn(puts=[written(endpoint, lease)])
@@ -179,13 +180,13 @@ async def test_from_compacted_history_the_difference_is_told(bench: Bench, reque
 
 
 async def test_closing_ends_a_watch_that_waits(bench: Bench) -> None:
-    start = (await bench.source.get_prefix(keys.ROOT)).revision + 1
+    start = (await bench.source.get_prefix(keys.EVERYTHING)).revision + 1
     await put(bench.store, tenant("a"))
     seen = asyncio.Event()
 
     async def follow() -> int:
         count = 0
-        async with aclosing(bench.source.watch(keys.ROOT, start)) as batches:
+        async with aclosing(bench.source.watch(keys.EVERYTHING, start)) as batches:
             async for batch in batches:
                 count += len(batch.events)
                 seen.set()
@@ -206,7 +207,7 @@ async def test_an_absence_is_said_and_ridden_out(tmp_path: Path) -> None:
         await caught_up(source, 2)
         config = settings(tmp_path, port=running.port)
     with pytest.raises(WeirError) as caught:
-        await source.get_prefix(keys.ROOT)
+        await source.get_prefix(keys.EVERYTHING)
     assert caught.value.reason is Reason.DEPENDENCY_UNAVAILABLE
     assert not source.available
     task = asyncio.create_task(collect(source, 2, 4, {}))

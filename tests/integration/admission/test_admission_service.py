@@ -18,19 +18,20 @@ from weir.admission.v1 import admission_pb2_grpc
 from weir.mux.v1 import mux_pb2
 from weir.registry.v1 import registry_pb2
 
+from libs.authority.identity import Operator
 from libs.clock import SystemClock
 from libs.config import TlsFiles
 from libs.deadlines import Deadline
 from libs.errors import Reason, WeirError, from_rpc_error
 from libs.grants import GrantVerifier
 from libs.mux import Codec, MuxClient, Semantics
-from libs.pki import issue
 from libs.registry import MemoryStore, Put, keys
 from libs.rpc import make_channel
 from libs.service import serve
 from libs.service.process import Running
 from services.admission.app import AdmissionService, build
 from services.admission.config import Settings
+from tests.support.certificates import tls_of
 
 CLOCK = SystemClock()
 CODEC = Codec.of(pb.SessionRequest, pb.SessionResponse)
@@ -93,7 +94,8 @@ class Bench:
         return self.service.coordinator.pools["fast"]
 
     async def channel(self, tls: TlsFiles | None = None) -> grpc.aio.Channel:
-        return await self._stack.enter_async_context(make_channel(self.target, tls=tls, server_name="localhost"))
+        channel = make_channel(self.target, tls=tls, server_name="admission.weir.internal")
+        return await self._stack.enter_async_context(channel)
 
     async def worker(self, name: str = "w0", slots: int = 4) -> FakeWorker:
         worker = await FakeWorker.join(await self.channel(), name, slots)
@@ -292,15 +294,21 @@ async def test_draining_sends_waiting_requests_elsewhere() -> None:
         assert (await waiting).rejected.reason == Reason.DRAINING
 
 
-def certificate(directory: Path, service: str) -> TlsFiles:
-    files = issue(directory, service)
-    return TlsFiles(ca=str(files.ca), cert=str(files.cert), key=str(files.key))
+async def _bind(store: MemoryStore, binding: registry_pb2.RoleBinding) -> None:
+    await store.txn(puts=[Put(keys.key_of(binding), keys.encode(binding))])
 
 
 async def test_certificates_decide_who_may_call_what(tmp_path: Path) -> None:
-    files = {name: certificate(tmp_path, name) for name in ("admission", "gateway", "worker", "cli")}
+    files = {
+        "admission": tls_of(tmp_path, "admission"),
+        "gateway": tls_of(tmp_path, "gateway", "gateway-0", zone="zone-a"),
+        "worker": tls_of(tmp_path, "worker", "w0", pool="fast", zone="zone-a"),
+        "probe": tls_of(tmp_path, "probe"),
+    }
     settings = Settings(tls=files["admission"], **PATIENT)
-    service = await build(settings)
+    store = MemoryStore()
+    await _bind(store, registry_pb2.RoleBinding(principal="operator:jane", roles=["viewer"]))
+    service = await build(settings, store=store)
     async with serve(service, settings) as running, contextlib.AsyncExitStack() as stack:
         bench = Bench(running, service, stack)
         worker = await FakeWorker.join(await bench.channel(files["worker"]))
@@ -311,14 +319,16 @@ async def test_certificates_decide_who_may_call_what(tmp_path: Path) -> None:
         with pytest.raises(grpc.aio.AioRpcError) as caught:
             await FakeWorker.join(await bench.channel(files["gateway"]), "w1")
         assert from_rpc_error(caught.value).reason is Reason.PERMISSION_DENIED
-        operator = admission_pb2_grpc.AdmissionServiceStub(await bench.channel(files["cli"]))
+        jane = tls_of(tmp_path, Operator("jane"))
+        operator = admission_pb2_grpc.AdmissionServiceStub(await bench.channel(jane))
         listed = await operator.ListWorkers(pb.ListWorkersRequest(), timeout=10)
         assert [(each.hello.worker, each.report.free_blocks) for each in listed.workers] == [("w0", 100)]
         assert not (await operator.ListWorkers(pb.ListWorkersRequest(pool="other"), timeout=10)).workers
-        stranger = admission_pb2_grpc.AdmissionServiceStub(await bench.channel(files["gateway"]))
-        with pytest.raises(grpc.aio.AioRpcError) as caught:
-            await stranger.ListWorkers(pb.ListWorkersRequest(), timeout=10)
-        assert from_rpc_error(caught.value).reason is Reason.PERMISSION_DENIED
+        for peer in ("gateway", "probe"):
+            stranger = admission_pb2_grpc.AdmissionServiceStub(await bench.channel(files[peer]))
+            with pytest.raises(grpc.aio.AioRpcError) as caught:
+                await stranger.ListWorkers(pb.ListWorkersRequest(), timeout=10)
+            assert from_rpc_error(caught.value).reason is Reason.PERMISSION_DENIED
         session = admission_pb2_grpc.AdmissionServiceStub(await bench.channel(files["worker"])).Session()
         with pytest.raises(grpc.aio.AioRpcError) as caught:
             await session.read()

@@ -94,8 +94,8 @@ async def test_pushes_that_are_refused(mesh: Mesh) -> None:
     assert (nowhere.code, "is no folder" in nowhere.err) == (1, True)
     nameless = await mesh.weir("push", str(mesh.folder))
     assert (nameless.code, "does not say its name" in nameless.err) == (1, True)
-    bad = await mesh.push("1", "--safety-policy", "gone")
-    assert (bad.code, "m@1 spec.safety_policy" in bad.err) == (1, True)
+    bad = await mesh.push("1", "--safety-policy", "gone@1")
+    assert (bad.code, "m@1 spec.safety_policies[0]" in bad.err) == (1, True)
     assert (await mesh.push("1", "--metric", "loss")).code == 1
     assert (await mesh.push("1", "--blobs", "ftp://host")).code == 1
     assert mesh.stored_blobs() == 0

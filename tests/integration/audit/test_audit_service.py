@@ -9,14 +9,15 @@ from pathlib import Path
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from weir.audit.v1 import audit_pb2, audit_pb2_grpc
+from weir.registry.v1 import registry_pb2 as pb
 
-from libs.config import TlsFiles
+from libs.authority.identity import Operator
 from libs.errors import Reason, WeirError
-from libs.pki import issue_all
-from libs.registry import MemoryStore
+from libs.registry import MemoryStore, keys
 from libs.rpc import make_channel
-from services.audit.anchors import PREFIX
-from tests.support.audit import audit_service, connect, record
+from tests.support.audit import KeptStore, audit_service, connect, record
+from tests.support.certificates import tls_of
+from tests.support.registry_service import put
 
 
 async def test_records_are_numbered_once_and_read_back(tmp_path: Path) -> None:
@@ -165,16 +166,12 @@ async def test_damage_is_told_and_never_appended_to(tmp_path: Path) -> None:
 
 
 async def test_a_rollback_of_log_and_checkpoints_is_told_by_the_anchor(tmp_path: Path) -> None:
-    class Kept(MemoryStore):
-        async def close(self) -> None:
-            """Outlives the service, as etcd does."""
-
-    store = Kept()
+    store = KeptStore()
     async with audit_service(tmp_path, store=store) as audit, connect(audit.port) as link:
         await link.append(record(1))
         before = {path: path.read_bytes() for path in (tmp_path / "state").rglob("*.log")}
         await link.append(record(2))
-    assert await store.get(PREFIX + "audit-0") is not None
+    assert await store.get(keys.AUDIT_CHECKPOINTS + "audit-0") is not None
     for path, data in before.items():
         path.write_bytes(data)
     async with audit_service(tmp_path, store=store, wait=False) as audit:
@@ -184,11 +181,20 @@ async def test_a_rollback_of_log_and_checkpoints_is_told_by_the_anchor(tmp_path:
 
 
 async def test_who_may_write_and_who_may_read(tmp_path: Path) -> None:
-    names = ("audit", "cli", "gateway", "router")
-    files = {name: TlsFiles(f.ca, f.cert, f.key) for name, f in issue_all(tmp_path / "pki", names).items()}
-    async with audit_service(tmp_path, tls=files["audit"]) as audit:
+    people = [Operator(name) for name in ("ann", "joe", "zoe", "eve")]
+    files = {name: tls_of(tmp_path / "pki", name) for name in ("audit", "probe")}
+    files |= {f"operator.{each.name}": tls_of(tmp_path / "pki", each) for each in people}
+    files |= {name: tls_of(tmp_path / "pki", name, f"{name}-0") for name in ("gateway", "router")}
+    store = MemoryStore()
+    await put(
+        store,
+        pb.RoleBinding(principal="operator:ann", roles=["auditor"]),
+        pb.RoleBinding(principal="operator:joe", roles=["auditor"], tenants=["acme"]),
+        pb.RoleBinding(principal="operator:zoe", roles=["viewer", "publisher", "releaser", "operator"]),
+    )
+    async with audit_service(tmp_path, store=store, tls=files["audit"]) as audit:
 
-        async def read(peer: str) -> audit_pb2.TailResponse:
+        async def read(peer: str, tenant: str = "") -> audit_pb2.TailResponse:
             channel = make_channel(
                 f"127.0.0.1:{audit.port}",
                 tls=files[peer],
@@ -196,17 +202,22 @@ async def test_who_may_write_and_who_may_read(tmp_path: Path) -> None:
                 translate_errors=True,
             )
             async with channel:
-                return await audit_pb2_grpc.AuditServiceStub(channel).Tail(audit_pb2.TailRequest(), timeout=10)
+                return await audit_pb2_grpc.AuditServiceStub(channel).Tail(
+                    audit_pb2.TailRequest(tenant=tenant), timeout=10
+                )
 
         async with connect(audit.port, tls=files["gateway"]) as link:
             assert (await link.append(record(1))).sequence == 1
-        for peer in ("gateway", "router"):
+        for peer in ("gateway", "router", "probe", "operator.zoe", "operator.eve", "operator.joe"):
             with pytest.raises(WeirError) as caught:
                 await read(peer)
-            assert caught.value.reason is Reason.PERMISSION_DENIED
-        assert (await read("cli")).records[0].record.id == "r1"
-        actors = [stored.record.admin.actor for stored in (await read("cli")).records]
-        assert actors[1] == "spiffe://weir.internal/sa/cli"
+            assert caught.value.reason in (Reason.PERMISSION_DENIED, Reason.SCOPE_MISSING)
+        assert (await read("operator.ann")).records[0].record.id == "r1"
+        actors = [stored.record.admin.actor for stored in (await read("operator.ann")).records]
+        assert actors[1] == "operator:ann"
+        await read("operator.joe", "acme")
+        with pytest.raises(WeirError):
+            await read("operator.joe", "globex")
         async with connect(audit.port, service="router", tls=files["router"]) as link:
             with pytest.raises(WeirError):
                 await link.append(record(2, source="router/router-0"), seconds=1)

@@ -17,7 +17,8 @@ from libs.rpc import make_channel
 from services.controlplane.policy.config import EdgeConfig
 from services.controlplane.policy.names import CLUSTER, ENDPOINTS, LISTENER, ROUTES
 from tests.support.ads import AdsClient, client_status
-from tests.support.edge import Plane, control_plane, drop_endpoint, put_endpoint, tls_of
+from tests.support.certificates import tls_of
+from tests.support.edge import Plane, control_plane, drop_endpoint, put_endpoint
 
 STATUS = dump_pb2.ClientResourceStatus
 
@@ -165,6 +166,23 @@ async def test_who_may_be_what(
             with pytest.raises(grpc.aio.AioRpcError) as caught:
                 await client.read()
             assert caught.value.code() is code
+
+
+@pytest.mark.parametrize(("node_id", "zone"), [("router-1", "zone-a"), ("router-0", "zone-b"), ("router-0", "zone-a")])
+async def test_an_instance_asks_for_itself(tmp_path: Path, store: MemoryStore, node_id: str, zone: str) -> None:
+    own = tls_of(tmp_path, "router", "router-0", zone="zone-a")
+    async with (
+        control_plane(store=store, tls=tls_of(tmp_path, "controlplane")) as plane,
+        make_channel(plane.address, tls=own, server_name="controlplane.weir.internal") as channel,
+    ):
+        client = AdsClient(channel, node_id=node_id, zone=zone)
+        await client.ask(CLUSTER)
+        if (node_id, zone) == ("router-0", "zone-a"):
+            await client.read()
+            return
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await client.read()
+        assert caught.value.code() is grpc.StatusCode.PERMISSION_DENIED
 
 
 async def test_a_restart_keeps_the_versions(tmp_path: Path, store: MemoryStore) -> None:

@@ -16,7 +16,8 @@ from libs.rpc.server import bind
 from services.controlplane.policy.config import EdgeConfig
 from services.controlplane.policy.names import LISTENER
 from tests.support.ads import client_status, xds_channel
-from tests.support.edge import EnvoyProcess, control_plane, drop_endpoint, edge_config, put_endpoint, tls_of
+from tests.support.certificates import tls_of
+from tests.support.edge import EnvoyProcess, control_plane, drop_endpoint, edge_config, put_endpoint
 from tests.support.etcd import free_ports
 from tests.support.upstreams import Upstreams
 

@@ -1,5 +1,5 @@
 """Fixtures of the edge's tests."""
 
-from tests.support.fixtures.edge_fixtures import edge, http
+from tests.support.fixtures.edge_fixtures import admin, edge, http
 
-__all__ = ["edge", "http"]
+__all__ = ["admin", "edge", "http"]

@@ -264,25 +264,25 @@ async def test_strangers_learn_nothing_of_paths(edge: Edge, http: httpx2.AsyncCl
     assert not edge.upstreams.auth.seen
 
 
-async def test_admin_api_is_transcoded(edge: Edge, http: httpx2.AsyncClient) -> None:
+async def test_admin_api_is_transcoded(edge: Edge, admin: httpx2.AsyncClient) -> None:
     alias = {"targets": [{"model_version": "weir-fast@1", "weight": 100}]}
     body = {"resources": [{"metadata": {"name": "weir-fast"}, "alias": alias}]}
-    response = await http.post("/admin/v1/resources:apply", json=body)
+    response = await admin.post("/admin/v1/resources:apply", json=body)
     assert response.status_code == 200, response.text
     [result] = response.json()["results"]
     assert (result["resource"]["kind"], result["resource"]["name"]) == ("Alias", "weir-fast")
     assert result["outcome"] == "OUTCOME_CREATED"
 
 
-async def test_a_plain_abort_has_its_status(edge: Edge, http: httpx2.AsyncClient) -> None:
-    response = await http.get("/admin/v1/resources/Limits/acme/*")
+async def test_a_plain_abort_has_its_status(edge: Edge, admin: httpx2.AsyncClient) -> None:
+    response = await admin.get("/admin/v1/resources/Limits/acme/*")
     assert response.status_code == 403
     assert "scope admin is missing" in response.text
 
 
-async def test_malformed_admin_bodies_are_envelopes(edge: Edge, http: httpx2.AsyncClient) -> None:
+async def test_malformed_admin_bodies_are_envelopes(edge: Edge, admin: httpx2.AsyncClient) -> None:
     headers = {"content-type": "application/json"}
-    response = await http.post("/admin/v1/resources:apply", content=b"{", headers=headers)
+    response = await admin.post("/admin/v1/resources:apply", content=b"{", headers=headers)
     assert_envelope(response, 400, "invalid_request_error", "invalid_request")
 
 
@@ -296,6 +296,6 @@ async def test_tls_listener(edge: Edge) -> None:
 async def test_the_access_log_tells_no_secrets(edge: Edge, http: httpx2.AsyncClient) -> None:
     response = await http.post(f"{CHAT}?q=private", json={"prompt": "private words"})
     line = await edge.envoy.access_line(response.headers["x-request-id"])
-    assert (line["tenant"], line["status"], line["path"], line["upstream"]) == ("acme", 200, CHAT, "gateway")
+    assert (line["tenant"], line["status"], line["route"], line["upstream"]) == ("acme", 200, CHAT, "gateway")
     assert "private" not in json.dumps(line)
     assert "good" not in json.dumps(line)

@@ -1,50 +1,26 @@
-"""Trace context through Envoy: a sampled caller stays sampled at any ratio, and spans reach the collector."""
+"""Trace context through Envoy: it begins there, at the configured ratio, and spans reach the collector."""
 
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 
-import grpc
 import httpx2
-import pytest
-from opentelemetry.proto.collector.trace.v1 import trace_service_pb2, trace_service_pb2_grpc
 
 from libs.registry import MemoryStore
 from tests.support.edge import EnvoyProcess, control_plane
+from tests.support.spans import Collector
 from tests.support.upstreams import Upstreams
 
-TRACE = "0af7651916cd43dd8448eb211c80319c"
-PARENT = f"00-{TRACE}-b7ad6b7169203331-01"
-
-
-class Collector(trace_service_pb2_grpc.TraceServiceServicer):
-    """Keeps what it is sent."""
-
-    def __init__(self) -> None:
-        self.spans: list[object] = []
-        self.arrived = asyncio.Event()
-
-    async def Export(  # noqa: N802
-        self, request: trace_service_pb2.ExportTraceServiceRequest, context: grpc.aio.ServicerContext
-    ) -> trace_service_pb2.ExportTraceServiceResponse:
-        for resource in request.resource_spans:
-            for scope in resource.scope_spans:
-                self.spans += scope.spans
-        self.arrived.set()
-        return trace_service_pb2.ExportTraceServiceResponse()
+PARENT = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
 
 
 @asynccontextmanager
 async def edge(directory: Path, collector: Collector | None, ratio: float) -> AsyncIterator[tuple[str, Upstreams]]:
     """An edge in plaintext that traces to the collector; gives its URL and upstreams."""
     store = MemoryStore()
-    server = grpc.aio.server()
-    if collector is not None:
-        trace_service_pb2_grpc.add_TraceServiceServicer_to_server(collector, server)
-    port = server.add_insecure_port("127.0.0.1:0")
-    await server.start()
-    endpoint = f"127.0.0.1:{port}" if collector is not None else ""
+    server, endpoint = await (collector or Collector()).serve()
+    endpoint = endpoint if collector is not None else ""
     async with control_plane(store=store, trace_endpoint=endpoint, trace_sample_ratio=ratio) as plane:
         upstreams = Upstreams(store, None)
         await upstreams.start()
@@ -68,26 +44,39 @@ async def seen(url: str, upstreams: Upstreams, headers: dict[str, str]) -> str:
     return upstreams.gateway.seen[-1].get("traceparent", "")
 
 
-async def test_a_sampled_caller_is_traced_though_the_ratio_is_zero(tmp_path: Path) -> None:
+async def test_envoys_calls_are_spans_of_the_tree_that_the_gateway_continues(tmp_path: Path) -> None:
     collector = Collector()
-    async with edge(tmp_path, collector, 0.0) as (url, upstreams):
-        assert not (await seen(url, upstreams, {})).endswith("-01")
-        inside = await seen(url, upstreams, {"traceparent": PARENT})
-        assert inside.startswith(f"00-{TRACE}-")
-        assert inside.endswith("-01")
-        await asyncio.wait_for(collector.arrived.wait(), 20)
-    # Envoy's own calls to edge-auth and ratelimit are spans of the same tree; of the unsampled request there is none.
-    by_id = {span.span_id.hex(): span for span in collector.spans}
-    assert {span.trace_id.hex() for span in collector.spans} == {TRACE}
-    assert by_id[inside.split("-")[2]].parent_span_id.hex() == "b7ad6b7169203331"
+    async with edge(tmp_path, collector, 1.0) as (url, upstreams):
+        inside = await seen(url, upstreams, {})
+        await collector.has(inside.split("-")[1])
+    assert inside.endswith("-01")
+    assert inside.split("-")[2] in {span.span_id.hex() for span in collector.spans}
+    assert len(collector.spans) > 1, "edge-auth and ratelimit were asked in the same trace"
+    assert len(collector.traces) == 1
 
 
-async def test_all_are_traced_at_ratio_one(tmp_path: Path) -> None:
-    async with edge(tmp_path, Collector(), 1.0) as (url, upstreams):
-        assert (await seen(url, upstreams, {})).endswith("-01")
+async def test_at_ratio_zero_the_gateway_is_told_not_to_trace(tmp_path: Path) -> None:
+    async with edge(tmp_path, Collector(), 0.0) as (url, upstreams):
+        assert (await seen(url, upstreams, {"traceparent": PARENT})).endswith("-00")
 
 
-@pytest.mark.parametrize("given", [PARENT, PARENT[:-1] + "0"])
-async def test_without_a_collector_the_context_passes_through(tmp_path: Path, given: str) -> None:
+async def test_b5_envoys_own_spans_hold_nothing_that_a_caller_wrote(tmp_path: Path) -> None:
+    """Before any collector has filtered them."""
+    collector = Collector()
+    async with edge(tmp_path, collector, 1.0) as (url, _):
+        words = {"user-agent": "cnry-agent", "host": "cnry-host", "x-request-id": "cnry-id", "baggage": "cnry=1"}
+        headers = {"authorization": "Bearer good", "traceparent": PARENT, **words}
+        async with httpx2.AsyncClient(headers=headers, trust_env=False) as client:
+            await client.post(f"{url}/v1/chat/completions?cnry-query=cnry", json={})
+            await client.get(f"{url}/v1/models/cnry-model")
+            await client.get(f"{url}/cnry-path")
+        async with asyncio.timeout(20):
+            while sum(span.name == "ingress" for span in collector.spans) < 3:
+                collector.arrived.clear()
+                await collector.arrived.wait()
+    assert "cnry" not in str(collector.spans)
+
+
+async def test_without_a_collector_the_gateway_decides(tmp_path: Path) -> None:
     async with edge(tmp_path, None, 1.0) as (url, upstreams):
-        assert await seen(url, upstreams, {"traceparent": given}) == given
+        assert await seen(url, upstreams, {"traceparent": PARENT}) == ""

@@ -82,7 +82,9 @@ def sent(response: external_auth_pb2.CheckResponse) -> dict[str, str]:
 async def started(tmp_path: Path, *, client_tls: TlsFiles | None = None, **settings: Any) -> AsyncIterator[Edge]:
     pepper = tmp_path / "pepper"
     pepper.write_bytes(PEPPER + b"\n")
-    configured = Settings(service="edge-auth", instance="edge-auth-0", pepper_file=str(pepper), **settings)
+    configured = Settings(
+        service="edge-auth", instance="edge-auth-0", pepper_file=str(pepper), **({"audit_target": ""} | settings)
+    )
     store = MemoryStore()
     tenant = registry_pb2.Tenant(id="acme", plan=registry_pb2.PLAN_PAID, jwt_issuer="https://login.example")
     await store.txn(puts=[Put(key_of(tenant), encode(tenant))])
@@ -216,8 +218,10 @@ async def test_tokens_of_an_issuer_and_the_rotation_of_its_keys(tmp_path: Path, 
     private = ec.generate_private_key(ec.SECP256R1())
 
     def token(key_id: str) -> str:
-        claims = {"iss": issuer.issuer, "aud": "weir", "exp": SystemClock().time() + 60, "scope": "inference admin"}
-        return jwt.encode(claims, private, algorithm="ES256", headers={"kid": key_id})
+        now = SystemClock().time()
+        claims = {"iss": issuer.issuer, "aud": "weir", "iat": now, "exp": now + 60}
+        claims |= {"sub": "jane", "scope": "inference admin"}
+        return jwt.encode(claims, private, algorithm="ES256", headers={"kid": key_id, "typ": "at+jwt"})
 
     _Jwks.content = b'{"keys": []}'
     async with started(tmp_path, issuers=(issuer,), jwks_min_interval_seconds=0.0) as edge:

@@ -10,12 +10,10 @@ import grpc
 import pytest
 from weir.admission.v1 import admission_pb2
 from weir.inference.v1 import inference_pb2, inference_pb2_grpc
-from weir.registry.v1 import registry_pb2
 from weir.safety.v1 import safety_pb2
 from weir.worker.v1 import worker_pb2
 
 from libs.errors import Reason, WeirError, from_rpc_error
-from tests.support.canary import seen
 from tests.support.leaves import Held, Rig, Running
 from tests.support.native_stream import HEADERS, Stream, ids, refusal, taken
 
@@ -292,19 +290,6 @@ async def test_text_that_breaks_the_filter_holds_up_its_own_stream_alone(mesh: R
 # ---- embeddings -------------------------------------------------------------------------------
 
 
-async def _endpoint(mesh: Rig, number: int = 0) -> None:
-    worker = mesh.workers[number]
-    await mesh.put(
-        registry_pb2.Endpoint(
-            service="worker",
-            instance=worker.name,
-            address=f"127.0.0.1:{worker.port}",
-            zone="zone-a",
-            model_versions=["tiny@1"],
-        )
-    )
-
-
 async def _embed(mesh: Rig, inputs: list[str], seconds: float = 20) -> inference_pb2.EmbedResponse:
     async with grpc.aio.insecure_channel(f"127.0.0.1:{mesh.port}") as channel:
         stub = inference_pb2_grpc.InferenceServiceStub(channel)
@@ -313,14 +298,12 @@ async def _embed(mesh: Rig, inputs: list[str], seconds: float = 20) -> inference
 
 
 async def test_embeddings_are_paid_for(mesh: Rig) -> None:
-    await _endpoint(mesh)
     response = await _embed(mesh, ["ab", "c"])
     assert [list(e.values) for e in response.embeddings] == [[1.0, 0.0], [1.0, 0.0]]
     assert (await asyncio.wait_for(mesh.settled.get(), 10)).tokens == 3
 
 
 async def test_an_embedding_that_nobody_waits_for_gives_its_quota_back(mesh: Rig) -> None:
-    await _endpoint(mesh)
     mesh.workers[0].may_embed.clear()
     running = asyncio.ensure_future(_embed(mesh, ["ab"]))
     await asyncio.wait_for(mesh.workers[0].embeds.get(), 10)
@@ -332,7 +315,6 @@ async def test_an_embedding_that_nobody_waits_for_gives_its_quota_back(mesh: Rig
 
 
 async def test_a_worker_lost_during_an_embedding_is_said_so(mesh: Rig) -> None:
-    await _endpoint(mesh)
     mesh.workers[0].may_embed.clear()
     running = asyncio.ensure_future(_embed(mesh, ["ab"]))
     await asyncio.wait_for(mesh.workers[0].embeds.get(), 10)
@@ -347,14 +329,9 @@ async def test_a_worker_lost_during_an_embedding_is_said_so(mesh: Rig) -> None:
 async def test_a_worker_that_does_not_have_the_version_any_more_passes_an_embedding_on(
     mesh: Rig, reason: Reason
 ) -> None:
-    for number in range(2):
-        await _endpoint(mesh, number)
-    await seen(mesh, lambda snapshot: len(snapshot.endpoints_of("worker")) == 2)
     mesh.workers[0].embeds_not = reason
-    for _ in range(2):  # they are asked in turn: one of these meets it
-        assert len((await _embed(mesh, ["ab"])).embeddings) == 1
-    assert not mesh.workers[0].embeds.empty()
-    assert mesh.workers[1].embeds.qsize() == 2
+    assert len((await _embed(mesh, ["ab"])).embeddings) == 1
+    assert (mesh.workers[0].embeds.qsize(), mesh.workers[1].embeds.qsize()) == (1, 1)
     mesh.workers[1].embeds_not = reason
     with pytest.raises(grpc.aio.AioRpcError) as caught:
         await _embed(mesh, ["ab"])
@@ -362,7 +339,6 @@ async def test_a_worker_that_does_not_have_the_version_any_more_passes_an_embedd
 
 
 async def test_an_empty_text_has_no_embedding(mesh: Rig) -> None:
-    await _endpoint(mesh)
     with pytest.raises(grpc.aio.AioRpcError) as caught:
         await _embed(mesh, ["ab", ""])
     assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT

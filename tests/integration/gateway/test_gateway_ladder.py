@@ -212,9 +212,9 @@ async def test_a_cached_answer_is_nobody_elses_and_nothing_elses(mesh: Rig) -> N
     for parameters in ({"temperature": 0.0, "max_tokens": 3}, {"temperature": 0.5}, {"temperature": 0.0, "n": 2}):
         async with Stream(mesh, **parameters) as different:  # type: ignore[arg-type]
             assert (await refusal(different)).reason is Reason.REJECTED_QUEUE_FULL
-    await mesh.put(registry_pb2.SafetyPolicy(id="default", version=2))
+    await mesh.put(registry_pb2.SafetyFloor(policies=["default@2"]))
     async with asyncio.timeout(10):
-        while mesh.gateway._catalog.safety_version("") != "default@2":  # noqa: ASYNC110 - a watch of the store
+        while not mesh.gateway._catalog.snapshot.safety_floors:  # noqa: ASYNC110 - a watch of the store
             await asyncio.sleep(0.01)
     async with Stream(mesh, temperature=0.0) as stale:
         assert (await refusal(stale)).reason is Reason.REJECTED_QUEUE_FULL

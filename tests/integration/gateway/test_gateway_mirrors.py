@@ -49,12 +49,10 @@ def phase_of(mesh: Rig, phase: int) -> registry_pb2.Rollout:
 @pytest.fixture
 async def shadowed(mesh: Rig) -> Rig:
     """A gateway all of whose requests are mirrored; copies run on worker-b, users' requests on worker-a."""
-    source = mesh.gateway._catalog.snapshot.model_versions[MODEL].source
-    await mesh.put(
-        registry_pb2.ModelVersion(
-            name="tiny", version="2", digest="e" * 64, source=source, context_length=64, pool="shadow-pool", tier="fast"
-        )
-    )
+    version = registry_pb2.ModelVersion()
+    version.CopyFrom(mesh.gateway._catalog.snapshot.model_versions[MODEL])
+    version.version, version.digest, version.pool = "2", "e" * 64, "shadow-pool"
+    await mesh.put(version)
     await mesh.put(phase_of(mesh, registry_pb2.ROLLOUT_PHASE_SHADOW))
     await eventually(lambda: "tiny" in mesh.gateway._catalog.snapshot.rollouts)
     resolve, admit = mesh.router.handler, mesh.admission.handler
@@ -119,11 +117,11 @@ async def test_nothing_is_mirrored_before_the_users_first_text(shadowed: Rig) ->
     await copy.last(ids("abc"))
 
 
-async def test_a_copy_asks_the_same_in_the_name_of_nobody(shadowed: Rig) -> None:
+async def test_a_copy_asks_the_same_in_a_name_of_its_own(shadowed: Rig) -> None:
     copy = await answered(shadowed, copy="abc", temperature=0.5, max_tokens=5)
     (asked,) = copies(shadowed)
     users = shadowed.admitted[0]
-    assert (asked.tenant, asked.model_version, asked.pool) == ("shadow", CANDIDATE, "shadow-pool")
+    assert (asked.tenant, asked.model_version, asked.pool) == ("shadow/closed", CANDIDATE, "shadow-pool")
     assert (asked.version_share, asked.prompt_tokens) == (0.5, users.prompt_tokens)
     assert list(copy.submit.prompt) == ids("hi")
     assert (copy.submit.sampling.temperature, copy.submit.sampling.max_tokens) == (0.5, 5)

@@ -12,7 +12,6 @@ import pytest
 from prometheus_client import REGISTRY
 from weir.inference.v1 import inference_pb2, inference_pb2_grpc
 from weir.quota.v1 import quota_pb2
-from weir.registry.v1 import registry_pb2
 from weir.worker.v1 import worker_pb2
 
 from libs.errors import Reason, WeirError, from_rpc_error, grpc_code, http_status
@@ -43,6 +42,14 @@ class Lines:
 
     def info(self, event: str, **fields: Any) -> None:
         self.lines.append({"event": event, **fields})
+
+
+async def test_b5_a_models_name_is_recorded_only_if_the_registry_knows_it(mesh: Rig) -> None:
+    mesh.deny(WeirError(Reason.MODEL_NOT_FOUND, "for the test"))
+    for asked, told in (("words of a user", "<unknown>"), ("tiny", "tiny")):
+        await chat(mesh, model=asked)
+        record = (await asyncio.wait_for(mesh.records.get(), 10)).request
+        assert record.model == told
 
 
 @pytest.mark.parametrize("retry", [2.5, None], ids=["later", "never"])
@@ -150,27 +157,18 @@ async def test_a_refused_reservation_tells_the_limit_that_refused(mesh: Rig) -> 
 
 async def test_embeddings_tell_them_as_well(mesh: Rig) -> None:
     limits(mesh)
-    worker = mesh.workers[0]
+    for worker in mesh.workers:
+        worker.embeds_not = Reason.DRAINING
     request = inference_pb2.EmbedRequest(model="tiny", inputs=["ab"])
     async with grpc.aio.insecure_channel(f"127.0.0.1:{mesh.port}") as channel:
         stub = inference_pb2_grpc.InferenceServiceStub(channel)
-        refused = stub.Embed(request, timeout=30, metadata=HEADERS)  # no worker is known yet
+        refused = stub.Embed(request, timeout=30, metadata=HEADERS)
         with pytest.raises(grpc.aio.AioRpcError) as caught:
             await refused
         assert from_rpc_error(caught.value).reason is Reason.REJECTED_NO_CAPACITY
         assert dict(await refused.trailing_metadata())["x-ratelimit-remaining-tokens"] == "400"
-        await mesh.put(
-            registry_pb2.Endpoint(
-                service="worker",
-                instance=worker.name,
-                address=f"127.0.0.1:{worker.port}",
-                zone="zone-a",
-                model_versions=["tiny@1"],
-            )
-        )
-        async with asyncio.timeout(10):
-            while not mesh.gateway._catalog.snapshot.endpoints:  # noqa: ASYNC110 - a watch of the store
-                await asyncio.sleep(0.01)
+        for worker in mesh.workers:
+            worker.embeds_not = None
         answered = stub.Embed(request, timeout=30, metadata=HEADERS)
         await answered
         assert dict(await answered.trailing_metadata())["ratelimit"].startswith('"requests";r=59')

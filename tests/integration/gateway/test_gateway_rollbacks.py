@@ -170,11 +170,11 @@ async def with_logprobs(running: Any, text: str) -> None:
 @pytest.mark.parametrize("why", ["finish", "tokenizer", "no_tokenizer", "context", "safety"])
 async def test_streams_that_may_or_can_not_move_finish(mesh: Rig, why: str) -> None:
     tokenizer = {"tokenizer": "8" * 64, "no_tokenizer": ""}.get(why, "7" * 64)
-    candidate = {"context_length": 4096} if why == "context" else {}
+    candidate: dict[str, Any] = {"context_length": 4096} if why == "context" else {}
     if why == "no_tokenizer":
         candidate = {"tokenizer_sha256": ""}
-    if why == "safety":  # what it has said so far, and will say, is filtered by the candidate's policy
-        candidate = {"safety_policy": "other"}
+    if why == "safety":  # what it has said so far, and will say, is filtered by the candidate's policies
+        candidate = {"safety_policies": ["other@1"]}
     await begin(mesh, tokenizer=tokenizer, candidate=candidate, on_rollback=FINISH if why == "finish" else MIGRATE)
     async with Stream(mesh, max_tokens=1000 if why == "context" else 10) as stream:
         running = await taken(mesh.workers[0])

@@ -23,13 +23,18 @@ TOPOLOGY = """
 [ports]
 edge_http = 0
 edge_https = 1
-envoy_admin = 2
+envoy_status = 2
+edge_admin = 3
 etcd = 10
 etcd_peer = 11
 etcd_metrics = 12
 [process.etcd]
 kind = "etcd"
 service = "etcd"
+[process.door]
+service = "door"
+port = 13
+after = ["etcd"]
 [process.controlplane]
 service = "controlplane"
 port = 20
@@ -77,7 +82,7 @@ def site(tmp_path: Path) -> Iterator[Site]:
     shutil.copytree(ROOT / "envoy", root / "envoy")
     (root / "services").mkdir()
     (root / "services" / "__init__.py").write_text("")
-    for name in ("controlplane", "registry", "collector"):
+    for name in ("controlplane", "door", "registry", "collector"):
         (root / "services" / f"{name}.py").write_text(IDLE)
     real = locate({})
     made = Site(

@@ -9,6 +9,8 @@ import pytest
 from weir.mux.v1 import mux_pb2
 from weir.quota.v1 import quota_pb2, quota_pb2_grpc
 
+from libs.authority.calls import may_call
+from libs.authority.identity import Identity
 from libs.clock import SystemClock
 from libs.config import TlsFiles
 from libs.mux import Codec, MuxServer
@@ -18,25 +20,24 @@ from libs.rpc.server import bind
 
 
 def files(directory, service: str) -> TlsFiles:
-    leaf = issue(directory, service)
+    leaf = issue(directory, Identity(service, f"{service}-0"))
     return TlsFiles(ca=str(leaf.ca), cert=str(leaf.cert), key=str(leaf.key))
 
 
 @contextlib.asynccontextmanager
-async def serving(directory, allow):
+async def serving(directory):
     mux = MuxServer(
         codec=Codec.of(quota_pb2.SessionRequest, quota_pb2.SessionResponse),
         handler=lambda item, ctx: quota_pb2.QuotaReply(),
         instance="q-0",
         clock=SystemClock(),
-        allow=allow,
     )
 
     class Servicer(quota_pb2_grpc.QuotaServiceServicer):
         async def Session(self, request_iterator, context):  # noqa: N802
             await mux.serve(request_iterator, context)
 
-    server = make_server()
+    server = make_server(may_call=may_call)
     quota_pb2_grpc.add_QuotaServiceServicer_to_server(Servicer(), server)
     port = bind(server, "127.0.0.1:0", tls=files(directory, "ratelimit"))
     await server.start()
@@ -47,16 +48,18 @@ async def serving(directory, allow):
 async def open_as(address: str, tls: TlsFiles, calls_itself: str):
     async with make_channel(address, tls=tls, server_name="ratelimit.weir.internal") as channel:
         rpc = quota_pb2_grpc.QuotaServiceStub(channel).Session()
-        await rpc.write(quota_pb2.SessionRequest(hello=mux_pb2.Hello(service=calls_itself)))
+        await rpc.write(
+            quota_pb2.SessionRequest(hello=mux_pb2.Hello(service=calls_itself, instance=f"{calls_itself}-0"))
+        )
         return (await rpc.read()).WhichOneof("frame")
 
 
 async def test_the_certificate_decides_who_may_open_a_stream(tmp_path):
     ensure_ca(tmp_path)
     gateway, safety = files(tmp_path, "gateway"), files(tmp_path, "safety")
-    async with serving(tmp_path, allow={"gateway"}) as address:
+    async with serving(tmp_path) as address:
         assert await open_as(address, gateway, "gateway") == "welcome"
-        for tls, name in ((safety, "gateway"), (safety, "safety"), (gateway, "jobs")):
+        for tls, name in ((safety, "gateway"), (safety, "safety"), (gateway, "ratelimit")):
             with pytest.raises(grpc.aio.AioRpcError) as caught:
                 await open_as(address, tls, name)
             assert caught.value.code() is grpc.StatusCode.PERMISSION_DENIED

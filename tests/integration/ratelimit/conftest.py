@@ -100,7 +100,10 @@ def start(tmp_path: Path) -> Start:
         **settings: Any,
     ) -> AsyncIterator[Mesh]:
         configured = Settings(
-            service="ratelimit", instance="ratelimit-0", **({"state_dir": str(tmp_path / "state")} | settings)
+            service="ratelimit",
+            instance="ratelimit-0",
+            audit_target="",
+            **({"state_dir": str(tmp_path / "state")} | settings),
         )
         store = MemoryStore()
         seed = registry_pb2.Limits(tenant="acme", model="*", **(limits or {}))

@@ -210,6 +210,17 @@ async def test_what_cannot_be_read_is_refused(replicas: Cluster) -> None:
     assert (refused.value.reason, refused.value.limit) == (Reason.INVALID_REQUEST, "operations")
 
 
+async def test_a_replica_tells_of_its_own_decisions_only(replicas: Cluster) -> None:
+    a = await replicas.start("ratelimit-0")
+    mux = await a.client(service="ratelimit", instance="ratelimit-9")
+    replicate = quota_pb2.Replicate(origin="ratelimit-1", life="1", sequence=1, operations=b"x")
+    with pytest.raises(WeirError) as refused:
+        await mux.call(
+            quota_pb2.QuotaCall(replicate=replicate), deadline=Deadline.after(20, CLOCK), semantics=Semantics.ONCE
+        )
+    assert (refused.value.reason, refused.value.limit) == (Reason.PERMISSION_DENIED, "origin")
+
+
 async def test_slots_of_a_gateway_that_is_gone_for_good_are_freed_soon(replicas: Cluster) -> None:
     a = await replicas.start("ratelimit-0", holder_grace_seconds=0.0, flush_seconds=0.005)
     mux = await a.client(instance="gateway-0")

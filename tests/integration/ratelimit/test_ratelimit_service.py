@@ -13,6 +13,7 @@ from weir.mux.v1 import mux_pb2
 from weir.quota.v1 import quota_pb2, quota_pb2_grpc
 from weir.registry.v1 import registry_pb2
 
+from libs.authority.identity import Identity
 from libs.clock import ManualClock
 from libs.config import TlsFiles
 from libs.errors import Reason, WeirError
@@ -197,10 +198,10 @@ async def test_only_envoy_asks_the_edge_and_only_gateways_open_sessions(tmp_path
     ensure_ca(tmp_path / "pki")
 
     def files(service: str) -> TlsFiles:
-        issued = issue(tmp_path / "pki", service)
+        issued = issue(tmp_path / "pki", Identity(service, f"{service}-0"))
         return TlsFiles(ca=str(issued.ca), cert=str(issued.cert), key=str(issued.key))
 
-    settings = Settings(service="ratelimit", instance="ratelimit-0", tls=files("ratelimit"))
+    settings = Settings(service="ratelimit", instance="ratelimit-0", audit_target="", tls=files("ratelimit"))
     store = MemoryStore()
     limits = registry_pb2.Limits(tenant="acme", model="*")
     await store.txn(puts=[Put(keys.key_of(limits), keys.encode(limits))])
@@ -215,7 +216,9 @@ async def test_only_envoy_asks_the_edge_and_only_gateways_open_sessions(tmp_path
                 edge = rls_pb2_grpc.RateLimitServiceStub(channel).ShouldRateLimit(edge_request, timeout=10)
                 session = quota_pb2_grpc.QuotaServiceStub(channel).Session(timeout=10)
                 with contextlib.suppress(grpc.aio.AioRpcError, asyncio.InvalidStateError):
-                    await session.write(quota_pb2.SessionRequest(hello=mux_pb2.Hello(service=caller)))
+                    await session.write(
+                        quota_pb2.SessionRequest(hello=mux_pb2.Hello(service=caller, instance=f"{caller}-0"))
+                    )
                     await session.done_writing()
                     while await session.read() is not grpc.aio.EOF:
                         pass

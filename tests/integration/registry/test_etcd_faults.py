@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from libs.errors import Reason, WeirError
-from libs.pki import issue
 from libs.registry import EtcdStore, Put, WatchBatch, WatchEvent
+from tests.support.certificates import tls_of
 from tests.support.etcd import EtcdServer, EtcdTls, free_ports
 
 PREFIX = "/t/"
@@ -226,8 +226,8 @@ async def test_lost_quorum_is_said_and_healed(cluster: list[EtcdServer]) -> None
 
 
 async def test_mutual_tls(tmp_path: Path) -> None:
-    files = issue(tmp_path / "pki", "registry")
-    stranger = issue(tmp_path / "other", "registry")
+    files = tls_of(tmp_path / "pki", "etcd")
+    stranger = tls_of(tmp_path / "other", "etcd")
     tls = EtcdTls(Path(files.ca), Path(files.cert), Path(files.key))
     server = EtcdServer(tmp_path / "etcd", tls=tls)
     server.start()

@@ -16,6 +16,7 @@ from libs.resources.snapshot import BY_NAME, KINDS
 from tests.support.registry_service import (
     Client,
     alias,
+    grant,
     model,
     named,
     outcomes,
@@ -52,7 +53,20 @@ def begun(**radius: list[str]) -> list[Message]:
 
 CASES = [
     Case(
-        "ModelVersion", "safety_policy", "safety", [POLICY, model(safety_policy="strict")], "SafetyPolicy/strict", ONE
+        "ModelVersion",
+        "safety_policies",
+        "safety",
+        [POLICY, model(safety_policies=["strict@1"])],
+        "SafetyPolicy/strict@1",
+        ONE,
+    ),
+    Case(
+        "SafetyFloor",
+        "policies",
+        "safety",
+        [POLICY, pb.SafetyFloor(policies=["strict@1"])],
+        "SafetyPolicy/strict@1",
+        "SafetyFloor/mesh",
     ),
     Case("Alias", "targets.model_version", "models", [model(), alias()], ONE, FAST),
     Case(
@@ -71,9 +85,34 @@ CASES = [
         TWO,
         "PlanPolicy/gold",
     ),
-    Case("Tenant", "safety_policy", "safety", [POLICY, tenant(safety_policy="strict")], "SafetyPolicy/strict", ACME),
+    Case(
+        "Tenant",
+        "safety_policies",
+        "safety",
+        [POLICY, tenant(safety_policies=["strict@1"])],
+        "SafetyPolicy/strict@1",
+        ACME,
+    ),
     Case("Tenant", "plan_policy", "plans", [pb.PlanPolicy(id="p"), tenant(plan_policy="p")], "PlanPolicy/p", ACME),
     Case("ApiKey", "tenant", "tenants", [tenant()], ACME, "ApiKey/"),
+    Case("ModelGrant", "subject", "tenants", [tenant(), grant("tenant:acme")], ACME, "ModelGrant/tenant:acme"),
+    Case(
+        "ModelGrant",
+        "subject",
+        "plans",
+        [pb.PlanPolicy(id="p"), grant("plan:p")],
+        "PlanPolicy/p",
+        "ModelGrant/plan:p",
+    ),
+    Case("ModelGrant", "models", "models", [model(), grant(models=["weir-fast@1"])], ONE, "ModelGrant/all"),
+    Case(
+        "ModelGrant",
+        "models",
+        "aliases",
+        [model(), alias(), grant(models=["weir-fast"])],
+        FAST,
+        "ModelGrant/all",
+    ),
     Case("Limits", "tenant", "tenants", [tenant(), pb.Limits(tenant="acme", model="*")], ACME, "Limits/acme/*"),
     Case(
         "Limits",

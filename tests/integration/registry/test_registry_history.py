@@ -12,13 +12,13 @@ from typing import Any
 import pytest
 from weir.registry.v1 import registry_pb2 as pb
 
+from libs.authority.operators import CHANGES
 from libs.changes import recorded
 from libs.errors import Reason, WeirError
 from libs.registry import EtcdStore, MemoryStore, Put, Store, keys
 from libs.resources.codec import decode
 from libs.resources.forms import from_plain
 from services.registry.history import History
-from services.registry.policy.access import CHANGES
 from tests.support.etcd import EtcdServer
 from tests.support.registry_service import (
     Client,

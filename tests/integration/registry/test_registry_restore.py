@@ -7,6 +7,7 @@ from pathlib import Path
 from weir.registry.v1 import registry_pb2 as pb
 
 from libs import apikeys
+from libs.changes import resource_of
 from libs.errors import Reason
 from libs.registry import EtcdStore, MemoryStore
 from libs.resources.codec import key_of
@@ -46,7 +47,7 @@ async def test_what_was_saved_is_restored_byte_for_byte(tmp_path: Path, etcd: Et
         secret = await fill(client)
         saved = await client.listed(secrets=True, page_size=4)
         leased = ("levels/", "endpoints/")
-        assert {key_of(each).removeprefix("/weir/v2/") for each in saved} == set(await stored(original, *leased))
+        assert {resource_of(key_of(each)) for each in saved} == set(await stored(original, *leased))
         tried = await other.apply(*saved, restore=True, dry_run=True)
         assert await stored(copy) == {}
         done = await other.apply(*saved, restore=True, reason="moved")

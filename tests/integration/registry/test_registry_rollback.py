@@ -28,7 +28,7 @@ from tests.support.registry_service import (
 )
 from tests.support.world import BUDGET, POLICY, SLO, WORKER, canary
 
-RESTORED = ("safety", "aliases", "plans", "tenants", "limits", "budgets", "slos", "prices")
+RESTORED = ("aliases", "plans", "tenants", "limits", "budgets", "slos", "prices")
 
 
 @pytest.fixture
@@ -144,26 +144,22 @@ async def test_going_back_to_what_would_not_hold_is_refused_by_name(client: Clie
     await client.RevokeKey(pb.RevokeKeyRequest(key_id=name))
     await rolled(client, on_two)
 
-    # No worker would load a version whose safety policy is gone.
-    await client.apply(POLICY, model(version="3", safety_policy="strict", safety_policy_version=1))
-    error = await refused(rolled(client, on_two))
-    assert (error.limit, "'strict'" in error.message) == ("models/weir-fast@3", True)
+    # Neither versions nor safety policies go back.
+    await client.apply(POLICY, model(version="3", safety_policies=["strict@1"]))
+    assert not await rolled(client, on_two)
     await client.delete("ModelVersion/weir-fast@3")
-    assert await rolled(client, on_two)
 
     assert (await refused(rolled(client, early, reason=""))).limit == "change.reason"
     assert (await refused(rolled(client, 1))).reason is Reason.NOT_FOUND
 
 
-async def test_safety_policies_go_back_under_a_new_version(client: Client) -> None:
-    rule = pb.SafetyRule(id="card", category="pii.card", pattern=r"\d{16}", action="block", stage="both")
-    policy = pb.SafetyPolicy(id="default", rules=[rule])
-    first = (await client.apply(policy)).revision
-    policy.rules[0].action = "flag"
-    await client.apply(policy)
-    await rolled(client, first)
-    now = await client.read("SafetyPolicy/default")
-    assert (now.rules[0].action, now.version) == ("block", 3)
+async def test_the_safety_floor_does_not_go_back_and_what_a_tenant_adds_to_it_does(client: Client) -> None:
+    strict = pb.SafetyPolicy(id="strict", version="2", rules=POLICY.rules)
+    then = (await client.apply(POLICY, tenant(safety_policies=["strict@1"]))).revision
+    await client.apply(strict, tenant(safety_policies=["strict@2"]), pb.SafetyFloor(policies=["strict@2"]))
+    assert await rolled(client, then) == ["tenants/acme"]
+    assert list((await client.read("Tenant/acme")).safety_policies) == ["strict@1"]
+    assert list((await client.read("SafetyFloor/mesh")).policies) == ["strict@2"]
 
 
 async def test_who_may_act_as_a_tenant_is_not_undone_by_going_back(client: Client) -> None:

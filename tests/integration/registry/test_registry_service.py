@@ -51,10 +51,8 @@ async def test_model_versions_are_immutable_and_content_addressed(client: Client
     assert made.HasField("created_at")
     again = await client.apply(model())
     assert outcomes(again.results) == {"ModelVersion/weir-fast@1": "UNCHANGED"}
-    moved = await client.apply(model(source="/elsewhere"))
-    assert outcomes(moved.results) == {"ModelVersion/weir-fast@1": "CHANGED"}
-    after = await client.read("ModelVersion/weir-fast@1")
-    assert (after.digest, after.source, after.created_at) == (made.digest, "/elsewhere", made.created_at)
+    moved = await refused(client.apply(model(source="/elsewhere")))
+    assert (moved.reason, "immutable" in moved.message) == (Reason.ALREADY_EXISTS, True)
     other = await refused(client.apply(model(context_length=2048)))
     assert (other.reason, "immutable" in other.message) == (Reason.ALREADY_EXISTS, True)
     bad = await refused(client.apply(model(version="2", tier="huge")))
@@ -100,26 +98,27 @@ async def test_plans_and_the_tenants_that_name_them(client: Client) -> None:
     await client.apply(tenant(plan_policy="gold"))
 
 
-async def test_safety_policies_count_their_versions(client: Client) -> None:
+async def test_safety_policies_never_change(client: Client) -> None:
     rule = pb.SafetyRule(id="card", category="pii.card", pattern=r"\d{16}", action="block", stage="both")
-    policy = pb.SafetyPolicy(id="default", rules=[rule], version=77)
-
-    async def version() -> int:
-        return int((await client.read("SafetyPolicy/default")).version)
-
+    policy = pb.SafetyPolicy(id="default", version="1", rules=[rule])
     await client.apply(policy)
-    assert await version() == 1
-    assert outcomes((await client.apply(policy)).results) == {"SafetyPolicy/default": "UNCHANGED"}
+    assert outcomes((await client.apply(policy)).results) == {"SafetyPolicy/default@1": "UNCHANGED"}
     # Labels are for people: nothing that is filtered changed.
     await client.apply(resource(policy, labels={"a": "b"}))
-    assert await version() == 1
     policy.rules[0].action = "flag"
+    error = await refused(client.apply(policy))
+    assert (error.reason, error.limit) == (Reason.ALREADY_EXISTS, "metadata.name")
+    assert (await client.read("SafetyPolicy/default@1")).rules[0].action == "block"
+    policy.version = "2"
     await client.apply(policy)
-    assert await version() == 2
-    policy.rules[0].pattern = "("
-    assert (await refused(client.apply(policy))).limit == "safety/default spec.rules[0].pattern"
-    missing = model("m", safety_policy="gone")
-    assert (await refused(client.apply(missing))).limit == "models/m@1 spec.safety_policy"
+    policy.version, policy.rules[0].pattern = "3", "("
+    assert (await refused(client.apply(policy))).limit == "safety/default@3 spec.rules[0].pattern"
+    for missing, place in (
+        (model("m", safety_policies=["default@1", "gone@1"]), "models/m@1 spec.safety_policies[1]"),
+        (tenant("t", safety_policies=["default"]), "tenants/t spec.safety_policies[0]"),
+        (pb.SafetyFloor(policies=["default@3"]), "safety-floor/mesh spec.policies[0]"),
+    ):
+        assert (await refused(client.apply(missing))).limit == place
 
 
 async def test_signatures_are_checked_where_a_namespace_has_trusted_keys(client: Client) -> None:
@@ -144,8 +143,10 @@ async def test_signatures_are_checked_where_a_namespace_has_trusted_keys(client:
     await client.apply(renewed, trust)
     assert (await client.read("ModelVersion/weir-fast@1")).signature == renewed.signature != version.signature
     assert outcomes((await client.apply(unsigned)).results) == {"ModelVersion/weir-fast@1": "UNCHANGED"}
-    # Elsewhere nobody's signature is needed.
-    await client.apply(model(version="2"))
+    # Elsewhere nobody's signature is needed, but no name of the namespace can be used there.
+    await client.apply(model(name="weir-slow"))
+    error = await refused(client.apply(model(version="2")))
+    assert (error.limit, "belongs to namespace 'team'" in error.message) == ("models/weir-fast@2 metadata.name", True)
 
 
 async def test_keys(tmp_path: Path) -> None:
@@ -294,7 +295,7 @@ async def test_a_registry_that_starts_without_its_store_reads_from_its_cache(tmp
     store = MemoryStore()
     config = settings(tmp_path, state_dir=str(tmp_path))
     await put(store, tenant())
-    cache.save(tmp_path / "registry.cache", await store.get_prefix(keys.ROOT))
+    cache.save(tmp_path / "registry.cache", await store.get_prefix(keys.EVERYTHING))
     store.set_available(False)
     async with serving(config, store) as (client, _):
         assert await client.names("Tenant") == ["acme"]

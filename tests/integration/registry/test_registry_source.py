@@ -24,6 +24,7 @@ from libs.resources.snapshot import ATTRIBUTE, KINDS
 from services.registry import watching
 from tests.support.etcd import EtcdServer, free_ports
 from tests.support.registry_service import (
+    OWNER,
     certificates,
     peers,
     put,
@@ -245,7 +246,7 @@ async def test_services_follow_their_rows_over_mutual_tls(tmp_path: Path) -> Non
     key = pb.ApiKey(id="k", tenant="acme", hash=b"x" * 32)
     await put(store, *applied(), *observed(), key)
     tls = certificates(tmp_path, "edge-auth", "worker")
-    async with peers(tmp_path, store, "cli") as mesh:
+    async with peers(tmp_path, store, OWNER) as mesh:
         config = ServiceSettings(service="edge-auth", instance="e0", registry=mesh.target, tls=tls["edge-auth"])
         async with following(follow("edge-auth", config)) as view, asyncio.timeout(20):
             await view.wait_ready()
@@ -256,6 +257,6 @@ async def test_services_follow_their_rows_over_mutual_tls(tmp_path: Path) -> Non
                 view.snapshot.limits.get(("acme", "*"))
         stranger = RegistrySource(mesh.target, ["keys"], tls=tls["worker"])
         with pytest.raises(WeirError) as caught:
-            await stranger.get_prefix(keys.ROOT)
+            await stranger.get_prefix(keys.EVERYTHING)
         assert caught.value.reason is Reason.DEPENDENCY_UNAVAILABLE
         await stranger.close()

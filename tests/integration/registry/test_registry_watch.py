@@ -11,6 +11,7 @@ import grpc
 import pytest
 from weir.registry.v1 import registry_pb2 as pb
 
+from libs.changes import resource_of
 from libs.errors import Reason, WeirError
 from libs.registry import EtcdStore, MemoryStore, keys
 from libs.resources.codec import key_of
@@ -56,7 +57,7 @@ class Follower:
             self.messages += 1
             assert answer.revision >= self.revision
             for each in answer.resources:
-                self.known[key_of(each).removeprefix(keys.ROOT)] = each.SerializeToString(deterministic=True)
+                self.known[resource_of(key_of(each))] = each.SerializeToString(deterministic=True)
             for each in answer.deleted:
                 kind = next(kind for kind in KINDS if kind.name == each.kind)
                 self.known.pop(f"{kind.plural}/{each.name}", None)
@@ -67,7 +68,7 @@ class Follower:
 
 async def listed(client: Client, *kinds: str, **more: Any) -> dict[str, bytes]:
     found = await client.listed(*kinds, **more)
-    return {key_of(each).removeprefix(keys.ROOT): each.SerializeToString(deterministic=True) for each in found}
+    return {resource_of(key_of(each)): each.SerializeToString(deterministic=True) for each in found}
 
 
 async def test_watchers_from_anywhere_end_with_what_is_listed(tmp_path: Path, etcd_store: EtcdStore) -> None:
@@ -176,7 +177,7 @@ async def test_one_of_every_kind_is_read_with_what_was_observed(tmp_path: Path) 
         await client.CreateKey(pb.CreateKeyRequest(tenant="acme", scopes=["inference"]))
         everything = await client.listed()
         there = set(await stored(store)) | {"endpoints/worker/w0"}
-        assert {key_of(each).removeprefix(keys.ROOT) for each in everything} == there
+        assert {resource_of(key_of(each)) for each in everything} == there
         for kind in KINDS:
             alone = await client.listed(kind.name)
             assert alone == [each for each in everything if key_of(each).startswith(kind.prefix)]

@@ -16,8 +16,8 @@ import pytest
 from weir.registry.v1 import registry_pb2 as pb
 from weir.rollout.v1 import rollout_pb2, rollout_pb2_grpc
 
+from libs.authority.identity import Operator
 from libs.config import TlsFiles
-from libs.pki import issue
 from libs.registry import MemoryStore, RegistryView
 from libs.rpc import make_channel
 from libs.service.process import serve
@@ -25,6 +25,7 @@ from services.registry.app import build as build_registry
 from services.registry.config import Settings as RegistrySettings
 from services.rollout.app import build
 from tests.integration.rollout.rollout_mesh import ALIAS, BOUND, WATCH, following, populate, settings, write
+from tests.support.certificates import tls_of
 
 ROOT = Path(__file__).resolve().parents[3]
 
@@ -37,9 +38,8 @@ class Mesh:
         self.view = view
         self.services: dict[str, dict[str, str]] = {}
 
-    def tls(self, service: str) -> TlsFiles:
-        files = issue(self.state, service)
-        return TlsFiles(ca=files.ca, cert=files.cert, key=files.key)
+    def tls(self, who: str | Operator) -> TlsFiles:
+        return tls_of(self.state / "pki", who, "gateway-0" if who == "gateway" else "")
 
     async def weir(self, *arguments: str) -> tuple[int, str, str]:
         process = await asyncio.create_subprocess_exec(
@@ -66,6 +66,7 @@ async def mesh(tmp_path: Path) -> AsyncIterator[Mesh]:
     store = MemoryStore()
     await populate(store)
     await write(store, pb.Slo(route="generate", tier="fast", availability=0.99))
+    await write(store, pb.RoleBinding(principal="operator:jane", roles=["owner"]))
     (tmp_path / "pepper").write_text("0123456789abcdef0123456789abcdef\n")
     async with following(store) as view, contextlib.AsyncExitStack() as stack:
         mesh = Mesh(tmp_path, view)
@@ -85,9 +86,14 @@ async def mesh(tmp_path: Path) -> AsyncIterator[Mesh]:
             running = await stack.enter_async_context(serve(service, config, deadline_optional=(WATCH,)))
             await running.ready.wait()
             mesh.services[config.service] = {"service": config.service, "address": f"127.0.0.1:{running.port}"}
-        cli = mesh.tls("cli")
-        described = {"ca": cli.ca, "cli_cert": cli.cert, "cli_key": cli.key}
-        file = {"services": mesh.services, "edge_url": "http://127.0.0.1:9", "tls": described}
+        own = mesh.tls(Operator("jane"))
+        described = {"ca": own.ca, "cert": own.cert, "key": own.key}
+        file = {
+            "services": mesh.services,
+            "edge_url": "http://127.0.0.1:9",
+            "operator": "jane",
+            "tls": described,
+        }
         (tmp_path / "mesh.json").write_text(json.dumps(file))
         address = mesh.services["rollout"]["address"]
         channel = make_channel(address, tls=mesh.tls("gateway"), server_name="rollout.weir.internal")

@@ -13,9 +13,9 @@ import pytest
 from weir.registry.v1 import registry_pb2 as pb
 from weir.rollout.v1 import rollout_pb2, rollout_pb2_grpc
 
+from libs.authority.identity import Operator
 from libs.config import TlsFiles
 from libs.errors import Reason
-from libs.pki import issue
 from libs.registry import MemoryStore, RegistrySnapshot, RegistryView, Store
 from libs.rpc import make_channel
 from libs.service.process import serve
@@ -39,6 +39,7 @@ from tests.integration.rollout.rollout_mesh import (
     store_of,
     write,
 )
+from tests.support.certificates import tls_of
 from tests.support.etcd import EtcdServer
 from tests.support.registry_service import Client, refused, serving
 from tests.support.registry_service import settings as registry_settings
@@ -174,20 +175,20 @@ async def test_an_abort_is_the_last_word(etcd: EtcdServer, tmp_path: Path) -> No
 
 
 async def test_who_may_report_and_read(tmp_path: Path) -> None:
-    def tls(service: str) -> TlsFiles:
-        files = issue(tmp_path, service)
-        return TlsFiles(ca=files.ca, cert=files.cert, key=files.key)
+    def tls(who: str | Operator) -> TlsFiles:
+        return tls_of(tmp_path, who, "x" if who == "gateway" else "")
 
     store = MemoryStore()
     await prepared(store)
+    await write(store, pb.RoleBinding(principal="operator:jane", roles=["viewer"]))
     config = settings(tls=tls("rollout"))
     async with serve(await build(config, store=store), config, deadline_optional=(WATCH,)) as running:
         await running.ready.wait()
 
         @contextlib.asynccontextmanager
-        async def stub_of(service: str) -> AsyncIterator[Any]:
+        async def stub_of(who: str | Operator) -> AsyncIterator[Any]:
             target = f"127.0.0.1:{running.port}"
-            async with make_channel(target, tls=tls(service), server_name="rollout.weir.internal") as channel:
+            async with make_channel(target, tls=tls(who), server_name="rollout.weir.internal") as channel:
                 yield rollout_pb2_grpc.RolloutServiceStub(channel)
 
         async def denied(awaitable: Any) -> bool:
@@ -197,10 +198,10 @@ async def test_who_may_report_and_read(tmp_path: Path) -> None:
                 return error.code() is grpc.StatusCode.PERMISSION_DENIED
             return False
 
-        async def report(stub: Any) -> Any:
+        async def report(stub: Any, source: str = "x") -> Any:
             stream = stub.ReportOutcomes(timeout=20)
             with contextlib.suppress(asyncio.InvalidStateError):
-                await stream.write(rollout_pb2.ReportOutcomesRequest(source="x", incarnation="1"))
+                await stream.write(rollout_pb2.ReportOutcomesRequest(source=source, incarnation="1"))
                 if (answer := await stream.read()) is not grpc.aio.EOF:
                     stream.cancel()
                     return answer
@@ -213,8 +214,12 @@ async def test_who_may_report_and_read(tmp_path: Path) -> None:
             assert await denied(stub.GetSloStatus(slo, timeout=20))
         async with stub_of("gateway") as stub:
             assert not await denied(report(stub))
+            assert await denied(report(stub, "y"))  # another gateway's
             assert not await denied(stub.ReportScores(scores, timeout=20))
-        async with stub_of("cli") as stub:
+        async with stub_of(Operator("jane")) as stub:
             assert await denied(report(stub))
+            assert await denied(stub.ReportScores(scores, timeout=20))
             assert not await denied(stub.GetSloStatus(slo, timeout=20))
+        async with stub_of("probe") as stub:
+            assert await denied(stub.GetSloStatus(slo, timeout=20))
     await store.close()

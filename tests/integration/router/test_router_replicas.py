@@ -27,6 +27,7 @@ from services.gateway.clients.router import RouterClient
 from services.gateway.text_store import TextStore
 from services.router.app import build
 from services.router.config import Settings
+from tests.support.registry_service import grant, tenant
 
 CLOCK = SystemClock()
 VERSIONS = ("weir-fast@1", "weir-fast@2", "weir-fast@3")
@@ -68,14 +69,14 @@ async def store_with_workers() -> MemoryStore:
     store = MemoryStore()
     models = [registry_pb2.ModelVersion(name="weir-fast", version=v[-1], pool="fast", tier="fast") for v in VERSIONS]
     workers = [endpoint("worker", f"w-{zone}", zone=zone, pool="fast", model_versions=VERSIONS) for zone in BOTH]
-    await store.txn(puts=[*map(put, models), *workers])
+    await store.txn(puts=[*map(put, (*models, tenant(), grant())), *workers])
     return store
 
 
 async def catalog_of(store: MemoryStore) -> Catalog:
     texts = TextStore(blobs="", directory=None, max_bytes=0, clock=CLOCK, chance=lambda: 0.0)
     catalog = Catalog(zone="zone-a", texts=texts, clock=CLOCK)
-    catalog.update(snapshot_of((await store.get_prefix(registry_keys.ROOT)).kvs, store.revision))
+    catalog.update(snapshot_of((await store.get_prefix(registry_keys.EVERYTHING)).kvs, store.revision))
     return catalog
 
 

@@ -21,14 +21,16 @@ from libs.config import TlsFiles
 from libs.deadlines import Deadline
 from libs.errors import Reason, WeirError, from_rpc_error
 from libs.mux import Codec, MuxClient, Semantics
-from libs.pki import issue
 from libs.registry import MemoryStore, Put
 from libs.registry import keys as registry_keys
+from libs.resources.codec import key_of
 from libs.rpc import make_channel
 from libs.service import serve
 from libs.service.process import Running
 from services.router.app import build
 from services.router.config import Settings
+from tests.support.certificates import tls_of
+from tests.support.registry_service import grant, tenant
 
 CLOCK = SystemClock()
 CODEC = Codec.of(pb.SessionRequest, pb.SessionResponse)
@@ -61,7 +63,8 @@ async def fill(store: MemoryStore) -> None:
         )
         for version in ("1", "2")
     ]
-    await store.txn(puts=[*versions, alias(0), worker("w0", "zone-a"), worker("w1", "zone-b")])
+    allowed = [Put(key_of(each), registry_keys.encode(each)) for each in (tenant(), grant())]
+    await store.txn(puts=[*versions, *allowed, alias(0), worker("w0", "zone-a"), worker("w1", "zone-b")])
 
 
 class Bench:
@@ -75,7 +78,7 @@ class Bench:
     @contextlib.asynccontextmanager
     async def gateway(self, tls: TlsFiles | None = None) -> AsyncIterator[MuxClient]:
         target = f"127.0.0.1:{self.running.port}"
-        async with make_channel(target, tls=tls, server_name="localhost") as channel:
+        async with make_channel(target, tls=tls, server_name="router.weir.internal") as channel:
             stub = router_pb2_grpc.RouterServiceStub(channel)
             client = MuxClient(
                 open_stream=lambda: stub.Session(wait_for_ready=True),
@@ -218,15 +221,13 @@ async def test_a_cached_snapshot_serves_from_the_start(tmp_path: Path) -> None:
 
 
 async def test_only_gateways_may_open_a_session(tmp_path: Path) -> None:
-    def certificate(service: str) -> TlsFiles:
-        files = issue(tmp_path, service)
-        return TlsFiles(ca=str(files.ca), cert=str(files.cert), key=str(files.key))
-
-    async with router(Settings(tls=certificate("router"))) as bench:
-        async with bench.gateway(certificate("gateway")) as client:
+    async with router(Settings(tls=tls_of(tmp_path, "router"))) as bench:
+        async with bench.gateway(tls_of(tmp_path, "gateway", "gateway-0", zone="zone-a")) as client:
             assert (await call(client, resolve())).HasField("route")
         target = f"127.0.0.1:{bench.running.port}"
-        async with make_channel(target, tls=certificate("worker"), server_name="localhost") as channel:
+        async with make_channel(
+            target, tls=tls_of(tmp_path, "worker", "w0"), server_name="router.weir.internal"
+        ) as channel:
             with pytest.raises(grpc.aio.AioRpcError) as caught:
                 await router_pb2_grpc.RouterServiceStub(channel).Session(wait_for_ready=True).read()
             assert from_rpc_error(caught.value).reason is Reason.PERMISSION_DENIED

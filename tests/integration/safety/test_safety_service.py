@@ -24,6 +24,9 @@ from libs.service import serve
 from services.safety.app import SafetyService, build
 from services.safety.config import Settings
 
+PATIENCE = 0.5
+"""Seconds."""
+
 
 @dataclass
 class Mesh:
@@ -32,16 +35,19 @@ class Mesh:
     port: int
     client: MuxClient
 
-    async def put(self, *messages: registry_pb2.SafetyPolicy | registry_pb2.Tenant) -> None:
+    async def put(self, *messages: registry_pb2.SafetyPolicy | registry_pb2.SafetyFloor) -> None:
         result = await self.store.txn(puts=[Put(key_of(message), encode(message)) for message in messages])
         await self.service._view.wait_until(lambda snapshot: snapshot.revision >= result.revision)
-        await self.service._keeper.wait_settled()
+        await self.service._keeper.compiled(self.service._keeper.book.floor)
+
+    async def ready(self, *pins: str) -> None:
+        await self.service._keeper.compiled(pins)
 
     async def call(self, call: safety_pb2.SafetyCall) -> safety_pb2.SafetyReply:
         return await self.client.call(call, deadline=Deadline.after(20, SystemClock()), semantics=Semantics.ONCE)
 
-    async def check(self, *texts: str, tenant: str = "acme", policy: str = "") -> safety_pb2.InputVerdict:
-        ask = safety_pb2.CheckInput(tenant=tenant, policy=policy, texts=texts, request_id="r-1")
+    async def check(self, *texts: str, policies: Sequence[str] = ()) -> safety_pb2.InputVerdict:
+        ask = safety_pb2.CheckInput(tenant="acme", policies=policies, texts=texts, request_id="r-1")
         return (await self.call(safety_pb2.SafetyCall(check_input=ask))).input
 
     async def feed(
@@ -78,9 +84,7 @@ async def connect(port: int) -> AsyncIterator[MuxClient]:
 @pytest.fixture
 async def mesh() -> AsyncIterator[Mesh]:
     store = MemoryStore()
-    tenant = registry_pb2.Tenant(id="acme")
-    await store.txn(puts=[Put(key_of(tenant), encode(tenant))])
-    settings = Settings(service="safety", instance="safety-0", max_filters=4, drain_seconds=1)
+    settings = Settings(service="safety", instance="safety-0", max_filters=4, drain_seconds=1, policy_patience=PATIENCE)
     service = await build(settings, store=store)
     async with serve(service, settings) as running:
         await asyncio.wait_for(running.ready.wait(), 20)
@@ -88,17 +92,18 @@ async def mesh() -> AsyncIterator[Mesh]:
             yield Mesh(service, store, running.port, client)
 
 
-def opening(number: int, *, policy: str = "", context: str = "") -> safety_pb2.OpenFilter:
-    return safety_pb2.OpenFilter(filter=number, tenant="acme", policy=policy, request_id="r-1", context=context)
+def opening(number: int, *, policies: Sequence[str] = (), context: str = "") -> safety_pb2.OpenFilter:
+    return safety_pb2.OpenFilter(filter=number, tenant="acme", policies=policies, request_id="r-1", context=context)
 
 
-def policy(version: int, pattern: str, *, action: str = "block", name: str = "house") -> registry_pb2.SafetyPolicy:
+def policy(version: str, pattern: str, *, action: str = "block", name: str = "house") -> registry_pb2.SafetyPolicy:
     rule = registry_pb2.SafetyRule(id="one", category="house.rule", pattern=pattern, action=action, stage="both")
     return registry_pb2.SafetyPolicy(id=name, version=version, rules=[rule])
 
 
 async def test_inputs_pass_are_redacted_or_are_refused(mesh: Mesh) -> None:
-    assert await mesh.check("hello there") == safety_pb2.InputVerdict()
+    plain = await mesh.check("hello there")
+    assert plain == safety_pb2.InputVerdict(policies=["default@0"], alters_output=True)
     verdict = await mesh.check("mail joe@example.com or ann@example.com", "hi")
     assert verdict.action == safety_pb2.ACTION_REDACT
     assert list(verdict.texts) == ["mail [e-mail address removed] or [e-mail address removed]", "hi"]
@@ -121,6 +126,7 @@ async def test_outputs_of_many_choices_travel_together(mesh: Mesh) -> None:
     assert list(second.released) == ["", " "]
     third = await mesh.feed([1, 2], ["DEMO-PHRASE now", ""], [False, True])
     assert list(third.released) == ["", "[card number removed]"]
+    assert [(one.position, one.begin, one.end) for one in third.replaced] == [(1, 5, 24)]
     assert [(one.position, one.intervention.action) for one in third.findings] == [
         (0, safety_pb2.ACTION_BLOCK),
         (1, safety_pb2.ACTION_REDACT),
@@ -145,10 +151,13 @@ async def test_a_failed_call_changes_nothing(mesh: Mesh) -> None:
     assert list((await mesh.feed([1], ["y"])).released) == ["FORBIDDEN-y"]
 
 
-async def test_an_unknown_policy_stops_its_own_choice_only(mesh: Mesh) -> None:
-    both = await mesh.feed([1, 2], ["one", "two"], opened=[opening(1, policy="none-such"), opening(2)])
-    assert list(both.released) == ["", "two"]
-    assert [(one.position, one.intervention.category) for one in both.findings] == [(0, "policy.unknown")]
+async def test_an_unknown_policy_keeps_its_own_choice_back_only(mesh: Mesh) -> None:
+    both = await mesh.feed([1, 2], ["one", "two"], opened=[opening(1, policies=["none-such@1"]), opening(2)])
+    assert (list(both.released), list(both.absent)) == (["", "two"], [0])
+    await mesh.put(policy("1", "wombat", name="none-such"))
+    while list((again := await mesh.feed([3], ["one"], opened=[opening(3, policies=["none-such@1"])])).absent):  # noqa: ASYNC110
+        await asyncio.sleep(0)  # it is being compiled
+    assert list(again.released) == ["one"]
 
 
 async def test_closed_filters_make_room(mesh: Mesh) -> None:
@@ -171,23 +180,71 @@ async def test_filters_are_reopened_on_a_new_stream(mesh: Mesh) -> None:
         assert [one.intervention.action for one in after.findings] == [safety_pb2.ACTION_BLOCK]
 
 
-async def test_policies_follow_the_registry_and_bad_ones_are_refused(
+async def test_policies_add_up_and_those_that_make_no_pack_are_refused(
     mesh: Mesh, caplog: pytest.LogCaptureFixture
 ) -> None:
-    await mesh.put(policy(1, "wombat"), registry_pb2.Tenant(id="acme", safety_policy="house"))
-    assert (await mesh.check("a wombat")).interventions[0].pack == "house@1"
-    assert (await mesh.check("a wombat", tenant="globex")).action == safety_pb2.ACTION_UNSPECIFIED
-    await mesh.put(policy(2, "wombat*"))
-    assert (await mesh.check("a wombat")).interventions[0].pack == "house@1"
-    assert any(record.getMessage() == "safety_pack_refused" for record in caplog.records)
-    await mesh.put(policy(3, "quokka"))
+    await mesh.put(
+        policy("1", "wombat"), policy("2", "quokka"), policy("3", "wombat*"), policy("1", "wombat", name="b")
+    )
     assert (await mesh.check("a wombat")).action == safety_pb2.ACTION_UNSPECIFIED
-    assert (await mesh.check("a quokka")).interventions[0].pack == "house@3"
-    await mesh.put(policy(1, "wombat", name="default"))
-    assert (await mesh.check("wombat", tenant="globex")).interventions[0].pack == "default@1"
-    with pytest.raises(WeirError) as caught:
-        await mesh.check("x", policy="none-such")
-    assert caught.value.reason is Reason.NOT_FOUND
+    assert (await mesh.check("a wombat", policies=["house@1"])).interventions[0].pack == "house@1"
+    assert (await mesh.check("a wombat", policies=["house@2"])).action == safety_pb2.ACTION_UNSPECIFIED
+    both = await mesh.check("a wombat", policies=["house@2", "b@1"])
+    assert (both.interventions[0].pack, list(both.policies)) == ("b@1", ["default@0", "house@2", "b@1"])
+    assert (await mesh.check("FORBIDDEN-DEMO-PHRASE", policies=["b@1"])).interventions[0].pack == "default@0"
+    for pins, reason in ((["house@3"], Reason.NOT_FOUND), (["none-such@1"], Reason.DEPENDENCY_UNAVAILABLE)):
+        with pytest.raises(WeirError) as caught:
+            await mesh.check("x", policies=pins)
+        assert caught.value.reason is reason
+    assert any(record.getMessage() == "safety_policies_refused" for record in caplog.records)
+
+
+async def test_the_floor_is_added_for_a_gateway_that_does_not_know_it_yet(mesh: Mesh) -> None:
+    await mesh.put(policy("1", "wombat"), policy("1", "quokka", name="floor"))
+    await mesh.put(registry_pb2.SafetyFloor(policies=["floor@1"]))
+    verdict = await mesh.check("a quokka", policies=["house@1"])
+    assert (verdict.interventions[0].pack, list(verdict.policies)) == ("floor@1", ["floor@1", "house@1"])
+    # The built-in one stood in for it.
+    assert (await mesh.check("FORBIDDEN-DEMO-PHRASE")).action == safety_pb2.ACTION_UNSPECIFIED
+
+
+async def test_an_input_waits_for_a_policy_that_is_on_its_way(mesh: Mesh) -> None:
+    asked = asyncio.create_task(mesh.check("a wombat", policies=["house@1"]))
+    while not mesh.service._keeper._wanted:  # noqa: ASYNC110 - the call is on its way
+        await asyncio.sleep(0)
+    await mesh.put(policy("1", "wombat"))
+    assert (await asked).interventions[0].pack == "house@1"
+
+
+async def test_a_filter_keeps_the_policies_that_it_was_opened_with(mesh: Mesh) -> None:
+    await mesh.put(policy("1", "wombat"), registry_pb2.SafetyFloor(policies=["house@1"]))
+    pins = list((await mesh.check("x")).policies)
+    await mesh.feed([1], [""], opened=[opening(1, policies=pins)])
+    await mesh.put(policy("2", "quokka"), registry_pb2.SafetyFloor(policies=["house@2"]))
+    assert list((await mesh.check("x")).policies) == ["house@2"]
+    for number, opened in ((1, []), (2, [opening(2, policies=pins)])):  # open still, and opened again elsewhere
+        out = await mesh.feed([number], ["a quokka, a wombat"], [True], opened=opened)
+        assert (list(out.released), [one.intervention.pack for one in out.findings]) == (["a quokka, a "], ["house@1"])
+
+
+async def test_what_a_user_wrote_comes_as_a_token_and_its_value_in_that_reply_only(mesh: Mesh) -> None:
+    rule = registry_pb2.SafetyRule(
+        id="mail",
+        category="pii.email",
+        pattern="[a-z]{1,9}@b\\.de",
+        action="tokenise",
+        stage="input",
+        replacement="EMAIL",
+    )
+    await mesh.put(registry_pb2.SafetyPolicy(id="tokens", version="1", rules=[rule]), policy("1", "wombat"))
+    await mesh.put(registry_pb2.SafetyFloor(policies=["tokens@1"]))
+    verdict = await mesh.check("I am ann@b.de", "ann@b.de and joe@b.de")
+    assert verdict.action == safety_pb2.ACTION_TOKENISE
+    assert list(verdict.texts) == ["I am ⟦EMAIL_1⟧", "⟦EMAIL_1⟧ and ⟦EMAIL_2⟧"]
+    assert {one.token: one.value for one in verdict.values} == {"⟦EMAIL_1⟧": "ann@b.de", "⟦EMAIL_2⟧": "joe@b.de"}
+    assert not verdict.alters_output
+    stopped = await mesh.check("ann@b.de has a wombat", policies=["house@1"])
+    assert (stopped.action, list(stopped.values)) == (safety_pb2.ACTION_BLOCK, [])
 
 
 async def test_the_log_names_the_pattern_and_never_the_text(mesh: Mesh, caplog: pytest.LogCaptureFixture) -> None:

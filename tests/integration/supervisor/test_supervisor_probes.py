@@ -28,7 +28,7 @@ async def start(tls: TlsFiles, port: int = 0) -> tuple[grpc.aio.Server, HealthSe
 
 
 async def test_health_is_followed_through_changes_and_a_restart(tmp_path: Path) -> None:
-    files = {name: TlsFiles(f.ca, f.cert, f.key) for name, f in issue_all(tmp_path, ("audit", "cli")).items()}
+    files = {name: TlsFiles(f.ca, f.cert, f.key) for name, f in issue_all(tmp_path, ("audit", "probe")).items()}
     server, health, port = await start(files["audit"])
     seen: asyncio.Queue[bool] = asyncio.Queue()
 
@@ -37,7 +37,7 @@ async def test_health_is_followed_through_changes_and_a_restart(tmp_path: Path) 
             while await seen.get() is not value:
                 pass
 
-    probe = GrpcProbe(port=port, tls=files["cli"], server_name="audit.weir.internal")
+    probe = GrpcProbe(port=port, tls=files["probe"], server_name="audit.weir.internal")
     follower = asyncio.create_task(follow(probe, seen.put_nowait))
     await expect(False)
     await health.set("", SERVING)
@@ -57,9 +57,9 @@ async def test_health_is_followed_through_changes_and_a_restart(tmp_path: Path) 
 
 
 async def test_a_stranger_on_the_port_is_not_taken_for_the_service(tmp_path: Path) -> None:
-    files = {name: TlsFiles(f.ca, f.cert, f.key) for name, f in issue_all(tmp_path, ("router", "cli")).items()}
+    files = {name: TlsFiles(f.ca, f.cert, f.key) for name, f in issue_all(tmp_path, ("router", "probe")).items()}
     server, health, port = await start(files["router"])
     await health.set("", SERVING)
-    assert await check(GrpcProbe(port=port, tls=files["cli"], server_name="router.weir.internal"))
-    assert not await check(GrpcProbe(port=port, tls=files["cli"], server_name="audit.weir.internal"))
+    assert await check(GrpcProbe(port=port, tls=files["probe"], server_name="router.weir.internal"))
+    assert not await check(GrpcProbe(port=port, tls=files["probe"], server_name="audit.weir.internal"))
     await server.stop(None)

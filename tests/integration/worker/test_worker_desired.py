@@ -112,7 +112,7 @@ async def world(etcd, tmp_path) -> AsyncIterator[World]:
     yield World(store, etcd.endpoint, tmp_path, view=view)
     following.cancel()
     await asyncio.wait((following,))
-    listing = await store.get_prefix(keys.ROOT)
+    listing = await store.get_prefix(keys.EVERYTHING)
     for each in listing.kvs:
         await store.txn(deletes=[each.key])
     await store.close()
@@ -128,6 +128,7 @@ async def worker(world: World, **changes: Any) -> AsyncIterator[Rig]:
         "weight_cache": str(world.root / "cache"),
         "min_residency": 0.0,
         "require_grants": False,
+        "require_signatures": False,
         "simulated": {"vocabulary": 0, "max_context": 0},
     }
     async with rig(fixed=False, **(chosen | changes)) as running:
@@ -263,14 +264,14 @@ async def test_without_a_trust_policy_a_worker_may_insist_on_signatures(world):
 
 async def test_a_missing_safety_policy_is_named_and_its_arrival_is_noticed(world):
     version = await world.pushed("1", alias="m")
-    version.safety_policy, version.safety_policy_version = "strict", 2
+    version.safety_policies[:] = ["strict@2"]
     version.digest = manifest_digest(version)
     version.signature = sign(version, world.key)
-    await world.put(version, pb.SafetyPolicy(id="strict", version=1))
+    await world.put(version, pb.SafetyPolicy(id="strict", version="1"))
     async with worker(world):
         state = await world.reached("1", FAILED)
-        assert "version 2 of safety policy 'strict'" in state.detail
-        await world.put(pb.SafetyPolicy(id="strict", version=2))
+        assert "there is no safety policy 'strict@2'" in state.detail
+        await world.put(pb.SafetyPolicy(id="strict", version="2"))
         await world.reached("1", READY)
 
 
@@ -288,6 +289,7 @@ async def test_a_blob_that_is_missing_is_asked_for_again(world):
 async def test_files_elsewhere_are_not_fetched(world):
     version = await world.pushed("1", alias="m")
     version.source = "models/demo/fast"
+    version.digest, version.signature = manifest_digest(version), ""
     await world.put(version)
     async with worker(world):
         assert "not the blob store" in (await world.reached("1", FAILED)).detail

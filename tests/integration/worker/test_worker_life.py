@@ -156,8 +156,9 @@ class BreakingCore:
             free_blocks=9, running=len(self.handles), waiting=0, queued_prefill_tokens=0, last_step_seconds=0.0
         )
 
-    def embed(self, model, prompts):
-        return [[1.0] for _ in prompts]
+    def embed(self, model, prompt):
+        yield True
+        return [1.0]
 
     def close(self) -> None: ...
 

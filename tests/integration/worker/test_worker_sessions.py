@@ -8,14 +8,15 @@ from typing import Any
 import grpc
 import pytest
 from weir.admission.v1 import admission_pb2
-from weir.worker.v1 import worker_pb2
-from worker_support import MODEL, rig, submission, until
+from weir.worker.v1 import worker_pb2, worker_pb2_grpc
+from worker_support import MODEL, Gateway, rig, submission, until
 
 from libs.config import TlsFiles
 from libs.deadlines import to_duration
 from libs.errors import Reason, from_rpc_error
-from libs.pki import ensure_ca, issue
+from libs.rpc import make_channel
 from services.worker import metrics
+from tests.support.certificates import tls_of
 
 PACED = {"step_interval": 0.003}
 
@@ -192,7 +193,9 @@ async def test_embeddings_and_their_refusals():
 
         async def embed(model: str, *inputs: list[int]) -> worker_pb2.EmbedResponse:
             tokens = [worker_pb2.Tokens(ids=ids) for ids in inputs]
-            return await r.stub.Embed(worker_pb2.EmbedRequest(model_version=model, inputs=tokens), timeout=5)
+            grant = r.admission.grant("e1", model_version=model)
+            request = worker_pb2.EmbedRequest(model_version=model, inputs=tokens, grant=grant, request_id="e1")
+            return await r.stub.Embed(request, timeout=5)
 
         answer = await embed(MODEL, [1, 2], [3])
         assert answer.simulated
@@ -222,19 +225,18 @@ async def test_grants_can_be_switched_off_for_measuring_alone():
 
 
 async def test_under_mtls_only_the_named_services_may_open_a_session(tmp_path):
-    ensure_ca(tmp_path)
+    def files(service: str) -> TlsFiles:
+        return tls_of(tmp_path, service, "gateway-0" if service == "gateway" else "")
 
-    def tls_of(service: str) -> TlsFiles:
-        leaf = issue(tmp_path, service)
-        return TlsFiles(ca=str(leaf.ca), cert=str(leaf.cert), key=str(leaf.key))
-
-    async with rig(tls_of=tls_of) as r:
+    async with rig(tls_of=files) as r:
         gateway = await r.gateway()
         await gateway.submit(submission(1, r.admission.grant("r1")))
         await gateway.until(lambda: 1 in gateway.finished)
-    async with rig(tls_of=tls_of, session_peers=("jobs",)) as r:
-        rpc = r.stub.Session()
-        assert await rpc.code() is grpc.StatusCode.PERMISSION_DENIED
+        files_of_another = tls_of(tmp_path, "gateway", "gateway-1")
+        async with make_channel(r.address, tls=files_of_another, server_name="worker.weir.internal") as channel:
+            with pytest.raises(grpc.aio.AioRpcError) as caught:
+                await Gateway(worker_pb2_grpc.WorkerServiceStub(channel)).hello()
+            assert caught.value.code() is grpc.StatusCode.PERMISSION_DENIED
 
 
 async def test_work_without_a_grant_runs_only_while_admission_is_away_and_only_a_little():

@@ -284,7 +284,6 @@ async def test_draining_sends_waiting_requests_and_new_ones_elsewhere() -> None:
         ("pool", ""),
         ("model_version", ""),
         ("prompt_tokens", 0),
-        ("max_output_tokens", 0),
         ("choices", 0),
         ("weight", -1.0),
         ("weight", float("nan")),

@@ -17,13 +17,12 @@ OLDER = pb.ModelVersion(
     version="1",
     artifacts=[pb.Artifact(path="model.safetensors", sha256="a" * 64, bytes=2037992)],
     source="/x",
-    architecture="LlamaForCausalLM",
+    architecture="Détecteur",
     context_length=1024,
     tier="fast",
     pool="demo",
     sampling_defaults=pb.SamplingDefaults(temperature=0.7, top_p=0.95, max_tokens=256),
     eos_token_ids=[1, 5],
-    safety_policy="défaut",
     training_data_sha256="b" * 64,
 )
 
@@ -35,13 +34,8 @@ def changed(**fields: object) -> pb.ModelVersion:
     return version
 
 
-def test_a_version_of_before_signatures_keeps_its_digest() -> None:
-    """Digests in registries were made by the first implementation; this one must never give another."""
-    assert manifest_digest(OLDER) == "8d7866673c03d8688be9b792dee598af6ad1e40ec61f24456a3a9c1fbb0f7465"
-
-
-def test_where_files_lie_and_who_vouches_is_no_content() -> None:
-    moved = changed(source="blobs:", digest="f" * 64, signature="{}")
+def test_who_vouches_is_no_content() -> None:
+    moved = changed(digest="f" * 64, signature="{}")
     moved.created_at.GetCurrentTime()
     assert manifest_bytes(moved) == manifest_bytes(OLDER)
 
@@ -50,11 +44,12 @@ def test_where_files_lie_and_who_vouches_is_no_content() -> None:
     "fields",
     [
         {"version": "2"},
+        {"source": "blobs:"},
         {"namespace": "research"},
         {"schema_sha256": "c" * 64},
         {"offline_metrics": {"loss": 0.333}},
         {"provenance": pb.Provenance(base="weir-fast@0")},
-        {"safety_policy_version": 3},
+        {"safety_policies": ["strict@1"]},
         {"tokenizer_sha256": "c" * 64},
         {"artifacts": [pb.Artifact(path="config.json", sha256="c" * 64, bytes=1)]},
     ],

@@ -61,13 +61,13 @@ def sample(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_what_was_written_verifies(sample: Path) -> None:
     report = verify(sample)
     assert report.ok
-    assert (report.records, report.checkpoints, report.faults, report.notes) == (10, 4, [], [])
+    assert (report.records, report.checkpoints, report.faults, report.notes) == (10, 5, [], [])
     assert len(report.head) == 64
 
 
 def test_an_empty_or_absent_log_verifies(tmp_path: Path) -> None:
     written(tmp_path, ())
-    assert verify(tmp_path) == Report()
+    assert verify(tmp_path) == Report(checkpoints=1)
     absent = verify_directory(
         tmp_path / "none", checkpoints=tmp_path / "none", public_key=tmp_path / "keys" / PUBLIC_NAME
     )
@@ -166,13 +166,12 @@ def test_checkpoints_of_another_key_are_refused(sample: Path, tmp_path: Path) ->
         forger._sign = Ed25519PrivateKey.generate().sign
         forger.commit([record(1)])
         forger.close()
-        contents[Path("checkpoints/checkpoints.log")] += (
-            tmp_path / "forged" / "checkpoints" / "checkpoints.log"
-        ).read_bytes()
+        forged = (tmp_path / "forged" / "checkpoints" / "checkpoints.log").read_bytes().splitlines(keepends=True)
+        contents[Path("checkpoints/checkpoints.log")] += forged[-1]
 
     target = tmp_path / "target"
     report = with_log(sample, target, forge)
-    assert report.faults == ["checkpoint line 5: the checkpoint of record 1 has a bad signature"]
+    assert report.faults == ["checkpoint line 6: the checkpoint of record 1 has a bad signature"]
 
 
 def test_deleted_checkpoints_and_a_rollback_are_found(sample: Path, tmp_path: Path) -> None:

@@ -20,7 +20,7 @@ from libs.auditlog import (
 )
 from libs.auditlog.chain import decode_entry
 from libs.auditlog.disk import Disk
-from libs.auditlog.files import CHECKPOINT_BYTES, CHECKPOINTS_KEPT
+from libs.auditlog.files import CHECKPOINT_BYTES, CHECKPOINTS_KEPT, Stored
 from libs.auditlog.keys import PUBLIC_NAME
 from libs.auditlog.layout import segments
 from libs.auditlog.tail import read_tail
@@ -54,7 +54,7 @@ def record(number: int) -> tuple[str, bytes]:
     return f"r{number}", json.dumps({"id": f"r{number}"}, separators=(",", ":")).encode()
 
 
-def make(root: Path, *, disk: Disk | None = None, segment_bytes: int = 2**20, dedupe: int = 1000) -> AuditFiles:
+def make(root: Path, *, disk: Disk | None = None, segment_bytes: int = 2**20) -> AuditFiles:
     return AuditFiles(
         root / "log",
         root / "checkpoints",
@@ -62,7 +62,6 @@ def make(root: Path, *, disk: Disk | None = None, segment_bytes: int = 2**20, de
         verify=load_verifier(root / "keys" / PUBLIC_NAME),
         now=lambda: "2026-01-01T00:00:00Z",
         segment_bytes=segment_bytes,
-        dedupe_records=dedupe,
         disk=disk,
     )
 
@@ -88,28 +87,28 @@ def assert_good(root: Path, records: int) -> None:
 
 def test_groups_get_consecutive_numbers_and_survive_a_restart(tmp_path: Path) -> None:
     log = opened(tmp_path)
-    assert log.commit([record(1), record(2)]) == 1
-    assert log.commit([record(3)]) == 3
+    assert log.commit([record(1), record(2)]) == [Stored(1), Stored(2)]
+    assert log.commit([record(3)]) == [Stored(3)]
     log.close()
     again = opened(tmp_path)
     assert (again.count, again.head) == (3, log.head)
     assert [again.sequence_of(f"r{number}") for number in range(1, 5)] == [1, 2, 3, None]
-    assert again.commit([record(4)]) == 4
+    assert again.commit([record(4)]) == [Stored(4)]
     assert_good(tmp_path, 4)
     again.close()
 
 
-def test_segments_rotate_and_the_index_reads_no_more_than_it_needs(tmp_path: Path) -> None:
+def test_segments_rotate_and_every_record_is_stored_once_for_ever(tmp_path: Path) -> None:
     log = opened(tmp_path, segment_bytes=1000)
     for number in range(1, 41):
         log.commit([record(number)])
     log.close()
     assert len(segments(tmp_path / "log")) > 5
     assert_good(tmp_path, 40)
-    again = opened(tmp_path, segment_bytes=1000, dedupe=5)
+    again = opened(tmp_path, segment_bytes=1000)
     assert again.count == 40
-    assert [again.sequence_of(f"r{number}") for number in (35, 36, 40)] == [None, 36, 40]
-    again.commit([record(41)])
+    late = again.commit([record(number) for number in (1, 41, 20)])
+    assert late == [Stored(1, duplicate=True), Stored(41), Stored(20, duplicate=True)]
     assert_good(tmp_path, 41)
     again.close()
 
@@ -193,7 +192,7 @@ def test_a_full_disk_leaves_no_trace_and_recovers(tmp_path: Path, room: int) -> 
         log.probe()
     disk.set()
     log.probe()
-    assert log.commit([record(2)]) == 2
+    assert log.commit([record(2)]) == [Stored(2)]
     log.close()
     assert_good(tmp_path, 2)
     assert ids(tmp_path) == ["r1", "r2"]
@@ -208,7 +207,7 @@ def test_a_failing_sync_is_a_failed_commit(tmp_path: Path) -> None:
         with pytest.raises(WriteFailedError):
             log.commit([record(2)])
     disk.set()
-    assert log.commit([record(2)]) == 2
+    assert log.commit([record(2)]) == [Stored(2)]
     log.close()
     assert_good(tmp_path, 2)
 
@@ -217,7 +216,7 @@ def test_the_checkpoint_file_stays_short(tmp_path: Path) -> None:
     log = opened(tmp_path)
     path = tmp_path / "checkpoints" / "checkpoints.log"
     log.commit([record(1)])
-    line = path.read_bytes()
+    line = path.read_bytes().splitlines(keepends=True)[-1]
     path.write_bytes(line * (CHECKPOINT_BYTES // len(line) + 1))
     log.close()
     log = opened(tmp_path)
@@ -239,6 +238,6 @@ def test_the_tail_is_filtered_and_bounded(tmp_path: Path) -> None:
     assert tail() == [17, 18, 19]
     assert tail(upto=5) == [3, 4, 5]
     assert tail(limit=100) == list(range(1, 20))
-    assert tail(wanted=lambda line: b'"r1' in line, limit=2) == [18, 19]
+    assert tail(wanted=lambda entry: b'"r1' in entry.record, limit=2) == [18, 19]
     assert len(tail(limit=100, max_bytes=1)) < 10
     log.close()

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from weir.registry.v1 import registry_pb2 as pb
 
-from libs.changes import Change, Plan, Write, Writer, nothing, put, recorded
+from libs.changes import Change, Plan, Write, Writer, nothing, put, recorded, resource_of
 from libs.clock import ManualClock
 from libs.errors import Reason, WeirError
 from libs.registry import Compare, MemoryStore, Put, RegistrySnapshot, RegistryView, TxnResult, keys
@@ -112,7 +112,7 @@ def test_the_history_replays_to_what_is_there(wishes: list[Wish], faults: list[s
                 assert state.get(change.resource, "") == change.before != change.after
                 state[change.resource] = change.after
         there = (await store.get_prefix(keys.key("tenants", ""))).kvs
-        present = {kv.key.removeprefix(keys.ROOT): recorded(decode(kv.value, kv.mod_revision)) for kv in there}
+        present = {resource_of(kv.key): recorded(decode(kv.value, kv.mod_revision)) for kv in there}
         assert {name: value for name, value in state.items() if value} == present
         records = {kv.key.removeprefix(keys.AUDIT_OUTBOX) for kv in (await store.get_prefix(keys.AUDIT_OUTBOX)).kvs}
         assert records == {kv.key.rpartition("-")[2] for kv in entries}

@@ -60,13 +60,17 @@ PAID = {"plan": "PLAN_PAID"}
 async def test_every_fault_is_told_with_its_place(weir: Operator, tmp_path: Path) -> None:
     path = tmp_path / "bad.yaml"
     path.write_text(
-        "kind: Tenant\nmetadata: {name: acme}\nspec: {weight: -1, safety_policy: gone}\n---\n"
+        "kind: Tenant\nmetadata: {name: acme}\nspec: {weight: -1, safety_policies: [gone@1]}\n---\n"
         "kind: Limits\nmetadata: {name: gone/*}\n"
     )
     refused = await weir("apply", "-f", path)
     assert refused.code == 1
     assert refused.err.startswith("error: ")
-    for place, fault in (("1", "tenants/acme spec.weight: "), ("1", "spec.safety_policy: "), ("5", "limits/gone/* ")):
+    for place, fault in (
+        ("1", "tenants/acme spec.weight: "),
+        ("1", "spec.safety_policies[0]: "),
+        ("5", "limits/gone/* "),
+    ):
         assert any(f"bad.yaml:{place}: " in line and fault in line for line in refused.err.splitlines()), fault
     for text, words in (
         ("kind: Tenat\nmetadata: {name: a}", "no kind 'Tenat'"),

@@ -24,13 +24,14 @@ from weir.audit.v1 import audit_pb2, audit_pb2_grpc
 from weir.registry.v1 import registry_pb2 as pb
 
 from libs.auditlog import AuditFiles, load_or_create_signer, load_verifier
+from libs.authority.identity import Operator as Person
 from libs.config import TlsFiles
 from libs.registry import MemoryStore, Put, keys
 from libs.rpc import make_server
 from libs.rpc.server import bind
 from services.cli.__main__ import COMMANDS
 from services.cli.commands import apart
-from tests.support.operator import Operator
+from tests.support.operator import NAME, Operator
 
 
 class Audit(audit_pb2_grpc.AuditServiceServicer):
@@ -44,9 +45,13 @@ class Audit(audit_pb2_grpc.AuditServiceServicer):
             tenant=request.tenant or "acme", model_version="weir-fast@1", operation="chat", outcome="stop"
         )
         records = [audit_pb2.Record(id="a", source="registry/r0", admin=admin), audit_pb2.Record(id="b", request=event)]
+        damaged = audit_pb2.StoredRecord(sequence=3, damage="the line is malformed")
         return audit_pb2.TailResponse(
-            records=[audit_pb2.StoredRecord(sequence=n, record=r) for n, r in enumerate(records, 1)]
+            records=[*(audit_pb2.StoredRecord(sequence=n, record=r) for n, r in enumerate(records, 1)), damaged]
         )
+
+    async def Accept(self, request: audit_pb2.AcceptRequest, context: Any) -> audit_pb2.AcceptResponse:  # noqa: N802
+        return audit_pb2.AcceptResponse(sequence=7, faults=[request.reason])
 
     async def Verify(self, request: audit_pb2.VerifyRequest, context: Any) -> audit_pb2.VerifyResponse:  # noqa: N802
         return audit_pb2.VerifyResponse(ok=self.ok, records=2, checkpoints=1, faults=[] if self.ok else ["record 2"])
@@ -144,14 +149,18 @@ async def test_audit(weir: Operator, services: tuple[Audit, Csds]) -> None:
     audit, _ = services
     tail = (await weir("audit", "tail", "-n", "2")).out
     assert "registry.SetLimits limits/acme/* revision 9" in tail
+    assert "3  DAMAGED: the line is malformed" in tail
     records = (await weir("audit", "tail", "--tenant", "globex", "--json")).json()["records"]
     assert "request" not in records[0]["record"]
     assert records[1]["record"]["request"]["tenant"] == "globex"
+    assert records[2] == {"sequence": 3, "damage": "the line is malformed"}
     assert (await weir("audit", "verify", "--json")).json()["ok"]
     audit.ok = False
     broken = await weir("audit", "verify")
     assert broken.code == 1
     assert "fault: record 2" in broken.out
+    accepted = (await weir("audit", "accept", "--reason", "restored")).out
+    assert accepted == "accepted: restored\nrecord 7 says so; the log takes records again\n"
 
 
 async def test_xds_status(weir: Operator, services: tuple[Audit, Csds]) -> None:
@@ -171,9 +180,9 @@ async def test_a_service_that_is_away_is_named(weir: Operator) -> None:
     away = await weir("get", "tenants")
     assert away.code == 1
     assert away.err.startswith("error: registry does not answer at 127.0.0.1:9; see `weir status`")
-    own = weir.tls("cli")
+    own = weir.tls(Person(NAME))
     weir.describe(TlsFiles("/nowhere/ca", own.cert, own.key))
-    assert "certificates cannot be read" in (await weir("get", "tenants")).err
+    assert "the certificate of tester cannot be read" in (await weir("get", "tenants")).err
     weir.services["registry-1"] = {"service": "registry", "address": there}
     weir.describe()
     assert (await weir("get", "tenants")).code == 0, "another of its processes is there"
@@ -300,6 +309,13 @@ async def test_audit_verify_offline(tmp_path: Path) -> None:
     given = ("--directory", str(tmp_path))
     good = (await weir("audit", "verify", *given, "--json")).json()
     assert (good["ok"], good["records"]) == (True, 2)
+    # A folder that is consistent in itself may be forged as a whole: what was noted elsewhere tells.
+    assert "compared with no anchor" in good["notes"][-1]
+    pinned = await weir("audit", "verify", *given, "--fingerprint", good["key_fingerprint"], "--json")
+    assert not pinned.json()["notes"]
+    swapped = await weir("audit", "verify", *given, "--fingerprint", "0" * 64)
+    assert swapped.code == 1
+    assert "not the one with that fingerprint" in swapped.out
     elsewhere = (await weir("audit", "verify", "--directory", str(tmp_path / "nowhere"))).err
     assert elsewhere.endswith("nowhere/log is no folder\n")
     segment = next((tmp_path / "log").glob("*.log"))

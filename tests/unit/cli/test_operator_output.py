@@ -33,7 +33,8 @@ MESH = {
         "worker-a": {"service": "worker", "address": "127.0.0.1:8"},
     },
     "edge_url": "http://127.0.0.1:18000",
-    "tls": {"ca": "ca.pem", "cli_cert": "cli.pem", "cli_key": "cli.key"},
+    "operator": "jane",
+    "tls": {"ca": "ca.pem", "cert": "jane.pem", "key": "jane.key"},
 }
 
 
@@ -78,7 +79,11 @@ def test_finds_the_mesh(tmp_path: Path) -> None:
     mesh = locate({"WEIR_STATE_DIR": str(tmp_path)})
     assert mesh.addresses("registry") == ("127.0.0.1:7",)
     assert mesh.addresses("worker") == ("127.0.0.1:8", "127.0.0.1:9")
-    assert mesh.tls.cert == "cli.pem"
+    assert mesh.tls.cert == "jane.pem"
+    other = locate({"WEIR_STATE_DIR": str(tmp_path), "WEIR_OPERATOR": "joe"})
+    assert (other.operator, other.tls.cert) == ("joe", str(tmp_path / "pki" / "operator.joe.pem"))
+    with pytest.raises(NoMeshError, match="no name"):
+        locate({"WEIR_STATE_DIR": str(tmp_path), "WEIR_OPERATOR": "../joe"})
     assert mesh.key_of("acme") == "wk_a_b"
     assert mesh.key_of("admin") == "wk_c_d"
     with pytest.raises(NoMeshError, match="no key of 'globex'"):
@@ -90,7 +95,7 @@ def test_finds_the_mesh(tmp_path: Path) -> None:
 def test_says_where_no_mesh_is(tmp_path: Path) -> None:
     with pytest.raises(NoMeshError, match="weir up"):
         locate({"WEIR_STATE_DIR": str(tmp_path)})
-    for broken in ("{", "[]", "{}", '{"services": 7}', json.dumps(MESH).replace("cli_key", "key")):
+    for broken in ("{", "[]", "{}", '{"services": 7}', json.dumps(MESH).replace("cert", "crt")):
         (tmp_path / "mesh.json").write_text(broken)
         with pytest.raises(NoMeshError, match=r"mesh\.json"):
             locate({"WEIR_STATE_DIR": str(tmp_path)})
@@ -120,7 +125,7 @@ def test_whatever_changes_the_registry_takes_a_reason_and_can_be_tried() -> None
 
 def test_every_command_says_what_it_is_for_and_can_print_json() -> None:
     texts = {"weir schema", "weir completion", "weir edit", "weir slo rules", "weir up", "weir logs"}
-    texts |= {"weir restart", "weir kill", "weir simulate", "weir calibrate"}
+    texts |= {"weir certs rotate", "weir restart", "weir kill", "weir simulate", "weir calibrate"}
     for path, command in commands():
         assert 10 < len(summary(command)) <= 90, path
         flags = {flag for each in parameters(command) for flag in each.flags}

@@ -21,13 +21,15 @@ from tests.support.operator import Operator
 
 EVERY = pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.plural)
 NAMES = {
-    "safety": "strict",
+    "safety": "strict@1",
+    "safety-floor": "mesh",
     "trust": "team-a",
     "roles": "key:k1",
     "models": "weir-fast@1",
     "aliases": "weir-fast",
     "plans": "gold",
     "tenants": "acme",
+    "model-grants": "tenant:acme",
     "limits": "acme/*",
     "budgets": "acme",
     "slos": "generate/fast",

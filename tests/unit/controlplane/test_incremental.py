@@ -57,7 +57,16 @@ def endpoint(service: str, number: int, versions: list[str], zone: str, port: in
 tenants = [f"t{number}" for number in range(6)]
 names = st.sampled_from(NAMES)
 resources = st.one_of(
-    st.builds(lambda version: pb.ModelVersion(name=version[0], version=version[2:]), st.sampled_from(VERSIONS)),
+    st.builds(
+        lambda version, namespace: pb.ModelVersion(name=version[0], version=version[2:], namespace=namespace),
+        st.sampled_from(VERSIONS),
+        st.sampled_from(["", "", "lab"]),
+    ),
+    st.builds(
+        lambda subject, models: pb.ModelGrant(subject=subject, namespaces=["default"], models=models),
+        st.sampled_from(["all", "plan:free", "tenant:t1"]),
+        st.lists(names | st.sampled_from(VERSIONS), max_size=2),
+    ),
     st.builds(
         lambda name, split: pb.Alias(name=name, targets=targets(name, split)), names, st.sampled_from([0, 0, 30])
     ),

@@ -27,6 +27,7 @@ from services.controlplane.policy.predictions import Prediction, Share, predicti
 from services.controlplane.policy.snapshot import Snapshot, build_snapshot
 from services.controlplane.policy.subscription import Offer
 from services.controlplane.route_encoding import varint
+from tests.support.registry_service import admitted
 
 DESCRIPTORS = transcoder_descriptors()
 ALL = frozenset({"m@1", "m@2", "m@3"})
@@ -48,6 +49,7 @@ def table(
             model_versions={name: pb.ModelVersion(name="m", version=name[-1]) for name in ALL},
             aliases={"m": alias},
             rollouts={"m": under} if weights else {},
+            **admitted("acme"),
         )
     )
 

@@ -134,7 +134,7 @@ def test_a_missing_assignment_is_found() -> None:
 
 
 def test_plain_edges_have_no_secrets_and_one_listener() -> None:
-    resources = build([], edge=EdgeConfig()).resources(EDGE, "zone-a")
+    resources = build([], edge=EdgeConfig(http_port=0)).resources(EDGE, "zone-a")
     assert resources[SECRET] == {}
     assert list(resources[LISTENER]) == ["edge-http"]
     assert all("transport_socket" not in cluster for cluster in resources[CLUSTER].values())

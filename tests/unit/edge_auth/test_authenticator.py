@@ -50,9 +50,10 @@ class Bench:
     def __init__(self) -> None:
         self.clock = ManualClock()
         self.good, self.bad = Counting(10), Counting(10)
+        keys = KeySets((), clock=self.clock, min_interval=1, on_change=lambda: None)
         self.authenticator = Authenticator(
             pepper=PEPPER,
-            tokens=TokenVerifier((), KeySets((), clock=self.clock, min_interval=1, on_change=lambda: None), leeway=0),
+            tokens=TokenVerifier((), keys, leeway=0, pepper=PEPPER),
             clock=self.clock,
             max_bytes=500,
             good=self.good,

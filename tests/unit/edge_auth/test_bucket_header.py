@@ -12,10 +12,13 @@ from libs.routing import RouteRequest, RoutingTable
 from services.edge_auth.placement import Placer
 from services.edge_auth.policy.types import Principal
 from services.edge_auth.responses import allowed_start
+from tests.support.registry_service import admitted
 
 PREDICT = "/inference.GRPCInferenceService/ModelInfer"
 SNAPSHOT = RegistrySnapshot(
     revision=1,
+    model_versions={f"m@{each}": pb.ModelVersion(name="m", version=each) for each in "12"},
+    **admitted("acme", "outside"),
     aliases={
         "m": pb.Alias(name="m", targets=[pb.AliasTarget(model_version="m@1", weight=100)]),
         "plain": pb.Alias(name="plain", targets=[pb.AliasTarget(model_version="m@1", weight=100)]),

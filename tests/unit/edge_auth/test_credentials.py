@@ -3,6 +3,8 @@
 import dataclasses
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from services.edge_auth.policy.cache import VerdictCache
 from services.edge_auth.policy.credentials import (
@@ -18,8 +20,17 @@ from services.edge_auth.policy.types import KeyRecord, Principal, Refusal, Tenan
 NOW = 1_000.0
 ACME = TenantRecord("acme", "paid", "https://issuer")
 KEY = KeyRecord("k1", "acme", frozenset({"inference"}), expires_at=NOW + 1)
-RULES = IssuerRules("https://issuer", "", "scope", frozenset({"inference", "models.read"}), leeway=10)
-CLAIMS: dict[str, object] = {"exp": NOW + 60, "scope": "inference admin"}
+RULES = IssuerRules(
+    issuer="https://issuer",
+    tenant_claim="",
+    scopes_claim="scope",
+    allowed_scopes=frozenset({"inference", "models.read"}),
+    leeway=10,
+    max_life=3600,
+)
+PEOPLE = dataclasses.replace(RULES, operators="corp", operator_claim="email")
+JANE: dict[str, object] = {"exp": NOW + 60, "iat": NOW, "email": "jane@example.org", "email_verified": True}
+CLAIMS: dict[str, object] = {"iat": NOW, "exp": NOW + 60, "scope": "inference admin"}
 
 
 @pytest.mark.parametrize(
@@ -109,6 +120,11 @@ def test_unreadable_scopes_grant_nothing(scopes: object) -> None:
         ({"exp": 10**400}, Refusal.BAD_CREDENTIAL),
         ({"nbf": NOW + 11}, Refusal.BAD_CREDENTIAL),
         ({"nbf": "x"}, Refusal.BAD_CREDENTIAL),
+        ({"iat": NOW + 11}, Refusal.BAD_CREDENTIAL),
+        ({"iat": None}, Refusal.BAD_CREDENTIAL),
+        # Longer than its issuer's tokens may live, whenever it ends.
+        ({"exp": NOW + 3601}, Refusal.BAD_CREDENTIAL),
+        ({"iat": NOW - 3600}, Refusal.BAD_CREDENTIAL),
     ],
 )
 def test_times_of_a_token(change: dict[str, object], refusal: Refusal) -> None:
@@ -117,6 +133,47 @@ def test_times_of_a_token(change: dict[str, object], refusal: Refusal) -> None:
 
 def test_leeway_covers_clocks_that_differ() -> None:
     assert isinstance(judge(CLAIMS | {"exp": NOW - 9.9, "nbf": NOW + 9.9}), Principal)
+
+
+@given(issued=st.floats(-1e6, 1e6), life=st.floats(-10, 1e5), starts=st.floats(-1e6, 1e6), moment=st.floats(-1e6, 1e6))
+def test_a10_no_token_is_good_for_longer_than_its_issuer_allows(
+    issued: float, life: float, starts: float, moment: float
+) -> None:
+    claims = CLAIMS | {"iat": NOW + issued, "nbf": NOW + starts, "exp": NOW + issued + life}
+    verdict = judge_claims(claims, RULES, {"acme": ACME}, pseudonym="jwt-1", now=NOW + moment)
+    if isinstance(verdict, Principal):
+        assert verdict.expires_at - (NOW + moment) <= RULES.max_life + 2 * RULES.leeway + 1
+        assert NOW + moment >= max(NOW + issued, NOW + starts) - RULES.leeway
+
+
+def test_a3_a_person_of_an_operators_issuer_is_nobodys_tenant_and_has_no_scope() -> None:
+    assert judge(JANE | {"scope": "inference admin"}, PEOPLE) == Principal(
+        "", "", frozenset(), "oidc:corp/jane@example.org", NOW + 70
+    )
+    by_name = dataclasses.replace(PEOPLE, operator_claim="preferred_username")
+    verdict = judge({**JANE, "preferred_username": "jane"}, by_name)
+    assert isinstance(verdict, Principal)
+    assert verdict.key_id == "oidc:corp/jane"
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"email": None},
+        {"email": ""},
+        {"email": ["jane@example.org"]},
+        {"email": "jane@example.org\n"},
+        {"email": "../corp2/jane"},
+        {"email": "jané@example.org"},
+        {"email": "j" * 300},
+        # Anybody's, until the issuer has seen that it is his.
+        {"email_verified": False},
+        {"email_verified": "true"},
+        {"email_verified": None},
+    ],
+)
+def test_a3_a_person_is_named_by_the_issuer_without_doubt(change: dict[str, object]) -> None:
+    assert judge(JANE | change, PEOPLE) is Refusal.BAD_CREDENTIAL
 
 
 def test_a_claim_may_name_only_a_tenant_of_the_issuer() -> None:

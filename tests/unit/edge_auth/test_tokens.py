@@ -2,6 +2,7 @@
 
 import asyncio
 import base64
+import hashlib
 import hmac
 import json
 from pathlib import Path
@@ -14,9 +15,10 @@ from cryptography.hazmat.primitives.asymmetric import ec, ed25519, rsa
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from libs.apikeys import pseudonym
 from libs.clock import ManualClock
 from services.edge_auth.config import Issuer
-from services.edge_auth.jwks import KeySets, check_source, parse_jwks
+from services.edge_auth.jwks import KeySets, check_issuers, parse_jwks
 from services.edge_auth.tokens import TokenVerifier
 
 ISSUER = "https://login.example"
@@ -24,7 +26,9 @@ RSA = rsa.generate_private_key(public_exponent=65537, key_size=2048)
 EC = ec.generate_private_key(ec.SECP256R1())
 ED = ed25519.Ed25519PrivateKey.generate()
 OTHER = ec.generate_private_key(ec.SECP256R1())
-CLAIMS = {"iss": ISSUER, "aud": "weir", "exp": 2_000_000_000, "sub": "someone@example.org"}
+PEPPER = b"p" * 32
+CLAIMS = {"iss": ISSUER, "aud": "weir", "iat": 1_999_999_940, "exp": 2_000_000_000, "sub": "someone@example.org"}
+HEADERS = {"typ": "at+jwt", "kid": "es256"}
 TO_JWK: dict[str, Any] = {
     "RS256": jwt.algorithms.RSAAlgorithm.to_jwk,
     "ES256": jwt.algorithms.ECAlgorithm.to_jwk,
@@ -49,11 +53,11 @@ async def verifier(path: Path, content: bytes = ALL, **settings: Any) -> tuple[T
     issuer = Issuer(**({"issuer": ISSUER, "audience": "weir", "jwks_file": str(path)} | settings))
     keys = KeySets((issuer,), clock=ManualClock(), min_interval=0, on_change=lambda: None)
     await keys.read(issuer)
-    return TokenVerifier((issuer,), keys, leeway=0), keys, issuer
+    return TokenVerifier((issuer,), keys, leeway=0, pepper=PEPPER), keys, issuer
 
 
 def token(algorithm: str = "ES256", key: Any = None, headers: dict[str, Any] | None = None, **claims: Any) -> str:
-    chosen = {"kid": algorithm.lower()} | (headers or {})
+    chosen = {"typ": "at+jwt", "kid": algorithm.lower()} | (headers or {})
     return jwt.encode(CLAIMS | claims, key or KEYS[algorithm], algorithm=algorithm, headers=chosen)
 
 
@@ -67,21 +71,51 @@ async def test_a_token_of_each_algorithm_passes(tmp_path: Path, algorithm: str) 
     assert "someone" not in genuine.pseudonym
 
 
+async def test_a10_nobody_without_the_pepper_can_tell_whose_a_pseudonym_is(tmp_path: Path) -> None:
+    tokens, _, _ = await verifier(tmp_path / "jwks")
+    genuine = tokens.verify(token())
+    assert genuine is not None
+    assert genuine.pseudonym == pseudonym(ISSUER, CLAIMS["sub"], PEPPER)
+    unkeyed = hashlib.sha256(f"{ISSUER}\n{CLAIMS['sub']}".encode()).hexdigest()[:16]
+    assert genuine.pseudonym not in (f"jwt-{unkeyed}", pseudonym(ISSUER, CLAIMS["sub"], b"q" * 32))
+    assert pseudonym("https://other", CLAIMS["sub"], PEPPER) != genuine.pseudonym
+
+
+@pytest.mark.parametrize(
+    ("types", "typ", "good"),
+    [
+        (("at+jwt",), "application/at+jwt", True),
+        (("at+jwt",), "AT+JWT", True),
+        (("JWT", "at+jwt"), "JWT", True),
+        (("JWT",), "at+jwt", False),
+        (("",), "", True),
+    ],
+)
+async def test_a10_a_token_says_what_it_is_for(tmp_path: Path, types: tuple[str, ...], typ: str, good: bool) -> None:
+    tokens, _, _ = await verifier(tmp_path / "jwks", token_types=types)
+    assert (tokens.verify(token(headers={"typ": typ})) is not None) == good
+
+
 @pytest.mark.parametrize(
     "forged",
     [
         token(key=OTHER),
         token(iss="https://elsewhere"),
         token(aud="other"),
-        jwt.PyJWS().encode(
-            json.dumps(CLAIMS | {"iss": [ISSUER]}).encode(), EC, algorithm="ES256", headers={"kid": "es256"}
-        ),
+        jwt.PyJWS().encode(json.dumps(CLAIMS | {"iss": [ISSUER]}).encode(), EC, algorithm="ES256", headers=HEADERS),
         token(headers={"kid": "unknown"}),
         token(headers={"kid": "rs256"}),
         token(headers={"crit": ["x"], "x": 1}),
-        jwt.encode(
-            {key: value for key, value in CLAIMS.items() if key != "exp"}, EC, "ES256", headers={"kid": "es256"}
-        ),
+        # What is signed for another purpose: who logged in, a back-channel logout, nothing at all.
+        token(headers={"typ": "JWT"}),
+        token(headers={"typ": "logout+jwt"}),
+        token(headers={"typ": None}),
+        # Keys that a token brings along are not looked at.
+        token(key=OTHER, headers={"jwk": jwk("ES256", OTHER), "jku": "https://elsewhere/jwks"}),
+        token(headers={"kid": "../../es256"}),
+        token(sub=None),
+        token(iat=None),
+        jwt.encode({key: value for key, value in CLAIMS.items() if key != "exp"}, EC, "ES256", headers=HEADERS),
         jwt.encode(CLAIMS, "", algorithm="none"),
         "a.b.c",
         "..",
@@ -199,7 +233,7 @@ def test_only_keys_that_fit_are_taken() -> None:
 
 async def test_a_token_without_key_id_gets_an_only_key(tmp_path: Path) -> None:
     tokens, _, _ = await verifier(tmp_path / "jwks", document(jwk("ES256", EC, kid="only")))
-    bare = jwt.encode(CLAIMS, EC, algorithm="ES256")
+    bare = jwt.encode(CLAIMS, EC, algorithm="ES256", headers={"typ": "at+jwt"})
     assert tokens.verify(bare) is not None
     tokens, _, _ = await verifier(tmp_path / "jwks")
     assert tokens.verify(bare) is None
@@ -219,8 +253,21 @@ def test_what_is_no_jwks_document_is_refused(content: bytes) -> None:
         {"jwks_url": "http://login.example/jwks"},
         {"jwks_url": "file:///etc/passwd"},
         {"jwks_file": "f", "algorithms": ("HS256",)},
+        {"jwks_file": "f", "allowed_scopes": ("inference", "admin")},
+        {"jwks_file": "f", "operators": "corp", "tenant_claim": "org"},
+        {"jwks_file": "f", "operators": "corp/other"},
     ],
 )
 def test_untrustworthy_issuers_are_refused(settings: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match="issuer"):
-        check_source(Issuer(issuer=ISSUER, audience="weir", **settings))
+        check_issuers([Issuer(issuer=ISSUER, audience="weir", **settings)])
+
+
+def test_no_issuer_speaks_for_another() -> None:
+    people = Issuer(issuer=ISSUER, audience="weir-admin", jwks_file="f", operators="corp")
+    for other in (people, Issuer(issuer=ISSUER, audience="weir", jwks_file="f")):
+        with pytest.raises(ValueError, match="different"):
+            check_issuers([people, other])
+    with pytest.raises(ValueError, match="different"):
+        check_issuers([people, Issuer(issuer="https://other", audience="weir", jwks_file="f", operators="corp")])
+    check_issuers([people, Issuer(issuer="https://other", audience="weir", jwks_file="f", operators="partner")])

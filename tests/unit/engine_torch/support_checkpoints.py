@@ -64,6 +64,16 @@ def make_core(folders: dict[str, Path], clock: ManualClock | None = None, **chan
     return core
 
 
+def embed(core: TorchCore, prompt: Sequence[int], model: str = MODEL) -> tuple[list[float], int]:
+    """The vector of a prompt, and in how many pieces it was computed."""
+    work, pieces = core.embed(model, prompt), 1
+    while True:
+        try:
+            pieces += next(work)
+        except StopIteration as done:
+            return done.value, pieces
+
+
 def request(
     handle: int,
     prompt: Sequence[int],

@@ -15,6 +15,7 @@ from services.worker.engines.torch_engine.adapters import (
     load_adapter,
 )
 from services.worker.engines.torch_engine.config import load_config
+from services.worker.model_files import ModelFiles
 
 MODULES = {
     "q": "self_attn.q_proj",
@@ -84,8 +85,8 @@ OPTIONS = {
 @pytest.mark.parametrize("name", OPTIONS)
 def test_base_plus_product_is_what_peft_merges(bases, tmp_path, kind, name):
     before, merged = peft_adapter(bases[kind], tmp_path, **OPTIONS[name])
-    config = load_config(bases[kind])
-    adapter = load_adapter(tmp_path, config)
+    config = load_config(ModelFiles(bases[kind]))
+    adapter = load_adapter(ModelFiles(tmp_path), config)
     changed = 0
     for layer in range(config.layers):
         for target in TARGETS:
@@ -109,7 +110,7 @@ def test_halves_are_read_as_float32(bases, tmp_path):
     peft_adapter(bases["llama"], tmp_path, r=2, target_modules=["q_proj"])
     path = tmp_path / "adapter_model.safetensors"
     save_file({name: tensor.to(torch.bfloat16) for name, tensor in load_file(path).items()}, path)
-    adapter = load_adapter(tmp_path, load_config(bases["llama"]))
+    adapter = load_adapter(ModelFiles(tmp_path), load_config(ModelFiles(bases["llama"])))
     pair = adapter.layers[0]["q"]
     stored = load_file(path)
     prefix = "base_model.model.model.layers.0.self_attn.q_proj"
@@ -125,12 +126,12 @@ def test_halves_are_read_as_float32(bases, tmp_path):
 def adapter(bases, tmp_path):
     """(folder of an adapter that a test may break, the base's configuration)."""
     peft_adapter(bases["llama"], tmp_path, r=2, target_modules=["q_proj", "down_proj"])
-    return tmp_path, load_config(bases["llama"])
+    return tmp_path, load_config(ModelFiles(bases["llama"]))
 
 
 def refused(adapter, *words):
     with pytest.raises(EngineLoadError) as caught:
-        load_adapter(*adapter)
+        load_adapter(ModelFiles(adapter[0]), adapter[1])
     for word in words:
         assert word in str(caught.value)
 
@@ -209,7 +210,7 @@ def test_missing_surplus_and_misshapen_tensors_are_named(adapter, change, words)
 def test_an_adapter_of_a_larger_model_is_refused(adapter, bases, tmp_path_factory):
     folder = tmp_path_factory.mktemp("deep")
     support.save_checkpoint(folder, num_hidden_layers=3)
-    refused((adapter[0], load_config(folder)), "layers.2", "missing")
+    refused((adapter[0], load_config(ModelFiles(folder))), "layers.2", "missing")
 
 
 def test_a_truncated_file_is_refused(adapter):

@@ -8,7 +8,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from services.worker.engines.torch_engine.attention import AttentionShape, Segment, attend_fresh, build_attention
+from services.worker.engines.torch_engine.attention import AttentionShape, Segment, build_attention
 
 CPU = torch.device("cpu")
 TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 2e-2}
@@ -196,13 +196,6 @@ def test_a_gpu_gives_the_same(shape):
         setattr(memory, name, getattr(memory, name).to(device))
     answer = memory.attend(build_attention(shape, device))
     torch.testing.assert_close(answer.cpu().double(), expected, rtol=0, atol=TOLERANCE[shape.dtype])
-
-
-def test_fresh_sequences_attend_to_themselves_alone():
-    shape = SHAPES[1]
-    memory = Memory(shape, [Segment(0, 0, 7), Segment(1, 0, 1), Segment(2, 0, 20)])
-    answer = attend_fresh([7, 1, 20], memory.query, memory.key, memory.value)
-    torch.testing.assert_close(answer.double(), memory.expected(0), rtol=0, atol=1e-5)
 
 
 @pytest.mark.parametrize(

@@ -14,6 +14,7 @@ from services.worker.engines.torch_engine.config import load_config, parse_confi
 from services.worker.engines.torch_engine.loading import StageTimer, read_checkpoint
 from services.worker.engines.torch_engine.model import rotate, rotation
 from services.worker.engines.torch_engine.weights import expected_shapes
+from services.worker.model_files import ModelFiles
 
 LLAMA = {
     "architectures": ["LlamaForCausalLM"], "vocab_size": 97, "hidden_size": 32, "intermediate_size": 48,
@@ -39,8 +40,8 @@ QWEN2 = LLAMA | {"architectures": ["Qwen2ForCausalLM"], "num_key_value_heads": 2
 def test_the_tensors_expected_are_those_that_transformers_writes(tmp_path, kind, changes):
     support.save_checkpoint(tmp_path, kind, **changes)
     found = {name: tuple(each.shape) for name, each in load_file(tmp_path / "model.safetensors").items()}
-    assert expected_shapes(load_config(tmp_path)) == found
-    checkpoint = read_checkpoint(tmp_path, StageTimer(MODEL, ManualClock()))
+    assert expected_shapes(load_config(ModelFiles(tmp_path))) == found
+    checkpoint = read_checkpoint(ModelFiles(tmp_path), StageTimer(MODEL, ManualClock()))
     assert checkpoint.weights.total_bytes == sum(
         each.nbytes for each in load_file(tmp_path / "model.safetensors").values()
     )

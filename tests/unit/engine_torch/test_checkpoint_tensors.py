@@ -15,6 +15,7 @@ from libs.clock import ManualClock
 from services.worker.engines.port import EngineLoadError
 from services.worker.engines.torch_engine.loading import StageTimer, read_checkpoint
 from services.worker.engines.torch_engine.weights import load_weights, open_tensors
+from services.worker.model_files import ModelFiles
 
 KINDS = [
     torch.float32, torch.float64, torch.float16, torch.bfloat16, torch.float8_e4m3fn, torch.float8_e5m2, torch.int8,
@@ -34,7 +35,7 @@ def test_tensors_are_read_as_the_library_writes_them(tmp_path_factory, shapes, m
         f"t{index}": torch.randint(0, 2, shape, generator=source).to(kind) for index, (kind, shape) in enumerate(shapes)
     }
     save_file(tensors, path, metadata=metadata)
-    with_ours = open_tensors([path])
+    with_ours = open_tensors(ModelFiles(path.parent), [path.name])
     assert set(with_ours) == set(tensors)
     for name, expected in tensors.items():
         found = with_ours[name]
@@ -78,7 +79,7 @@ def test_a_wrong_header_is_refused_in_words(tmp_path, header, size, words):
     path = tmp_path / "model.safetensors"
     write_safetensors(path, header, bytes(size))
     with pytest.raises(EngineLoadError, match=words) as caught:
-        load_weights(tmp_path)
+        load_weights(ModelFiles(tmp_path))
     assert str(path) in str(caught.value)
 
 
@@ -87,7 +88,7 @@ def test_a_header_longer_than_the_file_or_than_any_header_is_refused(tmp_path):
     for length, words in ((100, "ends inside its header of 100"), (1 << 60, "not safetensors")):
         path.write_bytes(struct.pack("<Q", length) + b"{}")
         with pytest.raises(EngineLoadError, match=words):
-            load_weights(tmp_path)
+            load_weights(ModelFiles(tmp_path))
 
 
 @settings(deadline=None, max_examples=60)
@@ -101,7 +102,7 @@ def test_a_damaged_file_is_refused_or_read_but_nothing_else(tmp_path_factory, da
         content[data.draw(st.integers(0, len(content) - 1))] = data.draw(st.integers(0, 255))
     path.write_bytes(content[: data.draw(st.sampled_from([len(content), len(content) - 1, 40, 7]))])
     try:
-        weights = open_tensors([path])
+        weights = open_tensors(ModelFiles(path.parent), [path.name])
         for name in weights:
             assert weights[name].nbytes == weights.info(name).bytes
     except EngineLoadError as error:
@@ -110,7 +111,7 @@ def test_a_damaged_file_is_refused_or_read_but_nothing_else(tmp_path_factory, da
 
 def test_what_was_read_is_the_readers_own_and_what_was_not_is_refused_once_the_file_changed(copy):
     path, name = copy / "model.safetensors", "model.embed_tokens.weight"
-    weights = load_weights(copy)
+    weights = load_weights(ModelFiles(copy))
     before, expected = weights[name], load_file(path)[name].clone()
     path.write_bytes(path.read_bytes())
     os.utime(path, ns=(1, 1))
@@ -124,7 +125,7 @@ def test_what_was_read_is_the_readers_own_and_what_was_not_is_refused_once_the_f
 
 def test_a_replaced_or_removed_file_is_read_as_it_was(copy):
     path, name = copy / "model.safetensors", "model.norm.weight"
-    weights = load_weights(copy)
+    weights = load_weights(ModelFiles(copy))
     path.unlink()
     path.write_bytes(b"")
     assert weights[name].shape == (32,)
@@ -134,7 +135,7 @@ def test_a_replaced_or_removed_file_is_read_as_it_was(copy):
 
 
 def test_asking_for_an_unknown_tensor_is_a_key_error(copy):
-    weights = load_weights(copy)
+    weights = load_weights(ModelFiles(copy))
     assert "surplus" not in weights
     assert weights.get("surplus") is None
     with pytest.raises(KeyError):
@@ -168,12 +169,12 @@ def test_rotary_frequencies_and_a_tied_head_are_no_surplus(copy):
     change_weights(copy, lambda weights: weights.update({name: torch.ones(4)}))
     path = copy / "config.json"
     path.write_text(json.dumps(json.loads(path.read_text()) | {"tie_word_embeddings": True}))
-    read_checkpoint(copy, StageTimer(MODEL, ManualClock()))
+    read_checkpoint(ModelFiles(copy), StageTimer(MODEL, ManualClock()))
 
 
 def refused_checkpoint(folder, match):
     with pytest.raises(EngineLoadError, match=match):
-        read_checkpoint(folder, StageTimer(MODEL, ManualClock()))
+        read_checkpoint(ModelFiles(folder), StageTimer(MODEL, ManualClock()))
 
 
 @pytest.fixture
@@ -196,17 +197,17 @@ def shards(tmp_path):
     ],
 )
 def test_duplicate_missing_and_surplus_tensors_of_shards_are_named(shards, file, tensors, words):
-    assert set(load_weights(shards)) == {"a", "b", "c"}
+    assert set(load_weights(ModelFiles(shards))) == {"a", "b", "c"}
     save_file({name: torch.ones(shape) for name, shape in tensors.items()}, shards / file)
     with pytest.raises(EngineLoadError, match=words):
-        load_weights(shards)
+        load_weights(ModelFiles(shards))
 
 
 def test_a_tensor_in_another_shard_than_the_index_says_is_named(shards):
     save_file({"b": torch.ones(2)}, shards / "1.safetensors")
     save_file({"c": torch.ones(3), "a": torch.ones(1)}, shards / "2.safetensors")
     with pytest.raises(EngineLoadError, match=r"tensor a should be in 1\.safetensors"):
-        load_weights(shards)
+        load_weights(ModelFiles(shards))
 
 
 @pytest.mark.parametrize(
@@ -215,10 +216,10 @@ def test_a_tensor_in_another_shard_than_the_index_says_is_named(shards):
 def test_a_malformed_index_is_refused(shards, content):
     (shards / "model.safetensors.index.json").write_text(content)
     with pytest.raises(EngineLoadError, match=r"index\.json"):
-        load_weights(shards)
+        load_weights(ModelFiles(shards))
 
 
 def test_a_missing_shard_is_named(shards):
     (shards / "2.safetensors").unlink()
     with pytest.raises(EngineLoadError, match=r"2\.safetensors"):
-        load_weights(shards)
+        load_weights(ModelFiles(shards))

@@ -11,7 +11,6 @@ from support_checkpoints import MODEL
 from libs.clock import ManualClock
 from services.worker.engines.port import EngineLoadError
 from services.worker.engines.torch_engine.loading import STAGES, LoadReport, StageTimer, read_checkpoint, stage_files
-from services.worker.engines.torch_engine.weights import verify_manifest
 from services.worker.manifest import read_manifest
 from services.worker.weight_cache import WeightCache
 
@@ -35,6 +34,11 @@ def cache(tmp_path):
 
 def timer():
     return StageTimer(MODEL, ManualClock())
+
+
+def load(folder, stages=None, **options):
+    stages = stages or timer()
+    return read_checkpoint(stage_files(folder, stages, **options), stages)
 
 
 def test_stages_are_timed_by_name_and_in_order():
@@ -65,27 +69,26 @@ def test_a_stage_that_does_not_exist_is_refused():
 
 def test_without_a_cache_the_folder_itself_is_verified_and_used(folder):
     stages = timer()
-    assert stage_files(folder, stages) == folder
-    assert list(stages.report().seconds) == ["verify"]
+    assert load(folder, stages).files.folder == folder
+    assert list(stages.report().seconds) == ["verify", "read"]
     (folder / "config.json").write_bytes((folder / "config.json").read_bytes() + b" ")
     with pytest.raises(EngineLoadError, match=r"config\.json: has"):
-        stage_files(folder, timer())
+        load(folder)
 
 
 def test_with_a_cache_its_copy_is_used_and_outlives_the_source(folder, cache):
     expected = load_file(folder / "model.safetensors")
     stages = timer()
-    cached = stage_files(folder, stages, cache=cache)
+    checkpoint = load(folder, stages, cache=cache)
+    cached = checkpoint.files.folder
     assert cached != folder
-    checkpoint = read_checkpoint(cached, stages)
     assert list(stages.report().seconds) == ["verify", "cache", "read"]
-    assert checkpoint.folder == cached
     assert all(torch.equal(checkpoint.weights[name], expected[name]) for name in expected)
     cache.release(cached)
     for file in folder.iterdir():
         file.unlink()
     folder.rmdir()
-    assert stage_files(folder, timer(), cache=cache) == cached
+    assert load(folder, cache=cache).files.folder == cached
     assert cache.counters.misses == len(read_manifest(cached, MODEL).files)
     with pytest.raises(EngineLoadError, match="no such folder for model other@1"):
         stage_files(folder, StageTimer("other@1", ManualClock()), cache=cache)
@@ -102,11 +105,11 @@ def test_a_source_damaged_before_it_was_cached_is_named(folder, cache):
 
 def test_a_cache_that_is_too_small_is_passed_over(folder, tmp_path, caplog):
     small = WeightCache(tmp_path / "small", 100)
-    assert stage_files(folder, timer(), cache=small) == folder
+    assert load(folder, cache=small).files.folder == folder
     assert "passed over" in caplog.text
     (folder / "model.safetensors").write_bytes(b"")
     with pytest.raises(EngineLoadError, match=r"model\.safetensors"):
-        stage_files(folder, timer(), cache=small)
+        load(folder, cache=small)
 
 
 @pytest.mark.parametrize("with_cache", [True, False])
@@ -117,14 +120,14 @@ def test_a_manifest_that_leaves_a_file_out_is_refused(folder, cache, with_cache,
     support.write_manifest(folder)
     (folder / left_out).write_bytes(content)
     with pytest.raises(EngineLoadError, match=rf"does not list {left_out}"):
-        stage_files(folder, timer(), cache=cache if with_cache else None)
+        load(folder, cache=cache if with_cache else None)
 
 
 def test_without_a_manifest_nothing_is_verified_where_that_is_allowed(folder, cache):
     (folder / "manifest.json").unlink()
     with pytest.raises(EngineLoadError, match=r"manifest\.json"):
         stage_files(folder, timer(), cache=cache)
-    assert stage_files(folder, timer(), cache=cache, require_manifest=False) == folder
+    assert load(folder, cache=cache, require_manifest=False).files.folder == folder
     with pytest.raises(EngineLoadError, match="no such folder"):
         stage_files(folder / "absent", timer(), require_manifest=False)
 
@@ -132,10 +135,4 @@ def test_without_a_manifest_nothing_is_verified_where_that_is_allowed(folder, ca
 def test_a_manifest_that_is_there_counts_although_none_is_required(folder):
     (folder / "config.json").write_text("{}")
     with pytest.raises(EngineLoadError, match=r"config\.json"):
-        stage_files(folder, timer(), require_manifest=False)
-
-
-def test_verifying_returns_what_was_verified(folder):
-    manifest = verify_manifest(folder, MODEL)
-    assert manifest == read_manifest(folder, MODEL)
-    assert manifest.total_bytes == sum(file.stat().st_size for file in folder.iterdir() if file.name != "manifest.json")
+        load(folder, require_manifest=False)

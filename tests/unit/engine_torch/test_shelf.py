@@ -264,4 +264,4 @@ def test_sequences_of_a_broken_adapter_fail_and_those_of_its_model_do_not(folder
     assert collected.finish[2] != FinishReason.ERROR
     assert "a+1@1 cannot be loaded" in collected.errors[1]
     with pytest.raises(EngineLoadError):
-        core.embed("a+1@1", [[5, 6]])
+        support.embed(core, [5, 6], "a+1@1")

@@ -15,6 +15,7 @@ from libs.structured_output import MAX_BYTES
 from services.worker.engines.port import EngineLoadError, SamplingParams, Structure
 from services.worker.engines.torch_engine.sampler import SequenceSampler, sample
 from services.worker.engines.torch_engine.structure import StructureError, Structures, accept, allowed
+from services.worker.model_files import ModelFiles
 
 DEMO = Path("models/demo/fast")
 VOCABULARY, EOS = 2048, (1, 5)
@@ -34,7 +35,7 @@ DATE = Structure("regex", r"[12][0-9]{3}-[01][0-9]")
 
 @pytest.fixture(scope="module")
 def structures():
-    return Structures.load(DEMO, vocabulary=VOCABULARY, eos_token_ids=EOS)
+    return Structures.load(ModelFiles(DEMO), vocabulary=VOCABULARY, eos_token_ids=EOS)
 
 
 @pytest.fixture(scope="module")
@@ -209,19 +210,19 @@ def test_matchers_of_one_structure_are_independent(structures):
 def test_a_missing_or_broken_tokenizer_is_named_when_a_structure_is_asked_for(tmp_path, content):
     if content is not None:
         (tmp_path / "tokenizer.json").write_text(content)
-    structures = Structures.load(tmp_path, vocabulary=VOCABULARY, eos_token_ids=EOS)
+    structures = Structures.load(ModelFiles(tmp_path), vocabulary=VOCABULARY, eos_token_ids=EOS)
     with pytest.raises(EngineLoadError, match=re.escape(str(tmp_path / "tokenizer.json"))):
         structures.matcher(DATE)
 
 
 def test_a_model_without_an_end_offers_no_structure():
     with pytest.raises(EngineLoadError, match="end of sequence"):
-        Structures.load(DEMO, vocabulary=VOCABULARY, eos_token_ids=()).matcher(DATE)
+        Structures.load(ModelFiles(DEMO), vocabulary=VOCABULARY, eos_token_ids=()).matcher(DATE)
 
 
 @pytest.mark.parametrize("vocabulary", [2048, 2049, 4096, 1800])
 def test_logits_may_be_wider_or_narrower_than_the_tokenizer(vocabulary):
-    structures = Structures.load(DEMO, vocabulary=vocabulary, eos_token_ids=EOS)
+    structures = Structures.load(ModelFiles(DEMO), vocabulary=vocabulary, eos_token_ids=EOS)
     state = SequenceSampler.create(params(DATE, temperature=2.0), [7], 0, matcher=structures.matcher(DATE))
     for position in range(1, 8):
         result = sample(torch.zeros(1, vocabulary), [state], [position])[0]

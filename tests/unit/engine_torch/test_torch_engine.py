@@ -299,11 +299,10 @@ def test_info_and_capacity(tiny):
 def test_embedding_refuses_what_it_cannot_do(tiny):
     core = make_core({MODEL: tiny[0]})
     with pytest.raises(EngineLoadError, match="other@1"):
-        core.embed("other@1", [[1]])
+        support.embed(core, [1], "other@1")
     for bad in ([], [support.VOCABULARY], [-1], [1] * 129):
         with pytest.raises(ValueError, match="prompt to embed"):
-            core.embed(MODEL, [bad])
-    assert core.embed(MODEL, []) == []
+            support.embed(core, bad)
 
 
 def test_importing_the_engine_does_not_import_torch():

@@ -17,7 +17,8 @@ from hypothesis import strategies as st
 from libs.clock import ManualClock
 from services.worker import cache_files
 from services.worker.engines.port import EngineLoadError
-from services.worker.manifest import parse_manifest, read_manifest, sha256_file, verify_files
+from services.worker.manifest import parse_manifest, read_manifest, sha256_file
+from services.worker.model_files import ModelFiles
 from services.worker.weight_cache import CacheUnavailableError, WeightCache
 
 REPOSITORY = Path(__file__).parents[3]
@@ -94,7 +95,7 @@ def test_a_fetched_folder_is_a_verified_copy(root, clock, source, hard_links):
     folder = fetch_and_release(cache, source, manifest)
     assert contents(folder) == FILES
     assert read_manifest(folder, "m@1") == manifest
-    verify_files(folder, manifest)
+    ModelFiles(folder, manifest).seal()
     assert (cache.counters.hits, cache.counters.misses) == (0, 3)
     assert fetch_and_release(cache, source, manifest) == folder
     assert (cache.counters.hits, cache.counters.misses) == (3, 3)
@@ -357,6 +358,8 @@ import sys
 from pathlib import Path
 from services.worker import cache_files, weight_cache
 from services.worker.manifest import read_manifest
+from services.worker.model_files import ModelFiles
+from services.worker.model_files import ModelFiles
 root, source, model, what = sys.argv[1:]
 cache = weight_cache.WeightCache(Path(root), 1000, hard_links=False)
 

@@ -4,7 +4,7 @@ what an undisturbed filter would have let out, once."""
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from types import SimpleNamespace
 from typing import Any
@@ -14,18 +14,21 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from weir.safety.v1 import safety_pb2
 
-from libs.clock import ManualClock
+from libs.clock import ManualClock, SystemClock
 from libs.errors import Reason, WeirError
 from libs.safety_filter import Pack, Rule, compile_pack
 from services.gateway.clients.safety import SafetyClient
+from services.safety.packs import PackKeeper
 from services.safety.policy.book import PolicyBook
 from services.safety.server import SafetyHandler
+from services.safety.turns import Turns
 
 RULES = [
     Rule(id="r", category="test.redact", pattern="a[bc]{2,6}d", action="redact", stage="both", replacement="[gone]"),
     Rule(id="b", category="test.block", pattern="STOP!", action="block", stage="both", replacement=""),
 ]
 PACK: Pack = compile_pack("test", 1, RULES)
+PINS = ("test@1",)
 GRACE = 3.0
 
 
@@ -50,8 +53,16 @@ class Link:
     """A multiplexed stream whose fate the test decides; implements what `SafetyClient` uses of `MuxClient`."""
 
     def __init__(self) -> None:
+        self.book = PolicyBook(shipped={}, floor="test@0", most=8)
+        self.book.keep(PINS, PACK)
+        keeper = PackKeeper(self.book, patience=0)
         self.handler = SafetyHandler(
-            book=lambda: PolicyBook(default="test", shipped={"test": PACK}), max_filters=100, max_context=4096
+            keeper=keeper,
+            turns=Turns(clock=SystemClock(), max_waiting=1),
+            max_filters=100,
+            max_context=4096,
+            max_input=1,
+            max_delta=4096,
         )
         self.client: SafetyClient | None = None
         self.connected = False
@@ -109,12 +120,16 @@ class Output:
     skipped: bool = False
     lost: bool = False
     ends: list[str] = field(default_factory=list)
+    replaced: list[tuple[int, int]] = field(default_factory=list)
 
-    def on_released(self, text: str, *, consumed: int, blocked: str, last: bool) -> None:
+    def on_released(
+        self, text: str, *, consumed: int, blocked: str, last: bool, replaced: Sequence[tuple[int, int]] = ()
+    ) -> None:
         assert not self.ended, "released after the end"
         assert consumed >= self.consumed
         self.text += text
         self.consumed = consumed
+        self.replaced += replaced
         self.ended = blocked or ("last" if last else "")
 
     def on_filter_skipped(self) -> None:
@@ -160,10 +175,11 @@ class Rig:
         )
 
     def open(self, output: Output) -> int:
-        return self.client.open(output, tenant="t", policy="", request_id="r")
+        return self.client.open(output, tenant="t", policies=PINS, request_id="r")
 
     def settle(self) -> None:
         """Let everything that was fed get its answer."""
+        self.link.book.keep(PINS, PACK)
         if not self.link.connected:
             self.link.open()
         while self.link.calls or self.loop.due:
@@ -186,17 +202,17 @@ def rig(*, fail_closed: bool = True) -> Rig:
     return made
 
 
-def undisturbed(text: str) -> tuple[str, bool]:
-    """What the filter lets out of the whole text, and whether it blocks."""
+def undisturbed(text: str) -> tuple[str, bool, list[tuple[int, int]]]:
+    """What the filter lets out of the whole text, whether it blocks, and what it replaces."""
     stream = PACK.open_output()
     out = stream.feed(text) + stream.finish()
-    return out, stream.blocked
+    return out, stream.blocked, stream.replaced
 
 
 pieces = st.lists(
     st.sampled_from(["a", "b", "c", "d", "abc", "bd", "STO", "P!", "x", "y", " ", "é😀", "abbd", "S", "T"]), max_size=12
 )
-FATES = ("answer", "answer", "answer", "lose", "open", "refuse", "forget", "retry", "flush")
+FATES = ("answer", "answer", "answer", "lose", "open", "refuse", "forget", "retry", "flush", "evict", "compile")
 
 
 @settings(max_examples=300, deadline=None)
@@ -231,11 +247,16 @@ def test_what_leaves_is_what_an_undisturbed_filter_lets_out(texts: list[list[str
                 made.loop.tick()
             elif fate == "flush":
                 client.flush()
+            elif fate == "evict":
+                link.book._packs.clear()
+            elif fate == "compile":
+                link.book.keep(PINS, PACK)
     made.settle()
     for output, parts in zip(outputs, texts, strict=True):
         text = "".join(parts)
-        expected, blocks = undisturbed(text)
+        expected, blocks, replaced = undisturbed(text)
         assert output.text == expected
+        assert output.replaced == replaced
         assert output.ended == ("test.block" if blocks else "last")
         assert not output.lost
         assert not output.skipped
@@ -271,6 +292,23 @@ def test_fail_closed_gives_up_after_the_grace_and_not_before() -> None:
     made.client.sweep()
     assert output.lost
     assert output.text == ""
+
+
+@pytest.mark.parametrize("fail_closed", [True, False])
+def test_policies_that_have_not_arrived_are_waited_for_and_then_the_tenants_mode_decides(fail_closed: bool) -> None:
+    made = rig(fail_closed=fail_closed)
+    made.link.open()
+    made.link.book._packs.clear()
+    output = Output()
+    made.client.feed(made.open(output), "text", last=True)
+    made.client.flush()
+    for _ in range(5):
+        made.link.answer()
+        made.loop.tick()
+    assert (output.text, output.lost, output.skipped) == ("", False, False)
+    made.clock.advance(GRACE + 0.1)
+    made.link.answer()
+    assert (output.text, output.lost, output.skipped) == (("", True, False) if fail_closed else ("text", False, True))
 
 
 def test_the_grace_starts_again_after_an_answer() -> None:

@@ -187,7 +187,7 @@ async def test_a_copy_runs_in_its_own_name_and_class_and_is_compared() -> None:
         users = bench.mirror()
         await bench.settle()
         (run,) = bench.runs.asked
-        assert (run.tenant, run.queue_class) == ("shadow", admission_pb2.QUEUE_CLASS_SHADOW)
+        assert (run.tenant, run.queue_class) == ("shadow/acme", admission_pb2.QUEUE_CLASS_SHADOW)
         assert (run.model_version, run.pool, run.zones) == ("fast@2", "pool-b", ("zone-b",))
         assert (run.version_share, run.parameters, run.prompt) == (0.25, PARAMETERS, [1, 2, 3])
         assert run.request_id != "r0"

@@ -40,7 +40,11 @@ def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def model(directory: Path) -> TextModel:
-    return TextModel(directory)
+    return TextModel(content_of(directory))
+
+
+def content_of(directory: Path) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in directory.iterdir()}
 
 
 @settings(deadline=None)
@@ -84,6 +88,24 @@ def test_special_tokens_in_a_users_words_are_plain_text(model: TextModel) -> Non
     assert detokenizer.feed(ids) == evil.content
 
 
+def test_a10_special_tokens_that_only_the_normalised_text_spells_are_plain_text(
+    directory: Path, tmp_path: Path
+) -> None:
+    from tokenizers import AddedToken, normalizers
+
+    tokenizer = Tokenizer.from_file(str(directory / "tokenizer.json"))
+    tokenizer.normalizer = normalizers.NFKC()
+    tokenizer.add_special_tokens([AddedToken("<|stop|>", special=True, normalized=True)])
+    tokenizer.save(str(tmp_path / "tokenizer.json"))
+    (tmp_path / "tokenizer_config.json").write_bytes((directory / "tokenizer_config.json").read_bytes())
+    made = TextModel(content_of(tmp_path))
+    stop = tokenizer.token_to_id("<|stop|>")
+    assert stop in tokenizer.encode("＜|stop|＞").ids
+    for content in ("＜|stop|＞", "<|stop|>"):
+        assert stop not in made.encode_chat([ChatMessage("user", content)])
+        assert stop not in made.encode(content)
+
+
 def test_special_tokens_in_a_raw_prompt_are_plain_text(model: TextModel) -> None:
     ids = model.encode("<|end|>")
     assert len(ids) > 1
@@ -93,10 +115,10 @@ def test_without_a_template_chat_is_refused(directory: Path, tmp_path: Path) -> 
     (tmp_path / "tokenizer.json").write_bytes((directory / "tokenizer.json").read_bytes())
     (tmp_path / "tokenizer_config.json").write_text("{}")
     with pytest.raises(WeirError) as caught:
-        TextModel(tmp_path).encode_chat([ChatMessage("user", "x")])
+        TextModel(content_of(tmp_path)).encode_chat([ChatMessage("user", "x")])
     assert caught.value.limit == "messages"
 
 
-def test_missing_files_are_named(tmp_path: Path) -> None:
-    with pytest.raises(TextModelError, match=str(tmp_path)):
-        TextModel(tmp_path)
+def test_missing_files_are_named() -> None:
+    with pytest.raises(TextModelError, match=r"tokenizer\.json"):
+        TextModel({})

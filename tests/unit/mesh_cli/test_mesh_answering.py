@@ -26,8 +26,9 @@ def where(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Site:
         raise StartError("weir-fast@1 cannot be loaded: no key that signed it is trusted (worker-a)")
 
     monkeypatch.setattr(up, "make_plan", lambda *_: plan)
-    monkeypatch.setattr(up.site, "prepare", lambda _: None)
+    monkeypatch.setattr(up.site, "prepare", lambda *_: None)
     monkeypatch.setattr(up, "_start", lambda *_: None)
+    monkeypatch.setattr(up, "_authorize", lambda *_: None)
     monkeypatch.setattr(up.lifecycle, "watch", lambda _: iter([status]))
     monkeypatch.setattr(up, "_seed", lambda *_: Seeded({"acme": "weir_a_b"}, ["weir-fast"]))
     monkeypatch.setattr(up.report, "mesh_file", lambda *_: "{}")

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from libs.authority.identity import Identity
 from libs.supervisor.policy import levels
 from libs.supervisor.spec import GrpcProbe, HttpProbe
 from services.cli.mesh.plan import Bootstraps, Plan, Site, build
@@ -54,7 +55,7 @@ def test_a_service_gets_its_settings_its_identity_and_its_probe() -> None:
     assert config["service"] == "gateway"
     assert config["port"] == 18030
     assert config["metrics_port"] == 18130
-    assert config["etcd"] == ["127.0.0.1:18010"]
+    assert config["etcd"] == ["127.0.0.1:18013"]
     assert config["tls"]["cert"] == "/state/pki/gateway.pem"
     assert config["trace_endpoint"] == "127.0.0.1:18028"
     assert gateway.argv == ("python", "-m", "services.gateway", "--config", "/state/config/gateway.json")
@@ -69,7 +70,16 @@ def test_workers_of_one_service_differ_in_name_zone_and_ports() -> None:
     configs = [json.loads(plan.files[Path(f"/state/config/worker-{x}.json")]) for x in "ab"]
     for field in ("instance", "zone", "port", "metrics_port", "state_dir"):
         assert configs[0][field] != configs[1][field]
-    assert configs[0]["tls"] == configs[1]["tls"]
+    assert configs[0]["tls"]["cert"] == "/state/pki/worker-a.pem"
+    own = [each for each in plan.identities if each.service == "worker"]
+    assert own == [Identity("worker", f"worker-{x}", "demo", f"zone-{x}") for x in "ab"]
+
+
+def test_a_process_is_not_called_like_somebody_elses_certificate() -> None:
+    for name in ("edge", "demo-client"):
+        topology = parse(f'[process.{name}]\nservice = "gateway"\nport = 1')
+        with pytest.raises(TopologyError, match="certificate"):
+            build(topology, site(), BOOTSTRAPS)
 
 
 def test_etcd_demands_certificates_and_envoy_keeps_to_itself() -> None:
@@ -79,7 +89,9 @@ def test_etcd_demands_certificates_and_envoy_keeps_to_itself() -> None:
     assert "--client-cert-auth" in etcd.argv
     assert "--disable-hot-restart" in envoy.argv
     assert envoy.readiness == HttpProbe(port=18002, path="/ready")
-    assert plan.addresses["envoy"]["tls_address"] == "127.0.0.1:18001"
+    edge = plan.addresses["envoy"]
+    assert edge["address"] == "127.0.0.1:18001"
+    assert (edge["plain_address"], edge["admin_address"]) == ("127.0.0.1:18000", "127.0.0.1:18003")
 
 
 def test_a_service_outside_the_traces_exports_none() -> None:

@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 from weir.registry.v1 import registry_pb2
 
-from libs.artifacts import check_blobs, manifest_digest, open_store, verify
+from libs.artifacts import check_blobs, open_store, verify
+from libs.authority.identity import Operator
 from libs.config import TlsFiles
 from libs.pki import issue
 from libs.registry import MemoryStore, Put, RegistrySnapshot, plan_of, price_book, slo_of, snapshot_of
@@ -54,8 +55,8 @@ def test_a_wrong_file_is_named(tmp_path: Path) -> None:
 async def registry(tmp_path: Path) -> AsyncIterator[tuple[MemoryStore, Callable[..., Awaitable[seed.Seeded]]]]:
     """A registry of its own, and what plants the seed there."""
     tls = {}
-    for name in ("registry", "cli"):
-        files = issue(tmp_path / "pki", name)
+    for name, who in (("registry", "registry"), ("operator", Operator("jane"))):
+        files = issue(tmp_path / "pki", who)
         tls[name] = TlsFiles(files.ca, files.cert, files.key)
     (tmp_path / "pepper").write_text("0123456789abcdef")
     config = Settings(
@@ -64,6 +65,7 @@ async def registry(tmp_path: Path) -> AsyncIterator[tuple[MemoryStore, Callable[
         tls=tls["registry"],
         pepper_file=str(tmp_path / "pepper"),
         audit_target="",
+        owners=("operator:jane",),
         drain_seconds=0.1,
     )
     store = MemoryStore()
@@ -74,7 +76,8 @@ async def registry(tmp_path: Path) -> AsyncIterator[tuple[MemoryStore, Callable[
             return await seed.plant(
                 root,
                 address=f"127.0.0.1:{running.port}",
-                tls=tls["cli"],
+                tls=tls["operator"],
+                operator="jane",
                 keys=keys,
                 blobs=(tmp_path / "blobs").as_uri(),
                 signing_key=tmp_path / "secrets" / "model-signing.key",
@@ -119,27 +122,6 @@ async def test_models_are_pushed_signed_and_trusted(tmp_path: Path) -> None:
             assert version.context_length >= spec.max_tokens == version.sampling_defaults.max_tokens
             assert verify(version, planted.trust["default"], 0, required=True).key_ids
             await check_blobs(version, blobs)
-
-
-async def test_a_state_directory_from_before_signatures(tmp_path: Path) -> None:
-    """Versions registered by path keep their content, get a signature, and their files come to the blob store."""
-    async with registry(tmp_path) as (store, plant):
-        first = await plant()
-        name = f"{first.models[0]}@1"
-        version = (await planted_in(store)).model_versions[name]
-        version.ClearField("signature")
-        version.ClearField("tokenizer_sha256")
-        for artifact in version.artifacts:
-            artifact.role = ""
-        version.source = "/a/folder"
-        version.digest = manifest_digest(version)
-        await store.txn(puts=[Put(key_of(version), encode(version))])
-        shutil.rmtree(tmp_path / "blobs")
-        await plant(**first.keys)
-        after = await planted_in(store)
-        assert (after.model_versions[name].source, after.model_versions[name].digest) == ("blobs:", version.digest)
-        verify(after.model_versions[name], after.trust["default"], 0, required=True)
-        await check_blobs(after.model_versions[name], open_store((tmp_path / "blobs").as_uri()))
 
 
 async def test_other_files_under_a_registered_version_are_refused(tmp_path: Path) -> None:

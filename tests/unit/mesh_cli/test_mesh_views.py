@@ -79,6 +79,7 @@ def test_the_environment_file_can_be_sourced_and_names_everything() -> None:
     variables = report.environment(site, plan(site), keys)
     assert variables["WEIR_EDGE_URL"] == "http://127.0.0.1:19000"
     assert variables["WEIR_EDGE_TLS_URL"] == "https://localhost:19001"
+    assert variables["WEIR_ADMIN_URL"] == "https://localhost:19003"
     assert variables["WEIR_CA"] == "/state dir/pki/ca.pem"
     assert variables["GRPC_XDS_BOOTSTRAP"] == "/state dir/config/demo-client.xds.json"
     assert (variables["WEIR_KEY_TINY"], variables["WEIR_ADMIN_KEY"]) == ("wk_t", "wk_m")
@@ -95,8 +96,8 @@ def test_the_mesh_file_has_an_address_and_a_pid_for_every_process() -> None:
     content = json.loads(report.mesh_file(site, made, status, "demo"))
     assert {entry["pid"] for entry in content["services"].values()} == {100}
     assert content["services"]["gateway"]["address"] == "127.0.0.1:19030"
-    assert content["edge_url"] == "http://127.0.0.1:19000"
-    assert set(content["tls"]) == {"ca", "cli_cert", "cli_key"}
+    assert content["edge_url"] == "https://localhost:19001"
+    assert set(content["tls"]) == {"ca", "cert", "key"}
 
 
 def test_the_table_is_aligned_and_durations_are_short() -> None:

@@ -6,6 +6,7 @@ import pytest
 from google.protobuf.timestamp_pb2 import Timestamp
 from weir.registry.v1 import registry_pb2 as pb
 
+from libs.authority.operators import Grant
 from libs.errors import Reason, WeirError
 from libs.registry import RegistrySnapshot
 from libs.resources.codec import pack
@@ -13,7 +14,6 @@ from libs.resources.kind import Role
 from services.registry import applying
 from services.registry.admitting import Call
 from services.registry.api_keys import revoked
-from services.registry.policy.access import Grant
 
 REVOKED = Timestamp(seconds=1)
 KEYS = {

@@ -27,7 +27,7 @@ EVERYTHING = (
     pb.Tenant(id="acme"),
     pb.ApiKey(id="k1", tenant="acme", hash=b"\x00\xff"),
     pb.Limits(tenant="acme", model="*", requests_per_minute=3),
-    pb.SafetyPolicy(id="default", version=2),
+    pb.SafetyPolicy(id="default", version="2"),
     pb.Endpoint(service="gateway", instance="gateway-0", address="127.0.0.1:1"),
     pb.PlanPolicy(id="paid", weight=2, ladder=[pb.DegradationStep(cap_output=pb.CapOutput(max_tokens=8))]),
     pb.Slo(route="generate", tier="fast", availability=0.999),
@@ -45,7 +45,7 @@ def test_every_collection_is_decoded() -> None:
     assert snapshot.keys["k1"].hash == b"\x00\xff"
     assert snapshot.limits["acme", "*"].requests_per_minute == 3
     assert snapshot.limits["acme", "*"].revision == 7
-    assert snapshot.safety_policies["default"].version == 2
+    assert snapshot.safety_policies["default@2"].version == "2"
     assert snapshot.endpoints_of("gateway") == [EVERYTHING[6]]
     assert snapshot.plans["paid"].ladder[0].cap_output.max_tokens == 8
     assert snapshot.slos["generate", "fast"].availability == 0.999
@@ -177,7 +177,7 @@ def test_events_give_what_a_fresh_listing_gives(
             )
             if store.revision == before:
                 continue
-            listing = await store.get_prefix(keys.ROOT)
+            listing = await store.get_prefix(keys.EVERYTHING)
             if data.draw(st.booleans(), label="follow now"):
                 batch = listing_diff(listing, known)
                 # No batch: what changed meanwhile was undone again, so only the revision went on.
@@ -203,13 +203,13 @@ def test_watch_gives_what_a_fresh_listing_gives(transactions: list[dict[str, byt
                 deletes=[key for key, value in transaction.items() if value is None],
             )
         end = await store.txn(puts=[Put(keys.ROOT + "end", b"")])
-        batches = store.watch(keys.ROOT, 2, known={})
+        batches = store.watch(keys.EVERYTHING, 2, known={})
         while followed.revision < end.revision:
             batch = await anext(batches)
             assert batch.revision > followed.revision
             followed = apply_events(followed, batch.events, batch.revision)
         await batches.aclose()
-        listing = await store.get_prefix(keys.ROOT)
+        listing = await store.get_prefix(keys.EVERYTHING)
         assert contents(followed) == contents(snapshot_of(listing.kvs, listing.revision))
 
     asyncio.run(play())

@@ -8,6 +8,7 @@ from contextlib import aclosing
 import pytest
 from weir.registry.v1 import registry_pb2 as pb
 
+from libs.authority.operators import Grant
 from libs.errors import Reason, WeirError
 from libs.registry import MemoryStore, Put, RegistryView, WatchEvent, keys
 from libs.resources.snapshot import BY_PLURAL
@@ -16,6 +17,7 @@ from services.registry.listing import selector
 from services.registry.watching import ChangeLog, Watch, require_reached
 from tests.unit.registry.test_registry_watching import Script, event, key, logged, taken
 
+JANE = Grant("operator:jane", frozenset())
 TENANTS = BY_PLURAL["tenants"]
 
 
@@ -33,7 +35,7 @@ async def test_a_watcher_of_what_rests_hears_of_it_while_others_change_all_the_t
 
     async with logged(script) as (log, listings):
         noise = asyncio.create_task(others())
-        async with aclosing(Watch(log, listings, [TENANTS]).responses(0)) as responses:
+        async with aclosing(Watch(log, listings, [TENANTS], grant=JANE).responses(0)) as responses:
             told = await taken(responses, 4)
         noise.cancel()
     assert [names for _, names, _ in told] == [[]] * 4
@@ -46,7 +48,7 @@ async def test_messages_are_bounded_in_bytes() -> None:
         large = [event(f"t{number}", 2, pb.Tenant(id=f"t{number}", display_name="x" * 400_000)) for number in range(7)]
         await script.say(2, *large)
         for start in (0, 2):
-            async with aclosing(Watch(log, listings, [TENANTS]).responses(start)) as responses:
+            async with aclosing(Watch(log, listings, [TENANTS], grant=JANE).responses(start)) as responses:
                 found = []
                 async with asyncio.timeout(5):
                     while len(found) < 7:
@@ -79,7 +81,7 @@ async def test_a_watch_ends_with_the_right_to_it() -> None:
 
     async with (
         logged(script) as (log, listings),
-        aclosing(Watch(log, listings, [TENANTS], still=still).responses(0)) as responses,
+        aclosing(Watch(log, listings, [TENANTS], grant=JANE, still=still).responses(0)) as responses,
     ):
         await taken(responses, 1)
         await script.say(2, event("a", 2))
@@ -148,7 +150,7 @@ async def test_one_caller_does_not_push_out_the_lists_of_others() -> None:
         await script.say(2, *(event(f"t{number}", 2) for number in range(4)))
         lists = listing.Listings(script.view, iter(map(str, range(1000))).__next__)
         request = pb.ListRequest(page_size=1)
-        kept = lists.page(request, [TENANTS], actor="export").next_page_token
+        kept = lists.page(request, [TENANTS], Grant("operator:export", frozenset())).next_page_token
         for _ in range(listing.MAX_OPEN * 2):
-            lists.page(request, [TENANTS], actor="viewer")
-        assert lists.page(pb.ListRequest(page_token=kept), [TENANTS], actor="export").resources
+            lists.page(request, [TENANTS], Grant("operator:viewer", frozenset()))
+        assert lists.page(pb.ListRequest(page_token=kept), [TENANTS], Grant("operator:export", frozenset())).resources

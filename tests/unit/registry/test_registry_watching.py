@@ -14,6 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from weir.registry.v1 import registry_pb2 as pb
 
+from libs.authority.operators import Grant
 from libs.errors import Reason, WeirError
 from libs.registry import KeyValue, Listing, MemoryStore, RegistryView, WatchBatch, WatchEvent, keys
 from libs.resources.snapshot import BY_PLURAL, KINDS
@@ -22,6 +23,7 @@ from services.registry.listing import Listings, selector
 from services.registry.watching import CHUNK, ChangeLog, Watch, require_known
 from tests.support.registry_service import put, resource, tenant
 
+JANE = Grant("operator:jane", frozenset())
 TENANTS = BY_PLURAL["tenants"]
 LIMITS = BY_PLURAL["limits"]
 
@@ -103,13 +105,13 @@ async def ended(responses: Any) -> WeirError:
 async def test_from_nothing_there_is_first_what_is_there_and_then_what_changes() -> None:
     script = Script(KeyValue(key("a"), event("a", 1).value or b"", 1), revision=4)
     async with logged(script) as (log, listings):
-        async with aclosing(Watch(log, listings, [TENANTS]).responses(0)) as responses:
+        async with aclosing(Watch(log, listings, [TENANTS], grant=JANE).responses(0)) as responses:
             assert await taken(responses, 1) == [(4, ["a"], [])]
             await script.say(5, event("b", 5), event("c", 5))
             await script.say(6, gone("a", 6))
             assert await taken(responses, 2) == [(5, ["b", "c"], []), (6, [], ["a"])]
         for start, expected in ((5, [5, 6]), (6, [6])):
-            async with aclosing(Watch(log, listings, [TENANTS]).responses(start)) as responses:
+            async with aclosing(Watch(log, listings, [TENANTS], grant=JANE).responses(start)) as responses:
                 assert [revision for revision, _, _ in await taken(responses, len(expected))] == expected
 
 
@@ -118,9 +120,9 @@ async def test_a_batch_of_several_transactions_is_told_as_those() -> None:
     script = Script()
     async with logged(script) as (log, listings):
         await script.say(9, event("a", 5), event("b", 5), gone("a", 7), event("a", 9))
-        async with aclosing(Watch(log, listings, [TENANTS]).responses(2)) as responses:
+        async with aclosing(Watch(log, listings, [TENANTS], grant=JANE).responses(2)) as responses:
             assert await taken(responses, 3) == [(5, ["a", "b"], []), (7, [], ["a"]), (9, ["a"], [])]
-        async with aclosing(Watch(log, listings, [TENANTS]).responses(6)) as responses:
+        async with aclosing(Watch(log, listings, [TENANTS], grant=JANE).responses(6)) as responses:
             assert await taken(responses, 2) == [(7, [], ["a"]), (9, ["a"], [])]
 
 
@@ -129,7 +131,7 @@ async def test_bookmarks_tell_how_far_it_came(monkeypatch: pytest.MonkeyPatch) -
     script = Script(revision=3)
     async with (
         logged(script) as (log, listings),
-        aclosing(Watch(log, listings, [TENANTS]).responses(0)) as responses,
+        aclosing(Watch(log, listings, [TENANTS], grant=JANE).responses(0)) as responses,
     ):
         assert await taken(responses, 2) == [(3, [], [])] * 2
         # What is none of its business moves the revision on all the same.
@@ -150,7 +152,7 @@ async def test_only_the_kinds_that_are_asked_for() -> None:
         await script.say(6, WatchEvent(keys.AUDIT_OUTBOX + "1", None, 6))
         await script.say(7, gone("a", 7), WatchEvent(told.key, None, 7))
         for kinds, names in (([TENANTS], ["a"]), ([LIMITS], ["a/*"]), (KINDS, ["a", "a/*"])):
-            async with aclosing(Watch(log, listings, kinds).responses(2)) as responses:
+            async with aclosing(Watch(log, listings, kinds, grant=JANE).responses(2)) as responses:
                 assert await taken(responses, 2) == [(5, names, []), (7, [], names)]
 
 
@@ -158,7 +160,7 @@ async def test_what_loses_its_label_is_deleted_for_those_who_asked_for_it() -> N
     first = event("a", 2, labels={"team": "search"})
     script = Script(KeyValue(first.key, first.value or b"", 2), KeyValue(key("b"), event("b", 2).value or b"", 2))
     async with logged(script) as (log, listings):
-        watch = Watch(log, listings, [TENANTS], matches=selector("team=search"))
+        watch = Watch(log, listings, [TENANTS], grant=JANE, matches=selector("team=search"))
         async with aclosing(watch.responses(0)) as responses:
             assert await taken(responses, 1) == [(1, ["a"], [])]
             await script.say(5, event("b", 5, labels={"team": "search"}))
@@ -173,7 +175,7 @@ async def test_secrets_are_for_those_who_are_trusted_with_them() -> None:
         await script.say(5, WatchEvent(keys.key_of(made), keys.encode(made), 5))
         for trusted, expected in (("edge-auth", b"secret"), ("gateway", b""), ("", b""), ("edge-auth", b"secret")):
             for start in (0, 5):
-                watch = Watch(log, listings, [BY_PLURAL["keys"]], trusted=trusted)
+                watch = Watch(log, listings, [BY_PLURAL["keys"]], grant=Grant(trusted, frozenset(), trusted=trusted))
                 async with aclosing(watch.responses(start)) as responses:
                     assert (await anext(responses)).resources[0].key.hash == expected, (trusted, start)
 
@@ -181,16 +183,16 @@ async def test_secrets_are_for_those_who_are_trusted_with_them() -> None:
 async def test_what_is_kept_is_bounded_and_what_is_not_kept_is_said() -> None:
     script = Script(revision=1)
     async with logged(script, kept=10) as (log, listings):
-        slow = Watch(log, listings, [TENANTS]).responses(0)
+        slow = Watch(log, listings, [TENANTS], grant=JANE).responses(0)
         assert await taken(slow, 1) == [(1, [], [])]
         # The fence and the outbox that change along are no reason to keep less.
         for revision in range(2, 102):
             others = (WatchEvent(keys.FENCE, b"x", revision), WatchEvent(keys.AUDIT_OUTBOX + "1", b"x", revision))
             await script.say(revision, event("a", revision), *others)
         assert [entry.revision for entry in log.behind(91)] == list(range(92, 102))
-        async with aclosing(Watch(log, listings, [TENANTS]).responses(92)) as responses:
+        async with aclosing(Watch(log, listings, [TENANTS], grant=JANE).responses(92)) as responses:
             assert [each[0] for each in await taken(responses, 10)] == list(range(92, 102))
-        error = await ended(Watch(log, listings, [TENANTS]).responses(91))
+        error = await ended(Watch(log, listings, [TENANTS], grant=JANE).responses(91))
         assert "from revision 92" in error.message
         # So is one that was here from the beginning, and did not read.
         await ended(slow)
@@ -200,7 +202,7 @@ async def test_one_transaction_larger_than_the_log_is_kept_whole() -> None:
     script = Script()
     async with logged(script, kept=10) as (log, listings):
         await script.say(5, *(event(f"t{number}", 5) for number in range(50)))
-        async with aclosing(Watch(log, listings, [TENANTS]).responses(2)) as responses:
+        async with aclosing(Watch(log, listings, [TENANTS], grant=JANE).responses(2)) as responses:
             assert len((await taken(responses, 1))[0][1]) == 50
 
 
@@ -210,14 +212,14 @@ async def test_a_merged_batch_ends_every_watch(revision: int) -> None:
     script = Script(revision=1)
     async with logged(script) as (log, listings):
         await script.say(9, event("a", 9))
-        open_one = Watch(log, listings, [TENANTS]).responses(0)
+        open_one = Watch(log, listings, [TENANTS], grant=JANE).responses(0)
         assert await taken(open_one, 1) == [(9, ["a"], [])]
         waiting = asyncio.create_task(ended(open_one))
         await asyncio.sleep(0)
         await script.say(revision, event("b", 3), merged=True)
         await waiting
-        await ended(Watch(log, listings, [TENANTS]).responses(min(revision, 9)))
-        async with aclosing(Watch(log, listings, [TENANTS]).responses(0)) as responses:
+        await ended(Watch(log, listings, [TENANTS], grant=JANE).responses(min(revision, 9)))
+        async with aclosing(Watch(log, listings, [TENANTS], grant=JANE).responses(0)) as responses:
             assert await taken(responses, 1) == [(revision, ["a", "b"], [])]
             await script.say(revision + 1, event("c", revision + 1))
             assert await taken(responses, 1) == [(revision + 1, ["c"], [])]
@@ -228,7 +230,7 @@ async def test_revisions_that_go_back_are_another_history_also_behind_what_nobod
     async with logged(script) as (log, listings):
         await script.say(5, event("a", 5))
         await script.say(9, WatchEvent(keys.FENCE, b"x", 9))
-        watch = Watch(log, listings, [TENANTS]).responses(6)
+        watch = Watch(log, listings, [TENANTS], grant=JANE).responses(6)
         waiting = asyncio.create_task(ended(watch))
         await asyncio.sleep(0)
         await script.say(7, event("b", 7))
@@ -241,9 +243,9 @@ async def test_what_cannot_be_read_is_gone_for_watchers_as_for_everybody() -> No
         await script.say(5, event("a", 5), event("b", 5))
         await script.say(6, WatchEvent(key("a"), b"\xff", 6), WatchEvent(key("b"), event("x", 6).value, 6))
         assert not script.view.snapshot.tenants
-        async with aclosing(Watch(log, listings, [TENANTS]).responses(5)) as responses:
+        async with aclosing(Watch(log, listings, [TENANTS], grant=JANE).responses(5)) as responses:
             assert await taken(responses, 2) == [(5, ["a", "b"], []), (6, [], ["a", "b"])]
-        async with aclosing(Watch(log, listings, [TENANTS]).responses(0)) as responses:
+        async with aclosing(Watch(log, listings, [TENANTS], grant=JANE).responses(0)) as responses:
             assert await taken(responses, 1) == [(6, [], [])]
 
 
@@ -252,7 +254,7 @@ async def test_a_long_list_comes_in_messages_of_one_revision() -> None:
     script = Script(*kvs, revision=2)
     async with (
         logged(script) as (log, listings),
-        aclosing(Watch(log, listings, [TENANTS]).responses(0)) as responses,
+        aclosing(Watch(log, listings, [TENANTS], grant=JANE).responses(0)) as responses,
     ):
         first, last = await anext(responses), await anext(responses)
         assert [len(each.resources) for each in (first, last)] == [CHUNK, 1]
@@ -302,7 +304,7 @@ def test_whoever_comes_whenever_ends_with_the_same(steps: list[list[tuple[str, b
                     events = []
             end = len(steps) + 1
             for start, there in states.items():
-                async with aclosing(Watch(log, listings, [TENANTS]).responses(start + 1)) as responses:
+                async with aclosing(Watch(log, listings, [TENANTS], grant=JANE).responses(start + 1)) as responses:
                     have, reached = set(there), start
                     while reached < end:
                         answer = await anext(responses)

@@ -12,6 +12,7 @@ import pytest
 from weir.audit.v1 import audit_pb2
 from weir.registry.v1 import registry_pb2 as pb
 
+from libs.authority.operators import Grant
 from libs.changes import Writer
 from libs.clock import ManualClock
 from libs.errors import Reason, WeirError
@@ -21,7 +22,6 @@ from libs.resources.kind import Role
 from services.registry import applying
 from services.registry.admitting import Call
 from services.registry.outbox import AuditOutbox
-from services.registry.policy.access import Grant
 from tests.support.registry_service import resource, tenant
 
 

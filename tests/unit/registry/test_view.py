@@ -152,7 +152,7 @@ async def test_what_the_cache_did_not_know_is_told_as_one_merged_batch(
         told = {event.key: event.value is None for event in batch.events}
         expected = {keys.key("tenants", "gone"): True, keys.key("tenants", "globex"): False}
         assert told == (expected if meanwhile is changed_behind_the_cache else {})
-        assert view.listing() == await store.get_prefix(keys.ROOT)
+        assert view.listing() == await store.get_prefix(keys.EVERYTHING)
 
 
 async def test_a_cache_of_another_history_is_replaced(tmp_path: Path) -> None:
@@ -186,7 +186,8 @@ async def test_only_the_kinds_that_are_followed_are_known() -> None:
         snapshot = await view.wait_until(lambda snapshot: len(snapshot.tenants) == 2)
         with pytest.raises(RuntimeError, match="kinds"):
             snapshot.limits.get(("acme", "*"))
-        assert view.stored(keys.key("limits", "acme/*"))
+        assert view.stored(keys.key("limits", "acme/*")) is None
+        assert [kv.key for kv in view.listing().kvs] == [keys.key("tenants", each) for each in ("acme", "globex")]
 
 
 @pytest.mark.parametrize("damage", ["flip", "cut", "empty", "garbage"])

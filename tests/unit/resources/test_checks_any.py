@@ -64,7 +64,7 @@ def test_faults_are_found_one_by_one(kind: Kind) -> None:
     rules = [pb.SafetyRule(id="No!", pattern="(" * 2000)] * 10_000
     assert len(list(islice(kind.check(kind.message(), EMPTY), 2))) <= 2
     if kind.message is pb.SafetyPolicy:
-        first = list(islice(kind.check(pb.SafetyPolicy(id="p", rules=rules), EMPTY), 3))
+        first = list(islice(kind.check(pb.SafetyPolicy(id="p", version="1", rules=rules), EMPTY), 3))
         assert [fault.field for fault in first] == ["spec.rules", "spec.rules[0].id", "spec.rules[0].category"]
 
 

@@ -26,8 +26,7 @@ MODEL = pb.ModelVersion(
     tier="fast",
     pool="fast",
     sampling_defaults=pb.SamplingDefaults(temperature=0.7, top_p=0.95, max_tokens=256),
-    safety_policy="default",
-    safety_policy_version=3,
+    safety_policies=["default@3"],
     training_data_sha256=HEX,
     chat_template_sha256=HEX,
     schema_sha256=HEX,
@@ -37,7 +36,7 @@ MODEL = pb.ModelVersion(
     provenance=pb.Provenance(source_uri="https://host/code", revision="abc", builder="pipeline 7", base="weir-fast@1"),
     signature="s" * 2000,
 )
-SNAPSHOT = RegistrySnapshot(safety_policies={"default": pb.SafetyPolicy(id="default", version=3)})
+SNAPSHOT = RegistrySnapshot()
 
 
 def artifact(**changes: Any) -> dict[str, Any]:
@@ -56,15 +55,18 @@ def provenance(**changes: Any) -> dict[str, Any]:
     ("changes", "fields"),
     [
         ({}, []),
-        ({"safety_policy": "", "safety_policy_version": 0}, []),
-        ({"safety_policy_version": 0}, []),
+        ({"safety_policies": []}, []),
+        ({"safety_policies": [f"p{number}@1" for number in range(8)]}, []),
+        ({"safety_policies": [f"p{number}@1" for number in range(9)]}, ["spec.safety_policies"]),
+        ({"safety_policies": ["a@1", "b@1", "a@1"]}, ["spec.safety_policies[2]"]),
+        ({"safety_policies": [""]}, ["spec.safety_policies[0]"]),
         (sampling(max_tokens=0, temperature=0.0, top_p=1.0), []),
         (sampling(max_tokens=1024, temperature=2.0), []),
         (dict.fromkeys(("namespace", "schema_sha256", "tokenizer_sha256", "provenance", "signature"), None), []),
         (dict.fromkeys(("training_data_sha256", "chat_template_sha256", "architecture"), ""), []),
         ({"artifacts": [pb.Artifact(path="notes.txt", sha256=HEX, bytes=1)]}, []),
         # Whether it exists is asked of all references alike.
-        ({"safety_policy": "gone"}, []),
+        ({"safety_policies": ["gone@1"]}, []),
         ({"name": ""}, ["metadata.name"]),
         ({"name": "Weir"}, ["metadata.name"]),
         ({"name": "a/b"}, ["metadata.name"]),
@@ -93,8 +95,6 @@ def provenance(**changes: Any) -> dict[str, Any]:
         ({"chat_template_sha256": "a" * 63}, ["spec.chat_template_sha256"]),
         ({"schema_sha256": "x"}, ["spec.schema_sha256"]),
         ({"tokenizer_sha256": HEX.upper()}, ["spec.tokenizer_sha256"]),
-        ({"safety_policy_version": 4}, ["spec.safety_policy_version"]),
-        ({"safety_policy": ""}, ["spec.safety_policy_version"]),
         ({"signature": "s" * 256 * 1024}, []),
         ({"signature": "s" * (256 * 1024 + 1)}, ["spec.signature"]),
         (sampling(temperature=math.nan), ["spec.sampling_defaults.temperature"]),

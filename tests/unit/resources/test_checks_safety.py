@@ -8,7 +8,7 @@ import pytest
 from weir.registry.v1 import registry_pb2 as pb
 
 from libs.artifacts import make_key
-from libs.resources.checks.safety import check_policy
+from libs.resources.checks.safety import check_floor, check_policy
 from libs.resources.checks.trust import check_trust
 from tests.support.messages import EMPTY, fields_of, having
 
@@ -30,6 +30,10 @@ RULE = pb.SafetyRule(
         ({"category": "a" * 101}, ["category"]),
         ({"action": "delete"}, ["action", "replacement"]),
         ({"action": "flag"}, ["replacement"]),
+        ({"action": "tokenise", "stage": "input", "replacement": "CARD"}, []),
+        ({"action": "tokenise", "stage": "both", "replacement": "CARD"}, ["stage"]),
+        ({"action": "tokenise", "stage": "input", "replacement": "card 1"}, ["replacement"]),
+        ({"action": "tokenise", "stage": "input", "replacement": ""}, ["replacement"]),
         ({"stage": "never"}, ["stage"]),
         ({"replacement": "x" * 201}, ["replacement"]),
         ({"replacement": "a\0"}, ["replacement"]),
@@ -42,27 +46,41 @@ RULE = pb.SafetyRule(
     ],
 )
 def test_rule(changes: dict[str, Any], fields: list[str]) -> None:
-    policy = pb.SafetyPolicy(id="default", rules=[having(RULE, id="other"), having(RULE, **changes)])
+    policy = pb.SafetyPolicy(id="default", version="1", rules=[having(RULE, id="other"), having(RULE, **changes)])
     assert fields_of(check_policy, policy) == [f"spec.rules[1].{each}" for each in fields]
 
 
 def test_longest_pattern() -> None:
     """Its length is fine; whether it compiles is the dialect's to say."""
-    policy = pb.SafetyPolicy(id="default", rules=[having(RULE, pattern="x" * 2000)])
+    policy = pb.SafetyPolicy(id="default", version="1", rules=[having(RULE, pattern="x" * 2000)])
     assert all("compile" in fault.message for fault in check_policy(policy, EMPTY))
 
 
 def test_policy() -> None:
-    assert fields_of(check_policy, pb.SafetyPolicy(id="default")) == []
-    assert fields_of(check_policy, pb.SafetyPolicy(id="No")) == ["metadata.name"]
-    assert fields_of(check_policy, pb.SafetyPolicy(id="default", rules=[RULE, RULE])) == ["spec.rules[1].id"]
+    assert fields_of(check_policy, pb.SafetyPolicy(id="default", version="1")) == []
+    assert fields_of(check_policy, pb.SafetyPolicy(id="No", version="1")) == ["metadata.name"]
+    for version in ("", "a b", "x" * 33, "0"):
+        assert fields_of(check_policy, pb.SafetyPolicy(id="default", version=version)) == ["metadata.name"], version
+    assert fields_of(check_policy, pb.SafetyPolicy(id="default", version="1", rules=[RULE, RULE])) == [
+        "spec.rules[1].id"
+    ]
     many = [having(RULE, id=f"r{number}") for number in range(501)]
-    assert fields_of(check_policy, pb.SafetyPolicy(id="default", rules=many[:500])) == []
-    assert fields_of(check_policy, pb.SafetyPolicy(id="No", rules=many)) == ["metadata.name", "spec.rules"]
+    assert fields_of(check_policy, pb.SafetyPolicy(id="default", version="1", rules=many[:500])) == []
+    assert fields_of(check_policy, pb.SafetyPolicy(id="No", version="1", rules=many)) == ["metadata.name", "spec.rules"]
+
+
+def test_floor() -> None:
+    assert fields_of(check_floor, pb.SafetyFloor(policies=["default@1", "strict@2"])) == []
+    assert fields_of(check_floor, pb.SafetyFloor()) == ["spec.policies"]
+    assert fields_of(check_floor, pb.SafetyFloor(policies=["a@1", "", "a@1"])) == [
+        "spec.policies[1]",
+        "spec.policies[2]",
+    ]
+    assert fields_of(check_floor, pb.SafetyFloor(policies=[f"a@{n}" for n in range(9)])) == ["spec.policies"]
 
 
 def test_why_a_pattern_does_not_compile() -> None:
-    policy = pb.SafetyPolicy(id="default", rules=[having(RULE, pattern="a*")])
+    policy = pb.SafetyPolicy(id="default", version="1", rules=[having(RULE, pattern="a*")])
     (fault,) = check_policy(policy, EMPTY)
     assert "does not compile" in fault.message
 

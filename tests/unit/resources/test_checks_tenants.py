@@ -24,7 +24,7 @@ TENANT = pb.Tenant(
     plan_policy="gold",
     weight=1.0,
     workloads=[WORKLOAD],
-    safety_policy="default",
+    safety_policies=["default@1"],
     safety_fail_mode=pb.FAIL_MODE_CLOSED,
     max_deadline=seconds(60),
     jwt_issuer="https://issuer.example",
@@ -37,10 +37,11 @@ SNAPSHOT = RegistrySnapshot(tenants={"acme": TENANT, "globex": pb.Tenant(id="glo
     ("changes", "fields"),
     [
         ({}, []),
-        (dict.fromkeys(("weight", "max_deadline", "jwt_issuer", "workloads", "safety_policy", "time_zone")), []),
+        (dict.fromkeys(("weight", "max_deadline", "jwt_issuer", "workloads", "safety_policies", "time_zone")), []),
         ({"weight": 1000.0, "max_deadline": seconds(86400), "safety_fail_mode": 0}, []),
         # Whether they exist is asked of all references alike.
-        ({"safety_policy": "gone", "plan_policy": "gone"}, []),
+        ({"safety_policies": ["gone@1"], "plan_policy": "gone"}, []),
+        ({"safety_policies": ["a@1", "a@1"]}, ["spec.safety_policies[1]"]),
         ({"id": "Acme"}, ["metadata.name", "spec.workloads[0]"]),
         ({"id": "a/b", "workloads": []}, ["metadata.name"]),
         ({"id": "a.b", "workloads": []}, ["metadata.name"]),
@@ -227,7 +228,8 @@ def test_alerts_grow_within_bounds(percents: list[int]) -> None:
     ("principal", "roles", "namespaces", "fields"),
     [
         ("key:k1", ["viewer", "publisher"], ["team-a"], []),
-        ("tenant:acme", [], [], []),
+        ("operator:jane", [], [], []),
+        ("tenant:acme", [], [], ["metadata.name"]),
         ("spiffe://weir.internal/sa/rollout", ["viewer"], [], []),
         ("key:k1", ["owner"], [], []),
         ("key:k1", ["viewer"], [f"n{number}" for number in range(100)], []),

@@ -12,7 +12,9 @@ from libs.resources.snapshot import ATTRIBUTE, BY_NAME, BY_PLURAL, KINDS, Regist
 from tests.support.world import applied, observed
 
 BY_KIND = pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.name)
-SERVICES = frozenset({"gateway", "router", "edge-auth", "ratelimit", "admission", "safety", "worker", "audit"})
+SERVICES = frozenset(
+    {"gateway", "router", "edge-auth", "ratelimit", "admission", "safety", "worker", "audit", "controlplane", "rollout"}
+)
 
 
 def field_at(message: Descriptor, path: str) -> FieldDescriptor:

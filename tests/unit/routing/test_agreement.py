@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 
+import pytest
 from envoy.service.auth.v3 import external_auth_pb2
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -12,17 +13,21 @@ from weir.router.v1 import router_pb2
 
 from libs.breaker import BreakerBoard, BreakerOptions
 from libs.clock import SystemClock
+from libs.errors import Reason, WeirError
 from libs.registry import RegistrySnapshot
 from libs.routing import BUCKETS, RoutingTable
 from services.controlplane.policy.predictions import Prediction, predictions_of
 from services.edge_auth.placement import Placer
+from services.edge_auth.responses import NO_MODEL
 from services.gateway.catalog import Catalog
 from services.gateway.text_store import TextStore
 from services.router.server import RouterServicer
+from tests.support.registry_service import grant
 
 CLOCK = SystemClock()
 VERSIONS = {
-    f"m@{number}": pb.ModelVersion(name="m", version=str(number), pool="p", tier="fast") for number in (1, 2, 3, 4)
+    f"m@{number}": pb.ModelVersion(name="m", version=str(number), pool="p", tier="fast", namespace=namespace)
+    for number, namespace in ((1, ""), (2, "lab"), (3, ""), (4, "lab"))
 }
 PHASES = (
     pb.ROLLOUT_PHASE_SHADOW,
@@ -32,6 +37,10 @@ PHASES = (
     pb.ROLLOUT_PHASE_ABORTED,
 )
 TENANTS = [f"tenant-{number}" for number in range(8)]
+grants = st.dictionaries(
+    st.sampled_from(["all", "plan:free", "tenant:tenant-1"]),
+    st.sampled_from([grant(), grant(namespaces=["default", "lab"]), grant(models=["m"]), grant(models=["m@2"])]),
+)
 some_tenants = st.lists(st.sampled_from(TENANTS), max_size=3)
 
 
@@ -62,6 +71,7 @@ def snapshots(draw: st.DrawFn) -> RegistrySnapshot:
         model_versions={name: version for name, version in VERSIONS.items() if name != gone},
         aliases={"m": alias},
         tenants={tenant: pb.Tenant(id=tenant) for tenant in TENANTS[: draw(st.integers(4, 8))]},
+        model_grants=draw(grants),
         rollouts={"m": under} if draw(st.integers(0, 4)) else {},
         switches={"rollouts": pb.RolloutSwitch(kill=draw(st.integers(0, 5)) == 0)},
     )
@@ -85,7 +95,7 @@ def by_envoy(prediction: Prediction, answer: bytes) -> str:
 
 # Made once: each takes snapshot after snapshot, as it does in service.
 ROUTER = RouterServicer(
-    BreakerBoard(BreakerOptions()), instance="router-0", clock=CLOCK, max_in_flight=1, report_seconds=1.0, tls=False
+    BreakerBoard(BreakerOptions()), instance="router-0", clock=CLOCK, max_in_flight=1, report_seconds=1.0
 )
 CATALOG = Catalog(
     zone="zone-a",
@@ -108,14 +118,20 @@ def test_everybody_who_decides_decides_alike(snapshot: RegistrySnapshot, asking:
     predictions = {found.model: found for found in predictions_of(RoutingTable.of(snapshot), live)}
     for tenant, user, session in asking:
         asked = router_pb2.Resolve(tenant=tenant, model="m", zone="zone-a", user=user, session=session, request_id="q")
+        headers = {"x-weir-model": "m", "x-weir-user": user, "x-weir-session": session}
+        answer = PLACER.place(tenant, "/inference.GRPCInferenceService/ModelInfer", headers)
+        question = CATALOG.question(tenant, "m", user=user, session=session, request_id="q")
+        if answer == NO_MODEL:
+            assert ROUTER._resolve(asked).rejected.reason == Reason.MODEL_NOT_FOUND.value
+            with pytest.raises(WeirError, match="There is no model 'm'"):
+                CATALOG.resolve(question)
+            continue
         routed = ROUTER._resolve(asked).route
-        alone = CATALOG.resolve(CATALOG.question(tenant, "m", user=user, session=session, request_id="q"))
+        alone = CATALOG.resolve(question)
         assert (routed.model_version, routed.arm, routed.rollout_id, routed.step) == (
             alone.model_version,
             alone.arm,
             alone.rollout_id,
             alone.step,
         )
-        headers = {"x-weir-model": "m", "x-weir-user": user, "x-weir-session": session}
-        answer = PLACER.place(tenant, "/inference.GRPCInferenceService/ModelInfer", headers)
         assert by_envoy(predictions["m"], answer) == routed.model_version

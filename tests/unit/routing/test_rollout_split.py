@@ -15,6 +15,7 @@ from weir.registry.v1 import registry_pb2 as pb
 
 from libs.registry import RegistrySnapshot
 from libs.routing import BUCKETS, Layout, RouteRequest, RoutingTable, Target, choose_tenants, place, resolve
+from tests.support.registry_service import admitted, grant
 
 VERSIONS = {
     f"m@{number}": pb.ModelVersion(name="m", version=str(number), pool="pool", tier="fast") for number in range(1, 6)
@@ -41,6 +42,7 @@ def table(
             model_versions=VERSIONS,
             aliases={"m": alias},
             tenants=tenants,
+            model_grants={"all": grant()},
             rollouts={"m": under} if under else {},
             switches={"rollouts": pb.RolloutSwitch(kill=True)} if kill else {},
         )
@@ -345,7 +347,9 @@ def test_an_aliass_own_weights_in_basis_points_place_callers_as_resolve_does(key
         pb.AliasTarget(model_version="m@2", weight=weight),
     ]
     found = RoutingTable.of(
-        RegistrySnapshot(model_versions=VERSIONS, aliases={"m": pb.Alias(name="m", targets=targets)})
+        RegistrySnapshot(
+            model_versions=VERSIONS, aliases={"m": pb.Alias(name="m", targets=targets)}, **admitted("tenant-1")
+        )
     )
     request = RouteRequest("tenant-1", "m", key)
     placed = found.place(request)

@@ -8,6 +8,7 @@ from weir.registry.v1 import registry_pb2 as pb
 from libs.errors import Reason, WeirError
 from libs.registry import RegistrySnapshot
 from libs.routing import RouteRequest, RoutingTable, list_models, resolve
+from tests.support.registry_service import admitted
 
 
 def worker(instance: str, zone: str, *versions: str, service: str = "worker") -> pb.Endpoint:
@@ -32,6 +33,7 @@ def snapshot(*endpoints: pb.Endpoint) -> RegistrySnapshot:
         model_versions=versions,
         aliases={"weir-fast": alias, "broken": broken},
         endpoints={(e.service, e.instance): e for e in endpoints},
+        **admitted("acme"),
     )
 
 

@@ -7,7 +7,7 @@ import pytest
 from libs.safety_filter import Pack, PackError, PatternError, Rule, compile_pack, parse_pattern, rules_from_json
 from libs.safety_filter.automaton import MAX_TRANSITIONS
 from libs.safety_filter.checks import iban, luhn
-from libs.safety_filter.stream import MAX_IGNORED
+from libs.safety_filter.view import MAX_IGNORED
 
 
 def pack_of(*rules: tuple[str, str], replacement: str = "*") -> Pack:
@@ -80,11 +80,19 @@ def test_invisible_and_full_width_characters_do_not_hide_a_match(default: Pack, 
     assert default.check_output(text).action == "block"
 
 
-def test_invisible_characters_cannot_make_it_hold_for_ever(default: Pack) -> None:
+def test_ignored_characters_cannot_make_it_hold_for_ever(default: Pack) -> None:
     stream = default.open_output()
-    stream.feed("FORBID")
+    assert stream.feed("Say: FORBID") == "Say: "
     assert stream.feed("\u200b" * MAX_IGNORED) == ""
-    assert stream.feed("\u200b") == "FORBID" + "\u200b" * (MAX_IGNORED + 1)
+    assert stream.feed("\u200b") == ""
+    assert stream.blocked
+    found = [default.finding(default.output.full, index) for index in stream.findings]
+    assert [(finding.category, finding.action) for finding in found] == [("evasion.ignored_characters", "block")]
+
+
+def test_ignored_characters_outside_a_match_are_only_text(default: Pack) -> None:
+    text = "so. " + "\u200b" * 100 + " it is"
+    assert default.check_output(text).texts == (text,)
 
 
 def test_inputs_are_redacted_flagged_and_blocked(default: Pack) -> None:

@@ -27,12 +27,12 @@ def test_embeddings_take_turns_with_steps():
             order.append("step")
             return super().step()
 
-        def embed(self, model, prompts):
-            order.append(f"embed {len(prompts)}")
-            return super().embed(model, prompts)
+        def embed(self, model, prompt):
+            order.append(f"embed {prompt[0]}")
+            return super().embed(model, prompt)
 
-    link = Script([Add([request(1, 10**6)]), Embed(7, MODEL, [[1], [2], [3]]), Embed(8, MODEL, [])])
+    link = Script([Add([request(1, 10**6)]), Embed(7, MODEL, [[1], [2, 2], [3]]), Embed(8, MODEL, [])])
     run_core(Told, link)
-    assert order[:8] == ["embed 1", "step", "embed 1", "step", "embed 1", "step", "step", "step"]
+    assert order[:8] == ["embed 1", "step", "embed 2", "step", "step", "embed 3", "step", "step"]
     answers = [report for report in link.reports if isinstance(report, Embedded)]
     assert [(each.number, len(each.vectors)) for each in answers] == [(7, 3), (8, 0)]

@@ -94,11 +94,12 @@ class CountingCore:
             last_step_seconds=0.0,
         )
 
-    def embed(self, model, prompts):
+    def embed(self, model, prompt):
         self.threads.add(threading.get_ident())
         if model != "m@1":
             raise EngineLoadError(f"model {model} is not loaded here")
-        return [[float(len(prompt))] for prompt in prompts]
+        yield True
+        return [float(len(prompt))]
 
     def close(self):
         self.closed += 1

@@ -80,7 +80,7 @@ class Client:
         public edge; neither speaks plaintext (a local edge)."""
         self._metadata = [("authorization", f"Bearer {api_key}")] if api_key else []
         self._retries = retries or RetryPolicy()
-        self._rng = rng or random.Random()
+        self._rng = rng or random.Random()  # noqa: S311 - jitter, not a secret
         if ca is not None:
             credentials = grpc.ssl_channel_credentials(Path(ca).read_bytes())
             self._channel = grpc.aio.secure_channel(target, credentials)

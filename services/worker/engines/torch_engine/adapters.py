@@ -13,10 +13,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from services.worker.checkpoint_files import read_object
 from services.worker.engines.port import EngineLoadError
 from services.worker.engines.torch_engine.config import ModelConfig
 from services.worker.engines.torch_engine.weights import WEIGHT_TYPES, Weights, open_tensors
+from services.worker.model_files import ModelFiles
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -114,14 +114,14 @@ class LoraWeights:
         return sum(pair.a.nbytes + pair.b.nbytes for layer in self.layers for pair in layer.values())
 
 
-def load_adapter(folder: Path, config: ModelConfig) -> LoraWeights:
-    """The adapter in `folder`, for a base model of shape `config`.
+def load_adapter(files: ModelFiles, config: ModelConfig) -> LoraWeights:
+    """An adapter, for a base model of shape `config`.
 
     :raises EngineLoadError: a file is missing or malformed, the adapter needs something this engine does not do, or a
         tensor is missing, unknown, misshapen or not finite; the message names the file and the field or tensor.
     """
-    path = folder / CONFIG
-    raw = read_object(path)
+    path = files.folder / CONFIG
+    raw = files.read_object(CONFIG)
     try:
         _refuse_unsupported(raw)
         modules = _adapted_modules(raw, config)
@@ -130,9 +130,9 @@ def load_adapter(folder: Path, config: ModelConfig) -> LoraWeights:
         raise EngineLoadError(f"{path}: {error}") from None
     except (KeyError, TypeError, ValueError, ZeroDivisionError, AttributeError, re.error) as error:
         raise EngineLoadError(f"{path}: malformed ({type(error).__name__}: {error})") from error
-    weights = open_tensors([folder / WEIGHTS])
+    weights = open_tensors(files, [WEIGHTS])
     try:
-        return _read(weights, folder / WEIGHTS, config, modules, ranks)
+        return _read(weights, files.folder / WEIGHTS, config, modules, ranks)
     finally:
         weights.close()
 

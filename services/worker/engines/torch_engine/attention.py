@@ -117,16 +117,3 @@ def build_attention(
             raise ValueError(f"compiled attention is not possible here: {error}") from error
         _log.warning("attention runs without its compiled kernel, which is slower: %s", error)
         return TorchAttention(shape, device)
-
-
-def attend_fresh(counts: Sequence[int], query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-    """Causal attention of whole sequences of `counts` tokens that nothing is remembered of (embeddings); shapes as in
-    `Attention.attend`."""
-    parts = []
-    for own in zip(*(tensor.split(list(counts)) for tensor in (query, key, value)), strict=True):
-        queries, keys, values = (tensor.transpose(0, 1).unsqueeze(0) for tensor in own)
-        attended = torch.nn.functional.scaled_dot_product_attention(
-            queries, keys, values, is_causal=True, enable_gqa=True
-        )
-        parts.append(attended[0].transpose(0, 1).flatten(1))
-    return torch.cat(parts)

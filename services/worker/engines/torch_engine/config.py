@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
-from services.worker.checkpoint_files import read_object, token_ids
+from services.worker.checkpoint_files import token_ids
 from services.worker.engines.port import EngineLoadError
+from services.worker.model_files import ModelFiles
+
+GENERATION = "generation_config.json"
 
 # What transformers takes for a field that config.json leaves out, where the architectures differ.
 _ABSENT: Mapping[str, Mapping[str, Any]] = {
@@ -60,15 +62,15 @@ class ModelConfig:
     bos_token_id: int | None
 
 
-def load_config(folder: Path) -> ModelConfig:
-    """The configuration of the checkpoint in `folder`; eos ids of generation_config.json win, as in transformers.
+def load_config(files: ModelFiles) -> ModelConfig:
+    """The configuration of a checkpoint; eos ids of generation_config.json win, as in transformers.
 
     :raises EngineLoadError: a file is missing, malformed or asks for something this engine does not do.
     """
-    path = folder / "config.json"
-    raw = read_object(path)
-    if (folder / "generation_config.json").exists():
-        generation = read_object(folder / "generation_config.json")
+    path = files.folder / "config.json"
+    raw = files.read_object("config.json")
+    if GENERATION in files:
+        generation = files.read_object(GENERATION)
         raw |= {key: generation[key] for key in ("eos_token_id", "bos_token_id") if key in generation}
     try:
         return parse_config(raw)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import secrets
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence, Set
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
@@ -54,6 +54,15 @@ class Timings:
     total: float = 0.0
 
 
+@dataclass(slots=True, eq=False)
+class _Awaited:
+    """A model that an embedding waits for."""
+
+    model: str
+    failure: str = ""
+    """Why it cannot be read."""
+
+
 @dataclass(frozen=True, slots=True)
 class _Parts:
     """What exists once the engine is loaded."""
@@ -93,6 +102,9 @@ class TorchCore:
         self._samplers: dict[int, SequenceSampler] = {}
         self._compiling = Compiling(self._sampler)
         self._used: frozenset[str] = frozenset()
+        self._awaited: list[_Awaited] = []
+        self._embedding: list[str] = []  # the models of embeddings under way
+        self._prefilled = 0
         self._resident: tuple[str, ...] | None = None
         self._steps = 0
         self._check_after = 0.0
@@ -131,7 +143,7 @@ class TorchCore:
         from services.worker.engines.torch_engine.models import Models
         from services.worker.engines.torch_engine.moving import Moving
 
-        models = Models(self._settings, clock=self._clock, busy=lambda: self._parts.scheduler.busy_models())
+        models = Models(self._settings, clock=self._clock, busy=self._busy)
         moving = Moving(models.shelf, accept=self._accept, forget=self._forget, uses=self._uses)
         self._loaded = parts = _assemble(models, moving, self._settings)
         for name in models.shelf.configs.keys() - models.shelf.runnable:
@@ -195,13 +207,28 @@ class TorchCore:
             resident=self._resident,
         )
 
-    def embed(self, model: str, prompts: Sequence[Sequence[int]]) -> list[list[float]]:
-        """See `Engine.embed`.
-
-        :raises EngineLoadError: the model is unknown or not in memory.
-        :raises ValueError: a prompt is empty, too long or holds an unknown token id.
-        """
-        return self._parts.models.embed(model, prompts)
+    def embed(self, model: str, prompt: Sequence[int]) -> Generator[bool, None, list[float]]:
+        """See `SyncEngine.embed`."""
+        shelf = self._parts.models.shelf
+        if model not in shelf.configs:
+            raise EngineLoadError(f"model {model} is not loaded here")
+        awaited = _Awaited(model)
+        self._awaited.append(awaited)
+        try:
+            while model not in shelf.runnable:
+                if awaited.failure:
+                    raise EngineLoadError(awaited.failure)
+                if not self.has_work():  # else the steps see to it
+                    self._shelve()
+                    shelf.wait(_IDLE_SECONDS)
+                yield False
+        finally:
+            self._awaited.remove(awaited)
+        self._embedding.append(model)
+        try:
+            return (yield from self._parts.models.embed(model, prompt, self._embed_tokens))
+        finally:
+            self._embedding.remove(model)
 
     def bring(self, model: str, folder: str, wake: Callable[[], None]) -> None:
         """See `SyncEngine.bring`."""
@@ -233,7 +260,9 @@ class TorchCore:
     def _shelve(self) -> None:
         """Tell the shelf what is wanted and the scheduler what has become of it."""
         scheduler, models, moving = self._parts.scheduler, self._parts.models, self._parts.moving
-        changes = models.turn(used=self._used, wanted=list(dict.fromkeys((*scheduler.wanted_models(), *moving.wanted))))
+        awaited = [each.model for each in self._awaited if each.model not in models.shelf.runnable]
+        wanted = list(dict.fromkeys((*scheduler.wanted_models(), *moving.wanted, *awaited)))
+        changes = models.turn(used=self._used.union(self._embedding), wanted=wanted)
         for name in changes.present:
             scheduler.set_present(name)
         for name in changes.away:
@@ -244,6 +273,9 @@ class TorchCore:
             for name in models.shelf.configs:
                 if failed in (name, models.shelf.base(name)):
                     scheduler.fail_model(name, message)
+            for each in self._awaited:
+                if failed in (each.model, models.shelf.base(each.model)):
+                    each.failure = message
             moving.fail(failed, models.shelf.reasons.get(failed, message))
 
     # ---- models that come and go, called by `Moving` ---------------------------------------------------------------
@@ -254,7 +286,7 @@ class TorchCore:
         parts = self._parts
         if parts.models.make_room(model, checkpoint.config):
             self._loaded = parts = _assemble(parts.models, parts.moving, self._settings)
-        names = parts.models.names_of(model, checkpoint.folder)
+        names = parts.models.names_of(model, checkpoint.files)
         parts.scheduler.add_model(model, limits_of(checkpoint.config), names)
 
     def _forget(self, model: str) -> None:
@@ -264,7 +296,21 @@ class TorchCore:
         self._used -= {model}
 
     def _uses(self, model: str) -> bool:
-        return self._parts.scheduler.uses(model) or self._compiling.uses(model)
+        embeds = model in self._embedding or any(each.model == model for each in self._awaited)
+        return embeds or self._parts.scheduler.uses(model) or self._compiling.uses(model)
+
+    def _busy(self) -> Set[str]:
+        """Models and adapters that compute something now."""
+        return self._parts.scheduler.busy_models().union(self._embedding)
+
+    def _embed_tokens(self) -> int:
+        """What the last step has left of the prompt tokens that may come between two tokens of others."""
+        settings, scheduler = self._settings, self._parts.scheduler
+        if not scheduler.has_work():
+            return settings.max_step_tokens
+        most = self._pacer.prompt_tokens()
+        most = settings.max_step_tokens if most is None else min(most, settings.max_step_tokens)
+        return max(settings.block_size, most - self._prefilled)
 
     # ---- a step's parts --------------------------------------------------------------------------------------------
 
@@ -359,7 +405,7 @@ class TorchCore:
             parts.models.shelf.wait(_IDLE_SECONDS)
         self._last_step_seconds = output.step_seconds = self._clock.monotonic() - started
         chunks = [chunk for group in plan.chunks.values() for chunk in group]
-        prompt_tokens = sum(chunk.count for chunk in chunks if chunk.count > 1)
+        self._prefilled = prompt_tokens = sum(chunk.count for chunk in chunks if chunk.count > 1)
         decodes = sum(chunk.count == 1 for chunk in chunks)
         self._pacer.observe(decodes=decodes, prompt_tokens=prompt_tokens, seconds=output.step_seconds)
         now = self._clock.monotonic()

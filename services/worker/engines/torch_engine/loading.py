@@ -16,16 +16,10 @@ from typing import Literal
 
 from libs.clock import Clock
 from services.worker.engines.port import EngineLoadError
-from services.worker.engines.torch_engine.config import ModelConfig, load_config
-from services.worker.engines.torch_engine.weights import (
-    Weights,
-    check_weights,
-    load_weights,
-    require_listed,
-    verify_manifest,
-    weight_files,
-)
+from services.worker.engines.torch_engine.config import GENERATION, ModelConfig, load_config
+from services.worker.engines.torch_engine.weights import INDEX, SINGLE, Weights, check_weights, load_weights
 from services.worker.manifest import MANIFEST, Manifest, read_manifest
+from services.worker.model_files import ModelFiles
 from services.worker.weight_cache import CacheUnavailableError, WeightCache
 
 logger = logging.getLogger(__name__)
@@ -84,51 +78,48 @@ class StageTimer:
 class Checkpoint:
     """A checkpoint whose names, shapes and types are checked and whose tensors are read when looked up."""
 
-    folder: Path
+    files: ModelFiles
     config: ModelConfig
     weights: Weights
 
 
 def stage_files(
     folder: Path, timer: StageTimer, *, cache: WeightCache | None = None, require_manifest: bool = True
-) -> Path:
-    """The folder to load a model from: `folder` itself, or the cache's verified copy of it.
+) -> ModelFiles:
+    """The files to load a model from: those of `folder` itself, or the cache's copy of them.
 
-    Without a manifest, which `require_manifest=False` allows, nothing is verified or cached. A cache that cannot take
+    Without a manifest, which `require_manifest=False` allows, nothing is checked or cached. A cache that cannot take
     the model (too small, all in use, disk full) is passed over with a warning. A folder that is away is no fault when
-    the cache has the model. Give a cached folder back with `cache.release`.
+    the cache has the model. Give a cached folder back with
+    `cache.release`.
 
     :raises EngineLoadError: a file is missing or not what the manifest says; the message names it.
     """
-    if not require_manifest and not (folder / MANIFEST).exists():
-        if not folder.is_dir():
-            raise EngineLoadError(f"{folder}: no such folder for model {timer.model}")
-        return folder
-    if cache is not None:
+    if cache is not None and (require_manifest or (folder / MANIFEST).exists()):
         with timer.stage("verify"):
             manifest = _manifest(folder, timer.model, cache)
         try:
             with timer.stage("cache"):
-                return _cached(folder, manifest, cache)
+                cached = cache.fetch(folder, manifest)
+            return ModelFiles(cached, manifest, known=cache.knows)
         except CacheUnavailableError as error:
             logger.warning("weight cache passed over", extra={"model": timer.model, "reason": str(error)})
-    if not folder.is_dir():
-        raise EngineLoadError(f"{folder}: no such folder for model {timer.model}")
-    with timer.stage("verify"):
-        verify_manifest(folder, timer.model)
-    return folder
+    return ModelFiles.of(folder, timer.model, required=require_manifest)
 
 
-def read_checkpoint(folder: Path, timer: StageTimer) -> Checkpoint:
+def read_checkpoint(files: ModelFiles, timer: StageTimer) -> Checkpoint:
     """Configuration and tensors of a checkpoint, compared with each other before any tensor is read.
 
     :raises EngineLoadError: a file is missing, malformed or unsupported, or a tensor is missing, surplus or misshapen.
     """
     with timer.stage("read"):
-        config = load_config(folder)
-        weights = load_weights(folder)
-        check_weights(weights, config, weight_files(folder)[0])
-        return Checkpoint(folder, config, weights)
+        config = load_config(files)
+    with timer.stage("verify"):
+        # Opening a file is hashing it, unless the cache knows it.
+        weights = load_weights(files)
+    with timer.stage("read"):
+        check_weights(weights, config, files.folder / (INDEX if INDEX in files else SINGLE))
+        return Checkpoint(files, config, weights)
 
 
 def _manifest(folder: Path, model: str, cache: WeightCache) -> Manifest:
@@ -139,15 +130,6 @@ def _manifest(folder: Path, model: str, cache: WeightCache) -> Manifest:
         logger.warning("model folder is away, asking the weight cache", extra={"model": model, "folder": str(folder)})
         return cached
     manifest = read_manifest(folder, model)
-    require_listed(folder, manifest)
+    # The cache takes what is listed. What lies beside it unlisted is refused here, as it is without a cache.
+    manifest.require((name for name in (INDEX, GENERATION) if (folder / name).exists()), folder / MANIFEST)
     return manifest
-
-
-def _cached(folder: Path, manifest: Manifest, cache: WeightCache) -> Path:
-    cached = cache.fetch(folder, manifest)
-    try:
-        require_listed(cached, manifest)
-    except BaseException:
-        cache.release(cached)
-        raise
-    return cached

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Mapping, Sequence, Set
+from collections.abc import Callable, Generator, Mapping, Sequence, Set
 from dataclasses import dataclass
-from pathlib import Path
 
 import tokenizers
 import torch
@@ -27,6 +26,7 @@ from services.worker.engines.torch_engine.sequences import Chunk, ModelLimits
 from services.worker.engines.torch_engine.settings import TorchSettings
 from services.worker.engines.torch_engine.shelf import Changes, Shelf
 from services.worker.engines.torch_engine.structure import Structures
+from services.worker.model_files import ModelFiles
 
 _SMALLEST_BLOCK = 64  # bytes; of an arena that nobody uses yet
 
@@ -107,12 +107,12 @@ class Models:
         self._arena = self.memory.arena(self._dtype)
         return False
 
-    def names_of(self, model: str, folder: Path) -> PrefixNames:
+    def names_of(self, model: str, files: ModelFiles) -> PrefixNames:
         """How the blocks of a further model are named.
 
         :raises EngineLoadError: it has public prefixes and its tokenizer cannot be read.
         """
-        return PrefixNames(model, self._settings.block_size, self._public_prefixes(model, folder))
+        return PrefixNames(model, self._settings.block_size, self._public_prefixes(model, files))
 
     def forget(self, model: str) -> None:
         """A model leaves for good."""
@@ -124,7 +124,7 @@ class Models:
         :raises EngineLoadError: there are public prefixes for a model whose tokenizer cannot be read.
         """
         shelf = self.shelf
-        public = {name: self._public_prefixes(name, shelf.folder(shelf.base(name))) for name in shelf.configs}
+        public = {name: self._public_prefixes(name, shelf.files(shelf.base(name))) for name in shelf.configs}
         return names_for(public, self._settings.block_size, public)
 
     def sampler(self, request: SequenceRequest, seed: int) -> SequenceSampler:
@@ -151,15 +151,14 @@ class Models:
         with torch.inference_mode():
             return loaded.runner.execute(chunks, samplers, adapting)
 
-    def embed(self, name: str, prompts: Sequence[Sequence[int]]) -> list[list[float]]:
-        """See `Engine.embed`.
+    def embed(self, name: str, prompt: Sequence[int], most: Callable[[], int]) -> Generator[bool, None, list[float]]:
+        """See `ModelRunner.embed`.
 
         :raises EngineLoadError: the model is unknown or not in memory.
         :raises ValueError: a prompt is empty, too long or holds an unknown token id.
         """
         loaded = self.shelf.loaded(name)
-        with torch.inference_mode():
-            return [loaded.runner.embed(prompt, loaded.adapters.adapt([name], [len(prompt)])) for prompt in prompts]
+        return loaded.runner.embed(prompt, most, lambda tokens: loaded.adapters.adapt([name], [tokens]))
 
     def turn(self, *, used: Set[str], wanted: Sequence[str]) -> Changes:
         """See `Shelf.turn`."""
@@ -228,19 +227,19 @@ class Models:
         if base not in self._structures:
             config = self.shelf.configs[base]
             self._structures[base] = Structures.load(
-                self.shelf.folder(base), vocabulary=config.vocabulary, eos_token_ids=config.eos_token_ids
+                self.shelf.files(base), vocabulary=config.vocabulary, eos_token_ids=config.eos_token_ids
             )
         return self._structures[base]
 
-    def _public_prefixes(self, name: str, folder: Path) -> list[list[int]]:
+    def _public_prefixes(self, name: str, files: ModelFiles) -> list[list[int]]:
         texts = self._settings.public_prefixes.get(name, ())
         if not texts:
             return []
-        path = folder / "tokenizer.json"
+        content = files.read("tokenizer.json")
         try:
-            tokenizer = tokenizers.Tokenizer.from_file(str(path))
+            tokenizer = tokenizers.Tokenizer.from_buffer(content)
         except Exception as error:  # the library raises nothing narrower
-            raise EngineLoadError(f"{path}: {error}") from error
+            raise EngineLoadError(f"{files.folder / 'tokenizer.json'}: {error}") from error
         return [tokenizer.encode(text, add_special_tokens=False).ids for text in texts]
 
 

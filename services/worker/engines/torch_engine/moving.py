@@ -127,7 +127,7 @@ class Moving:
             self._accept(model, checkpoint)
         except FAULTS as error:
             checkpoint.weights.close()
-            self._shelf.release(checkpoint.folder)
+            self._shelf.release(checkpoint.files)
             self._fail(model, error if isinstance(error, EngineLoadError) else EngineLoadError(f"{model}: {error}"))
             return
         self._shelf.add(model, checkpoint)
@@ -144,4 +144,4 @@ class Moving:
         """In the loading thread."""
         if not future.cancelled() and future.exception() is None:
             future.result().weights.close()
-            self._shelf.release(future.result().folder)
+            self._shelf.release(future.result().files)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -16,7 +16,6 @@ from services.worker.engines.torch_engine.attention import (
     Attention,
     AttentionShape,
     Segment,
-    attend_fresh,
     build_attention,
 )
 from services.worker.engines.torch_engine.model import Adapting, Attend, LlamaModel
@@ -91,8 +90,13 @@ class ModelRunner:
         self.timings.sample += time.perf_counter() - computed
         return results
 
-    def embed(self, prompt: Sequence[int], adapting: Adapting | None = None) -> list[float]:
-        """Mean over the tokens of the last hidden states, scaled to length 1.
+    def embed(
+        self, prompt: Sequence[int], most: Callable[[], int], adapt: Callable[[int], Adapting | None]
+    ) -> Generator[bool, None, list[float]]:
+        """Mean over the tokens of the last hidden states, scaled to length 1; see `SyncEngine.embed`.
+
+        Each piece has `most()` tokens, for which `adapt(tokens)` gives the adapter. Keys and values are in memory of
+        their own, for as long as it runs.
 
         :raises ValueError: the prompt is empty, too long or holds an unknown token id.
         """
@@ -100,9 +104,21 @@ class ModelRunner:
             raise ValueError(f"a prompt to embed must have 1 to {self.config.context} tokens, not {len(prompt)}")
         if min(prompt) < 0 or max(prompt) >= self.config.vocabulary:
             raise ValueError(f"a prompt to embed holds a token id outside 0 … {self.config.vocabulary - 1}")
-        tokens, positions = self._tensor(list(prompt)), torch.arange(len(prompt), device=self.model.device)
-        hidden = self.model.hidden(tokens, positions, _remember_nothing, adapting)
-        return functional.normalize(hidden.float().mean(dim=0), dim=0).tolist()
+        with torch.inference_mode():
+            attend = self._scratch(blocks=-(-len(prompt) // self._block_size))
+            total = torch.zeros(self.config.width, device=self.model.device)
+        at = 0
+        while True:
+            piece = prompt[at : at + most()]
+            with torch.inference_mode():  # not across a `yield`, where others compute
+                positions = torch.arange(at, at + len(piece), device=self.model.device)
+                attention = attend([Segment(0, at, len(piece))])
+                hidden = self.model.hidden(self._tensor(list(piece)), positions, attention, adapt(len(piece)))
+                total += hidden.float().sum(dim=0)
+            at += len(piece)
+            if at == len(prompt):
+                return functional.normalize(total, dim=0).tolist()
+            yield True
 
     def self_test(self, name: str) -> None:
         """Compute the same few tokens as one prompt and one by one, across a block border, in memory of their own;
@@ -190,10 +206,6 @@ def _attention(model: LlamaModel, arena: Tensor, block_size: int) -> Attention:
         stride=arena.shape[1],
     )
     return build_attention(shape, model.device)
-
-
-def _remember_nothing(layer: int, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-    return attend_fresh([len(query)], query, key, value)
 
 
 def _broken(hidden: Tensor, chunks: Sequence[Chunk]) -> list[int]:

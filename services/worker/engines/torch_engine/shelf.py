@@ -27,7 +27,7 @@ from services.worker.engines.torch_engine.loading import (
     stage_files,
 )
 from services.worker.engines.torch_engine.settings import TorchSettings
-from services.worker.manifest import verify_used
+from services.worker.model_files import ModelFiles
 from services.worker.policy.residency import Outcome, Residency
 from services.worker.weight_cache import CacheUnavailableError, WeightCache
 
@@ -150,9 +150,9 @@ class Shelf(Generic[M]):
             raise EngineLoadError(f"model {name} is not {'in memory now' if known else 'loaded here'}")
         return model
 
-    def folder(self, model: str) -> Path:
-        """Where the verified files of a model lie."""
-        return self._checkpoints[model].folder
+    def files(self, model: str) -> ModelFiles:
+        """The files of a model."""
+        return self._checkpoints[model].files
 
     def all_loaded(self) -> Iterable[M]:
         """Every model in memory."""
@@ -226,12 +226,12 @@ class Shelf(Generic[M]):
         checkpoint = self._checkpoints[model]
         self._checkpoints = {name: each for name, each in self._checkpoints.items() if name != model}
         checkpoint.weights.close()
-        self.release(checkpoint.folder)
+        self.release(checkpoint.files)
 
-    def release(self, folder: Path) -> None:
+    def release(self, files: ModelFiles) -> None:
         """A model's files are needed no more."""
         if self._cache is not None:
-            self._cache.release(folder)
+            self._cache.release(files.folder)
 
     def _read_files(self, folder: Path, timer: StageTimer) -> Checkpoint:
         staged = stage_files(folder, timer, cache=self._cache, require_manifest=self._settings.require_manifest)
@@ -355,9 +355,8 @@ class Shelf(Generic[M]):
     def _load_adapter(self, name: str) -> LoraWeights:
         """In the loading thread. Read anew each time, an adapter is verified each time."""
         source = self._settings.adapters[name]
-        used = (adapters.CONFIG, adapters.WEIGHTS)
-        verify_used(source.folder, name, used, required=self._settings.require_manifest)
-        return adapters.load_adapter(source.folder, self._checkpoints[source.base].config)
+        files = ModelFiles.of(source.folder, name, required=self._settings.require_manifest)
+        return adapters.load_adapter(files, self._checkpoints[source.base].config)
 
     def _book_new_models(self, now: float) -> None:
         """Say of models that have had a step, and of which the adapters that they were read for have had one, that

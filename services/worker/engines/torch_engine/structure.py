@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Sequence
 from functools import cache
-from pathlib import Path
 
 import numpy as np
 from llguidance import LLExecutor, LLMatcher, LLTokenizer
@@ -17,6 +16,7 @@ from numpy.typing import NDArray
 
 from libs.structured_output import StructureError, compile_matcher, explain
 from services.worker.engines.port import EngineLoadError, Structure
+from services.worker.model_files import ModelFiles
 
 __all__ = ["Matcher", "StructureError", "Structures", "accept", "allowed"]
 
@@ -69,12 +69,12 @@ class Structures:
         self._compiled: OrderedDict[Structure, LLMatcher] = OrderedDict()
 
     @classmethod
-    def load(cls, folder: Path, *, vocabulary: int, eos_token_ids: Sequence[int]) -> Structures:
-        """Read `tokenizer.json` in `folder`; whether that works matters only to sequences with a structure.
+    def load(cls, files: ModelFiles, *, vocabulary: int, eos_token_ids: Sequence[int]) -> Structures:
+        """Read `tokenizer.json`; whether that works matters only to sequences with a structure.
 
         `vocabulary` is the width of the model's logits: ids beyond the tokenizer's are never allowed.
         """
-        return cls(_tokenizer(folder / "tokenizer.json", vocabulary, sorted(set(eos_token_ids))), eos_token_ids)
+        return cls(_tokenizer(files, vocabulary, sorted(set(eos_token_ids))), eos_token_ids)
 
     def matcher(self, structure: Structure) -> Matcher:
         """A matcher at the start of an output. What it costs at most is said in `libs/structured_output/grammar.py`;
@@ -116,15 +116,17 @@ def accept(matchers: Sequence[Matcher], tokens: Sequence[int]) -> None:
         _executor().consume_token_par([(each.inner, token) for each, token in zip(matchers, tokens, strict=True)])
 
 
-def _tokenizer(path: Path, vocabulary: int, eos: list[int]) -> LLTokenizer | EngineLoadError:
+def _tokenizer(files: ModelFiles, vocabulary: int, eos: list[int]) -> LLTokenizer | EngineLoadError:
     if not eos:
-        return EngineLoadError(f"{path.parent}: structured output needs a model with an end of sequence")
+        return EngineLoadError(f"{files.folder}: structured output needs a model with an end of sequence")
     try:
-        text = path.read_text("utf-8")
+        text = files.read("tokenizer.json").decode()
         plain = LLTokenizer(text, eos_token=eos)
         return plain if plain.vocab_size >= vocabulary else LLTokenizer(text, n_vocab=vocabulary, eos_token=eos)
-    except (OSError, ValueError) as error:
-        return EngineLoadError(f"{path}: {error}")
+    except EngineLoadError as error:
+        return error
+    except ValueError as error:
+        return EngineLoadError(f"{files.folder / 'tokenizer.json'}: {error}")
 
 
 @cache

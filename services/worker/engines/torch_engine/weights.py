@@ -12,15 +12,14 @@ import math
 import os
 import struct
 import weakref
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from services.worker.checkpoint_files import parse_object
 from services.worker.engines.port import EngineLoadError
 from services.worker.engines.torch_engine.config import ModelConfig
-from services.worker.manifest import MANIFEST, Manifest, read_manifest, verify_files
+from services.worker.model_files import ModelFiles
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -76,7 +75,7 @@ class Weights(Mapping[str, "Tensor"]):
         """Takes over the open descriptors of `files`."""
         self._infos = dict(infos)
         self._files = dict(files)
-        self._stamps = {path: _stamp(descriptor) for path, descriptor in files.items()}
+        self._stamps = {path: _content(descriptor) for path, descriptor in files.items()}
         self._close = weakref.finalize(self, _close, list(files.values()))
 
     def __getitem__(self, name: str) -> Tensor:
@@ -99,7 +98,7 @@ class Weights(Mapping[str, "Tensor"]):
                 done += count
         except OSError as error:
             raise EngineLoadError(f"{info.path}: cannot be read ({error.strerror})") from error
-        if _stamp(self._files[info.path]) != self._stamps[info.path]:
+        if _content(self._files[info.path]) != self._stamps[info.path]:
             raise EngineLoadError(f"{info.path}: cannot be read (it was written since it was verified)")
         return flat.view(getattr(torch, _TYPES[info.kind][0])).reshape(info.shape)
 
@@ -130,64 +129,32 @@ class Weights(Mapping[str, "Tensor"]):
         self._infos.clear()
 
 
-def verify_manifest(folder: Path, model: str) -> Manifest:
-    """Check that `folder` holds `model` ("name@version") and that every file is what manifest.json says.
-
-    :raises EngineLoadError: the manifest is missing, malformed or of another model, or a file is missing, of another
-        length or of another digest; the message names the file.
-    """
-    manifest = read_manifest(folder, model)
-    verify_files(folder, manifest)
-    require_listed(folder, manifest)
-    return manifest
-
-
-def require_listed(folder: Path, manifest: Manifest) -> None:
-    """Check that the manifest covers every file that loading the checkpoint will read.
-
-    :raises EngineLoadError: it leaves one out, which would be used unverified.
-    """
-    optional = (INDEX, "generation_config.json")
-    used = ["config.json", *(name for name in optional if (folder / name).exists())]
-    manifest.require([*used, *(path.name for path in weight_files(folder))], folder / MANIFEST)
-
-
-def weight_files(folder: Path) -> list[Path]:
-    """The safetensors files of a checkpoint: those of its index if it has one, else model.safetensors.
-
-    :raises EngineLoadError: the index is malformed.
-    """
-    if not (folder / INDEX).exists():
-        return [folder / SINGLE]
-    return [folder / name for name in sorted(set(_weight_map(folder / INDEX).values()))]
-
-
-def load_weights(folder: Path) -> Weights:
-    """The tensors of the checkpoint in `folder` by name, read when looked up.
+def load_weights(files: ModelFiles) -> Weights:
+    """The tensors of a checkpoint by name, read when looked up: of the safetensors files of its index if it has one,
+    else of model.safetensors.
 
     :raises EngineLoadError: a file is missing, truncated or not safetensors, a tensor is in two files, or the files
         hold other tensors than the index says; the message names the file or the tensor.
     """
-    weights = open_tensors(weight_files(folder))
-    if (folder / INDEX).exists():
-        _check_index(folder / INDEX, weights)
+    if INDEX not in files:
+        return open_tensors(files, [SINGLE])
+    listed = _weight_map(files)
+    weights = open_tensors(files, sorted(set(listed.values())))
+    _check_index(files.folder / INDEX, listed, weights)
     return weights
 
 
-def open_tensors(paths: list[Path]) -> Weights:
+def open_tensors(source: ModelFiles, names: Sequence[str]) -> Weights:
     """The tensors of safetensors files by name.
 
     :raises EngineLoadError: as `load_weights`.
     """
     infos: dict[str, TensorInfo] = {}
-    files: dict[Path, int] = {}
+    files = {source.folder / name: descriptor for name, descriptor in source.open_all(names).items()}
     try:
-        for path in paths:
+        for path, descriptor in files.items():
             try:
-                files[path] = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-                found = _read_header(path, files[path])
-            except OSError as error:
-                raise EngineLoadError(f"{path}: cannot be read ({error.strerror})") from error
+                found = _read_header(path, descriptor)
             except _FormatError as error:
                 raise EngineLoadError(f"{path}: cannot be read ({error})") from None
             for name in infos.keys() & found.keys():
@@ -250,8 +217,7 @@ def _harmless(name: str, config: ModelConfig) -> bool:
     return name.endswith(".rotary_emb.inv_freq") or (config.tied and name == "lm_head.weight")
 
 
-def _check_index(index: Path, weights: Weights) -> None:
-    listed = _weight_map(index)
+def _check_index(index: Path, listed: Mapping[str, str], weights: Weights) -> None:
     for name, file in listed.items():
         if name not in weights:
             raise EngineLoadError(f"{index.parent / file}: tensor {name} is missing, {index.name} says it is there")
@@ -262,12 +228,11 @@ def _check_index(index: Path, weights: Weights) -> None:
             raise EngineLoadError(f"{weights.info(name).path}: tensor {name} is not in {index.name}")
 
 
-def _weight_map(index: Path) -> dict[str, str]:
+def _weight_map(source: ModelFiles) -> dict[str, str]:
+    index = source.folder / INDEX
+    listed = source.read_object(INDEX)
     try:
-        listed = parse_object(index.read_bytes(), index)["weight_map"]
-        files = {str(name): str(file) for name, file in listed.items()}
-    except OSError as error:
-        raise EngineLoadError(f"{index}: {error.strerror}") from error
+        files = {str(name): str(file) for name, file in listed["weight_map"].items()}
     except (KeyError, AttributeError) as error:
         raise EngineLoadError(f"{index}: malformed ({type(error).__name__}: {error})") from error
     if any(Path(file).name != file for file in files.values()):
@@ -329,7 +294,7 @@ def _without_repeats(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     return found
 
 
-def _stamp(descriptor: int) -> tuple[int, int]:
+def _content(descriptor: int) -> tuple[int, int]:
     found = os.fstat(descriptor)
     return found.st_size, found.st_mtime_ns
 

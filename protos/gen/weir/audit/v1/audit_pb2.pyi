@@ -42,23 +42,25 @@ class Append(_message.Message):
     def __init__(self, record: _Optional[_Union[Record, _Mapping]] = ...) -> None: ...
 
 class Record(_message.Message):
-    __slots__ = ("id", "time", "source", "request", "admin", "safety")
+    __slots__ = ("id", "time", "source", "request", "admin", "safety", "security")
     ID_FIELD_NUMBER: _ClassVar[int]
     TIME_FIELD_NUMBER: _ClassVar[int]
     SOURCE_FIELD_NUMBER: _ClassVar[int]
     REQUEST_FIELD_NUMBER: _ClassVar[int]
     ADMIN_FIELD_NUMBER: _ClassVar[int]
     SAFETY_FIELD_NUMBER: _ClassVar[int]
+    SECURITY_FIELD_NUMBER: _ClassVar[int]
     id: str
     time: _timestamp_pb2.Timestamp
     source: str
     request: RequestEvent
     admin: AdminEvent
     safety: SafetyEvent
-    def __init__(self, id: _Optional[str] = ..., time: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., source: _Optional[str] = ..., request: _Optional[_Union[RequestEvent, _Mapping]] = ..., admin: _Optional[_Union[AdminEvent, _Mapping]] = ..., safety: _Optional[_Union[SafetyEvent, _Mapping]] = ...) -> None: ...
+    security: SecurityEvent
+    def __init__(self, id: _Optional[str] = ..., time: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., source: _Optional[str] = ..., request: _Optional[_Union[RequestEvent, _Mapping]] = ..., admin: _Optional[_Union[AdminEvent, _Mapping]] = ..., safety: _Optional[_Union[SafetyEvent, _Mapping]] = ..., security: _Optional[_Union[SecurityEvent, _Mapping]] = ...) -> None: ...
 
 class RequestEvent(_message.Message):
-    __slots__ = ("request_id", "tenant", "key_id", "model", "model_version", "arm", "operation", "outcome", "reason", "prompt_tokens", "completion_tokens", "duration", "time_to_first_token", "worker", "zone", "simulated", "degraded", "trace_id", "training_allowed")
+    __slots__ = ("request_id", "tenant", "key_id", "model", "model_version", "arm", "operation", "outcome", "reason", "prompt_tokens", "completion_tokens", "duration", "time_to_first_token", "worker", "zone", "simulated", "degraded", "trace_id", "training_allowed", "safety_policies")
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     TENANT_FIELD_NUMBER: _ClassVar[int]
     KEY_ID_FIELD_NUMBER: _ClassVar[int]
@@ -78,6 +80,7 @@ class RequestEvent(_message.Message):
     DEGRADED_FIELD_NUMBER: _ClassVar[int]
     TRACE_ID_FIELD_NUMBER: _ClassVar[int]
     TRAINING_ALLOWED_FIELD_NUMBER: _ClassVar[int]
+    SAFETY_POLICIES_FIELD_NUMBER: _ClassVar[int]
     request_id: str
     tenant: str
     key_id: str
@@ -97,7 +100,8 @@ class RequestEvent(_message.Message):
     degraded: _containers.RepeatedScalarFieldContainer[str]
     trace_id: str
     training_allowed: bool
-    def __init__(self, request_id: _Optional[str] = ..., tenant: _Optional[str] = ..., key_id: _Optional[str] = ..., model: _Optional[str] = ..., model_version: _Optional[str] = ..., arm: _Optional[str] = ..., operation: _Optional[str] = ..., outcome: _Optional[str] = ..., reason: _Optional[str] = ..., prompt_tokens: _Optional[int] = ..., completion_tokens: _Optional[int] = ..., duration: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., time_to_first_token: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., worker: _Optional[str] = ..., zone: _Optional[str] = ..., simulated: _Optional[bool] = ..., degraded: _Optional[_Iterable[str]] = ..., trace_id: _Optional[str] = ..., training_allowed: _Optional[bool] = ...) -> None: ...
+    safety_policies: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, request_id: _Optional[str] = ..., tenant: _Optional[str] = ..., key_id: _Optional[str] = ..., model: _Optional[str] = ..., model_version: _Optional[str] = ..., arm: _Optional[str] = ..., operation: _Optional[str] = ..., outcome: _Optional[str] = ..., reason: _Optional[str] = ..., prompt_tokens: _Optional[int] = ..., completion_tokens: _Optional[int] = ..., duration: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., time_to_first_token: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., worker: _Optional[str] = ..., zone: _Optional[str] = ..., simulated: _Optional[bool] = ..., degraded: _Optional[_Iterable[str]] = ..., trace_id: _Optional[str] = ..., training_allowed: _Optional[bool] = ..., safety_policies: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class AdminEvent(_message.Message):
     __slots__ = ("actor", "action", "resource", "revision", "reason")
@@ -130,6 +134,30 @@ class SafetyEvent(_message.Message):
     action: str
     pack: str
     def __init__(self, request_id: _Optional[str] = ..., tenant: _Optional[str] = ..., stage: _Optional[str] = ..., category: _Optional[str] = ..., pattern: _Optional[str] = ..., action: _Optional[str] = ..., pack: _Optional[str] = ...) -> None: ...
+
+class SecurityEvent(_message.Message):
+    __slots__ = ("kind", "reason", "network", "key_id", "tenant", "actor", "action", "count", "since", "summed")
+    KIND_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    NETWORK_FIELD_NUMBER: _ClassVar[int]
+    KEY_ID_FIELD_NUMBER: _ClassVar[int]
+    TENANT_FIELD_NUMBER: _ClassVar[int]
+    ACTOR_FIELD_NUMBER: _ClassVar[int]
+    ACTION_FIELD_NUMBER: _ClassVar[int]
+    COUNT_FIELD_NUMBER: _ClassVar[int]
+    SINCE_FIELD_NUMBER: _ClassVar[int]
+    SUMMED_FIELD_NUMBER: _ClassVar[int]
+    kind: str
+    reason: str
+    network: str
+    key_id: str
+    tenant: str
+    actor: str
+    action: str
+    count: int
+    since: _timestamp_pb2.Timestamp
+    summed: bool
+    def __init__(self, kind: _Optional[str] = ..., reason: _Optional[str] = ..., network: _Optional[str] = ..., key_id: _Optional[str] = ..., tenant: _Optional[str] = ..., actor: _Optional[str] = ..., action: _Optional[str] = ..., count: _Optional[int] = ..., since: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., summed: _Optional[bool] = ...) -> None: ...
 
 class SessionResponse(_message.Message):
     __slots__ = ("welcome", "replies", "go_away")
@@ -178,29 +206,49 @@ class TailResponse(_message.Message):
     def __init__(self, records: _Optional[_Iterable[_Union[StoredRecord, _Mapping]]] = ...) -> None: ...
 
 class StoredRecord(_message.Message):
-    __slots__ = ("sequence", "record", "hash")
+    __slots__ = ("sequence", "record", "hash", "damage")
     SEQUENCE_FIELD_NUMBER: _ClassVar[int]
     RECORD_FIELD_NUMBER: _ClassVar[int]
     HASH_FIELD_NUMBER: _ClassVar[int]
+    DAMAGE_FIELD_NUMBER: _ClassVar[int]
     sequence: int
     record: Record
     hash: str
-    def __init__(self, sequence: _Optional[int] = ..., record: _Optional[_Union[Record, _Mapping]] = ..., hash: _Optional[str] = ...) -> None: ...
+    damage: str
+    def __init__(self, sequence: _Optional[int] = ..., record: _Optional[_Union[Record, _Mapping]] = ..., hash: _Optional[str] = ..., damage: _Optional[str] = ...) -> None: ...
 
 class VerifyRequest(_message.Message):
     __slots__ = ()
     def __init__(self) -> None: ...
 
 class VerifyResponse(_message.Message):
-    __slots__ = ("ok", "records", "checkpoints", "head", "faults")
+    __slots__ = ("ok", "records", "checkpoints", "head", "faults", "notes", "key_fingerprint")
     OK_FIELD_NUMBER: _ClassVar[int]
     RECORDS_FIELD_NUMBER: _ClassVar[int]
     CHECKPOINTS_FIELD_NUMBER: _ClassVar[int]
     HEAD_FIELD_NUMBER: _ClassVar[int]
     FAULTS_FIELD_NUMBER: _ClassVar[int]
+    NOTES_FIELD_NUMBER: _ClassVar[int]
+    KEY_FINGERPRINT_FIELD_NUMBER: _ClassVar[int]
     ok: bool
     records: int
     checkpoints: int
     head: str
     faults: _containers.RepeatedScalarFieldContainer[str]
-    def __init__(self, ok: _Optional[bool] = ..., records: _Optional[int] = ..., checkpoints: _Optional[int] = ..., head: _Optional[str] = ..., faults: _Optional[_Iterable[str]] = ...) -> None: ...
+    notes: _containers.RepeatedScalarFieldContainer[str]
+    key_fingerprint: str
+    def __init__(self, ok: _Optional[bool] = ..., records: _Optional[int] = ..., checkpoints: _Optional[int] = ..., head: _Optional[str] = ..., faults: _Optional[_Iterable[str]] = ..., notes: _Optional[_Iterable[str]] = ..., key_fingerprint: _Optional[str] = ...) -> None: ...
+
+class AcceptRequest(_message.Message):
+    __slots__ = ("reason",)
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    reason: str
+    def __init__(self, reason: _Optional[str] = ...) -> None: ...
+
+class AcceptResponse(_message.Message):
+    __slots__ = ("sequence", "faults")
+    SEQUENCE_FIELD_NUMBER: _ClassVar[int]
+    FAULTS_FIELD_NUMBER: _ClassVar[int]
+    sequence: int
+    faults: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, sequence: _Optional[int] = ..., faults: _Optional[_Iterable[str]] = ...) -> None: ...

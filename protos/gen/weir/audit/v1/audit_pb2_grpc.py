@@ -50,6 +50,11 @@ class AuditServiceStub:
                 request_serializer=weir_dot_audit_dot_v1_dot_audit__pb2.VerifyRequest.SerializeToString,
                 response_deserializer=weir_dot_audit_dot_v1_dot_audit__pb2.VerifyResponse.FromString,
                 _registered_method=True)
+        self.Accept = channel.unary_unary(
+                '/weir.audit.v1.AuditService/Accept',
+                request_serializer=weir_dot_audit_dot_v1_dot_audit__pb2.AcceptRequest.SerializeToString,
+                response_deserializer=weir_dot_audit_dot_v1_dot_audit__pb2.AcceptResponse.FromString,
+                _registered_method=True)
 
 
 class AuditServiceServicer:
@@ -77,6 +82,14 @@ class AuditServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Accept(self, request, context):
+        """Takes the log as it is on the disk for the true one although an anchor says otherwise or is lost: an owner's
+        decision, which is a record itself. Refused for a log whose own chain does not hold.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_AuditServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -94,6 +107,11 @@ def add_AuditServiceServicer_to_server(servicer, server):
                     servicer.Verify,
                     request_deserializer=weir_dot_audit_dot_v1_dot_audit__pb2.VerifyRequest.FromString,
                     response_serializer=weir_dot_audit_dot_v1_dot_audit__pb2.VerifyResponse.SerializeToString,
+            ),
+            'Accept': grpc.unary_unary_rpc_method_handler(
+                    servicer.Accept,
+                    request_deserializer=weir_dot_audit_dot_v1_dot_audit__pb2.AcceptRequest.FromString,
+                    response_serializer=weir_dot_audit_dot_v1_dot_audit__pb2.AcceptResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -178,6 +196,33 @@ class AuditService:
             '/weir.audit.v1.AuditService/Verify',
             weir_dot_audit_dot_v1_dot_audit__pb2.VerifyRequest.SerializeToString,
             weir_dot_audit_dot_v1_dot_audit__pb2.VerifyResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Accept(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/weir.audit.v1.AuditService/Accept',
+            weir_dot_audit_dot_v1_dot_audit__pb2.AcceptRequest.SerializeToString,
+            weir_dot_audit_dot_v1_dot_audit__pb2.AcceptResponse.FromString,
             options,
             channel_credentials,
             insecure,

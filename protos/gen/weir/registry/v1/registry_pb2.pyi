@@ -142,7 +142,7 @@ STEERING_ABORT: Steering
 STEERING_RESTART: Steering
 
 class Resource(_message.Message):
-    __slots__ = ("metadata", "tenant", "limits", "plan", "slo", "price", "budget", "safety_policy", "trust", "role", "model", "alias", "pin", "rollout", "switch", "key", "rollout_state", "error_budget", "level", "endpoint", "spend")
+    __slots__ = ("metadata", "tenant", "limits", "plan", "slo", "price", "budget", "safety_policy", "trust", "role", "model", "alias", "pin", "rollout", "switch", "key", "model_grant", "safety_floor", "rollout_state", "error_budget", "level", "endpoint", "spend")
     METADATA_FIELD_NUMBER: _ClassVar[int]
     TENANT_FIELD_NUMBER: _ClassVar[int]
     LIMITS_FIELD_NUMBER: _ClassVar[int]
@@ -159,6 +159,8 @@ class Resource(_message.Message):
     ROLLOUT_FIELD_NUMBER: _ClassVar[int]
     SWITCH_FIELD_NUMBER: _ClassVar[int]
     KEY_FIELD_NUMBER: _ClassVar[int]
+    MODEL_GRANT_FIELD_NUMBER: _ClassVar[int]
+    SAFETY_FLOOR_FIELD_NUMBER: _ClassVar[int]
     ROLLOUT_STATE_FIELD_NUMBER: _ClassVar[int]
     ERROR_BUDGET_FIELD_NUMBER: _ClassVar[int]
     LEVEL_FIELD_NUMBER: _ClassVar[int]
@@ -180,12 +182,14 @@ class Resource(_message.Message):
     rollout: Rollout
     switch: RolloutSwitch
     key: ApiKey
+    model_grant: ModelGrant
+    safety_floor: SafetyFloor
     rollout_state: RolloutState
     error_budget: ErrorBudget
     level: PoolLevel
     endpoint: Endpoint
     spend: Spend
-    def __init__(self, metadata: _Optional[_Union[Metadata, _Mapping]] = ..., tenant: _Optional[_Union[Tenant, _Mapping]] = ..., limits: _Optional[_Union[Limits, _Mapping]] = ..., plan: _Optional[_Union[PlanPolicy, _Mapping]] = ..., slo: _Optional[_Union[Slo, _Mapping]] = ..., price: _Optional[_Union[Price, _Mapping]] = ..., budget: _Optional[_Union[Budget, _Mapping]] = ..., safety_policy: _Optional[_Union[SafetyPolicy, _Mapping]] = ..., trust: _Optional[_Union[TrustPolicy, _Mapping]] = ..., role: _Optional[_Union[RoleBinding, _Mapping]] = ..., model: _Optional[_Union[ModelVersion, _Mapping]] = ..., alias: _Optional[_Union[Alias, _Mapping]] = ..., pin: _Optional[_Union[Pin, _Mapping]] = ..., rollout: _Optional[_Union[Rollout, _Mapping]] = ..., switch: _Optional[_Union[RolloutSwitch, _Mapping]] = ..., key: _Optional[_Union[ApiKey, _Mapping]] = ..., rollout_state: _Optional[_Union[RolloutState, _Mapping]] = ..., error_budget: _Optional[_Union[ErrorBudget, _Mapping]] = ..., level: _Optional[_Union[PoolLevel, _Mapping]] = ..., endpoint: _Optional[_Union[Endpoint, _Mapping]] = ..., spend: _Optional[_Union[Spend, _Mapping]] = ...) -> None: ...
+    def __init__(self, metadata: _Optional[_Union[Metadata, _Mapping]] = ..., tenant: _Optional[_Union[Tenant, _Mapping]] = ..., limits: _Optional[_Union[Limits, _Mapping]] = ..., plan: _Optional[_Union[PlanPolicy, _Mapping]] = ..., slo: _Optional[_Union[Slo, _Mapping]] = ..., price: _Optional[_Union[Price, _Mapping]] = ..., budget: _Optional[_Union[Budget, _Mapping]] = ..., safety_policy: _Optional[_Union[SafetyPolicy, _Mapping]] = ..., trust: _Optional[_Union[TrustPolicy, _Mapping]] = ..., role: _Optional[_Union[RoleBinding, _Mapping]] = ..., model: _Optional[_Union[ModelVersion, _Mapping]] = ..., alias: _Optional[_Union[Alias, _Mapping]] = ..., pin: _Optional[_Union[Pin, _Mapping]] = ..., rollout: _Optional[_Union[Rollout, _Mapping]] = ..., switch: _Optional[_Union[RolloutSwitch, _Mapping]] = ..., key: _Optional[_Union[ApiKey, _Mapping]] = ..., model_grant: _Optional[_Union[ModelGrant, _Mapping]] = ..., safety_floor: _Optional[_Union[SafetyFloor, _Mapping]] = ..., rollout_state: _Optional[_Union[RolloutState, _Mapping]] = ..., error_budget: _Optional[_Union[ErrorBudget, _Mapping]] = ..., level: _Optional[_Union[PoolLevel, _Mapping]] = ..., endpoint: _Optional[_Union[Endpoint, _Mapping]] = ..., spend: _Optional[_Union[Spend, _Mapping]] = ...) -> None: ...
 
 class Metadata(_message.Message):
     __slots__ = ("name", "namespace", "revision", "labels", "owner")
@@ -219,7 +223,7 @@ class ResourceName(_message.Message):
     def __init__(self, kind: _Optional[str] = ..., name: _Optional[str] = ..., revision: _Optional[int] = ...) -> None: ...
 
 class ModelVersion(_message.Message):
-    __slots__ = ("name", "version", "digest", "artifacts", "source", "architecture", "context_length", "tier", "pool", "sampling_defaults", "eos_token_ids", "safety_policy", "training_data_sha256", "created_at", "chat_template_sha256", "namespace", "signature", "schema_sha256", "offline_metrics", "provenance", "safety_policy_version", "tokenizer_sha256")
+    __slots__ = ("name", "version", "digest", "artifacts", "source", "architecture", "context_length", "tier", "pool", "sampling_defaults", "eos_token_ids", "safety_policies", "training_data_sha256", "created_at", "chat_template_sha256", "namespace", "signature", "schema_sha256", "offline_metrics", "provenance", "tokenizer_sha256")
     class OfflineMetricsEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -238,7 +242,7 @@ class ModelVersion(_message.Message):
     POOL_FIELD_NUMBER: _ClassVar[int]
     SAMPLING_DEFAULTS_FIELD_NUMBER: _ClassVar[int]
     EOS_TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
-    SAFETY_POLICY_FIELD_NUMBER: _ClassVar[int]
+    SAFETY_POLICIES_FIELD_NUMBER: _ClassVar[int]
     TRAINING_DATA_SHA256_FIELD_NUMBER: _ClassVar[int]
     CREATED_AT_FIELD_NUMBER: _ClassVar[int]
     CHAT_TEMPLATE_SHA256_FIELD_NUMBER: _ClassVar[int]
@@ -247,7 +251,6 @@ class ModelVersion(_message.Message):
     SCHEMA_SHA256_FIELD_NUMBER: _ClassVar[int]
     OFFLINE_METRICS_FIELD_NUMBER: _ClassVar[int]
     PROVENANCE_FIELD_NUMBER: _ClassVar[int]
-    SAFETY_POLICY_VERSION_FIELD_NUMBER: _ClassVar[int]
     TOKENIZER_SHA256_FIELD_NUMBER: _ClassVar[int]
     name: str
     version: str
@@ -260,7 +263,7 @@ class ModelVersion(_message.Message):
     pool: str
     sampling_defaults: SamplingDefaults
     eos_token_ids: _containers.RepeatedScalarFieldContainer[int]
-    safety_policy: str
+    safety_policies: _containers.RepeatedScalarFieldContainer[str]
     training_data_sha256: str
     created_at: _timestamp_pb2.Timestamp
     chat_template_sha256: str
@@ -269,9 +272,8 @@ class ModelVersion(_message.Message):
     schema_sha256: str
     offline_metrics: _containers.ScalarMap[str, float]
     provenance: Provenance
-    safety_policy_version: int
     tokenizer_sha256: str
-    def __init__(self, name: _Optional[str] = ..., version: _Optional[str] = ..., digest: _Optional[str] = ..., artifacts: _Optional[_Iterable[_Union[Artifact, _Mapping]]] = ..., source: _Optional[str] = ..., architecture: _Optional[str] = ..., context_length: _Optional[int] = ..., tier: _Optional[str] = ..., pool: _Optional[str] = ..., sampling_defaults: _Optional[_Union[SamplingDefaults, _Mapping]] = ..., eos_token_ids: _Optional[_Iterable[int]] = ..., safety_policy: _Optional[str] = ..., training_data_sha256: _Optional[str] = ..., created_at: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., chat_template_sha256: _Optional[str] = ..., namespace: _Optional[str] = ..., signature: _Optional[str] = ..., schema_sha256: _Optional[str] = ..., offline_metrics: _Optional[_Mapping[str, float]] = ..., provenance: _Optional[_Union[Provenance, _Mapping]] = ..., safety_policy_version: _Optional[int] = ..., tokenizer_sha256: _Optional[str] = ...) -> None: ...
+    def __init__(self, name: _Optional[str] = ..., version: _Optional[str] = ..., digest: _Optional[str] = ..., artifacts: _Optional[_Iterable[_Union[Artifact, _Mapping]]] = ..., source: _Optional[str] = ..., architecture: _Optional[str] = ..., context_length: _Optional[int] = ..., tier: _Optional[str] = ..., pool: _Optional[str] = ..., sampling_defaults: _Optional[_Union[SamplingDefaults, _Mapping]] = ..., eos_token_ids: _Optional[_Iterable[int]] = ..., safety_policies: _Optional[_Iterable[str]] = ..., training_data_sha256: _Optional[str] = ..., created_at: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., chat_template_sha256: _Optional[str] = ..., namespace: _Optional[str] = ..., signature: _Optional[str] = ..., schema_sha256: _Optional[str] = ..., offline_metrics: _Optional[_Mapping[str, float]] = ..., provenance: _Optional[_Union[Provenance, _Mapping]] = ..., tokenizer_sha256: _Optional[str] = ...) -> None: ...
 
 class Provenance(_message.Message):
     __slots__ = ("source_uri", "revision", "builder", "built_at", "base")
@@ -330,13 +332,13 @@ class AliasTarget(_message.Message):
     def __init__(self, model_version: _Optional[str] = ..., weight: _Optional[int] = ..., arm: _Optional[str] = ...) -> None: ...
 
 class Tenant(_message.Message):
-    __slots__ = ("id", "display_name", "plan", "weight", "workloads", "safety_policy", "safety_fail_mode", "audit_required", "max_deadline", "training_allowed", "jwt_issuer", "revision", "plan_policy", "time_zone")
+    __slots__ = ("id", "display_name", "plan", "weight", "workloads", "safety_policies", "safety_fail_mode", "audit_required", "max_deadline", "training_allowed", "jwt_issuer", "revision", "plan_policy", "time_zone")
     ID_FIELD_NUMBER: _ClassVar[int]
     DISPLAY_NAME_FIELD_NUMBER: _ClassVar[int]
     PLAN_FIELD_NUMBER: _ClassVar[int]
     WEIGHT_FIELD_NUMBER: _ClassVar[int]
     WORKLOADS_FIELD_NUMBER: _ClassVar[int]
-    SAFETY_POLICY_FIELD_NUMBER: _ClassVar[int]
+    SAFETY_POLICIES_FIELD_NUMBER: _ClassVar[int]
     SAFETY_FAIL_MODE_FIELD_NUMBER: _ClassVar[int]
     AUDIT_REQUIRED_FIELD_NUMBER: _ClassVar[int]
     MAX_DEADLINE_FIELD_NUMBER: _ClassVar[int]
@@ -350,7 +352,7 @@ class Tenant(_message.Message):
     plan: Plan
     weight: float
     workloads: _containers.RepeatedScalarFieldContainer[str]
-    safety_policy: str
+    safety_policies: _containers.RepeatedScalarFieldContainer[str]
     safety_fail_mode: FailMode
     audit_required: bool
     max_deadline: _duration_pb2.Duration
@@ -359,7 +361,21 @@ class Tenant(_message.Message):
     revision: int
     plan_policy: str
     time_zone: str
-    def __init__(self, id: _Optional[str] = ..., display_name: _Optional[str] = ..., plan: _Optional[_Union[Plan, str]] = ..., weight: _Optional[float] = ..., workloads: _Optional[_Iterable[str]] = ..., safety_policy: _Optional[str] = ..., safety_fail_mode: _Optional[_Union[FailMode, str]] = ..., audit_required: _Optional[bool] = ..., max_deadline: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., training_allowed: _Optional[bool] = ..., jwt_issuer: _Optional[str] = ..., revision: _Optional[int] = ..., plan_policy: _Optional[str] = ..., time_zone: _Optional[str] = ...) -> None: ...
+    def __init__(self, id: _Optional[str] = ..., display_name: _Optional[str] = ..., plan: _Optional[_Union[Plan, str]] = ..., weight: _Optional[float] = ..., workloads: _Optional[_Iterable[str]] = ..., safety_policies: _Optional[_Iterable[str]] = ..., safety_fail_mode: _Optional[_Union[FailMode, str]] = ..., audit_required: _Optional[bool] = ..., max_deadline: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., training_allowed: _Optional[bool] = ..., jwt_issuer: _Optional[str] = ..., revision: _Optional[int] = ..., plan_policy: _Optional[str] = ..., time_zone: _Optional[str] = ...) -> None: ...
+
+class ModelGrant(_message.Message):
+    __slots__ = ("subject", "namespaces", "models", "pinned_namespaces", "revision")
+    SUBJECT_FIELD_NUMBER: _ClassVar[int]
+    NAMESPACES_FIELD_NUMBER: _ClassVar[int]
+    MODELS_FIELD_NUMBER: _ClassVar[int]
+    PINNED_NAMESPACES_FIELD_NUMBER: _ClassVar[int]
+    REVISION_FIELD_NUMBER: _ClassVar[int]
+    subject: str
+    namespaces: _containers.RepeatedScalarFieldContainer[str]
+    models: _containers.RepeatedScalarFieldContainer[str]
+    pinned_namespaces: _containers.RepeatedScalarFieldContainer[str]
+    revision: int
+    def __init__(self, subject: _Optional[str] = ..., namespaces: _Optional[_Iterable[str]] = ..., models: _Optional[_Iterable[str]] = ..., pinned_namespaces: _Optional[_Iterable[str]] = ..., revision: _Optional[int] = ...) -> None: ...
 
 class ApiKey(_message.Message):
     __slots__ = ("id", "tenant", "hash", "scopes", "note", "created_at", "expires_at", "revoked_at")
@@ -560,10 +576,18 @@ class SafetyPolicy(_message.Message):
     RULES_FIELD_NUMBER: _ClassVar[int]
     REVISION_FIELD_NUMBER: _ClassVar[int]
     id: str
-    version: int
+    version: str
     rules: _containers.RepeatedCompositeFieldContainer[SafetyRule]
     revision: int
-    def __init__(self, id: _Optional[str] = ..., version: _Optional[int] = ..., rules: _Optional[_Iterable[_Union[SafetyRule, _Mapping]]] = ..., revision: _Optional[int] = ...) -> None: ...
+    def __init__(self, id: _Optional[str] = ..., version: _Optional[str] = ..., rules: _Optional[_Iterable[_Union[SafetyRule, _Mapping]]] = ..., revision: _Optional[int] = ...) -> None: ...
+
+class SafetyFloor(_message.Message):
+    __slots__ = ("policies", "revision")
+    POLICIES_FIELD_NUMBER: _ClassVar[int]
+    REVISION_FIELD_NUMBER: _ClassVar[int]
+    policies: _containers.RepeatedScalarFieldContainer[str]
+    revision: int
+    def __init__(self, policies: _Optional[_Iterable[str]] = ..., revision: _Optional[int] = ...) -> None: ...
 
 class SafetyRule(_message.Message):
     __slots__ = ("id", "category", "pattern", "action", "stage", "replacement")
@@ -839,16 +863,18 @@ class ObjectiveBudget(_message.Message):
     def __init__(self, objective: _Optional[str] = ..., consumed: _Optional[float] = ..., good: _Optional[int] = ..., bad: _Optional[int] = ..., burn_rates: _Optional[_Mapping[str, float]] = ..., alert: _Optional[str] = ...) -> None: ...
 
 class RoleBinding(_message.Message):
-    __slots__ = ("principal", "roles", "namespaces", "revision")
+    __slots__ = ("principal", "roles", "namespaces", "revision", "tenants")
     PRINCIPAL_FIELD_NUMBER: _ClassVar[int]
     ROLES_FIELD_NUMBER: _ClassVar[int]
     NAMESPACES_FIELD_NUMBER: _ClassVar[int]
     REVISION_FIELD_NUMBER: _ClassVar[int]
+    TENANTS_FIELD_NUMBER: _ClassVar[int]
     principal: str
     roles: _containers.RepeatedScalarFieldContainer[str]
     namespaces: _containers.RepeatedScalarFieldContainer[str]
     revision: int
-    def __init__(self, principal: _Optional[str] = ..., roles: _Optional[_Iterable[str]] = ..., namespaces: _Optional[_Iterable[str]] = ..., revision: _Optional[int] = ...) -> None: ...
+    tenants: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, principal: _Optional[str] = ..., roles: _Optional[_Iterable[str]] = ..., namespaces: _Optional[_Iterable[str]] = ..., revision: _Optional[int] = ..., tenants: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class HistoryEntry(_message.Message):
     __slots__ = ("id", "revision", "at", "actor", "action", "reason", "changes")
@@ -1071,6 +1097,24 @@ class DiffResponse(_message.Message):
     changes: _containers.RepeatedCompositeFieldContainer[ResourceChange]
     to_revision: int
     def __init__(self, changes: _Optional[_Iterable[_Union[ResourceChange, _Mapping]]] = ..., to_revision: _Optional[int] = ...) -> None: ...
+
+class WhoAmIRequest(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class WhoAmIResponse(_message.Message):
+    __slots__ = ("principal", "known_by", "roles", "namespaces", "tenants")
+    PRINCIPAL_FIELD_NUMBER: _ClassVar[int]
+    KNOWN_BY_FIELD_NUMBER: _ClassVar[int]
+    ROLES_FIELD_NUMBER: _ClassVar[int]
+    NAMESPACES_FIELD_NUMBER: _ClassVar[int]
+    TENANTS_FIELD_NUMBER: _ClassVar[int]
+    principal: str
+    known_by: str
+    roles: _containers.RepeatedScalarFieldContainer[str]
+    namespaces: _containers.RepeatedScalarFieldContainer[str]
+    tenants: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, principal: _Optional[str] = ..., known_by: _Optional[str] = ..., roles: _Optional[_Iterable[str]] = ..., namespaces: _Optional[_Iterable[str]] = ..., tenants: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class RollbackRequest(_message.Message):
     __slots__ = ("to_revision", "kind", "name", "change")

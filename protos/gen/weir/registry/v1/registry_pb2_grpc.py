@@ -72,6 +72,11 @@ class RegistryServiceStub:
                 request_serializer=weir_dot_registry_dot_v1_dot_registry__pb2.DiffRequest.SerializeToString,
                 response_deserializer=weir_dot_registry_dot_v1_dot_registry__pb2.DiffResponse.FromString,
                 _registered_method=True)
+        self.WhoAmI = channel.unary_unary(
+                '/weir.registry.v1.RegistryService/WhoAmI',
+                request_serializer=weir_dot_registry_dot_v1_dot_registry__pb2.WhoAmIRequest.SerializeToString,
+                response_deserializer=weir_dot_registry_dot_v1_dot_registry__pb2.WhoAmIResponse.FromString,
+                _registered_method=True)
         self.Rollback = channel.unary_unary(
                 '/weir.registry.v1.RegistryService/Rollback',
                 request_serializer=weir_dot_registry_dot_v1_dot_registry__pb2.RollbackRequest.SerializeToString,
@@ -150,6 +155,13 @@ class RegistryServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def WhoAmI(self, request, context):
+        """Who the caller is to the registry, and what it may do; refused to whoever has no role.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def Rollback(self, request, context):
         """Makes a resource, or the whole configuration, what it was at a revision, in one transaction.
         """
@@ -215,6 +227,11 @@ def add_RegistryServiceServicer_to_server(servicer, server):
                     servicer.Diff,
                     request_deserializer=weir_dot_registry_dot_v1_dot_registry__pb2.DiffRequest.FromString,
                     response_serializer=weir_dot_registry_dot_v1_dot_registry__pb2.DiffResponse.SerializeToString,
+            ),
+            'WhoAmI': grpc.unary_unary_rpc_method_handler(
+                    servicer.WhoAmI,
+                    request_deserializer=weir_dot_registry_dot_v1_dot_registry__pb2.WhoAmIRequest.FromString,
+                    response_serializer=weir_dot_registry_dot_v1_dot_registry__pb2.WhoAmIResponse.SerializeToString,
             ),
             'Rollback': grpc.unary_unary_rpc_method_handler(
                     servicer.Rollback,
@@ -429,6 +446,33 @@ class RegistryService:
             '/weir.registry.v1.RegistryService/Diff',
             weir_dot_registry_dot_v1_dot_registry__pb2.DiffRequest.SerializeToString,
             weir_dot_registry_dot_v1_dot_registry__pb2.DiffResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def WhoAmI(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/weir.registry.v1.RegistryService/WhoAmI',
+            weir_dot_registry_dot_v1_dot_registry__pb2.WhoAmIRequest.SerializeToString,
+            weir_dot_registry_dot_v1_dot_registry__pb2.WhoAmIResponse.FromString,
             options,
             channel_credentials,
             insecure,

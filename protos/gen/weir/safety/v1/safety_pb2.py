@@ -26,7 +26,7 @@ from weir.errors.v1 import errors_pb2 as weir_dot_errors_dot_v1_dot_errors__pb2
 from weir.mux.v1 import mux_pb2 as weir_dot_mux_dot_v1_dot_mux__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1bweir/safety/v1/safety.proto\x12\x0eweir.safety.v1\x1a\x1bweir/errors/v1/errors.proto\x1a\x15weir/mux/v1/mux.proto\"\x98\x01\n\x0eSessionRequest\x12#\n\x05hello\x18\x01 \x01(\x0b\x32\x12.weir.mux.v1.HelloH\x00\x12,\n\x05\x63\x61lls\x18\x02 \x01(\x0b\x32\x1b.weir.safety.v1.SafetyCallsH\x00\x12*\n\x06\x63\x61ncel\x18\x03 \x01(\x0b\x32\x18.weir.mux.v1.CancelCallsH\x00\x42\x07\n\x05\x66rame\"8\n\x0bSafetyCalls\x12)\n\x05items\x18\x01 \x03(\x0b\x32\x1a.weir.safety.v1.SafetyCall\"\xa5\x01\n\nSafetyCall\x12\'\n\x06header\x18\x01 \x01(\x0b\x32\x17.weir.mux.v1.CallHeader\x12\x31\n\x0b\x63heck_input\x18\x02 \x01(\x0b\x32\x1a.weir.safety.v1.CheckInputH\x00\x12\x35\n\rfilter_output\x18\x03 \x01(\x0b\x32\x1c.weir.safety.v1.FilterOutputH\x00\x42\x04\n\x02op\"T\n\nCheckInput\x12\x0e\n\x06tenant\x18\x01 \x01(\t\x12\x0e\n\x06policy\x18\x02 \x01(\t\x12\x12\n\x05texts\x18\x03 \x03(\tB\x03\x80\x01\x01\x12\x12\n\nrequest_id\x18\x04 \x01(\t\"{\n\x0c\x46ilterOutput\x12(\n\x04open\x18\x01 \x03(\x0b\x32\x1a.weir.safety.v1.OpenFilter\x12\x0f\n\x07\x66ilters\x18\x02 \x03(\x04\x12\x13\n\x06\x64\x65ltas\x18\x03 \x03(\tB\x03\x80\x01\x01\x12\x0c\n\x04last\x18\x04 \x03(\x08\x12\r\n\x05\x63lose\x18\x05 \x03(\x04\"f\n\nOpenFilter\x12\x0e\n\x06\x66ilter\x18\x01 \x01(\x04\x12\x0e\n\x06tenant\x18\x02 \x01(\t\x12\x0e\n\x06policy\x18\x03 \x01(\t\x12\x12\n\nrequest_id\x18\x04 \x01(\t\x12\x14\n\x07\x63ontext\x18\x05 \x01(\tB\x03\x80\x01\x01\"\x9d\x01\n\x0fSessionResponse\x12\'\n\x07welcome\x18\x01 \x01(\x0b\x32\x14.weir.mux.v1.WelcomeH\x00\x12\x30\n\x07replies\x18\x02 \x01(\x0b\x32\x1d.weir.safety.v1.SafetyRepliesH\x00\x12&\n\x07go_away\x18\x03 \x01(\x0b\x32\x13.weir.mux.v1.GoAwayH\x00\x42\x07\n\x05\x66rame\";\n\rSafetyReplies\x12*\n\x05items\x18\x01 \x03(\x0b\x32\x1b.weir.safety.v1.SafetyReply\"\xa2\x01\n\x0bSafetyReply\x12(\n\x06header\x18\x01 \x01(\x0b\x32\x18.weir.mux.v1.ReplyHeader\x12-\n\x05input\x18\x02 \x01(\x0b\x32\x1c.weir.safety.v1.InputVerdictH\x00\x12\x30\n\x06output\x18\x03 \x01(\x0b\x32\x1e.weir.safety.v1.OutputReleasedH\x00\x42\x08\n\x06result\"g\n\x0cIntervention\x12\x10\n\x08\x63\x61tegory\x18\x01 \x01(\t\x12\x0f\n\x07pattern\x18\x02 \x01(\t\x12&\n\x06\x61\x63tion\x18\x03 \x01(\x0e\x32\x16.weir.safety.v1.Action\x12\x0c\n\x04pack\x18\x04 \x01(\t\"\xad\x01\n\x0cInputVerdict\x12&\n\x06\x61\x63tion\x18\x01 \x01(\x0e\x32\x16.weir.safety.v1.Action\x12\x12\n\x05texts\x18\x02 \x03(\tB\x03\x80\x01\x01\x12\x33\n\rinterventions\x18\x03 \x03(\x0b\x32\x1c.weir.safety.v1.Intervention\x12,\n\trejection\x18\x04 \x01(\x0b\x32\x19.weir.errors.v1.Rejection\"f\n\x0eOutputReleased\x12\x15\n\x08released\x18\x01 \x03(\tB\x03\x80\x01\x01\x12/\n\x08\x66indings\x18\x02 \x03(\x0b\x32\x1d.weir.safety.v1.OutputFinding\x12\x0c\n\x04held\x18\x03 \x03(\r\"U\n\rOutputFinding\x12\x10\n\x08position\x18\x01 \x01(\r\x12\x32\n\x0cintervention\x18\x02 \x01(\x0b\x32\x1c.weir.safety.v1.Intervention*V\n\x06\x41\x63tion\x12\x16\n\x12\x41\x43TION_UNSPECIFIED\x10\x00\x12\x0f\n\x0b\x41\x43TION_FLAG\x10\x01\x12\x11\n\rACTION_REDACT\x10\x02\x12\x10\n\x0c\x41\x43TION_BLOCK\x10\x03\x32_\n\rSafetyService\x12N\n\x07Session\x12\x1e.weir.safety.v1.SessionRequest\x1a\x1f.weir.safety.v1.SessionResponse(\x01\x30\x01\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1bweir/safety/v1/safety.proto\x12\x0eweir.safety.v1\x1a\x1bweir/errors/v1/errors.proto\x1a\x15weir/mux/v1/mux.proto\"\x98\x01\n\x0eSessionRequest\x12#\n\x05hello\x18\x01 \x01(\x0b\x32\x12.weir.mux.v1.HelloH\x00\x12,\n\x05\x63\x61lls\x18\x02 \x01(\x0b\x32\x1b.weir.safety.v1.SafetyCallsH\x00\x12*\n\x06\x63\x61ncel\x18\x03 \x01(\x0b\x32\x18.weir.mux.v1.CancelCallsH\x00\x42\x07\n\x05\x66rame\"8\n\x0bSafetyCalls\x12)\n\x05items\x18\x01 \x03(\x0b\x32\x1a.weir.safety.v1.SafetyCall\"\xa5\x01\n\nSafetyCall\x12\'\n\x06header\x18\x01 \x01(\x0b\x32\x17.weir.mux.v1.CallHeader\x12\x31\n\x0b\x63heck_input\x18\x02 \x01(\x0b\x32\x1a.weir.safety.v1.CheckInputH\x00\x12\x35\n\rfilter_output\x18\x03 \x01(\x0b\x32\x1c.weir.safety.v1.FilterOutputH\x00\x42\x04\n\x02op\"V\n\nCheckInput\x12\x0e\n\x06tenant\x18\x01 \x01(\t\x12\x10\n\x08policies\x18\x02 \x03(\t\x12\x12\n\x05texts\x18\x03 \x03(\tB\x03\x80\x01\x01\x12\x12\n\nrequest_id\x18\x04 \x01(\t\"{\n\x0c\x46ilterOutput\x12(\n\x04open\x18\x01 \x03(\x0b\x32\x1a.weir.safety.v1.OpenFilter\x12\x0f\n\x07\x66ilters\x18\x02 \x03(\x04\x12\x13\n\x06\x64\x65ltas\x18\x03 \x03(\tB\x03\x80\x01\x01\x12\x0c\n\x04last\x18\x04 \x03(\x08\x12\r\n\x05\x63lose\x18\x05 \x03(\x04\"v\n\nOpenFilter\x12\x0e\n\x06\x66ilter\x18\x01 \x01(\x04\x12\x0e\n\x06tenant\x18\x02 \x01(\t\x12\x10\n\x08policies\x18\x03 \x03(\t\x12\x12\n\nrequest_id\x18\x04 \x01(\t\x12\x14\n\x07\x63ontext\x18\x05 \x01(\tB\x03\x80\x01\x01\x12\x0c\n\x04json\x18\x06 \x01(\x08\"\x9d\x01\n\x0fSessionResponse\x12\'\n\x07welcome\x18\x01 \x01(\x0b\x32\x14.weir.mux.v1.WelcomeH\x00\x12\x30\n\x07replies\x18\x02 \x01(\x0b\x32\x1d.weir.safety.v1.SafetyRepliesH\x00\x12&\n\x07go_away\x18\x03 \x01(\x0b\x32\x13.weir.mux.v1.GoAwayH\x00\x42\x07\n\x05\x66rame\";\n\rSafetyReplies\x12*\n\x05items\x18\x01 \x03(\x0b\x32\x1b.weir.safety.v1.SafetyReply\"\xa2\x01\n\x0bSafetyReply\x12(\n\x06header\x18\x01 \x01(\x0b\x32\x18.weir.mux.v1.ReplyHeader\x12-\n\x05input\x18\x02 \x01(\x0b\x32\x1c.weir.safety.v1.InputVerdictH\x00\x12\x30\n\x06output\x18\x03 \x01(\x0b\x32\x1e.weir.safety.v1.OutputReleasedH\x00\x42\x08\n\x06result\"g\n\x0cIntervention\x12\x10\n\x08\x63\x61tegory\x18\x01 \x01(\t\x12\x0f\n\x07pattern\x18\x02 \x01(\t\x12&\n\x06\x61\x63tion\x18\x03 \x01(\x0e\x32\x16.weir.safety.v1.Action\x12\x0c\n\x04pack\x18\x04 \x01(\t\"\x82\x02\n\x0cInputVerdict\x12&\n\x06\x61\x63tion\x18\x01 \x01(\x0e\x32\x16.weir.safety.v1.Action\x12\x12\n\x05texts\x18\x02 \x03(\tB\x03\x80\x01\x01\x12\x33\n\rinterventions\x18\x03 \x03(\x0b\x32\x1c.weir.safety.v1.Intervention\x12,\n\trejection\x18\x04 \x01(\x0b\x32\x19.weir.errors.v1.Rejection\x12\x10\n\x08policies\x18\x05 \x03(\t\x12\x15\n\ralters_output\x18\x06 \x01(\x08\x12*\n\x06values\x18\x07 \x03(\x0b\x32\x1a.weir.safety.v1.TokenValue\"/\n\nTokenValue\x12\r\n\x05token\x18\x01 \x01(\t\x12\x12\n\x05value\x18\x02 \x01(\tB\x03\x80\x01\x01\"\xa6\x01\n\x0eOutputReleased\x12\x15\n\x08released\x18\x01 \x03(\tB\x03\x80\x01\x01\x12/\n\x08\x66indings\x18\x02 \x03(\x0b\x32\x1d.weir.safety.v1.OutputFinding\x12\x0c\n\x04held\x18\x03 \x03(\r\x12.\n\x08replaced\x18\x04 \x03(\x0b\x32\x1c.weir.safety.v1.ReplacedSpan\x12\x0e\n\x06\x61\x62sent\x18\x05 \x03(\r\"<\n\x0cReplacedSpan\x12\x10\n\x08position\x18\x01 \x01(\r\x12\r\n\x05\x62\x65gin\x18\x02 \x01(\x04\x12\x0b\n\x03\x65nd\x18\x03 \x01(\x04\"U\n\rOutputFinding\x12\x10\n\x08position\x18\x01 \x01(\r\x12\x32\n\x0cintervention\x18\x02 \x01(\x0b\x32\x1c.weir.safety.v1.Intervention*k\n\x06\x41\x63tion\x12\x16\n\x12\x41\x43TION_UNSPECIFIED\x10\x00\x12\x0f\n\x0b\x41\x43TION_FLAG\x10\x01\x12\x11\n\rACTION_REDACT\x10\x02\x12\x10\n\x0c\x41\x43TION_BLOCK\x10\x03\x12\x13\n\x0f\x41\x43TION_TOKENISE\x10\x04\x32_\n\rSafetyService\x12N\n\x07Session\x12\x1e.weir.safety.v1.SessionRequest\x1a\x1f.weir.safety.v1.SessionResponse(\x01\x30\x01\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -41,10 +41,12 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_OPENFILTER'].fields_by_name['context']._serialized_options = b'\200\001\001'
   _globals['_INPUTVERDICT'].fields_by_name['texts']._loaded_options = None
   _globals['_INPUTVERDICT'].fields_by_name['texts']._serialized_options = b'\200\001\001'
+  _globals['_TOKENVALUE'].fields_by_name['value']._loaded_options = None
+  _globals['_TOKENVALUE'].fields_by_name['value']._serialized_options = b'\200\001\001'
   _globals['_OUTPUTRELEASED'].fields_by_name['released']._loaded_options = None
   _globals['_OUTPUTRELEASED'].fields_by_name['released']._serialized_options = b'\200\001\001'
-  _globals['_ACTION']._serialized_start=1653
-  _globals['_ACTION']._serialized_end=1739
+  _globals['_ACTION']._serialized_start=1932
+  _globals['_ACTION']._serialized_end=2039
   _globals['_SESSIONREQUEST']._serialized_start=100
   _globals['_SESSIONREQUEST']._serialized_end=252
   _globals['_SAFETYCALLS']._serialized_start=254
@@ -52,25 +54,29 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_SAFETYCALL']._serialized_start=313
   _globals['_SAFETYCALL']._serialized_end=478
   _globals['_CHECKINPUT']._serialized_start=480
-  _globals['_CHECKINPUT']._serialized_end=564
-  _globals['_FILTEROUTPUT']._serialized_start=566
-  _globals['_FILTEROUTPUT']._serialized_end=689
-  _globals['_OPENFILTER']._serialized_start=691
-  _globals['_OPENFILTER']._serialized_end=793
-  _globals['_SESSIONRESPONSE']._serialized_start=796
-  _globals['_SESSIONRESPONSE']._serialized_end=953
-  _globals['_SAFETYREPLIES']._serialized_start=955
-  _globals['_SAFETYREPLIES']._serialized_end=1014
-  _globals['_SAFETYREPLY']._serialized_start=1017
-  _globals['_SAFETYREPLY']._serialized_end=1179
-  _globals['_INTERVENTION']._serialized_start=1181
-  _globals['_INTERVENTION']._serialized_end=1284
-  _globals['_INPUTVERDICT']._serialized_start=1287
-  _globals['_INPUTVERDICT']._serialized_end=1460
-  _globals['_OUTPUTRELEASED']._serialized_start=1462
-  _globals['_OUTPUTRELEASED']._serialized_end=1564
-  _globals['_OUTPUTFINDING']._serialized_start=1566
-  _globals['_OUTPUTFINDING']._serialized_end=1651
-  _globals['_SAFETYSERVICE']._serialized_start=1741
-  _globals['_SAFETYSERVICE']._serialized_end=1836
+  _globals['_CHECKINPUT']._serialized_end=566
+  _globals['_FILTEROUTPUT']._serialized_start=568
+  _globals['_FILTEROUTPUT']._serialized_end=691
+  _globals['_OPENFILTER']._serialized_start=693
+  _globals['_OPENFILTER']._serialized_end=811
+  _globals['_SESSIONRESPONSE']._serialized_start=814
+  _globals['_SESSIONRESPONSE']._serialized_end=971
+  _globals['_SAFETYREPLIES']._serialized_start=973
+  _globals['_SAFETYREPLIES']._serialized_end=1032
+  _globals['_SAFETYREPLY']._serialized_start=1035
+  _globals['_SAFETYREPLY']._serialized_end=1197
+  _globals['_INTERVENTION']._serialized_start=1199
+  _globals['_INTERVENTION']._serialized_end=1302
+  _globals['_INPUTVERDICT']._serialized_start=1305
+  _globals['_INPUTVERDICT']._serialized_end=1563
+  _globals['_TOKENVALUE']._serialized_start=1565
+  _globals['_TOKENVALUE']._serialized_end=1612
+  _globals['_OUTPUTRELEASED']._serialized_start=1615
+  _globals['_OUTPUTRELEASED']._serialized_end=1781
+  _globals['_REPLACEDSPAN']._serialized_start=1783
+  _globals['_REPLACEDSPAN']._serialized_end=1843
+  _globals['_OUTPUTFINDING']._serialized_start=1845
+  _globals['_OUTPUTFINDING']._serialized_end=1930
+  _globals['_SAFETYSERVICE']._serialized_start=2041
+  _globals['_SAFETYSERVICE']._serialized_end=2136
 # @@protoc_insertion_point(module_scope)

@@ -15,10 +15,12 @@ class Action(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     ACTION_FLAG: _ClassVar[Action]
     ACTION_REDACT: _ClassVar[Action]
     ACTION_BLOCK: _ClassVar[Action]
+    ACTION_TOKENISE: _ClassVar[Action]
 ACTION_UNSPECIFIED: Action
 ACTION_FLAG: Action
 ACTION_REDACT: Action
 ACTION_BLOCK: Action
+ACTION_TOKENISE: Action
 
 class SessionRequest(_message.Message):
     __slots__ = ("hello", "calls", "cancel")
@@ -47,16 +49,16 @@ class SafetyCall(_message.Message):
     def __init__(self, header: _Optional[_Union[_mux_pb2.CallHeader, _Mapping]] = ..., check_input: _Optional[_Union[CheckInput, _Mapping]] = ..., filter_output: _Optional[_Union[FilterOutput, _Mapping]] = ...) -> None: ...
 
 class CheckInput(_message.Message):
-    __slots__ = ("tenant", "policy", "texts", "request_id")
+    __slots__ = ("tenant", "policies", "texts", "request_id")
     TENANT_FIELD_NUMBER: _ClassVar[int]
-    POLICY_FIELD_NUMBER: _ClassVar[int]
+    POLICIES_FIELD_NUMBER: _ClassVar[int]
     TEXTS_FIELD_NUMBER: _ClassVar[int]
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     tenant: str
-    policy: str
+    policies: _containers.RepeatedScalarFieldContainer[str]
     texts: _containers.RepeatedScalarFieldContainer[str]
     request_id: str
-    def __init__(self, tenant: _Optional[str] = ..., policy: _Optional[str] = ..., texts: _Optional[_Iterable[str]] = ..., request_id: _Optional[str] = ...) -> None: ...
+    def __init__(self, tenant: _Optional[str] = ..., policies: _Optional[_Iterable[str]] = ..., texts: _Optional[_Iterable[str]] = ..., request_id: _Optional[str] = ...) -> None: ...
 
 class FilterOutput(_message.Message):
     __slots__ = ("open", "filters", "deltas", "last", "close")
@@ -73,18 +75,20 @@ class FilterOutput(_message.Message):
     def __init__(self, open: _Optional[_Iterable[_Union[OpenFilter, _Mapping]]] = ..., filters: _Optional[_Iterable[int]] = ..., deltas: _Optional[_Iterable[str]] = ..., last: _Optional[_Iterable[bool]] = ..., close: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class OpenFilter(_message.Message):
-    __slots__ = ("filter", "tenant", "policy", "request_id", "context")
+    __slots__ = ("filter", "tenant", "policies", "request_id", "context", "json")
     FILTER_FIELD_NUMBER: _ClassVar[int]
     TENANT_FIELD_NUMBER: _ClassVar[int]
-    POLICY_FIELD_NUMBER: _ClassVar[int]
+    POLICIES_FIELD_NUMBER: _ClassVar[int]
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     CONTEXT_FIELD_NUMBER: _ClassVar[int]
+    JSON_FIELD_NUMBER: _ClassVar[int]
     filter: int
     tenant: str
-    policy: str
+    policies: _containers.RepeatedScalarFieldContainer[str]
     request_id: str
     context: str
-    def __init__(self, filter: _Optional[int] = ..., tenant: _Optional[str] = ..., policy: _Optional[str] = ..., request_id: _Optional[str] = ..., context: _Optional[str] = ...) -> None: ...
+    json: bool
+    def __init__(self, filter: _Optional[int] = ..., tenant: _Optional[str] = ..., policies: _Optional[_Iterable[str]] = ..., request_id: _Optional[str] = ..., context: _Optional[str] = ..., json: _Optional[bool] = ...) -> None: ...
 
 class SessionResponse(_message.Message):
     __slots__ = ("welcome", "replies", "go_away")
@@ -125,26 +129,54 @@ class Intervention(_message.Message):
     def __init__(self, category: _Optional[str] = ..., pattern: _Optional[str] = ..., action: _Optional[_Union[Action, str]] = ..., pack: _Optional[str] = ...) -> None: ...
 
 class InputVerdict(_message.Message):
-    __slots__ = ("action", "texts", "interventions", "rejection")
+    __slots__ = ("action", "texts", "interventions", "rejection", "policies", "alters_output", "values")
     ACTION_FIELD_NUMBER: _ClassVar[int]
     TEXTS_FIELD_NUMBER: _ClassVar[int]
     INTERVENTIONS_FIELD_NUMBER: _ClassVar[int]
     REJECTION_FIELD_NUMBER: _ClassVar[int]
+    POLICIES_FIELD_NUMBER: _ClassVar[int]
+    ALTERS_OUTPUT_FIELD_NUMBER: _ClassVar[int]
+    VALUES_FIELD_NUMBER: _ClassVar[int]
     action: Action
     texts: _containers.RepeatedScalarFieldContainer[str]
     interventions: _containers.RepeatedCompositeFieldContainer[Intervention]
     rejection: _errors_pb2.Rejection
-    def __init__(self, action: _Optional[_Union[Action, str]] = ..., texts: _Optional[_Iterable[str]] = ..., interventions: _Optional[_Iterable[_Union[Intervention, _Mapping]]] = ..., rejection: _Optional[_Union[_errors_pb2.Rejection, _Mapping]] = ...) -> None: ...
+    policies: _containers.RepeatedScalarFieldContainer[str]
+    alters_output: bool
+    values: _containers.RepeatedCompositeFieldContainer[TokenValue]
+    def __init__(self, action: _Optional[_Union[Action, str]] = ..., texts: _Optional[_Iterable[str]] = ..., interventions: _Optional[_Iterable[_Union[Intervention, _Mapping]]] = ..., rejection: _Optional[_Union[_errors_pb2.Rejection, _Mapping]] = ..., policies: _Optional[_Iterable[str]] = ..., alters_output: _Optional[bool] = ..., values: _Optional[_Iterable[_Union[TokenValue, _Mapping]]] = ...) -> None: ...
+
+class TokenValue(_message.Message):
+    __slots__ = ("token", "value")
+    TOKEN_FIELD_NUMBER: _ClassVar[int]
+    VALUE_FIELD_NUMBER: _ClassVar[int]
+    token: str
+    value: str
+    def __init__(self, token: _Optional[str] = ..., value: _Optional[str] = ...) -> None: ...
 
 class OutputReleased(_message.Message):
-    __slots__ = ("released", "findings", "held")
+    __slots__ = ("released", "findings", "held", "replaced", "absent")
     RELEASED_FIELD_NUMBER: _ClassVar[int]
     FINDINGS_FIELD_NUMBER: _ClassVar[int]
     HELD_FIELD_NUMBER: _ClassVar[int]
+    REPLACED_FIELD_NUMBER: _ClassVar[int]
+    ABSENT_FIELD_NUMBER: _ClassVar[int]
     released: _containers.RepeatedScalarFieldContainer[str]
     findings: _containers.RepeatedCompositeFieldContainer[OutputFinding]
     held: _containers.RepeatedScalarFieldContainer[int]
-    def __init__(self, released: _Optional[_Iterable[str]] = ..., findings: _Optional[_Iterable[_Union[OutputFinding, _Mapping]]] = ..., held: _Optional[_Iterable[int]] = ...) -> None: ...
+    replaced: _containers.RepeatedCompositeFieldContainer[ReplacedSpan]
+    absent: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, released: _Optional[_Iterable[str]] = ..., findings: _Optional[_Iterable[_Union[OutputFinding, _Mapping]]] = ..., held: _Optional[_Iterable[int]] = ..., replaced: _Optional[_Iterable[_Union[ReplacedSpan, _Mapping]]] = ..., absent: _Optional[_Iterable[int]] = ...) -> None: ...
+
+class ReplacedSpan(_message.Message):
+    __slots__ = ("position", "begin", "end")
+    POSITION_FIELD_NUMBER: _ClassVar[int]
+    BEGIN_FIELD_NUMBER: _ClassVar[int]
+    END_FIELD_NUMBER: _ClassVar[int]
+    position: int
+    begin: int
+    end: int
+    def __init__(self, position: _Optional[int] = ..., begin: _Optional[int] = ..., end: _Optional[int] = ...) -> None: ...
 
 class OutputFinding(_message.Message):
     __slots__ = ("position", "intervention")

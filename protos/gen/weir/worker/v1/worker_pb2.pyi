@@ -218,12 +218,16 @@ class Refusal(_message.Message):
     def __init__(self, handle: _Optional[int] = ..., rejection: _Optional[_Union[_errors_pb2.Rejection, _Mapping]] = ...) -> None: ...
 
 class EmbedRequest(_message.Message):
-    __slots__ = ("model_version", "inputs")
+    __slots__ = ("model_version", "inputs", "grant", "request_id")
     MODEL_VERSION_FIELD_NUMBER: _ClassVar[int]
     INPUTS_FIELD_NUMBER: _ClassVar[int]
+    GRANT_FIELD_NUMBER: _ClassVar[int]
+    REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     model_version: str
     inputs: _containers.RepeatedCompositeFieldContainer[Tokens]
-    def __init__(self, model_version: _Optional[str] = ..., inputs: _Optional[_Iterable[_Union[Tokens, _Mapping]]] = ...) -> None: ...
+    grant: _admission_pb2.SignedGrant
+    request_id: str
+    def __init__(self, model_version: _Optional[str] = ..., inputs: _Optional[_Iterable[_Union[Tokens, _Mapping]]] = ..., grant: _Optional[_Union[_admission_pb2.SignedGrant, _Mapping]] = ..., request_id: _Optional[str] = ...) -> None: ...
 
 class Tokens(_message.Message):
     __slots__ = ("ids",)

@@ -59,7 +59,7 @@ class WorkerServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def Embed(self, request, context):
-        """Mean-pooled hidden states.
+        """Mean-pooled hidden states. A caller that goes away ends it.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

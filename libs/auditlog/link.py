@@ -1,4 +1,4 @@
-"""The audit log behind `AuditPort`: its service over a multiplexed stream, or nothing."""
+"""A stream to the audit service for those who hand over single records and wait until each is on disk."""
 
 from __future__ import annotations
 
@@ -8,22 +8,25 @@ from weir.audit.v1 import audit_pb2, audit_pb2_grpc
 from weir.mux.v1 import mux_pb2
 
 from libs.clock import Clock
+from libs.config import ServiceSettings
 from libs.deadlines import Deadline
 from libs.errors import Reason, WeirError
 from libs.mux import Codec, MuxClient, Semantics
 from libs.rpc import make_channel
-from services.registry.config import Settings
 
 
 class AuditLink:
-    """`AuditPort` over the audit service's stream; `run` keeps the stream."""
+    """Appends records over one stream, which `run` keeps."""
 
-    def __init__(self, settings: Settings, *, clock: Clock, rng: random.Random) -> None:
-        name = None if settings.audit_target.startswith("xds:") else "audit.weir.internal"
-        self._channel = make_channel(settings.audit_target, tls=settings.tls, server_name=name)
+    def __init__(
+        self, target: str, settings: ServiceSettings, *, clock: Clock, rng: random.Random, timeout: float = 5.0
+    ) -> None:
+        """`timeout` is how many seconds one record's acknowledgement may take."""
+        name = None if target.startswith("xds:") else "audit.weir.internal"
+        self._channel = make_channel(target, tls=settings.tls, server_name=name)
         stub = audit_pb2_grpc.AuditServiceStub(self._channel)
         self._clock = clock
-        self._timeout = settings.audit_timeout
+        self._timeout = timeout
         self._client = MuxClient(
             open_stream=lambda: stub.Session(wait_for_ready=True),
             codec=Codec.of(audit_pb2.SessionRequest, audit_pb2.SessionResponse),
@@ -40,7 +43,10 @@ class AuditLink:
             await self._channel.close()
 
     async def append(self, record: audit_pb2.Record) -> None:
-        """See `AuditPort`."""
+        """Returns once the record is on disk; the same record id is stored once.
+
+        :raises WeirError: DEPENDENCY_UNAVAILABLE or DEADLINE_EXCEEDED when the log is away; others when it refuses.
+        """
         await self._client.call(
             audit_pb2.AuditCall(append=audit_pb2.Append(record=record)),
             deadline=Deadline.after(self._timeout, self._clock),
@@ -49,11 +55,18 @@ class AuditLink:
 
 
 class NoAudit:
-    """`AuditPort` of a registry without an audit service: records wait in their outbox."""
+    """Stands for the audit service where none is configured (tests): nothing is ever on disk."""
 
     async def run(self) -> None:
         """Has nothing to do."""
 
     async def append(self, record: audit_pb2.Record) -> None:
-        """See `AuditPort`."""
+        """See `AuditLink`."""
         raise WeirError(Reason.DEPENDENCY_UNAVAILABLE, "no audit service is configured")
+
+
+def open_audit(
+    target: str, settings: ServiceSettings, *, clock: Clock, rng: random.Random, timeout: float = 5.0
+) -> AuditLink | NoAudit:
+    """The link to the audit service at `target`; "" is none. The caller runs its `run`."""
+    return AuditLink(target, settings, clock=clock, rng=rng, timeout=timeout) if target else NoAudit()

@@ -1,0 +1,1 @@
+"""Who may do what, in one place: identities, stores, calls, models, operators."""

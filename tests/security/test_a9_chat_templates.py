@@ -1,0 +1,90 @@
+"""A9: chat templates come with model files; none of them may occupy the gateway, whatever it nests or repeats."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from libs.artifacts import FolderError, Options, describe
+from libs.chat_template import ChatTemplate, TemplateError
+
+CONVERSATION = [{"role": "user", "content": "Hello"}]
+BOMBS = {
+    "nested loops": "{% for a in range(9999) %}{% for b in range(9999) %}{% for c in range(9999) %}{% endfor %}"
+    "{% endfor %}{% endfor %}",
+    "repetition": "{{ 'a' * 1000000000 }}",
+    "repetition of repetition": "{% set a = 'a' * 4000000 %}{{ (a ~ a) * 4000 }}",
+    "a list that repeats": "{{ ([0] * 1000000000) | length }}",
+    "doubling": "{% set n = namespace(s='ab') %}{% for i in range(60) %}{% set n.s = n.s ~ n.s %}{% endfor %}",
+    "doubling by plus": "{% set n = namespace(s='ab') %}{% for i in range(60) %}{% set n.s = n.s + n.s %}{% endfor %}",
+    "doubling by a block": "{% set n = namespace(s='ab') %}{% for i in range(60) %}{% set x %}{{ n.s }}{{ n.s }}"
+    "{% endset %}{% set n.s = x %}{% endfor %}",
+    "doubling by replace": "{% set n = namespace(s='aa') %}{% for i in range(60) %}"
+    "{% set n.s = n.s.replace('a', 'aa') %}{% endfor %}",
+    "doubling by the filter": "{% set n = namespace(s='aa') %}{% for i in range(60) %}"
+    "{% set n.s = n.s | replace('a', 'aa') %}{% endfor %}",
+    "join": "{% set s = 'a' * 1000000 %}{{ ([s] * 100000) | join(s) }}",
+    "join of a method": "{% set s = 'a' * 1000000 %}{{ s.join([s] * 100000) }}",
+    "shared lists as text": "{% set n = namespace(l=[1]) %}{% for i in range(60) %}"
+    "{% set n.l = [n.l, n.l] %}{% endfor %}"
+    "{{ n.l }}",
+    "shared lists as JSON": "{% set n = namespace(l=[1]) %}{% for i in range(28) %}"
+    "{% set n.l = [n.l, n.l] %}{% endfor %}"
+    "{{ n.l | tojson }}",
+    "powers": "{{ 10 ** 10 ** 10 }}",
+    "factorials": "{% set n = namespace(x=9) %}{% for i in range(9999) %}{% set n.x = n.x * n.x %}{% endfor %}",
+    "calls of macros": "".join(
+        f"{{% macro m{i}() %}}{{{{ m{i + 1}() }}}}{{{{ m{i + 1}() }}}}{{% endmacro %}}" for i in range(40)
+    )
+    + "{% macro m40() %}{% endmacro %}{{ m0() }}",
+    "a macro that calls itself": "{% macro m() %}{{ m() }}{{ m() }}{% endmacro %}{{ m() }}",
+    "comparisons": "{% set a = 'a' * 4000000 %}{% set b = 'a' * 4000000 %}{% for i in range(9999) %}"
+    "{% if a == b %}{% endif %}{% endfor %}",
+    "searches": "{% set a = 'a' * 4000000 %}{% for i in range(9999) %}{% if 'b' in a %}{% endif %}{% endfor %}",
+    "methods": "{% set a = 'a' * 4000000 %}{% for i in range(9999) %}{% if a.upper() %}{% endif %}{% endfor %}",
+}
+ESCAPES = {
+    "a width": "{{ 'a'.ljust(1000000000) }}",
+    "a format": "{{ '%1000000000d' % 1 }}",
+    "a format method": "{{ '{:>1000000000}'.format('a') }}",
+    "a filter that pads": "{{ 'a' | center(1000000000) }}",
+    "a filter that formats": "{{ '%1000000000s' | format('a') }}",
+    "Python's insides": "{{ messages.__class__.__mro__[-1].__subclasses__() }}",
+    "a change of the conversation": "{{ messages.append(1) }}",
+    "another template": "{% include 'x' %}",
+}
+
+
+@pytest.mark.parametrize("source", [*BOMBS.values(), *ESCAPES.values()], ids=[*BOMBS, *ESCAPES])
+def test_a9_a_template_out_of_bounds_is_stopped(source: str) -> None:
+    with pytest.raises(TemplateError):
+        ChatTemplate(source).render(CONVERSATION, {})
+
+
+@pytest.mark.parametrize("source", BOMBS.values(), ids=BOMBS)
+def test_a9_it_is_refused_when_it_is_pushed(tmp_path: Path, source: str) -> None:
+    (tmp_path / "config.json").write_text(json.dumps({"architectures": ["X"], "max_position_embeddings": 8}))
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps({"chat_template": "Hello " + source}))
+    with pytest.raises(FolderError, match="chat_template"):
+        describe(tmp_path, Options(name="m", version="1", tier="fast", pool="p"))
+
+
+def test_a9_usual_templates_work() -> None:
+    source = (
+        "{%- if messages[0]['role'] == 'system' %}"
+        "{{- '<|im_start|>system\\n' + messages[0].content + '<|im_end|>\\n' }}"
+        "{%- set loop_messages = messages[1:] %}{%- else %}{%- set loop_messages = messages %}{%- endif %}"
+        "{%- for message in loop_messages %}"
+        "{%- if (message.role == 'user') != (loop.index0 % 2 == 0) %}{{- raise_exception('roles must alternate') }}"
+        "{%- endif %}{{- '<|im_start|>' ~ message.role ~ '\\n' ~ message.content | trim ~ '<|im_end|>' }}"
+        "{%- if not loop.last %}{{- '\\n' }}{%- endif %}{%- endfor %}"
+        "{%- if add_generation_prompt %}{{- '<|im_start|>assistant\\n' }}{%- endif %}"
+    )
+    told = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": " Hi\n"}]
+    assert ChatTemplate(source).render(told, {}) == (
+        "<|im_start|>system\nBe brief.<|im_end|>\n<|im_start|>user\nHi<|im_end|><|im_start|>assistant\n"
+    )
+    with pytest.raises(TemplateError, match="roles must alternate"):
+        ChatTemplate(source).render([*told, told[1]], {})
+    long = [{"role": ("user", "assistant")[i % 2], "content": "x" * 1000} for i in range(1000)]
+    assert ChatTemplate(source).render(long, {}).count("<|im_end|>") == 1000
