@@ -254,9 +254,6 @@ class _Environment(ImmutableSandboxedEnvironment):
 
     def _parse(self, source: str, name: str | None, filename: str | None) -> nodes.Template:
         template = super()._parse(source, name, filename)
-        for used in template.find_all(nodes.Filter):
-            if used.name not in _FILTERS:
-                raise jinja2.TemplateAssertionError(f"the filter {used.name!r} is not allowed", used.lineno)
         for kind in (nodes.Include, nodes.Import, nodes.FromImport, nodes.Extends):
             if (found := template.find(kind)) is not None:
                 raise jinja2.TemplateAssertionError("other templates cannot be used", found.lineno)

@@ -44,11 +44,11 @@ BOMBS = {
     "methods": "{% set a = 'a' * 4000000 %}{% for i in range(9999) %}{% if a.upper() %}{% endif %}{% endfor %}",
 }
 ESCAPES = {
-    "a width": "{{ 'a'.ljust(1000000000) }}",
-    "a format": "{{ '%1000000000d' % 1 }}",
-    "a format method": "{{ '{:>1000000000}'.format('a') }}",
-    "a filter that pads": "{{ 'a' | center(1000000000) }}",
-    "a filter that formats": "{{ '%1000000000s' | format('a') }}",
+    "a width": "{{ 'a'.ljust(1000000000000000) }}",
+    "a format": "{{ '%1000000000000000d' % 1 }}",
+    "a format method": "{{ '{:>1000000000000000}'.format('a') }}",
+    "a filter that pads": "{{ 'a' | center(1000000000000000) }}",
+    "a filter that formats": "{{ '%1000000000000000s' | format('a') }}",
     "Python's insides": "{{ messages.__class__.__mro__[-1].__subclasses__() }}",
     "a change of the conversation": "{{ messages.append(1) }}",
     "another template": "{% include 'x' %}",
