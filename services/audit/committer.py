@@ -193,4 +193,4 @@ class Committer(Generic[Result]):
 
 
 def _damaged() -> WeirError:
-    return WeirError(Reason.DEPENDENCY_UNAVAILABLE, "the audit log is damaged and takes no records")
+    return WeirError(Reason.DEPENDENCY_UNAVAILABLE, "the audit log takes no records now")

@@ -53,7 +53,7 @@ class EnvoyProcess:
         self._launch(bootstrap)
         try:
             async with asyncio.timeout(20):
-                while not set(listeners) <= set(await self.listeners()):
+                while not self.admin_socket.exists() or not set(listeners) <= set(await self.listeners()):
                     self._check()
                     await asyncio.sleep(0.02)
         except TimeoutError as error:
