@@ -45,6 +45,7 @@ def rotate(
     signs, the former one is forgotten. Whatever interrupts it, the same command goes on.
     """
     from libs.pki import adopt_next_ca, distrust_former_ca, reissue, trust_next_ca
+    from services.cli.mesh.site import issue_root
 
     mesh = locate()
     folder = mesh.state / "pki"
@@ -54,6 +55,7 @@ def rotate(
             _trust_taken_up(mesh)
             adopt_next_ca(folder)
         renewed = reissue(folder)
+        issue_root(folder, mesh.state / "secrets")
         _wait_shown(mesh)
         if ca:
             _pause_for_clients()

@@ -86,12 +86,17 @@ def prepare(site: Site, plan: Plan) -> None:
     for folder in (site.state, site.secrets, site.state / "config", site.state / "logs", site.state / "traces"):
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
     issue_all(site.pki, (*OTHERS, *plan.identities, Operator(site.operator)))
-    root = issue(site.pki, ROOT_USER)
-    for path in (root.key, root.cert):
-        Path(path).replace(site.secrets / Path(path).name)
+    issue_root(site.pki, site.secrets)
     pepper = site.secrets / "pepper"
     if not pepper.exists():
         write_secret(pepper, secrets.token_hex(PEPPER_BYTES) + "\n")
+
+
+def issue_root(pki: Path, secrets: Path) -> None:
+    """A new certificate that may everything in etcd, where only what sets up its users reads it. Raises OSError."""
+    root = issue(pki, ROOT_USER)
+    for path in (root.key, root.cert):
+        Path(path).replace(secrets / Path(path).name)
 
 
 def write_files(plan: Plan) -> None:
