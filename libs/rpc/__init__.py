@@ -5,7 +5,7 @@
 """
 
 from libs.rpc.channel import make_channel
-from libs.rpc.identity import peer_identity, peer_service, peer_spiffe, require_own, require_peer
+from libs.rpc.identity import peer_identity, peer_service, peer_spiffe, require_own
 from libs.rpc.interceptors import ErrorInterceptor, client_interceptors
 from libs.rpc.metadata import get_metadata, traceparent_of
 from libs.rpc.server import make_server
@@ -20,6 +20,5 @@ __all__ = [
     "peer_service",
     "peer_spiffe",
     "require_own",
-    "require_peer",
     "traceparent_of",
 ]

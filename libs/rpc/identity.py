@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container
+from collections.abc import Callable
 
 import grpc
 
@@ -29,19 +29,6 @@ def peer_service(context: grpc.aio.ServicerContext) -> str:
     """The caller's service name, such as "gateway"; empty where `peer_identity` is None."""
     identity = peer_identity(context)
     return identity.service if identity else ""
-
-
-def require_peer(context: grpc.aio.ServicerContext, allowed: Container[str], *, tls: bool) -> str:
-    """The caller's service name, if it is one of `allowed`. Without TLS (tests) everyone passes as "".
-
-    :raises WeirError: PERMISSION_DENIED for anybody else.
-    """
-    if not tls:
-        return ""
-    service = peer_service(context)
-    if service not in allowed:
-        raise WeirError(Reason.PERMISSION_DENIED, f"{service or 'an unidentified peer'} may not call this")
-    return service
 
 
 def require_caller(context: grpc.aio.ServicerContext, method: str, may: MayCall) -> None:

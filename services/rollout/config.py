@@ -29,10 +29,6 @@ class Settings(ServiceSettings, frozen=True, kw_only=True, forbid_unknown_fields
     """Factor on the windows of arms' burn rates, which are younger than a day: 0.05 makes five minutes 15 s."""
     budget_seconds: float = 30.0
     """Between two writes of the error budgets; a change of an alert is written at once."""
-    score_peers: tuple[str, ...] = ("gateway", "jobs")
-    """Services that may report scores; people may with a role."""
-    read_peers: tuple[str, ...] = ("gateway", "registry", "rollout", "envoy")
-    """Services that may read; people may with a role."""
     max_arms: int = 5_000
     """Stages (rollout, phase, step, arm) that are kept per gateway; further ones are ignored."""
     max_sources: int = 1_000

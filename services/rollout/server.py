@@ -5,13 +5,14 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Collection, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator, Set
 from contextlib import contextmanager
 
 import grpc
 from weir.rollout.v1 import rollout_pb2 as pb
 from weir.rollout.v1 import rollout_pb2_grpc
 
+from libs.authority.calls import callers_of
 from libs.deadlines import to_duration, to_seconds
 from libs.errors import Reason, WeirError
 from libs.registry import RegistryView
@@ -124,7 +125,7 @@ class RolloutServicer(rollout_pb2_grpc.RolloutServiceServicer):
         """
         relayed = bool(get_metadata(context, RELAYED)) and self._peer_is_replica(context)
         if not relayed:
-            self._require("ReportScores", context, self._settings.score_peers)
+            self._require("ReportScores", context, but=_REPLICAS)
         if len(request.scores) > _MAX_SCORES:
             raise WeirError(Reason.INVALID_REQUEST, f"at most {_MAX_SCORES} scores at once", limit="scores")
         scores = [
@@ -146,7 +147,7 @@ class RolloutServicer(rollout_pb2_grpc.RolloutServiceServicer):
 
         :raises WeirError: PERMISSION_DENIED; NOT_FOUND.
         """
-        self._require("GetRollout", context, self._settings.read_peers)
+        self._require("GetRollout", context)
         return pb.GetRolloutResponse(status=self._status.status(request.alias))
 
     async def WatchRollout(
@@ -156,12 +157,12 @@ class RolloutServicer(rollout_pb2_grpc.RolloutServiceServicer):
 
         :raises WeirError: as `GetRollout`; DRAINING when this replica goes.
         """
-        self._require("WatchRollout", context, self._settings.read_peers)
+        self._require("WatchRollout", context)
         interval = max(_LEAST_INTERVAL, to_seconds(request.interval)) if request.HasField("interval") else _INTERVAL
         with self._changes.watching(request.alias) as changed:
             while True:
                 # Again, since a role may be taken away meanwhile.
-                self._require("WatchRollout", context, self._settings.read_peers)
+                self._require("WatchRollout", context)
                 changed.clear()
                 yield pb.WatchRolloutResponse(status=self._status.status(request.alias))
                 if not await self._unless_draining(asyncio.sleep(interval, True)):
@@ -176,7 +177,7 @@ class RolloutServicer(rollout_pb2_grpc.RolloutServiceServicer):
 
         :raises WeirError: PERMISSION_DENIED.
         """
-        self._require("GetSloStatus", context, self._settings.read_peers)
+        self._require("GetSloStatus", context)
         every = self._knowledge.budget_status(fresh=True)
         return pb.GetSloStatusResponse(
             budgets=[
@@ -187,12 +188,13 @@ class RolloutServicer(rollout_pb2_grpc.RolloutServiceServicer):
             frozen=bool(exhausted(every.values())),
         )
 
-    def _require(self, call: str, context: grpc.aio.ServicerContext, services: Collection[str]) -> None:
-        """Lets these services pass, and whoever has a role for the call.
+    def _require(self, call: str, context: grpc.aio.ServicerContext, *, but: Set[str] = frozenset()) -> None:
+        """Lets the services pass that the table of calls names (libs.authority.calls), `but` some, and whoever has a
+        role.
 
         :raises WeirError: SCOPE_MISSING or PERMISSION_DENIED.
         """
-        if peer_service(context) not in services:
+        if peer_service(context) not in callers_of(f"/{SERVICE}/{call}") - but:
             require_role(f"rollout.{call}", context, self._roles.snapshot, tls=self._settings.tls is not None)
 
     def drain(self) -> None:

@@ -103,8 +103,18 @@ def check_size(path: Path, file: ManifestFile) -> None:
         found = path.stat().st_size
     except OSError as error:
         raise EngineLoadError(f"{path}: {error.strerror}") from error
-    if found != file.size:
-        raise EngineLoadError(f"{path}: has {found} bytes, the manifest says {file.size}")
+    compare(path, file, found)
+
+
+def compare(path: Path, file: ManifestFile, size: int, sha256: str = "") -> None:
+    """Check what was found of a file; without a digest its length alone, which costs nothing.
+
+    :raises EngineLoadError: it is another.
+    """
+    if size != file.size:
+        raise EngineLoadError(f"{path}: has {size} bytes, the manifest says {file.size}")
+    if sha256 and sha256 != file.sha256:
+        raise EngineLoadError(f"{path}: its sha256 is not the manifest's")
 
 
 def sha256_file(path: Path) -> str:
@@ -112,14 +122,24 @@ def sha256_file(path: Path) -> str:
 
     :raises EngineLoadError: it cannot be read.
     """
-    digest = hashlib.sha256()
-    buffer = memoryview(bytearray(CHUNK))
     try:
         with path.open("rb", buffering=0) as file:
-            while count := file.readinto(buffer):
-                digest.update(buffer[:count])
+            return sha256_of(file.fileno())
     except OSError as error:
         raise EngineLoadError(f"{path}: {error.strerror}") from error
+
+
+def sha256_of(descriptor: int) -> str:
+    """The SHA-256 of an open file, wherever it stands in it.
+
+    :raises OSError: it cannot be read.
+    """
+    digest = hashlib.sha256()
+    buffer = memoryview(bytearray(CHUNK))
+    position = 0
+    while count := os.preadv(descriptor, [buffer], position):
+        digest.update(buffer[:count])
+        position += count
     return digest.hexdigest()
 
 

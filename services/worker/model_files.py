@@ -18,7 +18,7 @@ from typing import Any
 
 from services.worker.checkpoint_files import parse_object
 from services.worker.engines.port import EngineLoadError
-from services.worker.manifest import CHUNK, HASH_THREADS, MANIFEST, Manifest, ManifestFile, read_manifest
+from services.worker.manifest import HASH_THREADS, MANIFEST, Manifest, ManifestFile, compare, read_manifest, sha256_of
 
 Stamp = tuple[int, ...]
 
@@ -113,7 +113,7 @@ class ModelFiles:
         with _named(path), os.fdopen(descriptor, "rb") as opened:
             content = opened.read()
         if file is not None:
-            _compare(path, file, len(content), hashlib.sha256(content).hexdigest())
+            compare(path, file, len(content), hashlib.sha256(content).hexdigest())
         return content
 
     def read_object(self, name: str) -> dict[str, Any]:
@@ -165,24 +165,11 @@ class Seal:
 def _check(descriptor: int, file: ManifestFile, path: Path) -> None:
     with _named(path):
         before = stamp_of(descriptor)
-        if (size := os.fstat(descriptor).st_size) != file.size:
-            _compare(path, file, size, "")  # costs nothing: before a byte is hashed
-        digest = hashlib.sha256()
-        buffer = memoryview(bytearray(CHUNK))
-        position = 0
-        while count := os.preadv(descriptor, [buffer], position):
-            digest.update(buffer[:count])
-            position += count
-        _compare(path, file, position, digest.hexdigest())
+        size = os.fstat(descriptor).st_size
+        compare(path, file, size)  # before a byte is hashed
+        compare(path, file, size, sha256_of(descriptor))
         if stamp_of(descriptor) != before:
             raise EngineLoadError(f"{path}: changed while it was verified")
-
-
-def _compare(path: Path, file: ManifestFile, size: int, sha256: str) -> None:
-    if size != file.size:
-        raise EngineLoadError(f"{path}: has {size} bytes, the manifest says {file.size}")
-    if sha256 != file.sha256:
-        raise EngineLoadError(f"{path}: its sha256 is not the manifest's")
 
 
 @contextmanager

@@ -12,7 +12,7 @@ import pytest
 from libs.config import TlsFiles
 from libs.errors import Reason, WeirError
 from libs.pki import issue
-from libs.rpc import make_channel, make_server, peer_service, peer_spiffe, require_peer
+from libs.rpc import make_channel, make_server, peer_service, peer_spiffe
 from libs.rpc.server import bind
 
 WHO = "/weir.test.Who/Are"
@@ -30,10 +30,10 @@ async def serving(tls: TlsFiles | None, allowed: Container[str] = ()) -> AsyncIt
         return f"{peer_service(context)} {peer_spiffe(context)}".encode()
 
     async def enter(request: bytes, context: grpc.aio.ServicerContext) -> bytes:
-        return require_peer(context, allowed, tls=tls is not None).encode()
+        return peer_service(context).encode()
 
     handlers = {"Are": grpc.unary_unary_rpc_method_handler(are), "Enter": grpc.unary_unary_rpc_method_handler(enter)}
-    server = make_server()
+    server = make_server(may_call=lambda method, caller: method == WHO or caller in allowed)
     server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler("weir.test.Who", handlers),))
     port = bind(server, "127.0.0.1:0", tls=tls)
     await server.start()
