@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Sequence
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import grpc
 from aetcd import rpc
@@ -78,6 +78,43 @@ class Stubs:
         self.watch = rpc.WatchStub(self.channel)
         self.lease = rpc.LeaseStub(self.channel)
         self.auth = rpc.AuthStub(self.channel)
+
+
+class KeepAlive:
+    """A stream that prolongs a lease, kept open between beats: to open one costs several times the beat."""
+
+    def __init__(self) -> None:
+        self._stubs: Stubs | None = None
+        self._stream: Any = None
+
+    async def beat(self, stubs: Stubs, lease: int) -> Any:
+        """etcd's answer; one beat at a time. The next one after a failure opens a stream anew.
+
+        :raises TimeoutError: there was none in time.
+        :raises grpc.aio.AioRpcError: etcd's refusal.
+        :raises asyncio.InvalidStateError: the stream has ended.
+        """
+        if self._stubs is not stubs:
+            self.close()
+            self._stubs, self._stream = stubs, stubs.lease.LeaseKeepAlive(metadata=HAS_LEADER)
+        stream = self._stream
+        try:
+            async with asyncio.timeout(_CALL_SECONDS):
+                await stream.write(rpc.LeaseKeepAliveRequest(ID=lease))
+                answer = await stream.read()
+                if answer is grpc.aio.EOF:
+                    await stream  # its status says why
+                    raise asyncio.InvalidStateError
+        except BaseException:
+            self.close()
+            raise
+        return answer
+
+    def close(self) -> None:
+        """Ends the stream."""
+        if self._stream is not None:
+            self._stream.cancel()
+        self._stubs = self._stream = None
 
 
 class Endpoints:

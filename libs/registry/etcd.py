@@ -16,7 +16,7 @@ from aetcd import rpc
 from libs.config import TlsFiles
 from libs.errors import Reason, WeirError
 from libs.registry.diff import listing_diff, remember
-from libs.registry.endpoints import HAS_LEADER, Endpoints, Stubs
+from libs.registry.endpoints import HAS_LEADER, Endpoints, KeepAlive, Stubs
 from libs.registry.ports import (
     Compare,
     KeyValue,
@@ -48,6 +48,8 @@ class EtcdStore:
         self._rng = rng or Random()  # noqa: S311 - jitter, not a secret
         self._closed = False
         self._cluster = 0
+        self._kept: dict[int, KeepAlive] = {}
+        """By lease."""
 
     @property
     def available(self) -> bool:
@@ -126,33 +128,26 @@ class EtcdStore:
 
     async def lease_keepalive(self, lease: int) -> float:
         """See `Store.lease_keepalive`."""
-
-        async def beat(stubs: Stubs) -> float:
-            stream = stubs.lease.LeaseKeepAlive(metadata=HAS_LEADER)
-            try:
-                await stream.write(rpc.LeaseKeepAliveRequest(ID=lease))
-                response = await stream.read()
-                if response is grpc.aio.EOF:
-                    # Ended without an answer; the call's status says why.
-                    await stream
-                    return 0.0
-                return float(response.TTL)
-            finally:
-                stream.cancel()
-
-        left = await self._endpoints.call(beat, repeatable=True)
-        if left <= 0:
+        kept = self._kept.setdefault(lease, KeepAlive())
+        answer = await self._endpoints.call(lambda stubs: kept.beat(stubs, lease), repeatable=True)
+        if answer.TTL <= 0:
+            self._let_go(lease)
             raise WeirError(Reason.NOT_FOUND, "the lease is gone")
-        return left
+        return float(answer.TTL)
 
     async def lease_revoke(self, lease: int) -> None:
         """See `Store.lease_revoke`."""
+        self._let_go(lease)
         request = rpc.LeaseRevokeRequest(ID=lease)
         try:
             await self._endpoints.call(lambda stubs: stubs.lease.LeaseRevoke(request), repeatable=True)
         except WeirError as error:
             if error.reason is not Reason.NOT_FOUND:
                 raise
+
+    def _let_go(self, lease: int) -> None:
+        if lease in self._kept:
+            self._kept.pop(lease).close()
 
     async def watch(
         self, prefix: str, start_revision: int, *, known: Mapping[str, int] | None = None
@@ -198,6 +193,8 @@ class EtcdStore:
     async def close(self) -> None:
         """See `Store.close`."""
         self._closed = True
+        for kept in self._kept.values():
+            kept.close()
         await self._endpoints.close()
 
     async def _watch_once(self, stubs: Stubs, prefix: str, following: int) -> AsyncGenerator[WatchBatch, None]:

@@ -15,13 +15,15 @@ from libs.registry.ports import Put, Store
 _log = logging.getLogger(__name__)
 _RETRY = 0.5
 """Seconds before another attempt when the store is away: short, since a mesh that restarts waits for endpoints."""
+_BLIND_BEATS = 4
+"""Beats that only prolong the lease, between two that see to the key, too."""
 
 
 class EndpointRegistration:
     """One endpoint under one lease; the lease outlives the process by at most its ttl.
 
     A lost lease (the store restarted or was restored, or was away for longer than the ttl) is replaced; a key that
-    somebody deleted is put back.
+    somebody deleted is put back within two ttls.
     """
 
     def __init__(self, store: Store, endpoint: pb.Endpoint, ttl: float = 6.0) -> None:
@@ -31,6 +33,8 @@ class EndpointRegistration:
         self._endpoint.CopyFrom(endpoint)
         self._ttl = ttl
         self._lease = 0
+        self._blind = 0
+        """Beats until the key is looked at again."""
         self._registered = asyncio.Event()
         self._update = asyncio.Event()
         self._closing = asyncio.Event()
@@ -60,6 +64,7 @@ class EndpointRegistration:
         if (endpoint.service, endpoint.instance) != (self._endpoint.service, self._endpoint.instance):
             raise ValueError("an update must be for the same service and instance")
         self._endpoint.CopyFrom(endpoint)
+        self._blind = 0
         self._update.set()
 
     def close(self) -> None:
@@ -74,8 +79,13 @@ class EndpointRegistration:
                 await self._store.lease_keepalive(self._lease)
             else:
                 self._lease = await self._store.lease_grant(self._ttl)
-            await self._write()
+            if self._blind > 0:
+                self._blind -= 1
+            else:
+                self._blind = _BLIND_BEATS  # before an update that comes meanwhile says otherwise
+                await self._write()
         except WeirError as error:
+            self._blind = 0
             if error.reason is Reason.NOT_FOUND:
                 _log.warning("endpoint_lease_lost")
                 self._lease = 0

@@ -16,7 +16,7 @@ from libs.safety_filter.view import INVISIBLE, LETTER, OTHER, table_for
 
 MAX_TRANSITIONS = 200_000
 """Most transitions kept; past that all are forgotten and built anew, so that odd text cannot exhaust memory."""
-_DEPTH = 4
+_DEPTH = 5
 """Characters that the prefilter looks at."""
 _MAX_PEEKED = 300
 """Most states that it is built from."""

@@ -58,6 +58,7 @@ class StreamFilter:
         "_runs",
         "_search",
         "_seeded",
+        "_shift",
         "_taken",
         "_tokenise",
         "_view",
@@ -77,8 +78,11 @@ class StreamFilter:
         self._runs: list[Run] = []
         self._found: list[Run] = []
         self._view = ""
-        """The view from `_base` on, `_begins` and `_ends` of each character of it, in the text."""
+        """The view from `_base` on."""
+        self._shift: int | None = 0
+        """From a place of the kept view to that of the same character in the text; None where these differ."""
         self._begins: list[int] = []
+        """Where each character of the kept view begins in the text (`_ends`: ends), if `_shift` is None."""
         self._ends: list[int] = []
         self._base = self._out = self._pos = 0
         self._new = ""
@@ -119,14 +123,6 @@ class StreamFilter:
         """Take in the next piece and return what may leave now."""
         if self.blocked:
             return ""
-        if not self._runs and self._viewer.plain(piece):
-            # The usual case: nothing is held and nothing in this piece can begin a match.
-            text = self._before + piece
-            if self._search(text, len(self._before)) is None:
-                self._before = text[-BEHIND:]
-                self._pos += len(piece)
-                self._taken += len(piece)
-                return piece
         if not self._begin(piece):
             return self._viewer.taken
         self._scan(0)
@@ -164,27 +160,41 @@ class StreamFilter:
     def _begin(self, piece: str, *, last: bool = False) -> bool:
         """Take in a piece; return whether there is anything to scan: a run, or a place where one may begin."""
         viewer = self._viewer
-        view = viewer.take(piece, last=last)
+        view, taken = viewer.take(piece, last=last), viewer.taken
         at = 0
         if not self._runs:
             # Nothing is kept, and nothing before the first hit is needed. Usually there is none.
+            behind = len(self._before)
             text = self._before + view
-            hit = self._search(text, len(self._before))
-            at = hit.start() - len(self._before) if hit else len(view)
-            self._before = text[max(0, len(self._before) + at - BEHIND) : len(self._before) + at]
+            hit = self._search(text, behind)
+            if hit is None:
+                self._before = text[-BEHIND:]
+                self._pos += len(view)
+                self._taken += len(taken)
+                return False
+            at = hit.start() - behind
+            self._before = text[max(0, behind + at - BEHIND) : behind + at]
+            self._shift = self._taken - self._pos if viewer.plain else None
             self._pos = self._base = self._out = self._pos + at
             self._raw_base = self._raw_out = self._taken
-            if hit is None:
-                self._taken += len(viewer.taken)
-                return False
-        begins, ends = viewer.offsets(self._taken)
+        elif not viewer.plain:
+            self._spread()
+        if self._shift is None:
+            begins, ends = viewer.offsets(self._taken)
+            self._begins += begins[at:]
+            self._ends += ends[at:]
         self._new, self._new_at = view[at:], self._pos
-        self._begins += begins[at:]
-        self._ends += ends[at:]
         self._view += self._new
-        self._raw += viewer.taken
-        self._taken += len(viewer.taken)
+        self._raw += taken
+        self._taken += len(taken)
         return True
+
+    def _spread(self) -> None:
+        """Note for each character of the kept view where it is in the text: what follows does not keep to `_shift`."""
+        if self._shift is not None:
+            first, behind = self._base + self._shift, self._pos + self._shift
+            self._begins, self._ends = list(range(first, behind)), list(range(first + 1, behind + 1))
+            self._shift = None
 
     def _scan(self, at: int, most: int = sys.maxsize) -> int:
         """Step all runs over the new part of the view, from its place `at` on, and begin new ones.
@@ -288,12 +298,12 @@ class StreamFilter:
 
     def _release(self) -> str:
         """Return everything that is settled, matches replaced; the module's docstring gives the rule."""
-        if not self._runs and not self._found:
-            # Candidates came to nothing.
-            text = self._until(self._pos)
+        barrier, blocker = self._barrier()
+        if not self._found and not any(run.end >= 0 or run.block >= 0 for run in self._runs):
+            # Candidates came to nothing, or to nothing yet.
+            text = self._until(min(barrier, self._unsettled()))
             self._trim()
             return text
-        barrier, blocker = self._barrier()
         redactions = sorted((run for run in (*self._runs, *self._found) if run.end > self._out), key=_origin)
         pieces: list[str] = []
         for number, run in enumerate(redactions):
@@ -356,7 +366,10 @@ class StreamFilter:
 
     def _until(self, place: int) -> str:
         """Release the text before a place of the view."""
-        end = self._begins[place - self._base] if place < self._pos else self._taken
+        if place >= self._pos:
+            end = self._taken
+        else:
+            end = self._begins[place - self._base] if self._shift is None else place + self._shift
         text = self._raw[self._raw_out - self._raw_base : max(end - self._raw_base, 0)]
         self._out, self._raw_out = place, max(end, self._raw_out)
         return text
@@ -365,7 +378,8 @@ class StreamFilter:
         """Settle the match of a rule from here to `end`; return what takes its place."""
         rule = self._machine.rules[index]
         begin, self._out = self._raw_out, end
-        self._raw_out = max(self._ends[end - 1 - self._base], begin)
+        last = self._ends[end - 1 - self._base] if self._shift is None else end + self._shift
+        self._raw_out = max(last, begin)
         self.findings.append(index)
         self.replaced.append((begin - self._seeded, self._raw_out - self._seeded))
         if not rule.tokenises or self._tokenise is None:

@@ -127,7 +127,7 @@ def table_for(ranges: Sequence[tuple[int, int]]) -> Alphabet | list[str]:
 class Viewer:
     """Views the pieces of one text, each with `take`; `offsets` tells where in the text the last view came from."""
 
-    __slots__ = ("_chars", "_ignored", "_json", "_lengths", "_limited", "_symbols", "_table", "tail", "taken")
+    __slots__ = ("_chars", "_ignored", "_json", "_lengths", "_limited", "_symbols", "_table", "plain", "tail", "taken")
 
     def __init__(self, table: Alphabet | list[str], *, json: bool, limited: bool) -> None:
         """`json`: the text is JSON. `limited`: runs of ignored characters are; see `INVISIBLE`."""
@@ -141,21 +141,18 @@ class Viewer:
         """The text that the last view is of."""
         self.tail = ""
         """The end of the text, at most `MAX_ESCAPE` - 1 characters: perhaps the beginning of an escape."""
-
-    def plain(self, piece: str) -> bool:
-        """Tell whether the next piece is its own view; then it need not be taken."""
-        if self.tail or not _PLAIN(piece):
-            return False
-        if piece:
-            self._ignored = 0
-        return True
+        self.plain = True
+        """Whether `taken` is its own view."""
 
     def take(self, piece: str, *, last: bool = False) -> str:
         """Return the view of the tail and the next piece; what may be the beginning of an escape is the new tail."""
-        if self.plain(piece):
-            self._symbols = self._chars = self.taken = piece
-            self._lengths = None
+        if not self.tail and _PLAIN(piece):
+            if piece:
+                self._ignored = 0
+            self.plain = True
+            self.taken = piece
             return piece
+        self.plain = False
         self.taken, self.tail = self.tail + piece, ""
         self._chars, self._lengths = self._decoded(last=last) if "\\" in self.taken else (self.taken, None)
         symbols = self._chars.translate(self._table)
@@ -168,6 +165,8 @@ class Viewer:
 
     def offsets(self, base: int) -> tuple[Sequence[int], Sequence[int]]:
         """Return where each character of the last view begins and ends, if `taken` begins at `base`."""
+        if self.plain:
+            return range(base, base + len(self.taken)), range(base + 1, base + len(self.taken) + 1)
         chars, symbols, lengths = self._chars, self._symbols, self._lengths
         if lengths is None:
             begins: Sequence[int] = range(base, base + len(chars))

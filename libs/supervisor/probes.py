@@ -23,6 +23,8 @@ async def follow(probe: Probe, report: Callable[[bool], None]) -> None:
     """Reports whether the process is ready, whenever that may have changed; runs until cancelled."""
     if isinstance(probe, GrpcProbe):
         await _follow_health(probe, report)
+    if isinstance(probe, EtcdProbe):
+        await _follow_etcd(probe, report)
     while True:
         ready = await check(probe)
         report(ready)
@@ -41,7 +43,8 @@ async def check(probe: Probe) -> bool:
                 case GrpcProbe():
                     return await _accepts(probe.host, probe.port) and await _serves(probe)
                 case EtcdProbe():
-                    return await _accepts(probe.host, probe.port) and await _refuses(probe)
+                    async with _etcd(probe) as channel:
+                        return await _accepts(probe.host, probe.port) and await _refuses(channel)
     except TimeoutError:
         return False
 
@@ -86,32 +89,50 @@ async def _serves(probe: GrpcProbe) -> bool:
     return answer.status == health_pb2.HealthCheckResponse.SERVING
 
 
-async def _refuses(probe: EtcdProbe) -> bool:
-    channel = make_channel(
-        f"{probe.host}:{probe.port}", tls=probe.tls, server_name="etcd.weir.internal", translate_errors=False
-    )
-    async with channel:
-        try:
-            # A linearizable read of one key, as etcd's own health check does: there is a leader.
-            await channel.unary_unary("/etcdserverpb.KV/Range")(b"\n\x01\0", timeout=_ATTEMPT_SECONDS)
-        except grpc.aio.AioRpcError as error:
-            return error.code() is grpc.StatusCode.PERMISSION_DENIED
+async def _refuses(channel: grpc.aio.Channel) -> bool:
+    try:
+        # A linearizable read of one key, as etcd's own health check does: there is a leader.
+        await channel.unary_unary("/etcdserverpb.KV/Range")(b"\n\x01\0", timeout=_ATTEMPT_SECONDS)
+    except grpc.aio.AioRpcError as error:
+        return error.code() is grpc.StatusCode.PERMISSION_DENIED
     return False
+
+
+async def _follow_etcd(probe: EtcdProbe, report: Callable[[bool], None]) -> None:
+    """Asks over one connection for as long as etcd answers: a TLS handshake costs more than all the rest."""
+    while True:
+        await _opened(probe)
+        async with _etcd(probe) as channel:
+            while await _refuses(channel):
+                report(True)
+                await asyncio.sleep(STEADY_SECONDS)
+        report(False)
+        await asyncio.sleep(RETRY_SECONDS)
 
 
 async def _follow_health(probe: GrpcProbe, report: Callable[[bool], None]) -> None:
     """`Watch` pushes every change, so a ready process is never polled."""
     request = health_pb2.HealthCheckRequest(service=probe.service)
     while True:
-        # gRPC's own reconnect waits a second; a plain connect finds the opened port within RETRY_SECONDS.
-        while not await _accepts(probe.host, probe.port):  # noqa: ASYNC110 - a foreign process has no event
-            await asyncio.sleep(RETRY_SECONDS)
+        await _opened(probe)
         async with _channel(probe) as channel:
             with contextlib.suppress(grpc.aio.AioRpcError):
                 async for answer in health_pb2_grpc.HealthStub(channel).Watch(request):
                     report(answer.status == health_pb2.HealthCheckResponse.SERVING)
         report(False)
         await asyncio.sleep(RETRY_SECONDS)
+
+
+async def _opened(probe: GrpcProbe | EtcdProbe) -> None:
+    # gRPC's own reconnect waits a second; a plain connect finds the opened port within RETRY_SECONDS.
+    while not await _accepts(probe.host, probe.port):  # noqa: ASYNC110 - a foreign process has no event
+        await asyncio.sleep(RETRY_SECONDS)
+
+
+def _etcd(probe: EtcdProbe) -> grpc.aio.Channel:
+    return make_channel(
+        f"{probe.host}:{probe.port}", tls=probe.tls, server_name="etcd.weir.internal", translate_errors=False
+    )
 
 
 def _channel(probe: GrpcProbe) -> grpc.aio.Channel:

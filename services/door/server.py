@@ -18,7 +18,7 @@ from weir.registry.v1 import registry_pb2
 from libs.authority.identity import Identity
 from libs.authority.stores import Access, Range, access_of, may
 from libs.errors import Reason, WeirError
-from libs.registry.endpoints import HAS_LEADER, Endpoints, Stubs
+from libs.registry.endpoints import HAS_LEADER, Endpoints, KeepAlive, Stubs
 from libs.resources.codec import located, read, unpack
 from libs.rpc import peer_identity
 from libs.telemetry import get_logger
@@ -101,20 +101,12 @@ class Door:
         :raises WeirError: PERMISSION_DENIED.
         """
         _caller(context)
-
-        async def beat(request: Any, stubs: Stubs) -> Any:
-            stream = stubs.lease.LeaseKeepAlive(timeout=_CALL_SECONDS, metadata=HAS_LEADER)
-            try:
-                await stream.write(request)
-                answer = await stream.read()
-                if answer is grpc.aio.EOF:
-                    await stream  # its status says why
-                return answer
-            finally:
-                stream.cancel()
-
-        async for request in requests:
-            yield await self._pass(context, partial(beat, request))
+        kept = KeepAlive()
+        try:
+            async for request in requests:
+                yield await self._pass(context, partial(kept.beat, lease=request.ID))
+        finally:
+            kept.close()
 
     async def _pass(self, context: grpc.aio.ServicerContext, call: Callable[[Stubs], Awaitable[Any]]) -> Any:
         """etcd's answer, or its refusal as it is: the client knows what to do with each."""
@@ -128,7 +120,7 @@ class Door:
             if error.code() in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED):
                 self._endpoints.rotate(stubs)
             await context.abort(error.code(), error.details() or "")
-        except asyncio.InvalidStateError:  # a write to a stream that has just ended
+        except (TimeoutError, asyncio.InvalidStateError):  # the latter for a write to a stream that has just ended
             await context.abort(grpc.StatusCode.UNAVAILABLE, "etcd does not answer")
 
 

@@ -111,14 +111,14 @@ class SafetyHandler:
         numbers, deltas, last = ask.filters, ask.deltas, ask.last
         if len(deltas) != len(numbers) or (last and len(last) != len(numbers)):
             raise WeirError(Reason.INVALID_REQUEST, "filters, deltas and last differ in length", limit="deltas")
-        for delta in deltas:
-            _bound("max_delta_chars", self._max_delta, len(delta))
+        _bound("max_delta_chars", self._max_delta, max(map(len, deltas), default=0))
         opening, absent = self._opening(ask.open, filters) if ask.open else ({}, frozenset())
         # Everything is looked up before anything is fed: a call that fails has changed nothing.
         fed = [filters.get(number) or opening.get(number) for number in numbers]
-        for number, one in zip(numbers, fed, strict=True):
-            if one is None and number not in absent:
-                raise WeirError(Reason.NOT_FOUND, f"filter {number} is not open on this stream", limit="filters")
+        if not all(fed):
+            for number, one in zip(numbers, fed, strict=True):
+                if one is None and number not in absent:
+                    raise WeirError(Reason.NOT_FOUND, f"filter {number} is not open on this stream", limit="filters")
         if opening:
             filters.update(opening)
             metrics.FILTERS.inc(len(opening))

@@ -8,6 +8,7 @@ import pytest
 from weir.registry.v1 import registry_pb2 as pb
 
 from libs.registry import EndpointRegistration, MemoryStore, Put, RegistryView, keys
+from libs.registry.ports import KeyValue
 
 ENDPOINT = pb.Endpoint(service="worker", instance="worker-0", address="127.0.0.1:7")
 KEY = keys.key("endpoints", "worker/worker-0")
@@ -108,3 +109,44 @@ async def test_withdrawing_without_the_store_is_quiet(store: MemoryStore) -> Non
     store.set_available(False)
     registration.close()
     await asyncio.wait_for(run, 5)
+
+
+class Counted(MemoryStore):
+    """Counts calls; the second write waits to be let go."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.beats = self.looks = 0
+        self.writing, self.go = asyncio.Event(), asyncio.Event()
+
+    async def lease_keepalive(self, lease: int) -> float:
+        self.beats += 1
+        return await super().lease_keepalive(lease)
+
+    async def get(self, key: str) -> KeyValue | None:
+        self.looks += 1
+        if self.looks == 2:
+            self.writing.set()
+            await self.go.wait()
+        return await super().get(key)
+
+
+async def test_most_beats_only_prolong_the_lease_and_an_update_during_a_look_is_written() -> None:
+    store = Counted()
+    view = RegistryView(store)
+    registration = EndpointRegistration(store, ENDPOINT, ttl=0.15)
+    async with asyncio.timeout(10), asyncio.TaskGroup() as tasks:
+        following = tasks.create_task(view.run())
+        run = tasks.create_task(registration.run())
+        await store.writing.wait()
+        assert store.beats == 5
+        changed = pb.Endpoint(zone="b")
+        changed.MergeFrom(ENDPOINT)
+        registration.update(changed)
+        beats = store.beats
+        store.go.set()
+        await view.wait_until(lambda snapshot: any(one.zone == "b" for one in snapshot.endpoints_of("worker")))
+        assert store.beats == beats + 1
+        registration.close()
+        await run
+        following.cancel()
