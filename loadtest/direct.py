@@ -159,7 +159,6 @@ class DirectWorker:
             "port": 0,
             "metrics_port": 0,
             "etcd": [],
-            "registry": "",
             "admission": [f"127.0.0.1:{port}"],
             "state_dir": str(self._folder),
             "trace_endpoint": "",
@@ -169,7 +168,11 @@ class DirectWorker:
         # Not asyncio's subprocess: the event loop's fork would run gRPC's fork handlers, Popen's vfork does not.
         with (self._folder / "worker.log").open("wb") as log:
             self._process = subprocess.Popen(  # noqa: ASYNC220 - once, before anything is measured
-                [sys.executable, "-m", "services.worker", "--config", str(path)], stdout=log, stderr=log
+                [sys.executable, "-m", "services.worker", "--config", str(path)],
+                stdout=log,
+                stderr=log,
+                # It finds the registry, which says what to serve, as the mesh's worker does.
+                env=os.environ | {"GRPC_XDS_BOOTSTRAP": str(self._config.with_suffix(".xds.json"))},
             )
         try:
             async with asyncio.timeout(_START_SECONDS):
