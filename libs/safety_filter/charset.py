@@ -1,10 +1,12 @@
 """Sets of characters, as patterns name them and as views have them."""
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import lru_cache
 
 from libs.safety_filter.view import fold
+
+_COMMON_END = "\u0100"
 
 
 def _category(name: str, char: str) -> bool:
@@ -23,10 +25,17 @@ class CharSet:
     categories: tuple[str, ...] = ()
     """Of "d", "w", "s" and, for their complements, "D", "W", "S"."""
     negated: bool = False
+    _known: dict[str, bool] = field(default_factory=dict, compare=False, repr=False)
+    """Of the characters that every view has: to compile a pack is to ask for these a hundred thousand times."""
 
     def has(self, char: str) -> bool:
         """Tell whether one character of a view is in the set."""
-        return self._plain(char) != self.negated
+        known = self._known.get(char)
+        if known is None:
+            known = self._plain(char) != self.negated
+            if char < _COMMON_END:
+                self._known[char] = known
+        return known
 
     def _plain(self, char: str) -> bool:
         code = ord(char)

@@ -31,7 +31,7 @@ class Settings(ServiceSettings, frozen=True, kw_only=True, forbid_unknown_fields
     """Seconds that one decision (safety, quota, route) may take before its fallback is used."""
     end_timeout: float = 30.0
     """Seconds that settling, releasing and reporting are retried for."""
-    filter_grace: float = 3.0
+    filter_grace: float = 5.0
     """Seconds that a fail-closed stream waits for a lost safety service before it ends with an error."""
     heartbeat_seconds: float = 10.0
     """Silence after which a stream gets a heartbeat."""
