@@ -10,7 +10,7 @@ from weir.registry.v1 import registry_pb2 as pb
 
 from libs.errors import Reason, WeirError
 from libs.registry import keys
-from libs.registry.ports import Put, Store
+from libs.registry.ports import Compare, Put, Store
 
 _log = logging.getLogger(__name__)
 _RETRY = 0.5
@@ -23,16 +23,19 @@ class EndpointRegistration:
     """One endpoint under one lease; the lease outlives the process by at most its ttl.
 
     A lost lease (the store restarted or was restored, or was away for longer than the ttl) is replaced; a key that
-    somebody deleted is put back within two ttls.
+    somebody deleted is put back within two ttls. Whoever follows the registry keeps an endpoint for a while that went
+    without a word (see libs/registry/lingering.py), so one that is taken out says so.
     """
 
     def __init__(self, store: Store, endpoint: pb.Endpoint, ttl: float = 6.0) -> None:
-        """:param ttl: seconds from the process's death to the endpoint's disappearance."""
+        """:param ttl: seconds from the process's death to the end of its key."""
         self._store = store
         self._endpoint = pb.Endpoint()
         self._endpoint.CopyFrom(endpoint)
         self._ttl = ttl
         self._lease = 0
+        self._revision = 0
+        """The key's, as it was last written or looked at."""
         self._blind = 0
         """Beats until the key is looked at again."""
         self._registered = asyncio.Event()
@@ -100,12 +103,18 @@ class EndpointRegistration:
         key, value = keys.key_of(self._endpoint), keys.encode(self._endpoint)
         present = await self._store.get(key)
         if present is None or present.lease != self._lease or present.value != value:
-            await self._store.txn(puts=[Put(key, value, self._lease)])
+            self._revision = (await self._store.txn(puts=[Put(key, value, self._lease)])).revision
+        else:
+            self._revision = present.mod_revision
 
     async def _revoke(self) -> None:
         if not self._lease:
             return
         lease, self._lease = self._lease, 0
+        leaving = pb.Endpoint(leaving=True)
+        leaving.MergeFrom(self._endpoint)
+        key = keys.key_of(leaving)
         with suppress(WeirError):
-            # Without the store the lease runs out by itself.
+            # Without the store the lease runs out by itself. Another process of that name is not spoken for.
+            await self._store.txn(compares=[Compare(key, self._revision)], puts=[Put(key, keys.encode(leaving), lease)])
             await self._store.lease_revoke(lease)

@@ -7,6 +7,8 @@ from dataclasses import replace
 from types import MappingProxyType
 from typing import Any
 
+from weir.registry.v1 import registry_pb2
+
 from libs.registry.ports import KeyValue, WatchEvent
 from libs.resources.codec import located, read, unpack
 from libs.resources.snapshot import ATTRIBUTE, RegistrySnapshot
@@ -45,7 +47,7 @@ def snapshot_of(kvs: Iterable[KeyValue], revision: int, *, kinds: Collection[str
 def apply_events(
     snapshot: RegistrySnapshot, events: Iterable[WatchEvent], revision: int, *, kinds: Collection[str] | None = None
 ) -> RegistrySnapshot:
-    """The snapshot after the events; the same as listing anew at that revision."""
+    """The snapshot after the events; as if listed anew at that revision. An endpoint that leaves is not in it."""
     changed: dict[str, dict[Any, Any]] = {}
 
     def writable(attribute: str) -> dict[Any, Any]:
@@ -71,10 +73,15 @@ def apply_events(
         try:
             if resource is None:
                 raise ValueError("unreadable, or of another kind or name")
-            writable(attribute)[entry] = unpack(resource)
+            message = unpack(resource)
         except ValueError as error:
             # One unreadable value must not hide the rest of the registry; it is reported where it can be seen.
             writable("faults")[event.key] = f"no {kind.name}: {error}"
             writable(attribute).pop(entry, None)
+            continue
+        if isinstance(message, registry_pb2.Endpoint) and message.leaving:
+            writable(attribute).pop(entry, None)
+        else:
+            writable(attribute)[entry] = message
     frozen: dict[str, Any] = {name: MappingProxyType(entries) for name, entries in changed.items()}
     return replace(snapshot, revision=revision, **frozen)

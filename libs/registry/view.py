@@ -13,6 +13,7 @@ from libs.clock import Clock, SystemClock
 from libs.errors import Reason, WeirError
 from libs.registry import cache, keys
 from libs.registry.diff import listing_diff
+from libs.registry.lingering import LINGER, Lingering
 from libs.registry.ports import KeyValue, Listing, Source, WatchBatch
 from libs.registry.snapshot import apply_events, following, snapshot_of
 from libs.resources.codec import located
@@ -38,6 +39,7 @@ class RegistryView:
         kinds: Collection[str] | None = None,
         root: str = keys.EVERYTHING,
         cache_file: Path | None = None,
+        linger: float = LINGER,
         clock: Clock | None = None,
         rng: Random | None = None,
     ) -> None:
@@ -45,7 +47,9 @@ class RegistryView:
             of this process and raises. None follows all.
         :param root: what is read of a source that is the store itself; `keys.ROOT` for whoever may not see secrets.
         :param cache_file: keeps the last good state of the kinds that are followed for a start without the store; mode
-            0600: a registry's and an edge-auth's holds key hashes."""
+            0600: a registry's and an edge-auth's holds key hashes.
+        :param linger: seconds for which the snapshot keeps an endpoint whose key ended without a word, while the source
+            answers; what is told of the store itself (`stored`, `under`, `listing`, batches) is as it is there."""
         self._source = source
         self._kinds = None if kinds is None else frozenset(kinds)
         self._root = root
@@ -59,6 +63,8 @@ class RegistryView:
         self._changed = asyncio.Event()
         self._unsaved = asyncio.Event()
         self._live_since: float | None = None
+        self._lingering = Lingering(linger)
+        self._held_back = asyncio.Event()
 
     @property
     def snapshot(self) -> RegistrySnapshot:
@@ -124,6 +130,7 @@ class RegistryView:
         async with asyncio.TaskGroup() as tasks:
             if self._cache_file is not None:
                 tasks.create_task(self._keep_cache(self._cache_file))
+            tasks.create_task(self._let_go())
             tasks.create_task(self._follow())
 
     async def close(self) -> None:
@@ -165,17 +172,33 @@ class RegistryView:
             pause = min(longest, pause * 2)
 
     def _apply(self, batch: WatchBatch) -> None:
-        for event in batch.events:
-            if not self._follows(event.key):
-                continue
+        events = [event for event in batch.events if self._follows(event.key)]
+        for event in events:
             if event.value is None:
                 self._kvs.pop(event.key, None)
             else:
                 self._kvs[event.key] = KeyValue(event.key, event.value, event.mod_revision, event.lease)
-        self._publish(apply_events(self._snapshot, batch.events, batch.revision, kinds=self._kinds))
+        events = self._lingering.sift(self._snapshot, events, self._clock.monotonic())
+        self._publish(apply_events(self._snapshot, events, batch.revision, kinds=self._kinds))
+        if self._lingering.next is not None:
+            self._held_back.set()
         self._unsaved.set()
         for callback in self._batch_callbacks:
             callback(batch)
+
+    async def _let_go(self) -> None:
+        """Carries out the deletions that were held back, when their time has come."""
+        while True:
+            await self._held_back.wait()
+            while (until := self._lingering.next) is not None:
+                now = self._clock.monotonic()
+                if until > now:
+                    await asyncio.sleep(until - now)
+                elif not self._source.available:
+                    self._lingering.again(now)
+                elif gone := self._lingering.over(self.revision, now):
+                    self._publish(apply_events(self._snapshot, gone, self.revision, kinds=self._kinds))
+            self._held_back.clear()
 
     def _publish_listing(self, listing: Listing) -> None:
         self._kvs = {kv.key: kv for kv in listing.kvs if self._follows(kv.key)}

@@ -163,8 +163,9 @@ async def put_endpoint(store: Store, service: str, instance: str, port: int, zon
 
 
 async def drop_endpoint(store: Store, service: str, instance: str) -> int:
-    """Takes an endpoint out; returns the revision."""
-    result = await store.txn(deletes=[keys.key("endpoints", f"{service}/{instance}")])
+    """Takes an endpoint out, as its process does that drains; returns the revision."""
+    leaving = registry_pb2.Endpoint(service=service, instance=instance, leaving=True)
+    result = await store.txn(puts=[Put(keys.key_of(leaving), keys.encode(leaving))])
     return result.revision
 
 

@@ -72,7 +72,9 @@ class Node:
 
     async def lose(self, *others: Node) -> None:
         """These other replicas are gone, as far as it knows."""
-        await self._write(deletes=[keys.key("endpoints", f"ratelimit/{other.name}") for other in others])
+        await self.put(
+            *(registry_pb2.Endpoint(service="ratelimit", instance=other.name, leaving=True) for other in others)
+        )
 
     async def _write(self, **changes: Any) -> None:
         result = await self.store.txn(**changes)

@@ -23,7 +23,7 @@ from services.edge_auth.app import EdgeAuthService
 from services.edge_auth.app import build as build_edge_auth
 from services.edge_auth.config import Settings as EdgeAuthSettings
 from tests.support.certificates import tls_of
-from tests.support.edge import EnvoyProcess, Plane, control_plane, edge_config
+from tests.support.edge import EnvoyProcess, Plane, control_plane, drop_endpoint, edge_config
 from tests.support.etcd import EtcdServer
 from tests.support.upstreams import Upstreams
 
@@ -155,8 +155,7 @@ class PredictionEdge:
             try:
                 yield found
             finally:
-                gone = await self.store.txn(deletes=[keys.key("endpoints", f"predictor/{instance}")])
-                await self.known(gone.revision)
+                await self.known(await drop_endpoint(self.store, "predictor", instance))
                 await self.reaches(MODEL, "", f"{MODEL}@1")
                 # Whoever came before keeps the routes of then.
                 for over in tuple(self._open):

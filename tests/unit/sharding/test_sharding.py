@@ -36,6 +36,11 @@ def test_there_is_no_shard_of_none() -> None:
         shard_of("acme", 0)
 
 
+def leaving(instance: str) -> Put:
+    endpoint = registry_pb2.Endpoint(service="admission", instance=instance, leaving=True)
+    return Put(keys.key_of(endpoint), keys.encode(endpoint))
+
+
 class World:
     """A registry whose endpoints come and go, and what a watcher was told."""
 
@@ -57,7 +62,7 @@ class World:
         await self._seen(await self.store.txn(puts=[Put(keys.key_of(endpoint), keys.encode(endpoint))]))
 
     async def down(self, instance: str) -> None:
-        await self._seen(await self.store.txn(deletes=[keys.key("endpoints", f"admission/{instance}")]))
+        await self._seen(await self.store.txn(puts=[leaving(instance)]))
 
     async def _seen(self, result: Any) -> None:
         await self.view.wait_until(lambda snapshot: snapshot.revision >= result.revision)
@@ -103,7 +108,7 @@ async def test_changes_that_come_together_are_told_once() -> None:
     async with world(settle_seconds=0.0) as mesh:
         born = [registry_pb2.Endpoint(service="admission", instance=name, address=f"{name}:1") for name in ("bb", "c")]
         puts = [Put(keys.key_of(endpoint), keys.encode(endpoint)) for endpoint in born]
-        await mesh.store.txn(puts=puts, deletes=[keys.key("endpoints", "admission/a")])
+        await mesh.store.txn(puts=[*puts, leaving("a")])
         assert await mesh.told.get() == {"bb", "c"}
         assert mesh.told.empty()
 

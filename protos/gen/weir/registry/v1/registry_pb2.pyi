@@ -606,7 +606,7 @@ class SafetyRule(_message.Message):
     def __init__(self, id: _Optional[str] = ..., category: _Optional[str] = ..., pattern: _Optional[str] = ..., action: _Optional[str] = ..., stage: _Optional[str] = ..., replacement: _Optional[str] = ...) -> None: ...
 
 class Endpoint(_message.Message):
-    __slots__ = ("service", "instance", "address", "zone", "metrics_address", "pool", "model_versions", "engine", "simulated", "started_at", "model_states")
+    __slots__ = ("service", "instance", "address", "zone", "metrics_address", "pool", "model_versions", "engine", "simulated", "started_at", "model_states", "leaving")
     SERVICE_FIELD_NUMBER: _ClassVar[int]
     INSTANCE_FIELD_NUMBER: _ClassVar[int]
     ADDRESS_FIELD_NUMBER: _ClassVar[int]
@@ -618,6 +618,7 @@ class Endpoint(_message.Message):
     SIMULATED_FIELD_NUMBER: _ClassVar[int]
     STARTED_AT_FIELD_NUMBER: _ClassVar[int]
     MODEL_STATES_FIELD_NUMBER: _ClassVar[int]
+    LEAVING_FIELD_NUMBER: _ClassVar[int]
     service: str
     instance: str
     address: str
@@ -629,7 +630,8 @@ class Endpoint(_message.Message):
     simulated: bool
     started_at: _timestamp_pb2.Timestamp
     model_states: _containers.RepeatedCompositeFieldContainer[ModelState]
-    def __init__(self, service: _Optional[str] = ..., instance: _Optional[str] = ..., address: _Optional[str] = ..., zone: _Optional[str] = ..., metrics_address: _Optional[str] = ..., pool: _Optional[str] = ..., model_versions: _Optional[_Iterable[str]] = ..., engine: _Optional[str] = ..., simulated: _Optional[bool] = ..., started_at: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., model_states: _Optional[_Iterable[_Union[ModelState, _Mapping]]] = ...) -> None: ...
+    leaving: bool
+    def __init__(self, service: _Optional[str] = ..., instance: _Optional[str] = ..., address: _Optional[str] = ..., zone: _Optional[str] = ..., metrics_address: _Optional[str] = ..., pool: _Optional[str] = ..., model_versions: _Optional[_Iterable[str]] = ..., engine: _Optional[str] = ..., simulated: _Optional[bool] = ..., started_at: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., model_states: _Optional[_Iterable[_Union[ModelState, _Mapping]]] = ..., leaving: _Optional[bool] = ...) -> None: ...
 
 class ModelState(_message.Message):
     __slots__ = ("model_version", "state", "detail", "digest")
