@@ -16,6 +16,8 @@ from typing import Any, TypeVar
 
 import msgspec
 
+from libs.config.addresses import host_of
+
 MAX_BODY_BYTES = 1 << 20
 """Largest request that the mesh takes from its callers, over HTTP and gRPC alike, unless told otherwise."""
 _LOG_LEVELS = ("debug", "info", "warning", "error")
@@ -39,7 +41,9 @@ class ServiceSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     zone: str = "zone-a"
     """The failure domain it runs in."""
     host: str = "127.0.0.1"
-    """The address it listens on and registers."""
+    """The address it listens on; "0.0.0.0" or "::" for all."""
+    advertise: str = ""
+    """The IP under which others reach it, and which it registers; empty: `host`."""
     port: int = 0
     """Its gRPC port; 0 takes a free one."""
     metrics_port: int = 0
@@ -71,12 +75,22 @@ class ServiceSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
         for name in ("port", "metrics_port"):
             if not 0 <= getattr(self, name) <= 65_535:
                 raise ValueError(f"{name} must be 0 to 65535")
+        if self.etcd or self.advertise:
+            try:
+                host_of(self.advertised)
+            except ValueError as error:
+                raise ValueError(f"advertise: it registers an IP address, and {error}") from error
         if self.log_level not in _LOG_LEVELS:
             raise ValueError(f"log_level must be one of {', '.join(_LOG_LEVELS)}")
         if not 0 <= self.trace_sample_ratio <= 1:
             raise ValueError("trace_sample_ratio must be 0 to 1")
         if not self.drain_seconds >= 0:
             raise ValueError("drain_seconds must not be negative")
+
+    @property
+    def advertised(self) -> str:
+        """The host that it registers."""
+        return self.advertise or self.host
 
 
 S = TypeVar("S", bound=ServiceSettings)

@@ -11,13 +11,14 @@ from google.protobuf import timestamp_pb2
 from weir.registry.v1 import registry_pb2
 
 from libs.config import ServiceSettings
+from libs.config.addresses import join
 
 
 async def keep_endpoint(
     settings: ServiceSettings, port: int, extra: Callable[[], Mapping[str, Any]], news: asyncio.Event
 ) -> None:
-    """Register `host:port` under a lease until cancelled; the lease is revoked then. `extra` gives further fields of
-    the endpoint, anew each time that `news` is set."""
+    """Register where it is reached, under a lease, until cancelled; the lease is revoked then. `extra` gives further
+    fields of the endpoint, anew each time that `news` is set."""
     from libs.registry import EndpointRegistration, EtcdStore
 
     began = timestamp_pb2.Timestamp(seconds=int(time.time()))
@@ -27,9 +28,9 @@ async def keep_endpoint(
         return registry_pb2.Endpoint(
             service=settings.service,
             instance=settings.instance,
-            address=f"{settings.host}:{port}",
+            address=join(settings.advertised, port),
             zone=settings.zone,
-            metrics_address=f"{settings.host}:{settings.metrics_port}" if settings.metrics_port else "",
+            metrics_address=join(settings.advertised, settings.metrics_port) if settings.metrics_port else "",
             started_at=began,
             **extra(),
         )

@@ -19,6 +19,7 @@ from grpc_reflection.v1alpha import reflection
 
 from libs.authority.calls import may_call
 from libs.config import ConfigError, ServiceSettings, load
+from libs.config.addresses import join
 from libs.rpc import make_server
 from libs.rpc.server import bind
 from libs.service.certificate import check_certificate, watch_expiry
@@ -70,7 +71,7 @@ class Listening(Protocol):
     """A `Service` that must know its own address; optional."""
 
     def listening(self, address: str) -> None:
-        """Called once, before `run`, with the "host:port" that the server is bound to."""
+        """Called once, before `run`, with the "host:port" under which others reach it."""
 
 
 class _Readiness:
@@ -118,9 +119,9 @@ async def serve(service: Service, settings: ServiceSettings, **server_options: A
     reflection.enable_server_reflection(
         [*names[1:], reflection.SERVICE_NAME, health_pb2.DESCRIPTOR.services_by_name["Health"].full_name], server
     )
-    port = bind(server, f"{settings.host}:{settings.port}", tls=settings.tls)
+    port = bind(server, join(settings.host, settings.port), tls=settings.tls)
     if isinstance(service, Listening):
-        service.listening(f"{settings.host}:{port}")
+        service.listening(join(settings.advertised, port))
     await server.start()
     readiness = _Readiness()
     running = Running(service, port, readiness.ready)

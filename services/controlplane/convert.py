@@ -37,6 +37,7 @@ from google.protobuf import wrappers_pb2 as _wrappers
 from google.protobuf.message import Message
 from weir.registry.v1 import registry_pb2
 
+from libs.config.addresses import split
 from services.controlplane.policy.endpoints import Endpoint
 from services.controlplane.policy.names import (
     CLUSTER,
@@ -116,21 +117,22 @@ EMPTY = Encoded(0, {}, {}, {})
 
 
 def endpoints_of(messages: Iterable[registry_pb2.Endpoint]) -> tuple[list[Endpoint], list[str]]:
-    """The core's endpoints, and the names of those whose address cannot be read: one bad entry must not keep the
-    others from being served."""
+    """The core's endpoints, and the names of those that have no address which Envoy takes: one bad entry must not keep
+    the others from being served."""
     found: list[Endpoint] = []
     bad: list[str] = []
     for message in messages:
-        host, _, port = message.address.rpartition(":")
-        if not host or not message.service or not port.isdigit() or not 0 < int(port) < 65536:
+        try:
+            host, port = split(message.address)
+        except ValueError:
+            host, port = "", 0
+        if not host or not message.service:
             bad.append(f"{message.service}/{message.instance}")
             continue
         started = message.started_at.seconds + message.started_at.nanos / 1e9
         service = dns_form(message.service)
         versions = tuple(sorted(set(message.model_versions))) if service == PREDICTOR else ()
-        found.append(
-            Endpoint(service, message.instance, host.strip("[]"), int(port), message.zone, float(started), versions)
-        )
+        found.append(Endpoint(service, message.instance, host, port, message.zone, float(started), versions))
     return found, bad
 
 
@@ -161,10 +163,16 @@ def encode(snapshot: Snapshot, previous: Encoded = EMPTY, saved: Versions | None
                     digest = _digest(encoded)
                     same = known.get(key)
                     kept = same is not None and same[1] == digest
-                    offer = Offer(same[0] if same is not None and kept else str(snapshot.version), encoded)
+                    offer = Offer(same[0] if same is not None and kept else _version(snapshot, same), encoded)
                 offers[cluster, zone][kind] = offer
                 versions[key] = (offer.version, digest)
     return Encoded(snapshot.version, offers, source, versions)
+
+
+def _version(snapshot: Snapshot, before: tuple[str, str] | None) -> str:
+    """The registry's revision. An endpoint that is given up changes the content at one that has been served."""
+    revision, _, changes = (before or ("", ""))[0].partition(".")
+    return f"{revision}.{int(changes or 0) + 1}" if revision == str(snapshot.version) else str(snapshot.version)
 
 
 def _encode_type(

@@ -17,6 +17,7 @@ from weir.registry.v1 import registry_pb2
 
 from libs.authority.identity import Identity
 from libs.authority.stores import Access, Range, access_of, may
+from libs.config.addresses import split
 from libs.errors import Reason, WeirError
 from libs.registry.endpoints import HAS_LEADER, Endpoints, KeepAlive, Stubs
 from libs.resources.codec import located, read, unpack
@@ -54,7 +55,7 @@ class Door:
         """Writes what the caller may write, compared with what it may read.
 
         :raises WeirError: PERMISSION_DENIED, also for what nobody needs, such as reading within a transaction;
-            INVALID_REQUEST for too large a one.
+            INVALID_REQUEST for too large a one, and for an endpoint whose address is not an IP's.
         """
         caller = _caller(context)
         if len(request.compare) + len(request.success) > _MAX_OPERATIONS:
@@ -166,6 +167,7 @@ def _require(caller: Identity, access: Access, start: bytes, end: bytes) -> None
 
 
 def _require_put(caller: Identity, put: Any) -> None:
+    """:raises WeirError: PERMISSION_DENIED; INVALID_REQUEST for an endpoint that nobody could be sent to."""
     _require(caller, Access.WRITE, put.key, b"")
     if put.prev_kv or put.ignore_value or put.ignore_lease:
         raise _refused(caller, "a put of that kind")
@@ -173,10 +175,15 @@ def _require_put(caller: Identity, put: Any) -> None:
     if kind is None or kind.message is not registry_pb2.Endpoint:
         return
     resource = read(kind, name, put.value, 0)
-    endpoint = unpack(resource) if resource is not None else registry_pb2.Endpoint()
-    claimed = (endpoint.service, endpoint.instance, endpoint.zone, endpoint.pool)  # type: ignore[attr-defined]
+    endpoint: Any = unpack(resource) if resource is not None else registry_pb2.Endpoint()
+    claimed = (endpoint.service, endpoint.instance, endpoint.zone, endpoint.pool)
     if claimed != (caller.service, caller.instance, caller.zone, caller.pool):
         raise _refused(caller, f"an endpoint of {claimed}")
+    for address in (endpoint.address, endpoint.metrics_address or endpoint.address):
+        try:
+            split(address)
+        except ValueError as error:
+            raise WeirError(Reason.INVALID_REQUEST, f"no endpoint: {error}", limit="address") from error
 
 
 def _refused(caller: Identity | None, what: str) -> WeirError:

@@ -60,7 +60,11 @@ def value_for(identity: Identity, key: str) -> bytes:
         return b"written"
     return keys.encode(
         pb.Endpoint(
-            service=identity.service, instance=identity.instance, zone=identity.zone, pool=identity.pool, address="h:1"
+            service=identity.service,
+            instance=identity.instance,
+            zone=identity.zone,
+            pool=identity.pool,
+            address="127.0.0.1:1",
         )
     )
 
@@ -218,11 +222,33 @@ async def test_a1_what_nobody_needs_is_not_there(etcd: GuardedEtcd, attacker: Id
 async def test_a1_a_worker_registers_only_what_its_certificate_says(etcd: GuardedEtcd, claim: dict[str, str]) -> None:
     worker = BY_SERVICE["worker"]
     true = {field: getattr(worker, field) for field in ("service", "instance", "zone", "pool")}
+    true["address"] = "127.0.0.1:1"
     store = etcd.store(worker)
     key = keys.key("endpoints", f"{worker.service}/{worker.instance}")
     await store.txn(puts=[Put(key, keys.encode(pb.Endpoint(**true)))])
     assert not await allowed(store.txn(puts=[Put(key, keys.encode(pb.Endpoint(**true | claim)))]))
     assert not await allowed(store.txn(puts=[Put(key, b"no resource")]))
+    await store.close()
+
+
+@pytest.mark.parametrize(
+    "told",
+    [{"address": "worker-1:7700"}, {"address": "0.0.0.0:7700"}, {"address": ""}, {"metrics_address": "worker-1:7800"}],
+    ids=lambda told: "-".join(map("".join, told.items())),
+)
+async def test_f1_an_endpoint_that_nobody_could_be_sent_to_is_not_registered(
+    etcd: GuardedEtcd, told: dict[str, str]
+) -> None:
+    worker = BY_SERVICE["worker"]
+    store, key = etcd.store(worker), keys.key("endpoints", f"{worker.service}/{worker.instance}")
+    endpoint = pb.Endpoint(service=worker.service, instance=worker.instance, zone=worker.zone, pool=worker.pool)
+    endpoint.address = "127.0.0.1:1"
+    await store.txn(puts=[Put(key, keys.encode(endpoint))])
+    for field, value in told.items():
+        setattr(endpoint, field, value)
+    with pytest.raises(WeirError, match="no endpoint") as caught:
+        await store.txn(puts=[Put(key, keys.encode(endpoint))])
+    assert caught.value.reason is Reason.INVALID_REQUEST
     await store.close()
 
 

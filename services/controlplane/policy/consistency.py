@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from typing import Any
 
+from libs.config.addresses import join, split
 from libs.routing import BUCKETS
 from services.controlplane.policy.names import (
     CLUSTER,
@@ -124,7 +125,9 @@ def _assignment_faults(assignment: Resource) -> Iterator[str]:
             if address in seen:
                 yield f"{address[0]}:{address[1]} occurs twice"
             seen.add(address)
-            if not socket["address"] or not 0 < socket["port_value"] < 65536:
+            try:
+                split(join(*address))
+            except ValueError:
                 yield f"{address[0]}:{address[1]} is no address"
     if priorities != set(range(len(priorities))):
         yield f"priorities {sorted(priorities)} have gaps"

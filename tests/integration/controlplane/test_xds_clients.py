@@ -9,9 +9,10 @@ import grpc
 import httpx2
 import pytest
 from prometheus_client import REGISTRY
+from weir.registry.v1 import registry_pb2
 
 from libs.config import TlsFiles
-from libs.registry import MemoryStore, Store
+from libs.registry import MemoryStore, Put, Store, keys
 from libs.rpc.server import bind
 from services.controlplane.policy.config import EdgeConfig
 from services.controlplane.policy.names import LISTENER
@@ -73,6 +74,23 @@ async def test_a_channel_prefers_its_zone_and_follows_changes(tmp_path: Path) ->
         assert {await ask(channel) for _ in range(6)} == {"router-b"}
         await drop_endpoint(store, "router", "router-b")
         await until(channel, "router-a")
+
+
+async def test_f1_one_registration_by_name_takes_no_service_down(tmp_path: Path) -> None:
+    """Envoy, and gRPC likewise, would refuse the assignment with the good endpoints in it."""
+    store = MemoryStore()
+    named = registry_pb2.Endpoint(service="router", instance="router-b", address="router-b:7700", zone="zone-a")
+    async with (
+        named_servers(store, tls_of(tmp_path, "router"), "router", {"router-a": "zone-a"}),
+        control_plane(store=store, tls=tls_of(tmp_path, "controlplane")) as plane,
+        xds_channel("router", xds=plane.address, tls=tls_of(tmp_path, "gateway")) as channel,
+    ):
+        assert await ask(channel) == "router-a"
+        await store.txn(puts=[Put(keys.key_of(named), keys.encode(named))])
+        async with named_servers(store, tls_of(tmp_path, "router"), "router", {"router-c": "zone-a"}):
+            await drop_endpoint(store, "router", "router-a")
+            await until(channel, "router-c")
+        assert REGISTRY.get_sample_value("weir_controlplane_bad_endpoints") == 1
 
 
 async def test_a_pool_has_one_owner_whatever_the_zone(tmp_path: Path) -> None:

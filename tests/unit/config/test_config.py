@@ -53,6 +53,16 @@ def test_a_file_fills_the_fields(file: Path) -> None:
     assert settings.tls == TlsFiles("c", "d", "e")
 
 
+@pytest.mark.parametrize("told", [{"host": "0.0.0.0"}, {"host": "::"}, {"host": "gateway-0"}, {"advertise": "here"}])
+def test_f1_who_registers_says_an_ip(file: Path, told: dict[str, str]) -> None:
+    assert "advertise" in fault(file, etcd=["a:1"], **told)
+    assert read(file, {"WEIR_ADVERTISE": "10.1.2.3"}, etcd=["a:1"], **told).advertised == "10.1.2.3"
+
+
+def test_what_is_listened_on_is_registered_unless_told_otherwise(file: Path) -> None:
+    assert read(file, etcd=["a:1"], host="10.0.0.1").advertised == "10.0.0.1"
+
+
 def test_settings_do_not_change(file: Path) -> None:
     with pytest.raises(AttributeError):
         read(file).port = 1  # type: ignore[misc]

@@ -127,6 +127,25 @@ def test_a_bad_assignment_is_found(change: dict, fault: str) -> None:
     assert any(fault in line for line in consistent(replace(snapshot, endpoints=found)))
 
 
+def test_f1_what_envoy_would_refuse_an_assignment_for_is_found() -> None:
+    assert consistent(build([Endpoint("gateway", "g", "::1", 1, "zone-a")])) == []
+    for host in ("gateway-1", ""):
+        [*faults] = consistent(build([Endpoint("gateway", "g", host, 1, "zone-a")]))
+        assert any(f"{host}:1 is no address" in fault for fault in faults)
+
+
+def test_a_content_that_changes_at_one_revision_has_another_version() -> None:
+    """An endpoint is given up some time after the revision that took its key away."""
+    found = [Endpoint("gateway", name, "127.0.0.1", number, "zone-a") for number, name in enumerate("abc", 1)]
+    served = encode(build(found, 7))
+    versions = []
+    for count in (2, 1, 1, 0):
+        served = encode(build(found[:count], 7), served)
+        versions.append(served.offers[MESH, ""][ENDPOINTS].version)
+    assert versions == ["7.1", "7.2", "7.2", "7.3"]
+    assert encode(build(found, 8), served).offers[MESH, ""][ENDPOINTS].version == "8"
+
+
 def test_a_missing_assignment_is_found() -> None:
     snapshot = build([])
     found = {**snapshot.endpoints, (MESH, ""): {}}
@@ -173,7 +192,9 @@ def test_unreadable_addresses_are_left_out() -> None:
         registry_pb2.Endpoint(service="gateway", instance="word", address="127.0.0.1:http"),
         registry_pb2.Endpoint(service="gateway", instance="big", address="127.0.0.1:70000"),
         registry_pb2.Endpoint(service="", instance="nameless", address="127.0.0.1:1"),
+        registry_pb2.Endpoint(service="gateway", instance="host", address="gateway-1:80"),
+        registry_pb2.Endpoint(service="gateway", instance="any", address="0.0.0.0:80"),
     ]
     found, bad = endpoints_of(messages)
     assert [(endpoint.service, endpoint.port) for endpoint in found] == [("edge-auth", 80)]
-    assert bad == ["gateway/none", "gateway/word", "gateway/big", "/nameless"]
+    assert bad == ["gateway/none", "gateway/word", "gateway/big", "/nameless", "gateway/host", "gateway/any"]
