@@ -8,7 +8,7 @@ import math
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import aclosing
 from random import Random
-from typing import Any
+from typing import Any, NamedTuple
 
 import grpc
 from aetcd import rpc
@@ -47,7 +47,8 @@ class EtcdStore:
         self._endpoints = Endpoints(endpoints, tls)
         self._rng = rng or Random()  # noqa: S311 - jitter, not a secret
         self._closed = False
-        self._cluster = 0
+        self._history: dict[str, _History] = {}
+        """By prefix: which one its last listing is of."""
         self._kept: dict[int, KeepAlive] = {}
         """By lease."""
 
@@ -66,6 +67,7 @@ class EtcdStore:
         """See `Store.get_prefix`."""
         request = rpc.RangeRequest(key=prefix.encode(), range_end=_prefix_end(prefix))
         response = await self._endpoints.call(lambda stubs: stubs.kv.Range(request), repeatable=True)
+        self._history[prefix] = _History().after(response)
         return Listing(tuple(_key_value(kv) for kv in response.kvs), response.header.revision)
 
     async def get_by_revision(
@@ -154,28 +156,29 @@ class EtcdStore:
     ) -> AsyncGenerator[WatchBatch, None]:
         """See `Store.watch`."""
         state = dict(known or {})
-        following = start_revision
+        following, history = start_revision, self._history.get(prefix, _History())
         pause, longest = _RETRY
         while not self._closed:
             stubs = self._endpoints.stubs()
             try:
-                async with aclosing(self._watch_once(stubs, prefix, following)) as batches:
-                    async for batch in batches:
-                        pause = _RETRY[0]
+                async with aclosing(self._watch_once(stubs, prefix, following, history)) as batches:
+                    async for batch, told in batches:
+                        pause, history = _RETRY[0], told
                         fresh = _newer(batch, following)
-                        if fresh is None:
-                            continue
-                        remember(state, fresh)
-                        following = fresh.revision + 1
-                        yield fresh
+                        following = max(following, batch.revision + 1)
+                        if fresh.events:
+                            remember(state, fresh)
+                            yield fresh
             except _HistoryGoneError as gone:
                 if gone.restored:
                     # Another history: equal revisions need not mean equal values.
                     state = dict.fromkeys(state, -1)
-                merged, following = await self._catch_up(prefix, state, following)
-                if merged is not None:
-                    remember(state, merged)
-                    yield merged
+                listing = await self._list_again(prefix)
+                if listing is not None:
+                    following, history = listing.revision + 1, self._history[prefix]
+                    if merged := listing_diff(listing, state):
+                        remember(state, merged)
+                        yield merged
                 continue
             except asyncio.CancelledError:
                 # grpc ends the reads of a closed channel so; only a cancellation of our task may go on.
@@ -197,9 +200,13 @@ class EtcdStore:
             kept.close()
         await self._endpoints.close()
 
-    async def _watch_once(self, stubs: Stubs, prefix: str, following: int) -> AsyncGenerator[WatchBatch, None]:
-        """Batches of one watch stream; ends or raises when the stream does.
+    async def _watch_once(
+        self, stubs: Stubs, prefix: str, following: int, history: _History
+    ) -> AsyncGenerator[tuple[WatchBatch, _History], None]:
+        """Batches of one watch stream, each with the history that it is of; ends or raises when the stream does. An
+        empty one says how far this prefix is known to have no change.
 
+        :param history: which one `following` is of.
         :raises _HistoryGoneError: `following` is compacted, or belongs to a history that this cluster does not have.
         """
         if not await self._endpoints.connected(stubs, _WATCH_OPEN_SECONDS):
@@ -211,39 +218,57 @@ class EtcdStore:
                 first = await stream.read()
             if first is grpc.aio.EOF:
                 return
+            if first.header.revision < following - 1 or not history.continued_by(first):
+                await self._check_restored(following, history)
             _check(first)
-            cluster, self._cluster = self._cluster, first.header.cluster_id
-            if cluster not in (0, self._cluster):
-                raise _HistoryGoneError(restored=True)
-            if first.header.revision < following - 1:
-                await self._check_restored(following)
             self._endpoints.available = True
+            history = history.after(first)
+            yield WatchBatch(following - 1, ()), history
             while (response := await stream.read()) is not grpc.aio.EOF:
                 _check(response)
-                if response.events:
-                    yield _batch(response)
+                history = history.after(response)
+                yield _batch(response), history
         finally:
             stream.cancel()
 
-    async def _check_restored(self, following: int) -> None:
+    async def _check_restored(self, following: int, history: _History) -> None:
         # The member is behind us. A lagging follower catches up; a store restored from a backup never will, and only
         # a linearizable read can tell the two apart.
         response = await self._endpoints.call(
             lambda stubs: stubs.kv.Range(rpc.RangeRequest(key=b"\0", keys_only=True, limit=1)), repeatable=True
         )
-        if response.header.revision < following - 1:
+        if response.header.revision < following - 1 or not history.continued_by(response):
             raise _HistoryGoneError(restored=True)
 
-    async def _catch_up(self, prefix: str, state: Mapping[str, int], following: int) -> tuple[WatchBatch | None, int]:
+    async def _list_again(self, prefix: str) -> Listing | None:
         try:
             listing = await self.get_prefix(prefix)
         except WeirError as error:
             if error.reason is not Reason.DEPENDENCY_UNAVAILABLE:
                 raise
             await asyncio.sleep(_RETRY[0])
-            return None, following
+            return None
         _log.warning("etcd_history_gone")
-        return listing_diff(listing, state), listing.revision + 1
+        return listing
+
+
+class _History(NamedTuple):
+    """Which history of a store revisions are of. A cluster that is restored from a backup gets an id of its own if its
+    token, names or addresses are others; its terms of leadership begin anew in any case."""
+
+    cluster: int = 0
+    """0: not known."""
+    term: int = 0
+    """The highest that was seen."""
+
+    def after(self, response: Any) -> _History:
+        """With an answer of this history."""
+        return _History(response.header.cluster_id, max(self.term, response.header.raft_term))
+
+    def continued_by(self, response: Any) -> bool:
+        """Whether the answer may be of this history; a member that lags behind answers from an earlier term."""
+        header = response.header
+        return not self.cluster or (self.cluster == header.cluster_id and self.term <= header.raft_term)
 
 
 class _HistoryGoneError(Exception):
@@ -257,7 +282,11 @@ class _HistoryGoneError(Exception):
 def _create_request(prefix: str, following: int) -> Any:
     return rpc.WatchRequest(
         create_request=rpc.WatchCreateRequest(
-            key=prefix.encode(), range_end=_prefix_end(prefix), start_revision=following
+            key=prefix.encode(),
+            range_end=_prefix_end(prefix),
+            start_revision=following,
+            # Where nothing changes the watch gets on as well: what it needs of the history is not compacted then.
+            progress_notify=True,
         )
     )
 
@@ -280,12 +309,12 @@ def _batch(response: Any) -> WatchBatch:
         )
         for event in response.events
     )
-    return WatchBatch(events[-1].mod_revision, events)
+    # Without events it is a sign of progress: everything up to the store's revision has been told.
+    return WatchBatch(events[-1].mod_revision if events else response.header.revision, events)
 
 
-def _newer(batch: WatchBatch, following: int) -> WatchBatch | None:
-    events = tuple(event for event in batch.events if event.mod_revision >= following)
-    return WatchBatch(batch.revision, events) if events else None
+def _newer(batch: WatchBatch, following: int) -> WatchBatch:
+    return WatchBatch(batch.revision, tuple(event for event in batch.events if event.mod_revision >= following))
 
 
 def _key_value(kv: Any) -> KeyValue:

@@ -194,8 +194,8 @@ class EtcdServer:
         """Saves a backup."""
         self._etcdctl("snapshot", "save", str(file))
 
-    def restore(self, file: Path) -> None:
-        """Replaces its data by a backup; it must be stopped."""
+    def restore(self, file: Path, *, another: bool = False) -> None:
+        """Replaces its data by a backup, perhaps as another cluster; it must be stopped."""
         self.wipe()
         self._run(
             # The wheel's `etcdutl` script does not start; `etcdctl` still restores in 3.5.
@@ -206,6 +206,7 @@ class EtcdServer:
             f"--name={self._name}",
             f"--data-dir={self._directory / 'data'}",
             f"--initial-cluster={self._cluster}",
+            f"--initial-cluster-token={'another' if another else 'etcd-cluster'}",
             f"--initial-advertise-peer-urls={self.peer_url}",
         )
 

@@ -131,6 +131,58 @@ async def test_restored_backup_is_noticed(etcd: EtcdServer, tmp_path: Path) -> N
     await store.close()
 
 
+@pytest.mark.parametrize("another", [False, True], ids=["another-term", "another-cluster"])
+async def test_f3_every_watch_notices_a_restored_backup_that_has_moved_on(
+    etcd: EtcdServer, tmp_path: Path, another: bool
+) -> None:
+    store = EtcdStore([etcd.endpoint])
+    await put(store, "same", "1")
+    etcd.restart()  # the terms of a restored cluster begin anew
+    await put(store, "same", "2")
+    [same], revision = await store.get_prefix(PREFIX)
+    start, known = revision + 1, {same.key: same.mod_revision}
+    await put(store, "old", "1")
+    etcd.snapshot(tmp_path / "backup")
+    await put(store, "old", "2")
+    await put(store, "lost", "1")
+    async with (
+        aclosing(store.watch(PREFIX, start, known=known)) as first,
+        aclosing(store.watch(PREFIX, start, known=known)) as second,
+    ):
+        for batches in (first, second):
+            assert len(await take(batches, 3)) == 3
+        etcd.stop()
+        etcd.restore(tmp_path / "backup", another=another)
+        etcd.start()
+        new = [f"new{n}" for n in range(4)]
+        for each in new:
+            await put(store, each, "1")
+        for batches in (first, second):
+            events = brief(await take(batches, 7))
+            assert events == [("lost", None), *((each, b"1") for each in new), ("old", b"1"), ("same", b"2")]
+    await store.close()
+
+
+async def test_f3_a_watch_notices_that_its_listing_is_of_another_cluster(etcd: EtcdServer, tmp_path: Path) -> None:
+    store = EtcdStore([etcd.endpoint])
+    await put(store, "old", "1")
+    etcd.snapshot(tmp_path / "backup")
+    await put(store, "lost", "1")
+    listing = await store.get_prefix(PREFIX)
+    etcd.stop()
+    etcd.restore(tmp_path / "backup", another=True)
+    etcd.start()
+    other = EtcdStore([etcd.endpoint])
+    for n in range(3):
+        await put(other, f"new{n}", "1")
+    known = {kv.key: kv.mod_revision for kv in listing.kvs}
+    async with aclosing(store.watch(PREFIX, listing.revision + 1, known=known)) as batches:
+        events = brief(await take(batches, 5))
+    assert events == [("lost", None), *((f"new{n}", b"1") for n in range(3)), ("old", b"1")]
+    for each in (store, other):
+        await each.close()
+
+
 async def test_close_ends_a_waiting_watch(etcd: EtcdServer) -> None:
     store = EtcdStore([etcd.endpoint])
     start = (await store.get_prefix(PREFIX)).revision + 1

@@ -156,7 +156,8 @@ async def _registered_life(store: EtcdStore, endpoint: str) -> None:
     service = Scripted()
     service.may_drain.clear()
     async with contextlib.AsyncExitStack() as stack:
-        running: Running = await stack.enter_async_context(serve(service, settings(etcd=(endpoint,), metrics_port=9)))
+        told = settings(etcd=(endpoint,), metrics_port=9, host="0.0.0.0", advertise="127.0.0.1")
+        running: Running = await stack.enter_async_context(serve(service, told))
         await service.started.wait()
         assert service.ready is not None
         assert await _endpoints(store) == []
@@ -166,6 +167,8 @@ async def _registered_life(store: EtcdStore, endpoint: str) -> None:
         assert f"127.0.0.1:{running.port}" in value
         assert "127.0.0.1:9" in value
         assert "tiny@1" in value
+        assert service.address == f"127.0.0.1:{running.port}"
+        assert "0.0.0.0" not in value
         ending = asyncio.ensure_future(stack.aclose())
         await service.drained.wait()
         assert await _endpoints(store) == []
