@@ -8,7 +8,6 @@ resources for ever; and so is whoever may not call the method. Client: a failed 
 from __future__ import annotations
 
 import asyncio
-import traceback
 from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any
 
@@ -17,7 +16,7 @@ from grpc_status import rpc_status
 
 from libs.errors import Reason, WeirError, from_rpc_error
 from libs.rpc.identity import MayCall, require_caller
-from libs.telemetry import get_logger
+from libs.telemetry import get_logger, place_of
 
 log = get_logger(__name__)
 
@@ -48,8 +47,7 @@ async def _fail(context: grpc.aio.ServicerContext, error: Exception, method: str
     elif isinstance(error, grpc.aio.AbortError):
         raise error
     else:
-        where = "".join(traceback.format_tb(error.__traceback__))
-        log.error("rpc_failed", method=method, error=type(error).__name__, where=where)
+        log.error("rpc_failed", method=method, error=type(error).__name__, where=place_of(error))
         await _abort(context, _INTERNAL)
 
 

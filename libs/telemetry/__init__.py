@@ -6,6 +6,6 @@ request's context must travel with its item (libs.telemetry.tracing). Metrics ar
 each service's `metrics.py`.
 """
 
-from libs.telemetry.logs import Logger, configure_logging, get_logger
+from libs.telemetry.logs import Logger, configure_logging, get_logger, place_of
 
-__all__ = ["Logger", "configure_logging", "get_logger"]
+__all__ = ["Logger", "configure_logging", "get_logger", "place_of"]

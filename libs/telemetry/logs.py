@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 import sys
 import time
+import traceback
 from typing import Any
 
 import msgspec
@@ -112,3 +113,8 @@ class Logger:
 def get_logger(name: str) -> Logger:
     """The logger of a module."""
     return Logger(name)
+
+
+def place_of(error: BaseException) -> str:
+    """Where a fault happened, line by line; its text may quote a user and stays out of the log."""
+    return "".join(traceback.format_tb(error.__traceback__))

@@ -120,7 +120,8 @@ class Choice:
             self.on_finished(Finish.LENGTH, "")
 
     def on_fault(self) -> None:
-        """See `RunningSequence`."""
+        """See `RunningSequence` and `FilteredChoice`."""
+        self._restorer = None  # perhaps what failed: its end must not ask it again
         self._generation.fail(WeirError(Reason.INTERNAL, "internal error; the trace id finds it"))
 
     def on_released(

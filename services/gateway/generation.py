@@ -12,6 +12,7 @@ from typing import Protocol
 
 from libs.clock import Clock
 from libs.errors import Reason, WeirError
+from libs.telemetry import get_logger, place_of
 from services.gateway.choice import Choice
 from services.gateway.egress import Egress
 from services.gateway.mailbox import Mailbox
@@ -23,6 +24,7 @@ from services.gateway.policy.spec import BoundParameters
 from services.gateway.ports import InputCheck, OutputFilter
 from services.gateway.text import TextModel
 
+log = get_logger(__name__)
 # An admission restart makes grants stale that their worker has not seen yet; see docs/adr/0002.
 _ASK_AGAIN = frozenset({Reason.GRANT_INVALID, Reason.GRANT_EXPIRED, Reason.DRAINING, Reason.REJECTED_NO_CAPACITY})
 
@@ -220,4 +222,7 @@ class Generation(Mailbox):
             message = next((c.message for c in self.choices if c.finish is finish), "") or "the engine failed"
             reason = Reason.ENGINE_ERROR.name
         self._close(finish, reasons, message=message, reason=reason, retry=retry)
-        self._on_end()
+        try:
+            self._on_end()
+        except Exception as error:  # it has ended all the same, and so can whatever is ended next to it
+            log.error("closing_failed", request_id=self.request_id, error=type(error).__name__, where=place_of(error))

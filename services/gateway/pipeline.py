@@ -366,11 +366,12 @@ class Pipeline:
         generation = request.generation
         if generation is not None:
             self._active.pop(generation, None)
+        self._left(request)
+        self._closing.ended(request)
+        if generation is not None:
             self._remember(request, generation)
             if request.final is not None and not request.final.done():
                 request.final.set_result(generation.final(model_version=request.model_version, moved=request.moved))
-        self._left(request)
-        self._closing.ended(request)
 
     def _remember(self, request: Request, generation: Generation) -> None:
         """Keep a whole answer that nothing altered, for the ladder of later requests."""

@@ -166,6 +166,9 @@ class FilteredChoice(Protocol):
     def on_filter_lost(self) -> None:
         """The filter is away and the tenant's policy is fail closed."""
 
+    def on_fault(self) -> None:
+        """Handling its text failed here; the reason is logged. Raises nothing."""
+
 
 class OutputFilter(Protocol):
     """What a generation's text goes through before anybody sees it."""
@@ -224,7 +227,7 @@ class RunningSequence(Protocol):
         """The stream to the worker broke."""
 
     def on_fault(self) -> None:
-        """Handling its tokens failed here; the reason is logged."""
+        """Handling its tokens failed here; the reason is logged. Raises nothing."""
 
 
 class WorkerPort(Protocol):

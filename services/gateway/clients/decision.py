@@ -10,7 +10,9 @@ from typing import Any, TypeVar
 from libs.deadlines import Deadline
 from libs.errors import Reason, WeirError
 from libs.mux import MuxClient, Semantics
+from libs.telemetry import get_logger, place_of
 
+log = get_logger(__name__)
 T = TypeVar("T")
 # Failures that say nothing about the question, only that nobody decided it.
 AWAY = frozenset({Reason.DEPENDENCY_UNAVAILABLE, Reason.DEADLINE_EXCEEDED, Reason.REJECTED_QUEUE_FULL, Reason.INTERNAL})
@@ -28,8 +30,8 @@ def start_decision(
 ) -> Future[T]:
     """Ask, without a task: the future gets what `read` makes of the reply, or what `fallback` gives if nobody decided.
 
-    Both may raise `WeirError`, which is the decision then. Without a stream the fallback is used at once; with `wait`
-    the question waits for a stream inside its deadline first.
+    Both may raise `WeirError`, which is the decision then. A reply that `read` cannot read decides nothing. Without a
+    stream the fallback is used at once; with `wait` the question waits for a stream inside its deadline first.
     """
     future: Future[T] = asyncio.get_running_loop().create_future()
 
@@ -38,7 +40,7 @@ def start_decision(
             return
         try:
             future.set_result(decide())
-        except WeirError as error:
+        except Exception as error:  # whatever it is, whoever waits hears of it
             future.set_exception(error)
 
     def failed(error: WeirError) -> None:
@@ -47,11 +49,20 @@ def start_decision(
         elif not future.done():
             future.set_exception(error)
 
+    def understood(reply: Any) -> T:
+        try:
+            return read(reply)
+        except WeirError:
+            raise
+        except Exception as error:
+            log.error("reply_not_read", error=type(error).__name__, where=place_of(error))
+            return fallback()
+
     def on_reply(reply: Any, error: WeirError | None) -> None:
         if error is not None:
             failed(error)
         else:
-            settle(lambda: read(reply))
+            settle(lambda: understood(reply))
 
     if not (mux.connected or wait):
         settle(fallback)

@@ -11,7 +11,6 @@ from __future__ import annotations
 import asyncio
 from asyncio import Future
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
 
 from weir.safety.v1 import safety_pb2
 
@@ -19,10 +18,13 @@ from libs.clock import Clock
 from libs.deadlines import Deadline
 from libs.errors import Reason, WeirError
 from libs.mux import MuxClient, Semantics
+from libs.telemetry import get_logger, place_of
 from services.gateway.clients.decision import start_decision
+from services.gateway.clients.filter_batch import Batch, Filter, call_of, fits
 from services.gateway.policy.turnover import jittered
 from services.gateway.ports import FilteredChoice, InputCheck
 
+log = get_logger(__name__)
 _CONTEXT_CHARS = 512
 """Decided text kept for reopening a filter; longer than any pattern may match (services/safety bounds them)."""
 _RETRY_SECONDS = 0.02
@@ -30,36 +32,6 @@ _REPLACED = (safety_pb2.ACTION_REDACT, safety_pb2.ACTION_TOKENISE)
 
 OnFound = Callable[[str, str, str, safety_pb2.Intervention], None]
 """Called with tenant, request id, "input" or "output", and the finding. Must not block or raise."""
-
-
-@dataclass(slots=True, eq=False)
-class _Filter:
-    number: int
-    choice: FilteredChoice
-    tenant: str
-    policies: tuple[str, ...]
-    request_id: str
-    context: str = ""  # the end of the decided text
-    undecided: str = ""  # fed, and not decided yet
-    fed: int = 0  # characters fed in all
-    last: bool = False  # the text is complete
-    opened: int = 0  # the stream it is open on; 0: nowhere
-    base: int = 0  # characters decided when it was opened there
-    wire: int = 0  # its number there; a new one each time it is opened, since the old one may still be open
-    turn: int = 0  # the batch that it was added to last
-    slot: int = 0  # where in that batch
-    epoch: int = 0  # grows with each reopening, so that answers from before are told apart
-    blocked_since: float | None = None  # when its feed first could not be sent
-    json: bool = False  # the text is JSON
-
-
-@dataclass(slots=True)
-class _Batch:
-    """One FilterOutput call under construction: parallel arrays."""
-
-    filters: list[_Filter] = field(default_factory=list)
-    deltas: list[str] = field(default_factory=list)
-    opens: list[_Filter] = field(default_factory=list)
 
 
 class SafetyClient:
@@ -88,12 +60,12 @@ class SafetyClient:
         self._on_found = on_found
         self._chance = chance
         self._numbers = 0
-        self._filters: dict[int, _Filter] = {}
-        self._batch = _Batch()
+        self._filters: dict[int, Filter] = {}
+        self._batch = Batch()
         self._turn = 1  # the number of that batch
         self._wires = 0
         self._closing: list[int] = []
-        self._waiting: dict[int, _Filter] = {}  # filters with text that could not be sent
+        self._waiting: dict[int, Filter] = {}  # filters with text that could not be sent
         self._retry: asyncio.TimerHandle | None = None
 
     # ---- input ---------------------------------------------------------------------------------------------------
@@ -120,7 +92,7 @@ class SafetyClient:
 
         def read(reply: safety_pb2.SafetyReply) -> InputCheck:
             for found in reply.input.interventions:
-                self._on_found(tenant, request_id, "input", found)
+                self._tell_found(tenant, request_id, "input", found)
             return _input_check(reply.input, asked)
 
         return start_decision(
@@ -140,7 +112,7 @@ class SafetyClient:
     ) -> int:
         """See `SafetyPort`."""
         self._numbers += 1
-        self._filters[self._numbers] = _Filter(self._numbers, choice, tenant, tuple(policies), request_id, json=json)
+        self._filters[self._numbers] = Filter(self._numbers, choice, tenant, tuple(policies), request_id, json=json)
         return self._numbers
 
     def feed(self, number: int, text: str, *, last: bool) -> None:
@@ -192,10 +164,10 @@ class SafetyClient:
     # ---- internals -----------------------------------------------------------------------------------------------
 
     def _next_batch(self) -> None:
-        self._batch = _Batch()
+        self._batch = Batch()
         self._turn += 1
 
-    def _add(self, entry: _Filter, text: str) -> None:
+    def _add(self, entry: Filter, text: str) -> None:
         batch = self._batch
         if entry.turn == self._turn:
             # Its tokens and its end in one frame: one entry, since `last` belongs to the end of both.
@@ -211,34 +183,18 @@ class SafetyClient:
         batch.filters.append(entry)
         batch.deltas.append(text)
 
-    def _reopen(self, entry: _Filter) -> None:
+    def _reopen(self, entry: Filter) -> None:
         entry.epoch += 1
         entry.opened = 0
         self._add(entry, entry.undecided)
 
-    def _send(self, batch: _Batch, closing: list[int]) -> None:
+    def _send(self, batch: Batch, closing: list[int]) -> None:
         entries, generation = batch.filters, self._mux.generation
         # The state of each filter at this moment: what the answer will be about.
         marks = [(entry.epoch, entry.fed, entry.last) for entry in entries]
-        call = safety_pb2.SafetyCall()
-        feed = call.filter_output
-        for entry in batch.opens:
-            feed.open.add(
-                filter=entry.wire,
-                tenant=entry.tenant,
-                policies=entry.policies,
-                request_id=entry.request_id,
-                context=entry.context,
-                json=entry.json,
-            )
-        feed.filters.extend([entry.wire for entry in entries])
-        feed.deltas.extend(batch.deltas)
-        feed.last.extend([mark[2] for mark in marks])
-        if closing:
-            feed.close.extend(closing)
 
         def on_reply(reply: safety_pb2.SafetyReply | None, error: WeirError | None) -> None:
-            if reply is None or not _fits(reply.output, len(entries)):
+            if reply is None or not fits(reply.output, len(entries)):
                 if generation == self._mux.generation:
                     self._closing += closing  # perhaps not done; once more does no harm
                 self._lost(batch, [mark[0] for mark in marks])
@@ -247,23 +203,23 @@ class SafetyClient:
 
         try:
             self._mux.call_nowait(
-                call,
+                call_of(batch, closing),
                 deadline=Deadline.after(self._end_timeout, self._clock),
                 semantics=Semantics.ONCE,
                 on_reply=on_reply,
                 generation=generation,
             )
-        except WeirError:
+        except (WeirError, ValueError):  # ValueError: text of one of them that cannot travel; each is tried alone next
             self._lost(batch, [mark[0] for mark in marks])
 
     def _released(
-        self, entries: list[_Filter], marks: list[tuple[int, int, bool]], output: safety_pb2.OutputReleased
+        self, entries: list[Filter], marks: list[tuple[int, int, bool]], output: safety_pb2.OutputReleased
     ) -> None:
         blocked: dict[int, str] = {}
         for finding in output.findings:
             entry, found = entries[finding.position], finding.intervention
             if entry.epoch == marks[finding.position][0] and entry.number in self._filters:
-                self._on_found(entry.tenant, entry.request_id, "output", found)
+                self._tell_found(entry.tenant, entry.request_id, "output", found)
             if found.action == safety_pb2.ACTION_BLOCK:
                 blocked[finding.position] = found.category
         replaced: dict[int, list[tuple[int, int]]] = {}
@@ -294,10 +250,13 @@ class SafetyClient:
                 if not last:  # it forgets those that got their last text by itself
                     self._closing.append(entry.wire)
             spans = replaced.get(position, ())
-            entry.choice.on_released(text, consumed=fed - held, blocked=category, last=last, replaced=spans)
+            try:
+                entry.choice.on_released(text, consumed=fed - held, blocked=category, last=last, replaced=spans)
+            except Exception as error:
+                self._faulted(entry, error)
         self._retry_soon()
 
-    def _lost(self, batch: _Batch, epochs: list[int]) -> None:
+    def _lost(self, batch: Batch, epochs: list[int]) -> None:
         """A batch did not get through: hold its filters' text, or let it go where the tenant's policy says so."""
         for entry, epoch in zip(batch.filters, epochs, strict=True):
             if entry.epoch != epoch or entry.number not in self._filters:
@@ -312,22 +271,25 @@ class SafetyClient:
                 self._pass(entry)
         self._retry_soon()
 
-    def _wait(self, entry: _Filter) -> None:
+    def _wait(self, entry: Filter) -> None:
         entry.epoch += 1
         if entry.blocked_since is None:
             entry.blocked_since = self._clock.monotonic()
         self._waiting[entry.number] = entry
 
-    def _is_overdue(self, entry: _Filter) -> bool:
+    def _is_overdue(self, entry: Filter) -> bool:
         since = entry.blocked_since
         return since is not None and self._clock.monotonic() - since >= self._grace
 
-    def _give_up(self, entry: _Filter) -> None:
+    def _give_up(self, entry: Filter) -> None:
         self._waiting.pop(entry.number, None)
-        if self._fail_closed(entry.tenant):
-            entry.choice.on_filter_lost()
-        else:
+        if not self._fail_closed(entry.tenant):
             self._pass(entry)
+            return
+        try:
+            entry.choice.on_filter_lost()
+        except Exception as error:
+            self._faulted(entry, error)
 
     def _retry_soon(self) -> None:
         if self._waiting and self._mux.connected and self._retry is None:
@@ -342,22 +304,27 @@ class SafetyClient:
             self._reopen(entry)
             self.flush()
 
-    def _pass(self, entry: _Filter) -> None:
-        entry.choice.on_filter_skipped()
+    def _pass(self, entry: Filter) -> None:
         text, entry.undecided = entry.undecided, ""
         entry.context = (entry.context + text)[-_CONTEXT_CHARS:]
         if entry.last:
             del self._filters[entry.number]
-        entry.choice.on_released(text, consumed=entry.fed, blocked="", last=entry.last)
+        try:
+            entry.choice.on_filter_skipped()
+            entry.choice.on_released(text, consumed=entry.fed, blocked="", last=entry.last)
+        except Exception as error:
+            self._faulted(entry, error)
 
+    def _faulted(self, entry: Filter, error: Exception) -> None:
+        """One choice's fault ends that choice's request: the others of its batch get their text."""
+        log.error("choice_failed", error=type(error).__name__, where=place_of(error))
+        entry.choice.on_fault()
 
-def _fits(output: safety_pb2.OutputReleased, count: int) -> bool:
-    """Whether an answer is about as many filters as were asked about."""
-    return (
-        len(output.released) == count == len(output.held)
-        and all(found.position < count for found in output.findings)
-        and all(span.position < count for span in output.replaced)
-    )
+    def _tell_found(self, tenant: str, request_id: str, stage: str, found: safety_pb2.Intervention) -> None:
+        try:
+            self._on_found(tenant, request_id, stage, found)
+        except Exception as error:  # a finding that cannot be recorded still holds
+            log.error("finding_not_recorded", error=type(error).__name__, where=place_of(error))
 
 
 def _input_check(verdict: safety_pb2.InputVerdict, asked: tuple[str, ...]) -> InputCheck:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-import traceback
 from collections.abc import Callable, Iterator, Sequence
 
 import grpc
@@ -19,7 +18,7 @@ from weir.worker.v1 import worker_pb2, worker_pb2_grpc
 from libs.deadlines import to_seconds
 from libs.mux.pacer import Pacer
 from libs.rpc import make_channel
-from libs.telemetry import get_logger
+from libs.telemetry import get_logger, place_of
 from services.gateway import metrics
 from services.gateway.config import Settings
 from services.gateway.policy.events import Finish
@@ -151,7 +150,7 @@ class WorkerLink:
             code = error.code().name if isinstance(error, grpc.aio.AioRpcError) else "CLOSED"
             log.warning("worker_stream_lost", worker=self.worker, code=code, sequences=len(self._sequences))
         except Exception as error:  # a fault while handling one worker's frames must not end the other workers' streams
-            log.error("worker_stream_failed", worker=self.worker, error=type(error).__name__, where=_place(error))
+            log.error("worker_stream_failed", worker=self.worker, error=type(error).__name__, where=place_of(error))
         finally:
             self.closed = True
             if reader is not None:
@@ -161,7 +160,10 @@ class WorkerLink:
             call.cancel()
             lost, self._sequences = self._sequences, {}
             for sequence in lost.values():
-                sequence.on_worker_lost()
+                try:
+                    sequence.on_worker_lost()
+                except Exception as error:  # those behind it are lost, too, and must hear so
+                    self._faulted(sequence, error)
             self._flush()
             await self.channel.close()
 
@@ -193,7 +195,10 @@ class WorkerLink:
                 for refusal in frame.refusals.items:
                     sequence = self._sequences.pop(refusal.handle, None)
                     if sequence is not None:
-                        sequence.on_refused(refusal)
+                        try:
+                            sequence.on_refused(refusal)
+                        except Exception as error:
+                            self._faulted(sequence, error)
                 self._flush()
 
     def _step(self, frame: worker_pb2.StepFrame) -> None:
@@ -201,7 +206,10 @@ class WorkerLink:
         for first in frame.first:
             sequence = sequences.get(first.handle)
             if sequence is not None:
-                sequence.on_first(first.cached_prompt_tokens, to_seconds(first.after))
+                try:
+                    sequence.on_first(first.cached_prompt_tokens, to_seconds(first.after))
+                except Exception as error:
+                    self._faulted(sequence, error)
         logprobs = {entry.handle: entry for entry in frame.logprobs} if frame.logprobs else {}
         tokens = list(frame.tokens)
         at = 0
@@ -210,17 +218,19 @@ class WorkerLink:
             if sequence is not None and count:
                 try:
                     sequence.on_tokens(tokens[at : at + count], logprobs.get(handle))
-                except Exception as error:  # one request's fault must not move everybody else to another worker
-                    log.error("sequence_failed", worker=self.worker, error=type(error).__name__, where=_place(error))
-                    sequence.on_fault()
+                except Exception as error:
+                    self._faulted(sequence, error)
             at += count
         for finished in frame.finished:
             sequence = sequences.pop(finished.handle, None)
             if sequence is not None:
-                sequence.on_finished(_FINISH.get(finished.reason, Finish.ERROR), finished.message)
+                try:
+                    sequence.on_finished(_FINISH.get(finished.reason, Finish.ERROR), finished.message)
+                except Exception as error:
+                    self._faulted(sequence, error)
         self._flush()
 
-
-def _place(error: Exception) -> str:
-    """Where a fault happened; its text may quote a user and stays out of the log."""
-    return "".join(traceback.format_tb(error.__traceback__))
+    def _faulted(self, sequence: RunningSequence, error: Exception) -> None:
+        """One request's fault ends that request: the others of its frame go on, and none moves to another worker."""
+        log.error("sequence_failed", worker=self.worker, error=type(error).__name__, where=place_of(error))
+        sequence.on_fault()

@@ -347,3 +347,18 @@ async def test_an_empty_text_has_no_embedding(mesh: Rig) -> None:
 def test_the_admission_message_is_what_these_tests_hold() -> None:
     """`Held` chooses calls by their oneof; a renamed one would let them pass unheld."""
     assert "op" in admission_pb2.AdmissionCall.DESCRIPTOR.oneofs_by_name
+
+
+async def test_e8_a_reader_gets_its_end_though_closing_fails(mesh: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+    closing = mesh.gateway._pipeline._closing
+    normal = closing.ended
+
+    def broken(request: Any) -> None:
+        normal(request)
+        raise OSError("the disk is full")
+
+    monkeypatch.setattr(closing, "ended", broken)
+    async with Stream(mesh) as stream:
+        await (await taken(mesh.workers[0])).last(ids("ab"))
+        text, end = await asyncio.wait_for(stream.rest(), 10)
+    assert (text, end.finish_reason) == ("ab", inference_pb2.FINISH_REASON_STOP)

@@ -1,0 +1,76 @@
+"""A question to a leaf service: whoever waits for it hears something, whatever becomes of it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from libs.deadlines import Deadline
+from libs.errors import Reason, WeirError
+from services.gateway.clients.decision import start_decision
+
+
+class Mux:
+    """A stream whose answer the test gives."""
+
+    connected = True
+
+    def __init__(self) -> None:
+        self.answer: Callable[[Any, WeirError | None], None] | None = None
+
+    def call_nowait(self, item: Any, *, on_reply: Callable[[Any, WeirError | None], None], **options: Any) -> None:
+        self.answer = on_reply
+
+
+def asked(mux: Mux, read: Callable[[Any], str], fallback: Callable[[], str]) -> Any:
+    return start_decision(
+        mux,  # type: ignore[arg-type]
+        object(),
+        deadline=Deadline(1.0),
+        traceparent="",
+        read=read,
+        fallback=fallback,
+    )
+
+
+def unreadable(reply: Any) -> str:
+    raise KeyError("a field that nobody expected")
+
+
+def broken() -> str:
+    raise ZeroDivisionError
+
+
+async def test_e8_a_reply_that_cannot_be_read_decides_nothing() -> None:
+    mux = Mux()
+    future = asked(mux, unreadable, lambda: "fallback")
+    assert mux.answer is not None
+    mux.answer(object(), None)
+    assert future.done()
+    assert await future == "fallback"
+
+
+@pytest.mark.parametrize("error", [None, WeirError(Reason.DEPENDENCY_UNAVAILABLE, "away")])
+async def test_e8_whoever_waits_hears_of_a_broken_fallback(error: WeirError | None) -> None:
+    mux = Mux()
+    future = asked(mux, unreadable, broken)
+    assert mux.answer is not None
+    mux.answer(None if error else object(), error)
+    assert future.done()
+    with pytest.raises(ZeroDivisionError):
+        await future
+
+
+async def test_a_refusal_in_a_reply_is_the_decision() -> None:
+    def refuse(reply: Any) -> str:
+        raise WeirError(Reason.QUOTA_TOKENS, "no more")
+
+    mux = Mux()
+    future = asked(mux, refuse, broken)
+    assert mux.answer is not None
+    mux.answer(object(), None)
+    with pytest.raises(WeirError) as raised:
+        await future
+    assert raised.value.reason is Reason.QUOTA_TOKENS
