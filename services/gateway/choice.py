@@ -42,7 +42,6 @@ class Choice:
         "_safety",
         "_stop",
         "_unspelt",
-        "completion_tokens",
         "ending",
         "finish",
         "handle",
@@ -69,12 +68,16 @@ class Choice:
         self._restorer = Restorer(check.values, json=json) if check.values else None
         self.index = index
         self.handle = 0
-        self.tokens = array("I")  # delivered so far: what a migration replays
+        self.tokens = array("I")  # taken so far, a stop string's included: what is billed, and what a migration replays
         self.scores = array("d") if generation.observed else None  # their log-probabilities, which nobody is shown
-        self.completion_tokens = 0
         self.ending: Finish | None = None  # decided; the last text is still in the filter
         self.finish: Finish | None = None  # told to the face
         self.message = ""
+
+    @property
+    def completion_tokens(self) -> int:
+        """Tokens of its output so far."""
+        return len(self.tokens)
 
     def on_first(self, cached_prompt_tokens: int, after: float) -> None:
         """See `RunningSequence`."""
@@ -84,12 +87,7 @@ class Choice:
         """See `RunningSequence`."""
         if self.ending is not None:
             return
-        self.tokens.extend(ids)
-        self.completion_tokens += len(ids)
-        if logprobs is None:
-            text = self._stop.feed(self._detokenizer.feed(ids))
-        else:
-            text = self._take_logprobs(ids, logprobs.tokens)
+        text = self._take(ids) if logprobs is None else self._take_logprobs(ids, logprobs.tokens)
         if self._stop.stopped:
             self._generation.cancel_on_worker(self)
             self._end(Finish.STOP, text)
@@ -179,12 +177,27 @@ class Choice:
             finish=self.finish or Finish.ERROR,
         )
 
+    def _take(self, ids: Sequence[int]) -> str:
+        """The text of these tokens. Where it may end early they are taken one by one: those behind a stop string, which
+        the worker made before it heard, are nobody's."""
+        if len(ids) == 1 or not self._generation.parameters.stop:
+            self.tokens.extend(ids)
+            return self._stop.feed(self._detokenizer.feed(ids))
+        text = ""
+        for token_id in ids:
+            self.tokens.append(token_id)
+            text += self._stop.feed(self._detokenizer.feed((token_id,)))
+            if self._stop.stopped:
+                break
+        return text
+
     def _take_logprobs(self, ids: Sequence[int], logprobs: Sequence[worker_pb2.TokenLogprob]) -> str:
+        before = len(self.tokens)
+        shown = self._generation.parameters.logprobs is not None
+        text = self._feed_with_logprobs(ids, logprobs) if shown else self._take(ids)
         if self.scores is not None:
-            self.scores.extend([entry.logprob for entry in logprobs])
-            if self._generation.parameters.logprobs is None:
-                return self._stop.feed(self._detokenizer.feed(ids))
-        return self._feed_with_logprobs(ids, logprobs)
+            self.scores.extend([entry.logprob for entry in logprobs[: len(self.tokens) - before]])
+        return text
 
     def _feed_with_logprobs(self, ids: Sequence[int], logprobs: Sequence[worker_pb2.TokenLogprob]) -> str:
         """The text of these tokens, one by one, so that each log-probability is kept until its own text is decided;
@@ -192,6 +205,7 @@ class Choice:
         token = self._generation.text.token
         text = ""
         for token_id, entry in zip(ids, logprobs, strict=True):
+            self.tokens.append(token_id)
             begin = self._fed + len(text) + self._stop.held
             text += self._stop.feed(self._detokenizer.feed((token_id,)))
             if self._stop.stopped:

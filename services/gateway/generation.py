@@ -18,7 +18,7 @@ from services.gateway.egress import Egress
 from services.gateway.mailbox import Mailbox
 from services.gateway.moves import Leg, Moving
 from services.gateway.policy.answers import Answer
-from services.gateway.policy.events import Finish, Logprob, Usage, worst
+from services.gateway.policy.events import Finish, Logprob, Usage, is_given, worst
 from services.gateway.policy.finals import FinalAnswer
 from services.gateway.policy.spec import BoundParameters
 from services.gateway.ports import InputCheck, OutputFilter
@@ -59,10 +59,12 @@ class Generation(Mailbox):
         on_worker: WorkerEvents,
         on_end: Callable[[], None],
         observed: bool = False,
+        entire: bool = False,
         on_text: Callable[[], None] | None = None,
     ) -> None:
         """`keep_text`: the whole answer is wanted once it is complete; see `answer`. `observed`: the log-probabilities
-        of its tokens are wanted; see `final`. `on_text` is called once, before the first text is handed on."""
+        of its tokens are wanted; see `final`. `entire`: its reader gets nothing of an answer that fails. `on_text` is
+        called once, before the first text is handed on."""
         super().__init__(request_id=request_id, choices=parameters.n, clock=clock, arrived=arrived, egress=egress)
         self.tenant = tenant
         self.check = check
@@ -75,6 +77,8 @@ class Generation(Mailbox):
         self.observed = observed
         self._on_end = on_end
         self._on_text = on_text
+        self._entire = entire
+        self._shown = False  # text was handed on
         self._first = 0.0
         self._kept: list[list[str]] | None = [[] for _ in range(parameters.n)] if keep_text else None
         self.choices = [Choice(self, index, safety) for index in range(parameters.n)]
@@ -137,7 +141,8 @@ class Generation(Mailbox):
 
     def push(self, choice: Choice, text: str, logprobs: list[Logprob] | None) -> None:
         """Released output of a choice, its last when it has a finish."""
-        if text and not self.breakdown.time_to_first_token:
+        if text and not self._shown:
+            self._shown = True
             self.breakdown.time_to_first_token = self._clock.monotonic() - self.arrived
             if self._on_text is not None:
                 self._on_text()
@@ -210,9 +215,12 @@ class Generation(Mailbox):
         self.breakdown.total = now - self.arrived
         if self._first:
             self.breakdown.decode = now - self._first
-        self.usage.completion_tokens = self.delivered
         reasons = [choice.finish or Finish.ERROR for choice in self.choices]
         finish = worst(reasons)
+        if is_given(finish, shown=self._shown, entire=self._entire):
+            self.usage.completion_tokens = self.delivered
+        else:
+            self.usage = Usage()
         message, reason, retry = "", "", None
         if self.error is not None:
             message, reason, retry = self.error.message, self.error.reason.name, self.error.retry_after

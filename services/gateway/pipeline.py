@@ -332,6 +332,7 @@ class Pipeline:
             on_worker=self._dispatch.running(request),
             on_end=lambda: self._on_end(request),
             observed=mirroring is not None or scored,
+            entire=request.spec.entire,
             on_text=None if mirroring is None else lambda: mirroring.soon(request),
         )
         generation.degraded = request.degraded

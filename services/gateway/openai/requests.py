@@ -228,7 +228,7 @@ def _request(given: _Common, spec: Spec) -> OpenAIRequest:
     stream = bool(given.stream)
     # OpenAI's word for a request that may wait; the other tiers cannot raise one above its plan.
     batch = given.service_tier == "flex"
-    return OpenAIRequest(replace(spec, whole=not stream, batch=batch), stream, include_usage)
+    return OpenAIRequest(replace(spec, whole=not stream, entire=not stream, batch=batch), stream, include_usage)
 
 
 def _session(given: _Common) -> str:

@@ -30,6 +30,18 @@ def worst(reasons: list[Finish]) -> Finish:
     return max(reasons, key=_SEVERITY.index)
 
 
+def is_given(finish: Finish, *, shown: bool, entire: bool) -> bool:
+    """Whether an answer that ended so was given, and so is billed. `shown`: there was text; `entire`: its reader gets
+    none of an answer that fails.
+
+    What failed, or was late, before its reader had anything was not. Who leaves pays for what was made until then:
+    else leaving at the last moment would make capacity free.
+    """
+    if finish is Finish.ERROR:
+        return shown and not entire
+    return shown or finish is not Finish.DEADLINE
+
+
 @dataclass(frozen=True, slots=True)
 class Logprob:
     """One token's log-probability with its text and bytes, and the top alternatives, best first."""
@@ -70,7 +82,7 @@ class Accepted:
 
 @dataclass(slots=True)
 class Usage:
-    """Tokens to bill: what was delivered."""
+    """Tokens to bill: what was delivered; see `is_given`."""
 
     prompt_tokens: int = 0
     completion_tokens: int = 0

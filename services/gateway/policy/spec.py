@@ -81,6 +81,8 @@ class Spec:
     batch: bool = False
     whole: bool = False
     """Nobody reads it before it is whole, so its tokens may come in groups."""
+    entire: bool = False
+    """Nor does anybody get a part of it when it fails."""
 
     def texts(self) -> list[str]:
         """The user's words, for the safety filter; empty for token ids, which only a tokenizer can spell."""
