@@ -19,6 +19,7 @@ from libs.mux.core import NEVER, Call, ClientCore, Ended, Outcome, Semantics, St
 from libs.mux.endings import MuxCall, OnReply, failure, settle
 from libs.mux.link import Link, cancelled_by_owner
 from libs.mux.options import ClientOptions
+from libs.mux.outage import Outage
 from libs.mux.pacer import Pacer
 from libs.telemetry import get_logger
 
@@ -69,7 +70,7 @@ class MuxClient:
         self._lazy: asyncio.TimerHandle | None = None
         self._timer_at = NEVER
         self._instance = ""
-        self._reported_down = False
+        self._outage = Outage(codec.domain, clock)
         self._moving = False
 
     # ---- state ---------------------------------------------------------------------------------------------------
@@ -84,6 +85,11 @@ class MuxClient:
         """There is no stream because the server sent it away, and another is being opened: worth waiting for. False
         again as soon as that has worked, or failed once."""
         return self._moving and not self.connected
+
+    @property
+    def away(self) -> float:
+        """Seconds without a stream; 0 while there is one."""
+        return self._outage.seconds
 
     @property
     def generation(self) -> int:
@@ -114,7 +120,7 @@ class MuxClient:
             async with asyncio.timeout(timeout):
                 await self._connected.wait()
         except TimeoutError as error:
-            raise self._failure(Outcome.UNAVAILABLE) from error
+            raise failure(Outcome.UNAVAILABLE, self._codec.domain) from error
 
     # ---- calls ---------------------------------------------------------------------------------------------------
 
@@ -187,7 +193,7 @@ class MuxClient:
         core = self._core
         if not core.submit(call):
             if core.closed:
-                raise self._failure(Outcome.CLOSED)
+                raise failure(Outcome.CLOSED, self._codec.domain)
             raise WeirError(Reason.REJECTED_QUEUE_FULL, "too many calls wait for the service", limit="mux_queue")
         if core.next_deadline < self._timer_at:
             self._arm_timer()
@@ -224,6 +230,7 @@ class MuxClient:
         group.create_task(self._drive(link))
         await link.retired.wait()
         self._connected.clear()
+        self._outage.begin()
         if self._clock.monotonic() - opened_at >= self._options.stable_after:
             self._backoff.reset()
             if link.stream.draining:
@@ -240,7 +247,7 @@ class MuxClient:
             rpc.cancel()
             if isinstance(error, asyncio.CancelledError) and cancelled_by_owner():
                 raise
-            self._report_down(error)
+            self._outage.report(error)
             return None
         except Exception as error:  # whatever else a dying channel raises: try the next stream, not the process's end
             log.error("mux_connect_failed", domain=self._codec.domain, exc_info=error)
@@ -248,24 +255,17 @@ class MuxClient:
             return None
         if frame is grpc.aio.EOF or frame.WhichOneof("frame") != "welcome":
             rpc.cancel()
-            self._report_down(None)
+            self._outage.report(None)
             return None
         stream = self._core.open(frame.welcome.max_in_flight)
         self._instance = frame.welcome.instance
-        link = self._links[stream.generation] = Link(rpc, stream)
-        self._reported_down = False
+        link = self._links[stream.generation] = Link(rpc, stream, silence=self._options.silence)
+        self._outage.end()
         log.info("mux_connected", domain=self._codec.domain, peer=self._instance, generation=stream.generation)
         if self._on_stream is not None:
             self._on_stream(stream.generation)
         self._connected.set()
         return link
-
-    def _report_down(self, error: BaseException | None) -> None:
-        if self._reported_down:  # once per outage, not once per attempt
-            return
-        self._reported_down = True
-        code = error.code().name if isinstance(error, grpc.aio.AioRpcError) else type(error).__name__
-        log.warning("mux_unreachable", domain=self._codec.domain, error=code)
 
     async def _drive(self, link: Link) -> None:
         """Read and write one stream until it ends."""
@@ -275,11 +275,12 @@ class MuxClient:
         except (*_FAULTS, asyncio.CancelledError) as error:
             if isinstance(error, asyncio.CancelledError) and cancelled_by_owner():
                 raise
-            self._report_down(error)
+            self._outage.report(TimeoutError() if link.silent else error)
         except Exception as error:  # a fault of one stream ends that stream; what it had in flight is settled below
             log.error("mux_stream_failed", domain=self._codec.domain, exc_info=error)
         finally:
             del self._links[link.stream.generation]
+            link.close()
             link.rpc.cancel()
             self._end(self._core.lose(link.stream))
             link.retired.set()
@@ -296,6 +297,9 @@ class MuxClient:
                     ids, stream.cancels = stream.cancels, []
                     await rpc.write(self._codec.cancel(ids))
                     continue
+                if link.asks:
+                    link.asks = False
+                    await rpc.write(self._codec.question())
                 now = self._clock.monotonic()
                 if self._core.has_work and (hold := pacer.hold(now)) > 0:
                     await asyncio.sleep(hold)
@@ -309,6 +313,7 @@ class MuxClient:
                     for call in calls:
                         set_call_header(call.item, call.id, call.deadline - now, call.traceparent)
                     del call  # nothing of a call, which may hold a user's words, waits here for the next one
+                    link.watch()
                     await rpc.write(self._codec.calls([call.item for call in calls]))
                 elif stream.finished:
                     await rpc.done_writing()
@@ -324,6 +329,7 @@ class MuxClient:
     async def _read(self, link: Link) -> None:
         stream, rpc = link.stream, link.rpc
         while (frame := await rpc.read()) is not grpc.aio.EOF:
+            link.heard()
             kind = frame.WhichOneof("frame")
             if kind == "replies":
                 self._answer(stream, frame.replies.items)
@@ -359,11 +365,9 @@ class MuxClient:
     # ---- endings -------------------------------------------------------------------------------------------------
 
     def _end(self, ended: Ended[Any]) -> None:
+        domain = self._codec.domain
         for call, outcome in ended:
-            settle(call, None, self._failure(outcome), self._codec.domain)
-
-    def _failure(self, outcome: Outcome) -> WeirError:
-        return failure(outcome, self._codec.domain)
+            settle(call, None, failure(outcome, domain), domain)
 
     # ---- deadlines -----------------------------------------------------------------------------------------------
     # One timer for all calls, armed for the nearest deadline; calls that end in time never touch it.

@@ -62,6 +62,13 @@ class Codec:
             add().CopyFrom(item)
         return frame
 
+    def question(self) -> Any:
+        """A frame that asks whether the other end is there: a call of no number whose time is over, which is refused
+        at once and without a handler."""
+        item = self.call_type()
+        item.header.remaining.SetInParent()
+        return self.calls([item])
+
     def cancel(self, ids: Iterable[int]) -> Any:
         """A frame that ends calls early."""
         return self.request_type(cancel=mux_pb2.CancelCalls(ids=ids))

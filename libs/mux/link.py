@@ -1,4 +1,4 @@
-"""One open stream of the client, and why a task on it was cancelled."""
+"""One open stream of the client: whether its peer still answers, and why a task on it was cancelled."""
 
 from __future__ import annotations
 
@@ -8,17 +8,63 @@ from typing import Any
 from libs.mux.core import Stream
 from libs.mux.wake import Wake
 
+_ASK, _LOST = 2, 6
+"""Ticks without a frame after which the peer is asked whether it is there, and after which it is not."""
+
 
 class Link:
-    """One open stream and what its writer waits for."""
+    """One open stream and what its writer waits for.
 
-    __slots__ = ("retired", "rpc", "stream", "wake")
+    A peer that stands still (stopped, or stuck in one turn of its loop) keeps its connection open. So while calls are
+    in flight and nothing comes, it is asked whether it is there; a stream that stays silent is cancelled, and what it
+    had in flight is lost at once and not when gRPC's keepalive notices. Silence is counted in turns of this side's own
+    loop: its own standstill is no silence of the peer's.
+    """
 
-    def __init__(self, rpc: Any, stream: Stream[Any]) -> None:
+    __slots__ = ("_quiet", "_tick", "_timer", "asks", "retired", "rpc", "silent", "stream", "wake")
+
+    def __init__(self, rpc: Any, stream: Stream[Any], *, silence: float) -> None:
+        """`silence` in seconds, from the last frame to the end."""
         self.rpc = rpc
         self.stream = stream
         self.wake = Wake()
         self.retired = asyncio.Event()
+        self.asks = False
+        """The writer is to ask."""
+        self.silent = False
+        """It was given up."""
+        self._tick = silence / _LOST
+        self._quiet = 0
+        self._timer: asyncio.TimerHandle | None = None
+
+    def heard(self) -> None:
+        """A frame came."""
+        self._quiet = 0
+
+    def watch(self) -> None:
+        """Calls were written."""
+        if self._timer is None:
+            self._quiet = 0
+            self._timer = asyncio.get_running_loop().call_later(self._tick, self._look)
+
+    def close(self) -> None:
+        """It is over."""
+        if self._timer is not None:
+            self._timer.cancel()
+
+    def _look(self) -> None:
+        self._timer = None
+        if not self.stream.in_flight:
+            return
+        self._quiet += 1
+        if self._quiet >= _LOST:
+            self.silent = True
+            self.rpc.cancel()
+            return
+        if self._quiet == _ASK:
+            self.asks = True
+            self.wake.set()
+        self._timer = asyncio.get_running_loop().call_later(self._tick, self._look)
 
 
 def cancelled_by_owner() -> bool:

@@ -25,6 +25,9 @@ class ClientOptions:
     """A RETRY call that has lost this many streams fails: it may be what breaks its server."""
     connect_timeout: float = 5.0
     """From opening a stream to its Welcome."""
+    silence: float = 1.5
+    """A stream on which nothing comes for this long, although calls are in flight and its peer was asked whether it is
+    there, is given up."""
     first_retry: float = 0.02
     """Base of the first reconnect delay; the delay drawn is between half of it and all of it."""
     max_retry: float = 1.0

@@ -37,6 +37,26 @@ Handler = Callable[[Any, CallContext], Any]
 MODEL = "tiny@1"
 
 
+class Frozen:
+    """A call's context as a process has it that stands still: its connections stay open, and nothing moves on them."""
+
+    def __init__(self, context: Any, moves: asyncio.Event) -> None:
+        self._context = context
+        self._moves = moves
+
+    async def read(self) -> Any:
+        frame = await self._context.read()
+        await self._moves.wait()
+        return frame
+
+    async def write(self, message: Any) -> None:
+        await self._moves.wait()
+        await self._context.write(message)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._context, name)
+
+
 class Leaf:
     """One multiplexed leaf service that can be stopped and started again on the same port."""
 
@@ -46,9 +66,13 @@ class Leaf:
         self._add = add
         self.handler = handler
         self.port = 0
+        self.moves = asyncio.Event()
+        """Cleared: it stands still."""
+        self.moves.set()
         self._server: grpc.aio.Server | None = None
 
     async def start(self) -> None:
+        moves = self.moves
         mux = MuxServer(
             codec=Codec.of(self._pb.SessionRequest, self._pb.SessionResponse),
             handler=lambda call, context: self.handler(call, context),
@@ -58,7 +82,7 @@ class Leaf:
 
         class Servicer(self._servicer):  # type: ignore[misc]
             async def Session(self, request_iterator: Any, context: Any) -> None:  # noqa: N802
-                await mux.serve(request_iterator, context)
+                await mux.serve(request_iterator, Frozen(context, moves))
 
         self._server = make_server()
         self._add(Servicer(), self._server)

@@ -102,7 +102,7 @@ class SafetyClient:
             traceparent=traceparent,
             read=read,
             fallback=away,
-            wait=True,
+            wait=self._mux.away < self._grace,  # as long as a restart takes
         )
 
     # ---- output --------------------------------------------------------------------------------------------------
