@@ -6,6 +6,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from math import inf
 
 import grpc
 from weir.admission.v1 import admission_pb2
@@ -27,10 +28,11 @@ from services.gateway.policy.finals import ArmKey
 from services.gateway.policy.limits import State
 from services.gateway.policy.parameters import invalid
 from services.gateway.policy.spec import Spec
+from services.gateway.policy.standing import RUNNING
 from services.gateway.policy.turnover import jittered
 from services.gateway.ports import AdmissionPort, AuditPort, QuotaPort, Reservation, RouterPort, SafetyPort
 from services.gateway.refusals import outcome_of, with_limits
-from services.gateway.request import deadline_of, queue_class_of
+from services.gateway.request import broken_off, queue_class_of, time_limit
 from services.gateway.text import TextModel
 
 MAX_INPUTS = 256
@@ -57,6 +59,7 @@ class _Started:
 
     arrived: float
     given: float = 0.0
+    latest: float = inf
     reservation: Reservation | None = None
     route: Route | None = None
     arm: ArmKey | None = None
@@ -118,7 +121,7 @@ class Embedder:
                 raise
             raise told from error
         except asyncio.CancelledError:
-            self._rejected(spec, caller, WeirError(Reason.CANCELLED, "the caller cancelled"), started)
+            self._rejected(spec, caller, broken_off(started.latest, self._clock), started)
             raise
         except Exception:  # a fault of ours still gives the quota back and leaves its record
             self._rejected(spec, caller, WeirError(Reason.INTERNAL, "internal error"), started)
@@ -162,8 +165,8 @@ class Embedder:
             raise WeirError(
                 Reason.DEPENDENCY_UNAVAILABLE, "this request could not be audited", retry_after=self._soon(5.0)
             )
-        deadline = deadline_of(tenant, caller.remaining, self._settings.default_deadline, self._clock)
-        started.given = deadline.at - started.arrived
+        time = time_limit(tenant, caller.remaining, self._settings.default_deadline, self._clock)
+        started.given, started.latest, deadline = time.given, time.latest, time.deadline
         asked = self._catalog.question(caller.identity.tenant, model, user=spec.user, session=spec.session)
         route, _ = await self._router.start_resolve(asked, deadline=deadline, traceparent=caller.traceparent)
         started.arm, started.route = self._catalog.arm_key(model, route), route
@@ -274,7 +277,10 @@ class Embedder:
         try:
             return await stub.Embed(request, timeout=deadline.timeout(self._clock))
         except grpc.aio.AioRpcError as error:
-            raise from_rpc_error(error) from error
+            told = from_rpc_error(error)
+            if told.reason is Reason.DEADLINE_EXCEEDED:
+                told = WeirError(told.reason, "the deadline passed while it ran", limit=RUNNING)
+            raise told from error
         except asyncio.CancelledError as error:
             task = asyncio.current_task()
             if task is not None and task.cancelling():

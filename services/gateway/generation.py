@@ -7,6 +7,7 @@ OpenAI) finds it.
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable
 from typing import Protocol
 
@@ -60,11 +61,13 @@ class Generation(Mailbox):
         on_end: Callable[[], None],
         observed: bool = False,
         entire: bool = False,
+        latest: float | None = None,
         on_text: Callable[[], None] | None = None,
     ) -> None:
         """`keep_text`: the whole answer is wanted once it is complete; see `answer`. `observed`: the log-probabilities
-        of its tokens are wanted; see `final`. `entire`: its reader gets nothing of an answer that fails. `on_text` is
-        called once, before the first text is handed on."""
+        of its tokens are wanted; see `final`. `entire`: its reader gets nothing of an answer that fails. At
+        `latest` (monotonic seconds) its time is over, whatever its worker does. `on_text` is called once, before the
+        first text is handed on."""
         super().__init__(request_id=request_id, choices=parameters.n, clock=clock, arrived=arrived, egress=egress)
         self.tenant = tenant
         self.check = check
@@ -78,6 +81,11 @@ class Generation(Mailbox):
         self._on_end = on_end
         self._on_text = on_text
         self._entire = entire
+        self._latest = latest
+        self._timer: asyncio.TimerHandle | None = None
+        if latest is not None:
+            left = max(0.0, latest - clock.monotonic())
+            self._timer = asyncio.get_running_loop().call_later(left, self.stop, Finish.DEADLINE)
         self._shown = False  # text was handed on
         self._first = 0.0
         self._kept: list[list[str]] | None = [[] for _ in range(parameters.n)] if keep_text else None
@@ -194,13 +202,17 @@ class Generation(Mailbox):
 
     def discard(self) -> None:
         """Let go of the filters of a generation that never ran; nobody is told."""
+        self._forget_time()
         for choice in self.choices:
             choice.abandon(Finish.ERROR)
 
     def stop(self, finish: Finish) -> None:
-        """End every open choice now, on the worker too. Does nothing after the end."""
+        """End every open choice now, on the worker too. Does nothing after the end. A call that is broken off when its
+        time was over did not leave: it was late."""
         if self.end is not None:
             return
+        if finish is Finish.CANCELLED and self._latest is not None and self._clock.monotonic() >= self._latest:
+            finish = Finish.DEADLINE
         for choice in self.choices:
             if choice.finish is None:
                 if choice.ending is None:
@@ -210,7 +222,12 @@ class Generation(Mailbox):
         self._end()
         self._wake()
 
+    def _forget_time(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+
     def _end(self) -> None:
+        self._forget_time()
         now = self._clock.monotonic()
         self.breakdown.total = now - self.arrived
         if self._first:

@@ -32,7 +32,6 @@ from services.gateway.mirroring import Mirroring
 from services.gateway.opening import Opening
 from services.gateway.outcomes import Outcomes
 from services.gateway.policy.answers import Answer, AnswerCache, restored
-from services.gateway.policy.events import Finish
 from services.gateway.policy.parameters import check_parameters
 from services.gateway.policy.plans import LADDER_FLAGS
 from services.gateway.policy.pressure import Pressures
@@ -49,7 +48,7 @@ from services.gateway.ports import (
     WorkerPort,
 )
 from services.gateway.refusals import with_limits
-from services.gateway.request import Candidate, Request, accepted_of, deadline_of, with_seed
+from services.gateway.request import Candidate, Request, accepted_of, broken_off, time_limit, with_seed
 from services.gateway.runs import Runs
 from services.gateway.text import TextModel
 
@@ -170,7 +169,7 @@ class Pipeline:
             identity=identity,
             tenant=tenant,
             plan=self._catalog.plan(tenant),
-            deadline=deadline_of(tenant, remaining, self._settings.default_deadline, self._clock),
+            time=time_limit(tenant, remaining, self._settings.default_deadline, self._clock),
             arrived=self._clock.monotonic(),
             trace=span(f"{spec.operation} {self._catalog.told(spec.model)}"[:120], traceparent, kind=SERVER),
         )
@@ -192,7 +191,7 @@ class Pipeline:
             raise told from error
         except asyncio.CancelledError:
             if not self._openings[task]:
-                self._rejected(request, WeirError(Reason.CANCELLED, "the caller cancelled"))
+                self._rejected(request, broken_off(request.latest, self._clock))
                 raise
             task.uncancel()
             cut = self._draining()
@@ -229,18 +228,15 @@ class Pipeline:
                 request.waiting.cancel()
 
     def sweep(self) -> None:
-        """Heartbeats, readers that do not read, and a backstop behind the worker's own deadline; called about twice a
-        second."""
+        """Heartbeats, and readers that do not read; called about twice a second."""
         now = self._clock.monotonic()
         self._turnover.tick(now)
         metrics.ACTIVE.set(len(self._active))
         self._closing.refusals.flush()
         self.egress.sweep(now)
         self._outcomes.sweep()
-        for generation, request in list(self._active.items()):
-            if now >= request.deadline.at + 1.0:
-                generation.stop(Finish.DEADLINE)
-            elif now - generation.last_activity >= self._settings.heartbeat_seconds:
+        for generation in self._active:
+            if now - generation.last_activity >= self._settings.heartbeat_seconds:
                 generation.last_activity = now
                 generation.heartbeat()
 
@@ -333,6 +329,7 @@ class Pipeline:
             on_end=lambda: self._on_end(request),
             observed=mirroring is not None or scored,
             entire=request.spec.entire,
+            latest=request.latest,
             on_text=None if mirroring is None else lambda: mirroring.soon(request),
         )
         generation.degraded = request.degraded

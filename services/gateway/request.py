@@ -14,6 +14,7 @@ from weir.worker.v1 import worker_pb2
 
 from libs.clock import Clock
 from libs.deadlines import Deadline, to_duration, to_seconds
+from libs.errors import Reason, WeirError
 from libs.routing import Route, RouteRequest
 from libs.telemetry.tracing import Span
 from services.gateway.catalog import Catalog
@@ -31,6 +32,10 @@ from services.gateway.text import TextModel
 _GROUP = 16
 """Tokens per delivery of a request that is not streamed: each spares the mesh that many wake-ups, and an output that
 the safety filter stops wastes at most this many on the worker."""
+_WAY_BACK, _WAY_BACK_SHARE = 0.2, 0.1
+"""Seconds of a caller's time, and the share of a short one, that are kept for the way back."""
+_LATE = 1.0
+"""Seconds that a worker may come late where nobody else breaks off the call."""
 _CLASSES = {
     registry_pb2.PLAN_PAID: admission_pb2.QUEUE_CLASS_PAID,
     registry_pb2.PLAN_FREE: admission_pb2.QUEUE_CLASS_FREE,
@@ -54,6 +59,18 @@ class Candidate:
     """Where it counts; None outside rollouts."""
 
 
+@dataclass(frozen=True, slots=True)
+class TimeLimit:
+    """The time that a request has."""
+
+    deadline: Deadline
+    """For everybody who works for it."""
+    latest: float
+    """When it is ended here if nobody else has done so (monotonic seconds)."""
+    given: float
+    """Seconds that its caller gave it, or we did."""
+
+
 class Request:
     """One request on its way; what the end needs to know of its beginning."""
 
@@ -68,9 +85,11 @@ class Request:
         "faults",
         "final",
         "generation",
+        "given",
         "granted",
         "id",
         "identity",
+        "latest",
         "lease",
         "leases",
         "mailbox",
@@ -99,7 +118,7 @@ class Request:
         identity: Identity,
         tenant: registry_pb2.Tenant,
         plan: Plan,
-        deadline: Deadline,
+        time: TimeLimit,
         arrived: float,
         trace: Span,
     ) -> None:
@@ -108,7 +127,9 @@ class Request:
         self.identity = identity
         self.tenant = tenant
         self.plan = plan
-        self.deadline = deadline
+        self.deadline = time.deadline
+        self.latest = time.latest
+        self.given = time.given
         self.arrived = arrived
         self.span = trace
         self.asked = 0  # questions to admission so far
@@ -161,11 +182,6 @@ class Request:
         return catalog.question(self.identity.tenant, model, user=spec.user, session=spec.session, request_id=self.id)
 
     @property
-    def given(self) -> float:
-        """Seconds from its arrival to its deadline."""
-        return self.deadline.at - self.arrived
-
-    @property
     def route(self) -> str:
         """The route whose objectives it has."""
         return "batch" if self.spec.batch else "generate"
@@ -180,13 +196,19 @@ def queue_class_of(tenant: registry_pb2.Tenant, *, batch: bool, over_quota: bool
     return _CLASSES.get(tenant.plan, admission_pb2.QUEUE_CLASS_FREE)
 
 
-def deadline_of(tenant: registry_pb2.Tenant, remaining: float | None, default: float, clock: Clock) -> Deadline:
-    """The end of the `remaining` seconds (of the default where the caller named none) or of the tenant's longest
-    time."""
-    seconds = default if remaining is None else remaining
-    if tenant.HasField("max_deadline"):
-        seconds = min(seconds, to_seconds(tenant.max_deadline))
-    return Deadline.after(seconds, clock)
+def time_limit(tenant: registry_pb2.Tenant, remaining: float | None, default: float, clock: Clock) -> TimeLimit:
+    """The `remaining` seconds of its caller (the default where it named none), the tenant's longest time at most.
+
+    Of a caller's own time a little is kept for the way back: it hears from us that it was late, before its own side
+    breaks off the call, which would look as if it had left, and would say nothing about who was late.
+    """
+    given = default if remaining is None else remaining
+    back = 0.0 if remaining is None else min(_WAY_BACK, _WAY_BACK_SHARE * remaining)
+    seconds, latest = given - back, given - back / 2 if back else given + _LATE
+    if tenant.HasField("max_deadline") and (longest := to_seconds(tenant.max_deadline)) < seconds:
+        given, seconds, latest = longest, longest, min(latest, longest + _LATE)
+    now = clock.monotonic()
+    return TimeLimit(Deadline(now + seconds), now + latest, given)
 
 
 def with_texts(spec: Spec, texts: tuple[str, ...] | None) -> Spec:
@@ -330,6 +352,13 @@ def settle(quota: QuotaPort, request: Request, tokens: int, *, prompt_tokens: in
         prompt_tokens=prompt_tokens,
         model_version=request.model_version,
     )
+
+
+def broken_off(latest: float, clock: Clock) -> WeirError:
+    """What the end of a call from its caller's side means: that its time was over, or that the caller left."""
+    if clock.monotonic() >= latest:
+        return WeirError(Reason.DEADLINE_EXCEEDED, "the deadline passed")
+    return WeirError(Reason.CANCELLED, "the caller cancelled")
 
 
 def forget(future: asyncio.Future[Any]) -> None:

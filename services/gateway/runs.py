@@ -28,7 +28,7 @@ from services.gateway.policy.finals import FinalAnswer
 from services.gateway.policy.plans import Plan
 from services.gateway.policy.spec import BoundParameters, Identity, Spec
 from services.gateway.ports import AdmissionPort, FilteredChoice, InputCheck
-from services.gateway.request import Candidate, Request, admit_message, with_seed
+from services.gateway.request import Candidate, Request, TimeLimit, admit_message, with_seed
 from services.gateway.structures import check_engine
 
 _ENDLESS = float("inf")
@@ -130,7 +130,7 @@ class Runs:
             identity=Identity(tenant=run.tenant),
             tenant=self._catalog.tenant(run.tenant),
             plan=Plan(),
-            deadline=run.deadline,
+            time=TimeLimit(run.deadline, latest=_ENDLESS, given=0.0),
             arrived=self._clock.monotonic(),
             trace=span(f"internal {run.model_version}"[:120], run.traceparent, kind=INTERNAL),
         )

@@ -25,11 +25,12 @@ class Stream:
         headers: list[tuple[str, str]] = HEADERS,
         *,
         token_ids: list[int] | None = None,
+        seconds: float = 30,
         **parameters: Any,
     ) -> None:
         self._channel = grpc.aio.insecure_channel(f"127.0.0.1:{rig.port}")
         stub = inference_pb2_grpc.InferenceServiceStub(self._channel)
-        self.call = stub.Generate(metadata=headers, timeout=30)
+        self.call = stub.Generate(metadata=headers, timeout=seconds)
         self._spec = inference_pb2.GenerationSpec(
             model="tiny", prompt="hi", parameters=inference_pb2.GenerationParameters(**parameters)
         )

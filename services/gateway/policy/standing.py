@@ -37,7 +37,9 @@ FILES = "model_files"
 """The limit that the catalog names when a version's tokenizer is not here."""
 NOBODY = "workers"
 """The limit that admission names when no worker has a version, or none came back."""
-_OWN = frozenset({SHARE_FULL, FILES, NOBODY})
+RUNNING = "running"
+"""The limit that is named when the deadline passed while a worker had the request."""
+_OWN = frozenset({SHARE_FULL, FILES, NOBODY, RUNNING})
 _TENANTS = frozenset({"max_active_share"})
 _FAULTS = frozenset({Reason.WORKER_LOST, Reason.ENGINE_ERROR, Reason.INTERNAL})
 _OVERLOAD = frozenset(

@@ -225,3 +225,15 @@ async def test_nothing_is_sent_while_nothing_changes(mesh: Rig) -> None:
         changed = await heard(stream)
         assert [(arm.step, arm.requests) for arm in changed.arms] == [(1, 1)]
         assert stream.empty()
+
+
+async def test_e7_a_candidate_that_hangs_is_blamed_by_name(mesh: Rig) -> None:
+    """Callers give their own time; what hangs until it is over must not look like callers who left."""
+    await begin(mesh)
+    async with Stream(mesh, seconds=1.5) as stream:
+        running = await taken(mesh.workers[0])
+        assert running.submit.model_version == CANDIDATE
+        await stream.rest()
+    arm = mesh.gateway._outcomes.table.arm(KEY)
+    assert arm is not None
+    assert (arm.model_version, arm.requests, arm.errors) == (CANDIDATE, 1, 1)

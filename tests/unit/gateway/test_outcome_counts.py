@@ -19,7 +19,7 @@ from services.gateway.policy.events import Finish
 from services.gateway.policy.finals import ArmKey
 from services.gateway.policy.objectives import Objectives, judge
 from services.gateway.policy.scoring import Scoring
-from services.gateway.policy.standing import FILES, NOBODY, SHARE_FULL, Standing, of_end, of_refusal
+from services.gateway.policy.standing import FILES, NOBODY, RUNNING, SHARE_FULL, Standing, of_end, of_refusal
 
 GOOD, BAD, NEITHER = Standing.GOOD, Standing.BAD, Standing.NEITHER
 KEY = ArmKey("tiny", "r1", 3, 0, "canary")
@@ -73,6 +73,7 @@ def test_what_an_end_says(finish: Finish, reason: str, patient: bool, expected: 
         (Reason.EVICTED_SHED, "", (BAD, NEITHER)),
         (Reason.EVICTED_DEADLINE, "", (BAD, NEITHER)),
         (Reason.REJECTED_DEADLINE, SHARE_FULL, (BAD, BAD)),
+        (Reason.DEADLINE_EXCEEDED, RUNNING, (BAD, BAD)),
         (Reason.DEPENDENCY_UNAVAILABLE, FILES, (BAD, BAD)),
         (Reason.INTERNAL, "", (BAD, BAD)),
     ],
