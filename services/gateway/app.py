@@ -20,9 +20,11 @@ from weir.safety.v1 import safety_pb2, safety_pb2_grpc
 
 from libs.auditlog import AuditWriter, Spool
 from libs.clock import Clock, SystemClock
+from libs.errors import WeirError
 from libs.mux import Codec, MuxClient
 from libs.registry import RegistrySnapshot, RegistryView, Source, follow
 from libs.rpc import make_channel
+from libs.telemetry import get_logger
 from services.gateway import records
 from services.gateway.catalog import Catalog
 from services.gateway.clients.admission import AdmissionClient, LocalGrants
@@ -44,6 +46,7 @@ from services.gateway.runs import Runs
 from services.gateway.shadow.mirrors import Mirrors
 from services.gateway.text_store import TextStore
 
+log = get_logger(__name__)
 _SWEEP_SECONDS = 0.5
 _LOOK_SECONDS = 0.005
 _FILES_SECONDS = 60.0
@@ -193,7 +196,8 @@ class Gateway:
         return ["weir.inference.v1.InferenceService", "weir.openai.v1.OpenAIService"]
 
     async def run(self, ready: Callable[[], None]) -> None:
-        """See `Service`. Ready means: a registry snapshot, its tokenizers, and a stream to every deciding service."""
+        """See `Service`. Ready means: a registry snapshot, its tokenizers, and a stream to every deciding service, or
+        its fallback where there is none after a while."""
         async with contextlib.aclosing(self._texts), asyncio.TaskGroup() as group:
             for link in self._links:
                 group.create_task(link.run())
@@ -205,9 +209,7 @@ class Gateway:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(_FILES_SECONDS):
                     await self._catalog.preload()
-            await self._quota.wait_connected(60.0)
-            for link in self._links:
-                await link.wait_connected(60.0)
+            await self._wait_leaves()
             ready()
             while True:
                 await asyncio.sleep(_SWEEP_SECONDS)
@@ -215,12 +217,24 @@ class Gateway:
                 self._safety.sweep()
                 self._texts.sweep()
 
+    async def _wait_leaves(self) -> None:
+        """A mesh that starts is waited for; a gateway that starts without a leaf service must not be away as well."""
+        patience = self._settings.leaf_patience
+        waits = [self._quota.wait_connected(patience), *(link.wait_connected(patience) for link in self._links)]
+        for outcome in await asyncio.gather(*waits, return_exceptions=True):
+            if isinstance(outcome, WeirError):
+                log.warning("started_without", domain=outcome.limit)
+            elif outcome is not None:
+                raise outcome
+
     async def drain(self) -> None:
-        """See `Service`. What still runs near the end of the time for it is cut; then the last settlements, releases
-        and records leave."""
+        """See `Service`. At first it serves on: whoever sends requests here learns meanwhile that its endpoint is gone.
+        What still runs near the end of the time for it is cut; then the last settlements, releases and records
+        leave."""
         await self._mirrors.drain()
         try:
             async with asyncio.timeout(max(0.0, self._settings.drain_seconds - _LAST_SECONDS)):
+                await asyncio.sleep(self._settings.lame_duck_seconds)
                 await self._pipeline.drain()
         except TimeoutError:
             self._pipeline.cut()

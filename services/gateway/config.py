@@ -29,6 +29,11 @@ class Settings(ServiceSettings, frozen=True, kw_only=True, forbid_unknown_fields
     """Seconds for a request that names no deadline of its own and whose tenant has none."""
     decide_timeout: float = 1.0
     """Seconds that one decision (safety, quota, route) may take before its fallback is used."""
+    leaf_patience: float = 10.0
+    """Seconds that a starting gateway waits for a deciding service before it serves without it."""
+    lame_duck_seconds: float = 1.0
+    """Of a drain's time: how long it serves on after its endpoint has left the registry, so that everybody who sends
+    requests has learned of that before it refuses any."""
     end_timeout: float = 30.0
     """Seconds that settling, releasing and reporting are retried for."""
     filter_grace: float = 5.0

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 
@@ -14,6 +15,7 @@ from tests.e2e.conftest import client_for
 from tests.support.mesh import Mesh, eventually
 
 LIMIT = 3000
+CALLERS = 12
 LIMITERS = ("ratelimit", "ratelimit-2")
 ADMISSIONS = ("admission", "admission-2")
 
@@ -127,3 +129,28 @@ def preemptions(mesh: Mesh) -> float:
     addresses = [row["metrics_address"] for row in mesh.weir_json("workers")["workers"]]
     pages = [httpx2.get(f"http://{address}/metrics", trust_env=False).text for address in addresses]
     return sum(float(count) for page in pages for count in asked.findall(page))
+
+
+def test_e6_a_rolling_restart_of_the_gateways_refuses_nobody(replicas: Mesh) -> None:
+    """One after the other leaves and comes back, under load; nothing is tried twice."""
+    key = key_of(replicas, "rolling", "paid", requests_per_minute=1_000_000)
+    over = threading.Event()
+
+    def calls(_: int) -> int:
+        served = 0
+        with client_for(replicas, key) as client:
+            while not over.is_set():
+                served += used(client, 1) > 0
+        return served
+
+    with ThreadPoolExecutor(CALLERS) as threads:
+        callers = [threads.submit(calls, number) for number in range(CALLERS)]
+        try:
+            for gateway in ("gateway", "gateway-2"):
+                old = int(replicas.process(gateway)["pid"])
+                replicas.weir("restart", gateway)
+                replicas.wait_back(gateway, old)
+                assert not any(caller.result() for caller in callers if caller.done())  # else what was refused
+        finally:
+            over.set()
+        assert all(caller.result(timeout=60) > 0 for caller in callers)

@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import itertools
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Collection
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -282,8 +282,11 @@ def registry(directory: Path) -> list[Any]:
 
 
 @contextlib.asynccontextmanager
-async def rig(directory: Path, state: Path, *, drain: float = 1.0, **settings: Any) -> AsyncIterator[Rig]:
-    """Everything up, until the block ends. `directory` holds the tokenizer, `settings` are the gateway's."""
+async def rig(
+    directory: Path, state: Path, *, drain: float = 1.0, without: Collection[str] = (), **settings: Any
+) -> AsyncIterator[Rig]:
+    """Everything up, until the block ends. `directory` holds the tokenizer, `settings` are the gateway's; the leaves
+    `without` which it starts have an address where nobody listens."""
     store = MemoryStore()
     workers = [FakeWorker("worker-a"), FakeWorker("worker-b")]
     for worker in workers:
@@ -362,13 +365,15 @@ async def rig(directory: Path, state: Path, *, drain: float = 1.0, **settings: A
     leaves = {"ratelimit": quota, "router": router, "admission": admission, "safety": safety, "audit": audit}
     for leaf in leaves.values():
         await leaf.start()
+    for name in without:
+        await leaves[name].stop()
     configured = Settings(
         service="gateway",
         instance="gateway-0",
         state_dir=str(state),
         targets=Targets(**{name: f"127.0.0.1:{leaf.port}" for name, leaf in leaves.items()}),
         drain_seconds=drain,
-        **settings,
+        **{"lame_duck_seconds": 0.0, **settings},
     )
     for message in registry(directory):
         await store.txn(puts=[Put(keys.key_of(message), keys.encode(message))])

@@ -1,4 +1,5 @@
-"""A leaf service that stands still: its connections stay open, and nothing comes. Requests are served without it."""
+"""A leaf service that stands still (its connections stay open, and nothing comes), or is not there when the gateway
+starts: requests are served without it. And a gateway that leaves."""
 
 from __future__ import annotations
 
@@ -6,7 +7,9 @@ import asyncio
 from collections.abc import AsyncIterator
 from pathlib import Path
 
+import grpc
 import pytest
+from grpc_health.v1 import health_pb2, health_pb2_grpc
 from weir.registry.v1 import registry_pb2
 
 from libs.errors import Reason
@@ -16,6 +19,7 @@ from tests.support.native_stream import FLAGGED, Stream, ids, refusal, taken
 from tests.support.tokenizer import write_byte_tokenizer
 
 FOR_EVER = 1000.0
+SERVING, NOT_SERVING = health_pb2.HealthCheckResponse.SERVING, health_pb2.HealthCheckResponse.NOT_SERVING
 
 
 @pytest.fixture
@@ -95,3 +99,49 @@ async def test_e7_who_must_be_checked_is_refused_at_once(patient: Rig) -> None:
     assert error.reason is Reason.DEPENDENCY_UNAVAILABLE
     assert error.retry_after is not None
     leaf.moves.set()
+
+
+# ---- away at the start ------------------------------------------------------------------------
+
+AWAY = {"router": ["router_local"], "safety": ["safety_skipped"], "audit": [], "ratelimit": ["quota_local"]}
+
+
+@pytest.mark.parametrize("name", list(AWAY))
+async def test_e6_a_gateway_starts_without_a_leaf_and_takes_it_when_it_comes(tmp_path: Path, name: str) -> None:
+    model = tmp_path / "model"
+    model.mkdir()
+    apart = rig(write_byte_tokenizer(model), tmp_path / "state", without=[name], leaf_patience=0.5, filter_grace=0.1)
+    async with apart as mesh:
+        async with Stream(mesh, FLAGGED) as stream:
+            await (await taken(mesh.workers[0])).last(ids("a"))
+            text, end = await stream.rest()
+        assert (text, sorted(end.degraded)) == ("a", AWAY[name])
+        leaf, links = frozen_of(mesh, name)
+        await leaf.start()
+        for link in links:
+            await link.wait_connected(20)
+        async with Stream(mesh, FLAGGED) as stream:
+            await (await taken(mesh.workers[0])).last(ids("b"))
+            text, end = await stream.rest()
+        assert (text, list(end.degraded)) == ("b", [])
+
+
+async def test_e6_a_gateway_that_leaves_serves_on_at_first(tmp_path: Path) -> None:
+    """Who sends requests learns a moment later that its endpoint is gone."""
+    model = tmp_path / "model"
+    model.mkdir()
+    leaving = rig(write_byte_tokenizer(model), tmp_path / "state", drain=20.0, lame_duck_seconds=2.0)
+    mesh = await leaving.__aenter__()
+    async with grpc.aio.insecure_channel(f"127.0.0.1:{mesh.port}") as channel:
+        watch = health_pb2_grpc.HealthStub(channel).Watch(health_pb2.HealthCheckRequest())
+        assert (await watch.read()).status == SERVING
+        ending = asyncio.ensure_future(leaving.__aexit__(None, None, None))
+        assert (await watch.read()).status == NOT_SERVING
+        async with Stream(mesh, FLAGGED) as stream:  # sent here by somebody who does not know yet
+            await (await taken(mesh.workers[0])).last(ids("a"))
+            assert (await stream.rest())[0] == "a"
+        async with asyncio.timeout(10):
+            while not mesh.gateway._pipeline.draining:  # noqa: ASYNC110 - time has to pass
+                await asyncio.sleep(0.01)
+        watch.cancel()
+    await ending
