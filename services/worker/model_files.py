@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -63,6 +64,18 @@ class ModelFiles:
             raise EngineLoadError(f"{folder}: no such folder for model {model}")
         checked = required or (folder / MANIFEST).exists()
         return cls(folder, read_manifest(folder, model) if checked else None)
+
+    @cached_property
+    def key(self) -> str:
+        """What names the content: the digest of the manifest; without one, of every file's name and `Stamp`.
+
+        :raises EngineLoadError: the folder cannot be read.
+        """
+        if self.manifest is not None:
+            return self.manifest.key
+        with _named(self.folder):
+            stamps = sorted((path.name, stamp_of(path)) for path in self.folder.iterdir())
+        return hashlib.sha256(repr(stamps).encode()).hexdigest()
 
     def __contains__(self, name: str) -> bool:
         """Whether there is such a file.

@@ -11,7 +11,7 @@ import zlib
 
 from services.worker.engines.port import FinishReason, SamplingParams, SequenceRequest
 from services.worker.engines.torch_engine.blocks import BlockManager, Tier
-from services.worker.engines.torch_engine.prefix import names_for
+from services.worker.engines.torch_engine.prefix import PrefixNames
 from services.worker.engines.torch_engine.scheduler import Scheduler, SchedulerOptions
 from services.worker.engines.torch_engine.sequences import ModelLimits, State
 
@@ -29,7 +29,7 @@ def make(
     limits = ModelLimits(context=context, vocabulary=VOCABULARY, eos_token_ids=frozenset({EOS}))
     scheduler = Scheduler(
         models=dict.fromkeys(MODELS, limits),
-        names=names_for(MODELS, BLOCK, public or {}),
+        names={model: PrefixNames(model, BLOCK, (public or {}).get(model, ())) for model in MODELS},
         pool=pool,
         options=SchedulerOptions(block_size=BLOCK, max_running=max_running, max_step_tokens=max_step_tokens, **options),
     )

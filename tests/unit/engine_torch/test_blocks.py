@@ -37,6 +37,15 @@ class Machine(RuleBasedStateMachine):
             elif move.source[0] is Tier.DISK:
                 assert move.source[1] not in self.damaged, "a damaged block is brought up"
 
+    @rule(tag=st.sampled_from([b"a", b"q"]))
+    def purge(self, tag):
+        """What begins so is found no more, in any tier; its users keep it."""
+        kept = sum(self.sizes.values()) - self.pool.free - self.pool.spilled
+        self.pool.purge(tag)
+        self.carry_out()
+        assert self.pool.probe([tag]) == (0, 0)
+        assert sum(self.sizes.values()) - self.pool.free - self.pool.spilled >= kept
+
     @rule(text=st.sampled_from(TEXTS), owner=st.sampled_from([b"", b"x"]), length=st.integers(1, 4))
     def begin(self, text, owner, length):
         """A sequence takes what the cache has of its text and computes the rest."""
@@ -263,3 +272,21 @@ def test_a_damaged_slot_is_given_up_and_free_again():
     spill.check([(2, 0)])
     spill.unpin([(2, 0)])
     assert spill.used == 0
+
+
+def test_e1_a_purge_reaches_every_tier_and_leaves_users_their_blocks():
+    pool = BlockManager(1, host=1, disk=1)
+    for name in (b"old", b"older", b"in use"):  # each moves the one before down
+        blocks = pool.allocate(1)
+        pool.seal(blocks[0], name)
+        if name != b"in use":
+            pool.release(blocks)
+    assert pool.spilled == 2
+    pool.purge(b"old")
+    assert (pool.spilled, pool.probe([b"old"]), pool.probe([b"older"])) == (0, (0, 0), (0, 0))
+    assert pool.probe([b"in use"]) == (1, 0)
+    pool.purge(b"in use")
+    assert pool.probe([b"in use"]) == (0, 0)
+    pool.check_integrity([blocks])
+    pool.release(blocks)
+    assert (pool.free, pool.cached) == (1, 0)

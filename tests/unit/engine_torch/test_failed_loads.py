@@ -67,6 +67,22 @@ def test_a_model_that_cannot_be_read_is_not_read_again_and_again(tiny, other, mo
     assert started == [OTHER, MODEL, OTHER]
 
 
+def test_e1_an_adapter_stays_what_it_was_when_it_was_first_read(tiny, tmp_path):
+    """What it computed lies in the cache under its name."""
+    first, other = (save_adapter(tmp_path / name, f"{name}@1", 1e-10) for name in ("first", "other"))
+    core = make_core({MODEL: tiny[0]}, adapters={"first@1": first, "other@1": other}, max_adapters=1, min_residency=0.0)
+    before = run(core, [request(1, PROMPT, model="first@1")]).tokens[1]
+    assert run(core, [request(2, PROMPT, model="other@1")]).tokens[2]  # in its place
+    for file in first.folder.iterdir():
+        file.unlink()
+    first.folder.rmdir()
+    save_adapter(tmp_path / "first", "first@1", 2e-10)
+    assert run(core, [request(3, PROMPT, model="first@1")]).finish == {3: FinishReason.ERROR}
+    assert "is not what it was" in core._parts.models.shelf.reasons["first@1"]
+    assert run(core, [request(4, PROMPT, model="other@1")]).tokens[4]
+    assert before
+
+
 def test_an_adapter_whose_numbers_overflow_fails_alone_and_pushes_nobody_out(tiny, tmp_path):
     adapters = {
         "sound@1": save_adapter(tmp_path / "sound", "sound@1", 1e-10),

@@ -203,6 +203,26 @@ def test_a_model_taken_out_while_it_comes_never_arrives(moving, tiny, like):
     assert answer(mover, 1, OTHER) == support.reference(like[1], PROMPT)
 
 
+def test_e1_a_version_made_anew_answers_from_its_own_weights(moving, tiny, like, tmp_path):
+    folder = tmp_path / "anew"
+    model = support.save_checkpoint(folder, seed=5)
+    support.write_manifest(folder, OTHER)
+    long = [3 + index % 90 for index in range(62)]
+    tags = []
+    mover = moving({MODEL: tiny[0]}, host_bytes=1 << 16)
+    for handle, (where, weights) in enumerate([like, (folder, model), like]):
+        assert mover.load(OTHER, where).error is None
+        tags.append(mover.core._parts.scheduler._names[OTHER].tag)
+        mover.core.add([request(handle, long, model=OTHER)])
+        assert mover.finish().tokens[handle] == support.reference(weights, long)
+        assert mover.core.capacity().cached_blocks > 0
+        assert mover.core.capacity().prefix_hit_total == 0
+        assert mover.unload(OTHER).error is None
+        assert mover.core.capacity().cached_blocks == 0, "what only it could use is kept"
+    assert tags[0] == tags[2] != tags[1], "its blocks are named by its content"
+    mover.core._parts.scheduler.check_integrity()
+
+
 def test_a_leaving_model_finishes_what_it_was_given_waiting_and_compiling_included(moving, tiny, like):
     mover = moving({MODEL: tiny[0]}, max_running=1)
     assert mover.load(OTHER, like[0]).error is None

@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from services.worker.engines.torch_engine.prefix import PrefixNames, names_for
+from services.worker.engines.torch_engine.prefix import PrefixNames
 
 SIZE = 4
 TOKENS = st.lists(st.integers(0, 2), min_size=SIZE, max_size=24)
@@ -45,7 +45,8 @@ def test_a_digest_tells_where_a_block_stands_and_what_it_holds():
     names = PrefixNames("m@1", SIZE)
     digests = chain(names, [7] * 12)
     assert len(set(digests)) == 3
-    assert {len(digest) for digest in digests} == {16}
+    assert {len(digest) for digest in digests} == {24}
+    assert {digest[:8] for digest in digests} == {names.tag}
     # One token more or less shifts every block: no run of tokens can stand for another.
     assert not set(digests) & set(chain(names, [8, *[7] * 12]))
     # Token ids are counted in whole words: 256 is not a 1 and a 0.
@@ -61,9 +62,9 @@ def test_only_whole_blocks_of_the_longest_matching_prefix_are_public():
     assert names.public_blocks([]) == 0
 
 
-def test_every_model_has_its_own_public_prefixes():
-    names = names_for(["a", "b"], SIZE, {"a": [[1] * 8]})
-    assert names["a"].public_blocks([1] * 8) == 2
-    assert names["b"].public_blocks([1] * 8) == 0
-    assert chain(names["a"], [1] * 8, b"x") == chain(names["a"], [1] * 8, b"y")
-    assert chain(names["b"], [1] * 8, b"x") != chain(names["b"], [1] * 8, b"y")
+def test_what_computes_a_block_is_part_of_its_name():
+    names = [PrefixNames(content, SIZE, [[1] * 8]) for content in ("weights-1", "weights-2")]
+    names.append(PrefixNames("weights-1", 2 * SIZE, [[1] * 8]))
+    assert len({chain(each, [1] * 8)[0] for each in names}) == 3
+    assert len({each.tag for each in names}) == 3
+    assert chain(names[0], [1] * 8, b"x") == chain(PrefixNames("weights-1", SIZE, [[1] * 8]), [1] * 8, b"y")

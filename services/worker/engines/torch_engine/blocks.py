@@ -194,6 +194,17 @@ class BlockManager:
             else:
                 self._cache(block)
 
+    def purge(self, tag: bytes) -> None:
+        """Forget, in every tier, what lies under digests that begin with `tag`. Blocks in use stay with their users and
+        are given to nobody else."""
+        for digest in [each for each in self._by_digest if each.startswith(tag)]:
+            block = self._by_digest[digest]
+            if not self._refs[block]:
+                self._uncache(block)
+                self._free.append(block)
+            self._forget(block)
+        self._spill.purge(tag)
+
     def swap_out(self, blocks: Sequence[int]) -> list[Place] | None:
         """Move a sequence's blocks to lower tiers and stop using them; None (and no change) if those lack room.
         The copies are the caller's own until `swap_in` or `drop`."""

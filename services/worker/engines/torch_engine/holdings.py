@@ -119,6 +119,10 @@ class Holdings:
         self._pool.drop(sequence.places)
         sequence.blocks, sequence.places = [], []
 
+    def purge(self, names: PrefixNames) -> None:
+        """Drop what the cache has of these names: nobody will ask for it again."""
+        self._pool.purge(names.tag)
+
     def swap_out(self, sequence: LiveSequence) -> bool:
         """Move its blocks to lower tiers; False, and no change, if those lack room."""
         places = self._pool.swap_out(sequence.blocks)

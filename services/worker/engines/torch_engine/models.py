@@ -19,7 +19,7 @@ from services.worker.engines.torch_engine.config import ModelConfig
 from services.worker.engines.torch_engine.kv import BlockShape, KvMemory, bytes_per_block
 from services.worker.engines.torch_engine.loading import Checkpoint, StageTimer
 from services.worker.engines.torch_engine.model import LlamaModel, weight_bytes
-from services.worker.engines.torch_engine.prefix import PrefixNames, names_for
+from services.worker.engines.torch_engine.prefix import PrefixNames
 from services.worker.engines.torch_engine.runner import ModelRunner
 from services.worker.engines.torch_engine.sampler import Sampled, SequenceSampler
 from services.worker.engines.torch_engine.sequences import Chunk, ModelLimits
@@ -108,11 +108,13 @@ class Models:
         return False
 
     def names_of(self, model: str, files: ModelFiles) -> PrefixNames:
-        """How the blocks of a further model are named.
+        """How the blocks of a model or adapter are named; `files` are those of its weights.
 
         :raises EngineLoadError: it has public prefixes and its tokenizer cannot be read.
         """
-        return PrefixNames(model, self._settings.block_size, self._public_prefixes(model, files))
+        adapter = model if model in self._settings.adapters else ""  # its content is what was read of it first
+        content = f"{files.key} {adapter} {self._settings.weights} {self._dtype}"
+        return PrefixNames(content, self._settings.block_size, self._public_prefixes(model, files))
 
     def forget(self, model: str) -> None:
         """A model leaves for good."""
@@ -124,8 +126,7 @@ class Models:
         :raises EngineLoadError: there are public prefixes for a model whose tokenizer cannot be read.
         """
         shelf = self.shelf
-        public = {name: self._public_prefixes(name, shelf.files(shelf.base(name))) for name in shelf.configs}
-        return names_for(public, self._settings.block_size, public)
+        return {name: self.names_of(name, shelf.files(shelf.base(name))) for name in shelf.configs}
 
     def sampler(self, request: SequenceRequest, seed: int) -> SequenceSampler:
         """A sequence's sampling state.

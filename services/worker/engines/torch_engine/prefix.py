@@ -1,6 +1,8 @@
 """Names for blocks of tokens: hash chains, salted per tenant. Pure.
 
-The digest of a block covers the model, every token before it and its own, so equal digests mean equal keys and values.
+The digest of a block covers what computes it, every token before it and its own, so equal digests mean equal keys and
+values. What computes it is told by content, not by name: a version that is deleted and made anew with other weights has
+other blocks. Every digest begins with its model's tag, by which all blocks of a model that leaves are found.
 A tenant's salt enters the chain at its first private block: two tenants share nothing but the leading whole blocks of
 prefixes that the operator has declared public (R-TEN-3), and nobody can tell from a hit what another tenant has sent.
 BLAKE2b with 128 bits: nobody can construct two prompts with one digest.
@@ -10,16 +12,20 @@ from __future__ import annotations
 
 import hashlib
 from array import array
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
+
+_TAG_BYTES = 8
 
 
 class PrefixNames:
     """Digests of one model's token blocks."""
 
-    def __init__(self, model: str, block_size: int, public: Iterable[Sequence[int]] = ()) -> None:
-        """`model` names whatever makes keys and values differ (version, adapter). `public` are prompt beginnings, as
-        token ids, that all tenants may share."""
-        self._root = hashlib.blake2b(model.encode(), digest_size=16).digest()
+    def __init__(self, content: str, block_size: int, public: Iterable[Sequence[int]] = ()) -> None:
+        """`content` tells whatever makes keys and values differ: the digest of the weights, the adapter, number types.
+        `public` are prompt beginnings, as token ids, that all tenants may share."""
+        self._root = hashlib.blake2b(f"{block_size} {content}".encode(), digest_size=16).digest()
+        self.tag = self._root[:_TAG_BYTES]
+        """What every digest of these begins with."""
         self._block_size = block_size
         self._public = [list(prefix) for prefix in public]
 
@@ -43,11 +49,4 @@ class PrefixNames:
             if index >= public:
                 digest.update(salt)
             digest.update(array("I", tokens[index * size : (index + 1) * size]).tobytes())
-            chain.append(digest.digest())
-
-
-def names_for(
-    models: Iterable[str], block_size: int, public: Mapping[str, Iterable[Sequence[int]]]
-) -> dict[str, PrefixNames]:
-    """The names of each model's blocks."""
-    return {model: PrefixNames(model, block_size, public.get(model, ())) for model in models}
+            chain.append(self.tag + digest.digest())

@@ -199,10 +199,12 @@ class Scheduler:
         self.set_away(model)
 
     def remove_model(self, model: str) -> None:
-        """Take none of a model any more; none may be alive (see `uses`)."""
+        """Take none of a model any more; none may be alive (see `uses`). What only it could find in the cache goes."""
         self.set_present(model)
         self._models.pop(model, None)
-        self._names.pop(model, None)
+        names = self._names.pop(model, None)
+        if names is not None and all(names.tag != each.tag for each in self._names.values()):
+            self._holdings.purge(names)
 
     def uses(self, model: str) -> bool:
         """Whether any sequence of a model is alive."""

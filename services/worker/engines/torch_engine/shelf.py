@@ -95,6 +95,7 @@ class Shelf(Generic[M]):
         """Why models and adapters could not be read the last time, in full; callers are told less."""
         self._new: dict[str, set[str]] = {}  # models that have not had a step, and the adapters they wait for
         self._adapters: dict[str, _Held] = {}  # the oldest first
+        self._contents: dict[str, str] = {}  # of adapters, by name, as they were first read
         self._failures: dict[str, float] = {}  # when the latest load failed
         self._giving_way: frozenset[str] = frozenset()
         self._told: frozenset[str] = frozenset()
@@ -353,10 +354,14 @@ class Shelf(Generic[M]):
         self._reading[name] = self._thread.submit(self._load_adapter, name)
 
     def _load_adapter(self, name: str) -> LoraWeights:
-        """In the loading thread. Read anew each time, an adapter is verified each time."""
+        """In the loading thread. Read anew each time, an adapter is verified each time; its keys and values may lie in
+        the cache from the first time on, so it must still be the same."""
         source = self._settings.adapters[name]
         files = ModelFiles.of(source.folder, name, required=self._settings.require_manifest)
-        return adapters.load_adapter(files, self._checkpoints[source.base].config)
+        weights = adapters.load_adapter(files, self._checkpoints[source.base].config)
+        if self._contents.setdefault(name, files.key) != files.key:
+            raise EngineLoadError(f"{source.folder}: {name} is not what it was when it was first read")
+        return weights
 
     def _book_new_models(self, now: float) -> None:
         """Say of models that have had a step, and of which the adapters that they were read for have had one, that

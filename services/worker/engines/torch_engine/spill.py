@@ -86,6 +86,12 @@ class Spill:
             return (tier.number, slot) if tier is not self._disk or self._intact(slot) else None
         return None
 
+    def purge(self, tag: bytes) -> None:
+        """Forget cached blocks whose digests begin with `tag`."""
+        for tier in self._tiers:
+            for digest in [each for each in tier.cached if each.startswith(tag)]:
+                tier.free.append(tier.cached.pop(digest))
+
     def pin(self, count: int, moved: Moved) -> list[Slot] | None:
         """`count` slots that belong to the caller, in the highest tiers that have room; None if there is not enough."""
         if count > sum(tier.available for tier in self._tiers):
