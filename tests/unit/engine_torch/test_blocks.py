@@ -88,13 +88,13 @@ class Machine(RuleBasedStateMachine):
         """As a sequence does that goes on in a block it may share: a copy first, and the name is lost."""
         own = data.draw(st.sampled_from(self.users))
         block, content = own[-1]
-        if self.pool.shared(block) and not self.pool.free:
+        if self.pool.users(block) > 1 and not self.pool.free:
             with pytest.raises(MemoryError):
                 self.pool.writable(block)
             return
         mine = self.pool.writable(block)
         self.carry_out()
-        assert not self.pool.shared(mine)
+        assert self.pool.users(mine) == 1
         assert self.memory[Tier.DEVICE, mine] == content
         self.fresh += 1
         self.memory[Tier.DEVICE, mine] = f"own {self.fresh}".encode()

@@ -9,6 +9,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from support_symbolic import FUZZED, Fuzz
 
+from services.worker.engines.torch_engine.line import fewest
+from services.worker.engines.torch_engine.scheduler import Scheduler
+
 
 @pytest.mark.parametrize("name", FUZZED)
 def test_outputs_are_exact_and_every_block_comes_back(name):
@@ -16,6 +19,24 @@ def test_outputs_are_exact_and_every_block_comes_back(name):
     if name != "plain":
         assert done.scheduler.prefix_counters.hit > 0
     assert done.scheduler.preemptions > 0
+
+
+@pytest.mark.parametrize("name", FUZZED)
+def test_e2_whoever_gives_way_to_an_urgent_sequence_lets_it_in(name, monkeypatch):
+    gave_way = 0
+    yielding = Scheduler._yield_to_urgent
+
+    def watched(scheduler):
+        nonlocal gave_way
+        head, before = scheduler._line.head(), scheduler.preemptions
+        yielding(scheduler)
+        if scheduler.preemptions > before:
+            gave_way += 1
+            assert scheduler._fits(head, scheduler._growth(scheduler._running.values())), "preempted in vain"
+
+    monkeypatch.setattr(Scheduler, "_yield_to_urgent", watched)
+    Fuzz(f"urgent {name}", 400, **FUZZED[name]).run()
+    assert gave_way > 0
 
 
 @settings(max_examples=40, deadline=None)
@@ -60,3 +81,35 @@ def test_the_most_urgent_sequence_never_gives_its_memory_up(swap):
     machine.run()
     assert scheduler.preemptions > 0
     assert {handle: len(tokens) for handle, tokens in machine.tokens.items()} == {1: 25, 2: 25, 3: 20}
+
+
+@pytest.mark.parametrize("swap", [False, True])
+def test_e2_a_prompt_that_cannot_fit_preempts_nobody(swap):
+    """Eight choices share ten blocks; what one urgent sequence holds is not to be had."""
+    scheduler, pool = symbolic.make(60, host=60, swap=swap, context=400, max_running=12, max_step_tokens=300)
+    machine = symbolic.Machine(scheduler)
+    scheduler.add([symbolic.req(1, [5] * 78, max_tokens=40)])
+    machine.turn()
+    choices = range(2, 10)
+    scheduler.add([symbolic.req(each, [6] * 41, group=1, priority=1, max_tokens=10) for each in choices])
+    machine.turn()
+    machine.turn()
+    assert scheduler.running == 9
+    scheduler.add([symbolic.req(10, [7] * 200, max_tokens=5)])
+    while any(each not in machine.finish for each in choices):
+        due = sum(map(len, machine.tokens.values())) + scheduler.running
+        machine.turn()
+        assert scheduler.preemptions == 0
+        assert sum(map(len, machine.tokens.values())) >= due
+    machine.run()
+    assert scheduler.preemptions == 0
+    assert {each: len(tokens) for each, tokens in machine.tokens.items()} == {1: 40, 10: 5} | dict.fromkeys(choices, 10)
+    assert pool.free == 60
+
+
+@given(sizes=st.lists(st.integers(0, 5), max_size=8), needed=st.integers(0, 20))
+def test_e2_nobody_leaves_who_need_not(sizes, needed):
+    candidates = [[size] for size in sizes]  # told apart by identity, as sequences are
+    chosen = [size for [size] in fewest(candidates, lambda some: sum(size for [size] in some) >= needed)]
+    assert (sum(chosen) >= needed) is (sum(sizes) >= needed)
+    assert all(sum(chosen) - size < needed for size in chosen)

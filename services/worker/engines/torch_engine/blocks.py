@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import enum
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Container, Iterable, Sequence
 from dataclasses import dataclass
 
 from services.worker.engines.torch_engine.spill import IntegrityError, Spill
@@ -91,19 +91,20 @@ class BlockManager:
         """Blocks kept in host memory and on disk."""
         return self._spill.used
 
-    def shared(self, block: int) -> bool:
-        """Whether more than one sequence uses the block: writing it takes a copy."""
-        return self._refs[block] > 1
+    def users(self, block: int) -> int:
+        """How many sequences use the block: writing one of several takes a copy."""
+        return self._refs[block]
 
-    def probe(self, digests: Iterable[bytes]) -> tuple[int, int]:
-        """How many leading digests are kept in any tier, and how many device blocks taking them leaves fewer."""
+    def probe(self, digests: Iterable[bytes], unused: Container[int] = ()) -> tuple[int, int]:
+        """How many leading digests are kept in any tier, and how many device blocks taking them leaves fewer, if nobody
+        used those that are `unused` then."""
         found = cost = 0
         for digest in digests:
             block = self._by_digest.get(digest)
             if block is None and digest not in self._spill:
                 break
             found += 1
-            cost += block is None or self._refs[block] == 0
+            cost += block is None or self._refs[block] == 0 or block in unused
         return found, cost
 
     # ---- commands -------------------------------------------------------------------------------------------------

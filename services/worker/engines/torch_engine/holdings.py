@@ -5,7 +5,8 @@ Between the scheduler, which decides who gets memory, and the block manager, whi
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
 from services.worker.engines.torch_engine.blocks import BlockManager
@@ -44,19 +45,27 @@ class Holdings:
 
     def cost(self, sequence: LiveSequence) -> int:
         """Free blocks that joining takes."""
+        return self.spare(sequence, ())[1]
+
+    def spare(self, sequence: LiveSequence, leaving: Collection[LiveSequence]) -> tuple[int, int]:
+        """The blocks that are free once the running ones that are `leaving` have left, and those that joining takes
+        then. A block that others hold as well does not become free, and one that `sequence` finds there costs it one.
+        Its leader stays."""
+        held = Counter(block for each in leaving for block in each.blocks)
+        left = {block for block, count in held.items() if count == self._pool.users(block)}
+        free, needed = self._pool.free + len(left), self.blocks_for(len(sequence.tokens))
         if sequence.state is State.SWAPPED:
-            return self.blocks_for(len(sequence.tokens))
+            return free, needed
         if _fork_of(sequence) is not None:
-            return 1  # the copy of the block that both would write
-        needed = self.blocks_for(len(sequence.tokens))
-        found, cost = self._pool.probe(self._usable(sequence))
-        return needed - found + cost
+            return free, 1  # the copy of the block that both would write
+        found, cost = self._pool.probe(self._usable(sequence), left)
+        return free, needed - found + cost
 
     def lacks(self, sequence: LiveSequence) -> int:
         """Blocks a running sequence needs to compute its next token: for more room, or for its own copy of a shared
         one."""
         blocks, index = sequence.blocks, sequence.computed // self._size
-        return 1 if index >= len(blocks) else int(self._pool.shared(blocks[index]))
+        return 1 if index >= len(blocks) else int(self._pool.users(blocks[index]) > 1)
 
     def growth(self, sequence: LiveSequence, most: int) -> int:
         """Blocks, up to `most`, that it may still come to need: no more than its longest output does."""
@@ -93,7 +102,7 @@ class Holdings:
         :raises MemoryError: too few blocks are free; see `lacks`.
         """
         blocks, first = sequence.blocks, start // self._size
-        if first < len(blocks) and self._pool.shared(blocks[first]):
+        if first < len(blocks) and self._pool.users(blocks[first]) > 1:
             blocks[first] = self._pool.writable(blocks[first])
             sequence.version += 1
         missing = self.blocks_for(end) - len(blocks)

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import bisect
 import heapq
-from collections.abc import Callable, Hashable, Iterable
+from collections.abc import Callable, Hashable, Iterable, Sequence
 
 from services.worker.engines.torch_engine.sequences import LiveSequence
 
@@ -93,6 +94,22 @@ class Line:
             if len(heap) > 2 * alive + 64:
                 heap[:] = [entry for entry in heap if entry[2].alive]
                 heapq.heapify(heap)
+
+
+def fewest(
+    candidates: Sequence[LiveSequence], suffices: Callable[[Sequence[LiveSequence]], bool]
+) -> list[LiveSequence]:
+    """Who must leave so that what leaves `suffices`: the first of the `candidates`, no more than it takes and none that
+    changes nothing; nobody if all of them do not suffice. A larger part suffices where a smaller one does."""
+    if suffices(()) or not suffices(candidates):
+        return []
+    count = bisect.bisect_left(range(len(candidates)), True, key=lambda most: suffices(candidates[:most]))
+    chosen = list(candidates[:count])
+    for each in reversed(candidates[: count - 1]):  # without the last one it does not suffice
+        others = [other for other in chosen if other is not each]
+        if suffices(others):
+            chosen = others
+    return chosen
 
 
 def _first(heap: list[_Entry]) -> LiveSequence | None:

@@ -18,13 +18,13 @@ join and leave only between turns.
 from __future__ import annotations
 
 import logging
-from collections.abc import Container, Hashable, Iterable, Mapping, Sequence
+from collections.abc import Collection, Container, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from services.worker.engines.port import FinishReason, SequenceRequest
 from services.worker.engines.torch_engine.blocks import BlockManager
 from services.worker.engines.torch_engine.holdings import Holdings, PrefixCounters
-from services.worker.engines.torch_engine.line import Line
+from services.worker.engines.torch_engine.line import Line, fewest
 from services.worker.engines.torch_engine.prefix import PrefixNames
 from services.worker.engines.torch_engine.sequences import (
     FAILED,
@@ -321,13 +321,14 @@ class Scheduler:
             return sequence.request.model
         return sequence.request.cache_salt if self._over_share(sequence) else None
 
-    def _fits(self, sequence: LiveSequence, kept: int) -> bool:
-        """Whether it can join now: a row, and its blocks beside the `kept` ones for the growth of the running ones; a
-        sequence that would run alone needs no room for growth."""
-        if not self._free_rows:
+    def _fits(self, sequence: LiveSequence, kept: int, leaving: Collection[LiveSequence] = ()) -> bool:
+        """Whether it can join now, or once those `leaving` have left: a row, and its blocks beside the `kept` ones for
+        the growth of those that stay; a sequence that would run alone needs no room for growth."""
+        if not self._free_rows and not leaving:
             return False
-        room = self._holdings.free - (kept + self._growth([sequence]) if self._running else 0)
-        return room > 0 and self._holdings.cost(sequence) <= room
+        free, cost = self._holdings.spare(sequence, leaving)
+        room = free - (kept + self._growth([sequence]) if len(self._running) > len(leaving) else 0)
+        return room > 0 and cost <= room
 
     def _growth(self, sequences: Iterable[LiveSequence]) -> int:
         """Blocks kept free for running sequences."""
@@ -394,20 +395,20 @@ class Scheduler:
             self._preempt(max(self._running.values(), key=_urgency))
 
     def _yield_to_urgent(self) -> None:
-        """Preempt sequences of a lower priority while the first waiting one does not fit."""
+        """Preempt sequences of a lower priority if that lets the first waiting one in, and no more than it takes."""
         head = self._line.head()
         if head is None:
             return
-        lower = [each for each in self._running.values() if each.request.priority > head.request.priority]
+        running = self._running.values()
+        lower = [each for each in running if each.request.priority > head.request.priority and each is not head.leader]
         if not lower or self._blocker(head) is not None:
             return
-        stay = [each for each in self._running.values() if each.request.priority <= head.request.priority]
-        needed = self._holdings.cost(head) + (self._growth([head, *stay]) if stay else 0)
-        if self._holdings.free + sum(len(each.blocks) for each in lower) < needed:
-            return
-        for victim in sorted(lower, key=_urgency, reverse=True):
-            if self._fits(head, self._growth(self._running.values())):
-                return
+
+        def suffices(leaving: Collection[LiveSequence]) -> bool:
+            stay = [each for each in running if each not in leaving]
+            return self._fits(head, self._growth(stay), leaving)
+
+        for victim in fewest(sorted(lower, key=_urgency, reverse=True), suffices):
             self._preempt(victim)
 
     def _preempt(self, sequence: LiveSequence) -> None:
