@@ -9,6 +9,8 @@ from safetensors.torch import load_file, save_file
 from support_checkpoints import MODEL, make_core
 
 from services.worker.engines.port import EngineLoadError
+from services.worker.engines.torch_engine import runner
+from services.worker.engines.torch_engine.attention_torch import TorchAttention
 
 
 @pytest.fixture
@@ -118,6 +120,22 @@ def test_missing_and_misshapen_tensors_are_named(copy):
 def test_weights_that_are_not_numbers_fail_the_self_test(copy):
     change_weights(copy, lambda weights: weights["model.norm.weight"].fill_(float("nan")))
     refused(copy, MODEL, match="self-test")
+
+
+@pytest.mark.parametrize(("forgets", "way"), [("a decode", "decode"), ("a chunk", "chunks")])
+def test_e3_attention_that_keeps_nothing_fails_the_self_test(tiny, monkeypatch, forgets, way):
+    """Its own token it sees; those after it do not."""
+
+    class Forgetful(TorchAttention):
+        def attend(self, plan, layer, query, key, value, arena):
+            before = arena.clone()
+            attended = super().attend(plan, layer, query, key, value, arena)
+            if (len(query) == 1) is (forgets == "a decode"):
+                arena.copy_(before)
+            return attended
+
+    monkeypatch.setattr(runner, "build_attention", Forgetful)
+    refused(tiny[0], MODEL, match=f"self-test failed, prompt and {way} differ")
 
 
 def test_sharded_checkpoints_load(tiny, tmp_path):

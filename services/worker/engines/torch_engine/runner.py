@@ -121,22 +121,30 @@ class ModelRunner:
             yield True
 
     def self_test(self, name: str) -> None:
-        """Compute the same few tokens as one prompt and one by one, across a block border, in memory of their own;
-        both must agree.
+        """Compute the same few tokens as one prompt, one by one and as two chunks, across a block border; all must
+        agree. Each pass has fresh memory of its own, so that it reads no keys and values but those that it stored.
 
         :raises EngineLoadError: they do not, or the numbers are not finite.
         """
-        model, config = self.model, self.config
-        count = min(self._block_size + 3, config.context)
-        tokens = self._tensor([(31 * index + 7) % config.vocabulary for index in range(count)])
-        positions = torch.arange(count, device=model.device)
-        attend = self._scratch(blocks=2)
-        prompt = model.logits(model.hidden(tokens, positions, attend([Segment(0, 0, count)])))
-        steps = [(slice(at, at + 1), attend([Segment(0, at)])) for at in range(count)]
-        stepwise = model.logits(torch.cat([model.hidden(tokens[at], positions[at], each) for at, each in steps]))
-        difference = ((prompt - stepwise).abs().max() / prompt.abs().max().clamp(min=1e-6)).item()
-        if not difference < SELF_TEST_TOLERANCE[model.dtype]:
-            raise EngineLoadError(f"{name}: self-test failed, prompt and decode differ by {difference:.3g}")
+        count = min(self._block_size + 3, self.config.context)
+        whole = self._logits_in_chunks([count])
+        for way, lengths in (("decode", [1] * count), ("chunks", [count // 2, count - count // 2])):
+            difference = (
+                (whole - self._logits_in_chunks(lengths)).abs().max() / whole.abs().max().clamp(min=1e-6)
+            ).item()
+            if not difference < SELF_TEST_TOLERANCE[self.model.dtype]:
+                raise EngineLoadError(f"{name}: self-test failed, prompt and {way} differ by {difference:.3g}")
+
+    def _logits_in_chunks(self, lengths: Sequence[int]) -> Tensor:
+        """The logits of some tokens, (sum of lengths, vocabulary), computed a chunk at a time in fresh memory."""
+        model, attend = self.model, self._scratch(blocks=2)
+        hidden, at = list[Tensor](), 0
+        for length in filter(None, lengths):
+            tokens = self._tensor([(31 * index + 7) % self.config.vocabulary for index in range(at, at + length)])
+            positions = torch.arange(at, at + length, device=model.device)
+            hidden.append(model.hidden(tokens, positions, attend([Segment(0, at, length)])))
+            at += length
+        return model.logits(torch.cat(hidden))
 
     def warm_up(self, *, prompt_tokens: int) -> None:
         """Run the shapes that will be met: one and all rows decoding, and a prompt chunk of `prompt_tokens`."""
