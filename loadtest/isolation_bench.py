@@ -39,7 +39,8 @@ from loadtest.free_core import MODEL
 from loadtest.machine import machine
 from services.worker.engines.port import Engine, SamplingParams, SequenceRequest, StepOutput
 from services.worker.engines.process import ProcessEngine
-from services.worker.engines.torch_engine import TorchSettings, build
+from services.worker.engines.torch_engine import TorchSettings
+from services.worker.engines.torch_engine.hosting import build
 
 Isolation = Literal["thread", "process"]
 VARIANTS: tuple[Isolation, Isolation] = ("thread", "process")

@@ -31,7 +31,7 @@ from loadtest.accounting import cpu_seconds
 from loadtest.figures import medians, table
 from services.worker.app import build
 from services.worker.config import Settings, SimulatedOptions
-from services.worker.engines import create
+from services.worker.engines.catalogue import create
 from services.worker.engines.port import SamplingParams, SequenceRequest, StepOutput
 
 MODEL = "m@1"

@@ -22,7 +22,8 @@ import uvloop
 from loadtest.accounting import resident_bytes
 from loadtest.engine import child, workloads
 from services.worker.engines.port import Engine, FinishReason, SamplingParams, SequenceRequest, StepOutput
-from services.worker.engines.torch_engine import TorchSettings, build
+from services.worker.engines.torch_engine import TorchSettings
+from services.worker.engines.torch_engine.hosting import build
 
 MODEL = "bench@1"
 

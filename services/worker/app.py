@@ -25,7 +25,7 @@ from services.worker import metrics
 from services.worker.capacity import CapacityReporter
 from services.worker.config import Settings
 from services.worker.desired import DesiredState, digests_of
-from services.worker.engines import OnFailure, create
+from services.worker.engines.catalogue import OnFailure, create
 from services.worker.engines.port import Engine, EngineInfo, EngineLoadError
 from services.worker.engines.supervised import SupervisedEngine
 from services.worker.hub import Hub
@@ -324,6 +324,7 @@ async def build(
             max_delay=_MAX_RESTART_DELAY,
         ),
         silence=settings.engine_silence,
+        most_faults=settings.engine_fault_limit,
         clock=clock,
         on_down=lambda: service.engine_down(),
         on_up=lambda: service.engine_up(),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Annotated, Literal
 
 import msgspec
 
@@ -204,6 +204,9 @@ class Settings(ServiceSettings, frozen=True, kw_only=True, forbid_unknown_fields
     """Seconds before the engine is started again; doubled with each failure in the window, at most 10 s."""
     engine_silence: float = 60.0
     """Seconds without a step, while sequences run or wait, after which an engine counts as failed."""
+    engine_fault_limit: Annotated[int, msgspec.Meta(ge=1)] = 8
+    """Errors in a row that the engine is to blame for, without a token of any sequence between them, after which it
+    counts as failed."""
     models: dict[str, str] = msgspec.field(default_factory=dict)
     """Models to serve from the start, whatever the registry wants: model version ("weir-fast@1") to its folder. Without
     a folder the simulated engine makes the model up; the others leave it out, so that a profile can take a model away

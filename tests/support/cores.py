@@ -11,7 +11,6 @@ from collections.abc import Generator
 from pathlib import Path
 from typing import Any
 
-from services.worker.engines.core import Change
 from services.worker.engines.port import (
     Capacity,
     EngineInfo,
@@ -22,10 +21,13 @@ from services.worker.engines.port import (
     StepOutput,
     TokenLogprob,
 )
+from services.worker.engines.sync import Change
 
 MODEL = "m@1"
 RAISE, KILL, EXIT, LOG, GARBAGE = 101, 102, 103, 104, 105
 """Prompts that begin with one of these make the next step fail, die, leave, write a log line, spoil its socket."""
+FAULT, REFUSED = 106, 107
+"""Sequences with such a prompt end with an error: by the engine's fault, by their own."""
 BLOCKS = 9
 
 
@@ -78,6 +80,13 @@ class OrderedCore:
         while self._cancelled:
             _append(output, self._cancelled.popleft(), [], FinishReason.CANCELLED)
         for handle, (state, each) in list(self._live.items()):
+            if each.prompt[0] in (FAULT, REFUSED):
+                _append(output, handle, [], FinishReason.ERROR)
+                output.errors[handle] = "it failed"
+                if each.prompt[0] == FAULT:
+                    output.faults.append(handle)
+                del self._live[handle]
+                continue
             if state[0] == 0:
                 output.prompt_tokens_cached[handle] = 0
             if each.params.logprobs is not None:

@@ -12,11 +12,11 @@ import asyncio
 import contextlib
 import heapq
 import logging
-from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any, Protocol
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 from libs.clock import Clock
+from services.worker.engines.library import Delta, Library, Load, RequestRefusedError
 from services.worker.engines.port import (
     Capacity,
     EngineInfo,
@@ -35,75 +35,8 @@ _BROKEN = "the engine failed"
 _CLOSED = "the engine takes no more work"
 
 
-@dataclass(slots=True)
-class Delta:
-    """What is new in one stream."""
-
-    tokens: list[int]
-    finish: FinishReason | None = None
-    logprobs: list[TokenLogprob] = field(default_factory=list)
-    """One per token for those who asked."""
-    cached: int = 0
-    """Prompt tokens found in the prefix cache; read with the first token."""
-    message: str = ""
-    """For FinishReason.ERROR; fit for the caller."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Load:
-    """What the follower knows of its sequences."""
-
-    started: int
-    """Sequences whose first token has come."""
-    unstarted: int
-    queued_prefill_tokens: int
-    """Prompt tokens of those that have not started."""
-    reserved_blocks: int
-    """Blocks that all sequences together may grow to."""
-    last_step_seconds: float
-
-    @property
-    def live(self) -> int:
-        """Sequences that have not ended."""
-        return self.started + self.unstarted
-
-
-class RequestRefusedError(Exception):
-    """The library refuses this one request; the message is fit for the caller."""
-
-
 class EmbeddingUnsupportedError(EngineLoadError):
     """This engine generates and cannot embed."""
-
-
-class Library(Protocol):
-    """A library behind the port. Called on the event loop only."""
-
-    @property
-    def info(self) -> EngineInfo:
-        """Constant after `load`."""
-
-    async def load(self, on_failure: Callable[[BaseException], None]) -> None:
-        """Load and self-test. `on_failure` may be called later, when the library has broken for good.
-
-        :raises EngineLoadError: see `Engine.start`.
-        """
-
-    def problem(self, request: SequenceRequest) -> str:
-        """Why this request is impossible here, beyond what `info` tells; empty when it is not."""
-
-    def generate(self, request: SequenceRequest, room: int) -> AsyncGenerator[Delta, None]:
-        """The request's stream; `room` is the context left after its prompt, in tokens. Ends after a delta with a
-        `finish`. Closing or cancelling it aborts the request and gives its memory back.
-
-        :raises RequestRefusedError: the library does not take the request.
-        """
-
-    def capacity(self, load: Load) -> Capacity:
-        """See `Engine.capacity`."""
-
-    async def close(self) -> None:
-        """Release the device. Called once, last, also after a failed or cancelled `load`."""
 
 
 @dataclass(slots=True)
@@ -112,6 +45,8 @@ class _Followed:
     blocks: int
     task: asyncio.Task[None] | None = None
     started: bool = False
+    ending: Delta | None = None
+    """It was aborted; what is told once its stream is closed."""
 
 
 class FollowedEngine:
@@ -221,8 +156,10 @@ class FollowedEngine:
         self._closed = _BROKEN
         if self._on_failure is not None:
             self._on_failure(error)
-        for handle in list(self._live):
-            self._abort(handle, FinishReason.ERROR, _BROKEN)
+        for handle, followed in list(self._live.items()):
+            if followed.task is not None:
+                followed.task.cancel()
+            self._end(handle, Delta([], FinishReason.ERROR, message=_BROKEN))  # nobody is left to give memory back
         self._flush()
 
     # ---- sequences -----------------------------------------------------------------------------------------------
@@ -252,7 +189,7 @@ class FollowedEngine:
             heapq.heappush(self._deadlines, (request.deadline, request.handle))
         task = followed.task = asyncio.get_running_loop().create_task(self._run(followed))
         self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+        task.add_done_callback(lambda done: self._closed_stream(followed, done))
 
     async def _run(self, followed: _Followed) -> None:
         """Report a request's tokens as they come, and its end."""
@@ -266,17 +203,26 @@ class FollowedEngine:
                     if delta.finish is not None:
                         return
         except asyncio.CancelledError:
-            return  # by _abort, which has reported it
+            return  # by _abort
         except RequestRefusedError as error:
-            message = str(error)
+            self._end(request.handle, Delta([], FinishReason.ERROR, message=str(error)))
+            return
         except Exception as error:  # one request's failure, of whatever type, must not reach the others
             logger.error("a request failed in the %s engine: %s", self.info.engine, type(error).__name__)
             message = _FAILED
-        self._end(request.handle, Delta([], FinishReason.ERROR, message=message))
+        if followed.ending is None and request.handle in self._live:
+            self._step().faults.append(request.handle)
+            self._end(request.handle, Delta([], FinishReason.ERROR, message=message))
+
+    def _closed_stream(self, followed: _Followed, task: asyncio.Task[None]) -> None:
+        """A stream is closed, and what the library held for it is free."""
+        self._tasks.discard(task)
+        if followed.ending is not None:
+            self._end(followed.request.handle, followed.ending)
 
     def _on_delta(self, followed: _Followed, delta: Delta) -> None:
         handle = followed.request.handle
-        if handle not in self._live:
+        if handle not in self._live or followed.ending is not None:
             return
         if delta.tokens and not followed.started:
             self._mark_started(followed)
@@ -291,13 +237,12 @@ class FollowedEngine:
         self._started += 1
         self._unstarted_tokens -= len(followed.request.prompt)
 
-    def _abort(self, handle: int, reason: FinishReason, message: str = "") -> None:
+    def _abort(self, handle: int, reason: FinishReason) -> None:
+        """End a sequence. It is told, and counted as holding its memory, until its stream is closed."""
         followed = self._live.get(handle)
-        if followed is None:
-            return
-        if followed.task is not None:
+        if followed is not None and followed.ending is None and followed.task is not None:
+            followed.ending = Delta([], reason)
             followed.task.cancel()  # ends the stream, and with it the request inside the library
-        self._end(handle, Delta([], reason, message=message))
 
     def _end(self, handle: int, last: Delta) -> None:
         followed = self._live.pop(handle, None)
@@ -381,17 +326,3 @@ class FollowedEngine:
             output.step_seconds = self._last_step_seconds = now - self._busy_since
             self._busy_since = now
         self._sink(output)
-
-
-def token_logprobs(
-    wanted: int | None, tokens: Sequence[int], entries: Sequence[Mapping[int, Any]]
-) -> list[TokenLogprob]:
-    """What both libraries give per token, an object with `logprob` by token id, as the port wants it: the chosen
-    token's and the `wanted` best, which need not include it."""
-    if wanted is None or len(entries) < len(tokens):
-        return []
-    found = []
-    for token, entry in zip(tokens, entries, strict=False):
-        best = sorted(((int(each), float(of.logprob)) for each, of in entry.items()), key=lambda pair: -pair[1])
-        found.append(TokenLogprob(float(entry[token].logprob), best[:wanted]))
-    return found

@@ -100,6 +100,8 @@ class StepOutput:
     errors: dict[int, str]  # by handle, for FinishReason.ERROR: a message fit for the caller
     prompt_tokens_cached: dict[int, int]  # by handle, reported once with the first token
     step_seconds: float = 0.0
+    faults: list[int] = field(default_factory=list)
+    """Those of `errors` that the engine is to blame for, not the request."""
     ended_before: bool = False
     """What was cancelled gave its memory back before this step began, not at its end."""
 

@@ -23,8 +23,9 @@ from typing import cast
 import msgspec
 
 from libs.telemetry import get_logger
-from services.worker.engines.core import Command, Loaded, Report, Stop, SyncEngine
+from services.worker.engines.core import Command, Loaded, Report, Stop
 from services.worker.engines.driven import DrivenEngine
+from services.worker.engines.sync import SyncEngine
 from services.worker.engines.wire import FrameReader, Log, decode_said, frame, raw_frame
 
 log = get_logger(__name__)

@@ -50,18 +50,22 @@ class SupervisedEngine:
         *,
         restarts: Restarts,
         silence: float,
+        most_faults: int,
         clock: Clock,
         on_down: Callable[[], Awaitable[None]],
         on_up: Callable[[], None],
         on_given_up: Callable[[BaseException], None],
         on_lost: Callable[[str, EngineLoadError], None] = lambda model, error: None,
     ) -> None:
-        """An engine that has sequences and reports no step for `silence` seconds has failed. `on_given_up` gets the
+        """An engine that has sequences and reports no step for `silence` seconds has failed, and so has one that is to
+        blame for `most_faults` errors in a row while it makes no token. `on_given_up` gets the
         last failure when there were too many, or when a silent engine cannot be stopped; `supervise` returns then.
         `on_lost` is told of a model that was loaded and that a fresh engine could not load again."""
         self._make = make
         self._restarts = restarts
         self._silence = silence
+        self._most_faults = most_faults
+        self._faults = 0  # since the last token
         self._last_sign = 0.0  # loop time
         self._clock = clock
         self._on_down = on_down
@@ -207,10 +211,14 @@ class SupervisedEngine:
         """Make an engine and start it; it is the current one as soon as it is made, so that `stop` finds it."""
         failure: asyncio.Future[BaseException] = asyncio.get_running_loop().create_future()
         self._failure = failure
+        self._faults = 0
         engine = self._engine = self._make(lambda error: self._failed(failure, error))
 
         def deliver(output: StepOutput) -> None:
             self._last_sign = asyncio.get_running_loop().time()
+            self._faults = 0 if any(output.tokens) else self._faults + len(output.faults)
+            if self._faults >= self._most_faults:  # these, too, are handed back
+                self._failed(failure, CoreEndedError(f"the engine failed {self._faults} sequences and made no token"))
             if not failure.done() and self._sink is not None:
                 self._sink(output)
 

@@ -14,13 +14,15 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import importlib
+import threading
 from collections.abc import AsyncGenerator, Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from libs.clock import Clock
-from services.worker.engines.followed import Delta, FollowedEngine, Load, token_logprobs
+from services.worker.engines.followed import FollowedEngine
+from services.worker.engines.library import Delta, Load, RequestRefusedError, token_logprobs
 from services.worker.engines.port import (
     Capacity,
     EngineInfo,
@@ -49,6 +51,8 @@ class TensorrtSettings:
     max_context: int = 8192
     tensor_parallel: int = 1
     enable_block_reuse: bool = True
+    health_interval: float = 1.0
+    """Seconds between two questions for the library's health."""
     eos_token_ids: tuple[int, ...] = ()
     """The model's ends of sequence; the library, given no tokenizer, does not know them."""
 
@@ -73,6 +77,7 @@ class TensorrtLibrary:
         self._module: Any = None
         self._loading: asyncio.Future[Any] | None = None
         self._llm: Any = None
+        self._health = _Health(settings.health_interval)
 
     @property
     def info(self) -> EngineInfo:
@@ -90,8 +95,8 @@ class TensorrtLibrary:
         )
 
     async def load(self, on_failure: Callable[[BaseException], None]) -> None:
-        """Import TensorRT-LLM and build or load the engine, in a thread: it takes minutes. The documented API has no
-        sign of an engine that died, so `on_failure` is never called; each request then fails by itself.
+        """Import TensorRT-LLM and build or load the engine, in a thread: it takes minutes. From then on it is asked
+        for its health.
 
         :raises EngineLoadError: the package is missing, or it cannot load the model.
         """
@@ -104,6 +109,7 @@ class TensorrtLibrary:
             self._llm = await asyncio.shield(self._loading)
         except Exception as error:  # TensorRT-LLM raises many types; each means that the model cannot be served
             raise EngineLoadError(f"{self._settings.folder}: {error}") from error
+        self._health.watch(getattr(self._llm, "_check_health", None), on_failure)
 
     def _make(self) -> Any:
         settings = self._settings
@@ -143,24 +149,32 @@ class TensorrtLibrary:
         """See `Library`. The library reports growing outputs and not how much of a prompt it found cached."""
         arguments = sampling_arguments(request.params, room, self._settings.eos_token_ids)
         salt = request.cache_salt
-        result = self._llm.generate_async(
-            list(request.prompt),
-            sampling_params=self._module.SamplingParams(**arguments),
-            streaming=True,
-            cache_salt=salt.hex() if salt else None,
-        )
+        try:
+            sampling = self._module.SamplingParams(**arguments)
+        except ValueError as error:
+            raise RequestRefusedError("the engine does not take these sampling parameters") from error
         sent, finished = 0, False
         try:
-            async for output in result:
-                delta = self._delta(request, output.outputs[0], sent)
-                sent += len(delta.tokens)
-                finished = delta.finish is not None
-                yield delta
-                if finished:
-                    return
-        finally:
-            if not finished:
-                result.abort()
+            result = self._llm.generate_async(
+                list(request.prompt),
+                sampling_params=sampling,
+                streaming=True,
+                cache_salt=salt.hex() if salt else None,
+            )
+            try:
+                async for output in result:
+                    delta = self._delta(request, output.outputs[0], sent)
+                    sent += len(delta.tokens)
+                    finished = delta.finish is not None
+                    yield delta
+                    if finished:
+                        return
+            finally:
+                if not finished:
+                    result.abort()
+        except Exception:
+            self._health.doubt()
+            raise
 
     def _delta(self, request: SequenceRequest, completion: Any, sent: int) -> Delta:
         """What is new in `outputs[0]` after the first `sent` tokens."""
@@ -188,6 +202,7 @@ class TensorrtLibrary:
 
     async def close(self) -> None:
         """See `Library`."""
+        self._health.stop()
         if self._loading is None:
             return
         with contextlib.suppress(Exception):  # a failed load has been reported by `load`
@@ -195,6 +210,54 @@ class TensorrtLibrary:
         if (llm := self._llm) is not None:
             self._llm = None
             await asyncio.to_thread(llm.shutdown)
+
+
+class _Health:
+    """Asks the library whether it is alive, every `interval` seconds and whenever that is in doubt.
+
+    What is asked is what trtllm-serve's `/health` asks (`LLM._check_health`); a version of the library that lacks it is
+    judged by its errors alone (`supervised.py`). The thread is its own and keeps nobody from ending: nothing says how
+    long a library that is broken takes to answer.
+    """
+
+    def __init__(self, interval: float) -> None:
+        self._interval = interval
+        self._asked = threading.Event()
+        self._stopped = False
+
+    def watch(self, is_well: Callable[[], bool] | None, on_failure: Callable[[BaseException], None]) -> None:
+        """Call `on_failure` on this loop, once, when `is_well` says no or raises."""
+        if is_well is not None:
+            arguments = (is_well, on_failure, asyncio.get_running_loop())
+            threading.Thread(target=self._run, args=arguments, name="trtllm.health", daemon=True).start()
+
+    def doubt(self) -> None:
+        """Ask now."""
+        self._asked.set()
+
+    def stop(self) -> None:
+        """Ask no more."""
+        self._stopped = True
+        self._asked.set()
+
+    def _run(
+        self,
+        is_well: Callable[[], bool],
+        on_failure: Callable[[BaseException], None],
+        loop: asyncio.AbstractEventLoop,
+    ) -> None:
+        failure: BaseException | None = None
+        while failure is None:
+            self._asked.wait(self._interval)
+            self._asked.clear()
+            if self._stopped:
+                return
+            try:
+                failure = None if is_well() else RuntimeError("TensorRT-LLM says that it is not well")
+            except Exception as error:  # whatever it raises, it cannot say that it is well
+                failure = error
+        with contextlib.suppress(RuntimeError):  # the loop closed without stopping the engine
+            loop.call_soon_threadsafe(on_failure, failure)
 
 
 _FINISH: dict[str, FinishReason] = {

@@ -13,10 +13,9 @@ import threading
 from collections import deque
 from collections.abc import Callable, Sequence
 
-from services.worker.engines.core import Command, Report, SyncEngine, run_core
-from services.worker.engines.driven import DrivenEngine, EngineStoppedError
-
-__all__ = ["EngineStoppedError", "SyncEngine", "ThreadedEngine"]
+from services.worker.engines.core import Command, Report, run_core
+from services.worker.engines.driven import DrivenEngine
+from services.worker.engines.sync import SyncEngine
 
 
 class ThreadedEngine(DrivenEngine):

@@ -17,7 +17,8 @@ from typing import Any
 from libs.clock import Clock
 from libs.telemetry import get_logger
 from services.worker.config import VllmOptions
-from services.worker.engines.followed import Delta, FollowedEngine, Load, RequestRefusedError
+from services.worker.engines.followed import FollowedEngine
+from services.worker.engines.library import Delta, Load, RequestRefusedError
 from services.worker.engines.port import Capacity, EngineInfo, EngineLoadError, SamplingParams, SequenceRequest
 from services.worker.engines.vllm_files import Checkpoint, adapter_rank, check_adapter, read_checkpoint
 from services.worker.engines.vllm_requests import (
@@ -32,6 +33,8 @@ from services.worker.engines.vllm_stats import SchedulerWatch, stat_logger_facto
 log = get_logger(__name__)
 
 _SELF_TEST_TOKENS = 2
+_FREE_SECONDS = 1.0
+"""Within which vLLM frees what was aborted, or it counts as freed."""
 
 
 class VllmSettings(VllmOptions, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -223,6 +226,10 @@ class VllmLibrary:
             async with contextlib.aclosing(stream):
                 async for output in stream:
                     yield delta_of(output, params, stops)
+        except (asyncio.CancelledError, GeneratorExit):
+            # vLLM was told, in a message that nobody answers.
+            await self._watch.settled(_FREE_SECONDS)
+            raise
         except (vllm.VLLMClientError, ValueError) as error:  # its words for a request that it does not take
             raise RequestRefusedError(_one_line(error)) from error
 

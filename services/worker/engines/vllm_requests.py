@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Set as AbstractSet
 from typing import Any
 
-from services.worker.engines.followed import Delta, token_logprobs
+from services.worker.engines.library import Delta, token_logprobs
 from services.worker.engines.port import FinishReason, SamplingParams
 
 _SEED_BITS = 2**63 - 1

@@ -3,11 +3,12 @@ records are read by attribute."""
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable
 from typing import Any
 
 from libs.clock import Clock
-from services.worker.engines.followed import Load
+from services.worker.engines.library import Load
 from services.worker.engines.port import Capacity
 
 _WEIGHT = 0.1  # of the newest step in the smoothed figures
@@ -29,6 +30,7 @@ class SchedulerWatch:
         self._queried = 0
         self._hit = 0
         self._preemptions = 0
+        self._settling: dict[asyncio.Future[None], int] = {}  # to the steps that are still awaited
 
     def begin(self) -> None:
         """A request is on its way to vLLM."""
@@ -40,6 +42,11 @@ class SchedulerWatch:
         self, scheduler_stats: Any, iteration_stats: Any, mm_cache_stats: Any = None, engine_idx: int = 0
     ) -> None:
         """Take in one step's figures; both kinds may be None."""
+        idle = scheduler_stats is not None and not scheduler_stats.num_running_reqs
+        for waiting, steps in [*self._settling.items()]:
+            self._settling[waiting] = steps - 1
+            if (idle or steps == 1) and not waiting.done():
+                waiting.set_result(None)
         now = self._clock.monotonic()
         # A step that follows an idle time began with the request that ended it, or at an unknown moment.
         seconds = now - self._recorded_at if self._busy else 0.0
@@ -56,6 +63,16 @@ class SchedulerWatch:
             self._smooth(seconds, iteration_stats.num_prompt_tokens)
         else:
             self._prefill_seconds += seconds
+
+    async def settled(self, seconds: float) -> None:
+        """Return once what vLLM was told before has had its effect: the step under way, which may not have heard of it,
+        and one more have ended, or one has left nothing running. At the latest after `seconds`."""
+        waiting = asyncio.get_running_loop().create_future()
+        self._settling[waiting] = 2
+        try:
+            await asyncio.wait((waiting,), timeout=seconds)
+        finally:
+            del self._settling[waiting]
 
     def _smooth(self, seconds: float, prompt_tokens: int) -> None:
         if prompt_tokens:

@@ -86,7 +86,8 @@ def make(name: str, folder: Path) -> Any:
             )
             return build_tensorrt(settings, clock=CLOCK)
         case "torch":
-            from services.worker.engines.torch_engine import TorchSettings, build
+            from services.worker.engines.torch_engine import TorchSettings
+            from services.worker.engines.torch_engine.hosting import build
 
             save_tiny_checkpoint(folder)
             return build(TorchSettings(models={MODEL: folder}, **SIZES))

@@ -9,14 +9,8 @@ from typing import Any
 import pytest
 from engine_cases import CLOCK, MODEL, request
 
-from services.worker.engines.followed import (
-    Delta,
-    EmbeddingUnsupportedError,
-    FollowedEngine,
-    Load,
-    RequestRefusedError,
-    token_logprobs,
-)
+from services.worker.engines.followed import EmbeddingUnsupportedError, FollowedEngine
+from services.worker.engines.library import Delta, Load, RequestRefusedError, token_logprobs
 from services.worker.engines.port import Capacity, EngineInfo, FinishReason, SequenceRequest, StepOutput
 
 
@@ -37,6 +31,9 @@ class Library:
         self.streams: dict[int, asyncio.Queue[Delta | Exception]] = {}
         self.aborted: list[int] = []
         self.closed = 0
+        self.closing = asyncio.Event()
+        self.freeing = asyncio.Event()
+        self.freeing.set()
         self.fail: Callable[[BaseException], None] = lambda error: None
 
     async def load(self, on_failure: Callable[[BaseException], None]) -> None:
@@ -57,6 +54,8 @@ class Library:
                 yield delta
         finally:
             if not finished:
+                self.closing.set()
+                await self.freeing.wait()
                 self.aborted.append(request.handle)
 
     def capacity(self, load: Load) -> Capacity:
@@ -154,6 +153,36 @@ async def test_a_cancel_before_the_stream_opened_leaves_nothing_behind(rig):
     await rig.turns()
     assert rig.library.streams == {}
     assert rig.engine.capacity().free_blocks == 64
+
+
+@pytest.mark.parametrize("reason", [FinishReason.CANCELLED, FinishReason.DEADLINE])
+async def test_e5_an_end_is_told_once_the_library_has_freed_the_memory(rig, reason):
+    deadline = CLOCK.monotonic() + 0.01 if reason is FinishReason.DEADLINE else None
+    rig.library.freeing.clear()
+    await rig.submit(request(1, deadline=deadline), request(2))
+    rig.library.step(_1=Delta([5]), _2=Delta([6]))
+    await rig.frames.get()
+    if reason is FinishReason.CANCELLED:
+        rig.engine.cancel([1])
+    await rig.library.closing.wait()
+    rig.engine.cancel([1])  # whoever asks again is told nothing new
+    rig.library.step(_2=Delta([7]))
+    assert (await rig.frames.get()).handles == [2]
+    assert rig.engine.capacity().free_blocks == 64 - 2 * 3
+    rig.library.freeing.set()
+    frame = await rig.frames.get()
+    assert (frame.handles, frame.finish, rig.library.aborted) == ([1], [reason], [1])
+    assert rig.engine.capacity().free_blocks == 64 - 3
+
+
+async def test_e4_a_failure_of_the_library_is_told_from_a_refusal(rig):
+    await rig.submit(request(1), request(2, [13]), request(3), request(4))
+    rig.library.step(_3=RequestRefusedError("no such flavour"), _4=KeyError("inner secret"))
+    ended: dict[int, bool] = {}
+    while len(ended) < 3:
+        frame = await rig.frames.get()
+        ended |= {handle: handle in frame.faults for handle in frame.handles}
+    assert ended == {2: False, 3: False, 4: True}
 
 
 async def test_only_the_late_one_of_two_deadlines_passes(rig):

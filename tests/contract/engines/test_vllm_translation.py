@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from types import SimpleNamespace
 
@@ -10,7 +11,7 @@ import pytest
 from engine_cases import EOS, MODEL
 
 from services.worker.config import VllmOptions
-from services.worker.engines.followed import Load
+from services.worker.engines.library import Load
 from services.worker.engines.port import EngineLoadError, FinishReason, SamplingParams, Structure
 from services.worker.engines.vllm import VllmSettings, engine_arguments
 from services.worker.engines.vllm_files import Checkpoint, adapter_rank, check_adapter, read_checkpoint
@@ -248,3 +249,20 @@ def test_the_time_between_two_bursts_is_no_step():
     clock.now = 100.0
     watch.record(scheduler(1, 0.1), iteration())
     assert watch.capacity(load(started=1, unstarted=0)).decode_step_seconds == pytest.approx(0.01)
+
+
+async def test_e5_what_was_aborted_is_free_once_a_step_that_heard_of_it_has_ended():
+    watch = SchedulerWatch(clock=Ticks())
+    waits = [asyncio.create_task(watch.settled(60.0))]
+    await asyncio.sleep(0)
+    watch.record(scheduler(2, 0.1), iteration())  # it may have begun before
+    waits.append(asyncio.create_task(watch.settled(60.0)))
+    await asyncio.sleep(0)
+    assert not waits[0].done()
+    watch.record(scheduler(2, 0.1), iteration())
+    await waits[0]
+    assert not waits[1].done()
+    watch.record(scheduler(0, 0.0), None)  # nothing runs any more
+    await waits[1]
+    await watch.settled(0.001)  # a step that never comes is not waited for
+    watch.record(scheduler(0, 0.0), None)

@@ -161,6 +161,14 @@ class LLM:
         self._batch: list[RequestOutput] = []
         self._size = max_batch_size
         self.is_down = False
+        self.well: bool | Exception = True
+        self.broken: Exception | None = None
+
+    def _check_health(self) -> bool:
+        """What trtllm-serve's /health asks (tensorrt_llm/serve/openai_server.py)."""
+        if isinstance(self.well, Exception):
+            raise self.well
+        return self.well
 
     def generate_async(
         self,
@@ -173,6 +181,8 @@ class LLM:
         disaggregated_params=None,
         cache_salt=None,
     ):
+        if self.broken is not None:
+            raise self.broken
         assert isinstance(inputs, list)
         assert all(type(token) is int for token in inputs)
         if sampling_params.end_id is None:

@@ -10,8 +10,8 @@ import support_oracle as oracle
 from support_checkpoints import MODEL, Collected, make_core, request, run
 
 from libs.clock import ManualClock
-from services.worker.engines.core import Change
 from services.worker.engines.port import FinishReason
+from services.worker.engines.sync import Change
 from services.worker.engines.torch_engine import AdapterSource
 
 OTHER = "other@1"

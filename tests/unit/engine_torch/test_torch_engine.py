@@ -14,7 +14,8 @@ from tokenizers import Tokenizer
 
 from libs.clock import ManualClock
 from services.worker.engines.port import EngineLoadError, FinishReason
-from services.worker.engines.torch_engine import TorchSettings, build
+from services.worker.engines.torch_engine import TorchSettings
+from services.worker.engines.torch_engine.hosting import build
 
 
 def prompts(seed, count, longest=30):
@@ -253,6 +254,24 @@ def test_a_model_that_yields_no_numbers_fails_its_sequence_and_poisons_no_memory
         assert collected.errors.keys() == {1, 3}
         assert collected.tokens[2] == expected
     assert core.capacity().free_blocks == 16
+
+
+def test_e4_a_model_that_yields_no_numbers_for_anybody_fails_the_engine_and_a_prompt_does_not(tiny, tmp_path):
+    for file in tiny[0].iterdir():
+        (tmp_path / file.name).write_bytes(file.read_bytes())
+    weights = load_file(tmp_path / "model.safetensors")
+    weights["model.embed_tokens.weight"][50] = float("nan")
+    save_file(weights, tmp_path / "model.safetensors", metadata={"format": "pt"})
+    support.write_manifest(tmp_path)
+    core = make_core({MODEL: tmp_path})
+    poison = [request(handle, [50] * 3) for handle in range(40)]
+    assert set(run(core, poison).finish.values()) == {FinishReason.ERROR}
+    with torch.inference_mode():  # the memory of the device fails
+        core._parts.models.shelf.loaded(MODEL).runner.model._own_rows.fill_(float("nan"))
+    sound = [request(handle, [5] * 3) for handle in range(7)]
+    assert set(run(core, sound).finish.values()) == {FinishReason.ERROR}
+    with pytest.raises(EngineLoadError, match="self-test failed"):
+        run(core, [request(7, [5] * 3)])
 
 
 def test_every_block_is_free_after_a_fuzzed_run(tiny):

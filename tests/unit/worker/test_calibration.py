@@ -22,7 +22,7 @@ from services.worker.calibration.fit import FitError, fit, medians, nonnegative_
 from services.worker.calibration.measure import Measurement, MeasurementError, SimulatedStepper, Step
 from services.worker.calibration.workloads import Asked, Bounds
 from services.worker.config import Settings, SimulatedOptions
-from services.worker.engines import create
+from services.worker.engines.catalogue import create
 from services.worker.engines.port import Capacity, EngineLoadError
 from services.worker.engines.simulated_model import SimulatedCore, SimulatedModel
 from services.worker.engines.step_costs import StepCosts, StepWork

@@ -11,7 +11,7 @@ from libs.clock import SystemClock
 from libs.errors import Reason, WeirError
 from services.worker.config import Settings, SimulatedOptions
 from services.worker.convert import asked_of, refusals_frame, request_of, sampling_of, step_frame
-from services.worker.engines import create
+from services.worker.engines.catalogue import create
 from services.worker.engines.port import EngineLoadError, FinishReason, SamplingParams, Structure, TokenLogprob
 from services.worker.engines.process import ProcessEngine
 from services.worker.engines.tensorrt_llm import sampling_arguments

@@ -42,6 +42,7 @@ class Bench:
             self._make,
             restarts=Restarts(limit=limit, window=60.0, first_delay=0.0, max_delay=0.0),
             silence=silence,
+            most_faults=3,
             clock=ManualClock(),
             on_down=self._down,
             on_up=self._up,
@@ -147,6 +148,30 @@ async def test_a_failed_engine_is_replaced_and_its_ends_are_kept_back(bench):
     assert bench.steps.tokens[3] == [0, 1, 2]
     assert bench.engine.current is bench.made[1]
     assert len(bench.made) == 2
+
+
+async def test_e4_an_engine_that_only_fails_is_replaced_and_the_last_ones_are_handed_back(bench):
+    await bench.start()
+    for handle in range(10):  # refusals are nobody's fault but their own
+        bench.engine.submit([request(handle, order=cores.REFUSED)])
+        await bench.steps.finished(handle)
+    for handle in (20, 21):
+        bench.engine.submit([request(handle, order=cores.FAULT)])
+        await bench.steps.finished(handle)
+    bench.engine.submit([request(22, 1)])  # a token: the engine works
+    await bench.steps.finished(22)
+    for handle in (30, 31):
+        bench.engine.submit([request(handle, order=cores.FAULT)])
+        await bench.steps.finished(handle)
+    assert bench.told == []
+    bench.engine.submit([request(32, order=cores.FAULT)])
+    await bench.up.wait()
+    assert bench.told == ["down", "up"]
+    assert 32 not in bench.steps.finish
+    bench.up.clear()
+    bench.engine.submit([request(40, order=cores.FAULT)])  # the fresh one begins at none
+    await bench.steps.finished(40)
+    assert bench.told == ["down", "up"]
 
 
 async def test_while_it_is_down_it_takes_nothing(bench):

@@ -1,6 +1,7 @@
-"""The torch engine: continuous batching of Llama-family checkpoints on a CPU. Importing it does not import torch."""
+"""The torch engine: continuous batching of Llama-family checkpoints. Importing it imports neither torch nor what drives
+it (`hosting.py`): where torch and numpy are, its core runs."""
 
-from services.worker.engines.torch_engine.engine import TorchCore, build
+from services.worker.engines.torch_engine.engine import TorchCore
 from services.worker.engines.torch_engine.settings import AdapterSource, TorchSettings
 
-__all__ = ["AdapterSource", "TorchCore", "TorchSettings", "build"]
+__all__ = ["AdapterSource", "TorchCore", "TorchSettings"]

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import functools
 import secrets
-from collections.abc import Callable, Generator, Mapping, Sequence, Set
+from collections.abc import Callable, Collection, Generator, Mapping, Sequence, Set
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
-from libs.clock import Clock, SystemClock
-from services.worker.engines.core import Change
-from services.worker.engines.driven import DrivenEngine
+from libs.clock import Clock
 from services.worker.engines.port import (
     Capacity,
     EngineInfo,
@@ -20,13 +17,14 @@ from services.worker.engines.port import (
     SequenceRequest,
     StepOutput,
 )
-from services.worker.engines.process import ProcessEngine
-from services.worker.engines.threaded import ThreadedEngine
+from services.worker.engines.sync import Change
 from services.worker.engines.torch_engine.blocks import BlockManager
 from services.worker.engines.torch_engine.compiling import Compiling
+from services.worker.engines.torch_engine.embedding import Embeddings
+from services.worker.engines.torch_engine.outcome import output_of, report, token_of
 from services.worker.engines.torch_engine.pacing import Pacer
 from services.worker.engines.torch_engine.scheduler import Scheduler, SchedulerOptions
-from services.worker.engines.torch_engine.sequences import FAILED, Advanced, Chunk, Plan
+from services.worker.engines.torch_engine.sequences import Chunk, Plan
 from services.worker.engines.torch_engine.settings import TorchSettings
 
 if TYPE_CHECKING:
@@ -37,6 +35,9 @@ if TYPE_CHECKING:
 
 _IDLE_SECONDS = 0.01
 """How long a step waits for a model that is being read when there is nothing else to do."""
+
+_UNUSABLE_IN_A_ROW = 8
+"""Sequences without finite logits after which their models are tested."""
 
 _CHECK_SECONDS = 1.0
 """Between two comparisons of all blocks with all sequences, which happen when the engine falls idle."""
@@ -54,15 +55,6 @@ class Timings:
     total: float = 0.0
 
 
-@dataclass(slots=True, eq=False)
-class _Awaited:
-    """A model that an embedding waits for."""
-
-    model: str
-    failure: str = ""
-    """Why it cannot be read."""
-
-
 @dataclass(frozen=True, slots=True)
 class _Parts:
     """What exists once the engine is loaded."""
@@ -71,20 +63,6 @@ class _Parts:
     moving: Moving
     pool: BlockManager
     scheduler: Scheduler
-
-
-def build(
-    settings: TorchSettings,
-    *,
-    clock: Clock | None = None,
-    on_failure: Callable[[BaseException], None] | None = None,
-    isolation: Literal["process", "thread"] = "thread",
-) -> DrivenEngine:
-    """A torch engine in a thread or a process of its own; it loads nothing, nor imports torch, before `start`."""
-    make_core = functools.partial(TorchCore, settings, clock=clock or SystemClock())
-    if isolation == "process":
-        return ProcessEngine(make_core, on_failure=on_failure)
-    return ThreadedEngine(make_core(), name="torch-engine", on_failure=on_failure)
 
 
 class TorchCore:
@@ -102,9 +80,9 @@ class TorchCore:
         self._samplers: dict[int, SequenceSampler] = {}
         self._compiling = Compiling(self._sampler)
         self._used: frozenset[str] = frozenset()
-        self._awaited: list[_Awaited] = []
-        self._embedding: list[str] = []  # the models of embeddings under way
+        self._embeddings = Embeddings(self._embed_tokens)
         self._prefilled = 0
+        self._unusable: list[str] = []  # models, one for each sequence that failed since the last token
         self._resident: tuple[str, ...] | None = None
         self._steps = 0
         self._check_after = 0.0
@@ -176,7 +154,9 @@ class TorchCore:
         plan = parts.scheduler.schedule(started, self._pacer.prompt_tokens())
         scheduled = monotonic()
         parts.models.memory.carry_out(plan.moves)
-        output = self._output(plan)
+        output = output_of(self._steps, plan.ended)
+        for ended in plan.ended:
+            self._samplers.pop(ended.handle, None)
         applied = 0.0
         for base, chunks in self._by_base(plan).items():
             applied += self._execute(base, chunks, output)
@@ -209,26 +189,7 @@ class TorchCore:
 
     def embed(self, model: str, prompt: Sequence[int]) -> Generator[bool, None, list[float]]:
         """See `SyncEngine.embed`."""
-        shelf = self._parts.models.shelf
-        if model not in shelf.configs:
-            raise EngineLoadError(f"model {model} is not loaded here")
-        awaited = _Awaited(model)
-        self._awaited.append(awaited)
-        try:
-            while model not in shelf.runnable:
-                if awaited.failure:
-                    raise EngineLoadError(awaited.failure)
-                if not self.has_work():  # else the steps see to it
-                    self._shelve()
-                    shelf.wait(_IDLE_SECONDS)
-                yield False
-        finally:
-            self._awaited.remove(awaited)
-        self._embedding.append(model)
-        try:
-            return (yield from self._parts.models.embed(model, prompt, self._embed_tokens))
-        finally:
-            self._embedding.remove(model)
+        return self._embeddings.compute(self._parts.models, model, prompt, self._await_model)
 
     def bring(self, model: str, folder: str, wake: Callable[[], None]) -> None:
         """See `SyncEngine.bring`."""
@@ -260,9 +221,9 @@ class TorchCore:
     def _shelve(self) -> None:
         """Tell the shelf what is wanted and the scheduler what has become of it."""
         scheduler, models, moving = self._parts.scheduler, self._parts.models, self._parts.moving
-        awaited = [each.model for each in self._awaited if each.model not in models.shelf.runnable]
+        awaited = [name for name in self._embeddings.awaited if name not in models.shelf.runnable]
         wanted = list(dict.fromkeys((*scheduler.wanted_models(), *moving.wanted, *awaited)))
-        changes = models.turn(used=self._used.union(self._embedding), wanted=wanted)
+        changes = models.turn(used=self._used.union(self._embeddings.busy), wanted=wanted)
         for name in changes.present:
             scheduler.set_present(name)
         for name in changes.away:
@@ -273,9 +234,7 @@ class TorchCore:
             for name in models.shelf.configs:
                 if failed in (name, models.shelf.base(name)):
                     scheduler.fail_model(name, message)
-            for each in self._awaited:
-                if failed in (each.model, models.shelf.base(each.model)):
-                    each.failure = message
+                    self._embeddings.fail(name, message)
             moving.fail(failed, models.shelf.reasons.get(failed, message))
 
     # ---- models that come and go, called by `Moving` ---------------------------------------------------------------
@@ -296,12 +255,20 @@ class TorchCore:
         self._used -= {model}
 
     def _uses(self, model: str) -> bool:
-        embeds = model in self._embedding or any(each.model == model for each in self._awaited)
+        embeds = model in self._embeddings.busy or model in self._embeddings.awaited
         return embeds or self._parts.scheduler.uses(model) or self._compiling.uses(model)
 
     def _busy(self) -> Set[str]:
         """Models and adapters that compute something now."""
-        return self._parts.scheduler.busy_models().union(self._embedding)
+        return self._parts.scheduler.busy_models().union(self._embeddings.busy)
+
+    # ---- embeddings, called by `Embeddings` ------------------------------------------------------------------------
+
+    def _await_model(self) -> None:
+        """Wait a moment for a model that is read, unless there are steps, which see to it."""
+        if not self.has_work():
+            self._shelve()
+            self._parts.models.shelf.wait(_IDLE_SECONDS)
 
     def _embed_tokens(self) -> int:
         """What the last step has left of the prompt tokens that may come between two tokens of others."""
@@ -313,23 +280,6 @@ class TorchCore:
         return max(settings.block_size, most - self._prefilled)
 
     # ---- a step's parts --------------------------------------------------------------------------------------------
-
-    def _output(self, plan: Plan) -> StepOutput:
-        """The step's output so far: what ended before it."""
-        output = StepOutput(
-            step=self._steps,
-            handles=[],
-            tokens=[],
-            finish=[],
-            logprobs={},
-            errors={},
-            prompt_tokens_cached={},
-            ended_before=True,
-        )
-        for ended in plan.ended:
-            _append(output, ended.handle, None, ended.reason, ended.message)
-            self._samplers.pop(ended.handle, None)
-        return output
 
     def _by_base(self, plan: Plan) -> Mapping[str, list[Chunk]]:
         """The chunks of each model, its adapters' among them; single tokens first, each adapter's together."""
@@ -345,12 +295,16 @@ class TorchCore:
                 self._prepare(chunk, output)
         results = self._parts.models.execute(base, chunks, self._samplers)
         began = self._clock.monotonic()
-        sampled = [_token(result) for result in results]
+        sampled = [token_of(result) for result in results]
         handles = [chunk.sequence.request.handle for chunk in chunks]
         told = {handle: result for handle, result in zip(handles, results, strict=True) if result is not None}
         complete = {handle for handle, result in told.items() if result.ends}
         for advanced in self._parts.scheduler.apply(chunks, sampled, complete=complete):
-            self._report(advanced, output, told)
+            handle = advanced.sequence.request.handle
+            report(output, advanced, told.get(handle))
+            if advanced.finish:
+                self._samplers.pop(handle, None)
+        self._examine(base, told.values())
         return self._clock.monotonic() - began
 
     def _prepare(self, chunk: Chunk, output: StepOutput) -> None:
@@ -360,6 +314,20 @@ class TorchCore:
             self._samplers[request.handle] = self._sampler(request)
         if not chunk.sequence.produced:
             output.prompt_tokens_cached[request.handle] = chunk.sequence.cached or 0
+
+    def _examine(self, base: str, results: Collection[Sampled]) -> None:
+        """Tell an engine that makes no numbers any more from prompts that a model makes none of: when sequences failed
+        so in a row and none got a token, their models must pass the test of their load once more.
+
+        :raises EngineLoadError: one does not.
+        """
+        if any(result.token is not None for result in results):
+            self._unusable.clear()
+        self._unusable += [base for result in results if result.token is None and not result.error]
+        if len(self._unusable) >= _UNUSABLE_IN_A_ROW:
+            for name in dict.fromkeys(self._unusable):
+                self._parts.models.examine(name)
+            self._unusable.clear()
 
     def _must_compile(self, request: SequenceRequest) -> bool:
         """Whether the sequence waits for its structure first; it does from now on."""
@@ -383,18 +351,6 @@ class TorchCore:
     def _sampler(self, request: SequenceRequest) -> SequenceSampler:
         seed = self._draw_seed() if request.params.seed is None else request.params.seed
         return self._parts.models.sampler(request, seed)
-
-    def _report(self, advanced: Advanced, output: StepOutput, told: Mapping[int, Sampled]) -> None:
-        handle = advanced.sequence.request.handle
-        result = told.get(handle)
-        message = advanced.message
-        if result is not None and result.token is None and result.error:
-            message = result.error
-        _append(output, handle, advanced.token, advanced.finish, message)
-        if advanced.token is not None and result is not None and result.logprob is not None:
-            output.logprobs[handle] = [result.logprob]
-        if advanced.finish:
-            self._samplers.pop(handle, None)
 
     def _finish(self, plan: Plan, output: StepOutput, started: float) -> None:
         """Account for the step; wait or check the books where there is nothing else to do."""
@@ -442,17 +398,3 @@ def _resident(models: Models) -> tuple[str, ...] | None:
 
 def _order(chunk: Chunk) -> tuple[bool, str]:
     return chunk.count > 1, chunk.sequence.request.model
-
-
-def _token(result: Sampled | None) -> int | None:
-    if result is None:
-        return None
-    return FAILED if result.token is None else result.token
-
-
-def _append(output: StepOutput, handle: int, token: int | None, finish: int, message: str) -> None:
-    output.handles.append(handle)
-    output.tokens.append([] if token is None else [token])
-    output.finish.append(int(finish))
-    if message:
-        output.errors[handle] = message

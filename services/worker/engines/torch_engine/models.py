@@ -6,7 +6,6 @@ import functools
 from collections.abc import Callable, Generator, Mapping, Sequence, Set
 from dataclasses import dataclass
 
-import tokenizers
 import torch
 
 from libs.clock import Clock
@@ -152,6 +151,14 @@ class Models:
         with torch.inference_mode():
             return loaded.runner.execute(chunks, samplers, adapting)
 
+    def examine(self, base: str) -> None:
+        """Repeat the self-test of a model's load.
+
+        :raises EngineLoadError: it fails.
+        """
+        with torch.inference_mode():
+            self.shelf.loaded(base).runner.self_test(base)
+
     def embed(self, name: str, prompt: Sequence[int], most: Callable[[], int]) -> Generator[bool, None, list[float]]:
         """See `ModelRunner.embed`.
 
@@ -237,6 +244,8 @@ class Models:
         if not texts:
             return []
         content = files.read("tokenizer.json")
+        import tokenizers
+
         try:
             tokenizer = tokenizers.Tokenizer.from_buffer(content)
         except Exception as error:  # the library raises nothing narrower

@@ -13,8 +13,8 @@ from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
 
-from services.worker.engines.core import Change
 from services.worker.engines.port import EngineLoadError
+from services.worker.engines.sync import Change
 from services.worker.engines.torch_engine.loading import Checkpoint
 from services.worker.engines.torch_engine.shelf import FAULTS, Shelf
 

@@ -25,7 +25,6 @@ from services.worker.engines.torch_engine.structure import Matcher, accept, allo
 GREEDY_BELOW = 1e-5
 """Temperatures below this are greedy: dividing by them would overflow."""
 
-UNUSABLE = "the model produced no finite logits"
 _MASK = (1 << 64) - 1
 
 
@@ -45,7 +44,8 @@ def _mix(value: int) -> int:
 class Sampled:
     """A row's choice.
 
-    `token` is None when there is none; `error` then says why, fit for the caller. `ends` is set when the output's
+    `token` is None when there is none; `error` then says why, fit for the caller, or is empty where the model produced
+    no finite logits. `ends` is set when the output's
     structure is complete: the sequence ends with STOP, whatever its `ignore_eos` says, and the token belongs to the
     output unless it is an end of sequence.
     """
@@ -107,7 +107,7 @@ def sample(logits: Tensor, samplers: Sequence[SequenceSampler], positions: Seque
     usable = torch.isfinite(logits.sum(dim=-1))
     if all(each.plain for each in samplers):
         tokens = torch.where(usable, _best(logits), -1).tolist()
-        return [Sampled(token, None) if token >= 0 else Sampled(None, None, error=UNUSABLE) for token in tokens]
+        return [Sampled(token, None) if token >= 0 else Sampled(None, None) for token in tokens]
 
     reported = [row for row, each in enumerate(samplers) if each.params.logprobs is not None]
     own = torch.log_softmax(filters.rows_of(logits, reported), dim=-1) if reported else None
@@ -197,7 +197,7 @@ def _follow(samplers: Sequence[SequenceSampler], rows: Sequence[int], tokens: Se
 
 def _result(sampler: SequenceSampler, token: int, logprob: TokenLogprob | None) -> Sampled:
     if token < 0:
-        return Sampled(None, None, error=UNUSABLE)
+        return Sampled(None, None)
     matcher = sampler.matcher
     if matcher is None:
         if sampler.tally is not None:

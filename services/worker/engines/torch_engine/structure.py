@@ -9,14 +9,17 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Sequence
 from functools import cache
+from typing import TYPE_CHECKING
 
 import numpy as np
-from llguidance import LLExecutor, LLMatcher, LLTokenizer
 from numpy.typing import NDArray
 
 from libs.structured_output import StructureError, compile_matcher, explain
 from services.worker.engines.port import EngineLoadError, Structure
 from services.worker.model_files import ModelFiles
+
+if TYPE_CHECKING:
+    from llguidance import LLExecutor, LLMatcher, LLTokenizer
 
 __all__ = ["Matcher", "StructureError", "Structures", "accept", "allowed"]
 
@@ -120,11 +123,15 @@ def _tokenizer(files: ModelFiles, vocabulary: int, eos: list[int]) -> LLTokenize
     if not eos:
         return EngineLoadError(f"{files.folder}: structured output needs a model with an end of sequence")
     try:
+        from llguidance import LLTokenizer
+
         text = files.read("tokenizer.json").decode()
         plain = LLTokenizer(text, eos_token=eos)
         return plain if plain.vocab_size >= vocabulary else LLTokenizer(text, n_vocab=vocabulary, eos_token=eos)
     except EngineLoadError as error:
         return error
+    except ImportError as error:
+        return EngineLoadError(f"structured output needs llguidance: {error}")
     except ValueError as error:
         return EngineLoadError(f"{files.folder / 'tokenizer.json'}: {error}")
 
@@ -132,4 +139,6 @@ def _tokenizer(files: ModelFiles, vocabulary: int, eos: list[int]) -> LLTokenize
 @cache
 def _executor() -> LLExecutor:
     """The threads that compute masks, one set per process."""
+    from llguidance import LLExecutor
+
     return LLExecutor()
