@@ -65,6 +65,7 @@ class Reservation:
     until: float  # when it stops counting in full, if nobody releases it
     expected_cached: int = 0  # prompt tokens that it was hoped to find in the worker's prefix cache
     probe: bool = False  # it tries a worker that comes back from an ejection
+    ejections: int = 0  # of the worker before
 
 
 @dataclass(slots=True)

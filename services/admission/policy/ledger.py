@@ -243,6 +243,7 @@ class Ledger:
             until=request.deadline + self._limits.release_grace,
             expected_cached=self.affinity.granted(request, worker.spec),
             probe=self.outliers.granted(worker_id, now),
+            ejections=self.outliers.ejections(worker_id),
         )
         found = int(reservation.expected_cached * self.affinity.trust(worker_id))
         worker.hold(reservation, now, prefill=request.prompt_tokens - found)
@@ -283,7 +284,8 @@ class Ledger:
         if failed:
             alike = self._in_use(version, worker)
             also = [self._in_use(each, worker) for each in worker.spec.model_versions if each != version]
-        self.outliers.outcome(name, now, failed=failed, workers=alike, also=also)
+        before = reservation.ejections
+        self.outliers.outcome(name, now, failed=failed, workers=alike, also=also, ejections=before)
         worker.changed()
 
     def disown(self, request_ids: Iterable[str], now: float) -> int:
@@ -348,7 +350,7 @@ class Ledger:
         _give_back(self._tenant_blocks, reservation.request.tenant, reservation.blocks)
         _give_back(self._version_blocks, reservation.request.model_version, reservation.blocks)
         if reservation.probe:
-            self.outliers.probed(reservation.worker)
+            self.outliers.probed(reservation.worker, reservation.ejections)
         self.preemption.over(request_id)
         return reservation
 

@@ -6,7 +6,9 @@
                                    └── one failure ──▶ ejected again, for longer
 
 Only failures through the worker's fault count, which whoever reports them must tell from client errors, cancels and
-deadlines: those are no outcomes here. At most `share` of the workers are out at once (a pool of two or more may always
+deadlines: those are no outcomes here. Nor is what becomes of requests that were granted before the last ejection, be it
+while the worker is out, half open or in use again: that was judged with the ejection, and only probes say whether the
+worker is well since. At most `share` of the workers are out at once (a pool of two or more may always
 lose one), never the last that is in use: when all fail, the fault lies elsewhere, and a pool that serves some is better
 than one that serves none. That holds for each version which the worker serves. When others leave or drain, so that too
 many are out, those come back half open that would be next.
@@ -31,6 +33,7 @@ class _Record:
     good: float = 0.0  # outcomes, each fading with time
     bad: float = 0.0
     at: float = 0.0  # of the fading
+    ejections: int = 0  # so far
     until: float = 0.0  # ejected until then
     length: float = 0.0  # of the last ejection
     watched: bool = False  # ejected, or half open
@@ -81,20 +84,35 @@ class Outliers:
         record.probing += 1
         return True
 
-    def probed(self, worker: str) -> None:
+    def ejections(self, worker: str) -> int:
+        """How many it had so far: `probed` and `outcome` want to know of a request how many there were at its grant."""
+        record = self._records.get(worker)
+        return 0 if record is None else record.ejections
+
+    def probed(self, worker: str, ejections: int) -> None:
         """A probe is over, whatever became of it."""
         record = self._records.get(worker)
-        if record is not None and record.probing:
+        if record is not None and record.probing and ejections == record.ejections:
             record.probing -= 1
 
     def outcome(
-        self, worker: str, now: float, *, failed: bool, workers: Collection[str], also: Iterable[Collection[str]] = ()
+        self,
+        worker: str,
+        now: float,
+        *,
+        failed: bool,
+        workers: Collection[str],
+        also: Iterable[Collection[str]] = (),
+        ejections: int | None = None,
     ) -> bool:
         """A request on the worker succeeded or failed through its fault; `workers` are those in use that do the same
-        work, `also` those that do each other work of this worker's. True when the worker is ejected for it."""
+        work, `also` those that do each other work of this worker's, `ejections` those before its grant (None: all).
+        True when the worker is ejected for it."""
         limits = self._limits
         self._now = max(self._now, now)
         record = self._records.setdefault(worker, _Record(at=now))
+        if ejections is not None and ejections != record.ejections:
+            return False
         record.fade(now, limits.window)
         if not failed:
             record.good += 1.0
@@ -108,7 +126,7 @@ class Outliers:
         record.bad += 1.0
         record.streak += 1
         if record.watched and now < record.until:
-            return False  # the rest of what it had when it was ejected
+            return False
         half_open = record.watched
         if not (half_open or record.streak >= limits.failures or self._stands_out(worker, now, workers)):
             return False
@@ -156,5 +174,6 @@ class Outliers:
         soon = record.length and now - record.until < _FORGIVEN * record.length
         record.length = min(limits.max_seconds, 2.0 * record.length) if soon else limits.seconds
         record.until = now + record.length
+        record.ejections += 1
         record.watched = True
         record.probing = record.passed = record.streak = 0

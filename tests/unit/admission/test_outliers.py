@@ -44,7 +44,7 @@ def test_it_comes_back_with_a_few_requests_and_stays_if_they_succeed() -> None:
     assert target.granted("w0", 10.0)
     assert target.room("w0", 10.0)[0] == 0
     target.outcome("w0", 11.0, failed=False, workers=NAMES)
-    target.probed("w0")
+    target.probed("w0", 1)
     assert target.room("w0", 11.0)[0] == 1
     target.outcome("w0", 11.0, failed=False, workers=NAMES)
     assert target.room("w0", 11.0) == (None, float("inf"))
@@ -146,6 +146,40 @@ def test_an_ejected_worker_gets_nothing_is_kept_for_nobody_and_returns_with_prob
     run(book, 13, "w0", 10.0, failed=False)
     for number in range(20, 25):
         book.reserve(request(number), "w0", 10.0)
+
+
+def test_d6_streams_of_before_the_ejection_neither_prolong_it_nor_end_it() -> None:
+    book = book_of(3)
+    for number in range(20):
+        book.reserve(request(number), "w0", 0.0)
+
+    def end(number: int, now: float, *, failed: bool) -> None:
+        book.ended(f"r{number}", now, output_tokens=5, failed=failed, cached_prompt_tokens=0)
+        book.release(f"r{number}")
+
+    for number in range(4):  # the fourth comes while it is out
+        end(number, 1.0, failed=True)
+    assert book.outliers.room("w0", 1.0) == (0, 11.0)
+    for number, failed in ((4, True), (5, False), (6, False)):  # half open
+        end(number, 11.0, failed=failed)
+    assert book.outliers.room("w0", 11.0) == (2, float("inf"))
+    for number in (30, 31):
+        run(book, number, "w0", 12.0, failed=False)
+    for number in range(7, 20):  # in use again
+        end(number, 13.0, failed=True)
+    assert book.outliers.room("w0", 13.0) == (None, float("inf"))
+
+
+def test_d6_a_probe_of_an_earlier_probation_makes_no_room_in_this_one() -> None:
+    book = book_of(3)
+    for number in range(3):
+        run(book, number, "w0", 0.0, failed=True)
+    book.reserve(request(10), "w0", 10.0)
+    run(book, 11, "w0", 10.0, failed=True)
+    for number in (20, 21):
+        book.reserve(request(number), "w0", 30.0)
+    book.release("r10")
+    assert book.outliers.room("w0", 30.0)[0] == 0
 
 
 def test_what_neither_failed_nor_gave_a_token_is_no_outcome() -> None:
