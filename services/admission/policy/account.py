@@ -16,10 +16,13 @@ from __future__ import annotations
 import hashlib
 import math
 from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from services.admission.policy.model import Limits, QueueClass, Report, Request, WorkerSpec
 from services.admission.policy.outliers import Outliers
+
+_LOOK = 1.0  # seconds between two looks at how slow a slow worker is
 
 
 class Foreign:
@@ -85,10 +88,19 @@ class Room:
 class Worker:
     """One worker's account."""
 
-    def __init__(self, spec: WorkerSpec, limits: Limits, outliers: Outliers, now: float) -> None:
+    def __init__(
+        self,
+        spec: WorkerSpec,
+        limits: Limits,
+        outliers: Outliers,
+        now: float,
+        slowness: Callable[[str, float], float] = lambda worker, now: 0.0,
+    ) -> None:
+        """`slowness`: see the ledger."""
         self.spec = spec
         self._limits = limits
         self._outliers = outliers
+        self._slowness = slowness
         self.live = True
         self.last_heard = now
         self.report: Report | None = None  # none yet in this session: no work until it tells its load
@@ -269,7 +281,8 @@ class Worker:
             other = room.prefill / limits.max_queued_prefill
             in_use = other if other > in_use else in_use
         room.utilisation = in_use
-        room.score = room.wait + placement.crowding_cost * in_use
+        slow = self._slowness(spec.worker, now)
+        room.score = room.wait + slow + placement.crowding_cost * in_use
         probes, changes = self._outliers.room(spec.worker, now)
         if not self.open() or probes == 0:
             room.blocks = room.sequences = 0
@@ -283,7 +296,7 @@ class Worker:
         if self._recent_prefill:
             settled = self._recent_prefill[0][0] + limits.prefill_settle
             until = settled if settled < until else until
-        room.until = until
+        room.until = min(until, now + _LOOK) if slow else until  # it fades
 
     def _count(self, reservation: Reservation, sign: int) -> None:
         queue_class = reservation.request.queue_class

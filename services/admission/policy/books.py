@@ -17,6 +17,7 @@ class Held:
     """A granted request."""
 
     request: Request
+    worker: str
     cost: float  # charged
     waited: float
     computed: float  # first token after the grant, by the formula
@@ -72,7 +73,7 @@ class Books:
             self._predictor.lengths.learn(request.tenant, request.model_version, tokens)
         if first_token is not None:
             first_token = max(0.0, min(first_token, now - held.granted_at))
-            self._predictor.first_token_came(first_token, held.computed)
+            self._predictor.first_tokens.learn(request, held.worker, first_token - held.computed, now)
             self._predictions.append((held.predicted, held.waited + first_token))
 
     def take_predictions(self) -> list[tuple[float, float]]:

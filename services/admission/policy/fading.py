@@ -29,6 +29,33 @@ class FadingRate:
         return self._sum * math.exp((self.at - now) / self._memory) / seen if seen > 0.0 else 0.0
 
 
+class TimedMean:
+    """Mean and mean absolute deviation of samples that count the less the longer ago they are."""
+
+    __slots__ = ("_memory", "_weight", "at", "count", "deviation", "mean")
+
+    def __init__(self, memory: float) -> None:
+        """`memory` in seconds: what is so old counts 1/e."""
+        self._memory = memory
+        self._weight = 0.0
+        self.at = 0.0
+        """When the last sample came."""
+        self.count = 0
+        self.mean = 0.0
+        self.deviation = 0.0
+
+    def add(self, now: float, sample: float) -> None:
+        """Counts one more."""
+        self._weight = self._weight * math.exp((self.at - now) / self._memory) + 1.0
+        self.at = now
+        self.count += 1
+        gain = 1.0 / self._weight
+        difference = sample - self.mean
+        self.mean += gain * difference
+        if self.count > 1:
+            self.deviation += gain * (abs(difference) - self.deviation)
+
+
 class FadingMean:
     """Mean and mean absolute deviation of samples, of which about the last `memory` count."""
 

@@ -33,11 +33,18 @@ _NEVER = 1 << 62  # blocks: more than any worker has
 class Ledger:
     """All workers of a pool and all that is held on them."""
 
-    def __init__(self, limits: Limits, *, expected_output: Callable[[Request], int | None] | None = None) -> None:
+    def __init__(
+        self,
+        limits: Limits,
+        *,
+        expected_output: Callable[[Request], int | None] | None = None,
+        slowness: Callable[[str, float], float] = lambda worker, now: 0.0,
+    ) -> None:
         """`expected_output` tells how many tokens per choice a request may be expected to generate (a high quantile);
-        None when too little is known."""
+        None when too little is known. `slowness`: seconds that a worker's first tokens come later than it says."""
         self._limits = limits
         self._expected_output = expected_output
+        self._slowness = slowness
         self.workers: dict[str, Worker] = {}
         self.reservations: dict[str, Reservation] = {}
         self.affinity = Affinity(limits.placement.prefix_memory)
@@ -56,7 +63,7 @@ class Ledger:
         """A worker came, or came again with a new session."""
         worker = self.workers.get(spec.worker)
         if worker is None:
-            self.workers[spec.worker] = Worker(spec, self._limits, self.outliers, now)
+            self.workers[spec.worker] = Worker(spec, self._limits, self.outliers, now, self._slowness)
         else:
             worker.joined(spec, now)
         self._membership_changed()

@@ -45,7 +45,9 @@ class Pool:
         self.name = name
         self.limits = limits
         self.predictor = Predictor(limits, now=now)
-        self.ledger = Ledger(limits, expected_output=self.predictor.high_output)
+        self.ledger = Ledger(
+            limits, expected_output=self.predictor.high_output, slowness=self.predictor.first_tokens.slowness
+        )
         self.backlog = Backlog(limits)
         self.levels = Levels()
         self.books = Books(limits, self.backlog, self.predictor)
@@ -256,13 +258,13 @@ class Pool:
         self, request: Request, cost: float, wait: float | None, now: float, *, urgent: bool
     ) -> tuple[Granted | Queued | Refused, list[Event]]:
         computed = self.predictor.computed_first_token(request, None, self.ledger, now)
-        leave_by = max(now, self._urgency.leave_by(request, computed))
+        leave_by = max(now, self._urgency.leave_by(request, computed, now))
         item, shed = self.backlog.push(request, now, cost=cost, leave_by=leave_by)
         if shed is item:
             return self._full(request, "queue", wait, cost, now), []
         item.urgent = urgent
         item.predicted_wait = None if urgent or not self.ledger.staffed else wait
-        item.predicted_first_token = (wait or 0.0) + self.predictor.first_token(computed)
+        item.predicted_first_token = (wait or 0.0) + self.predictor.first_token(computed, request, None, now)
         self.predictor.let_in(request, cost, now)
         events: list[Event] = [] if shed is None else [self._evict(shed, now, shed=True)]
         own: Granted | None = None
@@ -345,11 +347,11 @@ class Pool:
         computed = self.predictor.computed_first_token(request, worker, self.ledger, now)
         self.ledger.reserve(request, worker.spec.worker, now)
         self.levels.granted(request, cost, now)
-        waited, pressure, predicted = 0.0, 0.0, self.predictor.first_token(computed)
+        waited, pressure, predicted = 0.0, 0.0, self.predictor.first_token(computed, request, worker, now)
         if item is not None:
             waited, predicted = now - item.queued_at, item.predicted_first_token
             pressure = self._urgency.pressure(item, now)
-        self.books.open(Held(request, cost, waited, computed, predicted, now))
+        self.books.open(Held(request, worker.spec.worker, cost, waited, computed, predicted, now))
         return Granted(request, worker.spec.worker, waited, pressure, predicted)
 
     def _disown(self, request_ids: list[str], now: float) -> int:

@@ -21,6 +21,7 @@ from dataclasses import dataclass
 from services.admission.policy.backlog import Backlog
 from services.admission.policy.fading import FadingMean, FadingRate
 from services.admission.policy.fair_queue import FairQueue
+from services.admission.policy.first_tokens import FirstTokens
 from services.admission.policy.ledger import Ledger, Worker
 from services.admission.policy.lengths import Lengths
 from services.admission.policy.model import Limits, QueueClass, Request
@@ -28,9 +29,6 @@ from services.admission.policy.model import Limits, QueueClass, Request
 _MEMORY = 10.0  # seconds that rates remember
 _TRUST = 1.0  # seconds of backlog that weigh as much as what workers report
 _LOOK = 0.1  # seconds between two looks at the workers' reports
-_CAUTION = 3.0  # mean deviations above the mean that a first token may take: some 99 of 100 come before
-_SETTLED = 8  # first tokens after which one that is far off counts as …
-_OUTLIER, _OUTLIER_SECONDS = 4.0, 0.1  # … no further off than so many mean deviations and seconds
 _CLASS_GAIN, _TENANT_GAIN = 0.05, 0.15  # a tenant's waits are fewer
 _MAX_TENANTS = 4096
 _FACTORS = (0.5, 4.0)
@@ -128,7 +126,7 @@ class Predictor:
         self._output = FadingMean(256.0)
         self._of_class = {queue_class: _Factor(now, gain=_CLASS_GAIN) for queue_class in QueueClass}
         self._of_tenant: OrderedDict[tuple[QueueClass, str], _Factor] = OrderedDict()  # the last seen last
-        self._beyond = FadingMean(256.0)  # first token: what came minus what was computed
+        self.first_tokens = FirstTokens()
         self._speed = _Speed(None, math.inf, 0.0, 0.0)
         self._look_at = -math.inf
 
@@ -175,14 +173,6 @@ class Predictor:
         if len(self._of_tenant) > _MAX_TENANTS:
             self._of_tenant.popitem(last=False)
 
-    def first_token_came(self, after: float, computed: float) -> None:
-        """`after` a grant, for which `computed` (see `computed_first_token`) was said."""
-        error = after - computed
-        if self._beyond.count >= _SETTLED:  # one worker that hung must not make all the others look slow
-            most = _OUTLIER * self._beyond.deviation + _OUTLIER_SECONDS
-            error = min(self._beyond.mean + most, max(self._beyond.mean - most, error))
-        self._beyond.add(error)
-
     # ---- predicting ----------------------------------------------------------------------------------------------
 
     def wait(self, request: Request, backlog: Backlog, ledger: Ledger, now: float) -> float | None:
@@ -227,13 +217,14 @@ class Predictor:
         step = worker.report.decode_step or speed.step
         return step + (worker.queued_prefill() + request.prompt_tokens) / rate
 
-    def first_token(self, computed: float) -> float:
+    def first_token(self, computed: float, request: Request, worker: Worker | None, now: float) -> float:
         """The same, corrected by what is learned."""
-        return max(0.0, computed + self._beyond.mean)
+        beyond = self.first_tokens.beyond(request, None if worker is None else worker.spec.worker, now)
+        return max(0.0, computed + beyond.mean)
 
-    def first_token_at_worst(self, computed: float) -> float:
-        """What nearly all first tokens stay below."""
-        return max(0.0, computed + self._beyond.mean + _CAUTION * self._beyond.deviation)
+    def first_token_at_worst(self, computed: float, request: Request, now: float) -> float:
+        """What nearly all first tokens of such requests stay below."""
+        return max(0.0, computed + self.first_tokens.beyond(request, None, now).at_worst)
 
     def unloaded_first_token(self, request: Request, ledger: Ledger, now: float) -> float:
         """From a grant to the first token on the quickest worker that the request may use, if that had nothing else to

@@ -158,7 +158,7 @@ class Shadows:
 
     def _grant(self, request: Request, worker: Worker, waited: float, now: float) -> Granted:
         self._ledger.reserve(request, worker.spec.worker, now)
-        self._books.open(Held(request, 0.0, waited, 0.0, 0.0, now))
+        self._books.open(Held(request, worker.spec.worker, 0.0, waited, 0.0, 0.0, now))
         return Granted(request, worker.spec.worker, waited)
 
     def _pick(self, request: Request, now: float) -> Worker | None:

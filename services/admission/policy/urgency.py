@@ -40,11 +40,11 @@ class Urgency:
         self._books = books
         self._next_interrupt = now
 
-    def leave_by(self, request: Request, computed: float) -> float:
+    def leave_by(self, request: Request, computed: float, now: float) -> float:
         """When waiting on is of no use any more; `computed` as by `Predictor.computed_first_token`."""
         if not self._has_target(request):
             return math.inf
-        return request.ttft_by - self._predictor.first_token_at_worst(computed)
+        return request.ttft_by - self._predictor.first_token_at_worst(computed, request, now)
 
     def in_time(self, request: Request, worker: Worker, now: float) -> bool:
         """Would its first token come in time from this worker now? Also yes when no worker could be quicker and
@@ -52,12 +52,14 @@ class Urgency:
         if not self._has_target(request):
             return True
         predictor, left = self._predictor, request.ttft_by - now
-        if predictor.first_token(predictor.computed_first_token(request, worker, self._ledger, now)) <= left:
+        computed = predictor.computed_first_token(request, worker, self._ledger, now)
+        if predictor.first_token(computed, request, worker, now) <= left:
             return True
         waiting = len(self._backlog)
         if waiting > 1 or (waiting == 1 and self._backlog.find(request.request_id) is None):
             return False  # somebody else waits
-        return predictor.first_token(predictor.unloaded_first_token(request, self._ledger, now)) > left
+        unloaded = predictor.unloaded_first_token(request, self._ledger, now)
+        return predictor.first_token(unloaded, request, None, now) > left
 
     def late(self, request: Request, wait: float | None, now: float) -> Late | None:
         """Early rejection: better told now than after the wait. Resumed requests are never too late to go on."""
@@ -65,11 +67,11 @@ class Urgency:
             return None
         predictor = self._predictor
         computed = predictor.computed_first_token(request, None, self._ledger, now)
-        left = request.deadline - self._limits.return_margin - predictor.first_token(computed) - now
+        left = request.deadline - self._limits.return_margin - predictor.first_token(computed, request, None, now) - now
         by_deadline = (wait or 0.0) - left
         by_target = -math.inf
         if request.ttft_by < math.inf:
-            left = request.ttft_by - predictor.first_token_at_worst(computed) - now
+            left = request.ttft_by - predictor.first_token_at_worst(computed, request, now) - now
             # The first of its class may try at its own risk: else a class could be refused for ever by a prediction.
             caution = self._limits.wait_caution if len(self._backlog.queue_of(request)) else 1.0
             by_target = (wait or 0.0) - caution * left
@@ -117,7 +119,7 @@ class Urgency:
         allowed = self._limits.ttl[request.queue_class]
         if self._has_target(request):
             computed = self._predictor.computed_first_token(request, None, self._ledger, now)
-            target = request.ttft_by - item.queued_at - self._predictor.first_token_at_worst(computed)
+            target = request.ttft_by - item.queued_at - self._predictor.first_token_at_worst(computed, request, now)
             allowed = self._limits.wait_caution * max(target, 1e-3)
         return wait / allowed
 

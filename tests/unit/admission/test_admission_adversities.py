@@ -106,7 +106,7 @@ def test_first_tokens_that_cannot_be_do_not_poison_the_estimate(told: float) -> 
         now = float(number)
         assert isinstance(target.admit(request(f"r{number}"), now)[0], Granted)
         target.release(f"r{number}", now + 0.5, output_tokens=4, first_token=told)
-    assert 0.0 <= target.predictor.first_token(0.0) <= 0.5
+    assert 0.0 <= target.predictor.first_token(0.0, request(), None, 20.0) <= 0.5
 
 
 def test_more_output_than_was_granted_is_neither_charged_nor_learned() -> None:

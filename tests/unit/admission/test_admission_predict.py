@@ -8,6 +8,7 @@ from dataclasses import replace
 
 import pytest
 
+from services.admission.policy.first_tokens import FirstTokens
 from services.admission.policy.model import (
     Event,
     Granted,
@@ -126,14 +127,73 @@ def test_first_tokens_that_come_late_move_the_prediction() -> None:
 
 
 def test_one_first_token_that_took_a_minute_does_not_make_the_pool_slow_but_many_do() -> None:
-    predictor = pool().predictor
-    for _ in range(20):
-        predictor.first_token_came(0.2, 0.1)
-    predictor.first_token_came(60.0, 0.1)
-    assert predictor.first_token_at_worst(0.1) < 0.3
-    for _ in range(300):
-        predictor.first_token_came(2.0, 0.1)
-    assert predictor.first_token(0.1) == pytest.approx(2.0, abs=0.3)
+    learned = FirstTokens()
+    for number in range(20):
+        learned.learn(request("r"), "w0", 0.1, 0.1 * number)
+    learned.learn(request("r"), "w0", 59.9, 2.0)
+    assert learned.beyond(request("r"), "w0", 2.0).at_worst < 0.2
+    for number in range(300):
+        learned.learn(request("r"), "w0", 1.9, 2.0 + 0.1 * number)
+    assert learned.beyond(request("r"), "w0", 32.0).mean == pytest.approx(1.9, abs=0.3)
+
+
+def test_d3_who_is_served_quickly_is_not_refused_for_what_another_tenants_requests_take() -> None:
+    target = pool()
+    for number in range(200):
+        slow = number % 2 == 0
+        asked = request(f"r{number}", "slow" if slow else "fast")
+        target.admit(asked, 0.1 * number)
+        target.release(asked.request_id, 0.1 * number + 3.0, output_tokens=5, first_token=3.0 if slow else 0.04)
+    for number in range(10):
+        target.admit(request(f"full{number}", "filler"), 23.0)
+    target.admit(request("waits", "filler"), 23.0)  # from now on predictions decide
+    refused = target.admit(request("slow", "slow", ttft_by=25.0), 23.0)[0]
+    assert isinstance(refused, Refused)
+    assert refused.limit == "ttft_target"
+    assert isinstance(target.admit(request("fast", "fast", ttft_by=25.0), 23.0)[0], Queued)
+
+
+def test_d3_a_slow_worker_makes_neither_the_others_nor_another_version_look_slow() -> None:
+    learned = FirstTokens()
+    for number in range(30):
+        learned.learn(request("r"), "w0", 3.0, 0.1 * number)
+        learned.learn(request("r"), "w1", 0.01, 0.1 * number)
+    newcomer = request("r", "newcomer")
+    assert learned.beyond(newcomer, "w0", 3.0).mean == pytest.approx(3.0, abs=0.1)
+    assert learned.beyond(newcomer, "w1", 3.0).at_worst < 0.1
+    assert learned.beyond(newcomer, None, 3.0).at_worst < 0.1  # it need not go to the slow one
+    assert learned.beyond(replace(newcomer, model_version="m@2"), "w0", 3.0) == (0.0, 0.0)
+
+
+def test_d3_what_was_learned_of_first_tokens_is_forgotten_with_time_and_bounded() -> None:
+    learned = FirstTokens()
+    for number in range(300):
+        learned.learn(request("r"), "w0", 3.0, 0.1 * number)
+    for each in (request("r"), request("r", "newcomer")):
+        assert learned.beyond(each, "w0", 39.0).mean == pytest.approx(3.0)
+        assert learned.beyond(each, "w0", 90.0).at_worst < 0.05
+    assert learned.slowness("w0", 39.0) == pytest.approx(3.0, abs=0.1)
+    assert learned.slowness("w0", 90.0) == 0.0
+    for number in range(5000):
+        learned.learn(request("r", f"t{number}"), f"w{number}", 0.0, 100.0)
+    assert len(learned._cells) == len(learned._tenants) == len(learned._workers) == 4096
+
+
+def test_d3_a_worker_whose_first_tokens_come_late_gets_its_requests_after_the_others() -> None:
+    target = pool()
+    target.worker_joined(replace(SPEC, worker="w1"), 0.0)
+    target.worker_reported("w1", LOAD, 0.0)
+    went: list[str] = []
+    for number in range(60):
+        now = 0.2 * number
+        answer, _ = target.admit(request(f"r{number}"), now)
+        assert isinstance(answer, Granted)
+        went.append(answer.worker)
+        first = 1.0 if answer.worker == "w0" else 0.05
+        target.release(f"r{number}", now + first + 0.05, output_tokens=5, first_token=first)
+    assert went.count("w0") == 1
+    assert target.ledger.workers["w0"].room(12.0).score > 0.5
+    assert target.ledger.workers["w0"].room(90.0).score < 0.1  # it gets another chance
 
 
 def test_pressure_grows_with_the_queue_and_is_nothing_without_one() -> None:
