@@ -53,6 +53,7 @@ class GrantSigner:
         prompt_tokens: int,
         max_output_tokens: int,
         choices: int,
+        kv_share: float = 0.0,
     ) -> SignedGrant:
         """Returns a fresh grant with its own nonce, accepted by the worker once and for `lifetime` seconds."""
         grant = Grant(
@@ -64,6 +65,7 @@ class GrantSigner:
             max_output_tokens=max_output_tokens,
             choices=choices,
             tenant=tenant,
+            kv_share=kv_share,
         )
         expires = self._clock.time() + self._lifetime
         seconds = int(expires)

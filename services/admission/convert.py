@@ -106,6 +106,7 @@ def to_spec(hello: pb.WorkerHello) -> WorkerSpec:
         simulated=hello.simulated,
         engine=hello.engine,
         preemptive=hello.preemptive,
+        holds_shares=hello.holds_shares,
     )
 
 
@@ -121,6 +122,7 @@ def to_report(report: pb.CapacityReport) -> Report:
         step if 0.0 < step <= _MAX_STEP else 0.0,
         rate if 1.0 / _MAX_STEP <= rate <= _MAX_RATE else 0.0,
         frozenset(report.resident_models) if report.resident_models else None,
+        tuple((each.request_id, each.output_tokens) for each in report.progress) if report.progress else (),
     )
 
 

@@ -44,7 +44,7 @@ class _Kept(NamedTuple):
     """A grant that was given out."""
 
     signed: pb.SignedGrant
-    what: tuple[str, str, int, int, int]  # key id, version, caps
+    what: tuple[str, str, int, int, int, float]  # key id, version, caps, share
     expiry: float
 
 
@@ -333,6 +333,7 @@ class Coordinator:
             request.prompt_tokens,
             request.max_output_tokens,
             request.choices,
+            request.kv_share,
         )
         kept = self._grants.get(request.request_id)
         if kept is not None and kept.what == what and kept.expiry > now:
@@ -344,6 +345,7 @@ class Coordinator:
             prompt_tokens=request.prompt_tokens,
             max_output_tokens=request.max_output_tokens,
             choices=request.choices,
+            kv_share=request.kv_share,
         )
         expiry = now + self._grant_lifetime
         self._grants[request.request_id] = _Kept(signed, what, expiry)

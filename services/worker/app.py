@@ -225,6 +225,7 @@ class WorkerService:
             hello=self._hello,
             info=lambda: self._engine.info,
             capacity=self._engine.capacity,
+            progress=lambda: self._hub.progress,
             draining=lambda: bool(self._intake.draining) or not self._engine.up,
             verifier=self._verifier,
             on_preempt=self._hub.interrupt,
@@ -251,6 +252,7 @@ class WorkerService:
             simulated=info.simulated,
             engine=info.engine,
             preemptive=info.preemptive,
+            holds_shares=info.holds_shares,
         )
 
     @property

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import grpc
@@ -39,6 +39,7 @@ class CapacityReporter:
         hello: Callable[[EngineInfo], admission_pb2.WorkerHello],
         info: Callable[[], EngineInfo],
         capacity: Callable[[], Capacity],
+        progress: Callable[[], Mapping[str, int]],
         draining: Callable[[], bool],
         verifier: GrantVerifier,
         on_preempt: Callable[[list[str]], object],
@@ -49,12 +50,13 @@ class CapacityReporter:
         report_interval: float,
         key_grace: float,
     ) -> None:
-        """`info`, `capacity` and `draining` are read for each report: a worker that serves nothing says no Hello, one
-        whose sizes change says it anew, and models that come and go travel with the reports. `on_preempt` gets request
-        ids, `on_drain` a reason."""
+        """`info`, `capacity`, `draining` and `progress` (output tokens of requests that have come far) are read for
+        each report: a worker that serves nothing says no Hello, one whose sizes change says it anew, and models that
+        come and go travel with the reports. `on_preempt` gets request ids, `on_drain` a reason."""
         self.hello = hello
         self.info = info
         self.capacity = capacity
+        self.progress = progress
         self.draining = draining
         self.verifier = verifier
         self.on_preempt = on_preempt
@@ -177,6 +179,7 @@ class CapacityLink:
         reporter = self._reporter
         heartbeat = max(_MIN_HEARTBEAT, silence / 3) if silence else 1.0
         sent: tuple[object, ...] | None = None
+        far: dict[str, int] = {}  # told
         due = 0.0
         try:
             while True:
@@ -199,9 +202,11 @@ class CapacityLink:
                     changed,
                 )
                 now = reporter.clock.monotonic()
-                if state != sent or now >= due:
-                    await rpc.write(report_frame(load, draining, changed))
-                    sent, due = state, now + heartbeat
+                progress = dict(reporter.progress())  # it goes on while this is written
+                further = [each for each in progress.items() if far.get(each[0]) != each[1]]
+                if state != sent or further or now >= due:
+                    await rpc.write(report_frame(load, draining, changed, further))
+                    sent, far, due = state, progress, now + heartbeat
                     await asyncio.sleep(reporter.report_interval)
                     continue
                 try:
@@ -217,9 +222,11 @@ def _sizes(info: EngineInfo) -> tuple[int, ...]:
     return info.block_size, info.total_blocks, info.max_running, info.max_context
 
 
-def report_frame(load: Capacity, draining: bool, versions: Iterable[str] = ()) -> admission_pb2.ReportCapacityRequest:
-    """The load as admission is told it: every field of the port's `Capacity`, whether work is still taken, and what is
-    served now where that is not what Hello said."""
+def report_frame(
+    load: Capacity, draining: bool, versions: Iterable[str] = (), further: Iterable[tuple[str, int]] = ()
+) -> admission_pb2.ReportCapacityRequest:
+    """The load as admission is told it: every field of the port's `Capacity`, whether work is still taken, what is
+    served now where that is not what Hello said, and the output tokens of requests that have come further."""
     return admission_pb2.ReportCapacityRequest(
         report=admission_pb2.CapacityReport(
             free_blocks=load.free_blocks,
@@ -239,6 +246,9 @@ def report_frame(load: Capacity, draining: bool, versions: Iterable[str] = ()) -
             spilled_blocks=load.spilled_blocks,
             resident_models=load.resident or (),
             model_versions=versions,
+            progress=[
+                admission_pb2.Progress(request_id=request_id, output_tokens=tokens) for request_id, tokens in further
+            ],
         )
     )
 

@@ -50,10 +50,10 @@ def asked_of(submit: worker_pb2.Submit) -> Asked:
 
 
 def request_of(
-    submit: worker_pb2.Submit, asked: Asked, *, handle: int, group: int, now: float, salt: bytes
+    submit: worker_pb2.Submit, asked: Asked, *, handle: int, group: int, now: float, salt: bytes, kv_share: float
 ) -> SequenceRequest:
     """The engine's request; `now` is monotonic, `salt` keeps tenants' prefix caches apart, `group` is the same for the
-    choices of one request."""
+    choices of one request, `kv_share` is the grant's."""
     return SequenceRequest(
         handle=handle,
         model=asked.model,
@@ -63,6 +63,7 @@ def request_of(
         priority=submit.priority,
         resumed=asked.resumed,
         cache_salt=salt,
+        kv_share=kv_share,
         group=group,
     )
 

@@ -21,6 +21,9 @@ _MAX_REFUSED = 4096  # refusals kept for one gateway: more than any that reads w
 _PREEMPTED = WeirError(Reason.PREEMPTED, "interrupted for more urgent work; what is delivered stands")
 
 
+_FAR = 16  # tokens; as CapacityReport.progress says
+
+
 class Mailbox:
     """A gateway session as the hub sees it. `wake` is set when there is something to write."""
 
@@ -62,6 +65,7 @@ class _Sequence:
         "held",
         "interrupted",
         "mailbox",
+        "milestone",
         "model",
         "number",
         "produced",
@@ -80,6 +84,7 @@ class _Sequence:
         self.start = start
         self.first_at = 0.0
         self.produced = 0
+        self.milestone = _FAR  # tokens at which admission is told of it next
         self.group = group  # deliver tokens in groups of this many
         self.held: list[int] = []  # of the group under way
         self.interrupted = False  # by admission: its gateway goes on with it elsewhere
@@ -98,6 +103,8 @@ class Hub:
         self._info: EngineInfo | None = None
         self._sequences: dict[int, _Sequence] = {}
         self._last_handle = 0
+        self.progress: dict[str, int] = {}
+        """Of live requests that have come far (see CapacityReport.progress), the output tokens to tell admission of."""
         self._last_step = -1  # the engine's number of the last step that has ended
         self._on_change: list[Callable[[], None]] = []
         self._idle = asyncio.Event()
@@ -156,7 +163,14 @@ class Hub:
         """Return once no sequence is live."""
         await self._idle.wait()
 
-    def submit(self, mailbox: Mailbox, submissions: Iterable[tuple[worker_pb2.Submit, Asked]], *, tenant: str) -> None:
+    def submit(
+        self,
+        mailbox: Mailbox,
+        submissions: Iterable[tuple[worker_pb2.Submit, Asked]],
+        *,
+        tenant: str,
+        kv_share: float = 0.0,
+    ) -> None:
         """Start the choices of one request, whose grant has been accepted."""
         now = self.clock.monotonic()
         salt = tenant.encode()
@@ -173,7 +187,10 @@ class Hub:
             tokens_per_frame = submit.group_tokens if asked.params.logprobs is None else 0
             self._sequences[self._last_handle] = _Sequence(mailbox, asked, now, sequence_span, group=tokens_per_frame)
             mailbox.handles[asked.number] = self._last_handle
-            requests.append(request_of(submit, asked, handle=self._last_handle, group=group, now=now, salt=salt))
+            handle = self._last_handle
+            requests.append(
+                request_of(submit, asked, handle=handle, group=group, now=now, salt=salt, kv_share=kv_share)
+            )
             metrics.PROMPT_TOKENS.inc(asked.prompt_tokens)
         self._idle.clear()
         self.engine.submit(requests)
@@ -231,6 +248,8 @@ class Hub:
                 if not sequence.produced:
                     self._first(sequence, output.prompt_tokens_cached.get(handle, 0))
                 sequence.produced += len(tokens)
+                if sequence.produced >= sequence.milestone:
+                    self._came_far(sequence)
                 if handle in output.logprobs:
                     outbox.add_logprobs(sequence.number, output.logprobs[handle])
             if sequence.group > 1:
@@ -277,6 +296,12 @@ class Hub:
         if cached:
             metrics.CACHE_HITS.inc(cached)
 
+    def _came_far(self, sequence: _Sequence) -> None:
+        while sequence.milestone <= sequence.produced:
+            sequence.milestone *= 2
+        told = self.progress.get(sequence.request_id, 0)
+        self.progress[sequence.request_id] = max(told, sequence.milestone // 2)
+
     def _cancel(self, handles: Sequence[int]) -> None:
         now = self.clock.monotonic()
         for handle in handles:
@@ -311,6 +336,7 @@ class Hub:
     def _end(self, handle: int, sequence: _Sequence, error: str) -> None:
         """The sequence is no more; `error` is its span's, if any."""
         del self._sequences[handle]
+        self.progress.pop(sequence.request_id, None)
         if not self._sequences:
             self._idle.set()
         sequence.mailbox.handles.pop(sequence.number, None)

@@ -45,16 +45,17 @@ class Intake:
         refused: Refused = []
         for group in _by_grant(items):
             try:
-                tenant = self._admit(mailbox, group)
+                tenant, kv_share = self._admit(mailbox, group)
             except WeirError as error:
                 refused += [(asked.number, error) for _, asked in group]
                 metrics.REFUSED.labels(error.reason.name.lower()).inc(len(group))
             else:
-                self._hub.submit(mailbox, group, tenant=tenant)
+                self._hub.submit(mailbox, group, tenant=tenant, kv_share=kv_share)
         return refused
 
-    def _admit(self, mailbox: Mailbox, group: list[tuple[worker_pb2.Submit, Asked]]) -> str:
-        """The tenant that the group runs for. The grant is used up last, so that a refusal costs none."""
+    def _admit(self, mailbox: Mailbox, group: list[tuple[worker_pb2.Submit, Asked]]) -> tuple[str, float]:
+        """The tenant that the group runs for, and its share of the memory. The grant is used up last, so that a refusal
+        costs none."""
         if self.draining:
             raise WeirError(Reason.DRAINING, self.draining)
         info = self._hub.engine.info
@@ -65,18 +66,19 @@ class Intake:
         if self._hub.live + len(group) > info.max_running + self._max_waiting:
             raise WeirError(Reason.REJECTED_QUEUE_FULL, "too many sequences wait in this worker", limit="max_waiting")
         if not self._require_grants:
-            return ""
+            return "", 0.0
         if not group[0][0].grant.mac:
             self._check_ungranted(len(group))
-            return f"ungranted/{asked[0].request_id}"  # nobody vouched for a tenant: share nothing with any
-        return self._verifier.verify(
+            return f"ungranted/{asked[0].request_id}", 0.0  # nobody vouched for a tenant: share nothing with any
+        grant = self._verifier.verify(
             group[0][0].grant,
             request_id=asked[0].request_id,
             model_version=asked[0].model,
             prompt_tokens=demand.prompt_tokens,
             max_output_tokens=demand.max_output_tokens,
             choices=demand.choices,
-        ).tenant
+        )
+        return grant.tenant, grant.kv_share
 
     def embed(self, request: worker_pb2.EmbedRequest) -> None:
         """Let embeddings be computed; their grant is used up.

@@ -1,10 +1,13 @@
 """One worker's account: what is held on it, what it told, and what room that leaves now.
 
-Every granted request holds its need (KV blocks and sequences) from grant to release; the sum never exceeds what the
-worker has. That alone cannot see work that somebody else gave the worker or whose end was never told (admission
-restarted, a gateway died). Reports tell of that: what a worker uses beyond what is held here is *foreign* and is taken
-off as well (`Foreign`). What foreign work may still come to need is unknown; the engine copes with it by letting
-sequences wait.
+Every granted request holds its need (KV blocks and sequences) from grant to release. What is granted never exceeds what
+the worker has; where answers turn out longer than was expected at the grant, reservations grow with what the worker
+tells of them (`grow`), and the sum may: then there is no room until it fits again. What a tenant's growth takes beyond
+its `kv_share` of a worker that holds tenants to that is no loss to others, who get that room when they want it: it
+keeps the tenant from more, not them. That alone cannot see work that somebody else gave the worker or whose end was
+never told (admission restarted, a gateway died). Reports tell of that: what a worker uses beyond what is held here is
+*foreign* and is taken off as well (`Foreign`). What foreign work may still come to need is unknown; the engine copes
+with it by letting sequences wait.
 
 Reports age. Up to `report_fresh` seconds a report counts in full; from then on the room that is left shrinks linearly
 to nothing at `report_stale`: a worker that falls silent gets less and less before it counts as lost. What it holds
@@ -66,9 +69,20 @@ class Reservation:
     granted_at: float
     cost: float
     until: float  # when it stops counting in full, if nobody releases it
+    grown: int = 0  # of the blocks, those beyond what was expected at the grant
     expected_cached: int = 0  # prompt tokens that it was hoped to find in the worker's prefix cache
     probe: bool = False  # it tries a worker that comes back from an ejection
     ejections: int = 0  # of the worker before
+
+
+@dataclass(slots=True)
+class _Tenant:
+    """What one holds on a worker."""
+
+    count: int = 0  # requests
+    granted: int = 0  # blocks, as expected at the grants
+    grown: int = 0  # … and since
+    beyond: int = 0  # of those grown, beyond its share of the worker
 
 
 @dataclass(slots=True)
@@ -106,6 +120,9 @@ class Worker:
         self.report: Report | None = None  # none yet in this session: no work until it tells its load
         self.held_blocks = 0
         self.held_sequences = 0
+        self.beyond_shares = 0
+        """Of the held blocks, those that others may have all the same."""
+        self._tenants: dict[str, _Tenant] = {}
         self.holds: dict[str, Reservation] = {}
         """By request."""
         self.held_by_class: dict[QueueClass, tuple[int, int]] = {}
@@ -187,7 +204,7 @@ class Worker:
 
     def unheld_blocks(self, now: float) -> int:
         """Blocks that no granted and no foreign work may come to need, whatever the report's age."""
-        return self.spec.total_blocks - self.held_blocks - self._foreign_blocks.amount(now)
+        return self.spec.total_blocks - self.held_blocks + self.beyond_shares - self._foreign_blocks.amount(now)
 
     def unheld_sequences(self, now: float) -> int:
         """Sequences likewise."""
@@ -241,6 +258,7 @@ class Worker:
         self.held_blocks += reservation.blocks
         self.held_sequences += request.choices
         self._count(reservation, 1)
+        self._weigh(request, reservation.blocks, 0, 1)
         self._recent_prefill.append((now, prefill))
         self._recent_sum += prefill
         self.changed()
@@ -251,6 +269,17 @@ class Worker:
         self.held_blocks -= reservation.blocks
         self.held_sequences -= reservation.request.choices
         self._count(reservation, -1)
+        self._weigh(reservation.request, reservation.grown - reservation.blocks, -reservation.grown, -1)
+        self.changed()
+
+    def grow(self, reservation: Reservation, blocks: int) -> None:
+        """The request may need so many more than it holds."""
+        self._count(reservation, -1)
+        reservation.blocks += blocks
+        reservation.grown += blocks
+        self.held_blocks += blocks
+        self._count(reservation, 1)
+        self._weigh(reservation.request, 0, blocks, 0)
         self.changed()
 
     def disown(self, reservation: Reservation, now: float) -> None:
@@ -303,6 +332,23 @@ class Worker:
         blocks, sequences = self.held_by_class.get(queue_class, (0, 0))
         choices = reservation.request.choices
         self.held_by_class[queue_class] = blocks + sign * reservation.blocks, sequences + sign * choices
+
+    def _weigh(self, request: Request, granted: int, grown: int, count: int) -> None:
+        """The tenant of the request holds so much more."""
+        tenant = self._tenants.get(request.tenant)
+        if tenant is None:
+            tenant = self._tenants[request.tenant] = _Tenant()
+        tenant.granted += granted
+        tenant.grown += grown
+        tenant.count += count
+        self.beyond_shares -= tenant.beyond
+        tenant.beyond = 0
+        if request.kv_share and self.spec.holds_shares:
+            over = tenant.granted + tenant.grown - int(request.kv_share * self.spec.total_blocks)
+            tenant.beyond = max(0, min(tenant.grown, over))
+        self.beyond_shares += tenant.beyond
+        if not tenant.count:
+            del self._tenants[request.tenant]
 
     def _settle_prefill(self, now: float) -> None:
         recent, before = self._recent_prefill, now - self._limits.prefill_settle

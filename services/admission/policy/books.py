@@ -51,11 +51,19 @@ class Books:
         return held
 
     def settle(
-        self, request_id: str, now: float, output_tokens: int | None, *, learn: bool, first_token: float | None = None
+        self,
+        request_id: str,
+        now: float,
+        output_tokens: int | None,
+        *,
+        learn: bool,
+        cut_short: bool = False,
+        first_token: float | None = None,
     ) -> None:
         """It ended after `output_tokens` (None: it was never submitted): corrects the tenant's charge to what it really
-        cost. `learn`: it ended by itself, so its length says something. What cannot be (more tokens than granted, a
-        first one after the end) counts as the most that can. Shadow requests are not charged and teach nothing."""
+        cost. `learn`: its length says something; of one that was cut, by its caller or at its cap, that it would have
+        been longer. What cannot be (more tokens than granted, a first one after the end) counts as the most that can.
+        Shadow requests are not charged and teach nothing."""
         held = self.forget(request_id)
         if held is None:
             return
@@ -70,7 +78,8 @@ class Books:
             return
         if learn:
             tokens = request.resumed_tokens + output_tokens / request.choices
-            self._predictor.lengths.learn(request.tenant, request.model_version, tokens)
+            cut = cut_short or output_tokens == request.max_output_tokens * request.choices
+            self._predictor.lengths.learn(request.tenant, request.model_version, tokens, cut=cut)
         if first_token is not None:
             first_token = max(0.0, min(first_token, now - held.granted_at))
             self._predictor.first_tokens.learn(request, held.worker, first_token - held.computed, now)

@@ -6,6 +6,10 @@ preemption.py, who is not trusted for a while in outliers.py. This module ties t
 **Grants by blocks.** A request is granted when its blocks fit: on a worker that does not preempt those of its longest
 output, on one that does those that it is expected to need (`account.blocks_needed`).
 
+**Growth.** Workers tell of requests that have come far (`Report.progress`). One that turns out longer than was expected
+is counted from then on by what those that came so far may still come to, and at least by twice what it has, after which
+it is told of again: what a tenant taught its expectation by short answers is unlearned by the first long ones.
+
 **A tenant's budget** (`Request.kv_share`): its held blocks stay within that share of the live workers' blocks. A tenant
 that holds nothing may have one request whatever its size, so that no budget starves. A model version's
 (`Request.version_share`) is kept likewise, beside it.
@@ -37,11 +41,11 @@ class Ledger:
         self,
         limits: Limits,
         *,
-        expected_output: Callable[[Request], int | None] | None = None,
+        expected_output: Callable[[Request, int], int | None] | None = None,
         slowness: Callable[[str, float], float] = lambda worker, now: 0.0,
     ) -> None:
-        """`expected_output` tells how many tokens per choice a request may be expected to generate (a high quantile);
-        None when too little is known. `slowness`: seconds that a worker's first tokens come later than it says."""
+        """`expected_output` tells what a request that has so many tokens per choice may be expected to come to (a high
+        quantile); None when too little is known. `slowness`: seconds that a worker's first tokens come late."""
         self._limits = limits
         self._expected_output = expected_output
         self._slowness = slowness
@@ -107,6 +111,8 @@ class Ledger:
         if worker is None or not worker.live:
             return False
         was_open = worker.open()
+        for request_id, tokens in report.progress:
+            self._came_far(request_id, tokens, worker)
         worker.heard(report, now)
         if was_open and report.draining:
             self._call_back(worker.spec.model_versions)
@@ -191,7 +197,7 @@ class Ledger:
 
     def need(self, request: Request, worker: Worker) -> int:
         """Blocks that a grant there takes."""
-        expected = self._expected_output(request) if self._expected_output is not None else None
+        expected = self._expected_output(request, 0) if self._expected_output is not None else None
         return worker.need(request, expected)
 
     def over_share(self, request: Request) -> bool:
@@ -317,6 +323,19 @@ class Ledger:
 
     # ---- inside --------------------------------------------------------------------------------------------------
 
+    def _came_far(self, request_id: str, tokens: int, worker: Worker) -> None:
+        """A request has so many tokens (per choice) on its worker."""
+        held = self.reservations.get(request_id)
+        if held is None or held.worker != worker.spec.worker:
+            return  # somebody else's
+        request = held.request
+        expected = self._expected_output(request, tokens) if self._expected_output is not None else None
+        more = worker.need(request, max(2 * tokens, expected or 0)) - held.blocks
+        if more > 0:
+            worker.grow(held, more)
+            self._tenant_blocks[request.tenant] += more
+            self._version_blocks[request.model_version] += more
+
     def _in_use(self, model_version: str, *besides: Worker) -> list[str]:
         """Workers of the version that take new work, but for their standing, and those `besides` that serve it."""
         return [each.spec.worker for each in self.serving(model_version) if each in besides or each.open()]
@@ -328,7 +347,7 @@ class Ledger:
                 self.workers[name].changed()
 
     def _needs(self, request: Request) -> Needs:
-        expected = self._expected_output(request) if self._expected_output is not None else None
+        expected = self._expected_output(request, 0) if self._expected_output is not None else None
         return {
             kind: (blocks_needed(request, kind, self._limits, expected), request.blocks(kind[0]))
             for kind in self._kinds

@@ -1,44 +1,107 @@
 """How long answers are: learned per tenant and model version from what requests really generated.
 
 Requests name caps that few of them use. Charging, waits and KV reservations go by what is expected instead; the cap
-remains the bound of all of them. A fading mean serves charges and waits (errors cancel out over requests), a high
-quantile serves reservations (errors there cost preemptions). Where too few answers of a tenant were seen those of the
-model are used, then all, then the cap.
+remains the bound of all of them. The mean serves charges and waits (errors cancel out over requests), a high quantile
+serves reservations (errors there cost preemptions).
 
-Memory: `max_tracked` tenants × versions, the longest unused forgotten first.
+An answer that was **cut** (at its cap, by its caller, at its deadline) says only that it would have been at least so
+long: it is a censored sample, and the last `_MEMORY` answers are read by the product-limit estimator (Kaplan and Meier,
+1958), which counts it among those that could still have ended until it was cut, and not as an end. So a hundred answers
+cut after one token teach nothing of what comes after one token: there the cap counts. The same curve says what a
+sequence that has so many tokens may still come to.
+
+Where too few answers of a tenant were seen those of the model are used, then all, then the cap. Memory: `max_tracked`
+tenants × versions of some 2 kB, the longest unused forgotten first.
 """
 
 from __future__ import annotations
 
+import math
+from array import array
+from bisect import bisect_left, bisect_right, insort
 from collections import OrderedDict
 from typing import TypeVar
 
-from services.admission.policy.fading import FadingMean
-
 _Key = TypeVar("_Key")
-_QUANTILE = 0.9
-_MEMORY = 64.0  # answers
-_STEP = 0.2  # of the deviation, by which the quantile follows one answer
+_BEYOND = 0.1  # share of the answers that are longer than the high quantile
+_MEMORY = 64  # answers
+_LONGEST = 1 << 30  # tokens
+_ROUNDING = 1e-9
+
+
+class _Curve:
+    """S(x), the share of answers that are longer than x tokens; constant after the longest that ended by itself."""
+
+    __slots__ = ("area", "at", "share")
+
+    def __init__(self, ordered: array[int]) -> None:
+        self.at = array("d", (0.0,))
+        self.share = array("d", (1.0,))  # from there on
+        self.area = array("d", (0.0,))  # under S up to there
+        left, share, area, before = len(ordered), 1.0, 0.0, 0
+        for code in ordered:
+            if not code & 1:
+                tokens = code >> 1
+                area += share * (tokens - before)
+                share *= (left - 1) / left
+                before = tokens
+                self.at.append(tokens)
+                self.share.append(share)
+                self.area.append(area)
+            left -= 1
+
+    def longer(self, tokens: float) -> float:
+        """S."""
+        return self.share[bisect_right(self.at, tokens) - 1]
+
+    def until(self, tokens: float) -> float:
+        """The area under S up to there."""
+        last = bisect_right(self.at, tokens) - 1
+        share = self.share[last]
+        return self.area[last] + (share * (tokens - self.at[last]) if share else 0.0)
+
+    def reaches(self, share: float) -> float:
+        """The first number of tokens at which S is no more than a share; infinity when it never is."""
+        # S falls, and bisect wants what rises.
+        first = bisect_left(self.share, -share - _ROUNDING, key=lambda each: -each)
+        return self.at[first] if first < len(self.at) else math.inf
 
 
 class _Length:
     """One source's answers."""
 
-    __slots__ = ("high", "tokens")
+    __slots__ = ("_curve", "_next", "_ordered", "_recent")
 
     def __init__(self) -> None:
-        self.tokens = FadingMean(_MEMORY)
-        self.high = 0.0
+        # Twice the tokens, and one more of a cut answer: where one ended and another was cut, the end comes first.
+        self._recent = array("I")  # a ring
+        self._ordered = array("I")
+        self._next = 0  # place in the ring
+        self._curve: _Curve | None = None
 
-    def add(self, tokens: float) -> None:
-        """Follows the quantile by small steps: up by 0.9 when an answer is above it, down by 0.1 when it is not."""
-        self.tokens.add(tokens)
-        if self.tokens.count <= 10:  # of ten answers the largest is the 0.9 quantile
-            self.high = max(self.high, tokens)
-            return
-        step = _STEP * max(1.0, self.tokens.deviation)
-        self.high += step * (_QUANTILE if tokens > self.high else _QUANTILE - 1.0)
-        self.high = max(1.0, self.high)
+    @property
+    def count(self) -> int:
+        """Answers that are remembered."""
+        return len(self._recent)
+
+    @property
+    def curve(self) -> _Curve:
+        """What they say."""
+        if self._curve is None:
+            self._curve = _Curve(self._ordered)
+        return self._curve
+
+    def add(self, tokens: float, *, cut: bool) -> None:
+        """One more; beyond `_MEMORY` the oldest is forgotten."""
+        code = 2 * min(_LONGEST, math.ceil(tokens)) + cut
+        if len(self._recent) < _MEMORY:
+            self._recent.append(code)
+        else:
+            del self._ordered[bisect_left(self._ordered, self._recent[self._next])]
+            self._recent[self._next] = code
+        self._next = (self._next + 1) % _MEMORY
+        insort(self._ordered, code)
+        self._curve = None
 
 
 class Lengths:
@@ -54,30 +117,45 @@ class Lengths:
     def __len__(self) -> int:
         return len(self._tenants) + len(self._versions)
 
-    def learn(self, tenant: str, model_version: str, tokens: float) -> None:
-        """A choice of the tenant's ended after `tokens`."""
-        self._of(self._tenants, (tenant, model_version)).add(tokens)
-        self._of(self._versions, model_version).add(tokens)
-        self._all.add(tokens)
+    @property
+    def seen(self) -> int:
+        """Answers that are remembered of all tenants and versions."""
+        return self._all.count
 
-    def mean(self, tenant: str, model_version: str) -> float | None:
-        """What is to be expected."""
-        known = self._known(tenant, model_version)
-        return known.tokens.mean if known else None
+    def learn(self, tenant: str, model_version: str, tokens: float, *, cut: bool = False) -> None:
+        """A choice of the tenant's ended after `tokens`; `cut`: it would have gone on."""
+        self._of(self._tenants, (tenant, model_version)).add(tokens, cut=cut)
+        self._of(self._versions, model_version).add(tokens, cut=cut)
+        self._all.add(tokens, cut=cut)
 
-    def high(self, tenant: str, model_version: str) -> float | None:
-        """What nine of ten stay below."""
+    def mean(self, tenant: str, model_version: str, *, after: int = 0, most: float = math.inf) -> float | None:
+        """Tokens to be expected after the first `after`, if no more than `most` may come."""
         known = self._known(tenant, model_version)
-        return known.high if known else None
+        if known is None:
+            return None
+        curve = known.curve
+        going = curve.longer(after)
+        if not going:  # nobody was seen to come so far
+            return most
+        return (curve.until(after + most) - curve.until(after)) / going
+
+    def high(self, tenant: str, model_version: str, *, after: int = 0) -> float | None:
+        """What nine of ten of those that have `after` tokens stay below, these included; infinity where nobody was
+        seen to end."""
+        known = self._known(tenant, model_version)
+        if known is None:
+            return None
+        going = known.curve.longer(after)
+        return known.curve.reaches(_BEYOND * going) if going else math.inf
 
     def _known(self, tenant: str, model_version: str) -> _Length | None:
         known = self._tenants.get((tenant, model_version))
-        if known is not None and known.tokens.count >= self._min_samples:
+        if known is not None and known.count >= self._min_samples:
             return known
         known = self._versions.get(model_version)
-        if known is not None and known.tokens.count >= self._min_samples:
+        if known is not None and known.count >= self._min_samples:
             return known
-        return self._all if self._all.tokens.count >= self._min_samples else None
+        return self._all if self._all.count >= self._min_samples else None
 
     def _of(self, table: OrderedDict[_Key, _Length], key: _Key) -> _Length:
         length = table.get(key)

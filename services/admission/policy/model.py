@@ -97,6 +97,7 @@ class WorkerSpec:
     simulated: bool = False
     engine: str = ""
     preemptive: bool = False  # preempts and resumes when blocks run out
+    holds_shares: bool = False  # keeps each tenant within its `kv_share` while others want the room
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,6 +112,7 @@ class Report:
     decode_step: float = 0.0  # seconds; 0 until there was one
     prefill_tokens_per_second: float = 0.0  # 0 until there were some
     resident: frozenset[str] | None = None  # models and adapters in memory; None: all that it serves
+    progress: tuple[tuple[str, int], ...] = ()  # requests that have come far, and their output tokens per choice
 
 
 @dataclass(frozen=True, slots=True)

@@ -105,8 +105,8 @@ class Pool:
     ) -> tuple[bool, list[Event]]:
         """The request has ended after `output_tokens`, or (None) was never submitted. Was it known, and what follows.
 
-        `first_token` are seconds from the grant to it, None when there was none. What was `cut_short` says nothing of
-        the lengths of others. A request that still waits is taken out of the queue.
+        `first_token` are seconds from the grant to it, None when there was none. What was `cut_short` would have been
+        longer. A request that still waits is taken out of the queue.
         """
         if self._take_out(request_id):
             return True, self._dispatch(now)
@@ -122,8 +122,8 @@ class Pool:
                 cached_prompt_tokens=cached_prompt_tokens,
             )
         self.ledger.release(request_id)
-        learn = not (failed or interrupted or cut_short)
-        self.books.settle(request_id, now, output_tokens, learn=learn, first_token=first_token)
+        learn = not (failed or interrupted)  # those go on elsewhere, and teach at their end
+        self.books.settle(request_id, now, output_tokens, learn=learn, cut_short=cut_short, first_token=first_token)
         return True, self._dispatch(now)
 
     def cancel(self, request_id: str, now: float) -> tuple[bool, list[Event]]:

@@ -134,13 +134,15 @@ class Predictor:
 
     def expected_output(self, request: Request) -> int:
         """Tokens per choice that are to be expected; the cap while nothing is known."""
-        mean = self.lengths.mean(request.tenant, request.model_version)
-        return request.max_output_tokens if mean is None else _within(mean, request)
+        most = request.max_output_tokens
+        mean = self.lengths.mean(request.tenant, request.model_version, after=request.resumed_tokens, most=most)
+        return most if mean is None else _within(mean, most)
 
-    def high_output(self, request: Request) -> int | None:
-        """Tokens per choice that nine of ten requests stay below; None while nothing is known."""
-        high = self.lengths.high(request.tenant, request.model_version)
-        return None if high is None else _within(high, request)
+    def high_output(self, request: Request, produced: int = 0) -> int | None:
+        """Tokens per choice that nine of ten requests which have `produced` stay below; None while nothing is known."""
+        before = request.resumed_tokens
+        high = self.lengths.high(request.tenant, request.model_version, after=before + produced)
+        return None if high is None else _within(high - before, request.max_output_tokens)
 
     def expected_cost(self, request: Request) -> float:
         """What the request will probably cost."""
@@ -277,8 +279,8 @@ class Predictor:
         )
 
 
-def _within(tokens: float, request: Request) -> int:
-    return min(request.max_output_tokens, max(1, math.ceil(tokens) - request.resumed_tokens))
+def _within(tokens: float, most: int) -> int:
+    return most if tokens >= most else max(1, math.ceil(tokens - _NOTHING))
 
 
 def _mean(values: list[float] | list[int]) -> float:

@@ -73,6 +73,7 @@ class SequenceRequest:
     cache_salt: bytes = b""  # tenant salt for prefix caching: prompts share memory only under equal salts
     resumed: int = 0  # so many of the prompt's last tokens are output, generated before the sequence moved here
     group: int = 0  # sequences submitted together under one number (not 0) are choices of one prompt
+    kv_share: float = 0.0  # most of the blocks that its salt may hold while others want them, 0 to 1; 0: all
 
 
 @dataclass(slots=True)
@@ -119,6 +120,7 @@ class EngineInfo:
     max_context: int  # tokens, prompt + output
     device: str = "cpu"  # "cpu", "cuda"
     preemptive: bool = False  # it preempts sequences when blocks run out, and resumes them
+    holds_shares: bool = False  # it keeps tenants within `SequenceRequest.kv_share`
     load_seconds: dict[str, dict[str, float]] = field(default_factory=dict)  # by model and stage, of its last load
     weight_cache_files: dict[str, int] = field(default_factory=dict)  # by outcome ("hit", "miss", "corrupted"), ditto
 

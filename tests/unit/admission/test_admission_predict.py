@@ -277,9 +277,9 @@ def test_what_an_interrupted_request_had_generated_teaches_nothing_of_lengths() 
     assert isinstance(event, Interrupt)
     target.release(event.request_ids[0], 1.05, output_tokens=1)
     lengths = target.predictor.lengths
-    assert lengths._all.tokens.count == 0
+    assert lengths.seen == 0
     target.release("urgent", 1.1, output_tokens=7)
-    assert lengths._all.tokens.count == 1
+    assert lengths.seen == 1
 
 
 def test_the_plain_discipline_foretells_and_interrupts_nothing() -> None:

@@ -13,6 +13,7 @@ from weir.admission.v1 import admission_pb2 as pb
 from libs.clock import ManualClock
 from libs.errors import Reason, WeirError
 from libs.grants import GrantVerifier
+from services.admission import convert
 from services.admission.coordinator import Coordinator, Waiter
 from services.admission.policy.model import Limits
 from services.admission.worker_session import WorkerSession
@@ -345,7 +346,7 @@ async def test_a_worker_that_was_told_to_drain_is_shown_so() -> None:
 async def test_what_the_gateway_tells_reaches_the_policy() -> None:
     desk = Desk()
     desk.worker(slots=4)
-    desk.granted(
+    granted = desk.granted(
         ttft_target=Duration(seconds=2),
         prefix_hashes=range(100),
         prefix_block=16,
@@ -357,6 +358,16 @@ async def test_what_the_gateway_tells_reaches_the_policy() -> None:
     assert held.ttft_by == desk.clock.monotonic() + 2
     assert held.prefix_hashes == tuple(range(64))
     assert (held.prefix_block, held.resumed_tokens, held.kv_share, held.version_share) == (16, 4, 0.5, 0.25)
+    assert pb.Grant.FromString(granted.grant.grant).kv_share == 0.5  # which the worker's engine holds
+
+
+def test_what_a_worker_tells_of_requests_that_came_far_reaches_the_policy() -> None:
+    progress = pb.Progress(request_id="r0", output_tokens=48)
+    report = convert.to_report(pb.CapacityReport(free_blocks=3, progress=[progress]))
+    assert report.progress == (("r0", 48),)
+    sizes = {"block_size": 16, "total_blocks": 100, "max_running": 4, "max_context": 4096}
+    hello = pb.WorkerHello(worker="w0", address="a:1", pool="fast", holds_shares=True, **sizes)
+    assert convert.to_spec(hello).holds_shares
 
 
 async def test_a_worker_gets_requests_for_what_it_says_that_it_has_ready() -> None:

@@ -222,7 +222,7 @@ def test_a_request_only_gets_a_worker_that_it_fits_and_the_same_one_every_time(
         )
         for n in range(4)
     ]
-    books = [Ledger(limits, expected_output=lambda asked: asked.max_output_tokens // 3) for _ in range(2)]
+    books = [Ledger(limits, expected_output=lambda asked, _: asked.max_output_tokens // 3) for _ in range(2)]
     for book in books:
         for spec in specs:
             book.join(spec, 0.0)

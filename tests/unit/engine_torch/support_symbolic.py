@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import random
 import zlib
+from dataclasses import replace
 
 from services.worker.engines.port import FinishReason, SamplingParams, SequenceRequest
 from services.worker.engines.torch_engine.blocks import BlockManager, Tier
@@ -36,7 +37,10 @@ def make(
     return scheduler, pool
 
 
-def req(handle, prompt=(1, 2, 3), *, model="a@1", deadline=None, priority=0, max_tokens=5, salt=b"", group=0, **params):
+def req(
+    handle, prompt=(1, 2, 3), *, model="a@1", deadline=None, priority=0, max_tokens=5, salt=b"", group=0, kv_share=0.0,
+    **params,
+):  # fmt: skip
     """A request; ignores the end of sequence unless told otherwise."""
     return SequenceRequest(
         handle=handle,
@@ -47,6 +51,7 @@ def req(handle, prompt=(1, 2, 3), *, model="a@1", deadline=None, priority=0, max
         priority=priority,
         cache_salt=salt,
         group=group,
+        kv_share=kv_share,
     )
 
 
@@ -194,14 +199,14 @@ def random_request(rng: random.Random, handle, prompts, now=0.0):
 class Fuzz:
     """Random arrivals, choices of one prompt, cancels, deadlines and models that go away, until all have ended."""
 
-    def __init__(self, seed, arrivals, *, away=0.0, damage=0.0, **configuration):
+    def __init__(self, seed, arrivals, *, away=0.0, damage=0.0, kv_share=0.0, **configuration):
         memory = SymbolicMemory(damage, seed)
         self.scheduler, self.pool = make(**configuration, intact=memory.intact)
         self.machine = Machine(self.scheduler, memory)
         self.requests, self.cancelled = {}, set()
         self._rng = random.Random(seed)
         self._prompts = [[self._rng.randrange(1, VOCABULARY) for _ in range(40)] for _ in range(4)]
-        self._arrivals, self._away_chance = arrivals, away
+        self._arrivals, self._away_chance, self._kv_share = arrivals, away, kv_share
         self._most_tokens = configuration.get("max_step_tokens", 10)
         self._away = set()
 
@@ -239,6 +244,7 @@ class Fuzz:
                     max_tokens=each.params.max_tokens, priority=one.priority)
                 for each in batch
             ]  # fmt: skip
+        batch = [replace(each, kv_share=self._kv_share) for each in batch]
         self.requests |= {each.handle: each for each in batch}
         self.scheduler.add(batch)
 

@@ -45,8 +45,9 @@ def refused(verifier: GrantVerifier, signed: SignedGrant, **changes: Any) -> Rea
 
 def test_a_grant_is_accepted_and_carries_what_was_signed() -> None:
     signer, verifier = make(ManualClock())
-    grant = verifier.verify(signer.sign(tenant="acme", **ASK), **ASK)
+    grant = verifier.verify(signer.sign(tenant="acme", kv_share=0.25, **ASK), **ASK)
     assert (grant.worker, grant.tenant, grant.request_id, grant.choices) == ("worker-0", "acme", "req-1", 2)
+    assert grant.kv_share == 0.25
 
 
 def test_less_than_the_caps_is_accepted() -> None:

@@ -35,7 +35,8 @@ DURATIONS = ("last_step_seconds", "decode_step_seconds")
 
 
 def test_the_report_carries_every_field_of_the_port() -> None:
-    report = report_frame(LOAD, draining=True, versions=("m@1", "m@2")).report
+    report = report_frame(LOAD, draining=True, versions=("m@1", "m@2"), further=[("r1", 16), ("r2", 64)]).report
+    assert [(each.request_id, each.output_tokens) for each in report.progress] == [("r1", 16), ("r2", 64)]
     assert list(report.model_versions) == ["m@1", "m@2"]
     for field in fields(Capacity):
         told = getattr(report, NAMES.get(field.name, field.name))
@@ -43,7 +44,11 @@ def test_the_report_carries_every_field_of_the_port() -> None:
         value = tuple(value) if field.name == "resident" else value
         assert value == getattr(LOAD, field.name), field.name
     assert report.draining
-    named = {NAMES.get(field.name, field.name) for field in fields(Capacity)} | {"draining", "model_versions"}
+    named = {NAMES.get(field.name, field.name) for field in fields(Capacity)} | {
+        "draining",
+        "model_versions",
+        "progress",
+    }
     assert {field.name for field in admission_pb2.CapacityReport.DESCRIPTOR.fields} == named
 
 

@@ -52,15 +52,16 @@ def test_a_structure_keeps_its_form(given, structure):
 
 def test_a_moved_sequence_says_what_is_output():
     submit = worker_pb2.Submit(handle=9, model_version="m@1", prompt=[1, 2, 3], resumed_tokens=2)
-    assert request_of(submit, asked_of(submit), handle=1, group=1, now=0.0, salt=b"").resumed == 2
+    assert request_of(submit, asked_of(submit), handle=1, group=1, now=0.0, salt=b"", kv_share=0.0).resumed == 2
 
 
 def test_a_submission_gets_an_absolute_deadline_and_the_tenants_salt():
     submit = worker_pb2.Submit(handle=9, model_version="m@1", prompt=[1, 2], priority=3)
     submit.remaining.seconds = 5
     submit.sampling.max_tokens = 1
-    request = request_of(submit, asked_of(submit), handle=77, group=70, now=100.0, salt=b"acme")
+    request = request_of(submit, asked_of(submit), handle=77, group=70, now=100.0, salt=b"acme", kv_share=0.25)
     assert (request.handle, request.deadline, request.priority, request.cache_salt) == (77, 105.0, 3, b"acme")
+    assert request.kv_share == 0.25
     assert request.prompt == [1, 2]
 
 

@@ -122,6 +122,22 @@ def test_an_interrupted_sequence_is_handed_back_once_with_all_that_it_made() -> 
     assert not desk.box.handles
 
 
+def test_d2_admission_is_told_of_a_request_whenever_its_longest_sequence_has_doubled() -> None:
+    desk = Desk()
+    one, other = desk.submit(1, "r1"), desk.submit(2, "r1")
+    assert desk.hub.progress == {}
+    told = []
+    for step, (handle, count) in enumerate([(one, 15), (one, 1), (one, 10), (other, 40), (one, 6), (one, 70)]):
+        desk.step(step, (handle, [5] * count, 0))
+        told.append(desk.hub.progress.get("r1", 0))
+    assert told == [0, 16, 16, 32, 32, 64]
+    desk.step(9, (other, [5], FinishReason.STOP))
+    desk.step(10, (one, [5] * 26, 0))
+    assert desk.hub.progress == {"r1": 128}
+    desk.step(11, (one, [], FinishReason.CANCELLED))
+    assert desk.hub.progress == {}
+
+
 def test_what_its_gateway_cancelled_is_not_interrupted() -> None:
     desk = Desk()
     handle = desk.submit(1, "r1")

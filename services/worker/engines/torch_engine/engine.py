@@ -108,6 +108,7 @@ class TorchCore:
             max_running=settings.max_running,
             max_context=max((min(each.context, total * settings.block_size) for each in limits), default=0),
             preemptive=True,
+            holds_shares=True,
             device=parts.models.device.type if parts else "cpu",
             load_seconds={name: each for name, each in shelf.load_seconds.items() if name in served} if shelf else {},
             weight_cache_files=shelf.cache_outcomes if shelf else {},

@@ -10,6 +10,7 @@ join and leave only between turns.
 - **Memory.** A sequence joins when its tokens fit beside the growth that the running ones may need soon. When memory
   runs out all the same, the least urgent sequence is preempted: swapped to a lower tier, or dropped and computed anew
   (most of it from the prefix cache, if that still has it). The most urgent sequence always gets what it needs.
+- **Shares.** Among equals whoever holds more than its share of the memory gives way first: see shares.py.
 - **Order.** By priority, then arrival. A sequence that does not fit may be overtaken by a bounded number of smaller
   ones. A waiting sequence preempts running ones of a lower priority, never of its own.
 - **Choices of one prompt** (`group`): the first computes the prompt, the others fork from its blocks.
@@ -37,6 +38,7 @@ from services.worker.engines.torch_engine.sequences import (
     State,
     request_fault,
 )
+from services.worker.engines.torch_engine.shares import Shares
 
 logger = logging.getLogger(__name__)
 
@@ -88,7 +90,7 @@ class Scheduler:
         self._pool = pool
         self._options = options
         self._size = options.block_size
-        self._owner_cap = int(pool.total * options.owner_share)
+        self._shares = Shares(pool.total, options.owner_share)
         self._free_rows = list(range(options.max_running - 1, -1, -1))
         self._by_handle: dict[int, LiveSequence] = {}
         self._running: dict[int, LiveSequence] = {}  # by handle, in order of joining
@@ -225,6 +227,8 @@ class Scheduler:
         """What to compute next. `now` is on the clock of the requests' deadlines (seconds). `prompt_tokens` bounds
         the prompt tokens of a step in which others decode: it bounds the time between their tokens."""
         self._expire(now)
+        for salt in self._shares.let_in(self._running.values()):
+            self._line.bring_back(salt)
         self._yield_to_urgent()
         self._make_room()
         chunks: dict[str, list[Chunk]] = {}
@@ -319,7 +323,9 @@ class Scheduler:
         """What must happen before it can run: its model loaded, or another of its tenant's sequences ended."""
         if sequence.request.model in self._away:
             return sequence.request.model
-        return sequence.request.cache_salt if self._over_share(sequence) else None
+        blocks = self._holdings.blocks_for(len(sequence.tokens))
+        kept = self._shares.keeps_out(sequence, blocks, self._running.values())
+        return sequence.request.cache_salt if kept else None
 
     def _fits(self, sequence: LiveSequence, kept: int, leaving: Collection[LiveSequence] = ()) -> bool:
         """Whether it can join now, or once those `leaving` have left: a row, and its blocks beside the `kept` ones for
@@ -361,6 +367,7 @@ class Scheduler:
         )
         self._arrivals += 1
         self._by_handle[request.handle] = sequence
+        self._shares.joined(sequence)
         self._pending_prompt_tokens += len(request.prompt)
         if request.deadline is not None:
             self._line.watch(sequence, request.deadline)
@@ -370,14 +377,6 @@ class Scheduler:
     def _enqueue(self, sequence: LiveSequence) -> None:
         sequence.state = State.WAITING
         self._line.push(sequence)
-
-    def _over_share(self, sequence: LiveSequence) -> bool:
-        """Whether the tenant's running sequences and this one would hold more than a tenant's share."""
-        if self._owner_cap >= self._pool.total:
-            return False
-        salt = sequence.request.cache_salt
-        held = sum(len(each.blocks) for each in self._running.values() if each.request.cache_salt == salt)
-        return bool(held) and held + self._holdings.blocks_for(len(sequence.tokens)) > self._owner_cap
 
     def _release_followers(self, leader: LiveSequence) -> None:
         """The prompt is computed: its other choices may fork."""
@@ -392,15 +391,19 @@ class Scheduler:
         """Preempt until every running sequence can be advanced."""
         lacks = self._holdings.lacks
         while self._running and sum(map(lacks, self._running.values())) > self._holdings.free:
-            self._preempt(max(self._running.values(), key=_urgency))
+            excess = self._shares.excess(self._running.values())
+            self._preempt(max(self._running.values(), key=lambda each: _yielding(each, excess)))
 
     def _yield_to_urgent(self) -> None:
-        """Preempt sequences of a lower priority if that lets the first waiting one in, and no more than it takes."""
+        """Preempt sequences of a lower priority, or of its own that are beyond their tenant's share, if that lets the
+        first waiting one in, and no more than it takes."""
         head = self._line.head()
         if head is None:
             return
         running = self._running.values()
-        lower = [each for each in running if each.request.priority > head.request.priority and each is not head.leader]
+        excess = self._shares.excess(running, head, self._holdings.blocks_for(len(head.tokens)))
+        own = head.request.priority, False
+        lower = [each for each in running if _yielding(each, excess)[:2] > own and each is not head.leader]
         if not lower or self._blocker(head) is not None:
             return
 
@@ -408,7 +411,8 @@ class Scheduler:
             stay = [each for each in running if each not in leaving]
             return self._fits(head, self._growth(stay), leaving)
 
-        for victim in fewest(sorted(lower, key=_urgency, reverse=True), suffices):
+        victims = sorted(lower, key=lambda each: _yielding(each, excess), reverse=True)
+        for victim in fewest(victims, suffices):
             self._preempt(victim)
 
     def _preempt(self, sequence: LiveSequence) -> None:
@@ -441,6 +445,7 @@ class Scheduler:
 
     def _remove(self, sequence: LiveSequence) -> None:
         del self._by_handle[sequence.request.handle]
+        self._shares.ended(sequence)
         self._pending_prompt_tokens -= sequence.pending_prompt
         if sequence.state is State.RUNNING:
             self._leave(sequence)
@@ -483,6 +488,11 @@ class Scheduler:
 
 def _urgency(sequence: LiveSequence) -> tuple[int, int]:
     return sequence.urgency
+
+
+def _yielding(sequence: LiveSequence, excess: Container[int]) -> tuple[int, bool, int]:
+    """The largest is preempted first."""
+    return sequence.request.priority, sequence.request.handle in excess, sequence.arrival
 
 
 def _same_prompt(one: LiveSequence, other: LiveSequence) -> bool:

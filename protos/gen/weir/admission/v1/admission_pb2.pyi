@@ -165,7 +165,7 @@ class Released(_message.Message):
     def __init__(self, known: _Optional[bool] = ...) -> None: ...
 
 class Grant(_message.Message):
-    __slots__ = ("nonce", "worker", "request_id", "model_version", "prompt_tokens", "max_output_tokens", "choices", "expires_at", "tenant")
+    __slots__ = ("nonce", "worker", "request_id", "model_version", "prompt_tokens", "max_output_tokens", "choices", "expires_at", "tenant", "kv_share")
     NONCE_FIELD_NUMBER: _ClassVar[int]
     WORKER_FIELD_NUMBER: _ClassVar[int]
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
@@ -175,6 +175,7 @@ class Grant(_message.Message):
     CHOICES_FIELD_NUMBER: _ClassVar[int]
     EXPIRES_AT_FIELD_NUMBER: _ClassVar[int]
     TENANT_FIELD_NUMBER: _ClassVar[int]
+    KV_SHARE_FIELD_NUMBER: _ClassVar[int]
     nonce: bytes
     worker: str
     request_id: str
@@ -184,7 +185,8 @@ class Grant(_message.Message):
     choices: int
     expires_at: _timestamp_pb2.Timestamp
     tenant: str
-    def __init__(self, nonce: _Optional[bytes] = ..., worker: _Optional[str] = ..., request_id: _Optional[str] = ..., model_version: _Optional[str] = ..., prompt_tokens: _Optional[int] = ..., max_output_tokens: _Optional[int] = ..., choices: _Optional[int] = ..., expires_at: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., tenant: _Optional[str] = ...) -> None: ...
+    kv_share: float
+    def __init__(self, nonce: _Optional[bytes] = ..., worker: _Optional[str] = ..., request_id: _Optional[str] = ..., model_version: _Optional[str] = ..., prompt_tokens: _Optional[int] = ..., max_output_tokens: _Optional[int] = ..., choices: _Optional[int] = ..., expires_at: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., tenant: _Optional[str] = ..., kv_share: _Optional[float] = ...) -> None: ...
 
 class SignedGrant(_message.Message):
     __slots__ = ("grant", "mac", "key_id")
@@ -205,7 +207,7 @@ class ReportCapacityRequest(_message.Message):
     def __init__(self, hello: _Optional[_Union[WorkerHello, _Mapping]] = ..., report: _Optional[_Union[CapacityReport, _Mapping]] = ...) -> None: ...
 
 class WorkerHello(_message.Message):
-    __slots__ = ("worker", "address", "zone", "pool", "model_versions", "block_size", "total_blocks", "max_running", "max_context", "simulated", "engine", "preemptive")
+    __slots__ = ("worker", "address", "zone", "pool", "model_versions", "block_size", "total_blocks", "max_running", "max_context", "simulated", "engine", "preemptive", "holds_shares")
     WORKER_FIELD_NUMBER: _ClassVar[int]
     ADDRESS_FIELD_NUMBER: _ClassVar[int]
     ZONE_FIELD_NUMBER: _ClassVar[int]
@@ -218,6 +220,7 @@ class WorkerHello(_message.Message):
     SIMULATED_FIELD_NUMBER: _ClassVar[int]
     ENGINE_FIELD_NUMBER: _ClassVar[int]
     PREEMPTIVE_FIELD_NUMBER: _ClassVar[int]
+    HOLDS_SHARES_FIELD_NUMBER: _ClassVar[int]
     worker: str
     address: str
     zone: str
@@ -230,10 +233,11 @@ class WorkerHello(_message.Message):
     simulated: bool
     engine: str
     preemptive: bool
-    def __init__(self, worker: _Optional[str] = ..., address: _Optional[str] = ..., zone: _Optional[str] = ..., pool: _Optional[str] = ..., model_versions: _Optional[_Iterable[str]] = ..., block_size: _Optional[int] = ..., total_blocks: _Optional[int] = ..., max_running: _Optional[int] = ..., max_context: _Optional[int] = ..., simulated: _Optional[bool] = ..., engine: _Optional[str] = ..., preemptive: _Optional[bool] = ...) -> None: ...
+    holds_shares: bool
+    def __init__(self, worker: _Optional[str] = ..., address: _Optional[str] = ..., zone: _Optional[str] = ..., pool: _Optional[str] = ..., model_versions: _Optional[_Iterable[str]] = ..., block_size: _Optional[int] = ..., total_blocks: _Optional[int] = ..., max_running: _Optional[int] = ..., max_context: _Optional[int] = ..., simulated: _Optional[bool] = ..., engine: _Optional[str] = ..., preemptive: _Optional[bool] = ..., holds_shares: _Optional[bool] = ...) -> None: ...
 
 class CapacityReport(_message.Message):
-    __slots__ = ("free_blocks", "running", "waiting", "queued_prefill_tokens", "last_step", "draining", "decode_step", "prefill_tokens_per_second", "cached_blocks", "swapped", "fragmentation", "prefix_queried_total", "prefix_hit_total", "preemptions_total", "spilled_blocks", "resident_models", "model_versions")
+    __slots__ = ("free_blocks", "running", "waiting", "queued_prefill_tokens", "last_step", "draining", "decode_step", "prefill_tokens_per_second", "cached_blocks", "swapped", "fragmentation", "prefix_queried_total", "prefix_hit_total", "preemptions_total", "spilled_blocks", "resident_models", "model_versions", "progress")
     FREE_BLOCKS_FIELD_NUMBER: _ClassVar[int]
     RUNNING_FIELD_NUMBER: _ClassVar[int]
     WAITING_FIELD_NUMBER: _ClassVar[int]
@@ -251,6 +255,7 @@ class CapacityReport(_message.Message):
     SPILLED_BLOCKS_FIELD_NUMBER: _ClassVar[int]
     RESIDENT_MODELS_FIELD_NUMBER: _ClassVar[int]
     MODEL_VERSIONS_FIELD_NUMBER: _ClassVar[int]
+    PROGRESS_FIELD_NUMBER: _ClassVar[int]
     free_blocks: int
     running: int
     waiting: int
@@ -268,7 +273,16 @@ class CapacityReport(_message.Message):
     spilled_blocks: int
     resident_models: _containers.RepeatedScalarFieldContainer[str]
     model_versions: _containers.RepeatedScalarFieldContainer[str]
-    def __init__(self, free_blocks: _Optional[int] = ..., running: _Optional[int] = ..., waiting: _Optional[int] = ..., queued_prefill_tokens: _Optional[int] = ..., last_step: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., draining: _Optional[bool] = ..., decode_step: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., prefill_tokens_per_second: _Optional[float] = ..., cached_blocks: _Optional[int] = ..., swapped: _Optional[int] = ..., fragmentation: _Optional[float] = ..., prefix_queried_total: _Optional[int] = ..., prefix_hit_total: _Optional[int] = ..., preemptions_total: _Optional[int] = ..., spilled_blocks: _Optional[int] = ..., resident_models: _Optional[_Iterable[str]] = ..., model_versions: _Optional[_Iterable[str]] = ...) -> None: ...
+    progress: _containers.RepeatedCompositeFieldContainer[Progress]
+    def __init__(self, free_blocks: _Optional[int] = ..., running: _Optional[int] = ..., waiting: _Optional[int] = ..., queued_prefill_tokens: _Optional[int] = ..., last_step: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., draining: _Optional[bool] = ..., decode_step: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., prefill_tokens_per_second: _Optional[float] = ..., cached_blocks: _Optional[int] = ..., swapped: _Optional[int] = ..., fragmentation: _Optional[float] = ..., prefix_queried_total: _Optional[int] = ..., prefix_hit_total: _Optional[int] = ..., preemptions_total: _Optional[int] = ..., spilled_blocks: _Optional[int] = ..., resident_models: _Optional[_Iterable[str]] = ..., model_versions: _Optional[_Iterable[str]] = ..., progress: _Optional[_Iterable[_Union[Progress, _Mapping]]] = ...) -> None: ...
+
+class Progress(_message.Message):
+    __slots__ = ("request_id", "output_tokens")
+    REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
+    OUTPUT_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    request_id: str
+    output_tokens: int
+    def __init__(self, request_id: _Optional[str] = ..., output_tokens: _Optional[int] = ...) -> None: ...
 
 class ReportCapacityResponse(_message.Message):
     __slots__ = ("welcome", "preempt", "drain")
