@@ -5,6 +5,8 @@ from __future__ import annotations
 import sys
 from collections import deque
 from collections.abc import Callable
+from contextlib import suppress
+from io import FileIO
 from pathlib import Path
 from typing import BinaryIO
 
@@ -51,39 +53,71 @@ class LineSplitter:
 
 
 class RotatingFile:
-    """Appends to `path`; past `max_bytes` it becomes `path.1`, that `path.2` and so on, `backups` of them kept."""
+    """Appends to `path`; past `max_bytes` it becomes `path.1`, that `path.2` and so on, `backups` of them kept.
+
+    What cannot be written, on a full disk say, is dropped and counted; a line tells of it as soon as one can be.
+    """
 
     def __init__(self, path: Path, *, max_bytes: int, backups: int) -> None:
-        path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
         self._path = path
         self._max = max_bytes
         self._backups = backups
-        self._file: BinaryIO = open(path, "ab", buffering=0)  # noqa: SIM115 - closed by close()
-        self._size = self._file.tell()
+        self._file: FileIO | None = None
+        self._size = 0
+        self._untold = 0
+        self._torn = False
+        """The file ends within a line."""
+        self.dropped = 0
+        """Lines in all."""
 
     def write(self, data: bytes) -> None:
         """Appends whole lines; rotates first when they would not fit."""
-        if self._size and self._size + len(data) > self._max:
-            self._rotate()
-        self._file.write(data)
-        self._size += len(data)
+        told = b"... %d lines could not be written\n" % self._untold if self._untold else b""
+        try:
+            self._append(b"\n" * self._torn + told + data)
+        except OSError:
+            lines = data.count(b"\n")
+            self.dropped += lines
+            self._untold += lines
+            self.close()
+        else:
+            self._untold = 0
 
-    def _rotate(self) -> None:
-        self._file.close()
+    def _append(self, data: bytes) -> None:
+        file = self._file or self._open("ab")
+        if self._size and self._size + len(data) > self._max:
+            file = self._rotate()
+        rest = memoryview(data)
+        while rest:
+            written = file.write(rest)
+            self._size += written
+            self._torn = written < len(rest)
+            rest = rest[written:]
+
+    def _open(self, mode: str) -> FileIO:
+        self._path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        self._file = file = FileIO(self._path, mode)
+        self._size = file.tell()
+        return file
+
+    def _rotate(self) -> FileIO:
+        self.close()
         for number in range(self._backups, 0, -1):
             older = self._path if number == 1 else self._path.with_name(f"{self._path.name}.{number - 1}")
             if older.exists():
                 older.replace(self._path.with_name(f"{self._path.name}.{number}"))
-        self._file = open(self._path, "wb", buffering=0)  # noqa: SIM115 - closed by close()
-        self._size = 0
+        return self._open("wb")
 
     def close(self) -> None:
-        """Closes the file."""
-        self._file.close()
+        """Closes the file; the next line opens it again."""
+        file, self._file = self._file, None
+        if file is not None:
+            with suppress(OSError):
+                file.close()
 
 
 class LogSink:
-    """Receives every line of every process."""
+    """Receives every line of every process, and fails for none."""
 
     def __init__(self, state_dir: Path, limits: LogLimits, *, echo: BinaryIO | None = None) -> None:
         """`echo` also gets the prefixed stream, coloured: the terminal of a supervisor in the foreground."""
@@ -93,24 +127,30 @@ class LogSink:
         self._width = 12
         self._tails: dict[str, deque[bytes]] = {}
         self._files: dict[str, RotatingFile] = {}
-        self._all = self._open(ALL)
+        self._all = self._file(ALL)
 
-    def _open(self, name: str) -> RotatingFile:
+    @property
+    def dropped(self) -> int:
+        """Lines that could not be written, each counted in every file where it is missing."""
+        return sum(file.dropped for file in (*self._files.values(), self._all))
+
+    def _file(self, name: str) -> RotatingFile:
         limits = self._limits
         return RotatingFile(log_path(self._state_dir, name), max_bytes=limits.max_bytes, backups=limits.backups)
 
     def line(self, name: str, line: bytes) -> None:
         """Takes one line without its newline."""
         if name not in self._files:
-            self._files[name] = self._open(name)
+            self._files[name] = self._file(name)
             self._tails[name] = deque(maxlen=self._limits.tail_lines)
         self._tails[name].append(line)
         self._files[name].write(line + b"\n")
         prefix = name.ljust(self._width).encode()
         self._all.write(b"%s | %s\n" % (prefix, line))
         if self._echo is not None:
-            self._echo.write(b"\x1b[%dm%s |\x1b[0m %s\n" % (colour(name), prefix, line))
-            self._echo.flush()
+            with suppress(OSError):  # a terminal that is gone
+                self._echo.write(b"\x1b[%dm%s |\x1b[0m %s\n" % (colour(name), prefix, line))
+                self._echo.flush()
 
     def tail(self, name: str) -> list[str]:
         """The last lines of a process in this run."""

@@ -1,4 +1,4 @@
-"""Pure decisions of the supervisor: order, restart back-off, when a start-up is given up."""
+"""Pure decisions of the supervisor: order, restart back-off, when a start-up is given up, what hangs."""
 
 from __future__ import annotations
 
@@ -75,3 +75,42 @@ class StartupPolicy:
 def gives_up(policy: StartupPolicy, *, exits: int, was_ready: bool) -> bool:
     """Whether the start-up fails because of a process that exited `exits` times so far."""
     return exits >= (policy.exits if was_ready else policy.exits_before_ready)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LivenessPolicy:
+    """When a process hangs. One that answers does not, whatever it answers: it may wait for somebody who is away."""
+
+    looks: int = 5
+    """Looks in a row without an answer, at the least: a supervisor that stood still itself has not looked."""
+    seconds: float = 30.0
+    """How long these must go on, at the least, once it was ready; before that, as long as a start may take."""
+
+
+@dataclass(slots=True)
+class Silence:
+    """Looks at one process in a row that had no answer. Times are monotonic seconds."""
+
+    since: float = 0.0
+    looks: int = 0
+
+    def note(self, *, answered: bool, now: float) -> None:
+        """Takes a look in."""
+        if answered:
+            self.looks = 0
+            return
+        if not self.looks:
+            self.since = now
+        self.looks += 1
+
+    def hangs(self, policy: LivenessPolicy, *, seconds: float, now: float) -> bool:
+        """Whether it has lasted for so many seconds, and looks."""
+        return self.looks >= policy.looks and now - self.since >= seconds
+
+
+def patience(policy: LivenessPolicy, *, was_ready: bool, ready_timeout: float, failures: int) -> float:
+    """Seconds of silence that are borne. A start that was too slow gets longer each time: it may have had much to do.
+
+    :param failures: ends in a row, as counted by `next_restart`.
+    """
+    return policy.seconds if was_ready else max(policy.seconds, ready_timeout) * (1 + failures)

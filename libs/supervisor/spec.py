@@ -7,7 +7,7 @@ from pathlib import Path
 import msgspec
 
 from libs.config import TlsFiles
-from libs.supervisor.policy import RestartPolicy, StartupPolicy
+from libs.supervisor.policy import LivenessPolicy, RestartPolicy, StartupPolicy
 
 
 class TcpProbe(msgspec.Struct, frozen=True, tag="tcp", forbid_unknown_fields=True):
@@ -68,7 +68,8 @@ class ProcessSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     readiness: Probe | None = None
     """None counts as ready as soon as it runs."""
     ready_timeout: float = 60.0
-    """Seconds from its start to readiness during start-up, before the start-up is given up."""
+    """Seconds from its start to readiness before the start-up is given up. Later, seconds at least until
+    a process that has not answered at all is started anew."""
     stop_grace: float = 12.0
     """Seconds between SIGTERM and SIGKILL."""
 
@@ -92,6 +93,7 @@ class SupervisorSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     processes: tuple[ProcessSpec, ...]
     restart: RestartPolicy = RestartPolicy()
     startup: StartupPolicy = StartupPolicy()
+    liveness: LivenessPolicy = LivenessPolicy()
     logs: LogLimits = LogLimits()
 
 

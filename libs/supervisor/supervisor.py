@@ -2,6 +2,7 @@
 
     waiting ──► starting ──► ready ⇄ unready          (what a probe says while it runs)
                    │           │
+                   │           └──► hung ──► exit     it does not answer: stopped
                    └─ exit ────┴──► backoff ──► starting     after start-up, for ever
                    └─ exit during start-up ──► failed: everything is stopped
 
@@ -20,9 +21,9 @@ from typing import Any
 from libs.clock import Clock
 from libs.supervisor.child import Child, spawn
 from libs.supervisor.logs import LogSink
-from libs.supervisor.policy import gives_up, levels, next_restart
-from libs.supervisor.probes import follow
-from libs.supervisor.spec import ProcessSpec, SupervisorSpec
+from libs.supervisor.policy import Silence, gives_up, levels, next_restart, patience
+from libs.supervisor.probes import Look, follow
+from libs.supervisor.spec import Probe, ProcessSpec, SupervisorSpec
 
 SELF = "supervisor"
 """The name under which the supervisor's own lines are logged."""
@@ -30,9 +31,16 @@ SELF = "supervisor"
 FINAL_STATES = frozenset({"stopped", "failed"})
 """Mesh states after which nothing runs any more."""
 
+_PROBE_PAUSE = 0.5
+"""Seconds until a probe is tried again that could not look."""
+
 
 class UnknownProcess(KeyError):
     """A command names a process that is not in the specification."""
+
+
+class _HungError(Exception):
+    """The process that is observed does not answer any more."""
 
 
 @dataclass(slots=True)
@@ -58,6 +66,11 @@ class Entry:
     exits: int = 0
     last_exit: int | None = None
     was_ready: bool = False
+    silence: Silence = field(default_factory=Silence)
+    hung: bool = False
+    """It is being stopped because it does not answer."""
+    fault: str = ""
+    """Why it cannot be observed."""
     stop_wanted: asyncio.Event = field(default_factory=asyncio.Event)
     first_ready: asyncio.Event = field(default_factory=asyncio.Event)
     hurry: asyncio.Event = field(default_factory=asyncio.Event)
@@ -127,6 +140,7 @@ class Supervisor:
         return {
             "state": self._state,
             "pid": os.getpid(),
+            "log_lines_dropped": self._sink.dropped,
             "failure": None
             if failure is None
             else {"name": failure.name, "reason": failure.reason, "last_lines": failure.last_lines},
@@ -182,7 +196,8 @@ class Supervisor:
         name = entry.spec.name
         entry.hurry.clear()
         entry.started_at = self._clock.monotonic()
-        entry.was_ready = False
+        entry.was_ready = entry.hung = False
+        entry.silence, entry.fault = Silence(), ""
         try:
             entry.child = child = await spawn(entry.spec, lambda line: self._sink.line(name, line))
         except OSError as error:
@@ -193,8 +208,7 @@ class Supervisor:
         self._enter(entry, "starting")
         if entry.stopping:  # asked to stop while the process was being created
             await child.stop()
-        entry.observer = observer = asyncio.create_task(self._observe(entry), name=f"observe {name}")
-        observer.add_done_callback(lambda task: self._log_fault(name, task))
+        entry.observer = observer = asyncio.create_task(self._observe(entry, child), name=f"observe {name}")
         try:
             entry.last_exit = await child.wait()
         finally:
@@ -205,35 +219,57 @@ class Supervisor:
         if not entry.stopping and not entry.hurry.is_set():
             self._after_exit(entry, _how(entry.last_exit))
 
-    async def _observe(self, entry: Entry) -> None:
-        if entry.spec.readiness is None:
-            self._report(entry, ready=True)
+    async def _observe(self, entry: Entry, child: Child) -> None:
+        if (probe := entry.spec.readiness) is None:
+            self._report(entry, Look.READY)
             return
-        if self._state == "starting":
-            async with asyncio.TaskGroup() as group:
+        async with asyncio.TaskGroup() as group:
+            if self._state == "starting":
                 group.create_task(self._expect_readiness(entry))
-                group.create_task(follow(entry.spec.readiness, lambda ready: self._report(entry, ready=ready)))
-        else:
-            await follow(entry.spec.readiness, lambda ready: self._report(entry, ready=ready))
+            group.create_task(self._follow(entry, child, probe))
 
-    def _log_fault(self, name: str, observer: asyncio.Task[None]) -> None:
-        """A probe that cannot work (a missing certificate, say) must not look like a process that is not ready."""
-        if not observer.cancelled() and (error := observer.exception()) is not None:
-            self._log(f"cannot observe {name}: {error!r}")
+    async def _follow(self, entry: Entry, child: Child, probe: Probe) -> None:
+        name = entry.spec.name
+        while not entry.hung:
+            try:
+                await follow(probe, lambda look: self._report(entry, look))
+            except _HungError:
+                entry.hung = True
+            except Exception as error:  # a probe that cannot look says nothing about the process
+                if repr(error) != entry.fault:
+                    entry.fault = repr(error)
+                    self._log(f"cannot observe {name}: {entry.fault}")
+                await asyncio.sleep(_PROBE_PAUSE)
+        seconds = self._clock.monotonic() - entry.silence.since
+        self._log(f"{name} has not answered for {seconds:.0f} s: stopping it")
+        self._enter(entry, "hung")
+        await child.stop()
 
     async def _expect_readiness(self, entry: Entry) -> None:
         try:
             async with asyncio.timeout(entry.spec.ready_timeout):
                 await entry.first_ready.wait()
         except TimeoutError:
-            self._fail(entry, f"not ready {entry.spec.ready_timeout:g} s after its start")
+            why = f", it cannot be observed: {entry.fault}" if entry.fault else ""
+            self._fail(entry, f"not ready {entry.spec.ready_timeout:g} s after its start{why}")
 
-    def _report(self, entry: Entry, *, ready: bool) -> None:
-        if ready:
-            entry.was_ready = True
+    def _report(self, entry: Entry, look: Look) -> None:
+        """:raises _HungError: it has been silent for too long."""
+        if look is Look.READY:
+            entry.was_ready, entry.fault = True, ""
             entry.first_ready.set()
-        if ready or entry.was_ready:
-            self._enter(entry, "ready" if ready else "unready")
+        if entry.was_ready:
+            self._enter(entry, "ready" if look is Look.READY else "unready")
+        now = self._clock.monotonic()
+        entry.silence.note(answered=look is not Look.SILENT, now=now)
+        if self._state == "starting" and not entry.was_ready:
+            return  # a start-up has a bound of its own
+        policy = self._spec.liveness
+        seconds = patience(
+            policy, was_ready=entry.was_ready, ready_timeout=entry.spec.ready_timeout, failures=entry.failures
+        )
+        if entry.silence.hangs(policy, seconds=seconds, now=now):
+            raise _HungError
 
     def _after_exit(self, entry: Entry, reason: str) -> None:
         self._log(f"{entry.spec.name} {reason}")
@@ -246,7 +282,8 @@ class Supervisor:
         entry.failures, delay = next_restart(
             self._spec.restart,
             entry.failures,
-            ran_for=self._clock.monotonic() - entry.started_at,
+            # One that hung was not stable, however long it ran.
+            ran_for=0.0 if entry.hung else self._clock.monotonic() - entry.started_at,
             unit=self._rng.random(),
         )
         self._enter(entry, "backoff")

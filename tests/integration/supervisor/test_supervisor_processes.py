@@ -15,14 +15,17 @@ import grpc
 import pytest
 
 from libs.clock import SystemClock
+from libs.config import TlsFiles
 from libs.supervisor import control
 from libs.supervisor.__main__ import serve
 from libs.supervisor.logs import LogSink, log_path
-from libs.supervisor.policy import RestartPolicy
-from libs.supervisor.spec import HttpProbe, LogLimits, ProcessSpec, SupervisorSpec, TcpProbe, dump
+from libs.supervisor.policy import LivenessPolicy, RestartPolicy
+from libs.supervisor.spec import GrpcProbe, HttpProbe, LogLimits, ProcessSpec, SupervisorSpec, TcpProbe, dump
 from libs.supervisor.supervisor import Supervisor
 
 FAST = RestartPolicy(initial=0.01, maximum=0.05, jitter=0)
+PATIENT = LivenessPolicy()
+IMPATIENT = LivenessPolicy(looks=1, seconds=0.0)
 
 # Python without site packages starts in about 15 ms.
 IDLE = "import signal; print('up', flush=True); signal.pause()"
@@ -87,9 +90,13 @@ class WaitingSink(LogSink):
 
 @contextlib.asynccontextmanager
 async def running(
-    tmp_path: Path, *processes: ProcessSpec, restart: RestartPolicy = FAST, sink: WaitingSink | None = None
+    tmp_path: Path,
+    *processes: ProcessSpec,
+    restart: RestartPolicy = FAST,
+    liveness: LivenessPolicy = PATIENT,
+    sink: WaitingSink | None = None,
 ) -> AsyncIterator[Supervisor]:
-    spec = SupervisorSpec(state_dir=str(tmp_path), processes=processes, restart=restart)
+    spec = SupervisorSpec(state_dir=str(tmp_path), processes=processes, restart=restart, liveness=liveness)
     sink = sink or WaitingSink(tmp_path)
     supervisor = Supervisor(spec, sink=sink, clock=SystemClock(), rng=Random(1))
     task = asyncio.create_task(supervisor.run())
@@ -333,3 +340,91 @@ async def test_children_start_cleanly_beside_busy_grpc_threads(tmp_path: Path) -
             processes = supervisor.status()["processes"]
     await server.stop(None)
     assert [process["last_exit"] for process in processes] == [None] * 20
+
+
+async def test_f7_a_process_that_hangs_is_started_anew(tmp_path: Path) -> None:
+    port = free_port()
+    still = python("still", LISTEN, str(port), "200", readiness=HttpProbe(port=port), stop_grace=0.05)
+    async with running(tmp_path, still, liveness=IMPATIENT) as supervisor:
+        old = (await until_state(supervisor, "up"))["processes"][0]["pid"]
+        supervisor.kill("still", signal.SIGSTOP)
+        await until(supervisor, lambda p: p["still"]["state"] == "hung")
+        status = await until(supervisor, lambda p: p["still"]["ready"])
+    [process] = status["processes"]
+    assert (process["restarts"], process["last_exit"]) == (1, -signal.SIGKILL)
+    assert process["pid"] != old
+
+
+ANSWERS = """
+import socket, sys
+s = socket.create_server(("127.0.0.1", int(sys.argv[1])))
+for number in range(1_000_000):
+    c, _ = s.accept()
+    c.recv(1000)
+    c.sendall(b"HTTP/1.1 %s x\\r\\n\\r\\n" % (b"503" if number else b"200"))
+    c.close()
+    print("answered", number, flush=True)
+"""
+
+
+async def test_f7_a_process_that_answers_that_it_is_not_ready_is_left_alone(tmp_path: Path) -> None:
+    port, sink = free_port(), WaitingSink(tmp_path)
+    waits = python("waits", ANSWERS, str(port), readiness=HttpProbe(port=port))
+    async with running(tmp_path, waits, liveness=IMPATIENT, sink=sink) as supervisor:
+        await until(supervisor, lambda p: p["waits"]["state"] == "unready")
+        await sink.has("waits", "answered 20")
+        [process] = supervisor.status()["processes"]
+        assert (process["state"], process["restarts"]) == ("unready", 0)
+
+
+LATE = """
+import os, signal, socket, sys
+port, marks = int(sys.argv[1]), sys.argv[2]
+os.makedirs(marks, exist_ok=True)
+runs = len(os.listdir(marks))
+open(os.path.join(marks, str(runs)), "x").close()
+if runs == 1:
+    signal.pause()
+s = socket.create_server(("127.0.0.1", port))
+signal.pause()
+"""
+
+
+async def test_f7_a_process_that_hangs_in_a_start_after_the_first_is_started_anew(tmp_path: Path) -> None:
+    port = free_port()
+    marks, probe = str(tmp_path / "marks"), TcpProbe(port=port)
+    late = python("late", LATE, str(port), marks, readiness=probe, ready_timeout=2.0, stop_grace=0.05)
+    async with running(tmp_path, late, liveness=IMPATIENT) as supervisor:
+        await until_state(supervisor, "up")
+        supervisor.kill("late", signal.SIGKILL)
+        status = await until(supervisor, lambda p: p["late"]["ready"] and p["late"]["restarts"] == 2)
+        assert status["state"] == "up"
+
+
+async def test_f7_a_probe_that_cannot_look_ends_the_start_in_time_and_says_why(tmp_path: Path) -> None:
+    missing = TlsFiles(*(str(tmp_path / name) for name in ("ca", "cert", "key")))
+    port = free_port()
+    blind = python("blind", LISTEN, str(port), "200", readiness=GrpcProbe(port=port, tls=missing), ready_timeout=0.3)
+    async with running(tmp_path, blind) as supervisor:
+        status = await until_state(supervisor, "failed")
+    assert "cannot be observed" in status["failure"]["reason"]
+    assert "FileNotFoundError" in status["failure"]["reason"]
+
+
+async def test_f7_the_supervisor_outlives_a_full_disk(tmp_path: Path) -> None:
+    for name in ("mesh", "talks", "supervisor"):
+        log = log_path(tmp_path, name)
+        log.parent.mkdir(exist_ok=True)
+        log.symlink_to("/dev/full")
+    sink = WaitingSink(tmp_path)
+    async with running(tmp_path, python("talks", IDLE), sink=sink) as supervisor:
+        await until_state(supervisor, "up")
+        await sink.has("talks", "up")
+        supervisor.kill("talks", signal.SIGKILL)
+        await sink.has("talks", "up", times=2)
+        status = await until(supervisor, lambda p: p["talks"]["ready"])
+        assert status["log_lines_dropped"] >= 4
+        log_path(tmp_path, "talks").unlink()
+        supervisor.kill("talks", signal.SIGKILL)
+        await sink.has("talks", "up", times=3)
+    assert log_path(tmp_path, "talks").read_text() == "... 2 lines could not be written\nup\n"

@@ -1,6 +1,7 @@
 """Log lines: splitting, rotation, prefixes, tails."""
 
 import io
+import resource
 from pathlib import Path
 
 from hypothesis import given
@@ -63,3 +64,57 @@ def test_sink_prefixes_one_stream_and_keeps_one_file_per_process(tmp_path: Path)
     assert log_path(tmp_path, "router").read_text() == "one\nthree\nfour\n"
     assert log_path(tmp_path).read_text().splitlines()[1] == "audit        | two"
     assert b"\x1b[" in echo.getvalue()
+
+
+def test_f7_what_a_full_disk_does_not_take_is_dropped_counted_and_told(tmp_path: Path) -> None:
+    path = tmp_path / "a.log"
+    path.symlink_to("/dev/full")
+    file = RotatingFile(path, max_bytes=100, backups=1)
+    for _ in range(3):
+        file.write(b"lost\n")
+    assert file.dropped == 3
+    path.unlink()
+    for _ in range(2):
+        file.write(b"kept\n")
+    assert path.read_bytes() == b"... 3 lines could not be written\nkept\nkept\n"
+    assert file.dropped == 3
+    file.close()
+
+
+def test_f7_a_line_that_was_written_in_part_ends_before_the_next(tmp_path: Path) -> None:
+    file = RotatingFile(tmp_path / "a.log", max_bytes=1000, backups=1)
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (15, before[1]))
+    try:
+        file.write(b"012345678\n")
+        file.write(b"012345678\n")
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    file.write(b"after\n")
+    assert file.dropped == 1
+    assert (tmp_path / "a.log").read_bytes() == b"012345678\n01234\n... 1 lines could not be written\nafter\n"
+    file.close()
+
+
+def test_f7_a_rotation_that_fails_is_made_up_for(tmp_path: Path) -> None:
+    (tmp_path / "a.log.1").mkdir()
+    (tmp_path / "a.log.1" / "in the way").touch()
+    file = RotatingFile(tmp_path / "a.log", max_bytes=10, backups=1)
+    for number in range(3):
+        file.write(b"line %d\n" % number)
+    assert file.dropped == 2
+    (tmp_path / "a.log.1" / "in the way").unlink()
+    (tmp_path / "a.log.1").rmdir()
+    file.write(b"line 3\n")
+    assert (tmp_path / "a.log.1").read_bytes() == b"line 0\n"
+    assert (tmp_path / "a.log").read_bytes() == b"... 2 lines could not be written\nline 3\n"
+    file.close()
+
+
+def test_f7_a_terminal_that_is_gone_takes_no_line_from_the_files(tmp_path: Path) -> None:
+    with open("/dev/full", "wb", buffering=0) as echo:
+        sink = LogSink(tmp_path, LogLimits(), echo=echo)
+        sink.line("router", b"one")
+        sink.close()
+    assert log_path(tmp_path, "router").read_bytes() == b"one\n"
+    assert sink.dropped == 0

@@ -5,12 +5,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from libs.supervisor.policy import (
+    LivenessPolicy,
     OrderError,
     RestartPolicy,
+    Silence,
     StartupPolicy,
     gives_up,
     levels,
     next_restart,
+    patience,
 )
 
 
@@ -69,3 +72,26 @@ def test_startup_gives_up_at_once_before_readiness_and_later_after_it(
     exits: int, was_ready: bool, expected: bool
 ) -> None:
     assert gives_up(StartupPolicy(), exits=exits, was_ready=was_ready) is expected
+
+
+@given(st.lists(st.tuples(st.integers(0, 20), st.booleans()), max_size=10), st.integers(1, 4), st.integers(0, 40))
+def test_f7_what_hangs_has_answered_no_look_for_so_long(
+    looks: list[tuple[int, bool]], least: int, seconds: int
+) -> None:
+    silence, now, unanswered = Silence(), 0, list[int]()
+    for passed, answered in looks:
+        now += passed
+        unanswered = [] if answered else [*unanswered, now]
+        silence.note(answered=answered, now=now)
+        expected = len(unanswered) >= least and now - unanswered[0] >= seconds
+        assert silence.hangs(LivenessPolicy(looks=least), seconds=seconds, now=now) == expected
+
+
+def test_f7_a_start_that_was_too_slow_gets_longer_each_time() -> None:
+    policy = LivenessPolicy(seconds=30)
+
+    def borne(failures: int) -> float:
+        return patience(policy, was_ready=False, ready_timeout=60, failures=failures)
+
+    assert patience(policy, was_ready=True, ready_timeout=60, failures=4) == 30
+    assert [borne(failures) for failures in (0, 1, 4)] == [60, 120, 300]
