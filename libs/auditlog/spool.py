@@ -13,6 +13,8 @@ from collections import deque
 from collections.abc import Iterable
 from pathlib import Path
 
+from libs.auditlog.disk import sync_directory
+
 _FILE_BYTES = 1 << 20
 
 
@@ -143,10 +145,20 @@ class Spool:
 
     def _open_file(self) -> None:
         self._close_file()
+        made = [each for each in (self._directory, *self._directory.parents) if not each.exists()]
         self._directory.mkdir(parents=True, exist_ok=True)
         path = self._directory / f"{self._next:012d}.spool"
         self._next += 1
-        self._descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND | os.O_CLOEXEC, 0o600)
+        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND | os.O_CLOEXEC, 0o600)
+        try:
+            # What a file holds survives a crash of the machine only if its name does.
+            for entry in (path, *made):
+                sync_directory(entry.parent)
+        except OSError:
+            os.close(descriptor)
+            path.unlink(missing_ok=True)
+            raise
+        self._descriptor = descriptor
         self._files.append((path, 0, 0))
 
     def _close_file(self) -> None:

@@ -88,3 +88,39 @@ def test_an_empty_spool_has_nothing(tmp_path: Path) -> None:
     spool.acknowledge(0)
     assert not spool.full
     assert not (tmp_path / "none").exists()
+
+
+def test_f8_the_name_of_a_file_is_on_the_disk_before_what_it_holds_is_acknowledged(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    root = tmp_path / "data" / "spool"
+    synced: list[tuple[Path, bool]] = []
+
+    def sync(path: Path) -> None:
+        synced.append((path, (root / "000000000001.spool").exists()))
+
+    monkeypatch.setattr(module, "sync_directory", sync)
+    spool = Spool(root, 10**6)
+    assert spool.append(b"one")
+    assert synced == [(path, True) for path in (root, tmp_path / "data", tmp_path)]
+    assert spool.append(b"two")
+    assert len(synced) == 3
+    spool.close()
+
+
+def test_f8_a_name_that_cannot_be_brought_to_the_disk_is_no_place_for_records(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(path: Path) -> None:
+        raise OSError("the disk is gone")
+
+    spool = Spool(tmp_path, 10**6)
+    with monkeypatch.context() as patched:
+        patched.setattr(module, "sync_directory", refuse)
+        for _ in range(2):
+            with pytest.raises(OSError, match="gone"):
+                spool.append(b"one")
+        assert list(tmp_path.iterdir()) == []
+    assert spool.append(b"one")
+    assert drain(spool) == [b"one"]
+    spool.close()
