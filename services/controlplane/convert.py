@@ -38,6 +38,7 @@ from google.protobuf.message import Message
 from weir.registry.v1 import registry_pb2
 
 from libs.config.addresses import split
+from services.controlplane.policy.consistency import clusters_named
 from services.controlplane.policy.endpoints import Endpoint
 from services.controlplane.policy.names import (
     CLUSTER,
@@ -163,10 +164,24 @@ def encode(snapshot: Snapshot, previous: Encoded = EMPTY, saved: Versions | None
                     digest = _digest(encoded)
                     same = known.get(key)
                     kept = same is not None and same[1] == digest
-                    offer = Offer(same[0] if same is not None and kept else _version(snapshot, same), encoded)
+                    version = same[0] if same is not None and kept else _version(snapshot, same)
+                    offer = Offer(version, encoded, _needs(kind, named, encoded, old.get(kind)))
                 offers[cluster, zone][kind] = offer
                 versions[key] = (offer.version, digest)
     return Encoded(snapshot.version, offers, source, versions)
+
+
+def _needs(
+    kind: str, named: Mapping[str, Resource], encoded: Mapping[str, any_pb2.Any], old: Offer | None
+) -> dict[str, frozenset[str]]:
+    if kind not in (LISTENER, ROUTES):
+        return {}
+    return {
+        name: old.needs[name]
+        if old is not None and old.resources.get(name) is encoded[name]
+        else clusters_named(kind, resource)
+        for name, resource in named.items()
+    }
 
 
 def _version(snapshot: Snapshot, before: tuple[str, str] | None) -> str:

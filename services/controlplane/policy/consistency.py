@@ -41,6 +41,13 @@ def consistent(snapshot: Snapshot) -> list[str]:
     return faults
 
 
+def clusters_named(kind: str, resource: Resource) -> frozenset[str]:
+    """The clusters that a listener, or a route configuration, names."""
+    if kind == LISTENER:
+        return frozenset(_called(resource))
+    return frozenset(name for part in _parts(resource) for name in _route_clusters(part))
+
+
 def _static_faults(resources: Resources) -> Iterator[str]:
     clusters = resources.get(CLUSTER, {})
     routes = resources.get(ROUTES, {})
@@ -50,7 +57,7 @@ def _static_faults(resources: Resources) -> Iterator[str]:
         for reference in sorted({*_route_names(listener)}):
             if reference not in routes:
                 yield f"listener {name} names the absent routes {reference}"
-        for reference in sorted({*_called(listener)}):
+        for reference in sorted(clusters_named(LISTENER, listener)):
             if reference not in clusters:
                 yield f"listener {name} names the absent cluster {reference}"
     for name, config in routes.items():

@@ -8,6 +8,8 @@ State of the World, after "xDS REST and gRPC protocol" (Envoy's documentation) w
 * What points at clusters (listeners, routes) waits until Envoy has acknowledged the clusters that it was sent, which it
   does when all of them have warmed up (`ClusterManagerImpl::updateClusterCounts`): until then requests on such routes
   would fail. gRPC clients ask for each cluster by name and keep the old routes until they have what new ones need.
+* A refusal is no such word for the clusters that it is about: what names one of them stays as the client has it, while
+  everything else goes on. A client that has nothing yet gets it all the same: without routes everything would fail.
 * After a cluster (listener) was sent, its endpoints (routes, secrets) are sent again, since Envoy warms the new one
   up by waiting for them.
 * A refused resource is not sent again until it changes.
@@ -17,7 +19,8 @@ State of the World, after "xDS REST and gRPC protocol" (Envoy's documentation) w
 from __future__ import annotations
 
 import enum
-from collections.abc import Mapping, Sequence
+import re
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -48,6 +51,8 @@ class Offer:
 
     version: str
     resources: Mapping[str, Any]
+    needs: Mapping[str, frozenset[str]] = field(default_factory=dict)
+    """Of listeners and routes: name → the clusters that it names."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,6 +75,10 @@ class TypeState:
     sent_version: str = ""
     sent: dict[str, Any] = field(default_factory=dict)
     """Name → the value last sent, or None when its absence was told."""
+    has: dict[str, Any] = field(default_factory=dict)
+    """Name → the value last sent, also where it is due once more."""
+    usable: frozenset[str] = frozenset()
+    """Names that the client has taken, in some version."""
     acked_version: str = ""
     nacked_version: str = ""
     nack_detail: str = ""
@@ -116,8 +125,9 @@ class Subscriptions:
         state.changed_at = now
         if error is not None:
             state.nacked_version, state.nack_detail = state.sent_version, error
+            state.usable = frozenset(state.sent) - _refused(frozenset(state.sent) - state.usable, state.usable, error)
             return Kind.NACK, state.sent_version
-        state.acked_version = state.sent_version
+        state.acked_version, state.usable = state.sent_version, frozenset(state.sent)
         state.nacked_version = state.nack_detail = ""
         return Kind.ACK, state.sent_version
 
@@ -139,8 +149,18 @@ class Subscriptions:
         clusters = self.types.get(CLUSTER)
         return clusters is not None and clusters.wildcard and clusters.responded and not clusters.answered
 
+    def _refused(self) -> frozenset[str]:
+        """The clusters that Envoy was sent and has in no version."""
+        clusters = self.types.get(CLUSTER)
+        return frozenset() if clusters is None or not clusters.wildcard else frozenset(clusters.sent) - clusters.usable
+
     def _due(self, type_url: str, state: TypeState, offer: Offer, now: float) -> Response | None:
         wanted = state.wanted(offer.resources)
+        if type_url in _NEEDS_CLUSTERS and (refused := self._refused()):
+            wanted = {
+                name: state.has[name] if state.has.get(name) and offer.needs.get(name, refused) & refused else value
+                for name, value in wanted.items()
+            }
         missing = object()
         changed = [name for name, value in wanted.items() if state.sent.get(name, missing) is not value]
         gone = type_url in _FULL and any(name not in wanted for name in state.sent)
@@ -155,6 +175,7 @@ class Subscriptions:
             if dependent in self.types and changed:
                 self.types[dependent].sent.clear()
         state.sent = {**state.sent, **wanted} if type_url not in _FULL else dict(wanted)
+        state.has |= state.sent
         self._nonce += 1
         state.nonce = str(self._nonce)
         state.sent_version = offer.version
@@ -162,3 +183,11 @@ class Subscriptions:
         state.responded = True
         state.changed_at = now
         return Response(type_url, offer.version, state.nonce, resources)
+
+
+def _refused(new: Set[str], before: Set[str], complaint: str) -> Set[str]:
+    """Which of the names that are new to Envoy it has not taken: it takes the others, and complains of each as
+    "name: why" (`CdsApiHelper::onConfigUpdate`). Where it names none, that is all of them, unless there were none
+    before: then nobody knows."""
+    named = {name for name in new if re.search(rf"(?:^|\s){re.escape(name)}: ", complaint)}
+    return named or (new if before else frozenset())

@@ -185,6 +185,16 @@ def test_versions_survive_a_restart() -> None:
     assert encode(build([], 9), EMPTY, first.versions).offers[MESH, ""][ENDPOINTS].version == "9"
 
 
+def test_f8_an_offer_says_which_clusters_its_listeners_and_routes_need() -> None:
+    first = encode(build([], 1))
+    for encoded in (first, encode(build([Endpoint("gateway", "g", "127.0.0.1", 1, "zone-a")], 2), first)):
+        edge, mesh = encoded.offers[EDGE, ""], encoded.offers[MESH, ""]
+        assert any("gateway" in named for named in edge[ROUTES].needs.values())
+        assert any("edge-auth" in named for named in edge[LISTENER].needs.values())
+        assert mesh[ROUTES].needs["router.weir.internal"] == {"router"}
+        assert edge[CLUSTER].needs == {}
+
+
 def test_unreadable_addresses_are_left_out() -> None:
     messages = [
         registry_pb2.Endpoint(service="edge_auth", instance="ok", address="127.0.0.1:80", zone="zone-a"),

@@ -1,5 +1,6 @@
 """The ADS state machine: order, nonces, refusals; and that any client converges to what is offered."""
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -46,6 +47,86 @@ def test_a_refused_cluster_holds_no_routes_up() -> None:
     assert [response.type_url for response in state.due(offers("1", clusters={"a": 1}, routes={"a": 2}), 0.0)] == [
         ROUTES
     ]
+
+
+def routed(version: str, clusters: str, needs: str) -> dict[str, Offer]:
+    """An offer of clusters, one route configuration that names some of them, and one that names none."""
+    values: dict[str, object] = {name: f"{name}{version}" for name in clusters}
+    routes: dict[str, object] = {"r": version, "free": f"free{version}"}
+    named = {"r": frozenset(needs), "free": frozenset[str]()}
+    return {CLUSTER: Offer(version, values), ROUTES: Offer(version, routes, named)}
+
+
+def with_routes(offer: dict[str, Offer], version: str, needs: str) -> dict[str, Offer]:
+    """The same clusters, and later routes."""
+    return {**offer, ROUTES: routed(version, "", needs)[ROUTES]}
+
+
+def taken(state: Subscriptions, offer: dict[str, Offer]) -> list[object]:
+    """The routes that are due; Envoy accepts them."""
+    found: list[object] = []
+    for response in state.due(offer, 0.0):
+        assert response.type_url == ROUTES
+        found += response.resources
+        state.on_request(ROUTES, ["r", "free"], response.nonce, None, 0.0)
+    return found
+
+
+def answered(state: Subscriptions, offer: dict[str, Offer], complaint: str | None) -> list[object]:
+    """The routes that follow Envoy's answer to the clusters that it is sent."""
+    (clusters,) = state.due(offer, 0.0)
+    assert clusters.type_url == CLUSTER
+    state.on_request(CLUSTER, [], clusters.nonce, complaint, 0.0)
+    return taken(state, offer)
+
+
+def fresh() -> Subscriptions:
+    state = Subscriptions()
+    state.on_request(CLUSTER, [], "", None, 0.0)
+    state.on_request(ROUTES, ["r", "free"], "", None, 0.0)
+    return state
+
+
+def served() -> Subscriptions:
+    """Of an Envoy that has the first routes."""
+    state = fresh()
+    assert answered(state, routed("1", "ab", "a"), None) == ["free1", "1"]
+    return state
+
+
+@pytest.mark.parametrize("complaint", ["Error adding/updating cluster(s) c: no such thing", "cannot be read"])
+def test_f8_routes_do_not_go_to_a_cluster_that_was_refused(complaint: str) -> None:
+    state, offer = served(), routed("2", "abc", "ac")
+    assert answered(state, offer, complaint) == ["free2"]
+    # That it is taken out of the routes goes through at once; and so does it, when it is good.
+    assert taken(state, with_routes(offer, "3", "a")) == ["free3", "3"]
+    assert answered(state, routed("4", "abc", "ac"), None) == ["free4", "4"]
+
+
+def test_f8_a_refused_change_of_a_cluster_leaves_it_usable() -> None:
+    """Envoy goes on with the version that it has."""
+    assert answered(served(), routed("2", "ab", "ab"), "Error adding/updating cluster(s) b: no") == ["free2", "2"]
+
+
+def test_f8_the_clusters_that_envoy_does_not_complain_of_are_usable() -> None:
+    complaint = "Error adding/updating cluster(s) c: no, like cd: neither"
+    assert answered(served(), routed("2", "abcd", "ad"), complaint) == ["free2", "2"]
+
+
+def test_f8_a_client_without_routes_gets_them_and_is_not_held_up_for_ever() -> None:
+    """A route to a refused cluster fails alone."""
+    state, offer = fresh(), routed("1", "ab", "ab")
+    assert answered(state, offer, "Error adding/updating cluster(s) b: no") == ["free1", "1"]
+    assert taken(state, with_routes(offer, "2", "ab")) == ["free2"]
+    assert taken(state, with_routes(offer, "3", "a")) == ["free3", "3"]
+
+
+def test_f8_routes_that_are_due_once_more_with_a_listener_are_those_that_the_client_has() -> None:
+    state, offer = served(), routed("2", "abc", "ac")
+    assert answered(state, offer, "Error adding/updating cluster(s) c: no") == ["free2"]
+    state.on_request(LISTENER, [], "", None, 0.0)
+    found = {each.type_url: each.resources for each in state.due({**offer, LISTENER: Offer("2", {"l": 1})}, 0.0)}
+    assert found == {LISTENER: (1,), ROUTES: ("free2", "1")}
 
 
 def test_a_wildcard_follows_additions_and_removals() -> None:
