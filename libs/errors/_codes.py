@@ -51,6 +51,7 @@ _TABLE: dict[Reason, tuple[grpc.StatusCode, int]] = {
     Reason.SLOW_READER: (_C.ABORTED, 408),
     Reason.PREEMPTED: (_C.UNAVAILABLE, 503),
     Reason.REVISION_GONE: (_C.OUT_OF_RANGE, 410),
+    Reason.NOT_OWNER: (_C.UNAVAILABLE, 503),
 }
 
 # Used when a foreign status carries no ErrorInfo of ours.

@@ -48,6 +48,7 @@ class Reason(enum.IntEnum):
     SLOW_READER = 37
     PREEMPTED = 38
     REVISION_GONE = 39
+    NOT_OWNER = 40
 
     @classmethod
     def parse(cls, name: str) -> Reason:

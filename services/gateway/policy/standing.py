@@ -51,6 +51,7 @@ _OVERLOAD = frozenset(
         Reason.EVICTED_SHED,
         Reason.DEPENDENCY_UNAVAILABLE,
         Reason.DRAINING,
+        Reason.NOT_OWNER,
         Reason.PREEMPTED,
         Reason.GRANT_INVALID,
         Reason.GRANT_EXPIRED,

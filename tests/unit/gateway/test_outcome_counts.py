@@ -48,6 +48,7 @@ def add(table: OutcomeTable, sample: Sample, key: ArmKey = KEY) -> None:
         (Finish.ERROR, "SLOW_READER", True, (NEITHER, NEITHER)),
         (Finish.ERROR, "PREEMPTED", True, (BAD, NEITHER)),
         (Finish.ERROR, "DRAINING", True, (BAD, NEITHER)),
+        (Finish.ERROR, "NOT_OWNER", True, (BAD, NEITHER)),
         (Finish.ERROR, "DEPENDENCY_UNAVAILABLE", True, (BAD, NEITHER)),
     ],
 )

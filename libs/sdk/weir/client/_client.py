@@ -32,6 +32,7 @@ _RETRYABLE = frozenset(
     {
         Reason.DEPENDENCY_UNAVAILABLE,
         Reason.DRAINING,
+        Reason.NOT_OWNER,
         Reason.REJECTED_QUEUE_FULL,
         Reason.REJECTED_DEADLINE,
         Reason.REJECTED_NO_CAPACITY,

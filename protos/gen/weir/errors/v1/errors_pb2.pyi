@@ -51,6 +51,7 @@ class Reason(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     REASON_SLOW_READER: _ClassVar[Reason]
     REASON_PREEMPTED: _ClassVar[Reason]
     REASON_REVISION_GONE: _ClassVar[Reason]
+    REASON_NOT_OWNER: _ClassVar[Reason]
 REASON_UNSPECIFIED: Reason
 REASON_INVALID_REQUEST: Reason
 REASON_MODEL_NOT_FOUND: Reason
@@ -91,6 +92,7 @@ REASON_REJECTED_OVERLOAD: Reason
 REASON_SLOW_READER: Reason
 REASON_PREEMPTED: Reason
 REASON_REVISION_GONE: Reason
+REASON_NOT_OWNER: Reason
 
 class Rejection(_message.Message):
     __slots__ = ("reason", "message", "limit", "retry_after")
