@@ -11,6 +11,7 @@ from libs.quota import ALL_MODELS, REASONS, Admitted, Ask, Denied, Ledger, Limit
 from simulation.workload import Arrival
 
 _LEASE = 30.0  # seconds beyond the request's deadline
+_LONGEST = 3600.0
 
 
 class Limiter:
@@ -18,7 +19,7 @@ class Limiter:
 
     def __init__(self, limits: Mapping[str, LimitSpec], *, model: str, over_quota: frozenset[str]) -> None:
         """`limits` by tenant; tenants in `over_quota` are served beyond them when nobody else waits."""
-        self._ledger = Ledger()
+        self._ledger = Ledger(settled_retention_ns=_nanoseconds(_LONGEST))
         self._ledger.apply_limits({(tenant, ALL_MODELS): spec for tenant, spec in limits.items()}, 0)
         self._limited = frozenset(limits)
         self._model = model

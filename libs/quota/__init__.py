@@ -6,10 +6,13 @@ limit pass within a minute.
 """
 
 from libs.quota.asking import MOST_TOKENS, REASONS, ask_of, error_of
+from libs.quota.bridge import Bridge
+from libs.quota.bucket import BUCKETS
 from libs.quota.budget import ALERT_PERCENT, Alert, Budgets, BudgetSpec, Record
 from libs.quota.ledger import Ledger
 from libs.quota.prices import FREE, Price, PriceBook
-from libs.quota.replica import Logged, Replica, ReplicaState, Seen
+from libs.quota.replica import Cursor, Joining, Logged, Piece, Replica, Seen
+from libs.quota.shares import Share
 from libs.quota.spent import BudgetState, SpentState, Tally
 from libs.quota.types import (
     ALL_MODELS,
@@ -30,12 +33,14 @@ from libs.quota.types import (
     SettledAlready,
     SettledId,
     Taken,
+    Told,
 )
 from libs.quota.window import DAY_NS, LOCAL, MINUTE_NS, NEVER, SLOTS, Part, Use, Window
 
 __all__ = [
     "ALERT_PERCENT",
     "ALL_MODELS",
+    "BUCKETS",
     "DAY_NS",
     "FREE",
     "LOCAL",
@@ -50,11 +55,14 @@ __all__ = [
     "Alert",
     "Ask",
     "Batch",
+    "Bridge",
     "BudgetSpec",
     "BudgetState",
     "Budgets",
     "Closed",
+    "Cursor",
     "Denied",
+    "Joining",
     "Ledger",
     "LedgerState",
     "LimitKind",
@@ -64,18 +72,20 @@ __all__ = [
     "Opened",
     "Part",
     "PartState",
+    "Piece",
     "Price",
     "PriceBook",
     "Record",
     "Replica",
-    "ReplicaState",
     "ScopeState",
     "Seen",
     "SettledAlready",
     "SettledId",
+    "Share",
     "SpentState",
     "Taken",
     "Tally",
+    "Told",
     "Use",
     "Window",
     "ask_of",

@@ -37,6 +37,7 @@ class Reserve(Protocol):
     model_version: str
     over_quota_allowed: bool
     request_counted: bool
+    granted: bool
 
 
 def ask_of(reserve: Reserve, prices: PriceBook, *, holder: str = "") -> Ask:
@@ -64,6 +65,7 @@ def ask_of(reserve: Reserve, prices: PriceBook, *, holder: str = "") -> Ask:
         not reserve.request_counted,
         reserve.over_quota_allowed,
         holder,
+        reserve.granted,
     )
 
 

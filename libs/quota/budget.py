@@ -8,10 +8,11 @@ bound, if nothing settles above its reservation.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
+from libs.quota.bucket import bucket_of
 from libs.quota.dates import Period, Zone, Zones
 from libs.quota.spent import BudgetState, Spent, Tally
 from libs.quota.types import ALL_MODELS, Denied, LimitKind, LimitReport
@@ -79,6 +80,16 @@ class Budget:
         self._see(now)
         self._day.charge(spend, part)
         self._month.charge(spend, part)
+
+    def void(self, spend: int, at: int, part: Part) -> None:
+        """Takes back what was counted at `at`, in periods that have not ended since."""
+        wall = at + self._zones.offset
+        self._day.void(spend, self.zone.day(wall).key, part)
+        self._month.void(spend, self.zone.month(wall).key, part)
+
+    def left(self, held: int, now: int) -> int | None:
+        """Micro-dollars that may still be reserved beside the `held`; None without a bound that refuses."""
+        return min((report.remaining for report in self.reports(held, now)), default=None)
 
     def refusals(self, held: int, cost: int, now: int, hold_ns: int) -> Iterator[Denied]:
         """Why `cost` may not be spent beside the `held` that is reserved.
@@ -151,6 +162,7 @@ class Budgets:
     def __init__(self) -> None:
         self._zones = Zones()
         self._budgets: dict[str, Budget] = {}
+        self._buckets: dict[int, dict[str, Budget]] = {}
 
     def __iter__(self) -> Iterator[str]:
         yield from self._budgets
@@ -166,28 +178,36 @@ class Budgets:
     def apply(self, specs: Mapping[str, BudgetSpec]) -> None:
         """Makes these the budgets, by tenant. A new one counts from now on; what is no more is forgotten."""
         for tenant in self._budgets.keys() - specs.keys():
-            del self._budgets[tenant]
+            del self._budgets[tenant], self._buckets[bucket_of(tenant)][tenant]
         for tenant, spec in specs.items():
             if tenant in self._budgets:
                 self._budgets[tenant].apply(spec)
             else:
-                self._budgets[tenant] = Budget(spec, self._zones)
+                self._add(tenant, spec)
 
     def unknown_zones(self) -> list[str]:
         """Time zones that tenants have and nobody knows; theirs is UTC."""
         return sorted({budget.zone.name for budget in self._budgets.values() if not budget.zone.known})
 
-    def state(self) -> tuple[BudgetState, ...]:
-        """At rest."""
-        return tuple(budget.state(tenant) for tenant, budget in self._budgets.items())
+    def state(self, first: int, past: int) -> tuple[BudgetState, ...]:
+        """Those of some buckets, at rest."""
+        return tuple(
+            budget.state(tenant)
+            for number in range(first, past)
+            for tenant, budget in self._buckets.get(number, {}).items()
+        )
 
-    def join(self, states: Iterable[BudgetState], better: Collection[Part]) -> None:
+    def join(self, states: Iterable[BudgetState], newer: Callable[[str], Collection[Part]]) -> None:
         """See `Spent.join`. What is told of a tenant without a budget, as before the registry was read, is kept until
         `apply`."""
         for state in states:
             if state.tenant not in self._budgets:
-                self._budgets[state.tenant] = Budget(BudgetSpec(time_zone=state.time_zone), self._zones)
-            self._budgets[state.tenant].join(state, better)
+                self._add(state.tenant, BudgetSpec(time_zone=state.time_zone))
+            self._budgets[state.tenant].join(state, newer(state.tenant))
+
+    def _add(self, tenant: str, spec: BudgetSpec) -> None:
+        budget = self._budgets[tenant] = Budget(spec, self._zones)
+        self._buckets.setdefault(bucket_of(tenant), {})[tenant] = budget
 
 
 def _report(bound: int, used: int, period: Period, wall: int) -> LimitReport:

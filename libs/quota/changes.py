@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 
-from libs.quota.scope import Lease
+from libs.quota.scope import Lease, Scope
 from libs.quota.settled import Key
 from libs.quota.types import Batch, Closed, Taken
 
@@ -12,7 +12,7 @@ from libs.quota.types import Batch, Closed, Taken
 class Changes:
     """Collects decisions for `Ledger.take_changes`; whoever tracks them must take them regularly."""
 
-    __slots__ = ("closed", "ended", "opened", "taken")
+    __slots__ = ("closed", "ended", "opened", "taken", "told")
 
     def __init__(self) -> None:
         self.opened: list[Lease] = []
@@ -20,6 +20,8 @@ class Changes:
         self.taken: Counter[str] = Counter()
         """Requests that the edge took, by tenant."""
         self.ended: list[Key] = []
+        self.told: dict[tuple[Key, str], Scope] = {}
+        """Whose shares changed: by tenant and model, and holder."""
 
     def take(self, now: int) -> Batch:
         """All of them, once."""
@@ -28,7 +30,12 @@ class Changes:
             tuple(self.closed),
             tuple(Taken(tenant, count) for tenant, count in self.taken.items()),
             tuple(self.ended),
+            tuple(
+                told
+                for ((tenant, model), holder), scope in self.told.items()
+                for told in scope.holdings.told(tenant, model, now, holder)
+            ),
         )
-        for kept in (self.opened, self.closed, self.taken, self.ended):
+        for kept in (self.opened, self.closed, self.taken, self.ended, self.told):
             kept.clear()
         return batch

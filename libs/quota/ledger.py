@@ -3,11 +3,11 @@
 A *scope* is what one `Limits` entry covers: a tenant as a whole (`"*"`) or a tenant's use of one model. A request is
 held to all scopes that cover it, all or nothing. A *lease* is a reservation that has not been settled yet.
 
-Limits hold in any period exactly, not on average. The use of a scope is what its open leases reserve and what was
-settled within the last period, charged when it is settled; a request passes when that and its own cost stay within the
-limit. So, if nothing is delivered beyond a reservation, the limit holds in any period (T - 60 s, T]: at the last
-admission before T, whatever was delivered in that period was either in an open lease or settled within the 60 s before
-that admission, and all of it was counted then.
+Limits hold in any period exactly, not on average. The use of a scope is what its open leases reserve, what gateways
+were told to be their shares, and what was settled within the last period, charged when it is settled; a request passes
+when that and its own cost stay within the limit. So, if nothing is delivered beyond a reservation, the limit holds in
+any period (T - 60 s, T]: at the last admission before T, whatever was delivered in that period was either in an open
+lease or settled within the 60 s before that admission, and all of it was counted then.
 
 Not thread-safe: one event loop owns a ledger, and every call is a plain function without awaits, which is what makes
 concurrent reserves exact. Time comes in as `now`, integer nanoseconds on a clock that does not run backwards.
@@ -15,15 +15,15 @@ concurrent reserves exact. Time comes in as `now`, integer nanoseconds on a cloc
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from heapq import heapify, heappop, heappush
 
-from libs.quota.budget import Budgets, BudgetSpec
+from libs.quota import following
+from libs.quota.books import Books, count
+from libs.quota.budget import BudgetSpec
 from libs.quota.changes import Changes
-from libs.quota.scope import Lease, Scope, tightest, worse
-from libs.quota.scopes import Scopes
-from libs.quota.settled import Key, SettledIds
+from libs.quota.scope import Lease, Scope, Terms, tightest, worse
+from libs.quota.settled import Charge, Key
+from libs.quota.shares import OwnShare, Share
 from libs.quota.types import (
     ALL_MODELS,
     NO_LIMITS,
@@ -32,22 +32,27 @@ from libs.quota.types import (
     Batch,
     Closed,
     Denied,
-    LedgerState,
     LimitSpec,
-    Opened,
     SettledAlready,
+    Told,
 )
 from libs.quota.window import LOCAL, Part
 
+_SECOND = 1_000_000_000
+_MOST_ENDED = 256
+"""Leases that end in one call: a gateway may leave thousands."""
+
 
 class Ledger:
-    """Use, slots and leases of all tenants.
+    """Use, slots, leases and shares of all tenants.
 
     :param default: limits of a tenant that has none of its own for `"*"`.
     :param part: who decides here, where several replicas do.
-    :param settled_retention_ns: how long a settled id is remembered, so that a repeated settle changes nothing.
-    :param max_settled: the most settled ids remembered; the oldest go first.
+    :param settled_retention_ns: how long a settled id is remembered, so that a repeated settle changes nothing; no
+        lease is longer.
     :param retry_ns: the hint given while open leases are in the way and none has ever ended.
+    :param share_ns: how long a share lasts that is told to a gateway.
+    :param money_needs_share: at a gateway: caps and hard budgets refuse unless a share of them was told.
     :param max_idle_tenants: above this many tenants, the ones with nothing used are forgotten.
     :param track_changes: keep what was decided for `take_changes`; whoever sets it must call that regularly.
     """
@@ -57,37 +62,36 @@ class Ledger:
         *,
         default: LimitSpec = NO_LIMITS,
         part: Part = LOCAL,
-        settled_retention_ns: int = 120_000_000_000,
-        max_settled: int = 200_000,
-        retry_ns: int = 1_000_000_000,
+        settled_retention_ns: int = 60 * _SECOND,
+        retry_ns: int = _SECOND,
+        share_ns: int = 10 * _SECOND,
+        money_needs_share: bool = False,
         max_idle_tenants: int = 50_000,
         track_changes: bool = False,
     ) -> None:
         self.part = part
-        self._retry = retry_ns
+        self.terms = Terms(retry_ns=retry_ns, share_ns=share_ns, money_needs_share=money_needs_share)
         self._track = track_changes
-        self.budgets = Budgets()
-        self._scopes = Scopes(default, max_idle_tenants, self.budgets)
-        self._leases: dict[Key, Lease] = {}
-        self._expiries: list[Lease] = []
-        self._settled = SettledIds(settled_retention_ns, max_settled)
-        self._holders: Counter[str] = Counter()
+        self.books = Books(default=default, retention_ns=settled_retention_ns, max_idle_tenants=max_idle_tenants)
+        self.budgets = self.books.budgets
+        self._scopes = self.books.scopes
         self._changes = Changes()
+        self._shares = 0
 
     @property
     def live_leases(self) -> int:
         """Reservations that are neither settled nor expired."""
-        return len(self._leases)
+        return self.books.live
 
     @property
     def remembered_settled(self) -> int:
         """Settled ids in memory."""
-        return len(self._settled)
+        return sum(len(bucket.settled) for bucket in self._scopes.buckets.values())
 
     @property
     def holders(self) -> frozenset[str]:
         """Who holds leases."""
-        return frozenset(self._holders)
+        return frozenset(self.books.held)
 
     def apply_limits(self, specs: Mapping[Key, LimitSpec], now: int) -> None:
         """Makes `specs`, by (tenant, model or `"*"`), the limits from now on; what was used stays used.
@@ -101,20 +105,24 @@ class Ledger:
         self.budgets.apply(specs)
         self._scopes.apply_budgets()
 
+    # --- decisions ------------------------------------------------------------------------------------------------
+
     def admit_edge(self, tenant: str, *, requests: int, tokens: int, now: int, spend: int = 0) -> Admitted | Denied:
         """Takes `requests` of the tenant's requests when `tokens` and `spend` would fit too.
 
         Tokens and spend are only looked at: `reserve` takes the real numbers. Slots are not looked at either: the
         settle of the stream before may still be on its way while `reserve` would come after it.
         """
-        if self._expiries and self._expiries[0].expires <= now:
+        if 0 < self.books.next_expiry <= now:
             self.expire(now)
         scope = self._scopes.wide(tenant, now)
-        denied = scope.check(Ask(tenant, ALL_MODELS, "", tokens, spend=spend), requests, tokens, 0, now, self._retry)
+        denied = scope.check(Ask(tenant, ALL_MODELS, "", tokens, spend=spend), requests, tokens, 0, now, self.terms)
         if denied is not None:
             return denied
         if requests:
             scope.requests.charge(requests, now, self.part)
+            if self.terms.sides > 1:
+                scope.count_granted(requests, 0, 0, now)
             if self._track:
                 self._changes.taken[tenant] += requests
         return tightest((scope,), now)
@@ -124,31 +132,45 @@ class Ledger:
         counted it counted for the tenant as a whole, not knowing the model: only there it is not counted again.
 
         A repeat with the id of a live lease takes nothing and reports the present state. An id that was settled or
-        expired is not reserved again.
+        expired is not reserved again; but one that expired is, where its gateway says that it still serves it.
         """
-        if self._expiries and self._expiries[0].expires <= now:
+        if 0 < self.books.next_expiry <= now:
             self.expire(now)
         key = (ask.tenant, ask.request_id)
-        lease = self._leases.get(key)
-        if lease is not None:
-            return tightest(lease.scopes, now, over_quota=lease.over_quota)
-        if key in self._settled:
-            return SettledAlready()
         scopes = self._scopes.covering(ask.tenant, ask.model, ask.version, now)
-        requests, tokens = int(ask.count_request), ask.tokens
-        denied = self._check(scopes, ask, requests, 1, tokens, now)
-        over_quota = denied is not None and ask.over_quota_allowed
+        bucket = scopes[0].bucket
+        lease = bucket.leases.get(key)
+        if lease is not None:
+            lease.here = True
+            return tightest(lease.scopes, now, over_quota=lease.over_quota)
+        charged = bucket.settled.get(key)
+        if charged is not None:
+            if not (ask.granted and charged.ended):
+                return SettledAlready()
+            self.books.reopen(key, charged, now)
+        requests, tokens, over_quota = int(ask.count_request), ask.tokens, False
+        if ask.granted:
+            over_quota = ask.over_quota_allowed
+        else:
+            denied = self._check(scopes, ask, requests, 1, tokens, now)
+            if denied is not None and ask.over_quota_allowed:
+                over_quota = True
+                denied = self._check(scopes, ask, 0, 0, 0, now)
+            if denied is not None:
+                return denied
         if over_quota:
             requests = tokens = 0
-            denied = self._check(scopes, ask, 0, 0, 0, now)
-        if denied is not None:
-            return denied
         lease = Lease(ask, tokens=tokens, requests=requests, scopes=scopes, part=self.part, now=now)
-        lease.over_quota = over_quota
-        lease.expires = now + lease_ns
-        self._open(lease)
+        lease.over_quota, lease.here = over_quota, True
+        lease.expires = now + min(lease_ns, self.books.retention_ns)
+        self.books.open(lease, bucket)
         if not over_quota:
-            _count(scopes, requests, now, self.part)
+            count(scopes, requests, now, self.part)
+        if self.terms.money_needs_share:
+            _take_shares(lease, requests, now)
+        elif self.terms.sides > 1:
+            for scope in scopes:
+                scope.count_granted(requests, tokens, ask.spend, now)
         if self._track:
             self._changes.opened.append(lease)
         return tightest(scopes, now, over_quota=over_quota)
@@ -159,76 +181,93 @@ class Ledger:
         """The denial that lasts longest; `requests` of the tenant, `of_model` of each model that has limits."""
         denied: Denied | None = None
         for scope in scopes:
-            denied = worse(denied, scope.check(ask, requests, tokens, 1, now, self._retry))
+            denied = worse(denied, scope.check(ask, requests, tokens, 1, now, self.terms))
             requests = of_model  # the first is the tenant's own
         return denied
 
     def settle(
-        self, tenant: str, model: str, request_id: str, tokens: int, now: int, *, spend: int = 0, version: str = ""
+        self,
+        tenant: str,
+        model: str,
+        request_id: str,
+        tokens: int,
+        now: int,
+        *,
+        spend: int = 0,
+        version: str = "",
+        over_quota: bool = False,
     ) -> bool:
-        """Ends a lease and charges `tokens` and `spend` instead of what was reserved, also when that is more.
+        """Ends a lease and charges `tokens` and `spend` instead of what was reserved, also when that is more, and also
+        when the lease had ended by itself.
 
-        An over-quota lease is charged no tokens: it took none of the quota.
-
-        :return: False when the lease was not live: settled or expired before (nothing changes), or never seen (it
+        :param over_quota: what was served took none of the quota, and no tokens are charged; known of a live lease.
+        :return: False when the lease was not live: settled before (nothing changes), expired, or never seen (it
             was opened elsewhere, or lost in a crash, so what was used is charged now).
         """
         key = (tenant, request_id)
-        lease = self._leases.get(key)
+        bucket = self._scopes.bucket(tenant)
+        lease = bucket.leases.get(key)
         if lease is not None and lease.expires <= now:
-            self.expire(now)
-            return False
+            self.books.end(lease, now)
+            lease = None
         if lease is None:
-            if key in self._settled:
-                return False
-            scopes = self._scopes.covering(tenant, model, version, now)
+            charged = bucket.settled.get(key)
+            if charged is not None:
+                if not charged.ended:
+                    return False
+                self.books.void(key, charged, now)
+            scopes: Sequence[Scope] = self._scopes.covering(tenant, model, version, now)
         else:
-            scopes = lease.scopes
-            model, version = lease.model, lease.version
-            if lease.over_quota:
-                tokens = 0
-            self._close(lease, now)
-        _charge(scopes, tokens, spend, now, self.part)
-        self._settled.add(key, now)
+            scopes, model, version, over_quota = lease.scopes, lease.model, lease.version, lease.over_quota
+            self.books.close(lease, now)
+        if over_quota:
+            tokens = 0
+        if lease is not None and lease.shares:
+            _give_back(lease, tokens, spend)
+        self.books.charge(scopes, key, Charge(now, False, self.part, model, version, tokens, spend), now)
         if self._track:
             self._changes.closed.append(Closed(tenant, model, request_id, version, tokens, spend))
         return lease is not None
 
+    def renew(self, tenant: str, request_ids: Iterable[str], *, lease_ns: int, now: int) -> list[str]:
+        """Prolongs leases. Returns those that are not known: who serves them reserves them anew (`Ask.granted`)."""
+        bucket, until = self._scopes.bucket(tenant), now + min(lease_ns, self.books.retention_ns)
+        unknown = []
+        for request_id in request_ids:
+            key = (tenant, request_id)
+            lease = bucket.leases.get(key)
+            if lease is not None:
+                lease.here = True
+                lease.expires = max(lease.expires, until)
+            else:
+                charged = bucket.settled.get(key)
+                if charged is None or charged.ended:
+                    unknown.append(request_id)
+        return unknown
+
     def expire(self, now: int) -> int:
-        """Ends leases whose time has passed; what they reserved counts as used now. Returns how many there were."""
-        expired = 0
-        heap = self._expiries
-        while heap and heap[0].expires <= now:
-            lease = heappop(heap)
-            if lease.open:
-                self._end(lease, now)
-                expired += 1
-        return expired
+        """Ends leases whose time has passed; what they reserved counts as used now. Returns how many there were. Very
+        many take several calls: what has not ended yet is still reserved."""
+        return self.books.expire(now, _MOST_ENDED)
 
-    def end_held_by(
-        self, holder: str, now: int, *, opened_before: int | None = None, but_by: frozenset[str] = frozenset()
-    ) -> int:
-        """Ends the leases of a holder that is gone for good, as if they had expired. Returns how many there were.
-
-        :param opened_before: those that were opened later belong to its next life.
-        :param but_by: leases that these replicas opened are left to them.
-        """
-        gone = [
-            lease
-            for lease in self._leases.values()
-            if lease.holder == holder
-            and (opened_before is None or lease.opened < opened_before)
-            and lease.part[0] not in but_by
-        ]
+    def end_held_by(self, holder: str, now: int) -> int:
+        """Ends the leases of a holder that is gone for good, as if they had expired. Returns how many there were; very
+        many take several calls."""
+        gone = list(self.books.held.get(holder, {}).values())[:_MOST_ENDED]
         for lease in gone:
-            self._end(lease, now)
+            self.books.end(lease, now)
             if self._track:
                 self._changes.ended.append(lease.key)
         return len(gone)
 
+    def forget(self, now: int) -> None:
+        """Forgets ids that are old enough, where nothing was settled lately. Call now and then."""
+        for bucket in self._scopes.buckets.values():
+            bucket.settled.purge(now)
+
     def holds(self, tenant: str, request_id: str) -> bool:
         """Whether the request has a live lease."""
-        return (tenant, request_id) in self._leases
+        return self.books.lease((tenant, request_id)) is not None
 
     def report(self, tenant: str, model: str, now: int) -> Admitted:
         """The tightest state of each kind of limit that covers the tenant's use of the model."""
@@ -236,25 +275,31 @@ class Ledger:
 
     # --- shares of what is left -----------------------------------------------------------------------------------
 
-    def share(self, tenant: str, holder: str, holders: int, admitted: Admitted, now: int) -> tuple[int, int]:
-        """(tokens, requests) that `holder`, one of so many, may give out while nobody can be asked.
+    def tell(self, ask: Ask, seen: int, now: int) -> tuple[int, list[Share]]:
+        """What the holder who asks may give out while nobody can be asked, of all limits that cover the request; held
+        for it from now on. Returned with the number under which it was told.
 
-        An equal part of what `admitted` says is left, and never more than what the others were not told within the
-        last minute, so that all the shares together are left when the last of them is told.
+        :param seen: the number of the last shares of this tenant that came to the holder.
         """
-        if holders <= 1:
-            return admitted.tokens.remaining, admitted.requests.remaining
-        return self._scopes.wide(tenant, now).share(holder, holders, admitted, now)
+        self._shares += 1
+        shares = []
+        for scope in self._scopes.covering(ask.tenant, ask.model, ask.version, now):
+            shares.append(scope.tell(ask.holder, self._shares, seen, now, self.terms))
+            if self._track:
+                self._changes.told[(scope.tenant, scope.model), ask.holder] = scope
+        return self._shares, shares
 
-    def leave(self, tenant: str, *, tokens: int, requests: int, now: int) -> None:
-        """Makes at most so much of the tenant's limits left within the period before `now`: what others used of it
-        counts as used here, until a period after `now`."""
-        scope = self._scopes.wide(tenant, now)
-        state = tightest((scope,), now)
-        if state.tokens.remaining > tokens:
-            scope.tokens.charge(state.tokens.remaining - tokens, now, self.part)
-        if state.requests.remaining > requests:
-            scope.requests.charge(state.requests.remaining - requests, now, self.part)
+    def own(self, tenant: str, shares: Iterable[Share], until: int, now: int) -> None:
+        """At a gateway: these are its shares, in the place of those of the same scopes, until then."""
+        for share in shares:
+            scope = self._scopes.find(tenant, share.model, now)
+            if scope is not None:
+                scope.share = OwnShare(share, until)
+
+    def hold(self, told: Iterable[Told]) -> None:
+        """Goes on with the numbers of shares that another replica told."""
+        for each in told:
+            self._shares = max(self._shares, each.number)
 
     # --- what others decided --------------------------------------------------------------------------------------
 
@@ -263,135 +308,23 @@ class Ledger:
         return self._changes.take(now)
 
     def apply(self, batch: Batch, part: Part, now: int) -> None:
-        """Takes over what `part` decided. Apply each batch once. It counts from `now` on: later than it was, never
-        earlier."""
-        for opened in batch.opened:
-            scopes = self._scopes.covering(opened.tenant, opened.model, opened.version, now)
-            if not opened.over_quota:
-                _count(scopes, opened.requests, now, part)
-            self.restore_lease(opened, now)
-        for taken in batch.taken:
-            scope = self._scopes.wide(taken.tenant, now)
-            scope.requests.charge(taken.requests, now, part)
-        for closed in batch.closed:
-            key = (closed.tenant, closed.request_id)
-            scopes = self._scopes.covering(closed.tenant, closed.model, closed.version, now)
-            _charge(scopes, closed.tokens, closed.spend, now, part)
-            self.restore_settled(key, now)
-        for key in batch.ended:
-            lease = self._leases.get(key)
-            if lease is not None:
-                self._end(lease, now)
-
-    def state(self, now: int) -> LedgerState:
-        """Everything, at rest."""
-        return LedgerState(
-            tuple(scope.state(now) for scope in self._scopes if not scope.idle(now)),
-            tuple(lease.state(now) for lease in self._leases.values()),
-            self._settled.state(now),
-            self.budgets.state(),
-        )
-
-    def join(self, state: LedgerState, newer: Iterable[Part], known: Iterable[Part], now: int) -> None:
-        """Takes over another ledger's state.
-
-        :param newer: parts that it knows better: their use is taken over, and of their leases those are open that it
-            says are.
-        :param known: parts that are known as well here: their leases that are not open here have ended.
-        """
-        better, well = frozenset(newer), frozenset(known)
-        for told in state.scopes:
-            scope = self._scopes.find(told.tenant, told.model, now)
-            if scope is not None:
-                for part in told.parts:
-                    if part.part in better:
-                        scope.replace(part, scope.spend.period - told.spend_period_ns, now)
-        self.budgets.join(state.budgets, better)
-        self._scopes.apply_budgets()
-        for settled in state.settled:
-            key = (settled.tenant, settled.request_id)
-            lease = self._leases.get(key)
-            if settled.ended and lease is not None and lease.part not in better:
-                # Its end was charged to a part that is not taken over, because nothing else was decided in it.
-                self._end(lease, now)
-            else:
-                self.restore_settled(key, now - settled.age_ns, ended=settled.ended)
-        told_open = {(opened.tenant, opened.request_id) for opened in state.leases}
-        for lease in [lease for key, lease in self._leases.items() if lease.part in better and key not in told_open]:
-            # It ended there so long ago that its id is forgotten; what it used is in the parts that were taken over.
-            self.restore_settled(lease.key, now)
-        for opened in state.leases:
-            if opened.part in better and self._settled.ended((opened.tenant, opened.request_id)):
-                # It ended here and not there yet: the charge was in the part that has just been replaced.
-                scopes = self._scopes.covering(opened.tenant, opened.model, opened.version, now)
-                _charge(scopes, opened.tokens, opened.spend, now, opened.part)
-            elif opened.part not in well:
-                self.restore_lease(opened, now)
-
-    def restore_lease(self, state: Opened, now: int) -> None:
-        """Opens a lease that was opened elsewhere or before, unless its id is known."""
-        key = (state.tenant, state.request_id)
-        if key in self._leases or key in self._settled:
-            return
-        scopes = self._scopes.covering(state.tenant, state.model, state.version, now)
-        ask = Ask(state.tenant, state.model, state.request_id, state.tokens, state.version, state.spend)
-        lease = Lease(
-            ask._replace(holder=state.holder),
-            tokens=state.tokens,
-            requests=state.requests,
-            scopes=scopes,
-            part=state.part,
-            now=now - state.age_ns,
-        )
-        lease.over_quota = state.over_quota
-        lease.expires = now + max(0, state.expires_in_ns)
-        self._open(lease)
-
-    def restore_settled(self, key: Key, now: int, *, ended: bool = False) -> None:
-        """Remembers an id (tenant, request id) as settled, and ends its lease without a charge."""
-        lease = self._leases.get(key)
-        if lease is not None:
-            self._close(lease, now)
-        self._settled.add(key, now, ended=ended)
-
-    # --- leases ------------------------------------------------------------------------------------------------
-
-    def _open(self, lease: Lease) -> None:
-        lease.take()
-        self._leases[lease.key] = lease
-        self._holders[lease.holder] += 1
-        heappush(self._expiries, lease)
-
-    def _end(self, lease: Lease, now: int) -> None:
-        """Nobody settled it: what it reserved counts as used, as decided by whoever opened it, so that every replica
-        that ends it counts it in the same place."""
-        self._close(lease, now)
-        _charge(lease.scopes, lease.tokens, lease.spend, now, lease.part)
-        self._settled.add(lease.key, now, ended=True)
-
-    def _close(self, lease: Lease, now: int) -> None:
-        lease.release(now)
-        del self._leases[lease.key]
-        self._holders[lease.holder] -= 1
-        if not self._holders[lease.holder]:
-            del self._holders[lease.holder]
-        # Settled leases stay in the heap until their time; rebuild it when they are most of it.
-        if len(self._expiries) > 1024 and len(self._expiries) > 4 * len(self._leases):
-            self._expiries = list(self._leases.values())
-            heapify(self._expiries)
+        """Takes over what `part` decided. Apply each batch once."""
+        self.hold(batch.told)
+        following.apply(self.books, batch, part, now)
 
 
-def _count(scopes: Iterable[Scope], requests: int, now: int, part: Part) -> None:
-    """Counts `requests` for the tenant, which is the first, and one for each model that has limits."""
-    for scope in scopes:
-        scope.requests.charge(requests, now, part)
-        requests = 1
+def _take_shares(lease: Lease, requests: int, now: int) -> None:
+    shares = tuple(scope.share if scope.share and scope.share.until > now else None for scope in lease.scopes)
+    if any(shares):
+        lease.shares = shares
+        for share in shares:
+            if share is not None:
+                share.take(lease.tokens, requests, lease.spend)
+            requests = 1
 
 
-def _charge(scopes: Sequence[Scope], tokens: int, spend: int, now: int, part: Part) -> None:
-    """Charges all scopes; the first is the tenant's own, with its budget."""
-    for scope in scopes:
-        scope.tokens.charge(tokens, now, part)
-        scope.spend.charge(spend, now, part)
-    if scopes[0].budget is not None:
-        scopes[0].budget.charge(spend, now, part)
+def _give_back(lease: Lease, tokens: int, spend: int) -> None:
+    """What was not used of shares that are still the present ones."""
+    for scope, share in zip(lease.scopes, lease.shares, strict=True):
+        if share is not None and scope.share is share:
+            share.take(min(0, tokens - lease.tokens), 0, min(0, spend - lease.spend))

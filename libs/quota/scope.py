@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from libs.quota.bucket import Bucket
 from libs.quota.budget import Budget
+from libs.quota.shares import NOTHING, Holdings, OwnShare, Share, part_of
 from libs.quota.types import (
     UNLIMITED,
     Admitted,
@@ -16,33 +18,57 @@ from libs.quota.types import (
     Opened,
     PartState,
     ScopeState,
+    Told,
 )
-from libs.quota.window import MINUTE_NS, NEVER, Part, Window
+from libs.quota.window import DAY_NS, MINUTE_NS, NEVER, Part, Window
 
 _SHORTEST_RETRY_NS = 50_000_000
 _HOLD_SHARE = 8
 """A lease's duration moves the average by one part in this many."""
 
 
+class Terms:
+    """On what terms a ledger decides at present."""
+
+    __slots__ = ("holders", "money_needs_share", "retry_ns", "share_ns", "sides")
+
+    def __init__(self, *, retry_ns: int, share_ns: int, money_needs_share: bool) -> None:
+        self.retry_ns = retry_ns
+        """The hint given while open leases are in the way and none has ever ended."""
+        self.share_ns = share_ns
+        """How long a share lasts."""
+        self.money_needs_share = money_needs_share
+        """Caps and hard budgets refuse unless a share of them was told."""
+        self.holders = 1
+        """Gateways that are told shares."""
+        self.sides = 1
+        """Into how many parts the replicas may have fallen; each grants one of what is left."""
+
+
 class Scope:
     """The use of one limits entry: what was settled or counted within the period, and what is reserved now."""
 
     __slots__ = (
+        "bucket",
         "budget",
+        "granted",
         "held_spend",
         "held_tokens",
         "hold_ns",
+        "holdings",
         "in_use",
         "model",
         "requests",
+        "share",
         "spec",
         "spend",
         "tenant",
         "tokens",
-        "told",
     )
 
-    def __init__(self, tenant: str, model: str, spec: LimitSpec) -> None:
+    def __init__(self, tenant: str, model: str, spec: LimitSpec, bucket: Bucket) -> None:
+        self.bucket = bucket
+        """Where its tenant's leases and ids are."""
         self.tenant = tenant
         self.model = model
         self.spec = spec
@@ -56,8 +82,12 @@ class Scope:
         self.held_spend = 0
         self.hold_ns = 0
         """Average time that leases are held, once one has ended."""
-        self.told: dict[str, tuple[int, int, int]] = {}
-        """By holder: (tokens, requests, when) of the share it was told to be its own."""
+        self.holdings = Holdings()
+        """What gateways were told to be their shares."""
+        self.share: OwnShare | None = None
+        """At a gateway: its own."""
+        self.granted: dict[LimitKind, Window] | None = None
+        """What was granted here while this replica heard no majority of the others."""
 
     def apply(self, spec: LimitSpec) -> None:
         """Makes `spec` its limits; what was used stays used."""
@@ -66,40 +96,44 @@ class Scope:
 
     def idle(self, now: int) -> bool:
         """Nothing would be forgotten by dropping it."""
-        return not (self.in_use or self.requests.used(now) or self.tokens.used(now) or self.spend.used(now))
+        return not (
+            self.in_use
+            or self.requests.used(now)
+            or self.tokens.used(now)
+            or self.spend.used(now)
+            or any(self.holdings.but("", now))
+        )
 
-    def check(self, ask: Ask, requests: int, tokens: int, slots: int, now: int, retry_ns: int) -> Denied | None:
+    def check(self, ask: Ask, requests: int, tokens: int, slots: int, now: int, terms: Terms) -> Denied | None:
         """The denial that takes longest to lift; None when everything fits. Takes nothing.
 
         What is asked for as 0 is not looked at. The time until a refused request would pass is exact while what was
         used is in the way, since it is known when that leaves. Open reservations may end at any moment, and what they
         delivered counts for a whole period after that: while they are in the way, the time is an estimate, the longer
         of the time until everything settled has left and the average time that leases are held.
-
-        :param retry_ns: taken for that average before any lease has ended.
         """
-        spec = self.spec
+        spec, share = self.spec, self.share
         denied: Denied | None = None
-        if spec.requests_per_minute and requests:
-            denied = self._look(LimitKind.REQUESTS, self.requests, spec.requests_per_minute, 0, requests, now, retry_ns)
-        if spec.tokens_per_minute and tokens:
-            denied = worse(
-                denied,
-                self._look(
-                    LimitKind.TOKENS, self.tokens, spec.tokens_per_minute, self.held_tokens, tokens, now, retry_ns
-                ),
+        if share is not None and share.until > now:
+            denied = self._check_share(share, ask, requests, tokens, now)
+        elif requests or tokens or ask.spend:
+            # The edge, which knows no gateway, counts requests beside all shares, and takes nothing else.
+            others = self.holdings.but(ask.holder, now) if slots else NOTHING
+            looks = (
+                (LimitKind.REQUESTS, self.requests, spec.requests_per_minute, others[1], requests),
+                (LimitKind.TOKENS, self.tokens, spec.tokens_per_minute, self.held_tokens + others[0], tokens),
+                (LimitKind.SPEND, self.spend, spec.spend_microusd, self.held_spend + others[2], ask.spend),
             )
-        if spec.spend_microusd and ask.spend:
-            denied = worse(
-                denied,
-                self._look(LimitKind.SPEND, self.spend, spec.spend_microusd, self.held_spend, ask.spend, now, retry_ns),
-            )
-        if self.budget is not None and ask.spend:
-            wait = max(self.hold_ns or retry_ns, _SHORTEST_RETRY_NS)
-            for refusal in self.budget.refusals(self.held_spend, ask.spend, now, wait):
-                denied = worse(denied, refusal)
+            for kind, window, limit, held, cost in looks:
+                if limit and cost:
+                    if kind is LimitKind.SPEND and terms.money_needs_share:
+                        denied = worse(denied, self._unknown(limit, cost, terms))
+                    else:
+                        denied = worse(denied, self._look(kind, window, limit, held, cost, now, terms))
+            if self.budget is not None and ask.spend:
+                denied = worse(denied, self._check_budget(self.budget, others[2], ask.spend, now, terms))
         if spec.concurrency and slots and self.in_use >= spec.concurrency:
-            wait = max(_SHORTEST_RETRY_NS, self.hold_ns // self.in_use if self.hold_ns else retry_ns)
+            wait = max(_SHORTEST_RETRY_NS, self.hold_ns // self.in_use if self.hold_ns else terms.retry_ns)
             report = LimitReport(spec.concurrency, 0, 0)
             denied = worse(denied, Denied(LimitKind.CONCURRENCY, self.model, report, slots, wait))
         if spec.max_output and ask.output > spec.max_output:
@@ -109,36 +143,78 @@ class Scope:
         return denied
 
     def _look(
-        self, kind: LimitKind, window: Window, limit: int, held: int, cost: int, now: int, retry_ns: int
+        self, kind: LimitKind, window: Window, limit: int, held: int, cost: int, now: int, terms: Terms
     ) -> Denied | None:
-        over = window.used(now) + held + cost - limit
+        used = window.used(now)
+        over = used + held + cost - limit
+        if terms.sides > 1 and over <= 0:
+            # What each of the sides may grant of what all of them knew to be left.
+            granted = self.granted[kind].used(now) if self.granted is not None else 0
+            over = granted + cost - max(0, limit - max(0, used + held - granted)) // terms.sides
         if over <= 0:
             return None
         wait: int | None = None
         if cost <= limit:
             wait = window.wait(over, now)
             if wait == NEVER:
-                wait = max(window.reset(now), self.hold_ns or retry_ns, _SHORTEST_RETRY_NS)
+                wait = max(window.reset(now), self.hold_ns or terms.retry_ns, _SHORTEST_RETRY_NS)
         return Denied(kind, self.model, report_of(window, limit, held, now), cost, wait)
+
+    def _check_share(self, share: OwnShare, ask: Ask, requests: int, tokens: int, now: int) -> Denied | None:
+        denied: Denied | None = None
+        for kind, left, cost, limit in (
+            (LimitKind.REQUESTS, share.requests, requests, self.spec.requests_per_minute),
+            (LimitKind.TOKENS, share.tokens, tokens, self.spec.tokens_per_minute),
+            (LimitKind.SPEND, share.spend, ask.spend, self.spec.spend_microusd),
+        ):
+            if left is not None and cost > left:
+                report = LimitReport(max(limit, left), max(0, left), share.until - now, MINUTE_NS)
+                denied = worse(denied, Denied(kind, self.model, report, cost, share.until - now))
+        return denied
+
+    def _check_budget(self, budget: Budget, others: int, cost: int, now: int, terms: Terms) -> Denied | None:
+        held = self.held_spend + others
+        denied: Denied | None = None
+        if terms.sides > 1 or terms.money_needs_share:
+            left = budget.left(held, now)
+            granted = self.granted[LimitKind.SPEND].used(now) if self.granted is not None else 0
+            if left is not None and (terms.money_needs_share or granted + cost > (left + granted) // terms.sides):
+                return self._unknown(left, cost, terms)
+        for refusal in budget.refusals(held, cost, now, max(self.hold_ns or terms.retry_ns, _SHORTEST_RETRY_NS)):
+            denied = worse(denied, refusal)
+        return denied
+
+    def _unknown(self, limit: int, cost: int, terms: Terms) -> Denied:
+        """Nobody here knows that so much money is left."""
+        return Denied(LimitKind.SPEND, self.model, LimitReport(limit, 0, 0, self.spend.period), cost, terms.retry_ns)
+
+    def count_granted(self, requests: int, tokens: int, spend: int, now: int) -> None:
+        """This was granted without a majority of the replicas."""
+        if self.granted is None:
+            self.granted = {LimitKind.REQUESTS: Window(), LimitKind.TOKENS: Window(), LimitKind.SPEND: Window(DAY_NS)}
+        self.granted[LimitKind.REQUESTS].charge(requests, now)
+        self.granted[LimitKind.TOKENS].charge(tokens, now)
+        self.granted[LimitKind.SPEND].charge(spend, now)
 
     def _too_long(self, kind: LimitKind, limit: int, cost: int) -> Denied:
         return Denied(kind, self.model, LimitReport(limit, limit, 0), cost, None)
 
-    def share(self, holder: str, holders: int, admitted: Admitted, now: int) -> tuple[int, int]:
-        """See `Ledger.share`."""
-        tokens, requests = admitted.tokens.remaining, admitted.requests.remaining
-        others_tokens = others_requests = 0
-        for name, (told_tokens, told_requests, at) in list(self.told.items()):
-            if at + MINUTE_NS <= now:
-                del self.told[name]
-            elif name != holder:
-                others_tokens += told_tokens
-                others_requests += told_requests
-        share = (
-            max(0, min(tokens // holders, tokens - others_tokens)),
-            max(0, min(requests // holders, requests - others_requests)),
+    def tell(self, holder: str, number: int, seen: int, now: int, terms: Terms) -> Share:
+        """A share of what is left, held for the holder from now on: see `libs.quota.shares`."""
+        spec, holders = self.spec, max(1, terms.holders * terms.sides)
+        tokens, requests, spend = self.holdings.but(holder, now)
+        share = Share(
+            self.model,
+            _part(spec.tokens_per_minute, self.tokens, self.held_tokens + tokens, holders, now),
+            _part(spec.requests_per_minute, self.requests, requests, holders, now),
+            _part(spec.spend_microusd, self.spend, self.held_spend + spend, holders, now),
         )
-        self.told[holder] = (*share, now)
+        if self.budget is not None and (left := self.budget.left(self.held_spend + spend, now)) is not None:
+            part = part_of(left, left, holders)
+            share = share._replace(spend=part if share.spend is None else min(part, share.spend))
+        held = (share.tokens or 0, share.requests or 0, share.spend or 0)
+        if any(held) or self.holdings.knows(holder):
+            self.holdings.tell(Told(self.tenant, self.model, holder, number, *held, terms.share_ns), seen, now)
         return share
 
     def state(self, now: int) -> ScopeState:
@@ -150,6 +226,7 @@ class Scope:
             self.model,
             tuple(PartState(part, requests.get(part, ()), tokens.get(part, ()), spend.get(part, ())) for part in parts),
             self.spend.period,
+            tuple(self.holdings.told(self.tenant, self.model, now)),
         )
 
     def replace(self, state: PartState, spend_longer_ns: int, now: int) -> None:
@@ -166,6 +243,7 @@ class Lease:
 
     __slots__ = (
         "expires",
+        "here",
         "holder",
         "key",
         "model",
@@ -175,6 +253,7 @@ class Lease:
         "part",
         "requests",
         "scopes",
+        "shares",
         "spend",
         "tokens",
         "version",
@@ -194,9 +273,10 @@ class Lease:
         self.opened = now
         self.expires = now
         self.open = True
-
-    def __lt__(self, other: Lease) -> bool:
-        return self.expires < other.expires
+        self.here = False
+        """Its gateway has spoken of it with this replica."""
+        self.shares: tuple[OwnShare | None, ...] = ()
+        """At a gateway: out of which shares it was given."""
 
     def take(self) -> None:
         """Occupies its slots and shares."""
@@ -232,6 +312,10 @@ class Lease:
             self.expires - now,
             self.part,
         )
+
+
+def _part(limit: int, window: Window, held: int, holders: int, now: int) -> int | None:
+    return part_of(limit, limit - window.used(now) - held, holders) if limit else None
 
 
 def report_of(window: Window, limit: int, held: int, now: int) -> LimitReport:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 
+from libs.quota.bucket import Bucket, bucket_of
 from libs.quota.budget import Budgets
 from libs.quota.scope import Scope
 from libs.quota.types import ALL_MODELS, NO_LIMITS, LimitSpec
@@ -19,7 +20,10 @@ class Scopes:
     :param max_idle_tenants: above this many tenants, the ones with nothing used are forgotten.
     """
 
-    def __init__(self, default: LimitSpec, max_idle_tenants: int, budgets: Budgets) -> None:
+    def __init__(self, default: LimitSpec, max_idle_tenants: int, budgets: Budgets, retention_ns: int) -> None:
+        self.buckets: dict[int, Bucket] = {}
+        """Those that were ever asked for, by number."""
+        self._retention_ns = retention_ns
         self._default = default
         self._max_idle_tenants = max_idle_tenants
         self._budgets = budgets
@@ -29,10 +33,6 @@ class Scopes:
         self._named: dict[tuple[str, str], Scope] = {}
         self._covering: dict[tuple[str, str, str], list[Scope]] = {}
 
-    def __iter__(self) -> Iterator[Scope]:
-        yield from self._wide.values()
-        yield from self._named.values()
-
     def apply(self, specs: Mapping[tuple[str, str], LimitSpec], now: int) -> None:
         """See `Ledger.apply_limits`."""
         self._specs = dict(specs)
@@ -40,14 +40,14 @@ class Scopes:
         for tenant, scope in list(self._wide.items()):
             scope.apply(self._specs.get((tenant, ALL_MODELS), self._default))
             if scope.idle(now):
-                del self._wide[tenant]
+                del self._wide[tenant], scope.bucket.scopes[tenant, ALL_MODELS]
         for key, scope in list(self._named.items()):
             scope.apply(self._specs.get(key, NO_LIMITS))
             if key not in self._specs and scope.idle(now):
-                del self._named[key]
+                del self._named[key], scope.bucket.scopes[key]
         for key, spec in self._specs.items():
             if key[1] != ALL_MODELS and key not in self._named:
-                self._named[key] = Scope(key[0], key[1], spec)
+                self._named[key] = self._new(*key, spec)
 
     def apply_budgets(self) -> None:
         """Looks up anew which tenants have a budget."""
@@ -82,9 +82,26 @@ class Scopes:
         if scope is None:
             if len(self._wide) >= self._prune_at:
                 self._covering.clear()
-                self._wide = {name: known for name, known in self._wide.items() if not known.idle(now)}
+                for name in [name for name, known in self._wide.items() if known.idle(now)]:
+                    del self._wide[name].bucket.scopes[name, ALL_MODELS], self._wide[name]
                 self._prune_at = max(self._max_idle_tenants, 2 * len(self._wide))
             spec = self._specs.get((tenant, ALL_MODELS), self._default)
-            scope = self._wide[tenant] = Scope(tenant, ALL_MODELS, spec)
+            scope = self._wide[tenant] = self._new(tenant, ALL_MODELS, spec)
             scope.budget = self._budgets.of(tenant)
+        return scope
+
+    def bucket(self, tenant: str) -> Bucket:
+        """Where a tenant's leases and ids are."""
+        scope = self._wide.get(tenant)
+        return self._numbered(bucket_of(tenant)) if scope is None else scope.bucket
+
+    def _numbered(self, number: int) -> Bucket:
+        bucket = self.buckets.get(number)
+        if bucket is None:
+            bucket = self.buckets[number] = Bucket(number, self._retention_ns)
+        return bucket
+
+    def _new(self, tenant: str, model: str, spec: LimitSpec) -> Scope:
+        bucket = self._numbered(bucket_of(tenant))
+        scope = bucket.scopes[tenant, model] = Scope(tenant, model, spec, bucket)
         return scope

@@ -1,52 +1,92 @@
-"""Ids that were settled, for a while."""
+"""Ids that were settled, for a while, and what was charged for each."""
 
 from __future__ import annotations
 
 from collections import deque
+from itertools import islice
+from typing import NamedTuple
 
 from libs.quota.types import SettledId
+from libs.quota.window import Part
 
 Key = tuple[str, str]
 """Tenant and request id."""
 
 
-class SettledIds:
-    """A bounded memory, so that a repeated settle changes nothing.
+class Charge(NamedTuple):
+    """What was charged for an id."""
 
-    :param retention_ns: how long an id is remembered.
-    :param most: the most that are remembered; the oldest go first.
+    at: int
+    ended: bool
+    """Nobody settled it: its lease ended, and what it reserved was charged to whoever opened it."""
+    part: Part
+    """Who decided it."""
+    model: str
+    version: str
+    tokens: int
+    spend: int
+
+    def beats(self, other: Charge) -> bool:
+        """Where two replicas charged the same id, this is the one that counts: the same one wherever both are known."""
+        if self.ended != other.ended:
+            return other.ended
+        return self.part < other.part
+
+
+class SettledIds:
+    """A memory by time, so that a repeated settle changes nothing.
+
+    :param retention_ns: how long an id is remembered, however many there are: longer than a settle is repeated.
     """
 
-    def __init__(self, retention_ns: int, most: int) -> None:
+    __slots__ = ("_charges", "_order", "_retention", "first")
+
+    def __init__(self, retention_ns: int) -> None:
         self._retention = retention_ns
-        self._most = most
-        self._keys: dict[Key, bool] = {}
+        self._charges: dict[Key, Charge] = {}
         self._order: deque[tuple[int, Key]] = deque()
-
-    def __contains__(self, key: Key) -> bool:
-        return key in self._keys
-
-    def ended(self, key: Key) -> bool:
-        """Whether the id is remembered as one that nobody settled."""
-        return self._keys.get(key, False)
+        self.first = 0
+        """The first one's place; it only grows."""
 
     def __len__(self) -> int:
-        return len(self._keys)
+        return len(self._charges)
 
-    def add(self, key: Key, now: int, *, ended: bool = False) -> None:
-        """Remembers an id from `now` on; one that is remembered already stays as it is.
+    def get(self, key: Key) -> Charge | None:
+        """What was charged; None for an id that is not known."""
+        return self._charges.get(key)
 
-        :param ended: nobody settled it: its lease ended, and what it reserved was charged.
-        """
-        if key in self._keys:
-            return
-        self._keys[key] = ended
-        order = self._order
-        order.append((now, key))
-        oldest = now - self._retention
-        while order and (order[0][0] < oldest or len(order) > self._most):
-            self._keys.pop(order.popleft()[1], None)
+    def put(self, key: Key, charge: Charge, now: int) -> None:
+        """Remembers an id, or what is charged for it instead of something else, from the charge's time on."""
+        self._charges[key] = charge
+        self._order.append((charge.at, key))
+        if self._order[0][0] < now - self._retention:
+            self.purge(now)
 
-    def state(self, now: int) -> tuple[SettledId, ...]:
-        """All of them, at rest."""
-        return tuple(SettledId(*key, now - at, self._keys[key]) for at, key in self._order)
+    def forget(self, key: Key) -> None:
+        """Its lease is open again."""
+        self._charges.pop(key, None)
+
+    def purge(self, now: int) -> None:
+        """Forgets what is old."""
+        order, oldest = self._order, now - self._retention
+        while order and order[0][0] < oldest:
+            at, key = order.popleft()
+            self.first += 1
+            charge = self._charges.get(key)
+            if charge is not None and charge.at <= at:
+                del self._charges[key]
+
+    @property
+    def places(self) -> int:
+        """Ids and those that were put a second time, in the order in which they were."""
+        return len(self._order)
+
+    def state(self, start: int, stop: int, now: int) -> tuple[SettledId, ...]:
+        """Those remembered from one place up to another, at rest."""
+        charges, first = self._charges, self.first
+        ids = []
+        for at, key in islice(self._order, max(0, start - first), max(0, stop - first)):
+            charge = charges.get(key)
+            if charge is not None and charge.at == at:
+                ids.append(SettledId._make((*key, now - at, *charge[1:])))
+        return tuple(ids)

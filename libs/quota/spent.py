@@ -82,6 +82,11 @@ class Spent:
         if amount:
             self._add(self.latest, part, amount)
 
+    def void(self, amount: int, key: str, part: Part) -> None:
+        """Takes back what was charged in a period, if that is still the latest."""
+        if key == self.latest:
+            self._add(key, part, -min(amount, self._parts.get(key, {}).get(part, 0)))
+
     def tally(self) -> Tally:
         """Of the latest period."""
         return Tally(self.latest, self._totals.get(self.latest, 0), self._alerted)

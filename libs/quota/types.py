@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import NamedTuple
@@ -97,7 +98,9 @@ class Ask(NamedTuple):
     over_quota_allowed: bool = False
     """When requests or tokens refuse, take only the slot and the spend."""
     holder: str = ""
-    """Who settles: its leases end when it is gone for good."""
+    """Who settles: a gateway and which life of it."""
+    granted: bool = False
+    """Its gateway serves it already: it is taken whatever the limits say."""
 
 
 class LimitReport(NamedTuple):
@@ -218,15 +221,38 @@ class Taken(NamedTuple):
     requests: int
 
 
+class Told(NamedTuple):
+    """A share that a holder was told, at rest: see `libs.quota.shares`."""
+
+    tenant: str
+    model: str
+    holder: str
+    number: int
+    tokens: int
+    requests: int
+    spend: int
+    lasts_ns: int
+
+
 class Batch(NamedTuple):
-    """What one ledger decided, for another to take over. Applying it is idempotent by request id but for requests,
-    so it must be applied once (libs.quota.replica)."""
+    """What one ledger decided, for another to take over, once (libs.quota.replica)."""
 
     opened: tuple[Opened, ...] = ()
     closed: tuple[Closed, ...] = ()
     taken: tuple[Taken, ...] = ()
     ended: tuple[tuple[str, str], ...] = ()
     """(tenant, request id) of leases that ended before their time because their holder is gone."""
+    told: tuple[Told, ...] = ()
+
+    def only(self, wanted: Callable[[str], bool]) -> Batch:
+        """What concerns the tenants that are wanted."""
+        return Batch(
+            tuple(each for each in self.opened if wanted(each.tenant)),
+            tuple(each for each in self.closed if wanted(each.tenant)),
+            tuple(each for each in self.taken if wanted(each.tenant)),
+            tuple(each for each in self.ended if wanted(each[0])),
+            tuple(each for each in self.told if wanted(each.tenant)),
+        )
 
 
 class PartState(NamedTuple):
@@ -245,20 +271,27 @@ class ScopeState(NamedTuple):
     model: str
     parts: tuple[PartState, ...]
     spend_period_ns: int = DAY_NS
+    told: tuple[Told, ...] = ()
 
 
 class SettledId(NamedTuple):
-    """A settled id at rest."""
+    """A settled id at rest, with what was charged for it."""
 
     tenant: str
     request_id: str
     age_ns: int
-    ended: bool = False
+    ended: bool
     """By itself: what its lease reserved is in the part of who opened it."""
+    part: tuple[str, str]
+    """Who charged it."""
+    model: str
+    version: str
+    tokens: int
+    spend: int
 
 
 class LedgerState(NamedTuple):
-    """A ledger at rest."""
+    """A ledger, or some of its buckets, at rest."""
 
     scopes: tuple[ScopeState, ...] = ()
     leases: tuple[Opened, ...] = ()

@@ -79,6 +79,25 @@ class Window:
                 self._first = leaves
         self.total += amount
 
+    def void(self, amount: int, at: int, part: Part) -> None:
+        """Takes back what `part` charged at `at`, as far as it still counts.
+
+        It is taken from its slot, and where that does not hold so much, from older ones of the part: what remains
+        never counts for a shorter time than it should.
+        """
+        queue = self._parts.get(part)
+        if queue is None or not amount:
+            return
+        newest = (at // self._slot + 1) * self._slot + self.period
+        for slot in reversed(queue):
+            if slot[0] <= newest:
+                taken = min(amount, slot[1])
+                slot[1] -= taken
+                self.total -= taken
+                amount -= taken
+                if not amount:
+                    return
+
     def wait(self, amount: int, now: int) -> int:
         """Nanoseconds until at least `amount` of the used units have left, when nothing is charged meanwhile; `NEVER`
         when there are not so many."""

@@ -88,7 +88,7 @@ class Gateway:
         )
         self._links = [router_link, safety_link, audit_link]
         self._quota = QuotaClient(
-            open_shards(settings, clock=clock, rng=rng),
+            lambda on_stream: open_shards(settings, on_stream, clock=clock, rng=rng),
             clock=clock,
             decide_timeout=settings.decide_timeout,
             end_timeout=settings.end_timeout,

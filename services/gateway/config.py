@@ -75,5 +75,5 @@ class Settings(ServiceSettings, frozen=True, kw_only=True, forbid_unknown_fields
     scored_per_second: float = 5.0
     """Requests of one arm of a rollout, its baseline too, whose tokens' log-probabilities are asked of the worker, for
     the score "mean_logprob"."""
-    lease_seconds: float = 600.0
-    """A quota lease ends by itself after this long."""
+    lease_seconds: float = 20.0
+    """A quota lease that this gateway does not prolong, four times within, ends by itself after this long."""

@@ -19,6 +19,7 @@ from libs.mux import Codec, MuxServer
 from libs.quota import Ledger, LimitSpec, Replica
 from libs.registry import EtcdStore, MemoryStore, RegistrySnapshot, RegistryView, Store, follow
 from libs.sharding import Members
+from libs.telemetry import get_logger
 from services.ratelimit import edge, metrics, quota
 from services.ratelimit.config import Settings
 from services.ratelimit.gate import Gate
@@ -32,6 +33,7 @@ from services.ratelimit.ports import monotonic_ns, wall_ns
 from services.ratelimit.rules import Rules, limits_of
 from services.ratelimit.spend import SpendRecords
 
+log = get_logger(__name__)
 _SECOND = 1_000_000_000
 _DRAIN_SECONDS = 1.0
 """For the last security events."""
@@ -57,13 +59,14 @@ class RateLimitService:
             ),
             part=(settings.instance, life),
             settled_retention_ns=int(settings.settled_retention_seconds * _SECOND),
-            max_settled=settings.max_settled,
+            share_ns=int(settings.share_seconds * _SECOND),
             track_changes=True,
         )
         ledger.budgets.set_wall(wall(), now())
         replica = Replica(ledger, keep_log=state_dir is not None)
         self._rules = rules = Rules(level_ns=int(settings.level_seconds * _SECOND))
         self._limits: object = None
+        self._sent_home = 0
 
         self._peers = peers = Peers(
             instance=settings.instance,
@@ -73,6 +76,7 @@ class RateLimitService:
             clock=clock,
             peer_seconds=settings.peer_seconds,
             join_seconds=settings.join_seconds,
+            hear_seconds=settings.hear_seconds,
         )
         self._owners = owners = Owners(
             instance=settings.instance,
@@ -94,8 +98,7 @@ class RateLimitService:
             on_change=self._rebalance,
             again_seconds=settings.rebalance_seconds,
         )
-        grace_ns = int(settings.holder_grace_seconds * _SECOND)
-        self._holders = Holders(ledger=ledger, now=now, wall=wall, grace_ns=grace_ns)
+        self._holders = Holders(ledger=ledger, now=now)
         self.keeper = LedgerKeeper(
             replica=replica,
             peers=peers,
@@ -112,10 +115,11 @@ class RateLimitService:
             holders=self._holders,
             keeper=self.keeper,
             peers=peers,
+            owners=owners,
+            strayed=self._strayed,
             now=now,
             rng=rng,
             lease_seconds=settings.lease_seconds,
-            max_lease_seconds=settings.max_lease_seconds,
         )
         self._mux = MuxServer(
             codec=Codec.of(quota_pb2.SessionRequest, quota_pb2.SessionResponse),
@@ -204,11 +208,19 @@ class RateLimitService:
         self._spend.apply(snapshot)
         self._peers.update(self._members.current)
         self._owners.update(len(self._peers.others))
+        self._ledger.terms.holders = self._rules.gateways
 
     def _rebalance(self, _: Mapping[str, Any]) -> None:
         metrics.REBALANCES.inc()
         self.keeper.publish()
         self._mux.rebalance()
+
+    def _strayed(self) -> None:
+        """A session asks for what another replica owns: once in a while all are sent to where they belong."""
+        now = self._now()
+        if now >= self._sent_home + int(self._settings.settle_seconds * _SECOND):
+            self._sent_home = now
+            self._mux.rebalance()
 
     def _look_at_registry(self) -> None:
         if self._view.live:
@@ -217,8 +229,11 @@ class RateLimitService:
     def _sweep(self) -> int:
         self._look_at_registry()
         self._ledger.budgets.set_wall(self._wall(), self._now())
-        callers = {instance: endpoint for (_, instance), endpoint in self._view.snapshot.endpoints.items()}
-        return self._holders.sweep(callers, self._peers.others)
+        sides = self._peers.sides
+        if sides != self._ledger.terms.sides:
+            log.warning("replicas_heard", majority=sides == 1, replicas=len(self._peers.others) + 1)
+            self._ledger.terms.sides = sides
+        return self._holders.sweep()
 
 
 async def build(

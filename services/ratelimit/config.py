@@ -18,16 +18,12 @@ class Settings(ServiceSettings, frozen=True, kw_only=True, forbid_unknown_fields
     """As above."""
     default_concurrency: int = 4
     """As above."""
-    lease_seconds: float = 600.0
-    """How long a reservation lives when the caller names no time."""
-    max_lease_seconds: float = 3600.0
-    """The most a caller may name."""
-    holder_grace_seconds: float = 15.0
-    """A gateway without a session here and an endpoint in the registry for this long is gone: its leases end."""
-    settled_retention_seconds: float = 120.0
-    """How long settled ids are remembered; longer than any settle is retried."""
-    max_settled: int = 200_000
-    """The most settled ids remembered (about 200 bytes each)."""
+    lease_seconds: float = 20.0
+    """How long a reservation lives that its gateway does not prolong, when the caller names no time."""
+    share_seconds: float = 10.0
+    """How long a gateway may give out its share while the owner is away, counted from when it last asked."""
+    settled_retention_seconds: float = 60.0
+    """How long settled ids are remembered; longer than any settle is retried. No lease is longer."""
     flush_seconds: float = 1.0
     """Pause between two writes of the journal: what a SIGKILL can lose where there is no other replica."""
     journal_bytes: int = 4 * 2**20
@@ -46,7 +42,9 @@ class Settings(ServiceSettings, frozen=True, kw_only=True, forbid_unknown_fields
     """After so long without the registry, levels of overload count no more: their end could not be seen."""
     forward_seconds: float = 0.05
     """The owner's time to answer for the edge; after it the replica that was asked decides by what it knows."""
-    join_seconds: float = 3.0
+    hear_seconds: float = 1.0
+    """A replica that owes an answer for so long is not heard."""
+    join_seconds: float = 10.0
     """At the start, the time to get the state of another replica; after it, the journal's is taken as it is."""
     settle_seconds: float = 2.0
     """After a change among the replicas, sessions are sent to their new owners once nothing changed for this long."""

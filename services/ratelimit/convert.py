@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import zlib
+from collections.abc import Iterable
 
 import msgspec
 from google.protobuf.message import DecodeError
@@ -16,12 +17,12 @@ from libs.quota import (
     UNLIMITED,
     Admitted,
     Batch,
-    LedgerState,
+    Cursor,
     LimitReport,
     Logged,
+    Piece,
     Record,
-    ReplicaState,
-    Seen,
+    Share,
     Tally,
 )
 from libs.registry import keys
@@ -30,7 +31,8 @@ from libs.resources.codec import decode, unpack
 _SECOND = 1_000_000_000
 _encoder = msgspec.msgpack.Encoder()
 _batches = msgspec.msgpack.Decoder(Batch)
-_states = msgspec.msgpack.Decoder(LedgerState)
+_pieces = msgspec.msgpack.Decoder(Piece)
+_cursors = msgspec.msgpack.Decoder(Cursor)
 
 
 def fill_reserved(reserved: quota_pb2.Reserved, outcome: Admitted) -> None:
@@ -133,20 +135,44 @@ def logged_of(replicate: quota_pb2.Replicate) -> Logged:
     return Logged((replicate.origin, replicate.life), replicate.sequence, batch)
 
 
-def fill_state(message: quota_pb2.State, state: ReplicaState) -> None:
-    """Writes a whole state. Compressed: ids and repeated names are most of it."""
-    message.state = zlib.compress(_encoder.encode(state.ledger), 1)
-    for (origin, life), sequence in state.seen:
-        message.seen.add(origin=origin, life=life, sequence=sequence)
+def fill_state(message: quota_pb2.State, piece: Piece) -> None:
+    """Writes a piece of the state. Compressed: ids and repeated names are most of it."""
+    message.state = zlib.compress(_encoder.encode(piece), 1)
+    if piece.next is not None:
+        message.cursor = _encoder.encode(piece.next)
 
 
-def state_of(message: quota_pb2.State) -> ReplicaState:
-    """Another replica's whole state.
+def piece_of(message: quota_pb2.State) -> Piece:
+    """A piece of another replica's state.
 
     :raises WeirError: INVALID_REQUEST when it cannot be read (another version of the limiter).
     """
     try:
-        ledger = _states.decode(zlib.decompress(message.state))
+        return _pieces.decode(zlib.decompress(message.state))
     except (msgspec.DecodeError, zlib.error) as error:
         raise WeirError(Reason.INVALID_REQUEST, "the state cannot be read", limit="state") from error
-    return ReplicaState(ledger, tuple(Seen((seen.origin, seen.life), seen.sequence) for seen in message.seen))
+
+
+def cursor_of(message: quota_pb2.FetchState) -> Cursor:
+    """Where the piece begins that is asked for.
+
+    :raises WeirError: INVALID_REQUEST when it cannot be read.
+    """
+    if not message.cursor:
+        return Cursor()
+    try:
+        return _cursors.decode(message.cursor)
+    except msgspec.DecodeError as error:
+        raise WeirError(Reason.INVALID_REQUEST, "the cursor cannot be read", limit="cursor") from error
+
+
+# --- shares -----------------------------------------------------------------------------------------------------------
+
+
+def fill_shares(reply: quota_pb2.QuotaReply, number: int, shares: Iterable[Share], lasts_ns: int) -> None:
+    """Writes what the gateway may give out by itself."""
+    reply.share_number = number
+    lasts = reply.share_lasts
+    lasts.seconds, lasts.nanos = divmod(lasts_ns, _SECOND)
+    for model, tokens, requests, spend in shares:
+        reply.shares.add(model=model, tokens=tokens, requests=requests, spend=spend)

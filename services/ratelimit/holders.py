@@ -1,76 +1,52 @@
-"""Which gateways are gone for good, so that the leases they can no longer settle end soon and not at their very end."""
+"""Which gateways were started anew: what their former lives left open ends at once, and not with the leases' time."""
 
 from __future__ import annotations
-
-from collections import Counter
-from collections.abc import Mapping
-
-from weir.registry.v1 import registry_pb2
 
 from libs.mux import Session
 from libs.quota import Ledger
 from services.ratelimit.ports import Nanoseconds
 
-_SECOND = 1_000_000_000
+_MOST_GONE = 1024
 
 
 class Holders:
-    """The callers that have reserved.
+    """The callers that have reserved: an instance and its life, a nonce in its Hello.
 
-    A caller is gone when it has had neither a session with this replica nor an endpoint in the registry for the grace
-    time: a gateway that merely moved its streams or lost the network is in one of them. A gateway that was started anew
-    under its old name is known by its endpoint's time of start: leases from before that are nobody's. What a lease
-    reserved stays counted; a settle that comes all the same changes nothing.
+    A life that was followed by another one of its instance is over, whatever comes later on an old stream: what it
+    leaves ends. That a gateway is gone without a next life is seen by its leases, which nobody prolongs.
     """
 
-    def __init__(self, *, ledger: Ledger, now: Nanoseconds, wall: Nanoseconds, grace_ns: int) -> None:
+    def __init__(self, *, ledger: Ledger, now: Nanoseconds) -> None:
         self._ledger = ledger
         self._now = now
-        self._wall = wall
-        self._grace_ns = grace_ns
-        self._sessions: Counter[str] = Counter()
-        self._missing: dict[str, int] = {}
-        self._started: dict[str, int] = {}
-        self._anew: dict[str, int] = {}
+        self._present: dict[str, str] = {}
+        self._gone: dict[str, bool] = {}
+        """Lives that are over, and whether something may be left of them."""
 
     def hold(self, session: Session) -> str:
-        """The name of a session's caller, which counts as present until the session ends."""
+        """The name of a session's caller."""
         name = session.state.get("holder")
         if name is None:
-            name = session.state["holder"] = session.hello.instance
-            self._sessions[name] += 1
-            session.on_close(lambda: self._release(name))
+            instance = session.hello.instance
+            name = session.state["holder"] = f"{instance}/{session.hello.life}"
+            if name not in self._gone and self._present.get(instance) != name:
+                self._present[instance] = name
+                self._end_others(instance, name)
         return str(name)
 
-    def _release(self, name: str) -> None:
-        self._sessions[name] -= 1
-        if not self._sessions[name]:
-            del self._sessions[name]
+    def _end_others(self, instance: str, present: str) -> None:
+        for holder in self._ledger.holders:
+            if holder != present and holder.rpartition("/")[0] == instance:
+                self._gone[holder] = True
+        while len(self._gone) > _MOST_GONE:
+            del self._gone[next(iter(self._gone))]
 
-    def sweep(self, callers: Mapping[str, registry_pb2.Endpoint], others: frozenset[str]) -> int:
-        """Ends leases of callers that are gone; returns how many.
-
-        :param callers: endpoints of possible callers, by instance.
-        :param others: other live replicas; leases that they gave are their business.
-        """
-        now, ended = self._now(), 0
-        for name in self._ledger.holders:
-            endpoint = callers.get(name)
-            if endpoint is not None:
-                ended += self._look_at_start(name, endpoint.started_at.seconds, now, others)
-            if endpoint is not None or name in self._sessions:
-                self._missing.pop(name, None)
-            elif now - self._missing.setdefault(name, now) >= self._grace_ns:
-                ended += self._ledger.end_held_by(name, now, but_by=others)
-        self._missing = {name: since for name, since in self._missing.items() if name in self._ledger.holders}
+    def sweep(self) -> int:
+        """Ends leases of lives that are over, some at a time; returns how many."""
+        ended = 0
+        for holder, left in self._gone.items():
+            if left:
+                count = self._ledger.end_held_by(holder, self._now())
+                self._gone[holder] = count > 0
+                ended += count
         return ended
-
-    def _look_at_start(self, name: str, started: int, now: int, others: frozenset[str]) -> int:
-        if self._started.setdefault(name, started) != started:
-            self._started[name] = started
-            self._anew[name] = now
-        if name not in self._anew or now - self._anew[name] < self._grace_ns:
-            return 0
-        del self._anew[name]
-        opened_before = now - max(0, self._wall() - started * _SECOND)
-        return self._ledger.end_held_by(name, now, opened_before=opened_before, but_by=others)

@@ -1,6 +1,8 @@
-"""The journal: what was decided, appended to one file, now and then rewritten as one snapshot of the state.
+"""The journal: what was decided, appended to one file, now and then rewritten as a snapshot of the state.
 
-Form: an 8-byte magic, then frames of a 4-byte little-endian length, a 4-byte CRC-32 and a MessagePack body. A torn or
+A snapshot is written piece by piece into a new file, which takes the place of the old one when it is whole; what is
+decided meanwhile goes into both. Form: an 8-byte magic, then frames of a 4-byte little-endian length, a 4-byte CRC-32
+and a MessagePack body. A torn or
 damaged frame ends the reading: what comes after it is unknown, what came before is good. All methods block; callers
 keep them off the event loop.
 """
@@ -8,14 +10,14 @@ keep them off the event loop.
 import os
 import struct
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import msgspec
 
 from services.ratelimit.policy.recovery import Frame
 
-_MAGIC = b"WEIRQ\x00\x00\x02"
+_MAGIC = b"WEIRQ\x00\x00\x03"
 _HEAD = struct.Struct("<II")
 _encoder = msgspec.msgpack.Encoder()
 _decoder = msgspec.msgpack.Decoder(Frame)
@@ -27,12 +29,14 @@ class Journal:
     def __init__(self, path: Path, *, rewrite_bytes: int) -> None:
         self._path = path
         self._rewrite_bytes = rewrite_bytes
+        self._fresh = path.with_suffix(".new")
         self._size = 0
+        self._fresh_size = 0
         self._snapshot_size = 0
 
     @property
     def wants_snapshot(self) -> bool:
-        """The next write should be a full frame: nothing was written yet, or the file has grown long."""
+        """There should be a snapshot: nothing was written yet, a write failed, or the file has grown long."""
         return self._size == 0 or self._size > max(self._rewrite_bytes, 2 * self._snapshot_size)
 
     def load(self) -> list[Frame]:
@@ -46,38 +50,79 @@ class Journal:
         except FileNotFoundError:
             return []
 
-    def write(self, frame: Frame) -> None:
-        """Appends a frame, or with a full one replaces the file; durable on return.
+    def write(self, frames: Iterable[Frame]) -> None:
+        """Appends what was decided; durable on return where there is a whole file.
 
-        :raises OSError: it could not be written; the next frame must be a full one (`wants_snapshot`).
+        :raises OSError: it could not be written; a snapshot must follow (`wants_snapshot`).
         """
-        body = _encoder.encode(frame)
-        block = _HEAD.pack(len(body), zlib.crc32(body)) + body
         try:
-            if frame.state is not None:
-                self._replace(_MAGIC + block)
-            else:
-                with self._path.open("ab") as file:
-                    _write(file.fileno(), block)
-                self._size += len(block)
+            for frame in frames:
+                block = _block(frame)
+                if self._size:
+                    _append(self._path, block)
+                    self._size += len(block)
+                if self._fresh_size:
+                    self._add(block)
+            if self._size:
+                _sync(self._path)
         except OSError:
-            self._size = 0
+            self._size = self._fresh_size = 0
             raise
 
-    def _replace(self, content: bytes) -> None:
+    def begin(self) -> None:
+        """A snapshot begins.
+
+        :raises OSError: as `write`.
+        """
         self._path.parent.mkdir(parents=True, exist_ok=True)
-        fresh = self._path.with_suffix(".new")
-        with fresh.open("wb") as file:
-            _write(file.fileno(), content)
-        fresh.replace(self._path)
-        self._size = self._snapshot_size = len(content)
+        self._fresh.write_bytes(_MAGIC)
+        self._fresh_size = len(_MAGIC)
+
+    def add(self, frame: Frame) -> None:
+        """A piece of the snapshot.
+
+        :raises OSError: as `write`.
+        """
+        try:
+            self._add(_block(frame))
+        except OSError:
+            self._size = self._fresh_size = 0
+            raise
+
+    def commit(self) -> None:
+        """The snapshot is whole: it is the journal; durable on return.
+
+        :raises OSError: as `write`.
+        """
+        try:
+            _sync(self._fresh)
+            self._fresh.replace(self._path)
+        except OSError:
+            self._size = self._fresh_size = 0
+            raise
+        self._size = self._snapshot_size = self._fresh_size
+        self._fresh_size = 0
+
+    def _add(self, block: bytes) -> None:
+        _append(self._fresh, block)
+        self._fresh_size += len(block)
 
 
-def _write(fd: int, content: bytes) -> None:
-    view = memoryview(content)
-    while view:
-        view = view[os.write(fd, view) :]
-    os.fsync(fd)
+def _block(frame: Frame) -> bytes:
+    body = _encoder.encode(frame)
+    return _HEAD.pack(len(body), zlib.crc32(body)) + body
+
+
+def _append(path: Path, content: bytes) -> None:
+    with path.open("ab") as file:
+        view = memoryview(content)
+        while view:
+            view = view[os.write(file.fileno(), view) :]
+
+
+def _sync(path: Path) -> None:
+    with path.open("rb") as file:
+        os.fsync(file.fileno())
 
 
 def _frames(content: bytes) -> Iterator[Frame]:

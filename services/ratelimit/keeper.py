@@ -6,16 +6,17 @@ import asyncio
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 
-from libs.quota import Replica
+from libs.quota import Cursor, Replica
 from libs.telemetry import get_logger
 from services.ratelimit import metrics
 from services.ratelimit.journal import Journal
-from services.ratelimit.pauses import uncollected
 from services.ratelimit.peers import Peers
 from services.ratelimit.policy.recovery import Frame, restore
 from services.ratelimit.ports import Nanoseconds
 
 log = get_logger(__name__)
+_BATCHES = 8
+"""Of decisions, in one frame of the journal."""
 
 
 class LedgerKeeper:
@@ -82,6 +83,7 @@ class LedgerKeeper:
                 ledger = self._replica.ledger
                 metrics.EXPIRED.inc(ledger.expire(self._now()))
                 metrics.HOLDER_GONE.inc(self._sweep())
+                ledger.forget(self._now())
                 metrics.LEASES.set(ledger.live_leases)
                 self._peers.remind()
                 await self.flush()
@@ -90,25 +92,42 @@ class LedgerKeeper:
             self._writer.shutdown(wait=False)
 
     async def flush(self, *, snapshot: bool = False) -> None:
-        """Writes what was decided since the last flush, off the event loop; with `snapshot` everything, in a new file.
+        """Writes what was decided since the last flush, off the event loop; with `snapshot`, or when it is time, then
+        all that is known, in a new file, a piece at a time.
 
-        A write that fails is counted and logged; the next one is a snapshot, so nothing is missing after it.
+        A write that fails is counted and logged; then a snapshot is written next, so nothing is missing after it.
         """
         self.publish()
         if self._journal is None:
             return
-        entries = self._replica.take_log()
-        if snapshot or self._journal.wants_snapshot:
-            with uncollected():
-                frame = Frame(self._wall(), self._replica.state(self._now()))
-        elif entries:
-            frame = Frame(self._wall(), None, entries)
-        else:
-            return
         try:
-            await asyncio.get_running_loop().run_in_executor(self._writer, self._journal.write, frame)
+            await self._write_log(self._journal)
+            if snapshot or self._journal.wants_snapshot:
+                await self._write_snapshot(self._journal)
         except OSError as error:
             metrics.JOURNAL_FAILURES.inc()
             log.warning("journal_write_failed", error=error.strerror or type(error).__name__)
         else:
             metrics.JOURNAL_WRITES.inc()
+
+    async def _write_log(self, journal: Journal) -> None:
+        entries, at = self._replica.take_log(), self._wall()
+        if entries:
+            # Short frames: while one is made into bytes, the event loop waits.
+            parts = [entries[start : start + _BATCHES] for start in range(0, len(entries), _BATCHES)]
+            await self._run(journal.write, [Frame(at, log=part) for part in parts])
+
+    async def _write_snapshot(self, journal: Journal) -> None:
+        await self._run(journal.begin)
+        cursor: Cursor | None = Cursor()
+        while cursor is not None:
+            await self._write_log(journal)
+            self.publish()  # what is in a piece is told to nobody again
+            piece = self._replica.piece(cursor, self._now())
+            await self._run(journal.add, Frame(self._wall(), piece))
+            cursor = piece.next
+        await self._write_log(journal)
+        await self._run(journal.commit)
+
+    async def _run(self, write: Callable[..., None], *args: object) -> None:
+        await asyncio.get_running_loop().run_in_executor(self._writer, write, *args)

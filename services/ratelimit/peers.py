@@ -12,10 +12,10 @@ from libs.clock import Clock
 from libs.deadlines import Deadline
 from libs.errors import WeirError
 from libs.mux import MuxClient, Semantics
-from libs.quota import Logged, Replica
+from libs.quota import Joining, Logged, Replica
 from libs.telemetry import get_logger
 from services.ratelimit import metrics
-from services.ratelimit.convert import replicate_of, state_of
+from services.ratelimit.convert import piece_of, replicate_of
 from services.ratelimit.links import Link
 from services.ratelimit.pauses import uncollected
 from services.ratelimit.ports import Nanoseconds
@@ -41,6 +41,7 @@ class Peers:
         clock: Clock,
         peer_seconds: float,
         join_seconds: float,
+        hear_seconds: float,
     ) -> None:
         self._instance = instance
         self._replica = replica
@@ -49,6 +50,11 @@ class Peers:
         self._clock = clock
         self._peer_seconds = peer_seconds
         self._join_seconds = join_seconds
+        self._hear_seconds = hear_seconds
+        self._silent: dict[str, float] = {}
+        """Since when a replica owes an answer."""
+        self._down: dict[str, float] = {}
+        """Since when it has no stream."""
         self._links: dict[str, tuple[str, MuxClient, asyncio.Task[None]]] = {}
         self._last: quota_pb2.Replicate | None = None
         self._behind: set[str] = set()
@@ -59,6 +65,19 @@ class Peers:
     def others(self) -> frozenset[str]:
         """The other replicas that the registry knows."""
         return frozenset(self._links)
+
+    @property
+    def sides(self) -> int:
+        """1 while more than half of the replicas that the registry knows are heard, this one among them; else how many
+        there are, each of which may be alone and decides for its part only."""
+        count, now, heard = len(self._links) + 1, self._clock.monotonic(), 1
+        for name, (_, mux, _) in self._links.items():
+            if mux.connected:
+                self._down.pop(name, None)
+            else:
+                self._down.setdefault(name, now)
+            heard += min(self._silent.get(name, now), self._down.get(name, now)) >= now - self._hear_seconds
+        return 1 if 2 * heard > count else count
 
     async def run(self) -> None:
         """Keeps the streams open until cancelled; `update` says to whom."""
@@ -76,6 +95,8 @@ class Peers:
                 task.cancel()
                 del self._links[name]
                 self._behind.discard(name)
+                self._silent.pop(name, None)
+                self._down.pop(name, None)
         for name, address in wanted.items():
             if name not in self._links and self._group is not None:
                 link = self._open_link(address)
@@ -105,9 +126,12 @@ class Peers:
 
     def _tell(self, name: str, mux: MuxClient, message: quota_pb2.Replicate) -> None:
         began = self._clock.monotonic()
+        self._silent.setdefault(name, began)
 
         def told(_: object, error: WeirError | None) -> None:
             if error is None:
+                if self._silent.get(name, began) <= began:
+                    self._silent.pop(name, None)
                 metrics.REPLICATION.observe(self._clock.monotonic() - began)
             elif name in self._links:
                 self._behind.add(name)
@@ -147,12 +171,21 @@ class Peers:
             task.add_done_callback(lambda _: self._fetching.pop(origin, None))
 
     async def _fetch(self, origin: str, mux: MuxClient) -> bool:
-        call = quota_pb2.QuotaCall(fetch_state=quota_pb2.FetchState(instance=self._instance))
-        deadline = Deadline(self._clock.monotonic() + self._peer_seconds)
+        joining: Joining | None = None
+        cursor = b""
         try:
-            reply = await mux.call(call, deadline=deadline, semantics=Semantics.RETRY)
             with uncollected():
-                self._replica.join(state_of(reply.state), self._now())
+                while True:
+                    fetch = quota_pb2.FetchState(instance=self._instance, cursor=cursor)
+                    reply = await mux.call(
+                        quota_pb2.QuotaCall(fetch_state=fetch),
+                        deadline=Deadline(self._clock.monotonic() + self._peer_seconds),
+                        semantics=Semantics.RETRY,
+                    )
+                    joining = self._replica.join(piece_of(reply.state), self._now(), joining)
+                    cursor = reply.state.cursor
+                    if not cursor:
+                        break
         except WeirError as error:
             metrics.STATE_FAILED.inc()
             log.warning("state_fetch_failed", peer=origin, error=error.reason.name)

@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 import random
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 
 import grpc
+from google.protobuf import duration_pb2
 from weir.quota.v1 import quota_pb2, quota_pb2_grpc
 
 from libs.errors import Reason, WeirError
 from libs.mux import CallContext, MuxServer
 from libs.quota import MOST_TOKENS, Admitted, Denied, Replica, SettledAlready, ask_of, error_of
 from services.ratelimit import metrics
-from services.ratelimit.convert import fill_reserved, fill_state, logged_of
+from services.ratelimit.convert import cursor_of, fill_reserved, fill_shares, fill_state, logged_of
 from services.ratelimit.holders import Holders
 from services.ratelimit.keeper import LedgerKeeper
-from services.ratelimit.pauses import uncollected
+from services.ratelimit.owners import Owners
 from services.ratelimit.peers import Peers
 from services.ratelimit.policy.headers import jittered
 from services.ratelimit.ports import Nanoseconds
@@ -38,11 +39,13 @@ class QuotaHandler:
         holders: Holders,
         keeper: LedgerKeeper,
         peers: Peers,
+        owners: Owners,
+        strayed: Callable[[], None],
         now: Nanoseconds,
         rng: random.Random,
         lease_seconds: float,
-        max_lease_seconds: float,
     ) -> None:
+        """`strayed` is told of a session that asks for what another replica owns."""
         self._replica = replica
         self._ledger = replica.ledger
         self._rules = rules
@@ -51,21 +54,25 @@ class QuotaHandler:
         self._peers = peers
         self._now = now
         self._rng = rng
+        self._owners = owners
+        self._strayed = strayed
         self._lease_ns = int(lease_seconds * _SECOND)
-        self._max_lease_ns = int(max_lease_seconds * _SECOND)
 
     def __call__(self, call: quota_pb2.QuotaCall, context: CallContext) -> quota_pb2.QuotaReply:
         """The reply to one call.
 
         :raises WeirError: INVALID_REQUEST for a call without operation, tenant or request id, or with more tokens than
             any request has; CONFLICT for reserving
-            an id that was settled; PERMISSION_DENIED for what only replicas may ask.
+            an id that was settled; NOT_OWNER where another replica is the tenant's owner: only it grants;
+            PERMISSION_DENIED for what only replicas may ask.
         """
         operation = call.WhichOneof("op")
         if operation == "reserve":
             return self._reserve(call.reserve, context)
         if operation == "settle":
             return self._settle(call.settle)
+        if operation == "renew":
+            return self._renew(call.renew, context)
         if operation is None:
             raise WeirError(Reason.INVALID_REQUEST, "the call has no operation", limit="op")
         if context.peer != REPLICA:
@@ -76,32 +83,44 @@ class QuotaHandler:
             if call.replicate.origin != context.session.hello.instance:
                 raise WeirError(Reason.PERMISSION_DENIED, "a replica tells of its own decisions only", limit="origin")
             return self._replicate(call.replicate)
-        return self._state()
+        return self._state(call.fetch_state)
 
-    def _reserve(self, ask: quota_pb2.Reserve, context: CallContext) -> quota_pb2.QuotaReply:
-        _require(ask.tenant, ask.request_id)
-        lease_ns = self._lease_ns
-        if ask.HasField("lease"):
-            lease = ask.lease
-            lease_ns = min(max(0, lease.seconds * _SECOND + lease.nanos), self._max_lease_ns)
+    def _reserve(self, reserve: quota_pb2.Reserve, context: CallContext) -> quota_pb2.QuotaReply:
+        _require(reserve.tenant, reserve.request_id)
+        if not reserve.granted and self._owners.link(reserve.tenant) is not None:
+            self._strayed()
+            raise WeirError(Reason.NOT_OWNER, "another replica owns this tenant", limit="tenant", retry_after=0.25)
         holder = self._holders.hold(context.session)
         now = self._now()
-        outcome = self._ledger.reserve(ask_of(ask, self._rules.prices, holder=holder), lease_ns=lease_ns, now=now)
-        if isinstance(outcome, Admitted):
-            (metrics.RESERVE_OVER_QUOTA if outcome.over_quota else metrics.RESERVE_OK).inc()
-            self._keeper.decided()
-            reply = quota_pb2.QuotaReply()
-            reserved = reply.reserved
-            fill_reserved(reserved, outcome)
-            reserved.local_tokens, reserved.local_requests = self._ledger.share(
-                ask.tenant, holder, self._rules.gateways, outcome, now
-            )
-            return reply
+        lease_ns = _nanoseconds(reserve.lease) if reserve.HasField("lease") else self._lease_ns
+        ask = ask_of(reserve, self._rules.prices, holder=holder)
+        outcome = self._ledger.reserve(ask, lease_ns=lease_ns, now=now)
         if isinstance(outcome, SettledAlready):
             metrics.RESERVE_SETTLED.inc()
             raise WeirError(Reason.CONFLICT, "this request id was settled already", limit="request_id")
-        metrics.RESERVE_DENIED[outcome.kind].inc()
-        return self._refused(outcome)
+        self._keeper.decided()
+        if isinstance(outcome, Admitted):
+            (metrics.RESERVE_OVER_QUOTA if outcome.over_quota else metrics.RESERVE_OK).inc()
+            reply = quota_pb2.QuotaReply()
+            fill_reserved(reply.reserved, outcome)
+        else:
+            metrics.RESERVE_DENIED[outcome.kind].inc()
+            reply = self._refused(outcome)
+        if not reserve.granted:
+            number, shares = self._ledger.tell(ask, reserve.share_seen, now)
+            fill_shares(reply, number, shares, self._ledger.terms.share_ns)
+        return reply
+
+    def _renew(self, renew: quota_pb2.Renew, context: CallContext) -> quota_pb2.QuotaReply:
+        self._holders.hold(context.session)
+        lease_ns, now = _nanoseconds(renew.lease) or self._lease_ns, self._now()
+        reply = quota_pb2.QuotaReply()
+        reply.renewed.SetInParent()
+        for held in renew.held:
+            unknown = self._ledger.renew(held.tenant, held.request_ids, lease_ns=lease_ns, now=now)
+            if unknown:
+                reply.renewed.unknown.add(tenant=held.tenant, request_ids=unknown)
+        return reply
 
     def _settle(self, ask: quota_pb2.Settle) -> quota_pb2.QuotaReply:
         _require(ask.tenant, ask.request_id)
@@ -115,6 +134,7 @@ class QuotaHandler:
             self._now(),
             spend=price.cost(tokens, ask.prompt_tokens),
             version=ask.model_version,
+            over_quota=ask.over_quota,
         )
         (metrics.SETTLE_KNOWN if known else metrics.SETTLE_UNKNOWN).inc()
         self._keeper.decided()
@@ -150,11 +170,11 @@ class QuotaHandler:
         reply.replicated.gap = gap
         return reply
 
-    def _state(self) -> quota_pb2.QuotaReply:
-        self._keeper.publish()
+    def _state(self, ask: quota_pb2.FetchState) -> quota_pb2.QuotaReply:
+        cursor = cursor_of(ask)
+        self._keeper.publish()  # what is in a piece is told to nobody again
         reply = quota_pb2.QuotaReply()
-        with uncollected():
-            fill_state(reply.state, self._replica.state(self._now()))
+        fill_state(reply.state, self._replica.piece(cursor, self._now()))
         return reply
 
 
@@ -175,3 +195,7 @@ def _require(tenant: str, request_id: str) -> None:
     if not tenant or not request_id:
         missing = "request_id" if tenant else "tenant"
         raise WeirError(Reason.INVALID_REQUEST, f"{missing} is missing", limit=missing)
+
+
+def _nanoseconds(duration: duration_pb2.Duration) -> int:
+    return max(0, int(duration.seconds) * _SECOND + int(duration.nanos))

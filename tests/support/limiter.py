@@ -25,6 +25,7 @@ from services.ratelimit.app import RateLimitService, build
 from services.ratelimit.config import Settings
 
 CLOCK = SystemClock()
+NOBODY = "127.0.0.1:1"
 CODEC = Codec.of(quota_pb2.SessionRequest, quota_pb2.SessionResponse)
 
 
@@ -80,7 +81,7 @@ class Node:
         result = await self.store.txn(**changes)
         await self.service._view.wait_until(lambda snapshot: snapshot.revision >= result.revision)
 
-    async def client(self, *, service: str = "gateway", instance: str = "gateway-0") -> MuxClient:
+    async def client(self, *, service: str = "gateway", instance: str = "gateway-0", life: str = "") -> MuxClient:
         """A session with it."""
         channel = make_channel(self.address, tls=None)
         self.channels.append(channel)
@@ -88,7 +89,7 @@ class Node:
         mux = MuxClient(
             open_stream=lambda: stub.Session(wait_for_ready=True),
             codec=CODEC,
-            hello=mux_pb2.Hello(service=service, instance=instance, zone="zone-a"),
+            hello=mux_pb2.Hello(service=service, instance=instance, zone="zone-a", life=life),
             clock=CLOCK,
             rng=random.Random(1),
         )
@@ -151,6 +152,7 @@ class Cluster:
         store: MemoryStore | None = None,
         clock: Clock | None = None,
         rng: random.Random | None = None,
+        address: str = "127.0.0.1:0",
         **settings: Any,
     ) -> Node:
         """A replica that is ready; `seen` are those that its registry knows at its start. It has one of its own, unless
@@ -166,7 +168,7 @@ class Cluster:
         service = await build(configured, clock=clock, store=store, rng=rng or NoJitter())
         server = make_server()
         service.register(server)
-        port = bind(server, "127.0.0.1:0", tls=None)
+        port = bind(server, address, tls=None)
         await server.start()
         ready = _Ready()
         node = Node(service, store, server, f"127.0.0.1:{port}", asyncio.create_task(service.run(ready)))
@@ -174,10 +176,11 @@ class Cluster:
         await ready.wait()
         return node
 
-    async def pair(self, **settings: Any) -> tuple[Node, Node]:
-        """Two replicas that know each other and hear each other."""
-        a = await self.start("ratelimit-0", **settings)
-        b = await self.start("ratelimit-1", a, **({"owners": a.address} | settings))
+    async def pair(self, *, a_owns: bool = False, **settings: Any) -> tuple[Node, Node]:
+        """Two replicas that know each other and hear each other. Each takes itself for every tenant's owner, or both
+        know that it is the first."""
+        a = await self.start("ratelimit-0", **({"owners": NOBODY} | settings))
+        b = await self.start("ratelimit-1", a, **({"owners": a.address if a_owns else NOBODY} | settings))
         await a.see(b)
         for one, other in ((a, b), (b, a)):
             link = one.service._peers._links[other.name][1]

@@ -15,7 +15,15 @@ from libs.telemetry import get_logger, place_of
 log = get_logger(__name__)
 T = TypeVar("T")
 # Failures that say nothing about the question, only that nobody decided it.
-AWAY = frozenset({Reason.DEPENDENCY_UNAVAILABLE, Reason.DEADLINE_EXCEEDED, Reason.REJECTED_QUEUE_FULL, Reason.INTERNAL})
+AWAY = frozenset(
+    {
+        Reason.DEPENDENCY_UNAVAILABLE,
+        Reason.DEADLINE_EXCEEDED,
+        Reason.REJECTED_QUEUE_FULL,
+        Reason.NOT_OWNER,
+        Reason.INTERNAL,
+    }
+)
 
 
 def start_decision(

@@ -10,7 +10,8 @@ import asyncio
 import contextlib
 import random
 from asyncio import Future
-from collections.abc import Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from functools import partial
 
 from weir.mux.v1 import mux_pb2
 from weir.quota.v1 import quota_pb2, quota_pb2_grpc
@@ -18,14 +19,14 @@ from weir.quota.v1 import quota_pb2, quota_pb2_grpc
 from libs.clock import Clock
 from libs.deadlines import Deadline, to_duration, to_seconds
 from libs.errors import WeirError
-from libs.mux import Codec, MuxClient, Semantics
+from libs.mux import Codec, MuxClient, OnReply, Semantics
 from libs.quota import (
-    MINUTE_NS,
+    Bridge,
     Denied,
-    Ledger,
     LimitReport,
     PriceBook,
     SettledAlready,
+    Share,
     ask_of,
     error_of,
 )
@@ -36,17 +37,22 @@ from services.gateway.clients.decision import start_decision
 from services.gateway.config import Settings
 from services.gateway.ports import Reservation
 
-_MAX_TOLD = 50_000
+_RENEWALS = 4
+"""Within the time of a lease: three may be lost."""
+_DIGEST = 1000
 _SECOND = 1_000_000_000
 
 
-def open_shards(settings: Settings, *, clock: Clock, rng: random.Random) -> list[MuxClient]:
-    """One client per shard of the limiter, all on one channel. `QuotaClient.run` runs them."""
+def open_shards(
+    settings: Settings, on_stream: Callable[[int], None], *, clock: Clock, rng: random.Random
+) -> list[MuxClient]:
+    """One client per shard of the limiter, all on one channel; `on_stream` is told a shard that has a new stream."""
     target = settings.targets.ratelimit
     name = None if target.startswith("xds:") else "ratelimit.weir.internal"
     session = quota_pb2_grpc.QuotaServiceStub(make_channel(target, tls=settings.tls, server_name=name)).Session
     codec = Codec.of(quota_pb2.SessionRequest, quota_pb2.SessionResponse)
-    hello = mux_pb2.Hello(service=settings.service, instance=settings.instance, zone=settings.zone)
+    life = f"{rng.getrandbits(64):016x}"
+    hello = mux_pb2.Hello(service=settings.service, instance=settings.instance, zone=settings.zone, life=life)
 
     def shard(number: int) -> MuxClient:
         metadata = ((SHARD_HEADER, str(number)),)
@@ -56,6 +62,7 @@ def open_shards(settings: Settings, *, clock: Clock, rng: random.Random) -> list
             hello=hello,
             clock=clock,
             rng=rng,
+            on_stream=lambda _: on_stream(number),
         )
 
     return [shard(number) for number in range(SHARDS)]
@@ -64,34 +71,37 @@ def open_shards(settings: Settings, *, clock: Clock, rng: random.Random) -> list
 class QuotaClient:
     """Implements `QuotaPort`.
 
-    :param shards: by number.
+    :param open_streams: makes the clients of all shards, by number; gets what to call when one has a new stream.
+    :param lease_seconds: how long a lease outlives this process; it is prolonged four times within.
     """
 
     def __init__(
         self,
-        shards: Sequence[MuxClient],
+        open_streams: Callable[[Callable[[int], None]], Sequence[MuxClient]],
         *,
         clock: Clock,
         decide_timeout: float,
         end_timeout: float,
         lease_seconds: float,
     ) -> None:
-        self._shards = tuple(shards)
+        self._shards = tuple(open_streams(lambda number: self._renew((number,))))
         self._clock = clock
         self._decide_timeout = decide_timeout
         self._end_timeout = end_timeout
         self._lease_seconds = lease_seconds
-        self._local = Ledger()
+        self._bridge: Bridge[quota_pb2.Reserve] = Bridge()
         self._prices = PriceBook({})
         self._seen = RegistrySnapshot()
         self._gateways = 1
-        self._told: dict[str, tuple[int, int, int]] = {}
 
     async def run(self) -> None:
-        """Keeps the streams open until cancelled."""
+        """Keeps the streams open, and the leases of what runs, until cancelled."""
         async with asyncio.TaskGroup() as group:
             for mux in self._shards:
                 group.create_task(mux.run())
+            while True:
+                await asyncio.sleep(self._lease_seconds / _RENEWALS)
+                self._renew(range(len(self._shards)))
 
     async def wait_connected(self, timeout: float) -> None:  # noqa: ASYNC109 - the error is ours, not TimeoutError
         """Returns once every shard has a stream.
@@ -106,17 +116,14 @@ class QuotaClient:
         return sum(mux.queued + mux.in_flight for mux in self._shards)
 
     def update(self, snapshot: RegistrySnapshot) -> None:
-        """Takes new limits and budgets for the fallback, an equal share per gateway, and new prices; cheap when none of
-        them changed, as while the levels of an overload do."""
+        """Takes new limits and budgets for the fallback, and new prices; cheap when none of them changed, as while the
+        levels of an overload do."""
         seen, self._seen = self._seen, snapshot
         gateways = max(1, sum(1 for service, _ in snapshot.endpoints if service == "gateway"))
         moved, self._gateways = gateways != self._gateways, gateways
-        if moved or snapshot.budgets is not seen.budgets or snapshot.tenants is not seen.tenants:
-            budgets = budget_specs(snapshot)
-            self._local.apply_budgets({tenant: spec.shared(gateways) for tenant, spec in budgets.items()})
-        if moved or snapshot.limits is not seen.limits:
-            specs = {key: spec.shared(gateways) for key, spec in limit_specs(snapshot).items()}
-            self._local.apply_limits(specs, self._now())
+        money = snapshot.budgets is not seen.budgets or snapshot.tenants is not seen.tenants
+        if moved or money or snapshot.limits is not seen.limits:
+            self._bridge.apply(limit_specs(snapshot), budget_specs(snapshot), gateways, self._now())
         if snapshot.prices is not seen.prices:
             self._prices = price_book(snapshot)
 
@@ -148,16 +155,19 @@ class QuotaClient:
             model_version=model_version,
             over_quota_allowed=over_quota_allowed,
             request_counted=request_counted,
-            lease=to_duration(self._lease_for(deadline)),
+            lease=to_duration(self._lease_seconds),
+            share_seen=self._bridge.seen(tenant),
         )
-        mux = self._mux(tenant)
+        mux, asked = self._mux(tenant), self._now()
+        # What runs for longer is looked after by nobody, and its lease ends.
+        until = asked + int((deadline.remaining(self._clock) + self._end_timeout) * _SECOND)
         return start_decision(
             mux,
             quota_pb2.QuotaCall(reserve=reserve),
             deadline=Deadline.after(self._decide_timeout, self._clock).earlier(deadline),
             traceparent=traceparent,
-            read=lambda reply: self._reserved(tenant, reply),
-            fallback=lambda: self._reserve_locally(reserve),
+            read=lambda reply: self._reserved(reserve, reply, asked, until),
+            fallback=lambda: self._reserve_locally(reserve, until),
             wait=mux.moving,  # to the tenant's next owner, which is a matter of milliseconds
         )
 
@@ -172,9 +182,8 @@ class QuotaClient:
         model_version: str = "",
     ) -> None:
         """See `QuotaPort`."""
-        if self._local.holds(tenant, request_id):
-            spend = self._prices.of(model_version, model).cost(tokens, prompt_tokens)
-            self._local.settle(tenant, model, request_id, tokens, self._now(), spend=spend)
+        spend = self._prices.of(model_version, model).cost(tokens, prompt_tokens)
+        over_quota = self._bridge.settle(tenant, model, request_id, tokens, self._now(), spend=spend)
         settle = quota_pb2.Settle(
             tenant=tenant,
             model=model,
@@ -182,27 +191,22 @@ class QuotaClient:
             tokens=tokens,
             prompt_tokens=prompt_tokens,
             model_version=model_version,
+            over_quota=over_quota,
         )
-        # A settle that cannot even be queued is covered by the lease's own end.
-        with contextlib.suppress(WeirError):
-            self._mux(tenant).call_nowait(
-                quota_pb2.QuotaCall(settle=settle),
-                deadline=Deadline.after(self._end_timeout, self._clock),
-                semantics=Semantics.RETRY,
-                on_reply=_ignore,
-                lazy=True,
-            )
+        self._send(self._mux(tenant), quota_pb2.QuotaCall(settle=settle), _ignore, lazy=True)
 
     def _mux(self, tenant: str) -> MuxClient:
         return self._shards[shard_of(tenant, len(self._shards))]
 
-    def _reserved(self, tenant: str, reply: quota_pb2.QuotaReply) -> Reservation:
+    def _reserved(self, reserve: quota_pb2.Reserve, reply: quota_pb2.QuotaReply, asked: int, until: int) -> Reservation:
+        tenant = reserve.tenant
+        if reply.share_number:
+            ends = asked + int(to_seconds(reply.share_lasts) * _SECOND)
+            self._bridge.told(tenant, reply.share_number, map(_share, reply.shares), ends, self._now())
         if reply.HasField("rejected"):
             raise WeirError.from_rejection(reply.rejected)
         reserved = reply.reserved
-        if len(self._told) >= _MAX_TOLD:
-            self._told.clear()
-        self._told[tenant] = (reserved.local_tokens, reserved.local_requests, self._now())
+        self._bridge.served((tenant, reserve.request_id), reserve, over_quota=reserved.over_quota, until=until)
         return Reservation(
             _limit(reserved.requests),
             _limit(reserved.tokens),
@@ -210,21 +214,19 @@ class QuotaClient:
             spend=_limit(reserved.spend),
         )
 
-    def _reserve_locally(self, reserve: quota_pb2.Reserve) -> Reservation:
-        """This gateway's part of what the owner last said was left, for a minute from then; after that, and for a
-        tenant that the owner was not asked about within a minute, an equal part of the limit."""
-        tenant, now = reserve.tenant, self._now()
-        self._local.budgets.set_wall(int(self._clock.time() * _SECOND), now)
-        told = self._told.pop(tenant, None)
-        if told is not None and told[2] + MINUTE_NS > now:
-            self._local.leave(tenant, tokens=told[0], requests=told[1], now=told[2])
-        outcome = self._local.reserve(
-            ask_of(reserve, self._prices), lease_ns=int(to_seconds(reserve.lease) * _SECOND), now=now
+    def _reserve_locally(self, reserve: quota_pb2.Reserve, until: int) -> Reservation:
+        """Out of what the owner last said to be this gateway's share: see `Bridge`."""
+        now = self._now()
+        outcome = self._bridge.reserve(
+            ask_of(reserve, self._prices), reserve, lease_ns=until - now, until=until, now=now
         )
         if isinstance(outcome, Denied):
             raise error_of(outcome, outcome.retry_after_ns)
         if isinstance(outcome, SettledAlready):
             return Reservation(None, None, local=True)
+        key, mux = (reserve.tenant, reserve.request_id), self._mux(reserve.tenant)
+        if mux.connected:  # it was too slow, or is not the owner; what cannot be told now is told on the next stream
+            self._claim(mux, key)
         return Reservation(
             _report(outcome.requests),
             _report(outcome.tokens),
@@ -233,9 +235,45 @@ class QuotaClient:
             spend=_report(outcome.spend),
         )
 
-    def _lease_for(self, deadline: Deadline) -> float:
-        """Seconds that a lease must live: what is delivered after its end would count for nothing."""
-        return max(self._lease_seconds, deadline.remaining(self._clock) + self._end_timeout)
+    def _renew(self, shards: Collection[int]) -> None:
+        """Prolongs the leases of what runs in these shards."""
+        running: dict[int, dict[str, list[str]]] = {}
+        for tenant, request_id in self._bridge.running(self._now()):
+            number = shard_of(tenant, len(self._shards))
+            if number in shards:
+                running.setdefault(number, {}).setdefault(tenant, []).append(request_id)
+        for number, tenants in running.items():
+            mux = self._shards[number]
+            if mux.connected:
+                for renew in _digests(tenants):
+                    renew.lease.CopyFrom(to_duration(self._lease_seconds))
+                    self._send(mux, quota_pb2.QuotaCall(renew=renew), partial(self._renewed, mux))
+
+    def _renewed(self, mux: MuxClient, reply: quota_pb2.QuotaReply | None, error: WeirError | None) -> None:
+        if reply is not None and error is None:
+            for held in reply.renewed.unknown:
+                for request_id in held.request_ids:
+                    self._claim(mux, (held.tenant, request_id))
+
+    def _claim(self, mux: MuxClient, key: tuple[str, str]) -> None:
+        """Tells the owner of a request that is served and has no lease there."""
+        lost = self._bridge.lost(key)
+        if lost is not None:
+            reserve = quota_pb2.Reserve()
+            reserve.CopyFrom(lost[0])
+            reserve.granted, reserve.over_quota_allowed = True, lost[1]
+            self._send(mux, quota_pb2.QuotaCall(reserve=reserve), _ignore)
+
+    def _send(self, mux: MuxClient, call: quota_pb2.QuotaCall, on_reply: OnReply, *, lazy: bool = False) -> None:
+        # What cannot even be queued is covered by the lease's own end, and by the next digest.
+        with contextlib.suppress(WeirError):
+            mux.call_nowait(
+                call,
+                deadline=Deadline.after(self._end_timeout, self._clock),
+                semantics=Semantics.RETRY,
+                on_reply=on_reply,
+                lazy=lazy,
+            )
 
     def _now(self) -> int:
         return int(self._clock.monotonic() * _SECOND)
@@ -243,6 +281,31 @@ class QuotaClient:
 
 def _ignore(reply: object, error: WeirError | None) -> None:
     """Settling is at-least-once and harmless to lose: the lease ends by itself."""
+
+
+def _digests(tenants: Mapping[str, Sequence[str]]) -> Iterator[quota_pb2.Renew]:
+    """Messages of at most `_DIGEST` ids."""
+    renew, room = quota_pb2.Renew(), _DIGEST
+    for tenant, request_ids in tenants.items():
+        start = 0
+        while start < len(request_ids):
+            some = request_ids[start : start + room]
+            renew.held.add(tenant=tenant, request_ids=some)
+            start, room = start + len(some), room - len(some)
+            if not room:
+                yield renew
+                renew, room = quota_pb2.Renew(), _DIGEST
+    if renew.held:
+        yield renew
+
+
+def _share(share: quota_pb2.Share) -> Share:
+    return Share(
+        share.model,
+        share.tokens if share.HasField("tokens") else None,
+        share.requests if share.HasField("requests") else None,
+        share.spend if share.HasField("spend") else None,
+    )
 
 
 def _limit(status: quota_pb2.LimitStatus) -> tuple[int, int, float] | None:

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import random
 from collections.abc import AsyncIterator
+from typing import Any
 
 import pytest
 from weir.registry.v1 import registry_pb2
@@ -13,11 +14,13 @@ from weir.registry.v1 import registry_pb2
 from libs.clock import Clock, ManualClock, SystemClock
 from libs.deadlines import Deadline
 from libs.errors import Reason, WeirError
+from libs.quota import Share
 from libs.registry import RegistrySnapshot, WatchEvent, apply_events, keys, snapshot_of
 from services.gateway.clients.quota import QuotaClient, open_shards
 from services.gateway.config import Settings, Targets
 from services.gateway.ports import Reservation
 from tests.support.limiter import Cluster, cluster
+from tests.support.quota import leases_of
 
 LIMIT = 1000
 NOBODY = "127.0.0.1:1"
@@ -42,15 +45,14 @@ class Asking:
     async def reserve(self, tokens: int, *, name: str = "", **more: object) -> Reservation:
         """One reservation; raises what the limiter or the fallback says."""
         self.turn += 1
+        asked: dict[str, Any] = {"tenant": "acme", "model": "fast", **more}
         return await self.client.start_reserve(
-            tenant="acme",
-            model="fast",
             request_id=name or f"{id(self)}-{self.turn}",
             tokens=tokens,
             request_counted=False,
             deadline=Deadline.after(20, SystemClock()),
             traceparent="",
-            **more,  # type: ignore[arg-type]
+            **asked,
         )
 
     async def given(self, tokens: int) -> int:
@@ -64,15 +66,17 @@ class Asking:
 
 
 @contextlib.asynccontextmanager
-async def gateway(number: int, address: str, *, clock: Clock | None = None) -> AsyncIterator[Asking]:
+async def gateway(
+    number: int, address: str, *, clock: Clock | None = None, lease_seconds: float = 20.0
+) -> AsyncIterator[Asking]:
     clock = clock or SystemClock()
     settings = Settings(service="gateway", instance=f"gateway-{number}", targets=Targets(ratelimit=address))
     client = QuotaClient(
-        open_shards(settings, clock=SystemClock(), rng=random.Random(number)),
+        lambda on_stream: open_shards(settings, on_stream, clock=SystemClock(), rng=random.Random(number)),
         clock=clock,
         decide_timeout=5.0,
         end_timeout=5.0,
-        lease_seconds=600.0,
+        lease_seconds=lease_seconds,
     )
     client.update(
         RegistrySnapshot(
@@ -136,23 +140,24 @@ async def test_limits_are_made_anew_only_when_they_or_the_gateways_change() -> N
         for message in (LIMITS, PRICE, *GATEWAYS):
             before = apply_events(before, [WatchEvent(keys.key_of(message), keys.encode(message), 2)], 2)
         one.client.update(before)
-        made = one.client._local._scopes._specs
+        made = one.client._bridge._ledger._scopes._specs
         level = registry_pb2.PoolLevel(pool="fast-pool")
         after = apply_events(before, [WatchEvent(keys.key_of(level), keys.encode(level), 3)], 3)
         one.client.update(after)
-        assert one.client._local._scopes._specs is made
+        assert one.client._bridge._ledger._scopes._specs is made
         third = registry_pb2.Endpoint(service="gateway", instance="gateway-2", address="10.0.0.2:1")
         one.client.update(apply_events(after, [WatchEvent(keys.key_of(third), keys.encode(third), 4)], 4))
-        assert one.client._local._scopes._specs["acme", "*"].tokens_per_minute == LIMIT // 3
+        assert one.client._bridge._ledger._scopes._specs["acme", "*"].tokens_per_minute == LIMIT // 3
 
 
-async def test_what_was_left_comes_back_within_the_minute_and_no_more_than_the_part() -> None:
+async def test_a_share_is_given_out_while_it_lasts_and_after_it_no_more_than_the_part() -> None:
     clock = ManualClock(start=100.0)
     async with gateway(0, NOBODY, clock=clock) as one:
-        one.client._told["acme"] = (120, 100, int(clock.monotonic() * 1e9))
+        now = int(clock.monotonic() * 1e9)
+        one.client._bridge.told("acme", 1, [Share("*", 120, 100, None)], now + 10 * 10**9, now)
         assert await one.given(10) == 120
-        clock.advance(61)
-        # What others had used a minute ago has left; its own open streams have not.
+        clock.advance(11)
+        # Nobody knows what the others used; its own open streams are part of what it may.
         assert await one.given(10) == LIMIT // 2 - 120
 
 
@@ -162,8 +167,9 @@ async def test_settling_a_local_lease_frees_what_was_not_used() -> None:
         with pytest.raises(WeirError):
             await one.reserve(10)
         one.client.settle(tenant="acme", model="fast", request_id="r1", tokens=100, prompt_tokens=50)
-        one.client.settle(tenant="acme", model="fast", request_id="not-local", tokens=400)
-        assert await one.given(10) == 400
+        # What it served when the owner could be asked is of its part, too.
+        one.client.settle(tenant="acme", model="fast", request_id="not-local", tokens=150)
+        assert await one.given(10) == 250
 
 
 async def test_inputs_without_an_output_are_priced_as_inputs(replicas: Cluster) -> None:
@@ -175,22 +181,38 @@ async def test_inputs_without_an_output_are_priced_as_inputs(replicas: Cluster) 
         assert got.spend[1] == 850
 
 
-async def test_a_lease_outlives_the_request_it_is_for(replicas: Cluster) -> None:
-    node = await replicas.start("ratelimit-0", seed=(LIMITS,))
-    async with gateway(0, node.address) as one:
-        for name, seconds in (("short", 20.0), ("long", 2000.0)):
-            await one.client.start_reserve(
-                tenant="acme",
-                model="fast",
-                request_id=name,
-                tokens=10,
-                request_counted=True,
-                deadline=Deadline.after(seconds, SystemClock()),
-                traceparent="",
-            )
-        leases = {lease.key[1]: lease for lease in node.service._ledger._leases.values()}
-        assert leases["long"].expires - leases["long"].opened > 2000 * 10**9
-        assert leases["short"].expires - leases["short"].opened == 600 * 10**9
+async def test_c3_a_lease_lives_as_long_as_its_request_runs_and_no_settle_is_needed_for_its_end(
+    replicas: Cluster,
+) -> None:
+    node = await replicas.start("ratelimit-0", seed=(LIMITS, *GATEWAYS), flush_seconds=0.005)
+    async with gateway(0, node.address, lease_seconds=0.4) as one:
+        await one.reserve(100, name="runs")
+        await one.reserve(10, name="lost")
+        # Its settle never left this gateway.
+        one.client._bridge.settle("acme", "fast", "lost", 10, one.client._now(), spend=0)
+        ledger = node.service._ledger
+        opened = leases_of(ledger)["runs"].opened
+        await node.agrees(lambda: not ledger.holds("acme", "lost"))
+        await node.agrees(lambda: leases_of(ledger)["runs"].expires > opened + 2 * 10**9)
+        one.client.settle(tenant="acme", model="fast", request_id="runs", tokens=40)
+        await node.agrees(lambda: ledger.live_leases == 0)
+        # What nobody settled counts as it was reserved.
+        assert node.left() == LIMIT - 40 - 10
+
+
+async def test_c3_what_an_owner_lost_is_taken_again_as_soon_as_the_gateway_finds_the_next(replicas: Cluster) -> None:
+    first = await replicas.start("ratelimit-0", seed=(LIMITS, *GATEWAYS))
+    async with gateway(0, first.address) as one:
+        await one.reserve(300, name="granted")
+        await first.kill()
+        while any(mux.connected for mux in one.client._shards):  # noqa: ASYNC110
+            await asyncio.sleep(0.002)
+        assert (await one.reserve(50, name="local")).local
+        second = await replicas.start("ratelimit-1", seed=(LIMITS, *GATEWAYS), address=first.address)
+        await second.agrees(lambda: second.service._ledger.live_leases == 2)
+        assert second.left() == LIMIT - 350
+        one.client.settle(tenant="acme", model="fast", request_id="local", tokens=20)
+        await second.agrees(lambda: second.left() == LIMIT - 320)
 
 
 async def test_the_owner_prices_a_request_and_holds_it_to_the_tenants_lengths(replicas: Cluster) -> None:
@@ -221,8 +243,8 @@ async def test_the_owner_prices_a_request_and_holds_it_to_the_tenants_lengths(re
             assert (refused.value.reason, refused.value.limit) == (reason, limit)
 
 
-async def test_while_nobody_can_be_asked_a_gateway_spends_its_part_of_a_hard_budget() -> None:
-    clock = ManualClock(start=100.0, epoch=1_795_435_200.0)  # noon in UTC, 21:00 in Tokyo
+async def test_c2_of_money_a_gateway_gives_out_what_it_was_told_and_else_nothing() -> None:
+    clock = ManualClock(start=100.0, epoch=1_795_435_200.0)
     budget = registry_pb2.Budget(tenant="acme", daily_microusd=200)
     soft = registry_pb2.Budget(tenant="acme", daily_microusd=1, enforcement=registry_pb2.BUDGET_ENFORCEMENT_SOFT)
     tenant = registry_pb2.Tenant(id="acme", plan=registry_pb2.PLAN_PAID, time_zone="Asia/Tokyo")
@@ -231,14 +253,45 @@ async def test_while_nobody_can_be_asked_a_gateway_spends_its_part_of_a_hard_bud
         for message in (PRICE, tenant, budget, *GATEWAYS):
             snapshot = apply_events(snapshot, [WatchEvent(keys.key_of(message), keys.encode(message), 2)], 2)
         one.client.update(snapshot)
-        # Inputs without an output: a micro-dollar each.
-        await one.reserve(100, name="r1", prompt_tokens=100)
-        one.client.settle(tenant="acme", model="fast", request_id="r1", tokens=100, prompt_tokens=100)
-        with pytest.raises(WeirError) as refused:
-            await one.reserve(1, prompt_tokens=1)
-        assert (refused.value.reason, refused.value.limit) == (Reason.QUOTA_SPEND, "budget:day")
-        assert refused.value.retry_after == 3 * 3600
-        clock.advance(3 * 3600)
-        assert (await one.reserve(100, name="r2", prompt_tokens=100)).local
+
+        async def refused() -> bool:
+            with pytest.raises(WeirError) as caught:
+                await one.reserve(10, prompt_tokens=10)
+            return caught.value.reason is Reason.QUOTA_SPEND and bool(caught.value.retry_after)
+
+        # Inputs without an output: a micro-dollar each. Nobody here knows that anything is left.
+        assert await refused()
+        now = int(clock.monotonic() * 1e9)
+        one.client._bridge.told("acme", 1, [Share("*", None, None, 25)], now + 10 * 10**9, now)
+        assert (await one.reserve(10, prompt_tokens=10)).local
+        assert (await one.reserve(10, prompt_tokens=10)).local
+        assert await refused()
+        clock.advance(11)
+        assert await refused()
         one.client.update(apply_events(snapshot, [WatchEvent(keys.key_of(soft), keys.encode(soft), 3)], 3))
         assert (await one.reserve(100, prompt_tokens=100)).local
+
+
+async def test_c2_a_spent_cap_stays_spent_and_a_models_limits_hold_while_the_owner_is_away(replicas: Cluster) -> None:
+    capped = registry_pb2.Limits(tenant="acme", model="*", spend_microusd=100)
+    model = registry_pb2.Limits(tenant="rich", model="fast", tokens_per_minute=100)
+    node = await replicas.start("ratelimit-0", seed=(capped, model, PRICE, *GATEWAYS))
+    async with gateway(0, node.address) as one:
+        one.client.update(
+            RegistrySnapshot(
+                limits={("acme", "*"): capped, ("rich", "fast"): model},
+                endpoints={("gateway", endpoint.instance): endpoint for endpoint in GATEWAYS},
+                prices={"*": PRICE},
+            )
+        )
+        assert not (await one.reserve(100, prompt_tokens=100)).local
+        assert not (await one.reserve(95, tenant="rich")).local
+        await node.kill()
+        while any(mux.connected for mux in one.client._shards):  # noqa: ASYNC110
+            await asyncio.sleep(0.002)
+        with pytest.raises(WeirError) as refused:
+            await one.reserve(1, prompt_tokens=1)
+        assert refused.value.reason is Reason.QUOTA_SPEND
+        with pytest.raises(WeirError) as refused:
+            await one.reserve(10, tenant="rich")
+        assert (refused.value.reason, refused.value.limit) == (Reason.QUOTA_TOKENS, "tokens_per_minute")

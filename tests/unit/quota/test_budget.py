@@ -26,6 +26,7 @@ from libs.quota import (
 )
 from libs.quota.dates import Zone
 from libs.quota.spent import STORED
+from tests.support.quota import leases_of, take_over
 
 SECOND = 1_000_000_000
 HOUR = 3600 * SECOND
@@ -255,12 +256,12 @@ def test_no_calendar_day_or_month_sees_more_than_its_bound(steps, start: int) ->
             zone = Zone(name)
             ledger.apply_budgets({"acme": replace(bounds, time_zone=name)})
         day, month = max(day, zone.day(wall).key), max(month, zone.month(wall).key)
-        leases = sorted(ledger._leases.values(), key=lambda lease: lease.key)
+        leases = sorted(leases_of(ledger).values(), key=lambda lease: lease.key)
         settled = sum(lease.spend for lease in leases if lease.expires <= now)
         ledger.expire(now)
         if action == "reserve":
             reserve(ledger, f"r{number}", amount, now)
-        elif action in ("settle", "cancel") and ledger._leases:
+        elif action in ("settle", "cancel") and leases_of(ledger):
             lease = leases[which % len(leases)]
             used = lease.spend if action == "settle" else 0
             settled += used * ledger.settle("acme", "fast", lease.key[1], used, now, spend=used)
@@ -297,10 +298,10 @@ def test_replicas_follow_and_join_without_counting_twice() -> None:
     spend(b.ledger, "r3", 20)
     a.flush(0), b.flush(0)
     for one, other in ((a, b), (b, a), (a, b)):
-        one.join(other.state(0), 0)
+        take_over(one, other, 0)
     assert month(a) == month(b) == 130
-    late.join(a.state(0), 0)
-    late.join(b.state(0), 0)
+    take_over(late, a, 0)
+    take_over(late, b, 0)
     assert month(late) == 130
 
 
@@ -312,10 +313,11 @@ def test_a_lease_that_ended_here_and_not_yet_there_is_counted_once() -> None:
     assert month(b) == 40
     spend(a.ledger, "r2", 5)
     a.flush(0)  # lost on its way
-    b.join(a.state(0), LEASE)
+    take_over(b, a, LEASE)
+    b.ledger.expire(LEASE)
     assert month(b) == 45
     a.ledger.expire(LEASE)
-    a.join(b.state(LEASE), LEASE)
+    take_over(a, b, LEASE)
     assert month(a) == month(b) == 45
 
 
@@ -336,7 +338,7 @@ def test_the_record_and_the_others_state_together_count_nothing_twice(stored: in
         b = twin("b")
         if order == "record first":
             adopt(b, stored)
-        b.join(a.state(0), 0)
+        take_over(b, a, 0)
         adopt(b, stored)
         assert month(b) == 120
         assert kept(b.ledger).month.alert_percent == 50
@@ -344,8 +346,8 @@ def test_the_record_and_the_others_state_together_count_nothing_twice(stored: in
     spend(a.ledger, "r2", 3)
     spend(b.ledger, "r3", 4)
     a.flush(0), b.flush(0)
-    a.join(b.state(0), 0)
-    b.join(a.state(0), 0)
+    take_over(a, b, 0)
+    take_over(b, a, 0)
     assert month(a) == month(b) == 127
 
 
@@ -378,14 +380,14 @@ def test_many_starts_within_a_month_are_added_up_the_same_everywhere() -> None:
         spend(one.ledger, f"r{life}", 1)
         tell(one, everything)
         if life == 150:
-            late.join(everything.state(0), 0)
+            take_over(late, everything, 0)
     assert month(everything) == 100
     budget = everything.ledger.budgets.of("acme")
     assert budget is not None
     assert len(budget.state("acme").months[0].parts) <= 33
     assert dict(budget.state("acme").months[0].parts)[STORED] >= 60
-    late.join(everything.state(0), 0)
-    everything.join(late.state(0), 0)
+    take_over(late, everything, 0)
+    take_over(everything, late, 0)
     assert month(everything) == month(late) == 100
 
 

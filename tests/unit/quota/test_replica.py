@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from libs.quota import ALL_MODELS, MINUTE_NS, Admitted, Ask, BudgetSpec, Denied, Ledger, LimitSpec, Logged, Replica
-from libs.quota.settled import SettledIds
+from tests.support.quota import join_all, leases_of, pieces, take_over
 
 SECOND = 1_000_000_000
 LEASE = 30 * SECOND
@@ -87,7 +87,7 @@ def test_an_expired_lease_counts_once_for_who_joins_later() -> None:
         reserve(one, f"more-{one.ledger.part[0]}", 10, LEASE)
         one.flush(LEASE)
     for one in (a, b):
-        late.join(one.state(LEASE), LEASE)
+        take_over(late, one, LEASE)
     assert left(late, LEASE)[0] == 580
 
 
@@ -101,7 +101,7 @@ def test_a_state_that_knows_less_takes_nothing_away() -> None:
     reserve(c, "r2", 200)
     settle(c, "r2", 200)
     assert tell(c, b)
-    b.join(a.state(0), 0)
+    take_over(b, a, 0)
     assert left(b) == (700, 98, 19, 10**6 - 300)
     reserve(c, "r3", 50)
     assert tell(c, b)
@@ -129,7 +129,7 @@ def test_what_ended_elsewhere_while_a_replica_was_away_still_counts() -> None:
         ended = b.ledger.expire(LEASE) if by_itself else b.ledger.end_held_by("gateway-0", LEASE)
         assert ended == 1
         b.flush(LEASE)
-        again.join(b.state(LEASE), LEASE)
+        take_over(again, b, LEASE)
         assert left(again, LEASE) == left(b, LEASE) == (600, 99, 20, 10**6 - 400)
         assert not settle(again, "r1", 400, LEASE)
         assert left(again, LEASE)[0] == 600
@@ -138,8 +138,6 @@ def test_what_ended_elsewhere_while_a_replica_was_away_still_counts() -> None:
 def test_what_ended_long_ago_does_not_come_back_with_the_state_of_who_missed_it() -> None:
     """After a split that lasted longer than settled ids are remembered."""
     a, b = replica("a"), replica("b")
-    for one in (a, b):
-        one.ledger._settled = SettledIds(SECOND, 100)
     lease = 3600 * SECOND
     for number in range(3):
         ask = Ask("acme", "fast", f"r{number}", 100, holder="gateway-0")
@@ -151,12 +149,11 @@ def test_what_ended_long_ago_does_not_come_back_with_the_state_of_who_missed_it(
     now = 600 * SECOND
     settle(a, "new", 10, now)
     a.flush(now)
-    assert a.ledger.remembered_settled == 1
-    a.join(b.state(now), now)
-    assert a.ledger.live_leases == 1
-    b.join(a.state(now), now)
-    assert b.ledger.live_leases == 1
-    assert left(a, now) == left(b, now) == (890, 100, 19, 10**6 - 30)
+    take_over(a, b, now)
+    take_over(b, a, now)
+    assert a.ledger.live_leases == b.ledger.live_leases == 0
+    # No lease is longer than ids are remembered: the one that nobody settled has ended.
+    assert left(a, now) == left(b, now) == (890, 100, 20, 10**6 - 30)
 
 
 def test_a_missing_batch_is_noticed_and_the_state_makes_it_good() -> None:
@@ -167,7 +164,7 @@ def test_a_missing_batch_is_noticed_and_the_state_makes_it_good() -> None:
     assert not tell(a, b)
     assert left(b)[0] == LIMIT
     reserve(b, "mine", 50)
-    b.join(a.state(0), 0)
+    take_over(b, a, 0)
     # The batch that came early is in the state already and must not count again.
     assert left(b) == (650, 97, 17, 10**6 - 350)
     reserve(a, "r3", 10)
@@ -181,10 +178,10 @@ def test_batches_that_come_while_the_state_is_fetched_are_not_lost() -> None:
     a.flush(0)
     reserve(a, "r2", 200)
     assert not tell(a, b)
-    fetched = a.state(0)
+    fetched = list(pieces(a, 0))
     reserve(a, "r3", 300)
     assert not tell(a, b)
-    b.join(fetched, 0)
+    join_all(b, fetched, 0)
     assert left(b)[0] == 400
     assert tell(a, b)
 
@@ -205,7 +202,7 @@ def test_a_new_life_begins_anew_and_the_old_ones_use_stays() -> None:
     settle(a, "r1", 400)
     tell(a, b)
     again = replica("a", "2")
-    again.join(b.state(0), 0)
+    take_over(again, b, 0)
     assert left(again)[0] == 600
     reserve(again, "r2", 100)
     assert tell(again, b)
@@ -280,7 +277,7 @@ def test_after_any_history_all_replicas_agree_on_what_was_used(events) -> None:
 
     def fetch(source: str, target: str) -> None:
         publish(source)
-        replicas[target].join(replicas[source].state(now), now)
+        take_over(replicas[target], replicas[source], now)
 
     def deliver(source: str, target: str) -> None:
         queue, waiting[source, target] = waiting[source, target], []
@@ -333,7 +330,7 @@ def test_after_any_history_all_replicas_agree_on_what_was_used(events) -> None:
     assert len(views) == 1
     (tokens_left, requests_left, slots, _) = views.pop()
     live = [opened_id for opened_id in opened if opened_id not in settled]
-    reserved = sum(lease.tokens for lease in replicas["a"].ledger._leases.values())
+    reserved = sum(lease.tokens for lease in leases_of(replicas["a"].ledger).values())
     assert slots == 20 - len(live)
     assert tokens_left == max(0, LIMIT - sum(settled.values()) - reserved)
     assert requests_left == max(0, 100 - requests)

@@ -8,6 +8,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from libs.quota import ALL_MODELS, Ask, Ledger, LimitSpec, Logged, Replica
+from tests.support.quota import take_over
 
 SECOND = 1_000_000_000
 LIMIT = 10**9
@@ -57,7 +58,7 @@ def test_what_ended_by_itself_counts_on_every_replica_whatever_it_missed(
 
     def fetch(source: str, target: str) -> None:
         publish(source)
-        replicas[target].join(replicas[source].state(now), now)
+        take_over(replicas[target], replicas[source], now)
 
     def enough(name: str) -> bool:
         return LIMIT - replicas[name].ledger.report("acme", "fast", now).tokens.remaining >= used

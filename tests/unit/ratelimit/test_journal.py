@@ -11,44 +11,69 @@ from libs.quota import (
     MINUTE_NS,
     Ask,
     Batch,
+    Cursor,
     Ledger,
     LedgerState,
     LimitSpec,
     Logged,
     Opened,
     PartState,
+    Piece,
     Replica,
-    ReplicaState,
     ScopeState,
     Seen,
     Use,
 )
 from services.ratelimit.journal import Journal
 from services.ratelimit.policy.recovery import Frame, restore
+from tests.support.quota import pieces
 
 SECOND = 1_000_000_000
 PART = ("ratelimit-0", "1")
 SCOPE = ScopeState("acme", "*", (PartState(PART, (Use(5, 1),), (Use(6, 2),), ()),))
 LEASE = Opened("acme", "fast", "r1", "fast@1", 10, 3, 1, False, "gateway-0", 0, 30 * SECOND, PART)
-STATE = ReplicaState(LedgerState((SCOPE,), (LEASE,), ()), (Seen(PART, 7),))
+PIECE = Piece(Cursor(), None, LedgerState((SCOPE,), (LEASE,), ()), (Seen(PART, 7),))
 
 
 def frame(number: int, *, full: bool = False) -> Frame:
     if full:
-        return Frame(number, STATE)
+        return Frame(number, PIECE)
     return Frame(number, None, (Logged(PART, number, Batch((LEASE._replace(request_id=f"r{number}"),))),))
+
+
+def rewrite(journal: Journal, *frames: Frame) -> None:
+    journal.begin()
+    for each in frames:
+        journal.add(each)
+    journal.commit()
 
 
 def written(path: Path, count: int) -> Journal:
     journal = Journal(path, rewrite_bytes=10_000)
-    for number in range(count):
-        journal.write(frame(number, full=journal.wants_snapshot))
+    assert journal.wants_snapshot
+    rewrite(journal, frame(0, full=True))
+    journal.write([frame(number) for number in range(1, count)])
     return journal
 
 
 def test_frames_come_back(tmp_path: Path) -> None:
     written(tmp_path / "state" / "j", 3)
     assert Journal(tmp_path / "state" / "j", rewrite_bytes=1).load() == [frame(0, full=True), frame(1), frame(2)]
+
+
+def test_what_is_decided_while_a_snapshot_is_written_is_in_the_old_file_and_in_the_new_one(tmp_path: Path) -> None:
+    journal = written(tmp_path / "j", 2)
+    journal.begin()
+    journal.add(frame(7, full=True))
+    journal.write([frame(8)])
+    assert journal.load() == [frame(0, full=True), frame(1), frame(8)]
+    journal = written(tmp_path / "j", 2)
+    journal.begin()
+    journal.add(frame(7, full=True))
+    journal.write([frame(8)])
+    journal.add(frame(9, full=True))
+    journal.commit()
+    assert journal.load() == [frame(7, full=True), frame(8), frame(9, full=True)]
 
 
 def test_no_file_is_no_state(tmp_path: Path) -> None:
@@ -72,12 +97,12 @@ def test_damage_ends_the_reading_and_never_raises(
 
 def test_a_long_journal_is_rewritten(tmp_path: Path) -> None:
     journal = Journal(tmp_path / "j", rewrite_bytes=200)
-    journal.write(frame(0, full=True))
+    rewrite(journal, frame(0, full=True))
     assert not journal.wants_snapshot
     for number in range(4):
-        journal.write(frame(number))
+        journal.write([frame(number)])
     assert journal.wants_snapshot
-    journal.write(frame(9, full=True))
+    rewrite(journal, frame(9, full=True))
     assert journal.load() == [frame(9, full=True)]
 
 
@@ -86,7 +111,7 @@ def test_a_failed_write_asks_for_a_snapshot(tmp_path: Path) -> None:
     (tmp_path / "state" / "j").unlink()
     (tmp_path / "state" / "j").mkdir()
     with pytest.raises(IsADirectoryError):
-        journal.write(frame(3))
+        journal.write([frame(3)])
     assert journal.wants_snapshot
 
 
@@ -107,16 +132,17 @@ def test_a_replica_goes_on_where_its_journal_ends(tmp_path: Path) -> None:
     before.ledger.settle("acme", "fast", "done", 15, now)
     before.flush(now)
     before.take_log()
-    journal.write(Frame(1000 * SECOND, before.state(now)))
+    snapshot = [Frame(1000 * SECOND, piece) for piece in pieces(before, now)]
+    rewrite(journal, *snapshot)
     now = 10 * SECOND
     reserve("live", 30, 300 * SECOND)
     reserve("short", 5, 20 * SECOND)
     before.flush(now)
-    journal.write(Frame(1010 * SECOND, None, before.take_log()))
+    journal.write([Frame(1010 * SECOND, None, before.take_log())])
 
     after = replica("2", keep_log=True)
     now = 7
-    assert restore(after, journal.load(), now=now, wall_now=1040 * SECOND) == 2
+    assert restore(after, journal.load(), now=now, wall_now=1040 * SECOND) == len(snapshot) + 1
     assert after.take_log() == ()
     ledger = after.ledger
     assert ledger.expire(now) == 1
@@ -135,16 +161,32 @@ def test_a_clock_that_stepped_back_lets_no_time_pass(tmp_path: Path) -> None:
     before.ledger.settle("acme", "fast", "r1", 40, 0)
     before.flush(0)
     after = replica("2")
-    restore(after, [Frame(1000 * SECOND, before.state(0))], now=0, wall_now=10 * SECOND)
+    restore(after, [Frame(1000 * SECOND, piece) for piece in pieces(before, 0)], now=0, wall_now=10 * SECOND)
     assert after.ledger.report("acme", "fast", 59 * SECOND).tokens.remaining == 60
 
 
-def test_a_snapshot_makes_what_was_before_it_void() -> None:
-    earlier, later = replica("1"), replica("1")
-    earlier.ledger.settle("acme", "fast", "void", 40, 0)
-    later.ledger.settle("acme", "fast", "counts", 10, 0)
-    for one in (earlier, later):
-        one.flush(0)
+@pytest.mark.parametrize("told", [True, False])
+def test_c8_what_was_decided_between_two_pieces_of_a_snapshot_counts_once(told: bool) -> None:
+    """Of a tenant that was written already, and of one that was not yet."""
+    before = replica("1", keep_log=True)
+    names = [f"t{number}" for number in range(200)]
+    for name in names:
+        before.ledger.settle(name, "fast", "first", 10, 0)
+    before.flush(0)
+    before.take_log()
+    frames, cursor, turn = [], Cursor(), 0
+    while cursor is not None:
+        for name in names[turn : turn + 20]:
+            before.ledger.settle(name, "fast", "second", 1, 0)
+        before.flush(0)
+        if told:
+            frames.append(Frame(0, None, before.take_log()))
+        piece = before.piece(cursor, 0)
+        frames.append(Frame(0, piece))
+        cursor, turn = piece.next, turn + 20
+    frames.append(Frame(0, None, before.take_log()))
     after = replica("2")
-    restore(after, [Frame(1, earlier.state(0)), Frame(2, later.state(0))], now=0, wall_now=2)
-    assert after.ledger.report("acme", "fast", 0).tokens.remaining == 90
+    restore(after, frames, now=0, wall_now=0)
+    assert turn >= 200
+    used = {name: after.ledger.books.scopes.wide(name, 0).tokens.used(0) for name in names}
+    assert used == dict.fromkeys(names, 11)

@@ -46,15 +46,17 @@ class One:
 
     def __init__(self) -> None:
         self.line = Line()
+        self.clock = ManualClock(start=100.0)
         self.replica = Replica(Ledger(part=("a", "1"), track_changes=True))
         self.peers = Peers(
             instance="a",
             replica=self.replica,
             open_link=lambda address: self.line,  # type: ignore[arg-type, return-value]
             now=lambda: 0,
-            clock=ManualClock(),
+            clock=self.clock,
             peer_seconds=5.0,
             join_seconds=1.0,
+            hear_seconds=1.0,
         )
 
     def decide(self) -> None:
@@ -113,3 +115,20 @@ async def test_nobody_waits_for_who_has_left(one: One) -> None:
     one.peers.remind()
     one.decide()
     assert one.line.told == [1]
+
+
+async def test_d4_who_hears_no_majority_knows_it_and_who_does_again(one: One) -> None:
+    assert one.peers.sides == 1
+    one.decide()
+    one.clock.advance(0.9)
+    assert one.peers.sides == 1
+    one.clock.advance(0.2)  # no answer to what was told
+    assert one.peers.sides == 2
+    one.line.answer(object(), None)
+    assert one.peers.sides == 1
+    one.line.connected = False
+    assert one.peers.sides == 1
+    one.clock.advance(1.1)
+    assert one.peers.sides == 2
+    one.line.connected = True
+    assert one.peers.sides == 1

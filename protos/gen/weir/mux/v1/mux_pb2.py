@@ -26,7 +26,7 @@ from google.protobuf import duration_pb2 as google_dot_protobuf_dot_duration__pb
 from google.rpc import status_pb2 as google_dot_rpc_dot_status__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x15weir/mux/v1/mux.proto\x12\x0bweir.mux.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x17google/rpc/status.proto\"8\n\x05Hello\x12\x0f\n\x07service\x18\x01 \x01(\t\x12\x10\n\x08instance\x18\x02 \x01(\t\x12\x0c\n\x04zone\x18\x03 \x01(\t\"2\n\x07Welcome\x12\x10\n\x08instance\x18\x01 \x01(\t\x12\x15\n\rmax_in_flight\x18\x02 \x01(\r\"[\n\nCallHeader\x12\n\n\x02id\x18\x01 \x01(\x04\x12,\n\tremaining\x18\x02 \x01(\x0b\x32\x19.google.protobuf.Duration\x12\x13\n\x0btraceparent\x18\x03 \x01(\t\"<\n\x0bReplyHeader\x12\n\n\x02id\x18\x01 \x01(\x04\x12!\n\x05\x65rror\x18\x02 \x01(\x0b\x32\x12.google.rpc.Status\"\x1a\n\x0b\x43\x61ncelCalls\x12\x0b\n\x03ids\x18\x01 \x03(\x04\"\x18\n\x06GoAway\x12\x0e\n\x06reason\x18\x01 \x01(\tb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x15weir/mux/v1/mux.proto\x12\x0bweir.mux.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x17google/rpc/status.proto\"F\n\x05Hello\x12\x0f\n\x07service\x18\x01 \x01(\t\x12\x10\n\x08instance\x18\x02 \x01(\t\x12\x0c\n\x04zone\x18\x03 \x01(\t\x12\x0c\n\x04life\x18\x04 \x01(\t\"2\n\x07Welcome\x12\x10\n\x08instance\x18\x01 \x01(\t\x12\x15\n\rmax_in_flight\x18\x02 \x01(\r\"[\n\nCallHeader\x12\n\n\x02id\x18\x01 \x01(\x04\x12,\n\tremaining\x18\x02 \x01(\x0b\x32\x19.google.protobuf.Duration\x12\x13\n\x0btraceparent\x18\x03 \x01(\t\"<\n\x0bReplyHeader\x12\n\n\x02id\x18\x01 \x01(\x04\x12!\n\x05\x65rror\x18\x02 \x01(\x0b\x32\x12.google.rpc.Status\"\x1a\n\x0b\x43\x61ncelCalls\x12\x0b\n\x03ids\x18\x01 \x03(\x04\"\x18\n\x06GoAway\x12\x0e\n\x06reason\x18\x01 \x01(\tb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -34,15 +34,15 @@ _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'weir.mux.v1.mux_pb2', _glob
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
   _globals['_HELLO']._serialized_start=95
-  _globals['_HELLO']._serialized_end=151
-  _globals['_WELCOME']._serialized_start=153
-  _globals['_WELCOME']._serialized_end=203
-  _globals['_CALLHEADER']._serialized_start=205
-  _globals['_CALLHEADER']._serialized_end=296
-  _globals['_REPLYHEADER']._serialized_start=298
-  _globals['_REPLYHEADER']._serialized_end=358
-  _globals['_CANCELCALLS']._serialized_start=360
-  _globals['_CANCELCALLS']._serialized_end=386
-  _globals['_GOAWAY']._serialized_start=388
-  _globals['_GOAWAY']._serialized_end=412
+  _globals['_HELLO']._serialized_end=165
+  _globals['_WELCOME']._serialized_start=167
+  _globals['_WELCOME']._serialized_end=217
+  _globals['_CALLHEADER']._serialized_start=219
+  _globals['_CALLHEADER']._serialized_end=310
+  _globals['_REPLYHEADER']._serialized_start=312
+  _globals['_REPLYHEADER']._serialized_end=372
+  _globals['_CANCELCALLS']._serialized_start=374
+  _globals['_CANCELCALLS']._serialized_end=400
+  _globals['_GOAWAY']._serialized_start=402
+  _globals['_GOAWAY']._serialized_end=426
 # @@protoc_insertion_point(module_scope)

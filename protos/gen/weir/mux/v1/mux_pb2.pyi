@@ -11,14 +11,16 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class Hello(_message.Message):
-    __slots__ = ("service", "instance", "zone")
+    __slots__ = ("service", "instance", "zone", "life")
     SERVICE_FIELD_NUMBER: _ClassVar[int]
     INSTANCE_FIELD_NUMBER: _ClassVar[int]
     ZONE_FIELD_NUMBER: _ClassVar[int]
+    LIFE_FIELD_NUMBER: _ClassVar[int]
     service: str
     instance: str
     zone: str
-    def __init__(self, service: _Optional[str] = ..., instance: _Optional[str] = ..., zone: _Optional[str] = ...) -> None: ...
+    life: str
+    def __init__(self, service: _Optional[str] = ..., instance: _Optional[str] = ..., zone: _Optional[str] = ..., life: _Optional[str] = ...) -> None: ...
 
 class Welcome(_message.Message):
     __slots__ = ("instance", "max_in_flight")

@@ -28,23 +28,25 @@ class QuotaCalls(_message.Message):
     def __init__(self, items: _Optional[_Iterable[_Union[QuotaCall, _Mapping]]] = ...) -> None: ...
 
 class QuotaCall(_message.Message):
-    __slots__ = ("header", "reserve", "settle", "check_edge", "replicate", "fetch_state")
+    __slots__ = ("header", "reserve", "settle", "check_edge", "replicate", "fetch_state", "renew")
     HEADER_FIELD_NUMBER: _ClassVar[int]
     RESERVE_FIELD_NUMBER: _ClassVar[int]
     SETTLE_FIELD_NUMBER: _ClassVar[int]
     CHECK_EDGE_FIELD_NUMBER: _ClassVar[int]
     REPLICATE_FIELD_NUMBER: _ClassVar[int]
     FETCH_STATE_FIELD_NUMBER: _ClassVar[int]
+    RENEW_FIELD_NUMBER: _ClassVar[int]
     header: _mux_pb2.CallHeader
     reserve: Reserve
     settle: Settle
     check_edge: CheckEdge
     replicate: Replicate
     fetch_state: FetchState
-    def __init__(self, header: _Optional[_Union[_mux_pb2.CallHeader, _Mapping]] = ..., reserve: _Optional[_Union[Reserve, _Mapping]] = ..., settle: _Optional[_Union[Settle, _Mapping]] = ..., check_edge: _Optional[_Union[CheckEdge, _Mapping]] = ..., replicate: _Optional[_Union[Replicate, _Mapping]] = ..., fetch_state: _Optional[_Union[FetchState, _Mapping]] = ...) -> None: ...
+    renew: Renew
+    def __init__(self, header: _Optional[_Union[_mux_pb2.CallHeader, _Mapping]] = ..., reserve: _Optional[_Union[Reserve, _Mapping]] = ..., settle: _Optional[_Union[Settle, _Mapping]] = ..., check_edge: _Optional[_Union[CheckEdge, _Mapping]] = ..., replicate: _Optional[_Union[Replicate, _Mapping]] = ..., fetch_state: _Optional[_Union[FetchState, _Mapping]] = ..., renew: _Optional[_Union[Renew, _Mapping]] = ...) -> None: ...
 
 class Reserve(_message.Message):
-    __slots__ = ("tenant", "model", "request_id", "tokens", "request_counted", "lease", "prompt_tokens", "max_output_tokens", "choices", "model_version", "over_quota_allowed")
+    __slots__ = ("tenant", "model", "request_id", "tokens", "request_counted", "lease", "prompt_tokens", "max_output_tokens", "choices", "model_version", "over_quota_allowed", "share_seen", "granted")
     TENANT_FIELD_NUMBER: _ClassVar[int]
     MODEL_FIELD_NUMBER: _ClassVar[int]
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
@@ -56,6 +58,8 @@ class Reserve(_message.Message):
     CHOICES_FIELD_NUMBER: _ClassVar[int]
     MODEL_VERSION_FIELD_NUMBER: _ClassVar[int]
     OVER_QUOTA_ALLOWED_FIELD_NUMBER: _ClassVar[int]
+    SHARE_SEEN_FIELD_NUMBER: _ClassVar[int]
+    GRANTED_FIELD_NUMBER: _ClassVar[int]
     tenant: str
     model: str
     request_id: str
@@ -67,23 +71,43 @@ class Reserve(_message.Message):
     choices: int
     model_version: str
     over_quota_allowed: bool
-    def __init__(self, tenant: _Optional[str] = ..., model: _Optional[str] = ..., request_id: _Optional[str] = ..., tokens: _Optional[int] = ..., request_counted: _Optional[bool] = ..., lease: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., prompt_tokens: _Optional[int] = ..., max_output_tokens: _Optional[int] = ..., choices: _Optional[int] = ..., model_version: _Optional[str] = ..., over_quota_allowed: _Optional[bool] = ...) -> None: ...
+    share_seen: int
+    granted: bool
+    def __init__(self, tenant: _Optional[str] = ..., model: _Optional[str] = ..., request_id: _Optional[str] = ..., tokens: _Optional[int] = ..., request_counted: _Optional[bool] = ..., lease: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., prompt_tokens: _Optional[int] = ..., max_output_tokens: _Optional[int] = ..., choices: _Optional[int] = ..., model_version: _Optional[str] = ..., over_quota_allowed: _Optional[bool] = ..., share_seen: _Optional[int] = ..., granted: _Optional[bool] = ...) -> None: ...
 
 class Settle(_message.Message):
-    __slots__ = ("tenant", "model", "request_id", "tokens", "prompt_tokens", "model_version")
+    __slots__ = ("tenant", "model", "request_id", "tokens", "prompt_tokens", "model_version", "over_quota")
     TENANT_FIELD_NUMBER: _ClassVar[int]
     MODEL_FIELD_NUMBER: _ClassVar[int]
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     TOKENS_FIELD_NUMBER: _ClassVar[int]
     PROMPT_TOKENS_FIELD_NUMBER: _ClassVar[int]
     MODEL_VERSION_FIELD_NUMBER: _ClassVar[int]
+    OVER_QUOTA_FIELD_NUMBER: _ClassVar[int]
     tenant: str
     model: str
     request_id: str
     tokens: int
     prompt_tokens: int
     model_version: str
-    def __init__(self, tenant: _Optional[str] = ..., model: _Optional[str] = ..., request_id: _Optional[str] = ..., tokens: _Optional[int] = ..., prompt_tokens: _Optional[int] = ..., model_version: _Optional[str] = ...) -> None: ...
+    over_quota: bool
+    def __init__(self, tenant: _Optional[str] = ..., model: _Optional[str] = ..., request_id: _Optional[str] = ..., tokens: _Optional[int] = ..., prompt_tokens: _Optional[int] = ..., model_version: _Optional[str] = ..., over_quota: _Optional[bool] = ...) -> None: ...
+
+class Renew(_message.Message):
+    __slots__ = ("held", "lease")
+    HELD_FIELD_NUMBER: _ClassVar[int]
+    LEASE_FIELD_NUMBER: _ClassVar[int]
+    held: _containers.RepeatedCompositeFieldContainer[Held]
+    lease: _duration_pb2.Duration
+    def __init__(self, held: _Optional[_Iterable[_Union[Held, _Mapping]]] = ..., lease: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ...) -> None: ...
+
+class Held(_message.Message):
+    __slots__ = ("tenant", "request_ids")
+    TENANT_FIELD_NUMBER: _ClassVar[int]
+    REQUEST_IDS_FIELD_NUMBER: _ClassVar[int]
+    tenant: str
+    request_ids: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, tenant: _Optional[str] = ..., request_ids: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class CheckEdge(_message.Message):
     __slots__ = ("tenant", "requests", "tokens")
@@ -108,10 +132,12 @@ class Replicate(_message.Message):
     def __init__(self, origin: _Optional[str] = ..., life: _Optional[str] = ..., sequence: _Optional[int] = ..., operations: _Optional[bytes] = ...) -> None: ...
 
 class FetchState(_message.Message):
-    __slots__ = ("instance",)
+    __slots__ = ("instance", "cursor")
     INSTANCE_FIELD_NUMBER: _ClassVar[int]
+    CURSOR_FIELD_NUMBER: _ClassVar[int]
     instance: str
-    def __init__(self, instance: _Optional[str] = ...) -> None: ...
+    cursor: bytes
+    def __init__(self, instance: _Optional[str] = ..., cursor: _Optional[bytes] = ...) -> None: ...
 
 class SessionResponse(_message.Message):
     __slots__ = ("welcome", "replies", "go_away")
@@ -130,7 +156,7 @@ class QuotaReplies(_message.Message):
     def __init__(self, items: _Optional[_Iterable[_Union[QuotaReply, _Mapping]]] = ...) -> None: ...
 
 class QuotaReply(_message.Message):
-    __slots__ = ("header", "reserved", "rejected", "settled", "edge_passed", "replicated", "state")
+    __slots__ = ("header", "reserved", "rejected", "settled", "edge_passed", "replicated", "state", "renewed", "shares", "share_number", "share_lasts")
     HEADER_FIELD_NUMBER: _ClassVar[int]
     RESERVED_FIELD_NUMBER: _ClassVar[int]
     REJECTED_FIELD_NUMBER: _ClassVar[int]
@@ -138,6 +164,10 @@ class QuotaReply(_message.Message):
     EDGE_PASSED_FIELD_NUMBER: _ClassVar[int]
     REPLICATED_FIELD_NUMBER: _ClassVar[int]
     STATE_FIELD_NUMBER: _ClassVar[int]
+    RENEWED_FIELD_NUMBER: _ClassVar[int]
+    SHARES_FIELD_NUMBER: _ClassVar[int]
+    SHARE_NUMBER_FIELD_NUMBER: _ClassVar[int]
+    SHARE_LASTS_FIELD_NUMBER: _ClassVar[int]
     header: _mux_pb2.ReplyHeader
     reserved: Reserved
     rejected: _errors_pb2.Rejection
@@ -145,7 +175,23 @@ class QuotaReply(_message.Message):
     edge_passed: Reserved
     replicated: Replicated
     state: State
-    def __init__(self, header: _Optional[_Union[_mux_pb2.ReplyHeader, _Mapping]] = ..., reserved: _Optional[_Union[Reserved, _Mapping]] = ..., rejected: _Optional[_Union[_errors_pb2.Rejection, _Mapping]] = ..., settled: _Optional[_Union[Settled, _Mapping]] = ..., edge_passed: _Optional[_Union[Reserved, _Mapping]] = ..., replicated: _Optional[_Union[Replicated, _Mapping]] = ..., state: _Optional[_Union[State, _Mapping]] = ...) -> None: ...
+    renewed: Renewed
+    shares: _containers.RepeatedCompositeFieldContainer[Share]
+    share_number: int
+    share_lasts: _duration_pb2.Duration
+    def __init__(self, header: _Optional[_Union[_mux_pb2.ReplyHeader, _Mapping]] = ..., reserved: _Optional[_Union[Reserved, _Mapping]] = ..., rejected: _Optional[_Union[_errors_pb2.Rejection, _Mapping]] = ..., settled: _Optional[_Union[Settled, _Mapping]] = ..., edge_passed: _Optional[_Union[Reserved, _Mapping]] = ..., replicated: _Optional[_Union[Replicated, _Mapping]] = ..., state: _Optional[_Union[State, _Mapping]] = ..., renewed: _Optional[_Union[Renewed, _Mapping]] = ..., shares: _Optional[_Iterable[_Union[Share, _Mapping]]] = ..., share_number: _Optional[int] = ..., share_lasts: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ...) -> None: ...
+
+class Share(_message.Message):
+    __slots__ = ("model", "tokens", "requests", "spend")
+    MODEL_FIELD_NUMBER: _ClassVar[int]
+    TOKENS_FIELD_NUMBER: _ClassVar[int]
+    REQUESTS_FIELD_NUMBER: _ClassVar[int]
+    SPEND_FIELD_NUMBER: _ClassVar[int]
+    model: str
+    tokens: int
+    requests: int
+    spend: int
+    def __init__(self, model: _Optional[str] = ..., tokens: _Optional[int] = ..., requests: _Optional[int] = ..., spend: _Optional[int] = ...) -> None: ...
 
 class Reserved(_message.Message):
     __slots__ = ("requests", "tokens", "concurrency", "spend", "over_quota", "local_tokens", "local_requests")
@@ -181,13 +227,21 @@ class Replicated(_message.Message):
     gap: bool
     def __init__(self, gap: _Optional[bool] = ...) -> None: ...
 
+class Renewed(_message.Message):
+    __slots__ = ("unknown",)
+    UNKNOWN_FIELD_NUMBER: _ClassVar[int]
+    unknown: _containers.RepeatedCompositeFieldContainer[Held]
+    def __init__(self, unknown: _Optional[_Iterable[_Union[Held, _Mapping]]] = ...) -> None: ...
+
 class State(_message.Message):
-    __slots__ = ("state", "seen")
+    __slots__ = ("state", "seen", "cursor")
     STATE_FIELD_NUMBER: _ClassVar[int]
     SEEN_FIELD_NUMBER: _ClassVar[int]
+    CURSOR_FIELD_NUMBER: _ClassVar[int]
     state: bytes
     seen: _containers.RepeatedCompositeFieldContainer[Seen]
-    def __init__(self, state: _Optional[bytes] = ..., seen: _Optional[_Iterable[_Union[Seen, _Mapping]]] = ...) -> None: ...
+    cursor: bytes
+    def __init__(self, state: _Optional[bytes] = ..., seen: _Optional[_Iterable[_Union[Seen, _Mapping]]] = ..., cursor: _Optional[bytes] = ...) -> None: ...
 
 class Seen(_message.Message):
     __slots__ = ("origin", "life", "sequence")

@@ -1,0 +1,86 @@
+"""A gateway's end of the quota: what it serves, and what it gives out by itself while nobody can be asked."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Generic, NamedTuple, TypeVar
+
+from libs.quota.budget import BudgetSpec
+from libs.quota.ledger import Ledger
+from libs.quota.settled import Key
+from libs.quota.shares import Share
+from libs.quota.types import Admitted, Ask, Denied, LimitSpec, SettledAlready
+
+T = TypeVar("T")
+_MOST_SEEN = 50_000
+
+
+class _Running(NamedTuple, Generic[T]):
+    ask: T
+    over_quota: bool
+    until: int
+
+
+class Bridge(Generic[T]):
+    """Pure. `T` is how the shell keeps a Reserve, to ask it again.
+
+    While the tenant's owner answers, this keeps the shares that it tells and the requests that run, whose leases are
+    prolonged by their ids. While nobody answers, `reserve` gives out of the shares. Where none was told, or it has
+    ended, that is an equal part of the limits for each gateway, of which what this gateway served within the last
+    period is a part, whoever granted it; and of money nothing. What was given out so is told to the owner as soon as
+    one can be reached: it is among the running requests, and unknown there.
+    """
+
+    def __init__(self, *, retry_ns: int = 1_000_000_000) -> None:
+        self._ledger = Ledger(retry_ns=retry_ns, money_needs_share=True)
+        self._seen: dict[str, int] = {}
+        self._running: dict[Key, _Running[T]] = {}
+
+    def apply(
+        self, limits: Mapping[Key, LimitSpec], budgets: Mapping[str, BudgetSpec], gateways: int, now: int
+    ) -> None:
+        """Makes these the limits and budgets, of which this is one of so many gateways."""
+        self._ledger.apply_budgets(budgets)
+        self._ledger.apply_limits({key: spec.shared(gateways) for key, spec in limits.items()}, now)
+
+    def seen(self, tenant: str) -> int:
+        """The number of the last shares that came."""
+        return self._seen.get(tenant, 0)
+
+    def told(self, tenant: str, number: int, shares: Iterable[Share], until: int, now: int) -> None:
+        """These came from the owner; `until` counts from when it was asked."""
+        if len(self._seen) >= _MOST_SEEN:
+            self._seen.clear()
+        self._seen[tenant] = number
+        self._ledger.own(tenant, shares, until, now)
+
+    def served(self, key: Key, ask: T, *, over_quota: bool, until: int) -> None:
+        """The owner granted it; it runs no longer than that."""
+        self._running[key] = _Running(ask, over_quota, until)
+
+    def reserve(self, ask: Ask, kept: T, *, lease_ns: int, until: int, now: int) -> Admitted | Denied | SettledAlready:
+        """Decides here."""
+        outcome = self._ledger.reserve(ask, lease_ns=lease_ns, now=now)
+        if isinstance(outcome, Admitted):
+            self.served((ask.tenant, ask.request_id), kept, over_quota=outcome.over_quota, until=until)
+        return outcome
+
+    def settle(self, tenant: str, model: str, request_id: str, tokens: int, now: int, *, spend: int) -> bool:
+        """It has ended, and counts here for a period, whoever granted it. Whether it was served over quota."""
+        running = self._running.pop((tenant, request_id), None)
+        over_quota = running is not None and running.over_quota
+        self._ledger.settle(tenant, model, request_id, tokens, now, spend=spend, over_quota=over_quota)
+        return over_quota
+
+    def running(self, now: int) -> Iterator[Key]:
+        """What runs. What should have ended is not looked after any more."""
+        for key, each in list(self._running.items()):
+            if each.until <= now:
+                del self._running[key]
+            else:
+                yield key
+
+    def lost(self, key: Key) -> tuple[T, bool] | None:
+        """To ask again for what the owner does not know: the Reserve, and whether it was over quota."""
+        running = self._running.get(key)
+        return None if running is None else (running.ask, running.over_quota)

@@ -1,0 +1,163 @@
+"""Shares that gateways were told: held until they were replaced or have ended, and given out within."""
+
+from __future__ import annotations
+
+import pytest
+
+from libs.quota import ALL_MODELS, Admitted, Ask, Bridge, BudgetSpec, Denied, Ledger, LimitKind, LimitSpec, Share
+from libs.quota.shares import PORTION, Holdings, part_of
+from libs.quota.types import Told
+
+SECOND = 1_000_000_000
+LASTS = 10 * SECOND
+LIMIT = 1000
+GATEWAYS = 10
+
+
+def owner(**limits: int) -> Ledger:
+    book = Ledger(track_changes=True)
+    book.apply_limits({("acme", ALL_MODELS): LimitSpec(**limits)}, 0)
+    book.terms.holders = GATEWAYS
+    return book
+
+
+def ask(name: str, tokens: int, holder: str, **more: int) -> Ask:
+    return Ask("acme", "fast", name, tokens, holder=holder, **more)
+
+
+def granted(book: Ledger, name: str, tokens: int, holder: str, now: int = 0) -> bool:
+    return isinstance(book.reserve(ask(name, tokens, holder), lease_ns=20 * SECOND, now=now), Admitted)
+
+
+def test_c1_what_was_granted_and_all_that_was_told_is_within_the_limit() -> None:
+    """Nine gateways are told early, the tenth takes all that it can get, and the owner dies."""
+    book = owner(tokens_per_minute=LIMIT)
+    told = {}
+    total = 0
+    for number in range(GATEWAYS):
+        holder = f"gateway-{number}"
+        assert granted(book, f"first-{number}", 2, holder)
+        total += 2
+        told[holder] = book.tell(ask("", 0, holder), 0, 0)[1][0].tokens
+    while granted(book, f"much-{total}", 20, "gateway-9"):
+        total += 20
+    told["gateway-9"] = book.tell(ask("", 0, "gateway-9"), 0, 0)[1][0].tokens
+    assert all(told[f"gateway-{number}"] for number in range(9))
+    assert total > LIMIT * (1 - 2 / PORTION)
+    assert total + sum(told.values()) <= LIMIT
+
+
+def test_a_share_is_held_until_a_later_one_came_or_it_has_ended() -> None:
+    book = owner(tokens_per_minute=LIMIT)
+    number, shares = book.tell(ask("", 0, "one"), 0, 0)
+    most = shares[0].tokens
+    assert most
+    assert granted(book, "r1", LIMIT - most, "two")
+    # Its answer was lost, it asked again: either may be what it holds.
+    again, shares = book.tell(ask("", 0, "one"), 0, 0)
+    assert shares[0].tokens is not None
+    assert 0 < shares[0].tokens < most
+    assert not granted(book, "r2", 1, "two")
+    # It names the one that came: the other is given back.
+    last, shares = book.tell(ask("", 0, "one"), again, 0)
+    assert number < again < last
+    assert granted(book, "r3", most - max(shares[0].tokens or 0, part_of(LIMIT, most, GATEWAYS)), "two")
+    # For itself a holder's own share is in no way.
+    fresh = owner(tokens_per_minute=LIMIT)
+    fresh.tell(ask("", 0, "one"), 0, 0)
+    assert granted(fresh, "all", LIMIT, "one")
+    later = owner(tokens_per_minute=LIMIT)
+    later.tell(ask("", 0, "one"), 0, 0)
+    assert not granted(later, "all", LIMIT, "two", LASTS - 1)
+    assert granted(later, "all", LIMIT, "two", LASTS)
+
+
+def test_a_holding_never_holds_less_than_the_largest_that_may_be_in_force() -> None:
+    holdings = Holdings()
+    for number, tokens in enumerate((50, 90, 10, 40, 20, 30, 5), start=1):
+        holdings.tell(Told("acme", "*", "one", number, tokens, 0, 0, LASTS), 0, 0)
+    assert holdings.but("two", 0) == (90, 0, 0)
+    assert holdings.but("one", 0) == (0, 0, 0)
+    holdings.tell(Told("acme", "*", "one", 8, 7, 0, 0, LASTS), 7, 0)
+    assert holdings.but("two", 0) == (7, 0, 0)
+    assert holdings.but("two", LASTS) == (0, 0, 0)
+    assert not holdings.knows("one")
+
+
+def test_a_follower_holds_what_the_owner_told() -> None:
+    book, other = owner(tokens_per_minute=LIMIT), owner(tokens_per_minute=LIMIT)
+    number, shares = book.tell(ask("", 0, "one"), 0, 0)
+    held = shares[0].tokens or 0
+    other.apply(book.take_changes(0), ("a", "1"), SECOND)
+    assert not granted(other, "r1", LIMIT - held + 1, "two", SECOND)
+    assert granted(other, "r2", LIMIT - held, "two", SECOND)
+    assert other.tell(ask("", 0, "one"), number, SECOND)[0] > number
+
+
+def test_the_edge_counts_requests_beside_the_shares() -> None:
+    book = owner(requests_per_minute=10)
+    book.tell(ask("", 0, "one"), 0, 0)
+    assert all(isinstance(book.admit_edge("acme", requests=1, tokens=9, now=0), Admitted) for _ in range(10))
+
+
+def test_c2_money_is_shared_of_the_cap_and_of_hard_budgets() -> None:
+    book = owner(spend_microusd=8000)
+    book.apply_budgets({"acme": BudgetSpec(daily_microusd=1600)})
+    book.budgets.set_wall(0, 0)
+    assert book.tell(ask("", 0, "one"), 0, 0)[1] == [Share("*", None, None, 1600 // PORTION // GATEWAYS)]
+    book.apply_budgets({"acme": BudgetSpec(daily_microusd=1600, hard=False)})
+    assert book.tell(ask("", 0, "two"), 0, 0)[1] == [Share("*", None, None, 8000 // PORTION // GATEWAYS)]
+    assert book.settle("acme", "fast", "r1", 0, 0, spend=8000) is False
+    assert book.tell(ask("", 0, "two"), 9, 0)[1] == [Share("*", None, None, 0)]
+
+
+def bridge(**limits: int) -> Bridge[str]:
+    made: Bridge[str] = Bridge()
+    made.apply({("acme", ALL_MODELS): LimitSpec(**limits)}, {"acme": BudgetSpec(daily_microusd=10**6)}, 2, 0)
+    return made
+
+
+def given(one: Bridge[str], name: str, tokens: int, spend: int = 0, now: int = 0) -> Admitted | Denied:
+    outcome = one.reserve(ask(name, tokens, "", spend=spend), name, lease_ns=60 * SECOND, until=10**18, now=now)
+    assert isinstance(outcome, Admitted | Denied)
+    return outcome
+
+
+def test_a_gateway_gives_out_its_share_and_what_came_back_of_it() -> None:
+    one = bridge(tokens_per_minute=LIMIT)
+    one.told("acme", 4, [Share("*", 100, None, None)], LASTS, 0)
+    assert one.seen("acme") == 4
+    assert isinstance(given(one, "r1", 80), Admitted)
+    assert isinstance(given(one, "r2", 21), Denied)
+    one.settle("acme", "fast", "r1", 10, 0, spend=0)
+    assert isinstance(given(one, "r3", 90), Admitted)
+    assert isinstance(given(one, "r4", 1), Denied)
+    # After its time it has a part of the limit, of which what it gave out is a part.
+    assert isinstance(given(one, "r5", 401, now=LASTS), Denied)
+    assert isinstance(given(one, "r6", 400, now=LASTS), Admitted)
+
+
+@pytest.mark.parametrize(("tokens", "spend"), [(0, 1), (5, 3)])
+def test_c2_of_money_that_nobody_was_told_of_nothing_is_spent(tokens: int, spend: int) -> None:
+    one = bridge(spend_microusd=10**9)
+    denied = given(one, "r1", tokens, spend)
+    assert isinstance(denied, Denied)
+    assert denied.kind is LimitKind.SPEND
+    assert isinstance(given(one, "r2", tokens), Admitted)
+    one.told("acme", 1, [Share("*", None, None, 2 * spend)], LASTS, 0)
+    assert isinstance(given(one, "r3", tokens, 2 * spend), Admitted)
+    assert isinstance(given(one, "r4", tokens, 1), Denied)
+    one.told("acme", 2, [Share("*", None, None, 10)], LASTS, 0)
+    assert isinstance(given(one, "r5", tokens, 1, now=LASTS), Denied)
+
+
+def test_what_runs_is_known_until_it_should_have_ended() -> None:
+    one = bridge(tokens_per_minute=LIMIT)
+    one.served(("acme", "r1"), "first", over_quota=True, until=5)
+    one.served(("acme", "r2"), "second", over_quota=False, until=9)
+    assert list(one.running(4)) == [("acme", "r1"), ("acme", "r2")]
+    assert one.lost(("acme", "r1")) == ("first", True)
+    assert list(one.running(5)) == [("acme", "r2")]
+    assert one.settle("acme", "fast", "r2", 1, 6, spend=0) is False
+    assert list(one.running(6)) == []
+    assert one.lost(("acme", "r2")) is None
