@@ -51,7 +51,7 @@ class LevelPublisher:
 
     async def step(self) -> None:
         """One round: writes what has changed. Never raises for a store that is away."""
-        wanted = self._wanted()
+        wanted = await self._wanted()
         try:
             await self._tell(wanted)
         except WeirError as error:
@@ -63,11 +63,15 @@ class LevelPublisher:
                 log.warning("levels_not_published")
                 self._forget(wanted)
 
-    def _wanted(self) -> dict[str, tuple[TenantLevel, ...]]:
+    async def _wanted(self) -> dict[str, tuple[TenantLevel, ...]]:
+        """Of each pool, a piece at a time, so that thousands of tenants hold nobody up."""
         now = self._clock.monotonic()
         wanted = {}
-        for name, pool in self._pools.items():
-            tenants = pool.levels.tenants(now)
+        for name, pool in list(self._pools.items()):
+            tenants: tuple[TenantLevel, ...] = ()
+            for found in pool.levels.survey(now):
+                await asyncio.sleep(0)
+                tenants = found or ()
             SHED_TENANTS.labels(name).set(len(tenants))
             if tenants:
                 wanted[name] = tenants

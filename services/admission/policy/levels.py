@@ -16,13 +16,19 @@ from __future__ import annotations
 
 import math
 from collections import OrderedDict
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from heapq import merge
+from itertools import islice
+from typing import TypeVar
 
 from services.admission.policy.fading import FadingMean, FadingRate
 from services.admission.policy.model import QueueClass, Request
 
 _GRAIN = 0.02  # shares are told in steps of this, so that not every breath is a change
 _MOST_NAMED = 100
+SLICE = 500
+"""Tenants that are looked at at a time: about a millisecond."""
 _OVER = 0.5  # memories without any refusal after which nobody is named: the load is over
 _LEAST = 1.0  # seconds over which a rate is taken at least: a first request is no flood
 _QUIET = 4.0  # memories after which what was is forgotten
@@ -53,6 +59,12 @@ class _Account:
         self.passed = FadingRate(memory, now - _LEAST)
         self.refused = FadingRate(memory, now - _LEAST)
         self.retry_after = FadingMean(16.0)
+
+
+_T = TypeVar("_T")
+_Asking = tuple[float, str, float, _Account]
+"""A tenant of one class: rate over weight, name (unique in its class), rate, account."""
+_ALL = TenantLevel("", math.inf, 0.0)
 
 
 class Levels:
@@ -122,49 +134,98 @@ class Levels:
 
     def tenants(self, now: float) -> tuple[TenantLevel, ...]:
         """Whom the edge should shed, the largest share first."""
-        if now - self._refused_at > _OVER * self._memory:
-            return ()
-        shares: dict[str, tuple[float, float]] = {}
-        for accounts in self._by_class(now).values():
-            asked = {tenant: account.asked.per_second(now) for tenant, account in accounts.items()}
-            capacity = sum(account.got.per_second(now) for account in accounts.values())
-            fair = fair_rate({tenant: (asked[tenant], accounts[tenant].weight) for tenant in accounts}, capacity)
-            for tenant, account in accounts.items():
-                share = 0.0
-                if asked[tenant] > fair * account.weight and account.refused.per_second(now) > 0.0:
-                    share = 1.0 - self._headroom * account.passed.per_second(now) / account.came.per_second(now)
-                    share *= math.exp(min(0.0, _CALM - (now - account.refused.at)) / _FADING)
-                before = shares.get(tenant)
-                if before is None or share < before[0]:
-                    shares[tenant] = share, account.retry_after.mean
-        named = [
-            TenantLevel(tenant, round(round(min(self._most, share) / _GRAIN) * _GRAIN, 2), retry_after)
-            for tenant, (share, retry_after) in shares.items()
-            if share >= (self._end if tenant in self._told else self._begin)
-        ]
-        named.sort(key=lambda each: (-each.shed, each.tenant))
-        return tuple(named[:_MOST_NAMED])
+        return next(found for found in self.survey(now) if found is not None)
 
-    def _by_class(self, now: float) -> dict[QueueClass, dict[str, _Account]]:
-        """Those that asked for anything lately; the others are forgotten."""
-        found: dict[QueueClass, dict[str, _Account]] = {}
-        for (tenant, queue_class), account in list(self._accounts.items()):
+    def survey(self, now: float) -> Iterator[tuple[TenantLevel, ...] | None]:
+        """The same, in pieces of at most `SLICE` tenants' work: None after each, the answer after the last. For a loop
+        that has other things to do in between; what happens meanwhile counts or not."""
+        if now - self._refused_at > _OVER * self._memory:
+            yield ()
+            return
+        asking: dict[QueueClass, list[list[_Asking]]] = {}
+        fair = {queue_class: FairRate() for queue_class in QueueClass}
+        for accounts in _slices(list(self._accounts.items())):
+            yield None
+            for queue_class, part in self._asking(accounts, fair, now).items():
+                asking.setdefault(queue_class, []).append(part)
+        named: dict[str, TenantLevel | None] = {}
+        for queue_class, parts in asking.items():
+            for some in _slices(merge(*parts)):
+                yield None
+                if fair[queue_class].found_with(some):
+                    break
+            for part in parts:
+                yield None
+                self._name(part, fair[queue_class].rate, named, now)
+        most: list[TenantLevel] = []
+        for levels in _slices(named.values()):
+            yield None
+            most += [each for each in levels if each is not None]
+            most.sort(key=lambda each: (-each.shed, each.tenant))
+            del most[_MOST_NAMED:]
+        yield tuple(most)
+
+    def _asking(
+        self, accounts: list[tuple[tuple[str, QueueClass], _Account]], fair: dict[QueueClass, FairRate], now: float
+    ) -> dict[QueueClass, list[_Asking]]:
+        """Those of the accounts that asked for anything lately, those who ask least first; the others are forgotten."""
+        found: dict[QueueClass, list[_Asking]] = {}
+        for key, account in accounts:
             if now - account.asked.at > _QUIET * self._memory:
-                del self._accounts[tenant, queue_class]
-            else:
-                found.setdefault(queue_class, {})[tenant] = account
+                self._accounts.pop(key, None)
+                continue
+            tenant, queue_class = key
+            rate = account.asked.per_second(now)
+            found.setdefault(queue_class, []).append((rate / account.weight, tenant, rate, account))
+            fair[queue_class].count(account.weight, account.got.per_second(now))
+        for part in found.values():
+            part.sort()
         return found
 
+    def _name(self, part: list[_Asking], fair: float, named: dict[str, TenantLevel | None], now: float) -> None:
+        """Adds whom of these the edge should shed, and None for those whom it should not: a tenant is shed by the least
+        of its classes' shares."""
+        for _, tenant, asked, account in part:
+            share = 0.0
+            if asked > fair * account.weight and account.refused.per_second(now) > 0.0:
+                share = 1.0 - self._headroom * account.passed.per_second(now) / account.came.per_second(now)
+                share *= math.exp(min(0.0, _CALM - (now - account.refused.at)) / _FADING)
+            if share < (self._end if tenant in self._told else self._begin):
+                named[tenant] = None
+                continue
+            shed = round(round(min(self._most, share) / _GRAIN) * _GRAIN, 2)
+            before = named.get(tenant, _ALL)
+            if before is not None and shed < before.shed:
+                named[tenant] = TenantLevel(tenant, shed, account.retry_after.mean)
 
-def fair_rate(asked: dict[str, tuple[float, float]], capacity: float) -> float:
+
+class FairRate:
     """Max-min fairness: the rate per weight at which a capacity is used up when nobody gets more than it asks for.
+    First all are counted, then told what they ask for."""
 
-    `asked` holds rate and weight of each; infinite when there is enough for all.
-    """
-    left, weights = capacity, sum(weight for _, weight in asked.values())
-    for rate, weight in sorted(asked.values(), key=lambda each: each[0] / each[1]):
-        if rate / weight * weights > left:
-            return left / weights
-        left -= rate
-        weights -= weight
-    return float("inf")
+    def __init__(self) -> None:
+        self._weights = 0.0
+        self._left = 0.0
+        self.rate = math.inf
+        """Infinite when there is enough for all."""
+
+    def count(self, weight: float, capacity: float) -> None:
+        """One more asks, and adds so much to what there is."""
+        self._weights += weight
+        self._left += capacity
+
+    def found_with(self, asking: Iterable[_Asking]) -> bool:
+        """What some ask for, those who ask least by weight first. True when that is enough to know the rate."""
+        for by_weight, _, rate, account in asking:
+            if by_weight * self._weights > self._left:
+                self.rate = self._left / self._weights
+                return True
+            self._left -= rate
+            self._weights -= account.weight
+        return False
+
+
+def _slices(items: Iterable[_T]) -> Iterator[list[_T]]:
+    rest = iter(items)
+    while part := list(islice(rest, SLICE)):
+        yield part

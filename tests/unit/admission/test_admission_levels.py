@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import math
+from collections import Counter
 from dataclasses import replace
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from services.admission.policy.levels import Levels, TenantLevel, fair_rate
+from services.admission.policy.fading import FadingRate
+from services.admission.policy.levels import SLICE, FairRate, Levels, TenantLevel, _Account
 from services.admission.policy.model import QueueClass, Request
 
 BASE = Request("r", "t", "m@1", 10, 10, 1, 1e9, QueueClass.PAID)
@@ -121,7 +124,48 @@ def test_the_edge_gets_shares_and_times_in_order() -> None:
     st.floats(0, 3000),
 )
 def test_fair_rates_use_up_the_capacity_and_never_more(asked: dict[str, tuple[float, float]], capacity: float) -> None:
-    rate = fair_rate(asked, capacity)
-    got = sum(min(want, rate * weight) for want, weight in asked.values())
+    fair = FairRate()
+    asking = []
+    for tenant, (want, weight) in asked.items():
+        fair.count(weight, capacity / len(asked))
+        account = _Account(1.0, 0.0)
+        account.weight = weight
+        asking.append((want / weight, tenant, want, account))
+    asking.sort()
+    fair.found_with(asking[:2])
+    if fair.rate == math.inf:
+        fair.found_with(asking[2:])
+    got = sum(min(want, fair.rate * weight) for want, weight in asked.values())
     wanted = sum(want for want, _ in asked.values())
     assert got == pytest.approx(min(capacity, wanted), rel=1e-6, abs=1e-6)
+
+
+def test_d7_of_many_tenants_a_few_are_looked_at_at_a_time() -> None:
+    """The number of `exp`s that one piece takes bounds the time that it takes."""
+    levels = Levels()
+    tenants = 4 * SLICE + 7
+    for number in range(tenants):
+        request = replace(BASE, tenant=f"t{number:05}", queue_class=QueueClass(1 + number % 2))
+        levels.arrived(request, 1.0 + number % 17, 0.0)
+        levels.refused(request, 1.0, 2.0, 0.0)
+    calls = Counter[int]()
+    piece = 0
+
+    class Counting(FadingRate):
+        __slots__ = ()
+
+        def per_second(self, now: float) -> float:
+            calls[piece] += 1
+            return super().per_second(now)
+
+    for account in levels._accounts.values():
+        for name in ("asked", "got", "came", "passed", "refused"):
+            getattr(account, name).__class__ = Counting
+    told: tuple[TenantLevel, ...] = ()
+    for piece, found in enumerate(levels.survey(1.0), 1):
+        told = found or ()
+        levels.arrived(replace(BASE, tenant=f"new{piece}"), 1.0, 1.0)  # others come meanwhile
+    assert len(told) == 100
+    assert [each.tenant for each in told] == sorted(each.tenant for each in told)
+    assert sum(calls.values()) > 4 * tenants
+    assert max(calls.values()) <= 5 * SLICE
