@@ -90,6 +90,7 @@ class Room:
     """What a worker can take now, and how it stands; see placement.py for what becomes of it."""
 
     until: float = -math.inf  # computed anew from then on; any change of the account makes it -inf
+    grows: float = math.inf  # when there may be more of it without any change
     blocks: int = 0  # 0 with `sequences` while it takes nothing
     sequences: int = 0
     utilisation: float = 1.0  # the largest share of its blocks, sequences and waiting prefill in use
@@ -132,6 +133,8 @@ class Worker:
         self._foreign_sequences = Foreign()
         self._recent_prefill: deque[tuple[float, int]] = deque()  # (granted at, prompt tokens) not yet in a report
         self._recent_sum = 0
+        self.marked_in: list[dict[str, Worker]] = []
+        """Where it is noted, by its id, that its room may have changed."""
         self.last_room = Room()
         """What `room` found last; good before its `until`."""
         digest = hashlib.blake2b(spec.worker.encode(), digest_size=8).digest()
@@ -167,6 +170,8 @@ class Worker:
     def changed(self) -> None:
         """Something that its room depends on has changed."""
         self.last_room.until = -math.inf
+        for marked in self.marked_in:
+            marked[self.spec.worker] = self
 
     @property
     def draining(self) -> bool:
@@ -318,14 +323,18 @@ class Worker:
         else:
             room.blocks = blocks if blocks > 0 else 0
             room.sequences = sequences if sequences > 0 else 0
-        until = changes if changes < until else until
+        grows = changes
         for foreign in (self._foreign_blocks, self._foreign_sequences):
-            if now < foreign.until < until:
-                until = foreign.until
+            if now < foreign.until < grows:
+                grows = foreign.until
+        until = grows if grows < until else until
         if self._recent_prefill:
             settled = self._recent_prefill[0][0] + limits.prefill_settle
             until = settled if settled < until else until
+            if room.wait > limits.max_prefill_wait and settled < grows:
+                grows = settled
         room.until = min(until, now + _LOOK) if slow else until  # it fades
+        room.grows = grows
 
     def _count(self, reservation: Reservation, sign: int) -> None:
         queue_class = reservation.request.queue_class

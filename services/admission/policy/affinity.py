@@ -13,12 +13,17 @@ from __future__ import annotations
 
 import hashlib
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 from services.admission.policy.model import Request, WorkerSpec
 
 _LEARNING = 0.2  # weight of the newest observation
 _SALTS = 4096  # salts kept at most
+BEGINNINGS = 4096
+"""Kinds of prompts that are told apart where no worker is known to have any of one."""
+
+Levels = list[tuple[int, int]]
+"""Workers, as bits, and how many blocks of a prompt they had and no more."""
 
 
 class _Memory:
@@ -41,24 +46,61 @@ class Affinity:
         self._holders: dict[int, int] = {}  # hash → bits of the workers
         self._salts: dict[tuple[str, int], int] = {}
 
-    def matches(self, request: Request) -> dict[str, float]:
-        """By worker, how many of the prompt's tokens it can be hoped to have; workers without any are left out."""
+    def levels(self, request: Request) -> Levels:
+        """Who had how much of the prompt, the longest part first."""
         if not request.prefix_hashes or not self._holders:
-            return {}
+            return []
         salt, holders = self._salt(request), self._holders
-        found: dict[str, float] = {}
+        found: Levels = []
         alive = holders.get(request.prefix_hashes[0] ^ salt, 0)
         depth = 0
         for value in request.prefix_hashes:
             still = alive & holders.get(value ^ salt, 0)
             if still != alive:
                 if depth:
-                    self._add(found, alive & ~still, request, depth)
+                    found.append((alive & ~still, depth))
                 alive = still
             if not alive:
-                return found
+                break
             depth += 1
-        self._add(found, alive, request, depth)
+        if alive:
+            found.append((alive, depth))
+        found.reverse()
+        return found
+
+    def matches(
+        self, request: Request, levels: Levels | None = None, among: Iterable[str] | None = None
+    ) -> dict[str, float]:
+        """By worker (`among` these, or all), how many of the prompt's tokens it can be hoped to have; workers without
+        any are left out. `levels`: as told before."""
+        levels = self.levels(request) if levels is None else levels
+        if not levels:
+            return {}
+        mask = -1
+        if among is not None:
+            mask = 0
+            for name in among:
+                memory = self._memories.get(name)
+                mask |= memory.bit if memory is not None else 0
+        found: dict[str, float] = {}
+        for bits, depth in levels:
+            tokens = _tokens(request, depth)
+            for name in self._named(bits & mask):
+                found[name] = tokens * self._memories[name].trust
+        return found
+
+    def holders(self, request: Request, levels: Levels, most: int) -> list[str]:
+        """Up to so many workers with the longest parts of the prompt; of many that are equal, others for another
+        prompt."""
+        found: list[str] = []
+        for bits, _ in levels:
+            turn = request.prefix_hashes[-1] % bits.bit_length()
+            late = bits >> turn << turn
+            for part in (late, bits ^ late):
+                for name in self._named(part):
+                    if len(found) >= most:
+                        return found
+                    found.append(name)
         return found
 
     def granted(self, request: Request, spec: WorkerSpec) -> int:
@@ -108,13 +150,11 @@ class Affinity:
         """Hashes remembered in all."""
         return sum(len(memory.hashes) for memory in self._memories.values())
 
-    def _add(self, found: dict[str, float], bits: int, request: Request, depth: int) -> None:
-        tokens = _tokens(request, depth)
+    def _named(self, bits: int) -> Iterator[str]:
         while bits:
             bit = bits & -bits
             bits ^= bit
-            name = self._names[bit]
-            found[name] = tokens * self._memories[name].trust
+            yield self._names[bit]
 
     def _memory(self, worker: str) -> _Memory:
         memory = self._memories.get(worker)
@@ -146,10 +186,19 @@ class Affinity:
         return salt
 
 
-def rendezvous(prefix_hashes: Sequence[int], mark: int) -> int:
-    """The worker's rank for a prompt that begins so: the highest wins, and a worker that comes or goes changes nothing
-    between the others (Thaler and Ravishankar 1998)."""
-    mixed = (prefix_hashes[0] ^ mark) * 0x9E3779B97F4A7C15 & 0xFFFFFFFFFFFFFFFF
+def beginning(prefix_hashes: Sequence[int]) -> int:
+    """One of `BEGINNINGS` numbers for how a prompt begins, so that what ranks first for it can be remembered."""
+    return _mixed(prefix_hashes[0]) % BEGINNINGS
+
+
+def rank(number: int, mark: int) -> int:
+    """A worker's rank for prompts with this beginning: the highest wins, and a worker that comes or goes changes
+    nothing between the others (rendezvous hashing, Thaler and Ravishankar 1998)."""
+    return _mixed(number ^ mark)
+
+
+def _mixed(value: int) -> int:
+    mixed = value * 0x9E3779B97F4A7C15 & 0xFFFFFFFFFFFFFFFF
     mixed = (mixed ^ mixed >> 32) * 0xD6E8FEB86659FD93 & 0xFFFFFFFFFFFFFFFF
     return mixed ^ mixed >> 32
 

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import heapq
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
-from services.admission.policy.fair_queue import FairQueue, Flow, Item
+from services.admission.policy.fair_queue import FairQueue, Flow, Item, Lane
 from services.admission.policy.model import QUEUED_CLASSES, Limits, QueueClass, Request
 
 
@@ -118,15 +118,23 @@ class Backlog:
             self.remove(item.request.request_id)
         return items
 
-    def in_order(self) -> Iterator[Item]:
+    def in_order(self, wanted: Callable[[Lane], bool] = lambda _: True, depth: int | None = None) -> Iterator[Item]:
         """Candidates for the next grant, best first: classes in order (those first that earned it), in each the
-        least served tenant, of each tenant the oldest request per model version. Start anew after any change."""
+        least served tenant, of each tenant the oldest request of each wanted lane. Of each lane at most the first
+        `depth`, of each class for itself. Start anew after any change."""
         early = [each for each, earned in self._earned.items() if earned > 0.0 and earned >= self._head_cost(each)]
-        for queue_class in early:
-            yield from self._heads(queue_class)
-        for queue_class, queue in self.queues.items():
-            if len(queue) and queue_class not in early:
-                yield from self._heads(queue_class)
+        later = [each for each, queue in self.queues.items() if len(queue) and each not in early]
+        for queue_class in early + later:
+            yield from self.queues[queue_class].heads(wanted, depth)
+
+    def park(self, item: Item) -> None:
+        """Its tenant's KV budget keeps it out: see `FairQueue.park`."""
+        self.queue_of(item.request).park(item)
+
+    def unpark(self, tenant: str | None = None) -> None:
+        """The tenant (None: anybody) may have more of its KV budget left."""
+        for queue in self.queues.values():
+            queue.unpark(tenant)
 
     def waiting(self) -> Iterator[Item]:
         """All that waits, by class and within it by tenant, the least served first."""
@@ -138,27 +146,28 @@ class Backlog:
         """The queues that are served before this class."""
         return [queue for other, queue in self.queues.items() if other < queue_class]
 
-    def _heads(self, queue_class: QueueClass) -> Iterator[Item]:
-        for flow in self.queues[queue_class].in_order():
-            yield from flow.heads()
-
     def _head_cost(self, queue_class: QueueClass) -> float:
-        """What the class's next request would cost; it must have one."""
-        return next(self.queues[queue_class].in_order()).heads()[0].cost
+        """What the class's next request would cost the pool; it must have one."""
+        return self._work(next(self.queues[queue_class].in_order()).heads()[0])
+
+    def _work(self, item: Item) -> float:
+        """What a grant costs the pool: a resumed request's tenant does not pay for its prompt again, its class does."""
+        again = item.request.prompt_tokens if item.request.resumed_tokens else 0
+        return item.cost + self._limits.input_cost * again
 
     def _waits(self, item: Item) -> bool:
         return self._items.get(item.request.request_id) is item
 
     def _account(self, item: Item) -> None:
         """The classes below earn their share of this grant; a class that went before a higher one spends."""
-        own = item.request.queue_class
+        own, work = item.request.queue_class, self._work(item)
         if not any(len(queue) for each, queue in self.queues.items() if each < own):
             lower = [each for each, queue in self.queues.items() if each > own and len(queue)]
             for each in lower:
                 # Enough for two requests is enough, or a class that found no room would hold up the others later.
                 if self._earned[each] < 2 * self._head_cost(each):
-                    self._earned[each] += self._limits.reserved_share * item.cost / len(lower)
-        self._earned[own] = max(0.0, self._earned[own] - item.cost)
+                    self._earned[each] += self._limits.reserved_share * work / len(lower)
+        self._earned[own] = max(0.0, self._earned[own] - work)
 
     def _left(self, item: Item, removed: Item | None) -> None:
         """What a class earned while it waited ends with its waiting."""

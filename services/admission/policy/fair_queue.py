@@ -16,10 +16,20 @@ from __future__ import annotations
 
 from bisect import bisect_left, insort
 from collections import OrderedDict
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from heapq import merge
+from itertools import islice
 
 from services.admission.policy.model import Request
+from services.admission.policy.service_curve import ServiceCurve
+
+_MANY = 128  # tenants, from which on what serves them is summed up by a curve instead of one by one
+
+Lane = tuple[bool, str, tuple[str, ...]]
+"""Is it new (not resumed), its model version, its zones: requests of a lane look for room on the same workers."""
+_Place = tuple[float, int, "Flow"]
+"""Counter, `since`, which is unique, and whose they are."""
 
 
 @dataclass(slots=True, eq=False)
@@ -43,19 +53,20 @@ class Item:
 class Flow:
     """A tenant's waiting requests and its counter.
 
-    Requests wait in one lane per model version, so that a version whose workers are full does not hold up the
-    tenant's requests for others. Resumed requests wait in lanes of their own, which go first: their work so far is
+    Requests wait in one lane per model version and zones, so that a version whose workers are full does not hold up
+    the tenant's requests for others. Resumed requests wait in lanes of their own, which go first: their work so far is
     lost if they do not come back soon.
     """
 
-    __slots__ = ("backlog", "counter", "lanes", "since", "size", "tenant", "weight")
+    __slots__ = ("backlog", "counter", "lanes", "parked", "since", "size", "tenant", "weight")
 
     def __init__(self, tenant: str, since: int) -> None:
         self.tenant = tenant
         self.since = since  # order of the request that made it backlogged
         self.counter = 0.0
         self.weight = 1.0
-        self.lanes: dict[tuple[bool, str], OrderedDict[str, Item]] = {}  # (is new, version) →
+        self.lanes: dict[Lane, OrderedDict[str, Item]] = {}
+        self.parked: set[Lane] = set()  # lanes that are passed over until something changes
         self.size = 0
         self.backlog = 0.0  # cost units waiting
 
@@ -64,9 +75,13 @@ class Flow:
         if len(self.lanes) == 1:
             (lane,) = self.lanes.values()
             return [next(iter(lane.values()))]
-        heads = [(key[0], next(iter(lane.values()))) for key, lane in self.lanes.items()]
+        heads = [(lane[0], self.head(lane)) for lane in self.lanes]
         heads.sort(key=lambda head: (head[0], head[1].order))
         return [item for _, item in heads]
+
+    def head(self, lane: Lane) -> Item:
+        """The oldest of a lane, which must have one."""
+        return next(iter(self.lanes[lane].values()))
 
     def items(self) -> Iterator[Item]:
         """All of them, resumed ones first."""
@@ -75,14 +90,14 @@ class Flow:
 
     def newest(self) -> Item:
         """The request that came last; a resumed one only when there is no other."""
-        new = any(is_new for is_new, _ in self.lanes)
+        new = not self.all_resumed
         lasts = [next(reversed(lane.values())) for key, lane in self.lanes.items() if key[0] == new]
         return max(lasts, key=lambda item: item.order)
 
     @property
     def all_resumed(self) -> bool:
         """Only resumed requests wait."""
-        return not any(is_new for is_new, _ in self.lanes)
+        return not any(lane[0] for lane in self.lanes)
 
 
 class FairQueue:
@@ -95,7 +110,10 @@ class FairQueue:
         """Without `by_tenant` all are one flow, in order of arrival: the plain queue to compare with."""
         self._by_tenant = by_tenant
         self._flows: dict[str, Flow] = {}  # backlogged
-        self._order: list[tuple[float, int, Flow]] = []  # the same, by counter; `since` is unique
+        self._order: list[_Place] = []  # the same, by counter
+        self._lanes: dict[Lane, list[_Place]] = {}  # likewise, those that have something in the lane, not parked
+        self._curve: ServiceCurve | None = None  # only while many wait
+        self._moved: dict[int, Flow] = {}  # by `since`: what the curve does not know yet
         self._idle: OrderedDict[str, float] = OrderedDict()  # counters that are still above the present level
         self._items: dict[str, Item] = {}
         self._level = 0.0  # virtual time: the counter at which service was last given
@@ -138,11 +156,16 @@ class FairQueue:
         if flow is None:
             flow = self._activate(key, item.order)
         flow.weight = request.weight
-        flow.lanes.setdefault(self._lane(request), OrderedDict())[request.request_id] = item
+        lane = self._lane(request)
+        if lane not in flow.lanes:
+            flow.lanes[lane] = OrderedDict()
+            insort(self._lanes.setdefault(lane, []), (flow.counter, flow.since, flow))
+        flow.lanes[lane][request.request_id] = item
         flow.size += 1
         flow.backlog += item.cost
         self.backlog += item.cost
         self._items[request.request_id] = item
+        self._moved[flow.since] = flow
 
     def remove(self, request_id: str) -> Item | None:
         """Takes a request out without charging it; None when it does not wait."""
@@ -150,20 +173,25 @@ class FairQueue:
         if item is None:
             return None
         flow = self._flows[self._key(item.request.tenant)]
-        key = self._lane(item.request)
-        lane = flow.lanes[key]
-        del lane[request_id]
-        if not lane:
-            del flow.lanes[key]
+        lane = self._lane(item.request)
+        if lane in flow.parked:
+            self._unpark(flow)  # the next may need less
+        del flow.lanes[lane][request_id]
+        if not flow.lanes[lane]:
+            self._take_from(lane, flow)
+            del flow.lanes[lane]
         flow.size -= 1
         flow.backlog -= item.cost
         self.backlog -= item.cost
+        self._moved[flow.since] = flow
         if not flow.size:
             del self._flows[flow.tenant]
-            self._take(flow)
+            del self._order[self._place(self._order, flow)]
             self._remember(flow.tenant, flow.counter)
         if not self._items:
             self.backlog = 0.0  # rounding must not add up over days
+            self._curve = None
+            self._moved.clear()
         return item
 
     def dispatch(self, request_id: str) -> Item:
@@ -199,24 +227,30 @@ class FairQueue:
         elif key in self._idle or difference > 0.0:
             self._remember(key, self._idle.get(key, self._level) + difference / weight)
 
-    def lift(self, tenant: str, served: str) -> None:
-        """`tenant` is passed over for a reason of its own (its KV budget) while `served` is served next: it is not
-        owed later what it could not take now."""
-        flow, other = self._flows.get(self._key(tenant)), self._flows.get(self._key(served))
-        if flow is not None and other is not None and flow.counter < other.counter:
-            self._move(flow, other.counter)
+    def park(self, item: Item) -> None:
+        """A waiting request is at the head of its tenant's lane and kept out by the tenant's own KV budget: the lane is
+        passed over until `unpark`."""
+        flow, lane = self._flows[self._key(item.request.tenant)], self._lane(item.request)
+        if lane not in flow.parked:
+            self._take_from(lane, flow)
+            flow.parked.add(lane)
+
+    def unpark(self, tenant: str | None = None) -> None:
+        """The tenant's lanes, or everybody's, are looked at again. Nobody is owed what he could not take meanwhile."""
+        flows = self._flows.values() if tenant is None else (self.flow(tenant),)
+        for flow in flows:
+            if flow is not None and flow.parked:
+                self._unpark(flow)
 
     def served_until(self, level: float, *, besides: Flow | None) -> float:
         """Cost units that bring all counters but that of `besides` up to this level: of each at most its backlog, and
-        one request more than what fits exactly. Over all who wait, twice per request: the hottest loop here."""
-        served = 0.0
-        for counter, _, flow in self._order:
-            if counter > level:
-                break
-            fits, backlog = (level - counter) * flow.weight, flow.backlog
-            if fits < backlog:
-                fits += backlog / flow.size
-            served += backlog if backlog < fits else fits
+        one request more than what fits exactly."""
+        if len(self._order) <= (_MANY if self._curve is None else _MANY // 2):
+            self._curve = None
+            self._moved.clear()
+            served = self._one_by_one(level)
+        else:
+            served = self._by_curve(level)
         if besides is not None and besides.counter <= level:
             fits = (level - besides.counter) * besides.weight
             served -= min(besides.backlog, fits + besides.backlog / besides.size)
@@ -226,11 +260,45 @@ class FairQueue:
         """Backlogged tenants, the least served first; between equals whoever came first. Start anew after changes."""
         return (flow for _, _, flow in self._order)
 
+    def heads(self, wanted: Callable[[Lane], bool], depth: int | None = None) -> Iterator[Item]:
+        """The oldest of each tenant in each wanted lane, the least served tenant's first; of each lane at most the
+        first `depth`. Start anew after changes."""
+        lanes = [self._heads_of(lane, depth) for lane in self._lanes if wanted(lane)]
+        return (head for _, head in (lanes[0] if len(lanes) == 1 else merge(*lanes)))
+
+    def _heads_of(self, lane: Lane, depth: int | None) -> Iterator[tuple[tuple[float, int, bool, int], Item]]:
+        for counter, since, flow in islice(self._lanes[lane], depth):
+            head = flow.head(lane)
+            yield (counter, since, lane[0], head.order), head
+
+    def _one_by_one(self, level: float) -> float:
+        served = 0.0
+        for counter, _, flow in self._order:
+            if counter > level:
+                break
+            fits, backlog = (level - counter) * flow.weight, flow.backlog
+            if fits < backlog:
+                fits += backlog / flow.size
+            served += backlog if backlog < fits else fits
+        return served
+
+    def _by_curve(self, level: float) -> float:
+        if self._curve is None:
+            self._curve = ServiceCurve()
+            self._moved = {flow.since: flow for flow in self._flows.values()}
+        for since, flow in self._moved.items():
+            if flow.size:
+                self._curve.put(since, counter=flow.counter, weight=flow.weight, backlog=flow.backlog, size=flow.size)
+            else:
+                self._curve.drop(since)
+        self._moved.clear()
+        return self._curve.at(level)
+
     def _key(self, tenant: str) -> str:
         return tenant if self._by_tenant else ""
 
-    def _lane(self, request: Request) -> tuple[bool, str]:
-        return not (self._by_tenant and request.resumed_tokens), request.model_version
+    def _lane(self, request: Request) -> Lane:
+        return not (self._by_tenant and request.resumed_tokens), request.model_version, request.zones
 
     def _activate(self, key: str, since: int) -> Flow:
         flow = Flow(key, since)
@@ -240,12 +308,29 @@ class FairQueue:
         return flow
 
     def _move(self, flow: Flow, counter: float) -> None:
-        self._take(flow)
+        orders = [self._order, *(self._lanes[lane] for lane in flow.lanes if lane not in flow.parked)]
+        for order in orders:
+            del order[self._place(order, flow)]
+            insort(order, (counter, flow.since, flow))
         flow.counter = counter
-        insort(self._order, (counter, flow.since, flow))
+        self._moved[flow.since] = flow
 
-    def _take(self, flow: Flow) -> None:
-        del self._order[bisect_left(self._order, (flow.counter, flow.since))]  # type: ignore[type-var]
+    def _unpark(self, flow: Flow) -> None:
+        for lane in flow.parked:
+            insort(self._lanes.setdefault(lane, []), (flow.counter, flow.since, flow))
+        flow.parked.clear()
+        if flow.counter < self._level:
+            self._move(flow, self._level)
+
+    def _take_from(self, lane: Lane, flow: Flow) -> None:
+        order = self._lanes[lane]
+        del order[self._place(order, flow)]
+        if not order:
+            del self._lanes[lane]
+
+    @staticmethod
+    def _place(order: list[_Place], flow: Flow) -> int:
+        return bisect_left(order, (flow.counter, flow.since))  # type: ignore[type-var]
 
     def _remember(self, key: str, counter: float) -> None:
         """Keeps an idle tenant's counter while it says more than the level does."""

@@ -17,12 +17,14 @@ that holds nothing may have one request whatever its size, so that no budget sta
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable, Collection, Iterable
 from dataclasses import replace
 
 from services.admission.policy.account import Reservation, Worker, blocks_needed
 from services.admission.policy.affinity import Affinity
+from services.admission.policy.candidates import FEW, Candidates
 from services.admission.policy.model import Interrupt, Limits, QueueClass, Report, Request, WorkerSpec
 from services.admission.policy.outliers import Outliers
 from services.admission.policy.placement import Needs, eligible, pick, to_keep
@@ -60,6 +62,7 @@ class Ledger:
         self._serving: dict[str, list[Worker]] = {}  # by version; anew when a worker comes or goes
         self._eligible: dict[tuple[str, tuple[str, ...]], list[Worker]] = {}  # by version and zones, likewise
         self._kinds: frozenset[_Kind] = frozenset()
+        self._candidates = Candidates(limits, self.serving)
 
     # ---- workers -------------------------------------------------------------------------------------------------
 
@@ -137,13 +140,9 @@ class Ledger:
             self._serving[model_version] = found
         return found
 
-    def any_room(self, now: float) -> bool:
-        """Could any worker take anything? A cheap answer to most questions under overload."""
-        for worker in self.workers.values():
-            room = worker.room(now)
-            if room.sequences > 0 and room.blocks > 0 and room.wait <= self._limits.max_prefill_wait:
-                return True
-        return False
+    def has_room(self, model_version: str, zones: tuple[str, ...], now: float) -> bool:
+        """Could any worker of the version in these zones (none: in all) take anything? Costs next to nothing."""
+        return self._candidates.has_room(model_version, zones, now)
 
     # ---- placement -----------------------------------------------------------------------------------------------
 
@@ -167,15 +166,25 @@ class Ledger:
             needs = {kind: (need if need <= budget else _NEVER, most) for kind, (need, most) in needs.items()}
         if self.preemption.active:
             kept = self.preemption.kept_from(request.queue_class, now).union(kept)
-        return pick(
-            request,
-            self.eligible(request),
-            now,
-            needs=needs,
-            limits=self._limits,
-            cached=self.affinity.matches(request),
-            kept=kept,
-        )
+        levels = self.affinity.levels(request)
+
+        def best(workers: list[Worker], cached: dict[str, float]) -> Worker | None:
+            return pick(request, workers, now, needs=needs, limits=self._limits, cached=cached, kept=kept)
+
+        every = self.eligible(request)
+        if len(every) <= FEW or request.excluded:
+            return best(every, self.affinity.matches(request, levels))
+        blocks = min((need for need, _ in needs.values()), default=0)
+        holders = functools.partial(self.affinity.holders, request, levels)
+        found: Worker | None = None
+        shown: list[Worker] = []
+        for shown in self._candidates.rounds(request, blocks, holders, now):
+            found = best(shown, self.affinity.matches(request, levels, (each.spec.worker for each in shown)))
+            if found is not None and found.last_room.utilisation < self._limits.placement.zone_spill:
+                break
+        if found is None and len(roomy := self._candidates.roomy(request, blocks, now)) > len(shown):
+            return best(roomy, self.affinity.matches(request, levels))
+        return found
 
     def to_keep(self, request: Request, now: float, *, kept: Collection[str] = ()) -> Worker | None:
         """The worker to keep free for a request that fits none now: the one nearest to having room."""
@@ -383,6 +392,7 @@ class Ledger:
     def _membership_changed(self) -> None:
         self._serving.clear()
         self._eligible.clear()
+        self._candidates.membership_changed()
         live = [worker for worker in self.workers.values() if worker.live]
         self._live_blocks = sum(worker.spec.total_blocks for worker in live)
         self._kinds = frozenset(worker.kind for worker in live)

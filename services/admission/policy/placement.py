@@ -18,7 +18,8 @@
    new admission process), and a worker that joins or leaves moves only what comes to it or was on it. Requests without
    hashes go by score and id.
 
-Everything is a function of the accounts, the request and the time; nothing is drawn.
+Of hundreds of workers a request is shown a few (candidates.py). Everything is a function of the accounts, the request
+and the time; nothing is drawn.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ import math
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from services.admission.policy.affinity import rendezvous
+from services.admission.policy.affinity import beginning, rank
 from services.admission.policy.model import Limits, Request
 
 if TYPE_CHECKING:
@@ -67,8 +68,8 @@ def pick(
     first = min(fitting)
     if not request.prefix_hashes:
         return first[3]
-    rank, score = first[0], first[1]
-    level = [entry for entry in fitting if entry[0] == rank] if request.zones else fitting
+    first_rank, score = first[0], first[1]
+    level = [entry for entry in fitting if entry[0] == first_rank] if request.zones else fitting
     if cached:
         cached = _where_affordable(level, now, cached, limits)
         level = [_discounted(entry, cached[entry[2]]) if entry[2] in cached else entry for entry in level]
@@ -77,8 +78,8 @@ def pick(
     tied = [entry[3] for entry in level if entry[1] <= equal]
     if len(tied) == 1:
         return tied[0]
-    hashes = request.prefix_hashes
-    return max(tied, key=lambda w: (cached.get(w.spec.worker, 0.0), rendezvous(hashes, w.mark), w.spec.worker))
+    number = beginning(request.prefix_hashes)
+    return max(tied, key=lambda w: (cached.get(w.spec.worker, 0.0), rank(number, w.mark), w.spec.worker))
 
 
 _Entry = tuple[int, float, str, "Worker"]
@@ -113,14 +114,14 @@ def _fitting(
         spec = worker.spec
         if longest > spec.total_blocks or tokens > spec.max_context or spec.worker in kept:
             continue
-        rank = 0
+        zone = 0
         if zones:
-            rank = ranks[spec.zone] if room.utilisation < spill else ranks[spec.zone] + len(zones)
+            zone = ranks[spec.zone] if room.utilisation < spill else ranks[spec.zone] + len(zones)
         score = room.score + prompt * room.per_token + crowding * need / spec.total_blocks
         report = worker.report
         if report is not None and report.resident is not None and model not in report.resident:
             score += absent
-        found.append((rank, score, spec.worker, worker))
+        found.append((zone, score, spec.worker, worker))
     return found
 
 
@@ -135,8 +136,8 @@ def _where_affordable(
 
 
 def _discounted(entry: _Entry, tokens: float) -> _Entry:
-    rank, score, name, worker = entry
-    return rank, score - tokens * worker.last_room.per_token, name, worker
+    zone, score, name, worker = entry
+    return zone, score - tokens * worker.last_room.per_token, name, worker
 
 
 def to_keep(
@@ -162,38 +163,3 @@ def to_keep(
         ):
             nearest, least = worker, distance
     return nearest
-
-
-class Failed:
-    """Shapes that did not fit in this pass: whoever needs as much or more, of the same workers, need not be tried."""
-
-    def __init__(self, expected_output: Callable[[Request], int | None] | None = None) -> None:
-        """`expected_output` as the ledger's."""
-        self._expected = expected_output
-        self._needs: dict[_Key, tuple[int, ...]] = {}
-
-    def add(self, request: Request) -> None:
-        """The request did not fit."""
-        if not request.excluded:  # without excludes the request had every worker that others with its key have
-            self._needs[_key(request)] = self._need(request)
-
-    def includes(self, request: Request) -> bool:
-        """Is it known without trying that the request does not fit?"""
-        before = self._needs.get(_key(request))
-        if before is None:
-            return False
-        return all(now >= then for now, then in zip(self._need(request), before, strict=True))
-
-    def _need(self, request: Request) -> tuple[int, ...]:
-        longest = request.max_output_tokens
-        expected = self._expected(request) if self._expected is not None else None
-        # Unknown is compared by the longest output alone, known by both: kinds of workers go by one or the other.
-        return request.choices, request.prompt_tokens, longest, longest if expected is None else min(expected, longest)
-
-
-_Key = tuple[str, tuple[str, ...], int]
-
-
-def _key(request: Request) -> _Key:
-    # Room that is being made for a class is kept from those below it: classes fail for themselves.
-    return request.model_version, request.zones, request.queue_class

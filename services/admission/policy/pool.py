@@ -7,7 +7,7 @@ request leaves exactly once: by the answer of `admit`, by one event, or by `canc
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import replace
 
 from services.admission.policy.absence import Absence
@@ -28,9 +28,9 @@ from services.admission.policy.model import (
     Request,
     WorkerSpec,
 )
-from services.admission.policy.placement import Failed, eligible
 from services.admission.policy.predict import Predictor
 from services.admission.policy.refusals import OVERLOAD, Refusals, Turns
+from services.admission.policy.selection import Selection
 from services.admission.policy.shadows import Shadows
 from services.admission.policy.urgency import Urgency
 
@@ -55,6 +55,7 @@ class Pool:
         self.shadows = Shadows(limits, self.ledger, self.books, self._refusals)
         self._turns = Turns()
         self._urgency = Urgency(limits, self.predictor, self.ledger, self.backlog, self.books, now=now)
+        self._selection = Selection(limits, self.backlog, self.ledger, self.predictor, self._urgency)
         self._fair = limits.discipline == "fair"
         self._absence = Absence(limits, self.ledger, self._refusals, now=now)
         self._next_sweep = now
@@ -121,7 +122,7 @@ class Pool:
                 failed=failed,
                 cached_prompt_tokens=cached_prompt_tokens,
             )
-        self.ledger.release(request_id)
+        self._give_back(request_id)
         learn = not (failed or interrupted)  # those go on elsewhere, and teach at their end
         self.books.settle(request_id, now, output_tokens, learn=learn, cut_short=cut_short, first_token=first_token)
         return True, self._dispatch(now)
@@ -147,6 +148,7 @@ class Pool:
     def worker_joined(self, spec: WorkerSpec, now: float) -> None:
         """A worker opened its capacity stream. It gets work from its first report on."""
         self.ledger.join(spec, now)
+        self.backlog.unpark()
 
     def worker_reported(self, worker: str, report: Report, now: float) -> list[Event]:
         """A worker told its load."""
@@ -237,7 +239,7 @@ class Pool:
             held.until = request.deadline + self.limits.release_grace
             return Granted(held.request, held.worker)
         # A migration: the old worker is lost or failed it, so the request needs another share, not a second one.
-        self.ledger.release(request.request_id)
+        self._give_back(request.request_id)
         self.books.settle(request.request_id, now, None, learn=False)
         return None
 
@@ -251,7 +253,8 @@ class Pool:
 
     def _fits_now(self, request: Request, now: float) -> bool:
         """Would it be granted though others wait, because those cannot use the room that there is?"""
-        worker = self.ledger.pick(request, now) if self.ledger.any_room(now) else None
+        room = self.ledger.has_room(request.model_version, request.zones, now)
+        worker = self.ledger.pick(request, now) if room else None
         return worker is not None and self._urgency.in_time(request, worker, now)
 
     def _enqueue(
@@ -283,7 +286,7 @@ class Pool:
         if not len(self.backlog):
             self.predictor.observe(now, backlogged=False)
             return self.shadows.dispatch(now) if len(self.shadows) else events
-        while (found := self._next(now)) is not None:
+        while (found := self._selection.next(now)) is not None:
             item, worker = found
             self.backlog.dispatch(item)
             self.predictor.observe(now, backlogged=True, granted=item.cost)
@@ -299,48 +302,6 @@ class Pool:
             events += self._urgency.make_room(now)
         return events
 
-    def _next(self, now: float) -> tuple[Item, Worker] | None:
-        """The first request in order that fits a worker, and that worker.
-
-        Requests that do not fit may be overtaken by later ones that do, so that capacity is not left idle; but only
-        `max_bypass` times: then the worker nearest to having room is kept for them, so that large requests do not
-        starve behind small ones. Whoever is at its own or its version's KV budget, or would be late on this worker,
-        waits for itself.
-        """
-        if not self.ledger.any_room(now):
-            return None
-        blocked: list[Item] = []
-        at_budget: list[Item] = []
-        kept: set[str] = set()
-        failed = Failed(self.predictor.high_output)
-        for item in self.backlog.in_order():
-            request = item.request
-            if (request.kv_share or request.version_share) and self.ledger.over_share(request):
-                at_budget.append(item)
-                continue
-            if not failed.includes(request):
-                worker = self.ledger.pick(request, now, kept=kept)
-                if worker is not None:
-                    if not self._urgency.in_time(request, worker, now):
-                        continue
-                    self._passed_over(blocked, at_budget, item, worker)
-                    return item, worker
-                failed.add(request)
-            blocked.append(item)
-            if item.bypassed >= self.limits.max_bypass and self._fair:
-                keep = self.ledger.to_keep(request, now, kept=kept)
-                if keep is not None:
-                    kept.add(keep.spec.worker)
-        return None
-
-    def _passed_over(self, blocked: Sequence[Item], at_budget: Sequence[Item], item: Item, worker: Worker) -> None:
-        for other in blocked:
-            if other.request.model_version in worker.spec.model_versions and eligible(other.request, (worker,)):
-                other.bypassed += 1
-        for other in at_budget:
-            if other.request.queue_class is item.request.queue_class:
-                self.backlog.queue_of(other.request).lift(other.request.tenant, item.request.tenant)
-
     # ---- books ---------------------------------------------------------------------------------------------------
 
     def _hold(self, request: Request, worker: Worker, cost: float, now: float, item: Item | None = None) -> Granted:
@@ -354,8 +315,15 @@ class Pool:
         self.books.open(Held(request, worker.spec.worker, cost, waited, computed, predicted, now))
         return Granted(request, worker.spec.worker, waited, pressure, predicted)
 
+    def _give_back(self, request_id: str) -> None:
+        held = self.ledger.release(request_id)
+        if held is not None:
+            self.backlog.unpark(held.request.tenant)
+
     def _disown(self, request_ids: list[str], now: float) -> int:
         count = self.ledger.disown(request_ids, now)
+        if count:
+            self.backlog.unpark()
         for request_id in request_ids:
             self.books.forget(request_id)
         return count

@@ -70,6 +70,15 @@ def test_a_class_that_leaves_takes_no_credit_with_it() -> None:
     assert serve(backlog).request.queue_class is PAID
 
 
+def test_what_a_resumed_request_computes_again_counts_in_its_class_share() -> None:
+    """Else a class would pay little for much: interrupted, it would be back at once, to be interrupted again."""
+    backlog = Backlog(Limits(reserved_share=0.5))
+    for _ in range(10):
+        push(backlog, PAID)
+    push(backlog, BATCH, cost=1.0, resumed=5)  # and 10 tokens of prompt
+    assert [serve(backlog).request.queue_class for _ in range(5)] == [PAID, PAID, PAID, BATCH, PAID]
+
+
 def test_shedding_goes_from_batch_to_paid_and_takes_resumed_requests_last() -> None:
     backlog = Backlog(Limits(max_queued=6))
     push(backlog, PAID)

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from services.admission.policy.fair_queue import FairQueue, Item
+from services.admission.policy.fair_queue import FairQueue, Item, Lane
 from services.admission.policy.model import Request
 from services.admission.policy.predict import ServiceRate, cost_ahead
 
@@ -20,6 +20,16 @@ def item(tenant: str, cost: float, weight: float = 1.0, version: str = "m@1") ->
     number = next(_numbers)
     request = Request(f"r{number}", tenant, version, 1, 1, 1, deadline=1e9, weight=weight)
     return Item(request=request, cost=cost, order=number, queued_at=0.0, expires_at=1e9)
+
+
+def everything(_: Lane) -> bool:
+    return True
+
+
+def head_of(queue: FairQueue, tenant: str) -> Item:
+    flow = queue.flow(tenant)
+    assert flow is not None
+    return flow.heads()[0]
 
 
 def serve(queue: FairQueue) -> Item:
@@ -124,12 +134,28 @@ def test_a_tenant_passed_over_for_its_own_budget_is_owed_nothing() -> None:
     for _ in range(10):
         queue.push(item("full", 10))
         queue.push(item("free", 10))
+    queue.park(head_of(queue, "full"))
     for _ in range(6):
-        head = next(flow for flow in queue.in_order() if flow.tenant == "free").heads()[0]
-        queue.lift("full", "free")
+        (head,) = queue.heads(everything)
+        assert head.request.tenant == "free"
         queue.dispatch(head.request.request_id)
+    queue.unpark("full")
     # It was as far as the other before the last of these; all four would be its own if it were owed what it missed.
     assert [serve(queue).request.tenant for _ in range(4)].count("full") == 3
+
+
+def test_what_is_parked_is_looked_at_again_when_its_head_leaves_and_still_waits_for_everybody_else() -> None:
+    queue = FairQueue()
+    first, second, other = item("full", 10), item("full", 20), item("full", 5, version="m@2")
+    for each in (first, second, other):
+        queue.push(each)
+    queue.park(first)
+    queue.park(first)
+    assert list(queue.heads(everything)) == [other]  # the budget may leave room for another version's
+    assert queue.backlog == 35
+    assert queue.served_until(0.0, besides=None) > 0.0
+    queue.remove(first.request.request_id)
+    assert list(queue.heads(everything)) == [second, other]
 
 
 def test_resumed_requests_go_before_their_tenants_others_and_are_shed_last() -> None:

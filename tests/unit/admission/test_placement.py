@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from services.admission.policy.ledger import Ledger
 from services.admission.policy.model import Limits, Report, Request, WorkerSpec
-from services.admission.policy.placement import Failed
+from services.admission.policy.selection import Failed
 from services.admission.policy.tuning import Placement
 
 SPEC = WorkerSpec("w0", "", "a", frozenset({"m@1", "n@1"}), 16, 1000, 32, 4096)

@@ -254,6 +254,35 @@ def test_capacity_is_not_left_idle_but_large_requests_are_not_overtaken_for_ever
     assert granted(target.release("big0", 1.0)[1]) == ["big1", "small3", "small4"]
 
 
+def test_d5_no_class_waits_until_there_is_room_for_a_lower_one() -> None:
+    """A batch request has earned its turn, and is too large for what is free: paid requests go on."""
+    target = pool(replace(SPEC, total_blocks=40, max_running=40), limits=Limits(max_bypass=3, reserved_share=0.5))
+    large: dict[str, object] = {"prompt_tokens": 256, "max_output_tokens": 240, "queue_class": QueueClass.BATCH}
+    assert isinstance(target.admit(request("runs", "b", **large), 0.0)[0], Granted)  # 31 of 40 blocks
+    assert isinstance(target.admit(request("waits", "b", **large), 0.0)[0], Queued)
+    for number in range(60):
+        now = number * 0.01
+        assert isinstance(target.admit(request(f"paid{number}", "p"), now)[0], Granted)
+        assert target.release(f"paid{number}", now, output_tokens=16) == (True, [])
+    waiting = target.backlog.find("waits")
+    assert waiting is not None
+    assert next(target.backlog.in_order()) is waiting
+    assert waiting.bypassed > 3
+    assert granted(target.release("runs", 1.0, output_tokens=1)[1]) == ["waits"]
+
+
+def test_d5_a_worker_that_is_kept_for_a_request_is_kept_from_lower_classes() -> None:
+    target = pool(replace(SPEC, total_blocks=40, max_running=40), limits=Limits(max_bypass=1))
+    large: dict[str, object] = {"prompt_tokens": 256, "max_output_tokens": 240, "queue_class": QueueClass.FREE}
+    assert isinstance(target.admit(request("runs", "a", **large), 0.0)[0], Granted)
+    assert isinstance(target.admit(request("waits", "a", **large), 0.0)[0], Queued)
+    answers = [
+        target.admit(request(f"small{queue_class}", "b", queue_class=queue_class), 0.1)[0]
+        for queue_class in (QueueClass.BATCH, QueueClass.OVER_QUOTA, QueueClass.PAID)
+    ]
+    assert [type(answer) for answer in answers] == [Granted, Queued, Granted]
+
+
 def test_a_version_without_room_does_not_hold_up_another() -> None:
     other = replace(SPEC, worker="w1", model_versions=frozenset({"m@2"}))
     target = pool(SPEC, other)
