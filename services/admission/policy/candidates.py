@@ -18,14 +18,15 @@ few fits, all that have blocks enough are looked at. So a request that fits anyw
 
 from __future__ import annotations
 
+import functools
 import heapq
 import math
 import zlib
 from bisect import bisect_left, insort
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING
 
-from services.admission.policy.affinity import beginning, rank
+from services.admission.policy.affinity import Affinity, Levels, beginning, rank
 from services.admission.policy.model import Limits, Request
 
 if TYPE_CHECKING:
@@ -36,6 +37,7 @@ FEW = 32
 _SHOWN = 8  # of those on which an id falls; with a prefix half as many, and as many of the other kinds each
 _STRIDE = 0x9E3779B1  # between those that an id falls on; prime
 
+_Choose = Callable[["list[Worker]", dict[str, float]], "Worker | None"]
 _Entry = tuple[int, str, "Worker"]
 """Free blocks, id (unique, so that workers themselves are never compared), worker."""
 
@@ -134,8 +136,9 @@ class _Group:
 class Candidates:
     """The groups of one pool; made when they are first asked for, until a worker comes or goes."""
 
-    def __init__(self, limits: Limits, serving: Callable[[str], list[Worker]]) -> None:
+    def __init__(self, limits: Limits, serving: Callable[[str], list[Worker]], affinity: Affinity) -> None:
         """`serving` tells the live workers of a version."""
+        self._affinity = affinity
         self._limits = limits
         self._serving = serving
         self._groups: dict[tuple[str, str | None], _Group] = {}
@@ -153,19 +156,21 @@ class Candidates:
         """Could any worker of the version in these zones (none: in all) take anything?"""
         return any(self._group(model_version, zone).has_room(now) for zone in zones or (None,))
 
-    def rounds(
-        self, request: Request, blocks: int, holders: Callable[[int], Iterable[str]], now: float
-    ) -> Iterator[list[Worker]]:
-        """Workers with so many free blocks to choose from, after each zone those of the next one, too: for as long as
-        the best is none, or well used. See `_Group.shown` for `holders`."""
+    def best(self, request: Request, blocks: int, levels: Levels, choose: _Choose, now: float) -> Worker | None:
+        """What `choose` finds best, of workers with so many free blocks and what they have cached: after each zone
+        those of the next one too, for as long as the best is none or well used. `levels` are affinity's."""
         shown: list[Worker] = []
+        found: Worker | None = None
         for group in self._groups_of(request):
-            shown += group.shown(request, blocks, holders, now)
-            yield shown
-
-    def roomy(self, request: Request, blocks: int, now: float) -> list[Worker]:
-        """All workers that may have so many free blocks."""
-        return [worker for group in self._groups_of(request) for worker in group.roomy(blocks, now)]
+            shown += group.shown(request, blocks, functools.partial(self._affinity.holders, request, levels), now)
+            found = choose(shown, self._affinity.matches(request, levels, (each.spec.worker for each in shown)))
+            if found is not None and found.last_room.utilisation < self._limits.placement.zone_spill:
+                return found
+        if found is None:
+            roomy = [worker for group in self._groups_of(request) for worker in group.roomy(blocks, now)]
+            if len(roomy) > len(shown):
+                return choose(roomy, self._affinity.matches(request, levels))
+        return found
 
     def _groups_of(self, request: Request) -> list[_Group]:
         return [self._group(request.model_version, zone) for zone in request.zones or (None,)]

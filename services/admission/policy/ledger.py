@@ -17,7 +17,6 @@ that holds nothing may have one request whatever its size, so that no budget sta
 
 from __future__ import annotations
 
-import functools
 import math
 from collections.abc import Callable, Collection, Iterable
 from dataclasses import replace
@@ -62,7 +61,7 @@ class Ledger:
         self._serving: dict[str, list[Worker]] = {}  # by version; anew when a worker comes or goes
         self._eligible: dict[tuple[str, tuple[str, ...]], list[Worker]] = {}  # by version and zones, likewise
         self._kinds: frozenset[_Kind] = frozenset()
-        self._candidates = Candidates(limits, self.serving)
+        self._candidates = Candidates(limits, self.serving, self.affinity)
 
     # ---- workers -------------------------------------------------------------------------------------------------
 
@@ -175,16 +174,7 @@ class Ledger:
         if len(every) <= FEW or request.excluded:
             return best(every, self.affinity.matches(request, levels))
         blocks = min((need for need, _ in needs.values()), default=0)
-        holders = functools.partial(self.affinity.holders, request, levels)
-        found: Worker | None = None
-        shown: list[Worker] = []
-        for shown in self._candidates.rounds(request, blocks, holders, now):
-            found = best(shown, self.affinity.matches(request, levels, (each.spec.worker for each in shown)))
-            if found is not None and found.last_room.utilisation < self._limits.placement.zone_spill:
-                break
-        if found is None and len(roomy := self._candidates.roomy(request, blocks, now)) > len(shown):
-            return best(roomy, self.affinity.matches(request, levels))
-        return found
+        return self._candidates.best(request, blocks, levels, best, now)
 
     def to_keep(self, request: Request, now: float, *, kept: Collection[str] = ()) -> Worker | None:
         """The worker to keep free for a request that fits none now: the one nearest to having room."""
