@@ -29,34 +29,40 @@ class Sizes:
     max_context: int = 1024
 
 
+WAITING, PREFILLING, DECODING = range(3)
+
+
+@dataclass(slots=True, eq=False)
 class Sequence:
     """One request on a worker."""
 
-    __slots__ = ("blocks", "ends", "handle", "left", "live", "order", "output", "produced_from", "prompt", "state")
-
-    def __init__(self, handle: object, prompt: int, output: int, blocks: int, order: tuple[int, int]) -> None:
-        self.handle = handle
-        """The submitter's."""
-        self.prompt = prompt
-        self.output = output  # tokens that it will come to
-        self.blocks = blocks
-        self.order = order  # priority, then arrival
-        self.left = prompt  # prompt tokens not yet prefilled
-        self.live = True
-        self.state = _WAITING
-        self.produced_from = 0  # the worker's decode step before its first token
-        self.ends = 0  # the decode step of its last token
+    handle: object
+    """The submitter's."""
+    prompt: int
+    output: int  # tokens that it will come to
+    blocks: int
+    order: tuple[int, int]  # priority, then arrival
+    tenant: str = ""
+    share: float = 0.0  # of the memory; 0: all
+    left: int = 0  # tokens not yet prefilled
+    live: bool = True
+    state: int = WAITING
+    had: int = 0  # tokens that it had when it was preempted, which are computed anew with the prompt
+    produced_from: int = 0  # the worker's decode step before its first token (since it was preempted)
+    ends: int = 0  # the decode step of its last token
 
     def produced(self, steps: int) -> int:
         """Tokens it has after so many decode steps of its worker."""
-        return max(0, min(steps, self.ends) - self.produced_from) if self.state == _DECODING else 0
+        return self.had + (max(0, min(steps, self.ends) - self.produced_from) if self.state == DECODING else 0)
+
+
+def decodes(sequence: Sequence, ends: int) -> bool:
+    """Whether it still is to end with this decode step: it lives, and was not preempted since."""
+    return sequence.live and sequence.state == DECODING and sequence.ends == ends
 
 
 def _order(sequence: Sequence) -> tuple[int, int]:
     return sequence.order
-
-
-_WAITING, _PREFILLING, _DECODING = range(3)
 
 
 @dataclass(slots=True)
@@ -128,10 +134,19 @@ class Worker:
     # ---- from outside --------------------------------------------------------------------------------------------
 
     def submit(
-        self, handle: object, prompt: int, output: int, longest: int, now: float, *, priority: int = 0
+        self,
+        handle: object,
+        prompt: int,
+        output: int,
+        longest: int,
+        now: float,
+        *,
+        priority: int = 0,
+        tenant: str = "",
+        share: float = 0.0,
     ) -> Sequence:
         """Takes a request that will come to `output` tokens and for which blocks of `longest` are kept. A lower
-        `priority` runs first.
+        `priority` runs first; `share` is its tenant's of the memory (0: all), where that is held.
 
         :raises ValueError: it fits not even an empty worker; admission must not have granted it.
         """
@@ -141,7 +156,8 @@ class Worker:
         if longest < 1 or blocks > sizes.total_blocks:
             raise ValueError(f"{prompt} + {longest} tokens fit no worker of {sizes}")
         self._order += 1
-        sequence = Sequence(handle, prompt, min(output, longest), blocks, (priority, self._order))
+        order = priority, self._order
+        sequence = Sequence(handle, prompt, min(output, longest), blocks, order, tenant, share, left=prompt)
         heapq.heappush(self._waiting, (sequence.order, sequence))
         self._n_waiting += 1
         self._queued_prefill += prompt
@@ -162,7 +178,9 @@ class Worker:
         """All is lost, at once: the sequences that were alive. The worker is as new. Ask for `produced` before."""
         alive = [
             each
-            for each in (*(w[1] for w in self._waiting), *self._prefilling, *(e[2] for e in self._ending))
+            for each in dict.fromkeys(
+                (*(w[1] for w in self._waiting), *self._prefilling, *(e[2] for e in self._ending))
+            )
             if each.live
         ]
         for sequence in alive:
@@ -221,12 +239,12 @@ class Worker:
         self._early = []
         for sequence in ended:
             sequence.live = False
-            if sequence.state == _WAITING:
+            if sequence.state == WAITING:
                 self._n_waiting -= 1
                 self._queued_prefill -= sequence.left
                 continue
-            self._free_blocks += sequence.blocks
-            if sequence.state == _DECODING:
+            self._free_blocks += self._held(sequence, 1)
+            if sequence.state == DECODING:
                 sequence.ends = self._decode_steps
                 self._decoding -= 1
                 self._context -= sequence.prompt + sequence.produced(self._decode_steps)
@@ -242,48 +260,63 @@ class Worker:
             self._planned = []
             self._prefilling = [sequence for sequence in self._prefilling if sequence.left]
         for sequence in first:
-            sequence.state = _DECODING
+            sequence.state = DECODING
             sequence.produced_from = self._decode_steps - 1
-            sequence.ends = sequence.produced_from + sequence.output
+            sequence.ends = sequence.produced_from + sequence.output - sequence.had
             self._order += 1
             heapq.heappush(self._ending, (sequence.ends, self._order, sequence))
             self._decoding += 1
-            self._context += sequence.prompt + 1
+            self._context += sequence.prompt + sequence.had + 1
         self.tokens += len(first)
-        return first
+        return [sequence for sequence in first if not sequence.had]
 
     def _finished(self) -> list[Sequence]:
         finished: list[Sequence] = []
         ending = self._ending
         while ending and ending[0][0] <= self._decode_steps:
-            sequence = heapq.heappop(ending)[2]
-            if sequence.live:
+            ends, _, sequence = heapq.heappop(ending)
+            if decodes(sequence, ends):
                 sequence.live = False
                 self._decoding -= 1
                 self._context -= sequence.prompt + sequence.output
-                self._free_blocks += sequence.blocks
+                self._free_blocks += self._held(sequence, 0)
                 finished.append(sequence)
         return finished
 
-    def _may_join(self) -> bool:
-        """Would the first that waits run in the next step?"""
+    def _first_waiting(self) -> Sequence | None:
         waiting = self._waiting
         while waiting and not waiting[0][1].live:
             heapq.heappop(waiting)
-        return bool(
-            waiting
+        return waiting[0][1] if waiting else None
+
+    def _may_join(self) -> bool:
+        """Would the first that waits run in the next step?"""
+        first = self._first_waiting()
+        return (
+            first is not None
             and self._decoding + len(self._prefilling) < self.sizes.max_running
-            and waiting[0][1].blocks <= self._free_blocks
+            and first.blocks <= self._free_blocks
         )
+
+    def _held(self, sequence: Sequence, coming: int) -> int:
+        """Blocks that a running sequence holds; `coming` tokens of the step that it was in did not come."""
+        return sequence.blocks
+
+    def _take_in(self) -> None:
+        """Lets those that wait run, in order, while they fit."""
+        while self._may_join():
+            sequence = heapq.heappop(self._waiting)[1]
+            self._free_blocks -= sequence.blocks
+            self._join(sequence)
+
+    def _join(self, sequence: Sequence) -> None:
+        self._n_waiting -= 1
+        sequence.state = PREFILLING
+        insort(self._prefilling, sequence, key=_order)
 
     def _plan(self, now: float) -> None:
         """Begins a run: one step while prompts are computed, else as many as nothing changes in."""
-        while self._may_join():
-            sequence = heapq.heappop(self._waiting)[1]
-            self._n_waiting -= 1
-            self._free_blocks -= sequence.blocks
-            sequence.state = _PREFILLING
-            insort(self._prefilling, sequence, key=_order)
+        self._take_in()
         decoding = self._decoding
         if not decoding and not self._prefilling:
             self.wake = math.inf
@@ -296,7 +329,7 @@ class Worker:
                 if chunk <= 0:
                     break
                 prompts += 1
-                attended += attended_tokens(sequence.prompt - sequence.left, chunk)
+                attended += attended_tokens(sequence.prompt + sequence.had - sequence.left, chunk)
                 sequence.left -= chunk
                 prefilled += chunk
                 if not sequence.left:
@@ -310,21 +343,22 @@ class Worker:
         # Every step lets each of the sequences attend to one token more.
         self._growth = decoding * (self._per_context + self._per_padded)
         self._started = now
-        self._run = 1 if self._prefilling else self._until_next_end()
+        self._run = 1 if self._prefilling else self._steps_ahead()
         if self._early:
             self._run = 1
         self.wake = now + self._seconds(self._run)
 
-    def _until_next_end(self) -> int:
+    def _steps_ahead(self) -> int:
+        """How many steps nothing changes in: until the next one ends."""
         ending = self._ending
-        while not ending[0][2].live:
+        while not decodes(ending[0][2], ending[0][0]):
             heapq.heappop(ending)
         return ending[0][0] - self._decode_steps
 
     def _longest(self) -> int:
         """The most tokens that any decoding sequence attends to."""
         steps = self._decode_steps
-        return max(s.prompt + steps - s.produced_from for _, _, s in self._ending if s.live)
+        return max(s.prompt + s.had + steps - s.produced_from for ends, _, s in self._ending if decodes(s, ends))
 
     def _seconds(self, steps: int) -> float:
         return steps * self._first_seconds + self._growth * (steps * (steps - 1) // 2)

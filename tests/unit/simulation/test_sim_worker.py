@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import heapq
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import pytest
 from hypothesis import given, settings
@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from services.worker.engines.port import FinishReason, SamplingParams, SequenceRequest
 from services.worker.engines.simulated_model import SimulatedCore, SimulatedModel
 from services.worker.engines.step_costs import StepCosts
+from simulation.memory import PreemptiveWorker
 from simulation.worker import Sequence, Sizes, Worker
 
 SIZES = Sizes(block_size=16, total_blocks=48, max_running=5, max_step_tokens=40, max_context=256)
@@ -45,11 +46,11 @@ class Asked:
     priority: int = 0
 
 
-def by_engine(asked: list[Asked]) -> Told:
+def by_engine(asked: list[Asked], sizes_: Sizes = SIZES, *, preemptive: bool = False) -> tuple[Told, int]:
     """The simulated engine's core under virtual time, as services/worker/engines/simulated.py drives it."""
     fields = {name: getattr(COSTS, name) for name in StepCosts.__dataclass_fields__}
-    sizes = {name: getattr(SIZES, name) for name in Sizes.__dataclass_fields__}
-    core = SimulatedCore(SimulatedModel(models=("m",), **fields, **sizes))
+    sizes = {name: getattr(sizes_, name) for name in Sizes.__dataclass_fields__}
+    core = SimulatedCore(SimulatedModel(models=("m",), preemptive=preemptive, **fields, **sizes))
     told, events = Told(), inputs(asked)
     step_ends = math.inf
     now = 0.0
@@ -82,11 +83,11 @@ def by_engine(asked: list[Asked]) -> Told:
             if finish:
                 assert finish in (FinishReason.LENGTH, FinishReason.CANCELLED), output.errors
                 told.end[handle] = now
-    return told
+    return told, core.capacity().preemptions_total
 
 
-def by_counts(asked: list[Asked]) -> Told:
-    worker, told, events = Worker("w", COSTS, SIZES), Told(), inputs(asked)
+def by_counts(asked: list[Asked], worker: Worker) -> Told:
+    told, events = Told(), inputs(asked)
     held: dict[int, Sequence] = {}
     while events or worker.wake < math.inf:
         if events and events[0][0] <= worker.wake:
@@ -106,7 +107,9 @@ def by_counts(asked: list[Asked]) -> Told:
             if count := worker.produced(sequence):
                 told.tokens[sequence.handle] = count  # type: ignore[index]
     load = worker.load()
-    assert (load.free_blocks, load.running, load.waiting, load.queued_prefill_tokens) == (SIZES.total_blocks, 0, 0, 0)
+    assert (load.free_blocks, load.running, load.waiting, load.queued_prefill_tokens) == (
+        worker.sizes.total_blocks, 0, 0, 0,
+    )  # fmt: skip
     assert worker.tokens == sum(told.tokens.values())
     return told
 
@@ -135,7 +138,46 @@ requests = st.builds(
 @settings(max_examples=150, deadline=None)
 @given(st.lists(requests, min_size=1, max_size=24))
 def test_counts_do_as_the_simulated_engine_does(asked: list[Asked]) -> None:
-    expected, told = by_engine(asked), by_counts(asked)
+    same(by_engine(asked)[0], by_counts(asked, Worker("w", COSTS, SIZES)))
+
+
+@settings(max_examples=150, deadline=None)
+@given(st.lists(requests, min_size=1, max_size=24), st.integers(14, 30))
+def test_a_worker_that_preempts_for_memory_does_too(asked: list[Asked], blocks: int) -> None:
+    sizes = replace(SIZES, total_blocks=blocks)
+    worker = PreemptiveWorker("w", COSTS, sizes, holds_shares=False)
+    expected, preemptions = by_engine(asked, sizes, preemptive=True)
+    same(expected, by_counts(asked, worker))
+    assert worker.preemptions == preemptions
+
+
+def test_sequences_that_outgrow_the_memory_are_preempted_and_go_on() -> None:
+    asked = [Asked(0.01 * number, 20, 100, None) for number in range(5)]
+    sizes = replace(SIZES, total_blocks=20)
+    worker = PreemptiveWorker("w", COSTS, sizes, holds_shares=False)
+    told = by_counts(asked, worker)
+    assert told.tokens == dict.fromkeys(range(5), 100)
+    assert worker.preemptions > 2
+
+
+@pytest.mark.parametrize("holds_shares", [False, True])
+def test_a_tenant_beyond_its_share_gives_way_where_that_is_held(holds_shares: bool) -> None:
+    worker = PreemptiveWorker("w", COSTS, replace(SIZES, total_blocks=40, max_running=8), holds_shares=holds_shares)
+    for number in range(6):
+        worker.submit(f"greedy{number}", 16, 200, 200, 0.0, tenant="greedy", share=0.25)
+    while worker.load().free_blocks > 3:
+        worker.advance(worker.wake)
+    came = worker.wake
+    modest = worker.submit("modest", 100, 20, 20, came, tenant="modest", share=0.25)
+    first = 0.0
+    while modest.live:
+        now = worker.wake
+        if modest in worker.advance(now).first:
+            first = now
+    assert (first - came < 0.1) is holds_shares
+
+
+def same(expected: Told, told: Told) -> None:
     assert told.first == pytest.approx(expected.first, abs=1e-9)
     assert told.end == pytest.approx(expected.end, abs=1e-9)
     assert told.tokens == expected.tokens
