@@ -40,7 +40,7 @@ def check_parameters(given: Parameters) -> None:
     _within("min_p", given.min_p, 0.0, 1.0)
     _within("presence_penalty", given.presence_penalty, -2.0, 2.0)
     _within("frequency_penalty", given.frequency_penalty, -2.0, 2.0)
-    _within("repetition_penalty", given.repetition_penalty, 0.0, 10.0, exclude_low=True)
+    _within("repetition_penalty", given.repetition_penalty, 0.01, 10.0)
     _within("top_k", given.top_k, 0, 2**31 - 1)
     _within("n", given.n, 1, MAX_CHOICES)
     _within("logprobs", given.logprobs, 0, MAX_LOGPROBS)

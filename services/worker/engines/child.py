@@ -56,7 +56,7 @@ class SocketLink:
         :raises EOFError: the worker is gone.
         """
         while not self._stopping:
-            select.select([self._socket], [], [])
+            self._wait(select.POLLIN)
             for message in list(self._received()):
                 return bytes(message)  # the worker sends nothing more before the core is loaded
         raise EOFError
@@ -75,7 +75,7 @@ class SocketLink:
             if not full and (self._commands or not idle):
                 commands, self._commands = self._commands, []
                 return commands
-            select.select([self._socket.fileno(), self._woken], [self._socket] if self._unsent else [], [])
+            self._wait(select.POLLIN | (select.POLLOUT if self._unsent else 0))
 
     def wake(self) -> None:
         """See `CoreLink`."""
@@ -95,10 +95,20 @@ class SocketLink:
     def flush(self) -> None:
         """Wait until everything is sent, or the worker does not take it."""
         while self._unsent:
-            if not select.select([], [self._socket], [], _FLUSH_SECONDS)[1]:
+            if not self._wait(select.POLLOUT, seconds=_FLUSH_SECONDS):
                 return
             with self._sending:
                 self._send()
+
+    def _wait(self, events: int, *, seconds: float | None = None) -> bool:
+        """Until one of `events` is possible on the socket (it is gone: any is), or somebody has called `wake`; whether
+        that came within `seconds`. `select` knows descriptors below 1024 only, and the socket has the number that it
+        had in a worker with thousands of connections."""
+        poll = select.poll()
+        poll.register(self._socket, events)
+        if events & select.POLLIN:
+            poll.register(self._woken, select.POLLIN)
+        return bool(poll.poll(None if seconds is None else seconds * 1000))
 
     def _send(self) -> None:
         unsent = self._unsent

@@ -60,6 +60,35 @@ class SamplingParams:
     structure: Structure | None = None
 
 
+SAMPLING_BOUNDS = {
+    "temperature": (0.0, 100.0),
+    "top_p": (0.0, 1.0),
+    "top_k": (0, 2**31 - 1),
+    "min_p": (0.0, 1.0),
+    "repetition_penalty": (0.01, 100.0),
+    "presence_penalty": (-10.0, 10.0),
+    "frequency_penalty": (-10.0, 10.0),
+    "logit_bias": (-100.0, 100.0),
+}
+"""What every engine can compute with in float32: logits of some thousands, multiplied or divided by these, stay finite
+and in order. A `top_p` of 0 is none. Gateways allow less."""
+
+GREEDY_BELOW = 1e-5
+"""Temperatures below this are greedy: dividing by them would overflow."""
+
+
+def sampling_fault(params: SamplingParams) -> tuple[str, str] | None:
+    """The first field that no engine can use, and what is wrong with it, fit for the caller."""
+    if params.max_tokens < 1:
+        return "max_tokens", "max_tokens must be at least 1"
+    for field_name, (low, high) in SAMPLING_BOUNDS.items():
+        value = getattr(params, field_name)
+        # NaN fails every comparison, so the check is written to hold for good values.
+        if not all(low <= each <= high for each in (value.values() if isinstance(value, dict) else (value,))):
+            return field_name, f"{field_name} must be from {low:g} to {high:g}"
+    return None if params.top_p else ("top_p", "top_p must be above 0")
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SequenceRequest:
     """One sequence to generate. `handle` is unique among the engine's live sequences (the worker's own number)."""

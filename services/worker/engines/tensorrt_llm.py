@@ -24,6 +24,7 @@ from libs.clock import Clock
 from services.worker.engines.followed import FollowedEngine
 from services.worker.engines.library import Delta, Load, RequestRefusedError, token_logprobs
 from services.worker.engines.port import (
+    GREEDY_BELOW,
     Capacity,
     EngineInfo,
     EngineLoadError,
@@ -271,7 +272,7 @@ _FINISH: dict[str, FinishReason] = {
 def sampling_arguments(params: SamplingParams, room: int, eos: tuple[int, ...] = ()) -> dict[str, Any]:
     """The keyword arguments of `tensorrt_llm.SamplingParams`; `room` is the context left after the prompt.
 
-    `temperature=0` is asked for as `top_k=1`: the reference wants a positive temperature. What is off here is left
+    A temperature of 0 is asked for as `top_k=1`: the reference wants a positive temperature. What is off here is left
     out, so that the library's own "off" applies.
     """
     arguments: dict[str, Any] = {
@@ -285,7 +286,7 @@ def sampling_arguments(params: SamplingParams, room: int, eos: tuple[int, ...] =
     stops = [*params.stop_token_ids, *(() if params.ignore_eos else eos[1:])]
     if stops:
         arguments["stop_token_ids"] = stops
-    if params.temperature == 0:
+    if params.temperature < GREEDY_BELOW:
         arguments["top_k"] = 1
     else:
         arguments["temperature"] = params.temperature

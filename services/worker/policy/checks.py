@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from libs.errors import Reason, WeirError
-from services.worker.engines.port import EngineInfo, SamplingParams
+from services.worker.engines.port import EngineInfo, SamplingParams, sampling_fault
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,8 +59,6 @@ def _check_one(asked: Asked, first: Asked, info: EngineInfo) -> None:
         raise WeirError(Reason.INVALID_REQUEST, "the choices of one request share a model", limit="model_version")
     if asked.remaining <= 0:
         raise WeirError(Reason.DEADLINE_EXCEEDED, "no time is left", limit="remaining")
-    if asked.params.max_tokens < 1:
-        raise WeirError(Reason.INVALID_REQUEST, "max_tokens must be at least 1", limit="max_tokens")
     if asked.prompt_tokens < 1:
         raise WeirError(Reason.INVALID_REQUEST, "the prompt is empty", limit="prompt")
     if asked.resumed >= asked.prompt_tokens:
@@ -77,11 +75,6 @@ def _check_one(asked: Asked, first: Asked, info: EngineInfo) -> None:
             f"the prompt has {asked.prompt_tokens} tokens; the context is {info.max_context}",
             limit="context",
         )
-    params = asked.params
-    # NaN fails every comparison, so each check is written to hold for good values.
-    if not (params.temperature >= 0 and 0 < params.top_p <= 1 and 0 <= params.min_p <= 1):
-        raise WeirError(Reason.INVALID_REQUEST, "a sampling value is out of range", limit="sampling")
-    if not (params.repetition_penalty > 0 and -10 <= params.presence_penalty <= 10):
-        raise WeirError(Reason.INVALID_REQUEST, "a penalty is out of range", limit="sampling")
-    if not -10 <= params.frequency_penalty <= 10:
-        raise WeirError(Reason.INVALID_REQUEST, "a penalty is out of range", limit="sampling")
+    if (fault := sampling_fault(asked.params)) is not None:
+        field, message = fault
+        raise WeirError(Reason.INVALID_REQUEST, message, limit=field)

@@ -99,6 +99,7 @@ async def rig() -> Any:
     made = Rig()
     await made.engine.start(made.frames.put_nowait)
     yield made
+    made.library.freeing.set()
     await made.engine.stop()
     assert made.library.closed == 1
 

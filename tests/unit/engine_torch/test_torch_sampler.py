@@ -9,7 +9,7 @@ from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 from transformers.generation import logits_process as processors
 
-from services.worker.engines.port import SamplingParams
+from services.worker.engines.port import SAMPLING_BOUNDS, SamplingParams
 from services.worker.engines.torch_engine import sampler as sampler_module
 from services.worker.engines.torch_engine.sampler import SequenceSampler, sample, uniform
 
@@ -200,3 +200,21 @@ def test_the_outputs_of_a_sequence_do_not_depend_on_its_batch_or_on_when_it_move
         resumed = SequenceSampler.create(each, [*prompt, *output], seed, resumed=moved)
         output += [step([(index, resumed)], len(prompt) + n)[0] for n in range(moved, steps)]
         assert tuple(output) == outputs[index]
+
+
+@pytest.mark.parametrize("end", [0, 1])
+@pytest.mark.parametrize("scale", [1.0, 1000.0])
+@pytest.mark.parametrize("drawn", [False, True])
+def test_e5_every_value_within_bounds_leaves_logits_finite(end, scale, drawn):
+    changes = {name: bounds[end] for name, bounds in SAMPLING_BOUNDS.items() if name != "logit_bias"}
+    changes["top_p"] = max(changes["top_p"], 1e-38)
+    if drawn:
+        changes["temperature"] = max(changes["temperature"], 1e-4)
+    biases = dict.fromkeys(range(4), SAMPLING_BOUNDS["logit_bias"][end])
+    rows = logits(32, rows=2) * scale
+    prompt = [1, 2, 3]
+    states = [SequenceSampler.create(params(logit_bias=biases, **changes), prompt, seed) for seed in range(2)]
+    for place in range(20):
+        for each in sample(rows.clone(), states, [place, place]):
+            assert each.token is not None
+            assert 0 <= each.token < rows.shape[1]

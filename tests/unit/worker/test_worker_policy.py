@@ -10,7 +10,14 @@ import pytest
 from hypothesis import given, settings
 
 from libs.errors import Reason, WeirError
-from services.worker.engines.port import EngineInfo, FinishReason, SamplingParams, Structure, TokenLogprob
+from services.worker.engines.port import (
+    SAMPLING_BOUNDS,
+    EngineInfo,
+    FinishReason,
+    SamplingParams,
+    Structure,
+    TokenLogprob,
+)
 from services.worker.policy.agreement import disagreement
 from services.worker.policy.checks import Asked, check_group
 from services.worker.policy.outbox import Outbox
@@ -102,6 +109,23 @@ def test_what_cannot_run_is_refused_with_its_reason(changes, reason):
     with pytest.raises(WeirError) as caught:
         check_group([asked(**changes)], INFO)
     assert caught.value.reason is reason
+
+
+@pytest.mark.parametrize(
+    ("field", "low", "high"), [(field, low, high) for field, (low, high) in SAMPLING_BOUNDS.items()]
+)
+def test_e5_a_value_that_no_engine_can_compute_with_is_refused_by_its_field(field, low, high):
+    def check(value):
+        check_group([asked(**{field: {5: value} if field == "logit_bias" else value})], INFO)
+
+    check(low or 1e-38 if field == "top_p" else low)
+    check(high)
+    for value in (low - 1, high + 1, float("nan"), float("inf"), 1e-38 if field == "repetition_penalty" else -1e38):
+        with pytest.raises(WeirError, match=field) as caught:
+            check(value)
+        assert (caught.value.reason, caught.value.limit) == (Reason.INVALID_REQUEST, field)
+    with pytest.raises(WeirError, match="top_p must be above 0"):
+        check_group([asked(top_p=0.0)], INFO)
 
 
 def test_a_simulated_engine_is_asked_for_no_structure():

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import fcntl
 import itertools
+import resource
 import select
 import socket
 import threading
@@ -14,6 +16,7 @@ from hypothesis import strategies as st
 
 from services.worker.engines.child import SocketLink
 from services.worker.engines.core import Add, Cancel, Embed, Embedded, Failed, Idle, Stepped, Stop
+from services.worker.engines.driven import NO_CAPACITY
 from services.worker.engines.port import (
     Capacity,
     EngineLoadError,
@@ -23,7 +26,7 @@ from services.worker.engines.port import (
     Structure,
     TokenLogprob,
 )
-from services.worker.engines.wire import CoreError, FrameReader, Log, decode_command, decode_said, frame
+from services.worker.engines.wire import CoreError, FrameReader, Log, decode_command, decode_said, frame, raw_frame
 
 LOAD = Capacity(free_blocks=3, running=2, waiting=1, queued_prefill_tokens=7, last_step_seconds=0.25, cached_blocks=1)
 SEQUENCE = SequenceRequest(
@@ -192,3 +195,27 @@ def test_a_first_frame_may_come_in_pieces(ends):
     assert read == [b"abcde"]
     ends.worker.sendall(frame(Cancel([1])))
     assert ends.link.receive(idle=True) == [Cancel([1])]
+
+
+def test_e5_a_socket_may_have_any_number():
+    """As it has when the worker holds thousands of connections."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, 4096), hard))
+    worker, core = socket.socketpair()
+    high = socket.socket(fileno=fcntl.fcntl(core.fileno(), fcntl.F_DUPFD, 2000))
+    try:
+        link = SocketLink(high)
+        worker.sendall(raw_frame(b"hello"))
+        assert link.hello() == b"hello"
+        worker.sendall(frame(Cancel([7])))
+        assert link.receive(idle=True) == [Cancel([7])]
+        link.wake()
+        assert link.receive(idle=True) == []
+        link.say(Idle(NO_CAPACITY, 3))
+        link.flush()
+        [said] = FrameReader().feed(worker.recv(1 << 16))
+        assert decode_said(said) == Idle(NO_CAPACITY, 3)
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+        for each in (worker, core, high):
+            each.close()

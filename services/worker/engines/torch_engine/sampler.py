@@ -17,13 +17,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from services.worker.engines.port import SamplingParams, TokenLogprob
+from services.worker.engines.port import GREEDY_BELOW, SamplingParams, TokenLogprob
 from services.worker.engines.torch_engine import filters
 from services.worker.engines.torch_engine.penalties import Tally, bias, penalise
 from services.worker.engines.torch_engine.structure import Matcher, accept, allowed
-
-GREEDY_BELOW = 1e-5
-"""Temperatures below this are greedy: dividing by them would overflow."""
 
 _MASK = (1 << 64) - 1
 

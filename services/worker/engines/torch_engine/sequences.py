@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import enum
-import math
 from dataclasses import dataclass, field
 
-from services.worker.engines.port import FinishReason, SamplingParams, SequenceRequest
+from services.worker.engines.port import FinishReason, SequenceRequest, sampling_fault
 from services.worker.engines.torch_engine.blocks import Move, Place
 
 
@@ -138,22 +137,10 @@ def request_fault(request: SequenceRequest, limits: ModelLimits | None, context:
         return f"the prompt holds a token id outside 0 … {limits.vocabulary - 1}"
     if not 0 <= request.resumed <= len(request.prompt):
         return "resumed is more than the prompt holds"
-    return sampling_fault(request.params, limits.vocabulary)
-
-
-def sampling_fault(params: SamplingParams, vocabulary: int) -> str:
-    """What is wrong with sampling parameters, "" if nothing is."""
-    checks = (
-        (params.max_tokens >= 1, "max_tokens must be at least 1"),
-        (0 <= params.temperature < math.inf, "temperature must be a number from 0 up"),
-        (0 < params.top_p <= 1, "top_p must be above 0 and at most 1"),
-        (params.top_k >= 0, "top_k must not be negative"),
-        (0 <= params.min_p <= 1, "min_p must be from 0 to 1"),
-        (0 < params.repetition_penalty < math.inf, "repetition_penalty must be above 0"),
-        (math.isfinite(params.presence_penalty), "presence_penalty must be a number"),
-        (math.isfinite(params.frequency_penalty), "frequency_penalty must be a number"),
-        (all(0 <= token < vocabulary for token in params.logit_bias), "logit_bias names an unknown token id"),
-        (all(map(math.isfinite, params.logit_bias.values())), "logit_bias must hold numbers"),
-        (params.logprobs is None or 0 <= params.logprobs <= vocabulary, "logprobs is out of range"),
-    )
-    return next((message for holds, message in checks if not holds), "")
+    if (fault := sampling_fault(request.params)) is not None:
+        return fault[1]
+    if not all(0 <= token < limits.vocabulary for token in request.params.logit_bias):
+        return "logit_bias names an unknown token id"
+    if request.params.logprobs is not None and not 0 <= request.params.logprobs <= limits.vocabulary:
+        return "logprobs is out of range"
+    return ""
