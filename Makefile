@@ -2,7 +2,8 @@
 SHELL := /bin/bash
 .SHELLFLAGS := -eu -o pipefail -c
 .DEFAULT_GOAL := help
-PYTHON ?= python3.11
+# Which Python to make .venv with, of 3.11 to 3.14; else python3, or the newest there is.
+PYTHON ?=
 PY := .venv/bin/python
 WEIR := .venv/bin/weir
 BUILD := build
@@ -25,14 +26,8 @@ help: ## Show this help.
 .PHONY: setup
 setup: .venv/.ready ## Create .venv with the locked dependencies (skipped when nothing changed).
 
-.venv/.ready: requirements.lock requirements-torch.lock pyproject.toml
-	@command -v $(PYTHON) >/dev/null || { echo "Python 3.11 is needed: $(PYTHON) is not on the path (set PYTHON=…)" >&2; exit 1; }
-	@test -x $(PY) || $(PYTHON) -m venv .venv
-	@$(PY) -c 'import sys; sys.exit(sys.version_info[:2] != (3, 11))' || { echo "Python 3.11 is needed; .venv has $$($(PY) -V)" >&2; exit 1; }
-	$(PY) -m pip install --disable-pip-version-check -q --no-deps -r requirements-torch.lock
-	$(PY) -m pip install --disable-pip-version-check -q --no-deps --require-hashes -r requirements.lock
-	$(PY) -m pip install --disable-pip-version-check -q --no-deps --no-build-isolation -e .
-	$(PY) -m compileall -q libs services protos/gen
+.venv/.ready: bin/setup bin/uv-as-pip requirements.lock requirements-torch.lock pyproject.toml
+	PYTHON="$(PYTHON)" bin/setup
 	@touch $@
 
 .PHONY: lock

@@ -45,23 +45,24 @@ MODEST = 0.8
 """Of its share, what the victim asks for; the crowd asks for its whole share."""
 CALM, FLOOD = 1.0, 20.0
 """Of its share, what the flooder asks for before and while it floods: before, the mesh is as full as it may be."""
-GATEWAYS = (1, 2, 4)
-WARM_UP = 5.0
 TARGETS = {"weight_error_pct_max": "≤ 5", "service_gap_over_bound": "≤ 1", "victim_ttft_p95_ratio": "≤ 1.25"}
 
 
 @dataclass(frozen=True, slots=True)
 class Times:
-    """Seconds, the warm-up not counted."""
+    """Seconds; the warm-up is at the start of each run and in no figure."""
 
     weights: float
     capacity: float
     isolation: float
     rounds: int
+    warm_up: float = 5.0
+    gateways: Sequence[int] = (1, 2, 4)
 
 
 FULL = Times(weights=22.0, capacity=12.0, isolation=20.0, rounds=3)
 QUICK = Times(weights=10.0, capacity=8.0, isolation=10.0, rounds=1)
+SMOKE = Times(weights=2.0, capacity=3.0, isolation=4.0, rounds=1, warm_up=1.0, gateways=(2,))
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,9 +130,9 @@ def weights(runner: Runner, times: Times) -> dict[str, Shares]:
     gateways = len(runner.site.names("gateway"))
     for placement in ("spread", "own") if gateways > 1 else ("spread",):
         loads, routes = backlogged(runner.site, placement)
-        seconds = WARM_UP + times.weights
+        seconds = times.warm_up + times.weights
         samples = runner.run(f"{gateways}-{placement}", loads, routes, seconds, trace=True)
-        found[placement] = shares(samples, start=WARM_UP, end=seconds)
+        found[placement] = shares(samples, start=times.warm_up, end=seconds)
         ratio = found[placement].heavy / found[placement].light
         progress(f"{gateways} gateways, {placement}: {ratio:.2f}:1; {outcomes(samples)}")
     return found
@@ -142,20 +143,20 @@ def isolation(runner: Runner, share: float, times: Times) -> dict[str, float]:
     first: dict[float, list[float]] = {CALM: [], FLOOD: []}
     missed = {CALM: 0, FLOOD: 0}
     routes = {spec.id: runner.site.over_edge(spec.id) for spec in PEERS}
-    seconds = WARM_UP + times.isolation
+    seconds = times.warm_up + times.isolation
     served = 0
     for number in range(times.rounds):
         for factor in (CALM, FLOOD) if number % 2 == 0 else (FLOOD, CALM):
             asks = {VICTIM.id: MODEST, FLOODER.id: factor}
             loads = [_peer(spec, share * asks.get(spec.id, 1.0)) for spec in PEERS]
             samples = runner.run(f"isolation-{number}-{factor:g}", loads, routes, seconds, seed=number + 1)
-            own = [each for each in samples if each.tenant == VICTIM.id and each.at >= WARM_UP]
+            own = [each for each in samples if each.tenant == VICTIM.id and each.at >= times.warm_up]
             first[factor] += [each.ttft for each in own if each.outcome == OK and each.ttft is not None]
             missed[factor] += sum(each.outcome != OK for each in own)
-            flooder = [each for each in samples if each.tenant == FLOODER.id and each.at >= WARM_UP]
+            flooder = [each for each in samples if each.tenant == FLOODER.id and each.at >= times.warm_up]
             if factor == FLOOD:
                 served += sum(each.outcome == OK for each in flooder)
-            p95 = percentile(first[factor], 0.95) * 1e3
+            p95 = _ms(first[factor], 0.95)
             progress(
                 f"flooder at {factor:g} of its share: victim's TTFT p95 {p95:.0f} ms, "
                 f"{missed[factor]} not served; flooder refused {sum(map(refused, flooder))} of {len(flooder)}"
@@ -165,20 +166,24 @@ def isolation(runner: Runner, share: float, times: Times) -> dict[str, float]:
             f"{factor:g}x its share",
             str(len(first[factor])),
             str(missed[factor]),
-            *(f"{percentile(first[factor], q) * 1e3:.0f}" for q in (0.5, 0.95, 0.99)),
+            *(f"{_ms(first[factor], q):.0f}" for q in (0.5, 0.95, 0.99)),
         )
         for factor in (CALM, FLOOD)
     ]
     say("\nthe victim's requests while the other one asks for")
     say(table(("", "served", "not served", "TTFT p50 ms", "p95", "p99"), rows))
     return {
-        "victim_ttft_p95_ratio": percentile(first[FLOOD], 0.95) / percentile(first[CALM], 0.95),
-        "victim_ttft_p95_ms_calm": percentile(first[CALM], 0.95) * 1e3,
-        "victim_ttft_p95_ms_flood": percentile(first[FLOOD], 0.95) * 1e3,
-        "victim_refused_share_calm": missed[CALM] / (missed[CALM] + len(first[CALM])),
-        "victim_refused_share_flood": missed[FLOOD] / (missed[FLOOD] + len(first[FLOOD])),
+        "victim_ttft_p95_ratio": _ms(first[FLOOD], 0.95) / _ms(first[CALM], 0.95),
+        "victim_ttft_p95_ms_calm": _ms(first[CALM], 0.95),
+        "victim_ttft_p95_ms_flood": _ms(first[FLOOD], 0.95),
+        "victim_refused_share_calm": missed[CALM] / max(1, missed[CALM] + len(first[CALM])),
+        "victim_refused_share_flood": missed[FLOOD] / max(1, missed[FLOOD] + len(first[FLOOD])),
         "flooder_served_over_share": served / (times.rounds * times.isolation * share),
     }
+
+
+def _ms(seconds: Sequence[float], q: float) -> float:
+    return percentile(seconds, q) * 1e3 if seconds else math.nan
 
 
 def _peer(spec: TenantSpec, rate: float, *, clients: int = 0) -> TenantLoad:
@@ -190,10 +195,10 @@ def capacity(runner: Runner, times: Times) -> float:
     """Requests per second that the mesh completes of the isolation's, when a few always wait."""
     loads = [_peer(spec, 0.0, clients=SLOTS * 5 // 4 // len(PEERS)) for spec in PEERS]
     routes = {spec.id: runner.site.over_edge(spec.id, pause=0.1) for spec in PEERS}
-    seconds = WARM_UP + times.capacity
+    seconds = times.warm_up + times.capacity
     samples = runner.run("capacity", loads, routes, seconds)
     ends = [sample.at + (sample.e2e or 0.0) for sample in samples if sample.outcome == OK]
-    rate = sum(WARM_UP <= each < seconds for each in ends) / times.capacity
+    rate = sum(times.warm_up <= each < seconds for each in ends) / times.capacity
     progress(f"capacity {rate:.1f} requests/s")
     return rate
 
@@ -207,11 +212,11 @@ def measure(times: Times, folder: Path, extra: Sequence[str], usage: output.Usag
     )
     found: dict[tuple[int, str], Shares] = {}
     figures: dict[str, float] = {}
-    for gateways in GATEWAYS:
+    for gateways in times.gateways:
         settings = (f"replicas.gateway={gateways}", *extra)
         native = (HEAVY.id, LIGHT.id)
         with overload_mesh(folder, f"{gateways}-gateways", setting, settings=settings, native=native) as site:
-            header = run_header(workers=2, discipline="fair", warmup=WARM_UP)
+            header = run_header(workers=2, discipline="fair", warmup=times.warm_up)
             runner = Runner(site, folder / "runs", usage, prefix=f"{gateways}", model=FAST, header=header)
             found |= {(gateways, placement): each for placement, each in weights(runner, times).items()}
             if gateways == 2:
@@ -241,9 +246,9 @@ def measure(times: Times, folder: Path, extra: Sequence[str], usage: output.Usag
 
 def main() -> None:
     """Measure and print."""
-    options = output.options(__doc__).parse_args()
+    options = output.options(__doc__, smoke=True).parse_args()
     output.begin(options)
-    times = QUICK if options.quick else FULL
+    times = SMOKE if options.smoke else QUICK if options.quick else FULL
     with contextlib.ExitStack() as stack:
         folder = Path(options.keep or stack.enter_context(tempfile.TemporaryDirectory(prefix="weir-fairness-")))
         figures = measure(times, folder, options.set, output.Usage())
@@ -256,7 +261,7 @@ def main() -> None:
         "isolation": f"4 tenants of equal weight, Poisson, through Envoy: the victim asks for {MODEST} of its share, "
         f"the others for their whole share; then one of them for {FLOOD:g} times its share",
         "seconds": f"weights {times.weights:g} per run, isolation {times.rounds} x 2 x {times.isolation:g}, after "
-        f"{WARM_UP:g} of warm-up each",
+        f"{times.warm_up:g} of warm-up each",
     }
     output.finish("fairness", figures, TARGETS, conditions)
 

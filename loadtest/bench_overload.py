@@ -58,8 +58,6 @@ NATIVE = "load-b"
 """The tenant that comes over gRPC past the edge; the others use OpenAI's API through Envoy."""
 TIMEOUT = 30.0
 """Seconds until a client gives up."""
-WARM_UP = 4.0
-"""Seconds at the start of a run that are in no figure."""
 TITLES = {
     "fair": "admission as it is",
     "fifo": f"a plain queue of at most {FIFO_QUEUE} requests, first come, first served",
@@ -82,10 +80,13 @@ class Times:
     factor: float
     refusals: float
     cancels: float
+    warm_up: float = 4.0
+    """At the start of a run, in no figure."""
 
 
 FULL = Times(capacity=22.0, factor=20.0, refusals=14.0, cancels=14.0)
 QUICK = Times(capacity=12.0, factor=11.0, refusals=8.0, cancels=8.0)
+SMOKE = Times(capacity=5.0, factor=3.0, refusals=2.0, cancels=2.0, warm_up=0.5)
 
 
 class Bench:
@@ -101,7 +102,7 @@ class Bench:
             usage,
             prefix=discipline,
             model=MODEL,
-            header=run_header(workers=2, discipline=discipline, warmup=WARM_UP, admission=bounds(discipline)),
+            header=run_header(workers=2, discipline=discipline, warmup=times.warm_up, admission=bounds(discipline)),
         )
 
     def capacity(self) -> float:
@@ -113,7 +114,7 @@ class Bench:
         samples = self.runner.run("capacity", loads, self._routes(pause=0.1), seconds)
         done = [sample for sample in samples if sample.outcome == OK]
         ends = [sample.at + (sample.e2e or 0.0) for sample in done]
-        rate = sum(WARM_UP <= end < seconds for end in ends) / (seconds - WARM_UP)
+        rate = sum(self._times.warm_up <= end < seconds for end in ends) / (seconds - self._times.warm_up)
         tokens = statistics.mean(sample.delivered_tokens or 0 for sample in done)
         prompts = statistics.mean(sample.prompt_tokens for sample in done)
         progress(f"capacity {rate:.1f} requests/s of {prompts:.0f} prompt and {tokens:.0f} output tokens on average")
@@ -121,9 +122,9 @@ class Bench:
 
     def at(self, factor: float, capacity: float) -> Summary:
         """A run at a multiple of the capacity."""
-        seconds = self._times.factor + WARM_UP
+        seconds = self._times.factor + self._times.warm_up
         samples = self.runner.run(f"{factor:g}x", tenant_loads(factor * capacity), self._routes(), seconds)
-        summary = summarise(samples, QUALITY, start=WARM_UP, end=seconds)
+        summary = summarise(samples, QUALITY, start=self._times.warm_up, end=seconds)
         progress(
             f"{self._discipline} {factor:g}x: offered {summary.offered:.1f}/s, inside the objective "
             f"{summary.good:.1f}/s; refused: {counts(summary.refusals)}; failed: {counts(summary.failures)}"
@@ -132,10 +133,10 @@ class Bench:
 
     def refusals(self, capacity: float) -> dict[str, float]:
         """How long refusals take at ten times the capacity."""
-        seconds = self._times.refusals + WARM_UP
+        seconds = self._times.refusals + self._times.warm_up
         samples = self.runner.run("10x", tenant_loads(10 * capacity), self._routes(), seconds)
-        waits = refusal_seconds(samples, start=WARM_UP, end=seconds)
-        summary = summarise(samples, QUALITY, start=WARM_UP, end=seconds)
+        waits = refusal_seconds(samples, start=self._times.warm_up, end=seconds)
+        summary = summarise(samples, QUALITY, start=self._times.warm_up, end=seconds)
         told = [sample for sample in samples if sample.outcome in summary.refusals and sample.retry_after is not None]
         every = [sample for sample in samples if sample.outcome in summary.refusals]
         say(
@@ -203,7 +204,8 @@ def settings(discipline: str) -> list[str]:
 
 def ratios(good: Mapping[float, float], prefix: str) -> dict[str, float]:
     """Goodput at each multiple over that at the capacity."""
-    return {f"{prefix}goodput_ratio_{name}": good[factor] / good[1.0] for factor, name in NAMES.items()}
+    whole = good[1.0] or math.nan
+    return {f"{prefix}goodput_ratio_{name}": good[factor] / whole for factor, name in NAMES.items()}
 
 
 def show(title: str, rows: Mapping[float, Summary]) -> None:
@@ -267,9 +269,9 @@ def measure(times: Times, folder: Path, extra: Sequence[str], usage: output.Usag
 
 def main() -> None:
     """Measure and print."""
-    options = output.options(__doc__).parse_args()
+    options = output.options(__doc__, smoke=True).parse_args()
     output.begin(options)
-    times = QUICK if options.quick else FULL
+    times = SMOKE if options.smoke else QUICK if options.quick else FULL
     with contextlib.ExitStack() as stack:
         folder = Path(options.keep or stack.enter_context(tempfile.TemporaryDirectory(prefix="weir-overload-")))
         figures = measure(times, folder, options.set, output.Usage())
@@ -281,7 +283,7 @@ def main() -> None:
         "limiters, 2 admission processes",
         "objective": f"TTFT {QUALITY.ttft} s, ITL p95 {QUALITY.itl} s, end to end {QUALITY.e2e} s, per request",
         "fifo": f"one queue of at most {FIFO_QUEUE} requests in order of arrival, no prediction",
-        "seconds": f"{times.factor:g} per load after {WARM_UP:g} of warm-up",
+        "seconds": f"{times.factor:g} per load after {times.warm_up:g} of warm-up",
     }
     output.finish("overload", figures, TARGETS, conditions)
 

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Generator, Sequence
 
+from services.worker.engines.core import Change
 from services.worker.engines.port import Capacity, EngineInfo, FinishReason, SequenceRequest, StepOutput
 
 MODEL = "m@1"
@@ -92,9 +93,20 @@ class FreeCore:
             last_step_seconds=self._pace,
         )
 
-    def embed(self, model: str, prompts: Sequence[Sequence[int]]) -> list[list[float]]:
+    def embed(self, model: str, prompt: Sequence[int]) -> Generator[bool, None, list[float]]:
         """See `SyncEngine`."""
-        return [[1.0] for _ in prompts]
+        yield True
+        return [1.0]
+
+    def bring(self, model: str, folder: str, wake: Callable[[], None]) -> None:
+        """See `SyncEngine`; it has its one model."""
+
+    def take_out(self, model: str) -> None:
+        """See `SyncEngine`."""
+
+    def changes(self) -> Sequence[Change]:
+        """See `SyncEngine`."""
+        return ()
 
     def close(self) -> None:
         """See `SyncEngine`."""

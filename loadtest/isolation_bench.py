@@ -47,6 +47,7 @@ VARIANTS: tuple[Isolation, Isolation] = ("thread", "process")
 BUSY = 0.001  # seconds of each callback, and as long a pause after it
 PROBE = 0.002  # seconds between two timers of the probe
 PACE = 0.005  # seconds per step of the core without cost
+_WINDOW_SECONDS = 60.0  # for a batch to end, most of them in PACE times its steps
 LEAST = ("step_ms_p50", "step_ms_p99", "loop_late_ms_p99", "cpu_ms_per_step", "cpu_us_per_token")
 Figures = dict[str, float]
 
@@ -228,8 +229,9 @@ async def read(rpc: Any, batch: int) -> tuple[int, int]:
 async def paced(rpc: Any, pids: list[int], *, batch: int, steps: int, first: int) -> Figures:
     """One window of a worker around the core without cost."""
     before = [cpu_seconds(pid) for pid in pids]
-    await rpc.write(submissions(batch, steps, first))
-    tokens, frames = await read(rpc, batch)
+    async with asyncio.timeout(_WINDOW_SECONDS):
+        await rpc.write(submissions(batch, steps, first))
+        tokens, frames = await read(rpc, batch)
     used = [cpu_seconds(pid) - begun for pid, begun in zip(pids, before, strict=True)]
     return {
         "cpu_us_per_token": sum(used) / tokens * 1e6,

@@ -24,11 +24,11 @@ from typing import Any
 import psutil
 import uvloop
 
-from loadtest import accounting, profiling
+from loadtest import accounting, grpc_call, profiling
 from loadtest.direct import DirectWorker
 from loadtest.figures import medians, percentile, spread, table
-from loadtest.http_client import Connection
 from loadtest.machine import machine
+from loadtest.overload.setting import Setting, TenantSpec, prepare, until
 from loadtest.scenarios import (
     Cost,
     Edge,
@@ -46,10 +46,15 @@ CONTRACT = (
     *TARGETS,
     "cpu_us_per_token_flat",
     "added_ttft_ms_p99_r50",
+    "calls_per_request",
+    "grpc_call_us",
     "requests_per_s",
     "tokens_per_s",
 )
 """Figures that docs/performance.md and its readers know by name."""
+TENANTS = 64
+"""Each with a key of its own: one tenant's requests all meet in one place, which hides what many tenants cost."""
+EMPTY_CALLS = 400
 SCENARIOS = ("c64", "flat", "ttft", "loss", "paced")
 CONNECTIONS = 64
 REQUEST_TOKENS = 16
@@ -66,11 +71,14 @@ Figures = dict[str, float]
 class Bench:
     """One running mesh and the scenarios on it."""
 
-    def __init__(self, mesh: Mesh, options: argparse.Namespace) -> None:
+    def __init__(self, mesh: Mesh, keys: Sequence[str], options: argparse.Namespace) -> None:
         self._mesh = mesh
+        self._keys = tuple(keys)
         self._options = options
         self._services: Mapping[str, Any] = mesh.file()["services"]
+        self._pki = mesh.state / "pki"
         self._strangers: list[float] = []
+        self._calls: list[float] = []
         self.figures: Figures = {}
 
     def edge(self) -> Edge:
@@ -82,7 +90,7 @@ class Bench:
         return Edge(
             host=host,
             port=int(port),
-            key=self._mesh.env["WEIR_KEY_ACME"],
+            keys=self._keys,
             pids={**pids, "supervisor": int(status["pid"])},
             worker_metrics=tuple(
                 service["metrics"] for service in self._services.values() if service["service"] == "worker"
@@ -93,15 +101,25 @@ class Bench:
         """Requests that are not streamed, 64 connections."""
 
         async def once(seconds: float) -> Cost:
-            return await requests_closed_loop(edge, connections=CONNECTIONS, seconds=seconds, max_tokens=REQUEST_TOKENS)
+            # Before and after the window: the machine is slower at one hour than at another.
+            before = await grpc_call.cpu_seconds(self._pki, calls=EMPTY_CALLS)
+            cost = await requests_closed_loop(edge, connections=CONNECTIONS, seconds=seconds, max_tokens=REQUEST_TOKENS)
+            after = await grpc_call.cpu_seconds(self._pki, calls=EMPTY_CALLS)
+            self._calls.append((before + after) / 2 * 1e6)
+            return cost
 
         edge = self.edge()
         if costs := await self._costs("c64", once, edge):
             self.figures["cpu_ms_per_request_c64"] = median(costs, lambda cost: cost.cpu_per_unit * 1e3)
             self.figures["requests_per_s"] = median(costs, lambda cost: cost.rate)
+            calls = [cost.cpu_per_unit * 1e6 / call for cost, call in zip(costs, self._calls, strict=True)]
+            self.figures["grpc_call_us"] = statistics.median(self._calls)
+            self.figures["calls_per_request"] = statistics.median(calls)
             say(f"\nc64: requests not streamed, {CONNECTIONS} connections closed loop, {REQUEST_TOKENS} tokens each")
             say(cost_table(costs, scale=1e3, unit="CPU ms per request"))
             say(f"  requests/s {spread([cost.rate for cost in costs], 0)}")
+            say(f"  CPU µs of an empty mTLS grpc.aio call, both ends {spread(self._calls, 0)}")
+            say(f"  such calls per request {spread(calls)}")
 
     async def flat(self) -> None:
         """Streams back to back, flat out."""
@@ -144,7 +162,7 @@ class Bench:
         sender = EdgeSender(edge, max_tokens=TTFT_TOKENS)
         direct = DirectWorker(
             config=self._mesh.state / "config" / "worker-a.json",
-            pki=self._mesh.state / "pki",
+            pki=self._pki,
             folder=self._mesh.state / "data" / "worker-direct",
             prompt_tokens=await edge.prompt_tokens(),
             max_tokens=TTFT_TOKENS,
@@ -291,27 +309,36 @@ def run(options: argparse.Namespace, folder: Path) -> Figures:
         with mesh:
             starts.append(json.loads((mesh.state / "last_up.json").read_text())["to_first_token_s"])
             progress(f"mesh {kind}", 0, f"up, first token after {starts[-1]:.1f} s")
-            bench = Bench(mesh, options)
-            uvloop.run(_scenarios(bench, wanted))
+            bench = uvloop.run(_scenarios(mesh, options, wanted))
             strangers = max(figures.get("strangers_share_max", 0.0), bench.figures.get("strangers_share_max", 0.0))
             figures = bench.figures | figures | {"strangers_share_max": strangers}
     figures["cold_start_s"] = statistics.median(starts)
     return figures
 
 
-async def _scenarios(bench: Bench, names: Sequence[str]) -> None:
-    # The first requests of a fresh mesh open its streams and fill its caches.
-    connection: Connection | None = None
+async def _scenarios(mesh: Mesh, options: argparse.Namespace, names: Sequence[str]) -> Bench:
+    tenants = [TenantSpec(id=f"load-{number}") for number in range(TENANTS)]
+    site = await prepare(mesh, Setting(tenants=tenants, plans=()))
+    bench = Bench(mesh, list(site.keys.values()), options)
     edge = bench.edge()
-    try:
+
+    async def known(turn: int) -> None:
+        """Until the new tenant is known everywhere; the first requests open streams and fill caches, too."""
         connection = edge.connection()
-        for _ in range(20):
-            await connection.send(edge.request(max_tokens=REQUEST_TOKENS, stream=False))
-    finally:
-        if connection is not None:
+        request = edge.request(max_tokens=REQUEST_TOKENS, stream=False, turn=turn)
+
+        async def answered() -> bool:
+            return not (await connection.send(request)).fault(REQUEST_TOKENS)
+
+        try:
+            await until(answered, seconds=20.0, what=f"an answer to tenant {turn}")
+        finally:
             connection.close()
+
+    await asyncio.gather(*map(known, range(TENANTS)))
     for name in names:
         await getattr(bench, name)()
+    return bench
 
 
 def rank(name: str) -> int:

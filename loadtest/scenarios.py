@@ -10,9 +10,9 @@ import asyncio
 import json
 import random
 import time
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Iterator, Mapping
 from dataclasses import dataclass, field
-from itertools import pairwise
+from itertools import cycle, pairwise
 from typing import Protocol
 
 from loadtest import accounting
@@ -41,14 +41,15 @@ class Edge:
 
     host: str
     port: int
-    key: str
+    keys: tuple[str, ...]
+    """API keys of as many tenants, who take turns."""
     pids: Mapping[str, int]
     worker_metrics: tuple[str, ...]
     """Metrics addresses of the workers."""
     model: str = "weir-fast"
 
-    def request(self, *, max_tokens: int, stream: bool) -> bytes:
-        """A request as it goes over the wire."""
+    def request(self, *, max_tokens: int, stream: bool, turn: int = 0) -> bytes:
+        """A request as it goes over the wire, of the tenant whose turn it is."""
         body = {
             "model": self.model,
             "messages": [{"role": "user", "content": QUESTION}],
@@ -57,7 +58,8 @@ class Edge:
             "ignore_eos": True,
             **({"stream": True, "stream_options": {"include_usage": True}} if stream else {}),
         }
-        return post(self.host, PATH, self.key, json.dumps(body).encode())
+        key = self.keys[turn % len(self.keys)]
+        return post(self.host, PATH, key, json.dumps(body).encode())
 
     def connection(self) -> Connection:
         """A new connection, not opened yet."""
@@ -136,7 +138,7 @@ class _Tally:
 async def requests_closed_loop(edge: Edge, *, connections: int, seconds: float, max_tokens: int) -> Cost:
     """Non-streamed requests, each connection sending the next as soon as it has the last. Units: answers."""
     tally = _Tally(max_tokens)
-    async with _ClosedLoop(edge, edge.request(max_tokens=max_tokens, stream=False), connections, tally):
+    async with _ClosedLoop(edge, connections, tally, stream=False):
         before, start, done = accounting.read(edge.pids), time.perf_counter(), tally.good
         await asyncio.sleep(seconds)
         after, end = accounting.read(edge.pids), time.perf_counter()
@@ -148,7 +150,7 @@ async def requests_closed_loop(edge: Edge, *, connections: int, seconds: float, 
 async def tokens_closed_loop(edge: Edge, *, streams: int, seconds: float, max_tokens: int) -> Cost:
     """Streamed requests back to back. Units: tokens made."""
     tally = _Tally(max_tokens)
-    async with _ClosedLoop(edge, edge.request(max_tokens=max_tokens, stream=True), streams, tally) as loop:
+    async with _ClosedLoop(edge, streams, tally, stream=True) as loop:
         window = await _token_window(edge, seconds)
     tally.check()
     return window.cost(events=sum(window.holds(at) for reply in loop.replies for at in reply.events))
@@ -159,14 +161,14 @@ async def tokens_paced(edge: Edge, *, streams: int, seconds: float, interval: fl
     begins or ends. Units: tokens made."""
     # As many as last from the first stream's start to the window's end, with two seconds to spare on either side.
     max_tokens = int((SETTLE + seconds + 4.0) / interval)
-    request = edge.request(max_tokens=max_tokens, stream=True)
     connections = [edge.connection() for _ in range(streams)]
     begun = [asyncio.Event() for _ in connections]
     tally = _Tally(max_tokens)
     replies: list[Reply] = []
 
-    async def run(connection: Connection, first: asyncio.Event) -> None:
+    async def run(turn: int, connection: Connection, first: asyncio.Event) -> None:
         try:
+            request = edge.request(max_tokens=max_tokens, stream=True, turn=turn)
             reply = await connection.send(request, on_event=first)
             replies.append(reply)
             tally.add(reply)
@@ -175,8 +177,8 @@ async def tokens_paced(edge: Edge, *, streams: int, seconds: float, interval: fl
             connection.close()
 
     async with asyncio.TaskGroup() as group:
-        for connection, event in zip(connections, begun, strict=True):
-            group.create_task(run(connection, event))
+        for turn, (connection, event) in enumerate(zip(connections, begun, strict=True)):
+            group.create_task(run(turn, connection, event))
         for event in begun:
             await event.wait()
         await asyncio.sleep(SETTLE)
@@ -229,9 +231,9 @@ async def _token_window(edge: Edge, seconds: float) -> _Window:
 class _ClosedLoop:
     """Runs a closed loop around a block that measures it: warmed up at the block's start, stopped at its end."""
 
-    def __init__(self, edge: Edge, request: bytes, connections: int, tally: _Tally) -> None:
+    def __init__(self, edge: Edge, connections: int, tally: _Tally, *, stream: bool) -> None:
         self._edge = edge
-        self._request = request
+        self._stream = stream
         self._count = connections
         self._tally = tally
         self._stopped = False
@@ -240,7 +242,7 @@ class _ClosedLoop:
         """Streamed answers."""
 
     async def __aenter__(self) -> _ClosedLoop:
-        self._tasks = [asyncio.create_task(self._run()) for _ in range(self._count)]
+        self._tasks = [asyncio.create_task(self._run(turn)) for turn in range(self._count)]
         await asyncio.sleep(WARM_UP)
         return self
 
@@ -249,11 +251,12 @@ class _ClosedLoop:
         await asyncio.gather(*self._tasks)
         await asyncio.sleep(PAUSE)
 
-    async def _run(self) -> None:
+    async def _run(self, turn: int) -> None:
         connection = self._edge.connection()
+        request = self._edge.request(max_tokens=self._tally.max_tokens, stream=self._stream, turn=turn)
         while not self._stopped:
             try:
-                reply = await connection.send(self._request)
+                reply = await connection.send(request)
             except ConnectionError as error:
                 self._tally.fail(str(error))
                 break
@@ -294,16 +297,17 @@ class EdgeSender:
 
     edge: Edge
     max_tokens: int
-    _request: bytes = b""
+    _requests: Iterator[bytes] = field(init=False)
     _idle: list[Connection] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        self._request = self.edge.request(max_tokens=self.max_tokens, stream=True)
+        turns = range(len(self.edge.keys))
+        self._requests = cycle([self.edge.request(max_tokens=self.max_tokens, stream=True, turn=n) for n in turns])
 
     async def reply(self) -> Reply:
         """Send one request and give its answer, good or bad."""
         connection = self._idle.pop() if self._idle else self.edge.connection()
-        reply = await connection.send(self._request)
+        reply = await connection.send(next(self._requests))
         self._idle.append(connection)
         return reply
 

@@ -127,10 +127,12 @@ def measured(module: str) -> dict[str, float]:
     return asyncio.run(run())
 
 
-def options(description: str | None) -> argparse.ArgumentParser:
-    """The command line that all of these benches share."""
+def options(description: str | None, *, smoke: bool = False) -> argparse.ArgumentParser:
+    """The command line that all of these benches share; `smoke`: and a way to run it for its own sake."""
     parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--quick", action="store_true", help="short windows: figures of little weight")
+    if smoke:
+        parser.add_argument("--smoke", action="store_true", help="hardly any windows: figures of no weight")
     parser.add_argument("--nice", type=int, default=0, help="scheduling priority of bench and mesh, -20 to 19")
     parser.add_argument("--keep", metavar="FOLDER", help="keep the recorded runs there")
     parser.add_argument("--set", action="append", default=[], help="passed on to `weir up`")

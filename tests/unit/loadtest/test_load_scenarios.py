@@ -57,7 +57,7 @@ async def edge_of(fake: FakeEdge) -> AsyncIterator[Edge]:
     server = await asyncio.start_server(fake.serve, "127.0.0.1", 0)
     port = server.sockets[0].getsockname()[1]
     async with server:
-        yield Edge("127.0.0.1", port, "wk_1", {"self": os.getpid()}, (f"127.0.0.1:{port}",))
+        yield Edge("127.0.0.1", port, ("wk_1",), {"self": os.getpid()}, (f"127.0.0.1:{port}",))
 
 
 @pytest.fixture(autouse=True)

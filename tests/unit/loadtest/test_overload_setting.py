@@ -186,6 +186,6 @@ async def test_a_run_sends_open_and_closed_loops_and_records_every_request(tmp_p
     samples = read(out)
     assert {each.outcome for each in samples} == {"ok"}
     assert sum(each.load == "open-loop" for each in samples) in (19, 20)
-    assert sum(each.load == "closed" for each in samples) > 2
+    assert sum(each.load == "closed" for each in samples) >= 2
     assert all(len(each.events) == 1 and each.delivered_tokens == 1 for each in samples)
     assert effort.cpu > 0

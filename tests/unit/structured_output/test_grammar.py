@@ -34,7 +34,7 @@ def test_good_expressions_pass(text):
         ("json_schema", '{"$ref": "#/$defs/missing"}', "missing' does not exist"),
         ("json_schema", '{"$ref": "http://localhost/x.json"}', "does not fetch resources"),
         ("json_schema", '{"items":' * 300 + "{}" + "}" * 300, "recursion limit"),
-        ("json_schema", '{"items":' * 3000 + "{}" + "}" * 3000, "nested too deeply"),
+        ("json_schema", '{"items":' * 3000 + "{}" + "}" * 3000, "nested too deeply|recursion limit"),
         ("json_schema", '{"type": "string", "pattern": "("}', "unclosed group"),
         ("json_schema", '{"const": "\ud800"}', "surrogate"),
         ("json_schema", f'{{"const": "{"x" * MAX_BYTES}"}}', f"at most {MAX_BYTES} are allowed"),

@@ -1,0 +1,46 @@
+"""Every bench runs and ends with its line of JSON, at its shortest: figures of no weight, which nothing judges here."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+
+import pytest
+
+from tests.support.mesh import ROOT
+
+BENCHES = {
+    "engine": "loadtest.bench_engine --quick --no-vllm --only overhead",
+    "fairness": "loadtest.bench_fairness --smoke",
+    "isolation": "loadtest.isolation_bench --repeats 1 --steps 5",
+    "mesh": "loadtest.mesh --repeats 1 --seconds 1 --ttft-seconds 2",
+    "overload": "loadtest.bench_overload --smoke",
+    "quota": "loadtest.bench_quota --quick",
+    "registry": "loadtest.bench_registry --quick --watchers 3 --samples 5",
+    "rollout": "loadtest.bench_rollout --quick",
+    "safety": "loadtest.bench_safety --quick",
+    "up": "loadtest.bench_up --repeats 1 --profile simulated",
+    "xds": "loadtest.bench_xds --samples 5",
+}
+"""By the name of their target in the Makefile: the module and its shortest run. Drills have tests of their own."""
+
+
+def test_none_is_left_out() -> None:
+    targets = set(re.findall(r"^bench-(\w+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
+    assert targets == BENCHES.keys()
+
+
+@pytest.mark.timeout(240)
+@pytest.mark.parametrize("name", sorted(BENCHES))
+def test_it_ends_with_its_figures(name: str) -> None:
+    command = [sys.executable, "-m", *BENCHES[name].split()]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=230)
+    assert done.returncode == 0, f"{done.stderr}\n{done.stdout}"
+    line = json.loads(done.stdout.splitlines()[-1])
+    assert line["bench"] == name
+    assert line["figures"]
+    if "--only" not in BENCHES[name]:
+        assert line["targets"].keys() <= line["figures"].keys()
+    assert line["machine"]["cpus"]
