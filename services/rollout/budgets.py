@@ -38,10 +38,14 @@ class Budgets:
     Every replica counts by itself what gateways tell it; what was before its start it takes from the registry.
     """
 
-    def __init__(self, *, scale: float) -> None:
-        """:param scale: factor on all windows."""
+    def __init__(self, *, scale: float, began: float = math.inf) -> None:
+        """:param scale: factor on all windows.
+        :param began: when this replica began to listen; never (inf) counts no first report.
+        """
         self._scale = scale
+        self._began = began
         self._windows = burn.scaled(burn.WINDOWS, scale)
+        self._shortest = min(window.short for window in self._windows)
         self._budgets: dict[RouteTier, _Budget] = {}
         self._counted: dict[str, dict[tuple[RouteTier, str], GoodBad]] = {}
 
@@ -60,14 +64,24 @@ class Budgets:
             except burn.TallyError:
                 continue
 
-    def take(self, incarnation: str, objectives: Iterable[rollout_pb2.ObjectiveOutcomes], now: float) -> None:
+    def take(
+        self,
+        incarnation: str,
+        objectives: Iterable[rollout_pb2.ObjectiveOutcomes],
+        now: float,
+        *,
+        started: float = -math.inf,
+    ) -> None:
         """Counts what is new since the incarnation's last report.
 
-        Its first report counts nothing: a gateway that has run for days says in it what happened in these days, not
-        now. What it does not name there began after it.
+        Its first report counts when the gateway began after this replica and within the shortest window: then all in
+        it is news, and of now. One that has run for longer says in it what happened in all that time, and what was
+        before our start others may have written down. What a first report does not name began after it.
+
+        :param started: when the gateway began to serve.
         """
-        first = incarnation not in self._counted
-        if first and len(self._counted) >= _MAX_SOURCES:
+        first = incarnation not in self._counted and not max(self._began, now - self._shortest) <= started <= now
+        if incarnation not in self._counted and len(self._counted) >= _MAX_SOURCES:
             del self._counted[next(iter(self._counted))]
         counted = self._counted.setdefault(incarnation, {})
         for each in objectives:

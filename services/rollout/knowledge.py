@@ -37,7 +37,7 @@ class Knowledge:
         self._outcomes = Outcomes(max_sources=settings.max_sources, max_arms=settings.max_arms)
         self._scores = Scores(memory=settings.score_memory)
         self._burns = AllArmBurns(scale=settings.arm_burn_scale)
-        self.budgets = Budgets(scale=settings.burn_scale)
+        self.budgets = Budgets(scale=settings.burn_scale, began=clock.time())
         """Of all traffic."""
         self._started = clock.monotonic()
         self._streams: Counter[str] = Counter()
@@ -66,7 +66,9 @@ class Knowledge:
         """A frame of a gateway."""
         now = self._clock.monotonic()
         changed = self._outcomes.take(report.source, report.incarnation, convert.arm_reports(report.arms), now)
-        self.budgets.take(f"{report.source} {report.incarnation}", report.objectives, self._clock.time())
+        gateway = self._view.snapshot.endpoints.get(("gateway", report.source), registry_pb2.Endpoint())
+        incarnation, started = f"{report.source} {report.incarnation}", gateway.started_at.seconds
+        self.budgets.take(incarnation, report.objectives, self._clock.time(), started=started)
         metrics.REPORTS.inc()
         metrics.IGNORED.set(self._outcomes.ignored)
         self._tell({rollout.alias for rollout in changed})

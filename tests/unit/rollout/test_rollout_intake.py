@@ -157,6 +157,31 @@ def test_what_a_gateway_did_before_we_listened_is_not_now() -> None:
     assert (found.good, found.bad) == (90, 10)
 
 
+@pytest.mark.parametrize(
+    ("started", "counts"),
+    [
+        (DAY + 299, True),
+        (DAY, False),  # five minutes ago and more
+        (DAY - 3600, False),
+        (DAY + 301, False),  # no clock of the mesh says so
+    ],
+)
+def test_f8_the_first_report_of_a_gateway_that_has_just_begun_counts(started: float, counts: bool) -> None:
+    budgets = Budgets(scale=1.0, began=DAY - 100)
+    budgets.take("a 1", told(90, 10), DAY + 300.5, started=started)
+    found = budgets.status(snapshot(), DAY + 301)
+    assert [(each.good, each.bad) for status in found.values() for each in status.objectives] == [(90, 10)] * counts
+    budgets.take("a 1", told(91, 10), DAY + 302, started=started)
+    (again,) = budgets.status(snapshot(), DAY + 302)["generate", "fast"].objectives
+    assert (again.good, again.bad) == ((91, 10) if counts else (1, 0))
+
+
+def test_f8_a_gateway_that_began_before_we_did_may_have_been_counted_by_others() -> None:
+    budgets = Budgets(scale=1.0, began=DAY)
+    budgets.take("a 1", told(90, 10), DAY + 1, started=DAY - 1)
+    assert budgets.status(snapshot(), DAY + 1) == {}
+
+
 def test_what_a_gateway_does_after_its_empty_first_report_counts() -> None:
     budgets = Budgets(scale=1.0)
     budgets.take("a 1", [], DAY)
