@@ -272,8 +272,9 @@ class WorkerService:
         self._hub.hand_back(WeirError(Reason.DRAINING, "the engine is restarting", retry_after=1.0))
 
     def engine_up(self) -> None:
-        """Take work again."""
+        """Take work again. The fresh engine may lack a model: what was told while there was none is told anew."""
         self._hub.attach(self._engine)
+        self._models_changed()
 
     async def _wait_for_failure(self) -> None:
         """Return never. When the engine is given up, what is still to be said is written out first."""

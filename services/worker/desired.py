@@ -1,4 +1,4 @@
-"""Keeps the engine's models what the registry wants: fetch → verify → load → ready, one version after the other.
+"""Keeps the engine's models what the registry wants: fetch → verify → load → ready.
 
 `policy/desired.py` decides, this carries it out. A version that cannot be loaded fails alone, with its reason told in
 the registry; the others are served on.
@@ -7,8 +7,8 @@ the registry; the others are served on.
 from __future__ import annotations
 
 import asyncio
-from collections import defaultdict
-from collections.abc import Callable, Mapping
+from collections import Counter, defaultdict
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -25,7 +25,8 @@ from services.worker import metrics
 from services.worker.engines.driven import CoreEndedError, EngineStoppedError
 from services.worker.engines.port import EngineLoadError
 from services.worker.fetching import fetch_version
-from services.worker.policy.desired import Fault, Held, Plan, State, Wanted, forgotten, next_plan, settled
+from services.worker.policy.desired import Fault, Held, Plan, State, Wanted, forgotten, next_plan, rank, settled
+from services.worker.turns import Turns
 from services.worker.verification import RefusedError, basis_of, check_version
 from services.worker.weight_cache import WeightCache
 
@@ -78,6 +79,10 @@ class DesiredState:
         self._held: dict[str, Held] = {}
         self._folders: dict[str, Path] = {}
         self._leaving: dict[str, asyncio.Task[None]] = {}
+        self._coming: dict[str, tuple[str, asyncio.Task[None]]] = {}  # by model: the digest that is wanted
+        self._turns = Turns()  # at the engine
+        self._served: set[str] = set()  # digests
+        self._ended = False
         self._news = asyncio.Event()
         self.settled = asyncio.Event()
         """Set once the worker may say that it is there; see `policy.desired.settled`."""
@@ -111,6 +116,7 @@ class DesiredState:
             while True:
                 self._news.clear()
                 wanted = self._look()
+                self._give_up(wanted)
                 plan = next_plan(
                     [each for each in wanted if each.model not in self._leaving],
                     {name: held for name, held in self._held.items() if name not in self._leaving},
@@ -120,19 +126,19 @@ class DesiredState:
                 )
                 if settled(wanted, self._held):
                     self.settled.set()
-                if plan.load is not None:
-                    await self._bring(plan.load)
-                    continue
+                for each in plan.bring:
+                    self._begin(each)
                 for model in plan.unload:
                     self._leaving[model] = asyncio.create_task(self._take_out(model), name=f"unload.{model}")
-                if not plan.unload:
+                if not plan.bring and not plan.unload:
                     await self._wait(plan)
         finally:
             stop()
-            leaving = list(self._leaving.values())
-            for task in leaving:
+            self._ended = True
+            tasks = [*self._leaving.values(), *(task for _, task in self._coming.values())]
+            for task in tasks:
                 task.cancel()
-            await asyncio.gather(*leaving, return_exceptions=True)
+            await asyncio.gather(*tasks, return_exceptions=True)
 
     # ---- inside ---------------------------------------------------------------------------------------------------
 
@@ -168,7 +174,7 @@ class DesiredState:
                 self._fail(held, error.fault, f"it is no longer served: {error}")
 
     def _wanted(self, snapshot: RegistrySnapshot) -> list[Wanted]:
-        given = {target.model_version for alias in snapshot.aliases.values() for target in alias.targets}
+        given = Counter(target.model_version for alias in snapshot.aliases.values() for target in alias.targets)
         asking: dict[str, list[str]] = defaultdict(list)
         for rollout in snapshot.rollouts.values():
             for arm in rollout.arms if is_live(rollout) else ():
@@ -180,6 +186,8 @@ class DesiredState:
                 # A new rollout is a new wish: what failed for an earlier one is tried anew.
                 basis=" ".join((basis_of(snapshot.model_versions[name], snapshot), *sorted(asking[name]))),
                 first=name in given,
+                served=snapshot.model_versions[name].digest in self._served,
+                wishes=given[name] + len(asking[name]),
             )
             for name in desired_versions(snapshot, self._pool, self._clock.time())
         ]
@@ -189,41 +197,42 @@ class DesiredState:
             async with asyncio.timeout(min(plan.wait, _LOOK_AGAIN)):
                 await self._news.wait()
 
-    async def _bring(self, wanted: Wanted) -> None:
-        """Load a version, unless it stops being wanted meanwhile."""
+    def _begin(self, wanted: Wanted) -> None:
+        """Begin to fetch and load a version."""
         before = self._held.get(wanted.model)
         # Of a version that was deleted and made anew with other content the old one must go first.
-        beginning = Held(
+        held = Held(
             wanted.model, State.FETCHING, wanted.digest, wanted.basis, attempts=before.attempts if before else 0
         )
-        self._put(beginning)
-        loading = asyncio.ensure_future(self._load(beginning))
-        try:
-            while not loading.done():
-                news = asyncio.ensure_future(self._news.wait())
-                try:
-                    await asyncio.wait((loading, news), return_when=asyncio.FIRST_COMPLETED)
-                finally:
-                    news.cancel()
-                self._news.clear()
-                now = {each.model: each.digest for each in self._look()}
-                if not loading.done() and now.get(wanted.model) != wanted.digest:
-                    log.info("model_not_wanted_any_more", model=wanted.model)
-                    break
-        finally:
-            if not loading.done():
-                loading.cancel()
-                await asyncio.wait((loading,))
-        self._news.set()  # what came meanwhile is looked at in full
-        if loading.cancelled():
-            # The engine may have been about to be done with it.
-            await self._engine.unload(wanted.model)
-            self._give_back(wanted.model)
-            self._drop(wanted.model)
-        else:
-            loading.result()
+        self._put(held)
+        place = rank(wanted, held)
+        task = asyncio.create_task(self._bring(held, place), name=f"load.{wanted.model}")
+        self._coming[wanted.model] = wanted.digest, task
+        task.add_done_callback(lambda _: self._news.set())
 
-    async def _load(self, held: Held) -> None:
+    def _give_up(self, wanted: Sequence[Wanted]) -> None:
+        """Load no further what stopped being wanted meanwhile, and forget loads that have ended."""
+        now = {each.model: each.digest for each in wanted}
+        for model, (digest, task) in [*self._coming.items()]:
+            if task.done():
+                del self._coming[model]
+                task.result()
+            elif now.get(model) != digest and not task.cancelling():
+                log.info("model_not_wanted_any_more", model=model)
+                task.cancel()
+
+    async def _bring(self, held: Held, place: tuple[object, ...]) -> None:
+        try:
+            await self._load(held, place)
+        except asyncio.CancelledError:
+            if self._ended:
+                raise
+            # The engine may have been about to be done with it.
+            await self._engine.unload(held.model)
+            self._give_back(held.model)
+            self._drop(held.model)
+
+    async def _load(self, held: Held, place: tuple[object, ...]) -> None:
         model = held.model
         began = self._clock.monotonic()
         try:
@@ -231,12 +240,14 @@ class DesiredState:
             self._check(version)
             folder = self._folders[model] = await fetch_version(version, self._blobs, self._cache)
             fetched = self._clock.monotonic()
-            held = self._put(replace(held, state=State.VERIFYING))
-            # Once more: who is trusted may have changed while the files came.
-            digest = await asyncio.to_thread(self._check, version)
-            verified = self._clock.monotonic()
-            held = self._put(replace(held, state=State.LOADING, digest=digest))
-            seconds = await self._engine.load(model, str(folder))
+            async with self._turns.taken(place):
+                began_check = self._clock.monotonic()
+                held = self._put(replace(held, state=State.VERIFYING))
+                # Once more: who is trusted may have changed while the files came.
+                digest = await asyncio.to_thread(self._check, version)
+                verified = self._clock.monotonic()
+                held = self._put(replace(held, state=State.LOADING, digest=digest))
+                seconds = await self._engine.load(model, str(folder))
         except RefusedError as error:
             self._give_back(model)
             self._fail(held, error.fault, str(error))
@@ -254,9 +265,10 @@ class DesiredState:
             self._give_back(model)
             self._fail(held, Fault.ENGINE, f"{model}: {type(error).__name__}")
         else:
-            stages = {"fetch": fetched - began, "signature": verified - fetched, **seconds}
+            stages = {"fetch": fetched - began, "signature": verified - began_check, **seconds}
             metrics.loaded(model, stages)
             log.info("model_ready", model=model, digest=digest, seconds=round(self._clock.monotonic() - began, 3))
+            self._served.add(digest)
             self._put(replace(held, state=State.READY, since=self._clock.monotonic(), detail="", attempts=0))
 
     def _check(self, version: pb.ModelVersion, *, leeway: float = 0.0) -> str:

@@ -1,8 +1,10 @@
 """What a worker does next to have ready what the registry wants. Pure: times are seconds on any steady clock.
 
-- One version is loaded at a time: those that aliases give first, then the others.
-- Nothing is unloaded while something can be loaded; then what nobody wants goes, once it has been in memory and out of
-  demand for a while and runs nothing.
+- Several versions are fetched at a time, and the engine loads one after the other. What aliases give goes first, of
+  these what was served here before (a rollback), then what more ask for. Places are kept for these: no number of
+  candidates makes a rollback wait for their files.
+- Nothing is unloaded while something can be loaded or is on its way; then what nobody wants goes, once it has been in
+  memory and out of demand for a while and runs nothing.
 - A version that failed is tried again when what its failure rests on has changed (its record, its namespace's trust
   policy, its safety policy, the rollouts that want it), or after a growing pause when the cause may pass: by itself, or
   because somebody repairs a damaged file in the blob store, which costs a download to see and is tried less often. A
@@ -18,6 +20,9 @@ from dataclasses import dataclass, field
 
 _LOOK_AGAIN = 1.0  # seconds; at what is to go and still runs something
 
+MOST_UNDER_WAY = 4
+"""Versions on their way at a time."""
+
 
 class State(enum.IntEnum):
     """How far a version is. The numbers equal `weir.registry.v1.LoadState`."""
@@ -27,6 +32,9 @@ class State(enum.IntEnum):
     LOADING = 3
     READY = 4
     FAILED = 5
+
+
+UNDER_WAY = frozenset((State.FETCHING, State.VERIFYING, State.LOADING))
 
 
 class Fault(enum.StrEnum):
@@ -58,6 +66,10 @@ class Wanted:
     """All that the decision to load it rests on, as text; a failure is tried again when it changes."""
     first: bool = False
     """An alias gives it."""
+    served: bool = False
+    """This content was served here before."""
+    wishes: int = 0
+    """Aliases and rollouts that ask for it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,7 +96,8 @@ class Held:
 class Plan:
     """What to do now; with nothing to do, when to ask again."""
 
-    load: Wanted | None = None
+    bring: tuple[Wanted, ...] = ()
+    """To be begun now, the most urgent first."""
     unload: tuple[str, ...] = field(default=())
     wait: float = math.inf
     """Seconds; sooner when anything changes."""
@@ -93,20 +106,25 @@ class Plan:
 def next_plan(
     wanted: Sequence[Wanted], held: Mapping[str, Held], *, now: float, busy: Set[str], min_residency: float
 ) -> Plan:
-    """The next thing to do. `busy` are the models that run something; a version in memory stays for `min_residency`
-    seconds at least, and for so long after it was wanted last. Nothing is under way when this is asked."""
+    """What to do now. `busy` are the models that run something; a version in memory stays for `min_residency` seconds
+    at least, and for so long after it was wanted last."""
     by_name = {each.model: each for each in wanted}
     waits: list[float] = []
-    candidates: list[tuple[bool, int, str, Wanted]] = []
+    candidates: list[Wanted] = []
     for each in wanted:
         begun = held.get(each.model)
         pause = 0.0 if begun is None else _pause(each, begun, now)
         if pause <= 0:
-            candidates.append((not each.first, begun.attempts if begun else 0, each.model, each))
+            candidates.append(each)
         else:
             waits.append(pause)
-    if candidates:
-        return Plan(load=min(candidates)[3])
+    under_way = [each for each in held.values() if each.state in UNDER_WAY]
+    if candidates or under_way:
+        bring: list[Wanted] = []
+        for each in sorted(candidates, key=lambda each: rank(each, held.get(each.model))):
+            if len(under_way) + len(bring) < _places(each):
+                bring.append(each)
+        return Plan(bring=tuple(bring), wait=min(waits, default=math.inf))
     unload: list[str] = []
     for name, have in held.items():
         if have.state is not State.READY or have.fixed or _is(by_name.get(name), have):
@@ -118,6 +136,16 @@ def next_plan(
         else:
             unload.append(name)
     return Plan(unload=tuple(sorted(unload)), wait=min(waits, default=math.inf))
+
+
+def rank(wanted: Wanted, begun: Held | None) -> tuple[bool, bool, int, int, str]:
+    """Smaller goes first."""
+    return not wanted.first, not wanted.served, begun.attempts if begun else 0, -wanted.wishes, wanted.model
+
+
+def _places(wanted: Wanted) -> int:
+    """How many may be on their way with it: the last place is for rollbacks, the last but one for what aliases give."""
+    return MOST_UNDER_WAY - (not wanted.first) - (not (wanted.first and wanted.served))
 
 
 def forgotten(wanted: Sequence[Wanted], held: Mapping[str, Held]) -> tuple[str, ...]:

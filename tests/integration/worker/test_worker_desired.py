@@ -341,6 +341,7 @@ async def test_a_restarted_engine_has_the_same_versions(world):
         return engine
 
     async with worker(world, make_engine=make, engine_restart_delay=0.0) as r:
+        await world.reached("1", READY)
         await world.reached("2", READY)
         first = r.engine
         failures[0](RuntimeError("device lost"))
@@ -531,3 +532,33 @@ async def test_a_fetch_that_is_given_up_ends_soon(world, monkeypatch):
     async with running:
         await world.point("m", "1")  # nobody holds the cache's lock for the version any longer
         await world.reached("1", READY)
+
+
+async def test_e5_a_rollback_does_not_wait_for_a_candidates_files(world, monkeypatch):
+    fetching = asyncio.Event()
+    whole = LocalBlobStore.get
+    await world.pushed("1", alias="m")
+    slow = await world.pushed("2")
+    held_back = {each.sha256 for each in slow.artifacts} - {each.sha256 for each in (await world.pushed("3")).artifacts}
+
+    async def get(self: LocalBlobStore, digest: str, sink: Any) -> int:
+        if digest in held_back:
+            fetching.set()
+            await asyncio.Event().wait()
+        return await whole(self, digest, sink)
+
+    async with worker(world) as r:
+        await world.reached("1", READY)
+        await world.point("m", "3")
+        await world.reached("3", READY)
+        await world.gone("1")
+        monkeypatch.setattr(LocalBlobStore, "get", get)
+        await world.put(pb.Pin(model_version="m@2", reason="a candidate", warm=True))
+        await fetching.wait()
+        await world.point("m", "1")
+        await world.reached("1", READY)
+        assert world.states()["m@2"].state == pb.LOAD_STATE_FETCHING
+        assert len(await answer(r, "1")) == 4
+        await world.delete(keys.key("pins", "m@2"))
+        await world.gone("2")
+        await world.gone("3")
