@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import math
+from collections import OrderedDict
 from collections.abc import Iterable, Sequence
 from typing import Any, Protocol
 
 from services.admission.config import Settings
 from services.admission.policy.model import Event, Interrupt, Report, WorkerSpec
-from services.admission.policy.pool import Pool
 from simulation import worker as engine
 from simulation.clock import Clock
+from simulation.memory import PreemptiveWorker
 from simulation.outcomes import Observed
+from simulation.owners import Owners
 from simulation.scenario import MODEL, Fault, Scenario
+from simulation.workload import PREFIX_BLOCK
+
+_FAR = 16  # tokens; as CapacityReport.progress says
 
 
 class Listener(Protocol):
@@ -38,9 +43,9 @@ class Listener(Protocol):
 class Host:
     """A worker's process: its engine, and its reports to admission."""
 
-    __slots__ = ("engine", "live", "muted", "report_due", "reported_at", "sequences", "spec")
+    __slots__ = ("engine", "far", "live", "muted", "prefixes", "report_due", "reported_at", "sequences", "spec")
 
-    def __init__(self, worker: engine.Worker, spec: WorkerSpec) -> None:
+    def __init__(self, worker: engine.Worker, spec: WorkerSpec, prefix_blocks: int) -> None:
         self.engine = worker
         self.spec = spec
         self.live = True
@@ -48,6 +53,47 @@ class Host:
         self.report_due = False
         self.reported_at = -math.inf
         self.sequences: dict[str, Any] = {}
+        self.far: dict[str, int] = {}  # tokens at which a request was told of last
+        self.prefixes = Prefixes(prefix_blocks)
+
+    def cached(self, prefix: tuple[int, ...]) -> int:
+        """Prompt tokens that it has of a new request's prefix, which counts as there from then on."""
+        return PREFIX_BLOCK * self.prefixes.use(prefix) if prefix else 0
+
+    def progress(self) -> tuple[tuple[str, int], ...]:
+        """As `weir.admission.v1.CapacityReport.progress`, since the last call."""
+        if not isinstance(self.engine, PreemptiveWorker):
+            return ()
+        told, before, self.far = [], self.far, {}
+        for request, tokens in self.engine.progress():
+            name = request.arrival.request_id
+            milestone = _FAR << (tokens // _FAR).bit_length() - 1 if tokens >= _FAR else 0
+            self.far[name] = milestone
+            if milestone > before.get(name, 0):
+                told.append((name, milestone))
+        return tuple(told)
+
+
+class Prefixes:
+    """Blocks of prompts that a worker still has, the least recently used forgotten first."""
+
+    def __init__(self, most: int) -> None:
+        self._most = most
+        self._blocks: OrderedDict[int, None] = OrderedDict()
+
+    def clear(self) -> None:
+        """All is lost."""
+        self._blocks.clear()
+
+    def use(self, prefix: tuple[int, ...]) -> int:
+        """How many of the leading blocks are there; all of them are afterwards."""
+        found = next((number for number, each in enumerate(prefix) if each not in self._blocks), len(prefix))
+        for each in reversed(prefix):  # of one prompt the last blocks go first
+            self._blocks[each] = None
+            self._blocks.move_to_end(each)
+        while len(self._blocks) > self._most:
+            self._blocks.popitem(last=False)
+        return found
 
 
 class Hosts:
@@ -59,7 +105,7 @@ class Hosts:
         *,
         settings: Settings,
         clock: Clock,
-        pool: Pool,
+        owners: Owners,
         observed: Observed,
         listener: Listener,
     ) -> None:
@@ -71,7 +117,7 @@ class Hosts:
         self._delays = scenario.delays
         self._settings = settings
         self._clock = clock
-        self._pool = pool
+        self._owners = owners
         self._observed = observed
         self._listener = listener
         self.by_name = self._join()
@@ -84,7 +130,9 @@ class Hosts:
             self._clock.at((number + 1) / (len(self.by_name) + 1), self._heartbeat, host)
         self._clock.at(self._settings.tick_seconds, self._tick)
         for fault in self._scenario.faults:
-            if fault.kind != "flood":
+            if fault.kind == "split_owners":
+                self._clock.at(fault.at, self._split, fault)
+            elif fault.kind != "flood":
                 self._clock.at(fault.at, self._break, fault)
 
     @property
@@ -133,9 +181,16 @@ class Hosts:
                 max_context=sizes.max_context,
                 simulated=True,
                 engine="simulated",
+                preemptive=cluster.preemptive,
+                holds_shares=cluster.holds_shares,
             )
-            hosts[name] = Host(engine.Worker(name, costs, sizes, zone=zone), spec)
-            self._pool.worker_joined(spec, 0.0)
+            made = (
+                PreemptiveWorker(name, costs, sizes, zone=zone, holds_shares=cluster.holds_shares)
+                if cluster.preemptive
+                else engine.Worker(name, costs, sizes, zone=zone)
+            )
+            hosts[name] = Host(made, spec, cluster.prefix_blocks)
+            self._joined(spec)
         return hosts
 
     def _step(self, due: tuple[Host, float]) -> None:
@@ -171,6 +226,7 @@ class Hosts:
                 load.queued_prefill_tokens,
                 decode_step=load.decode_step,
                 prefill_tokens_per_second=load.prefill_tokens_per_second,
+                progress=host.progress(),
             )
             self._clock.after(self._delays.report, self._reported, (host, report))
 
@@ -183,19 +239,35 @@ class Hosts:
         if not host.live:
             return
         name = host.spec.worker
-        account = self._pool.ledger.workers.get(name)
-        if account is None or not account.live:  # its session was ended for its silence: it opens another one
-            self._pool.worker_joined(host.spec, self._clock.now)
-        self._listener.apply(self._pool.worker_reported(name, report, self._clock.now))
+        for pool in self._owners.pools:
+            account = pool.ledger.workers.get(name)
+            if account is None or not account.live:  # its session was ended for its silence: it opens another one
+                pool.worker_joined(host.spec, self._clock.now)
+            self._listener.apply(pool.worker_reported(name, report, self._clock.now))
+
+    def _joined(self, spec: WorkerSpec) -> None:
+        for pool in self._owners.pools:
+            pool.worker_joined(spec, self._clock.now)
 
     def _tick(self, _: None) -> None:
         now = self._clock.now
-        for name in self._pool.silent_workers(now, self._settings.worker_heartbeat):
-            self._pool.worker_left(name, now)
-        self._listener.apply(self._pool.tick(now))
+        for pool in self._owners.pools:
+            for name in pool.silent_workers(now, self._settings.worker_heartbeat):
+                pool.worker_left(name, now)
+            self._listener.apply(pool.tick(now))
         self._clock.after(self._settings.tick_seconds, self._tick)
 
     # ---- faults --------------------------------------------------------------------------------------------------
+
+    def _split(self, fault: Fault) -> None:
+        """A second owner begins, which the workers find at once."""
+        pool = self._owners.split(fenced=fault.fenced)
+        for host in self.by_name.values():
+            if host.live and not host.muted:
+                pool.worker_joined(host.spec, self._clock.now)
+                self._report(host)
+        if fault.until < math.inf:
+            self._clock.at(fault.until, lambda _: self._owners.heal())
 
     def _break(self, fault: Fault) -> None:
         hosts = [host for host in self.by_name.values() if host.live and not host.muted]
@@ -216,7 +288,7 @@ class Hosts:
             host.muted = False
             if not host.live:
                 host.live = True
-                self._pool.worker_joined(host.spec, self._clock.now)
+                self._joined(host.spec)
                 self._report(host)
             else:
                 self.changed(host)
@@ -231,4 +303,6 @@ class Hosts:
                 request.sequence = None
             self._listener.lost(request, host.spec.worker, produced)
         host.engine.kill()
-        self._pool.worker_left(host.spec.worker, self._clock.now)
+        host.prefixes.clear()
+        for pool in self._owners.pools:
+            pool.worker_left(host.spec.worker, self._clock.now)

@@ -12,9 +12,10 @@ from __future__ import annotations
 import heapq
 from collections import Counter, defaultdict
 from collections.abc import Container
+from typing import Any
 
 from services.worker.engines.step_costs import StepCosts
-from simulation.worker import DECODING, WAITING, Output, Sequence, Sizes, Worker, decodes
+from simulation.worker import DECODING, WAITING, Load, Output, Sequence, Sizes, Worker, decodes
 
 _NOBODY: frozenset[Sequence] = frozenset()
 
@@ -36,7 +37,17 @@ class PreemptiveWorker(Worker):
             self._free_blocks -= self._growing(self._decode_steps + step)
         return super().advance(now)
 
-    def progress(self) -> list[tuple[object, int]]:
+    def load(self) -> Load:
+        """See `Worker`; without the prompts of those that wait beyond their share, which nobody else waits for."""
+        load = super().load()
+        if self._holds_shares:
+            held = self._held_by_tenant()
+            for _, each in self._waiting:
+                if each.live and self._beyond(each, held):
+                    load.queued_prefill_tokens -= each.left
+        return load
+
+    def progress(self) -> list[tuple[Any, int]]:
         """Handles and output tokens of the sequences that decode."""
         return [(each.handle, each.produced(self._decode_steps)) for each in self._running() if each.state == DECODING]
 
@@ -80,13 +91,14 @@ class PreemptiveWorker(Worker):
         self._free_blocks -= growing
         aside: list[Sequence] = []
         while (first := self._first_waiting()) is not None:
+            heapq.heappop(self._waiting)  # what gives way to it may wait before it then
             if self._kept_out(first, aside):
-                aside.append(heapq.heappop(self._waiting)[1])
+                aside.append(first)
                 continue
             need = self._blocks_for(first.prompt + first.had + 1)
             if not self._fits(need) and not self._yield_to(first, need):
+                aside.append(first)
                 break
-            heapq.heappop(self._waiting)
             self._free_blocks -= need
             self._join(first)
         for each in aside:
@@ -160,11 +172,8 @@ class PreemptiveWorker(Worker):
         """Whether its tenant would be beyond its share while another, which is not, waits."""
         if not self._holds_shares or not sequence.share:
             return False
-        held: Counter[str] = Counter()
-        for each in self._running():
-            held[each.tenant] += self._now_held(each)
-        need = self._blocks_for(sequence.prompt + sequence.had + 1)
-        if not held[sequence.tenant] or held[sequence.tenant] + need <= self._bound(sequence):
+        held = self._held_by_tenant()
+        if not self._beyond(sequence, held):
             return False
         kept = {each.tenant for each in aside} | {sequence.tenant}
         return any(
@@ -174,6 +183,17 @@ class PreemptiveWorker(Worker):
             and held[each.tenant] < self._bound(each)
             for _, each in self._waiting
         )
+
+    def _held_by_tenant(self) -> Counter[str]:
+        held: Counter[str] = Counter()
+        for each in self._running():
+            held[each.tenant] += self._now_held(each)
+        return held
+
+    def _beyond(self, sequence: Sequence, held: Counter[str]) -> bool:
+        """Whether its tenant would be beyond its share with it."""
+        need = self._blocks_for(sequence.prompt + sequence.had + 1)
+        return held[sequence.tenant] > 0 and held[sequence.tenant] + need > self._bound(sequence)
 
     def _sum(self, sequences: list[Sequence]) -> int:
         return sum(map(self._now_held, sequences))

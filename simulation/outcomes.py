@@ -143,5 +143,12 @@ class Observed:
     busy: float = 0.0
     """Share of the workers' time that was spent in steps, while requests came."""
     preempted: int = 0
+    memory_preemptions: int = 0
+    """Sequences that workers computed anew for want of memory."""
+    committed: float = 0.0
+    """The most that all that was granted on one worker came to need, over its memory. Only where workers preempt or a
+    pool had two owners."""
+    reserved: float = 0.0
+    """The most that admission counted it as, likewise."""
     prompt_tokens: int = 0
     output_tokens: int = 0

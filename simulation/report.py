@@ -106,6 +106,9 @@ def summarise(scenario: Scenario, observed: Observed, *, timeline: bool = False)
             for pair, gap in sorted(gaps.gaps.items())
         ],
         "workers_busy": round(observed.busy, 4),
+        "memory_preemptions": observed.memory_preemptions,
+        "committed": round(observed.committed, 3),
+        "reserved": round(observed.reserved, 3),
         "engine_steps": observed.steps,
         "events": observed.events,
         "requests": len(observed.outcomes),
@@ -182,6 +185,11 @@ def render(report: dict[str, Any]) -> str:
         f"{_ms(report['gap_between_tokens_p95'])} ms, p99 {_ms(report['gap_between_tokens_p99'])} ms; "
         f"{report['requests']} requests, {report['engine_steps']} engine steps in {report['events']} events",
     ]
+    if report["committed"]:
+        lines.append(
+            f"{LABEL}: what was granted to one worker came to need up to {report['committed']:.2f} times its memory, "
+            f"and was counted as up to {report['reserved']:.2f}; {report['memory_preemptions']} preempted for memory"
+        )
     if "timeline" in report:
         lines += ["", f"{LABEL}, second by second:", *_timeline(report)]
     return "\n".join(lines)

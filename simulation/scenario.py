@@ -51,6 +51,12 @@ class Cluster(Struct, frozen=True):
     """Steps take so many times as long."""
     report_interval: float = 0.01
     """Workers report on change, at most this often."""
+    preemptive: bool = False
+    """Sequences hold the blocks of the tokens that they have, and are preempted when those run out."""
+    holds_shares: bool = False
+    """Workers that preempt keep tenants within their `kv_share`, as the torch engine does."""
+    prefix_blocks: int = 0
+    """Blocks of prompts that a worker keeps for those that begin alike, beside its memory."""
 
     def model(self) -> tuple[StepCosts, Sizes]:
         """What steps cost and what a worker holds.
@@ -167,20 +173,27 @@ class TenantSpec(Struct, frozen=True):
     limits: TenantLimits | None = None
     kv_share: float = 0.0
     """Most of the pool's KV blocks that the tenant may hold, 0 to 1; 0 is all."""
+    prefixes: int = 0
+    """Its prompts begin in so many ways, each as often …"""
+    prefix_share: float = 0.8
+    """… for this share of their length."""
 
 
 class Fault(Struct, frozen=True):
     """Something that goes wrong from `at` until `until`."""
 
-    kind: Literal["kill_worker", "lose_zone", "silence", "flood"]
+    kind: Literal["kill_worker", "lose_zone", "silence", "flood", "split_owners"]
     """kill_worker: `count` workers die, and come back at `until`. lose_zone: all of `zone` do. silence: reports of
-    `count` workers stop, which work on. flood: the rates of `tenant` are multiplied by `factor`."""
+    `count` workers stop, which work on. flood: the rates of `tenant` are multiplied by `factor`. split_owners: a second
+    admission process takes itself for the pool's owner, and half of the gateways ask the older one; `fenced`: whose
+    grants nobody takes any more."""
     at: float
     until: float = float("inf")
     count: int = 1
     zone: str = ""
     tenant: str = ""
     factor: float = 20.0
+    fenced: bool = True
 
 
 class Scenario(Struct, frozen=True):
@@ -204,6 +217,8 @@ class Scenario(Struct, frozen=True):
     faults: tuple[Fault, ...] = ()
     scale: float = 1.0
     """All rates are multiplied by this."""
+    edge_sheds: bool = False
+    """The limiters refuse what the pool's level names, before it comes to admission: REJECTED_OVERLOAD."""
 
     def settings(self) -> Settings:
         """Admission's settings.
@@ -255,6 +270,8 @@ class Scenario(Struct, frozen=True):
             end=spec.end,
             clients=spec.clients,
             think=spec.think,
+            prefixes=spec.prefixes,
+            prefix_share=spec.prefix_share,
             name=spec.name,
         )
 
@@ -264,6 +281,8 @@ class Scenario(Struct, frozen=True):
             raise ScenarioError("a scenario needs tenants")
         if self.cluster.workers < 1 or not self.cluster.zones or not 0 <= self.warmup < self.seconds:
             raise ScenarioError("workers and zones are needed, and 0 <= warmup < seconds")
+        if self.cluster.holds_shares and not self.cluster.preemptive:
+            raise ScenarioError("shares are held by workers that preempt: holds_shares needs preemptive")
         if self.cluster.model()[0].free:
             raise ScenarioError("steps that cost nothing carry any load: give the cluster costs")
         for name in self.objectives:

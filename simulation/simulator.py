@@ -25,66 +25,18 @@ from simulation import worker as engine
 from simulation.clock import Clock
 from simulation.hosts import Host, Hosts
 from simulation.limiter import Limiter
+from simulation.live import CLASSES, Live
+from simulation.memory import PreemptiveWorker
 from simulation.outcomes import OK, Observed, Outcome, ServiceGaps
+from simulation.owners import Edge, Owners
 from simulation.scenario import MODEL, Scenario
-from simulation.workload import Arrival, Client, Workload
+from simulation.workload import PREFIX_BLOCK, Arrival, Client, Workload
 
-_CLASSES = {"paid": QueueClass.PAID, "free": QueueClass.FREE, "over_quota": QueueClass.OVER_QUOTA,
-            "batch": QueueClass.BATCH}  # fmt: skip
-_NAMES = {queue_class: name for name, queue_class in _CLASSES.items()}
+_NAMES = {queue_class: name for name, queue_class in CLASSES.items()}
+_LEVELS = 1.0  # seconds between two levels
 _MAX_MOVES = 2  # as the gateway's max_migrations
 # As the gateway tells the worker: smaller runs first.
 _PRIORITIES = {QueueClass.PAID: 0, QueueClass.FREE: 1, QueueClass.OVER_QUOTA: 5, QueueClass.BATCH: 10}
-
-
-class _Live:
-    """A request under way."""
-
-    __slots__ = (
-        "arrival",
-        "done",
-        "emitted",
-        "excluded",
-        "expected",
-        "factor",
-        "first_at",
-        "granted_at",
-        "interrupted",
-        "moved",
-        "over_quota",
-        "queue_class",
-        "real",
-        "request",
-        "reserved",
-        "sequence",
-        "waited",
-        "waiting",
-        "worker",
-    )
-
-    def __init__(self, arrival: Arrival, factor: float) -> None:
-        self.arrival = arrival
-        self.factor = factor  # of this request's delays
-        self.queue_class = _CLASSES[arrival.queue_class]
-        self.request: Request | None = None  # as admission has it
-        self.worker: Host | None = None
-        self.sequence: engine.Sequence | None = None
-        self.emitted = 0  # tokens of the workers that it was on before
-        self.first_at: float | None = None  # at the client
-        self.granted_at = 0.0
-        self.waited = 0.0
-        self.waiting = False  # in admission's queue
-        self.reserved = False  # at the limiter
-        self.interrupted = 0
-        self.moved = 0
-        self.excluded: frozenset[str] = frozenset()
-        self.expected = 0.0  # cost per weight
-        self.real = 0.0
-        self.done = False
-
-    @property
-    def tenant(self) -> str:
-        return self.arrival.tenant
 
 
 class Simulator:
@@ -100,9 +52,9 @@ class Simulator:
         self._settings = scenario.settings()
         self.clock = Clock()
         self.observed = Observed()
-        self.pool = Pool(
-            "simulated", self._settings.limits(), now=0.0, chance=random.Random(f"{scenario.seed}:jitter").random
-        )
+        jitter = random.Random(f"{scenario.seed}:jitter").random
+        self._owners = Owners(lambda: Pool("simulated", self._settings.limits(), now=self.clock.now, chance=jitter))
+        self._edge = Edge() if scenario.edge_sheds else None
         self._rng = random.Random(f"{scenario.seed}:delays")
         self._workload = Workload(scenario.loads(), scenario.seconds, scenario.seed)
         self._arrivals = iter(self._workload.arrivals() if arrivals is None else arrivals)
@@ -118,14 +70,14 @@ class Simulator:
         )
         self._targets = {name: objective.ttft for name, objective in scenario.objectives.items()}
         self._gaps: defaultdict[str, ServiceGaps] = defaultdict(ServiceGaps)
-        self._live: dict[str, _Live] = {}
+        self._live: dict[str, Live] = {}
         self._open = 0  # arrivals that have not ended, those to come in the stream not counted
         self._exhausted = False
         self._hosts = Hosts(
             scenario,
             settings=self._settings,
             clock=self.clock,
-            pool=self.pool,
+            owners=self._owners,
             observed=self.observed,
             listener=self,
         )
@@ -133,6 +85,8 @@ class Simulator:
     def run(self) -> Observed:
         """Everything, from the first arrival until the last request has ended."""
         self._hosts.start()
+        if self._edge is not None:
+            self.clock.at(0.0, self._look_at_level, self._edge)
         if not self._replayed:
             for client in self._workload.clients():
                 self._clients[client.name] = client
@@ -147,6 +101,8 @@ class Simulator:
             observed.prompt_tokens += host.engine.prefilled
             observed.output_tokens += host.engine.tokens
             observed.busy += host.engine.busy_seconds
+            if isinstance(host.engine, PreemptiveWorker):
+                observed.memory_preemptions += host.engine.preemptions
         observed.busy /= len(self._hosts.by_name) * max(self.clock.now, 1e-9)
         return observed
 
@@ -176,14 +132,26 @@ class Simulator:
         self._open -= 1
         self._begin(arrival)
 
+    def _look_at_level(self, edge: Edge) -> None:
+        edge.look(self._owners.pools[-1], self.clock.now)
+        self.clock.after(_LEVELS, self._look_at_level, edge)
+
     def _begin(self, arrival: Arrival) -> None:
         self._open += 1
-        live = _Live(arrival, self._rng.lognormvariate(0.0, self._delays.spread))
+        pool, twice = self._owners.next()
+        live = Live(arrival, self._rng.lognormvariate(0.0, self._delays.spread), pool)
         self._live[arrival.request_id] = live
+        if self._edge is not None and self._edge.sheds(arrival.tenant):
+            self._end(live, "REJECTED_OVERLOAD")
+            return
+        if twice:
+            self.clock.after(2 * self._delays.to_admission * live.factor, self._admit_first, live)
+            self.clock.after(arrival.timeout, self._timed_out, live)
+            return
         self.clock.after(self._delays.to_admission * live.factor, self._admit_first, live)
         self.clock.after(arrival.timeout, self._timed_out, live)
 
-    def _admit_first(self, live: _Live) -> None:
+    def _admit_first(self, live: Live) -> None:
         over_quota, reason, retry_after = self._limiter.reserve(live.arrival, self.clock.now)
         if reason:
             self._end(live, reason, retry_after=retry_after)
@@ -193,7 +161,7 @@ class Simulator:
             live.queue_class = QueueClass.OVER_QUOTA
         self._admit(live)
 
-    def _admit(self, live: _Live) -> None:
+    def _admit(self, live: Live) -> None:
         if live.done:
             return
         arrival, now = live.arrival, self.clock.now
@@ -213,12 +181,15 @@ class Simulator:
             ttft_by=math.inf if target is None or live.emitted else arrival.at + target,
             resumed_tokens=live.emitted,
             kv_share=self._kv_share.get(arrival.tenant, 0.0),
+            prefix_hashes=arrival.prefix,
+            prefix_block=PREFIX_BLOCK,
         )
         live.request = request
         remaining = arrival.output_tokens - live.emitted
-        live.expected = self.pool.predictor.expected_cost(request) / arrival.weight
-        live.real = self.pool.limits.real_cost(request, remaining) / arrival.weight
-        answer, events = self.pool.admit(request, now)
+        pool = live.pool
+        live.expected = pool.predictor.expected_cost(request) / arrival.weight
+        live.real = pool.limits.real_cost(request, remaining) / arrival.weight
+        answer, events = pool.admit(request, now)
         if isinstance(answer, Granted):
             self._granted(live, answer)
         elif isinstance(answer, Queued):
@@ -243,22 +214,38 @@ class Simulator:
                 live.waiting = False
                 gaps.left(live.tenant)
 
-    def _granted(self, live: _Live, granted: Granted) -> None:
+    def _granted(self, live: Live, granted: Granted) -> None:
         self._gaps[_NAMES[live.queue_class]].granted(live.tenant, live.real, live.expected)
         live.waited += granted.waited
         live.granted_at = self.clock.now
         host = self._hosts.by_name[granted.worker]
         live.worker = host
+        if self.scenario.cluster.preemptive or len(self._owners.pools) > 1:
+            self._note_committed(host)
         self.clock.after(self._delays.to_worker * live.factor, self._submit, live)
 
-    def _refused(self, live: _Live, refused: Refused) -> None:
+    def _note_committed(self, host: Host) -> None:
+        """How much of a worker's memory all that was granted there will come to need."""
+        size, blocks, reserved = host.spec.block_size, 0, 0
+        for pool in self._owners.pools:
+            account = pool.ledger.workers.get(host.spec.worker)
+            for request_id, held in account.holds.items() if account is not None else ():
+                live = self._live.get(request_id)
+                reserved += held.blocks
+                if live is not None:
+                    blocks += -(-(live.arrival.prompt_tokens + live.arrival.output_tokens) // size)
+        observed, total = self.observed, host.spec.total_blocks
+        observed.committed = max(observed.committed, blocks / total)
+        observed.reserved = max(observed.reserved, reserved / total)
+
+    def _refused(self, live: Live, refused: Refused) -> None:
         live.waited += refused.waited
         reason = refused.outcome.name
         if live.emitted:
             reason = "PREEMPTED" if live.interrupted and not live.moved else "WORKER_LOST"
         self._end(live, reason, retry_after=refused.retry_after)
 
-    def _submit(self, live: _Live) -> None:
+    def _submit(self, live: Live) -> None:
         host = live.worker
         if live.done or host is None:
             return
@@ -267,6 +254,7 @@ class Simulator:
             return
         arrival, wake = live.arrival, host.engine.wake
         host.sequences[arrival.request_id] = live
+        live.cached = host.cached(arrival.prefix) if not live.emitted else 0
         live.sequence = host.engine.submit(
             live,
             arrival.prompt_tokens + live.emitted,
@@ -274,16 +262,19 @@ class Simulator:
             arrival.max_tokens - live.emitted,
             self.clock.now,
             priority=_PRIORITIES[live.queue_class],
+            tenant=live.tenant,
+            share=self._kv_share.get(live.tenant, 0.0),
+            cached=live.cached,
         )
         if host.engine.wake != wake:
             self._hosts.wake(host)
         self._hosts.changed(host)
 
-    def first_token(self, live: _Live) -> None:
+    def first_token(self, live: Live) -> None:
         if live.first_at is None:
             live.first_at = self.clock.now + self._delays.to_client * live.factor
 
-    def finished(self, host: Host, live: _Live) -> None:
+    def finished(self, host: Host, live: Live) -> None:
         del host.sequences[live.arrival.request_id]
         live.sequence = None
         delivered = live.arrival.output_tokens - live.emitted
@@ -293,7 +284,7 @@ class Simulator:
 
     def ended_early(self, host: Host, sequence: engine.Sequence) -> None:
         """It was interrupted, or cancelled by its caller."""
-        live: _Live = sequence.handle  # type: ignore[assignment]
+        live: Live = sequence.handle  # type: ignore[assignment]
         host.sequences.pop(live.arrival.request_id, None)
         live.sequence = None
         delivered = host.engine.produced(sequence)
@@ -305,12 +296,12 @@ class Simulator:
         self.observed.preempted += 1
         self.clock.after((self._delays.to_client + self._delays.to_admission) * live.factor, self._admit, live)
 
-    def lost(self, live: _Live, worker: str, produced: int) -> None:
+    def lost(self, live: Live, worker: str, produced: int) -> None:
         """Its worker died; soon its gateway notices."""
         live.emitted += produced
         self.clock.after(self._delays.detection, self._move, (live, worker, produced))
 
-    def _move(self, lost: tuple[_Live, str, int]) -> None:
+    def _move(self, lost: tuple[Live, str, int]) -> None:
         """The worker was lost: the request goes on elsewhere, with what it has."""
         live, worker, produced = lost
         if live.done:
@@ -325,29 +316,34 @@ class Simulator:
             return
         self._admit(live)
 
-    def _release(self, live: _Live, tokens: int) -> None:
+    def _release(self, live: Live, tokens: int) -> None:
         first = None if live.first_at is None or live.emitted > tokens else live.first_at - live.granted_at
         told = (live.arrival.request_id, live, tokens, False, first)
         self.clock.after(self._delays.release * live.factor, self._released, told)
 
-    def _released(self, told: tuple[str, _Live, int | None, bool, float | None]) -> None:
+    def _released(self, told: tuple[str, Live, int | None, bool, float | None]) -> None:
         request_id, live, tokens, failed, first = told
-        known, events = self.pool.release(
-            request_id, self.clock.now, output_tokens=tokens, failed=failed, first_token=first
+        known, events = live.pool.release(
+            request_id,
+            self.clock.now,
+            output_tokens=tokens,
+            failed=failed,
+            first_token=first,
+            cached_prompt_tokens=live.cached,
         )
         if known and live.request is not None:
-            actual = 0.0 if tokens is None else self.pool.limits.real_cost(live.request, tokens) / live.arrival.weight
+            actual = 0.0 if tokens is None else live.pool.limits.real_cost(live.request, tokens) / live.arrival.weight
             self._gaps[_NAMES[live.queue_class]].corrected(live.tenant, live.real, live.expected, actual)
         self.apply(events)
 
-    def _timed_out(self, live: _Live) -> None:
+    def _timed_out(self, live: Live) -> None:
         """The caller's deadline: it leaves, wherever its request is."""
         if live.done:
             return
         if live.waiting:
             live.waiting = False
             self._gaps[_NAMES[live.queue_class]].left(live.tenant)
-            _, events = self.pool.cancel(live.arrival.request_id, self.clock.now)
+            _, events = live.pool.cancel(live.arrival.request_id, self.clock.now)
             self._end(live, "DEADLINE_EXCEEDED")
             self.apply(events)
             return
@@ -364,7 +360,7 @@ class Simulator:
 
     def _end(
         self,
-        live: _Live,
+        live: Live,
         outcome: str,
         *,
         after: float = 0.0,

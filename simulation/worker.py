@@ -144,9 +144,11 @@ class Worker:
         priority: int = 0,
         tenant: str = "",
         share: float = 0.0,
+        cached: int = 0,
     ) -> Sequence:
         """Takes a request that will come to `output` tokens and for which blocks of `longest` are kept. A lower
-        `priority` runs first; `share` is its tenant's of the memory (0: all), where that is held.
+        `priority` runs first; `share` is its tenant's of the memory (0: all), where that is held. `cached`
+        tokens of the prompt need not be computed, but the last one is.
 
         :raises ValueError: it fits not even an empty worker; admission must not have granted it.
         """
@@ -157,10 +159,11 @@ class Worker:
             raise ValueError(f"{prompt} + {longest} tokens fit no worker of {sizes}")
         self._order += 1
         order = priority, self._order
-        sequence = Sequence(handle, prompt, min(output, longest), blocks, order, tenant, share, left=prompt)
+        sequence = Sequence(handle, prompt, min(output, longest), blocks, order, tenant, share)
+        sequence.left = prompt - min(cached, prompt - 1)
         heapq.heappush(self._waiting, (sequence.order, sequence))
         self._n_waiting += 1
-        self._queued_prefill += prompt
+        self._queued_prefill += sequence.left
         if not self._run:
             self._plan(now)
         elif self._may_join():

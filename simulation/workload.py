@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import heapq
 import random
+import zlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
@@ -22,6 +23,8 @@ from simulation.lengths import Lengths, load
 
 CLASSES = ("paid", "free", "over_quota", "batch")
 """Classes of admission, by the names that `weir.registry.v1.ClassLevel` uses."""
+PREFIX_BLOCK = 16  # tokens
+_MOST_HASHES = 64  # as weir.admission.v1.Admit says
 _DEFAULT_LENGTHS = "azure-conversation"
 
 
@@ -46,6 +49,8 @@ class Arrival:
     """The caller's deadline, in seconds after `at`."""
     client: str = ""
     """Of a closed loop."""
+    prefix: tuple[int, ...] = ()
+    """Chained hashes of the leading whole blocks of `PREFIX_BLOCK` tokens that its prompt may share with others."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,6 +105,10 @@ class TenantLoad:
     """Clients of a closed loop beside the open one."""
     think: float = 0.0
     """Mean seconds (exponentially distributed) between an answer and a client's next request."""
+    prefixes: int = 0
+    """Its prompts begin in so many ways, each as often, …"""
+    prefix_share: float = 0.8
+    """… for this share of their length."""
     name: str = ""
     """Tells loads apart in request ids and seeds; empty is tenant and class."""
 
@@ -108,6 +117,8 @@ class TenantLoad:
             raise ValueError(f"queue_class must be one of {', '.join(CLASSES)}, not {self.queue_class!r}")
         if min(self.rate, self.variation, self.clients, self.think, self.max_tokens) < 0 or self.weight <= 0:
             raise ValueError(f"{self.tenant}: rates, counts and times must not be negative, a weight must be positive")
+        if self.prefixes < 0 or not 0.0 <= self.prefix_share <= 1.0:
+            raise ValueError(f"{self.tenant}: prefixes must not be negative, prefix_share 0 to 1")
         if any(one.at >= other.at for one, other in zip(self.steps, self.steps[1:], strict=False)):
             raise ValueError(f"{self.tenant}: steps must be in order of time")
 
@@ -148,8 +159,9 @@ class Workload:
             return
         gaps = random.Random(f"{self.seed}:{load.label}:arrivals")
         lengths = random.Random(f"{self.seed}:{load.label}:lengths")
+        begins = random.Random(f"{self.seed}:{load.label}:prefixes")
         for number, at in enumerate(_times(load, min(self.seconds, load.end), gaps)):
-            yield _arrival(load, at, f"{load.label}-{number}", lengths)
+            yield _arrival(load, at, f"{load.label}-{number}", lengths, begins)
 
 
 class Client:
@@ -170,13 +182,20 @@ class Client:
         if at >= self._end:
             return None
         self._sent += 1
-        return _arrival(self._load, at, f"{self.name}-{self._sent - 1}", self._rng, client=self.name)
+        return _arrival(self._load, at, f"{self.name}-{self._sent - 1}", self._rng, self._rng, client=self.name)
 
 
-def _arrival(load: TenantLoad, at: float, request_id: str, rng: random.Random, *, client: str = "") -> Arrival:
+def _arrival(
+    load: TenantLoad, at: float, request_id: str, rng: random.Random, begins: random.Random, *, client: str = ""
+) -> Arrival:
     prompt, output = load.lengths.draw(rng)
     if load.max_tokens:
         output = min(output, load.max_tokens)
+    prefix: tuple[int, ...] = ()
+    if load.prefixes:
+        which = begins.randrange(load.prefixes)
+        blocks = min(_MOST_HASHES, int(prompt * load.prefix_share) // PREFIX_BLOCK)
+        prefix = tuple(zlib.crc32(f"{load.tenant}:{which}:{block}".encode()) for block in range(blocks))
     return Arrival(
         at=at,
         request_id=request_id,
@@ -188,6 +207,7 @@ def _arrival(load: TenantLoad, at: float, request_id: str, rng: random.Random, *
         max_tokens=load.max_tokens or output,
         timeout=load.timeout,
         client=client,
+        prefix=prefix,
     )
 
 

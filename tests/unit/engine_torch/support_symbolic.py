@@ -262,7 +262,8 @@ class Fuzz:
         live = self.scheduler._by_handle.values()
         holding = [each for each in live if each.state in (State.RUNNING, State.SWAPPED)]
         computed = sum(min(each.computed, len(each.request.prompt)) for each in holding)
-        assert self.scheduler.queued_prefill_tokens == sum(len(each.request.prompt) for each in live) - computed
+        assert self.scheduler._pending_prompt_tokens == sum(len(each.request.prompt) for each in live) - computed
+        assert 0 <= self.scheduler.queued_prefill_tokens <= self.scheduler._pending_prompt_tokens
         assert self.scheduler.swapped == sum(each.state is State.SWAPPED for each in live)
         assert 0.0 <= self.scheduler.fragmentation < 1.0
 

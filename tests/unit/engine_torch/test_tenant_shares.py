@@ -79,6 +79,17 @@ def test_d2_two_tenants_beyond_their_shares_do_not_take_the_room_from_each_other
     assert scheduler.preemptions <= 16  # 31, if they did
 
 
+def test_d2_prompts_that_wait_beyond_a_share_are_no_queue_to_others():
+    scheduler, _, machine = make(max_running=3)
+    scheduler.add(greedy(2, share=0.1, tokens=20))
+    scheduler.add([req(20, salt=b"modest", max_tokens=20)])
+    machine.turn()
+    scheduler.add(greedy(2, first=3, share=0.1))
+    assert scheduler.queued_prefill_tokens == 0
+    scheduler.add([req(21, [1, 2, 3, 4, 5], salt=b"modest")])
+    assert scheduler.queued_prefill_tokens == 5
+
+
 def test_classes_go_before_shares():
     scheduler, _, machine = make()
     scheduler.add(greedy(8, tokens=40, priority=0))

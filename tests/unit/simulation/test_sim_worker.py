@@ -175,6 +175,9 @@ def test_a_tenant_beyond_its_share_gives_way_where_that_is_held(holds_shares: bo
         if modest in worker.advance(now).first:
             first = now
     assert (first - came < 0.1) is holds_shares
+    finished = sum(len(worker.advance(worker.wake).finished) for _ in iter(lambda: worker.wake < math.inf, False))
+    assert 0 < finished <= 6
+    assert (worker.load().free_blocks, worker.load().waiting) == (40, 0)  # whoever gave way came to its end
 
 
 def same(expected: Told, told: Told) -> None:

@@ -120,8 +120,8 @@ class Scheduler:
 
     @property
     def queued_prefill_tokens(self) -> int:
-        """Prompt tokens of all live sequences that are not yet computed."""
-        return self._pending_prompt_tokens
+        """Prompt tokens of live sequences that are not yet computed, but for those beyond their tenants' shares."""
+        return self._pending_prompt_tokens - self._shares.prompts_beyond(self._by_handle.values(), self._size)
 
     @property
     def prefix_counters(self) -> PrefixCounters:

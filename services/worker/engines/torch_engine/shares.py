@@ -92,6 +92,21 @@ class Shares:
         self._kept.add(salt)
         return True
 
+    def prompts_beyond(self, sequences: Iterable[LiveSequence], size: int) -> int:
+        """Prompt tokens of waiting sequences that would bring their tenant beyond its share: nobody else waits for
+        those. `sequences` are all that live, `size` tokens are a block."""
+        if not self._shares:
+            return 0
+        sequences = [each for each in sequences if each.request.cache_salt in self._shares]
+        held, _ = _sums(each for each in sequences if each.row >= 0)
+        return sum(
+            each.pending_prompt
+            for each in sequences
+            if each.row < 0
+            and (salt := each.request.cache_salt) in held
+            and held[salt] - (-len(each.tokens) // size) > self._bound(salt)
+        )
+
     def let_in(self, running: Iterable[LiveSequence]) -> Set[bytes]:
         """Tenants that were kept out for others, and are no more."""
         if not self._kept or self._wanted(*_sums(running)):

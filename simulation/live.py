@@ -1,0 +1,51 @@
+"""A request under way."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from services.admission.policy.model import QueueClass, Request
+from services.admission.policy.pool import Pool
+from simulation.worker import Sequence
+from simulation.workload import Arrival
+
+if TYPE_CHECKING:
+    from simulation.hosts import Host
+
+CLASSES = {"paid": QueueClass.PAID, "free": QueueClass.FREE, "over_quota": QueueClass.OVER_QUOTA,
+           "batch": QueueClass.BATCH}  # fmt: skip
+
+
+@dataclass(slots=True, eq=False)
+class Live:
+    """What is known of it on its way."""
+
+    arrival: Arrival
+    factor: float  # of this request's delays
+    pool: Pool  # of the owner that it asks
+    queue_class: QueueClass = field(init=False)
+    request: Request | None = None  # as admission has it
+    worker: Host | None = None
+    sequence: Sequence | None = None
+    emitted: int = 0  # tokens of the workers that it was on before
+    first_at: float | None = None  # at the client
+    granted_at: float = 0.0
+    waited: float = 0.0
+    waiting: bool = False  # in admission's queue
+    reserved: bool = False  # at the limiter
+    interrupted: int = 0
+    moved: int = 0
+    cached: int = 0  # prompt tokens that its worker had
+    excluded: frozenset[str] = frozenset()
+    expected: float = 0.0  # cost per weight
+    real: float = 0.0
+    done: bool = False
+
+    def __post_init__(self) -> None:
+        self.queue_class = CLASSES[self.arrival.queue_class]
+
+    @property
+    def tenant(self) -> str:
+        """Whose it is."""
+        return self.arrival.tenant
