@@ -62,6 +62,7 @@ faults = st.lists(
         st.builds(Fault, kind=st.just("lose_zone"), zone=st.just("one"), at=st.floats(0.5, 3.0), until=st.just(5.0)),
         st.builds(Fault, kind=st.just("silence"), at=st.floats(0.5, 2.0), until=st.floats(2.1, 9.0)),
         st.builds(Fault, kind=st.just("flood"), tenant=st.just("b"), at=st.just(1.0), until=st.just(3.0)),
+        st.builds(Fault, kind=st.just("split_owners"), at=st.just(1.0), until=st.just(3.0), fenced=st.booleans()),
     ),
     max_size=3,
 )
@@ -74,9 +75,19 @@ faults = st.lists(
     st.sampled_from(("fair", "fifo")),
     st.sampled_from((0.5, 3.0, 60.0)),
     st.integers(0, 1000),
-)
+    st.sampled_from((
+        {}, {"prefix_blocks": 32}, {"preemptive": True}, {"preemptive": True, "holds_shares": True, "prefix_blocks": 9},
+    )),
+    st.booleans(),
+)  # fmt: skip
 def test_every_request_leaves_exactly_once(
-    factor: float, wrong: list[Fault], discipline: str, timeout: float, seed: int
+    factor: float,
+    wrong: list[Fault],
+    discipline: str,
+    timeout: float,
+    seed: int,
+    memory: dict[str, Any],
+    edge_sheds: bool,
 ) -> None:
     base = mixed(
         factor,
@@ -85,9 +96,18 @@ def test_every_request_leaves_exactly_once(
         seed=seed,
         faults=tuple(wrong),
         admission={"discipline": discipline},
-        cluster=Cluster(workers=3, zones=("one", "two"), sizes={"max_running": 8}, slowdown=3.0),
+        edge_sheds=edge_sheds,
+        cluster=Cluster(
+            workers=3,
+            zones=("one", "two"),
+            sizes={"max_running": 8} | ({"total_blocks": 40} if memory.get("preemptive") else {}),
+            slowdown=3.0,
+            **memory,
+        ),
     )
-    tenants = tuple(msgspec.structs.replace(each, timeout=timeout) for each in base.tenants)
+    tenants = tuple(
+        msgspec.structs.replace(each, timeout=timeout, kv_share=0.2, prefixes=3, max_context=0) for each in base.tenants
+    )
     closed = TenantSpec(tenant="d", clients=3, think=0.2, lengths="60+12", timeout=timeout)
     scenario = msgspec.structs.replace(base, tenants=(*tenants, closed))
     scenario.check()
