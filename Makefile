@@ -172,6 +172,10 @@ bench-xds: setup ## Measure the time from an etcd write to the acknowledged xDS 
 bench-registry: setup ## Measure the registry under 10,000 resources and 200 watchers (two minutes).
 	$(PY) -m loadtest.bench_registry $(if $(QUICK),--quick)
 
+.PHONY: bench-admission
+bench-admission: setup ## Measure what admission's decisions cost with hundreds of workers and thousands of tenants (a minute).
+	$(PY) -m loadtest.admission_bench $(if $(QUICK),--quick)
+
 .PHONY: bench-engine
 bench-engine: setup ## Measure the torch engine beside transformers and, where there is one, vLLM (docs/performance.md).
 	$(PY) -m loadtest.bench_engine

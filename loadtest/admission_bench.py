@@ -1,10 +1,21 @@
-"""What an answer of admission costs, over real gRPC; prints one line of JSON.
+"""What admission's decisions cost at scale, and what an answer costs over real gRPC; the last line is JSON.
 
-    python -m loadtest.admission_bench [--calls 20000]
+    python -m loadtest.admission_bench [--quick]
 
-Admission runs as it does in the mesh (`python -m services.admission`, without TLS and etcd); this process plays two
-workers, all of whose sequences are taken, and a gateway with 1,000 requests of 100 tenants waiting. CPU is the
-admission process's user + system time, whatever else runs here; its ticks and the workers' reports are in it.
+The first five are CPU of the policy alone, in this process (admission_decisions.py):
+
+    grant_us_300_workers     a grant and its release from 300 workers of two zones, nobody waiting, every tenth with a
+                             report
+    grant_us_2000_tenants    a release and the grant that follows it while 2,000 tenants wait
+    two_versions_us          the dearest of a report, an admission, a release and a tick while a thousand tenants wait
+                             for one version, whose worker is full, and the other has room: every canary under load
+    levels_ms_10k_tenants    the longest piece of a look at 10,000 tenants for whom the edge should shed
+    grants_per_s             grants per second of one core from 300 full workers to 2,000 waiting tenants, each with its
+                             release, the next request that queues and a report
+
+For the others admission runs as it does in the mesh (`python -m services.admission`, without TLS and etcd); this
+process plays two workers, all of whose sequences are taken, and a gateway with 1,000 requests of 100 tenants waiting.
+CPU is the admission process's user + system time, its ticks and the workers' reports included.
 
     refusal_cpu_us_admission   CPU per Admit that is refused at once for its TTFT target
     admit_cpu_us_admission     CPU per request that is granted, from a pool with room, and released
@@ -21,7 +32,7 @@ import random
 import socket
 import sys
 import tempfile
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -36,19 +47,27 @@ from libs.clock import SystemClock
 from libs.deadlines import Deadline
 from libs.mux import Codec, MuxClient, Semantics
 from libs.rpc import make_channel
+from loadtest.admission_decisions import decisions
+from loadtest.machine import machine
+from loadtest.overload import output
 
 CLOCK = SystemClock()
 IN_FLIGHT = 64
 TENANTS = 100
 WAITING = 1_000
 _SEQUENCES = 64
-_WARM_UP = 2_000
+TARGETS = {
+    "grant_us_300_workers": "≤ 60",
+    "grant_us_2000_tenants": "≤ 60",
+    "two_versions_us": "≤ 100",
+    "levels_ms_10k_tenants": "≤ 2",
+}
 _REPORT_SECONDS = 0.1
 _PATIENCE = Duration(nanos=50_000_000)  # TTFT target of the requests to be refused
 
 
-async def measure(calls: int = 20_000) -> dict[str, float]:
-    """The figures of the module's docstring. Takes about twenty seconds.
+async def measure(calls: int = 20_000, warm_up: int = 2_000) -> dict[str, float]:
+    """The figures over gRPC. Takes about twenty seconds.
 
     :raises RuntimeError: something was answered otherwise than it should have been.
     """
@@ -56,7 +75,7 @@ async def measure(calls: int = 20_000) -> dict[str, float]:
         channel, pid = await stack.enter_async_context(_admission())
         await stack.enter_async_context(_workers(channel))
         client = await stack.enter_async_context(_gateway(channel))
-        served = await _per_call(pid, client, calls // 2, _served)
+        served = await _per_call(pid, client, calls // 2, _served, warm_up)
         holding = [_admit(f"hold-{n}", f"tenant-{n % TENANTS}") for n in range(2 * _SEQUENCES)]
         for call in holding:
             _check(await _ask(client, call), "granted")
@@ -64,7 +83,7 @@ async def measure(calls: int = 20_000) -> dict[str, float]:
             asyncio.create_task(_ask(client, _admit(f"wait-{n}", f"tenant-{n % TENANTS}"))) for n in range(WAITING)
         ]
         await asyncio.sleep(1.0)  # they are queued, and the queue is known to be slow
-        refused = await _per_call(pid, client, calls, _refused)
+        refused = await _per_call(pid, client, calls, _refused, warm_up)
         for task in waiting:
             task.cancel()
         await asyncio.gather(*waiting, return_exceptions=True)
@@ -72,7 +91,7 @@ async def measure(calls: int = 20_000) -> dict[str, float]:
 
 
 async def _per_call(
-    pid: int, client: MuxClient, calls: int, one: Callable[[MuxClient, str, str], Awaitable[None]]
+    pid: int, client: MuxClient, calls: int, one: Callable[[MuxClient, str, str], Awaitable[None]], warm_up: int
 ) -> float:
     """Microseconds of the process's CPU per call of `one`, `IN_FLIGHT` at a time."""
 
@@ -85,7 +104,7 @@ async def _per_call(
         await asyncio.gather(*(caller(lane, each, name) for lane in range(IN_FLIGHT)))
         return each * IN_FLIGHT
 
-    await run(_WARM_UP, f"warm-{one.__name__}")
+    await run(warm_up, f"warm-{one.__name__}")
     before = _cpu_seconds(pid)
     done = await run(calls, f"run-{one.__name__}")
     return 1e6 * (_cpu_seconds(pid) - before) / done
@@ -221,11 +240,16 @@ def _cpu_seconds(pid: int) -> float:
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
-def main() -> None:
+def main(argv: Sequence[str] | None = None) -> None:
     """Measure and print."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--calls", type=int, default=20_000)
-    sys.stdout.write(json.dumps(uvloop.run(measure(parser.parse_args().calls))) + "\n")
+    parser.add_argument("--quick", action="store_true", help="a few decisions of each kind: figures of little weight")
+    quick = parser.parse_args(argv).quick
+    figures = decisions(rounds=400, repeats=3) if quick else decisions()
+    figures |= uvloop.run(measure(calls=1_000 if quick else 20_000, warm_up=200 if quick else 2_000))
+    for name, target in TARGETS.items():
+        output.say(f"  {name} = {figures[name]:.4g}, target {target}: {output.verdict(figures[name], target)}")
+    output.say(json.dumps({"bench": "admission", "figures": figures, "targets": TARGETS, "machine": machine()}))
 
 
 if __name__ == "__main__":

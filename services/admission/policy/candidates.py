@@ -34,7 +34,8 @@ if TYPE_CHECKING:
 
 FEW = 32
 """Workers that are looked at one by one."""
-_SHOWN = 8  # of those on which an id falls; with a prefix half as many, and as many of the other kinds each
+_SHOWN = 8  # of those on which an id falls; with a prefix …
+_EACH = 3  # … of each kind
 _STRIDE = 0x9E3779B1  # between those that an id falls on; prime
 
 _Choose = Callable[["list[Worker]", dict[str, float]], "Worker | None"]
@@ -84,7 +85,7 @@ class _Group:
         if count <= FEW:
             return [entry[2] for entry in free[start:]]
         at = zlib.crc32(request.request_id.encode())
-        each = _SHOWN // 2 if request.prefix_hashes else _SHOWN
+        each = _EACH if request.prefix_hashes else _SHOWN
         found = [free[start + (at + step * _STRIDE) % count] for step in range(each)]
         if request.prefix_hashes:
             first = self._first_of(beginning(request.prefix_hashes))
@@ -128,7 +129,7 @@ class _Group:
     def _first_of(self, number: int) -> list[str]:
         found = self._first.get(number)
         if found is None:
-            best = heapq.nlargest(_SHOWN // 2, self.workers, key=lambda worker: rank(number, worker.mark))
+            best = heapq.nlargest(_EACH, self.workers, key=lambda worker: rank(number, worker.mark))
             found = self._first[number] = [each.spec.worker for each in best]
         return found
 

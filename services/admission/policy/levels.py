@@ -27,8 +27,8 @@ from services.admission.policy.model import QueueClass, Request
 
 _GRAIN = 0.02  # shares are told in steps of this, so that not every breath is a change
 _MOST_NAMED = 100
-SLICE = 500
-"""Tenants that are looked at at a time: about a millisecond."""
+SLICE = 250
+"""Tenants that are looked at at a time: half a millisecond."""
 _OVER = 0.5  # memories without any refusal after which nobody is named: the load is over
 _LEAST = 1.0  # seconds over which a rate is taken at least: a first request is no flood
 _QUIET = 4.0  # memories after which what was is forgotten
