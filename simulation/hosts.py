@@ -14,7 +14,7 @@ from simulation.clock import Clock
 from simulation.memory import PreemptiveWorker
 from simulation.outcomes import Observed
 from simulation.owners import Owners
-from simulation.scenario import MODEL, Fault, Scenario
+from simulation.scenario import CANARY, MODEL, Fault, Scenario
 from simulation.workload import PREFIX_BLOCK
 
 _FAR = 16  # tokens; as CapacityReport.progress says
@@ -170,11 +170,12 @@ class Hosts:
         for number in range(cluster.workers):
             zone = cluster.zones[number % len(cluster.zones)]
             name = f"worker-{number:03d}"
+            version = MODEL if number < cluster.workers - cluster.canaries else CANARY
             spec = WorkerSpec(
                 worker=name,
                 address=name,
                 zone=zone,
-                model_versions=frozenset({MODEL}),
+                model_versions=frozenset({version}),
                 block_size=sizes.block_size,
                 total_blocks=sizes.total_blocks,
                 max_running=sizes.max_running,

@@ -22,7 +22,8 @@ from simulation.workload import CLASSES, Bursts, Step, TenantLoad
 
 _ROOT = Path(__file__).resolve().parents[1]
 MODEL = "simulated@1"
-"""The one model version that all workers serve."""
+CANARY = "simulated@2"
+"""The model versions: all workers serve the first, or with `Cluster.canaries` some the second instead."""
 
 
 class ScenarioError(ValueError):
@@ -39,6 +40,8 @@ class Cluster(Struct, frozen=True):
     workers: int = 8
     zones: tuple[str, ...] = ("zone-a",)
     """Workers are spread over them in turn."""
+    canaries: int = 0
+    """So many of the workers, the last ones, serve a second version, for tenants with `canary`."""
     calibration: str = ""
     """A file of `weir calibrate`, from here or from the project's folder. Empty takes `costs`, or without those a
     mid-range accelerator with a small model: 20,000 prompt tokens per second, 8 ms a step and 0.1 ms more for each
@@ -171,6 +174,8 @@ class TenantSpec(Struct, frozen=True):
     end: float = float("inf")
     name: str = ""
     limits: TenantLimits | None = None
+    canary: bool = False
+    """Its requests are for the second version."""
     kv_share: float = 0.0
     """Most of the pool's KV blocks that the tenant may hold, 0 to 1; 0 is all."""
     prefixes: int = 0
@@ -283,6 +288,10 @@ class Scenario(Struct, frozen=True):
             raise ScenarioError("workers and zones are needed, and 0 <= warmup < seconds")
         if self.cluster.holds_shares and not self.cluster.preemptive:
             raise ScenarioError("shares are held by workers that preempt: holds_shares needs preemptive")
+        if not 0 <= self.cluster.canaries < self.cluster.workers:
+            raise ScenarioError("some workers, and not all, may be canaries")
+        if not self.cluster.canaries and any(spec.canary for spec in self.tenants):
+            raise ScenarioError("a tenant is on the canary, and no worker is")
         if self.cluster.model()[0].free:
             raise ScenarioError("steps that cost nothing carry any load: give the cluster costs")
         for name in self.objectives:

@@ -29,7 +29,7 @@ from simulation.live import CLASSES, Live
 from simulation.memory import PreemptiveWorker
 from simulation.outcomes import OK, Observed, Outcome, ServiceGaps
 from simulation.owners import Edge, Owners
-from simulation.scenario import MODEL, Scenario
+from simulation.scenario import CANARY, MODEL, Scenario
 from simulation.workload import PREFIX_BLOCK, Arrival, Client, Workload
 
 _NAMES = {queue_class: name for name, queue_class in CLASSES.items()}
@@ -62,6 +62,7 @@ class Simulator:
         self._clients: dict[str, Client] = {}
         specs = {spec.tenant: spec for spec in scenario.tenants}
         limited = {name: spec.limits for name, spec in specs.items() if spec.limits is not None}
+        self._on_canary = {name for name, spec in specs.items() if spec.canary}
         self._kv_share = {name: spec.kv_share for name, spec in specs.items()}
         self._limiter = Limiter(
             {name: limits.spec() for name, limits in limited.items()},
@@ -169,7 +170,7 @@ class Simulator:
         request = Request(
             request_id=arrival.request_id,
             tenant=arrival.tenant,
-            model_version=MODEL,
+            model_version=CANARY if arrival.tenant in self._on_canary else MODEL,
             prompt_tokens=arrival.prompt_tokens + live.emitted,
             max_output_tokens=max(1, arrival.max_tokens - live.emitted),
             choices=1,

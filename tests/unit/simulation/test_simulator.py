@@ -268,6 +268,33 @@ def test_presets_run(name: str) -> None:
     assert sum(row["offered"] for row in report["timeline"]) == report["requests"]
 
 
+def test_d1_a_canary_that_is_full_costs_the_other_version_nothing() -> None:
+    """Served in the same way as when nobody is on the canary."""
+
+    def stable(canary_load: float) -> list[tuple[str, float | None]]:
+        scenario = Scenario(
+            seconds=15.0,
+            warmup=2.0,
+            cluster=Cluster(workers=4, canaries=1),
+            objectives={"paid": Objective(ttft=1.5)},
+            delays=Delays(spread=0.0),
+            tenants=(
+                TenantSpec(tenant="stable", load=0.5, max_context=4096),
+                TenantSpec(tenant="early", canary=True, load=canary_load, max_context=4096),
+            ),
+        )
+        outcomes = run(scenario).outcomes
+        if canary_load > 0.1:
+            assert sum(each.outcome != OK for each in outcomes if each.arrival.tenant == "early") > 20
+        return sorted((each.outcome, each.ttft) for each in outcomes if each.arrival.tenant == "stable")
+
+    calm, busy = stable(0.001), stable(1.0)
+    assert {outcome for outcome, _ in busy} == {OK}
+    assert len(busy) == len(calm)
+    quick = [sum(ttft is not None and ttft <= 1.5 for _, ttft in each) for each in (calm, busy)]
+    assert quick[1] >= quick[0]
+
+
 def test_the_capacity_is_about_what_full_workers_carry() -> None:
     cluster = Cluster(workers=2)
     costs, sizes = cluster.model()
@@ -307,6 +334,8 @@ def test_the_example_of_the_readme_is_a_scenario_and_names_every_setting(tmp_pat
         {"admission": {"output_reserve": 7}},
         {"faults": (Fault(kind="flood", tenant="nobody", at=1.0),)},
         {"faults": (Fault(kind="lose_zone", zone="nowhere", at=1.0),)},
+        {"cluster": Cluster(workers=2, canaries=2)},
+        {"tenants": (TenantSpec(tenant="a", rate=1.0, canary=True),)},
         {"cluster": Cluster(calibration="missing.toml")},
         {"cluster": Cluster(costs={"step": 1.0})},
         {"cluster": Cluster(costs={"step_base": 0.0})},
