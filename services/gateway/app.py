@@ -190,7 +190,7 @@ class Gateway:
             self._catalog,
             heartbeat=self._settings.heartbeat_seconds,
         )
-        openai = OpenAIServicer(self._pipeline, self._embedder, self._identifier, self._catalog)
+        openai = OpenAIServicer(self._pipeline, self._embedder, self._identifier, self._catalog, clock=self._clock)
         inference_pb2_grpc.add_InferenceServiceServicer_to_server(native, server)
         wire.register(openai, server)
         return ["weir.inference.v1.InferenceService", "weir.openai.v1.OpenAIService"]

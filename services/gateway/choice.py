@@ -8,6 +8,7 @@ from __future__ import annotations
 from array import array
 from collections import deque
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from weir.worker.v1 import worker_pb2
@@ -40,6 +41,7 @@ class Choice:
         "_logprobs",
         "_restorer",
         "_safety",
+        "_shift",
         "_stop",
         "_unspelt",
         "ending",
@@ -62,6 +64,7 @@ class Choice:
         )
         self._fed = 0  # characters given to the filter
         self._consumed = 0  # characters it has decided on
+        self._shift = 0  # by how many more of them left
         self._logprobs: deque[tuple[int, int, Logprob]] = deque()  # with the characters [begin, end) of each token
         self._unspelt: list[Logprob] = []  # of tokens whose text comes with a later one's
         self._hidden: list[tuple[int, int]] = []  # characters that the filter replaced
@@ -128,6 +131,7 @@ class Choice:
         """See `FilteredChoice`."""
         if self.finish is not None:
             return
+        before, self._shift = self._shift, self._shift + len(text) - (consumed - self._consumed)
         self._consumed = consumed
         self._hidden.extend(replaced)
         if blocked:
@@ -139,7 +143,7 @@ class Choice:
         elif last:
             self.finish = self.ending
         if text or self.finish is not None:
-            self._generation.push(self, text, self._released_logprobs())
+            self._generation.push(self, text, self._released_logprobs(before))
 
     def on_filter_skipped(self) -> None:
         """See `FilteredChoice`."""
@@ -212,15 +216,16 @@ class Choice:
                 break
             top = tuple((*token(i), p) for i, p in zip(entry.top_ids, entry.top_logprobs, strict=True))
             end = self._fed + len(text) + self._stop.held
-            self._unspelt.append(Logprob(*token(token_id), entry.logprob, top))
+            self._unspelt.append(Logprob(*token(token_id), entry.logprob, top, begin))
             if end > begin:  # this token completes what those before it began
                 self._logprobs.extend((begin, end, one) for one in self._unspelt)
                 self._unspelt.clear()
         return text
 
-    def _released_logprobs(self) -> list[Logprob] | None:
+    def _released_logprobs(self, shift: int) -> list[Logprob] | None:
         """Log-probabilities of the tokens whose text is decided and left: they spell the token, so they must neither
-        run ahead of the filter nor tell what it replaced."""
+        run ahead of the filter nor tell what it replaced. What was replaced before this release moved the text by
+        `shift` characters; what is replaced in it moves the tokens behind that."""
         if self._generation.parameters.logprobs is None:
             return None
         released: list[Logprob] = []
@@ -229,9 +234,11 @@ class Choice:
         while self._logprobs and self._logprobs[0][1] <= self._consumed:
             begin, end, one = self._logprobs.popleft()
             if not self._is_hidden(begin, end):
-                released.append(one)
+                moved = self._shift if any(behind <= begin for _, behind in self._hidden) else shift
+                released.append(replace(one, offset=one.offset + moved) if moved else one)
         if self.finish is not None and not self._logprobs and not self._is_hidden(self._consumed - 1, self._consumed):
-            released += self._unspelt  # such as the token that ended it
+            # Such as the token that ended it.
+            released += [replace(one, offset=one.offset + self._shift) for one in self._unspelt]
         undecided = self._logprobs[0][0] if self._logprobs else self._consumed
         self._hidden = [span for span in self._hidden if span[1] > undecided]
         return released

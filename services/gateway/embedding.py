@@ -36,6 +36,8 @@ from services.gateway.request import broken_off, queue_class_of, time_limit
 from services.gateway.text import TextModel
 
 MAX_INPUTS = 256
+Input = str | tuple[int, ...]
+"""A text, or the ids of its tokens."""
 _PASSED_ON = frozenset({Reason.MODEL_NOT_FOUND, Reason.DRAINING})
 """What a worker says that has done nothing, and that another one may not say."""
 
@@ -99,20 +101,20 @@ class Embedder:
         self._clock = clock
         self._chance = chance
 
-    async def embed(self, model: str, inputs: Sequence[str], caller: Caller) -> Embedded:
-        """Embed texts.
+    async def embed(self, model: str, inputs: Sequence[Input], caller: Caller, *, user: str = "") -> Embedded:
+        """Embed texts, or what token ids spell, for the tenant's `user`.
 
         :raises WeirError: whatever refused it.
         """
         arrived = self._clock.monotonic()
         identity = caller.identity
         spec = caller.hinted(
-            Spec(model=model, operation="embed", prompt="", client_request_id=caller.client_request_id)
+            Spec(model=model, operation="embed", prompt="", client_request_id=caller.client_request_id, user=user)
         )
         started = _Started(arrived)
         try:
             if not 0 < len(inputs) <= MAX_INPUTS or not all(inputs):
-                raise invalid("input", f"must hold 1 to {MAX_INPUTS} texts, none of them empty")
+                raise invalid("input", f"must hold 1 to {MAX_INPUTS} inputs, none of them empty")
             result = await self._embed(spec, inputs, caller, started)
         except WeirError as error:
             self._rejected(spec, caller, error, started)
@@ -158,7 +160,7 @@ class Embedder:
             )
         )
 
-    async def _embed(self, spec: Spec, inputs: Sequence[str], caller: Caller, started: _Started) -> Embedded:
+    async def _embed(self, spec: Spec, inputs: Sequence[Input], caller: Caller, started: _Started) -> Embedded:
         model = spec.model
         tenant = self._catalog.tenant(caller.identity.tenant)
         if self._audit.full and tenant.audit_required:
@@ -174,17 +176,21 @@ class Embedder:
         text = await self._catalog.text(version, deadline.remaining(self._clock))
         tokens = await self._fitting(inputs, text, caller, model, version)  # before anybody reads them
         started.policies = self._catalog.policies(tenant, version)
+        texts = [given if isinstance(given, str) else text.decode(given) for given in inputs]
         checked = await self._safety.start_check(
             tenant=caller.identity.tenant,
             policies=started.policies,
-            texts=inputs,
+            texts=texts,
             request_id=caller.request_id,
             deadline=deadline,
             traceparent=caller.traceparent,
         )
         started.policies = checked.policies
         if checked.texts is not None:
-            tokens = await self._fitting(checked.texts, text, caller, model, version)
+            kept = zip(inputs, texts, checked.texts, strict=True)
+            tokens = await self._fitting(
+                [given if was == now else now for given, was, now in kept], text, caller, model, version
+            )
         longest, total = max(map(len, tokens)), sum(map(len, tokens))
         started.reservation = reservation = await self._quota.start_reserve(
             tenant=caller.identity.tenant,
@@ -223,15 +229,19 @@ class Embedder:
         )
 
     async def _fitting(
-        self, inputs: Sequence[str], text: TextModel, caller: Caller, model: str, version: registry_pb2.ModelVersion
+        self, inputs: Sequence[Input], text: TextModel, caller: Caller, model: str, version: registry_pb2.ModelVersion
     ) -> list[list[int]]:
         """Their tokens.
 
-        :raises WeirError: CONTEXT_LENGTH_EXCEEDED.
+        :raises WeirError: CONTEXT_LENGTH_EXCEEDED; INVALID_REQUEST for ids outside the vocabulary.
         """
         limits = self._catalog.limits(caller.identity.tenant, model, version)
         context = min(limits.context_length, limits.max_context or limits.context_length)
-        tokens = [await asyncio.to_thread(text.encode, given) for given in inputs]
+        if any(not isinstance(given, str) and max(given) >= text.vocabulary_size for given in inputs):
+            raise invalid("input", "a token id is outside the vocabulary")
+        tokens = [
+            await asyncio.to_thread(text.encode, given) if isinstance(given, str) else list(given) for given in inputs
+        ]
         if max(map(len, tokens)) > context:
             raise WeirError(Reason.CONTEXT_LENGTH_EXCEEDED, f"an input exceeds {context} tokens", limit="input")
         return tokens

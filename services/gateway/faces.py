@@ -2,15 +2,28 @@
 
 from __future__ import annotations
 
+from typing import Protocol
+
 from libs.errors import WeirError
 from services.gateway.embedding import Embedded
-from services.gateway.mailbox import Mailbox
 from services.gateway.policy.events import Accepted, ChoiceUpdate, End, Finish
 from services.gateway.policy.limits import Header, limit_headers
 from services.gateway.refusals import Refused
 
 
-async def collect(generation: Mailbox) -> tuple[list[ChoiceUpdate], End]:
+class Answer(Protocol):
+    """What a face reads: a `Mailbox`, or several as one."""
+
+    width: int
+
+    async def take(self) -> tuple[list[ChoiceUpdate], bool, End | None]:
+        """See `Mailbox`."""
+
+    def stop(self, finish: Finish) -> None:
+        """See `Mailbox`."""
+
+
+async def collect(generation: Answer) -> tuple[list[ChoiceUpdate], End]:
     """Read a generation to its end; every choice as one update, by index. Cancelling this stops the generation."""
     whole = [ChoiceUpdate(index) for index in range(generation.width)]
     try:

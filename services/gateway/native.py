@@ -22,6 +22,9 @@ from services.gateway.policy.events import Accepted, Finish
 from services.gateway.policy.limits import Header
 from services.gateway.policy.parameters import invalid
 
+_FIRST_FRAME_SECONDS = 10.0
+"""For a stream's first frame, which says what it wants."""
+
 
 class InferenceServicer(inference_pb2_grpc.InferenceServiceServicer):
     """The native API."""
@@ -40,7 +43,12 @@ class InferenceServicer(inference_pb2_grpc.InferenceServiceServicer):
     ) -> None:
         """See the proto."""
         caller = self._identifier.identify(context, scope="inference")
-        first = await anext(request_iterator, None)
+        try:
+            async with asyncio.timeout(_FIRST_FRAME_SECONDS):
+                first = await anext(request_iterator, None)
+        except TimeoutError:
+            message = f"start: the first frame did not come within {_FIRST_FRAME_SECONDS:g} s"
+            raise WeirError(Reason.DEADLINE_EXCEEDED, message, limit="start") from None
         if first is None or not first.HasField("start"):
             raise invalid("start", "the first frame must open the generation")
         generation, accepted = await self._open(first.start, caller, context)

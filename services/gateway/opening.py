@@ -177,6 +177,8 @@ class Opening:
 
         :raises WeirError: INVALID_REQUEST when there are none, or ids outside the vocabulary.
         """
+        if max(spec.parameters.logit_bias, default=0) >= text.vocabulary_size:
+            raise invalid("logit_bias", "a token id is outside the vocabulary")
         if spec.token_ids is not None:
             if max(spec.token_ids) >= text.vocabulary_size:
                 raise WeirError(Reason.INVALID_REQUEST, "prompt: a token id is outside the vocabulary", limit="prompt")

@@ -47,10 +47,28 @@ class Answered:
 async def chat(rig: Rig, headers: list[tuple[str, str]] = HEADERS, **body: Any) -> Answered:
     """A chat completion of "hi" by the model "tiny", unless `body` says otherwise."""
     given = {"model": "tiny", "messages": [{"role": "user", "content": "hi"}], **body}
+    return await call(rig, "CreateChatCompletion", given, headers)
+
+
+async def completion(rig: Rig, headers: list[tuple[str, str]] = HEADERS, **body: Any) -> Answered:
+    """A legacy completion of "hi" by the model "tiny", unless `body` says otherwise."""
+    return await call(rig, "CreateCompletion", {"model": "tiny", "prompt": "hi", **body}, headers)
+
+
+async def embedding(rig: Rig, headers: list[tuple[str, str]] = HEADERS, **body: Any) -> Answered:
+    """Embeddings of "hi" by the model "tiny", unless `body` says otherwise."""
+    return await call(rig, "CreateEmbedding", {"model": "tiny", "input": "hi", **body}, headers)
+
+
+async def call(rig: Rig, method: str, given: Any, headers: list[tuple[str, str]]) -> Answered:
+    """Any of the facade's methods that take a body."""
     async with grpc.aio.insecure_channel(f"127.0.0.1:{rig.port}") as channel:
-        call = openai_pb2_grpc.OpenAIServiceStub(channel).CreateChatCompletion(
+        running = getattr(openai_pb2_grpc.OpenAIServiceStub(channel), method)(
             httpbody_pb2.HttpBody(data=json.dumps(given).encode()), metadata=headers, timeout=30
         )
-        data = b"".join([chunk.data async for chunk in call])
-        metadata = {key: str(value) for key, value in await call.initial_metadata() or ()}
-    return Answered(metadata, data)
+        data, types = b"", set()
+        async for chunk in running:
+            data += chunk.data
+            types.add(chunk.content_type)
+        metadata = {key: str(value) for key, value in await running.initial_metadata() or ()}
+    return Answered(metadata | {"content-type": "; ".join(sorted(types))}, data)

@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 import msgspec
 
 from libs.errors import Reason, WeirError
-from services.gateway.policy.parameters import check_role, invalid
+from services.gateway.policy.parameters import MAX_BIASES, check_role, invalid
 from services.gateway.policy.spec import ChatMessage, Parameters, Spec, Structure
 
 _MISSING = re.compile(r"missing required field `([^`]+)`$")
@@ -69,7 +69,7 @@ class _Common(msgspec.Struct):
     stop: str | list[str] | None = None
     seed: int | None = None
     n: int | None = None
-    logit_bias: dict[str, float] | None = None
+    logit_bias: msgspec.Raw = msgspec.Raw()
     user: str | None = None
     safety_identifier: str | None = None
     prompt_cache_key: str | None = None
@@ -99,9 +99,11 @@ class _CompletionBody(_Common, kw_only=True):
 
 class _EmbeddingBody(msgspec.Struct):
     model: str
-    input: str | list[str]
+    input: str | list[Any]
     encoding_format: str | None = None
     dimensions: int | None = None
+    user: str | None = None
+    safety_identifier: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,21 +113,29 @@ class OpenAIRequest:
     spec: Spec
     stream: bool
     include_usage: bool
+    more: tuple[Spec, ...] = ()
+    """The same for further prompts, whose choices come behind the first one's."""
 
 
 @dataclass(frozen=True, slots=True)
 class EmbeddingRequest:
-    """Texts to embed; `base64` asks for packed little-endian floats instead of numbers."""
+    """Texts, or token ids, to embed; `base64` asks for packed little-endian floats instead of numbers."""
 
     model: str
-    inputs: list[str]
+    inputs: list[str | tuple[int, ...]]
     base64: bool
+    user: str = ""
 
 
 B = TypeVar("B")
 _chat = msgspec.json.Decoder(_ChatBody)
 _completion = msgspec.json.Decoder(_CompletionBody)
 _embedding = msgspec.json.Decoder(_EmbeddingBody)
+_biases = msgspec.json.Decoder(dict[str, float])
+MAX_LISTED = 128
+"""Choices of all prompts of one completion."""
+_BIAS_BYTES = 64 * MAX_BIASES
+"""As much as so many tokens may take, with room for spaces."""
 
 
 def parse_chat(body: bytes, *, client_request_id: str = "") -> OpenAIRequest:
@@ -173,20 +183,32 @@ def parse_completion(body: bytes, *, client_request_id: str = "") -> OpenAIReque
         raise invalid("suffix", "not offered by this server")
     if given.best_of is not None and given.best_of != (given.n or 1):
         raise invalid("best_of", "must equal n")
-    prompt, token_ids = _prompt(given.prompt)
-    return _request(
+    prompts = _inputs(given.prompt, "prompt")
+    if not prompts:
+        raise invalid("prompt", "at least one")
+    if len(prompts) * max(given.n or 1, 1) > MAX_LISTED:
+        raise invalid("prompt", f"at most {MAX_LISTED} choices in one request, of all prompts together")
+    first = prompts[0]
+    request = _request(
         given,
         Spec(
             model=given.model,
             operation="completion",
-            prompt=prompt,
-            token_ids=token_ids,
+            prompt=first if isinstance(first, str) else None,
+            token_ids=None if isinstance(first, str) else first,
             parameters=_parameters(given, given.max_tokens, "max_tokens", given.logprobs),
             client_request_id=client_request_id,
             user=given.safety_identifier or given.user or "",
             session=_session(given),
         ),
     )
+    more = [
+        replace(request.spec, prompt=one, token_ids=None)
+        if isinstance(one, str)
+        else replace(request.spec, prompt=None, token_ids=one)
+        for one in prompts[1:]
+    ]
+    return replace(request, more=tuple(more))
 
 
 def parse_embedding(body: bytes) -> EmbeddingRequest:
@@ -195,17 +217,18 @@ def parse_embedding(body: bytes) -> EmbeddingRequest:
     :raises WeirError: INVALID_REQUEST naming the field.
     """
     given = _decode(_embedding, body)
-    inputs = [given.input] if isinstance(given.input, str) else given.input
+    inputs = _inputs(given.input, "input")
     if not inputs or not all(inputs):
-        raise invalid("input", "at least one text, none of them empty")
+        raise invalid("input", "at least one text or list of token ids, none of them empty")
     if given.encoding_format not in (None, "float", "base64"):
         raise invalid("encoding_format", "must be float or base64")
     if given.dimensions is not None:
         raise invalid("dimensions", "not offered by this server")
-    return EmbeddingRequest(given.model, inputs, given.encoding_format == "base64")
+    user = given.safety_identifier or given.user or ""
+    return EmbeddingRequest(given.model, inputs, given.encoding_format == "base64", user)
 
 
-def _decode(decoder: msgspec.json.Decoder[B], body: bytes) -> B:
+def _decode(decoder: msgspec.json.Decoder[B], body: bytes | msgspec.Raw, within: str = "body") -> B:
     try:
         return decoder.decode(body)
     except msgspec.ValidationError as error:
@@ -213,9 +236,9 @@ def _decode(decoder: msgspec.json.Decoder[B], body: bytes) -> B:
         found = _PATH.search(message)
         if found is None:  # a missing field of the body itself: "Object missing required field `model`"
             missing = _MISSING.search(message)
-            field = missing.group(1) if missing else "body"
+            field = missing.group(1) if missing else within
         else:
-            field, message = found.group(1), message[: found.start()]
+            field, message = found.group(1) if within == "body" else within, message[: found.start()]
         raise WeirError(Reason.INVALID_REQUEST, f"{field}: {message}", limit=field) from error
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise WeirError(Reason.INVALID_REQUEST, f"the body is not valid JSON: {error}", limit="body") from error
@@ -307,9 +330,15 @@ def _schema(raw: msgspec.Raw, field: str) -> Structure | None:
     return Structure("json_schema", text, field)
 
 
-def _logit_bias(given: dict[str, float] | None) -> dict[int, float]:
+def _logit_bias(given: msgspec.Raw) -> dict[int, float]:
+    """By token id. What is far too long is not even read: a body may hold a hundred thousand."""
+    if len(given) > _BIAS_BYTES:
+        raise invalid("logit_bias", f"at most {MAX_BIASES} tokens")
+    if bytes(given) in (b"", b"null"):
+        return {}
+    found = _decode(_biases, given, "logit_bias")
     try:
-        bias = {int(token): value for token, value in (given or {}).items()}
+        bias = {int(token): value for token, value in found.items()}
     except ValueError as error:
         raise invalid("logit_bias", "keys must be token ids") from error
     if any(not 0 <= token < 2**32 for token in bias):
@@ -334,12 +363,17 @@ def _content(message: _Message, position: int) -> str:
     return "".join(part.text or "" for part in message.content)
 
 
-def _prompt(given: str | list[Any]) -> tuple[str | None, tuple[int, ...] | None]:
-    if isinstance(given, list) and len(given) == 1 and isinstance(given[0], (str, list)):
-        given = given[0]
+def _inputs(given: str | list[Any], field: str) -> list[str | tuple[int, ...]]:
+    """One text, one list of token ids, or a list of either, as the completions and the embeddings take it."""
     if isinstance(given, str):
-        return given, None
-    ids = tuple(token for token in given if type(token) is int and 0 <= token < 2**32)
-    if not ids or len(ids) != len(given):
-        raise invalid("prompt", "one text or one list of token ids per request")
-    return None, ids
+        return [given]
+    if given and not isinstance(given[0], (str, list)):
+        given = [given]
+    return [one if isinstance(one, str) else _token_ids(one, field) for one in given]
+
+
+def _token_ids(given: Any, field: str) -> tuple[int, ...]:
+    ids = tuple(given) if isinstance(given, list) else ()
+    if not ids or not all(type(token) is int and 0 <= token < 2**32 for token in ids):
+        raise invalid(field, "a text, a list of token ids, or a list of either")
+    return ids

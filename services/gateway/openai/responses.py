@@ -145,7 +145,9 @@ def usage_object(usage: Usage) -> dict[str, Any]:
 
 def _extension(accepted: Accepted, end: End) -> dict[str, Any]:
     """Our own fields, in one object that other clients ignore."""
+    failed = end.finish is Finish.ERROR  # a prompt of a list
     return {
+        **({"error": error_object(WeirError(Reason.parse(end.error_reason), end.message))} if failed else {}),
         "simulated": accepted.simulated,
         "arm": accepted.arm,
         "zone": accepted.zone,
@@ -178,7 +180,7 @@ def _logprobs(entries: Sequence[Logprob], *, chat: bool) -> dict[str, Any]:
         "tokens": [e.token for e in entries],
         "token_logprobs": [e.logprob for e in entries],
         "top_logprobs": [{token: logprob for token, _, logprob in e.top} for e in entries],
-        "text_offset": [],
+        "text_offset": [e.offset for e in entries],
     }
 
 

@@ -12,6 +12,7 @@ import grpc
 from google.api import httpbody_pb2
 from weir.openai.v1 import openai_pb2, openai_pb2_grpc
 
+from libs.clock import Clock
 from libs.errors import Reason, WeirError
 from libs.telemetry import get_logger
 from services.gateway.catalog import Catalog
@@ -20,6 +21,7 @@ from services.gateway.faces import collect, limits_of
 from services.gateway.identity import Caller, Identifier
 from services.gateway.mailbox import Mailbox
 from services.gateway.openai.errors import error_body, error_headers
+from services.gateway.openai.lists import PromptList
 from services.gateway.openai.requests import OpenAIRequest, parse_chat, parse_completion, parse_embedding
 from services.gateway.openai.responses import (
     HEARTBEAT,
@@ -31,22 +33,25 @@ from services.gateway.openai.responses import (
 )
 from services.gateway.openai.wire import content_prefix, http_body
 from services.gateway.pipeline import Pipeline
-from services.gateway.policy.events import Accepted, Finish
+from services.gateway.policy.events import Accepted, ChoiceUpdate, Finish
 
 log = get_logger(__name__)
 _JSON = content_prefix("application/json")
-_SSE = content_prefix("text/event-stream")
+_SSE = content_prefix("text/event-stream; charset=utf-8")
 Headers = list[tuple[str, str]]
 
 
 class OpenAIServicer(openai_pb2_grpc.OpenAIServiceServicer):
     """The OpenAI facade."""
 
-    def __init__(self, pipeline: Pipeline, embedder: Embedder, identifier: Identifier, catalog: Catalog) -> None:
+    def __init__(
+        self, pipeline: Pipeline, embedder: Embedder, identifier: Identifier, catalog: Catalog, *, clock: Clock
+    ) -> None:
         self._pipeline = pipeline
         self._embedder = embedder
         self._identifier = identifier
         self._catalog = catalog
+        self._clock = clock
 
     async def CreateChatCompletion(  # noqa: N802 - the name on the wire
         self, request: httpbody_pb2.HttpBody, context: grpc.aio.ServicerContext
@@ -67,7 +72,7 @@ class OpenAIServicer(openai_pb2_grpc.OpenAIServiceServicer):
         try:
             caller = self._identifier.identify(context, scope="embeddings")
             given = parse_embedding(request.data)
-            result = await self._embedder.embed(given.model, given.inputs, caller)
+            result = await self._embedder.embed(given.model, given.inputs, caller, user=given.user)
         except WeirError as error:
             await _refuse(context, error)
             return
@@ -121,6 +126,9 @@ class OpenAIServicer(openai_pb2_grpc.OpenAIServiceServicer):
         try:
             caller = self._identifier.identify(context, scope="inference")
             given = parse(request.data, client_request_id=caller.client_request_id)
+            if given.more:
+                await self._listed(given, caller, context)
+                return
             generation = await self._pipeline.open(
                 caller.hinted(given.spec),
                 caller.identity,
@@ -143,9 +151,24 @@ class OpenAIServicer(openai_pb2_grpc.OpenAIServiceServicer):
         finally:  # whatever ends the RPC, a vanished client included; after the generation's own end this does nothing
             generation.stop(Finish.CANCELLED)
 
+    async def _listed(self, given: OpenAIRequest, caller: Caller, context: grpc.aio.ServicerContext) -> None:
+        """A list of prompts.
+
+        :raises WeirError: what refused its first.
+        """
+        prompts = PromptList(self._pipeline, (given.spec, *given.more), caller, self._clock)
+        accepted = await prompts.open()
+        try:
+            if given.stream:
+                await self._stream(prompts, accepted, context, chat=False, include_usage=given.include_usage)
+            else:
+                await self._whole(prompts, accepted, context, chat=False)
+        finally:
+            await prompts.aclose()
+
     async def _stream(
         self,
-        generation: Mailbox,
+        generation: Mailbox | PromptList,
         accepted: Accepted,
         context: grpc.aio.ServicerContext,
         *,
@@ -166,10 +189,13 @@ class OpenAIServicer(openai_pb2_grpc.OpenAIServiceServicer):
                 return
 
     async def _whole(
-        self, generation: Mailbox, accepted: Accepted, context: grpc.aio.ServicerContext, *, chat: bool
+        self, generation: Mailbox | PromptList, accepted: Accepted, context: grpc.aio.ServicerContext, *, chat: bool
     ) -> None:
         choices, end = await collect(generation)
-        if end.finish is Finish.ERROR:
+        failed = generation.failed if isinstance(generation, PromptList) else ()
+        for index in failed:
+            choices[index] = ChoiceUpdate(index, finish=Finish.ERROR)
+        if end.finish is Finish.ERROR and len(failed) in (0, len(choices)):  # of a list, all have failed
             error = WeirError(Reason.parse(end.error_reason), end.message, retry_after=end.retry_after)
             await _refuse(context, error, headers=_headers(accepted))
             return

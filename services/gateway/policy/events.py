@@ -44,12 +44,14 @@ def is_given(finish: Finish, *, shown: bool, entire: bool) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Logprob:
-    """One token's log-probability with its text and bytes, and the top alternatives, best first."""
+    """One token's log-probability with its text and bytes, and the top alternatives, best first; `offset` is where its
+    text begins in the choice's, in characters."""
 
     token: str
     raw: bytes
     logprob: float
     top: tuple[tuple[str, bytes, float], ...] = ()
+    offset: int = 0
 
 
 @dataclass(slots=True)

@@ -8,6 +8,7 @@ from services.gateway.policy.spec import BoundParameters, ModelLimits, Parameter
 MAX_CHOICES = 8
 MAX_LOGPROBS = 20
 MAX_STOPS = 4
+MAX_BIASES = 1024
 MAX_STOP_CHARS = 256
 MAX_SEED = 2**63 - 1
 MAX_TOKENS = 2**31 - 1
@@ -36,7 +37,7 @@ def check_parameters(given: Parameters) -> None:
     """
     _within(given.max_tokens_field, given.max_tokens, 1, MAX_TOKENS)
     _within("temperature", given.temperature, 0.0, 2.0)
-    _within("top_p", given.top_p, 0.0, 1.0, exclude_low=True)
+    _within("top_p", given.top_p, 0.0, 1.0)
     _within("min_p", given.min_p, 0.0, 1.0)
     _within("presence_penalty", given.presence_penalty, -2.0, 2.0)
     _within("frequency_penalty", given.frequency_penalty, -2.0, 2.0)
@@ -50,6 +51,8 @@ def check_parameters(given: Parameters) -> None:
     for stop in given.stop:
         if not 0 < len(stop) <= MAX_STOP_CHARS:
             raise invalid("stop", f"each string must have 1 to {MAX_STOP_CHARS} characters")
+    if len(given.logit_bias) > MAX_BIASES:
+        raise invalid("logit_bias", f"at most {MAX_BIASES} tokens")
     for bias in given.logit_bias.values():
         _within("logit_bias", bias, -100.0, 100.0)
 
@@ -85,8 +88,9 @@ def bind_parameters(given: Parameters, limits: ModelLimits, prompt_tokens: int) 
     return BoundParameters(
         max_tokens=max_tokens,
         temperature=_default(given.temperature, limits.default_temperature),
-        top_p=_default(given.top_p, limits.default_top_p or 1.0),
-        top_k=given.top_k or 0,
+        # Of no probability at all the most likely token is left, as OpenAI means it; engines know that by another name.
+        top_p=1.0 if given.top_p == 0 else _default(given.top_p, limits.default_top_p or 1.0),
+        top_k=1 if given.top_p == 0 else given.top_k or 0,
         min_p=given.min_p or 0.0,
         repetition_penalty=_default(given.repetition_penalty, 1.0),
         presence_penalty=given.presence_penalty or 0.0,

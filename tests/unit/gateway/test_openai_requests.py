@@ -146,9 +146,17 @@ def test_completions_take_text_or_token_ids() -> None:
     assert parse_completion(b'{"model":"m","prompt":"x"}').spec.prompt == "x"
     assert parse_completion(b'{"model":"m","prompt":["x"]}').spec.prompt == "x"
     assert parse_completion(b'{"model":"m","prompt":[1,2]}').spec.token_ids == (1, 2)
-    with pytest.raises(WeirError) as caught:
-        parse_completion(b'{"model":"m","prompt":["x","y"]}')
-    assert caught.value.limit == "prompt"
+
+
+def test_e9_a_list_of_prompts_is_a_spec_each() -> None:
+    request = parse_completion(b'{"model":"m","prompt":["x",[1,2],"z"],"user":"u","max_tokens":3}')
+    assert [(spec.prompt, spec.token_ids) for spec in (request.spec, *request.more)] == [
+        ("x", None),
+        (None, (1, 2)),
+        ("z", None),
+    ]
+    assert {(spec.user, spec.whole, spec.parameters.max_tokens) for spec in request.more} == {("u", True, 3)}
+    assert parse_completion(b'{"model":"m","prompt":[[1],[2]]}').more[0].token_ids == (2,)
 
 
 def test_embeddings() -> None:
@@ -203,7 +211,9 @@ def test_developers_speak_as_the_system() -> None:
     assert messages[0].role == "system"
 
 
-@pytest.mark.parametrize("prompt", ["[true, false]", "[1, null]", "[1.0]", "[-1]", "[4294967296]", "[[1], [2]]", "[]"])
+@pytest.mark.parametrize(
+    "prompt", ["[true, false]", "[1, null]", "[1.0]", "[-1]", "[4294967296]", "[[1], []]", "[]"]
+)
 def test_only_numbers_are_token_ids(prompt: str) -> None:
     with pytest.raises(WeirError) as caught:
         parse_completion(f'{{"model":"m","prompt":{prompt}}}'.encode())

@@ -1,6 +1,7 @@
 """Tokens and text: exact round trips, characters split over tokens, and users who write special tokens."""
 
 import json
+import threading
 from pathlib import Path
 
 import pytest
@@ -53,6 +54,32 @@ def test_text_survives_token_by_token(model: TextModel, text: str) -> None:
     detokenizer = model.detokenizer()
     pieces = [detokenizer.feed([token]) for token in model.encode(text)]
     assert "".join(pieces) + detokenizer.flush() == text.encode("utf-8", "replace").decode()
+
+
+@settings(deadline=None)
+@given(text=st.text(max_size=60))
+def test_a_batch_of_one_gives_the_tokenizers_own_ids(model: TextModel, directory: Path, text: str) -> None:
+    assert model.encode(text) == Tokenizer.from_file(str(directory / "tokenizer.json")).encode(text).ids
+
+
+def test_e9_others_run_while_a_thread_tokenises(model: TextModel) -> None:
+    """A thread that held the interpreter's lock would stop the event loop as if there were none."""
+    began, others = threading.Event(), threading.Event()
+    ran: list[bool] = []
+
+    def encode() -> None:
+        began.set()
+        model.encode("the river runs to the weir and " * 10_000)
+        ran.append(others.is_set())
+
+    thread = threading.Thread(target=encode)
+    thread.start()
+    began.wait()
+    for _ in range(5):  # gives the lock away and wants it back, again and again, long before the text is done
+        threading.Event().wait(0.001)
+    others.set()
+    thread.join()
+    assert ran == [True]
 
 
 def test_a_split_character_waits_until_it_is_whole(model: TextModel) -> None:

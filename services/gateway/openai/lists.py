@@ -1,0 +1,197 @@
+"""A list of prompts in one completion: each is a request of its own, and their answers are read as one.
+
+They are begun one after the other and run a few at a time, and one for which the tenant has no slot waits for another
+of the list to end: a list must not refuse itself. One that fails does not take the others along, which are billed and
+so must be given: its choices say "error".
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import replace
+
+from libs.clock import Clock
+from libs.errors import Reason, WeirError
+from libs.telemetry import get_logger, place_of
+from services.gateway.identity import Caller
+from services.gateway.mailbox import Mailbox
+from services.gateway.pipeline import Pipeline
+from services.gateway.policy.events import Accepted, Breakdown, ChoiceUpdate, End, Finish, Usage, worst
+from services.gateway.policy.spec import Spec
+
+log = get_logger(__name__)
+_AT_ONCE = 8
+"""Prompts of one list that run at a time."""
+Taken = tuple[list[ChoiceUpdate], bool, End | None]
+
+
+class PromptList:
+    """Read like a `Mailbox`. Choice `i * n + k` is the k-th of prompt `i`."""
+
+    def __init__(self, pipeline: Pipeline, specs: Sequence[Spec], caller: Caller, clock: Clock) -> None:
+        self._pipeline = pipeline
+        self._specs = [caller.hinted(spec) for spec in specs]
+        self._caller = caller
+        self._clock = clock
+        self._began = clock.monotonic()
+        self._each = specs[0].parameters.n or 1
+        self.width = self._each * len(specs)
+        self._places = asyncio.Semaphore(_AT_ONCE - 1)  # the first one has begun
+        self._news: asyncio.Queue[tuple[list[ChoiceUpdate], bool]] = asyncio.Queue(_AT_ONCE)
+        self._running: set[Mailbox] = set()
+        self._one_ended = asyncio.Event()
+        self._ends: dict[int, End | WeirError] = {}
+        self._task: asyncio.Task[None] | None = None
+
+    @property
+    def failed(self) -> set[int]:
+        """Choices of the prompts that failed."""
+        return {
+            position * self._each + choice
+            for position, end in self._ends.items()
+            if _is_failed(end)
+            for choice in range(self._each)
+        }
+
+    async def open(self) -> Accepted:
+        """Begin, once the first prompt is accepted.
+
+        :raises WeirError: what refused that one.
+        """
+        first = await self._open(0)
+        if first.accepted is None:
+            raise RuntimeError("an open generation is accepted")
+        self._task = asyncio.create_task(self._run(first), name="prompts")
+        return first.accepted
+
+    async def aclose(self) -> None:
+        """End what runs, and return when it has ended."""
+        self.stop(Finish.CANCELLED)
+        if self._task is not None:
+            await asyncio.wait((self._task,))
+
+    async def take(self) -> Taken:
+        """See `Mailbox.take`."""
+        updates, heartbeat = await self._news.get()
+        while not self._news.empty():
+            more, beat = self._news.get_nowait()
+            updates, heartbeat = updates + more, heartbeat or beat
+        return updates, heartbeat, self._end() if len(self._ends) == len(self._specs) and self._news.empty() else None
+
+    def stop(self, finish: Finish) -> None:
+        """See `Mailbox.stop`."""
+        for mailbox in list(self._running):
+            mailbox.stop(finish)
+        if self._task is not None:
+            self._task.cancel()
+
+    async def _open(self, position: int, attempt: int = 0) -> Mailbox:
+        caller, identity = self._caller, self._caller.identity
+        name = caller.request_id
+        if position or attempt:
+            name = f"{name}.{position}.{attempt}"
+            identity = replace(identity, request_counted=True)  # one call is one request
+        passed = self._clock.monotonic() - self._began
+        mailbox = await self._pipeline.open(
+            self._specs[position],
+            identity,
+            request_id=name,
+            remaining=None if caller.remaining is None else caller.remaining - passed,
+            traceparent=caller.traceparent,
+        )
+        self._running.add(mailbox)
+        return mailbox
+
+    async def _run(self, first: Mailbox) -> None:
+        async with asyncio.TaskGroup() as group:
+            group.create_task(self._answer(0, first))
+            for position in range(1, len(self._specs)):
+                await self._places.acquire()
+                try:
+                    mailbox = await self._opened(position)
+                except WeirError as error:
+                    await self._over(position, error)
+                else:
+                    group.create_task(self._answer(position, mailbox))
+
+    async def _answer(self, position: int, mailbox: Mailbox) -> None:
+        try:
+            end: End | WeirError = await self._read(position * self._each, mailbox)
+        except WeirError as error:
+            end = error
+        except Exception as error:  # a fault of one ends that one
+            log.error("prompt_failed", error=type(error).__name__, where=place_of(error))
+            end = WeirError(Reason.INTERNAL, "internal error; the trace id finds it")
+        await self._over(position, end)
+
+    async def _over(self, position: int, end: End | WeirError) -> None:
+        """Whoever waits for a slot of the tenant's may try again, and the next of the list may begin."""
+        first = position * self._each if isinstance(end, WeirError) else self.width
+        told = range(first, min(first + self._each, self.width))
+        await self._news.put(([ChoiceUpdate(choice, finish=Finish.ERROR) for choice in told], False))
+        self._ends[position] = end
+        ended, self._one_ended = self._one_ended, asyncio.Event()
+        ended.set()
+        self._places.release()
+
+    async def _opened(self, position: int) -> Mailbox:
+        """Begin a prompt.
+
+        :raises WeirError: what refused it, and not for want of what others of the list have.
+        """
+        attempt = 0
+        while True:
+            ended = self._one_ended
+            try:
+                return await self._open(position, attempt)
+            except WeirError as error:
+                if error.reason is not Reason.QUOTA_CONCURRENCY or not self._running:
+                    raise
+            await ended.wait()
+            attempt += 1
+
+    async def _read(self, first: int, mailbox: Mailbox) -> End:
+        try:
+            with self._pipeline.egress.reading(mailbox):
+                while True:
+                    updates, heartbeat, end = await mailbox.take()
+                    for update in updates:
+                        update.index += first
+                    if updates or heartbeat:
+                        await self._news.put((updates, heartbeat))
+                    if end is not None:
+                        return end
+        finally:
+            self._running.discard(mailbox)
+            mailbox.stop(Finish.CANCELLED)
+
+    def _end(self) -> End:
+        found = [self._ends[position] for position in sorted(self._ends)]
+        ends = [end for end in found if isinstance(end, End)]
+        errors = [_error_of(end) for end in found if _is_failed(end)]
+        usage = Usage()
+        for end in ends:
+            usage.prompt_tokens += end.usage.prompt_tokens
+            usage.completion_tokens += end.usage.completion_tokens
+            usage.cached_prompt_tokens += end.usage.cached_prompt_tokens
+        return End(
+            finish=Finish.ERROR if errors else worst([end.finish for end in ends]),
+            usage=usage,
+            breakdown=max((end.breakdown for end in ends), key=lambda found: found.total, default=Breakdown()),
+            degraded=tuple(dict.fromkeys(flag for end in ends for flag in end.degraded)),
+            message=errors[0].message if errors else "",
+            error_reason=errors[0].reason.name if errors else "",
+            retry_after=errors[0].retry_after if errors else None,
+            choices=[reason for end in ends for reason in end.choices],
+        )
+
+
+def _is_failed(end: End | WeirError) -> bool:
+    return isinstance(end, WeirError) or end.finish is Finish.ERROR
+
+
+def _error_of(end: End | WeirError) -> WeirError:
+    if isinstance(end, WeirError):
+        return end
+    return WeirError(Reason.parse(end.error_reason), end.message, retry_after=end.retry_after)
