@@ -148,3 +148,65 @@ def test_over_tls(mesh: Mesh) -> None:
     )
     with urllib.request.urlopen(request, context=context, timeout=30) as response:
         assert json.load(response)["object"] == "list"
+
+
+def test_e9_a_list_of_prompts(acme: OpenAI) -> None:
+    """As many choices, in their order, each the same as if it had been asked for alone."""
+    prompts = ["The river", "A weir", "Water"]
+    ask = {"model": "weir-fast", "max_tokens": 6, "temperature": 0}
+    alone = [acme.completions.create(prompt=prompt, **ask).choices[0].text for prompt in prompts]
+    together = acme.completions.create(prompt=prompts, **ask)
+    assert [(choice.index, choice.text) for choice in together.choices] == list(enumerate(alone))
+    streamed = ["", "", ""]
+    for chunk in acme.completions.create(prompt=prompts, stream=True, **ask):
+        for choice in chunk.choices:
+            streamed[choice.index] += choice.text
+    assert streamed == alone
+
+
+def test_e9_offsets_find_the_tokens(acme: OpenAI) -> None:
+    done = acme.completions.create(model="weir-fast", prompt="The river", max_tokens=8, temperature=0, logprobs=0)
+    choice = done.choices[0]
+    assert choice.logprobs is not None
+    found = zip(choice.logprobs.tokens or (), choice.logprobs.text_offset or (), strict=True)
+    assert all(choice.text[at:].startswith(token) for token, at in found)
+
+
+def test_e9_token_ids_are_embedded_as_their_text(acme: OpenAI) -> None:
+    """The official client sends lists of token ids where its caller has tokenised."""
+    done = acme.embeddings.create(model="weir-quality", input=[[5, 6, 7], [5, 6, 7], [300, 301]], user="u1")
+    a, b, c = (entry.embedding for entry in done.data)
+    assert a == pytest.approx(b, abs=1e-6)
+    assert a != pytest.approx(c, abs=1e-3)
+    assert done.usage.prompt_tokens == 8
+
+
+def test_e9_no_probability_at_all_is_the_most_likely(acme: OpenAI) -> None:
+    ask = {"model": "weir-fast", "messages": ASK, "max_tokens": 12}
+    greedy = acme.chat.completions.create(temperature=0, **ask)
+    nucleus = acme.chat.completions.create(temperature=1, top_p=0, **ask)
+    assert nucleus.choices[0].message.content == greedy.choices[0].message.content
+
+
+def test_e9_bodies_and_events_name_their_characters(mesh: Mesh) -> None:
+    """A body may say charset=utf-8; events do, because some clients read text as Latin-1 otherwise."""
+    body = {"model": "weir-fast", "stream": True, "max_tokens": 2, "messages": [{"role": "user", "content": "Où ?"}]}
+    asked = urllib.request.Request(
+        f"{mesh.env['WEIR_EDGE_URL']}/v1/chat/completions",
+        data=json.dumps(body, ensure_ascii=False).encode(),
+        headers={
+            "authorization": f"Bearer {mesh.env['WEIR_KEY_ACME']}",
+            "content-type": "application/json; charset=utf-8",
+        },
+    )
+    with urllib.request.urlopen(asked, timeout=30) as answer:
+        assert answer.status == 200
+        assert answer.headers["content-type"] == "text/event-stream; charset=utf-8"
+        assert answer.read().endswith(b"data: [DONE]\n\n")
+
+
+def test_e9_biases_are_refused_by_name(acme: OpenAI) -> None:
+    with pytest.raises(openai.BadRequestError, match="logit_bias"):
+        acme.chat.completions.create(
+            model="weir-fast", messages=ASK, max_tokens=2, logit_bias={str(token): 1 for token in range(2000)}
+        )

@@ -15,7 +15,7 @@ from tests.e2e.conftest import client_for
 from tests.support.mesh import Mesh, eventually
 
 LIMIT = 3000
-CALLERS = 12
+CALLERS = 4
 LIMITERS = ("ratelimit", "ratelimit-2")
 ADMISSIONS = ("admission", "admission-2")
 

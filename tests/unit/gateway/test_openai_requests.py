@@ -211,9 +211,7 @@ def test_developers_speak_as_the_system() -> None:
     assert messages[0].role == "system"
 
 
-@pytest.mark.parametrize(
-    "prompt", ["[true, false]", "[1, null]", "[1.0]", "[-1]", "[4294967296]", "[[1], []]", "[]"]
-)
+@pytest.mark.parametrize("prompt", ["[true, false]", "[1, null]", "[1.0]", "[-1]", "[4294967296]", "[[1], []]", "[]"])
 def test_only_numbers_are_token_ids(prompt: str) -> None:
     with pytest.raises(WeirError) as caught:
         parse_completion(f'{{"model":"m","prompt":{prompt}}}'.encode())
