@@ -58,8 +58,8 @@ def steered(
 ) -> Change[pb.Rollout]:
     """A rollout moved as an operator wants it.
 
-    :raises WeirError: NOT_FOUND; INVALID_REQUEST; CONFLICT when it has ended (or has not, for RESTART), is frozen, or
-        workers do not have ready what would get traffic.
+    :raises WeirError: NOT_FOUND; INVALID_REQUEST; CONFLICT when it has ended (or has not, for RESTART), is frozen, has
+        cost what it may, or workers do not have ready what would get traffic.
     """
     if not request.change.reason:
         _require(Fault("change.reason", "say why"))
@@ -154,7 +154,15 @@ def _promote(snapshot: RegistrySnapshot, made: pb.Rollout, arm: str, now: float)
 
 
 def _require_fit(snapshot: RegistrySnapshot, rollout: pb.Rollout, versions: Sequence[str]) -> None:
-    """Whoever gets traffic must have it ready, and nothing may be frozen: gates can be overruled, these cannot."""
+    """Whoever gets traffic must have it ready, nothing may be frozen, and what its arms may cost must not be spent:
+    gates can be overruled, these cannot. The present step's cost, which is not stored yet, is the controller's to hold
+    against the cap, whoever began the step."""
+    most = rollout.blast_radius.max_cost_microusd
+    if most and rollout.state.cost_microusd >= most:
+        spent = (
+            f"its arms have cost {rollout.state.cost_microusd} micro-dollars; blast_radius.max_cost_microusd is {most}"
+        )
+        raise WeirError(Reason.CONFLICT, spent, limit="max_cost")
     _require_now(killed(snapshot))
     if not rollout.override_reason:
         tiers = tiers_of((rollout.baseline, *(arm.model_version for arm in rollout.arms)), snapshot)

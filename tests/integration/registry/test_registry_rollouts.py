@@ -247,6 +247,21 @@ async def test_pausing_and_resuming(mesh: Mesh) -> None:
     assert resumed.state.entered_at == paused.state.entered_at
 
 
+async def test_f6_nobody_goes_on_with_what_has_cost_all_that_it_may(mesh: Mesh) -> None:
+    await mesh.workers(1, "weir-fast@1", "weir-fast@2")
+    spent = await mesh.start(canary(blast_radius=pb.BlastRadius(max_cost_microusd=5000)))
+    spent.state.cost_microusd = 4999
+    await mesh.put(spent)
+    assert (await mesh.steer(pb.STEERING_ADVANCE)).state.phase == pb.ROLLOUT_PHASE_CANARY
+    spent = await mesh.rollout()
+    spent.state.cost_microusd = 5000
+    await mesh.put(spent)
+    for steering in (pb.STEERING_ADVANCE, pb.STEERING_PROMOTE):
+        error = await refused(mesh.steer(steering))
+        assert (error.reason, error.limit) == (Reason.CONFLICT, "max_cost")
+    assert (await mesh.abort()).state.phase == pb.ROLLOUT_PHASE_ABORTED
+
+
 async def test_experiments_end_by_an_arm(mesh: Mesh) -> None:
     await mesh.workers(1, "weir-fast@1", "weir-fast@2", "weir-fast@3")
     await mesh.start(experiment())
