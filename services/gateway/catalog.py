@@ -11,8 +11,9 @@ from libs.clock import Clock
 from libs.errors import Reason, WeirError
 from libs.quota import PriceBook
 from libs.registry import RegistrySnapshot, cost_book, plan_name
-from libs.rollouts import BASELINE, needed_versions, phase_of
-from libs.routing import ListedModel, Route, RouteRequest, RoutingTable
+from libs.rollouts import BASELINE, StickyBy, needed_versions, phase_of
+from libs.routing import ListedModel, Route, RouteRequest, RoutingTable, bucket_of
+from libs.routing.split import sticky_key
 from libs.safety_policies import floor_of, pins_of
 from services.gateway.declared import objectives_for, objectives_of, plan_of
 from services.gateway.policy.finals import ArmKey
@@ -122,6 +123,14 @@ class Catalog:
         elif route.arm != BASELINE and phase not in _EXPOSED:
             phase = _CANARY
         return ArmKey(alias, route.rollout_id, int(phase), route.step, route.arm)
+
+    def key_bucket(self, arm: ArmKey, asked: RouteRequest, buckets: int) -> int:
+        """The bucket of a caller's sticky key among those that evidence is counted by: drawn beside the one that
+        decides the arm, so that each of these holds keys of every arm."""
+        split = self._table.splits.get(arm.alias)
+        sticky = split.sticky if split is not None else StickyBy.TENANT
+        key = sticky_key(sticky, asked.tenant, asked.user, asked.sticky_key or asked.session)
+        return bucket_of(f"{arm.rollout_id}\0evidence", key, buckets)
 
     def version(self, model_version: str) -> registry_pb2.ModelVersion:
         """A registered version.

@@ -1,4 +1,5 @@
-"""What happens once a request is over: settle, release, report, record. Nothing here waits or fails."""
+"""What happens once a request is over: settle, release, report, record; and, for the report, that it begins. Nothing
+here waits or fails."""
 
 from __future__ import annotations
 
@@ -46,6 +47,17 @@ class Closing:
         self._source = source
         self.refusals = RefusalLog()
 
+    def began(self, request: Request, candidate: Candidate) -> None:
+        """The request was given this candidate; `ended` or `rejected` follows."""
+        request.begun = self._outcomes.began(
+            candidate.arm,
+            request.question(self._catalog, candidate.model),
+            given=request.given,
+            model_version=candidate.route.model_version,
+            route=request.route,
+            tier=candidate.version.tier,
+        )
+
     def ended(self, request: Request) -> None:
         """A generation or a replayed answer has ended, whatever way."""
         mailbox = request.mailbox
@@ -82,6 +94,7 @@ class Closing:
         records.observe(request.spec.operation, accepted, end)
         if request.candidate is not None and DEFAULT_ANSWER not in end.degraded:  # which is quick and no service
             self._judge(request, request.candidate, end)
+        self._outcomes.over(request.begun)
         _end_span(request, self._catalog.told(request.spec.model), accepted, end)
 
     def _judge(self, request: Request, candidate: Candidate, end: End) -> None:
@@ -106,6 +119,7 @@ class Closing:
             model=candidate.model,
             arm=arm,
             mean_logprob=mean,
+            begun=request.begun,
         )
 
     def rejected(self, request: Request, error: WeirError) -> None:
@@ -121,6 +135,7 @@ class Closing:
             error=error,
             given=request.given,
             over_quota=request.queue_class == admission_pb2.QUEUE_CLASS_OVER_QUOTA,
+            begun=request.begun,
         )
         self._audit.write(
             records.rejected(

@@ -22,7 +22,7 @@ from services.gateway.catalog import Catalog
 from services.gateway.clients.workers import WorkerStreams
 from services.gateway.config import Settings
 from services.gateway.identity import Caller
-from services.gateway.outcomes import Outcomes
+from services.gateway.outcomes import Begun, Outcomes
 from services.gateway.policy.events import Accepted, Breakdown, End, Finish, Usage
 from services.gateway.policy.finals import ArmKey
 from services.gateway.policy.limits import State
@@ -65,6 +65,7 @@ class _Started:
     reservation: Reservation | None = None
     route: Route | None = None
     arm: ArmKey | None = None
+    begun: Begun | None = None
     policies: tuple[str, ...] = ()
     asked: int = 0
     """Questions to admission."""
@@ -144,7 +145,13 @@ class Embedder:
             self._quota.settle(tenant=caller.identity.tenant, model=spec.model, request_id=caller.request_id, tokens=0)
         metrics.outcome("embed", outcome_of(error), error.reason.name).inc()
         self._outcomes.refused(
-            route="embed", model=spec.model, asked=started.route, error=error, given=started.given, over_quota=False
+            route="embed",
+            model=spec.model,
+            asked=started.route,
+            error=error,
+            given=started.given,
+            over_quota=False,
+            begun=started.begun,
         )
         self._audit.write(
             records.rejected(
@@ -172,6 +179,14 @@ class Embedder:
         asked = self._catalog.question(caller.identity.tenant, model, user=spec.user, session=spec.session)
         route, _ = await self._router.start_resolve(asked, deadline=deadline, traceparent=caller.traceparent)
         started.arm, started.route = self._catalog.arm_key(model, route), route
+        started.begun = self._outcomes.began(
+            started.arm,
+            asked,
+            given=started.given,
+            model_version=route.model_version,
+            route="embed",
+            tier=route.tier,
+        )
         version = self._catalog.version(route.model_version)
         text = await self._catalog.text(version, deadline.remaining(self._clock))
         tokens = await self._fitting(inputs, text, caller, model, version)  # before anybody reads them
@@ -340,6 +355,7 @@ class Embedder:
             model_version=result.model_version,
             model=spec.model,
             arm=started.arm,
+            begun=started.begun,
         )
 
 

@@ -272,6 +272,7 @@ class Pipeline:
         try:
             asked, tokenised = await self._opening.decide(request)
             decided = self._clock.monotonic()
+            self._closing.began(request, asked)
             found = await self._find(request, asked)
             mailbox = self._replay(request, found) if isinstance(found, Answer) else self._start(request, found)
         except BaseException:  # also on cancellation

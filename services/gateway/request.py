@@ -21,6 +21,7 @@ from services.gateway.catalog import Catalog
 from services.gateway.choice import Choice
 from services.gateway.generation import Generation
 from services.gateway.mailbox import Mailbox
+from services.gateway.outcomes.cohorts import Begun
 from services.gateway.policy.events import Accepted
 from services.gateway.policy.finals import ArmKey, FinalAnswer
 from services.gateway.policy.plans import Plan
@@ -79,6 +80,7 @@ class Request:
         "answer_key",
         "arrived",
         "asked",
+        "begun",
         "candidate",
         "deadline",
         "degraded",
@@ -143,6 +145,7 @@ class Request:
         self.pinned: tuple[str, ...] = ()  # safety policies that its input was last checked under
         self.answer_key = b""  # not empty: the answer is worth keeping
         self.routed: Route | None = None  # the last route that it was given
+        self.begun: Begun | None = None  # among the requests of an arm
         self.candidate: Candidate | None = None  # what it is billed as, and counts as
         self.serving: Route | None = None  # the candidate's route, until it was moved to another version
         self.moved = False  # another version gives its rest

@@ -15,7 +15,9 @@ from libs.registry import RegistrySnapshot
 from libs.rollouts import phase_of
 from libs.telemetry import get_logger
 from services.rollout.outcomes import ArmReport, Place, Rollout
+from services.rollout.policy.cohorts import Cell, Cohorts, Prompt
 from services.rollout.policy.evidence import ArmEvidence, CostMoments, Distribution, GoodBad, Moments, Stage
+from services.rollout.policy.keys import BUCKETS, KeySums
 from services.rollout.policy.phases import GateAction, Load, Phase
 from services.rollout.policy.plan import (
     ArmPlan,
@@ -33,6 +35,12 @@ log = get_logger(__name__)
 _ALPHA = 0.01
 _MINUTE, _HOUR, _PREPARE = 60.0, 3600.0, 600.0
 _STEP_SAMPLES, _SHADOW_SAMPLES = 100, 50
+_PROMPT_SECONDS = 2
+"""As long after its beginning an error is prompt, for gateways."""
+_GRACE_SECONDS = 5.0
+"""After its deadline a request that has not ended has failed."""
+_OLDER_SECONDS = 160.0
+"""What gateways do not tell second by second began earlier than so."""
 
 
 def arm_reports(arms: Iterable[pb.ArmOutcomes]) -> Iterator[ArmReport]:
@@ -76,6 +84,8 @@ def evidence(arm: pb.ArmOutcomes) -> ArmEvidence:
         ),
         scores={name: Moments(each.count, each.sum, each.sum2) for name, each in arm.scores.items()},
         objectives={name: GoodBad(each.good, each.bad) for name, each in arm.objectives.items()},
+        cohorts=_cohorts(arm.cohorts) if arm.HasField("cohorts") else None,
+        keys={metric: KeySums(tuple(each.counts), tuple(each.sums)) for metric, each in arm.keys.items()},
     )
 
 
@@ -113,6 +123,7 @@ def plan(rollout: registry_pb2.Rollout, snapshot: RegistrySnapshot) -> Plan:
         max_cost=rollout.blast_radius.max_cost_microusd,
         prepare_timeout=_seconds(rollout, "prepare_timeout", _PREPARE),
         override=bool(rollout.override_reason),
+        few_keys=bool(rollout.few_keys_reason),
     )
 
 
@@ -218,7 +229,48 @@ def _sound(arm: pb.ArmOutcomes) -> bool:
         sums += [each.sum_log, each.sum_log2]
     for moments in arm.scores.values():
         sums += [moments.sum, moments.sum2]
-    return all(map(math.isfinite, sums)) and arm.errors <= arm.requests and arm.completed <= arm.streams
+    for by_key in arm.keys.values():
+        if len(by_key.counts) != BUCKETS or len(by_key.sums) != BUCKETS:
+            return False
+        sums += by_key.sums
+    if not (all(map(math.isfinite, sums)) and arm.errors <= arm.requests and arm.completed <= arm.streams):
+        return False
+    return not arm.HasField("cohorts") or _sound_cohorts(arm.cohorts)
+
+
+def _sound_cohorts(found: pb.Cohorts) -> bool:
+    columns = (found.started, found.ended, found.errors, found.broken, found.prompt)
+    if any(len(column) != len(found.seconds) + 1 for column in columns):
+        return False
+    if not math.isfinite(found.longest) or not math.isfinite(found.now):
+        return False
+    return all(
+        prompt <= errors <= ended <= started and broken <= ended
+        for started, ended, errors, broken, prompt in zip(*columns, strict=True)
+    )
+
+
+def _cohorts(found: pb.Cohorts) -> Cohorts:
+    """Requests that have not ended though their deadline has passed have failed: whatever they hang on, it is not the
+    caller. All by the clock of the gateway: what one that died had open is told by nobody."""
+    rows = zip(found.started, found.ended, found.errors, found.broken, strict=True)
+    cells = [Cell(*row) for row in rows]
+    late = found.now - found.longest - _GRACE_SECONDS - 1.0
+    began = [found.now - _OLDER_SECONDS, *found.seconds]
+    cells = [_failed(cell) if second < late else cell for second, cell in zip(began, cells, strict=True)]
+    told = [second <= found.now - _PROMPT_SECONDS - 1.0 for second in began]
+    return Cohorts(
+        cells[0],
+        tuple(sorted(zip(found.seconds, cells[1:], strict=True))),
+        Prompt(
+            sum(cell.started for cell, known in zip(cells, told, strict=True) if known),
+            sum(errors for errors, known in zip(found.prompt, told, strict=True) if known),
+        ),
+    )
+
+
+def _failed(cell: Cell) -> Cell:
+    return cell._replace(ended=cell.started, errors=cell.errors + cell.open)
 
 
 def _distribution(message: pb.Distribution) -> Distribution:

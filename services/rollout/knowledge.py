@@ -166,11 +166,11 @@ class Knowledge:
         return now - self._seen[which][1]
 
     def _recent(self, rollout: registry_pb2.Rollout, evidence: Evidence) -> tuple[int, int]:
-        """Requests of all arms, and of these and the baseline, since the present weights apply."""
+        """Requests of all arms, and of these and the baseline, that began since the present weights apply."""
         which = Rollout(rollout.alias, rollout.id)
         state = convert.state(rollout)
         counts = {
-            name: evidence.get(Stage(state.phase, state.step, name), ArmEvidence()).requests
+            name: evidence.get(Stage(state.phase, state.step, name), ArmEvidence()).started
             for name in (BASELINE, *(arm.name for arm in rollout.arms))
         }
         every = sum(counts.values())

@@ -146,7 +146,8 @@ def _newer(one: ArmEvidence, known: ArmEvidence) -> bool:
     return one != known and _size(one) >= _size(known)
 
 
-def _size(evidence: ArmEvidence) -> tuple[int, int, int, int]:
+def _size(evidence: ArmEvidence) -> tuple[int, int, int, int, int, int]:
     scores = sum(each.count for each in evidence.scores.values())
     events = sum(each.good + each.bad for each in evidence.objectives.values())
-    return evidence.requests, evidence.streams, scores, events
+    ended = evidence.cohorts.every.ended if evidence.cohorts is not None else 0
+    return evidence.started, ended, evidence.requests, evidence.streams, scores, events

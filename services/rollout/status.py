@@ -74,14 +74,14 @@ def _arms(rollout: registry_pb2.Rollout, evidence: Evidence, given: str) -> list
     arms = arms_of(rollout)
     users = {arm.name: evidence.get(Stage(phase, step, arm.name), ArmEvidence()) for arm in arms}
     mirrors = {arm.name: evidence.get(Stage(phase, step, arm.name, mirrored=True), ArmEvidence()) for arm in arms}
-    total = sum(each.requests for each in users.values())
+    total = sum(each.started for each in users.values())
     return [
         _arm(
             pb.ArmStatus(
                 arm=arm.name,
                 model_version=arm.model_version,
                 weight=arm.weight if not given else _WHOLE * (arm.model_version == given),
-                measured_share=round(10_000 * users[arm.name].requests / total) if total else 0,
+                measured_share=round(10_000 * users[arm.name].started / total) if total else 0,
                 mirrored=mirrors[arm.name].requests,
             ),
             # In a shadow phase all that is known of a candidate comes from copies.

@@ -76,6 +76,7 @@ def check_rollout(message: pb.Rollout, snapshot: RegistrySnapshot) -> Iterator[F
     yield from check_duration("spec.prepare_timeout", message, UP_TO_A_DAY)
     yield from check_reason("spec.reason", message.reason)
     yield from check_text("spec.override_reason", message.override_reason, MAX_REASON)
+    yield from check_text("spec.few_keys_reason", message.few_keys_reason, MAX_REASON)
 
 
 def _targets(message: pb.Rollout, snapshot: RegistrySnapshot) -> list[str]:

@@ -116,7 +116,7 @@ class RolloutReporter:
     def _frames(self, since: int) -> list[rollout_pb2.ReportOutcomesRequest]:
         """What changed after a sequence number, in at least one frame; encoded at once: it must not change between two
         frames."""
-        arms = [arm_outcomes(key, counts) for key, counts in self._table.arms_since(since)]
+        arms = [arm_outcomes(*each, self._clock.time()) for each in self._table.arms_since(since)]
         objectives = [objective_outcomes(*key, found.counts) for key, found in self._table.objectives_since(since)]
         frames: list[rollout_pb2.ReportOutcomesRequest] = []
         while arms or objectives or not frames:

@@ -4,8 +4,9 @@ Counts only grow while the process lives, so that reports may be lost or repeate
 `policy/standing.py`.
 """
 
+from services.gateway.outcomes.cohorts import Begun
 from services.gateway.outcomes.counts import ArmCounts, CostMoments, Distribution, Moments, Sample
 from services.gateway.outcomes.recorder import Outcomes
 from services.gateway.outcomes.table import OutcomeTable
 
-__all__ = ["ArmCounts", "CostMoments", "Distribution", "Moments", "OutcomeTable", "Outcomes", "Sample"]
+__all__ = ["ArmCounts", "Begun", "CostMoments", "Distribution", "Moments", "OutcomeTable", "Outcomes", "Sample"]

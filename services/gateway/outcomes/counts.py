@@ -6,6 +6,8 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from services.gateway.outcomes.cohorts import PROMPT_SECONDS, Begun, Cohorts, KeySums
+
 BINS_PER_OCTAVE = 8
 """Bin i of a distribution counts values in [2^(i/8), 2^((i+1)/8)): about 9% wide."""
 MOST_SCORES = 32
@@ -137,25 +139,66 @@ class ArmCounts:
     scores: dict[str, Moments] = field(default_factory=dict)
     objectives: dict[str, list[int]] = field(default_factory=dict)
     """By objective: how many met it, and how many did not."""
+    cohorts: Cohorts = field(default_factory=Cohorts)
+    keys: dict[str, KeySums] = field(default_factory=dict)
+    """By metric, as in the proto."""
     changed: int = 0
     """The table's sequence number at the last change."""
 
-    def add(self, sample: Sample) -> None:
-        """One more request."""
+    def begin(self, begun: Begun, given: float) -> None:
+        """A request was given this arm, and `given` seconds."""
+        self.cohorts.begin(begun.second, given)
+        for metric in ("errors", "broken"):
+            self._by_key(begun, metric, 0.0)
+
+    def end(self, begun: Begun) -> None:
+        """It is over, and says nothing more than that."""
+        begun.open = False
+        self.cohorts.of(begun.second).ended += 1
+
+    def add(self, sample: Sample, begun: Begun, now: float) -> None:
+        """A request that began here is over, at `now` (monotonic seconds), and counts."""
+        self.end(begun)
+        self._fail(sample, begun, now)
         self.requests += 1
         self.errors += sample.failed
         if sample.first:
             self.streams += 1
             self.completed += sample.completed
             self.ttft.add(sample.first)
+            self._by_key(begun, "ttft", math.log(max(sample.first, _LEAST)))
         if sample.itl:
             self.itl.add(sample.itl)
+            self._by_key(begun, "itl", math.log(max(sample.itl, _LEAST)))
         if sample.tokens:
             self.cost.add(sample.cost, sample.tokens, sample.reference)
+            for metric, value in (("cost", sample.cost), ("tokens", sample.tokens), ("reference", sample.reference)):
+                self._by_key(begun, metric, value)
         for name, met in sample.objectives:
             count_objective(self.objectives, name, met=met)
+            self._by_key(begun, f"objective:{name}", 0.0 if met else 1.0)
         for name, value in sample.scores:
             self.score(name, value)
+            if name in self.scores and math.isfinite(value):
+                self._by_key(begun, f"score:{name}", value)
+
+    def _fail(self, sample: Sample, begun: Begun, now: float) -> None:
+        cell = self.cohorts.of(begun.second)
+        broken = bool(sample.first) and not sample.completed
+        cell.errors += sample.failed
+        cell.broken += broken
+        cell.prompt += sample.failed and now - begun.at <= PROMPT_SECONDS
+        if begun.bucket is not None:
+            self.keys["errors"].add(begun.bucket, float(sample.failed), 0)
+            self.keys["broken"].add(begun.bucket, float(broken), 0)
+
+    def _by_key(self, begun: Begun, metric: str, value: float) -> None:
+        if begun.bucket is None:
+            return
+        sums = self.keys.get(metric)
+        if sums is None:
+            sums = self.keys[metric] = KeySums()
+        sums.add(begun.bucket, value)
 
     def score(self, metric: str, value: float) -> None:
         """One more score; what is no finite number does not count, nor does a metric beyond the first 32."""

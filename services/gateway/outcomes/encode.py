@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from weir.rollout.v1 import rollout_pb2
 
+from services.gateway.outcomes.cohorts import Cohorts
 from services.gateway.outcomes.counts import ArmCounts, CostMoments, Distribution
 from services.gateway.policy.finals import ArmKey
 
 
-def arm_outcomes(key: ArmKey, counts: ArmCounts) -> rollout_pb2.ArmOutcomes:
-    """One arm's entry."""
+def arm_outcomes(key: ArmKey, counts: ArmCounts, now: float) -> rollout_pb2.ArmOutcomes:
+    """One arm's entry at `now`, Unix seconds."""
     message = rollout_pb2.ArmOutcomes(
         alias=key.alias,
         rollout_id=key.rollout_id,
@@ -27,7 +28,12 @@ def arm_outcomes(key: ArmKey, counts: ArmCounts) -> rollout_pb2.ArmOutcomes:
         cost=_cost(counts.cost),
         route=counts.route,
         tier=counts.tier,
+        cohorts=_cohorts(counts.cohorts, now),
     )
+    for metric, sums in counts.keys.items():
+        by_key = message.keys[metric]
+        by_key.counts.extend(sums.counts)
+        by_key.sums.extend(sums.sums)
     for metric, moments in counts.scores.items():
         entry = message.scores[metric]
         entry.count, entry.sum, entry.sum2 = moments.count, moments.sum, moments.sum2
@@ -51,6 +57,20 @@ def distribution(found: Distribution) -> rollout_pb2.Distribution:
     bins = sorted(found.bins)
     return rollout_pb2.Distribution(
         bins=bins, counts=[found.bins[place] for place in bins], sum_log=found.sum_log, sum_log2=found.sum_log2
+    )
+
+
+def _cohorts(found: Cohorts, now: float) -> rollout_pb2.Cohorts:
+    cells = list(found.cells())
+    return rollout_pb2.Cohorts(
+        seconds=list(found.seconds),
+        started=[cell.started for cell in cells],
+        ended=[cell.ended for cell in cells],
+        errors=[cell.errors for cell in cells],
+        broken=[cell.broken for cell in cells],
+        prompt=[cell.prompt for cell in cells],
+        longest=found.longest,
+        now=now,
     )
 
 

@@ -5,14 +5,16 @@ What is under no rollout costs its objectives' counts alone.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 from libs.clock import Clock
 from libs.errors import Reason, WeirError
 from libs.rollouts import is_live
-from libs.routing import Route
+from libs.routing import Route, RouteRequest
 from services.gateway import metrics
 from services.gateway.catalog import Catalog
+from services.gateway.outcomes.cohorts import BUCKETS, Begun
 from services.gateway.outcomes.counts import Sample
 from services.gateway.outcomes.table import OutcomeTable
 from services.gateway.policy.events import End
@@ -31,6 +33,24 @@ class Outcomes:
         self._catalog = catalog
         self._clock = clock
 
+    def began(
+        self, arm: ArmKey | None, asked: RouteRequest | None, *, given: float, model_version: str, route: str, tier: str
+    ) -> Begun | None:
+        """A request was given an arm; one of the calls below, or `over`, must follow.
+
+        :param asked: what the router was asked, for its sticky key; None of a mirrored copy.
+        :param given: seconds to its deadline.
+        """
+        if arm is None:
+            return None
+        bucket = self._catalog.key_bucket(arm, asked, BUCKETS) if asked is not None else None
+        begun = Begun(arm, math.floor(self._clock.time()), self._clock.monotonic(), bucket)
+        return self.table.begin(begun, given, model_version=model_version, route=route, tier=tier)
+
+    def over(self, begun: Begun | None) -> None:
+        """It is over and says nothing of its arm; nothing if it counted before."""
+        self.table.end(begun)
+
     def ended(
         self,
         *,
@@ -45,6 +65,7 @@ class Outcomes:
         model: str,
         arm: ArmKey | None,
         mean_logprob: float | None = None,
+        begun: Begun | None = None,
     ) -> None:
         """A request that ran is over.
 
@@ -54,23 +75,44 @@ class Outcomes:
         :param longest: tokens of its longest choice.
         :param model: as the caller named it, for its cost.
         :param arm: where it counts; None outside rollouts.
+        :param begun: what `began` gave.
         """
         objectives = self._catalog.objectives(route, tier)
         general, of_arm = of_end(end.finish, error, end.error_reason, patient=given >= objectives.patience)
         told = _judge(objectives, general, end, first, longest)
         self._judged(route, tier, told)
-        if arm is None or of_arm is Standing.NEITHER:
-            return
-        sample = self._sample(objectives, of_arm, end, first, longest, model_version, model, mean_logprob, arm)
-        self.table.add(arm, sample, model_version=model_version, route=route, tier=tier)
+        if arm is not None and of_arm is not Standing.NEITHER:
+            sample = self._sample(objectives, of_arm, end, first, longest, model_version, model, mean_logprob, arm)
+            self._count(begun, arm, sample, model_version, route, tier)
+        self.over(begun)
 
     def refused(
-        self, *, route: str, model: str, asked: Route | None, error: WeirError, given: float, over_quota: bool
+        self,
+        *,
+        route: str,
+        model: str,
+        asked: Route | None,
+        error: WeirError,
+        given: float,
+        over_quota: bool,
+        begun: Begun | None = None,
     ) -> None:
         """A request was refused before it ran. `asked` is what it would have got under the name `model`; None when that
-        is nothing."""
-        if asked is None:
-            return
+        is nothing. `begun` is what `began` gave."""
+        if asked is not None:
+            self._refused(route, model, asked, error, given, over_quota, begun)
+        self.over(begun)
+
+    def _refused(
+        self,
+        route: str,
+        model: str,
+        asked: Route,
+        error: WeirError,
+        given: float,
+        over_quota: bool,
+        begun: Begun | None,
+    ) -> None:
         objectives = self._catalog.objectives(route, asked.tier)
         general, of_arm = of_refusal(error, patient=given >= objectives.patience, over_quota=over_quota)
         if general is Standing.NEITHER:
@@ -80,9 +122,24 @@ class Outcomes:
         arm = self._catalog.arm_key(model, asked) if of_arm is Standing.BAD else None
         if arm is not None and (error.limit != NOBODY or self._baseline_has_workers(arm)):
             sample = Sample(failed=True, objectives=told)
-            self.table.add(arm, sample, model_version=asked.model_version, route=route, tier=asked.tier)
+            self._count(begun, arm, sample, asked.model_version, route, asked.tier)
 
-    def mirrored(self, arm: ArmKey, answer: FinalAnswer, *, route: str, model: str) -> None:
+    def _count(
+        self, begun: Begun | None, arm: ArmKey, sample: Sample, model_version: str, route: str, tier: str
+    ) -> None:
+        """Under the arm that it ended on; what began on another one, or on none, begins here as it ends."""
+        if begun is None or begun.key != arm or not begun.open:
+            now = Begun(arm, math.floor(self._clock.time()), self._clock.monotonic(), begun.bucket if begun else None)
+            begun = self.table.begin(now, 0.0, model_version=model_version, route=route, tier=tier)
+        if begun is not None:
+            self.table.add(begun, sample, self._clock.monotonic())
+
+    def mirror_began(self, arm: ArmKey, *, given: float, model_version: str, route: str) -> Begun | None:
+        """A mirrored copy is about to be made; see `began`."""
+        tier = self._tier(model_version)
+        return self.began(arm, None, given=given, model_version=model_version, route=route, tier=tier)
+
+    def mirrored(self, arm: ArmKey, answer: FinalAnswer, *, route: str, model: str, begun: Begun | None = None) -> None:
         """A mirrored copy is over, however it ended: it counts under its arm, and against no objective of users.
 
         :param arm: `Mirrored.copy_arm`.
@@ -98,14 +155,16 @@ class Outcomes:
         mean = mean_logprob(answer)
         first, version = answer.first_after, answer.model_version
         sample = self._sample(objectives, of_arm, answer.end, first, longest, version, model, mean, arm)
-        self.table.add(arm, sample, model_version=version, route=route, tier=tier)
+        self._count(begun, arm, sample, version, route, tier)
 
-    def mirror_failed(self, arm: ArmKey, error: WeirError, *, model_version: str, route: str) -> None:
+    def mirror_failed(
+        self, arm: ArmKey, error: WeirError, *, model_version: str, route: str, begun: Begun | None = None
+    ) -> None:
         """A mirrored copy failed or was refused: counts if that is its arm's fault (a lost worker, a failed engine, a
         fault of ours); having found no place is what such copies are for."""
         if error.reason in (Reason.WORKER_LOST, Reason.ENGINE_ERROR, Reason.INTERNAL):
             tier = self._tier(model_version)
-            self.table.add(arm, Sample(failed=True), model_version=model_version, route=route, tier=tier)
+            self._count(begun, arm, Sample(failed=True), model_version, route, tier)
 
     def score(self, arm: ArmKey, metric: str, value: float) -> None:
         """Add a score to an arm that has counts already."""

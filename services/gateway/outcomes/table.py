@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator
 
+from services.gateway.outcomes.cohorts import Begun
 from services.gateway.outcomes.counts import ArmCounts, Sample, count_objective
 from services.gateway.policy.finals import ArmKey
 
@@ -51,19 +52,34 @@ class OutcomeTable:
         found = self._objectives.get((route, tier))
         return found.counts if found is not None else {}
 
-    def add(self, key: ArmKey, sample: Sample, *, model_version: str, route: str, tier: str) -> None:
-        """Count a request under an arm."""
-        counts = self._touch(key, model_version, route, tier)
-        if counts is not None:
-            counts.add(sample)
+    def begin(self, begun: Begun, given: float, *, model_version: str, route: str, tier: str) -> Begun | None:
+        """Count a request that was given an arm and `given` seconds; `end` or `add` must follow. None: no room."""
+        counts = self._touch(begun.key, model_version, route, tier)
+        if counts is None:
+            return None
+        counts.begin(begun, given)
+        return begun
+
+    def end(self, begun: Begun | None) -> None:
+        """It is over and says nothing of its arm; nothing if that was said before."""
+        counts = self._arms.get(begun.key) if begun is not None and begun.open else None
+        if counts is not None and begun is not None:
+            counts.end(begun)
+            self._changed(counts)
+
+    def add(self, begun: Begun, sample: Sample, now: float) -> None:
+        """It is over, at `now` (monotonic seconds), and counts under its arm."""
+        counts = self._arms.get(begun.key)
+        if counts is not None and begun.open:
+            counts.add(sample, begun, now)
+            self._changed(counts)
 
     def score(self, key: ArmKey, metric: str, value: float) -> None:
         """Add a score to an arm that has counts."""
         counts = self._arms.get(key)
         if counts is not None:
             counts.score(metric, value)
-            self.sequence += 1
-            counts.changed = self.sequence
+            self._changed(counts)
 
     def judge(self, route: str, tier: str, told: Collection[tuple[str, bool]]) -> None:
         """Count events of objectives."""
@@ -83,6 +99,9 @@ class OutcomeTable:
     def sweep(self, live: Collection[str], now: float) -> None:
         """Drop the counts of rollouts that have been away from `live` (ids under way) for a minute; called about twice
         a second, at `now` (monotonic seconds)."""
+        for counts in self._arms.values():
+            if counts.cohorts.open:  # that they go on is news: at their deadline they have failed
+                self._changed(counts)
         known = {key.rollout_id for key in self._arms}
         self._away = {one: self._away.get(one, now) for one in known if one not in live}
         gone = {one for one, since in self._away.items() if now - since >= KEPT_SECONDS}
@@ -112,6 +131,9 @@ class OutcomeTable:
                 self.refused += 1
                 return None
             counts = self._arms[key] = ArmCounts(model_version, route, tier)
+        self._changed(counts)
+        return counts
+
+    def _changed(self, counts: ArmCounts) -> None:
         self.sequence += 1
         counts.changed = self.sequence
-        return counts

@@ -22,6 +22,7 @@ from libs.rollouts import SHADOW_TENANT, in_force, phase_of
 from libs.routing import Mirror
 from libs.telemetry import get_logger
 from libs.telemetry.tracing import Span, linked
+from services.gateway.outcomes import Begun
 from services.gateway.policy.finals import ArmKey, FinalAnswer
 from services.gateway.ports import Mirrored, QuotaPort
 from services.gateway.runs import Run, Runs
@@ -56,11 +57,19 @@ _LATE_SECONDS = 1.0
 class Evidence(Protocol):
     """Where evidence about arms goes; `services.gateway.outcomes.Outcomes` fits."""
 
-    def mirrored(self, arm: ArmKey, answer: FinalAnswer, *, route: str, model: str) -> None:
+    def mirror_began(self, arm: ArmKey, *, given: float, model_version: str, route: str) -> Begun | None:
+        """A copy is about to be made; `over` must follow."""
+
+    def mirrored(self, arm: ArmKey, answer: FinalAnswer, *, route: str, model: str, begun: Begun | None) -> None:
         """A copy was answered."""
 
-    def mirror_failed(self, arm: ArmKey, error: WeirError, *, model_version: str, route: str) -> None:
+    def mirror_failed(
+        self, arm: ArmKey, error: WeirError, *, model_version: str, route: str, begun: Begun | None
+    ) -> None:
         """A copy was not."""
+
+    def over(self, begun: Begun | None) -> None:
+        """A copy is over, counted or not."""
 
     def score(self, arm: ArmKey, metric: str, value: float) -> None:
         """A score of a copy's answer."""
@@ -207,18 +216,22 @@ class Mirrors:
             trace.set("weir.arm", job.arm.arm)
             trace.set("gen_ai.request.model", job.arm.alias)
             trace.set("gen_ai.response.model", job.target.model_version)
+            given, version = job.deadline.timeout(self._clock) + _LATE_SECONDS, job.target.model_version
+            begun = self._evidence.mirror_began(job.arm, given=given, model_version=version, route=job.route)
             try:
                 # The worker knows the deadline; this is for one that does not keep to it.
-                async with asyncio.timeout(job.deadline.timeout(self._clock) + _LATE_SECONDS):
+                async with asyncio.timeout(given):
                     prompt, same_tokens = await self._prompt(job)
                     answer = await self._generate(job, prompt, trace)
+                self._evidence.mirrored(job.arm, answer, route=job.route, model=job.arm.alias, begun=begun)
             except TimeoutError:
                 trace.end(Reason.DEADLINE_EXCEEDED.name)
                 raise _Dropped(Fate.DEADLINE) from None
             except WeirError as error:
                 trace.end(error.reason.name)
-                raise _Dropped(self._failed(job, error)) from None
-        self._evidence.mirrored(job.arm, answer, route=job.route, model=job.arm.alias)
+                raise _Dropped(self._failed(job, error, begun)) from None
+            finally:
+                self._evidence.over(begun)
         # The user's answer may take longer, and needs no task to be waited for.
         asked.answer.add_done_callback(lambda users: self._compare(job, users, answer, same_tokens=same_tokens))
 
@@ -306,8 +319,9 @@ class Mirrors:
             model_version=job.target.model_version,
         )
 
-    def _failed(self, job: _Job, error: WeirError) -> Fate:
-        self._evidence.mirror_failed(job.arm, error, model_version=job.target.model_version, route=job.route)
+    def _failed(self, job: _Job, error: WeirError, begun: Begun | None) -> Fate:
+        version = job.target.model_version
+        self._evidence.mirror_failed(job.arm, error, model_version=version, route=job.route, begun=begun)
         if error.reason in _BUSY:
             self._closed[job.target.pool] = self._clock.monotonic() + self._settings.pause
         if error.reason in _REFUSED:

@@ -12,7 +12,7 @@ from dataclasses import replace
 
 from services.rollout.policy import proportions, words
 from services.rollout.policy.decision import Decision
-from services.rollout.policy.gates import Split, improved, judge, judged, present
+from services.rollout.policy.gates import Split, doubts, improved, judge, judged, present
 from services.rollout.policy.intervals import Level
 from services.rollout.policy.phases import GateAction, Kind, Phase, Verdict
 from services.rollout.policy.plan import BASELINE, WHOLE, GateStatus, Plan, Situation, State
@@ -31,6 +31,14 @@ def decide(plan: Plan, state: State, situation: Situation) -> Decision:
     """
     if state.phase.final:
         return _wait(state, "it has ended", ())
+    decision = _decide(plan, state, situation)
+    if decision.changes and not decision.state.phase.final:
+        earlier, _ = _costs(plan, decision.state, situation)
+        return replace(decision, state=replace(decision.state, cost=max(decision.state.cost, round(earlier))))
+    return decision
+
+
+def _decide(plan: Plan, state: State, situation: Situation) -> Decision:
     if not state.entered_at:
         return _prepare(plan, state, situation)
     gates = judge(plan, state, situation)
@@ -49,13 +57,21 @@ def decide(plan: Plan, state: State, situation: Situation) -> Decision:
 
 
 def spent(plan: Plan, state: State, situation: Situation) -> float:
-    """What the arms have cost so far, the present step and mirrored copies included, in micro-dollars."""
-    return state.cost + sum(
-        situation.evidence[stage].cost.cost
-        for arm in plan.arms
-        for stage in (present(state, arm.name), present(state, arm.name, mirrored=True))
-        if stage in situation.evidence
-    )
+    """What the arms have cost so far, mirrored copies included, in micro-dollars.
+
+    What was stored of earlier steps, or what gateways tell of them, if that is more: an operator who goes on to the
+    next step stores nothing, and what a gateway told that died may be stored alone.
+    """
+    earlier, now = _costs(plan, state, situation)
+    return max(state.cost, earlier) + now
+
+
+def _costs(plan: Plan, state: State, situation: Situation) -> tuple[float, float]:
+    """As gateways tell it: of other phases and steps, and of the present one."""
+    names = {arm.name for arm in plan.arms}
+    costs = {stage: each.cost.cost for stage, each in situation.evidence.items() if stage.arm in names}
+    now = sum(cost for stage, cost in costs.items() if (stage.phase, stage.step) == (state.phase, state.step))
+    return sum(costs.values()) - now, now
 
 
 def planned_weights(plan: Plan, phase: Phase, step: int) -> tuple[int, ...]:
@@ -134,7 +150,7 @@ def _ease(plan: Plan, state: State, situation: Situation, gates: Sequence[GateSt
 
 def _step_share(plan: Plan, state: State, situation: Situation) -> tuple[int, int]:
     counts = [
-        situation.evidence[stage].requests if stage in situation.evidence else 0
+        situation.evidence[stage].started if stage in situation.evidence else 0
         for stage in (present(state, name) for name in (BASELINE, *(arm.name for arm in plan.arms)))
     ]
     return sum(counts[1:]), sum(counts)
@@ -159,6 +175,9 @@ def _advised(plan: Plan, state: State, situation: Situation, gates: Sequence[Gat
     breached = _breached(gates, GateAction.HOLD)
     if breached:
         return _hold(state, words.listed([status.text for status in breached]) + _nevertheless(gates, breached), gates)
+    unsure = doubts(plan, state, situation) if state.phase is not Phase.SHADOW else []
+    if unsure:
+        return _hold(state, words.listed(unsure), gates)
     found = readiness(plan, situation.workers, _carried(plan, state))
     if found.failed or found.missing:
         return _hold(state, words.listed([*found.failed, *found.missing]), gates)

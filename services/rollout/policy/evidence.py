@@ -12,6 +12,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Protocol, Self, TypeVar
 
+from services.rollout.policy.cohorts import Cohorts
+from services.rollout.policy.keys import ByKey
 from services.rollout.policy.phases import Phase
 
 BINS_PER_DOUBLING = 8
@@ -216,6 +218,7 @@ class ArmEvidence:
     """What became of the requests of one arm during one step."""
 
     requests: int = 0
+    """That ended, and count."""
     errors: int = 0
     """Of those, failed through our fault."""
     streams: int = 0
@@ -229,6 +232,15 @@ class ArmEvidence:
     cost: CostMoments = CostMoments()
     scores: Mapping[str, Moments] = field(default_factory=dict)
     objectives: Mapping[str, GoodBad] = field(default_factory=dict)
+    cohorts: Cohorts | None = None
+    """Requests by when they began; None: not told."""
+    keys: ByKey = field(default_factory=dict)
+    """Requests by sticky key; empty: not told."""
+
+    @property
+    def started(self) -> int:
+        """Requests that began; those that ended, where that is not told."""
+        return self.cohorts.every.started if self.cohorts is not None else self.requests
 
     def __add__(self, other: ArmEvidence) -> ArmEvidence:
         return ArmEvidence(
@@ -241,6 +253,12 @@ class ArmEvidence:
             self.cost + other.cost,
             _added(self.scores, other.scores),
             _added(self.objectives, other.objectives),
+            other.cohorts
+            if self.cohorts is None
+            else self.cohorts
+            if other.cohorts is None
+            else self.cohorts + other.cohorts,
+            _added(self.keys, other.keys),
         )
 
 

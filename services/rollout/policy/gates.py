@@ -6,8 +6,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from services.rollout.policy import comparisons, words
-from services.rollout.policy.comparisons import Comparison
+from services.rollout.policy.comparisons import Comparison, Sides
 from services.rollout.policy.evidence import ArmEvidence, Evidence, Stage
+from services.rollout.policy.footing import Footing, doubt, footing
 from services.rollout.policy.intervals import Level
 from services.rollout.policy.phases import GateAction, Phase, Verdict
 from services.rollout.policy.plan import BASELINE, Burn, Gate, GateStatus, Plan, Situation, State
@@ -90,12 +91,21 @@ def judge(plan: Plan, state: State, situation: Situation) -> tuple[GateStatus, .
             continue
         evidence = _evidence(situation.evidence, present(state, arm.name, mirrored=mirrored))
         burns = situation.burns.get(arm.name, ())
+        by = footing(plan, state.weights, index, evidence, baseline)
         found += (
-            _judge_one(gate, arm.name, evidence, baseline, burns, split, plan.least_samples)
+            _judge_one(gate, arm.name, evidence, baseline, by, burns, split, plan.least_samples)
             for gate in gates_of(plan)
             if judged(gate, state.phase)
         )
     return tuple(found)
+
+
+def doubts(plan: Plan, state: State, situation: Situation) -> list[str]:
+    """Why arms cannot be judged as they should be, in words."""
+    baseline = _evidence(situation.evidence, present(state, BASELINE))
+    pairs = ((index, _evidence(situation.evidence, present(state, arm.name))) for index, arm in enumerate(plan.arms))
+    found = (doubt(plan, state.weights, index, evidence, baseline) for index, evidence in pairs)
+    return [text for text in found if text]
 
 
 def improved(status: GateStatus) -> bool:
@@ -107,12 +117,19 @@ def improved(status: GateStatus) -> bool:
 
 
 def _judge_one(
-    gate: Gate, arm: str, ours: ArmEvidence, theirs: ArmEvidence, burns: Sequence[Burn], split: Split, least: int
+    gate: Gate,
+    arm: str,
+    ours: ArmEvidence,
+    theirs: ArmEvidence,
+    by: Footing,
+    burns: Sequence[Burn],
+    split: Split,
+    least: int,
 ) -> GateStatus:
     if gate.metric == "burn_rate":
-        return _judge_burns(gate, arm, ours, theirs, burns, split, least)
+        return _judge_burns(gate, arm, ours, theirs, by, burns, split, least)
     level = Level.of(split.breach(gate.metric), split.holds)
-    found = comparisons.compare(gate, ours, theirs, level)
+    found = comparisons.compare(gate, Sides(ours, theirs, level, by))
     if found is None:
         return GateStatus(gate, arm, Verdict.UNDECIDED, text=f"{gate.metric} is not known here")
     verdict = _verdict(found, least)
@@ -126,7 +143,7 @@ def _judge_one(
         shown.high,
         found.samples,
         found.baseline_samples,
-        words.of_comparison(gate, arm, found, verdict, level),
+        words.of_comparison(gate, arm, found, verdict, level) + _ROOM * (by is Footing.ROOM),
     )
 
 
@@ -138,8 +155,18 @@ def _verdict(found: Comparison, least: int) -> Verdict:
     return Verdict.HOLDS if found.worse.high <= found.tolerated else Verdict.UNDECIDED
 
 
+_ROOM = ", with room for what keys differ by"
+
+
 def _judge_burns(
-    gate: Gate, arm: str, ours: ArmEvidence, theirs: ArmEvidence, burns: Sequence[Burn], split: Split, least: int
+    gate: Gate,
+    arm: str,
+    ours: ArmEvidence,
+    theirs: ArmEvidence,
+    by: Footing,
+    burns: Sequence[Burn],
+    split: Split,
+    least: int,
 ) -> GateStatus:
     """Breached when an objective burns faster than allowed and the arm, not the day, is to blame for it: its share of
     bad events exceeds the baseline's beyond doubt. A burn rate alone would take one failure of ten requests for a
@@ -150,7 +177,7 @@ def _judge_burns(
     rate = fastest.rate if fastest else 0.0
     level = Level.of(split.breach(gate.metric) / max(len(burns), 1), split.holds)
     for burn in hot:
-        found = comparisons.of_objective(burn.objective, ours, theirs, level)
+        found = comparisons.of_objective(burn.objective, Sides(ours, theirs, level, by))
         if min(found.samples, found.baseline_samples) >= least and found.worse.low > 0.0:
             text = words.of_burn(arm, burn, found, level)
             return GateStatus(

@@ -94,6 +94,8 @@ class Plan:
     """Of the arm and of the baseline, before a gate says anything."""
     override: bool = False
     """It goes on although rollouts are frozen or an error budget is exhausted."""
+    few_keys: bool = False
+    """It is judged, and goes on, with fewer sticky keys than alpha needs."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,8 +168,8 @@ class Situation:
     watched: float = math.inf
     """For how long this controller has seen the rollout in its phase, by a clock that does not jump."""
     recent: tuple[int, int] = (0, 0)
-    """Requests of all arms, and of all arms and the baseline, since the present weights apply (or since this controller
-    looks): the measured share. Without them the present step's are taken, unless its weights were eased."""
+    """Requests of all arms, and of all arms and the baseline, that began since the present weights apply (or since this
+    controller looks): the measured share. Without them the present step's are taken, unless its weights were eased."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -56,7 +56,7 @@ class Share:
     """So many of so many; or a sum of numbers in [0, 1]."""
 
     hits: float
-    count: int
+    count: float
 
     @property
     def estimate(self) -> float:
@@ -64,10 +64,14 @@ class Share:
         return self.hits / self.count if self.count else 0.0
 
     @classmethod
-    def of(cls, hits: float, count: int) -> Share:
+    def of(cls, hits: float, count: float) -> Share:
         """With hits that are within the count, whatever a report says, and none or all where they are next to it."""
         close = max(_NEXT, _NEXT_SHARE * count)
         return cls(0.0 if hits < close else count if hits > count - close else hits, count)
+
+    def thinned(self, effect: float) -> Share:
+        """As if only one of so many requests were known."""
+        return Share(self.hits / effect, self.count / effect)
 
     def flipped(self) -> Share:
         """Of what did not hit."""

@@ -340,7 +340,10 @@ async def test_a_copy_makes_way_for_a_user(shadowed: Rig) -> None:
                 await each.last(ids("abc"))
             for stream in (second, third):
                 assert (await stream.rest())[0] == "abc"
-    assert shadowed.gateway._outcomes.table.arm(COPY) is None  # having made way says nothing of the candidate
+    found = shadowed.gateway._outcomes.table.arm(COPY)
+    assert found is not None
+    # Having made way says nothing of the candidate.
+    assert (found.requests, found.cohorts.open, found.keys) == (0, False, {})
 
 
 def _unmirrored(mesh: Rig) -> Callable[[Any, CallContext], Any]:

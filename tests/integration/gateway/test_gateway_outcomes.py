@@ -86,6 +86,35 @@ def counts(mesh: Rig, key: ArmKey = KEY) -> ArmCounts:
     return found
 
 
+def began(mesh: Rig, key: ArmKey = KEY) -> tuple[int, int, int]:
+    """Began, ended, failed."""
+    cells = list(counts(mesh, key).cohorts.cells())
+    return sum(c.started for c in cells), sum(c.ended for c in cells), sum(c.errors for c in cells)
+
+
+async def test_f4_a_request_that_hangs_is_told_from_its_beginning(mesh: Rig) -> None:
+    await begin(mesh)
+    async with controller(mesh) as (found, _):
+        stream = await heard(found.streams)
+        await heard(stream)
+        async with Stream(mesh):
+            await taken(mesh.workers[0])
+            told = await until(stream, 0)
+            assert (list(told.cohorts.started), list(told.cohorts.ended)) == ([0, 1], [0, 0])
+            assert told.cohorts.longest > 0.0
+            assert {metric: sum(sums.counts) for metric, sums in told.keys.items()} == {"errors": 1, "broken": 1}
+    assert counts(mesh).requests == 0
+
+
+async def test_f5_a_callers_requests_are_of_one_bucket(mesh: Rig) -> None:
+    await begin(mesh)
+    for _ in range(3):
+        await one(mesh)
+    keys = counts(mesh).keys
+    assert sorted(keys["errors"].counts)[-2:] == [0, 3]
+    assert sorted(keys["ttft"].counts)[-2:] == [0, 3]
+
+
 async def test_a_request_counts_once_with_its_times_tokens_and_cost(mesh: Rig) -> None:
     await begin(mesh)
     await mesh.put(registry_pb2.Slo(route="generate", tier="*", availability=0.99, stream_completion=0.99))
@@ -121,7 +150,8 @@ async def test_faults_count_and_callers_who_leave_do_not(mesh: Rig) -> None:
     async with Stream(mesh):
         await taken(mesh.workers[0])
     await asyncio.wait_for(mesh.records.get(), 10)
-    assert mesh.gateway._outcomes.table.arm(KEY) is None
+    assert began(mesh) == (1, 1, 0)
+    assert not counts(mesh).requests
     async with Stream(mesh) as stream:
         running = await taken(mesh.workers[0])
         await running.finish(worker_pb2.FINISH_REASON_ERROR)
@@ -157,7 +187,7 @@ async def test_a_full_pool_is_blamed_on_an_arm_only_by_its_own_share(mesh: Rig, 
         assert (await refusal(stream)).reason is Reason.REJECTED_QUEUE_FULL
     table = mesh.gateway._outcomes.table
     assert table.objectives("generate", "fast") == {"availability": [0, 1]}
-    assert (table.arm(KEY) is not None) == blamed
+    assert (began(mesh), counts(mesh).requests) == ((1, 1, int(blamed)), int(blamed))
 
 
 @pytest.mark.parametrize("baseline", [True, False])
@@ -172,7 +202,7 @@ async def test_an_arm_that_no_worker_has_is_blamed_unless_its_baseline_has_none_
     mesh.admission.handler = lambda call, context: admission_pb2.AdmissionReply(rejected=gone.to_rejection())
     async with Stream(mesh) as stream:
         assert (await refusal(stream)).reason is Reason.REJECTED_NO_CAPACITY
-    assert (mesh.gateway._outcomes.table.arm(KEY) is not None) == baseline
+    assert (began(mesh), counts(mesh).requests) == ((1, 1, int(baseline)), int(baseline))
 
 
 async def test_log_probabilities_are_asked_for_and_shown_to_nobody(mesh: Rig) -> None:
@@ -222,8 +252,8 @@ async def test_nothing_is_sent_while_nothing_changes(mesh: Rig) -> None:
         await mesh.put(rollout(step=1))
         await seen(mesh, lambda snapshot: snapshot.rollouts["tiny"].state.step == 1)
         await one(mesh)
-        changed = await heard(stream)
-        assert [(arm.step, arm.requests) for arm in changed.arms] == [(1, 1)]
+        changed = await until(stream, 1)
+        assert (changed.step, changed.requests, list(changed.cohorts.ended)) == (1, 1, [0, 1])
         assert stream.empty()
 
 

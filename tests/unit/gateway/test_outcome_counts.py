@@ -11,8 +11,9 @@ from weir.rollout.v1 import rollout_pb2
 
 from libs.errors import Reason, WeirError
 from libs.quota import Price
-from services.gateway.outcomes import Distribution, OutcomeTable, Sample
+from services.gateway.outcomes import Begun, Distribution, OutcomeTable, Sample
 from services.gateway.outcomes import table as tables
+from services.gateway.outcomes.cohorts import KEPT_SECONDS
 from services.gateway.outcomes.counts import MOST_SCORES, bin_of
 from services.gateway.outcomes.encode import arm_outcomes, distribution, objective_outcomes
 from services.gateway.policy.events import Finish
@@ -27,7 +28,14 @@ seconds = st.floats(1e-6, 1e4)
 
 
 def add(table: OutcomeTable, sample: Sample, key: ArmKey = KEY) -> None:
-    table.add(key, sample, model_version="tiny@2", route="generate", tier="fast")
+    begun = begin(table, key)
+    if begun is not None:
+        table.add(begun, sample, begun.at + 1.0)
+
+
+def begin(table: OutcomeTable, key: ArmKey = KEY, *, second: int = 1000, bucket: int | None = 7) -> Begun | None:
+    begun = Begun(key, second, float(second), bucket)
+    return table.begin(begun, 30.0, model_version="tiny@2", route="generate", tier="fast")
 
 
 # ---- what counts ------------------------------------------------------------------------------
@@ -160,13 +168,73 @@ def test_a_sample_is_told_in_full() -> None:
     add(table, Sample(failed=True, objectives=[("availability", False)]))
     counts = table.arm(KEY)
     assert counts is not None
-    told = arm_outcomes(KEY, counts)
+    told = arm_outcomes(KEY, counts, 1001.5)
     assert (told.alias, told.rollout_id, told.phase, told.step, told.arm) == ("tiny", "r1", 3, 0, "canary")
     assert (told.model_version, told.route, told.tier, told.mirrored) == ("tiny@2", "generate", "fast", False)
     assert (told.requests, told.errors, told.streams, told.completed) == (2, 1, 1, 1)
     assert (list(told.ttft.bins), list(told.ttft.counts)) == ([-16], [1])
     assert told.objectives["availability"] == rollout_pb2.GoodBad(good=1, bad=1)
     assert told.scores["mean_logprob"] == rollout_pb2.Moments(count=1, sum=-1.5, sum2=2.25)
+    cohorts = told.cohorts
+    assert (list(cohorts.seconds), cohorts.longest, cohorts.now) == ([1000], 30.0, 1001.5)
+    columns = (cohorts.started, cohorts.ended, cohorts.errors, cohorts.broken, cohorts.prompt)
+    assert [list(column) for column in columns] == [[0, 2], [0, 2], [0, 1], [0, 0], [0, 1]]
+    by_key = {metric: (sums.counts[7], sums.sums[7]) for metric, sums in told.keys.items()}
+    assert by_key == {
+        "errors": (2, 1.0),
+        "broken": (2, 0.0),
+        "ttft": (1, math.log(0.25)),
+        "itl": (1, math.log(0.02)),
+        "cost": (1, 3.5),
+        "tokens": (1, 10.0),
+        "reference": (1, 0.0),
+        "objective:availability": (2, 1.0),
+        "score:mean_logprob": (1, -1.5),
+    }
+    assert all(sum(sums.counts) == sums.counts[7] for sums in told.keys.values())
+
+
+def test_f4_what_has_begun_is_told_before_it_ends_and_for_as_long_as_it_goes_on() -> None:
+    table = OutcomeTable()
+    begun = begin(table)
+    counts = table.arm(KEY)
+    assert counts is not None
+    told = arm_outcomes(KEY, counts, 1000.0).cohorts
+    assert (list(told.started), list(told.ended), counts.requests) == ([0, 1], [0, 0], 0)
+    sent = table.sequence
+    table.sweep({"r1"}, 0.0)
+    assert [key for key, _ in table.arms_since(sent)] == [KEY]  # so that its deadline is seen to pass
+    table.end(begun)
+    table.end(begun)
+    assert list(arm_outcomes(KEY, counts, 1000.0).cohorts.ended) == [0, 1]
+    sent = table.sequence
+    table.sweep({"r1"}, 0.5)
+    assert not list(table.arms_since(sent))
+
+
+def test_f4_an_error_is_prompt_within_two_seconds_and_a_broken_stream_had_a_token() -> None:
+    table = OutcomeTable()
+    for sample, after in ((Sample(failed=True), 2.0), (Sample(failed=True, first=0.1), 2.1), (Sample(first=0.1), 0.5)):
+        begun = begin(table)
+        assert begun is not None
+        table.add(begun, sample, begun.at + after)
+    counts = table.arm(KEY)
+    assert counts is not None
+    cell = counts.cohorts.seconds[1000]
+    assert (cell.started, cell.ended, cell.errors, cell.broken, cell.prompt) == (3, 3, 2, 2, 1)
+
+
+def test_f4_old_cohorts_are_one_and_what_ends_late_still_counts() -> None:
+    table = OutcomeTable()
+    first = begin(table, second=1000)
+    begin(table, second=1001)
+    begin(table, second=1001 + KEPT_SECONDS)
+    counts = table.arm(KEY)
+    assert counts is not None
+    assert first is not None
+    assert (counts.cohorts.older.started, list(counts.cohorts.seconds)) == (1, [1001, 1001 + KEPT_SECONDS])
+    table.add(first, Sample(failed=True), first.at + 200.0)
+    assert (counts.cohorts.older.ended, counts.cohorts.older.errors, counts.cohorts.older.prompt) == (1, 1, 0)
 
 
 @given(st.lists(st.floats(allow_nan=True, allow_infinity=True), max_size=20))

@@ -16,6 +16,7 @@ from libs.clock import ManualClock
 from libs.errors import Reason, WeirError
 from libs.registry import RegistrySnapshot
 from libs.routing import Mirror, Route
+from services.gateway.outcomes import Begun
 from services.gateway.policy.events import Breakdown, End, Finish, Usage
 from services.gateway.policy.finals import ArmKey, FinalAnswer, FinalChoice
 from services.gateway.policy.spec import BoundParameters, ChatMessage, Identity, Spec
@@ -112,10 +113,22 @@ class Evidence:
     failures: list[tuple[ArmKey, Reason]] = field(default_factory=list)
     scores: list[tuple[str, float]] = field(default_factory=list)
 
-    def mirrored(self, arm: ArmKey, answer: FinalAnswer, *, route: str, model: str) -> None:
+    open: int = 0
+
+    def mirror_began(self, arm: ArmKey, *, given: float, model_version: str, route: str) -> Begun:
+        self.open += 1
+        return Begun(arm, 0, 0.0, None)
+
+    def over(self, begun: Begun | None) -> None:
+        assert begun is not None
+        self.open -= 1
+
+    def mirrored(self, arm: ArmKey, answer: FinalAnswer, *, route: str, model: str, begun: Begun | None) -> None:
         self.answers.append((arm, route, model))
 
-    def mirror_failed(self, arm: ArmKey, error: WeirError, *, model_version: str, route: str) -> None:
+    def mirror_failed(
+        self, arm: ArmKey, error: WeirError, *, model_version: str, route: str, begun: Begun | None
+    ) -> None:
         self.failures.append((arm, error.reason))
 
     def score(self, arm: ArmKey, metric: str, value: float) -> None:

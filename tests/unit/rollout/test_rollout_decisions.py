@@ -283,6 +283,23 @@ def test_arms_may_cost_no_more_than_their_cap() -> None:
     assert decided(state, served(300), plan, after=10.0).kind is Kind.WAIT
 
 
+def test_f6_the_cost_of_a_step_that_an_operator_left_counts_against_the_cap() -> None:
+    """Whoever goes on by hand stores no cost: the registry does not know it."""
+    plan, by_hand = replace(PLAN, max_cost=100_000), replace(LAST, cost=0)
+    seen = dict(at(by_hand, served(300), served(300))) | at(FIRST, served(300), served(9000))
+    found = decide(plan, by_hand, Situation(1010.0, seen, WORKERS))
+    assert (found.kind, found.state.cost) == (Kind.ROLL_BACK, 120_000)
+    assert found.text == "its arms have cost $0.12; the cap is $0.1"
+    # What the controller stored is not counted twice.
+    assert spent(plan, replace(LAST, cost=60_000), Situation(1010.0, seen, WORKERS)) == 120_000
+
+
+def test_f6_the_next_decision_stores_what_an_operator_left_unstored() -> None:
+    seen = dict(at(LAST, served(300), served(300))) | at(FIRST, served(300), served(9000))
+    found = decide(PLAN, LAST, Situation(1010.0, seen, WORKERS, frozen="a holiday"))
+    assert (found.kind, found.state.cost) == (Kind.HOLD, 60_000)
+
+
 def test_costs_add_up_over_steps() -> None:
     found = decided(replace(FIRST, cost=1000), served(300))
     assert (found.kind, found.state.cost) == (Kind.ADVANCE, 61_000)

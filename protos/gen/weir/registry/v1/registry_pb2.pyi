@@ -682,7 +682,7 @@ class Pin(_message.Message):
     def __init__(self, model_version: _Optional[str] = ..., reason: _Optional[str] = ..., warm: _Optional[bool] = ..., revision: _Optional[int] = ...) -> None: ...
 
 class Rollout(_message.Message):
-    __slots__ = ("alias", "id", "baseline", "arms", "steps", "shadow", "sticky", "blast_radius", "gates", "alpha", "on_rollback", "keep_warm", "capacity_share", "reason", "override_reason", "state", "revision", "prepare_timeout")
+    __slots__ = ("alias", "id", "baseline", "arms", "steps", "shadow", "sticky", "blast_radius", "gates", "alpha", "on_rollback", "keep_warm", "capacity_share", "reason", "override_reason", "state", "revision", "prepare_timeout", "few_keys_reason")
     ALIAS_FIELD_NUMBER: _ClassVar[int]
     ID_FIELD_NUMBER: _ClassVar[int]
     BASELINE_FIELD_NUMBER: _ClassVar[int]
@@ -701,6 +701,7 @@ class Rollout(_message.Message):
     STATE_FIELD_NUMBER: _ClassVar[int]
     REVISION_FIELD_NUMBER: _ClassVar[int]
     PREPARE_TIMEOUT_FIELD_NUMBER: _ClassVar[int]
+    FEW_KEYS_REASON_FIELD_NUMBER: _ClassVar[int]
     alias: str
     id: str
     baseline: str
@@ -719,7 +720,8 @@ class Rollout(_message.Message):
     state: RolloutState
     revision: int
     prepare_timeout: _duration_pb2.Duration
-    def __init__(self, alias: _Optional[str] = ..., id: _Optional[str] = ..., baseline: _Optional[str] = ..., arms: _Optional[_Iterable[_Union[RolloutArm, _Mapping]]] = ..., steps: _Optional[_Iterable[_Union[RolloutStep, _Mapping]]] = ..., shadow: _Optional[_Union[ShadowPlan, _Mapping]] = ..., sticky: _Optional[_Union[StickyBy, str]] = ..., blast_radius: _Optional[_Union[BlastRadius, _Mapping]] = ..., gates: _Optional[_Iterable[_Union[Gate, _Mapping]]] = ..., alpha: _Optional[float] = ..., on_rollback: _Optional[_Union[InFlight, str]] = ..., keep_warm: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., capacity_share: _Optional[float] = ..., reason: _Optional[str] = ..., override_reason: _Optional[str] = ..., state: _Optional[_Union[RolloutState, _Mapping]] = ..., revision: _Optional[int] = ..., prepare_timeout: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ...) -> None: ...
+    few_keys_reason: str
+    def __init__(self, alias: _Optional[str] = ..., id: _Optional[str] = ..., baseline: _Optional[str] = ..., arms: _Optional[_Iterable[_Union[RolloutArm, _Mapping]]] = ..., steps: _Optional[_Iterable[_Union[RolloutStep, _Mapping]]] = ..., shadow: _Optional[_Union[ShadowPlan, _Mapping]] = ..., sticky: _Optional[_Union[StickyBy, str]] = ..., blast_radius: _Optional[_Union[BlastRadius, _Mapping]] = ..., gates: _Optional[_Iterable[_Union[Gate, _Mapping]]] = ..., alpha: _Optional[float] = ..., on_rollback: _Optional[_Union[InFlight, str]] = ..., keep_warm: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., capacity_share: _Optional[float] = ..., reason: _Optional[str] = ..., override_reason: _Optional[str] = ..., state: _Optional[_Union[RolloutState, _Mapping]] = ..., revision: _Optional[int] = ..., prepare_timeout: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., few_keys_reason: _Optional[str] = ...) -> None: ...
 
 class RolloutArm(_message.Message):
     __slots__ = ("name", "model_version", "weight")

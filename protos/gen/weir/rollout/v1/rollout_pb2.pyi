@@ -42,7 +42,7 @@ class ReportOutcomesResponse(_message.Message):
     def __init__(self, next: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ...) -> None: ...
 
 class ArmOutcomes(_message.Message):
-    __slots__ = ("alias", "rollout_id", "phase", "step", "arm", "mirrored", "model_version", "requests", "errors", "streams", "completed", "ttft", "itl", "cost", "scores", "objectives", "route", "tier")
+    __slots__ = ("alias", "rollout_id", "phase", "step", "arm", "mirrored", "model_version", "requests", "errors", "streams", "completed", "ttft", "itl", "cost", "scores", "objectives", "route", "tier", "cohorts", "keys")
     class ScoresEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -57,6 +57,13 @@ class ArmOutcomes(_message.Message):
         key: str
         value: GoodBad
         def __init__(self, key: _Optional[str] = ..., value: _Optional[_Union[GoodBad, _Mapping]] = ...) -> None: ...
+    class KeysEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: KeySums
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[_Union[KeySums, _Mapping]] = ...) -> None: ...
     ALIAS_FIELD_NUMBER: _ClassVar[int]
     ROLLOUT_ID_FIELD_NUMBER: _ClassVar[int]
     PHASE_FIELD_NUMBER: _ClassVar[int]
@@ -75,6 +82,8 @@ class ArmOutcomes(_message.Message):
     OBJECTIVES_FIELD_NUMBER: _ClassVar[int]
     ROUTE_FIELD_NUMBER: _ClassVar[int]
     TIER_FIELD_NUMBER: _ClassVar[int]
+    COHORTS_FIELD_NUMBER: _ClassVar[int]
+    KEYS_FIELD_NUMBER: _ClassVar[int]
     alias: str
     rollout_id: str
     phase: _registry_pb2.RolloutPhase
@@ -93,7 +102,37 @@ class ArmOutcomes(_message.Message):
     objectives: _containers.MessageMap[str, GoodBad]
     route: str
     tier: str
-    def __init__(self, alias: _Optional[str] = ..., rollout_id: _Optional[str] = ..., phase: _Optional[_Union[_registry_pb2.RolloutPhase, str]] = ..., step: _Optional[int] = ..., arm: _Optional[str] = ..., mirrored: _Optional[bool] = ..., model_version: _Optional[str] = ..., requests: _Optional[int] = ..., errors: _Optional[int] = ..., streams: _Optional[int] = ..., completed: _Optional[int] = ..., ttft: _Optional[_Union[Distribution, _Mapping]] = ..., itl: _Optional[_Union[Distribution, _Mapping]] = ..., cost: _Optional[_Union[CostMoments, _Mapping]] = ..., scores: _Optional[_Mapping[str, Moments]] = ..., objectives: _Optional[_Mapping[str, GoodBad]] = ..., route: _Optional[str] = ..., tier: _Optional[str] = ...) -> None: ...
+    cohorts: Cohorts
+    keys: _containers.MessageMap[str, KeySums]
+    def __init__(self, alias: _Optional[str] = ..., rollout_id: _Optional[str] = ..., phase: _Optional[_Union[_registry_pb2.RolloutPhase, str]] = ..., step: _Optional[int] = ..., arm: _Optional[str] = ..., mirrored: _Optional[bool] = ..., model_version: _Optional[str] = ..., requests: _Optional[int] = ..., errors: _Optional[int] = ..., streams: _Optional[int] = ..., completed: _Optional[int] = ..., ttft: _Optional[_Union[Distribution, _Mapping]] = ..., itl: _Optional[_Union[Distribution, _Mapping]] = ..., cost: _Optional[_Union[CostMoments, _Mapping]] = ..., scores: _Optional[_Mapping[str, Moments]] = ..., objectives: _Optional[_Mapping[str, GoodBad]] = ..., route: _Optional[str] = ..., tier: _Optional[str] = ..., cohorts: _Optional[_Union[Cohorts, _Mapping]] = ..., keys: _Optional[_Mapping[str, KeySums]] = ...) -> None: ...
+
+class Cohorts(_message.Message):
+    __slots__ = ("seconds", "started", "ended", "errors", "broken", "prompt", "longest", "now")
+    SECONDS_FIELD_NUMBER: _ClassVar[int]
+    STARTED_FIELD_NUMBER: _ClassVar[int]
+    ENDED_FIELD_NUMBER: _ClassVar[int]
+    ERRORS_FIELD_NUMBER: _ClassVar[int]
+    BROKEN_FIELD_NUMBER: _ClassVar[int]
+    PROMPT_FIELD_NUMBER: _ClassVar[int]
+    LONGEST_FIELD_NUMBER: _ClassVar[int]
+    NOW_FIELD_NUMBER: _ClassVar[int]
+    seconds: _containers.RepeatedScalarFieldContainer[int]
+    started: _containers.RepeatedScalarFieldContainer[int]
+    ended: _containers.RepeatedScalarFieldContainer[int]
+    errors: _containers.RepeatedScalarFieldContainer[int]
+    broken: _containers.RepeatedScalarFieldContainer[int]
+    prompt: _containers.RepeatedScalarFieldContainer[int]
+    longest: float
+    now: float
+    def __init__(self, seconds: _Optional[_Iterable[int]] = ..., started: _Optional[_Iterable[int]] = ..., ended: _Optional[_Iterable[int]] = ..., errors: _Optional[_Iterable[int]] = ..., broken: _Optional[_Iterable[int]] = ..., prompt: _Optional[_Iterable[int]] = ..., longest: _Optional[float] = ..., now: _Optional[float] = ...) -> None: ...
+
+class KeySums(_message.Message):
+    __slots__ = ("counts", "sums")
+    COUNTS_FIELD_NUMBER: _ClassVar[int]
+    SUMS_FIELD_NUMBER: _ClassVar[int]
+    counts: _containers.RepeatedScalarFieldContainer[int]
+    sums: _containers.RepeatedScalarFieldContainer[float]
+    def __init__(self, counts: _Optional[_Iterable[int]] = ..., sums: _Optional[_Iterable[float]] = ...) -> None: ...
 
 class Distribution(_message.Message):
     __slots__ = ("bins", "counts", "sum_log", "sum_log2")
