@@ -1,6 +1,7 @@
 """Bad versions found out, healthy ones left alone, users kept in place: `make bench-rollout`.
 
-On one mesh with five aliases: seeded canaries that fail or answer slowly, as many healthy ones, canaries that only cost
+Simulated: healthy canaries under three planted biases, and faults of which the times to their rollback are told. On
+one mesh with five aliases: seeded canaries that fail or answer slowly, as many healthy ones, canaries that only cost
 more, a step from 10% to 20%; then a large registry under the control plane. Prints tables and ends with one line of
 JSON; loadtest/README.md says what each figure is.
 """
@@ -26,6 +27,7 @@ from loadtest import bench_xds
 from loadtest.figures import percentile, spread, table
 from loadtest.overload import output
 from loadtest.overload.output import progress, say
+from loadtest.rollout import biases
 from loadtest.rollout.drill import SLOW
 from loadtest.rollout.site import Faults, RolloutSite, rollout_site
 from loadtest.rollout.traffic import Seen, Traffic
@@ -41,11 +43,15 @@ KINDS: tuple[tuple[str, dict[str, float]], ...] = (
     ("errors 30%", {"error_rate": 0.3}),
     ("TTFT 3x", dict(SLOW)),
 )
-PARTS = ("bad", "healthy", "cost", "sticky", "large")
+PARTS = ("simulated", "bad", "healthy", "cost", "sticky", "large")
+WITHOUT_MESH = frozenset({"simulated", "large"})
 TARGETS = {
     "detect_s_p50": "≤ 15",
     "traffic_off_s_max": "≤ 1",
     "healthy_rollbacks": "= 0",
+    "healthy_rollbacks_slower_successes": "= 0",
+    "healthy_rollbacks_few_keys": "= 0",
+    "healthy_rollbacks_unequal_tenants": "= 0",
     "sticky_flaps": "= 0",
     "users_moved_pct_10_to_20": "≤ 12",
 }
@@ -323,6 +329,22 @@ def _harm_figures(found: Sequence[Canary]) -> dict[str, float]:
     }
 
 
+def simulated(*, quick: bool) -> dict[str, float]:
+    """See `loadtest.rollout.biases`."""
+    say("\nsimulated rollouts (no mesh): healthy ones under planted biases, and faults")
+    if quick:
+        figures = biases.measure(healthy=2, bad=1, faults=biases.ERRORS_ONLY)
+    else:
+        figures = biases.measure(healthy=100, bad=21)
+    rows = [
+        (name, f"{figures[name]:g}", f"{figures[f'{name}_ended_only']:g}")
+        for name in figures
+        if f"{name}_ended_only" in figures
+    ]
+    say(table(("simulated", "as it is", "by ended requests alone"), rows))
+    return figures
+
+
 def main() -> None:
     """Measure and print."""
     parser = output.options(__doc__)
@@ -333,14 +355,18 @@ def main() -> None:
     with contextlib.ExitStack() as stack:
         folder = Path(options.keep or stack.enter_context(tempfile.TemporaryDirectory(prefix="weir-rollout-")))
         figures: dict[str, float] = {}
-        if set(options.only) != {"large"}:
-            figures = uvloop.run(measure(times, folder, options.set, options.only))
+        if "simulated" in options.only:
+            figures |= simulated(quick=options.quick)
+        if not set(options.only) <= WITHOUT_MESH:
+            figures |= uvloop.run(measure(times, folder, options.set, options.only))
     if "large" in options.only:
         progress("a large registry: 200 models, 2,000 tenants")
         figures |= bench_xds.measure_large(models=200, tenants=2_000, samples=times.changes)
     conditions: dict[str, Any] = {
         "engine": "simulated, steps of 50 ms, 2 workers",
         "load": f"{len(ALIASES)} aliases, {RATE:g} requests/s each, Poisson, through Envoy, {USERS} users",
+        "simulated": "simulated_* and healthy_rollbacks_*: no mesh; callers and models are simulated, counts, reports "
+        "and decisions are the real ones; ended_only: told nothing of beginnings and keys",
         "canary": "10%, sticky by user; errors: 30% of its answers; slow: three times the time to the first token",
     }
     output.finish("rollout", figures, TARGETS, conditions)
