@@ -18,6 +18,7 @@ from statistics import median
 
 import numpy as np
 
+from loadtest.overload.output import progress
 from loadtest.rollout.simulated import Callers, Model, Simulation
 from loadtest.rollout_traffic import canary_plan
 from services.rollout.policy import Kind, Plan, ShadowPlan
@@ -100,7 +101,9 @@ def measure(*, healthy: int, bad: int, faults: Sequence[str] = tuple(FAULTS)) ->
             for suffix, told in (("", True), ("_ended_only", False)):
                 lost = sum(map(math.isfinite, times(case, healthy, pool, told=told)))
                 figures[f"healthy_rollbacks_{name}{suffix}"] = float(lost)
+                progress(f"{lost} of {healthy} healthy rollouts taken back: {name}{suffix}")
         for name in faults:
             for suffix, told in (("", True), ("_ended_only", False)):
-                figures[f"simulated_{name}_s_p50{suffix}"] = median(times(FAULTS[name], bad, pool, told=told))
+                found = figures[f"simulated_{name}_s_p50{suffix}"] = median(times(FAULTS[name], bad, pool, told=told))
+                progress(f"found after {found:g} s at the median: {name}{suffix}")
     return figures
