@@ -333,9 +333,9 @@ def simulated(*, quick: bool) -> dict[str, float]:
     """See `loadtest.rollout.biases`."""
     say("\nsimulated rollouts (no mesh): healthy ones under planted biases, and faults")
     if quick:
-        figures = biases.measure(healthy=2, bad=1, faults=biases.ERRORS_ONLY)
+        figures = biases.measure(healthy=5, bad=1, faults=biases.ERRORS_ONLY)
     else:
-        figures = biases.measure(healthy=100, bad=21)
+        figures = biases.measure(healthy=100, bad=11)
     rows = [
         (name, f"{figures[name]:g}", f"{figures[f'{name}_ended_only']:g}")
         for name in figures

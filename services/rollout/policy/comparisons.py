@@ -167,19 +167,21 @@ def _of_cohorts(
 ) -> Interval:
     """See `cohorts`. Errors have two chances to show, each with half of the error: within two seconds, and at all."""
     low, high = -math.inf, math.inf
-    at = level if broken else Level(level.low + math.log(2.0), level.high)
+    budget = level.low if broken else level.low + math.log(2.0)
 
-    def apart(failed: float, begun: int, of_baseline: float, begun_there: int) -> Interval:
-        mine, base = Share.of(failed, begun).thinned(effects[0]), Share.of(of_baseline, begun_there).thinned(effects[1])
-        return proportions.difference(mine, base, at)
+    def thinned(failed: int, begun: int, which: int) -> Share:
+        return Share.of(failed, begun).thinned(effects[which])
 
     for mine, base in prefixes(ours, theirs):
         failed, there = (cell.broken if broken else cell.errors for cell in (mine, base))
-        low = max(low, apart(failed, mine.started, there + base.open, base.started).low)
-        high = min(high, apart(failed + mine.open, mine.started, there, base.started).high)
+        suspected, other = thinned(failed, mine.started, 0), thinned(there + base.open, base.started, 1)
+        low = max(low, proportions.at_least(suspected, other, budget))
+        suspected, other = thinned(failed + mine.open, mine.started, 0), thinned(there, base.started, 1)
+        high = min(high, proportions.at_most(suspected, other, level.high))
     if not broken:
         soon, usual = ours.prompt, theirs.prompt
-        low = max(low, apart(soon.errors, soon.started, usual.errors, usual.started).low)
+        pair = thinned(soon.errors, soon.started, 0), thinned(usual.errors, usual.started, 1)
+        low = max(low, proportions.at_least(*pair, budget))
     shares = (
         Share.of(cell.broken if broken else cell.errors, cell.started).estimate for cell in (ours.every, theirs.every)
     )

@@ -91,6 +91,22 @@ def difference(arm: Share, baseline: Share, level: Level, *, scores: bool = Fals
     )
 
 
+def at_least(arm: Share, baseline: Share, budget: float) -> float:
+    """The lower end of `difference` of failures, alone; −inf when nothing is known."""
+    if not arm.count or not baseline.count:
+        return -math.inf
+    mixed = SUSPECT.log_mixture(arm.hits, arm.count) + RARE.log_mixture(baseline.hits, baseline.count)
+    return _least(arm, baseline, mixed - budget)
+
+
+def at_most(arm: Share, baseline: Share, budget: float) -> float:
+    """The upper end."""
+    if not arm.count or not baseline.count:
+        return math.inf
+    mixed = RARE.log_mixture(arm.hits, arm.count) + RARE.log_mixture(baseline.hits, baseline.count)
+    return -_least(baseline, arm, mixed - budget)
+
+
 def mean(sample: Share, level: Level) -> Interval:
     """Of the share itself."""
     if not sample.count:
