@@ -84,6 +84,8 @@ def status(as_json: Json = False) -> None:
     else:
         print(f"mesh {current['state']}, supervisor pid {current['pid']}, state in {where.state}\n")
         print(report.table(rows))
+        if dropped := current.get("log_lines_dropped"):
+            print(f"\n{dropped} log lines could not be written: is the disk full?")
     if current["state"] != "up" or not all(row["ready"] for row in rows):
         raise SystemExit(1)
 
