@@ -2,7 +2,8 @@
 
 Each tenant has a counter of service received, divided by its weight; the backlogged tenant with the least is served
 next (start-time fair queuing, Goyal et al. 1996, with the counters of VTC, Sheng et al. 2024). A tenant that becomes
-backlogged is lifted to the present level, the counter at which service was last given, so that idleness is not credit.
+backlogged is lifted to the present level, the counter at which service was last given, so that idleness is not credit:
+that of the version which it asks for, since another one's workers may serve far more than that one's.
 What a request is expected to cost is charged on dispatch and corrected, up or down, when its real cost is known.
 
 Bound: let f and g be backlogged from t1 to t2 and heads be dispatched in order. Then the real costs of what f and g
@@ -24,6 +25,7 @@ from itertools import islice
 from services.admission.policy.model import Request
 from services.admission.policy.service_curve import ServiceCurve
 
+_VERSIONS = 64  # whose levels are remembered
 _MANY = 128  # tenants, from which on what serves them is summed up by a curve instead of one by one
 
 Lane = tuple[bool, str, tuple[str, ...]]
@@ -117,6 +119,7 @@ class FairQueue:
         self._idle: OrderedDict[str, float] = OrderedDict()  # counters that are still above the present level
         self._items: dict[str, Item] = {}
         self._level = 0.0  # virtual time: the counter at which service was last given
+        self._levels: OrderedDict[str, float] = OrderedDict()  # likewise, of each version: each has workers of its own
         self._max_idle = max_idle
         self.backlog = 0.0
         """Cost units waiting in all."""
@@ -133,11 +136,11 @@ class FairQueue:
         """What waits of the tenant's."""
         return self._flows.get(self._key(tenant))
 
-    def level_of(self, tenant: str) -> float:
-        """The counter at which the tenant's next request would be served."""
+    def level_of(self, tenant: str, version: str = "") -> float:
+        """The counter at which the tenant's next request for the version would be served."""
         key = self._key(tenant)
         flow = self._flows.get(key)
-        return flow.counter if flow is not None else max(self._level, self._idle.get(key, 0.0))
+        return flow.counter if flow is not None else max(self._level_at(version), self._idle.get(key, 0.0))
 
     def flows(self) -> Iterator[Flow]:
         """The backlogged tenants, in no particular order."""
@@ -154,7 +157,7 @@ class FairQueue:
         key = self._key(request.tenant)
         flow = self._flows.get(key)
         if flow is None:
-            flow = self._activate(key, item.order)
+            flow = self._activate(key, request.model_version, item.order)
         flow.weight = request.weight
         lane = self._lane(request)
         if lane not in flow.lanes:
@@ -201,21 +204,22 @@ class FairQueue:
         """
         item = self._items[request_id]
         flow = self._flows[self._key(item.request.tenant)]
-        self._level = flow.counter
+        self._served_at(flow.counter, item.request.model_version)
         self._move(flow, flow.counter + item.cost / item.request.weight)
         self.remove(request_id)
         return item
 
-    def charge(self, tenant: str, weight: float, cost: float) -> None:
-        """Charges a request that was served without waiting, so that it counts when its tenant has to wait."""
+    def charge(self, tenant: str, weight: float, cost: float, version: str = "") -> None:
+        """Charges a request for the version that was served without waiting, so that it counts when its tenant has to
+        wait."""
         key = self._key(tenant)
         flow = self._flows.get(key)
         if flow is not None:
             self._move(flow, flow.counter + cost / weight)
             return
-        start = max(self._level, self._idle.get(key, 0.0))
+        start = self.level_of(tenant, version)
         if not self._flows:
-            self._level = start
+            self._served_at(start, version)
         self._remember(key, start + cost / weight)
 
     def correct(self, tenant: str, weight: float, difference: float) -> None:
@@ -300,9 +304,19 @@ class FairQueue:
     def _lane(self, request: Request) -> Lane:
         return not (self._by_tenant and request.resumed_tokens), request.model_version, request.zones
 
-    def _activate(self, key: str, since: int) -> Flow:
+    def _level_at(self, version: str) -> float:
+        """Where tenants begin that have nothing waiting. Of a version that nobody was served of, with all others."""
+        return self._levels.get(version, self._level)
+
+    def _served_at(self, counter: float, version: str) -> None:
+        self._level = self._levels[version] = counter
+        self._levels.move_to_end(version)
+        if len(self._levels) > _VERSIONS:
+            self._levels.popitem(last=False)
+
+    def _activate(self, key: str, version: str, since: int) -> Flow:
         flow = Flow(key, since)
-        flow.counter = max(self._level, self._idle.pop(key, 0.0))
+        flow.counter = max(self._level_at(version), self._idle.pop(key, 0.0))
         self._flows[key] = flow
         insort(self._order, (flow.counter, flow.since, flow))
         return flow
@@ -316,11 +330,12 @@ class FairQueue:
         self._moved[flow.since] = flow
 
     def _unpark(self, flow: Flow) -> None:
+        level = min(self._level_at(lane[1]) for lane in flow.parked)
         for lane in flow.parked:
             insort(self._lanes.setdefault(lane, []), (flow.counter, flow.since, flow))
         flow.parked.clear()
-        if flow.counter < self._level:
-            self._move(flow, self._level)
+        if flow.counter < level:
+            self._move(flow, level)
 
     def _take_from(self, lane: Lane, flow: Flow) -> None:
         order = self._lanes[lane]
@@ -333,9 +348,9 @@ class FairQueue:
         return bisect_left(order, (flow.counter, flow.since))  # type: ignore[type-var]
 
     def _remember(self, key: str, counter: float) -> None:
-        """Keeps an idle tenant's counter while it says more than the level does."""
+        """Keeps an idle tenant's counter while it says more than the levels do."""
         self._idle.pop(key, None)
-        if counter > self._level:
+        if counter > min(self._levels.values(), default=self._level):
             self._idle[key] = counter
             if len(self._idle) > self._max_idle:
                 self._idle.popitem(last=False)

@@ -247,7 +247,7 @@ class Pool:
         worker = self.ledger.pick(request, now)
         if worker is None or not self._urgency.in_time(request, worker, now):
             return None
-        self.backlog.queue_of(request).charge(request.tenant, request.weight, cost)
+        self.backlog.queue_of(request).charge(request.tenant, request.weight, cost, request.model_version)
         self.predictor.let_in(request, cost, now)
         return self._hold(request, worker, cost, now)
 

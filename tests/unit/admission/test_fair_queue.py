@@ -144,6 +144,23 @@ def test_a_tenant_passed_over_for_its_own_budget_is_owed_nothing() -> None:
     assert [serve(queue).request.tenant for _ in range(4)].count("full") == 3
 
 
+def test_how_much_one_version_serves_does_not_set_back_those_who_come_for_another() -> None:
+    """A full canary beside a version that serves fifty times as much; who asks one by one gets what a flood gets."""
+    queue = FairQueue()
+    served: list[str] = []
+    for _ in range(60):
+        for _ in range(50):
+            queue.push(item("stable", 100))
+            queue.dispatch(next(queue.heads(lambda lane: lane[1] == "m@1")).request.request_id)
+        while queue.size_of("flood") < 3:
+            queue.push(item("flood", 100, version="m@2"))
+        if not queue.size_of("one by one"):
+            queue.push(item("one by one", 100, version="m@2"))
+        head = next(queue.heads(lambda lane: lane[1] == "m@2"))
+        served.append(queue.dispatch(head.request.request_id).request.tenant)
+    assert abs(served.count("flood") - served.count("one by one")) <= 2
+
+
 def test_what_is_parked_is_looked_at_again_when_its_head_leaves_and_still_waits_for_everybody_else() -> None:
     queue = FairQueue()
     first, second, other = item("full", 10), item("full", 20), item("full", 5, version="m@2")
