@@ -202,12 +202,13 @@ class Replica:
             joining = before
         else:
             joining = Joining({}, now)
-            for bucket in range(first, max(past, first + 1)):
-                newer = [
-                    (part, sequence)
-                    for part, sequence in piece.seen
-                    if part != self.ledger.part and sequence > self._reached(part, bucket)
-                ]
+            further = [
+                (part, sequence)
+                for part, sequence in piece.seen
+                if part != self.ledger.part and sequence > self._seen.get(part, 0)
+            ]
+            for bucket in range(first, max(past, first + 1)) if further else ():
+                newer = [(part, sequence) for part, sequence in further if sequence > self._reached(part, bucket)]
                 joining.newer[bucket] = frozenset(part for part, _ in newer)
                 for part, sequence in newer:
                     self._ahead.setdefault(part, {})[bucket] = sequence
