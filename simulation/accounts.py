@@ -377,6 +377,16 @@ class Mesh:
             if gateway.to is not None and self.now >= gateway.renewed + RENEW_NS:
                 self._renew(gateway)
 
+    def forget(self) -> None:
+        """What is long over plays no part any more."""
+        kept = {message.rid for gateway in self.gateways for message in gateway.outbox}
+        kept |= {reply.to.rid for gateway in self.gateways for reply in gateway.inbox}
+        past = self.now - 2 * MINUTE_NS
+        for rid in [rid for rid, each in self.requests.items() if each.over is not None and each.over < past]:
+            if rid not in kept:
+                del self.requests[rid]
+        self.told = {fact: told for fact, told in self.told.items() if told[0] > past}
+
     def _at(self, node: Limiter | Gateway) -> int:
         return self.now + node.skew
 

@@ -25,7 +25,7 @@ class Accounts(RuleBasedStateMachine):
     def begin(self, skews: list[int]) -> None:
         self.mesh = Mesh(limit=LIMIT, limiters=3, gateways=3, skews=tuple(skews))
 
-    @rule(g=G, tokens=st.integers(1, 150), answered=st.booleans())
+    @rule(g=G, tokens=st.sampled_from((3, 16, 60, 133)), answered=st.booleans())
     def ask(self, g: int, tokens: int, answered: bool) -> None:
         gateway = self.mesh.gateways[g]
         self.mesh.ask(gateway, tokens)
@@ -34,6 +34,19 @@ class Accounts(RuleBasedStateMachine):
                 self.mesh.serve(gateway)
             while gateway.inbox:
                 self.mesh.hear(gateway)
+
+    @rule(g=G)
+    def fill(self, g: int) -> None:
+        """It takes all that it is given."""
+        for tokens in (100, 100, 100, 40, 40, 10, 10, 3):
+            self.ask(g, tokens, answered=True)
+
+    @rule(g=G)
+    def alone(self, g: int) -> None:
+        """It finds nobody, and gives out all that it may."""
+        self.cut(g, again=False)
+        for tokens in (10, 4, 2, 1):
+            self.ask(g, tokens, answered=False)
 
     @rule(g=G)
     def serve(self, g: int) -> None:
@@ -140,7 +153,7 @@ class Accounts(RuleBasedStateMachine):
 
 TestAccounts = pytest.mark.timeout(300)(Accounts.TestCase)
 TestAccounts.settings = settings(
-    deadline=None, max_examples=60, stateful_step_count=30, suppress_health_check=list(HealthCheck)
+    deadline=None, max_examples=60, stateful_step_count=25, suppress_health_check=list(HealthCheck)
 )
 
 
