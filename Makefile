@@ -95,6 +95,10 @@ test: setup ## Run the tests: unit, contract, security, integration, end to end,
 test-engine: setup ## Compare the torch engine with transformers at length, each feature on and off (some minutes).
 	$(PY) -m pytest $(PYTEST) tests/oracle
 
+.PHONY: gpu-check
+gpu-check: ## Check the torch engine on this machine's GPU; needs torch and numpy, not setup (GPU_CHECK='--device cpu').
+	@bin/gpu-check $(GPU_CHECK)
+
 # --- engines with an environment of their own ---
 
 # Where vLLM lives; a path of your own is used as it is.
