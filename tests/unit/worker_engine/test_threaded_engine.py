@@ -6,6 +6,7 @@ from collections import deque
 
 import pytest
 
+from services.worker.engines.driven import EngineStoppedError
 from services.worker.engines.port import (
     Capacity,
     EngineInfo,
@@ -15,7 +16,7 @@ from services.worker.engines.port import (
     SequenceRequest,
     StepOutput,
 )
-from services.worker.engines.threaded import EngineStoppedError, ThreadedEngine
+from services.worker.engines.threaded import ThreadedEngine
 
 
 def req(handle, count=3):
