@@ -21,7 +21,7 @@ from services.worker.engines.sync import Change
 from services.worker.engines.torch_engine.blocks import BlockManager
 from services.worker.engines.torch_engine.compiling import Compiling
 from services.worker.engines.torch_engine.embedding import Embeddings
-from services.worker.engines.torch_engine.outcome import output_of, report, token_of
+from services.worker.engines.torch_engine.outcome import Timings, output_of, report, token_of
 from services.worker.engines.torch_engine.pacing import Pacer
 from services.worker.engines.torch_engine.scheduler import Scheduler, SchedulerOptions
 from services.worker.engines.torch_engine.sequences import Chunk, Plan
@@ -41,18 +41,6 @@ _UNUSABLE_IN_A_ROW = 8
 
 _CHECK_SECONDS = 1.0
 """Between two comparisons of all blocks with all sequences, which happen when the engine falls idle."""
-
-
-@dataclass(slots=True)
-class Timings:
-    """Where the seconds of one step went."""
-
-    schedule: float = 0.0
-    prepare: float = 0.0
-    forward: float = 0.0
-    sample: float = 0.0
-    apply: float = 0.0
-    total: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,8 +1,9 @@
-"""What a step led to, as the engine port tells it. Pure."""
+"""What a step led to, as the engine port tells it, and what it took. Pure."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from services.worker.engines.port import StepOutput
@@ -10,6 +11,18 @@ from services.worker.engines.torch_engine.sequences import FAILED, Advanced, End
 
 if TYPE_CHECKING:
     from services.worker.engines.torch_engine.sampler import Sampled
+
+
+@dataclass(slots=True)
+class Timings:
+    """Where the seconds of one step went."""
+
+    schedule: float = 0.0
+    prepare: float = 0.0
+    forward: float = 0.0
+    sample: float = 0.0
+    apply: float = 0.0
+    total: float = 0.0
 
 
 def output_of(step: int, ended: Iterable[Ended]) -> StepOutput:
