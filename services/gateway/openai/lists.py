@@ -110,19 +110,16 @@ class PromptList:
                 await self._places.acquire()
                 try:
                     mailbox = await self._opened(position)
-                except WeirError as error:
-                    await self._over(position, error)
+                except Exception as error:
+                    await self._over(position, _told(error))
                 else:
                     group.create_task(self._answer(position, mailbox))
 
     async def _answer(self, position: int, mailbox: Mailbox) -> None:
         try:
             end: End | WeirError = await self._read(position * self._each, mailbox)
-        except WeirError as error:
-            end = error
-        except Exception as error:  # a fault of one ends that one
-            log.error("prompt_failed", error=type(error).__name__, where=place_of(error))
-            end = WeirError(Reason.INTERNAL, "internal error; the trace id finds it")
+        except Exception as error:
+            end = _told(error)
         await self._over(position, end)
 
     async def _over(self, position: int, end: End | WeirError) -> None:
@@ -195,3 +192,11 @@ def _error_of(end: End | WeirError) -> WeirError:
     if isinstance(end, WeirError):
         return end
     return WeirError(Reason.parse(end.error_reason), end.message, retry_after=end.retry_after)
+
+
+def _told(error: Exception) -> WeirError:
+    """What the reader hears; a fault of ours ends that prompt alone."""
+    if isinstance(error, WeirError):
+        return error
+    log.error("prompt_failed", error=type(error).__name__, where=place_of(error))
+    return WeirError(Reason.INTERNAL, "internal error; the trace id finds it")

@@ -136,6 +136,23 @@ async def test_e9_a_refused_prompt_says_so_beside_the_others(mesh: Rig) -> None:
     assert told == [("A", "stop"), ("", "error"), ("C", "stop")]
 
 
+async def test_e9_a_fault_of_ours_ends_that_prompt_alone(mesh: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+    opening = mesh.gateway._pipeline._opening
+    normal = opening.decide
+
+    async def broken(request: Any) -> Any:
+        if request.spec.prompt == "b":
+            raise ZeroDivisionError
+        return await normal(request)
+
+    monkeypatch.setattr(opening, "decide", broken)
+    answering = asyncio.ensure_future(completion(mesh, prompt=["a", "b", "c"]))
+    await serve(mesh, 2)
+    body = (await answering).body
+    assert [choice["text"] for choice in body["choices"]] == ["A", "", "C"]
+    assert body["weir"]["error"]["code"] == "internal"
+
+
 async def test_e9_who_leaves_leaves_nothing_of_a_list_behind(mesh: Rig) -> None:
     answering = asyncio.ensure_future(completion(mesh, prompt=["a", "b", "c"]))
     handles = {(await taken(mesh.workers[0])).submit.handle for _ in range(3)}
