@@ -34,7 +34,7 @@ LENGTHS, CONTEXT = "azure-conversation", 512
 CAPPED = TenantSpec(id="capped", tokens_per_minute=LIMIT)
 EDGE, INTERNAL = "capped-edge", "capped-internal"
 FULL_SECONDS, QUICK_SECONDS = 150.0, 75.0
-TARGETS = {"quota_overshoot_tokens": "= 0", "owner_loss_overshoot_tokens": "= 0", "state_ms_50k_tenants": "<= 5"}
+TARGETS = {"quota_overshoot_tokens": "= 0", "owner_loss_overshoot_tokens": "= 0", "state_ms_50k_tenants": "≤ 5"}
 
 
 @dataclass(frozen=True, slots=True)

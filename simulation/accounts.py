@@ -244,6 +244,8 @@ class Mesh:
             until = message.at + gateway.skew + SHARE_NS
             gateway.bridge.told(TENANT, reply.number, reply.shares, until, self._at(gateway))
             gateway.share = ("share", gateway.holder, reply.number)
+        if message.kind in ("claim", "settle"):
+            gateway.bridge.taken((TENANT, message.rid))
         if message.kind == "reserve" and reply.granted:
             gateway.bridge.served((TENANT, message.rid), message.tokens, over_quota=False, until=1 << 62)
             self.requests[message.rid].running = True

@@ -10,6 +10,7 @@ from libs.quota.ledger import Ledger
 from libs.quota.settled import Key
 from libs.quota.shares import Share
 from libs.quota.types import Admitted, Ask, Denied, LimitSpec, SettledAlready
+from libs.quota.window import MINUTE_NS
 
 T = TypeVar("T")
 _MOST_SEEN = 50_000
@@ -35,6 +36,8 @@ class Bridge(Generic[T]):
         self._ledger = Ledger(retry_ns=retry_ns, money_needs_share=True)
         self._seen: dict[str, int] = {}
         self._running: dict[Key, _Running[T]] = {}
+        self._untold: dict[str, dict[str, int]] = {}
+        """By tenant, what was given out here and is not known yet to have come to the owner; since when."""
 
     def apply(
         self, limits: Mapping[Key, LimitSpec], budgets: Mapping[str, BudgetSpec], gateways: int, now: int
@@ -48,7 +51,16 @@ class Bridge(Generic[T]):
         return self._seen.get(tenant, 0)
 
     def told(self, tenant: str, number: int, shares: Iterable[Share], until: int, now: int) -> None:
-        """These came from the owner; `until` counts from when it was asked."""
+        """These came from the owner; `until` counts from when it was asked.
+
+        While the owner may not have known of what was given out here, nothing more may be: it held an earlier share for
+        that, and holds no more than the larger of both.
+        """
+        untold = self._untold.get(tenant)
+        if untold:
+            self._untold[tenant] = untold = {rid: at for rid, at in untold.items() if at + MINUTE_NS > now}
+        if untold:
+            shares = [Share(share.model, *(kind and 0 for kind in share[1:])) for share in shares]
         if len(self._seen) >= _MOST_SEEN:
             self._seen.clear()
         self._seen[tenant] = number
@@ -63,7 +75,16 @@ class Bridge(Generic[T]):
         outcome = self._ledger.reserve(ask, lease_ns=lease_ns, now=now)
         if isinstance(outcome, Admitted):
             self.served((ask.tenant, ask.request_id), kept, over_quota=outcome.over_quota, until=until)
+            self._untold.setdefault(ask.tenant, {})[ask.request_id] = now
         return outcome
+
+    def taken(self, key: Key) -> None:
+        """The owner knows it: it has answered."""
+        untold = self._untold.get(key[0])
+        if untold is not None:
+            untold.pop(key[1], None)
+            if not untold:
+                del self._untold[key[0]]
 
     def settle(self, tenant: str, model: str, request_id: str, tokens: int, now: int, *, spend: int) -> bool:
         """It has ended, and counts here for a period, whoever granted it. Whether it was served over quota."""

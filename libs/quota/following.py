@@ -63,7 +63,7 @@ def _apply_closed(books: Books, closed: Closed, part: Part, now: int) -> None:
 def _hold(books: Books, told: Told, now: int) -> None:
     scope = books.scopes.find(told.tenant, told.model, now)
     if scope is not None:
-        scope.holdings.tell(told, told.number, now)
+        scope.holdings.tell(told, now)
 
 
 def state(books: Books, first: int, past: int, ids: tuple[int, int], now: int) -> LedgerState:
@@ -96,7 +96,8 @@ def join(books: Books, told: LedgerState, newer: Newer, since: int, now: int) ->
             for share in each.told:
                 _hold(books, share, now)
     books.budgets.join(told.budgets, newer)
-    books.scopes.apply_budgets()
+    for budget in told.budgets:
+        books.scopes.wide(budget.tenant, now).budget = books.budgets.of(budget.tenant)
     for settled in told.settled:
         _join_settled(books, settled, newer(settled.tenant), since, now)
     for opened in told.leases:

@@ -214,7 +214,7 @@ class Scope:
             share = share._replace(spend=part if share.spend is None else min(part, share.spend))
         held = (share.tokens or 0, share.requests or 0, share.spend or 0)
         if any(held) or self.holdings.knows(holder):
-            self.holdings.tell(Told(self.tenant, self.model, holder, number, *held, terms.share_ns), seen, now)
+            self.holdings.tell(Told(self.tenant, self.model, holder, number, *held, terms.share_ns, seen), now)
         return share
 
     def state(self, now: int) -> ScopeState:

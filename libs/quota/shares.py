@@ -44,12 +44,13 @@ NOTHING = (0, 0, 0)
 class Holdings:
     """What the gateways hold of one limits entry: (tokens, requests, micro-dollars)."""
 
-    __slots__ = ("_first", "_held", "_open", "_total")
+    __slots__ = ("_first", "_held", "_open", "_seen", "_total")
 
     def __init__(self) -> None:
         self._open: dict[str, tuple[_Open, ...]] = {}
         self._held: dict[str, tuple[int, int, int]] = {}
         """By holder, the most of each that one of its shares is."""
+        self._seen: dict[str, int] = {}
         self._total = NOTHING
         self._first = 0
         """No share ends before."""
@@ -65,8 +66,9 @@ class Holdings:
         total, own = self._total, self._held.get(holder, NOTHING)
         return total[0] - own[0], total[1] - own[1], total[2] - own[2]
 
-    def tell(self, told: Told, seen: int, now: int) -> None:
-        """A share was told to a holder, to which those numbered `seen` and later may have come."""
+    def tell(self, told: Told, now: int) -> None:
+        """A share was told to a holder: those before the one that it has seen are given back."""
+        seen = self._seen[told.holder] = max(told.seen, self._seen.get(told.holder, 0))
         fresh = _Open(told.number, now + told.lasts_ns, told.tokens, told.requests, told.spend)
         kept = [each for each in self._open.get(told.holder, ()) if each.number >= seen and each.until > now]
         if len(kept) >= _MOST_OPEN:
@@ -85,7 +87,9 @@ class Holdings:
             if known:
                 tokens, requests, spend = (max(each[place] for each in known) for place in (2, 3, 4))
                 until = max(each.until for each in known)
-                yield Told(tenant, model, name, known[-1].number, tokens, requests, spend, until - now)
+                yield Told(
+                    tenant, model, name, known[-1].number, tokens, requests, spend, until - now, self._seen.get(name, 0)
+                )
 
     def _set(self, holder: str, known: tuple[_Open, ...]) -> None:
         before = self._held.pop(holder, NOTHING)
@@ -99,6 +103,7 @@ class Holdings:
             )
         else:
             self._open.pop(holder, None)
+            self._seen.pop(holder, None)
         a, b, c = self._total
         self._total = (a - before[0] + after[0], b - before[1] + after[1], c - before[2] + after[2])
 

@@ -232,6 +232,8 @@ class Told(NamedTuple):
     requests: int
     spend: int
     lasts_ns: int
+    seen: int = 0
+    """The number of the last one that is known to have come to the holder."""
 
 
 class Batch(NamedTuple):

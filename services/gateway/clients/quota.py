@@ -18,7 +18,7 @@ from weir.quota.v1 import quota_pb2, quota_pb2_grpc
 
 from libs.clock import Clock
 from libs.deadlines import Deadline, to_duration, to_seconds
-from libs.errors import WeirError
+from libs.errors import Reason, WeirError
 from libs.mux import Codec, MuxClient, OnReply, Semantics
 from libs.quota import (
     Bridge,
@@ -193,7 +193,8 @@ class QuotaClient:
             model_version=model_version,
             over_quota=over_quota,
         )
-        self._send(self._mux(tenant), quota_pb2.QuotaCall(settle=settle), _ignore, lazy=True)
+        took = partial(self._took, (tenant, request_id))
+        self._send(self._mux(tenant), quota_pb2.QuotaCall(settle=settle), took, lazy=True)
 
     def _mux(self, tenant: str) -> MuxClient:
         return self._shards[shard_of(tenant, len(self._shards))]
@@ -262,7 +263,12 @@ class QuotaClient:
             reserve = quota_pb2.Reserve()
             reserve.CopyFrom(lost[0])
             reserve.granted, reserve.over_quota_allowed = True, lost[1]
-            self._send(mux, quota_pb2.QuotaCall(reserve=reserve), _ignore)
+            self._send(mux, quota_pb2.QuotaCall(reserve=reserve), partial(self._took, key))
+
+    def _took(self, key: tuple[str, str], reply: object, error: WeirError | None) -> None:
+        """Settling is at-least-once and harmless to lose: the lease ends by itself."""
+        if error is None or error.reason is Reason.CONFLICT:
+            self._bridge.taken(key)
 
     def _send(self, mux: MuxClient, call: quota_pb2.QuotaCall, on_reply: OnReply, *, lazy: bool = False) -> None:
         # What cannot even be queued is covered by the lease's own end, and by the next digest.
@@ -277,10 +283,6 @@ class QuotaClient:
 
     def _now(self) -> int:
         return int(self._clock.monotonic() * _SECOND)
-
-
-def _ignore(reply: object, error: WeirError | None) -> None:
-    """Settling is at-least-once and harmless to lose: the lease ends by itself."""
 
 
 def _digests(tenants: Mapping[str, Sequence[str]]) -> Iterator[quota_pb2.Renew]:

@@ -37,16 +37,32 @@ class Accounts(RuleBasedStateMachine):
 
     @rule(g=G)
     def fill(self, g: int) -> None:
-        """It takes all that it is given."""
+        """All are told their shares, and then one takes all that it is given."""
+        for each in range(3):
+            self.ask(each, 1, answered=True)
         for tokens in (100, 100, 100, 40, 40, 10, 10, 3):
             self.ask(g, tokens, answered=True)
 
-    @rule(g=G)
-    def alone(self, g: int) -> None:
-        """It finds nobody, and gives out all that it may."""
-        self.cut(g, again=False)
-        for tokens in (10, 4, 2, 1):
-            self.ask(g, tokens, answered=False)
+    @rule(g=G, filled=st.booleans(), killed=st.booleans(), told=st.booleans())
+    def alone(self, g: int, filled: bool, killed: bool, told: bool) -> None:
+        """All but one find nobody, and give out all that they may; the other one goes on at the next owner."""
+        mesh = self.mesh
+        if filled:
+            for gateway in mesh.gateways:
+                mesh.connect(gateway)
+            self.fill(g)
+        if told:
+            for other in mesh.limiters:
+                mesh.publish(mesh.owner)
+                mesh.tell(mesh.owner, other)
+        if killed:
+            self.kill(mesh.limiters.index(mesh.owner))
+            mesh.connect(mesh.gateways[g])
+            self.ask(g, 60, answered=True)
+        for each in {0, 1, 2} - {g}:
+            self.cut(each, again=False)
+            for tokens in (10, 4, 2, 1):
+                self.ask(each, tokens, answered=False)
 
     @rule(g=G)
     def serve(self, g: int) -> None:

@@ -75,10 +75,10 @@ def test_a_share_is_held_until_a_later_one_came_or_it_has_ended() -> None:
 def test_a_holding_never_holds_less_than_the_largest_that_may_be_in_force() -> None:
     holdings = Holdings()
     for number, tokens in enumerate((50, 90, 10, 40, 20, 30, 5), start=1):
-        holdings.tell(Told("acme", "*", "one", number, tokens, 0, 0, LASTS), 0, 0)
+        holdings.tell(Told("acme", "*", "one", number, tokens, 0, 0, LASTS), 0)
     assert holdings.but("two", 0) == (90, 0, 0)
     assert holdings.but("one", 0) == (0, 0, 0)
-    holdings.tell(Told("acme", "*", "one", 8, 7, 0, 0, LASTS), 7, 0)
+    holdings.tell(Told("acme", "*", "one", 8, 7, 0, 0, LASTS, 8), 0)
     assert holdings.but("two", 0) == (7, 0, 0)
     assert holdings.but("two", LASTS) == (0, 0, 0)
     assert not holdings.knows("one")
