@@ -121,6 +121,8 @@ class Mesh:
         """Requests that somebody who grants could not know: the bound names them."""
         self.loose: set[Fact] = set()
         """Shares likewise."""
+        self.claimed: set[str] = set()
+        """Requests that some limiter was told of."""
         self.told: dict[Fact, tuple[int, int]] = {}
         """When a share was told, and of how many tokens it was."""
         self.waiting: dict[tuple[str, str], list[tuple[Logged, set[Fact]]]] = {}
@@ -288,6 +290,13 @@ class Mesh:
                 self._learn(limiter, ("lease", message.rid, 0))
                 if not granted and not before:
                     self._forgive(limiter)
+                    if any(
+                        request.share is not None
+                        and request.share[1] == holder
+                        and ("lease", rid, 0) not in limiter.knows
+                        for rid, request in self.requests.items()
+                    ):
+                        self.forgiven.add(message.rid)  # asked before it told what it gave out
             if not granted:
                 reply.number, shares = ledger.tell(ask, message.seen, now)
                 reply.shares = tuple(shares)
@@ -305,6 +314,8 @@ class Mesh:
                 return
 
     def _learn(self, limiter: Limiter, fact: Fact) -> None:
+        if fact[0] == "lease":
+            self.claimed.add(fact[1])
         limiter.knows.add(fact)
         limiter.fresh.add(fact)
 
@@ -321,7 +332,7 @@ class Mesh:
             elif ("lease", rid, 0) not in limiter.knows:
                 share = request.share
                 held = share is not None and share in limiter.knows and self.told[share][0] + SHARE_NS > self.now
-                if not held:
+                if not held or rid in self.claimed:  # whoever it was told to has not told it
                     self.forgiven.add(rid)
 
     def publish(self, limiter: Limiter) -> None:
