@@ -25,7 +25,6 @@ from typing import TypeVar
 _Key = TypeVar("_Key")
 _BEYOND = 0.1  # share of the answers that are longer than the high quantile
 _MEMORY = 64  # answers
-_RENEWED = 8  # answers after which a curve of that many is drawn anew, which costs as much as a grant
 _LONGEST = 1 << 30  # tokens
 _ROUNDING = 1e-9
 
@@ -102,8 +101,7 @@ class _Length:
             self._recent[self._next] = code
         self._next = (self._next + 1) % _MEMORY
         insort(self._ordered, code)
-        if len(self._recent) < _MEMORY or self._next % _RENEWED == 0:
-            self._curve = None
+        self._curve = None
 
 
 class Lengths:
