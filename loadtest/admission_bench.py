@@ -156,7 +156,7 @@ async def _admission() -> AsyncIterator[tuple[grpc.aio.Channel, int]]:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
-    settings = {"service": "admission", "port": port, "log_level": "error", "max_per_tenant": 1000}
+    settings = {"service": "admission", "port": port, "log_level": "error", "limits": {"max_per_tenant": 1000}}
     with tempfile.TemporaryDirectory() as directory:
         config = Path(directory, "admission.json")
         config.write_text(json.dumps(settings))  # noqa: ASYNC240 - a few bytes, before anything is measured

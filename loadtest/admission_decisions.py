@@ -13,10 +13,17 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 
 from services.admission.policy.levels import Levels
-from services.admission.policy.model import Granted, Limits, QueueClass, Report, Request, WorkerSpec
+from services.admission.policy.limits import Limits
+from services.admission.policy.model import (
+    Granted,
+    QueueClass,
+    Report,
+    Request,
+    WorkerSpec,
+)
 from services.admission.policy.pool import Pool
 
-LIMITS = Limits(max_prefill_wait=0.25, max_per_tenant=1 << 20, max_per_class=1 << 20, max_queued=1 << 20)
+LIMITS = Limits(max_per_tenant=1 << 20, max_per_class=1 << 20, max_queued=1 << 20, report_fresh=1e9, report_stale=2e9)
 SEQUENCES = 64
 ZONES = ("zone-a", "zone-b")
 VERSION, CANARY = "weir-fast@1", "weir-fast@2"

@@ -1,7 +1,8 @@
 """Goodput at and beyond capacity, what refusals and cancelling cost: `make bench-overload`.
 
 Two meshes of the profile overload, one with admission as it is and one with a plain bounded queue
-(`admission.discipline = "fifo"`), get the same requests at 1, 1.5, 2 and 4 times the capacity that was measured first.
+(`admission.limits.discipline = "fifo"`), get the same requests at 1, 1.5, 2 and 4 times the capacity, which is measured
+first.
 Prints tables and ends with one line of JSON; loadtest/README.md says what each figure is.
 """
 
@@ -198,8 +199,8 @@ def bounds(discipline: str) -> dict[str, int]:
 
 def settings(discipline: str) -> list[str]:
     """What `weir up` is told about the queue."""
-    lengths = [f"admission.{name}={value}" for name, value in bounds(discipline).items()]
-    return [f"admission.discipline={discipline}", *lengths]
+    lengths = [f"admission.limits.{name}={value}" for name, value in bounds(discipline).items()]
+    return [f"admission.limits.discipline={discipline}", *lengths]
 
 
 def ratios(good: Mapping[float, float], prefix: str) -> dict[str, float]:

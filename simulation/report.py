@@ -78,7 +78,7 @@ def summarise(scenario: Scenario, observed: Observed, *, timeline: bool = False)
         "scenario": scenario.name,
         "about": scenario.about,
         "workers": scenario.cluster.workers,
-        "discipline": scenario.settings().discipline,
+        "discipline": scenario.limits().discipline,
         "seconds": scenario.seconds,
         "warmup": scenario.warmup,
         "seed": scenario.seed,

@@ -14,7 +14,7 @@ import msgspec
 
 from libs.quota import LimitSpec
 from services.admission.config import Settings
-from services.admission.policy.model import Limits
+from services.admission.policy.limits import Limits
 from services.worker.engines.step_costs import StepCosts, StepWork
 from simulation.lengths import Lengths, load
 from simulation.worker import Sizes
@@ -215,7 +215,7 @@ class Scenario(Struct, frozen=True):
     cluster: Cluster = Cluster()
     delays: Delays = Delays()
     admission: dict[str, Any] = {}
-    """Admission's settings (services/admission/config.py), by their names."""
+    """Admission's settings and limits (services/admission), by their names."""
     objectives: dict[str, Objective] = {}
     """By class; those that are not named have none."""
     tenants: tuple[TenantSpec, ...] = ()
@@ -231,13 +231,15 @@ class Scenario(Struct, frozen=True):
         :raises ScenarioError: one is unknown or out of range.
         """
         try:
-            return msgspec.convert(self.admission, Settings, strict=False)
+            limits = {name: value for name, value in self.admission.items() if name in Limits.__struct_fields__}
+            others = {name: value for name, value in self.admission.items() if name not in limits}
+            return msgspec.convert({**others, "limits": limits}, Settings, strict=False)
         except (msgspec.ValidationError, ValueError) as error:
             raise ScenarioError(f"admission: {error}") from error
 
     def limits(self) -> Limits:
         """What admission's policy is told."""
-        return self.settings().limits()
+        return self.settings().limits
 
     def loads(self) -> list[TenantLoad]:
         """The workload's part, with floods in it.

@@ -53,7 +53,7 @@ class Simulator:
         self.clock = Clock()
         self.observed = Observed()
         jitter = random.Random(f"{scenario.seed}:jitter").random
-        self._owners = Owners(lambda: Pool("simulated", self._settings.limits(), now=self.clock.now, chance=jitter))
+        self._owners = Owners(lambda: Pool("simulated", self._settings.limits, now=self.clock.now, chance=jitter))
         self._edge = Edge() if scenario.edge_sheds else None
         self._rng = random.Random(f"{scenario.seed}:delays")
         self._workload = Workload(scenario.loads(), scenario.seconds, scenario.seed)

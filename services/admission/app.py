@@ -87,7 +87,7 @@ async def build(
         # Levels are written under a lease, which the registry has nothing to do with.
         store = EtcdStore(settings.etcd, tls=settings.tls) if settings.etcd else MemoryStore()
     coordinator = Coordinator(
-        limits=settings.limits(),
+        limits=settings.limits,
         clock=clock,
         random_bytes=random_bytes,
         grant_lifetime=settings.grant_lifetime,

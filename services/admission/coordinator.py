@@ -20,11 +20,11 @@ from libs.grants import KEY_BYTES, GrantSigner
 from libs.telemetry import get_logger
 from services.admission import convert
 from services.admission.metrics import GATEWAYS_ABANDONED, WORKERS_LOST, PoolMetrics
+from services.admission.policy.limits import Limits
 from services.admission.policy.model import (
     Event,
     Granted,
     Interrupt,
-    Limits,
     Outcome,
     Queued,
     Refused,

@@ -8,11 +8,11 @@ import random
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
+from services.admission.policy.limits import Limits
 from services.admission.policy.model import (
     Event,
     Granted,
     Interrupt,
-    Limits,
     QueueClass,
     Queued,
     Refused,

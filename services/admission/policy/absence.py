@@ -7,7 +7,8 @@ from collections.abc import Iterable
 
 from services.admission.policy.fair_queue import Item
 from services.admission.policy.ledger import Ledger
-from services.admission.policy.model import Limits, Outcome, Refused, Request
+from services.admission.policy.limits import Limits
+from services.admission.policy.model import Outcome, Refused, Request
 from services.admission.policy.refusals import Refusals
 
 

@@ -22,7 +22,13 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from services.admission.policy.model import Limits, QueueClass, Report, Request, WorkerSpec
+from services.admission.policy.limits import Limits
+from services.admission.policy.model import (
+    QueueClass,
+    Report,
+    Request,
+    WorkerSpec,
+)
 from services.admission.policy.outliers import Outliers
 
 _LOOK = 1.0  # seconds between two looks at how slow a slow worker is

@@ -6,7 +6,8 @@ import heapq
 from collections.abc import Callable, Iterator
 
 from services.admission.policy.fair_queue import FairQueue, Flow, Item, Lane
-from services.admission.policy.model import QUEUED_CLASSES, Limits, QueueClass, Request
+from services.admission.policy.limits import Limits
+from services.admission.policy.model import QUEUED_CLASSES, QueueClass, Request
 
 
 class Backlog:
@@ -71,7 +72,7 @@ class Backlog:
         limits = self._limits
         expires_at, limit = request.deadline - limits.return_margin, "deadline"
         if self._fair:
-            ttl = now + limits.ttl[request.queue_class]
+            ttl = now + limits.ttl(request.queue_class)
             if ttl < expires_at and not request.resumed_tokens:
                 expires_at, limit = ttl, "queue"
             if leave_by < expires_at:

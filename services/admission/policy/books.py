@@ -6,7 +6,8 @@ from collections import deque
 from dataclasses import dataclass
 
 from services.admission.policy.backlog import Backlog
-from services.admission.policy.model import Limits, QueueClass, Request
+from services.admission.policy.limits import Limits
+from services.admission.policy.model import QueueClass, Request
 from services.admission.policy.predict import Predictor
 
 _PREDICTIONS = 1024  # kept until somebody takes them

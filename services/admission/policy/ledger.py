@@ -24,7 +24,14 @@ from dataclasses import replace
 from services.admission.policy.account import Reservation, Worker, blocks_needed
 from services.admission.policy.affinity import Affinity
 from services.admission.policy.candidates import FEW, Candidates
-from services.admission.policy.model import Interrupt, Limits, QueueClass, Report, Request, WorkerSpec
+from services.admission.policy.limits import Limits
+from services.admission.policy.model import (
+    Interrupt,
+    QueueClass,
+    Report,
+    Request,
+    WorkerSpec,
+)
 from services.admission.policy.outliers import Outliers
 from services.admission.policy.placement import Needs, eligible, pick, to_keep
 from services.admission.policy.preemption import Preemption

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import enum
 import math
-from dataclasses import dataclass, field
-
-from services.admission.policy.tuning import Ejection, Placement
+from dataclasses import dataclass
 
 
 class QueueClass(enum.IntEnum):
@@ -155,96 +153,3 @@ class Interrupt:
 
 Event = Granted | Refused | Interrupt
 """The one outcome of a queued request, or what a worker is to be told."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Limits:
-    """Bounds and constants of one pool's admission; calibrated by load tests, set in config.py."""
-
-    discipline: str = "fair"
-    """"fair", or "fifo": one bounded queue in order of arrival without classes, fairness, early rejection, shedding,
-    TTLs, TTFT targets and preemption, to compare with."""
-    reserved_share: float = 0.05
-    """Share of the cost granted to a class that those waiting behind it get, so that none starves."""
-    wait_caution: float = 0.5
-    """Share of the time until a TTFT target or deadline that the predicted wait may take; beyond, a newcomer is
-    refused."""
-    preempt_after: float = 1.0
-    """Wait from which a request without a TTFT target may have less urgent work interrupted; with one, half the time
-    to it."""
-    preempt_interval: float = 0.02
-    """Least time between two interruptions in a pool."""
-    max_per_tenant: int = 256
-    """Most requests of one tenant that may wait in one class."""
-    max_per_class: int = 2048
-    """Most requests that may wait in one class."""
-    max_queued: int = 4096
-    """Most requests that may wait in all; beyond, the lowest class is shed for a higher one."""
-    ttl: dict[QueueClass, float] = field(
-        default_factory=lambda: {
-            QueueClass.PAID: 30.0,
-            QueueClass.FREE: 20.0,
-            QueueClass.OVER_QUOTA: 10.0,
-            QueueClass.BATCH: 600.0,
-            QueueClass.SHADOW: 2.0,
-        }
-    )
-    """Longest wait per class."""
-    shadow_room: float = 0.5
-    """Utilisation of a worker (0 to 1) up to which shadow requests may start there, they themselves included."""
-    shadow_yield: float = 0.75
-    """Utilisation from which those that run there are interrupted; above `shadow_room`, below `zone_spill`."""
-    shadow_calm: float = 1.0
-    """Seconds for which nobody must have waited in the pool before a shadow request may start."""
-    shadow_queue: int = 32
-    """Most shadow requests that may wait."""
-    max_queued_prefill: int = 16_384
-    """Prompt tokens that may wait for prefill on one worker; more wait here, where their order is fair. A worker
-    without any takes one prompt of whatever length."""
-    max_prefill_wait: float = math.inf
-    """Seconds that the prompts before a new one may take there, for the same reason."""
-    output_reserve: float = 0.5
-    """Share of a request's longest output for which blocks are kept on a worker that preempts and resumes; one that
-    does not is never promised more than it holds."""
-    run_ahead: int = 0
-    """Sequences beyond `max_running` that a worker may hold, to cover the way from a finished sequence to the next
-    grant."""
-    max_bypass: int = 16
-    """How often a request that does not fit may be overtaken before the worker it needs is kept for it."""
-    return_margin: float = 0.05
-    """A request leaves the queue this long before its deadline, so that the answer still arrives in time."""
-    absence_grace: float = 5.0
-    """How long requests queue for a version whose last worker has gone (or since admission started)."""
-    foreign_ttl: float = 60.0
-    """How long work that admission did not grant, or no longer knows the end of, is assumed to run."""
-    release_grace: float = 5.0
-    """How long after its deadline an unreleased request still counts in full."""
-    prefill_settle: float = 0.1
-    """How long a granted prompt counts as queued prefill beside the reports: the way through gateway and worker."""
-    report_fresh: float = math.inf
-    """Up to this age a report counts in full; from then on the room that it tells of shrinks, linearly, …"""
-    report_stale: float = math.inf
-    """… to nothing at this age."""
-    preempt_grace: float = 2.0
-    """How long what was asked to be interrupted counts as on its way out."""
-    placement: Placement = field(default_factory=Placement)
-    """How workers are scored."""
-    ejection: Ejection = field(default_factory=Ejection)
-    """When workers that fail get no more work."""
-    input_cost: float = 1.0
-    """Cost units per prompt token."""
-    output_cost: float = 2.0
-    """Cost units per output token: decoding costs more than prefill (VTC, arXiv 2401.00588, uses 1 and 2)."""
-
-    def cost(self, prompt_tokens: int, output_tokens: int) -> float:
-        """Cost units of a prompt and of all its output together; never 0, so that fair queuing always advances."""
-        return max(1.0, self.input_cost * prompt_tokens + self.output_cost * output_tokens)
-
-    def cost_of(self, request: Request) -> float:
-        """The most that the request can cost."""
-        return self.real_cost(request, request.max_output_tokens * request.choices)
-
-    def real_cost(self, request: Request, output_tokens: int) -> float:
-        """What the request costs with so many output tokens in all. Prefill that an interruption or a lost worker
-        makes necessary again is not the tenant's."""
-        return self.cost(0 if request.resumed_tokens else request.prompt_tokens, output_tokens)

@@ -20,7 +20,7 @@ import math
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 
-from services.admission.policy.tuning import Ejection
+from services.admission.policy.limits import Ejection
 
 _FORGIVEN = 10.0  # times its length, after an ejection: the next one starts short again
 _Room = tuple[int | None, float]

@@ -29,7 +29,8 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from services.admission.policy.affinity import beginning, rank
-from services.admission.policy.model import Limits, Request
+from services.admission.policy.limits import Limits
+from services.admission.policy.model import Request
 
 if TYPE_CHECKING:
     from services.admission.policy.account import Room, Worker

@@ -16,10 +16,10 @@ from services.admission.policy.books import Books, Held
 from services.admission.policy.fair_queue import Item
 from services.admission.policy.ledger import Ledger, Reservation, Worker
 from services.admission.policy.levels import Levels
+from services.admission.policy.limits import Limits
 from services.admission.policy.model import (
     Event,
     Granted,
-    Limits,
     Outcome,
     QueueClass,
     Queued,

@@ -24,7 +24,8 @@ from services.admission.policy.fair_queue import FairQueue
 from services.admission.policy.first_tokens import FirstTokens
 from services.admission.policy.ledger import Ledger, Worker
 from services.admission.policy.lengths import Lengths
-from services.admission.policy.model import Limits, QueueClass, Request
+from services.admission.policy.limits import Limits
+from services.admission.policy.model import QueueClass, Request
 
 _MEMORY = 10.0  # seconds that rates remember
 _TRUST = 1.0  # seconds of backlog that weigh as much as what workers report

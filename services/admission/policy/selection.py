@@ -7,7 +7,8 @@ from collections.abc import Callable, Sequence
 from services.admission.policy.backlog import Backlog
 from services.admission.policy.fair_queue import Item
 from services.admission.policy.ledger import Ledger, Worker
-from services.admission.policy.model import Limits, QueueClass, Request
+from services.admission.policy.limits import Limits
+from services.admission.policy.model import QueueClass, Request
 from services.admission.policy.placement import eligible
 from services.admission.policy.predict import Predictor
 from services.admission.policy.urgency import Urgency

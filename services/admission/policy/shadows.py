@@ -27,11 +27,11 @@ from itertools import islice
 from services.admission.policy.books import Books, Held
 from services.admission.policy.fair_queue import Item
 from services.admission.policy.ledger import Ledger, Worker
+from services.admission.policy.limits import Limits
 from services.admission.policy.model import (
     Event,
     Granted,
     Interrupt,
-    Limits,
     Outcome,
     QueueClass,
     Queued,
@@ -91,7 +91,7 @@ class Shadows:
         if busy or request.resumed_tokens or len(self._waiting) >= self._limits.shadow_queue:
             message = "Shadow requests run only where nobody else wants to."
             return self._refusals.refuse(request, Outcome.REJECTED_QUEUE_FULL, message, limit="shadow")
-        expires_at = min(now + self._limits.ttl[QueueClass.SHADOW], request.deadline - self._limits.return_margin)
+        expires_at = min(now + self._limits.ttl(QueueClass.SHADOW), request.deadline - self._limits.return_margin)
         self._waiting[request.request_id] = _Waiting(request, now, expires_at)
         return Queued(request)
 

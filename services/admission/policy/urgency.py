@@ -10,7 +10,13 @@ from services.admission.policy.backlog import Backlog
 from services.admission.policy.books import Books
 from services.admission.policy.fair_queue import Item
 from services.admission.policy.ledger import Ledger, Worker
-from services.admission.policy.model import QUEUED_CLASSES, Interrupt, Limits, QueueClass, Request
+from services.admission.policy.limits import Limits
+from services.admission.policy.model import (
+    QUEUED_CLASSES,
+    Interrupt,
+    QueueClass,
+    Request,
+)
 from services.admission.policy.predict import Predictor
 
 _INTERRUPTING = (QueueClass.PAID, QueueClass.FREE, QueueClass.OVER_QUOTA)
@@ -116,7 +122,7 @@ class Urgency:
             return 0.0
         request = item.request
         wait = self._predictor.wait(request, self._backlog, self._ledger, now) or 0.0
-        allowed = self._limits.ttl[request.queue_class]
+        allowed = self._limits.ttl(request.queue_class)
         if self._has_target(request):
             computed = self._predictor.computed_first_token(request, None, self._ledger, now)
             target = request.ttft_by - item.queued_at - self._predictor.first_token_at_worst(computed, request, now)

@@ -31,12 +31,13 @@ from libs.service import serve
 from libs.service.process import Running
 from services.admission.app import AdmissionService, build
 from services.admission.config import Settings
+from services.admission.policy.limits import Limits
 from tests.support.certificates import tls_of
 
 CLOCK = SystemClock()
 CODEC = Codec.of(pb.SessionRequest, pb.SessionResponse)
 # These workers report only what a test says: their silence must not count against them on a slow machine.
-PATIENT: dict[str, Any] = {"worker_heartbeat": 600.0, "report_fresh": 600.0, "report_stale": 1200.0}
+PATIENT: dict[str, Any] = {"worker_heartbeat": 600.0, "limits": Limits(report_fresh=600.0, report_stale=1200.0)}
 
 
 async def until(condition: Callable[[], bool]) -> None:

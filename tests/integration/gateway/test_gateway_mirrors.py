@@ -19,10 +19,10 @@ from libs.clock import SystemClock
 from libs.errors import Reason, WeirError
 from libs.mux import CallContext
 from services.admission.coordinator import Coordinator
-from services.admission.policy.model import Limits
 from services.admission.worker_session import WorkerSession
 from services.gateway.outcomes import ArmCounts
 from services.gateway.policy.finals import ArmKey
+from tests.support.admission_limits import steady
 from tests.support.leaves import MODEL, FakeWorker, Held, Rig, Running
 from tests.support.native_stream import Stream, ids, taken
 
@@ -249,7 +249,7 @@ class Shared:
     def __init__(self, mesh: Rig, sequences: int) -> None:
         self.mesh = mesh
         self.coordinator = Coordinator(
-            limits=Limits(prefill_settle=0.0),
+            limits=steady(prefill_settle=0.0),
             clock=SystemClock(),
             random_bytes=random.Random(1).randbytes,
             grant_lifetime=5.0,

@@ -20,6 +20,7 @@ from libs.rpc import make_channel
 from libs.service import serve
 from services.admission import app as admission_app
 from services.admission.config import Settings as AdmissionSettings
+from services.admission.policy.limits import Limits
 from services.worker import app as worker_app
 from services.worker.config import Settings, SimulatedOptions
 
@@ -63,7 +64,7 @@ class Mesh:
 async def mesh() -> AsyncIterator[Mesh]:
     """A worker of ten blocks of 16 tokens, a token per sequence in 3 ms."""
     async with contextlib.AsyncExitStack() as stack:
-        admitting = AdmissionSettings(preempt_after=0.05)
+        admitting = AdmissionSettings(limits=Limits(preempt_after=0.05))
         admission = await stack.enter_async_context(serve(await admission_app.build(admitting), admitting))
         target = f"127.0.0.1:{admission.port}"
         working = Settings(

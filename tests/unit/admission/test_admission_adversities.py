@@ -14,10 +14,10 @@ from libs.clock import ManualClock
 from libs.errors import WeirError
 from services.admission import convert
 from services.admission.coordinator import Coordinator
+from services.admission.policy.limits import Limits
 from services.admission.policy.model import (
     Granted,
     Interrupt,
-    Limits,
     QueueClass,
     Queued,
     Refused,
@@ -26,6 +26,7 @@ from services.admission.policy.model import (
     WorkerSpec,
 )
 from services.admission.policy.pool import Pool
+from tests.support.admission_limits import all_ttls, steady
 
 SPEC = WorkerSpec("w0", "127.0.0.1:1", "zone-a", frozenset({"m@1"}), 16, 100, 2, 2048)
 
@@ -36,7 +37,7 @@ def request(name: str = "r0", tenant: str = "acme", **more: object) -> Request:
 
 
 def pool(*specs: WorkerSpec, limits: Limits | None = None, report: Report | None = None) -> Pool:
-    made = Pool("fast", limits or Limits(), now=0.0)
+    made = Pool("fast", limits or steady(), now=0.0)
     for spec in specs or (SPEC,):
         made.worker_joined(spec, 0.0)
         made.worker_reported(spec.worker, report or Report(spec.total_blocks), 0.0)
@@ -153,7 +154,7 @@ def test_weights_that_would_stop_the_counters_are_kept_within_bounds(weight: flo
 
 
 def test_a_backlog_of_hours_without_a_grant_does_not_break_the_prediction() -> None:
-    target = pool(limits=Limits(ttl=dict.fromkeys(QueueClass, 1e6)))
+    target = pool(limits=steady(**all_ttls(1e6)))
     for number in range(2):
         target.admit(request(f"full{number}"), 0.0)
     for number in range(4):
@@ -165,7 +166,7 @@ def test_a_backlog_of_hours_without_a_grant_does_not_break_the_prediction() -> N
 
 
 def test_after_all_workers_were_lost_waits_are_predicted_as_before() -> None:
-    target = pool(limits=Limits(absence_grace=1e6, ttl=dict.fromkeys(QueueClass, 1e6)))
+    target = pool(limits=steady(absence_grace=1e6, **all_ttls(1e6)))
     now, live = 0.0, [f"r{number}" for number in range(2)]
     for number in range(12):
         target.admit(request(f"r{number}"), now)
@@ -225,7 +226,7 @@ def test_room_made_for_a_request_that_leaves_is_not_kept_for_it() -> None:
 
 
 def test_resumed_work_is_left_alone_for_a_while() -> None:
-    target = pool(limits=Limits(preempt_grace=2.0))
+    target = pool(limits=steady(preempt_grace=2.0))
     for number in range(2):
         resumed = request(f"batch{number}", prompt_tokens=32, resumed_tokens=16, queue_class=QueueClass.BATCH)
         assert isinstance(target.admit(resumed, 10.0)[0], Granted)
@@ -239,7 +240,7 @@ def test_resumed_work_is_left_alone_for_a_while() -> None:
 
 @pytest.mark.parametrize("discipline", ["fair", "fifo"])
 def test_what_waits_for_a_worker_that_does_not_come_back_does_not_block_the_others(discipline: str) -> None:
-    limits = Limits(discipline=discipline, ttl=dict.fromkeys(QueueClass, 1e6), absence_grace=5.0)
+    limits = steady(discipline=discipline, **all_ttls(1e6), absence_grace=5.0)
     target = pool(SPEC, replace(SPEC, worker="w1", zone="zone-b"), limits=limits)
     for number in range(4):
         target.admit(request(f"full{number}"), 0.0)
@@ -274,7 +275,7 @@ def test_a_share_for_more_gets_a_grant_of_its_own() -> None:
         clock = ManualClock()
         rng = random.Random(1)
         target = Coordinator(
-            limits=Limits(),
+            limits=steady(),
             clock=clock,
             random_bytes=rng.randbytes,
             grant_lifetime=5.0,

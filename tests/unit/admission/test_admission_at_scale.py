@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import replace
@@ -16,14 +15,22 @@ from services.admission.policy.account import Worker
 from services.admission.policy.candidates import FEW
 from services.admission.policy.fair_queue import FairQueue, Flow, Item, Lane
 from services.admission.policy.ledger import Ledger
-from services.admission.policy.model import Granted, Limits, QueueClass, Queued, Report, Request, WorkerSpec
+from services.admission.policy.limits import Ejection, Limits
+from services.admission.policy.model import (
+    Granted,
+    QueueClass,
+    Queued,
+    Report,
+    Request,
+    WorkerSpec,
+)
 from services.admission.policy.pool import Pool
 from services.admission.policy.service_curve import ServiceCurve
-from services.admission.policy.tuning import Ejection
+from tests.support.admission_limits import steady
 
 SPEC = WorkerSpec("w0", "", "a", frozenset({"m@1"}), 16, 1000, 4, 4096)
 ASKED = Request("r0", "acme", "m@1", 100, 60, 1, deadline=1e9, queue_class=QueueClass.PAID)
-LIMITS = Limits(max_per_class=10**6, max_queued=10**6, report_fresh=math.inf, report_stale=math.inf)
+LIMITS = steady(max_per_class=10**6, max_queued=10**6)
 
 
 def pool_of(*specs: WorkerSpec, limits: Limits = LIMITS) -> Pool:
@@ -167,7 +174,7 @@ def test_a_request_that_fits_any_of_many_workers_is_granted_one_that_it_fits(
     steps: list[tuple[str, int]], count: int, zones: tuple[str, ...]
 ) -> None:
     """Whatever happened before, and however time passes, the index misses nobody."""
-    limits = Limits(
+    limits = steady(
         report_fresh=20.0,
         report_stale=30.0,
         max_prefill_wait=0.01,
@@ -226,7 +233,7 @@ def test_a_request_that_fits_any_of_many_workers_is_granted_one_that_it_fits(
 def test_room_that_comes_back_with_time_alone_is_found(why: str) -> None:
     """Nothing is told of any of the workers in between."""
     ejection = Ejection(failures=1, seconds=5.0, share=1.0)
-    book = Ledger(replace(LIMITS, max_prefill_wait=0.02, prefill_settle=5.0, foreign_ttl=5.0, ejection=ejection))
+    book = Ledger(steady(max_prefill_wait=0.02, prefill_settle=5.0, foreign_ttl=5.0, ejection=ejection))
     for spec in many(40, total_blocks=100):
         book.join(spec, 0.0)
         book.workers[spec.worker].heard(Report(100), 0.0)
@@ -257,7 +264,7 @@ PREFIXES = st.lists(st.integers(0, 2**64 - 1), min_size=1, max_size=20, unique=T
 def test_of_many_workers_too_one_that_leaves_moves_only_what_was_on_it(
     firsts: list[int], count: int, data: st.DataObject
 ) -> None:
-    book = Ledger(Limits())
+    book = Ledger(steady())
     for spec in many(count):
         book.join(spec, 0.0)
         book.workers[spec.worker].heard(Report(1000), 0.0)

@@ -10,8 +10,9 @@ from hypothesis import strategies as st
 
 from services.admission.policy.fading import FadingMean, FadingRate
 from services.admission.policy.lengths import Lengths
-from services.admission.policy.model import Limits, Report, Request, WorkerSpec
+from services.admission.policy.model import Report, Request, WorkerSpec
 from services.admission.policy.pool import Pool
+from tests.support.admission_limits import steady
 
 
 def test_nothing_is_said_before_enough_was_seen_and_then_the_nearest_source_counts() -> None:
@@ -91,7 +92,7 @@ def test_a_fading_rate_is_right_from_the_start_and_forgets() -> None:
 
 @pytest.mark.parametrize(("how", "expected"), [({}, 10), ({"cut_short": True}, 200), ({"failed": True}, 200)])
 def test_only_those_who_ended_by_themselves_teach_their_length(how: dict[str, bool], expected: int) -> None:
-    pool = Pool("p", Limits(), now=0.0)
+    pool = Pool("p", steady(), now=0.0)
     pool.worker_joined(WorkerSpec("w0", "w0", "z", frozenset({"m@1"}), 16, 1000, 10, 4096), 0.0)
     pool.worker_reported("w0", Report(1000), 0.0)
     for number in range(20):

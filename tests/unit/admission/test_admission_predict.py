@@ -9,11 +9,11 @@ from dataclasses import replace
 import pytest
 
 from services.admission.policy.first_tokens import FirstTokens
+from services.admission.policy.limits import Limits
 from services.admission.policy.model import (
     Event,
     Granted,
     Interrupt,
-    Limits,
     Outcome,
     QueueClass,
     Queued,
@@ -23,6 +23,7 @@ from services.admission.policy.model import (
     WorkerSpec,
 )
 from services.admission.policy.pool import Pool
+from tests.support.admission_limits import steady
 
 SPEC = WorkerSpec("w0", "127.0.0.1:1", "zone-a", frozenset({"m@1"}), 16, 10_000, 10, 4096, preemptive=True)
 LOAD = Report(10_000, decode_step=0.02, prefill_tokens_per_second=5_000.0)
@@ -33,7 +34,7 @@ def request(name: str, tenant: str = "acme", **more: object) -> Request:
 
 
 def pool(report: Report = LOAD, *, limits: Limits | None = None, spec: WorkerSpec = SPEC) -> Pool:
-    made = Pool("fast", limits or Limits(), now=0.0)
+    made = Pool("fast", limits or steady(), now=0.0)
     made.worker_joined(spec, 0.0)
     made.worker_reported(spec.worker, report, 0.0)
     return made
@@ -252,7 +253,7 @@ def test_nobody_is_interrupted_for_batch_work_or_for_equals(queue_class: QueueCl
 
 
 def test_a_request_without_a_target_is_patient_before_it_interrupts() -> None:
-    target = pool(limits=Limits(preempt_after=1.0))
+    target = pool(limits=steady(preempt_after=1.0))
     fill(target, queue_class=QueueClass.BATCH)
     assert isinstance(target.admit(request("r"), 1.0)[0], Queued)
     assert target.tick(1.9) == []
@@ -283,7 +284,7 @@ def test_what_an_interrupted_request_had_generated_teaches_nothing_of_lengths() 
 
 
 def test_the_plain_discipline_foretells_and_interrupts_nothing() -> None:
-    target = pool(limits=Limits(discipline="fifo"))
+    target = pool(limits=steady(discipline="fifo"))
     fill(target, queue_class=QueueClass.BATCH)
     assert isinstance(target.admit(request("r", ttft_by=0.1, deadline=0.4), 0.0)[0], Queued)
     assert isinstance(target.admit(request("s", queue_class=QueueClass.BATCH), 0.0)[0], Queued)

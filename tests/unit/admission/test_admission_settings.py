@@ -1,13 +1,21 @@
-"""Admission's settings: what is refused, and that the policy gets all of them."""
+"""Admission's settings: what is refused, and that the policy's limits are a table of theirs."""
 
 from __future__ import annotations
 
-import dataclasses
+from pathlib import Path
 
+import msgspec
 import pytest
 
+from libs.config import ConfigError, load
 from services.admission.config import Settings
-from services.admission.policy.model import Limits
+from services.admission.policy.limits import Limits
+
+
+@pytest.mark.parametrize(("field", "value"), [("settle_seconds", -1.0), ("level_ttl", 0.5), ("rebalance_seconds", 0.0)])
+def test_settings_that_make_no_sense_are_refused(field: str, value: float) -> None:
+    with pytest.raises(ValueError, match=field):
+        Settings(**{field: value})  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(
@@ -20,21 +28,23 @@ from services.admission.policy.model import Limits
         ("wait_caution", 1.1),
         ("preempt_after", -1.0),
         ("preempt_interval", -0.1),
-        ("settle_seconds", -1.0),
-        ("level_ttl", 0.5),
-        ("rebalance_seconds", 0.0),
+        ("shadow_room", 0.9),
+        ("ttl_shadow", -1.0),
         ("report_fresh", 9.0),
     ],
 )
-def test_values_that_make_no_sense_are_refused(field: str, value: float) -> None:
+def test_limits_that_make_no_sense_are_refused(field: str, value: float) -> None:
     with pytest.raises(ValueError, match=field):
-        Settings(**{field: value})  # type: ignore[arg-type]
+        Limits(**{field: value})  # type: ignore[arg-type]
 
 
-def test_what_is_set_is_what_the_policy_decides_by() -> None:
-    names = {field.name for field in dataclasses.fields(Limits)} - {"ttl", "prefill_settle"}
-    assert names <= set(Settings.__struct_fields__)
-    changed = {name: getattr(Settings(), name) * 0.9 for name in names if isinstance(getattr(Settings(), name), float)}
-    limits = Settings(**changed, discipline="fifo", max_bypass=3).limits()  # type: ignore[arg-type]
-    assert {name: getattr(limits, name) for name in changed} == changed
-    assert (limits.discipline, limits.max_bypass) == ("fifo", 3)
+def test_d8_limits_are_declared_once_and_set_in_a_table_of_their_own(tmp_path: Path) -> None:
+    assert not set(Limits.__struct_fields__) & set(Settings.__struct_fields__)
+    assert Settings().limits == Limits()
+    file = tmp_path / "admission.json"
+    file.write_bytes(msgspec.json.encode({"limits": {"max_bypass": 3, "placement": {"zone_spill": 0.5}}}))
+    limits = load(Settings, ["--config", str(file)], {}).limits
+    assert (limits.max_bypass, limits.placement.zone_spill) == (3, 0.5)
+    file.write_bytes(msgspec.json.encode({"limits": {"output_reserve": 7}}))
+    with pytest.raises(ConfigError, match=r"output_reserve must be 0 to 1 - at `\$\.limits`"):
+        load(Settings, ["--config", str(file)], {})

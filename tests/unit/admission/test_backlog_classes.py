@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 
 from services.admission.policy.backlog import Backlog
 from services.admission.policy.fair_queue import Item
-from services.admission.policy.model import QUEUED_CLASSES, Limits, QueueClass, Request
+from services.admission.policy.model import QUEUED_CLASSES, QueueClass, Request
+from tests.support.admission_limits import all_ttls, steady
 
 _numbers = itertools.count()
 PAID, FREE, OVER, BATCH = QUEUED_CLASSES
@@ -40,7 +41,7 @@ def test_no_class_starves_and_higher_ones_lose_at_most_the_share(
     classes: set[QueueClass], share: float, costs: list[float], rounds: int
 ) -> None:
     """All classes always have requests waiting, of the same costs in turn."""
-    backlog = Backlog(Limits(reserved_share=share, max_per_class=10**9, max_queued=10**9, max_per_tenant=10**9))
+    backlog = Backlog(steady(reserved_share=share, max_per_class=10**9, max_queued=10**9, max_per_tenant=10**9))
     turns = {queue_class: itertools.cycle(costs) for queue_class in classes}
     for queue_class in [*classes, *classes]:  # two each: no class is empty between a grant and the next request
         push(backlog, queue_class, next(turns[queue_class]))
@@ -59,7 +60,7 @@ def test_no_class_starves_and_higher_ones_lose_at_most_the_share(
 
 
 def test_a_class_that_leaves_takes_no_credit_with_it() -> None:
-    backlog = Backlog(Limits(reserved_share=0.5))
+    backlog = Backlog(steady(reserved_share=0.5))
     for _ in range(10):
         push(backlog, PAID)
     batch, _ = push(backlog, BATCH, cost=100.0)
@@ -72,7 +73,7 @@ def test_a_class_that_leaves_takes_no_credit_with_it() -> None:
 
 def test_what_a_resumed_request_computes_again_counts_in_its_class_share() -> None:
     """Else a class would pay little for much: interrupted, it would be back at once, to be interrupted again."""
-    backlog = Backlog(Limits(reserved_share=0.5))
+    backlog = Backlog(steady(reserved_share=0.5))
     for _ in range(10):
         push(backlog, PAID)
     push(backlog, BATCH, cost=1.0, resumed=5)  # and 10 tokens of prompt
@@ -80,7 +81,7 @@ def test_what_a_resumed_request_computes_again_counts_in_its_class_share() -> No
 
 
 def test_shedding_goes_from_batch_to_paid_and_takes_resumed_requests_last() -> None:
-    backlog = Backlog(Limits(max_queued=6))
+    backlog = Backlog(steady(max_queued=6))
     push(backlog, PAID)
     push(backlog, FREE)
     push(backlog, OVER)
@@ -98,7 +99,7 @@ def test_shedding_goes_from_batch_to_paid_and_takes_resumed_requests_last() -> N
 
 
 def test_resumed_requests_always_have_room_and_wait_as_long_as_their_deadline() -> None:
-    backlog = Backlog(Limits(max_per_tenant=1))
+    backlog = Backlog(steady(max_per_tenant=1))
     first, _ = push(backlog, FREE)
     assert backlog.room_for(first.request) == "queue_per_tenant"
     resumed, _ = push(backlog, FREE, resumed=3)
@@ -109,7 +110,7 @@ def test_resumed_requests_always_have_room_and_wait_as_long_as_their_deadline() 
 
 @given(st.lists(st.tuples(st.floats(0, 50), st.booleans()), max_size=60))
 def test_what_expires_leaves_in_time_and_nothing_else_does(steps: list[tuple[float, bool]]) -> None:
-    backlog = Backlog(Limits(ttl=dict.fromkeys(QUEUED_CLASSES, 1e6)))
+    backlog = Backlog(steady(**all_ttls(1e6)))
     waiting: dict[str, float] = {}
     for number, (at, removes) in enumerate(steps):
         if removes and waiting:
@@ -127,7 +128,7 @@ def test_what_expires_leaves_in_time_and_nothing_else_does(steps: list[tuple[flo
 
 
 def test_the_plain_discipline_knows_arrival_one_bound_and_deadlines_only() -> None:
-    backlog = Backlog(Limits(discipline="fifo", max_queued=3, max_per_tenant=1))
+    backlog = Backlog(steady(discipline="fifo", max_queued=3, max_per_tenant=1))
     pushed = [push(backlog, queue_class, tenant="one")[0] for queue_class in (BATCH, PAID, FREE)]
     assert backlog.room_for(pushed[0].request) == "queue"
     assert {item.limit for item in pushed} == {"deadline"}
@@ -137,7 +138,7 @@ def test_the_plain_discipline_knows_arrival_one_bound_and_deadlines_only() -> No
 
 @pytest.mark.parametrize("queue_class", QUEUED_CLASSES)
 def test_every_class_has_a_queue_of_its_own(queue_class: QueueClass) -> None:
-    backlog = Backlog(Limits())
+    backlog = Backlog(steady())
     item, _ = push(backlog, queue_class)
     assert len(backlog.queues[queue_class]) == 1
     assert [len(queue) for queue in backlog.higher(queue_class)] == [0] * (queue_class - 1)

@@ -15,8 +15,8 @@ from libs.errors import Reason, WeirError
 from libs.grants import GrantVerifier
 from services.admission import convert
 from services.admission.coordinator import Coordinator, Waiter
-from services.admission.policy.model import Limits
 from services.admission.worker_session import WorkerSession
+from tests.support.admission_limits import steady
 
 
 class Desk:
@@ -25,7 +25,7 @@ class Desk:
     def __init__(self) -> None:
         self.clock = ManualClock(100.0)
         self.coordinator = Coordinator(
-            limits=Limits(),
+            limits=steady(),
             clock=self.clock,
             random_bytes=random.Random(1).randbytes,
             grant_lifetime=5.0,

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from services.admission.config import Settings
 from services.admission.policy.ledger import Ledger
-from services.admission.policy.model import Limits, Report, Request, WorkerSpec
+from services.admission.policy.limits import Limits
+from services.admission.policy.model import Report, Request, WorkerSpec
+from tests.support.admission_limits import steady
 
-LIMITS = Limits()
+LIMITS = steady()
 SPEC = WorkerSpec("w0", "127.0.0.1:1", "zone-a", frozenset({"m@1"}), 16, 100, 8, 512)
 
 
@@ -29,7 +31,7 @@ def ledger(*specs: WorkerSpec, limits: Limits = LIMITS) -> Ledger:
 
 
 def test_prompts_wait_here_once_a_worker_has_a_quarter_of_a_second_of_them() -> None:
-    book = ledger(limits=Limits(max_prefill_wait=0.25))
+    book = ledger(limits=steady(max_prefill_wait=0.25))
     for queued, fits in ((200, True), (300, False)):
         report = Report(SPEC.total_blocks, queued_prefill_tokens=queued, prefill_tokens_per_second=1000.0)
         book.workers["w0"].heard(report, 0.0)
@@ -84,7 +86,7 @@ def test_work_found_on_joining_counts_until_it_ends_or_its_time_is_over() -> Non
 
 
 def test_what_was_found_on_joining_counts_no_more_after_its_time_without_any_report() -> None:
-    book = Ledger(replace(LIMITS, foreign_ttl=5.0))
+    book = Ledger(msgspec.structs.replace(LIMITS, foreign_ttl=5.0))
     book.join(SPEC, 0.0)
     worker = book.workers["w0"]
     worker.heard(Report(free_blocks=40, running=3), 0.0)
@@ -132,7 +134,7 @@ def test_a_returning_worker_keeps_what_is_held_on_it() -> None:
 
 
 def test_waiting_prefill_bounds_what_a_worker_is_given_but_never_blocks_an_idle_one() -> None:
-    limits = Limits(max_queued_prefill=100)
+    limits = steady(max_queued_prefill=100)
     book = ledger(replace(SPEC, total_blocks=1000), limits=limits)
     worker = book.workers["w0"]
     book.reserve(request(1, prompt=300), "w0", 0.0)
@@ -143,7 +145,7 @@ def test_waiting_prefill_bounds_what_a_worker_is_given_but_never_blocks_an_idle_
 
 
 def test_the_sum_of_waiting_prefill_settles() -> None:
-    book = ledger(limits=Limits(max_queued_prefill=100, prefill_settle=0.1))
+    book = ledger(limits=steady(max_queued_prefill=100, prefill_settle=0.1))
     worker = book.workers["w0"]
     book.reserve(request(1, prompt=100), "w0", 0.0)
     assert not worker.fits(request(2), 0.05)
@@ -212,20 +214,20 @@ def test_the_sum_of_what_is_held_never_exceeds_what_the_worker_has(steps: list[t
 
 @pytest.mark.parametrize(("preemptive", "held"), [(False, 4), (True, 3)])
 def test_a_preemptive_worker_is_promised_more_than_it_may_come_to_need(preemptive: bool, held: int) -> None:
-    book = ledger(replace(SPEC, preemptive=preemptive), limits=Limits(output_reserve=0.5))
+    book = ledger(replace(SPEC, preemptive=preemptive), limits=steady(output_reserve=0.5))
     book.reserve(request(1, prompt=16, output=48), "w0", 0.0)
     assert book.workers["w0"].held_blocks == held
 
 
 @pytest.mark.parametrize("share", [-0.1, 1.1, float("nan")])
 def test_the_reserve_for_outputs_is_a_share(share: float) -> None:
-    assert Settings(output_reserve=1.0).limits().output_reserve == 1.0
+    assert Limits(output_reserve=1.0).output_reserve == 1.0
     with pytest.raises(ValueError, match="output_reserve"):
-        Settings(output_reserve=share)
+        Limits(output_reserve=share)
 
 
 def test_the_room_that_a_report_tells_of_shrinks_with_its_age() -> None:
-    book = ledger(limits=Limits(report_fresh=1.0, report_stale=3.0))
+    book = ledger(limits=steady(report_fresh=1.0, report_stale=3.0))
     worker = book.workers["w0"]
     book.reserve(request(1, prompt=256, output=64), "w0", 0.0)
     expected = {0.5: (80, 7), 1.0: (80, 7), 1.5: (60, 5), 2.0: (40, 3), 2.9: (4, 0), 3.0: (0, 0), 9.0: (0, 0)}
@@ -240,7 +242,7 @@ def test_the_room_that_a_report_tells_of_shrinks_with_its_age() -> None:
 
 def test_a_preemptive_worker_keeps_what_the_output_is_expected_to_be() -> None:
     specs = replace(SPEC, preemptive=True), replace(SPEC, worker="w1")
-    book = Ledger(Limits(output_reserve=0.5), expected_output=_expected)
+    book = Ledger(steady(output_reserve=0.5), expected_output=_expected)
     for spec in specs:
         book.join(spec, 0.0)
         book.workers[spec.worker].heard(Report(free_blocks=100), 0.0)
@@ -259,4 +261,4 @@ def _expected(asked: Request, produced: int) -> int | None:
 @pytest.mark.parametrize(("fresh", "stale"), [(3.0, 3.0), (-1.0, 3.0), (4.0, 3.0)])
 def test_reports_grow_stale_after_they_were_fresh(fresh: float, stale: float) -> None:
     with pytest.raises(ValueError, match="report_stale"):
-        Settings(report_fresh=fresh, report_stale=stale)
+        Limits(report_fresh=fresh, report_stale=stale)

@@ -13,8 +13,14 @@ from libs.errors import Reason, WeirError
 from libs.registry import MemoryStore, Put, keys
 from libs.resources.codec import decode, unpack
 from services.admission.level_publisher import LevelPublisher
-from services.admission.policy.model import Limits, QueueClass, Report, Request, WorkerSpec
+from services.admission.policy.model import (
+    QueueClass,
+    Report,
+    Request,
+    WorkerSpec,
+)
 from services.admission.policy.pool import Pool
+from tests.support.admission_limits import steady
 
 SPEC = WorkerSpec("w0", "127.0.0.1:1", "zone-a", frozenset({"m@1"}), 16, 10_000, 1, 4096)
 
@@ -49,7 +55,7 @@ class Desk:
     def __init__(self, **limits: object) -> None:
         self.clock = ManualClock(100.0)
         self.store = Flaky()
-        self.pool = Pool("fast", Limits(**limits), now=100.0)  # type: ignore[arg-type]
+        self.pool = Pool("fast", steady(**limits), now=100.0)  # type: ignore[arg-type]
         self.pool.worker_joined(SPEC, 100.0)
         self.report()
         self.publisher = LevelPublisher(

@@ -9,9 +9,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from services.admission.policy.ledger import Ledger
-from services.admission.policy.model import Limits, Report, Request, WorkerSpec
+from services.admission.policy.limits import Ejection
+from services.admission.policy.model import Report, Request, WorkerSpec
 from services.admission.policy.outliers import Outliers
-from services.admission.policy.tuning import Ejection
+from tests.support.admission_limits import steady
 
 SPEC = WorkerSpec("w0", "", "a", frozenset({"m@1"}), 16, 1000, 32, 4096)
 NAMES = ["w0", "w1", "w2"]
@@ -119,7 +120,7 @@ def run(book: Ledger, number: int, worker: str, now: float, *, failed: bool, tok
 
 
 def book_of(count: int) -> Ledger:
-    book = Ledger(Limits(ejection=LIMITS))
+    book = Ledger(steady(ejection=LIMITS))
     for number in range(count):
         spec = replace(SPEC, worker=f"w{number}")
         book.join(spec, 0.0)

@@ -10,7 +10,8 @@ import random
 
 import pytest
 
-from services.admission.policy.model import Limits, QueueClass
+from services.admission.policy.model import QueueClass
+from tests.support.admission_limits import steady
 from tests.support.pool_model import Result, Simulation
 
 CAPACITY = 27.0
@@ -18,7 +19,7 @@ SECONDS, WARM_UP = 40.0, 10.0
 
 
 def run(rate: float, *, seconds: float = SECONDS, **more: object) -> Result:
-    simulation = Simulation(rate=rate, limits=more.pop("limits", Limits()), **more)  # type: ignore[arg-type]
+    simulation = Simulation(rate=rate, limits=more.pop("limits", steady()), **more)  # type: ignore[arg-type]
     return simulation.run(seconds, WARM_UP)
 
 
@@ -45,7 +46,7 @@ def test_goodput_does_not_fall_under_overload(times: float, at_capacity: Result)
 
 
 def test_a_plain_queue_collapses_where_this_does_not(at_capacity: Result) -> None:
-    result = run(1.5 * CAPACITY, limits=Limits(discipline="fifo"))
+    result = run(1.5 * CAPACITY, limits=steady(discipline="fifo"))
     assert result.goodput < 0.5 * at_capacity.goodput
 
 
@@ -95,7 +96,7 @@ def test_free_requests_are_not_starved_and_cost_paid_ones_little() -> None:
 
 
 def test_the_level_told_to_the_edge_keeps_load_away_and_goodput_up(at_capacity: Result) -> None:
-    simulation = Simulation(rate=4 * CAPACITY, limits=Limits(), edge=True)
+    simulation = Simulation(rate=4 * CAPACITY, limits=steady(), edge=True)
     result = simulation.run(SECONDS, WARM_UP)
     refused = sum(result.refused.values())
     assert result.goodput >= 0.95 * at_capacity.goodput

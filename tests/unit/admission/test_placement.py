@@ -9,9 +9,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from services.admission.policy.ledger import Ledger
-from services.admission.policy.model import Limits, Report, Request, WorkerSpec
+from services.admission.policy.limits import Limits, Placement
+from services.admission.policy.model import Report, Request, WorkerSpec
 from services.admission.policy.selection import Failed
-from services.admission.policy.tuning import Placement
+from tests.support.admission_limits import steady
 
 SPEC = WorkerSpec("w0", "", "a", frozenset({"m@1", "n@1"}), 16, 1000, 32, 4096)
 BLOCK = 32
@@ -27,7 +28,7 @@ def prompt_of(*blocks: int, number: int = 0, **more: object) -> Request:
 
 
 def book_of(*specs: WorkerSpec, limits: Limits | None = None, **report: object) -> Ledger:
-    book = Ledger(limits or Limits())
+    book = Ledger(limits or steady())
     for spec in specs:
         book.join(spec, 0.0)
         book.workers[spec.worker].heard(Report(free_blocks=spec.total_blocks, **report), 0.0)  # type: ignore[arg-type]
@@ -44,7 +45,7 @@ def picked(book: Ledger, asked: Request, now: float = 1.0) -> str:
     return worker.spec.worker
 
 
-LATE = Limits(prefill_settle=1000.0, max_queued_prefill=1 << 30, placement=Placement(affinity_slack=0.05))
+LATE = steady(prefill_settle=1000.0, max_queued_prefill=1 << 30, placement=Placement(affinity_slack=0.05))
 """Prefill that never gets done, and little patience with it."""
 
 
@@ -53,7 +54,7 @@ LATE = Limits(prefill_settle=1000.0, max_queued_prefill=1 << 30, placement=Place
 
 def test_requests_stay_at_home_until_it_is_well_used_and_spill_over_before_it_is_full() -> None:
     home, away = replace(SPEC, max_running=10), replace(SPEC, worker="w1", zone="b", max_running=10)
-    book = book_of(home, away, limits=Limits(placement=Placement(zone_spill=0.8)))
+    book = book_of(home, away, limits=steady(placement=Placement(zone_spill=0.8)))
     chosen = []
     for number in range(20):
         asked = request(number, zones=("a", "b"))
@@ -109,7 +110,7 @@ def test_what_a_lost_worker_had_is_lost_with_it() -> None:
 
 
 def test_affinity_ends_where_the_queue_is_too_long() -> None:
-    book = book_of(*workers(2), limits=Limits(placement=Placement(affinity_slack=0.5)))
+    book = book_of(*workers(2), limits=steady(placement=Placement(affinity_slack=0.5)))
     long = tuple(range(1, 101))
     book.reserve(prompt_of(*long, number=1), "w0", 0.0)
     book.workers["w0"].heard(Report(1000, queued_prefill_tokens=390, prefill_tokens_per_second=800.0), 0.0)
@@ -209,7 +210,7 @@ STEPS = st.lists(
 def test_a_request_only_gets_a_worker_that_it_fits_and_the_same_one_every_time(
     steps: list[tuple[tuple[int, int, int, list[int], tuple[str, ...], float, str], str]], preemptive: int
 ) -> None:
-    limits = Limits(report_fresh=2.0, report_stale=6.0, max_queued_prefill=2000)
+    limits = steady(report_fresh=2.0, report_stale=6.0, max_queued_prefill=2000)
     specs = [
         replace(
             SPEC,

@@ -10,11 +10,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from services.admission.policy.limits import Limits
 from services.admission.policy.model import (
     Event,
     Granted,
     Interrupt,
-    Limits,
     Outcome,
     QueueClass,
     Queued,
@@ -24,6 +24,7 @@ from services.admission.policy.model import (
     WorkerSpec,
 )
 from services.admission.policy.pool import Pool
+from tests.support.admission_limits import all_ttls, steady
 
 SPEC = WorkerSpec("w0", "127.0.0.1:1", "zone-a", frozenset({"m@1"}), 16, 100, 2, 512)
 
@@ -34,7 +35,7 @@ def request(name: str = "r0", tenant: str = "acme", **more: object) -> Request:
 
 
 def pool(*specs: WorkerSpec, limits: Limits | None = None, now: float = 0.0) -> Pool:
-    made = Pool("fast", limits or Limits(), now=now)
+    made = Pool("fast", limits or steady(), now=now)
     for spec in specs or (SPEC,):
         made.worker_joined(spec, now)
         made.worker_reported(spec.worker, Report(free_blocks=spec.total_blocks), now)
@@ -181,7 +182,7 @@ def test_the_impossible_is_refused_at_once(asked: dict[str, object], outcome: Ou
 
 
 def test_without_a_worker_requests_wait_a_little_and_are_then_refused() -> None:
-    target = Pool("fast", Limits(absence_grace=5.0), now=0.0)
+    target = Pool("fast", steady(absence_grace=5.0), now=0.0)
     assert isinstance(target.admit(request("early"), 4.0)[0], Queued)
     refused(target.admit(request("late"), 6.0)[0], Outcome.REJECTED_NO_CAPACITY)
     target.worker_joined(SPEC, 7.0)
@@ -192,7 +193,7 @@ def test_without_a_worker_requests_wait_a_little_and_are_then_refused() -> None:
 
 
 def test_queues_are_bounded_per_tenant_and_per_class() -> None:
-    target = pool(limits=Limits(max_per_tenant=2, max_per_class=3))
+    target = pool(limits=steady(max_per_tenant=2, max_per_class=3))
     fill(target)
     for name, tenant in (("a1", "a"), ("a2", "a"), ("b1", "b")):
         assert isinstance(target.admit(request(name, tenant), 0.0)[0], Queued)
@@ -204,7 +205,7 @@ def test_queues_are_bounded_per_tenant_and_per_class() -> None:
 
 
 def test_when_all_is_full_the_lowest_class_is_shed_for_a_higher_one() -> None:
-    target = pool(limits=Limits(max_queued=2))
+    target = pool(limits=steady(max_queued=2))
     fill(target)
     target.admit(request("free", queue_class=QueueClass.FREE), 0.0)
     target.admit(request("batch", queue_class=QueueClass.BATCH), 0.0)
@@ -216,7 +217,7 @@ def test_when_all_is_full_the_lowest_class_is_shed_for_a_higher_one() -> None:
 
 
 def test_waiting_too_long_and_missing_the_deadline_are_different_outcomes() -> None:
-    target = pool(limits=Limits(ttl=dict.fromkeys(QueueClass, 10.0)))
+    target = pool(limits=steady(**all_ttls(10.0)))
     fill(target)
     target.admit(request("ttl"), 0.0)
     target.admit(request("deadline", deadline=5.0), 0.0)
@@ -241,7 +242,7 @@ def test_a_deadline_that_the_queue_cannot_meet_is_refused_with_a_time_to_come_ba
 
 
 def test_capacity_is_not_left_idle_but_large_requests_are_not_overtaken_for_ever() -> None:
-    target = pool(replace(SPEC, total_blocks=40, max_running=40), limits=Limits(max_bypass=3))
+    target = pool(replace(SPEC, total_blocks=40, max_running=40), limits=steady(max_bypass=3))
     target.backlog.queues[QueueClass.PAID].charge("y", 1.0, 10_000)  # so that x comes first in order
     target.admit(request("big0", "x", prompt_tokens=256, max_output_tokens=240), 0.0)  # 31 of 40 blocks
     target.admit(request("big1", "x", prompt_tokens=256, max_output_tokens=240), 0.0)
@@ -256,7 +257,7 @@ def test_capacity_is_not_left_idle_but_large_requests_are_not_overtaken_for_ever
 
 def test_d5_no_class_waits_until_there_is_room_for_a_lower_one() -> None:
     """A batch request has earned its turn, and is too large for what is free: paid requests go on."""
-    target = pool(replace(SPEC, total_blocks=40, max_running=40), limits=Limits(max_bypass=3, reserved_share=0.5))
+    target = pool(replace(SPEC, total_blocks=40, max_running=40), limits=steady(max_bypass=3, reserved_share=0.5))
     large: dict[str, object] = {"prompt_tokens": 256, "max_output_tokens": 240, "queue_class": QueueClass.BATCH}
     assert isinstance(target.admit(request("runs", "b", **large), 0.0)[0], Granted)  # 31 of 40 blocks
     assert isinstance(target.admit(request("waits", "b", **large), 0.0)[0], Queued)
@@ -272,7 +273,7 @@ def test_d5_no_class_waits_until_there_is_room_for_a_lower_one() -> None:
 
 
 def test_d5_a_worker_that_is_kept_for_a_request_is_kept_from_lower_classes() -> None:
-    target = pool(replace(SPEC, total_blocks=40, max_running=40), limits=Limits(max_bypass=1))
+    target = pool(replace(SPEC, total_blocks=40, max_running=40), limits=steady(max_bypass=1))
     large: dict[str, object] = {"prompt_tokens": 256, "max_output_tokens": 240, "queue_class": QueueClass.FREE}
     assert isinstance(target.admit(request("runs", "a", **large), 0.0)[0], Granted)
     assert isinstance(target.admit(request("waits", "a", **large), 0.0)[0], Queued)
@@ -336,7 +337,7 @@ def test_a_gateways_shares_come_back_when_it_is_gone() -> None:
 
 
 def test_a_share_nobody_releases_comes_back_after_the_deadline() -> None:
-    target = pool(limits=Limits(release_grace=5.0))
+    target = pool(limits=steady(release_grace=5.0))
     target.admit(request(deadline=10.0), 0.0)
     target.tick(14.9)
     assert "r0" in target.ledger.reservations
@@ -380,11 +381,11 @@ def test_every_request_leaves_exactly_once_and_whatever_is_bounded_stays_within_
 ) -> None:
     specs = [replace(SPEC, worker=f"w{n}", total_blocks=40, max_running=3) for n in range(2)]
     specs[1] = replace(specs[1], model_versions=frozenset({"m@1", "n@1"}))
-    limits = Limits(
+    limits = steady(
         max_per_tenant=4,
         max_per_class=6,
         max_queued=10,
-        ttl=dict.fromkeys(QueueClass, 8.0),
+        **all_ttls(8.0),
         discipline=discipline,
         preempt_after=0.2,
     )

@@ -4,15 +4,23 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import msgspec
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from services.admission.policy.ledger import Ledger
-from services.admission.policy.model import Interrupt, Limits, QueueClass, Report, Request, WorkerSpec
+from services.admission.policy.model import (
+    Interrupt,
+    QueueClass,
+    Report,
+    Request,
+    WorkerSpec,
+)
+from tests.support.admission_limits import steady
 
 PAID, FREE, OVER, BATCH = QueueClass.PAID, QueueClass.FREE, QueueClass.OVER_QUOTA, QueueClass.BATCH
 SPEC = WorkerSpec("w0", "", "a", frozenset({"m@1"}), 16, 20, 8, 4096)
-LIMITS = Limits(max_queued_prefill=1 << 30, preempt_grace=2.0)
+LIMITS = steady(max_queued_prefill=1 << 30, preempt_grace=2.0)
 
 
 def request(name: str, blocks: int, queue_class: QueueClass, choices: int = 1, **more: object) -> Request:
@@ -149,7 +157,7 @@ def test_sequences_are_room_too() -> None:
 
 
 def test_what_may_not_have_arrived_yet_a_silent_worker_and_a_draining_one_are_left_alone() -> None:
-    book = Ledger(replace(LIMITS, report_fresh=1.0, report_stale=2.0))
+    book = Ledger(msgspec.structs.replace(LIMITS, report_fresh=1.0, report_stale=2.0))
     book.join(SPEC, 0.0)
     worker = book.workers["w0"]
     worker.heard(Report(20), 9.0)

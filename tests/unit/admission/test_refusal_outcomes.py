@@ -13,7 +13,6 @@ from services.admission import convert
 from services.admission.policy.model import (
     Event,
     Granted,
-    Limits,
     Outcome,
     QueueClass,
     Refused,
@@ -23,6 +22,7 @@ from services.admission.policy.model import (
 )
 from services.admission.policy.pool import Pool
 from services.admission.policy.refusals import MAX_RETRY_AFTER, MIN_RETRY_AFTER, Refusals, Turns
+from tests.support.admission_limits import all_ttls, steady
 
 SPEC = WorkerSpec("w0", "127.0.0.1:1", "zone-a", frozenset({"m@1"}), 16, 1000, 1, 512)
 REQUEST = Request("r", "acme", "m@1", 10, 10, 1, 1000.0, QueueClass.PAID)
@@ -30,7 +30,7 @@ REQUEST = Request("r", "acme", "m@1", 10, 10, 1, 1000.0, QueueClass.PAID)
 
 def pool(**limits: object) -> Pool:
     """One sequence, taken by "full" from the start."""
-    made = Pool("fast", Limits(**limits), now=0.0)  # type: ignore[arg-type]
+    made = Pool("fast", steady(**limits), now=0.0)  # type: ignore[arg-type]
     made.worker_joined(SPEC, 0.0)
     made.worker_reported("w0", Report(1000, decode_step=0.02, prefill_tokens_per_second=1000.0), 0.0)
     assert isinstance(made.admit(replace(REQUEST, request_id="full", tenant="filler"), 0.0)[0], Granted)
@@ -96,7 +96,7 @@ def target_too_near() -> Refused:
 
 
 def waited_out() -> Refused:
-    return only(waiting(pool(ttl=dict.fromkeys(QueueClass, 3.0))).tick(3.0))
+    return only(waiting(pool(**all_ttls(3.0))).tick(3.0))
 
 
 def target_passed() -> Refused:

@@ -9,11 +9,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from services.admission.policy.limits import Limits
 from services.admission.policy.model import (
     Event,
     Granted,
     Interrupt,
-    Limits,
     Outcome,
     QueueClass,
     Queued,
@@ -23,6 +23,7 @@ from services.admission.policy.model import (
     WorkerSpec,
 )
 from services.admission.policy.pool import Pool
+from tests.support.admission_limits import all_ttls, steady
 
 SPEC = WorkerSpec("w0", "127.0.0.1:1", "zone-a", frozenset({"m@1"}), 16, 100, 4, 1024)
 LATER = 1.0  # after what was granted at 0 may be interrupted
@@ -38,7 +39,7 @@ def shadow(name: str, **more: object) -> Request:
 
 
 def pool(*specs: WorkerSpec, limits: Limits | None = None) -> Pool:
-    made = Pool("fast", limits or Limits(), now=0.0)
+    made = Pool("fast", limits or steady(), now=0.0)
     for spec in specs or (SPEC,):
         made.worker_joined(spec, 0.0)
         made.worker_reported(spec.worker, Report(free_blocks=spec.total_blocks), 0.0)
@@ -106,7 +107,7 @@ def test_only_after_a_while_without_a_queue_do_they_start_again() -> None:
 
 
 def test_few_wait_and_not_for_long() -> None:
-    target = pool(limits=Limits(shadow_queue=1, shadow_room=0.0))
+    target = pool(limits=steady(shadow_queue=1, shadow_room=0.0))
     assert isinstance(admit(target, shadow("s0"))[0], Queued)
     assert refusal(admit(target, shadow("s1"))[0]) == (Outcome.REJECTED_QUEUE_FULL, "shadow")
     assert target.tick(1.9) == []
@@ -122,7 +123,7 @@ def test_an_interrupted_one_does_not_go_on() -> None:
 
 @pytest.mark.parametrize("queue_class", [each for each in QueueClass if each is not QueueClass.SHADOW])
 def test_they_make_way_at_once_for_every_class(queue_class: QueueClass) -> None:
-    target = pool(limits=Limits(shadow_room=1.0, shadow_yield=1.0))
+    target = pool(limits=steady(shadow_room=1.0, shadow_yield=1.0))
     for number in range(4):
         assert isinstance(admit(target, shadow(f"s{number}"))[0], Granted)
     answer, events = admit(target, request("r", queue_class), LATER)
@@ -132,7 +133,7 @@ def test_they_make_way_at_once_for_every_class(queue_class: QueueClass) -> None:
 
 
 def test_nobody_is_refused_for_what_they_hold() -> None:
-    target = pool(limits=Limits(shadow_room=1.0, shadow_yield=1.0))
+    target = pool(limits=steady(shadow_room=1.0, shadow_yield=1.0))
     report = Report(100, decode_step=0.1, prefill_tokens_per_second=100.0)
     target.worker_reported("w0", report, 0.0)
     for number in range(4):
@@ -143,7 +144,7 @@ def test_nobody_is_refused_for_what_they_hold() -> None:
 
 
 def test_one_that_was_granted_this_moment_is_asked_a_moment_later() -> None:
-    target = pool(limits=Limits(shadow_room=1.0, shadow_yield=1.0))
+    target = pool(limits=steady(shadow_room=1.0, shadow_yield=1.0))
     for number in range(4):
         admit(target, shadow(f"s{number}"), 0.5)
     _, events = admit(target, request("r"), 0.55)
@@ -161,7 +162,7 @@ def test_they_leave_before_a_worker_is_full() -> None:
 
 def test_only_workers_that_the_waiting_one_may_use_are_cleared() -> None:
     other = replace(SPEC, worker="w1", zone="zone-b")
-    target = pool(SPEC, other, limits=Limits(shadow_room=1.0, shadow_yield=1.0))
+    target = pool(SPEC, other, limits=steady(shadow_room=1.0, shadow_yield=1.0))
     for number in range(8):
         admit(target, shadow(f"s{number}"))
     _, events = admit(target, request("r", zones=("zone-b",)), LATER)
@@ -172,7 +173,7 @@ def test_only_workers_that_the_waiting_one_may_use_are_cleared() -> None:
 
 
 def test_whoever_is_kept_out_by_its_own_budget_clears_nobody() -> None:
-    target = pool(limits=Limits(shadow_room=1.0, shadow_yield=1.0))
+    target = pool(limits=steady(shadow_room=1.0, shadow_yield=1.0))
     admit(target, request("a", prompt_tokens=160))
     admit(target, shadow("s0"))
     _, events = admit(target, request("b", prompt_tokens=160, kv_share=0.1), LATER)
@@ -181,7 +182,7 @@ def test_whoever_is_kept_out_by_its_own_budget_clears_nobody() -> None:
 
 
 def test_nothing_of_theirs_is_learned_charged_or_told() -> None:
-    target = pool(limits=Limits(shadow_room=1.0, shadow_yield=1.0, shadow_queue=1))
+    target = pool(limits=steady(shadow_room=1.0, shadow_yield=1.0, shadow_queue=1))
     for number in range(6):
         admit(target, shadow(f"s{number}", prefix_hashes=(1, 2), prefix_block=16))
     for number in range(4):
@@ -204,7 +205,7 @@ def test_failures_of_copies_eject_no_worker() -> None:
 
 
 def test_the_same_copy_asked_twice_is_one() -> None:
-    target = pool(limits=Limits(shadow_room=0.0))
+    target = pool(limits=steady(shadow_room=0.0))
     assert isinstance(admit(target, shadow("s0"))[0], Queued)
     assert isinstance(admit(target, shadow("s0"))[0], Queued)
     assert refusal(admit(target, request("s0"))[0]) == (Outcome.INVALID_REQUEST, "request_id")
@@ -213,7 +214,7 @@ def test_the_same_copy_asked_twice_is_one() -> None:
 
 
 def test_draining_sends_waiting_copies_away() -> None:
-    target = pool(limits=Limits(shadow_room=0.0))
+    target = pool(limits=steady(shadow_room=0.0))
     admit(target, shadow("s0"))
     (event,) = target.drain(0.0)
     assert refusal(event) == (Outcome.DRAINING, "")
@@ -281,12 +282,12 @@ def play(target: Pool, steps: Sequence[Step], *, copies: bool) -> list[tuple[flo
 @given(steps=STEPS, room=st.sampled_from([0.25, 0.5, 1.0]))
 def test_without_copies_everything_would_be_the_same(steps: Sequence[Step], room: float) -> None:
     """On one worker that releases at once what it is asked to: the whole cost to others is that interruption."""
-    limits = Limits(
+    limits = steady(
         shadow_room=room,
         shadow_yield=1.0,
         shadow_calm=0.0,  # the hardest case
         prefill_settle=0.0,
-        ttl=dict.fromkeys(QueueClass, 1.0),
+        **all_ttls(1.0),
     )
     assert play(pool(limits=limits), steps, copies=True) == play(pool(limits=limits), steps, copies=False)
 
@@ -294,7 +295,7 @@ def test_without_copies_everything_would_be_the_same(steps: Sequence[Step], room
 @settings(max_examples=100, deadline=None)
 @given(steps=STEPS, workers=st.integers(1, 3))
 def test_whoever_waits_finds_every_copy_on_its_way_out(steps: Sequence[Step], workers: int) -> None:
-    limits = Limits(shadow_room=1.0, shadow_yield=1.0, shadow_calm=0.0)
+    limits = steady(shadow_room=1.0, shadow_yield=1.0, shadow_calm=0.0)
     target = pool(*(replace(SPEC, worker=f"w{n}") for n in range(workers)), limits=limits)
     now = 0.0
     for number, step in enumerate(steps):
@@ -357,7 +358,7 @@ def test_copies_of_a_version_make_way_for_its_share() -> None:
 
 
 def test_a_workers_versions_may_change() -> None:
-    target = pool(limits=Limits(absence_grace=5.0))
+    target = pool(limits=steady(absence_grace=5.0))
     held, _ = admit(target, request("held"))
     assert isinstance(held, Granted)
     target.worker_serves("w0", frozenset({"m@2"}), 10.0)

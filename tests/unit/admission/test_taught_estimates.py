@@ -11,8 +11,15 @@ from hypothesis import strategies as st
 
 from services.admission.policy.ledger import Ledger
 from services.admission.policy.lengths import Lengths
-from services.admission.policy.model import Granted, Limits, Queued, Report, Request, WorkerSpec
+from services.admission.policy.model import (
+    Granted,
+    Queued,
+    Report,
+    Request,
+    WorkerSpec,
+)
 from services.admission.policy.pool import Pool
+from tests.support.admission_limits import steady
 
 SPEC = WorkerSpec("w0", "w0", "z", frozenset({"m@1"}), 16, 1000, 64, 8192, preemptive=True, holds_shares=True)
 LONG = Request("", "teacher", "m@1", 16, 4000, 1, 1e6, kv_share=0.1)  # 251 blocks; its tenant may hold 100
@@ -20,7 +27,7 @@ LONG = Request("", "teacher", "m@1", 16, 4000, 1, 1e6, kv_share=0.1)  # 251 bloc
 
 def taught(spec: WorkerSpec, cap: int) -> tuple[Pool, list[str]]:
     """A pool after a hundred answers of one token, and the long requests that it granted then."""
-    pool = Pool("p", Limits(), now=0.0)
+    pool = Pool("p", steady(), now=0.0)
     pool.worker_joined(spec, 0.0)
     pool.worker_reported("w0", Report(1000), 0.0)
     for number in range(100):
@@ -39,7 +46,7 @@ def test_d2_answers_that_were_cut_after_a_token_teach_nothing_of_what_comes_afte
 
 @pytest.mark.parametrize("cut_short", [False, True])
 def test_d2_a_callers_hanging_up_is_not_the_end_of_an_answer(cut_short: bool) -> None:
-    pool = Pool("p", Limits(), now=0.0)
+    pool = Pool("p", steady(), now=0.0)
     pool.worker_joined(SPEC, 0.0)
     pool.worker_reported("w0", Report(1000), 0.0)
     for number in range(20):
@@ -76,7 +83,7 @@ def test_d2_long_answers_are_expected_again_after_the_first_of_them() -> None:
 
 
 def test_what_was_told_of_a_request_elsewhere_or_unknown_changes_nothing() -> None:
-    book = Ledger(Limits())
+    book = Ledger(steady())
     for name in ("w0", "w1"):
         book.join(replace(SPEC, worker=name), 0.0)
         book.heard(name, Report(1000), 0.0)
@@ -105,7 +112,7 @@ STEPS = st.lists(
 def test_what_is_granted_fits_and_what_grows_is_counted_once(
     steps: list[tuple[str, int, int, int]], share: float
 ) -> None:
-    book = Ledger(Limits(), expected_output=lambda asked, produced: produced + 20)
+    book = Ledger(steady(), expected_output=lambda asked, produced: produced + 20)
     book.join(SPEC, 0.0)
     worker = book.workers["w0"]
     worker.heard(Report(1000), 0.0)
