@@ -71,7 +71,9 @@ class FirstTokens:
     def slowness(self, worker: str, now: float) -> float:
         """Seconds that the worker takes beyond what it tells of itself, in whole steps."""
         seen = self._workers.get(worker)
-        return 0.0 if seen is None else _STEP * max(0, math.floor(_told(seen, now).mean / _STEP))
+        if seen is None or seen.mean < _STEP:
+            return 0.0
+        return _STEP * math.floor(_told(seen, now).mean / _STEP)
 
     def _typical_of(self, version: str, now: float) -> Beyond:
         known = self._typical.get(version)
@@ -90,7 +92,8 @@ def _at_worst(beyond: Beyond) -> float:
 
 
 def _told(seen: TimedMean, now: float) -> Beyond:
-    belief = math.exp(min(0.0, seen.at + _FRESH - now) / _FRESH)
+    old = now - seen.at - _FRESH
+    belief = 1.0 if old <= 0.0 else math.exp(-old / _FRESH)
     mean = belief * seen.mean
     return Beyond(mean, mean + belief * _CAUTION * seen.deviation)
 

@@ -25,6 +25,7 @@ from typing import TypeVar
 _Key = TypeVar("_Key")
 _BEYOND = 0.1  # share of the answers that are longer than the high quantile
 _MEMORY = 64  # answers
+_RENEWED = 8  # of so many answers one is new when the curve is drawn anew, which costs as much as a grant
 _LONGEST = 1 << 30  # tokens
 _ROUNDING = 1e-9
 
@@ -32,12 +33,10 @@ _ROUNDING = 1e-9
 class _Curve:
     """S(x), the share of answers that are longer than x tokens; constant after the longest that ended by itself."""
 
-    __slots__ = ("area", "at", "share")
+    __slots__ = ("area", "at", "high", "share")
 
     def __init__(self, ordered: array[int]) -> None:
-        self.at = array("d", (0.0,))
-        self.share = array("d", (1.0,))  # from there on
-        self.area = array("d", (0.0,))  # under S up to there
+        at, shares, areas = [0.0], [1.0], [0.0]
         left, share, area, before = len(ordered), 1.0, 0.0, 0
         for code in ordered:
             if not code & 1:
@@ -45,10 +44,14 @@ class _Curve:
                 area += share * (tokens - before)
                 share *= (left - 1) / left
                 before = tokens
-                self.at.append(tokens)
-                self.share.append(share)
-                self.area.append(area)
+                at.append(tokens)
+                shares.append(share)
+                areas.append(area)
             left -= 1
+        self.at = array("d", at)
+        self.share = array("d", shares)  # from there on
+        self.area = array("d", areas)  # under S up to there
+        self.high = self.reaches(_BEYOND)  # of all, which is asked for several times per request
 
     def longer(self, tokens: float) -> float:
         """S."""
@@ -70,7 +73,7 @@ class _Curve:
 class _Length:
     """One source's answers."""
 
-    __slots__ = ("_curve", "_next", "_ordered", "_recent")
+    __slots__ = ("_curve", "_next", "_ordered", "_recent", "_since")
 
     def __init__(self) -> None:
         # Twice the tokens, and one more of a cut answer: where one ended and another was cut, the end comes first.
@@ -78,6 +81,7 @@ class _Length:
         self._ordered = array("I")
         self._next = 0  # place in the ring
         self._curve: _Curve | None = None
+        self._since = 0  # answers that it does not know
 
     @property
     def count(self) -> int:
@@ -87,8 +91,9 @@ class _Length:
     @property
     def curve(self) -> _Curve:
         """What they say."""
-        if self._curve is None:
+        if self._curve is None or _RENEWED * self._since >= len(self._ordered):
             self._curve = _Curve(self._ordered)
+            self._since = 0
         return self._curve
 
     def add(self, tokens: float, *, cut: bool) -> None:
@@ -101,7 +106,7 @@ class _Length:
             self._recent[self._next] = code
         self._next = (self._next + 1) % _MEMORY
         insort(self._ordered, code)
-        self._curve = None
+        self._since += 1
 
 
 class Lengths:
@@ -145,8 +150,11 @@ class Lengths:
         known = self._known(tenant, model_version)
         if known is None:
             return None
-        going = known.curve.longer(after)
-        return known.curve.reaches(_BEYOND * going) if going else math.inf
+        curve = known.curve
+        going = curve.longer(after)
+        if going == 1.0:
+            return curve.high
+        return curve.reaches(_BEYOND * going) if going else math.inf
 
     def _known(self, tenant: str, model_version: str) -> _Length | None:
         known = self._tenants.get((tenant, model_version))
