@@ -54,8 +54,11 @@ class GrantSigner:
         max_output_tokens: int,
         choices: int,
         kv_share: float = 0.0,
+        epoch: int = 0,
+        blocks: int = 0,
     ) -> SignedGrant:
-        """Returns a fresh grant with its own nonce, accepted by the worker once and for `lifetime` seconds."""
+        """Returns a fresh grant with its own nonce, accepted by the worker once and for `lifetime` seconds, and not
+        once it has heard of a newer term than `epoch`. `blocks` of KV are kept for it."""
         grant = Grant(
             nonce=self._random_bytes(NONCE_BYTES),
             worker=self.worker,
@@ -66,6 +69,8 @@ class GrantSigner:
             choices=choices,
             tenant=tenant,
             kv_share=kv_share,
+            epoch=epoch,
+            blocks=blocks,
         )
         expires = self._clock.time() + self._lifetime
         seconds = int(expires)

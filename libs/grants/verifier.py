@@ -28,6 +28,10 @@ class GrantVerifier:
         self._clock = clock
         self._max_lifetime = max_lifetime
         self._leeway = leeway
+        self.epoch = 0
+        """The newest term of the pool's owners that this worker has heard of; nothing older is accepted."""
+        self.owner = ""
+        """The admission process whose term that is."""
         self._keys: dict[str, tuple[bytes, float | None]] = {}
         self._nonces: set[bytes] = set()
         self._expiries: list[tuple[float, bytes]] = []
@@ -55,6 +59,14 @@ class GrantVerifier:
         else:
             self._keys[key_id] = (held[0], self._clock.monotonic() + after)
 
+    def fence(self, epoch: int, owner: str) -> bool:
+        """A process says that it owns the pool since this term: from now on no grant of an older one is accepted.
+        False when this is not news."""
+        if epoch <= self.epoch:
+            return False
+        self.epoch, self.owner = epoch, owner
+        return True
+
     @property
     def remembered(self) -> int:
         """How many nonces are held now."""
@@ -76,7 +88,7 @@ class GrantVerifier:
         under this grant, all choices together; each must be within the grant's cap.
 
         :raises WeirError: GRANT_INVALID when it is forged, altered, or not for this worker, request, version or size;
-            GRANT_EXPIRED when its time has passed; GRANT_REPLAYED when it was used before.
+            GRANT_EXPIRED when its time has passed, or its owner's term; GRANT_REPLAYED when it was used before.
         """
         grant = self._authentic(signed)
         self._check_binding(grant, request_id=request_id, model_version=model_version)
@@ -122,6 +134,8 @@ class GrantVerifier:
         expires = grant.expires_at.seconds + grant.expires_at.nanos * 1e-9 + self._leeway
         if now >= expires:
             raise WeirError(Reason.GRANT_EXPIRED, "The grant's time has passed.", limit="expires_at")
+        if grant.epoch < self.epoch:
+            raise WeirError(Reason.GRANT_EXPIRED, "The pool has another owner by now.", limit="epoch")
         if expires > now + self._max_lifetime + self._leeway:
             raise WeirError(Reason.GRANT_INVALID, "The grant lives too long.", limit="expires_at")
         if grant.nonce in self._nonces:

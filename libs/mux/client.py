@@ -12,7 +12,7 @@ from weir.mux.v1 import mux_pb2
 
 from libs.clock import Clock
 from libs.deadlines import Deadline
-from libs.errors import Reason, WeirError
+from libs.errors import Reason, WeirError, from_rpc_error
 from libs.mux.backoff import Backoff
 from libs.mux.codec import Codec, set_call_header
 from libs.mux.core import NEVER, Call, ClientCore, Ended, Outcome, Semantics, Stream
@@ -51,15 +51,16 @@ class MuxClient:
         rng: random.Random,
         options: ClientOptions | None = None,
         on_stream: Callable[[int], None] | None = None,
+        on_refused: Callable[[WeirError], None] | None = None,
     ) -> None:
         """`open_stream` starts the RPC: `lambda: stub.Session(wait_for_ready=True)`. `on_stream` is called with the
-        generation each time a stream is open, before any call is written on it."""
+        generation each time a stream is open, before any call is written on it; `on_refused` when one is not opened."""
         self._open_stream = open_stream
         self._codec = codec
         self._hello = hello
         self._clock = clock
         self._options = options or ClientOptions()
-        self._on_stream = on_stream
+        self._on_stream, self._on_refused = on_stream, on_refused
         self._core: ClientCore[Any] = ClientCore(
             max_queued=self._options.max_queued, max_attempts=self._options.max_attempts
         )
@@ -190,8 +191,7 @@ class MuxClient:
             pinned=generation,
             size=size,
         )
-        core = self._core
-        if not core.submit(call):
+        if not (core := self._core).submit(call):
             if core.closed:
                 raise failure(Outcome.CLOSED, self._codec.domain)
             raise WeirError(Reason.REJECTED_QUEUE_FULL, "too many calls wait for the service", limit="mux_queue")
@@ -248,6 +248,8 @@ class MuxClient:
             if isinstance(error, asyncio.CancelledError) and cancelled_by_owner():
                 raise
             self._outage.report(error)
+            if self._on_refused is not None and isinstance(error, grpc.aio.AioRpcError):
+                self._on_refused(from_rpc_error(error))
             return None
         except Exception as error:  # whatever else a dying channel raises: try the next stream, not the process's end
             log.error("mux_connect_failed", domain=self._codec.domain, exc_info=error)
@@ -351,7 +353,7 @@ class MuxClient:
             error: WeirError | None = None
             if header.HasField("error"):
                 error = WeirError.from_status(header.error)
-                if stream.draining and error.reason is Reason.DRAINING:
+                if stream.draining and error.reason in (Reason.DRAINING, Reason.NOT_OWNER):
                     refused.append(header.id)
                     continue
             call = answer(stream, header.id)
@@ -365,9 +367,8 @@ class MuxClient:
     # ---- endings -------------------------------------------------------------------------------------------------
 
     def _end(self, ended: Ended[Any]) -> None:
-        domain = self._codec.domain
         for call, outcome in ended:
-            settle(call, None, failure(outcome, domain), domain)
+            settle(call, None, failure(outcome, self._codec.domain), self._codec.domain)
 
     # ---- deadlines -----------------------------------------------------------------------------------------------
     # One timer for all calls, armed for the nearest deadline; calls that end in time never touch it.
@@ -395,6 +396,5 @@ class MuxClient:
             self._wake(self._core.current)
 
     def _wake(self, stream: Stream[Any]) -> None:
-        link = self._links.get(stream.generation)
-        if link is not None:
+        if (link := self._links.get(stream.generation)) is not None:
             link.wake.set()

@@ -76,6 +76,11 @@ class Connection:
         self._timer: asyncio.TimerHandle | None = None
 
     @property
+    def session(self) -> Session:
+        """What its handlers see of the stream."""
+        return self._session
+
+    @property
     def pending(self) -> int:
         """Calls whose handlers have not finished."""
         return len(self._pending)

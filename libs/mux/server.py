@@ -109,15 +109,18 @@ class MuxServer:
             connection.go_away(reason)
         await self._empty.wait()
 
-    def rebalance(self, reason: str = "rebalancing") -> None:
-        """Send every open stream away and go on: new streams are served as before.
+    def rebalance(
+        self, reason: str = "rebalancing", *, which: Callable[[Session], bool] = lambda session: True
+    ) -> None:
+        """Send the open streams away, all or some, and go on: new streams are served as before.
 
         For servers whose shards have moved (libs.sharding): clients open their streams again at once, where their
         channel's policy says now. Running calls finish on the old stream; calls that still come on it are refused with
         DRAINING, which clients send again on the new one.
         """
         for connection in self._connections:
-            connection.go_away(reason)
+            if which(connection.session):
+                connection.go_away(reason)
 
     async def _greet(self, context: grpc.aio.ServicerContext) -> Session:
         try:

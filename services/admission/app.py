@@ -17,6 +17,8 @@ from libs.sharding import Members
 from services.admission.config import Settings
 from services.admission.coordinator import Coordinator
 from services.admission.level_publisher import LevelPublisher
+from services.admission.owners import Owners
+from services.admission.policy.ownership import Ownership
 from services.admission.server import SERVICE, AdmissionServicer
 
 
@@ -32,9 +34,11 @@ class AdmissionService:
         view: RegistryView,
         members: Members,
         publisher: LevelPublisher,
+        owners: Owners,
         tick_seconds: float,
     ) -> None:
         self.coordinator = coordinator
+        self._owners = owners
         self._servicer = servicer
         self._store = store
         self._view = view
@@ -58,6 +62,7 @@ class AdmissionService:
                 group.create_task(self._publisher.run(), name="levels")
                 while True:
                     self.coordinator.tick()
+                    self._owners.tick()
                     await asyncio.sleep(self._tick_seconds)
         finally:
             await self._view.close()
@@ -96,8 +101,24 @@ async def build(
         chance=chance,
     )
     view = follow("admission", settings, source=source, clock=clock)
+    owners = Owners(
+        Ownership(
+            settings.instance,
+            tenure=settings.tenure_seconds,
+            patience=settings.absence_grace,
+            draw=lambda bits: int.from_bytes(random_bytes(bits // 8)),
+        ),
+        coordinator,
+        view=view,
+        members=lambda: members,
+        clock=clock,
+    )
+    members = Members(
+        view, settings.service, settle_seconds=settings.settle_seconds, on_change=lambda _: owners.settled()
+    )
     servicer = AdmissionServicer(
         coordinator,
+        owners,
         roles=view,
         instance=settings.instance,
         clock=clock,
@@ -110,15 +131,15 @@ async def build(
         servicer=servicer,
         store=store,
         view=view,
-        members=Members(
-            view,
-            settings.service,
-            settle_seconds=settings.settle_seconds,
-            on_change=lambda _: servicer.rebalance(),
-            again_seconds=settings.rebalance_seconds,
-        ),
+        members=members,
         publisher=LevelPublisher(
-            store, coordinator.pools, instance=settings.instance, ttl=settings.level_ttl, clock=clock
+            store,
+            coordinator.pools,
+            epoch=coordinator.epoch,
+            instance=settings.instance,
+            ttl=settings.level_ttl,
+            clock=clock,
         ),
+        owners=owners,
         tick_seconds=settings.tick_seconds,
     )

@@ -26,9 +26,10 @@ class Settings(ServiceSettings, frozen=True, kw_only=True, forbid_unknown_fields
     level_ttl: float = 3.0
     """How long the level that the edge sheds by outlives this process, or its way to etcd."""
     settle_seconds: float = 2.0
-    """How long the set of admission processes must rest before streams are sent to where the ring says."""
-    rebalance_seconds: float = 60.0
-    """While there are several: how often streams are sent there anyway, in case one strayed over a network fault."""
+    """How long the set of admission processes must rest before each takes the pools that are at home on it."""
+    tenure_seconds: float = 5.0
+    """How long a term lasts at least before another process takes the pool because its owner seems gone;
+    where each reaches another one only, they take turns of this length."""
     limits: Limits = Limits()
     """What its policy decides by."""
 
@@ -37,5 +38,5 @@ class Settings(ServiceSettings, frozen=True, kw_only=True, forbid_unknown_fields
         super().__post_init__()
         if self.settle_seconds < 0:
             raise ValueError("settle_seconds must not be negative")
-        if self.level_ttl < 1 or self.rebalance_seconds < 1:
-            raise ValueError("level_ttl and rebalance_seconds must be at least 1")
+        if self.level_ttl < 1 or self.tenure_seconds < 1:
+            raise ValueError("level_ttl and tenure_seconds must be at least 1")

@@ -14,6 +14,7 @@ from services.admission.policy.levels import TenantLevel
 from services.admission.policy.model import Granted, QueueClass, Refused, Report, Request, WorkerSpec
 from services.admission.policy.pool import Pool
 from services.admission.policy.refusals import MIN_RETRY_AFTER
+from services.admission.worker_session import WorkerSession
 
 _MAX_HASHES = 64  # as the proto says
 _LEAST_WEIGHT, _MOST_WEIGHT = 1e-3, 1e6  # beyond, a request's cost over it would be lost in a counter, or fill it
@@ -123,22 +124,20 @@ def to_report(report: pb.CapacityReport) -> Report:
         rate if 1.0 / _MAX_STEP <= rate <= _MAX_RATE else 0.0,
         frozenset(report.resident_models) if report.resident_models else None,
         tuple((each.request_id, each.output_tokens) for each in report.progress) if report.progress else (),
+        (report.earlier_blocks, report.earlier_sequences) if report.epoch else None,
     )
 
 
-def worker_state(
-    hello: pb.WorkerHello, report: pb.CapacityReport | None, account: Worker, now: float
-) -> pb.WorkerState:
-    """What an operator is shown of a worker; without `report` and its age before the first one."""
-    state = pb.WorkerState(
-        hello=hello,
-        report=report,
-        held_sequences=account.held_sequences,
-        held_blocks=account.held_blocks,
-        draining=account.draining or (report is not None and report.draining),
-    )
+def worker_state(session: WorkerSession, account: Worker | None, now: float) -> pb.WorkerState:
+    """What an operator is shown of a worker; without `report` and its age before the first one, and with nothing held
+    where another process owns the pool (`account` is None)."""
+    report = session.report
+    state = pb.WorkerState(hello=session.hello, report=report, draining=report is not None and report.draining)
+    if account is not None:
+        state.held_sequences, state.held_blocks = account.held_sequences, account.held_blocks
+        state.draining |= account.draining
     if report is not None:
-        state.report_age.CopyFrom(to_duration(max(0.0, now - account.last_heard)))
+        state.report_age.CopyFrom(to_duration(max(0.0, now - session.heard)))
     return state
 
 
@@ -169,10 +168,11 @@ def rejected(refused: Refused) -> pb.AdmissionReply:
 
 
 def pool_level(
-    pool: Pool, tenants: tuple[TenantLevel, ...], instance: str, now: float, wall: float
+    pool: Pool, tenants: tuple[TenantLevel, ...], instance: str, epoch: int, now: float, wall: float
 ) -> registry_pb2.PoolLevel:
-    """How overloaded a pool is, for the registry; `now` in monotonic seconds, `wall` in seconds since the epoch."""
-    level = registry_pb2.PoolLevel(pool=pool.name, admission=instance)
+    """How overloaded a pool is, for the registry; `epoch` is the term of its owner, `now` in monotonic seconds, `wall`
+    in seconds since 1970."""
+    level = registry_pb2.PoolLevel(pool=pool.name, admission=instance, epoch=epoch)
     level.at.FromMilliseconds(round(wall * 1000))
     for queue_class, queue in pool.backlog.queues.items():
         wait = pool.predictor.class_wait(queue_class, pool.backlog, pool.ledger, now)

@@ -7,18 +7,16 @@ from __future__ import annotations
 
 import asyncio
 import functools
-from collections import deque
 from collections.abc import Callable, Iterable
-from typing import NamedTuple
 
 from weir.admission.v1 import admission_pb2 as pb
 
 from libs.clock import Clock
 from libs.deadlines import to_seconds
 from libs.errors import Reason, WeirError
-from libs.grants import KEY_BYTES, GrantSigner
 from libs.telemetry import get_logger
 from services.admission import convert
+from services.admission.granting import Granting
 from services.admission.metrics import GATEWAYS_ABANDONED, WORKERS_LOST, PoolMetrics
 from services.admission.policy.limits import Limits
 from services.admission.policy.model import (
@@ -28,24 +26,16 @@ from services.admission.policy.model import (
     Outcome,
     Queued,
     Refused,
-    Request,
-    WorkerSpec,
 )
 from services.admission.policy.pool import Pool
 from services.admission.worker_session import WorkerSession
 
+OnTold = Callable[[str, int, str], None]
+"""Gets a pool, its newest term by a worker's word, and whose that is."""
 log = get_logger(__name__)
 _PUBLISH_SECONDS = 1.0
 
 Waiter = asyncio.Future[pb.AdmissionReply]
-
-
-class _Kept(NamedTuple):
-    """A grant that was given out."""
-
-    signed: pb.SignedGrant
-    what: tuple[str, str, int, int, int, float]  # key id, version, caps, share
-    expiry: float
 
 
 class Coordinator:
@@ -66,17 +56,17 @@ class Coordinator:
         draws from 0 to 1 for the jitter of retry-after."""
         self._limits = limits
         self._clock = clock
-        self._random_bytes = random_bytes
-        self._grant_lifetime = grant_lifetime
+        self._granting = Granting(clock=clock, random_bytes=random_bytes, lifetime=grant_lifetime)
         self._heartbeat = worker_heartbeat
         self._gateway_grace = gateway_grace
         self._chance = chance
         self._pools: dict[str, Pool] = {}
+        self._epochs: dict[str, int] = {}
+        """This process's term as the owner of each pool; 0: another process owns it, so there is no `Pool`."""
+        self._on_told: list[OnTold] = []
         self._metrics: dict[str, PoolMetrics] = {}
         self._workers: dict[str, WorkerSession] = {}
         self._waiters: dict[str, set[Waiter]] = {}
-        self._grants: dict[str, _Kept] = {}  # by request
-        self._grant_expiries: deque[tuple[float, str]] = deque()
         self._gateways: dict[tuple[str, str], int] = {}  # gateway instance, pool → open streams
         self._gone: dict[tuple[str, str], float] = {}  # likewise → when its shares there are given up
         self._born = clock.monotonic()
@@ -85,8 +75,43 @@ class Coordinator:
 
     @property
     def pools(self) -> dict[str, Pool]:
-        """By name; to read."""
+        """By name, without those that another process is known to own; to read."""
         return self._pools
+
+    # ---- ownership -----------------------------------------------------------------------------------------------
+
+    def on_told(self, callback: OnTold) -> None:
+        """Calls back when a worker reports a newer term than it did before."""
+        self._on_told.append(callback)
+
+    def reached(self) -> set[str]:
+        """Pools of which workers report here."""
+        return {session.pool for session in self._workers.values()}
+
+    def won(self, name: str, epoch: int) -> None:
+        """A term of this process begins: it decides for the pool, anew. What others granted, or this process in
+        another term, the workers tell with the report by which they confirm the term."""
+        self.lost(name)
+        self._epochs[name] = epoch
+        now = self._clock.monotonic()
+        pool = self._pool(name, born=now)
+        for session in self._workers.values():
+            if session.pool == name:
+                pool.worker_joined(session.spec, now)
+                session.send(pb.ReportCapacityResponse(owns=pb.Owns(epoch=epoch)))
+        log.info("pool_owned", pool=name, epoch=epoch)
+
+    def lost(self, name: str) -> None:
+        """Another process owns the pool: those who wait are to ask there."""
+        if self._epochs.get(name):
+            log.info("pool_given_up", pool=name, epoch=self._epochs[name])
+        self._epochs[name] = 0
+        pool = self._pools.pop(name, None)
+        if pool is not None:
+            for event in pool.drain(self._clock.monotonic()):
+                if not isinstance(event, Interrupt):
+                    self._fail(event.request.request_id, WeirError(Reason.NOT_OWNER, "The pool has another owner."))
+            self._metrics.pop(name).clear()
 
     # ---- gateways ------------------------------------------------------------------------------------------------
 
@@ -136,7 +161,7 @@ class Coordinator:
     def release(self, release: pb.Release) -> pb.AdmissionReply:
         """The reply to Release; idempotent, `known` is false from the second time on."""
         request_id = release.request_id
-        self._grants.pop(request_id, None)
+        self._granting.forget(request_id)
         now = self._clock.monotonic()
         for pool in self._pools.values():
             waiting = pool.waiting(request_id)
@@ -171,9 +196,10 @@ class Coordinator:
         earlier = self._workers.get(spec.worker)
         if earlier is not None:
             self.worker_left(earlier, "replaced")
-        session = self._new_session(hello, spec)
+        session = self._granting.open(hello, spec)
         self._workers[spec.worker] = session
-        self._pool(hello.pool).worker_joined(spec, self._clock.monotonic())
+        if self._epochs.get(hello.pool) != 0:
+            self._pool(hello.pool).worker_joined(spec, self._clock.monotonic())
         log.info(
             "worker_joined",
             worker=spec.worker,
@@ -187,8 +213,14 @@ class Coordinator:
     def worker_reported(self, session: WorkerSession, report: pb.CapacityReport) -> None:
         """A worker told its load; reports of a session that is over are ignored."""
         if self._workers.get(session.spec.worker) is session:
-            session.report = report
-            pool = self._pools[session.pool]
+            session.report, session.heard = report, self._clock.monotonic()
+            if report.epoch > session.epoch:
+                session.epoch = report.epoch
+                for callback in self._on_told:
+                    callback(session.pool, report.epoch, report.owner)
+            pool = self._pools.get(session.pool)
+            if pool is None or session.epoch < self.epoch(session.pool):
+                return  # what it tells may lack what it was granted in an older term meanwhile
             now, worker = self._clock.monotonic(), session.spec.worker
             # Those of the hello are meant when the report names none.
             ready = frozenset(report.model_versions) if report.model_versions else session.spec.model_versions
@@ -208,7 +240,8 @@ class Coordinator:
         if self._workers.get(session.spec.worker) is not session:
             return
         del self._workers[session.spec.worker]
-        self._pools[session.pool].worker_left(session.spec.worker, self._clock.monotonic())
+        if session.pool in self._pools:
+            self._pools[session.pool].worker_left(session.spec.worker, self._clock.monotonic())
         WORKERS_LOST.labels(session.pool, cause).inc()
         log.warning("worker_left", worker=session.spec.worker, pool=session.pool, cause=cause)
 
@@ -218,8 +251,9 @@ class Coordinator:
         states = []
         for name, session in sorted(self._workers.items()):
             if pool in ("", session.pool):
-                account = self._pools[session.pool].ledger.workers[name]
-                states.append(convert.worker_state(session.hello, session.report, account, now))
+                owned = self._pools.get(session.pool)
+                account = owned.ledger.workers[name] if owned is not None else None
+                states.append(convert.worker_state(session, account, now))
         return pb.ListWorkersResponse(workers=states)
 
     def preempt(self, worker: str, request_ids: Iterable[str]) -> bool:
@@ -233,7 +267,8 @@ class Coordinator:
         session = self._workers.get(worker)
         if session is None:
             return False
-        self._pools[session.pool].drain_worker(worker)
+        if session.pool in self._pools:
+            self._pools[session.pool].drain_worker(worker)
         return session.send(pb.ReportCapacityResponse(drain=pb.Drain(reason=reason)))
 
     # ---- time and life -------------------------------------------------------------------------------------------
@@ -250,11 +285,7 @@ class Coordinator:
             events = pool.tick(now)
             if events:
                 self._apply(pool, events)
-        while self._grant_expiries and self._grant_expiries[0][0] <= now:
-            _, request_id = self._grant_expiries.popleft()
-            kept = self._grants.get(request_id)
-            if kept is not None and kept.expiry <= now:
-                del self._grants[request_id]
+        self._granting.expire(now)
         if now >= self._next_publish:
             self._next_publish = now + _PUBLISH_SECONDS
             for name, pool in self._pools.items():
@@ -269,24 +300,17 @@ class Coordinator:
 
     # ---- inside --------------------------------------------------------------------------------------------------
 
-    def _pool(self, name: str) -> Pool:
+    def _pool(self, name: str, *, born: float | None = None) -> Pool:
         pool = self._pools.get(name)
         if pool is None:
-            pool = self._pools[name] = Pool(name, self._limits, now=self._born, chance=self._chance)
+            since = self._born if born is None else born
+            pool = self._pools[name] = Pool(name, self._limits, now=since, chance=self._chance)
             self._metrics[name] = PoolMetrics(name)
         return pool
 
-    def _new_session(self, hello: pb.WorkerHello, spec: WorkerSpec) -> WorkerSession:
-        key = self._random_bytes(KEY_BYTES)
-        signer = GrantSigner(
-            worker=spec.worker,
-            key_id=self._random_bytes(8).hex(),
-            key=key,
-            clock=self._clock,
-            random_bytes=self._random_bytes,
-            lifetime=self._grant_lifetime,
-        )
-        return WorkerSession(hello=hello, spec=spec, key=key, signer=signer)
+    def epoch(self, pool: str) -> int:
+        """This process's term as the pool's owner; 0: there is none."""
+        return self._epochs.get(pool, 0)
 
     def _abandon(self, instance: str, name: str, now: float) -> None:
         pool = self._pools.get(name)
@@ -313,44 +337,22 @@ class Coordinator:
                 # The stream writes its own call id into the message, so each waiter gets one of its own.
                 waiter.set_result(reply if number == 0 else _copy(reply))
 
+    def _fail(self, request_id: str, error: WeirError) -> None:
+        for waiter in self._waiters.pop(request_id, ()):
+            if not waiter.done():
+                waiter.set_exception(error)
+
     def _reply(self, pool: Pool, answer: Granted | Refused) -> pb.AdmissionReply:
         request = answer.request
         metrics = self._metrics[pool.name]
         if isinstance(answer, Granted):
             metrics.granted(request.queue_class, answer.waited)
             session = self._workers[answer.worker]
-            return convert.granted(self._grant(request, session), session.spec, answer)
+            blocks = pool.ledger.reservations[request.request_id].blocks
+            signed = self._granting.grant(request, session, epoch=self.epoch(pool.name), blocks=blocks)
+            return convert.granted(signed, session.spec, answer)
         metrics.left(request.queue_class, answer.outcome)
         return convert.rejected(answer)
-
-    def _grant(self, request: Request, session: WorkerSession) -> pb.SignedGrant:
-        """The request's grant: the one it has while that is good, so that a repeated question cannot run twice."""
-        now = self._clock.monotonic()
-        # What is granted, and with which key: a share for something else needs a grant of its own.
-        what = (
-            session.signer.key_id,
-            request.model_version,
-            request.prompt_tokens,
-            request.max_output_tokens,
-            request.choices,
-            request.kv_share,
-        )
-        kept = self._grants.get(request.request_id)
-        if kept is not None and kept.what == what and kept.expiry > now:
-            return kept.signed
-        signed = session.signer.sign(
-            request_id=request.request_id,
-            model_version=request.model_version,
-            tenant=request.tenant,
-            prompt_tokens=request.prompt_tokens,
-            max_output_tokens=request.max_output_tokens,
-            choices=request.choices,
-            kv_share=request.kv_share,
-        )
-        expiry = now + self._grant_lifetime
-        self._grants[request.request_id] = _Kept(signed, what, expiry)
-        self._grant_expiries.append((expiry, request.request_id))
-        return signed
 
     def _gave_up(self, pool: Pool, request_id: str, waiter: Waiter) -> None:
         """A waiter is done; when it was cancelled and nobody else waits, so is the request."""

@@ -97,6 +97,15 @@ class PoolMetrics:
         self._forget(self._workers - live.keys())
         self._workers = set(live)
 
+    def clear(self) -> None:
+        """Another process decides for the pool from now on."""
+        for queue_class in QueueClass:
+            QUEUED.labels(self._pool, queue_class.name.lower()).set(0)
+            QUEUED_COST.labels(self._pool, queue_class.name.lower()).set(0)
+        HELD.labels(self._pool).set(0)
+        self._forget(self._workers)
+        self._workers = set()
+
     def _forget(self, workers: Iterable[str]) -> None:
         for name in workers:
             for gauge in (FREE_BLOCKS, FREE_SEQUENCES, QUEUED_PREFILL, EJECTED, PREFIX_TRUST):

@@ -10,7 +10,6 @@ from weir.admission.v1 import admission_pb2 as pb
 from weir.admission.v1 import admission_pb2_grpc
 
 from libs.clock import Clock
-from libs.deadlines import to_duration
 from libs.errors import Reason, WeirError
 from libs.mux import CallContext, Codec, MuxServer
 from libs.mux import Session as MuxSession
@@ -18,10 +17,14 @@ from libs.registry import RegistryView
 from libs.registry.roles import require_role
 from libs.rpc import require_own
 from services.admission.coordinator import Coordinator, Waiter
+from services.admission.owners import Owners
 from services.admission.worker_session import WorkerSession
 
 SERVICE = pb.DESCRIPTOR.services_by_name["AdmissionService"].full_name
 _HELLO_SECONDS = 10.0
+POOL_HEADER = "x-weir-pool"
+BEYOND_HEADER = "x-weir-beyond"
+"""A term whose owner cannot serve the gateway that opens the stream, in hexadecimal."""
 
 
 class AdmissionServicer(admission_pb2_grpc.AdmissionServiceServicer):
@@ -30,6 +33,7 @@ class AdmissionServicer(admission_pb2_grpc.AdmissionServiceServicer):
     def __init__(
         self,
         coordinator: Coordinator,
+        owners: Owners,
         *,
         roles: RegistryView,
         instance: str,
@@ -40,7 +44,10 @@ class AdmissionServicer(admission_pb2_grpc.AdmissionServiceServicer):
     ) -> None:
         """`roles` knows who operates. `heartbeat`, in seconds, is told to workers. `tls`: peers show who they are."""
         self._coordinator = coordinator
+        self._owners = owners
+        owners.on_lost(self._send_away)
         self._roles = roles
+        self._instance = instance
         self._heartbeat = heartbeat
         self._tls = tls
         self._mux = MuxServer(
@@ -52,7 +59,13 @@ class AdmissionServicer(admission_pb2_grpc.AdmissionServiceServicer):
         )
 
     async def Session(self, request_iterator: Any, context: grpc.aio.ServicerContext) -> None:  # noqa: N802
-        """One gateway's multiplexed stream."""
+        """One gateway's multiplexed stream.
+
+        :raises WeirError: NOT_OWNER when the pool of its header is another process's; see `Owners.require`.
+        """
+        headers = dict(context.invocation_metadata() or ())
+        if pool := str(headers.get(POOL_HEADER, "")):
+            self._owners.require(pool, beyond=_number(str(headers.get(BEYOND_HEADER, ""))))
         await self._mux.serve(request_iterator, context)
 
     async def ReportCapacity(  # noqa: N802
@@ -64,9 +77,11 @@ class AdmissionServicer(admission_pb2_grpc.AdmissionServiceServicer):
         """
         hello = await _hello(context)
         require_own(context, instance=hello.worker, pool=hello.pool, zone=hello.zone)
+        self._owners.met(hello.pool, hello.epoch, hello.owner)
         session = self._coordinator.worker_joined(hello)
         try:
-            await context.write(self._welcome(session))
+            epoch = self._coordinator.epoch(session.pool)
+            await context.write(session.welcome(self._instance, epoch, heartbeat=self._heartbeat))
             reader = asyncio.create_task(self._read(session, context))
             writer = asyncio.create_task(_write(session, context))
             try:
@@ -87,10 +102,6 @@ class AdmissionServicer(admission_pb2_grpc.AdmissionServiceServicer):
         require_role("admission.ListWorkers", context, self._roles.snapshot, tls=self._tls)
         return self._coordinator.workers(request.pool)
 
-    def rebalance(self) -> None:
-        """The pools' owners have changed: gateways open their streams again, where the ring says."""
-        self._mux.rebalance()
-
     async def drain(self) -> None:
         """Sends waiting requests elsewhere, then lets the gateways' streams end."""
         self._coordinator.drain()
@@ -101,12 +112,24 @@ class AdmissionServicer(admission_pb2_grpc.AdmissionServiceServicer):
         op = call.WhichOneof("op")
         if op == "admit":
             self._uses(session, call.admit.pool)
+            self._require(session, call.admit.pool)
             return self._coordinator.admit(call.admit, deadline=context.deadline.at, owner=session.hello.instance)
         if op == "release":
             if not session.state:  # a stream opened anew, for which no Admit came yet
                 self._uses(session, self._coordinator.pool_of(call.release.request_id))
             return self._coordinator.release(call.release)
         raise WeirError(Reason.INVALID_REQUEST, "The call asks for nothing.", limit="op")
+
+    def _require(self, session: MuxSession, pool: str) -> None:
+        try:
+            self._owners.require(pool)
+        except WeirError:
+            self._mux.rebalance("not the pool's owner", which=lambda each: each is session)
+            raise
+
+    def _send_away(self, pool: str) -> None:
+        """The pool has another owner: who asked for it here is to ask there."""
+        self._mux.rebalance("not the pool's owner", which=lambda each: pool in each.state)
 
     def _uses(self, session: MuxSession, pool: str) -> None:
         """The gateway asks for this pool on this stream."""
@@ -116,18 +139,18 @@ class AdmissionServicer(admission_pb2_grpc.AdmissionServiceServicer):
             self._coordinator.gateway_opened(gateway, pool)
             session.on_close(lambda: self._coordinator.gateway_closed(gateway, pool))
 
-    def _welcome(self, session: WorkerSession) -> pb.ReportCapacityResponse:
-        return pb.ReportCapacityResponse(
-            welcome=pb.WorkerWelcome(
-                grant_key=session.key, key_id=session.signer.key_id, heartbeat=to_duration(self._heartbeat)
-            )
-        )
-
     async def _read(self, session: WorkerSession, context: Any) -> None:
         while (frame := await context.read()) is not grpc.aio.EOF:
             if frame.WhichOneof("frame") != "report":
                 raise WeirError(Reason.INVALID_REQUEST, "Only reports follow Hello.", limit="frame")
             self._coordinator.worker_reported(session, frame.report)
+
+
+def _number(text: str) -> int:
+    try:
+        return int(text, 16)
+    except ValueError:
+        return 0
 
 
 async def _write(session: WorkerSession, context: Any) -> None:

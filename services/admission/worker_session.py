@@ -6,6 +6,7 @@ import asyncio
 
 from weir.admission.v1 import admission_pb2 as pb
 
+from libs.deadlines import to_duration
 from libs.grants import GrantSigner
 from services.admission.policy.model import WorkerSpec
 
@@ -21,10 +22,28 @@ class WorkerSession:
         self.spec = spec
         self.key = key
         self.signer = signer
+        self.epoch = hello.epoch
+        """The newest term of its pool's owners of which the worker has said, or has been told first of all, that it
+        takes no grant of an older one."""
+        self.heard = 0.0
+        """When it told that, in monotonic seconds."""
         self.report: pb.CapacityReport | None = None
         """What the worker told last, whole: the policy takes only what it decides by."""
         self._outbox: asyncio.Queue[pb.ReportCapacityResponse | None] = asyncio.Queue(_OUTBOX + 1)
         self._closed = False
+
+    def welcome(self, admission: str, epoch: int, *, heartbeat: float) -> pb.ReportCapacityResponse:
+        """The first frame: from the instance `admission`, which owns the worker's pool in this term; 0: it does not."""
+        self.epoch = max(self.epoch, epoch)  # the worker hears of it before it reports
+        return pb.ReportCapacityResponse(
+            welcome=pb.WorkerWelcome(
+                grant_key=self.key,
+                key_id=self.signer.key_id,
+                heartbeat=to_duration(heartbeat),
+                admission=admission,
+                epoch=epoch,
+            )
+        )
 
     def send(self, frame: pb.ReportCapacityResponse) -> bool:
         """Queues a frame; False when the session is over or the worker does not read."""

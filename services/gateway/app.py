@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 import grpc
-from weir.admission.v1 import admission_pb2, admission_pb2_grpc
 from weir.audit.v1 import audit_pb2, audit_pb2_grpc
 from weir.inference.v1 import inference_pb2_grpc
 from weir.registry.v1 import registry_pb2
@@ -28,7 +27,7 @@ from libs.telemetry import get_logger
 from services.gateway import records
 from services.gateway.catalog import Catalog
 from services.gateway.clients.admission import AdmissionClient, LocalGrants
-from services.gateway.clients.link import open_link
+from services.gateway.clients.link import open_link, open_pool
 from services.gateway.clients.quota import QuotaClient, open_shards
 from services.gateway.clients.rollout import RolloutReporter
 from services.gateway.clients.router import RouterClient
@@ -103,12 +102,12 @@ class Gateway:
             open_replica=lambda address: link("router", address, router_pb2_grpc.RouterServiceStub, router_pb2),
         )
         self._admission = AdmissionClient(
-            lambda pool: link(
-                "admission",
-                targets.admission,
-                admission_pb2_grpc.AdmissionServiceStub,
-                admission_pb2,
-                metadata=[("x-weir-pool", pool)],
+            lambda pool: open_pool(
+                settings,
+                pool,
+                replicas=lambda: [each.address for each in catalog.snapshot.endpoints_of("admission")],
+                clock=clock,
+                rng=rng,
             ),
             LocalGrants(catalog, limit=settings.max_local_grants),
             clock=clock,

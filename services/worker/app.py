@@ -228,6 +228,7 @@ class WorkerService:
             progress=lambda: self._hub.progress,
             draining=lambda: bool(self._intake.draining) or not self._engine.up,
             verifier=self._verifier,
+            earlier=self._hub.earlier,
             on_preempt=self._hub.interrupt,
             on_drain=self._on_drain,
             clock=self._clock,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import random
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 import grpc
 from weir.admission.v1 import admission_pb2, admission_pb2_grpc
@@ -42,6 +42,7 @@ class CapacityReporter:
         progress: Callable[[], Mapping[str, int]],
         draining: Callable[[], bool],
         verifier: GrantVerifier,
+        earlier: Callable[[int], tuple[int, int]],
         on_preempt: Callable[[list[str]], object],
         on_drain: Callable[[str], None],
         clock: Clock,
@@ -52,13 +53,15 @@ class CapacityReporter:
     ) -> None:
         """`info`, `capacity`, `draining` and `progress` (output tokens of requests that have come far) are read for
         each report: a worker that serves nothing says no Hello, one whose sizes change says it anew, and models that
-        come and go travel with the reports. `on_preempt` gets request ids, `on_drain` a reason."""
+        come and go travel with the reports. `earlier` gives blocks and sequences of what runs and began in terms before
+        one. `on_preempt` gets request ids, `on_drain` a reason."""
         self.hello = hello
         self.info = info
         self.capacity = capacity
         self.progress = progress
         self.draining = draining
         self.verifier = verifier
+        self.earlier = earlier
         self.on_preempt = on_preempt
         self.on_drain = on_drain
         self.clock = clock
@@ -90,6 +93,12 @@ class CapacityReporter:
         """The load may have changed; cheap, called once per step."""
         for link, _ in self._links.values():
             link.wake.set()
+
+    def fence(self, epoch: int, admission: str) -> None:
+        """An admission process says that it owns the pool since this term; all are to know."""
+        if self.verifier.fence(epoch, admission):
+            log.info("pool_owner", admission=admission, epoch=epoch)
+            self.changed()
 
     def _reconcile(self) -> None:
         if self._group is None:
@@ -138,7 +147,9 @@ class CapacityLink:
         writer: asyncio.Task[None] | None = None
         try:
             async with asyncio.timeout(_CONNECT_TIMEOUT):
-                await rpc.write(admission_pb2.ReportCapacityRequest(hello=reporter.hello(info)))
+                hello = reporter.hello(info)
+                hello.epoch, hello.owner = reporter.verifier.epoch, reporter.verifier.owner
+                await rpc.write(admission_pb2.ReportCapacityRequest(hello=hello))
                 frame = await rpc.read()
             if frame is grpc.aio.EOF or frame.WhichOneof("frame") != "welcome":
                 return
@@ -149,12 +160,13 @@ class CapacityLink:
                 log.error("grant_key_refused", admission=self._address, error=str(error))
                 return
             key_id = welcome.key_id
+            reporter.fence(welcome.epoch, welcome.admission)
             log.info("taken_in", admission=self._address, key_id=key_id)
             metrics.CAPACITY_STREAMS.inc()
             reporter.live += 1
             reporter.taken_in.set()
             writer = asyncio.create_task(self._report(rpc, info, to_seconds(welcome.heartbeat)))
-            await self._listen(rpc)
+            await self._listen(rpc, welcome.admission)
         finally:
             if key_id:
                 metrics.CAPACITY_STREAMS.dec()
@@ -165,11 +177,13 @@ class CapacityLink:
                 writer.cancel()
                 await asyncio.gather(writer, return_exceptions=True)
 
-    async def _listen(self, rpc: Any) -> None:
+    async def _listen(self, rpc: Any, admission: str) -> None:
         while (frame := await rpc.read()) is not grpc.aio.EOF:
             kind = frame.WhichOneof("frame")
             if kind == "preempt":
                 self._reporter.on_preempt(list(frame.preempt.request_ids))
+            elif kind == "owns":
+                self._reporter.fence(frame.owns.epoch, admission)
             elif kind == "drain":
                 self._reporter.on_drain(frame.drain.reason)
 
@@ -190,7 +204,10 @@ class CapacityLink:
                     return
                 changed = info.models if info.models != told.models else ()
                 draining = reporter.draining() or not info.models
+                epoch = reporter.verifier.epoch
+                term = Term(epoch, reporter.verifier.owner, *reporter.earlier(epoch))
                 state = (
+                    term,
                     load.free_blocks,
                     load.running,
                     load.waiting,
@@ -205,7 +222,7 @@ class CapacityLink:
                 progress = dict(reporter.progress())  # it goes on while this is written
                 further = [each for each in progress.items() if far.get(each[0]) != each[1]]
                 if state != sent or further or now >= due:
-                    await rpc.write(report_frame(load, draining, changed, further))
+                    await rpc.write(report_frame(load, term, draining, changed, further))
                     sent, far, due = state, progress, now + heartbeat
                     await asyncio.sleep(reporter.report_interval)
                     continue
@@ -222,11 +239,25 @@ def _sizes(info: EngineInfo) -> tuple[int, ...]:
     return info.block_size, info.total_blocks, info.max_running, info.max_context
 
 
+class Term(NamedTuple):
+    """As in `CapacityReport`: the newest term of the pool's owners, and what still runs of older ones."""
+
+    epoch: int = 0
+    owner: str = ""
+    earlier_blocks: int = 0
+    earlier_sequences: int = 0
+
+
 def report_frame(
-    load: Capacity, draining: bool, versions: Iterable[str] = (), further: Iterable[tuple[str, int]] = ()
+    load: Capacity,
+    term: Term,
+    draining: bool,
+    versions: Iterable[str] = (),
+    further: Iterable[tuple[str, int]] = (),
 ) -> admission_pb2.ReportCapacityRequest:
-    """The load as admission is told it: every field of the port's `Capacity`, whether work is still taken, what is
-    served now where that is not what Hello said, and the output tokens of requests that have come further."""
+    """The load as admission is told it: every field of the port's `Capacity` and of the term, whether work is still
+    taken, what is served now where that is not what Hello said, and the output tokens of requests that have come
+    further."""
     return admission_pb2.ReportCapacityRequest(
         report=admission_pb2.CapacityReport(
             free_blocks=load.free_blocks,
@@ -249,6 +280,7 @@ def report_frame(
             progress=[
                 admission_pb2.Progress(request_id=request_id, output_tokens=tokens) for request_id, tokens in further
             ],
+            **term._asdict(),
         )
     )
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 
 from weir.worker.v1 import worker_pb2
@@ -58,8 +59,10 @@ class Mailbox:
 
 class _Sequence:
     __slots__ = (
+        "blocks",
         "cancelled_at",
         "cancelled_step",
+        "epoch",
         "first_at",
         "group",
         "held",
@@ -75,8 +78,20 @@ class _Sequence:
         "start",
     )
 
-    def __init__(self, mailbox: Mailbox, asked: Asked, start: float, sequence_span: Span | None, *, group: int) -> None:
+    def __init__(
+        self,
+        mailbox: Mailbox,
+        asked: Asked,
+        start: float,
+        sequence_span: Span | None,
+        *,
+        group: int,
+        epoch: int,
+        blocks: int,
+    ) -> None:
         self.mailbox = mailbox
+        self.epoch = epoch
+        self.blocks = blocks
         self.number = asked.number
         self.request_id = asked.request_id
         self.model = asked.model
@@ -102,6 +117,7 @@ class Hub:
         self._engine: Engine | None = None
         self._info: EngineInfo | None = None
         self._sequences: dict[int, _Sequence] = {}
+        self._epochs: Counter[int] = Counter()  # live sequences by the term in which they were granted
         self._last_handle = 0
         self.progress: dict[str, int] = {}
         """Of live requests that have come far (see CapacityReport.progress), the output tokens to tell admission of."""
@@ -155,6 +171,16 @@ class Hub:
         """Models with live sequences."""
         return frozenset(sequence.model for sequence in self._sequences.values())
 
+    def earlier(self, epoch: int) -> tuple[int, int]:
+        """KV blocks and sequences of all that runs and was granted before this term: of each sequence what it was
+        promised, or more when it has outgrown that."""
+        count = sum(count for term, count in self._epochs.items() if term < epoch)
+        if not count or self._info is None:
+            return 0, 0
+        size = self._info.block_size
+        older = [each for each in self._sequences.values() if each.epoch < epoch]
+        return sum(max(each.blocks, -(-(each.prompt_tokens + each.produced) // size)) for each in older), count
+
     def on_change(self, callback: Callable[[], None]) -> None:
         """Call back whenever the load may have changed: after each step, submission and cancel."""
         self._on_change.append(callback)
@@ -166,13 +192,17 @@ class Hub:
     def submit(
         self,
         mailbox: Mailbox,
-        submissions: Iterable[tuple[worker_pb2.Submit, Asked]],
+        submissions: Sequence[tuple[worker_pb2.Submit, Asked]],
         *,
         tenant: str,
         kv_share: float = 0.0,
+        epoch: int = 0,
+        blocks: int = 0,
     ) -> None:
-        """Start the choices of one request, whose grant has been accepted."""
+        """Start the choices of one request, whose grant has been accepted: it promises so many blocks to all of them
+        together, in this term of the pool's owner."""
         now = self.clock.monotonic()
+        share = -(-blocks // len(submissions))
         salt = tenant.encode()
         group = self._last_handle + 1  # the first choice's handle names them all
         requests = []
@@ -185,7 +215,10 @@ class Hub:
                 sequence_span.set("gen_ai.usage.input_tokens", asked.prompt_tokens)
             # Log-probabilities are not held back, and must not travel without their tokens.
             tokens_per_frame = submit.group_tokens if asked.params.logprobs is None else 0
-            self._sequences[self._last_handle] = _Sequence(mailbox, asked, now, sequence_span, group=tokens_per_frame)
+            self._sequences[self._last_handle] = _Sequence(
+                mailbox, asked, now, sequence_span, group=tokens_per_frame, epoch=epoch, blocks=share
+            )
+            self._epochs[epoch] += 1
             mailbox.handles[asked.number] = self._last_handle
             handle = self._last_handle
             requests.append(
@@ -337,6 +370,9 @@ class Hub:
         """The sequence is no more; `error` is its span's, if any."""
         del self._sequences[handle]
         self.progress.pop(sequence.request_id, None)
+        self._epochs[sequence.epoch] -= 1
+        if not self._epochs[sequence.epoch]:
+            del self._epochs[sequence.epoch]
         if not self._sequences:
             self._idle.set()
         sequence.mailbox.handles.pop(sequence.number, None)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 from itertools import groupby
 
+from weir.admission.v1.admission_pb2 import Grant
 from weir.worker.v1 import worker_pb2
 
 from libs.errors import Reason, WeirError
@@ -45,17 +46,23 @@ class Intake:
         refused: Refused = []
         for group in _by_grant(items):
             try:
-                tenant, kv_share = self._admit(mailbox, group)
+                accepted = self._admit(mailbox, group)
             except WeirError as error:
                 refused += [(asked.number, error) for _, asked in group]
                 metrics.REFUSED.labels(error.reason.name.lower()).inc(len(group))
             else:
-                self._hub.submit(mailbox, group, tenant=tenant, kv_share=kv_share)
+                self._hub.submit(
+                    mailbox,
+                    group,
+                    tenant=accepted.tenant,
+                    kv_share=accepted.kv_share,
+                    epoch=accepted.epoch,
+                    blocks=accepted.blocks,
+                )
         return refused
 
-    def _admit(self, mailbox: Mailbox, group: list[tuple[worker_pb2.Submit, Asked]]) -> tuple[str, float]:
-        """The tenant that the group runs for, and its share of the memory. The grant is used up last, so that a refusal
-        costs none."""
+    def _admit(self, mailbox: Mailbox, group: list[tuple[worker_pb2.Submit, Asked]]) -> Grant:
+        """What the group runs under: its grant, used up last, so that a refusal costs none; or what stands for one."""
         if self.draining:
             raise WeirError(Reason.DRAINING, self.draining)
         info = self._hub.engine.info
@@ -65,12 +72,15 @@ class Intake:
             raise WeirError(Reason.INVALID_REQUEST, "the handle is in use", limit="handle")
         if self._hub.live + len(group) > info.max_running + self._max_waiting:
             raise WeirError(Reason.REJECTED_QUEUE_FULL, "too many sequences wait in this worker", limit="max_waiting")
+        longest = demand.prompt_tokens + demand.choices * demand.max_output_tokens
+        blocks = longest // info.block_size + demand.choices
         if not self._require_grants:
-            return "", 0.0
+            return Grant(blocks=blocks)
         if not group[0][0].grant.mac:
             self._check_ungranted(len(group))
-            return f"ungranted/{asked[0].request_id}", 0.0  # nobody vouched for a tenant: share nothing with any
-        grant = self._verifier.verify(
+            # Nobody vouched for a tenant: share nothing with any.
+            return Grant(tenant=f"ungranted/{asked[0].request_id}", blocks=blocks)
+        return self._verifier.verify(
             group[0][0].grant,
             request_id=asked[0].request_id,
             model_version=asked[0].model,
@@ -78,7 +88,6 @@ class Intake:
             max_output_tokens=demand.max_output_tokens,
             choices=demand.choices,
         )
-        return grant.tenant, grant.kv_share
 
     def embed(self, request: worker_pb2.EmbedRequest) -> None:
         """Let embeddings be computed; their grant is used up.

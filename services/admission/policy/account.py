@@ -59,9 +59,9 @@ class Foreign:
         self._known = (self._known if now < self.until else 0) + amount
         self.until = now + ttl
 
-    def reported(self, used: int, held: int) -> None:
-        """A report came."""
-        self._surplus = max(0, used - held)
+    def reported(self, used: int, held: int, earlier: int) -> None:
+        """A report came; `earlier` is what the worker itself knows to be foreign."""
+        self._surplus = max(0, used - held, earlier)
         self._known = min(self._known, used)
 
 
@@ -153,12 +153,13 @@ class Worker:
         """Takes in a report; a worker's first one in a session tells what it runs from before."""
         used = max(0, self.spec.total_blocks - report.free_blocks)
         sequences = report.running + report.waiting
-        if self.report is None:
+        earlier_blocks, earlier_sequences = report.earlier or (0, 0)
+        if self.report is None and report.earlier is None:
             ttl = self._limits.foreign_ttl
             self._foreign_blocks.add_known(max(0, used - self.held_blocks), now, ttl)
             self._foreign_sequences.add_known(max(0, sequences - self.held_sequences), now, ttl)
-        self._foreign_blocks.reported(used, self.held_blocks)
-        self._foreign_sequences.reported(sequences, self.held_sequences)
+        self._foreign_blocks.reported(used, self.held_blocks, earlier_blocks)
+        self._foreign_sequences.reported(sequences, self.held_sequences, earlier_sequences)
         self.report = report
         self.last_heard = now
         self.changed()

@@ -111,6 +111,8 @@ class Report:
     prefill_tokens_per_second: float = 0.0  # 0 until there were some
     resident: frozenset[str] | None = None  # models and adapters in memory; None: all that it serves
     progress: tuple[tuple[str, int], ...] = ()  # requests that have come far, and their output tokens per choice
+    earlier: tuple[int, int] | None = None
+    """Blocks, used yet or not, and sequences of what runs under a former owner's grant, or none; None: not told."""
 
 
 @dataclass(frozen=True, slots=True)

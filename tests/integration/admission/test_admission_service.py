@@ -349,54 +349,6 @@ async def test_an_urgent_request_has_batch_work_interrupted_over_the_streams(ben
         assert (await waiting).granted.worker == "w0"
 
 
-async def test_streams_are_sent_to_the_new_owner_when_the_replicas_change() -> None:
-    """Two replicas; a gateway is sent away when the second comes, opens anew and goes on where it is led."""
-    store = MemoryStore()
-    settings = Settings(settle_seconds=0.05, **PATIENT)
-    async with contextlib.AsyncExitStack() as stack:
-        benches = []
-        for _ in range(2):
-            service = await build(settings, store=store)
-            running = await stack.enter_async_context(serve(service, settings))
-            benches.append(Bench(running, service, stack))
-        first, second = benches
-        await first.worker()
-        await second.worker()
-        await register(store, "admission-0", 1)
-        owner = first
-
-        async def stub() -> admission_pb2_grpc.AdmissionServiceStub:
-            return admission_pb2_grpc.AdmissionServiceStub(await owner.channel())
-
-        stubs = [await stub()]
-        client = MuxClient(
-            open_stream=lambda: stubs[-1].Session(wait_for_ready=True),
-            codec=CODEC,
-            hello=mux_pb2.Hello(service="gateway", instance="gateway-0", zone="zone-a"),
-            clock=CLOCK,
-            rng=random.Random(1),
-        )
-        stack.push_async_callback(end, asyncio.create_task(client.run()))
-        assert (await call(client, admit("r0"))).HasField("granted")
-        assert "r0" in first.pool.ledger.reservations
-        owner = second
-        stubs.append(await stub())
-        await register(store, "admission-1", 2)
-        await until(lambda: client.generation > 1 and client.connected)
-        assert (await call(client, admit("r1"))).HasField("granted")
-        assert "r1" in second.pool.ledger.reservations
-
-
-async def register(store: MemoryStore, instance: str, number: int) -> None:
-    endpoint = registry_pb2.Endpoint(service="admission", instance=instance, address=f"127.0.0.1:{number}")
-    await store.txn(puts=[Put(keys.key_of(endpoint), keys.encode(endpoint))])
-
-
-async def end(task: asyncio.Task[None]) -> None:
-    task.cancel()
-    await asyncio.gather(task, return_exceptions=True)
-
-
 async def test_the_level_of_a_flooded_pool_reaches_the_registry_and_ends_with_the_service() -> None:
     store = Kept()
     settings = Settings(**PATIENT)

@@ -366,6 +366,27 @@ async def test_rebalancing_opens_every_stream_anew_and_loses_no_call():
         await until(lambda: m.mux.sessions == 1)
 
 
+async def test_d4_a_call_that_its_server_does_not_own_any_more_is_sent_again_after_the_move():
+    """Only on a stream that was sent away: otherwise the caller is to hear it."""
+    asked = 0
+
+    def handler(item, context):
+        nonlocal asked
+        asked += 1
+        if asked < 3:
+            if asked == 2:
+                m.mux.rebalance(which=lambda session: session is context.session)
+            raise WeirError(Reason.NOT_OWNER, "ask the owner", limit="1@there")
+        return echo(item, context)
+
+    async with mesh(handler) as m:
+        with pytest.raises(WeirError) as caught:
+            await call(m.client, reserve(), semantics=Semantics.ONCE)
+        assert (caught.value.reason, caught.value.limit) == (Reason.NOT_OWNER, "1@there")
+        await call(m.client, reserve(), semantics=Semantics.ONCE)
+        assert (asked, m.client.generation) == (3, 2)
+
+
 @pytest.mark.parametrize("seed", [1, 2, 3])
 async def test_random_disconnects_leave_every_call_with_one_outcome(seed: int):
     """Streams are cut on either side, at random, while calls of both kinds run."""

@@ -12,7 +12,7 @@ from services.admission.config import Settings
 from services.admission.policy.limits import Limits
 
 
-@pytest.mark.parametrize(("field", "value"), [("settle_seconds", -1.0), ("level_ttl", 0.5), ("rebalance_seconds", 0.0)])
+@pytest.mark.parametrize(("field", "value"), [("settle_seconds", -1.0), ("level_ttl", 0.5), ("tenure_seconds", 0.0)])
 def test_settings_that_make_no_sense_are_refused(field: str, value: float) -> None:
     with pytest.raises(ValueError, match=field):
         Settings(**{field: value})  # type: ignore[arg-type]

@@ -6,6 +6,7 @@ import asyncio
 from dataclasses import replace
 from typing import Any
 
+import pytest
 from weir.registry.v1 import registry_pb2
 
 from libs.clock import ManualClock
@@ -58,8 +59,14 @@ class Desk:
         self.pool = Pool("fast", steady(**limits), now=100.0)  # type: ignore[arg-type]
         self.pool.worker_joined(SPEC, 100.0)
         self.report()
+        self.epoch = 7
         self.publisher = LevelPublisher(
-            self.store, {"fast": self.pool}, instance="admission-0", ttl=3.0, clock=self.clock
+            self.store,
+            {"fast": self.pool},
+            epoch=lambda _: self.epoch,
+            instance="admission-0",
+            ttl=3.0,
+            clock=self.clock,
         )
         self.number = 0
 
@@ -121,6 +128,27 @@ async def test_another_owners_level_is_left_alone() -> None:
     level = await desk.level()
     assert level is not None
     assert level.admission == "admission-1"
+
+
+@pytest.mark.parametrize(("theirs", "stands"), [(8, "admission-1"), (6, "admission-0")])
+async def test_d4_a_level_is_written_over_older_owners_only(theirs: int, stands: str) -> None:
+    """Of two that believe to own the pool, the newer one's level stands, in whichever order they write."""
+    desk = Desk()
+    desk.flood(20)
+    other = registry_pb2.PoolLevel(pool="fast", admission="admission-1", epoch=theirs)
+    for before in (True, False):
+        if before:
+            await desk.store.txn(puts=[Put(keys.key("levels", "fast"), keys.encode(other))])
+        await desk.publisher.step()
+        level = await desk.level()
+        assert level is not None
+        assert (level.admission, level.epoch) == (stands, max(theirs, desk.epoch))
+        assert bool(desk.pool.levels._told) == (stands == "admission-0")
+        desk.flood(5)
+    desk.clock.advance(60.0)
+    desk.report()
+    await desk.publisher.step()  # withdraws what it told, and nothing else
+    assert (await desk.level() is not None) == (stands == "admission-1")
 
 
 async def test_the_plain_discipline_sheds_nobody_at_the_edge() -> None:

@@ -10,7 +10,7 @@ from prometheus_client import CollectorRegistry
 from weir.admission.v1 import admission_pb2
 
 from services.worker import metrics
-from services.worker.capacity import report_frame
+from services.worker.capacity import Term, report_frame
 from services.worker.engines.port import Capacity
 
 LOAD = Capacity(
@@ -35,8 +35,11 @@ DURATIONS = ("last_step_seconds", "decode_step_seconds")
 
 
 def test_the_report_carries_every_field_of_the_port() -> None:
-    report = report_frame(LOAD, draining=True, versions=("m@1", "m@2"), further=[("r1", 16), ("r2", 64)]).report
-    assert [(each.request_id, each.output_tokens) for each in report.progress] == [("r1", 16), ("r2", 64)]
+    term = Term(epoch=2**40, owner="admission-0", earlier_blocks=7, earlier_sequences=2)
+    far = [("r1", 16), ("r2", 64)]
+    report = report_frame(LOAD, term, draining=True, versions=("m@1", "m@2"), further=far).report
+    assert [(each.request_id, each.output_tokens) for each in report.progress] == far
+    assert Term(*(getattr(report, name) for name in Term._fields)) == term
     assert list(report.model_versions) == ["m@1", "m@2"]
     for field in fields(Capacity):
         told = getattr(report, NAMES.get(field.name, field.name))
@@ -44,21 +47,18 @@ def test_the_report_carries_every_field_of_the_port() -> None:
         value = tuple(value) if field.name == "resident" else value
         assert value == getattr(LOAD, field.name), field.name
     assert report.draining
-    named = {NAMES.get(field.name, field.name) for field in fields(Capacity)} | {
-        "draining",
-        "model_versions",
-        "progress",
-    }
+    named = {NAMES.get(field.name, field.name) for field in fields(Capacity)} | set(Term._fields)
+    named |= {"draining", "model_versions", "progress"}
     assert {field.name for field in admission_pb2.CapacityReport.DESCRIPTOR.fields} == named
 
 
 def test_an_engine_that_has_all_in_memory_names_none() -> None:
-    assert not report_frame(replace(LOAD, resident=None), draining=False).report.resident_models
+    assert not report_frame(replace(LOAD, resident=None), Term(), draining=False).report.resident_models
 
 
 def test_a_clock_that_went_backwards_is_no_negative_duration() -> None:
     load = Capacity(free_blocks=1, running=0, waiting=0, queued_prefill_tokens=0, last_step_seconds=-1.0)
-    assert report_frame(load, draining=False).report.last_step.ToNanoseconds() == 0
+    assert report_frame(load, Term(), draining=False).report.last_step.ToNanoseconds() == 0
 
 
 class Loaded:

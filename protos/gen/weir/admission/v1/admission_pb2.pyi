@@ -165,7 +165,7 @@ class Released(_message.Message):
     def __init__(self, known: _Optional[bool] = ...) -> None: ...
 
 class Grant(_message.Message):
-    __slots__ = ("nonce", "worker", "request_id", "model_version", "prompt_tokens", "max_output_tokens", "choices", "expires_at", "tenant", "kv_share")
+    __slots__ = ("nonce", "worker", "request_id", "model_version", "prompt_tokens", "max_output_tokens", "choices", "expires_at", "tenant", "epoch", "kv_share", "blocks")
     NONCE_FIELD_NUMBER: _ClassVar[int]
     WORKER_FIELD_NUMBER: _ClassVar[int]
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
@@ -175,7 +175,9 @@ class Grant(_message.Message):
     CHOICES_FIELD_NUMBER: _ClassVar[int]
     EXPIRES_AT_FIELD_NUMBER: _ClassVar[int]
     TENANT_FIELD_NUMBER: _ClassVar[int]
+    EPOCH_FIELD_NUMBER: _ClassVar[int]
     KV_SHARE_FIELD_NUMBER: _ClassVar[int]
+    BLOCKS_FIELD_NUMBER: _ClassVar[int]
     nonce: bytes
     worker: str
     request_id: str
@@ -185,8 +187,10 @@ class Grant(_message.Message):
     choices: int
     expires_at: _timestamp_pb2.Timestamp
     tenant: str
+    epoch: int
     kv_share: float
-    def __init__(self, nonce: _Optional[bytes] = ..., worker: _Optional[str] = ..., request_id: _Optional[str] = ..., model_version: _Optional[str] = ..., prompt_tokens: _Optional[int] = ..., max_output_tokens: _Optional[int] = ..., choices: _Optional[int] = ..., expires_at: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., tenant: _Optional[str] = ..., kv_share: _Optional[float] = ...) -> None: ...
+    blocks: int
+    def __init__(self, nonce: _Optional[bytes] = ..., worker: _Optional[str] = ..., request_id: _Optional[str] = ..., model_version: _Optional[str] = ..., prompt_tokens: _Optional[int] = ..., max_output_tokens: _Optional[int] = ..., choices: _Optional[int] = ..., expires_at: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., tenant: _Optional[str] = ..., epoch: _Optional[int] = ..., kv_share: _Optional[float] = ..., blocks: _Optional[int] = ...) -> None: ...
 
 class SignedGrant(_message.Message):
     __slots__ = ("grant", "mac", "key_id")
@@ -207,7 +211,7 @@ class ReportCapacityRequest(_message.Message):
     def __init__(self, hello: _Optional[_Union[WorkerHello, _Mapping]] = ..., report: _Optional[_Union[CapacityReport, _Mapping]] = ...) -> None: ...
 
 class WorkerHello(_message.Message):
-    __slots__ = ("worker", "address", "zone", "pool", "model_versions", "block_size", "total_blocks", "max_running", "max_context", "simulated", "engine", "preemptive", "holds_shares")
+    __slots__ = ("worker", "address", "zone", "pool", "model_versions", "block_size", "total_blocks", "max_running", "max_context", "simulated", "engine", "preemptive", "epoch", "owner", "holds_shares")
     WORKER_FIELD_NUMBER: _ClassVar[int]
     ADDRESS_FIELD_NUMBER: _ClassVar[int]
     ZONE_FIELD_NUMBER: _ClassVar[int]
@@ -220,6 +224,8 @@ class WorkerHello(_message.Message):
     SIMULATED_FIELD_NUMBER: _ClassVar[int]
     ENGINE_FIELD_NUMBER: _ClassVar[int]
     PREEMPTIVE_FIELD_NUMBER: _ClassVar[int]
+    EPOCH_FIELD_NUMBER: _ClassVar[int]
+    OWNER_FIELD_NUMBER: _ClassVar[int]
     HOLDS_SHARES_FIELD_NUMBER: _ClassVar[int]
     worker: str
     address: str
@@ -233,11 +239,13 @@ class WorkerHello(_message.Message):
     simulated: bool
     engine: str
     preemptive: bool
+    epoch: int
+    owner: str
     holds_shares: bool
-    def __init__(self, worker: _Optional[str] = ..., address: _Optional[str] = ..., zone: _Optional[str] = ..., pool: _Optional[str] = ..., model_versions: _Optional[_Iterable[str]] = ..., block_size: _Optional[int] = ..., total_blocks: _Optional[int] = ..., max_running: _Optional[int] = ..., max_context: _Optional[int] = ..., simulated: _Optional[bool] = ..., engine: _Optional[str] = ..., preemptive: _Optional[bool] = ..., holds_shares: _Optional[bool] = ...) -> None: ...
+    def __init__(self, worker: _Optional[str] = ..., address: _Optional[str] = ..., zone: _Optional[str] = ..., pool: _Optional[str] = ..., model_versions: _Optional[_Iterable[str]] = ..., block_size: _Optional[int] = ..., total_blocks: _Optional[int] = ..., max_running: _Optional[int] = ..., max_context: _Optional[int] = ..., simulated: _Optional[bool] = ..., engine: _Optional[str] = ..., preemptive: _Optional[bool] = ..., epoch: _Optional[int] = ..., owner: _Optional[str] = ..., holds_shares: _Optional[bool] = ...) -> None: ...
 
 class CapacityReport(_message.Message):
-    __slots__ = ("free_blocks", "running", "waiting", "queued_prefill_tokens", "last_step", "draining", "decode_step", "prefill_tokens_per_second", "cached_blocks", "swapped", "fragmentation", "prefix_queried_total", "prefix_hit_total", "preemptions_total", "spilled_blocks", "resident_models", "model_versions", "progress")
+    __slots__ = ("free_blocks", "running", "waiting", "queued_prefill_tokens", "last_step", "draining", "decode_step", "prefill_tokens_per_second", "cached_blocks", "swapped", "fragmentation", "prefix_queried_total", "prefix_hit_total", "preemptions_total", "spilled_blocks", "resident_models", "model_versions", "epoch", "owner", "earlier_blocks", "earlier_sequences", "progress")
     FREE_BLOCKS_FIELD_NUMBER: _ClassVar[int]
     RUNNING_FIELD_NUMBER: _ClassVar[int]
     WAITING_FIELD_NUMBER: _ClassVar[int]
@@ -255,6 +263,10 @@ class CapacityReport(_message.Message):
     SPILLED_BLOCKS_FIELD_NUMBER: _ClassVar[int]
     RESIDENT_MODELS_FIELD_NUMBER: _ClassVar[int]
     MODEL_VERSIONS_FIELD_NUMBER: _ClassVar[int]
+    EPOCH_FIELD_NUMBER: _ClassVar[int]
+    OWNER_FIELD_NUMBER: _ClassVar[int]
+    EARLIER_BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    EARLIER_SEQUENCES_FIELD_NUMBER: _ClassVar[int]
     PROGRESS_FIELD_NUMBER: _ClassVar[int]
     free_blocks: int
     running: int
@@ -273,8 +285,12 @@ class CapacityReport(_message.Message):
     spilled_blocks: int
     resident_models: _containers.RepeatedScalarFieldContainer[str]
     model_versions: _containers.RepeatedScalarFieldContainer[str]
+    epoch: int
+    owner: str
+    earlier_blocks: int
+    earlier_sequences: int
     progress: _containers.RepeatedCompositeFieldContainer[Progress]
-    def __init__(self, free_blocks: _Optional[int] = ..., running: _Optional[int] = ..., waiting: _Optional[int] = ..., queued_prefill_tokens: _Optional[int] = ..., last_step: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., draining: _Optional[bool] = ..., decode_step: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., prefill_tokens_per_second: _Optional[float] = ..., cached_blocks: _Optional[int] = ..., swapped: _Optional[int] = ..., fragmentation: _Optional[float] = ..., prefix_queried_total: _Optional[int] = ..., prefix_hit_total: _Optional[int] = ..., preemptions_total: _Optional[int] = ..., spilled_blocks: _Optional[int] = ..., resident_models: _Optional[_Iterable[str]] = ..., model_versions: _Optional[_Iterable[str]] = ..., progress: _Optional[_Iterable[_Union[Progress, _Mapping]]] = ...) -> None: ...
+    def __init__(self, free_blocks: _Optional[int] = ..., running: _Optional[int] = ..., waiting: _Optional[int] = ..., queued_prefill_tokens: _Optional[int] = ..., last_step: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., draining: _Optional[bool] = ..., decode_step: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., prefill_tokens_per_second: _Optional[float] = ..., cached_blocks: _Optional[int] = ..., swapped: _Optional[int] = ..., fragmentation: _Optional[float] = ..., prefix_queried_total: _Optional[int] = ..., prefix_hit_total: _Optional[int] = ..., preemptions_total: _Optional[int] = ..., spilled_blocks: _Optional[int] = ..., resident_models: _Optional[_Iterable[str]] = ..., model_versions: _Optional[_Iterable[str]] = ..., epoch: _Optional[int] = ..., owner: _Optional[str] = ..., earlier_blocks: _Optional[int] = ..., earlier_sequences: _Optional[int] = ..., progress: _Optional[_Iterable[_Union[Progress, _Mapping]]] = ...) -> None: ...
 
 class Progress(_message.Message):
     __slots__ = ("request_id", "output_tokens")
@@ -285,24 +301,36 @@ class Progress(_message.Message):
     def __init__(self, request_id: _Optional[str] = ..., output_tokens: _Optional[int] = ...) -> None: ...
 
 class ReportCapacityResponse(_message.Message):
-    __slots__ = ("welcome", "preempt", "drain")
+    __slots__ = ("welcome", "preempt", "drain", "owns")
     WELCOME_FIELD_NUMBER: _ClassVar[int]
     PREEMPT_FIELD_NUMBER: _ClassVar[int]
     DRAIN_FIELD_NUMBER: _ClassVar[int]
+    OWNS_FIELD_NUMBER: _ClassVar[int]
     welcome: WorkerWelcome
     preempt: Preempt
     drain: Drain
-    def __init__(self, welcome: _Optional[_Union[WorkerWelcome, _Mapping]] = ..., preempt: _Optional[_Union[Preempt, _Mapping]] = ..., drain: _Optional[_Union[Drain, _Mapping]] = ...) -> None: ...
+    owns: Owns
+    def __init__(self, welcome: _Optional[_Union[WorkerWelcome, _Mapping]] = ..., preempt: _Optional[_Union[Preempt, _Mapping]] = ..., drain: _Optional[_Union[Drain, _Mapping]] = ..., owns: _Optional[_Union[Owns, _Mapping]] = ...) -> None: ...
 
 class WorkerWelcome(_message.Message):
-    __slots__ = ("grant_key", "key_id", "heartbeat")
+    __slots__ = ("grant_key", "key_id", "heartbeat", "admission", "epoch")
     GRANT_KEY_FIELD_NUMBER: _ClassVar[int]
     KEY_ID_FIELD_NUMBER: _ClassVar[int]
     HEARTBEAT_FIELD_NUMBER: _ClassVar[int]
+    ADMISSION_FIELD_NUMBER: _ClassVar[int]
+    EPOCH_FIELD_NUMBER: _ClassVar[int]
     grant_key: bytes
     key_id: str
     heartbeat: _duration_pb2.Duration
-    def __init__(self, grant_key: _Optional[bytes] = ..., key_id: _Optional[str] = ..., heartbeat: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ...) -> None: ...
+    admission: str
+    epoch: int
+    def __init__(self, grant_key: _Optional[bytes] = ..., key_id: _Optional[str] = ..., heartbeat: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., admission: _Optional[str] = ..., epoch: _Optional[int] = ...) -> None: ...
+
+class Owns(_message.Message):
+    __slots__ = ("epoch",)
+    EPOCH_FIELD_NUMBER: _ClassVar[int]
+    epoch: int
+    def __init__(self, epoch: _Optional[int] = ...) -> None: ...
 
 class Preempt(_message.Message):
     __slots__ = ("request_ids",)

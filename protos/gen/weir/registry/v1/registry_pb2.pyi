@@ -536,18 +536,20 @@ class Price(_message.Message):
     def __init__(self, model: _Optional[str] = ..., input_microusd_per_million: _Optional[int] = ..., output_microusd_per_million: _Optional[int] = ..., revision: _Optional[int] = ..., input_cost_microusd_per_million: _Optional[int] = ..., output_cost_microusd_per_million: _Optional[int] = ...) -> None: ...
 
 class PoolLevel(_message.Message):
-    __slots__ = ("pool", "admission", "at", "classes", "tenants")
+    __slots__ = ("pool", "admission", "at", "classes", "tenants", "epoch")
     POOL_FIELD_NUMBER: _ClassVar[int]
     ADMISSION_FIELD_NUMBER: _ClassVar[int]
     AT_FIELD_NUMBER: _ClassVar[int]
     CLASSES_FIELD_NUMBER: _ClassVar[int]
     TENANTS_FIELD_NUMBER: _ClassVar[int]
+    EPOCH_FIELD_NUMBER: _ClassVar[int]
     pool: str
     admission: str
     at: _timestamp_pb2.Timestamp
     classes: _containers.RepeatedCompositeFieldContainer[ClassLevel]
     tenants: _containers.RepeatedCompositeFieldContainer[TenantLevel]
-    def __init__(self, pool: _Optional[str] = ..., admission: _Optional[str] = ..., at: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., classes: _Optional[_Iterable[_Union[ClassLevel, _Mapping]]] = ..., tenants: _Optional[_Iterable[_Union[TenantLevel, _Mapping]]] = ...) -> None: ...
+    epoch: int
+    def __init__(self, pool: _Optional[str] = ..., admission: _Optional[str] = ..., at: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., classes: _Optional[_Iterable[_Union[ClassLevel, _Mapping]]] = ..., tenants: _Optional[_Iterable[_Union[TenantLevel, _Mapping]]] = ..., epoch: _Optional[int] = ...) -> None: ...
 
 class ClassLevel(_message.Message):
     __slots__ = ("queue_class", "wait", "queued")
