@@ -105,7 +105,7 @@ async def build(
         Ownership(
             settings.instance,
             tenure=settings.tenure_seconds,
-            patience=settings.absence_grace,
+            patience=settings.limits.absence_grace,
             draw=lambda bits: int.from_bytes(random_bytes(bits // 8)),
         ),
         coordinator,
