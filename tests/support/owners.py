@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import grpc
+import msgspec
 from weir.admission.v1 import admission_pb2 as pb
 from weir.admission.v1 import admission_pb2_grpc
 from weir.mux.v1 import mux_pb2
@@ -43,12 +44,9 @@ FIRST = home(POOL, NAMES)
 (SECOND,) = set(NAMES) - {FIRST}
 QUICK: dict[str, Any] = {
     "worker_heartbeat": 0.5,
-    "absence_grace": 0.5,
     "settle_seconds": 0.1,
     "tenure_seconds": 1.0,
-    "output_reserve": 1.0,
-    "report_fresh": 600.0,
-    "report_stale": 1200.0,
+    "limits": {"absence_grace": 0.5, "output_reserve": 1.0, "report_fresh": 600.0, "report_stale": 1200.0},
 }
 # What a silent peer costs here; otherwise as in libs.rpc.channel.
 PINGS = [("grpc.keepalive_time_ms", 5_500), ("grpc.keepalive_timeout_ms", 1_000)]
@@ -133,9 +131,9 @@ class Mesh:
         self.reaching: dict[str, Proxy] = {}
         """The worker's way to each admission process."""
 
-    async def start(self, **changes: Any) -> None:
+    async def start(self) -> None:
         for name in NAMES:
-            settings = Settings(instance=name, **(QUICK | changes))
+            settings = msgspec.convert(QUICK | {"instance": name}, Settings)
             self.services[name] = await admission_app.build(settings, store=Shared(self.store))
             running = await self.stack.enter_async_context(serve(self.services[name], settings))
             self.addresses[name] = f"127.0.0.1:{running.port}"
@@ -229,13 +227,13 @@ async def submit(address: str, grant: pb.SignedGrant, request_id: str, max_token
 
 
 PROCESS = """
-import asyncio, json, os, sys
+import asyncio, sys, msgspec
 from libs.service import serve
 from services.admission.app import build
 from services.admission.config import Settings
 
 async def main():
-    settings = Settings(**json.loads(sys.argv[1]))
+    settings = msgspec.json.decode(sys.argv[1], type=Settings)
     async with serve(await build(settings), settings) as running:
         print(running.port, flush=True)
         await asyncio.Event().wait()

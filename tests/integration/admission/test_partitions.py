@@ -148,12 +148,13 @@ async def test_d4_an_owner_that_stood_still_grants_nothing_that_a_worker_takes()
         mesh = Mesh(stack)
         mesh.addresses = {name: address for name, (_, address) in children.items()}
         await mesh.serve_worker()
-        await until(lambda: mesh.verifier.epoch)
+        # Neither knows of the other, so both begin a term: once the worker has heard both, the newer one stands.
+        await until(lambda: mesh.worker._reporter.live == 2)
         owner = mesh.verifier.owner
         (other,) = set(NAMES) - {owner}
         patient = await mesh.gateway(first=owner)
         await patient.admit()
-        assert patient.mux.instance == owner
+        await until(lambda: patient.mux.instance == owner)
         channel = await stack.enter_async_context(make_channel(mesh.addresses[owner], tls=None))
         stuck = admission_pb2_grpc.AdmissionServiceStub(channel).Session()
         await stuck.write(pb.SessionRequest(hello=mux_pb2.Hello(service="gateway", instance="gateway-1")))
