@@ -31,7 +31,7 @@ def test_options_change_the_scenario() -> None:
     assert sum(load.rate for load in scenario.loads()) == pytest.approx(7.5)
     assert (scenario.seed, scenario.cluster.workers, scenario.seconds) == (9, 2, 6.0)
     assert scenario.warmup < 6.0
-    assert scenario.settings().discipline == "fifo"
+    assert scenario.limits().discipline == "fifo"
     half, whole = (scenario_of(parser().parse_args([*SMALL, "--load", load])) for load in ("0.5", "1"))
     assert sum(load.rate for load in half.loads()) == pytest.approx(sum(load.rate for load in whole.loads()) / 2)
 
