@@ -251,7 +251,8 @@ class Rig:
             "filters": len(gateway._safety._filters),
             "waiting": len(gateway._safety._waiting),
             "sequences": sum(len(link._sequences) for link in gateway._workers._links.values()),
-            "leases": gateway._quota._local.live_leases,
+            "leases": gateway._quota._bridge._ledger.live_leases,
+            "charged": len(gateway._quota._bridge._running),
             "local_grants": len(gateway._admission._local._running),
         }
         return {kind: count for kind, count in held.items() if count}

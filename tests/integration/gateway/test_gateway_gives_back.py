@@ -37,7 +37,7 @@ async def test_no_lease_is_opened_for_a_request_that_is_gone(tmp_path: Path) -> 
             await (await taken(mesh.workers[0])).finish()
             _, end = await later.rest()
         assert list(end.degraded) == ["quota_local"]
-        assert mesh.gateway._quota._local.live_leases == 0
+        assert mesh.gateway._quota._bridge._ledger.live_leases == 0
         reserves.go.set()
 
 
