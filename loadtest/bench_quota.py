@@ -33,7 +33,7 @@ MODEL = "weir-fast"
 LENGTHS, CONTEXT = "azure-conversation", 512
 CAPPED = TenantSpec(id="capped", tokens_per_minute=LIMIT)
 EDGE, INTERNAL = "capped-edge", "capped-internal"
-FULL_SECONDS, QUICK_SECONDS = 150.0, 75.0
+FULL_SECONDS, QUICK_SECONDS, SMOKE_SECONDS = 150.0, 75.0, 5.0
 TARGETS = {"quota_overshoot_tokens": "= 0", "owner_loss_overshoot_tokens": "= 0", "state_ms_50k_tenants": "≤ 5"}
 
 
@@ -105,9 +105,9 @@ def measure(seconds: float, folder: Path, extra: Sequence[str], usage: output.Us
 
 def main() -> None:
     """Measure and print."""
-    options = output.options(__doc__).parse_args()
+    options = output.options(__doc__, smoke=True).parse_args()
     output.begin(options)
-    seconds = QUICK_SECONDS if options.quick else FULL_SECONDS
+    seconds = SMOKE_SECONDS if options.smoke else QUICK_SECONDS if options.quick else FULL_SECONDS
     with contextlib.ExitStack() as stack:
         folder = Path(options.keep or stack.enter_context(tempfile.TemporaryDirectory(prefix="weir-quota-")))
         figures = measure(seconds, folder, options.set, output.Usage())
