@@ -149,7 +149,7 @@ async def test_d4_an_owner_that_stood_still_grants_nothing_that_a_worker_takes()
         mesh.addresses = {name: address for name, (_, address) in children.items()}
         await mesh.serve_worker()
         # Neither knows of the other, so both begin a term: once the worker has heard both, the newer one stands.
-        await until(lambda: mesh.worker._reporter.live == 2)
+        await until(lambda: mesh.worker._reporter is not None and mesh.worker._reporter.live == 2)
         owner = mesh.verifier.owner
         (other,) = set(NAMES) - {owner}
         patient = await mesh.gateway(first=owner)
