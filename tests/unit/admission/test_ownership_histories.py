@@ -19,7 +19,7 @@ from libs.errors import Reason, WeirError
 from libs.grants import GrantVerifier
 from services.admission.coordinator import Coordinator
 from services.admission.owners import Owners
-from services.admission.policy.model import Limits
+from services.admission.policy.limits import Limits
 from services.admission.policy.ownership import Ownership, home
 from services.admission.worker_session import WorkerSession
 
