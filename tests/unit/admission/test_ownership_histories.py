@@ -19,9 +19,9 @@ from libs.errors import Reason, WeirError
 from libs.grants import GrantVerifier
 from services.admission.coordinator import Coordinator
 from services.admission.owners import Owners
-from services.admission.policy.limits import Limits
 from services.admission.policy.ownership import Ownership, home
 from services.admission.worker_session import WorkerSession
+from tests.support.admission_limits import steady
 
 POOL = "fast"
 BLOCKS = 100
@@ -34,7 +34,7 @@ class Replica:
         randomness = random.Random(seed)
         self.name = name
         self.coordinator = Coordinator(
-            limits=Limits(),
+            limits=steady(),
             clock=clock,
             random_bytes=randomness.randbytes,
             grant_lifetime=1e6,
