@@ -90,11 +90,11 @@ def moving_state() -> dict[str, float]:
     cursor: Cursor | None = Cursor()
     joining: Joining | None = None
     while cursor is not None:
-        began = time.thread_time()
-        message = quota_pb2.State()
-        fill_state(message, source.piece(cursor, now))
-        spent.append(time.thread_time() - began)
         with uncollected():
+            began = time.thread_time()
+            message = quota_pb2.State()
+            fill_state(message, source.piece(cursor, now))
+            spent.append(time.thread_time() - began)
             began = time.thread_time()
             piece = piece_of(message)
             joining = target.join(piece, now, joining)

@@ -10,6 +10,7 @@ from libs.quota import Cursor, Replica
 from libs.telemetry import get_logger
 from services.ratelimit import metrics
 from services.ratelimit.journal import Journal
+from services.ratelimit.pauses import uncollected
 from services.ratelimit.peers import Peers
 from services.ratelimit.policy.recovery import Frame, restore
 from services.ratelimit.ports import Nanoseconds
@@ -123,7 +124,8 @@ class LedgerKeeper:
         while cursor is not None:
             await self._write_log(journal)
             self.publish()  # what is in a piece is told to nobody again
-            piece = self._replica.piece(cursor, self._now())
+            with uncollected():
+                piece = self._replica.piece(cursor, self._now())
             await self._run(journal.add, Frame(self._wall(), piece))
             cursor = piece.next
         await self._write_log(journal)

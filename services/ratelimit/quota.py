@@ -17,6 +17,7 @@ from services.ratelimit.convert import cursor_of, fill_reserved, fill_shares, fi
 from services.ratelimit.holders import Holders
 from services.ratelimit.keeper import LedgerKeeper
 from services.ratelimit.owners import Owners
+from services.ratelimit.pauses import uncollected
 from services.ratelimit.peers import Peers
 from services.ratelimit.policy.headers import jittered
 from services.ratelimit.ports import Nanoseconds
@@ -174,7 +175,8 @@ class QuotaHandler:
         cursor = cursor_of(ask)
         self._keeper.publish()  # what is in a piece is told to nobody again
         reply = quota_pb2.QuotaReply()
-        fill_state(reply.state, self._replica.piece(cursor, self._now()))
+        with uncollected():
+            fill_state(reply.state, self._replica.piece(cursor, self._now()))
         return reply
 
 
