@@ -10,7 +10,7 @@ from libs.quota.settled import Key, SettledIds
 if TYPE_CHECKING:
     from libs.quota.scope import Lease, Scope
 
-BUCKETS = 1024
+BUCKETS = 4096
 """A multiple of the number of shards: a bucket is in one shard (`libs.sharding.shard_of`)."""
 
 

@@ -25,7 +25,7 @@ _MAX_EARLY = 512
 """Batches per part that are kept until the state has come."""
 _MAX_PARTS = 256
 """Lives of replicas that are remembered: those that were heard last."""
-_MOST_BUCKETS, _MOST_SCOPES, _MOST_LEASES, _MOST_IDS = 64, 48, 192, 512
+_MOST_BUCKETS, _MOST_SCOPES, _MOST_LEASES, _MOST_IDS = 256, 24, 96, 256
 """In one piece of the state, about, so that it is made and joined in a millisecond or two."""
 
 _ALL_IDS = 1 << 62
