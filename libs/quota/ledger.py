@@ -289,6 +289,14 @@ class Ledger:
                 self._changes.told[(scope.tenant, scope.model), ask.holder] = scope
         return self._shares, shares
 
+    def due(self, ask: Ask, now: int) -> bool:
+        """Whether to tell the holder anew: one of its shares, which are held for it, is not of the last moments."""
+        fresh = self.terms.share_ns * 3 // 4
+        return any(
+            scope.holdings.lasts(ask.holder, now) < fresh and scope.limits_shares
+            for scope in self._scopes.covering(ask.tenant, ask.model, ask.version, now)
+        )
+
     def own(self, tenant: str, shares: Iterable[Share], until: int, now: int) -> None:
         """At a gateway: these are its shares, in the place of those of the same scopes, until then."""
         for share in shares:

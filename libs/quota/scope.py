@@ -119,17 +119,18 @@ class Scope:
         elif requests or tokens or ask.spend:
             # The edge, which knows no gateway, counts requests beside all shares, and takes nothing else.
             others = self.holdings.but(ask.holder, now) if slots else NOTHING
-            looks = (
-                (LimitKind.REQUESTS, self.requests, spec.requests_per_minute, others[1], requests),
-                (LimitKind.TOKENS, self.tokens, spec.tokens_per_minute, self.held_tokens + others[0], tokens),
-                (LimitKind.SPEND, self.spend, spec.spend_microusd, self.held_spend + others[2], ask.spend),
-            )
-            for kind, window, limit, held, cost in looks:
-                if limit and cost:
-                    if kind is LimitKind.SPEND and terms.money_needs_share:
-                        denied = worse(denied, self._unknown(limit, cost, terms))
-                    else:
-                        denied = worse(denied, self._look(kind, window, limit, held, cost, now, terms))
+            if spec.requests_per_minute and requests:
+                limit = spec.requests_per_minute
+                denied = self._look(LimitKind.REQUESTS, self.requests, limit, others[1], requests, now, terms)
+            if spec.tokens_per_minute and tokens:
+                held, limit = self.held_tokens + others[0], spec.tokens_per_minute
+                denied = worse(denied, self._look(LimitKind.TOKENS, self.tokens, limit, held, tokens, now, terms))
+            if spec.spend_microusd and ask.spend:
+                held, limit = self.held_spend + others[2], spec.spend_microusd
+                if terms.money_needs_share:
+                    denied = worse(denied, self._unknown(limit, ask.spend, terms))
+                else:
+                    denied = worse(denied, self._look(LimitKind.SPEND, self.spend, limit, held, ask.spend, now, terms))
             if self.budget is not None and ask.spend:
                 denied = worse(denied, self._check_budget(self.budget, others[2], ask.spend, now, terms))
         if spec.concurrency and slots and self.in_use >= spec.concurrency:
@@ -198,6 +199,12 @@ class Scope:
 
     def _too_long(self, kind: LimitKind, limit: int, cost: int) -> Denied:
         return Denied(kind, self.model, LimitReport(limit, limit, 0), cost, None)
+
+    @property
+    def limits_shares(self) -> bool:
+        """A share of it would be of something."""
+        spec = self.spec
+        return bool(spec.tokens_per_minute or spec.requests_per_minute or spec.spend_microusd or self.budget)
 
     def tell(self, holder: str, number: int, seen: int, now: int, terms: Terms) -> Share:
         """A share of what is left, held for the holder from now on: see `libs.quota.shares`."""

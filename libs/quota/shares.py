@@ -76,6 +76,11 @@ class Holdings:
         self._set(told.holder, (*kept, fresh))
         self._first = min(self._first, fresh.until) if self._first else fresh.until
 
+    def lasts(self, holder: str, now: int) -> int:
+        """How long the last share that a holder was told goes on; 0 for none."""
+        known = self._open.get(holder)
+        return known[-1].until - now if known else 0
+
     def knows(self, holder: str) -> bool:
         """Whether it holds anything, or may."""
         return holder in self._open

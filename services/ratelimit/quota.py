@@ -107,7 +107,7 @@ class QuotaHandler:
         else:
             metrics.RESERVE_DENIED[outcome.kind].inc()
             reply = self._refused(outcome)
-        if not reserve.granted:
+        if not reserve.granted and (reply.HasField("rejected") or self._ledger.due(ask, now)):
             number, shares = self._ledger.tell(ask, reserve.share_seen, now)
             fill_shares(reply, number, shares, self._ledger.terms.share_ns)
         return reply

@@ -283,10 +283,14 @@ async def test_c5_a_settle_that_is_repeated_at_another_replica_is_charged_once(r
     await b.agrees(lambda: b.left() == 700)
     assert await settle(at_a, "r1", 300)
     assert await settle(at_b, "r1", 300)
+    # What comes after it says that both heard of both.
+    assert not await settle(at_a, "after-a", 10)
+    assert not await settle(at_b, "after-b", 10)
     for one in (a, b):
         one.service.keeper.publish()
     for one in (a, b):
-        await one.agrees(lambda one=one: one.left() == 700)
+        await one.agrees(lambda one=one: one.service._ledger.remembered_settled == 3)
+        assert one.left() == 680
 
 
 async def test_c8_a_state_of_many_messages_is_joined_whole(replicas: Cluster) -> None:

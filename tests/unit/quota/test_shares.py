@@ -144,10 +144,15 @@ def test_c2_of_money_that_nobody_was_told_of_nothing_is_spent(tokens: int, spend
     assert isinstance(denied, Denied)
     assert denied.kind is LimitKind.SPEND
     assert isinstance(given(one, "r2", tokens), Admitted)
+    # The owner may not know yet of what was given out here: no share is in force until it has answered.
     one.told("acme", 1, [Share("*", None, None, 2 * spend)], LASTS, 0)
+    assert isinstance(given(one, "early", tokens, 1), Denied)
+    one.taken(("acme", "r2"))
+    one.told("acme", 2, [Share("*", None, None, 2 * spend)], LASTS, 0)
     assert isinstance(given(one, "r3", tokens, 2 * spend), Admitted)
     assert isinstance(given(one, "r4", tokens, 1), Denied)
-    one.told("acme", 2, [Share("*", None, None, 10)], LASTS, 0)
+    one.taken(("acme", "r3"))
+    one.told("acme", 3, [Share("*", None, None, 10)], LASTS, 0)
     assert isinstance(given(one, "r5", tokens, 1, now=LASTS), Denied)
 
 

@@ -178,6 +178,7 @@ def test_c8_what_was_decided_between_two_pieces_of_a_snapshot_counts_once(told: 
     while cursor is not None:
         for name in names[turn : turn + 20]:
             before.ledger.settle(name, "fast", "second", 1, 0)
+            before.ledger.admit_edge(name, requests=1, tokens=0, now=0)
         before.flush(0)
         if told:
             frames.append(Frame(0, None, before.take_log()))
@@ -190,3 +191,5 @@ def test_c8_what_was_decided_between_two_pieces_of_a_snapshot_counts_once(told: 
     assert turn >= 200
     used = {name: after.ledger.books.scopes.wide(name, 0).tokens.used(0) for name in names}
     assert used == dict.fromkeys(names, 11)
+    taken = {name: after.ledger.books.scopes.wide(name, 0).requests.used(0) for name in names}
+    assert taken == dict.fromkeys(names, 1)
