@@ -5,8 +5,8 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Generator, Sequence
 
-from services.worker.engines.core import Change
 from services.worker.engines.port import Capacity, EngineInfo, FinishReason, SequenceRequest, StepOutput
+from services.worker.engines.sync import Change
 
 MODEL = "m@1"
 
