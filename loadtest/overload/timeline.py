@@ -202,7 +202,7 @@ class Watcher:
         admission = await self._site.scrape("admission")
         queued = by_label(admission, "weir_admission_queue_depth", "queue_class")
         row.queued = {name: int(n) for name, n in queued.items() if n}
-        live = by_label(admission[:1], "weir_admission_worker_free_sequences", "worker")
+        live = by_label(admission, "weir_admission_worker_free_sequences", "worker")
         row.workers = len(live)
         try:
             answer = await stub.List(registry_pb2.ListRequest(kinds=["PoolLevel"]), timeout=1.0)
