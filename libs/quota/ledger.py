@@ -293,7 +293,7 @@ class Ledger:
         """Whether to tell the holder anew: one of its shares, which are held for it, is not of the last moments."""
         fresh = self.terms.share_ns * 3 // 4
         return any(
-            scope.holdings.lasts(ask.holder, now) < fresh and scope.limits_shares
+            scope.limits_shares and scope.holdings.lasts(ask.holder, now) < fresh
             for scope in self._scopes.covering(ask.tenant, ask.model, ask.version, now)
         )
 

@@ -10,6 +10,7 @@ from enum import Enum
 import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
+from libs.authority.identity import dns_name
 from libs.rpc import make_channel
 from libs.supervisor.spec import EtcdProbe, GrpcProbe, HttpProbe, Probe, TcpProbe
 
@@ -176,7 +177,7 @@ def _request(probe: GrpcProbe) -> health_pb2.HealthCheckRequest:
 
 
 def _etcd(probe: EtcdProbe) -> grpc.aio.Channel:
-    return _open(probe, "etcd.weir.internal")
+    return _open(probe, dns_name("etcd"))
 
 
 def _channel(probe: GrpcProbe) -> grpc.aio.Channel:
