@@ -143,6 +143,8 @@ class Mesh:
         await until(lambda: all(len(each._members.current) == 2 for each in self.services.values()))
         await self.serve_worker()
         await until(lambda: self.epoch(FIRST) and self.verifier.epoch == self.epoch(FIRST))
+        # A process to which no worker has named the owner yet would own the pool as soon as it is asked.
+        await until(lambda: self.services[SECOND]._owners._ownership.newest(POOL) == self.epoch(FIRST))
 
     async def serve_worker(self) -> None:
         self.reaching = {name: await self.proxy(name) for name in NAMES}

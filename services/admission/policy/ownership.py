@@ -91,6 +91,11 @@ class Ownership:
         term = self._terms.get(pool)
         return term.epoch if term is not None and term.mine else 0
 
+    def newest(self, pool: str) -> int:
+        """The newest term that it has heard of, whoever's; 0: none."""
+        term = self._terms.get(pool)
+        return term.epoch if term is not None else 0
+
     @property
     def mine(self) -> list[str]:
         """The pools that it owns."""
