@@ -87,10 +87,9 @@ wheel-check:
 
 .PHONY: test
 test: setup ## Run the tests: unit, contract, security, integration, end to end, drills.
-	@echo; echo "== unit and contract tests, on two cores =="; \
-	$(PY) -m pytest $(PYTEST) -n 2 --dist loadfile tests/unit tests/contract
-	@for group in security integration e2e drills; do \
-	  echo; echo "== $$group tests =="; $(PY) -m pytest $(PYTEST) tests/$$group; \
+	@for groups in "unit contract" "security integration" "e2e" "drills"; do \
+	  echo; echo "== $$groups =="; \
+	  $(PY) -m pytest $(PYTEST) -n 2 --dist loadgroup $$(printf 'tests/%s ' $$groups); \
 	done
 
 .PHONY: test-engine

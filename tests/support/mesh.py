@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
 import json
 import os
 import shlex
@@ -9,8 +11,9 @@ import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -22,11 +25,18 @@ PORTS = 200  # how many ports above its base a mesh may use
 T = TypeVar("T")
 
 
-def free_port_base() -> int:
-    """A base above which nothing listens at this moment."""
+@contextlib.contextmanager
+def free_ports() -> Iterator[int]:
+    """A base above which nothing listens at this moment, and which no other test takes meanwhile."""
     for base in range(21000, 60000, PORTS):
-        if all(_free(base + offset) for offset in range(PORTS)):
-            return base
+        with (Path(tempfile.gettempdir()) / f"weir-test-ports-{base}").open("w") as claim:
+            try:
+                fcntl.flock(claim, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                continue
+            if all(_free(base + offset) for offset in range(PORTS)):
+                yield base
+                return
     raise RuntimeError("no free range of ports")
 
 
@@ -64,19 +74,22 @@ class Mesh:
         """`seconds` bounds `weir up`."""
         self.state = state
         self._seconds = seconds
-        self.base = free_port_base()
+        self._claim = contextlib.ExitStack()
+        self.base = self._claim.enter_context(free_ports())
         self._arguments = ["--profile", profile, *[part for s in settings for part in ("--set", s)]]
 
     def __enter__(self) -> Mesh:
         done = self.weir("up", *self._arguments, check=False, seconds=self._seconds)
         if done.returncode != 0:
+            self._claim.close()
             raise RuntimeError(f"weir up failed:\n{done.stdout}\n{done.stderr}")
         self.up_output = done.stdout
         self.env = self._environment()
         return self
 
     def __exit__(self, *exc: object) -> None:
-        self.weir("down", check=False, seconds=90)
+        with self._claim:
+            self.weir("down", check=False, seconds=90)
 
     @property
     def environ(self) -> dict[str, str]:

@@ -33,6 +33,7 @@ def test_none_is_left_out() -> None:
     assert targets == BENCHES.keys() | TESTED_BESIDE
 
 
+@pytest.mark.apart
 @pytest.mark.timeout(240)
 @pytest.mark.parametrize("name", sorted(BENCHES))
 def test_it_ends_with_its_figures(name: str) -> None:

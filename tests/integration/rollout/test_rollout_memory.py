@@ -65,6 +65,16 @@ async def told(stub: Any, score: pb.Score) -> None:
                     raise
 
 
+async def status_of(stub: Any) -> pb.RolloutStatus:
+    """The rollout as this replica knows it, once it does: it follows the registry for itself."""
+    while True:
+        try:
+            return (await stub.GetRollout(pb.GetRolloutRequest(alias=ALIAS), timeout=10)).status
+        except grpc.aio.AioRpcError as error:
+            if error.code() is not grpc.StatusCode.NOT_FOUND:
+                raise
+
+
 async def test_scores_reach_every_replica_whoever_is_told(etcd: EtcdServer) -> None:
     store = store_of(etcd.endpoint)
     await populate(store)
@@ -82,7 +92,7 @@ async def test_scores_reach_every_replica_whoever_is_told(etcd: EtcdServer) -> N
         for service in (follower, follower, *both):
             await told(both[service], score)
         for stub in both.values():
-            status = (await stub.GetRollout(pb.GetRolloutRequest(alias=ALIAS), timeout=10)).status
+            status = await status_of(stub)
             assert status.arms[1].scores["helpful"] == 0.5
             assert status.leader_instance in ("rollout-0", "rollout-1")
     await store.close()
