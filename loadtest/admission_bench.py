@@ -19,6 +19,7 @@ CPU is the admission process's user + system time, its ticks and the workers' re
 
     refusal_cpu_us_admission   CPU per Admit that is refused at once for its TTFT target
     admit_cpu_us_admission     CPU per request that is granted, from a pool with room, and released
+    grpc_call_us               an empty mTLS call, both ends: this machine's unit at this hour
 """
 
 from __future__ import annotations
@@ -47,6 +48,7 @@ from libs.clock import SystemClock
 from libs.deadlines import Deadline
 from libs.mux import Codec, MuxClient, Semantics
 from libs.rpc import make_channel
+from loadtest import grpc_call
 from loadtest.admission_decisions import decisions
 from loadtest.machine import machine
 from loadtest.overload import output
@@ -246,6 +248,8 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--quick", action="store_true", help="a few decisions of each kind: figures of little weight")
     quick = parser.parse_args(argv).quick
     figures = decisions(rounds=400, repeats=3) if quick else decisions()
+    with tempfile.TemporaryDirectory() as directory:
+        figures["grpc_call_us"] = 1e6 * uvloop.run(grpc_call.cpu_seconds(Path(directory), calls=40 if quick else 400))
     figures |= uvloop.run(measure(calls=1_000 if quick else 20_000, warm_up=200 if quick else 2_000))
     for name, target in TARGETS.items():
         output.say(f"  {name} = {figures[name]:.4g}, target {target}: {output.verdict(figures[name], target)}")
