@@ -333,7 +333,9 @@ class Simulator:
             cached_prompt_tokens=live.cached,
         )
         if known and live.request is not None:
-            actual = 0.0 if tokens is None else live.pool.limits.real_cost(live.request, tokens) / live.arrival.weight
+            actual = 0.0
+            if tokens is not None:
+                actual = live.pool.limits.real_cost(live.request, tokens, live.cached) / live.arrival.weight
             self._gaps[_NAMES[live.queue_class]].corrected(live.tenant, live.real, live.expected, actual)
         self.apply(events)
 

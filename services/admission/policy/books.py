@@ -60,10 +60,12 @@ class Books:
         learn: bool,
         cut_short: bool = False,
         first_token: float | None = None,
+        cached_prompt_tokens: int = 0,
     ) -> None:
         """It ended after `output_tokens` (None: it was never submitted): corrects the tenant's charge to what it really
-        cost. `learn`: its length says something; of one that was cut, by its caller or at its cap, that it would have
-        been longer. What cannot be (more tokens than granted, a first one after the end) counts as the most that can.
+        cost, without the prompt tokens that its worker had cached. `learn`: its length says something; of one that was
+        cut, by its caller or at its cap, that it would have been longer. What cannot be (more tokens than granted, a
+        first one after the end) counts as the most that can.
         Shadow requests are not charged and teach nothing."""
         held = self.forget(request_id)
         if held is None:
@@ -73,7 +75,9 @@ class Books:
             return
         if output_tokens is not None:
             output_tokens = min(output_tokens, request.max_output_tokens * request.choices)
-        actual = 0.0 if output_tokens is None else self._limits.real_cost(request, output_tokens)
+        actual = 0.0
+        if output_tokens is not None:
+            actual = self._limits.real_cost(request, output_tokens, cached_prompt_tokens)
         self._backlog.queue_of(request).correct(request.tenant, request.weight, actual - held.cost)
         if output_tokens is None:
             return

@@ -174,7 +174,9 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         """The most that the request can cost."""
         return self.real_cost(request, request.max_output_tokens * request.choices)
 
-    def real_cost(self, request: Request, output_tokens: int) -> float:
-        """What the request costs with so many output tokens in all. Prefill that an interruption or a lost worker
-        makes necessary again is not the tenant's."""
-        return self.cost(0 if request.resumed_tokens else request.prompt_tokens, output_tokens)
+    def real_cost(self, request: Request, output_tokens: int, cached_prompt_tokens: int = 0) -> float:
+        """What the request costs with so many output tokens in all. Of its prompt counts what had to be computed, not
+        what its worker had; and prefill that an interruption or a lost worker makes necessary again is not the
+        tenant's."""
+        computed = 0 if request.resumed_tokens else max(0, request.prompt_tokens - cached_prompt_tokens)
+        return self.cost(computed, output_tokens)

@@ -124,7 +124,15 @@ class Pool:
             )
         self._give_back(request_id)
         learn = not (failed or interrupted)  # those go on elsewhere, and teach at their end
-        self.books.settle(request_id, now, output_tokens, learn=learn, cut_short=cut_short, first_token=first_token)
+        self.books.settle(
+            request_id,
+            now,
+            output_tokens,
+            learn=learn,
+            cut_short=cut_short,
+            first_token=first_token,
+            cached_prompt_tokens=cached_prompt_tokens,
+        )
         return True, self._dispatch(now)
 
     def cancel(self, request_id: str, now: float) -> tuple[bool, list[Event]]:

@@ -125,6 +125,19 @@ def test_real_output_is_what_counts_between_tenants() -> None:
     assert 5 <= sum(name.startswith("a") for name in served) <= 7
 
 
+def test_c7_cached_prompt_tokens_take_nothing_of_a_tenants_share() -> None:
+    target = pool(replace(SPEC, max_running=1))
+    served = granted([target.admit(request("a0", "a", prompt_tokens=400), 0.0)[0]])  # type: ignore[list-item]
+    for number in range(1, 13):
+        target.admit(request(f"a{number}", "a", prompt_tokens=400), 0.0)
+        target.admit(request(f"b{number}", "b", prompt_tokens=400), 0.0)
+    while len(served) < 16:
+        cached = 400 if served[-1].startswith("a") else 0
+        served += granted(target.release(served[-1], 1.0, output_tokens=4, cached_prompt_tokens=cached)[1])
+    # All of b's prompts are computed, none of a's are: a is served until its outputs cost as much.
+    assert sum(name.startswith("b") for name in served) <= 4
+
+
 def test_a_request_id_is_granted_once_however_often_it_asks() -> None:
     target = pool()
     first, _ = target.admit(request(), 0.0)
