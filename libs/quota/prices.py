@@ -16,16 +16,25 @@ class Price(NamedTuple):
 
     input: int
     output: int
+    cached: int | None = None
+    """Of prompt tokens that the worker had, at most `input`; None: they cost as others do."""
 
-    def cost(self, tokens: int, prompt_tokens: int) -> int:
-        """Micro-dollars for `tokens`, of which `prompt_tokens` are the prompt's; rounded up; at most 2**44."""
-        prompt = min(prompt_tokens, tokens)
-        return min(_MOST, -(-(prompt * self.input + (tokens - prompt) * self.output) // _MILLION))
+    def cost(self, tokens: int, prompt_tokens: int, cached_tokens: int = 0) -> int:
+        """Micro-dollars for `tokens`, of which `prompt_tokens` are the prompt's, and of these `cached_tokens` were
+        cached; rounded up; at most 2**44. Never more than for the same tokens without a cache, which is what a
+        reservation is priced as."""
+        return min(_MOST, -(-self._sum(tokens, prompt_tokens, cached_tokens) // _MILLION))
 
-    def exact(self, tokens: int, prompt_tokens: int) -> float:
+    def exact(self, tokens: int, prompt_tokens: int, cached_tokens: int = 0) -> float:
         """As `cost`, not rounded: for sums over many requests that are compared with each other."""
+        return self._sum(tokens, prompt_tokens, cached_tokens) / _MILLION
+
+    def _sum(self, tokens: int, prompt_tokens: int, cached_tokens: int) -> int:
         prompt = min(prompt_tokens, tokens)
-        return (prompt * self.input + (tokens - prompt) * self.output) / _MILLION
+        total = prompt * self.input + (tokens - prompt) * self.output
+        if cached_tokens and self.cached is not None:
+            total -= min(cached_tokens, prompt) * max(0, self.input - self.cached)
+        return total
 
 
 FREE = Price(0, 0)
@@ -44,7 +53,7 @@ class PriceBook:
 
     @property
     def nothing_is_free(self) -> bool:
-        """Every token of every model costs something."""
+        """Every token of every model that was not cached costs something."""
         return all(price.input and price.output for price in (self._prices.get("*", FREE), *self._prices.values()))
 
     def of(self, version: str, model: str) -> Price:

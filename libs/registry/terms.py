@@ -83,12 +83,7 @@ def budget_specs(snapshot: RegistrySnapshot) -> dict[str, BudgetSpec]:
 
 def price_book(snapshot: RegistrySnapshot) -> PriceBook:
     """What tokens cost, by the declared prices."""
-    return PriceBook(
-        {
-            name: Price(price.input_microusd_per_million, price.output_microusd_per_million)
-            for name, price in snapshot.prices.items()
-        }
-    )
+    return PriceBook({name: _price(price) for name, price in snapshot.prices.items()})
 
 
 def cost_book(snapshot: RegistrySnapshot) -> PriceBook:
@@ -97,7 +92,12 @@ def cost_book(snapshot: RegistrySnapshot) -> PriceBook:
         {
             name: Price(price.input_cost_microusd_per_million, price.output_cost_microusd_per_million)
             if price.input_cost_microusd_per_million or price.output_cost_microusd_per_million
-            else Price(price.input_microusd_per_million, price.output_microusd_per_million)
+            else _price(price)
             for name, price in snapshot.prices.items()
         }
     )
+
+
+def _price(price: pb.Price) -> Price:
+    cached = price.cached_input_microusd_per_million if price.HasField("cached_input_microusd_per_million") else None
+    return Price(price.input_microusd_per_million, price.output_microusd_per_million, cached)

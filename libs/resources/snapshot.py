@@ -279,6 +279,7 @@ class RegistrySnapshot:
         columns=(
             Column("INPUT / 1M", "input_microusd_per_million", "free"),
             Column("OUTPUT / 1M", "output_microusd_per_million", "free"),
+            Column("CACHED / 1M", "cached_input_microusd_per_million", "-", wide=True),
             Column("INPUT COST", "input_cost_microusd_per_million", "as the price", wide=True),
             Column("OUTPUT COST", "output_cost_microusd_per_million", "as the price", wide=True),
         ),

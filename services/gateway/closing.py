@@ -12,7 +12,7 @@ from libs.routing import Route
 from services.gateway import metrics, records
 from services.gateway.catalog import Catalog
 from services.gateway.outcomes import Outcomes
-from services.gateway.policy.events import Accepted, End, Finish
+from services.gateway.policy.events import Accepted, End, Finish, Usage
 from services.gateway.policy.plans import DEFAULT_ANSWER
 from services.gateway.ports import AdmissionPort, AuditPort, QuotaPort, RouterPort
 from services.gateway.refusals import RefusalLog, outcome_of
@@ -64,9 +64,7 @@ class Closing:
         if mailbox is None or mailbox.end is None:
             raise RuntimeError("ended before it began")
         end, identity, granted = mailbox.end, request.identity, request.granted
-        usage = end.usage
-        tokens = usage.prompt_tokens + usage.completion_tokens
-        settle(self._quota, request, tokens, prompt_tokens=usage.prompt_tokens)
+        settle(self._quota, request, end.usage)
         served = _served(end)
         if granted is not None:
             failed = end.error_reason == Reason.ENGINE_ERROR.name
@@ -125,7 +123,7 @@ class Closing:
     def rejected(self, request: Request, error: WeirError) -> None:
         """A request was refused before it ran."""
         if request.reserved:
-            settle(self._quota, request, 0)
+            settle(self._quota, request, Usage())
         metrics.outcome(request.spec.operation, outcome_of(error), error.reason.name).inc()
         self.refusals.note(request.spec.operation, error)
         self._outcomes.refused(

@@ -115,8 +115,9 @@ class Generation(Mailbox):
 
     def first_token(self, cached_prompt_tokens: int, after: float) -> None:
         """The worker produced the first token of a choice, `after` seconds after its submission."""
-        self.usage.cached_prompt_tokens = max(self.usage.cached_prompt_tokens, cached_prompt_tokens)
         leg = self.leg
+        if not leg.tokens_before:  # on a later one the caller's prompt was computed already, and is charged
+            self.usage.cached_prompt_tokens = max(self.usage.cached_prompt_tokens, cached_prompt_tokens)
         leg.cached_prompt_tokens = max(leg.cached_prompt_tokens, cached_prompt_tokens)
         if leg.first_token is None:
             leg.first_token = after

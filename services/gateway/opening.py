@@ -15,6 +15,7 @@ from services.gateway.catalog import Catalog
 from services.gateway.choice import SAFETY_SKIPPED
 from services.gateway.config import Settings
 from services.gateway.policy.answers import answer_key, repeatable
+from services.gateway.policy.events import Usage
 from services.gateway.policy.parameters import bind_parameters, invalid
 from services.gateway.policy.plans import LADDER_FLAGS, OVER_QUOTA
 from services.gateway.policy.spec import BoundParameters, Spec
@@ -162,7 +163,7 @@ class Opening:
         than the caller's. None when nothing was reserved anew."""
         if _cost(prompt_tokens, bound) <= request.reserved:
             return None
-        settle(self._quota, request, 0)
+        settle(self._quota, request, Usage())
         reserving = self._reserve(request, model_version, prompt_tokens, bound)
         try:
             request.reservation = await reserving

@@ -72,9 +72,11 @@ class QuotaPort(Protocol):
         request_id: str,
         tokens: int,
         prompt_tokens: int = 0,
+        cached_prompt_tokens: int = 0,
         model_version: str = "",
     ) -> None:
-        """Replace the share by what was used: `tokens`, of which `prompt_tokens` are the prompt's."""
+        """Replace the share by what was used: `tokens`, of which `prompt_tokens` are the prompt's, and of these
+        `cached_prompt_tokens` were cached."""
 
 
 class RouterPort(Protocol):

@@ -42,6 +42,7 @@ def completed(
         reason=end.error_reason,
         prompt_tokens=end.usage.prompt_tokens,
         completion_tokens=end.usage.completion_tokens,
+        cached_prompt_tokens=end.usage.cached_prompt_tokens,
         duration=to_duration(end.breakdown.total),
         time_to_first_token=to_duration(end.breakdown.time_to_first_token),
         worker=worker,

@@ -22,7 +22,7 @@ from services.gateway.choice import Choice
 from services.gateway.generation import Generation
 from services.gateway.mailbox import Mailbox
 from services.gateway.outcomes.cohorts import Begun
-from services.gateway.policy.events import Accepted
+from services.gateway.policy.events import Accepted, Usage
 from services.gateway.policy.finals import ArmKey, FinalAnswer
 from services.gateway.policy.plans import Plan
 from services.gateway.policy.prefix import BLOCK, prefix_hashes
@@ -345,14 +345,15 @@ def accepted_of(request: Request, degraded: Sequence[str], created: float, *, si
     )
 
 
-def settle(quota: QuotaPort, request: Request, tokens: int, *, prompt_tokens: int = 0) -> None:
-    """End the request's lease: `tokens` were used, of which `prompt_tokens` are the prompt's."""
+def settle(quota: QuotaPort, request: Request, usage: Usage) -> None:
+    """End the request's lease: this was used."""
     quota.settle(
         tenant=request.identity.tenant,
         model=request.spec.model,
         request_id=request.lease,
-        tokens=tokens,
-        prompt_tokens=prompt_tokens,
+        tokens=usage.prompt_tokens + usage.completion_tokens,
+        prompt_tokens=usage.prompt_tokens,
+        cached_prompt_tokens=usage.cached_prompt_tokens,
         model_version=request.model_version,
     )
 

@@ -133,7 +133,7 @@ class QuotaHandler:
             ask.request_id,
             tokens,
             self._now(),
-            spend=price.cost(tokens, ask.prompt_tokens),
+            spend=price.cost(tokens, ask.prompt_tokens, ask.cached_prompt_tokens),
             version=ask.model_version,
             over_quota=ask.over_quota,
         )

@@ -154,3 +154,6 @@ def check_price(message: pb.Price, snapshot: RegistrySnapshot) -> Iterator[Fault
     """Every fault of a price."""
     for name in _PRICED:
         yield from check_range(f"spec.{name}", message, 0, MAX_PRICE)
+    if message.cached_input_microusd_per_million > message.input_microusd_per_million:
+        # What is reserved before anybody knows what is cached has to be enough.
+        yield Fault("spec.cached_input_microusd_per_million", "must not be above input_microusd_per_million")

@@ -299,7 +299,7 @@ def _slow(told: Mapping[str, Any]) -> list[str]:
 
 def _cost(book: PriceBook, event: audit_pb2.RequestEvent) -> int:
     tokens = event.prompt_tokens + event.completion_tokens
-    return book.of(event.model_version, event.model).cost(tokens, event.prompt_tokens)
+    return book.of(event.model_version, event.model).cost(tokens, event.prompt_tokens, event.cached_prompt_tokens)
 
 
 def _tier(snapshot: RegistrySnapshot, event: audit_pb2.RequestEvent) -> str:

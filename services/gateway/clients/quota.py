@@ -179,10 +179,11 @@ class QuotaClient:
         request_id: str,
         tokens: int,
         prompt_tokens: int = 0,
+        cached_prompt_tokens: int = 0,
         model_version: str = "",
     ) -> None:
         """See `QuotaPort`."""
-        spend = self._prices.of(model_version, model).cost(tokens, prompt_tokens)
+        spend = self._prices.of(model_version, model).cost(tokens, prompt_tokens, cached_prompt_tokens)
         over_quota = self._bridge.settle(tenant, model, request_id, tokens, self._now(), spend=spend)
         settle = quota_pb2.Settle(
             tenant=tenant,
@@ -190,6 +191,7 @@ class QuotaClient:
             request_id=request_id,
             tokens=tokens,
             prompt_tokens=prompt_tokens,
+            cached_prompt_tokens=cached_prompt_tokens,
             model_version=model_version,
             over_quota=over_quota,
         )

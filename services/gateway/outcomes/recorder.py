@@ -203,6 +203,7 @@ class Outcomes:
     ) -> Sample:
         usage, decode = end.usage, end.breakdown.decode
         tokens = usage.prompt_tokens + usage.completion_tokens
+        cached = usage.cached_prompt_tokens
         costs, rollout = self._catalog.costs, self._catalog.snapshot.rollouts.get(arm.alias)
         baseline = rollout.baseline if rollout is not None else model_version
         return Sample(
@@ -210,8 +211,8 @@ class Outcomes:
             first=first,
             completed=end.finish in WHOLE,
             itl=decode / (longest - 1) if longest > 1 and decode > 0 else 0.0,
-            cost=costs.of(model_version, model).exact(tokens, usage.prompt_tokens),
-            reference=costs.of(baseline, model).exact(tokens, usage.prompt_tokens),
+            cost=costs.of(model_version, model).exact(tokens, usage.prompt_tokens, cached),
+            reference=costs.of(baseline, model).exact(tokens, usage.prompt_tokens, cached),
             tokens=tokens,
             objectives=_judge(objectives, standing, end, first, longest),
             scores=() if mean is None else ((MEAN_LOGPROB, mean),),

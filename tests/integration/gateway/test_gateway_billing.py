@@ -82,6 +82,20 @@ async def test_what_a_stream_gave_before_it_failed_is_billed(mesh: Rig) -> None:
     assert await billed(mesh) == (4, 2, 2)
 
 
+async def test_c7_what_the_worker_had_cached_is_told_to_whoever_bills(mesh: Rig) -> None:
+    async with Stream(mesh) as stream:
+        running = await taken(mesh.workers[0])
+        frame = worker_pb2.StepFrame(handles=[running.submit.handle], counts=[1], tokens=ids("a"))
+        frame.first.add(handle=running.submit.handle, cached_prompt_tokens=1)
+        await running.stream.send(worker_pb2.SessionResponse(step=frame))
+        await running.finish()
+        await stream.rest()
+    settled = await asyncio.wait_for(mesh.settled.get(), 10)
+    record = (await asyncio.wait_for(mesh.records.get(), 10)).request
+    assert (settled.prompt_tokens, settled.cached_prompt_tokens) == (2, 1)
+    assert (record.prompt_tokens, record.cached_prompt_tokens) == (2, 1)
+
+
 async def test_a_native_answer_that_is_given_in_part_is_billed_so(mesh: Rig) -> None:
     async with grpc.aio.insecure_channel(f"127.0.0.1:{mesh.port}") as channel:
         spec = inference_pb2.GenerationSpec(model="tiny", prompt="hi")

@@ -172,6 +172,22 @@ async def test_settling_a_local_lease_frees_what_was_not_used() -> None:
         assert await one.given(10) == 250
 
 
+async def test_c7_cached_prompt_tokens_are_spent_at_their_own_price(replicas: Cluster) -> None:
+    price = registry_pb2.Price()
+    price.CopyFrom(PRICE)
+    price.cached_input_microusd_per_million = 100_000
+    limits = registry_pb2.Limits(tenant="acme", model="*", spend_microusd=1000)
+    node = await replicas.start("ratelimit-0", seed=(limits, price))
+    async with gateway(0, node.address) as one:
+        await one.reserve(60, name="r", prompt_tokens=50, max_output_tokens=10)
+        one.client.settle(
+            tenant="acme", model="fast", request_id="r", tokens=60, prompt_tokens=50, cached_prompt_tokens=40
+        )
+        async with asyncio.timeout(10):
+            await node.agrees(lambda: node.service._ledger.live_leases == 0)
+        assert node.service._ledger.report("acme", "fast", node.service._now()).spend.remaining == 1000 - (4 + 10 + 20)
+
+
 async def test_inputs_without_an_output_are_priced_as_inputs(replicas: Cluster) -> None:
     limits = registry_pb2.Limits(tenant="acme", model="*", spend_microusd=1000, max_context=60)
     node = await replicas.start("ratelimit-0", seed=(limits, PRICE))

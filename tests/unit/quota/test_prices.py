@@ -49,6 +49,25 @@ def test_without_prices_nothing_costs() -> None:
     assert FREE.cost(10**9, 0) == 0
 
 
+@given(
+    tokens=st.integers(0, 10**7),
+    prompt=st.integers(0, 10**7),
+    cached=st.integers(0, 10**7),
+    price=st.tuples(*[st.integers(0, 10**8)] * 3),
+)
+def test_c7_cached_tokens_cost_their_own_price_and_never_more_than_was_reserved(
+    tokens: int, prompt: int, cached: int, price: tuple[int, int, int]
+) -> None:
+    high, low = max(price[:2]), min(price[:2])
+    declared, without = Price(high, price[2], low), Price(high, price[2])
+    assert without.cost(tokens, prompt, cached) == without.cost(tokens, prompt)
+    assert declared.cost(tokens, prompt, cached) <= declared.cost(tokens, prompt) == without.cost(tokens, prompt)
+    within = min(cached, prompt, tokens)
+    rest = min(prompt, tokens) - within
+    paid = low * within + high * rest + price[2] * (tokens - within - rest)
+    assert declared.exact(tokens, prompt, cached) == paid / 1_000_000
+
+
 @given(tokens=st.integers(0, 10**7), prompt=st.integers(0, 10**7), price=st.integers(0, 10**8))
 def test_cost_is_rounded_up_and_never_below_that_of_less(tokens: int, prompt: int, price: int) -> None:
     both = Price(price, 2 * price)

@@ -7,7 +7,7 @@ from weir.registry.v1 import registry_pb2 as pb
 
 from libs.quota import DAY_NS, LimitSpec, Price
 from libs.registry import RegistrySnapshot
-from libs.registry.terms import kv_share_of, limit_specs, plan_of, price_book, slo_of, weight_of
+from libs.registry.terms import cost_book, kv_share_of, limit_specs, plan_of, price_book, slo_of, weight_of
 
 FAST = pb.Price(model="weir-fast", input_microusd_per_million=100, output_microusd_per_million=300)
 
@@ -48,6 +48,13 @@ def test_objectives_are_those_of_the_tier_or_of_all_tiers() -> None:
     assert slo_of(known, "generate", "fast") is slos["generate", "fast"]
     assert slo_of(known, "generate", "quality") is slos["generate", "*"]
     assert slo_of(known, "embed", "fast") is None
+
+
+@pytest.mark.parametrize("cached", [None, 0, 25])
+def test_c7_a_price_of_cached_tokens_is_told_from_none(cached: int | None) -> None:
+    price = pb.Price(model="weir-fast", input_microusd_per_million=100, cached_input_microusd_per_million=cached)
+    assert price_book(snapshot(prices={"weir-fast": price})).of("weir-fast@1", "") == Price(100, 0, cached)
+    assert cost_book(snapshot(prices={"weir-fast": price})).of("weir-fast@1", "") == Price(100, 0, cached)
 
 
 def test_the_price_book_is_of_the_declared_prices() -> None:

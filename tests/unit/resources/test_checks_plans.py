@@ -181,6 +181,8 @@ PRICE = pb.Price(model="fast", input_microusd_per_million=100, output_microusd_p
         ({"input_cost_microusd_per_million": 10**12 + 1}, ["spec.input_cost_microusd_per_million"]),
         ({"output_cost_microusd_per_million": 2**64 - 1}, ["spec.output_cost_microusd_per_million"]),
         ({"input_cost_microusd_per_million": 10**12}, []),
+        ({"cached_input_microusd_per_million": 100}, []),
+        ({"cached_input_microusd_per_million": 101}, ["spec.cached_input_microusd_per_million"]),
         (
             {"input_microusd_per_million": 2**64 - 1, "output_microusd_per_million": 2**64 - 1},
             ["spec.input_microusd_per_million", "spec.output_microusd_per_million"],

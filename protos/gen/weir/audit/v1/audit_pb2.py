@@ -27,7 +27,7 @@ from google.protobuf import timestamp_pb2 as google_dot_protobuf_dot_timestamp__
 from weir.mux.v1 import mux_pb2 as weir_dot_mux_dot_v1_dot_mux__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x19weir/audit/v1/audit.proto\x12\rweir.audit.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x1fgoogle/protobuf/timestamp.proto\x1a\x15weir/mux/v1/mux.proto\"\x96\x01\n\x0eSessionRequest\x12#\n\x05hello\x18\x01 \x01(\x0b\x32\x12.weir.mux.v1.HelloH\x00\x12*\n\x05\x63\x61lls\x18\x02 \x01(\x0b\x32\x19.weir.audit.v1.AuditCallsH\x00\x12*\n\x06\x63\x61ncel\x18\x03 \x01(\x0b\x32\x18.weir.mux.v1.CancelCallsH\x00\x42\x07\n\x05\x66rame\"5\n\nAuditCalls\x12\'\n\x05items\x18\x01 \x03(\x0b\x32\x18.weir.audit.v1.AuditCall\"c\n\tAuditCall\x12\'\n\x06header\x18\x01 \x01(\x0b\x32\x17.weir.mux.v1.CallHeader\x12\'\n\x06\x61ppend\x18\x02 \x01(\x0b\x32\x15.weir.audit.v1.AppendH\x00\x42\x04\n\x02op\"/\n\x06\x41ppend\x12%\n\x06record\x18\x01 \x01(\x0b\x32\x15.weir.audit.v1.Record\"\x93\x02\n\x06Record\x12\n\n\x02id\x18\x01 \x01(\t\x12(\n\x04time\x18\x02 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12\x0e\n\x06source\x18\x03 \x01(\t\x12.\n\x07request\x18\x04 \x01(\x0b\x32\x1b.weir.audit.v1.RequestEventH\x00\x12*\n\x05\x61\x64min\x18\x05 \x01(\x0b\x32\x19.weir.audit.v1.AdminEventH\x00\x12,\n\x06safety\x18\x06 \x01(\x0b\x32\x1a.weir.audit.v1.SafetyEventH\x00\x12\x30\n\x08security\x18\x07 \x01(\x0b\x32\x1c.weir.audit.v1.SecurityEventH\x00\x42\x07\n\x05\x65vent\"\xc8\x03\n\x0cRequestEvent\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x0e\n\x06tenant\x18\x02 \x01(\t\x12\x0e\n\x06key_id\x18\x03 \x01(\t\x12\r\n\x05model\x18\x04 \x01(\t\x12\x15\n\rmodel_version\x18\x05 \x01(\t\x12\x0b\n\x03\x61rm\x18\x06 \x01(\t\x12\x11\n\toperation\x18\x07 \x01(\t\x12\x0f\n\x07outcome\x18\x08 \x01(\t\x12\x0e\n\x06reason\x18\t \x01(\t\x12\x15\n\rprompt_tokens\x18\n \x01(\r\x12\x19\n\x11\x63ompletion_tokens\x18\x0b \x01(\r\x12+\n\x08\x64uration\x18\x0c \x01(\x0b\x32\x19.google.protobuf.Duration\x12\x36\n\x13time_to_first_token\x18\r \x01(\x0b\x32\x19.google.protobuf.Duration\x12\x0e\n\x06worker\x18\x0e \x01(\t\x12\x0c\n\x04zone\x18\x0f \x01(\t\x12\x11\n\tsimulated\x18\x10 \x01(\x08\x12\x10\n\x08\x64\x65graded\x18\x11 \x03(\t\x12\x10\n\x08trace_id\x18\x12 \x01(\t\x12\x18\n\x10training_allowed\x18\x13 \x01(\x08\x12\x17\n\x0fsafety_policies\x18\x14 \x03(\t\"_\n\nAdminEvent\x12\r\n\x05\x61\x63tor\x18\x01 \x01(\t\x12\x0e\n\x06\x61\x63tion\x18\x02 \x01(\t\x12\x10\n\x08resource\x18\x03 \x01(\t\x12\x10\n\x08revision\x18\x04 \x01(\x03\x12\x0e\n\x06reason\x18\x05 \x01(\t\"\x81\x01\n\x0bSafetyEvent\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x0e\n\x06tenant\x18\x02 \x01(\t\x12\r\n\x05stage\x18\x03 \x01(\t\x12\x10\n\x08\x63\x61tegory\x18\x04 \x01(\t\x12\x0f\n\x07pattern\x18\x05 \x01(\t\x12\x0e\n\x06\x61\x63tion\x18\x06 \x01(\t\x12\x0c\n\x04pack\x18\x07 \x01(\t\"\xc7\x01\n\rSecurityEvent\x12\x0c\n\x04kind\x18\x01 \x01(\t\x12\x0e\n\x06reason\x18\x02 \x01(\t\x12\x0f\n\x07network\x18\x03 \x01(\t\x12\x0e\n\x06key_id\x18\x04 \x01(\t\x12\x0e\n\x06tenant\x18\x05 \x01(\t\x12\r\n\x05\x61\x63tor\x18\x06 \x01(\t\x12\x0e\n\x06\x61\x63tion\x18\x07 \x01(\t\x12\r\n\x05\x63ount\x18\x08 \x01(\x04\x12)\n\x05since\x18\t \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12\x0e\n\x06summed\x18\n \x01(\x08\"\x9b\x01\n\x0fSessionResponse\x12\'\n\x07welcome\x18\x01 \x01(\x0b\x32\x14.weir.mux.v1.WelcomeH\x00\x12.\n\x07replies\x18\x02 \x01(\x0b\x32\x1b.weir.audit.v1.AuditRepliesH\x00\x12&\n\x07go_away\x18\x03 \x01(\x0b\x32\x13.weir.mux.v1.GoAwayH\x00\x42\x07\n\x05\x66rame\"8\n\x0c\x41uditReplies\x12(\n\x05items\x18\x01 \x03(\x0b\x32\x19.weir.audit.v1.AuditReply\"m\n\nAuditReply\x12(\n\x06header\x18\x01 \x01(\x0b\x32\x18.weir.mux.v1.ReplyHeader\x12+\n\x08\x61ppended\x18\x02 \x01(\x0b\x32\x17.weir.audit.v1.AppendedH\x00\x42\x08\n\x06result\"/\n\x08\x41ppended\x12\x10\n\x08sequence\x18\x01 \x01(\x04\x12\x11\n\tduplicate\x18\x02 \x01(\x08\",\n\x0bTailRequest\x12\r\n\x05limit\x18\x01 \x01(\r\x12\x0e\n\x06tenant\x18\x02 \x01(\t\"<\n\x0cTailResponse\x12,\n\x07records\x18\x01 \x03(\x0b\x32\x1b.weir.audit.v1.StoredRecord\"e\n\x0cStoredRecord\x12\x10\n\x08sequence\x18\x01 \x01(\x04\x12%\n\x06record\x18\x02 \x01(\x0b\x32\x15.weir.audit.v1.Record\x12\x0c\n\x04hash\x18\x03 \x01(\t\x12\x0e\n\x06\x64\x61mage\x18\x04 \x01(\t\"\x0f\n\rVerifyRequest\"\x88\x01\n\x0eVerifyResponse\x12\n\n\x02ok\x18\x01 \x01(\x08\x12\x0f\n\x07records\x18\x02 \x01(\x04\x12\x13\n\x0b\x63heckpoints\x18\x03 \x01(\x04\x12\x0c\n\x04head\x18\x04 \x01(\t\x12\x0e\n\x06\x66\x61ults\x18\x05 \x03(\t\x12\r\n\x05notes\x18\x06 \x03(\t\x12\x17\n\x0fkey_fingerprint\x18\x07 \x01(\t\"\x1f\n\rAcceptRequest\x12\x0e\n\x06reason\x18\x01 \x01(\t\"2\n\x0e\x41\x63\x63\x65ptResponse\x12\x10\n\x08sequence\x18\x01 \x01(\x04\x12\x0e\n\x06\x66\x61ults\x18\x02 \x03(\t2\xab\x02\n\x0c\x41uditService\x12L\n\x07Session\x12\x1d.weir.audit.v1.SessionRequest\x1a\x1e.weir.audit.v1.SessionResponse(\x01\x30\x01\x12?\n\x04Tail\x12\x1a.weir.audit.v1.TailRequest\x1a\x1b.weir.audit.v1.TailResponse\x12\x45\n\x06Verify\x12\x1c.weir.audit.v1.VerifyRequest\x1a\x1d.weir.audit.v1.VerifyResponse\x12\x45\n\x06\x41\x63\x63\x65pt\x12\x1c.weir.audit.v1.AcceptRequest\x1a\x1d.weir.audit.v1.AcceptResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x19weir/audit/v1/audit.proto\x12\rweir.audit.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x1fgoogle/protobuf/timestamp.proto\x1a\x15weir/mux/v1/mux.proto\"\x96\x01\n\x0eSessionRequest\x12#\n\x05hello\x18\x01 \x01(\x0b\x32\x12.weir.mux.v1.HelloH\x00\x12*\n\x05\x63\x61lls\x18\x02 \x01(\x0b\x32\x19.weir.audit.v1.AuditCallsH\x00\x12*\n\x06\x63\x61ncel\x18\x03 \x01(\x0b\x32\x18.weir.mux.v1.CancelCallsH\x00\x42\x07\n\x05\x66rame\"5\n\nAuditCalls\x12\'\n\x05items\x18\x01 \x03(\x0b\x32\x18.weir.audit.v1.AuditCall\"c\n\tAuditCall\x12\'\n\x06header\x18\x01 \x01(\x0b\x32\x17.weir.mux.v1.CallHeader\x12\'\n\x06\x61ppend\x18\x02 \x01(\x0b\x32\x15.weir.audit.v1.AppendH\x00\x42\x04\n\x02op\"/\n\x06\x41ppend\x12%\n\x06record\x18\x01 \x01(\x0b\x32\x15.weir.audit.v1.Record\"\x93\x02\n\x06Record\x12\n\n\x02id\x18\x01 \x01(\t\x12(\n\x04time\x18\x02 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12\x0e\n\x06source\x18\x03 \x01(\t\x12.\n\x07request\x18\x04 \x01(\x0b\x32\x1b.weir.audit.v1.RequestEventH\x00\x12*\n\x05\x61\x64min\x18\x05 \x01(\x0b\x32\x19.weir.audit.v1.AdminEventH\x00\x12,\n\x06safety\x18\x06 \x01(\x0b\x32\x1a.weir.audit.v1.SafetyEventH\x00\x12\x30\n\x08security\x18\x07 \x01(\x0b\x32\x1c.weir.audit.v1.SecurityEventH\x00\x42\x07\n\x05\x65vent\"\xe6\x03\n\x0cRequestEvent\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x0e\n\x06tenant\x18\x02 \x01(\t\x12\x0e\n\x06key_id\x18\x03 \x01(\t\x12\r\n\x05model\x18\x04 \x01(\t\x12\x15\n\rmodel_version\x18\x05 \x01(\t\x12\x0b\n\x03\x61rm\x18\x06 \x01(\t\x12\x11\n\toperation\x18\x07 \x01(\t\x12\x0f\n\x07outcome\x18\x08 \x01(\t\x12\x0e\n\x06reason\x18\t \x01(\t\x12\x15\n\rprompt_tokens\x18\n \x01(\r\x12\x19\n\x11\x63ompletion_tokens\x18\x0b \x01(\r\x12+\n\x08\x64uration\x18\x0c \x01(\x0b\x32\x19.google.protobuf.Duration\x12\x36\n\x13time_to_first_token\x18\r \x01(\x0b\x32\x19.google.protobuf.Duration\x12\x0e\n\x06worker\x18\x0e \x01(\t\x12\x0c\n\x04zone\x18\x0f \x01(\t\x12\x11\n\tsimulated\x18\x10 \x01(\x08\x12\x10\n\x08\x64\x65graded\x18\x11 \x03(\t\x12\x10\n\x08trace_id\x18\x12 \x01(\t\x12\x18\n\x10training_allowed\x18\x13 \x01(\x08\x12\x17\n\x0fsafety_policies\x18\x14 \x03(\t\x12\x1c\n\x14\x63\x61\x63hed_prompt_tokens\x18\x15 \x01(\r\"_\n\nAdminEvent\x12\r\n\x05\x61\x63tor\x18\x01 \x01(\t\x12\x0e\n\x06\x61\x63tion\x18\x02 \x01(\t\x12\x10\n\x08resource\x18\x03 \x01(\t\x12\x10\n\x08revision\x18\x04 \x01(\x03\x12\x0e\n\x06reason\x18\x05 \x01(\t\"\x81\x01\n\x0bSafetyEvent\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x0e\n\x06tenant\x18\x02 \x01(\t\x12\r\n\x05stage\x18\x03 \x01(\t\x12\x10\n\x08\x63\x61tegory\x18\x04 \x01(\t\x12\x0f\n\x07pattern\x18\x05 \x01(\t\x12\x0e\n\x06\x61\x63tion\x18\x06 \x01(\t\x12\x0c\n\x04pack\x18\x07 \x01(\t\"\xc7\x01\n\rSecurityEvent\x12\x0c\n\x04kind\x18\x01 \x01(\t\x12\x0e\n\x06reason\x18\x02 \x01(\t\x12\x0f\n\x07network\x18\x03 \x01(\t\x12\x0e\n\x06key_id\x18\x04 \x01(\t\x12\x0e\n\x06tenant\x18\x05 \x01(\t\x12\r\n\x05\x61\x63tor\x18\x06 \x01(\t\x12\x0e\n\x06\x61\x63tion\x18\x07 \x01(\t\x12\r\n\x05\x63ount\x18\x08 \x01(\x04\x12)\n\x05since\x18\t \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12\x0e\n\x06summed\x18\n \x01(\x08\"\x9b\x01\n\x0fSessionResponse\x12\'\n\x07welcome\x18\x01 \x01(\x0b\x32\x14.weir.mux.v1.WelcomeH\x00\x12.\n\x07replies\x18\x02 \x01(\x0b\x32\x1b.weir.audit.v1.AuditRepliesH\x00\x12&\n\x07go_away\x18\x03 \x01(\x0b\x32\x13.weir.mux.v1.GoAwayH\x00\x42\x07\n\x05\x66rame\"8\n\x0c\x41uditReplies\x12(\n\x05items\x18\x01 \x03(\x0b\x32\x19.weir.audit.v1.AuditReply\"m\n\nAuditReply\x12(\n\x06header\x18\x01 \x01(\x0b\x32\x18.weir.mux.v1.ReplyHeader\x12+\n\x08\x61ppended\x18\x02 \x01(\x0b\x32\x17.weir.audit.v1.AppendedH\x00\x42\x08\n\x06result\"/\n\x08\x41ppended\x12\x10\n\x08sequence\x18\x01 \x01(\x04\x12\x11\n\tduplicate\x18\x02 \x01(\x08\",\n\x0bTailRequest\x12\r\n\x05limit\x18\x01 \x01(\r\x12\x0e\n\x06tenant\x18\x02 \x01(\t\"<\n\x0cTailResponse\x12,\n\x07records\x18\x01 \x03(\x0b\x32\x1b.weir.audit.v1.StoredRecord\"e\n\x0cStoredRecord\x12\x10\n\x08sequence\x18\x01 \x01(\x04\x12%\n\x06record\x18\x02 \x01(\x0b\x32\x15.weir.audit.v1.Record\x12\x0c\n\x04hash\x18\x03 \x01(\t\x12\x0e\n\x06\x64\x61mage\x18\x04 \x01(\t\"\x0f\n\rVerifyRequest\"\x88\x01\n\x0eVerifyResponse\x12\n\n\x02ok\x18\x01 \x01(\x08\x12\x0f\n\x07records\x18\x02 \x01(\x04\x12\x13\n\x0b\x63heckpoints\x18\x03 \x01(\x04\x12\x0c\n\x04head\x18\x04 \x01(\t\x12\x0e\n\x06\x66\x61ults\x18\x05 \x03(\t\x12\r\n\x05notes\x18\x06 \x03(\t\x12\x17\n\x0fkey_fingerprint\x18\x07 \x01(\t\"\x1f\n\rAcceptRequest\x12\x0e\n\x06reason\x18\x01 \x01(\t\"2\n\x0e\x41\x63\x63\x65ptResponse\x12\x10\n\x08sequence\x18\x01 \x01(\x04\x12\x0e\n\x06\x66\x61ults\x18\x02 \x03(\t2\xab\x02\n\x0c\x41uditService\x12L\n\x07Session\x12\x1d.weir.audit.v1.SessionRequest\x1a\x1e.weir.audit.v1.SessionResponse(\x01\x30\x01\x12?\n\x04Tail\x12\x1a.weir.audit.v1.TailRequest\x1a\x1b.weir.audit.v1.TailResponse\x12\x45\n\x06Verify\x12\x1c.weir.audit.v1.VerifyRequest\x1a\x1d.weir.audit.v1.VerifyResponse\x12\x45\n\x06\x41\x63\x63\x65pt\x12\x1c.weir.audit.v1.AcceptRequest\x1a\x1d.weir.audit.v1.AcceptResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -45,35 +45,35 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_RECORD']._serialized_start=491
   _globals['_RECORD']._serialized_end=766
   _globals['_REQUESTEVENT']._serialized_start=769
-  _globals['_REQUESTEVENT']._serialized_end=1225
-  _globals['_ADMINEVENT']._serialized_start=1227
-  _globals['_ADMINEVENT']._serialized_end=1322
-  _globals['_SAFETYEVENT']._serialized_start=1325
-  _globals['_SAFETYEVENT']._serialized_end=1454
-  _globals['_SECURITYEVENT']._serialized_start=1457
-  _globals['_SECURITYEVENT']._serialized_end=1656
-  _globals['_SESSIONRESPONSE']._serialized_start=1659
-  _globals['_SESSIONRESPONSE']._serialized_end=1814
-  _globals['_AUDITREPLIES']._serialized_start=1816
-  _globals['_AUDITREPLIES']._serialized_end=1872
-  _globals['_AUDITREPLY']._serialized_start=1874
-  _globals['_AUDITREPLY']._serialized_end=1983
-  _globals['_APPENDED']._serialized_start=1985
-  _globals['_APPENDED']._serialized_end=2032
-  _globals['_TAILREQUEST']._serialized_start=2034
-  _globals['_TAILREQUEST']._serialized_end=2078
-  _globals['_TAILRESPONSE']._serialized_start=2080
-  _globals['_TAILRESPONSE']._serialized_end=2140
-  _globals['_STOREDRECORD']._serialized_start=2142
-  _globals['_STOREDRECORD']._serialized_end=2243
-  _globals['_VERIFYREQUEST']._serialized_start=2245
-  _globals['_VERIFYREQUEST']._serialized_end=2260
-  _globals['_VERIFYRESPONSE']._serialized_start=2263
-  _globals['_VERIFYRESPONSE']._serialized_end=2399
-  _globals['_ACCEPTREQUEST']._serialized_start=2401
-  _globals['_ACCEPTREQUEST']._serialized_end=2432
-  _globals['_ACCEPTRESPONSE']._serialized_start=2434
-  _globals['_ACCEPTRESPONSE']._serialized_end=2484
-  _globals['_AUDITSERVICE']._serialized_start=2487
-  _globals['_AUDITSERVICE']._serialized_end=2786
+  _globals['_REQUESTEVENT']._serialized_end=1255
+  _globals['_ADMINEVENT']._serialized_start=1257
+  _globals['_ADMINEVENT']._serialized_end=1352
+  _globals['_SAFETYEVENT']._serialized_start=1355
+  _globals['_SAFETYEVENT']._serialized_end=1484
+  _globals['_SECURITYEVENT']._serialized_start=1487
+  _globals['_SECURITYEVENT']._serialized_end=1686
+  _globals['_SESSIONRESPONSE']._serialized_start=1689
+  _globals['_SESSIONRESPONSE']._serialized_end=1844
+  _globals['_AUDITREPLIES']._serialized_start=1846
+  _globals['_AUDITREPLIES']._serialized_end=1902
+  _globals['_AUDITREPLY']._serialized_start=1904
+  _globals['_AUDITREPLY']._serialized_end=2013
+  _globals['_APPENDED']._serialized_start=2015
+  _globals['_APPENDED']._serialized_end=2062
+  _globals['_TAILREQUEST']._serialized_start=2064
+  _globals['_TAILREQUEST']._serialized_end=2108
+  _globals['_TAILRESPONSE']._serialized_start=2110
+  _globals['_TAILRESPONSE']._serialized_end=2170
+  _globals['_STOREDRECORD']._serialized_start=2172
+  _globals['_STOREDRECORD']._serialized_end=2273
+  _globals['_VERIFYREQUEST']._serialized_start=2275
+  _globals['_VERIFYREQUEST']._serialized_end=2290
+  _globals['_VERIFYRESPONSE']._serialized_start=2293
+  _globals['_VERIFYRESPONSE']._serialized_end=2429
+  _globals['_ACCEPTREQUEST']._serialized_start=2431
+  _globals['_ACCEPTREQUEST']._serialized_end=2462
+  _globals['_ACCEPTRESPONSE']._serialized_start=2464
+  _globals['_ACCEPTRESPONSE']._serialized_end=2514
+  _globals['_AUDITSERVICE']._serialized_start=2517
+  _globals['_AUDITSERVICE']._serialized_end=2816
 # @@protoc_insertion_point(module_scope)

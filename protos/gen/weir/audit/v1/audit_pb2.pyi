@@ -60,7 +60,7 @@ class Record(_message.Message):
     def __init__(self, id: _Optional[str] = ..., time: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., source: _Optional[str] = ..., request: _Optional[_Union[RequestEvent, _Mapping]] = ..., admin: _Optional[_Union[AdminEvent, _Mapping]] = ..., safety: _Optional[_Union[SafetyEvent, _Mapping]] = ..., security: _Optional[_Union[SecurityEvent, _Mapping]] = ...) -> None: ...
 
 class RequestEvent(_message.Message):
-    __slots__ = ("request_id", "tenant", "key_id", "model", "model_version", "arm", "operation", "outcome", "reason", "prompt_tokens", "completion_tokens", "duration", "time_to_first_token", "worker", "zone", "simulated", "degraded", "trace_id", "training_allowed", "safety_policies")
+    __slots__ = ("request_id", "tenant", "key_id", "model", "model_version", "arm", "operation", "outcome", "reason", "prompt_tokens", "completion_tokens", "duration", "time_to_first_token", "worker", "zone", "simulated", "degraded", "trace_id", "training_allowed", "safety_policies", "cached_prompt_tokens")
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     TENANT_FIELD_NUMBER: _ClassVar[int]
     KEY_ID_FIELD_NUMBER: _ClassVar[int]
@@ -81,6 +81,7 @@ class RequestEvent(_message.Message):
     TRACE_ID_FIELD_NUMBER: _ClassVar[int]
     TRAINING_ALLOWED_FIELD_NUMBER: _ClassVar[int]
     SAFETY_POLICIES_FIELD_NUMBER: _ClassVar[int]
+    CACHED_PROMPT_TOKENS_FIELD_NUMBER: _ClassVar[int]
     request_id: str
     tenant: str
     key_id: str
@@ -101,7 +102,8 @@ class RequestEvent(_message.Message):
     trace_id: str
     training_allowed: bool
     safety_policies: _containers.RepeatedScalarFieldContainer[str]
-    def __init__(self, request_id: _Optional[str] = ..., tenant: _Optional[str] = ..., key_id: _Optional[str] = ..., model: _Optional[str] = ..., model_version: _Optional[str] = ..., arm: _Optional[str] = ..., operation: _Optional[str] = ..., outcome: _Optional[str] = ..., reason: _Optional[str] = ..., prompt_tokens: _Optional[int] = ..., completion_tokens: _Optional[int] = ..., duration: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., time_to_first_token: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., worker: _Optional[str] = ..., zone: _Optional[str] = ..., simulated: _Optional[bool] = ..., degraded: _Optional[_Iterable[str]] = ..., trace_id: _Optional[str] = ..., training_allowed: _Optional[bool] = ..., safety_policies: _Optional[_Iterable[str]] = ...) -> None: ...
+    cached_prompt_tokens: int
+    def __init__(self, request_id: _Optional[str] = ..., tenant: _Optional[str] = ..., key_id: _Optional[str] = ..., model: _Optional[str] = ..., model_version: _Optional[str] = ..., arm: _Optional[str] = ..., operation: _Optional[str] = ..., outcome: _Optional[str] = ..., reason: _Optional[str] = ..., prompt_tokens: _Optional[int] = ..., completion_tokens: _Optional[int] = ..., duration: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., time_to_first_token: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., worker: _Optional[str] = ..., zone: _Optional[str] = ..., simulated: _Optional[bool] = ..., degraded: _Optional[_Iterable[str]] = ..., trace_id: _Optional[str] = ..., training_allowed: _Optional[bool] = ..., safety_policies: _Optional[_Iterable[str]] = ..., cached_prompt_tokens: _Optional[int] = ...) -> None: ...
 
 class AdminEvent(_message.Message):
     __slots__ = ("actor", "action", "resource", "revision", "reason")

@@ -76,7 +76,7 @@ class Reserve(_message.Message):
     def __init__(self, tenant: _Optional[str] = ..., model: _Optional[str] = ..., request_id: _Optional[str] = ..., tokens: _Optional[int] = ..., request_counted: _Optional[bool] = ..., lease: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., prompt_tokens: _Optional[int] = ..., max_output_tokens: _Optional[int] = ..., choices: _Optional[int] = ..., model_version: _Optional[str] = ..., over_quota_allowed: _Optional[bool] = ..., share_seen: _Optional[int] = ..., granted: _Optional[bool] = ...) -> None: ...
 
 class Settle(_message.Message):
-    __slots__ = ("tenant", "model", "request_id", "tokens", "prompt_tokens", "model_version", "over_quota")
+    __slots__ = ("tenant", "model", "request_id", "tokens", "prompt_tokens", "model_version", "over_quota", "cached_prompt_tokens")
     TENANT_FIELD_NUMBER: _ClassVar[int]
     MODEL_FIELD_NUMBER: _ClassVar[int]
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
@@ -84,6 +84,7 @@ class Settle(_message.Message):
     PROMPT_TOKENS_FIELD_NUMBER: _ClassVar[int]
     MODEL_VERSION_FIELD_NUMBER: _ClassVar[int]
     OVER_QUOTA_FIELD_NUMBER: _ClassVar[int]
+    CACHED_PROMPT_TOKENS_FIELD_NUMBER: _ClassVar[int]
     tenant: str
     model: str
     request_id: str
@@ -91,7 +92,8 @@ class Settle(_message.Message):
     prompt_tokens: int
     model_version: str
     over_quota: bool
-    def __init__(self, tenant: _Optional[str] = ..., model: _Optional[str] = ..., request_id: _Optional[str] = ..., tokens: _Optional[int] = ..., prompt_tokens: _Optional[int] = ..., model_version: _Optional[str] = ..., over_quota: _Optional[bool] = ...) -> None: ...
+    cached_prompt_tokens: int
+    def __init__(self, tenant: _Optional[str] = ..., model: _Optional[str] = ..., request_id: _Optional[str] = ..., tokens: _Optional[int] = ..., prompt_tokens: _Optional[int] = ..., model_version: _Optional[str] = ..., over_quota: _Optional[bool] = ..., cached_prompt_tokens: _Optional[int] = ...) -> None: ...
 
 class Renew(_message.Message):
     __slots__ = ("held", "lease")

@@ -520,20 +520,22 @@ class Slo(_message.Message):
     def __init__(self, route: _Optional[str] = ..., tier: _Optional[str] = ..., ttft_p95: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., itl_p95: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., e2e_p95: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., e2e_p99: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., availability: _Optional[float] = ..., stream_completion: _Optional[float] = ..., revision: _Optional[int] = ...) -> None: ...
 
 class Price(_message.Message):
-    __slots__ = ("model", "input_microusd_per_million", "output_microusd_per_million", "revision", "input_cost_microusd_per_million", "output_cost_microusd_per_million")
+    __slots__ = ("model", "input_microusd_per_million", "output_microusd_per_million", "revision", "input_cost_microusd_per_million", "output_cost_microusd_per_million", "cached_input_microusd_per_million")
     MODEL_FIELD_NUMBER: _ClassVar[int]
     INPUT_MICROUSD_PER_MILLION_FIELD_NUMBER: _ClassVar[int]
     OUTPUT_MICROUSD_PER_MILLION_FIELD_NUMBER: _ClassVar[int]
     REVISION_FIELD_NUMBER: _ClassVar[int]
     INPUT_COST_MICROUSD_PER_MILLION_FIELD_NUMBER: _ClassVar[int]
     OUTPUT_COST_MICROUSD_PER_MILLION_FIELD_NUMBER: _ClassVar[int]
+    CACHED_INPUT_MICROUSD_PER_MILLION_FIELD_NUMBER: _ClassVar[int]
     model: str
     input_microusd_per_million: int
     output_microusd_per_million: int
     revision: int
     input_cost_microusd_per_million: int
     output_cost_microusd_per_million: int
-    def __init__(self, model: _Optional[str] = ..., input_microusd_per_million: _Optional[int] = ..., output_microusd_per_million: _Optional[int] = ..., revision: _Optional[int] = ..., input_cost_microusd_per_million: _Optional[int] = ..., output_cost_microusd_per_million: _Optional[int] = ...) -> None: ...
+    cached_input_microusd_per_million: int
+    def __init__(self, model: _Optional[str] = ..., input_microusd_per_million: _Optional[int] = ..., output_microusd_per_million: _Optional[int] = ..., revision: _Optional[int] = ..., input_cost_microusd_per_million: _Optional[int] = ..., output_cost_microusd_per_million: _Optional[int] = ..., cached_input_microusd_per_million: _Optional[int] = ...) -> None: ...
 
 class PoolLevel(_message.Message):
     __slots__ = ("pool", "admission", "at", "classes", "tenants", "epoch")
