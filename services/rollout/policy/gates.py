@@ -90,13 +90,10 @@ def judge(plan: Plan, state: State, situation: Situation) -> tuple[GateStatus, .
         if not mirrored and not (index < len(state.weights) and state.weights[index]):
             continue
         evidence = _evidence(situation.evidence, present(state, arm.name, mirrored=mirrored))
-        burns = situation.burns.get(arm.name, ())
         by = footing(plan, state.weights, index, evidence, baseline)
-        found += (
-            _judge_one(gate, arm.name, evidence, baseline, by, burns, split, plan.least_samples)
-            for gate in gates_of(plan)
-            if judged(gate, state.phase)
-        )
+        burns = situation.burns.get(arm.name, ())
+        case = _Case(arm.name, evidence, baseline, by, burns, split, plan.least_samples)
+        found += (_judge_one(gate, case) for gate in gates_of(plan) if judged(gate, state.phase))
     return tuple(found)
 
 
@@ -116,34 +113,43 @@ def improved(status: GateStatus) -> bool:
     return status.high < 0.0 if gate.lower_is_better else status.low > 0.0
 
 
-def _judge_one(
-    gate: Gate,
-    arm: str,
-    ours: ArmEvidence,
-    theirs: ArmEvidence,
-    by: Footing,
-    burns: Sequence[Burn],
-    split: Split,
-    least: int,
-) -> GateStatus:
+@dataclass(frozen=True, slots=True)
+class _Case:
+    """What there is to judge one arm by."""
+
+    arm: str
+    ours: ArmEvidence
+    theirs: ArmEvidence
+    by: Footing
+    burns: Sequence[Burn]
+    split: Split
+    least: int
+    """Requests of each side below which nothing is decided."""
+
+    def sides(self, level: Level) -> Sides:
+        """Both sides, as sure as `level`."""
+        return Sides(self.ours, self.theirs, level, self.by)
+
+
+def _judge_one(gate: Gate, case: _Case) -> GateStatus:
     if gate.metric == "burn_rate":
-        return _judge_burns(gate, arm, ours, theirs, by, burns, split, least)
-    level = Level.of(split.breach(gate.metric), split.holds)
-    found = comparisons.compare(gate, Sides(ours, theirs, level, by))
+        return _judge_burns(gate, case)
+    level = Level.of(case.split.breach(gate.metric), case.split.holds)
+    found = comparisons.compare(gate, case.sides(level))
     if found is None:
-        return GateStatus(gate, arm, Verdict.UNDECIDED, text=f"{gate.metric} is not known here")
-    verdict = _verdict(found, least)
+        return GateStatus(gate, case.arm, Verdict.UNDECIDED, text=f"{gate.metric} is not known here")
+    verdict = _verdict(found, case.least)
     shown = found.shown
     return GateStatus(
         gate,
-        arm,
+        case.arm,
         verdict,
         shown.estimate,
         shown.low,
         shown.high,
         found.samples,
         found.baseline_samples,
-        words.of_comparison(gate, arm, found, verdict, level) + _ROOM * (by is Footing.ROOM),
+        words.of_comparison(gate, case.arm, found, verdict, level) + _ROOM * (case.by is Footing.ROOM),
     )
 
 
@@ -158,42 +164,24 @@ def _verdict(found: Comparison, least: int) -> Verdict:
 _ROOM = ", with room for what keys differ by"
 
 
-def _judge_burns(
-    gate: Gate,
-    arm: str,
-    ours: ArmEvidence,
-    theirs: ArmEvidence,
-    by: Footing,
-    burns: Sequence[Burn],
-    split: Split,
-    least: int,
-) -> GateStatus:
+def _judge_burns(gate: Gate, case: _Case) -> GateStatus:
     """Breached when an objective burns faster than allowed and the arm, not the day, is to blame for it: its share of
     bad events exceeds the baseline's beyond doubt. A burn rate alone would take one failure of ten requests for a
     catastrophe."""
-    factor = gate.tolerance or 1.0
+    arm, burns, factor = case.arm, case.burns, gate.tolerance or 1.0
     hot = [burn for burn in burns if (burn.alerting and factor <= 1.0) or 0.0 < factor * burn.threshold <= burn.rate]
     fastest = max(burns, key=lambda burn: burn.rate, default=None)
     rate = fastest.rate if fastest else 0.0
-    level = Level.of(split.breach(gate.metric) / max(len(burns), 1), split.holds)
+    level = Level.of(case.split.breach(gate.metric) / max(len(burns), 1), case.split.holds)
     for burn in hot:
-        found = comparisons.of_objective(burn.objective, Sides(ours, theirs, level, by))
-        if min(found.samples, found.baseline_samples) >= least and found.worse.low > 0.0:
+        found = comparisons.of_objective(burn.objective, case.sides(level))
+        if min(found.samples, found.baseline_samples) >= case.least and found.worse.low > 0.0:
             text = words.of_burn(arm, burn, found, level)
-            return GateStatus(
-                gate,
-                arm,
-                Verdict.BREACHED,
-                burn.rate,
-                burn.rate,
-                burn.rate,
-                found.samples,
-                found.baseline_samples,
-                text,
-            )
+            at, counts = (burn.rate, burn.rate, burn.rate), (found.samples, found.baseline_samples)
+            return GateStatus(gate, arm, Verdict.BREACHED, *at, *counts, text)
     verdict = Verdict.HOLDS if burns and not hot else Verdict.UNDECIDED
     text = words.of_calm(arm, fastest, [burn.objective for burn in hot])
-    return GateStatus(gate, arm, verdict, rate, rate, rate, ours.requests, theirs.requests, text)
+    return GateStatus(gate, arm, verdict, rate, rate, rate, case.ours.requests, case.theirs.requests, text)
 
 
 def _evidence(evidence: Evidence, stage: Stage) -> ArmEvidence:
