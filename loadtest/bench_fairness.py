@@ -248,7 +248,7 @@ def main() -> None:
     """Measure and print."""
     options = output.options(__doc__, smoke=True).parse_args()
     output.begin(options)
-    times = SMOKE if options.smoke else QUICK if options.quick else FULL
+    times = output.extent(options, FULL, QUICK, SMOKE)
     with contextlib.ExitStack() as stack:
         folder = Path(options.keep or stack.enter_context(tempfile.TemporaryDirectory(prefix="weir-fairness-")))
         figures = measure(times, folder, options.set, output.Usage())

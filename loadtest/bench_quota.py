@@ -107,7 +107,7 @@ def main() -> None:
     """Measure and print."""
     options = output.options(__doc__, smoke=True).parse_args()
     output.begin(options)
-    seconds = SMOKE_SECONDS if options.smoke else QUICK_SECONDS if options.quick else FULL_SECONDS
+    seconds = output.extent(options, FULL_SECONDS, QUICK_SECONDS, SMOKE_SECONDS)
     with contextlib.ExitStack() as stack:
         folder = Path(options.keep or stack.enter_context(tempfile.TemporaryDirectory(prefix="weir-quota-")))
         figures = measure(seconds, folder, options.set, output.Usage())

@@ -351,7 +351,7 @@ def main() -> None:
     parser.add_argument("--only", nargs="+", choices=PARTS, default=list(PARTS), help="parts to run")
     options = parser.parse_args()
     output.begin(options)
-    times = QUICK if options.quick else FULL
+    times = output.extent(options, FULL, QUICK)
     with contextlib.ExitStack() as stack:
         folder = Path(options.keep or stack.enter_context(tempfile.TemporaryDirectory(prefix="weir-rollout-")))
         figures: dict[str, float] = {}

@@ -13,12 +13,13 @@ import sys
 import time
 from collections.abc import Awaitable, Callable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, TypeVar
 
 from loadtest import accounting
 from loadtest.machine import machine
 from loadtest.overload.generator import Effort
 
+_T = TypeVar("_T")
 CPUS = len(os.sched_getaffinity(0))
 QUIET = 0.1
 """Share of the machine that others may use before figures carry a warning."""
@@ -137,6 +138,13 @@ def options(description: str | None, *, smoke: bool = False) -> argparse.Argumen
     parser.add_argument("--keep", metavar="FOLDER", help="keep the recorded runs there")
     parser.add_argument("--set", action="append", default=[], help="passed on to `weir up`")
     return parser
+
+
+def extent(parsed: argparse.Namespace, full: _T, quick: _T, smoke: _T | None = None) -> _T:
+    """That of the run that was asked for; `smoke` where `options` knows of it."""
+    if smoke is not None and parsed.smoke:
+        return smoke
+    return quick if parsed.quick else full
 
 
 def begin(parsed: argparse.Namespace) -> None:

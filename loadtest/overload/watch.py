@@ -30,7 +30,7 @@ def watch(
     with contextlib.ExitStack() as stack:
         folder = Path(options.keep or stack.enter_context(tempfile.TemporaryDirectory(prefix="weir-drill-")))
         site = stack.enter_context(overload_mesh(folder, "mesh", drills.SETTING, settings=options.set))
-        checks = drill(site, folder / "runs", quick if options.quick else full, output.say)
+        checks = drill(site, folder / "runs", output.extent(options, full, quick), output.say)
     text, held = verdict(checks)
     output.say(f"{LEGEND}\n\n{text}")
     return 0 if held else 1

@@ -6,6 +6,7 @@ import json
 import re
 import subprocess
 import sys
+from typing import Any
 
 import pytest
 
@@ -20,29 +21,49 @@ BENCHES = {
     "overload": "loadtest.bench_overload --smoke",
     "quota": "loadtest.bench_quota --smoke",
     "registry": "loadtest.bench_registry --quick --watchers 3 --samples 5",
+    "rollout": "loadtest.bench_rollout --quick --only simulated",
     "safety": "loadtest.bench_safety --quick",
     "up": "loadtest.bench_up --repeats 1 --profile simulated",
     "xds": "loadtest.bench_xds --samples 5",
 }
 """By the name of their target in the Makefile: the module and its shortest run. Drills have tests of their own."""
-TESTED_BESIDE = {"rollout"}
+ROLLOUT = "rollout"
 
 
 def test_none_is_left_out() -> None:
     targets = set(re.findall(r"^bench-(\w+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
-    assert targets == BENCHES.keys() | TESTED_BESIDE
+    assert targets == BENCHES.keys()
 
 
-@pytest.mark.apart
-@pytest.mark.timeout(240)
-@pytest.mark.parametrize("name", sorted(BENCHES))
-def test_it_ends_with_its_figures(name: str) -> None:
+def line_of(name: str) -> dict[str, Any]:
+    """What a bench ends with."""
     command = [sys.executable, "-m", *BENCHES[name].split()]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=230)
     assert done.returncode == 0, f"{done.stderr}\n{done.stdout}"
     line = json.loads(done.stdout.splitlines()[-1])
     assert line["bench"] == name
     assert line["figures"]
+    assert line["machine"]["cpus"]
+    return line
+
+
+@pytest.mark.apart
+@pytest.mark.timeout(240)
+@pytest.mark.parametrize("name", sorted(BENCHES.keys() - {ROLLOUT}))
+def test_it_ends_with_its_figures(name: str) -> None:
+    line = line_of(name)
     if "--only" not in BENCHES[name]:
         assert line["targets"].keys() <= line["figures"].keys()
-    assert line["machine"]["cpus"]
+
+
+@pytest.mark.apart
+@pytest.mark.timeout(240)
+def test_the_rollouts_bench_ends_and_finds_only_what_is_faulty() -> None:
+    """Its simulated part: the others need minutes of a mesh."""
+    line = line_of(ROLLOUT)
+    for bias in ("slower_successes", "few_keys", "unequal_tenants"):
+        assert line["figures"][f"healthy_rollbacks_{bias}"] == 0
+        assert line["targets"][f"healthy_rollbacks_{bias}"] == "= 0"
+    assert 0 < line["figures"]["simulated_errors_30pct_s_p50"] < 60
+    # No request ends: the deadline of 120 s is what tells.
+    assert 120 < line["figures"]["simulated_hangs_always_s_p50"] < 200
