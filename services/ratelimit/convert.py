@@ -29,6 +29,8 @@ from libs.registry import keys
 from libs.resources.codec import decode, unpack
 
 _SECOND = 1_000_000_000
+_MOST_STATE = 16 * 2**20
+"""Bytes of a piece of state, unpacked: as much as a message of the mesh could hold as it is."""
 _encoder = msgspec.msgpack.Encoder()
 _batches = msgspec.msgpack.Decoder(Batch)
 _pieces = msgspec.msgpack.Decoder(Piece)
@@ -145,10 +147,15 @@ def fill_state(message: quota_pb2.State, piece: Piece) -> None:
 def piece_of(message: quota_pb2.State) -> Piece:
     """A piece of another replica's state.
 
-    :raises WeirError: INVALID_REQUEST when it cannot be read (another version of the limiter).
+    :raises WeirError: INVALID_REQUEST when it cannot be read (another version of the limiter), or unpacks to more than
+        16 MiB.
     """
+    unpacking = zlib.decompressobj()
     try:
-        return _pieces.decode(zlib.decompress(message.state))
+        state = unpacking.decompress(message.state, _MOST_STATE)
+        if unpacking.unconsumed_tail:
+            raise WeirError(Reason.INVALID_REQUEST, "the state unpacks to too much", limit="state")
+        return _pieces.decode(state)
     except (msgspec.DecodeError, zlib.error) as error:
         raise WeirError(Reason.INVALID_REQUEST, "the state cannot be read", limit="state") from error
 
