@@ -66,7 +66,9 @@ class RateLimitService:
         replica = Replica(ledger, keep_log=state_dir is not None)
         self._rules = rules = Rules(level_ns=int(settings.level_seconds * _SECOND))
         self._limits: object = None
-        self._sent_home = 0
+        self._sent_home = -int(
+            settings.settle_seconds * _SECOND
+        )  # the first is sent home at once, however young the clock
 
         self._peers = peers = Peers(
             instance=settings.instance,
