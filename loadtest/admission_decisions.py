@@ -12,7 +12,7 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 
-from services.admission.policy.levels import Levels
+from services.admission.policy.edge_shedding import EdgeShedding
 from services.admission.policy.limits import Limits
 from services.admission.policy.model import (
     Granted,
@@ -132,20 +132,20 @@ def two_versions(rounds: int) -> dict[str, float]:
 
 def survey(tenants: int, repeats: int) -> float:
     """Milliseconds of the longest piece of a look for whom the edge should shed, when all but a third are refused."""
-    levels = Levels()
+    shedding = EdgeShedding()
     for second in (0.0, 1.0, 2.0):
         for number in range(tenants):
             request = _request("r", number, second)
-            levels.arrived(request, 100.0 + number % 977, second)
+            shedding.arrived(request, 100.0 + number % 977, second)
             if number % 3 == 0:
-                levels.granted(request, 100.0, second)
+                shedding.granted(request, 100.0, second)
             else:
-                levels.refused(request, 100.0, 1.0, second)
+                shedding.refused(request, 100.0, 1.0, second)
     longest = []
     for _ in range(repeats):
         pieces = [0.0]
         before = time.thread_time()
-        for _ in levels.survey(3.0):
+        for _ in shedding.survey(3.0):
             pieces.append(time.thread_time() - before)
             before = time.thread_time()
         longest.append(max(pieces))

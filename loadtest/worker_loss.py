@@ -26,7 +26,7 @@ class Loss:
     """One kill. Milliseconds since the SIGKILL was sent."""
 
     noticed_ms: float
-    """Until admission had dropped the worker from its ledger: no grant names it from here on. Seen by asking
+    """Until admission had dropped the worker from its fleet: no grant names it from here on. Seen by asking
     admission's metrics over and over, so an upper bound by the time of one asking."""
     resolution_ms: float
     """The longest time between two askings."""

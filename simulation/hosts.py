@@ -241,8 +241,8 @@ class Hosts:
             return
         name = host.spec.worker
         for pool in self._owners.pools:
-            account = pool.ledger.workers.get(name)
-            if account is None or not account.live:  # its session was ended for its silence: it opens another one
+            worker = pool.fleet.workers.get(name)
+            if worker is None or not worker.live:  # its session was ended for its silence: it opens another one
                 pool.worker_joined(host.spec, self._clock.now)
             self._listener.apply(pool.worker_reported(name, report, self._clock.now))
 

@@ -47,8 +47,8 @@ class Edge:
 
     def look(self, pool: Pool, now: float) -> None:
         """Takes the level over; the pool counts on it from then on."""
-        named = pool.levels.tenants(now)
-        pool.levels.told(named)
+        named = pool.edge_shedding.tenants(now)
+        pool.edge_shedding.told(named)
         self._shares = {each.tenant: each.shed for each in named}
 
     def sheds(self, tenant: str) -> bool:

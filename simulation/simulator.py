@@ -188,7 +188,7 @@ class Simulator:
         live.request = request
         remaining = arrival.output_tokens - live.emitted
         pool = live.pool
-        live.expected = pool.predictor.expected_cost(request) / arrival.weight
+        live.expected = pool.estimates.expected_cost(request) / arrival.weight
         live.real = pool.limits.real_cost(request, remaining) / arrival.weight
         answer, events = pool.admit(request, now)
         if isinstance(answer, Granted):
@@ -229,8 +229,8 @@ class Simulator:
         """How much of a worker's memory all that was granted there will come to need."""
         size, blocks, reserved = host.spec.block_size, 0, 0
         for pool in self._owners.pools:
-            account = pool.ledger.workers.get(host.spec.worker)
-            for request_id, held in account.holds.items() if account is not None else ():
+            worker = pool.fleet.workers.get(host.spec.worker)
+            for request_id, held in worker.holds.items() if worker is not None else ():
                 live = self._live.get(request_id)
                 reserved += held.blocks
                 if live is not None:

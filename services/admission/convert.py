@@ -9,11 +9,11 @@ from weir.registry.v1 import registry_pb2
 
 from libs.deadlines import to_duration, to_seconds
 from libs.errors import Reason, WeirError
-from services.admission.policy.ledger import Worker
-from services.admission.policy.levels import TenantLevel
+from services.admission.policy.edge_shedding import TenantLevel
 from services.admission.policy.model import Granted, QueueClass, Refused, Report, Request, WorkerSpec
 from services.admission.policy.pool import Pool
 from services.admission.policy.refusals import MIN_RETRY_AFTER
+from services.admission.policy.worker import Worker
 from services.admission.worker_session import WorkerSession
 
 _MAX_HASHES = 64  # as the proto says
@@ -128,14 +128,14 @@ def to_report(report: pb.CapacityReport) -> Report:
     )
 
 
-def worker_state(session: WorkerSession, account: Worker | None, now: float) -> pb.WorkerState:
+def worker_state(session: WorkerSession, worker: Worker | None, now: float) -> pb.WorkerState:
     """What an operator is shown of a worker; without `report` and its age before the first one, and with nothing held
-    where another process owns the pool (`account` is None)."""
+    where another process owns the pool (`worker` is None)."""
     report = session.report
     state = pb.WorkerState(hello=session.hello, report=report, draining=report is not None and report.draining)
-    if account is not None:
-        state.held_sequences, state.held_blocks = account.held_sequences, account.held_blocks
-        state.draining |= account.draining
+    if worker is not None:
+        state.held_sequences, state.held_blocks = worker.held_sequences, worker.held_blocks
+        state.draining |= worker.draining
     if report is not None:
         state.report_age.CopyFrom(to_duration(max(0.0, now - session.heard)))
     return state
@@ -175,7 +175,7 @@ def pool_level(
     level = registry_pb2.PoolLevel(pool=pool.name, admission=instance, epoch=epoch)
     level.at.FromMilliseconds(round(wall * 1000))
     for queue_class, queue in pool.backlog.queues.items():
-        wait = pool.predictor.class_wait(queue_class, pool.backlog, pool.ledger, now)
+        wait = pool.estimates.class_wait(queue_class, pool.backlog, pool.fleet, now)
         level.classes.add(queue_class=queue_class.name.lower(), wait=to_duration(wait), queued=len(queue))
     for tenant in tenants:
         level.tenants.add(

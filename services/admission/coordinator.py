@@ -133,7 +133,7 @@ class Coordinator:
     def pool_of(self, request_id: str) -> str:
         """Where the request waits or holds a share; empty when it is not known."""
         for name, pool in self._pools.items():
-            if request_id in pool.ledger.reservations or pool.waiting(request_id) is not None:
+            if request_id in pool.fleet.reservations or pool.waiting(request_id) is not None:
                 return name
         return ""
 
@@ -224,7 +224,7 @@ class Coordinator:
             now, worker = self._clock.monotonic(), session.spec.worker
             # Those of the hello are meant when the report names none.
             ready = frozenset(report.model_versions) if report.model_versions else session.spec.model_versions
-            if ready != pool.ledger.workers[worker].spec.model_versions:
+            if ready != pool.fleet.workers[worker].spec.model_versions:
                 pool.worker_serves(worker, ready, now)
                 log.info("worker_serves", worker=worker, pool=session.pool, versions=sorted(ready))
             events = pool.worker_reported(worker, convert.to_report(report), now)
@@ -252,8 +252,8 @@ class Coordinator:
         for name, session in sorted(self._workers.items()):
             if pool in ("", session.pool):
                 owned = self._pools.get(session.pool)
-                account = owned.ledger.workers[name] if owned is not None else None
-                states.append(convert.worker_state(session, account, now))
+                known = owned.fleet.workers[name] if owned is not None else None
+                states.append(convert.worker_state(session, known, now))
         return pb.ListWorkersResponse(workers=states)
 
     def preempt(self, worker: str, request_ids: Iterable[str]) -> bool:
@@ -348,7 +348,7 @@ class Coordinator:
         if isinstance(answer, Granted):
             metrics.granted(request.queue_class, answer.waited)
             session = self._workers[answer.worker]
-            blocks = pool.ledger.reservations[request.request_id].blocks
+            blocks = pool.fleet.reservations[request.request_id].blocks
             signed = self._granting.grant(request, session, epoch=self.epoch(pool.name), blocks=blocks)
             return convert.granted(signed, session.spec, answer)
         metrics.left(request.queue_class, answer.outcome)

@@ -18,7 +18,7 @@ from libs.resources.snapshot import BY_PLURAL
 from libs.telemetry import get_logger
 from services.admission import convert
 from services.admission.metrics import SHED_TENANTS
-from services.admission.policy.levels import TenantLevel
+from services.admission.policy.edge_shedding import TenantLevel
 from services.admission.policy.pool import Pool
 
 log = get_logger(__name__)
@@ -82,7 +82,7 @@ class LevelPublisher:
         wanted = {}
         for name, pool in list(self._pools.items()):
             tenants: tuple[TenantLevel, ...] = ()
-            for found in pool.levels.survey(now):
+            for found in pool.edge_shedding.survey(now):
                 await asyncio.sleep(0)
                 tenants = found or ()
             SHED_TENANTS.labels(name).set(len(tenants))
@@ -139,7 +139,7 @@ class LevelPublisher:
     def _counts(self, name: str, tenants: tuple[TenantLevel, ...]) -> None:
         """The edge sheds by this from now on."""
         if (pool := self._pools.get(name)) is not None:
-            pool.levels.told(tenants)
+            pool.edge_shedding.told(tenants)
 
     def _forget(self, wanted: dict[str, tuple[TenantLevel, ...]]) -> None:
         """Nothing is told any more: what comes is all that there is."""

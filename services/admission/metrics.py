@@ -86,14 +86,14 @@ class PoolMetrics:
             QUEUED.labels(self._pool, queue_class.name.lower()).set(len(queue))
             QUEUED_COST.labels(self._pool, queue_class.name.lower()).set(queue.backlog)
         QUEUED.labels(self._pool, QueueClass.SHADOW.name.lower()).set(len(pool.shadows))
-        HELD.labels(self._pool).set(len(pool.ledger.reservations))
-        live = {name: worker for name, worker in pool.ledger.workers.items() if worker.live}
+        HELD.labels(self._pool).set(len(pool.fleet.reservations))
+        live = {name: worker for name, worker in pool.fleet.workers.items() if worker.live}
         for name, worker in live.items():
             FREE_BLOCKS.labels(self._pool, name).set(worker.free_blocks(now))
             FREE_SEQUENCES.labels(self._pool, name).set(worker.free_sequences(now))
             QUEUED_PREFILL.labels(self._pool, name).set(worker.queued_prefill())
-            EJECTED.labels(self._pool, name).set(pool.ledger.outliers.ejected(name, now))
-            PREFIX_TRUST.labels(self._pool, name).set(pool.ledger.affinity.trust(name))
+            EJECTED.labels(self._pool, name).set(pool.fleet.outliers.ejected(name, now))
+            PREFIX_TRUST.labels(self._pool, name).set(pool.fleet.affinity.trust(name))
         self._forget(self._workers - live.keys())
         self._workers = set(live)
 

@@ -155,8 +155,8 @@ class Simulation:
         self.follow(self.pool.tick(now), now)
         if self.edge and now >= self.told_at + 1.0:
             self.told_at = now
-            tenants = self.pool.levels.tenants(now)
-            self.pool.levels.told(tenants)
+            tenants = self.pool.edge_shedding.tenants(now)
+            self.pool.edge_shedding.told(tenants)
             self.shares = {each.tenant: each.shed for each in tenants}
         self.at(now + 0.025, self.tick)
 

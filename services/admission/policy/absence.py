@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterable
 
 from services.admission.policy.fair_queue import Item
-from services.admission.policy.ledger import Ledger
+from services.admission.policy.fleet import Fleet
 from services.admission.policy.limits import Limits
 from services.admission.policy.model import Outcome, Refused, Request
 from services.admission.policy.refusals import Refusals
@@ -16,9 +16,9 @@ class Absence:
     """Of one pool. Right after a start, or after the last worker of a version has gone, workers may be on their way
     back: for `absence_grace` seconds requests may wait for them."""
 
-    def __init__(self, limits: Limits, ledger: Ledger, refusals: Refusals, *, now: float) -> None:
+    def __init__(self, limits: Limits, fleet: Fleet, refusals: Refusals, *, now: float) -> None:
         self._grace = limits.absence_grace
-        self._ledger = ledger
+        self._fleet = fleet
         self._refusals = refusals
         self._born = now
         self._last_served: dict[str, float] = {}  # model version → when its last worker went
@@ -39,12 +39,12 @@ class Absence:
         if request.deadline <= now:
             message = "The deadline has passed."
             return self._refusals.refuse(request, Outcome.REJECTED_DEADLINE, message, limit="deadline")
-        candidates = self._ledger.eligible(request)
+        candidates = self._fleet.eligible(request)
         if any(worker.could_ever_fit(request) for worker in candidates):
             return None
         if candidates:
             return self._refusals.never_fits(request, candidates)
-        others = bool(self._ledger.serving(request.model_version))
+        others = bool(self._fleet.serving(request.model_version))
         if not others and now - self._last_served.get(request.model_version, self._born) < self._grace:
             return None
         return self._refusals.nobody_serves(request, other=others, retry_after=self._grace)
@@ -55,4 +55,4 @@ class Absence:
         if now < self._strand_at:
             return []
         self._strand_at = math.inf
-        return [item for item in waiting if self._ledger.stranded(item.request)]
+        return [item for item in waiting if self._fleet.stranded(item.request)]

@@ -22,7 +22,7 @@ _SALTS = 4096  # salts kept at most
 BEGINNINGS = 4096
 """Kinds of prompts that are told apart where no worker is known to have any of one."""
 
-Levels = list[tuple[int, int]]
+Depths = list[tuple[int, int]]
 """Workers, as bits, and how many blocks of a prompt they had and no more."""
 
 
@@ -46,12 +46,12 @@ class Affinity:
         self._holders: dict[int, int] = {}  # hash → bits of the workers
         self._salts: dict[tuple[str, int], int] = {}
 
-    def levels(self, request: Request) -> Levels:
+    def depths(self, request: Request) -> Depths:
         """Who had how much of the prompt, the longest part first."""
         if not request.prefix_hashes or not self._holders:
             return []
         salt, holders = self._salt(request), self._holders
-        found: Levels = []
+        found: Depths = []
         alive = holders.get(request.prefix_hashes[0] ^ salt, 0)
         depth = 0
         for value in request.prefix_hashes:
@@ -69,12 +69,12 @@ class Affinity:
         return found
 
     def matches(
-        self, request: Request, levels: Levels | None = None, among: Iterable[str] | None = None
+        self, request: Request, depths: Depths | None = None, among: Iterable[str] | None = None
     ) -> dict[str, float]:
         """By worker (`among` these, or all), how many of the prompt's tokens it can be hoped to have; workers without
-        any are left out. `levels`: as told before."""
-        levels = self.levels(request) if levels is None else levels
-        if not levels:
+        any are left out. `depths`: as told before."""
+        depths = self.depths(request) if depths is None else depths
+        if not depths:
             return {}
         mask = -1
         if among is not None:
@@ -83,17 +83,17 @@ class Affinity:
                 memory = self._memories.get(name)
                 mask |= memory.bit if memory is not None else 0
         found: dict[str, float] = {}
-        for bits, depth in levels:
+        for bits, depth in depths:
             tokens = _tokens(request, depth)
             for name in self._named(bits & mask):
                 found[name] = tokens * self._memories[name].trust
         return found
 
-    def holders(self, request: Request, levels: Levels, most: int) -> list[str]:
+    def holders(self, request: Request, depths: Depths, most: int) -> list[str]:
         """Up to so many workers with the longest parts of the prompt; of many that are equal, others for another
         prompt."""
         found: list[str] = []
-        for bits, _ in levels:
+        for bits, _ in depths:
             turn = request.prefix_hashes[-1] % bits.bit_length()
             late = bits >> turn << turn
             for part in (late, bits ^ late):

@@ -6,9 +6,9 @@ from collections import deque
 from dataclasses import dataclass
 
 from services.admission.policy.backlog import Backlog
+from services.admission.policy.estimates import Estimates
 from services.admission.policy.limits import Limits
 from services.admission.policy.model import QueueClass, Request
-from services.admission.policy.predict import Predictor
 
 _PREDICTIONS = 1024  # kept until somebody takes them
 
@@ -29,10 +29,10 @@ class Held:
 class Books:
     """Of one pool."""
 
-    def __init__(self, limits: Limits, backlog: Backlog, predictor: Predictor) -> None:
+    def __init__(self, limits: Limits, backlog: Backlog, estimates: Estimates) -> None:
         self._limits = limits
         self._backlog = backlog
-        self._predictor = predictor
+        self._estimates = estimates
         self._predictions: deque[tuple[float, float]] = deque(maxlen=_PREDICTIONS)
         self.held: dict[str, Held] = {}
         """By request id."""
@@ -84,10 +84,10 @@ class Books:
         if learn:
             tokens = request.resumed_tokens + output_tokens / request.choices
             cut = cut_short or output_tokens == request.max_output_tokens * request.choices
-            self._predictor.lengths.learn(request.tenant, request.model_version, tokens, cut=cut)
+            self._estimates.lengths.learn(request.tenant, request.model_version, tokens, cut=cut)
         if first_token is not None:
             first_token = max(0.0, min(first_token, now - held.granted_at))
-            self._predictor.first_tokens.learn(request, held.worker, first_token - held.computed, now)
+            self._estimates.first_tokens.learn(request, held.worker, first_token - held.computed, now)
             self._predictions.append((held.predicted, held.waited + first_token))
 
     def take_predictions(self) -> list[tuple[float, float]]:

@@ -26,12 +26,12 @@ from bisect import bisect_left, insort
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING
 
-from services.admission.policy.affinity import Affinity, Levels, beginning, rank
+from services.admission.policy.affinity import Affinity, Depths, beginning, rank
 from services.admission.policy.limits import Limits
 from services.admission.policy.model import Request
 
 if TYPE_CHECKING:
-    from services.admission.policy.account import Worker
+    from services.admission.policy.worker import Worker
 
 FEW = 32
 """Workers that are looked at one by one."""
@@ -158,20 +158,20 @@ class Candidates:
         """Could any worker of the version in these zones (none: in all) take anything?"""
         return any(self._group(model_version, zone).has_room(now) for zone in zones or (None,))
 
-    def best(self, request: Request, blocks: int, levels: Levels, choose: _Choose, now: float) -> Worker | None:
+    def best(self, request: Request, blocks: int, depths: Depths, choose: _Choose, now: float) -> Worker | None:
         """What `choose` finds best, of workers with so many free blocks and what they have cached: after each zone
-        those of the next one too, for as long as the best is none or well used. `levels` are affinity's."""
+        those of the next one too, for as long as the best is none or well used. `depths` are affinity's."""
         shown: list[Worker] = []
         found: Worker | None = None
         for group in self._groups_of(request):
-            shown += group.shown(request, blocks, functools.partial(self._affinity.holders, request, levels), now)
-            found = choose(shown, self._affinity.matches(request, levels, (each.spec.worker for each in shown)))
+            shown += group.shown(request, blocks, functools.partial(self._affinity.holders, request, depths), now)
+            found = choose(shown, self._affinity.matches(request, depths, (each.spec.worker for each in shown)))
             if found is not None and found.last_room.utilisation < self._limits.placement.zone_spill:
                 return found
         if found is None:
             roomy = [worker for group in self._groups_of(request) for worker in group.roomy(blocks, now)]
             if len(roomy) > len(shown):
-                return choose(roomy, self._affinity.matches(request, levels))
+                return choose(roomy, self._affinity.matches(request, depths))
         return found
 
     def _groups_of(self, request: Request) -> list[_Group]:

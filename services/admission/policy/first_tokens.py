@@ -1,4 +1,4 @@
-"""How far first tokens come from what the formula says (`Predictor.computed_first_token`), as learned from those seen.
+"""How far first tokens come from what the formula says (`Estimates.computed_first_token`), as learned from those seen.
 
 What is off has three causes that must not be mixed up: the model version (its prompts, its grammars), the worker (one
 that is slow or hangs) and the tenant (its own requests). So errors are kept by version × worker and, beside that, by

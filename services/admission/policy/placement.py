@@ -18,7 +18,7 @@
    new admission process), and a worker that joins or leaves moves only what comes to it or was on it. Requests without
    hashes go by score and id.
 
-Of hundreds of workers a request is shown a few (candidates.py). Everything is a function of the accounts, the request
+Of hundreds of workers a request is shown a few (candidates.py). Everything is a function of the workers, the request
 and the time; nothing is drawn.
 """
 
@@ -33,7 +33,7 @@ from services.admission.policy.limits import Limits
 from services.admission.policy.model import Request
 
 if TYPE_CHECKING:
-    from services.admission.policy.account import Room, Worker
+    from services.admission.policy.worker import Room, Worker
 
 Needs = Mapping[tuple[int, bool], tuple[int, int]]
 """By kind of worker, the blocks that are kept for the request there and those that it may come to need at most."""

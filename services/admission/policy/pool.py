@@ -1,4 +1,4 @@
-"""One pool's admission: the state machine that ties queue, ledger and predictions together.
+"""One pool's admission: the state machine that ties queue, fleet and estimates together.
 
 Question and command are one here: `admit` answers at once with Granted, Queued or Refused. Whatever changes capacity
 or the queue returns the events (grants and evictions of queued requests, interruptions) that follow from it. Every
@@ -13,9 +13,10 @@ from dataclasses import replace
 from services.admission.policy.absence import Absence
 from services.admission.policy.backlog import Backlog
 from services.admission.policy.books import Books, Held
+from services.admission.policy.edge_shedding import EdgeShedding
+from services.admission.policy.estimates import Estimates
 from services.admission.policy.fair_queue import Item
-from services.admission.policy.ledger import Ledger, Reservation, Worker
-from services.admission.policy.levels import Levels
+from services.admission.policy.fleet import Fleet
 from services.admission.policy.limits import Limits
 from services.admission.policy.model import (
     Event,
@@ -28,11 +29,11 @@ from services.admission.policy.model import (
     Request,
     WorkerSpec,
 )
-from services.admission.policy.predict import Predictor
 from services.admission.policy.refusals import OVERLOAD, Refusals, Turns
 from services.admission.policy.selection import Selection
 from services.admission.policy.shadows import Shadows
-from services.admission.policy.urgency import Urgency
+from services.admission.policy.timeliness import Timeliness
+from services.admission.policy.worker import Reservation, Worker
 
 _SWEEP = 1.0  # seconds between two looks for overdue shares
 
@@ -44,20 +45,20 @@ class Pool:
         """`chance` draws from 0 to 1, for the jitter of retry-after; without it there is none."""
         self.name = name
         self.limits = limits
-        self.predictor = Predictor(limits, now=now)
-        self.ledger = Ledger(
-            limits, expected_output=self.predictor.high_output, slowness=self.predictor.first_tokens.slowness
+        self.estimates = Estimates(limits, now=now)
+        self.fleet = Fleet(
+            limits, expected_output=self.estimates.high_output, slowness=self.estimates.first_tokens.slowness
         )
         self.backlog = Backlog(limits)
-        self.levels = Levels()
-        self.books = Books(limits, self.backlog, self.predictor)
+        self.edge_shedding = EdgeShedding()
+        self.books = Books(limits, self.backlog, self.estimates)
         self._refusals = Refusals(chance)
-        self.shadows = Shadows(limits, self.ledger, self.books, self._refusals)
+        self.shadows = Shadows(limits, self.fleet, self.books, self._refusals)
         self._turns = Turns()
-        self._urgency = Urgency(limits, self.predictor, self.ledger, self.backlog, self.books, now=now)
-        self._selection = Selection(limits, self.backlog, self.ledger, self.predictor, self._urgency)
+        self._timeliness = Timeliness(limits, self.estimates, self.fleet, self.backlog, self.books, now=now)
+        self._selection = Selection(limits, self.backlog, self.fleet, self.estimates, self._timeliness)
         self._fair = limits.discipline == "fair"
-        self._absence = Absence(limits, self.ledger, self._refusals, now=now)
+        self._absence = Absence(limits, self.fleet, self._refusals, now=now)
         self._next_sweep = now
         self._draining = False
 
@@ -77,19 +78,19 @@ class Pool:
             return refused, []
         if request.queue_class is QueueClass.SHADOW:
             return self.shadows.admit(request, now, others=len(self.backlog) > 0), []
-        cost = self.predictor.expected_cost(request)
-        self.levels.arrived(request, cost, now)
+        cost = self.estimates.expected_cost(request)
+        self.edge_shedding.arrived(request, cost, now)
         if not len(self.backlog):
             granted = self._grant_directly(request, cost, now)
             if granted is not None:
                 return granted, []
         limit = self.backlog.room_for(request)
-        wait = self.predictor.wait(request, self.backlog, self.ledger, now)
+        wait = self.estimates.wait(request, self.backlog, self.fleet, now)
         if limit:
             return self._full(request, limit, wait, cost, now), []
-        late = self._urgency.late(request, wait, now)
-        if late is not None and not self._urgency.may_interrupt(request) and not self._fits_now(request, now):
-            turn = self._turns.next(request, cost, self.levels.rate_of(request, now), now)
+        late = self._timeliness.late(request, wait, now)
+        if late is not None and not self._timeliness.may_interrupt(request) and not self._fits_now(request, now):
+            turn = self._turns.next(request, cost, self.edge_shedding.rate_of(request, now), now)
             return self._refused(self._refusals.too_late(request, late.limit, late.by + turn), cost, now), []
         return self._enqueue(request, cost, wait, now, urgent=late is not None)
 
@@ -111,11 +112,11 @@ class Pool:
         """
         if self._take_out(request_id):
             return True, self._dispatch(now)
-        if request_id not in self.ledger.reservations:
+        if request_id not in self.fleet.reservations:
             return False, []
-        interrupted = self.ledger.preemption.asked(request_id)
+        interrupted = self.fleet.preemption.asked(request_id)
         if output_tokens is not None:
-            self.ledger.ended(
+            self.fleet.ended(
                 request_id,
                 now,
                 output_tokens=output_tokens,
@@ -143,7 +144,7 @@ class Pool:
 
     def abandon(self, owner: str, now: float) -> tuple[int, list[Event]]:
         """A gateway is gone for good: its shares are given back; what still runs shows in the workers' reports."""
-        count = self._disown(self.ledger.owned_by(owner), now)
+        count = self._disown(self.fleet.owned_by(owner), now)
         return count, self._dispatch(now) if count else []
 
     def waiting(self, request_id: str) -> Request | None:
@@ -155,37 +156,37 @@ class Pool:
 
     def worker_joined(self, spec: WorkerSpec, now: float) -> None:
         """A worker opened its capacity stream. It gets work from its first report on."""
-        self.ledger.join(spec, now)
+        self.fleet.join(spec, now)
         self.backlog.unpark()
 
     def worker_reported(self, worker: str, report: Report, now: float) -> list[Event]:
         """A worker told its load."""
-        return self._dispatch(now) if self.ledger.heard(worker, report, now) else []
+        return self._dispatch(now) if self.fleet.heard(worker, report, now) else []
 
     def worker_serves(self, worker: str, model_versions: frozenset[str], now: float) -> None:
         """A live worker has these versions ready from now on, whatever it had before."""
-        self._absence.dropped(self.ledger.serves(worker, model_versions), now)
+        self._absence.dropped(self.fleet.serves(worker, model_versions), now)
 
     def worker_left(self, worker: str, now: float) -> bool:
         """A worker's stream broke or fell silent: it gets no work from this moment. False when it was not there."""
-        account = self.ledger.workers.get(worker)
-        if account is None or not self.ledger.leave(worker):
+        known = self.fleet.workers.get(worker)
+        if known is None or not self.fleet.leave(worker):
             return False
-        self._absence.gone(account.spec.model_versions, now)
-        if not self.ledger.staffed:  # what waits for somebody to come back says nothing of the pool
-            self.predictor.observe(now, backlogged=False)
+        self._absence.gone(known.spec.model_versions, now)
+        if not self.fleet.staffed:  # what waits for somebody to come back says nothing of the pool
+            self.estimates.observe(now, backlogged=False)
             for item in self.backlog.waiting():
                 item.predicted_wait = None
         return True
 
     def drain_worker(self, worker: str) -> None:
         """A worker is asked to finish: it gets no new work from this moment until it joins anew."""
-        self.ledger.drain(worker)
+        self.fleet.drain(worker)
 
     def silent_workers(self, now: float, heartbeat: float) -> list[str]:
         """Live workers that were not heard of for longer than `heartbeat` seconds."""
         return [
-            name for name, worker in self.ledger.workers.items() if worker.live and now - worker.last_heard > heartbeat
+            name for name, worker in self.fleet.workers.items() if worker.live and now - worker.last_heard > heartbeat
         ]
 
     # ---- time and life -------------------------------------------------------------------------------------------
@@ -195,7 +196,7 @@ class Pool:
         events: list[Event] = [self._evict(item, now) for item in self.backlog.expired(now)]
         if now >= self._next_sweep:
             self._next_sweep = now + _SWEEP
-            self._disown(self.ledger.overdue(now), now)
+            self._disown(self.fleet.overdue(now), now)
             events += self._evict_stranded(now)
         events += self._dispatch(now)
         events += self.shadows.tick(now)
@@ -212,14 +213,14 @@ class Pool:
     @property
     def idle(self) -> bool:
         """Nothing waits and no share is held."""
-        return not len(self.backlog) and not len(self.shadows) and not self.ledger.reservations
+        return not len(self.backlog) and not len(self.shadows) and not self.fleet.reservations
 
     # ---- admitting -----------------------------------------------------------------------------------------------
 
     def _repeated(self, request: Request, now: float) -> Granted | Queued | Refused | None:
         """The answer for a request id that is known already; None when it is not, or no longer of use."""
         item = self.backlog.find(request.request_id)
-        held = self.ledger.reservations.get(request.request_id)
+        held = self.fleet.reservations.get(request.request_id)
         known = item.request if item else held.request if held else self.shadows.find(request.request_id)
         if known is None:
             return None
@@ -240,7 +241,7 @@ class Pool:
         return None
 
     def _held_already(self, held: Reservation, request: Request, now: float) -> Granted | None:
-        worker = self.ledger.workers[held.worker]
+        worker = self.fleet.workers[held.worker]
         usable = worker.live and request.model_version in worker.spec.model_versions
         if usable and held.worker not in request.excluded and held.request.covers(request):
             held.request = replace(held.request, owner=request.owner)
@@ -252,31 +253,31 @@ class Pool:
         return None
 
     def _grant_directly(self, request: Request, cost: float, now: float) -> Granted | None:
-        worker = self.ledger.pick(request, now)
-        if worker is None or not self._urgency.in_time(request, worker, now):
+        worker = self.fleet.pick(request, now)
+        if worker is None or not self._timeliness.in_time(request, worker, now):
             return None
         self.backlog.queue_of(request).charge(request.tenant, request.weight, cost, request.model_version)
-        self.predictor.let_in(request, cost, now)
+        self.estimates.let_in(request, cost, now)
         return self._hold(request, worker, cost, now)
 
     def _fits_now(self, request: Request, now: float) -> bool:
         """Would it be granted though others wait, because those cannot use the room that there is?"""
-        room = self.ledger.has_room(request.model_version, request.zones, now)
-        worker = self.ledger.pick(request, now) if room else None
-        return worker is not None and self._urgency.in_time(request, worker, now)
+        room = self.fleet.has_room(request.model_version, request.zones, now)
+        worker = self.fleet.pick(request, now) if room else None
+        return worker is not None and self._timeliness.in_time(request, worker, now)
 
     def _enqueue(
         self, request: Request, cost: float, wait: float | None, now: float, *, urgent: bool
     ) -> tuple[Granted | Queued | Refused, list[Event]]:
-        computed = self.predictor.computed_first_token(request, None, self.ledger, now)
-        leave_by = max(now, self._urgency.leave_by(request, computed, now))
+        computed = self.estimates.computed_first_token(request, None, self.fleet, now)
+        leave_by = max(now, self._timeliness.leave_by(request, computed, now))
         item, shed = self.backlog.push(request, now, cost=cost, leave_by=leave_by)
         if shed is item:
             return self._full(request, "queue", wait, cost, now), []
         item.urgent = urgent
-        item.predicted_wait = None if urgent or not self.ledger.staffed else wait
-        item.predicted_first_token = (wait or 0.0) + self.predictor.first_token(computed, request, None, now)
-        self.predictor.let_in(request, cost, now)
+        item.predicted_wait = None if urgent or not self.fleet.staffed else wait
+        item.predicted_first_token = (wait or 0.0) + self.estimates.first_token(computed, request, None, now)
+        self.estimates.let_in(request, cost, now)
         events: list[Event] = [] if shed is None else [self._evict(shed, now, shed=True)]
         own: Granted | None = None
         for event in self._dispatch(now):
@@ -292,44 +293,44 @@ class Pool:
         """Grants to waiting requests, in order, until none that may go next fits; then room is made, if it must be."""
         events: list[Event] = []
         if not len(self.backlog):
-            self.predictor.observe(now, backlogged=False)
+            self.estimates.observe(now, backlogged=False)
             return self.shadows.dispatch(now) if len(self.shadows) else events
         while (found := self._selection.next(now)) is not None:
             item, worker = found
             self.backlog.dispatch(item)
-            self.predictor.observe(now, backlogged=True, granted=item.cost)
+            self.estimates.observe(now, backlogged=True, granted=item.cost)
             waited = now - item.queued_at
-            self.predictor.waited(item.request, item.predicted_wait, waited, now)
+            self.estimates.waited(item.request, item.predicted_wait, waited, now)
             events.append(self._hold(item.request, worker, item.cost, now, item))
         waiting = len(self.backlog) > 0
-        self.predictor.observe(now, backlogged=waiting and self.ledger.staffed)
+        self.estimates.observe(now, backlogged=waiting and self.fleet.staffed)
         if waiting:
             self.shadows.others_waited = now
             if self.shadows.running:
                 events += self.shadows.make_way(self.backlog.waiting(), now)
-            events += self._urgency.make_room(now)
+            events += self._timeliness.make_room(now)
         return events
 
     # ---- books ---------------------------------------------------------------------------------------------------
 
     def _hold(self, request: Request, worker: Worker, cost: float, now: float, item: Item | None = None) -> Granted:
-        computed = self.predictor.computed_first_token(request, worker, self.ledger, now)
-        self.ledger.reserve(request, worker.spec.worker, now)
-        self.levels.granted(request, cost, now)
-        waited, pressure, predicted = 0.0, 0.0, self.predictor.first_token(computed, request, worker, now)
+        computed = self.estimates.computed_first_token(request, worker, self.fleet, now)
+        self.fleet.reserve(request, worker.spec.worker, now)
+        self.edge_shedding.granted(request, cost, now)
+        waited, pressure, predicted = 0.0, 0.0, self.estimates.first_token(computed, request, worker, now)
         if item is not None:
             waited, predicted = now - item.queued_at, item.predicted_first_token
-            pressure = self._urgency.pressure(item, now)
+            pressure = self._timeliness.pressure(item, now)
         self.books.open(Held(request, worker.spec.worker, cost, waited, computed, predicted, now))
         return Granted(request, worker.spec.worker, waited, pressure, predicted)
 
     def _give_back(self, request_id: str) -> None:
-        held = self.ledger.release(request_id)
+        held = self.fleet.release(request_id)
         if held is not None:
             self.backlog.unpark(held.request.tenant)
 
     def _disown(self, request_ids: list[str], now: float) -> int:
-        count = self.ledger.disown(request_ids, now)
+        count = self.fleet.disown(request_ids, now)
         if count:
             self.backlog.unpark()
         for request_id in request_ids:
@@ -340,17 +341,17 @@ class Pool:
         """The request waits no more, nor is room made for it. False when it did not wait."""
         if self.backlog.remove(request_id) is None:
             return self.shadows.remove(request_id)
-        self.ledger.preemption.over(request_id)
+        self.fleet.preemption.over(request_id)
         return True
 
     def _evict(self, item: Item, now: float, *, shed: bool = False) -> Refused:
-        self.ledger.preemption.over(item.request.request_id)
-        if not shed and item.limit in ("queue", "ttft_target") and self.ledger.over_version_share(item.request):
+        self.fleet.preemption.over(item.request.request_id)
+        if not shed and item.limit in ("queue", "ttft_target") and self.fleet.over_version_share(item.request):
             item.limit = "version_share"
         if not shed:
-            self.predictor.waited(item.request, item.predicted_wait, now - item.queued_at, now)
-        wait = self.predictor.wait(item.request, self.backlog, self.ledger, now) or 1.0
-        wait += self._turns.next(item.request, item.cost, self.levels.rate_of(item.request, now), now)
+            self.estimates.waited(item.request, item.predicted_wait, now - item.queued_at, now)
+        wait = self.estimates.wait(item.request, self.backlog, self.fleet, now) or 1.0
+        wait += self._turns.next(item.request, item.cost, self.edge_shedding.rate_of(item.request, now), now)
         return self._refused(self._refusals.evicted(item, now, wait, shed=shed), item.cost, now)
 
     def _evict_stranded(self, now: float) -> list[Event]:
@@ -361,10 +362,10 @@ class Pool:
         return [self._evict(item, now) for item in stranded]
 
     def _full(self, request: Request, limit: str, wait: float | None, cost: float, now: float) -> Refused:
-        turn = self._turns.next(request, cost, self.levels.rate_of(request, now), now)
+        turn = self._turns.next(request, cost, self.edge_shedding.rate_of(request, now), now)
         return self._refused(self._refusals.full(request, limit, (wait or 1.0) + turn), cost, now)
 
     def _refused(self, refused: Refused, cost: float, now: float) -> Refused:
         if self._fair and refused.outcome in OVERLOAD:
-            self.levels.refused(refused.request, cost, refused.retry_after, now)
+            self.edge_shedding.refused(refused.request, cost, refused.retry_after, now)
         return refused

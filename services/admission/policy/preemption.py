@@ -21,8 +21,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from services.admission.policy.account import Reservation, Worker
 from services.admission.policy.model import QueueClass, Request
+from services.admission.policy.worker import Reservation, Worker
 
 _EXAMINED = 8
 """Workers whose victims are compared: of hundreds that would all do, the best few are near enough to the best."""
@@ -39,8 +39,8 @@ class Plan:
 
 
 @dataclass(frozen=True, slots=True)
-class Room:
-    """Blocks and sequences that are there, lack or are needed."""
+class Lack:
+    """Blocks and sequences that are missing."""
 
     blocks: int
     sequences: int
@@ -68,10 +68,10 @@ class Preemption:
         nobody may be, or when there is room, or room on its way."""
         self._tidy(now)
         coming = self._coming(besides=request.request_id)
-        hopeful: list[tuple[int, int, str, Worker, int, Room]] = []
+        hopeful: list[tuple[int, int, str, Worker, int, Lack]] = []
         for worker, need in workers:
             blocks, sequences = coming.get(worker.spec.worker, (0, 0))
-            lack = Room(
+            lack = Lack(
                 need - worker.unheld_blocks(now) - blocks,
                 request.choices - worker.unheld_sequences(now) - sequences,
             )
@@ -153,7 +153,7 @@ class Preemption:
         for request_id in [each for each, plan in self._plans.items() if plan.until <= now]:
             del self._plans[request_id]
 
-    def _choose(self, queue_class: QueueClass, worker: Worker, lack: Room, now: float) -> list[Reservation]:
+    def _choose(self, queue_class: QueueClass, worker: Worker, lack: Lack, now: float) -> list[Reservation]:
         """The victims on one worker; empty when there are not enough."""
         lower = [
             held
@@ -166,7 +166,7 @@ class Preemption:
         return min((each for each in sets if each), key=lambda chosen: _cost(chosen, now), default=[])
 
 
-def _least_urgent_enough(worker: Worker, than: QueueClass, lack: Room) -> QueueClass | None:
+def _least_urgent_enough(worker: Worker, than: QueueClass, lack: Lack) -> QueueClass | None:
     """The class down to whose work all would have to go for the lack to be made good; None when even all that is less
     urgent `than` this is too little. A quick look at sums, before anybody is chosen."""
     blocks = sequences = 0
@@ -181,7 +181,7 @@ def _least_urgent_enough(worker: Worker, than: QueueClass, lack: Room) -> QueueC
     return None
 
 
-def _enough(candidates: Sequence[Reservation], lack: Room) -> list[Reservation]:
+def _enough(candidates: Sequence[Reservation], lack: Lack) -> list[Reservation]:
     """From the front as many as free what lacks, then without those that are not needed; empty if all are too few."""
     chosen: list[Reservation] = []
     blocks, sequences = lack.blocks, lack.sequences

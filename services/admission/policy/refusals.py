@@ -6,8 +6,8 @@ from collections import OrderedDict
 from collections.abc import Callable, Sequence
 
 from services.admission.policy.fair_queue import Item
-from services.admission.policy.ledger import Worker
 from services.admission.policy.model import Outcome, Refused, Request
+from services.admission.policy.worker import Worker
 
 MIN_RETRY_AFTER = 0.1
 """Seconds; coming back sooner finds the same queue."""

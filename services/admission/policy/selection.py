@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from services.admission.policy.backlog import Backlog
+from services.admission.policy.estimates import Estimates
 from services.admission.policy.fair_queue import Item
-from services.admission.policy.ledger import Ledger, Worker
+from services.admission.policy.fleet import Fleet
 from services.admission.policy.limits import Limits
 from services.admission.policy.model import QueueClass, Request
 from services.admission.policy.placement import eligible
-from services.admission.policy.predict import Predictor
-from services.admission.policy.urgency import Urgency
+from services.admission.policy.timeliness import Timeliness
+from services.admission.policy.worker import Worker
 
 _TRIED = 32  # waiting requests of a class and lane, before what follows them waits, too
 
@@ -31,13 +32,13 @@ class Selection:
     """
 
     def __init__(
-        self, limits: Limits, backlog: Backlog, ledger: Ledger, predictor: Predictor, urgency: Urgency
+        self, limits: Limits, backlog: Backlog, fleet: Fleet, estimates: Estimates, timeliness: Timeliness
     ) -> None:
         self._limits = limits
         self._backlog = backlog
-        self._ledger = ledger
-        self._predictor = predictor
-        self._urgency = urgency
+        self._fleet = fleet
+        self._estimates = estimates
+        self._timeliness = timeliness
 
     def next(self, now: float) -> tuple[Item, Worker] | None:
         """Who goes next, and where; None when nobody who may go fits. Nothing is granted by that."""
@@ -50,29 +51,29 @@ class Selection:
 
     def _first_that_fits(self, now: float) -> tuple[tuple[Item, Worker] | None, list[Item]]:
         """One pass; and those who were found to be at their tenants' budgets."""
-        ledger = self._ledger
+        fleet = self._fleet
         blocked: list[Item] = []
         at_budget: list[Item] = []
         kept: dict[str, QueueClass] = {}
-        failed = Failed(self._predictor.high_output)
-        for item in self._backlog.in_order(lambda lane: ledger.has_room(lane[1], lane[2], now), _TRIED):
+        failed = Failed(self._estimates.high_output)
+        for item in self._backlog.in_order(lambda lane: fleet.has_room(lane[1], lane[2], now), _TRIED):
             request = item.request
-            if (request.kv_share or request.version_share) and ledger.over_share(request):
-                if not ledger.over_version_share(request):
+            if (request.kv_share or request.version_share) and fleet.over_share(request):
+                if not fleet.over_version_share(request):
                     at_budget.append(item)
                 continue
             not_for_it = [worker for worker, keeper in kept.items() if keeper <= request.queue_class]
             if not failed.includes(request):
-                worker = ledger.pick(request, now, kept=not_for_it)
+                worker = fleet.pick(request, now, kept=not_for_it)
                 if worker is not None:
-                    if not self._urgency.in_time(request, worker, now):
+                    if not self._timeliness.in_time(request, worker, now):
                         continue
                     _passed_over(blocked, worker)
                     return (item, worker), at_budget
                 failed.add(request)
             blocked.append(item)
             if item.bypassed >= self._limits.max_bypass and self._limits.discipline == "fair":
-                keep = ledger.to_keep(request, now, kept=not_for_it)
+                keep = fleet.to_keep(request, now, kept=not_for_it)
                 if keep is not None:
                     kept[keep.spec.worker] = request.queue_class
         return None, at_budget
@@ -88,7 +89,7 @@ class Failed:
     """Shapes that did not fit in this pass: whoever needs as much or more, of the same workers, need not be tried."""
 
     def __init__(self, expected_output: Callable[[Request], int | None] | None = None) -> None:
-        """`expected_output` as the ledger's."""
+        """`expected_output` as the fleet's."""
         self._expected = expected_output
         self._needs: dict[_Key, tuple[int, ...]] = {}
 

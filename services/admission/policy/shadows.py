@@ -26,7 +26,7 @@ from itertools import islice
 
 from services.admission.policy.books import Books, Held
 from services.admission.policy.fair_queue import Item
-from services.admission.policy.ledger import Ledger, Worker
+from services.admission.policy.fleet import Fleet
 from services.admission.policy.limits import Limits
 from services.admission.policy.model import (
     Event,
@@ -39,6 +39,7 @@ from services.admission.policy.model import (
     Request,
 )
 from services.admission.policy.refusals import Refusals
+from services.admission.policy.worker import Worker
 
 _LOOKED_AT = 16  # waiting requests for which shadow requests are interrupted at a time
 
@@ -53,9 +54,9 @@ class _Waiting:
 class Shadows:
     """Those of one pool."""
 
-    def __init__(self, limits: Limits, ledger: Ledger, books: Books, refusals: Refusals) -> None:
+    def __init__(self, limits: Limits, fleet: Fleet, books: Books, refusals: Refusals) -> None:
         self._limits = limits
-        self._ledger = ledger
+        self._fleet = fleet
         self._books = books
         self._refusals = refusals
         self._waiting: OrderedDict[str, _Waiting] = OrderedDict()
@@ -139,12 +140,12 @@ class Shadows:
         for item in islice(waiting, _LOOKED_AT):
             if not holding:
                 break
-            request, ledger = item.request, self._ledger
-            if ledger.over_version_share(request):
+            request, fleet = item.request, self._fleet
+            if fleet.over_version_share(request):
                 found += holding.values()  # what they hold may be what its version lacks
                 break
-            if not ledger.over_share(request):
-                found += [holding.pop(w.spec.worker) for w in ledger.eligible(request) if w.spec.worker in holding]
+            if not fleet.over_share(request):
+                found += [holding.pop(w.spec.worker) for w in fleet.eligible(request) if w.spec.worker in holding]
         return self._interrupt(found, now)
 
     def drain(self, now: float) -> list[Event]:
@@ -157,7 +158,7 @@ class Shadows:
         return now - self.others_waited >= self._limits.shadow_calm
 
     def _grant(self, request: Request, worker: Worker, waited: float, now: float) -> Granted:
-        self._ledger.reserve(request, worker.spec.worker, now)
+        self._fleet.reserve(request, worker.spec.worker, now)
         self._books.open(Held(request, worker.spec.worker, 0.0, waited, 0.0, 0.0, now))
         return Granted(request, worker.spec.worker, waited)
 
@@ -165,24 +166,24 @@ class Shadows:
         """The least utilised worker that may take it; None when it would use more than `shadow_room` of each."""
         best: Worker | None = None
         least = self._limits.shadow_room
-        ledger = self._ledger
-        for worker in ledger.eligible(request):
+        fleet = self._fleet
+        for worker in fleet.eligible(request):
             room = worker.room(now)
-            if ledger.outliers.watched(worker.spec.worker) or worker.trusted(now) < 1.0:
+            if fleet.outliers.watched(worker.spec.worker) or worker.trusted(now) < 1.0:
                 continue
-            need = ledger.need(request, worker)
+            need = fleet.need(request, worker)
             blocks = 1.0 - (worker.unheld_blocks(now) - need) / worker.spec.total_blocks
             sequences = 1.0 - (worker.unheld_sequences(now) - request.choices) / worker.most_sequences
             use = max(room.utilisation, blocks, sequences)
-            if (use < least or (best is None and use == least)) and ledger.fits(request, worker, now):
+            if (use < least or (best is None and use == least)) and fleet.fits(request, worker, now):
                 best, least = worker, use
         return best
 
     def _holding(self) -> list[Worker]:
         """Workers that run any."""
-        return [w for w in self._ledger.workers.values() if w.held_by_class.get(QueueClass.SHADOW, (0, 0))[1]]
+        return [w for w in self._fleet.workers.values() if w.held_by_class.get(QueueClass.SHADOW, (0, 0))[1]]
 
     def _interrupt(self, workers: Iterable[Worker], now: float) -> list[Interrupt]:
-        preemption = self._ledger.preemption
+        preemption = self._fleet.preemption
         asked = ((w.spec.worker, preemption.of_class(QueueClass.SHADOW, w, now)) for w in workers)
         return [Interrupt(worker, request_ids) for worker, request_ids in asked if request_ids]

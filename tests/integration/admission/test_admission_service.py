@@ -100,7 +100,7 @@ class Bench:
 
     async def worker(self, name: str = "w0", slots: int = 4) -> FakeWorker:
         worker = await FakeWorker.join(await self.channel(), name, slots)
-        await until(lambda: name in self.pool.ledger.workers and self.pool.ledger.workers[name].report is not None)
+        await until(lambda: name in self.pool.fleet.workers and self.pool.fleet.workers[name].report is not None)
         return worker
 
     @contextlib.asynccontextmanager
@@ -194,7 +194,7 @@ async def test_cancelling_a_waiting_request_takes_it_out_of_the_queue(bench: Ben
         waiting.cancel()
         await until(lambda: len(bench.pool.backlog) == 0)
         await call(client, release("r0"))
-        assert not bench.pool.ledger.reservations
+        assert not bench.pool.fleet.reservations
 
 
 async def test_a_deadline_shorter_than_the_queue_is_an_eviction_told_in_time(bench: Bench) -> None:
@@ -228,7 +228,7 @@ async def test_a_worker_whose_stream_breaks_gets_no_more_work_within_millisecond
         assert (await call(client, admit("r0"))).granted.worker == "w0"
         started = time.monotonic()
         first.call.cancel()
-        await until(lambda: "w0" not in {w.spec.worker for w in bench.pool.ledger.serving("m@1")})
+        await until(lambda: "w0" not in {w.spec.worker for w in bench.pool.fleet.serving("m@1")})
         assert time.monotonic() - started < 1.0
         moved = await call(client, admit("r0", exclude_workers=["w0"]))
         assert moved.granted.worker == "w1"
@@ -240,7 +240,7 @@ async def test_shares_of_a_lost_gateway_come_back_when_the_worker_reports_them_g
         await call(client, admit("r0"))
     async with bench.gateway("gateway-1") as client:
         waiting = asyncio.create_task(call(client, admit("r1")))
-        await until(lambda: "r0" not in bench.pool.ledger.reservations)
+        await until(lambda: "r0" not in bench.pool.fleet.reservations)
         await worker.report(free_blocks=98, running=1)
         await worker.report(free_blocks=100)
         assert (await waiting).granted.worker == "w0"
@@ -258,7 +258,7 @@ async def test_a_worker_that_joins_anew_ends_its_old_stream(bench: Bench) -> Non
     old = await bench.worker()
     await bench.worker()
     assert await old.call.read() is grpc.aio.EOF
-    assert bench.pool.ledger.serving("m@1")
+    assert bench.pool.fleet.serving("m@1")
 
 
 @pytest.mark.parametrize("frames", [[pb.ReportCapacityRequest(report=pb.CapacityReport())], []])
@@ -278,7 +278,7 @@ async def test_a_second_hello_ends_the_workers_stream(bench: Bench) -> None:
     with pytest.raises(grpc.aio.AioRpcError) as caught:
         await worker.call.read()
     assert from_rpc_error(caught.value).limit == "frame"
-    await until(lambda: not bench.pool.ledger.serving("m@1"))
+    await until(lambda: not bench.pool.fleet.serving("m@1"))
 
 
 async def test_draining_sends_waiting_requests_elsewhere() -> None:

@@ -103,9 +103,9 @@ async def test_d4_what_runs_for_a_former_owner_counts_in_full_with_the_new_one(m
     await mesh.owned_by(SECOND)
     pool = mesh.services[SECOND].coordinator.pools[POOL]
     waiting = asyncio.create_task(gateway.admit(**long))
-    await until(lambda: len(pool.backlog) and pool.ledger.workers["w0"].report is not None)
-    assert pool.ledger.workers["w0"].report.free_blocks > 76
-    assert pool.ledger.workers["w0"].free_blocks(CLOCK.monotonic()) == 24
+    await until(lambda: len(pool.backlog) and pool.fleet.workers["w0"].report is not None)
+    assert pool.fleet.workers["w0"].report.free_blocks > 76
+    assert pool.fleet.workers["w0"].free_blocks(CLOCK.monotonic()) == 24
     short = (await gateway.admit(max_output_tokens=300, tenant="other")).granted  # 19 blocks fit beside it
     assert await mesh.run(short, "gateway-0/3") == ""
     await gateway.release("gateway-0/3")

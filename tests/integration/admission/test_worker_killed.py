@@ -42,11 +42,11 @@ async def test_a_killed_worker_is_out_before_its_heartbeat_is_missed() -> None:
         )
         try:
             pools = service.coordinator.pools
-            while "fast" not in pools or not any(w.open() for w in pools["fast"].ledger.serving("m@1")):  # noqa: ASYNC110
+            while "fast" not in pools or not any(w.open() for w in pools["fast"].fleet.serving("m@1")):  # noqa: ASYNC110
                 await asyncio.sleep(0.001)
             killed = time.monotonic()
             process.kill()
-            while pools["fast"].ledger.serving("m@1"):  # noqa: ASYNC110 - the ledger has no event for it
+            while pools["fast"].fleet.serving("m@1"):  # noqa: ASYNC110 - the fleet has no event for it
                 await asyncio.sleep(0.001)
             assert time.monotonic() - killed < 2.0  # about 4 ms on an idle machine
         finally:

@@ -49,9 +49,9 @@ def pool(*specs: WorkerSpec, limits: Limits | None = None, report: Report | None
 
 def fail(target: Pool, worker: str, times: int = 20) -> None:
     """Requests for m@1 fail on this worker until it is out, or `times`."""
-    others = frozenset(target.ledger.workers) - {worker}
+    others = frozenset(target.fleet.workers) - {worker}
     for number in range(times):
-        if target.ledger.outliers.ejected(worker, 0.0):
+        if target.fleet.outliers.ejected(worker, 0.0):
             return
         answer, _ = target.admit(request(f"{worker}-{number}", excluded=others), 0.0)
         assert isinstance(answer, Granted)
@@ -63,7 +63,7 @@ def test_the_only_worker_of_another_version_is_not_ejected_for_failures_of_this_
     both = replace(SPEC, model_versions=frozenset({"m@1", "n@1"}))
     target = pool(both, replace(SPEC, worker="w1"), replace(SPEC, worker="w2"))
     fail(target, "w0")
-    assert not target.ledger.outliers.ejected("w0", 0.0)
+    assert not target.fleet.outliers.ejected("w0", 0.0)
     assert isinstance(target.admit(request("other", model_version="n@1"), 0.0)[0], Granted)
 
 
@@ -78,7 +78,7 @@ def test_a_worker_is_not_ejected_when_all_others_of_its_version_drain() -> None:
 def test_an_ejected_worker_comes_back_when_the_last_other_drains(asked: bool) -> None:
     target = pool(SPEC, replace(SPEC, worker="w1"))
     fail(target, "w0")
-    assert target.ledger.outliers.ejected("w0", 0.0)
+    assert target.fleet.outliers.ejected("w0", 0.0)
     if asked:
         target.drain_worker("w1")
     else:
@@ -107,7 +107,7 @@ def test_first_tokens_that_cannot_be_do_not_poison_the_estimate(told: float) -> 
         now = float(number)
         assert isinstance(target.admit(request(f"r{number}"), now)[0], Granted)
         target.release(f"r{number}", now + 0.5, output_tokens=4, first_token=told)
-    assert 0.0 <= target.predictor.first_token(0.0, request(), None, 20.0) <= 0.5
+    assert 0.0 <= target.estimates.first_token(0.0, request(), None, 20.0) <= 0.5
 
 
 def test_more_output_than_was_granted_is_neither_charged_nor_learned() -> None:
@@ -116,8 +116,8 @@ def test_more_output_than_was_granted_is_neither_charged_nor_learned() -> None:
         target.admit(request(f"r{number}"), 0.0)
         target.release(f"r{number}", 0.0, output_tokens=2**32 - 1)
     for _ in range(44):
-        target.predictor.lengths.learn("acme", "m@1", 20)
-    assert target.predictor.lengths.high("acme", "m@1") == 20  # they were cut at 16: none of them came so far
+        target.estimates.lengths.learn("acme", "m@1", 20)
+    assert target.estimates.lengths.high("acme", "m@1") == 20  # they were cut at 16: none of them came so far
     for number in range(2):
         target.admit(request(f"full{number}", "filler"), 0.0)
     target.admit(request("theirs"), 0.0)
@@ -175,7 +175,7 @@ def test_after_all_workers_were_lost_waits_are_predicted_as_before() -> None:
         _, events = target.release(live.pop(0), now, output_tokens=16)
         live += [event.request.request_id for event in events if isinstance(event, Granted)]
         target.admit(request(f"r{number}"), now)
-    before = target.predictor.wait(request("next"), target.backlog, target.ledger, now)
+    before = target.estimates.wait(request("next"), target.backlog, target.fleet, now)
     target.worker_left("w0", now)
     for name in live:
         target.release(name, now)
@@ -184,29 +184,29 @@ def test_after_all_workers_were_lost_waits_are_predicted_as_before() -> None:
         target.tick(now)
     target.worker_joined(SPEC, now)
     target.worker_reported("w0", Report(100), now)
-    after = target.predictor.wait(request("next"), target.backlog, target.ledger, now)
+    after = target.estimates.wait(request("next"), target.backlog, target.fleet, now)
     assert before is not None
     assert after is not None
     assert after < 1.5 * before
 
 
-# ---- levels ------------------------------------------------------------------------------------------------------
+# ---- edge shedding -----------------------------------------------------------------------------------------------
 
 
 def test_a_tenants_first_request_is_not_taken_for_a_flood() -> None:
     target = pool()
-    levels = target.levels
+    shedding = target.edge_shedding
     now = 0.0
     for number in range(1000):
         now = number * 0.01
-        levels.arrived(request("f", "flood"), 48.0, now)
+        shedding.arrived(request("f", "flood"), 48.0, now)
         if number % 10:
-            levels.refused(request("f", "flood"), 48.0, 1.0, now)
+            shedding.refused(request("f", "flood"), 48.0, 1.0, now)
         else:
-            levels.granted(request("f", "flood"), 48.0, now)
-    levels.arrived(request("s", "small"), 48.0, now)
-    levels.refused(request("s", "small"), 48.0, 1.0, now)
-    assert [each.tenant for each in levels.tenants(now + 0.02)] == ["flood"]
+            shedding.granted(request("f", "flood"), 48.0, now)
+    shedding.arrived(request("s", "small"), 48.0, now)
+    shedding.refused(request("s", "small"), 48.0, 1.0, now)
+    assert [each.tenant for each in shedding.tenants(now + 0.02)] == ["flood"]
 
 
 # ---- interruptions -----------------------------------------------------------------------------------------------

@@ -10,11 +10,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from services.admission.policy import ledger as ledger_module
-from services.admission.policy.account import Worker
+from services.admission.policy import fleet as fleet_module
 from services.admission.policy.candidates import FEW
 from services.admission.policy.fair_queue import FairQueue, Flow, Item, Lane
-from services.admission.policy.ledger import Ledger
+from services.admission.policy.fleet import Fleet
 from services.admission.policy.limits import Ejection, Limits
 from services.admission.policy.model import (
     Granted,
@@ -26,6 +25,7 @@ from services.admission.policy.model import (
 )
 from services.admission.policy.pool import Pool
 from services.admission.policy.service_curve import ServiceCurve
+from services.admission.policy.worker import Worker
 from tests.support.admission_limits import steady
 
 SPEC = WorkerSpec("w0", "", "a", frozenset({"m@1"}), 16, 1000, 4, 4096)
@@ -125,13 +125,13 @@ def test_d7_of_hundreds_of_workers_a_grant_looks_at_a_few(
 ) -> None:
     pool = pool_of(*many(300))
     shown: list[int] = []
-    real = ledger_module.pick
+    real = fleet_module.pick
 
     def counted(request: Request, workers: list[Worker], *args: object, **more: object) -> Worker | None:
         shown.append(len(workers))
         return real(request, workers, *args, **more)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(ledger_module, "pick", counted)
+    monkeypatch.setattr(fleet_module, "pick", counted)
     ask(pool, "first")  # sorts all of them in
     looked_at.clear()
     shown.clear()
@@ -154,7 +154,7 @@ def test_d7_a_full_pool_of_hundreds_is_known_to_be_full(looked_at: Counter[str])
         pool.worker_reported(f"w{number:03}", Report(990, running=1), 1.0)
         pool.tick(1.0)
     assert looked_at["rooms"] <= 50 * 4
-    assert not pool.ledger.has_room("m@1", (), 1.0)
+    assert not pool.fleet.has_room("m@1", (), 1.0)
     granted = pool.release("held150", 2.0, output_tokens=3)[1]
     assert [event.request.request_id for event in granted if isinstance(event, Granted)] == ["q0"]
 
@@ -182,32 +182,32 @@ def test_a_request_that_fits_any_of_many_workers_is_granted_one_that_it_fits(
         foreign_ttl=4.0,
         ejection=Ejection(failures=1, seconds=1.0, share=1.0),
     )
-    book = Ledger(limits)
+    fleet = Fleet(limits)
     for spec in many(count, total_blocks=40):
-        book.join(replace(spec, zone="b" if spec.worker == "w004" else "a"), 0.0)
-        book.workers[spec.worker].heard(Report(30), 0.0)
+        fleet.join(replace(spec, zone="b" if spec.worker == "w004" else "a"), 0.0)
+        fleet.workers[spec.worker].heard(Report(30), 0.0)
     held: list[str] = []
     now = 0.0
     for number, (kind, draw) in enumerate(steps):
         now += 0.01
-        workers = list(book.workers.values())
+        workers = list(fleet.workers.values())
         worker = workers[draw % len(workers)]
         if kind in ("release", "fail") and held:
             name = held.pop(draw % len(held))
-            book.ended(name, now, output_tokens=1, failed=kind == "fail", cached_prompt_tokens=0)
-            book.release(name)
+            fleet.ended(name, now, output_tokens=1, failed=kind == "fail", cached_prompt_tokens=0)
+            fleet.release(name)
         elif kind == "report":
-            book.heard(worker.spec.worker, Report(draw % 41, running=draw % 3), now)
+            fleet.heard(worker.spec.worker, Report(draw % 41, running=draw % 3), now)
         elif kind == "fill":  # all but a few, which are then found among few
             for each in workers[draw % 3 :]:
-                book.heard(each.spec.worker, Report(draw % 5), now)
+                fleet.heard(each.spec.worker, Report(draw % 5), now)
         elif kind == "wait":
             now += draw % 50 / 10
         elif kind == "leave":
-            if not book.leave(worker.spec.worker):
-                book.join(worker.spec, now)
+            if not fleet.leave(worker.spec.worker):
+                fleet.join(worker.spec, now)
         elif kind == "drain":
-            book.drain(worker.spec.worker)
+            fleet.drain(worker.spec.worker)
         else:
             asked = replace(
                 ASKED,
@@ -218,14 +218,14 @@ def test_a_request_that_fits_any_of_many_workers_is_granted_one_that_it_fits(
                 prefix_hashes=(draw % 3, draw % 5)[: draw % 3],
                 prefix_block=32,
             )
-            fitting = [each.spec.worker for each in book.eligible(asked) if book.fits(asked, each, now)]
-            found = book.pick(asked, now)
+            fitting = [each.spec.worker for each in fleet.eligible(asked) if fleet.fits(asked, each, now)]
+            found = fleet.pick(asked, now)
             if found is None:
                 assert not fitting
             else:
                 assert found.spec.worker in fitting
-                assert book.has_room("m@1", zones, now)
-                book.reserve(asked, found.spec.worker, now)
+                assert fleet.has_room("m@1", zones, now)
+                fleet.reserve(asked, found.spec.worker, now)
                 held.append(asked.request_id)
 
 
@@ -233,27 +233,27 @@ def test_a_request_that_fits_any_of_many_workers_is_granted_one_that_it_fits(
 def test_room_that_comes_back_with_time_alone_is_found(why: str) -> None:
     """Nothing is told of any of the workers in between."""
     ejection = Ejection(failures=1, seconds=5.0, share=1.0)
-    book = Ledger(steady(max_prefill_wait=0.02, prefill_settle=5.0, foreign_ttl=5.0, ejection=ejection))
+    fleet = Fleet(steady(max_prefill_wait=0.02, prefill_settle=5.0, foreign_ttl=5.0, ejection=ejection))
     for spec in many(40, total_blocks=100):
-        book.join(spec, 0.0)
-        book.workers[spec.worker].heard(Report(100), 0.0)
-    for number, name in enumerate(book.workers):
+        fleet.join(spec, 0.0)
+        fleet.workers[spec.worker].heard(Report(100), 0.0)
+    for number, name in enumerate(fleet.workers):
         output = 1100 if why == "foreign" else 1
         asked = replace(ASKED, request_id=f"r{number}", prompt_tokens=400, max_output_tokens=output)
-        book.reserve(asked, name, 0.0)
+        fleet.reserve(asked, name, 0.0)
         if why == "foreign":
-            book.disown([asked.request_id], 0.0)
+            fleet.disown([asked.request_id], 0.0)
         elif why == "ejected":
-            book.ended(asked.request_id, 0.0, output_tokens=0, failed=True, cached_prompt_tokens=0)
+            fleet.ended(asked.request_id, 0.0, output_tokens=0, failed=True, cached_prompt_tokens=0)
     asked = replace(ASKED, request_id="next")
-    tight = [name for name, worker in book.workers.items() if not book.fits(asked, worker, 0.1)]
+    tight = [name for name, worker in fleet.workers.items() if not fleet.fits(asked, worker, 0.1)]
     assert len(tight) >= 39  # one may be left: the last in use is never ejected
-    for name in book.workers.keys() - set(tight):
-        book.drain(name)
-    assert book.pick(asked, 0.1) is None
-    assert not book.has_room("m@1", (), 0.1)
-    assert book.pick(asked, 5.1) is not None
-    assert book.has_room("m@1", (), 5.1)
+    for name in fleet.workers.keys() - set(tight):
+        fleet.drain(name)
+    assert fleet.pick(asked, 0.1) is None
+    assert not fleet.has_room("m@1", (), 0.1)
+    assert fleet.pick(asked, 5.1) is not None
+    assert fleet.has_room("m@1", (), 5.1)
 
 
 PREFIXES = st.lists(st.integers(0, 2**64 - 1), min_size=1, max_size=20, unique=True)
@@ -264,46 +264,46 @@ PREFIXES = st.lists(st.integers(0, 2**64 - 1), min_size=1, max_size=20, unique=T
 def test_of_many_workers_too_one_that_leaves_moves_only_what_was_on_it(
     firsts: list[int], count: int, data: st.DataObject
 ) -> None:
-    book = Ledger(steady())
+    fleet = Fleet(steady())
     for spec in many(count):
-        book.join(spec, 0.0)
-        book.workers[spec.worker].heard(Report(1000), 0.0)
+        fleet.join(spec, 0.0)
+        fleet.workers[spec.worker].heard(Report(1000), 0.0)
 
     def picked() -> dict[str, str]:
         asked = [replace(ASKED, request_id=f"r{n}", prefix_hashes=(n, 1), prefix_block=32) for n in firsts]
-        found = {each.request_id: book.pick(each, 1.0) for each in asked}
+        found = {each.request_id: fleet.pick(each, 1.0) for each in asked}
         return {name: worker.spec.worker for name, worker in found.items() if worker is not None}
 
     before = picked()
-    gone = data.draw(st.sampled_from(sorted(book.workers)))
-    book.leave(gone)
+    gone = data.draw(st.sampled_from(sorted(fleet.workers)))
+    fleet.leave(gone)
     after = picked()
     assert {name for name in before if before[name] != after[name]} == {n for n, on in before.items() if on == gone}
 
 
 def test_a_prefix_is_found_on_one_of_hundreds() -> None:
-    book = Ledger(LIMITS)
+    fleet = Fleet(LIMITS)
     for spec in many(300):
-        book.join(spec, 0.0)
-        book.workers[spec.worker].heard(Report(1000), 0.0)
+        fleet.join(spec, 0.0)
+        fleet.workers[spec.worker].heard(Report(1000), 0.0)
     prompt = replace(ASKED, prompt_tokens=20 * 32 + 1, prefix_hashes=tuple(range(20)), prefix_block=32)
-    book.reserve(prompt, "w123", 0.0)
-    found = book.pick(replace(prompt, request_id="again"), 0.5)
+    fleet.reserve(prompt, "w123", 0.0)
+    found = fleet.pick(replace(prompt, request_id="again"), 0.5)
     assert found is not None
     assert found.spec.worker == "w123"
 
 
 def test_home_comes_first_among_hundreds_until_it_is_well_used() -> None:
-    book = Ledger(LIMITS)
+    fleet = Fleet(LIMITS)
     for spec in many(200):
-        book.join(replace(spec, zone="b" if int(spec.worker[1:]) % 2 else "a"), 0.0)
-        book.workers[spec.worker].heard(Report(1000), 0.0)
+        fleet.join(replace(spec, zone="b" if int(spec.worker[1:]) % 2 else "a"), 0.0)
+        fleet.workers[spec.worker].heard(Report(1000), 0.0)
     chosen: list[str] = []
     for number in range(800):
         asked = replace(ASKED, request_id=f"r{number}", prompt_tokens=1, zones=("a", "b"))
-        found = book.pick(asked, 0.0)
+        found = fleet.pick(asked, 0.0)
         assert found is not None
-        book.reserve(asked, found.spec.worker, 0.0)
+        fleet.reserve(asked, found.spec.worker, 0.0)
         chosen.append(found.spec.zone)
     # Of four sequences three are below `zone_spill`, four are not.
     assert chosen[:300] == ["a"] * 300

@@ -99,4 +99,4 @@ def test_only_those_who_ended_by_themselves_teach_their_length(how: dict[str, bo
         request = Request(f"r{number}", "a", "m@1", 10, 200, 1, 1e6)
         pool.admit(request, float(number))
         assert pool.release(request.request_id, float(number), output_tokens=10, **how)[0]
-    assert pool.predictor.expected_output(Request("next", "a", "m@1", 10, 200, 1, 1e6)) == expected
+    assert pool.estimates.expected_output(Request("next", "a", "m@1", 10, 200, 1, 1e6)) == expected

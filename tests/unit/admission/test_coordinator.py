@@ -183,7 +183,7 @@ async def test_a_silent_worker_is_lost() -> None:
     assert await session.next_frame() is None
     assert desk.granted().worker == "w1"
     desk.report(session)  # too late: the session is over
-    assert desk.coordinator.pools["fast"].ledger.serving("m@1")[0].spec.worker == "w1"
+    assert desk.coordinator.pools["fast"].fleet.serving("m@1")[0].spec.worker == "w1"
     assert other.send(pb.ReportCapacityResponse())
 
 
@@ -205,10 +205,10 @@ async def test_a_gateway_that_stays_away_loses_its_shares() -> None:
     desk.clock.advance(4.9)
     desk.report(session)
     desk.coordinator.tick()
-    assert desk.coordinator.pools["fast"].ledger.reservations
+    assert desk.coordinator.pools["fast"].fleet.reservations
     desk.clock.advance(0.2)
     desk.coordinator.tick()
-    assert not desk.coordinator.pools["fast"].ledger.reservations
+    assert not desk.coordinator.pools["fast"].fleet.reservations
 
 
 async def test_a_gateway_that_asks_another_process_for_one_pool_keeps_what_it_has_in_others() -> None:
@@ -223,7 +223,7 @@ async def test_a_gateway_that_asks_another_process_for_one_pool_keeps_what_it_ha
         coordinator.gateway_closed("gateway-0", pool)
         desk.clock.advance(5.1)
         coordinator.tick()
-        assert bool(coordinator.pools["fast"].ledger.reservations) is kept
+        assert bool(coordinator.pools["fast"].fleet.reservations) is kept
 
 
 async def test_a_gateway_that_comes_back_in_time_keeps_them() -> None:
@@ -354,7 +354,7 @@ async def test_what_the_gateway_tells_reaches_the_policy() -> None:
         kv_share=0.5,
         version_share=0.25,
     )
-    held = desk.coordinator.pools["fast"].ledger.reservations["r0"].request
+    held = desk.coordinator.pools["fast"].fleet.reservations["r0"].request
     assert held.ttft_by == desk.clock.monotonic() + 2
     assert held.prefix_hashes == tuple(range(64))
     assert (held.prefix_block, held.resumed_tokens, held.kv_share, held.version_share) == (16, 4, 0.5, 0.25)
@@ -408,7 +408,7 @@ async def test_what_a_worker_tells_of_its_speed_is_what_first_tokens_are_predict
     granted = desk.granted()
     assert granted.predicted_first_token.ToMilliseconds() == 120  # 10 prompt tokens and a step
     assert granted.pressure == 0.0
-    report = desk.coordinator.pools["fast"].ledger.workers["w0"].report
+    report = desk.coordinator.pools["fast"].fleet.workers["w0"].report
     assert report is not None
     assert report.resident == frozenset({"a"})
 
@@ -449,7 +449,7 @@ async def test_a_failure_counts_against_the_worker() -> None:
     desk = Desk()
     desk.worker("w0", slots=8)
     desk.worker("w1", slots=8)
-    outliers = desk.coordinator.pools["fast"].ledger.outliers
+    outliers = desk.coordinator.pools["fast"].fleet.outliers
     now = desk.clock.monotonic()
     for number in range(40):
         worker = desk.granted(f"r{number}").worker

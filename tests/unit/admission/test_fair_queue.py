@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from services.admission.policy.estimates import ServiceRate, cost_ahead
 from services.admission.policy.fair_queue import FairQueue, Item, Lane
 from services.admission.policy.model import Request
-from services.admission.policy.predict import ServiceRate, cost_ahead
 
 _numbers = itertools.count()
 

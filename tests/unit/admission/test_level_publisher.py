@@ -85,7 +85,7 @@ class Desk:
             assert answer is not None
             self.pool.tick(now)
             if self.number % 10 == 0:
-                for name in list(self.pool.ledger.reservations):
+                for name in list(self.pool.fleet.reservations):
                     self.pool.release(name, now, output_tokens=10)
 
     async def level(self) -> Any:
@@ -143,7 +143,7 @@ async def test_d4_a_level_is_written_over_older_owners_only(theirs: int, stands:
         level = await desk.level()
         assert level is not None
         assert (level.admission, level.epoch) == (stands, max(theirs, desk.epoch))
-        assert bool(desk.pool.levels._told) == (stands == "admission-0")
+        assert bool(desk.pool.edge_shedding._told) == (stands == "admission-0")
         desk.flood(5)
     desk.clock.advance(60.0)
     desk.report()
@@ -182,7 +182,7 @@ async def test_a_store_that_is_away_costs_the_level_and_nothing_else() -> None:
         desk.clock.advance(1.0)
         await desk.publisher.step()
     # What comes now is taken for all there is: nobody is reckoned to be shed at the edge.
-    assert desk.pool.levels._told == {}
+    assert desk.pool.edge_shedding._told == {}
     desk.store.away = False
     desk.flood(5)
     await desk.publisher.step()

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from services.admission.policy.ledger import Ledger
+from services.admission.policy.fleet import Fleet
 from services.admission.policy.limits import Ejection
 from services.admission.policy.model import Report, Request, WorkerSpec
 from services.admission.policy.outliers import Outliers
@@ -106,116 +106,116 @@ def test_never_more_than_the_share_is_out_and_never_the_last(
         assert out <= min(count - 1, max(1, int(share * count)) if share else 0)
 
 
-# ---- in the ledger ---------------------------------------------------------------------------------------------------
+# ---- in the fleet ---------------------------------------------------------------------------------------------------
 
 
 def request(number: int) -> Request:
     return Request(f"r{number}", "acme", "m@1", 16, 16, 1, deadline=1000.0)
 
 
-def run(book: Ledger, number: int, worker: str, now: float, *, failed: bool, tokens: int = 5) -> None:
-    book.reserve(request(number), worker, now)
-    book.ended(f"r{number}", now, output_tokens=tokens, failed=failed, cached_prompt_tokens=0)
-    book.release(f"r{number}")
+def run(fleet: Fleet, number: int, worker: str, now: float, *, failed: bool, tokens: int = 5) -> None:
+    fleet.reserve(request(number), worker, now)
+    fleet.ended(f"r{number}", now, output_tokens=tokens, failed=failed, cached_prompt_tokens=0)
+    fleet.release(f"r{number}")
 
 
-def book_of(count: int) -> Ledger:
-    book = Ledger(steady(ejection=LIMITS))
+def fleet_of(count: int) -> Fleet:
+    fleet = Fleet(steady(ejection=LIMITS))
     for number in range(count):
         spec = replace(SPEC, worker=f"w{number}")
-        book.join(spec, 0.0)
-        book.workers[spec.worker].heard(Report(1000), 0.0)
-    return book
+        fleet.join(spec, 0.0)
+        fleet.workers[spec.worker].heard(Report(1000), 0.0)
+    return fleet
 
 
 def test_an_ejected_worker_gets_nothing_is_kept_for_nobody_and_returns_with_probes() -> None:
-    book = book_of(2)
+    fleet = fleet_of(2)
     for number in range(3):
-        run(book, number, "w0", 0.0, failed=True)
-    worker = book.workers["w0"]
+        run(fleet, number, "w0", 0.0, failed=True)
+    worker = fleet.workers["w0"]
     assert not worker.fits(request(9), 1.0)
-    kept = book.to_keep(request(9), 1.0)
+    kept = fleet.to_keep(request(9), 1.0)
     assert kept is not None
     assert kept.spec.worker == "w1"
     for number in (10, 11):
-        book.reserve(request(number), "w0", 10.0)
+        fleet.reserve(request(number), "w0", 10.0)
     assert not worker.fits(request(12), 10.0)
-    book.release("r10")  # never submitted: says nothing, makes room for another probe
+    fleet.release("r10")  # never submitted: says nothing, makes room for another probe
     assert worker.fits(request(12), 10.0)
-    book.ended("r11", 10.0, output_tokens=1, failed=False, cached_prompt_tokens=0)
-    book.release("r11")
-    run(book, 13, "w0", 10.0, failed=False)
+    fleet.ended("r11", 10.0, output_tokens=1, failed=False, cached_prompt_tokens=0)
+    fleet.release("r11")
+    run(fleet, 13, "w0", 10.0, failed=False)
     for number in range(20, 25):
-        book.reserve(request(number), "w0", 10.0)
+        fleet.reserve(request(number), "w0", 10.0)
 
 
 def test_d6_streams_of_before_the_ejection_neither_prolong_it_nor_end_it() -> None:
-    book = book_of(3)
+    fleet = fleet_of(3)
     for number in range(20):
-        book.reserve(request(number), "w0", 0.0)
+        fleet.reserve(request(number), "w0", 0.0)
 
     def end(number: int, now: float, *, failed: bool) -> None:
-        book.ended(f"r{number}", now, output_tokens=5, failed=failed, cached_prompt_tokens=0)
-        book.release(f"r{number}")
+        fleet.ended(f"r{number}", now, output_tokens=5, failed=failed, cached_prompt_tokens=0)
+        fleet.release(f"r{number}")
 
     for number in range(4):  # the fourth comes while it is out
         end(number, 1.0, failed=True)
-    assert book.outliers.room("w0", 1.0) == (0, 11.0)
+    assert fleet.outliers.room("w0", 1.0) == (0, 11.0)
     for number, failed in ((4, True), (5, False), (6, False)):  # half open
         end(number, 11.0, failed=failed)
-    assert book.outliers.room("w0", 11.0) == (2, float("inf"))
+    assert fleet.outliers.room("w0", 11.0) == (2, float("inf"))
     for number in (30, 31):
-        run(book, number, "w0", 12.0, failed=False)
+        run(fleet, number, "w0", 12.0, failed=False)
     for number in range(7, 20):  # in use again
         end(number, 13.0, failed=True)
-    assert book.outliers.room("w0", 13.0) == (None, float("inf"))
+    assert fleet.outliers.room("w0", 13.0) == (None, float("inf"))
 
 
 def test_d6_a_probe_of_an_earlier_probation_makes_no_room_in_this_one() -> None:
-    book = book_of(3)
+    fleet = fleet_of(3)
     for number in range(3):
-        run(book, number, "w0", 0.0, failed=True)
-    book.reserve(request(10), "w0", 10.0)
-    run(book, 11, "w0", 10.0, failed=True)
+        run(fleet, number, "w0", 0.0, failed=True)
+    fleet.reserve(request(10), "w0", 10.0)
+    run(fleet, 11, "w0", 10.0, failed=True)
     for number in (20, 21):
-        book.reserve(request(number), "w0", 30.0)
-    book.release("r10")
-    assert book.outliers.room("w0", 30.0)[0] == 0
+        fleet.reserve(request(number), "w0", 30.0)
+    fleet.release("r10")
+    assert fleet.outliers.room("w0", 30.0)[0] == 0
 
 
 def test_what_neither_failed_nor_gave_a_token_is_no_outcome() -> None:
-    book = book_of(2)
+    fleet = fleet_of(2)
     for number in range(2):
-        run(book, number, "w0", 0.0, failed=True)
-    run(book, 2, "w0", 0.0, failed=False, tokens=0)  # a client that went away breaks no row of failures
-    run(book, 3, "w0", 0.0, failed=True)
-    assert book.outliers.ejected("w0", 0.0)
-    book.ended("unknown", 0.0, output_tokens=1, failed=True, cached_prompt_tokens=0)
+        run(fleet, number, "w0", 0.0, failed=True)
+    run(fleet, 2, "w0", 0.0, failed=False, tokens=0)  # a client that went away breaks no row of failures
+    run(fleet, 3, "w0", 0.0, failed=True)
+    assert fleet.outliers.ejected("w0", 0.0)
+    fleet.ended("unknown", 0.0, output_tokens=1, failed=True, cached_prompt_tokens=0)
 
 
 def test_the_last_worker_of_a_version_is_in_use_whatever_it_did() -> None:
-    book = book_of(2)
+    fleet = fleet_of(2)
     for number in range(3):
-        run(book, number, "w0", 0.0, failed=True)
-    assert not book.workers["w0"].fits(request(9), 1.0)
-    book.reserve(request(8), "w1", 1.0)
-    book.leave("w1")
-    assert book.workers["w0"].fits(request(9), 1.0)
-    book.ended("r8", 1.0, output_tokens=0, failed=True, cached_prompt_tokens=0)  # of a worker that is gone
-    alone = book_of(1)
+        run(fleet, number, "w0", 0.0, failed=True)
+    assert not fleet.workers["w0"].fits(request(9), 1.0)
+    fleet.reserve(request(8), "w1", 1.0)
+    fleet.leave("w1")
+    assert fleet.workers["w0"].fits(request(9), 1.0)
+    fleet.ended("r8", 1.0, output_tokens=0, failed=True, cached_prompt_tokens=0)  # of a worker that is gone
+    alone = fleet_of(1)
     for number in range(9):
         run(alone, number, "w0", 0.0, failed=True)
     assert alone.workers["w0"].fits(request(9), 0.0)
 
 
 def test_a_worker_that_left_and_came_back_starts_anew() -> None:
-    book = book_of(2)
+    fleet = fleet_of(2)
     for number in range(3):
-        run(book, number, "w0", 0.0, failed=True)
-    book.leave("w0")
-    book.join(SPEC, 1.0)
-    book.workers["w0"].heard(Report(1000), 1.0)
-    assert book.workers["w0"].fits(request(9), 1.0)
+        run(fleet, number, "w0", 0.0, failed=True)
+    fleet.leave("w0")
+    fleet.join(SPEC, 1.0)
+    fleet.workers["w0"].heard(Report(1000), 1.0)
+    assert fleet.workers["w0"].fits(request(9), 1.0)
 
 
 @pytest.mark.parametrize(

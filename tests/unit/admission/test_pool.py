@@ -83,7 +83,7 @@ def test_nobody_who_waits_is_overtaken_by_a_newcomer_of_the_same_shape() -> None
     target = pool()
     fill(target)
     target.admit(request("first", "a"), 0.0)
-    target.ledger.release("full0")
+    target.fleet.release("full0")
     answer, events = target.admit(request("second", "b"), 0.1)
     assert isinstance(answer, Queued)
     assert granted(events) == ["first"]
@@ -145,7 +145,7 @@ def test_a_request_id_is_granted_once_however_often_it_asks() -> None:
     assert isinstance(first, Granted)
     assert isinstance(again, Granted)
     assert again.worker == first.worker
-    assert target.ledger.workers["w0"].held_sequences == 1
+    assert target.fleet.workers["w0"].held_sequences == 1
     fill(target, 1)
     assert isinstance(target.admit(request("waits"), 0.0)[0], Queued)
     assert isinstance(target.admit(request("waits"), 0.5)[0], Queued)
@@ -156,7 +156,7 @@ def test_another_tenants_request_id_is_refused() -> None:
     target = pool()
     target.admit(request(), 0.0)
     refused(target.admit(request(tenant="thief"), 0.0)[0], Outcome.INVALID_REQUEST)
-    assert target.ledger.reservations["r0"].request.tenant == "acme"
+    assert target.fleet.reservations["r0"].request.tenant == "acme"
 
 
 def test_a_migrating_request_gets_another_worker_and_frees_the_first() -> None:
@@ -166,13 +166,13 @@ def test_a_migrating_request_gets_another_worker_and_frees_the_first() -> None:
     moved, _ = target.admit(request(prompt_tokens=20, excluded=frozenset({first.worker})), 1.0)
     assert isinstance(moved, Granted)
     assert moved.worker != first.worker
-    assert target.ledger.workers[first.worker].held_sequences == 0
+    assert target.fleet.workers[first.worker].held_sequences == 0
 
 
 def test_a_lost_worker_gets_no_work_and_its_requests_may_move_at_once() -> None:
     target = pool(SPEC, replace(SPEC, worker="w1"))
     target.admit(request(), 0.0)
-    assert target.ledger.reservations["r0"].worker == "w0"
+    assert target.fleet.reservations["r0"].worker == "w0"
     assert target.worker_left("w0", 1.0)
     assert not target.worker_left("w0", 1.0)
     moved, _ = target.admit(request(), 1.0)
@@ -353,7 +353,7 @@ def test_a_share_nobody_releases_comes_back_after_the_deadline() -> None:
     target = pool(limits=steady(release_grace=5.0))
     target.admit(request(deadline=10.0), 0.0)
     target.tick(14.9)
-    assert "r0" in target.ledger.reservations
+    assert "r0" in target.fleet.reservations
     target.tick(16.0)
     assert target.idle
 
@@ -424,7 +424,7 @@ def test_every_request_leaves_exactly_once_and_whatever_is_bounded_stays_within_
             if isinstance(event, Interrupt):
                 assert discipline == "fair"
                 for name in event.request_ids:
-                    held = target.ledger.reservations[name]
+                    held = target.fleet.reservations[name]
                     assert held.worker == event.worker
                     assert held.request.queue_class > QueueClass.PAID
                 continue
@@ -485,14 +485,14 @@ def test_every_request_leaves_exactly_once_and_whatever_is_bounded_stays_within_
         else:
             follow(target.abandon(f"g{a}", now)[1])
         assert len(target.backlog) == len(waiting) <= 10
-        assert target.books.held.keys() == target.ledger.reservations.keys()
+        assert target.books.held.keys() == target.fleet.reservations.keys()
         assert sum(target.books.running.values()) == len(target.books.held)
-        for worker in target.ledger.workers.values():
+        for worker in target.fleet.workers.values():
             assert worker.held_blocks <= 40
             assert worker.held_sequences <= 3
         for version in ("m@1", "n@1"):
-            able = [each.spec.worker for each in target.ledger.serving(version) if each.open()]
-            assert not able or not all(target.ledger.outliers.ejected(each, now) for each in able)
+            able = [each.spec.worker for each in target.fleet.serving(version) if each.open()]
+            assert not able or not all(target.fleet.outliers.ejected(each, now) for each in able)
     follow(target.tick(now + 100.0))
     follow(target.drain(now + 100.0))
     assert not waiting

@@ -8,7 +8,7 @@ import msgspec
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from services.admission.policy.ledger import Ledger
+from services.admission.policy.fleet import Fleet
 from services.admission.policy.model import (
     Interrupt,
     QueueClass,
@@ -28,104 +28,104 @@ def request(name: str, blocks: int, queue_class: QueueClass, choices: int = 1, *
     return replace(base, **more)
 
 
-def book_of(count: int = 1, **more: object) -> Ledger:
-    book = Ledger(LIMITS)
+def fleet_of(count: int = 1, **more: object) -> Fleet:
+    fleet = Fleet(LIMITS)
     for number in range(count):
         spec = replace(SPEC, worker=f"w{number}", **more)
-        book.join(spec, 0.0)
-        book.workers[spec.worker].heard(Report(spec.total_blocks), 0.0)
-    return book
+        fleet.join(spec, 0.0)
+        fleet.workers[spec.worker].heard(Report(spec.total_blocks), 0.0)
+    return fleet
 
 
 def run(
-    book: Ledger, name: str, blocks: int, queue_class: QueueClass, at: float, worker: str = "w0", **more: int
+    fleet: Fleet, name: str, blocks: int, queue_class: QueueClass, at: float, worker: str = "w0", **more: int
 ) -> None:
-    book.reserve(request(name, blocks, queue_class, **more), worker, at)
+    fleet.reserve(request(name, blocks, queue_class, **more), worker, at)
 
 
 def test_the_least_urgent_class_goes_first_then_the_latest_started() -> None:
-    book = book_of()
-    run(book, "free", 5, FREE, 3.0)
-    run(book, "old", 5, BATCH, 1.0)
-    run(book, "new", 5, BATCH, 2.0)
-    run(book, "over", 5, OVER, 2.5)
-    assert book.victims(request("p", 5, PAID), 9.0) == Interrupt("w0", ("new",))
-    assert book.victims(request("q", 10, PAID), 9.0) == Interrupt("w0", ("old", "over"))
+    fleet = fleet_of()
+    run(fleet, "free", 5, FREE, 3.0)
+    run(fleet, "old", 5, BATCH, 1.0)
+    run(fleet, "new", 5, BATCH, 2.0)
+    run(fleet, "over", 5, OVER, 2.5)
+    assert fleet.victims(request("p", 5, PAID), 9.0) == Interrupt("w0", ("new",))
+    assert fleet.victims(request("q", 10, PAID), 9.0) == Interrupt("w0", ("old", "over"))
 
 
 def test_nobody_is_interrupted_for_an_equal_or_a_lesser() -> None:
-    book = book_of()
+    fleet = fleet_of()
     for number in range(4):
-        run(book, f"f{number}", 5, FREE, 0.0)
-    assert book.victims(request("f", 5, FREE), 9.0) is None
-    assert book.victims(request("b", 5, BATCH), 9.0) is None
-    assert book.victims(request("p", 5, PAID), 9.0) is not None
+        run(fleet, f"f{number}", 5, FREE, 0.0)
+    assert fleet.victims(request("f", 5, FREE), 9.0) is None
+    assert fleet.victims(request("b", 5, BATCH), 9.0) is None
+    assert fleet.victims(request("p", 5, PAID), 9.0) is not None
 
 
 def test_equals_stay_also_when_the_less_urgent_are_on_their_way_or_too_new() -> None:
-    book = book_of()
-    run(book, "free", 10, FREE, 0.0)
-    run(book, "batch", 10, BATCH, 8.95)
-    assert book.victims(request("f", 5, FREE), 9.0) is None
-    assert book.victims(request("g", 8, FREE), 9.1) == Interrupt("w0", ("batch",))
-    assert book.victims(request("h", 5, FREE), 9.1) is None
+    fleet = fleet_of()
+    run(fleet, "free", 10, FREE, 0.0)
+    run(fleet, "batch", 10, BATCH, 8.95)
+    assert fleet.victims(request("f", 5, FREE), 9.0) is None
+    assert fleet.victims(request("g", 8, FREE), 9.1) == Interrupt("w0", ("batch",))
+    assert fleet.victims(request("h", 5, FREE), 9.1) is None
 
 
 def test_who_is_not_needed_after_all_stays() -> None:
-    book = book_of()
-    run(book, "small", 2, BATCH, 1.0)
-    run(book, "large", 18, OVER, 1.0)
-    assert book.victims(request("p", 18, PAID), 9.0) == Interrupt("w0", ("large",))
+    fleet = fleet_of()
+    run(fleet, "small", 2, BATCH, 1.0)
+    run(fleet, "large", 18, OVER, 1.0)
+    assert fleet.victims(request("p", 18, PAID), 9.0) == Interrupt("w0", ("large",))
 
 
 def test_nobody_is_interrupted_for_a_tenant_beyond_its_own_budget() -> None:
-    book = book_of()
-    run(book, "b", 15, BATCH, 1.0)
-    book.reserve(request("mine", 5, PAID, tenant="greedy"), "w0", 1.0)
-    assert book.victims(request("more", 5, PAID, tenant="greedy", kv_share=0.3), 9.0) is None
-    assert book.victims(request("more", 5, PAID, tenant="greedy", kv_share=0.5), 9.0) == Interrupt("w0", ("b",))
+    fleet = fleet_of()
+    run(fleet, "b", 15, BATCH, 1.0)
+    fleet.reserve(request("mine", 5, PAID, tenant="greedy"), "w0", 1.0)
+    assert fleet.victims(request("more", 5, PAID, tenant="greedy", kv_share=0.3), 9.0) is None
+    assert fleet.victims(request("more", 5, PAID, tenant="greedy", kv_share=0.5), 9.0) == Interrupt("w0", ("b",))
 
 
 def test_one_large_goes_rather_than_several_small_ones() -> None:
-    book = book_of()
-    run(book, "large", 12, BATCH, 1.0)
+    fleet = fleet_of()
+    run(fleet, "large", 12, BATCH, 1.0)
     for number in range(4):
-        run(book, f"s{number}", 2, BATCH, 2.0 + number)
-    assert book.victims(request("p", 6, PAID), 9.0) == Interrupt("w0", ("large",))
+        run(fleet, f"s{number}", 2, BATCH, 2.0 + number)
+    assert fleet.victims(request("p", 6, PAID), 9.0) == Interrupt("w0", ("large",))
 
 
 def test_what_is_on_its_way_is_not_asked_for_again_until_the_grace_is_over() -> None:
-    book = book_of()
+    fleet = fleet_of()
     for number in range(4):
-        run(book, f"b{number}", 5, BATCH, float(number))
+        run(fleet, f"b{number}", 5, BATCH, float(number))
     first = request("p", 5, PAID)
-    assert book.victims(first, 9.0) == Interrupt("w0", ("b3",))
-    assert book.victims(first, 9.1) is None
-    assert book.victims(request("q", 5, PAID), 9.1) == Interrupt("w0", ("b2",))
-    book.release("b3")
-    assert book.victims(first, 9.2) is None
-    assert book.victims(request("q", 5, PAID), 9.2) is None
-    book.reserve(first, "w0", 9.3)
-    assert book.victims(request("r", 5, PAID), 9.3) == Interrupt("w0", ("b1",))
-    assert book.victims(request("q", 5, PAID), 11.2) == Interrupt("w0", ("b2",))  # it did not go: asked once more
+    assert fleet.victims(first, 9.0) == Interrupt("w0", ("b3",))
+    assert fleet.victims(first, 9.1) is None
+    assert fleet.victims(request("q", 5, PAID), 9.1) == Interrupt("w0", ("b2",))
+    fleet.release("b3")
+    assert fleet.victims(first, 9.2) is None
+    assert fleet.victims(request("q", 5, PAID), 9.2) is None
+    fleet.reserve(first, "w0", 9.3)
+    assert fleet.victims(request("r", 5, PAID), 9.3) == Interrupt("w0", ("b1",))
+    assert fleet.victims(request("q", 5, PAID), 11.2) == Interrupt("w0", ("b2",))  # it did not go: asked once more
 
 
 def test_room_that_is_being_made_is_kept_from_the_less_urgent() -> None:
-    book = book_of()
-    run(book, "b0", 10, BATCH, 0.0)
-    run(book, "b1", 6, BATCH, 1.0)
+    fleet = fleet_of()
+    run(fleet, "b0", 10, BATCH, 0.0)
+    run(fleet, "b1", 6, BATCH, 1.0)
     urgent = request("p", 9, PAID)
-    assert book.victims(urgent, 9.0) == Interrupt("w0", ("b1",))
-    assert book.pick(request("small", 2, FREE), 9.0) is None
-    assert book.pick(request("other", 2, PAID), 9.0) is not None
-    book.release("b1")
-    assert book.pick(request("b1", 6, BATCH), 9.1) is None
-    picked = book.pick(urgent, 9.1)
+    assert fleet.victims(urgent, 9.0) == Interrupt("w0", ("b1",))
+    assert fleet.pick(request("small", 2, FREE), 9.0) is None
+    assert fleet.pick(request("other", 2, PAID), 9.0) is not None
+    fleet.release("b1")
+    assert fleet.pick(request("b1", 6, BATCH), 9.1) is None
+    picked = fleet.pick(urgent, 9.1)
     assert picked is not None
-    book.reserve(urgent, picked.spec.worker, 9.1)
-    assert book.pick(request("one", 1, BATCH), 9.2) is not None
-    assert book.pick(request("b1", 6, BATCH), 9.2) is None
-    again = book_of()
+    fleet.reserve(urgent, picked.spec.worker, 9.1)
+    assert fleet.pick(request("one", 1, BATCH), 9.2) is not None
+    assert fleet.pick(request("b1", 6, BATCH), 9.2) is None
+    again = fleet_of()
     run(again, "b0", 20, BATCH, 0.0)
     again.victims(urgent, 9.0)
     again.release("b0")
@@ -134,42 +134,42 @@ def test_room_that_is_being_made_is_kept_from_the_less_urgent() -> None:
 
 
 def test_where_there_is_room_nobody_is_interrupted() -> None:
-    book = book_of(2)
-    run(book, "b0", 20, BATCH, 0.0)
-    assert book.victims(request("p", 5, PAID), 9.0) is None
+    fleet = fleet_of(2)
+    run(fleet, "b0", 20, BATCH, 0.0)
+    assert fleet.victims(request("p", 5, PAID), 9.0) is None
 
 
 def test_the_worker_with_the_least_urgent_then_the_fewest_victims_is_chosen() -> None:
-    book = book_of(3)
-    run(book, "f", 20, FREE, 1.0, "w0")
-    run(book, "b1", 10, BATCH, 1.0, "w1")
-    run(book, "b2", 10, BATCH, 1.0, "w1")
-    run(book, "b3", 20, BATCH, 0.0, "w2")
-    assert book.victims(request("p", 15, PAID), 9.0) == Interrupt("w2", ("b3",))
+    fleet = fleet_of(3)
+    run(fleet, "f", 20, FREE, 1.0, "w0")
+    run(fleet, "b1", 10, BATCH, 1.0, "w1")
+    run(fleet, "b2", 10, BATCH, 1.0, "w1")
+    run(fleet, "b3", 20, BATCH, 0.0, "w2")
+    assert fleet.victims(request("p", 15, PAID), 9.0) == Interrupt("w2", ("b3",))
 
 
 def test_sequences_are_room_too() -> None:
-    book = book_of(max_running=4)
-    run(book, "two", 2, BATCH, 1.0, choices=2)
-    run(book, "one", 2, BATCH, 2.0)
-    run(book, "paid", 2, PAID, 3.0)
-    assert book.victims(request("p", 2, PAID, 2), 9.0) == Interrupt("w0", ("two",))
+    fleet = fleet_of(max_running=4)
+    run(fleet, "two", 2, BATCH, 1.0, choices=2)
+    run(fleet, "one", 2, BATCH, 2.0)
+    run(fleet, "paid", 2, PAID, 3.0)
+    assert fleet.victims(request("p", 2, PAID, 2), 9.0) == Interrupt("w0", ("two",))
 
 
 def test_what_may_not_have_arrived_yet_a_silent_worker_and_a_draining_one_are_left_alone() -> None:
-    book = Ledger(msgspec.structs.replace(LIMITS, report_fresh=1.0, report_stale=2.0))
-    book.join(SPEC, 0.0)
-    worker = book.workers["w0"]
+    fleet = Fleet(msgspec.structs.replace(LIMITS, report_fresh=1.0, report_stale=2.0))
+    fleet.join(SPEC, 0.0)
+    worker = fleet.workers["w0"]
     worker.heard(Report(20), 9.0)
-    run(book, "b0", 20, BATCH, 9.0)
+    run(fleet, "b0", 20, BATCH, 9.0)
     urgent = request("p", 5, PAID)
-    assert book.victims(urgent, 9.05) is None
-    assert book.victims(urgent, 10.5) is None
+    assert fleet.victims(urgent, 9.05) is None
+    assert fleet.victims(urgent, 10.5) is None
     worker.heard(Report(0, running=1), 10.5)
     worker.draining = True
-    assert book.victims(urgent, 10.5) is None
+    assert fleet.victims(urgent, 10.5) is None
     worker.draining = False
-    assert book.victims(urgent, 10.5) == Interrupt("w0", ("b0",))
+    assert fleet.victims(urgent, 10.5) == Interrupt("w0", ("b0",))
 
 
 CLASSES = st.sampled_from(list(QueueClass))
@@ -183,41 +183,41 @@ RUNNING = st.lists(
 def test_victims_are_less_urgent_enough_and_no_more_than_needed(
     running: list[tuple[int, int, QueueClass, float, int]], blocks: int, choices: int, queue_class: QueueClass
 ) -> None:
-    book = book_of(3)
+    fleet = fleet_of(3)
     for number, (size, count, of_class, at, worker) in enumerate(running):
         asked = request(f"r{number}", size, of_class, count)
-        if book.fits(asked, book.workers[f"w{worker}"], at):
-            book.reserve(asked, f"w{worker}", at)
+        if fleet.fits(asked, fleet.workers[f"w{worker}"], at):
+            fleet.reserve(asked, f"w{worker}", at)
     wanted = request("wanted", max(1, blocks // choices), queue_class, choices)
-    found = book.victims(wanted, 9.0)
+    found = fleet.victims(wanted, 9.0)
     need = wanted.blocks(16)
 
     def room(worker: str, gone: set[str]) -> bool:
-        left = [each for name, each in book.workers[worker].holds.items() if name not in gone]
+        left = [each for name, each in fleet.workers[worker].holds.items() if name not in gone]
         free = 20 - sum(each.blocks for each in left), 8 - sum(each.request.choices for each in left)
         return need <= free[0] and choices <= free[1]
 
     def lower(worker: str, than: QueueClass) -> set[str]:
-        holds = book.workers[worker].holds
+        holds = fleet.workers[worker].holds
         return {name for name, each in holds.items() if each.request.queue_class > than}
 
     if found is None:
-        possible = [name for name in book.workers if room(name, lower(name, queue_class))]
-        assert not possible or any(room(name, set()) for name in book.workers)
+        possible = [name for name in fleet.workers if room(name, lower(name, queue_class))]
+        assert not possible or any(room(name, set()) for name in fleet.workers)
         return
     gone = set(found.request_ids)
-    chosen = [book.reservations[name] for name in gone]
+    chosen = [fleet.reservations[name] for name in gone]
     assert all(each.request.queue_class > queue_class and each.worker == found.worker for each in chosen)
-    assert not any(room(name, set()) for name in book.workers)
+    assert not any(room(name, set()) for name in fleet.workers)
     assert room(found.worker, gone)
     assert not any(room(found.worker, gone - {name}) for name in gone)
     # No more urgent class is touched than must be, on this worker or any other.
     highest = QueueClass(min(each.request.queue_class for each in chosen))
-    assert not any(room(name, lower(name, highest)) for name in book.workers)
-    assert book.victims(wanted, 9.0) is None
+    assert not any(room(name, lower(name, highest)) for name in fleet.workers)
+    assert fleet.victims(wanted, 9.0) is None
     for name in gone:
-        book.release(name)
-    picked = book.pick(wanted, 9.0)
+        fleet.release(name)
+    picked = fleet.pick(wanted, 9.0)
     assert picked is not None
     assert picked.spec.worker == found.worker
 
@@ -227,20 +227,20 @@ def test_victims_are_less_urgent_enough_and_no_more_than_needed(
 def test_nobody_is_asked_twice_within_the_grace(
     running: list[tuple[int, int, QueueClass, float, int]], wanted: list[tuple[int, QueueClass, bool]]
 ) -> None:
-    book = book_of(3)
+    fleet = fleet_of(3)
     for number, (size, count, of_class, at, worker) in enumerate(running):
         asked = request(f"r{number}", size, of_class, count)
-        if book.fits(asked, book.workers[f"w{worker}"], at):
-            book.reserve(asked, f"w{worker}", at)
+        if fleet.fits(asked, fleet.workers[f"w{worker}"], at):
+            fleet.reserve(asked, f"w{worker}", at)
     told: dict[str, float] = {}
     for number, (blocks, queue_class, goes) in enumerate(wanted):
         now = 9.0 + number * 0.5
-        found = book.victims(request(f"w{number}", blocks, queue_class), now)
+        found = fleet.victims(request(f"w{number}", blocks, queue_class), now)
         if found is None:
             continue
         for name in found.request_ids:
             assert now - told.get(name, -9.0) >= 2.0
             told[name] = now
             if goes:
-                book.release(name)
+                fleet.release(name)
                 del told[name]

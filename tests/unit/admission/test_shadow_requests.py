@@ -188,10 +188,10 @@ def test_nothing_of_theirs_is_learned_charged_or_told() -> None:
     for number in range(4):
         target.release(f"s{number}", 1.0, output_tokens=1, first_token=0.5, failed=number == 0)
     target.tick(5.0)
-    assert target.levels.tenants(5.0) == ()
-    assert target.predictor.lengths.mean("shadow", "m@1") is None
+    assert target.edge_shedding.tenants(5.0) == ()
+    assert target.estimates.lengths.mean("shadow", "m@1") is None
     assert target.books.take_predictions() == []
-    assert target.ledger.affinity.matches(request("r", prefix_hashes=(1, 2), prefix_block=16)) == {}
+    assert target.fleet.affinity.matches(request("r", prefix_hashes=(1, 2), prefix_block=16)) == {}
     for queue in target.backlog.queues.values():
         assert queue.level_of("shadow") == 0.0
 
@@ -310,9 +310,9 @@ def test_whoever_waits_finds_every_copy_on_its_way_out(steps: Sequence[Step], wo
             target.admit(request(f"{step.kind}-{number}", queue_class, prompt_tokens=64 * step.size), now)
         if len(target.backlog):
             target.tick(now)
-            for held in target.ledger.reservations.values():
+            for held in target.fleet.reservations.values():
                 if held.request.queue_class is QueueClass.SHADOW:
-                    asked = target.ledger.preemption.asked(held.request.request_id)
+                    asked = target.fleet.preemption.asked(held.request.request_id)
                     assert asked or now - held.granted_at < limits.prefill_settle
 
 
@@ -333,7 +333,7 @@ def test_a_version_stays_within_its_share(requests: list[tuple[str, int, bool]],
         if ends and running:
             _, events = target.release(running.pop(0), float(number))
             running += granted(events)
-        held = [r.blocks for r in target.ledger.reservations.values() if r.request.model_version == "m@2"]
+        held = [r.blocks for r in target.fleet.reservations.values() if r.request.model_version == "m@2"]
         assert sum(held) <= share * 200 or len(held) == 1
 
 

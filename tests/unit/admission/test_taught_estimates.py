@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from services.admission.policy.ledger import Ledger
+from services.admission.policy.fleet import Fleet
 from services.admission.policy.lengths import Lengths
 from services.admission.policy.model import (
     Granted,
@@ -41,7 +41,7 @@ def taught(spec: WorkerSpec, cap: int) -> tuple[Pool, list[str]]:
 def test_d2_answers_that_were_cut_after_a_token_teach_nothing_of_what_comes_after_it() -> None:
     pool, granted = taught(SPEC, cap=1)
     assert len(granted) == 1  # one it may always have
-    assert pool.ledger.workers["w0"].held_blocks == 251
+    assert pool.fleet.workers["w0"].held_blocks == 251
 
 
 @pytest.mark.parametrize("cut_short", [False, True])
@@ -52,13 +52,13 @@ def test_d2_a_callers_hanging_up_is_not_the_end_of_an_answer(cut_short: bool) ->
     for number in range(20):
         pool.admit(replace(LONG, request_id=f"r{number}"), 0.1 * number)
         pool.release(f"r{number}", 0.1 * number, output_tokens=1, cut_short=cut_short)
-    assert pool.predictor.high_output(LONG) == (4000 if cut_short else 1)
+    assert pool.estimates.high_output(LONG) == (4000 if cut_short else 1)
 
 
 @pytest.mark.parametrize("holds_shares", [True, False])
 def test_d2_what_outgrows_its_expectation_is_counted_by_what_it_may_still_need(holds_shares: bool) -> None:
     pool, granted = taught(replace(SPEC, holds_shares=holds_shares), cap=4000)
-    worker = pool.ledger.workers["w0"]
+    worker = pool.fleet.workers["w0"]
     assert (len(granted), worker.held_blocks) == (50, 100)  # short answers are what it really gave until now
     pool.worker_reported("w0", Report(900, running=50, progress=tuple((name, 16) for name in granted)), 11.5)
     assert worker.held_blocks == 50 * 251
@@ -71,27 +71,27 @@ def test_d2_what_outgrows_its_expectation_is_counted_by_what_it_may_still_need(h
     for name in granted:
         pool.release(name, 12.0, output_tokens=4000)
     assert worker.held_blocks + worker.beyond_shares <= 1000
-    assert pool.ledger._tenant_blocks["teacher"] <= 251
+    assert pool.fleet._tenant_blocks["teacher"] <= 251
 
 
 def test_d2_long_answers_are_expected_again_after_the_first_of_them() -> None:
     pool, granted = taught(SPEC, cap=4000)
-    assert pool.predictor.high_output(LONG) == 1
+    assert pool.estimates.high_output(LONG) == 1
     for name in granted[:10]:
         pool.release(name, 20.0, output_tokens=4000)
-    assert pool.predictor.high_output(LONG) == 4000
+    assert pool.estimates.high_output(LONG) == 4000
 
 
 def test_what_was_told_of_a_request_elsewhere_or_unknown_changes_nothing() -> None:
-    book = Ledger(steady())
+    fleet = Fleet(steady())
     for name in ("w0", "w1"):
-        book.join(replace(SPEC, worker=name), 0.0)
-        book.heard(name, Report(1000), 0.0)
-    held = book.reserve(replace(LONG, request_id="r"), "w0", 0.0)
+        fleet.join(replace(SPEC, worker=name), 0.0)
+        fleet.heard(name, Report(1000), 0.0)
+    held = fleet.reserve(replace(LONG, request_id="r"), "w0", 0.0)
     before = held.blocks
-    book.heard("w1", Report(1000, progress=(("r", 3000), ("nobody", 3000))), 1.0)
+    fleet.heard("w1", Report(1000, progress=(("r", 3000), ("nobody", 3000))), 1.0)
     assert held.blocks == before
-    book.heard("w0", Report(1000, progress=(("r", 2**32 - 1),)), 1.0)
+    fleet.heard("w0", Report(1000, progress=(("r", 2**32 - 1),)), 1.0)
     assert held.blocks == 251  # never more than was granted
 
 
@@ -112,9 +112,9 @@ STEPS = st.lists(
 def test_what_is_granted_fits_and_what_grows_is_counted_once(
     steps: list[tuple[str, int, int, int]], share: float
 ) -> None:
-    book = Ledger(steady(), expected_output=lambda asked, produced: produced + 20)
-    book.join(SPEC, 0.0)
-    worker = book.workers["w0"]
+    fleet = Fleet(steady(), expected_output=lambda asked, produced: produced + 20)
+    fleet.join(SPEC, 0.0)
+    worker = fleet.workers["w0"]
     worker.heard(Report(1000), 0.0)
     told: dict[str, int] = {}
     for number, (kind, a, b, c) in enumerate(steps):
@@ -122,21 +122,21 @@ def test_what_is_granted_fits_and_what_grows_is_counted_once(
         if kind == "admit":
             asked = replace(LONG, request_id=f"r{number}", tenant=f"t{a % 3}", prompt_tokens=a, max_output_tokens=b)
             asked = replace(asked, choices=c, kv_share=share)
-            if book.fits(asked, worker, 0.0):
-                book.reserve(asked, "w0", 0.0)
+            if fleet.fits(asked, worker, 0.0):
+                fleet.reserve(asked, "w0", 0.0)
         elif kind == "release":
-            book.release(name)
+            fleet.release(name)
         elif kind == "disown":
-            book.disown([name], 0.0)
+            fleet.disown([name], 0.0)
         elif kind == "progress":
-            book.heard("w0", Report(1000, progress=((name, b),)), 0.0)
-            if name in book.reservations:
+            fleet.heard("w0", Report(1000, progress=((name, b),)), 0.0)
+            if name in fleet.reservations:
                 told[name] = max(b, told.get(name, 0))
         else:
-            book.join(replace(SPEC, total_blocks=max(10 * a, 1000), holds_shares=bool(b)), 0.0)
+            fleet.join(replace(SPEC, total_blocks=max(10 * a, 1000), holds_shares=bool(b)), 0.0)
             worker.heard(Report(1000), 0.0)
-        held = list(book.reservations.values())
-        assert worker.held_blocks == sum(each.blocks for each in held) == sum(book._tenant_blocks.values())
+        held = list(fleet.reservations.values())
+        assert worker.held_blocks == sum(each.blocks for each in held) == sum(fleet._tenant_blocks.values())
         assert sum(each.blocks - each.grown for each in held) <= 1500
         assert worker.held_by_class.get(LONG.queue_class, (0, 0))[0] == worker.held_blocks
         assert 0 <= worker.beyond_shares <= sum(each.grown for each in held)
@@ -145,8 +145,8 @@ def test_what_is_granted_fits_and_what_grows_is_counted_once(
         for each in held:
             tokens = min(told.get(each.request.request_id, 0), each.request.max_output_tokens)
             assert each.blocks >= each.request.choices * -(-(each.request.prompt_tokens + tokens) // 16)
-    for name in list(book.reservations):
-        book.release(name)
+    for name in list(fleet.reservations):
+        fleet.release(name)
     assert (worker.held_blocks, worker.beyond_shares, worker._tenants) == (0, 0, {})
 
 

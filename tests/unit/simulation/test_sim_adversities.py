@@ -7,7 +7,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from services.admission.policy.ledger import Ledger
+from services.admission.policy.fleet import Fleet
 from simulation.__main__ import PRESETS
 from simulation.outcomes import OK, Observed
 from simulation.report import met, render, summarise
@@ -37,7 +37,7 @@ def test_d2_a_tenant_that_teaches_its_expectation_takes_nothing_from_the_other(m
     assert share_in_time(held, "victim", 20.0) == 1.0
     assert held.reserved >= 0.95 * held.committed  # it is counted as what it comes to
     loose = msgspec.structs.replace(scenario, cluster=msgspec.structs.replace(scenario.cluster, holds_shares=False))
-    monkeypatch.setattr(Ledger, "_came_far", lambda *_: None)
+    monkeypatch.setattr(Fleet, "_came_far", lambda *_: None)
     taught = run(loose)
     assert taught.committed > 2.0
     assert taught.reserved < 0.7 * taught.committed

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from services.admission.policy.ledger import Ledger
+from services.admission.policy.fleet import Fleet
 from services.admission.policy.limits import Limits
 from services.admission.policy.model import Report, Request, WorkerSpec
 from tests.support.admission_limits import steady
@@ -22,8 +22,8 @@ def request(number: int = 0, prompt: int = 16, output: int = 16, choices: int = 
     return replace(Request(f"r{number}", "acme", "m@1", prompt, output, choices, deadline=100.0), **more)
 
 
-def ledger(*specs: WorkerSpec, limits: Limits = LIMITS) -> Ledger:
-    made = Ledger(limits)
+def fleet_of(*specs: WorkerSpec, limits: Limits = LIMITS) -> Fleet:
+    made = Fleet(limits)
     for spec in specs or (SPEC,):
         made.join(spec, 0.0)
         made.workers[spec.worker].heard(Report(free_blocks=spec.total_blocks), 0.0)
@@ -31,12 +31,12 @@ def ledger(*specs: WorkerSpec, limits: Limits = LIMITS) -> Ledger:
 
 
 def test_prompts_wait_here_once_a_worker_has_a_quarter_of_a_second_of_them() -> None:
-    book = ledger(limits=steady(max_prefill_wait=0.25))
+    fleet = fleet_of(limits=steady(max_prefill_wait=0.25))
     for queued, fits in ((200, True), (300, False)):
         report = Report(SPEC.total_blocks, queued_prefill_tokens=queued, prefill_tokens_per_second=1000.0)
-        book.workers["w0"].heard(report, 0.0)
-        assert (book.pick(request("r0"), 0.0) is not None) is fits
-        assert book.workers["w0"].fits(request("r0"), 0.0) is fits
+        fleet.workers["w0"].heard(report, 0.0)
+        assert (fleet.pick(request("r0"), 0.0) is not None) is fits
+        assert fleet.workers["w0"].fits(request("r0"), 0.0) is fits
 
 
 @pytest.mark.parametrize(
@@ -47,37 +47,37 @@ def test_blocks_are_counted_per_choice_and_rounded_up(prompt: int, output: int, 
 
 
 def test_a_worker_gets_nothing_before_its_first_report() -> None:
-    book = Ledger(LIMITS)
-    book.join(SPEC, 0.0)
-    assert not book.workers["w0"].fits(request(), 0.0)
+    fleet = Fleet(LIMITS)
+    fleet.join(SPEC, 0.0)
+    assert not fleet.workers["w0"].fits(request(), 0.0)
 
 
 def test_a_draining_or_lost_worker_gets_nothing() -> None:
-    book = ledger()
-    book.workers["w0"].heard(Report(free_blocks=100, draining=True), 0.0)
-    assert not book.workers["w0"].fits(request(), 0.0)
-    assert book.leave("w0")
-    assert not book.leave("w0")
-    assert book.workers == {}
+    fleet = fleet_of()
+    fleet.workers["w0"].heard(Report(free_blocks=100, draining=True), 0.0)
+    assert not fleet.workers["w0"].fits(request(), 0.0)
+    assert fleet.leave("w0")
+    assert not fleet.leave("w0")
+    assert fleet.workers == {}
 
 
 def test_what_is_held_is_held_until_release_whatever_reports_say() -> None:
-    book = ledger()
-    book.reserve(request(1, prompt=256, output=256), "w0", 0.0)
-    book.workers["w0"].heard(Report(free_blocks=99), 0.1)
-    assert book.workers["w0"].free_blocks(0.1) == 100 - 32
-    book.release("r1")
-    assert book.workers["w0"].free_blocks(0.1) == 100
-    assert book.release("r1") is None
+    fleet = fleet_of()
+    fleet.reserve(request(1, prompt=256, output=256), "w0", 0.0)
+    fleet.workers["w0"].heard(Report(free_blocks=99), 0.1)
+    assert fleet.workers["w0"].free_blocks(0.1) == 100 - 32
+    fleet.release("r1")
+    assert fleet.workers["w0"].free_blocks(0.1) == 100
+    assert fleet.release("r1") is None
 
 
 def test_work_found_on_joining_counts_until_it_ends_or_its_time_is_over() -> None:
-    book = Ledger(LIMITS)
-    book.join(SPEC, 0.0)
-    worker = book.workers["w0"]
+    fleet = Fleet(LIMITS)
+    fleet.join(SPEC, 0.0)
+    worker = fleet.workers["w0"]
     worker.heard(Report(free_blocks=40, running=3), 0.0)
     assert (worker.free_blocks(0.0), worker.free_sequences(0.0)) == (40, 5)
-    book.reserve(request(1, prompt=256, output=256), "w0", 0.0)
+    fleet.reserve(request(1, prompt=256, output=256), "w0", 0.0)
     assert worker.free_blocks(0.0) == 8
     worker.heard(Report(free_blocks=70, running=2), 1.0)
     assert (worker.free_blocks(1.0), worker.free_sequences(1.0)) == (38, 5)
@@ -86,21 +86,21 @@ def test_work_found_on_joining_counts_until_it_ends_or_its_time_is_over() -> Non
 
 
 def test_what_was_found_on_joining_counts_no_more_after_its_time_without_any_report() -> None:
-    book = Ledger(msgspec.structs.replace(LIMITS, foreign_ttl=5.0))
-    book.join(SPEC, 0.0)
-    worker = book.workers["w0"]
+    fleet = Fleet(msgspec.structs.replace(LIMITS, foreign_ttl=5.0))
+    fleet.join(SPEC, 0.0)
+    worker = fleet.workers["w0"]
     worker.heard(Report(free_blocks=40, running=3), 0.0)
     worker.heard(Report(free_blocks=40, running=3), 1.0)
-    book.reserve(request(1, prompt=256, output=256), "w0", 1.0)
+    fleet.reserve(request(1, prompt=256, output=256), "w0", 1.0)
     worker.heard(Report(free_blocks=40, running=3), 2.0)
     assert (worker.room(4.9).blocks, worker.room(5.0).blocks) == (8, 100 - 32 - 28)
 
 
 def test_a_release_that_overtakes_a_report_costs_capacity_only_until_the_next_one() -> None:
-    book = ledger()
-    book.reserve(request(1, prompt=256, output=256), "w0", 0.0)
-    book.release("r1")
-    worker = book.workers["w0"]
+    fleet = fleet_of()
+    fleet.reserve(request(1, prompt=256, output=256), "w0", 0.0)
+    fleet.release("r1")
+    worker = fleet.workers["w0"]
     worker.heard(Report(free_blocks=68, running=1), 0.1)
     assert worker.free_blocks(0.1) == 68
     worker.heard(Report(free_blocks=100), 0.2)
@@ -108,10 +108,10 @@ def test_a_release_that_overtakes_a_report_costs_capacity_only_until_the_next_on
 
 
 def test_disowned_work_counts_until_reports_show_it_gone() -> None:
-    book = ledger()
-    book.reserve(request(1, prompt=256, output=256), "w0", 0.0)
-    assert book.disown(["r1", "unknown"], 1.0) == 1
-    worker = book.workers["w0"]
+    fleet = fleet_of()
+    fleet.reserve(request(1, prompt=256, output=256), "w0", 0.0)
+    assert fleet.disown(["r1", "unknown"], 1.0) == 1
+    worker = fleet.workers["w0"]
     assert worker.free_blocks(1.0) == 68
     worker.heard(Report(free_blocks=90, running=1), 1.1)
     assert worker.free_blocks(1.1) == 90
@@ -120,24 +120,24 @@ def test_disowned_work_counts_until_reports_show_it_gone() -> None:
 
 
 def test_a_returning_worker_keeps_what_is_held_on_it() -> None:
-    book = ledger()
-    book.reserve(request(1, prompt=256, output=256), "w0", 0.0)
-    book.leave("w0")
-    assert book.serving("m@1") == []
-    book.join(SPEC, 1.0)
-    worker = book.workers["w0"]
+    fleet = fleet_of()
+    fleet.reserve(request(1, prompt=256, output=256), "w0", 0.0)
+    fleet.leave("w0")
+    assert fleet.serving("m@1") == []
+    fleet.join(SPEC, 1.0)
+    worker = fleet.workers["w0"]
     worker.heard(Report(free_blocks=90, running=1), 1.0)
     assert worker.free_blocks(1.0) == 68
-    book.leave("w0")
-    book.release("r1")
-    assert book.workers == {}
+    fleet.leave("w0")
+    fleet.release("r1")
+    assert fleet.workers == {}
 
 
 def test_waiting_prefill_bounds_what_a_worker_is_given_but_never_blocks_an_idle_one() -> None:
     limits = steady(max_queued_prefill=100)
-    book = ledger(replace(SPEC, total_blocks=1000), limits=limits)
-    worker = book.workers["w0"]
-    book.reserve(request(1, prompt=300), "w0", 0.0)
+    fleet = fleet_of(replace(SPEC, total_blocks=1000), limits=limits)
+    worker = fleet.workers["w0"]
+    fleet.reserve(request(1, prompt=300), "w0", 0.0)
     assert not worker.fits(request(2, prompt=1), 0.0)
     worker.heard(Report(free_blocks=980, queued_prefill_tokens=90), 0.5)
     assert worker.fits(request(2, prompt=10), 0.5)
@@ -145,40 +145,40 @@ def test_waiting_prefill_bounds_what_a_worker_is_given_but_never_blocks_an_idle_
 
 
 def test_the_sum_of_waiting_prefill_settles() -> None:
-    book = ledger(limits=steady(max_queued_prefill=100, prefill_settle=0.1))
-    worker = book.workers["w0"]
-    book.reserve(request(1, prompt=100), "w0", 0.0)
+    fleet = fleet_of(limits=steady(max_queued_prefill=100, prefill_settle=0.1))
+    worker = fleet.workers["w0"]
+    fleet.reserve(request(1, prompt=100), "w0", 0.0)
     assert not worker.fits(request(2), 0.05)
     assert worker.fits(request(2), 0.2)
 
 
 def test_a_share_that_does_not_fit_is_refused_and_changes_nothing() -> None:
-    book = ledger()
+    fleet = fleet_of()
     with pytest.raises(ValueError, match="does not fit"):
-        book.reserve(request(1, choices=9), "w0", 0.0)
-    book.reserve(request(1), "w0", 0.0)
+        fleet.reserve(request(1, choices=9), "w0", 0.0)
+    fleet.reserve(request(1), "w0", 0.0)
     with pytest.raises(ValueError, match="already"):
-        book.reserve(request(1), "w0", 0.0)
-    assert book.workers["w0"].held_sequences == 1
+        fleet.reserve(request(1), "w0", 0.0)
+    assert fleet.workers["w0"].held_sequences == 1
 
 
 def test_the_first_zone_with_room_wins_then_the_least_loaded_worker() -> None:
     specs = [replace(SPEC, worker=f"w{n}", zone=z) for n, z in enumerate(["zone-a", "zone-a", "zone-b"])]
-    book = ledger(*specs)
+    fleet = fleet_of(*specs)
     asked = request(9, zones=("zone-a", "zone-b"))
 
     def picked() -> str:
-        found = book.pick(asked, 0.0)
+        found = fleet.pick(asked, 0.0)
         assert found is not None
         return found.spec.worker
 
     assert picked() == "w0"
-    book.reserve(request(1), "w0", 0.0)
+    fleet.reserve(request(1), "w0", 0.0)
     assert picked() == "w1"
-    book.reserve(request(2, choices=8), "w1", 0.0)
-    book.reserve(request(3, choices=7), "w0", 0.0)
+    fleet.reserve(request(2, choices=8), "w1", 0.0)
+    fleet.reserve(request(3, choices=7), "w0", 0.0)
     assert picked() == "w2"
-    assert book.pick(asked, 0.0, kept={"w2"}) is None
+    assert fleet.pick(asked, 0.0, kept={"w2"}) is None
 
 
 @given(
@@ -193,30 +193,30 @@ def test_the_first_zone_with_room_wins_then_the_least_loaded_worker() -> None:
     )
 )
 def test_the_sum_of_what_is_held_never_exceeds_what_the_worker_has(steps: list[tuple[str, int, int, int]]) -> None:
-    book = ledger()
-    worker = book.workers["w0"]
+    fleet = fleet_of()
+    worker = fleet.workers["w0"]
     for number, (kind, a, b, c) in enumerate(steps):
         now = number * 0.5
         if kind == "admit":
             asked = request(number, prompt=a, output=b, choices=c)
             if worker.fits(asked, now):
-                book.reserve(asked, "w0", now)
+                fleet.reserve(asked, "w0", now)
         elif kind == "release":
-            book.release(f"r{a}")
+            fleet.release(f"r{a}")
         elif kind == "disown":
-            book.disown([f"r{a}"], now)
+            fleet.disown([f"r{a}"], now)
         else:
             worker.heard(Report(free_blocks=a, running=b, waiting=c), now)
-        held = list(book.reservations.values())
+        held = list(fleet.reservations.values())
         assert worker.held_blocks == sum(share.request.blocks(16) for share in held) <= 100
         assert worker.held_sequences == sum(share.request.choices for share in held) <= 8
 
 
 @pytest.mark.parametrize(("preemptive", "held"), [(False, 4), (True, 3)])
 def test_a_preemptive_worker_is_promised_more_than_it_may_come_to_need(preemptive: bool, held: int) -> None:
-    book = ledger(replace(SPEC, preemptive=preemptive), limits=steady(output_reserve=0.5))
-    book.reserve(request(1, prompt=16, output=48), "w0", 0.0)
-    assert book.workers["w0"].held_blocks == held
+    fleet = fleet_of(replace(SPEC, preemptive=preemptive), limits=steady(output_reserve=0.5))
+    fleet.reserve(request(1, prompt=16, output=48), "w0", 0.0)
+    assert fleet.workers["w0"].held_blocks == held
 
 
 @pytest.mark.parametrize("share", [-0.1, 1.1, float("nan")])
@@ -227,9 +227,9 @@ def test_the_reserve_for_outputs_is_a_share(share: float) -> None:
 
 
 def test_the_room_that_a_report_tells_of_shrinks_with_its_age() -> None:
-    book = ledger(limits=steady(report_fresh=1.0, report_stale=3.0))
-    worker = book.workers["w0"]
-    book.reserve(request(1, prompt=256, output=64), "w0", 0.0)
+    fleet = fleet_of(limits=steady(report_fresh=1.0, report_stale=3.0))
+    worker = fleet.workers["w0"]
+    fleet.reserve(request(1, prompt=256, output=64), "w0", 0.0)
     expected = {0.5: (80, 7), 1.0: (80, 7), 1.5: (60, 5), 2.0: (40, 3), 2.9: (4, 0), 3.0: (0, 0), 9.0: (0, 0)}
     for now, room in expected.items():
         assert (worker.free_blocks(now), worker.free_sequences(now)) == room
@@ -242,16 +242,16 @@ def test_the_room_that_a_report_tells_of_shrinks_with_its_age() -> None:
 
 def test_a_preemptive_worker_keeps_what_the_output_is_expected_to_be() -> None:
     specs = replace(SPEC, preemptive=True), replace(SPEC, worker="w1")
-    book = Ledger(steady(output_reserve=0.5), expected_output=_expected)
+    fleet = Fleet(steady(output_reserve=0.5), expected_output=_expected)
     for spec in specs:
-        book.join(spec, 0.0)
-        book.workers[spec.worker].heard(Report(free_blocks=100), 0.0)
+        fleet.join(spec, 0.0)
+        fleet.workers[spec.worker].heard(Report(free_blocks=100), 0.0)
     for number, (tenant, held) in enumerate([("acme", 3), ("globex", 14), ("unknown", 8)]):
         asked = request(number, prompt=16, output=208, tenant=tenant)
-        assert book.reserve(asked, "w0", 0.0).blocks == held
-        book.release(asked.request_id)
-        assert book.reserve(asked, "w1", 0.0).blocks == 14
-        book.release(asked.request_id)
+        assert fleet.reserve(asked, "w0", 0.0).blocks == held
+        fleet.release(asked.request_id)
+        assert fleet.reserve(asked, "w1", 0.0).blocks == 14
+        fleet.release(asked.request_id)
 
 
 def _expected(asked: Request, produced: int) -> int | None:

@@ -1,10 +1,10 @@
-"""What one pool's workers can still take, and who holds what: accounts, placement, preemption and standing together.
+"""What one pool's workers can still take, and who holds what: workers, placement, preemption and standing together.
 
-The account of a single worker is in account.py, how one is chosen in placement.py, who makes room for whom in
+A single worker is in worker.py, how one is chosen in placement.py, who makes room for whom in
 preemption.py, who is not trusted for a while in outliers.py. This module ties them to the reservations.
 
 **Grants by blocks.** A request is granted when its blocks fit: on a worker that does not preempt those of its longest
-output, on one that does those that it is expected to need (`account.blocks_needed`).
+output, on one that does those that it is expected to need (`worker.blocks_needed`).
 
 **Growth.** Workers tell of requests that have come far (`Report.progress`). One that turns out longer than was expected
 is counted from then on by what those that came so far may still come to, and at least by twice what it has, after which
@@ -21,28 +21,20 @@ import math
 from collections.abc import Callable, Collection, Iterable
 from dataclasses import replace
 
-from services.admission.policy.account import Reservation, Worker, blocks_needed
 from services.admission.policy.affinity import Affinity
 from services.admission.policy.candidates import FEW, Candidates
 from services.admission.policy.limits import Limits
-from services.admission.policy.model import (
-    Interrupt,
-    QueueClass,
-    Report,
-    Request,
-    WorkerSpec,
-)
+from services.admission.policy.model import Interrupt, QueueClass, Report, Request, WorkerSpec
 from services.admission.policy.outliers import Outliers
 from services.admission.policy.placement import Needs, eligible, pick, to_keep
 from services.admission.policy.preemption import Preemption
-
-__all__ = ["Ledger", "Reservation", "Worker"]
+from services.admission.policy.worker import Reservation, Worker, blocks_needed
 
 _Kind = tuple[int, bool]
 _NEVER = 1 << 62  # blocks: more than any worker has
 
 
-class Ledger:
+class Fleet:
     """All workers of a pool and all that is held on them."""
 
     def __init__(
@@ -172,16 +164,16 @@ class Ledger:
             needs = {kind: (need if need <= budget else _NEVER, most) for kind, (need, most) in needs.items()}
         if self.preemption.active:
             kept = self.preemption.kept_from(request.queue_class, now).union(kept)
-        levels = self.affinity.levels(request)
+        depths = self.affinity.depths(request)
 
         def best(workers: list[Worker], cached: dict[str, float]) -> Worker | None:
             return pick(request, workers, now, needs=needs, limits=self._limits, cached=cached, kept=kept)
 
         every = self.eligible(request)
         if len(every) <= FEW or request.excluded:
-            return best(every, self.affinity.matches(request, levels))
+            return best(every, self.affinity.matches(request, depths))
         blocks = min((need for need, _ in needs.values()), default=0)
-        return self._candidates.best(request, blocks, levels, best, now)
+        return self._candidates.best(request, blocks, depths, best, now)
 
     def to_keep(self, request: Request, now: float, *, kept: Collection[str] = ()) -> Worker | None:
         """The worker to keep free for a request that fits none now: the one nearest to having room."""

@@ -193,8 +193,8 @@ def test_d3_a_worker_whose_first_tokens_come_late_gets_its_requests_after_the_ot
         first = 1.0 if answer.worker == "w0" else 0.05
         target.release(f"r{number}", now + first + 0.05, output_tokens=5, first_token=first)
     assert went.count("w0") == 1
-    assert target.ledger.workers["w0"].room(12.0).score > 0.5
-    assert target.ledger.workers["w0"].room(90.0).score < 0.1  # it gets another chance
+    assert target.fleet.workers["w0"].room(12.0).score > 0.5
+    assert target.fleet.workers["w0"].room(90.0).score < 0.1  # it gets another chance
 
 
 def test_pressure_grows_with_the_queue_and_is_nothing_without_one() -> None:
@@ -277,7 +277,7 @@ def test_what_an_interrupted_request_had_generated_teaches_nothing_of_lengths() 
     (event,) = events
     assert isinstance(event, Interrupt)
     target.release(event.request_ids[0], 1.05, output_tokens=1)
-    lengths = target.predictor.lengths
+    lengths = target.estimates.lengths
     assert lengths.seen == 0
     target.release("urgent", 1.1, output_tokens=7)
     assert lengths.seen == 1
@@ -311,7 +311,7 @@ def test_a_tenant_at_its_kv_budget_holds_nobody_up() -> None:
 
 def test_a_class_that_a_prediction_refuses_gets_another_chance() -> None:
     target = pool()
-    factor = target.predictor._of_class[QueueClass.PAID]
+    factor = target.estimates._of_class[QueueClass.PAID]
     for _ in range(200):
         factor.learn(0.1, 10.0, 0.0)
     assert factor.now(0.0) == 4.0

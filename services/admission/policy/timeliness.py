@@ -8,8 +8,9 @@ from itertools import islice
 
 from services.admission.policy.backlog import Backlog
 from services.admission.policy.books import Books
+from services.admission.policy.estimates import Estimates
 from services.admission.policy.fair_queue import Item
-from services.admission.policy.ledger import Ledger, Worker
+from services.admission.policy.fleet import Fleet
 from services.admission.policy.limits import Limits
 from services.admission.policy.model import (
     QUEUED_CLASSES,
@@ -17,7 +18,7 @@ from services.admission.policy.model import (
     QueueClass,
     Request,
 )
-from services.admission.policy.predict import Predictor
+from services.admission.policy.worker import Worker
 
 _INTERRUPTING = (QueueClass.PAID, QueueClass.FREE, QueueClass.OVER_QUOTA)
 _LOOKED_AT = 16  # waiting requests for which less urgent work may be interrupted
@@ -31,53 +32,53 @@ class Late:
     by: float  # seconds
 
 
-class Urgency:
+class Timeliness:
     """Compares predictions with deadlines and TTFT targets, for one pool. Resumed requests had their first token: they
     have a deadline, but no target."""
 
     def __init__(
-        self, limits: Limits, predictor: Predictor, ledger: Ledger, backlog: Backlog, books: Books, *, now: float
+        self, limits: Limits, estimates: Estimates, fleet: Fleet, backlog: Backlog, books: Books, *, now: float
     ) -> None:
         self._limits = limits
-        self._predictor = predictor
-        self._ledger = ledger
+        self._estimates = estimates
+        self._fleet = fleet
         self._backlog = backlog
         self._fair = limits.discipline == "fair"
         self._books = books
         self._next_interrupt = now
 
     def leave_by(self, request: Request, computed: float, now: float) -> float:
-        """When waiting on is of no use any more; `computed` as by `Predictor.computed_first_token`."""
+        """When waiting on is of no use any more; `computed` as by `Estimates.computed_first_token`."""
         if not self._has_target(request):
             return math.inf
-        return request.ttft_by - self._predictor.first_token_at_worst(computed, request, now)
+        return request.ttft_by - self._estimates.first_token_at_worst(computed, request, now)
 
     def in_time(self, request: Request, worker: Worker, now: float) -> bool:
         """Would its first token come in time from this worker now? Also yes when no worker could be quicker and
         nobody waits: then it is not load that makes it late."""
         if not self._has_target(request):
             return True
-        predictor, left = self._predictor, request.ttft_by - now
-        computed = predictor.computed_first_token(request, worker, self._ledger, now)
-        if predictor.first_token(computed, request, worker, now) <= left:
+        estimates, left = self._estimates, request.ttft_by - now
+        computed = estimates.computed_first_token(request, worker, self._fleet, now)
+        if estimates.first_token(computed, request, worker, now) <= left:
             return True
         waiting = len(self._backlog)
         if waiting > 1 or (waiting == 1 and self._backlog.find(request.request_id) is None):
             return False  # somebody else waits
-        unloaded = predictor.unloaded_first_token(request, self._ledger, now)
-        return predictor.first_token(unloaded, request, None, now) > left
+        unloaded = estimates.unloaded_first_token(request, self._fleet, now)
+        return estimates.first_token(unloaded, request, None, now) > left
 
     def late(self, request: Request, wait: float | None, now: float) -> Late | None:
         """Early rejection: better told now than after the wait. Resumed requests are never too late to go on."""
         if not self._fair or request.resumed_tokens:
             return None
-        predictor = self._predictor
-        computed = predictor.computed_first_token(request, None, self._ledger, now)
-        left = request.deadline - self._limits.return_margin - predictor.first_token(computed, request, None, now) - now
+        estimates = self._estimates
+        computed = estimates.computed_first_token(request, None, self._fleet, now)
+        left = request.deadline - self._limits.return_margin - estimates.first_token(computed, request, None, now) - now
         by_deadline = (wait or 0.0) - left
         by_target = -math.inf
         if request.ttft_by < math.inf:
-            left = request.ttft_by - predictor.first_token_at_worst(computed, request, now) - now
+            left = request.ttft_by - estimates.first_token_at_worst(computed, request, now) - now
             # The first of its class may try at its own risk: else a class could be refused for ever by a prediction.
             caution = self._limits.wait_caution if len(self._backlog.queue_of(request)) else 1.0
             by_target = (wait or 0.0) - caution * left
@@ -111,7 +112,7 @@ class Urgency:
             if self._has_target(request):
                 patience = (item.expires_at - item.queued_at) / 2
             if item.urgent or now - item.queued_at >= patience:
-                interrupt = self._ledger.victims(request, now)
+                interrupt = self._fleet.victims(request, now)
                 if interrupt is not None:
                     return [interrupt]
         return []
@@ -121,11 +122,11 @@ class Urgency:
         if not len(self._backlog):
             return 0.0
         request = item.request
-        wait = self._predictor.wait(request, self._backlog, self._ledger, now) or 0.0
+        wait = self._estimates.wait(request, self._backlog, self._fleet, now) or 0.0
         allowed = self._limits.ttl(request.queue_class)
         if self._has_target(request):
-            computed = self._predictor.computed_first_token(request, None, self._ledger, now)
-            target = request.ttft_by - item.queued_at - self._predictor.first_token_at_worst(computed, request, now)
+            computed = self._estimates.computed_first_token(request, None, self._fleet, now)
+            target = request.ttft_by - item.queued_at - self._estimates.first_token_at_worst(computed, request, now)
             allowed = self._limits.wait_caution * max(target, 1e-3)
         return wait / allowed
 

@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from services.admission.policy.edge_shedding import SLICE, EdgeShedding, FairRate, TenantLevel, _Demand
 from services.admission.policy.fading import FadingRate
-from services.admission.policy.levels import SLICE, FairRate, Levels, TenantLevel, _Account
 from services.admission.policy.model import QueueClass, Request
 
 BASE = Request("r", "t", "m@1", 10, 10, 1, 1e9, QueueClass.PAID)
@@ -21,7 +21,7 @@ class Load:
     """A pool that serves so much of each tenant's, second by second, while the edge sheds what it is told."""
 
     def __init__(self) -> None:
-        self.levels = Levels()
+        self.shedding = EdgeShedding()
         self.now = 0.0
         self.told: dict[str, float] = {}
 
@@ -34,16 +34,16 @@ class Load:
                 passes = comes * (1.0 - self.told.get(tenant, 0.0)) / 10
                 gets = min(passes, served / 10)
                 # Fractions of requests: the rates are what is under test.
-                self.levels.arrived(request, passes, self.now)
-                account = self.levels._accounts[tenant, request.queue_class]
-                account.came.add(self.now, (passes - 1.0) / (1.0 - self.told.get(tenant, 0.0)))
-                self.levels.granted(request, gets, self.now)
-                account.passed.add(self.now, gets - 1.0)
+                self.shedding.arrived(request, passes, self.now)
+                demand = self.shedding._demands[tenant, request.queue_class]
+                demand.came.add(self.now, (passes - 1.0) / (1.0 - self.told.get(tenant, 0.0)))
+                self.shedding.granted(request, gets, self.now)
+                demand.passed.add(self.now, gets - 1.0)
                 if passes > gets + 1e-9:
-                    self.levels.refused(request, passes - gets, 2.0, self.now)
+                    self.shedding.refused(request, passes - gets, 2.0, self.now)
             if round(self.now * 10) % 10 == 0:
-                tenants = self.levels.tenants(self.now)
-                self.levels.told(tenants)
+                tenants = self.shedding.tenants(self.now)
+                self.shedding.told(tenants)
                 self.told = {each.tenant: each.shed for each in tenants}
         return self.told
 
@@ -91,28 +91,28 @@ def test_a_tenant_whose_other_class_is_served_is_not_shed_for_the_one_that_is_no
 def test_when_the_edge_could_not_be_told_what_comes_is_all_there_is() -> None:
     load = Load()
     told = load.seconds(30, {"flood": (100.0, 10.0), "calm": (3.0, 3.0)})
-    load.levels.told(())
+    load.shedding.told(())
     load.told = {}
     again = load.seconds(30, {"flood": (100.0, 10.0), "calm": (3.0, 3.0)})
     assert again["flood"] == pytest.approx(told["flood"], abs=0.03)
 
 
 def test_memory_is_bounded_and_what_is_quiet_is_forgotten() -> None:
-    levels = Levels(max_tracked=10)
+    shedding = EdgeShedding(max_tracked=10)
     for number in range(100):
         request = replace(BASE, tenant=f"t{number}")
-        levels.arrived(request, 1.0, 0.0)
-        levels.refused(request, 1.0, 1.0, 0.0)
-    assert len(levels._accounts) == 10
-    levels.refused(BASE, 1.0, 1.0, 100.0)
-    assert levels.tenants(100.0) == ()
-    assert len(levels._accounts) == 0
+        shedding.arrived(request, 1.0, 0.0)
+        shedding.refused(request, 1.0, 1.0, 0.0)
+    assert len(shedding._demands) == 10
+    shedding.refused(BASE, 1.0, 1.0, 100.0)
+    assert shedding.tenants(100.0) == ()
+    assert len(shedding._demands) == 0
 
 
 def test_the_edge_gets_shares_and_times_in_order() -> None:
     load = Load()
     load.seconds(30, {"much": (200.0, 10.0), "some": (50.0, 10.0), "calm": (1.0, 1.0)})
-    first, second = load.levels.tenants(load.now)
+    first, second = load.shedding.tenants(load.now)
     assert (first.tenant, second.tenant) == ("much", "some")
     assert first.shed > second.shed
     assert isinstance(first, TenantLevel)
@@ -128,9 +128,9 @@ def test_fair_rates_use_up_the_capacity_and_never_more(asked: dict[str, tuple[fl
     asking = []
     for tenant, (want, weight) in asked.items():
         fair.count(weight, capacity / len(asked))
-        account = _Account(1.0, 0.0)
-        account.weight = weight
-        asking.append((want / weight, tenant, want, account))
+        demand = _Demand(1.0, 0.0)
+        demand.weight = weight
+        asking.append((want / weight, tenant, want, demand))
     asking.sort()
     fair.found_with(asking[:2])
     if fair.rate == math.inf:
@@ -142,12 +142,12 @@ def test_fair_rates_use_up_the_capacity_and_never_more(asked: dict[str, tuple[fl
 
 def test_d7_of_many_tenants_a_few_are_looked_at_at_a_time() -> None:
     """The number of `exp`s that one piece takes bounds the time that it takes."""
-    levels = Levels()
+    shedding = EdgeShedding()
     tenants = 4 * SLICE + 7
     for number in range(tenants):
         request = replace(BASE, tenant=f"t{number:05}", queue_class=QueueClass(1 + number % 2))
-        levels.arrived(request, 1.0 + number % 17, 0.0)
-        levels.refused(request, 1.0, 2.0, 0.0)
+        shedding.arrived(request, 1.0 + number % 17, 0.0)
+        shedding.refused(request, 1.0, 2.0, 0.0)
     calls = Counter[int]()
     piece = 0
 
@@ -158,13 +158,13 @@ def test_d7_of_many_tenants_a_few_are_looked_at_at_a_time() -> None:
             calls[piece] += 1
             return super().per_second(now)
 
-    for account in levels._accounts.values():
+    for demand in shedding._demands.values():
         for name in ("asked", "got", "came", "passed", "refused"):
-            getattr(account, name).__class__ = Counting
+            getattr(demand, name).__class__ = Counting
     told: tuple[TenantLevel, ...] = ()
-    for piece, found in enumerate(levels.survey(1.0), 1):
+    for piece, found in enumerate(shedding.survey(1.0), 1):
         told = found or ()
-        levels.arrived(replace(BASE, tenant=f"new{piece}"), 1.0, 1.0)  # others come meanwhile
+        shedding.arrived(replace(BASE, tenant=f"new{piece}"), 1.0, 1.0)  # others come meanwhile
     assert len(told) == 100
     assert [each.tenant for each in told] == sorted(each.tenant for each in told)
     assert sum(calls.values()) > 4 * tenants

@@ -45,7 +45,7 @@ class TenantLevel:
     retry_after: float  # seconds
 
 
-class _Account:
+class _Demand:
     """A tenant in one class. `asked` and `got` in cost units per second, which is what fairness goes by; `came` and
     `passed` in requests, which is what the edge sheds. What it shed is reckoned in."""
 
@@ -62,12 +62,12 @@ class _Account:
 
 
 _T = TypeVar("_T")
-_Asking = tuple[float, str, float, _Account]
-"""A tenant of one class: rate over weight, name (unique in its class), rate, account."""
+_Asking = tuple[float, str, float, _Demand]
+"""A tenant of one class: rate over weight, name (unique in its class), rate, demand."""
 _ALL = TenantLevel("", math.inf, 0.0)
 
 
-class Levels:
+class EdgeShedding:
     """Who asks for how much of a pool, and gets how much. Memory: `max_tracked` tenants × classes."""
 
     def __init__(
@@ -88,45 +88,45 @@ class Levels:
         self._end = end
         self._most = most
         self._max_tracked = max_tracked
-        self._accounts: OrderedDict[tuple[str, QueueClass], _Account] = OrderedDict()
+        self._demands: OrderedDict[tuple[str, QueueClass], _Demand] = OrderedDict()
         self._told: dict[str, float] = {}
         self._refused_at = -math.inf
 
     def arrived(self, request: Request, cost: float, now: float) -> None:
         """A request came; it stands for those that the edge shed."""
         key = request.tenant, request.queue_class
-        account = self._accounts.get(key)
-        if account is None:
-            account = self._accounts[key] = _Account(self._memory, now)
-            if len(self._accounts) > self._max_tracked:
-                self._accounts.popitem(last=False)
+        demand = self._demands.get(key)
+        if demand is None:
+            demand = self._demands[key] = _Demand(self._memory, now)
+            if len(self._demands) > self._max_tracked:
+                self._demands.popitem(last=False)
         else:
-            self._accounts.move_to_end(key)
-        account.weight = request.weight
+            self._demands.move_to_end(key)
+        demand.weight = request.weight
         stands_for = 1.0 / (1.0 - self._told.get(request.tenant, 0.0))
-        account.asked.add(now, cost * stands_for)
-        account.came.add(now, stands_for)
+        demand.asked.add(now, cost * stands_for)
+        demand.came.add(now, stands_for)
 
     def granted(self, request: Request, cost: float, now: float) -> None:
         """A request got a worker."""
-        account = self._accounts.get((request.tenant, request.queue_class))
-        if account is not None:
-            account.got.add(now, cost)
-            account.passed.add(now, 1.0)
+        demand = self._demands.get((request.tenant, request.queue_class))
+        if demand is not None:
+            demand.got.add(now, cost)
+            demand.passed.add(now, 1.0)
 
     def rate_of(self, request: Request, now: float) -> float:
         """Cost units per second that the tenant gets in this class."""
-        account = self._accounts.get((request.tenant, request.queue_class))
-        return account.got.per_second(now) if account is not None else 0.0
+        demand = self._demands.get((request.tenant, request.queue_class))
+        return demand.got.per_second(now) if demand is not None else 0.0
 
     def refused(self, request: Request, cost: float, retry_after: float | None, now: float) -> None:
         """A request was refused or evicted because there was too much."""
         self._refused_at = now
-        account = self._accounts.get((request.tenant, request.queue_class))
-        if account is not None:
-            account.refused.add(now, cost)
+        demand = self._demands.get((request.tenant, request.queue_class))
+        if demand is not None:
+            demand.refused.add(now, cost)
             if retry_after is not None:
-                account.retry_after.add(retry_after)
+                demand.retry_after.add(retry_after)
 
     def told(self, tenants: tuple[TenantLevel, ...]) -> None:
         """The edge knows this now, and sheds accordingly; nothing when it could not be told."""
@@ -144,9 +144,9 @@ class Levels:
             return
         asking: dict[QueueClass, list[list[_Asking]]] = {}
         fair = {queue_class: FairRate() for queue_class in QueueClass}
-        for accounts in _slices(list(self._accounts.items())):
+        for demands in _slices(list(self._demands.items())):
             yield None
-            for queue_class, part in self._asking(accounts, fair, now).items():
+            for queue_class, part in self._asking(demands, fair, now).items():
                 asking.setdefault(queue_class, []).append(part)
         named: dict[str, TenantLevel | None] = {}
         for queue_class, parts in asking.items():
@@ -166,18 +166,18 @@ class Levels:
         yield tuple(most)
 
     def _asking(
-        self, accounts: list[tuple[tuple[str, QueueClass], _Account]], fair: dict[QueueClass, FairRate], now: float
+        self, demands: list[tuple[tuple[str, QueueClass], _Demand]], fair: dict[QueueClass, FairRate], now: float
     ) -> dict[QueueClass, list[_Asking]]:
-        """Those of the accounts that asked for anything lately, those who ask least first; the others are forgotten."""
+        """Those that asked for anything lately, those who ask least first; the others are forgotten."""
         found: dict[QueueClass, list[_Asking]] = {}
-        for key, account in accounts:
-            if now - account.asked.at > _QUIET * self._memory:
-                self._accounts.pop(key, None)
+        for key, demand in demands:
+            if now - demand.asked.at > _QUIET * self._memory:
+                self._demands.pop(key, None)
                 continue
             tenant, queue_class = key
-            rate = account.asked.per_second(now)
-            found.setdefault(queue_class, []).append((rate / account.weight, tenant, rate, account))
-            fair[queue_class].count(account.weight, account.got.per_second(now))
+            rate = demand.asked.per_second(now)
+            found.setdefault(queue_class, []).append((rate / demand.weight, tenant, rate, demand))
+            fair[queue_class].count(demand.weight, demand.got.per_second(now))
         for part in found.values():
             part.sort()
         return found
@@ -185,18 +185,18 @@ class Levels:
     def _name(self, part: list[_Asking], fair: float, named: dict[str, TenantLevel | None], now: float) -> None:
         """Adds whom of these the edge should shed, and None for those whom it should not: a tenant is shed by the least
         of its classes' shares."""
-        for _, tenant, asked, account in part:
+        for _, tenant, asked, demand in part:
             share = 0.0
-            if asked > fair * account.weight and account.refused.per_second(now) > 0.0:
-                share = 1.0 - self._headroom * account.passed.per_second(now) / account.came.per_second(now)
-                share *= math.exp(min(0.0, _CALM - (now - account.refused.at)) / _FADING)
+            if asked > fair * demand.weight and demand.refused.per_second(now) > 0.0:
+                share = 1.0 - self._headroom * demand.passed.per_second(now) / demand.came.per_second(now)
+                share *= math.exp(min(0.0, _CALM - (now - demand.refused.at)) / _FADING)
             if share < (self._end if tenant in self._told else self._begin):
                 named[tenant] = None
                 continue
             shed = round(round(min(self._most, share) / _GRAIN) * _GRAIN, 2)
             before = named.get(tenant, _ALL)
             if before is not None and shed < before.shed:
-                named[tenant] = TenantLevel(tenant, shed, account.retry_after.mean)
+                named[tenant] = TenantLevel(tenant, shed, demand.retry_after.mean)
 
 
 class FairRate:
@@ -216,12 +216,12 @@ class FairRate:
 
     def found_with(self, asking: Iterable[_Asking]) -> bool:
         """What some ask for, those who ask least by weight first. True when that is enough to know the rate."""
-        for by_weight, _, rate, account in asking:
+        for by_weight, _, rate, demand in asking:
             if by_weight * self._weights > self._left:
                 self.rate = self._left / self._weights
                 return True
             self._left -= rate
-            self._weights -= account.weight
+            self._weights -= demand.weight
         return False
 
 

@@ -1,4 +1,4 @@
-"""One worker's account: what is held on it, what it told, and what room that leaves now.
+"""One worker: what is held on it, what it told, and what room that leaves now.
 
 Every granted request holds its need (KV blocks and sequences) from grant to release. What is granted never exceeds what
 the worker has; where answers turn out longer than was expected at the grant, reservations grow with what the worker
@@ -23,12 +23,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from services.admission.policy.limits import Limits
-from services.admission.policy.model import (
-    QueueClass,
-    Report,
-    Request,
-    WorkerSpec,
-)
+from services.admission.policy.model import QueueClass, Report, Request, WorkerSpec
 from services.admission.policy.outliers import Outliers
 
 _LOOK = 1.0  # seconds between two looks at how slow a slow worker is
@@ -95,7 +90,7 @@ class _Tenant:
 class Room:
     """What a worker can take now, and how it stands; see placement.py for what becomes of it."""
 
-    until: float = -math.inf  # computed anew from then on; any change of the account makes it -inf
+    until: float = -math.inf  # computed anew from then on; any change of the worker makes it -inf
     grows: float = math.inf  # when there may be more of it without any change
     blocks: int = 0  # 0 with `sequences` while it takes nothing
     sequences: int = 0
@@ -107,7 +102,7 @@ class Room:
 
 
 class Worker:
-    """One worker's account."""
+    """What is known of one."""
 
     def __init__(
         self,
@@ -117,7 +112,7 @@ class Worker:
         now: float,
         slowness: Callable[[str, float], float] = lambda worker, now: 0.0,
     ) -> None:
-        """`slowness`: see the ledger."""
+        """`slowness`: see the fleet."""
         self.spec = spec
         self._limits = limits
         self._outliers = outliers
@@ -200,7 +195,7 @@ class Worker:
         return self.live and not self._draining and self.report is not None and not self.report.draining
 
     def room(self, now: float) -> Room:
-        """What it can take now; valid until the account changes."""
+        """What it can take now; valid until it changes."""
         room = self.last_room
         if now >= room.until:
             self._look(room, now)

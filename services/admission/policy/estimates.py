@@ -22,10 +22,11 @@ from services.admission.policy.backlog import Backlog
 from services.admission.policy.fading import FadingMean, FadingRate
 from services.admission.policy.fair_queue import FairQueue
 from services.admission.policy.first_tokens import FirstTokens
-from services.admission.policy.ledger import Ledger, Worker
+from services.admission.policy.fleet import Fleet
 from services.admission.policy.lengths import Lengths
 from services.admission.policy.limits import Limits
 from services.admission.policy.model import QueueClass, Request
+from services.admission.policy.worker import Worker
 
 _MEMORY = 10.0  # seconds that rates remember
 _TRUST = 1.0  # seconds of backlog that weigh as much as what workers report
@@ -115,7 +116,7 @@ class _Factor:
         self.at = now
 
 
-class Predictor:
+class Estimates:
     """Estimates of one pool. Learns from what it is told; all answers are seconds or cost units."""
 
     def __init__(self, limits: Limits, *, now: float) -> None:
@@ -178,10 +179,10 @@ class Predictor:
 
     # ---- predicting ----------------------------------------------------------------------------------------------
 
-    def wait(self, request: Request, backlog: Backlog, ledger: Ledger, now: float) -> float | None:
+    def wait(self, request: Request, backlog: Backlog, fleet: Fleet, now: float) -> float | None:
         """Seconds that the request would wait in the queue; None when nothing is known yet."""
-        self.observe(now, backlogged=len(backlog) > 0 and ledger.staffed)
-        rate = self._rate.per_second(self._look(ledger, now).supposed_rate)
+        self.observe(now, backlogged=len(backlog) > 0 and fleet.staffed)
+        rate = self._rate.per_second(self._look(fleet, now).supposed_rate)
         if not rate:
             return None
         own = request.queue_class
@@ -201,9 +202,9 @@ class Predictor:
         waiting = sum(queue.backlog for queue in backlog.higher(own))
         return min(reserved, (waiting + ahead) / left)
 
-    def class_wait(self, queue_class: QueueClass, backlog: Backlog, ledger: Ledger, now: float) -> float:
+    def class_wait(self, queue_class: QueueClass, backlog: Backlog, fleet: Fleet, now: float) -> float:
         """Seconds until all that waits now in the class has been served; 0 while nothing is known."""
-        rate = self._rate.per_second(self._look(ledger, now).supposed_rate)
+        rate = self._rate.per_second(self._look(fleet, now).supposed_rate)
         queue = backlog.queues.get(queue_class)
         if not rate or queue is None or not len(queue):
             return 0.0
@@ -211,9 +212,9 @@ class Predictor:
         left = rate - sum(each.per_second(now) for other, each in self._let_in.items() if other < queue_class)
         return self._of_class[queue_class].now(now) * waiting / max(left, rate * self._limits.reserved_share)
 
-    def computed_first_token(self, request: Request, worker: Worker | None, ledger: Ledger, now: float) -> float:
+    def computed_first_token(self, request: Request, worker: Worker | None, fleet: Fleet, now: float) -> float:
         """Seconds from a grant (to this worker, or one like all) to the first token, by the formula alone."""
-        speed = self._look(ledger, now)
+        speed = self._look(fleet, now)
         if worker is None or worker.report is None:
             return speed.step + (speed.queued_prefill + request.prompt_tokens) / speed.prefill_rate
         rate = worker.report.prefill_tokens_per_second or speed.prefill_rate
@@ -229,22 +230,22 @@ class Predictor:
         """What nearly all first tokens of such requests stay below."""
         return max(0.0, computed + self.first_tokens.beyond(request, None, now).at_worst)
 
-    def unloaded_first_token(self, request: Request, ledger: Ledger, now: float) -> float:
+    def unloaded_first_token(self, request: Request, fleet: Fleet, now: float) -> float:
         """From a grant to the first token on the quickest worker that the request may use, if that had nothing else to
         do."""
-        speed = self._look(ledger, now)
+        speed = self._look(fleet, now)
         quickest = math.inf
-        for worker in ledger.eligible(request):
+        for worker in fleet.eligible(request):
             report = worker.report
-            if report is not None and worker.open() and not ledger.outliers.ejected(worker.spec.worker, now):
+            if report is not None and worker.open() and not fleet.outliers.ejected(worker.spec.worker, now):
                 rate = report.prefill_tokens_per_second or speed.prefill_rate
                 quickest = min(quickest, (report.decode_step or speed.step) + request.prompt_tokens / rate)
         return quickest
 
-    def _look(self, ledger: Ledger, now: float) -> _Speed:
+    def _look(self, fleet: Fleet, now: float) -> _Speed:
         if now >= self._look_at:
             self._look_at = now + _LOOK
-            self._speed = self._speed_of([w for w in ledger.workers.values() if w.live and w.report is not None])
+            self._speed = self._speed_of([w for w in fleet.workers.values() if w.live and w.report is not None])
         return self._speed
 
     def _speed_of(self, workers: Iterable[Worker]) -> _Speed:
