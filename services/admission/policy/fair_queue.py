@@ -4,19 +4,23 @@ Each tenant has a counter of service received, divided by its weight; the backlo
 next (start-time fair queuing, Goyal et al. 1996, with the counters of VTC, Sheng et al. 2024). A tenant that becomes
 backlogged is lifted to the present level, the counter at which service was last given, so that idleness is not credit:
 that of the version which it asks for, since another one's workers may serve far more than that one's.
+But for its *burst* (as BVT's latency credit, Duda and Cheriton 1999): it is lifted to the level of `burst_seconds` ago
+only, as if it had come then. Requests come in clusters, and a tenant that asks for less than its share must not wait
+behind a flood for each cluster as if it had asked for all of its share before.
 What a request is expected to cost is charged on dispatch and corrected, up or down, when its real cost is known.
 
 Bound: let f and g be backlogged from t1 to t2 and heads be dispatched in order. Then the real costs of what f and g
 were granted in that time, each divided by the tenant's weight, differ by at most 2·U + 2·E, where U is the largest
 real cost of one request over its weight and E the largest sum of errors (real minus charged, over weight) of one
 tenant's uncorrected requests at one time minus the other's. With exact expectations E is 0; without any it is at most
-what runs at once, as in VTC. Proven by tests/unit/admission/test_fair_queue.py.
+what runs at once, as in VTC. Of a tenant that came back with a burst before t1, that burst is to be added. Proven by
+tests/unit/admission/test_fair_queue.py.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_left, insort
-from collections import OrderedDict
+from collections import OrderedDict, deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from heapq import merge
@@ -32,6 +36,9 @@ Lane = tuple[bool, str, tuple[str, ...]]
 """Is it new (not resumed), its model version, its zones: requests of a lane look for room on the same workers."""
 _Place = tuple[float, int, "Flow"]
 """Counter, `since`, which is unique, and whose they are."""
+_Levels = tuple[float, dict[str, float]]
+"""Of all, and by version."""
+_SAMPLES = 8  # of the levels, in the time of a burst
 
 
 @dataclass(slots=True, eq=False)
@@ -60,12 +67,13 @@ class Flow:
     lost if they do not come back soon.
     """
 
-    __slots__ = ("backlog", "counter", "lanes", "parked", "since", "size", "tenant", "weight")
+    __slots__ = ("backlog", "counter", "entered", "lanes", "parked", "since", "size", "tenant", "weight")
 
     def __init__(self, tenant: str, since: int) -> None:
         self.tenant = tenant
         self.since = since  # order of the request that made it backlogged
         self.counter = 0.0
+        self.entered = 0.0  # the level when it became backlogged; with a burst its counter began below
         self.weight = 1.0
         self.lanes: dict[Lane, OrderedDict[str, Item]] = {}
         self.parked: set[Lane] = set()  # lanes that are passed over until something changes
@@ -108,8 +116,9 @@ class FairQueue:
     Memory: one `Flow` per tenant that waits, plus the counters of at most `max_idle` tenants that do not.
     """
 
-    def __init__(self, *, max_idle: int = 10_000, by_tenant: bool = True) -> None:
-        """Without `by_tenant` all are one flow, in order of arrival: the plain queue to compare with."""
+    def __init__(self, *, max_idle: int = 10_000, by_tenant: bool = True, burst_seconds: float = 0.0) -> None:
+        """Without `by_tenant` all are one flow, in order of arrival: the plain queue to compare with. Bursts want
+        `tick`."""
         self._by_tenant = by_tenant
         self._flows: dict[str, Flow] = {}  # backlogged
         self._order: list[_Place] = []  # the same, by counter
@@ -120,12 +129,22 @@ class FairQueue:
         self._items: dict[str, Item] = {}
         self._level = 0.0  # virtual time: the counter at which service was last given
         self._levels: OrderedDict[str, float] = OrderedDict()  # likewise, of each version: each has workers of its own
+        self._burst_seconds = burst_seconds
+        self._past: deque[tuple[float, _Levels]] = deque()  # the oldest is that of `burst_seconds` ago
         self._max_idle = max_idle
         self.backlog = 0.0
         """Cost units waiting in all."""
 
     def __len__(self) -> int:
         return len(self._items)
+
+    def tick(self, now: float) -> None:
+        """Time goes on, in seconds; call it several times in `burst_seconds`."""
+        past, seconds = self._past, self._burst_seconds
+        if seconds and (not past or now >= past[-1][0] + seconds / _SAMPLES):
+            past.append((now, (self._level, dict(self._levels))))
+            while len(past) > 1 and past[1][0] <= now - seconds:
+                past.popleft()
 
     def size_of(self, tenant: str) -> int:
         """How many requests of the tenant wait."""
@@ -140,7 +159,7 @@ class FairQueue:
         """The counter at which the tenant's next request for the version would be served."""
         key = self._key(tenant)
         flow = self._flows.get(key)
-        return flow.counter if flow is not None else max(self._level_at(version), self._idle.get(key, 0.0))
+        return flow.counter if flow is not None else self._start_of(key, version)
 
     def flows(self) -> Iterator[Flow]:
         """The backlogged tenants, in no particular order."""
@@ -204,7 +223,7 @@ class FairQueue:
         """
         item = self._items[request_id]
         flow = self._flows[self._key(item.request.tenant)]
-        self._served_at(flow.counter, item.request.model_version)
+        self._served_at(max(flow.counter, flow.entered), item.request.model_version)
         self._move(flow, flow.counter + item.cost / item.request.weight)
         self.remove(request_id)
         return item
@@ -219,7 +238,7 @@ class FairQueue:
             return
         start = self.level_of(tenant, version)
         if not self._flows:
-            self._served_at(start, version)
+            self._served_at(max(start, self._level_at(version)), version)
         self._remember(key, start + cost / weight)
 
     def correct(self, tenant: str, weight: float, difference: float) -> None:
@@ -229,7 +248,7 @@ class FairQueue:
         if flow is not None:
             self._move(flow, flow.counter + difference / weight)
         elif key in self._idle or difference > 0.0:
-            self._remember(key, self._idle.get(key, self._level) + difference / weight)
+            self._remember(key, self._idle.get(key, self._lowest()) + difference / weight)
 
     def park(self, item: Item) -> None:
         """A waiting request is at the head of its tenant's lane and kept out by the tenant's own KV budget: the lane is
@@ -304,8 +323,24 @@ class FairQueue:
     def _lane(self, request: Request) -> Lane:
         return not (self._by_tenant and request.resumed_tokens), request.model_version, request.zones
 
+    def _start_of(self, key: str, version: str) -> float:
+        """Where a tenant begins that has nothing waiting."""
+        level = self._level_at(version)
+        if self._past:
+            of_all, of_versions = self._past[0][1]
+            level = min(level, of_versions.get(version, of_all))
+        return max(level, self._idle.get(key, 0.0))
+
+    def _lowest(self) -> float:
+        """Nobody begins below."""
+        lowest = min(self._levels.values(), default=self._level)
+        if self._past:
+            of_all, of_versions = self._past[0][1]
+            lowest = min(lowest, min(of_versions.values(), default=of_all))
+        return lowest
+
     def _level_at(self, version: str) -> float:
-        """Where tenants begin that have nothing waiting. Of a version that nobody was served of, with all others."""
+        """Where service is given. Of a version that nobody was served of, where it is to all others."""
         return self._levels.get(version, self._level)
 
     def _served_at(self, counter: float, version: str) -> None:
@@ -316,7 +351,9 @@ class FairQueue:
 
     def _activate(self, key: str, version: str, since: int) -> Flow:
         flow = Flow(key, since)
-        flow.counter = max(self._level_at(version), self._idle.pop(key, 0.0))
+        flow.counter = self._start_of(key, version)
+        flow.entered = self._level_at(version)
+        self._idle.pop(key, None)
         self._flows[key] = flow
         insort(self._order, (flow.counter, flow.since, flow))
         return flow
@@ -348,9 +385,9 @@ class FairQueue:
         return bisect_left(order, (flow.counter, flow.since))  # type: ignore[type-var]
 
     def _remember(self, key: str, counter: float) -> None:
-        """Keeps an idle tenant's counter while it says more than the levels do."""
+        """Keeps an idle tenant's counter while it says more than where all begin."""
         self._idle.pop(key, None)
-        if counter > min(self._levels.values(), default=self._level):
+        if counter > self._lowest():
             self._idle[key] = counter
             if len(self._idle) > self._max_idle:
                 self._idle.popitem(last=False)

@@ -77,6 +77,9 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     preemption, only `max_queued` and the callers' deadlines: what to compare with."""
     reserved_share: float = 0.05
     """Share of the cost granted to a class that those waiting behind it get, so that none starves."""
+    burst_seconds: float = 3.0
+    """A tenant that had nothing waiting goes first with what it would have got in so many seconds, had it waited: what
+    a cluster of requests finds of its share though others flood. Not so batch requests. 0: idleness is no credit."""
     wait_caution: float = 0.5
     """Share of the time until a request's TTFT target that its predicted wait may take; beyond, it is refused."""
     preempt_after: float = 1.0
@@ -152,6 +155,8 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
             raise ValueError("reserved_share must be above 0 and below 1")
         if not 0 < self.wait_caution <= 1:
             raise ValueError("wait_caution must be above 0 and at most 1")
+        if not 0 <= self.burst_seconds < math.inf:
+            raise ValueError("burst_seconds must not be negative")
         if min(self.preempt_after, self.preempt_interval) < 0:
             raise ValueError("preempt_after and preempt_interval must not be negative")
         if not 0 <= self.shadow_room <= self.shadow_yield <= 1:

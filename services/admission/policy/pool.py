@@ -193,6 +193,7 @@ class Pool:
 
     def tick(self, now: float) -> list[Event]:
         """What the passing of time brings: evictions, overdue shares, kept work that expired. Call it often."""
+        self.backlog.tick(now)
         events: list[Event] = [self._evict(item, now) for item in self.backlog.expired(now)]
         if now >= self._next_sweep:
             self._next_sweep = now + _SWEEP

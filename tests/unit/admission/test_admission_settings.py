@@ -24,6 +24,7 @@ def test_settings_that_make_no_sense_are_refused(field: str, value: float) -> No
         ("output_reserve", 1.5),
         ("reserved_share", 0.0),
         ("reserved_share", 1.0),
+        ("burst_seconds", -1.0),
         ("wait_caution", 0.0),
         ("wait_caution", 1.1),
         ("preempt_after", -1.0),

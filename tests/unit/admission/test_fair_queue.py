@@ -248,6 +248,52 @@ def test_idleness_is_not_credit() -> None:
     assert order.count("late") == 4
 
 
+def test_who_comes_back_goes_first_with_what_it_would_have_got_lately_and_no_more() -> None:
+    queue = FairQueue(burst_seconds=3.0)
+    for _ in range(60):
+        queue.push(item("flooder", 10))
+    for second in range(10):  # 20 a second
+        queue.tick(second)
+        serve(queue), serve(queue)
+    before = queue.level_of("newcomer")
+    for _ in range(20):
+        queue.push(item("late", 10))
+    assert [serve(queue).request.tenant for _ in range(9)] == ["late"] * 9  # seconds 6 to 9, and one more
+    assert queue.level_of("newcomer") >= before  # nor does it take others back with it
+    order = [serve(queue).request.tenant for _ in range(6)]
+    assert order.count("late") == 3
+
+
+@given(
+    steps=st.lists(st.tuples(st.integers(0, 3), st.lists(costs, max_size=4), st.floats(0, 2)), min_size=1, max_size=40),
+    weight=weights,
+)
+def test_coming_and_going_gains_one_burst_and_no_more(
+    steps: list[tuple[int, list[float], float]], weight: float
+) -> None:
+    """Over any time: what those who never left got in it and in the time of a burst before, and a request of each."""
+    burst, now = 3.0, 0.0
+    queue = FairQueue(burst_seconds=burst)
+    served: list[tuple[float, str, float]] = []
+    for serves, asked, passed in steps:
+        queue.tick(now)
+        for cost in asked:
+            queue.push(item("guest", cost, weight))
+        for _ in range(serves):
+            while (flow := queue.flow("resident")) is None or flow.size < 2:
+                queue.push(item("resident", 100.0))
+            got = serve(queue)
+            served.append((now, got.request.tenant, got.cost / got.request.weight))
+        now += passed
+    # `tick` samples eight times in the time of a burst, here at most every 2 s.
+    reach = burst + burst / 8 + 2.0
+    for first, _, _ in served:
+        for last, _, _ in served:
+            guest = sum(cost for at, who, cost in served if who == "guest" and first <= at <= last)
+            resident = sum(cost for at, who, cost in served if who == "resident" and first - reach <= at <= last)
+            assert guest <= resident + 2 * max(100.0, 1000.0 / weight)
+
+
 def test_service_without_waiting_counts_when_waiting_begins() -> None:
     queue = FairQueue()
     for _ in range(5):
