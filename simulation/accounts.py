@@ -27,7 +27,7 @@ SECOND = 1_000_000_000
 TENANT, MODEL = "acme", "fast"
 SHARE_NS, LEASE_NS, RENEW_NS = 10 * SECOND, 20 * SECOND, 5 * SECOND
 Fact = tuple[str, str, int]
-"""("lease", request id, 0) or ("share", holder, number)."""
+"""("lease", request id, its tokens) or ("share", holder, number)."""
 
 
 @dataclass(slots=True)
@@ -161,6 +161,19 @@ class Mesh:
         else:
             gateway.outbox.append(message)
 
+    def grow(self, gateway: Gateway, tokens: int) -> None:
+        """The gateway's oldest request wants so many more."""
+        for rid, request in self.requests.items():
+            if request.gateway == gateway.number and request.running:
+                if any(message.kind == "reserve" and message.rid == rid for message in gateway.outbox):
+                    return
+                message = Message("reserve", rid, request.tokens + tokens, gateway.bridge.seen(TENANT), self.now)
+                if gateway.to is None:
+                    self._decide_locally(gateway, message)
+                else:
+                    gateway.outbox.append(message)
+                return
+
     def give_up(self, gateway: Gateway) -> None:
         """The oldest question was not answered in time."""
         for message in gateway.outbox:
@@ -193,6 +206,7 @@ class Mesh:
         self.cut(gateway)
         gateway.to = self.owner
         self._renew(gateway)
+        self._tell_grown(gateway)
 
     def restart(self, gateway: Gateway) -> None:
         """It dies, and another life begins."""
@@ -210,6 +224,12 @@ class Mesh:
         if rids:
             gateway.outbox.append(Message("renew", rids=rids))
 
+    def _tell_grown(self, gateway: Gateway) -> None:
+        for key in tuple(gateway.bridge.grown(self._at(gateway))):
+            lost = gateway.bridge.lost(key)
+            if lost is not None:
+                gateway.outbox.append(Message("claim", key[1], lost[0]))
+
     def _decide_locally(self, gateway: Gateway, message: Message) -> None:
         request, now = self.requests[message.rid], self._at(gateway)
         ask = Ask(TENANT, MODEL, message.rid, message.tokens)
@@ -224,7 +244,7 @@ class Mesh:
             else:
                 request.by_part = True
                 self.forgiven.add(message.rid)
-            request.running, request.heard = True, self.now
+            request.running, request.heard, request.tokens = True, self.now, message.tokens
             if gateway.to is not None:
                 gateway.outbox.append(Message("claim", message.rid, message.tokens))
             self.check()
@@ -249,9 +269,18 @@ class Mesh:
         if message.kind in ("claim", "settle"):
             gateway.bridge.taken((TENANT, message.rid))
         if message.kind == "reserve" and reply.granted:
-            gateway.bridge.served((TENANT, message.rid), message.tokens, over_quota=False, until=1 << 62)
-            self.requests[message.rid].running = True
-            self.check()
+            request = self.requests[message.rid]
+            if request.over is None:  # else it ended while it asked for more
+                gateway.bridge.served(
+                    (TENANT, message.rid),
+                    message.tokens,
+                    over_quota=False,
+                    until=1 << 62,
+                    tokens=message.tokens,
+                    spend=0,
+                )
+                request.running, request.tokens = True, message.tokens
+                self.check()
         for rid in reply.unknown:
             lost = gateway.bridge.lost((TENANT, rid))
             if lost is not None:
@@ -275,7 +304,7 @@ class Mesh:
         ledger, now, reply = limiter.replica.ledger, self._at(limiter), Reply(message)
         if message.kind == "settle":
             ledger.settle(TENANT, MODEL, message.rid, message.tokens, now)
-            self._learn(limiter, ("lease", message.rid, 0))
+            self._learn(limiter, ("lease", message.rid, 1 << 62))
         elif message.kind == "renew":
             reply.unknown = tuple(ledger.renew(TENANT, message.rids, lease_ns=LEASE_NS, now=now))
             for rid in set(message.rids) - set(reply.unknown):
@@ -283,17 +312,16 @@ class Mesh:
         else:
             granted = message.kind == "claim"
             ask = Ask(TENANT, MODEL, message.rid, message.tokens, holder=holder, granted=granted)
-            before = ledger.holds(TENANT, message.rid)
+            lease = ledger.books.lease((TENANT, message.rid))
+            before = lease is not None and lease.tokens >= message.tokens
             reply.granted = isinstance(ledger.reserve(ask, lease_ns=LEASE_NS, now=now), Admitted)
             if reply.granted:
                 self.requests[message.rid].heard = self.now
-                self._learn(limiter, ("lease", message.rid, 0))
+                self._learn(limiter, ("lease", message.rid, message.tokens))
                 if not granted and not before:
                     self._forgive(limiter)
                     if any(
-                        request.share is not None
-                        and request.share[1] == holder
-                        and ("lease", rid, 0) not in limiter.knows
+                        request.share is not None and request.share[1] == holder and not self.known(limiter, rid)
                         for rid, request in self.requests.items()
                     ):
                         self.forgiven.add(message.rid)  # asked before it told what it gave out
@@ -319,6 +347,11 @@ class Mesh:
         limiter.knows.add(fact)
         limiter.fresh.add(fact)
 
+    def known(self, limiter: Limiter, rid: str) -> bool:
+        """Whether it knows all that a request has, or that it is over."""
+        tokens = self.requests[rid].tokens
+        return any(("lease", rid, each) in limiter.knows for each in (tokens, 1 << 62))
+
     def _forgive(self, limiter: Limiter) -> None:
         """It grants, or tells a share, without knowing these."""
         for fact, (at, tokens) in self.told.items():
@@ -329,7 +362,7 @@ class Mesh:
                 continue
             if request.heard + LEASE_NS + MINUTE_NS <= self.now and request.running:
                 self.forgiven.add(rid)  # cut off for longer than its lease
-            elif ("lease", rid, 0) not in limiter.knows:
+            elif not self.known(limiter, rid):
                 share = request.share
                 held = share is not None and share in limiter.knows and self.told[share][0] + SHARE_NS > self.now
                 if not held or rid in self.claimed:  # whoever it was told to has not told it

@@ -38,17 +38,19 @@ class Reserve(Protocol):
     over_quota_allowed: bool
     request_counted: bool
     granted: bool
+    grows: bool
 
 
 def ask_of(reserve: Reserve, prices: PriceBook, *, holder: str = "") -> Ask:
-    """What a Reserve asks for, priced; never for fewer tokens than its own prompt and outputs need.
+    """What a Reserve asks for, priced; never for fewer tokens than its own prompt and outputs need, but where it says
+    that it grows: then not for fewer than its prompt.
 
     A request that names a prompt and no output has none: several prompts, of which it names the longest.
 
     :raises WeirError: INVALID_REQUEST for more than `MOST_TOKENS`.
     """
     prompt, output = reserve.prompt_tokens, reserve.max_output_tokens
-    tokens = max(reserve.tokens, prompt + output * (reserve.choices or 1))
+    tokens = max(reserve.tokens, prompt + (0 if reserve.grows else output * (reserve.choices or 1)))
     if tokens > MOST_TOKENS:
         raise WeirError(Reason.INVALID_REQUEST, f"no request has {tokens} tokens", limit="tokens")
     model, version = reserve.model, reserve.model_version
@@ -66,6 +68,7 @@ def ask_of(reserve: Reserve, prices: PriceBook, *, holder: str = "") -> Ask:
         reserve.over_quota_allowed,
         holder,
         reserve.granted,
+        reserve.grows,
     )
 
 

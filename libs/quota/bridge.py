@@ -20,6 +20,9 @@ class _Running(NamedTuple, Generic[T]):
     ask: T
     over_quota: bool
     until: int
+    tokens: int
+    spend: int
+    grown: bool
 
 
 class Bridge(Generic[T]):
@@ -66,15 +69,35 @@ class Bridge(Generic[T]):
         self._seen[tenant] = number
         self._ledger.own(tenant, shares, until, now)
 
-    def served(self, key: Key, ask: T, *, over_quota: bool, until: int) -> None:
-        """The owner granted it; it runs no longer than that."""
-        self._running[key] = _Running(ask, over_quota, until)
+    def runs(self, key: Key) -> bool:
+        """It was granted and has not ended."""
+        return key in self._running
+
+    def served(self, key: Key, ask: T, *, over_quota: bool, until: int, tokens: int, spend: int) -> None:
+        """The owner granted it, or more for it; `tokens` and `spend` in all. It runs no longer than `until`."""
+        self._running[key] = _Running(ask, over_quota, until, tokens, spend, key in self._running)
 
     def reserve(self, ask: Ask, kept: T, *, lease_ns: int, until: int, now: int) -> Admitted | Denied | SettledAlready:
-        """Decides here."""
+        """Decides here; of what runs already, about what it is to have beyond that."""
+        tokens, spend = ask.tokens, ask.spend
+        running = self._running.get((ask.tenant, ask.request_id))
+        if running is not None:
+            self._ledger.expire(now)
+            held = self._ledger.books.lease((ask.tenant, ask.request_id))
+            if held is None:
+                self._ledger.forget_ended(ask.tenant, ask.request_id)
+            ask = ask._replace(
+                tokens=tokens - running.tokens + (held.tokens if held else 0),
+                spend=max(0, spend - running.spend) + (held.spend if held else 0),
+                count_request=False,
+                grows=False,
+            )
         outcome = self._ledger.reserve(ask, lease_ns=lease_ns, now=now)
         if isinstance(outcome, Admitted):
-            self.served((ask.tenant, ask.request_id), kept, over_quota=outcome.over_quota, until=until)
+            over_quota = outcome.over_quota
+            self.served(
+                (ask.tenant, ask.request_id), kept, over_quota=over_quota, until=until, tokens=tokens, spend=spend
+            )
             self._untold.setdefault(ask.tenant, {})[ask.request_id] = now
         return outcome
 
@@ -100,6 +123,10 @@ class Bridge(Generic[T]):
                 del self._running[key]
             else:
                 yield key
+
+    def grown(self, now: int) -> Iterator[Key]:
+        """What runs with more than it began with. An owner may know less of it, and yet its lease."""
+        return (key for key in self.running(now) if self._running[key].grown)
 
     def lost(self, key: Key) -> tuple[T, bool] | None:
         """To ask again for what the owner does not know: the Reserve, and whether it was over quota."""

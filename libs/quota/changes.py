@@ -12,10 +12,11 @@ from libs.quota.types import Batch, Closed, Taken
 class Changes:
     """Collects decisions for `Ledger.take_changes`; whoever tracks them must take them regularly."""
 
-    __slots__ = ("closed", "ended", "opened", "taken", "told")
+    __slots__ = ("closed", "ended", "grown", "opened", "taken", "told")
 
     def __init__(self) -> None:
         self.opened: list[Lease] = []
+        self.grown: dict[Key, Lease] = {}
         self.closed: list[Closed] = []
         self.taken: Counter[str] = Counter()
         """Requests that the edge took, by tenant."""
@@ -35,7 +36,8 @@ class Changes:
                 for ((tenant, model), holder), scope in self.told.items()
                 for told in scope.holdings.told(tenant, model, now, holder)
             ),
+            tuple(lease.state(now) for lease in self.grown.values() if lease.open),
         )
-        for kept in (self.opened, self.closed, self.taken, self.ended, self.told):
+        for kept in (self.opened, self.closed, self.taken, self.ended, self.told, self.grown):
             kept.clear()
         return batch

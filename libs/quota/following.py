@@ -24,14 +24,9 @@ def apply(books: Books, batch: Batch, part: Part, now: int) -> None:
     for opened in batch.opened:
         if not opened.over_quota:
             count(books.scopes.covering(opened.tenant, opened.model, opened.version, now), opened.requests, now, part)
-        key = (opened.tenant, opened.request_id)
-        bucket = books.scopes.bucket(opened.tenant)
-        known = bucket.settled.get(key)
-        if known is not None and known.ended:
-            books.reopen(key, known, now)
-            known = None
-        if known is None and key not in bucket.leases:
-            books.restore(opened, now)
+        _apply_opened(books, opened, now)
+    for grown in batch.grown:
+        _apply_opened(books, grown, now)
     for taken in batch.taken:
         books.scopes.wide(taken.tenant, now).requests.charge(taken.requests, now, part)
     for closed in batch.closed:
@@ -42,6 +37,20 @@ def apply(books: Books, batch: Batch, part: Part, now: int) -> None:
             books.end(lease, now)
     for told in batch.told:
         _hold(books, told, now)
+
+
+def _apply_opened(books: Books, opened: Opened, now: int) -> None:
+    key = (opened.tenant, opened.request_id)
+    bucket = books.scopes.bucket(opened.tenant)
+    known = bucket.settled.get(key)
+    if known is not None and known.ended:
+        books.reopen(key, known, now)
+        known = None
+    lease = bucket.leases.get(key)
+    if lease is not None:
+        lease.grow(opened.tokens, opened.spend)
+    elif known is None:
+        books.restore(opened, now)
 
 
 def _apply_closed(books: Books, closed: Closed, part: Part, now: int) -> None:
@@ -139,5 +148,8 @@ def _join_lease(books: Books, told: Opened, better: frozenset[Part], now: int) -
         if known.part not in better:
             return
         bucket.settled.forget(key)
-    if key not in bucket.leases:
+    lease = bucket.leases.get(key)
+    if lease is not None:
+        lease.grow(told.tokens, told.spend)
+    else:
         books.restore(told, now)

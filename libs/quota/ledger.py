@@ -131,8 +131,9 @@ class Ledger:
         """Takes the tokens, the spend, one slot and one request in every scope, or nothing at all. What the edge
         counted it counted for the tenant as a whole, not knowing the model: only there it is not counted again.
 
-        A repeat with the id of a live lease takes nothing and reports the present state. An id that was settled or
-        expired is not reserved again; but one that expired is, where its gateway says that it still serves it.
+        A repeat with the id of a live lease reports the present state and takes nothing; one with more tokens takes the
+        difference, or nothing at all. An id that was settled or expired is not reserved again; but one that expired is,
+        where its gateway says that it still serves it, or that it needs more.
         """
         if 0 < self.books.next_expiry <= now:
             self.expire(now)
@@ -142,10 +143,11 @@ class Ledger:
         lease = bucket.leases.get(key)
         if lease is not None:
             lease.here = True
-            return tightest(lease.scopes, now, over_quota=lease.over_quota)
+            denied = self._grow(lease, ask, now) if ask.tokens > lease.tokens and not lease.over_quota else None
+            return denied or tightest(lease.scopes, now, over_quota=lease.over_quota)
         charged = bucket.settled.get(key)
         if charged is not None:
-            if not (ask.granted and charged.ended):
+            if not (charged.ended and (ask.granted or ask.grows)):
                 return SettledAlready()
             self.books.reopen(key, charged, now)
         requests, tokens, over_quota = int(ask.count_request), ask.tokens, False
@@ -157,6 +159,8 @@ class Ledger:
                 over_quota = True
                 denied = self._check(scopes, ask, 0, 0, 0, now)
             if denied is not None:
+                if charged is not None:
+                    self.books.charge(scopes, key, charged._replace(at=now), now)
                 return denied
         if over_quota:
             requests = tokens = 0
@@ -175,13 +179,30 @@ class Ledger:
             self._changes.opened.append(lease)
         return tightest(scopes, now, over_quota=over_quota)
 
+    def _grow(self, lease: Lease, ask: Ask, now: int) -> Denied | None:
+        """Takes what is asked for beyond what the lease has."""
+        tokens, spend = ask.tokens - lease.tokens, max(0, ask.spend - lease.spend)
+        if not ask.granted:
+            denied = self._check(lease.scopes, ask._replace(spend=spend), 0, 0, tokens, now, slots=0)
+            if denied is not None:
+                return denied
+        lease.grow(ask.tokens, ask.spend)
+        if self.terms.money_needs_share:
+            _take_more(lease, tokens, spend, now)
+        elif self.terms.sides > 1:
+            for scope in lease.scopes:
+                scope.count_granted(0, tokens, spend, now)
+        if self._track:
+            self._changes.grown[lease.key] = lease
+        return None
+
     def _check(
-        self, scopes: Iterable[Scope], ask: Ask, requests: int, of_model: int, tokens: int, now: int
+        self, scopes: Iterable[Scope], ask: Ask, requests: int, of_model: int, tokens: int, now: int, *, slots: int = 1
     ) -> Denied | None:
         """The denial that lasts longest; `requests` of the tenant, `of_model` of each model that has limits."""
         denied: Denied | None = None
         for scope in scopes:
-            denied = worse(denied, scope.check(ask, requests, tokens, 1, now, self.terms))
+            denied = worse(denied, scope.check(ask, requests, tokens, slots, now, self.terms))
             requests = of_model  # the first is the tenant's own
         return denied
 
@@ -269,6 +290,13 @@ class Ledger:
         """Whether the request has a live lease."""
         return self.books.lease((tenant, request_id)) is not None
 
+    def forget_ended(self, tenant: str, request_id: str) -> None:
+        """An id whose lease ended by itself may be reserved again, beside what was charged at that end."""
+        bucket = self._scopes.bucket(tenant)
+        charged = bucket.settled.get((tenant, request_id))
+        if charged is not None and charged.ended:
+            bucket.settled.forget((tenant, request_id))
+
     def report(self, tenant: str, model: str, now: int) -> Admitted:
         """The tightest state of each kind of limit that covers the tenant's use of the model."""
         return tightest(self._scopes.covering(tenant, model, "", now), now)
@@ -329,6 +357,15 @@ def _take_shares(lease: Lease, requests: int, now: int) -> None:
             if share is not None:
                 share.take(lease.tokens, requests, lease.spend)
             requests = 1
+
+
+def _take_more(lease: Lease, tokens: int, spend: int, now: int) -> None:
+    shares = tuple(scope.share if scope.share and scope.share.until > now else None for scope in lease.scopes)
+    for share in shares:
+        if share is not None:
+            share.take(tokens, 0, spend)
+    if shares != lease.shares:  # out of several, of which nobody knows what was out of which: nothing comes back
+        lease.shares = ()
 
 
 def _give_back(lease: Lease, tokens: int, spend: int) -> None:

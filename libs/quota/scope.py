@@ -118,7 +118,7 @@ class Scope:
             denied = self._check_share(share, ask, requests, tokens, now)
         elif requests or tokens or ask.spend:
             # The edge, which knows no gateway, counts requests beside all shares, and takes nothing else.
-            others = self.holdings.but(ask.holder, now) if slots else NOTHING
+            others = self.holdings.but(ask.holder, now) if ask.request_id else NOTHING
             if spec.requests_per_minute and requests:
                 limit = spec.requests_per_minute
                 denied = self._look(LimitKind.REQUESTS, self.requests, limit, others[1], requests, now, terms)
@@ -291,6 +291,15 @@ class Lease:
             scope.in_use += 1
             scope.held_tokens += self.tokens
             scope.held_spend += self.spend
+
+    def grow(self, tokens: int, spend: int) -> None:
+        """Reserves so much in all; never less than before."""
+        more, dearer = max(0, tokens - self.tokens), max(0, spend - self.spend)
+        self.tokens += more
+        self.spend += dearer
+        for scope in self.scopes:
+            scope.held_tokens += more
+            scope.held_spend += dearer
 
     def release(self, now: int) -> None:
         """Gives them back."""

@@ -101,6 +101,8 @@ class Ask(NamedTuple):
     """Who settles: a gateway and which life of it."""
     granted: bool = False
     """Its gateway serves it already: it is taken whatever the limits say."""
+    grows: bool = False
+    """More is asked for while it runs: it is asked again after its lease ended by itself, too."""
 
 
 class LimitReport(NamedTuple):
@@ -245,6 +247,8 @@ class Batch(NamedTuple):
     ended: tuple[tuple[str, str], ...] = ()
     """(tenant, request id) of leases that ended before their time because their holder is gone."""
     told: tuple[Told, ...] = ()
+    grown: tuple[Opened, ...] = ()
+    """Leases that reserve more than when they were opened."""
 
     def only(self, wanted: Callable[[str], bool]) -> Batch:
         """What concerns the tenants that are wanted."""
@@ -254,6 +258,7 @@ class Batch(NamedTuple):
             tuple(each for each in self.taken if wanted(each.tenant)),
             tuple(each for each in self.ended if wanted(each[0])),
             tuple(each for each in self.told if wanted(each.tenant)),
+            tuple(each for each in self.grown if wanted(each.tenant)),
         )
 
 

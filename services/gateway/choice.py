@@ -88,7 +88,7 @@ class Choice:
 
     def on_tokens(self, ids: Sequence[int], logprobs: worker_pb2.SequenceLogprobs | None) -> None:
         """See `RunningSequence`."""
-        if self.ending is not None:
+        if self.ending is not None or not self._generation.may_take(len(ids)):
             return
         text = self._take(ids) if logprobs is None else self._take_logprobs(ids, logprobs.tokens)
         if self._stop.stopped:

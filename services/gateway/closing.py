@@ -13,6 +13,7 @@ from services.gateway import metrics, records
 from services.gateway.catalog import Catalog
 from services.gateway.outcomes import Outcomes
 from services.gateway.policy.events import Accepted, End, Finish, Usage
+from services.gateway.policy.lengths import AnswerLengths
 from services.gateway.policy.plans import DEFAULT_ANSWER
 from services.gateway.ports import AdmissionPort, AuditPort, QuotaPort, RouterPort
 from services.gateway.refusals import RefusalLog, outcome_of
@@ -34,6 +35,7 @@ class Closing:
         router: RouterPort,
         audit: AuditPort,
         outcomes: Outcomes,
+        lengths: AnswerLengths,
         clock: Clock,
         source: str,
     ) -> None:
@@ -43,6 +45,7 @@ class Closing:
         self._router = router
         self._audit = audit
         self._outcomes = outcomes
+        self._lengths = lengths
         self._clock = clock
         self._source = source
         self.refusals = RefusalLog()
@@ -71,6 +74,7 @@ class Closing:
             self.release(request, failed=failed, cut_short=end.finish not in _OWN_ENDS)
             if served is not None:
                 self.outcome(request, granted.zone, ok=served)
+            self._learn(request)
         accepted = mailbox.accepted
         if accepted is None:  # ended in the very tick of its submission
             accepted = accepted_of(request, (), self._clock.time())
@@ -94,6 +98,16 @@ class Closing:
             self._judge(request, request.candidate, end)
         self._outcomes.over(request.begun)
         _end_span(request, self._catalog.told(request.spec.model), accepted, end)
+
+    def _learn(self, request: Request) -> None:
+        generation = request.generation
+        for choice in generation.choices if generation is not None else ():
+            self._lengths.learn(
+                request.identity.tenant,
+                request.model_version,
+                choice.completion_tokens,
+                cut=choice.finish is not Finish.STOP,
+            )
 
     def _judge(self, request: Request, candidate: Candidate, end: End) -> None:
         generation, first, longest, arm = request.generation, end.breakdown.time_to_first_token, 0, None

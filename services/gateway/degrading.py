@@ -184,7 +184,9 @@ class Ladder:
             bound = self._opening.bind(request, version, len(prompt))
         except WeirError:
             return None  # an operator's mistake, or it does not fit there: the next step may
-        most = min(bound.max_tokens, candidate.bound.max_tokens, (request.reserved - len(prompt)) // bound.n)
+        most = min(bound.max_tokens, candidate.bound.max_tokens)
+        if not request.grows:
+            most = min(most, (request.reserved - len(prompt)) // bound.n)
         if most < 1:
             return None
         arm = self._catalog.arm_key(model, route)

@@ -14,6 +14,7 @@ from typing import Protocol
 from libs.clock import Clock
 from libs.errors import Reason, WeirError
 from libs.telemetry import get_logger, place_of
+from services.gateway.allowance import Allowance
 from services.gateway.choice import Choice
 from services.gateway.egress import Egress
 from services.gateway.mailbox import Mailbox
@@ -63,11 +64,12 @@ class Generation(Mailbox):
         entire: bool = False,
         latest: float | None = None,
         on_text: Callable[[], None] | None = None,
+        allowance: Allowance | None = None,
     ) -> None:
         """`keep_text`: the whole answer is wanted once it is complete; see `answer`. `observed`: the log-probabilities
         of its tokens are wanted; see `final`. `entire`: its reader gets nothing of an answer that fails. At
         `latest` (monotonic seconds) its time is over, whatever its worker does. `on_text` is called once, before the
-        first text is handed on."""
+        first text is handed on. `allowance`: what it may use, where that is less than its parameters say."""
         super().__init__(request_id=request_id, choices=parameters.n, clock=clock, arrived=arrived, egress=egress)
         self.tenant = tenant
         self.check = check
@@ -81,6 +83,7 @@ class Generation(Mailbox):
         self._on_end = on_end
         self._on_text = on_text
         self._entire = entire
+        self._allowance = allowance
         self._latest = latest
         self._timer: asyncio.TimerHandle | None = None
         if latest is not None:
@@ -124,6 +127,16 @@ class Generation(Mailbox):
         if not self._first:
             self.breakdown.prefill = after
             self._first = self.submitted + after
+
+    def may_take(self, count: int) -> bool:
+        """Whether so many more tokens may be taken; if not, it has ended."""
+        if self._allowance is not None:
+            try:
+                self._allowance.take(count)
+            except WeirError as error:
+                self.fail(error)
+                return False
+        return True
 
     def cancel_on_worker(self, choice: Choice) -> None:
         """A choice needs nothing more."""
@@ -229,6 +242,8 @@ class Generation(Mailbox):
 
     def _end(self) -> None:
         self._forget_time()
+        if self._allowance is not None:
+            self._allowance.end()
         now = self._clock.monotonic()
         self.breakdown.total = now - self.arrived
         if self._first:

@@ -23,6 +23,7 @@ DEGRADED = Counter("weir_gateway_degraded_total", "Requests served degraded", ("
 LADDER = Counter(
     "weir_gateway_ladder_total", "Steps taken instead of a refusal, by what came of them", ("step", "outcome")
 )
+GROWN = Counter("weir_gateway_quota_grown_total", "Reservations that were asked to grow, by what came of it", ("fate",))
 SLO_EVENTS = Counter(
     "weir_slo_events_total", "Requests by declared objective", ("route", "tier", "objective", "outcome")
 )

@@ -11,11 +11,13 @@ from weir.registry.v1 import registry_pb2
 from libs.clock import Clock
 from libs.errors import Reason, WeirError
 from libs.routing import Route
+from services.gateway.allowance import AHEAD, Allowance
 from services.gateway.catalog import Catalog
 from services.gateway.choice import SAFETY_SKIPPED
 from services.gateway.config import Settings
 from services.gateway.policy.answers import answer_key, repeatable
 from services.gateway.policy.events import Usage
+from services.gateway.policy.lengths import AnswerLengths
 from services.gateway.policy.parameters import bind_parameters, invalid
 from services.gateway.policy.plans import LADDER_FLAGS, OVER_QUOTA
 from services.gateway.policy.spec import BoundParameters, Spec
@@ -48,6 +50,8 @@ class Opening:
         self._safety = safety
         self._clock = clock
         self._structures = StructureChecks()
+        self.lengths = AnswerLengths()
+        """Told by whoever ends requests."""
 
     async def decide(self, request: Request) -> tuple[Candidate, float]:
         """What to ask admission for, and when tokenisation was over (monotonic seconds). The quota is reserved then;
@@ -160,8 +164,8 @@ class Opening:
         self, request: Request, model_version: str, prompt_tokens: int, bound: BoundParameters
     ) -> Reservation | None:
         """Reserve anew if more will be served than is held: redacted words, and another version's tokens, may be more
-        than the caller's. None when nothing was reserved anew."""
-        if _cost(prompt_tokens, bound) <= request.reserved:
+        than the caller's. None when nothing was reserved anew; what grows does so when it is used."""
+        if request.grows or _cost(prompt_tokens, bound) <= request.reserved:
             return None
         settle(self._quota, request, Usage())
         reserving = self._reserve(request, model_version, prompt_tokens, bound)
@@ -228,7 +232,11 @@ class Opening:
         self, request: Request, model_version: str, prompt_tokens: int, bound: BoundParameters
     ) -> Future[Reservation]:
         again = bool(request.reserved)
-        request.reserved = _cost(prompt_tokens, bound)
+        request.reserved = most = _cost(prompt_tokens, bound)
+        if request.spec.parameters.max_tokens is None and not request.plan.serve_over_quota:
+            likely = self.lengths.expected(request.identity.tenant, model_version) + AHEAD
+            request.reserved = min(most, prompt_tokens + bound.n * likely)
+        request.grows = request.reserved < most
         if again:
             request.leases += 1
             request.lease = f"{request.id}/{request.leases}"
@@ -241,8 +249,25 @@ class Opening:
             max_output_tokens=bound.max_tokens,
             choices=bound.n,
             model_version=model_version,
+            grows=request.grows,
             over_quota_allowed=request.plan.serve_over_quota,
             request_counted=again or request.identity.request_counted,
+            deadline=request.deadline,
+            traceparent=request.span.traceparent,
+        )
+
+    def allowance(self, request: Request, candidate: Candidate) -> Allowance | None:
+        """What a request that is about to run may use; None where all that it may come to is reserved."""
+        if not request.grows:
+            return None
+        return Allowance(
+            self._quota,
+            tenant=request.identity.tenant,
+            lease=request.lease,
+            prompt_tokens=len(candidate.prompt),
+            reserved=request.reserved,
+            most=_cost(len(candidate.prompt), candidate.bound),
+            choices=candidate.bound.n,
             deadline=request.deadline,
             traceparent=request.span.traceparent,
         )

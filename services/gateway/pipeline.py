@@ -105,6 +105,7 @@ class Pipeline:
             router=router,
             audit=audit,
             outcomes=outcomes,
+            lengths=self._opening.lengths,
             clock=clock,
             source=f"{settings.service}/{settings.instance}",
         )
@@ -331,6 +332,7 @@ class Pipeline:
             observed=mirroring is not None or scored,
             entire=request.spec.entire,
             latest=request.latest,
+            allowance=self._opening.allowance(request, candidate),
             on_text=None if mirroring is None else lambda: mirroring.soon(request),
         )
         generation.degraded = request.degraded

@@ -50,6 +50,7 @@ class QuotaPort(Protocol):
         max_output_tokens: int = 0,
         choices: int = 1,
         model_version: str = "",
+        grows: bool = False,
         over_quota_allowed: bool = False,
         request_counted: bool,
         deadline: Deadline,
@@ -58,10 +59,25 @@ class QuotaPort(Protocol):
         """Take a share: `tokens` of which `prompt_tokens` are the prompt's, for at most `max_output_tokens` per choice.
 
         `model` is what the caller named, `model_version` what will serve it, for its price. With `over_quota_allowed`
-        a request beyond the limits per minute takes a slot and the spend only, and says so.
+        a request beyond the limits per minute takes a slot and the spend only, and says so. With `grows`, `tokens` are
+        fewer than it may come to, and more is asked for in time.
 
         :raises WeirError: QUOTA_REQUESTS, QUOTA_TOKENS, QUOTA_CONCURRENCY, QUOTA_SPEND; CONTEXT_LENGTH_EXCEEDED or
             INVALID_REQUEST beyond the tenant's longest context or output (through the future).
+        """
+
+    def start_grow(
+        self, *, tenant: str, request_id: str, tokens: int, deadline: Deadline, traceparent: str
+    ) -> Future[None]:
+        """Take a larger share for a request that runs: `tokens` in all.
+
+        :raises WeirError: QUOTA_TOKENS, QUOTA_SPEND (through the future); what it has stays its own.
+        """
+
+    def grow_here(self, *, tenant: str, request_id: str, tokens: int, deadline: Deadline) -> None:
+        """Likewise at once, as the fallback does.
+
+        :raises WeirError: QUOTA_TOKENS, QUOTA_SPEND.
         """
 
     def settle(

@@ -89,6 +89,7 @@ class Request:
         "generation",
         "given",
         "granted",
+        "grows",
         "id",
         "identity",
         "latest",
@@ -140,6 +141,7 @@ class Request:
         self.lease = request_id  # the id of the quota's lease
         self.leases = 0  # taken so far
         self.reserved = 0  # its tokens; 0 while there is none
+        self.grows = False  # they are what it is expected to use, and not what it may
         self.reservation: Reservation | None = None
         self.queue_class = queue_class_of(tenant, batch=spec.batch, over_quota=False)
         self.pinned: tuple[str, ...] = ()  # safety policies that its input was last checked under

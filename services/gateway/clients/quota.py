@@ -84,7 +84,7 @@ class QuotaClient:
         end_timeout: float,
         lease_seconds: float,
     ) -> None:
-        self._shards = tuple(open_streams(lambda number: self._renew((number,))))
+        self._shards = tuple(open_streams(self._on_stream))
         self._clock = clock
         self._decide_timeout = decide_timeout
         self._end_timeout = end_timeout
@@ -138,6 +138,7 @@ class QuotaClient:
         max_output_tokens: int = 0,
         choices: int = 1,
         model_version: str = "",
+        grows: bool = False,
         over_quota_allowed: bool = False,
         request_counted: bool,
         deadline: Deadline,
@@ -153,14 +154,13 @@ class QuotaClient:
             max_output_tokens=max_output_tokens,
             choices=choices,
             model_version=model_version,
+            grows=grows,
             over_quota_allowed=over_quota_allowed,
             request_counted=request_counted,
             lease=to_duration(self._lease_seconds),
             share_seen=self._bridge.seen(tenant),
         )
-        mux, asked = self._mux(tenant), self._now()
-        # What runs for longer is looked after by nobody, and its lease ends.
-        until = asked + int((deadline.remaining(self._clock) + self._end_timeout) * _SECOND)
+        mux, asked, until = self._mux(tenant), self._now(), self._until(deadline)
         return start_decision(
             mux,
             quota_pb2.QuotaCall(reserve=reserve),
@@ -170,6 +170,45 @@ class QuotaClient:
             fallback=lambda: self._reserve_locally(reserve, until),
             wait=mux.moving,  # to the tenant's next owner, which is a matter of milliseconds
         )
+
+    def start_grow(
+        self, *, tenant: str, request_id: str, tokens: int, deadline: Deadline, traceparent: str
+    ) -> Future[None]:
+        """See `QuotaPort`."""
+        reserve = self._larger((tenant, request_id), tokens)
+        mux, asked, until = self._mux(tenant), self._now(), self._until(deadline)
+
+        def read(reply: quota_pb2.QuotaReply) -> None:
+            if self._bridge.runs((tenant, request_id)):
+                self._reserved(reserve, reply, asked, until)
+
+        return start_decision(
+            mux,
+            quota_pb2.QuotaCall(reserve=reserve),
+            deadline=Deadline.after(self._decide_timeout, self._clock).earlier(deadline),
+            traceparent=traceparent,
+            read=read,
+            fallback=lambda: self.grow_here(tenant=tenant, request_id=request_id, tokens=tokens, deadline=deadline),
+            wait=mux.moving,
+        )
+
+    def grow_here(self, *, tenant: str, request_id: str, tokens: int, deadline: Deadline) -> None:
+        """See `QuotaPort`."""
+        if self._bridge.runs((tenant, request_id)):
+            self._reserve_locally(self._larger((tenant, request_id), tokens), self._until(deadline))
+
+    def _larger(self, key: tuple[str, str], tokens: int) -> quota_pb2.Reserve:
+        """What was asked last for a request that runs, with more tokens."""
+        reserve, lost = quota_pb2.Reserve(), self._bridge.lost(key)
+        if lost is not None:
+            reserve.CopyFrom(lost[0])
+        reserve.tokens, reserve.grows, reserve.request_counted = tokens, True, True
+        reserve.share_seen = self._bridge.seen(key[0])
+        return reserve
+
+    def _until(self, deadline: Deadline) -> int:
+        """What runs for longer is looked after by nobody, and its lease ends."""
+        return self._now() + int((deadline.remaining(self._clock) + self._end_timeout) * _SECOND)
 
     def settle(
         self,
@@ -209,7 +248,15 @@ class QuotaClient:
         if reply.HasField("rejected"):
             raise WeirError.from_rejection(reply.rejected)
         reserved = reply.reserved
-        self._bridge.served((tenant, reserve.request_id), reserve, over_quota=reserved.over_quota, until=until)
+        ask = ask_of(reserve, self._prices)
+        self._bridge.served(
+            (tenant, reserve.request_id),
+            reserve,
+            over_quota=reserved.over_quota,
+            until=until,
+            tokens=ask.tokens,
+            spend=ask.spend,
+        )
         return Reservation(
             _limit(reserved.requests),
             _limit(reserved.tokens),
@@ -237,6 +284,14 @@ class QuotaClient:
             over_quota=outcome.over_quota,
             spend=_report(outcome.spend),
         )
+
+    def _on_stream(self, number: int) -> None:
+        """Its owner may be another one, who was not told the last of what was granted."""
+        self._renew((number,))
+        mux = self._shards[number]
+        for key in tuple(self._bridge.grown(self._now())):
+            if self._mux(key[0]) is mux:
+                self._claim(mux, key)
 
     def _renew(self, shards: Collection[int]) -> None:
         """Prolongs the leases of what runs in these shards."""

@@ -15,6 +15,7 @@ from libs.clock import Clock, ManualClock, SystemClock
 from libs.deadlines import Deadline
 from libs.errors import Reason, WeirError
 from libs.quota import Share
+from libs.quota.shares import part_of
 from libs.registry import RegistrySnapshot, WatchEvent, apply_events, keys, snapshot_of
 from services.gateway.clients.quota import QuotaClient, open_shards
 from services.gateway.config import Settings, Targets
@@ -54,6 +55,11 @@ class Asking:
             traceparent="",
             **asked,
         )
+
+    async def grow(self, name: str, tokens: int) -> None:
+        """A request that runs is to have so many in all."""
+        deadline = Deadline.after(20, SystemClock())
+        await self.client.start_grow(tenant="acme", request_id=name, tokens=tokens, deadline=deadline, traceparent="")
 
     async def given(self, tokens: int) -> int:
         """All that it gets in such portions."""
@@ -229,6 +235,45 @@ async def test_c3_what_an_owner_lost_is_taken_again_as_soon_as_the_gateway_finds
         assert second.left() == LIMIT - 350
         one.client.settle(tenant="acme", model="fast", request_id="local", tokens=20)
         await second.agrees(lambda: second.left() == LIMIT - 320)
+
+
+async def test_c7_the_next_owner_hears_what_a_request_grew_to_and_it_goes_on_growing(replicas: Cluster) -> None:
+    first = await replicas.start("ratelimit-0", seed=(LIMITS, *GATEWAYS))
+    async with gateway(0, first.address) as one:
+        await one.reserve(100, name="r", prompt_tokens=50, max_output_tokens=10_000, grows=True)
+        await one.grow("r", 300)
+        assert first.left() == LIMIT - 300
+        with pytest.raises(WeirError) as refused:
+            await one.grow("r", LIMIT + 1)
+        assert refused.value.reason is Reason.QUOTA_TOKENS
+        share = part_of(LIMIT, LIMIT - 100, len(GATEWAYS))
+        await first.kill()
+        while any(mux.connected for mux in one.client._shards):  # noqa: ASYNC110
+            await asyncio.sleep(0.002)
+        with pytest.raises(WeirError):
+            await one.grow("r", 300 + share + 1)
+        await one.grow("r", 300 + share)
+        second = await replicas.start("ratelimit-1", seed=(LIMITS, *GATEWAYS), address=first.address)
+        async with asyncio.timeout(10):
+            await second.agrees(lambda: second.left() == LIMIT - 300 - share)
+            await one.grow("r", 500)
+            assert second.left() == LIMIT - 500
+            one.client.settle(tenant="acme", model="fast", request_id="r", tokens=420)
+            await second.agrees(lambda: second.left() == LIMIT - 420)
+
+
+async def test_c7_an_owner_who_followed_less_of_a_request_is_told_on_the_next_stream(replicas: Cluster) -> None:
+    node = await replicas.start("ratelimit-0", seed=(LIMITS, *GATEWAYS))
+    async with gateway(0, node.address) as one, asyncio.timeout(20):
+        await one.reserve(100, name="r", prompt_tokens=50, max_output_tokens=10_000, grows=True)
+        await one.grow("r", 300)
+        lease = leases_of(node.service._ledger)["r"]
+        for scope in lease.scopes:
+            scope.held_tokens -= lease.tokens - 100
+        lease.tokens = 100
+        assert node.left() == LIMIT - 100
+        node.service._mux.rebalance()
+        await node.agrees(lambda: node.left() == LIMIT - 300)
 
 
 async def test_the_owner_prices_a_request_and_holds_it_to_the_tenants_lengths(replicas: Cluster) -> None:

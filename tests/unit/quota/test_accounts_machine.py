@@ -81,6 +81,16 @@ class Accounts(RuleBasedStateMachine):
         self.whole = self.whole and not lost
         self.mesh.settle(self.mesh.gateways[g], part, lost=lost)
 
+    @rule(g=G, tokens=st.sampled_from((5, 40, 133)), answered=st.booleans())
+    def grow(self, g: int, tokens: int, answered: bool) -> None:
+        gateway = self.mesh.gateways[g]
+        self.mesh.grow(gateway, tokens)
+        if answered:
+            for _ in range(len(gateway.outbox)):
+                self.mesh.serve(gateway)
+            while gateway.inbox:
+                self.mesh.hear(gateway)
+
     @rule(g=G, again=st.booleans())
     def cut(self, g: int, again: bool) -> None:
         self.mesh.cut(self.mesh.gateways[g])
@@ -146,8 +156,8 @@ class Accounts(RuleBasedStateMachine):
         left = {
             one.replica.ledger.report(TENANT, "fast", mesh.now + one.skew).tokens.remaining for one in mesh.limiters
         }
-        known = mesh.limiters[0].knows  # what died with limiter and gateway both, nobody knows
-        used = sum(each.counts(mesh.now) for rid, each in mesh.requests.items() if ("lease", rid, 0) in known)
+        first = mesh.limiters[0]  # what died with limiter and gateway both, nobody knows
+        used = sum(each.counts(mesh.now) for rid, each in mesh.requests.items() if mesh.known(first, rid))
         assert max(left) <= max(0, LIMIT - used)
         if self.whole and mesh.now < 1000 * SECOND + LEASE_NS:
             reserved = sum(

@@ -158,8 +158,8 @@ def test_c2_of_money_that_nobody_was_told_of_nothing_is_spent(tokens: int, spend
 
 def test_what_runs_is_known_until_it_should_have_ended() -> None:
     one = bridge(tokens_per_minute=LIMIT)
-    one.served(("acme", "r1"), "first", over_quota=True, until=5)
-    one.served(("acme", "r2"), "second", over_quota=False, until=9)
+    one.served(("acme", "r1"), "first", over_quota=True, until=5, tokens=1, spend=0)
+    one.served(("acme", "r2"), "second", over_quota=False, until=9, tokens=1, spend=0)
     assert list(one.running(4)) == [("acme", "r1"), ("acme", "r2")]
     assert one.lost(("acme", "r1")) == ("first", True)
     assert list(one.running(5)) == [("acme", "r2")]

@@ -46,7 +46,7 @@ class QuotaCall(_message.Message):
     def __init__(self, header: _Optional[_Union[_mux_pb2.CallHeader, _Mapping]] = ..., reserve: _Optional[_Union[Reserve, _Mapping]] = ..., settle: _Optional[_Union[Settle, _Mapping]] = ..., check_edge: _Optional[_Union[CheckEdge, _Mapping]] = ..., replicate: _Optional[_Union[Replicate, _Mapping]] = ..., fetch_state: _Optional[_Union[FetchState, _Mapping]] = ..., renew: _Optional[_Union[Renew, _Mapping]] = ...) -> None: ...
 
 class Reserve(_message.Message):
-    __slots__ = ("tenant", "model", "request_id", "tokens", "request_counted", "lease", "prompt_tokens", "max_output_tokens", "choices", "model_version", "over_quota_allowed", "share_seen", "granted")
+    __slots__ = ("tenant", "model", "request_id", "tokens", "request_counted", "lease", "prompt_tokens", "max_output_tokens", "choices", "model_version", "over_quota_allowed", "share_seen", "granted", "grows")
     TENANT_FIELD_NUMBER: _ClassVar[int]
     MODEL_FIELD_NUMBER: _ClassVar[int]
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
@@ -60,6 +60,7 @@ class Reserve(_message.Message):
     OVER_QUOTA_ALLOWED_FIELD_NUMBER: _ClassVar[int]
     SHARE_SEEN_FIELD_NUMBER: _ClassVar[int]
     GRANTED_FIELD_NUMBER: _ClassVar[int]
+    GROWS_FIELD_NUMBER: _ClassVar[int]
     tenant: str
     model: str
     request_id: str
@@ -73,7 +74,8 @@ class Reserve(_message.Message):
     over_quota_allowed: bool
     share_seen: int
     granted: bool
-    def __init__(self, tenant: _Optional[str] = ..., model: _Optional[str] = ..., request_id: _Optional[str] = ..., tokens: _Optional[int] = ..., request_counted: _Optional[bool] = ..., lease: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., prompt_tokens: _Optional[int] = ..., max_output_tokens: _Optional[int] = ..., choices: _Optional[int] = ..., model_version: _Optional[str] = ..., over_quota_allowed: _Optional[bool] = ..., share_seen: _Optional[int] = ..., granted: _Optional[bool] = ...) -> None: ...
+    grows: bool
+    def __init__(self, tenant: _Optional[str] = ..., model: _Optional[str] = ..., request_id: _Optional[str] = ..., tokens: _Optional[int] = ..., request_counted: _Optional[bool] = ..., lease: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., prompt_tokens: _Optional[int] = ..., max_output_tokens: _Optional[int] = ..., choices: _Optional[int] = ..., model_version: _Optional[str] = ..., over_quota_allowed: _Optional[bool] = ..., share_seen: _Optional[int] = ..., granted: _Optional[bool] = ..., grows: _Optional[bool] = ...) -> None: ...
 
 class Settle(_message.Message):
     __slots__ = ("tenant", "model", "request_id", "tokens", "prompt_tokens", "model_version", "over_quota", "cached_prompt_tokens")
