@@ -5,7 +5,20 @@ from __future__ import annotations
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from libs.quota import ALL_MODELS, MINUTE_NS, Admitted, Ask, BudgetSpec, Denied, Ledger, LimitSpec, Logged, Replica
+from libs.quota import (
+    ALL_MODELS,
+    MINUTE_NS,
+    Admitted,
+    Ask,
+    Batch,
+    BudgetSpec,
+    Denied,
+    Ledger,
+    LimitSpec,
+    Logged,
+    Replica,
+    Taken,
+)
 from tests.support.quota import join_all, leases_of, pieces, take_over
 
 SECOND = 1_000_000_000
@@ -44,6 +57,17 @@ def left(one: Replica, now: int = 0) -> tuple[int, int, int, int]:
         state.concurrency.remaining,
         state.spend.remaining,
     )
+
+
+def test_c7_a_part_that_lives_is_not_forgotten_for_lives_that_are_over() -> None:
+    """A replica that decides on while others are started anew, many times, is followed without asking for its state."""
+    live, follower = replica("live"), replica("follower")
+    for turn in range(1000):
+        settle(live, f"r{turn}", 1)
+        assert tell(live, follower)
+        assert follower.follow(Logged(("other", f"life-{turn}"), 1, Batch(taken=(Taken("acme", 1),))), 0)
+    assert left(follower)[0] == LIMIT - 1000
+    assert len(follower._seen) < 1000
 
 
 def test_a_lease_of_one_replica_is_settled_on_another_exactly_once() -> None:
