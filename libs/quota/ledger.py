@@ -201,8 +201,11 @@ class Ledger:
     ) -> Denied | None:
         """The denial that lasts longest; `requests` of the tenant, `of_model` of each model that has limits."""
         denied: Denied | None = None
+        terms = self.terms
         for scope in scopes:
-            denied = worse(denied, scope.check(ask, requests, tokens, slots, now, self.terms))
+            found = scope.check(ask, requests, tokens, slots, now, terms)
+            if found is not None:
+                denied = worse(denied, found)
             requests = of_model  # the first is the tenant's own
         return denied
 
@@ -320,10 +323,10 @@ class Ledger:
     def due(self, ask: Ask, now: int) -> bool:
         """Whether to tell the holder anew: one of its shares, which are held for it, is not of the last moments."""
         fresh = self.terms.share_ns * 3 // 4
-        return any(
-            scope.limits_shares and scope.holdings.lasts(ask.holder, now) < fresh
-            for scope in self._scopes.covering(ask.tenant, ask.model, ask.version, now)
-        )
+        for scope in self._scopes.covering(ask.tenant, ask.model, ask.version, now):
+            if scope.holdings.lasts(ask.holder, now) < fresh and scope.limits_shares:
+                return True
+        return False
 
     def own(self, tenant: str, shares: Iterable[Share], until: int, now: int) -> None:
         """At a gateway: these are its shares, in the place of those of the same scopes, until then."""

@@ -119,11 +119,12 @@ class Scope:
         elif requests or tokens or ask.spend:
             # The edge, which knows no gateway, counts requests beside all shares, and takes nothing else.
             others = self.holdings.but(ask.holder, now) if ask.request_id else NOTHING
-            if spec.requests_per_minute and requests:
-                limit = spec.requests_per_minute
+            alone = terms.sides == 1  # so that most answers need no second look
+            limit = spec.requests_per_minute
+            if limit and requests and not (alone and self.requests.used(now) + others[1] + requests <= limit):
                 denied = self._look(LimitKind.REQUESTS, self.requests, limit, others[1], requests, now, terms)
-            if spec.tokens_per_minute and tokens:
-                held, limit = self.held_tokens + others[0], spec.tokens_per_minute
+            held, limit = self.held_tokens + others[0], spec.tokens_per_minute
+            if limit and tokens and not (alone and self.tokens.used(now) + held + tokens <= limit):
                 denied = worse(denied, self._look(LimitKind.TOKENS, self.tokens, limit, held, tokens, now, terms))
             if spec.spend_microusd and ask.spend:
                 held, limit = self.held_spend + others[2], spec.spend_microusd
@@ -349,13 +350,20 @@ def worse(one: Denied | None, other: Denied | None) -> Denied | None:
 
 def tightest(scopes: Iterable[Scope], now: int, *, over_quota: bool = False) -> Admitted:
     """Of each kind of limit, the report with the least left."""
-    requests = tokens = slots = spend = UNLIMITED
+    slots = spend = UNLIMITED
+    few = little = 1 << 62
+    of_requests: Scope | None = None
+    of_tokens: Scope | None = None
     for scope in scopes:
         spec = scope.spec
         if spec.requests_per_minute:
-            requests = _less(requests, scope.requests, spec.requests_per_minute, 0, now)
+            left = spec.requests_per_minute - scope.requests.used(now)
+            if left < few:
+                few, of_requests = left, scope
         if spec.tokens_per_minute:
-            tokens = _less(tokens, scope.tokens, spec.tokens_per_minute, scope.held_tokens, now)
+            left = spec.tokens_per_minute - scope.tokens.used(now) - scope.held_tokens
+            if left < little:
+                little, of_tokens = left, scope
         if spec.concurrency:
             left = max(0, spec.concurrency - scope.in_use)
             if not slots.limit or left < slots.remaining:
@@ -366,6 +374,11 @@ def tightest(scopes: Iterable[Scope], now: int, *, over_quota: bool = False) -> 
             for report in scope.budget.reports(scope.held_spend, now):
                 if not spend.limit or report.remaining < spend.remaining:
                     spend = report
+    requests = tokens = UNLIMITED
+    if of_requests is not None:
+        requests = report_of(of_requests.requests, of_requests.spec.requests_per_minute, 0, now)
+    if of_tokens is not None:
+        tokens = report_of(of_tokens.tokens, of_tokens.spec.tokens_per_minute, of_tokens.held_tokens, now)
     return Admitted(requests, tokens, slots, spend, over_quota)
 
 

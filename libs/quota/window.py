@@ -43,7 +43,7 @@ class Window:
     """Use over a sliding period, by who decided it: each replica's part has one writer, so two replicas' views of the
     whole can be joined part by part without counting anything twice."""
 
-    __slots__ = ("_first", "_parts", "_slot", "period", "total")
+    __slots__ = ("_first", "_newest", "_newest_ends", "_newest_part", "_parts", "_slot", "period", "total")
 
     def __init__(self, period: int = MINUTE_NS) -> None:
         """:raises ValueError: a period below one nanosecond."""
@@ -56,6 +56,10 @@ class Window:
         self._slot = -(-period // SLOTS)
         self._parts: dict[Part, deque[list[int]]] = {}  # [leaves at, amount], oldest first
         self._first = _NEVER_NS  # nothing leaves before
+        self._newest: list[int] = [0, 0]
+        self._newest_part = LOCAL
+        self._newest_ends = 0
+        """Until then what this part is charged is of that slot."""
 
     def used(self, now: int) -> int:
         """Units used within the last period."""
@@ -67,7 +71,12 @@ class Window:
         """Counts `amount` units from now on."""
         if not amount:
             return
-        leaves = (now // self._slot + 1) * self._slot + self.period
+        if now < self._newest_ends and part is self._newest_part:
+            self._newest[1] += amount
+            self.total += amount
+            return
+        ends = (now // self._slot + 1) * self._slot
+        leaves = ends + self.period
         queue = self._parts.get(part)
         if queue is None:
             queue = self._parts[part] = deque()
@@ -78,6 +87,7 @@ class Window:
             if leaves < self._first:
                 self._first = leaves
         self.total += amount
+        self._newest, self._newest_part, self._newest_ends = queue[-1], part, ends
 
     def void(self, amount: int, at: int, part: Part) -> None:
         """Takes back what `part` charged at `at`, as far as it still counts.
@@ -135,6 +145,7 @@ class Window:
                 slot[0] += change
         self.period = period
         self._slot = -(-period // SLOTS)
+        self._newest_ends = 0
         self._look()
 
     def state(self, now: int) -> dict[Part, tuple[Use, ...]]:
@@ -145,6 +156,7 @@ class Window:
     def replace(self, part: Part, uses: Iterable[Use], now: int) -> None:
         """Makes these the slots of a part."""
         queue = self._parts.pop(part, None)
+        self._newest_ends = 0
         if queue is not None:
             self.total -= sum(slot[1] for slot in queue)
         fresh = deque([now + use.left_ns, use.amount] for use in sorted(uses) if use.left_ns > 0 and use.amount > 0)

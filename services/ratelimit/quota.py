@@ -27,6 +27,7 @@ SERVICE = "weir.quota.v1.QuotaService"
 REPLICA = "ratelimit"
 """Who may ask what only replicas ask."""
 _SECOND = 1_000_000_000
+_SETTLED = {known: quota_pb2.Settled(known=known) for known in (False, True)}
 
 
 class QuotaHandler:
@@ -107,7 +108,7 @@ class QuotaHandler:
         else:
             metrics.RESERVE_DENIED[outcome.kind].inc()
             reply = self._refused(outcome)
-        if not reserve.granted and (reply.HasField("rejected") or self._ledger.due(ask, now)):
+        if not reserve.granted and (isinstance(outcome, Denied) or self._ledger.due(ask, now)):
             number, shares = self._ledger.tell(ask, reserve.share_seen, now)
             fill_shares(reply, number, shares, self._ledger.terms.share_ns)
         return reply
@@ -139,10 +140,7 @@ class QuotaHandler:
         )
         (metrics.SETTLE_KNOWN if known else metrics.SETTLE_UNKNOWN).inc()
         self._keeper.decided()
-        reply = quota_pb2.QuotaReply()
-        reply.settled.SetInParent()
-        reply.settled.known = known
-        return reply
+        return quota_pb2.QuotaReply(settled=_SETTLED[known])
 
     def _check_edge(self, ask: quota_pb2.CheckEdge) -> quota_pb2.QuotaReply:
         outcome = self._ledger.admit_edge(
