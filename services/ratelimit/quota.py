@@ -11,7 +11,7 @@ from weir.quota.v1 import quota_pb2, quota_pb2_grpc
 
 from libs.errors import Reason, WeirError
 from libs.mux import CallContext, MuxServer
-from libs.quota import MOST_TOKENS, Admitted, Denied, Replica, SettledAlready, ask_of, error_of
+from libs.quota import MOST_TOKENS, REASONS, Admitted, Denied, Replica, SettledAlready, ask_of, error_of
 from services.ratelimit import metrics
 from services.ratelimit.convert import cursor_of, fill_reserved, fill_shares, fill_state, logged_of
 from services.ratelimit.holders import Holders
@@ -98,15 +98,15 @@ class QuotaHandler:
         ask = ask_of(reserve, self._rules.prices, holder=holder)
         outcome = self._ledger.reserve(ask, lease_ns=lease_ns, now=now)
         if isinstance(outcome, SettledAlready):
-            metrics.RESERVE_SETTLED.inc()
+            metrics.RESERVED.of["settled_already"] += 1
             raise WeirError(Reason.CONFLICT, "this request id was settled already", limit="request_id")
         self._keeper.decided()
         if isinstance(outcome, Admitted):
-            (metrics.RESERVE_OVER_QUOTA if outcome.over_quota else metrics.RESERVE_OK).inc()
+            metrics.RESERVED.of["over_quota" if outcome.over_quota else "ok"] += 1
             reply = quota_pb2.QuotaReply()
             fill_reserved(reply.reserved, outcome)
         else:
-            metrics.RESERVE_DENIED[outcome.kind].inc()
+            metrics.RESERVED.of[REASONS[outcome.kind].name] += 1
             reply = self._refused(outcome)
         if not reserve.granted and (isinstance(outcome, Denied) or self._ledger.due(ask, now)):
             number, shares = self._ledger.tell(ask, reserve.share_seen, now)
@@ -138,7 +138,7 @@ class QuotaHandler:
             version=ask.model_version,
             over_quota=ask.over_quota,
         )
-        (metrics.SETTLE_KNOWN if known else metrics.SETTLE_UNKNOWN).inc()
+        metrics.SETTLED.of["true" if known else "false"] += 1
         self._keeper.decided()
         return quota_pb2.QuotaReply(settled=_SETTLED[known])
 
