@@ -116,7 +116,8 @@ async def test_c7_a_stream_ends_with_the_quotas_reason_where_nothing_is_left(mes
     assert (end.error_reason, end.finish_reason) == (Reason.QUOTA_TOKENS.name, inference_pb2.FINISH_REASON_ERROR)
     used = await settled(mesh)
     assert used.tokens == 2 + end.usage.completion_tokens <= mesh.reserved[1].tokens <= FIRST + 100
-    assert end.usage.completion_tokens == UNKNOWN + AHEAD + len(text)
+    # What the filter still had is lost with the stream, and was made.
+    assert UNKNOWN + AHEAD + len(text) <= end.usage.completion_tokens
     assert await asyncio.wait_for(mesh.workers[0].cancelled.get(), 10) == running.submit.handle
 
 
