@@ -50,23 +50,24 @@ class Bridge(Generic[T]):
         self._ledger.apply_limits({key: spec.shared(gateways) for key, spec in limits.items()}, now)
 
     def seen(self, tenant: str) -> int:
-        """The number of the last shares that came."""
+        """The number of the last shares that came when the owner knew of all that had been given out here."""
         return self._seen.get(tenant, 0)
 
     def told(self, tenant: str, number: int, shares: Iterable[Share], until: int, now: int) -> None:
         """These came from the owner; `until` counts from when it was asked.
 
         While the owner may not have known of what was given out here, nothing more may be: it held an earlier share for
-        that, and holds no more than the larger of both.
+        that, and holds no more than the larger of both. It goes on holding that one, since this one is not named yet.
         """
         untold = self._untold.get(tenant)
         if untold:
             self._untold[tenant] = untold = {rid: at for rid, at in untold.items() if at + MINUTE_NS > now}
         if untold:
             shares = [Share(share.model, *(kind and 0 for kind in share[1:])) for share in shares]
-        if len(self._seen) >= _MOST_SEEN:
-            self._seen.clear()
-        self._seen[tenant] = number
+        else:
+            if len(self._seen) >= _MOST_SEEN:
+                self._seen.clear()
+            self._seen[tenant] = number
         self._ledger.own(tenant, shares, until, now)
 
     def runs(self, key: Key) -> bool:

@@ -312,7 +312,7 @@ class Ledger:
 
         :param seen: the number of the last shares of this tenant that came to the holder.
         """
-        self._shares += 1
+        self._shares = max(self._shares, seen) + 1  # above what the holder has of a limiter that is gone
         shares = []
         for scope in self._scopes.covering(ask.tenant, ask.model, ask.version, now):
             shares.append(scope.tell(ask.holder, self._shares, seen, now, self.terms))
@@ -321,10 +321,11 @@ class Ledger:
         return self._shares, shares
 
     def due(self, ask: Ask, now: int) -> bool:
-        """Whether to tell the holder anew: one of its shares, which are held for it, is not of the last moments."""
+        """Whether to tell the holder anew: one of its shares, which are held for it, is not of the last moments, or is
+        more than is left: what is held for a holder is granted to it like all else, and must not be given out twice."""
         fresh = self.terms.share_ns * 3 // 4
         for scope in self._scopes.covering(ask.tenant, ask.model, ask.version, now):
-            if scope.holdings.lasts(ask.holder, now) < fresh and scope.limits_shares:
+            if scope.limits_shares and (scope.holdings.lasts(ask.holder, now) < fresh or scope.short(ask.holder, now)):
                 return True
         return False
 

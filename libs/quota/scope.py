@@ -225,6 +225,24 @@ class Scope:
             self.holdings.tell(Told(self.tenant, self.model, holder, number, *held, terms.share_ns, seen), now)
         return share
 
+    def short(self, holder: str, now: int) -> bool:
+        """Less is left than is held for the holder, who was granted of its own share."""
+        spec, own = self.spec, self.holdings.of(holder)
+        if own == NOTHING:
+            return False
+        tokens, requests, spend = self.holdings.but(holder, now)
+        return (
+            (own[0] > 0 and spec.tokens_per_minute - self.tokens.used(now) - self.held_tokens - tokens < own[0])
+            or (own[1] > 0 and spec.requests_per_minute - self.requests.used(now) - requests < own[1])
+            or (own[2] > 0 and self._money_left(spend, now) < own[2])
+        )
+
+    def _money_left(self, others: int, now: int) -> int:
+        held, limit = self.held_spend + others, self.spec.spend_microusd
+        left = [limit - self.spend.used(now) - held] if limit else []
+        of_budget = self.budget.left(held, now) if self.budget is not None else None
+        return min([*left, of_budget] if of_budget is not None else left, default=NEVER)
+
     def state(self, now: int) -> ScopeState:
         """The scope at rest, without its leases."""
         requests, tokens, spend = self.requests.state(now), self.tokens.state(now), self.spend.state(now)

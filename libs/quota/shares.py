@@ -76,6 +76,10 @@ class Holdings:
         self._set(told.holder, (*kept, fresh))
         self._first = min(self._first, fresh.until) if self._first else fresh.until
 
+    def of(self, holder: str) -> tuple[int, int, int]:
+        """What is held for it."""
+        return self._held.get(holder, NOTHING)
+
     def lasts(self, holder: str, now: int) -> int:
         """How long the last share that a holder was told goes on; 0 for none."""
         known = self._open.get(holder)
