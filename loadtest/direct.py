@@ -171,8 +171,6 @@ class DirectWorker:
                 [sys.executable, "-m", "services.worker", "--config", str(path)],
                 stdout=log,
                 stderr=log,
-                # It finds the registry, which says what to serve, as the mesh's worker does.
-                env=os.environ | {"GRPC_XDS_BOOTSTRAP": str(self._config.with_suffix(".xds.json"))},
             )
         try:
             async with asyncio.timeout(_START_SECONDS):

@@ -1,22 +1,26 @@
 """Configuration: one frozen struct per service, read once, at start.
 
-A service's `config.py` subclasses `ServiceSettings`; `load` fills it from `--config FILE` (JSON) and from environment
-variables `WEIR_<FIELD>` for fields of simple types, the environment winning. Unknown keys are refused with their name,
-wrong types with their path. Nothing else in a service reads files or the environment.
+A service's `config.py` subclasses `ServiceSettings`; `load` fills it from `--config FILE` (JSON), above it from
+environment variables, above these from the command line, by one convention (libs.config.convention, README.md). Unknown
+keys are refused with their name, wrong types with their path. Nothing else in a service reads files or the environment.
 """
 
 from __future__ import annotations
 
-import argparse
 import os
 import sys
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any, TypeVar
 
 import msgspec
 
-from libs.config.addresses import host_of
+from libs.config.addresses import host_of, own_host
+from libs.config.convention import ConfigError, from_environment, from_file, from_flags, lay
+
+__all__ = ["AUTO", "MAX_BODY_BYTES", "ConfigError", "ServiceSettings", "TlsFiles", "load"]
+
+AUTO = "auto"
+"""What `advertise` says where the process shall find out."""
 
 MAX_BODY_BYTES = 1 << 20
 """Largest request that the mesh takes from its callers, over HTTP and gRPC alike, unless told otherwise."""
@@ -43,7 +47,8 @@ class ServiceSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     host: str = "127.0.0.1"
     """The address it listens on; "0.0.0.0" or "::" for all."""
     advertise: str = ""
-    """The IP under which others reach it, and which it registers; empty: `host`."""
+    """The IP under which others reach it, and which it registers; empty: `host`; "auto": that of the interface that
+    leads to etcd or, where that cannot be told, to the default route."""
     port: int = 0
     """Its gRPC port; 0 takes a free one."""
     metrics_port: int = 0
@@ -56,6 +61,9 @@ class ServiceSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     """mTLS files; None serves plaintext (tests only)."""
     etcd: tuple[str, ...] = ()
     """etcd endpoints, "host:port"; the same TLS files are used. Empty runs without a registry (tests only)."""
+    xds: tuple[str, ...] = ()
+    """Control planes, "host:port", in the order in which they are tried: they say where "xds:///" names lead. The same
+    TLS files are used. Empty leaves gRPC to the bootstrap that its own variables name."""
     registry: str = ""
     """Where the registry service is followed, a gRPC target; empty follows etcd itself (tests only, but for services
     that write to it: registry, rollout, controlplane)."""
@@ -75,7 +83,7 @@ class ServiceSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
         for name in ("port", "metrics_port"):
             if not 0 <= getattr(self, name) <= 65_535:
                 raise ValueError(f"{name} must be 0 to 65535")
-        if self.etcd or self.advertise:
+        if (self.etcd or self.advertise) and self.advertise != AUTO:
             try:
                 host_of(self.advertised)
             except ValueError as error:
@@ -96,44 +104,21 @@ class ServiceSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
 S = TypeVar("S", bound=ServiceSettings)
 
 
-class ConfigError(Exception):
-    """The configuration cannot be read; the message names the file, the key and the fault."""
-
-
 def load(cls: type[S], argv: Sequence[str] | None = None, environ: Mapping[str, str] | None = None) -> S:
     """Read the settings of this process.
 
     :raises ConfigError: a file is missing or not JSON, a key is unknown or a value has the wrong type.
+    :raises OSError: `advertise` is "auto" and no interface leads anywhere.
+    :raises SystemExit: help was asked for, and printed.
     """
-    parser = argparse.ArgumentParser()
-    parser.add_argument("--config", type=Path, help="JSON file with the fields of this service's Settings")
-    options = parser.parse_args(sys.argv[1:] if argv is None else argv)
-    values: dict[str, Any] = {}
-    if options.config is not None:
-        values = _read(options.config)
-    values |= _from_environment(cls, os.environ if environ is None else environ)
+    file, flags = from_flags(cls, sys.argv[1:] if argv is None else argv)
+    values: dict[str, Any] = from_file(file) if file is not None else {}
+    lay(values, from_environment(cls, os.environ if environ is None else environ))
+    lay(values, flags)
     try:
-        return msgspec.convert(values, cls)
-    except msgspec.ValidationError as error:
-        raise ConfigError(f"{options.config or 'environment'}: {error}") from error
-
-
-def _read(path: Path) -> dict[str, Any]:
-    try:
-        return msgspec.json.decode(path.read_bytes(), type=dict[str, Any])
-    except (OSError, UnicodeDecodeError, msgspec.DecodeError) as error:
-        raise ConfigError(f"{path}: {error}") from error
-
-
-def _from_environment(cls: type[ServiceSettings], environ: Mapping[str, str]) -> dict[str, Any]:
-    found: dict[str, Any] = {}
-    for field in msgspec.structs.fields(cls):
-        raw = environ.get(f"WEIR_{field.name.upper()}")
-        # state_dir is set per process by its config file; the mesh-wide WEIR_STATE_DIR means something else.
-        if raw is None or field.type not in (str, int, float, bool) or field.name == "state_dir":
-            continue
-        try:
-            found[field.name] = msgspec.convert(raw, field.type, strict=False)
-        except msgspec.ValidationError as error:
-            raise ConfigError(f"WEIR_{field.name.upper()}: {error}") from error
-    return found
+        settings = msgspec.convert(values, cls)
+        if settings.advertise != AUTO:
+            return settings
+        return msgspec.structs.replace(settings, advertise=own_host(settings.etcd))
+    except (msgspec.ValidationError, ValueError) as error:
+        raise ConfigError(f"{file or 'environment'}: {error}") from error

@@ -3,6 +3,8 @@ called by a name."""
 
 from __future__ import annotations
 
+import socket
+from collections.abc import Iterable
 from ipaddress import IPv6Address, ip_address
 
 
@@ -31,3 +33,26 @@ def split(address: str) -> tuple[str, int]:
 def join(host: str, port: int) -> str:
     """The address of a host, which may be a name, and a port."""
     return f"[{host}]:{port}" if ":" in host and not host.startswith("[") else f"{host}:{port}"
+
+
+_ANYWHERE = ("192.0.2.1:9", "[2001:db8::1]:9")
+"""Addresses that nobody has (RFC 5737, RFC 3849): the way there is the default route."""
+
+
+def own_host(towards: Iterable[str] = ()) -> str:
+    """The IP of this machine's interface that leads to the first of these addresses ("host:port", the host may be a
+    name) that there is a way to, else to the default route. Nothing is sent.
+
+    :raises OSError: there is no way anywhere.
+    """
+    fault: OSError | None = None
+    for address in (*towards, *_ANYWHERE):
+        host, _, port = address.rpartition(":")
+        try:
+            for family, kind, *_, target in socket.getaddrinfo(host.strip("[]"), port, type=socket.SOCK_DGRAM):
+                with socket.socket(family, kind) as probe:
+                    probe.connect(target)
+                    return host_of(probe.getsockname()[0])
+        except OSError as error:
+            fault = fault or error
+    raise OSError(f"no interface leads to {', '.join(towards) or 'the default route'}: {fault}")

@@ -5,7 +5,6 @@ services only ever read three paths: CA bundle, certificate, key.
 """
 
 from libs.pki.authority import (
-    EDGE,
     CertificateFiles,
     adopt_next_ca,
     distrust_former_ca,
@@ -18,12 +17,15 @@ from libs.pki.authority import (
     sign_request,
     trust_next_ca,
 )
+from libs.pki.names import EDGE, LOOPBACK, dns_names
 
 __all__ = [
     "EDGE",
+    "LOOPBACK",
     "CertificateFiles",
     "adopt_next_ca",
     "distrust_former_ca",
+    "dns_names",
     "ensure_ca",
     "holder",
     "holders",

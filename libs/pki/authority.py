@@ -9,7 +9,6 @@ key is in `ca-next.key`. See `trust_next_ca`, `adopt_next_ca` and `distrust_form
 """
 
 import fcntl
-import ipaddress
 import os
 import tempfile
 import time
@@ -18,6 +17,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from types import MappingProxyType
 
 from cryptography import x509
 from cryptography.exceptions import InvalidSignature
@@ -26,16 +26,9 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from libs.authority.identity import TRUST_DOMAIN, Identity, Operator, dns_name, etcd_user
-from libs.authority.stores import CLIENT_NAME, DOOR, connects
-
-EDGE = "edge"
-"""The certificate that the public listener shows: a server certificate for localhost, without an id."""
+from libs.pki.names import EDGE, Hosts, alternative_names, names_in
 
 _NEXT = "ca-next"
-
-BY_ADDRESS = frozenset({EDGE, "controlplane"})
-"""Services whose callers verify the address that they dial: strangers, and gRPC's xDS clients, whose bootstrap has no
-place for another name. All other callers ask for the service's name, which is why no other leaf has an address."""
 
 CA_LIFE = timedelta(days=3650)
 LEAF_LIFE = timedelta(days=90)
@@ -82,7 +75,11 @@ def issue(
 
 
 def issue_all(
-    directory: Path | str, identities: Iterable[Identity | Operator | str], *, now: Callable[[], float] = time.time
+    directory: Path | str,
+    identities: Iterable[Identity | Operator | str],
+    *,
+    hosts: Hosts = MappingProxyType({}),
+    now: Callable[[], float] = time.time,
 ) -> dict[str, CertificateFiles]:
     """Issues the certificates of several identities under one lock; see `issue`. By common name (`etcd_user`)."""
     wanted = {_subject(each): Identity(each) if isinstance(each, str) else each for each in identities}
@@ -92,8 +89,9 @@ def issue_all(
     with _locked(root):
         ca, ca_key = _load_or_create_ca(root, moment)
         for name, identity in wanted.items():
-            if not _leaf_is_good(root, identity, ca, moment):
-                _write_leaf(root, identity, ca, ca_key, moment)
+            names = alternative_names(identity, hosts.get(name))
+            if not _leaf_is_good(root, identity, names, ca, moment):
+                _write_leaf(root, identity, names, ca, ca_key, moment)
             files[name] = CertificateFiles(
                 ca=str(root / "ca.pem"), cert=str(root / f"{name}.pem"), key=str(root / f"{name}.key")
             )
@@ -112,7 +110,7 @@ def reissue(directory: Path | str, *, now: Callable[[], float] = time.time) -> l
             raise FileNotFoundError(f"no CA with its key in {root}")
         found = holders(root)
         for identity in found.values():
-            _write_leaf(root, identity, *pair, _moment(now))
+            _write_leaf(root, identity, names_in(root / f"{etcd_user(identity)}.pem"), *pair, _moment(now))
     return list(found)
 
 
@@ -188,7 +186,11 @@ def sign_request(
     root, moment = Path(directory), _moment(now)
     with _locked(root):
         ca, ca_key = _load_or_create_ca(root, moment)
-        return _signed(identity, key, ca, ca_key, moment).public_bytes(serialization.Encoding.PEM).decode()
+        return (
+            _signed(identity, alternative_names(identity), key, ca, ca_key, moment)
+            .public_bytes(serialization.Encoding.PEM)
+            .decode()
+        )
 
 
 def _subject(identity: Identity | Operator | str) -> str:
@@ -256,7 +258,13 @@ def _load_pair(root: Path, name: str) -> tuple[x509.Certificate, ec.EllipticCurv
     return certificate, key
 
 
-def _leaf_is_good(root: Path, identity: Identity | Operator, ca: x509.Certificate, moment: datetime) -> bool:
+def _leaf_is_good(
+    root: Path,
+    identity: Identity | Operator,
+    names: x509.SubjectAlternativeName,
+    ca: x509.Certificate,
+    moment: datetime,
+) -> bool:
     pair = _load_pair(root, etcd_user(identity))
     # In the last third of its life it is renewed, so that a mesh started today still runs weeks later.
     if pair is None or pair[0].not_valid_after_utc - moment < _life(identity) / 3:
@@ -265,18 +273,19 @@ def _leaf_is_good(root: Path, identity: Identity | Operator, ca: x509.Certificat
         pair[0].verify_directly_issued_by(ca)
     except (InvalidSignature, ValueError):
         return False
-    return _alternative_names(identity) == pair[0].extensions.get_extension_for_class(x509.SubjectAlternativeName).value
+    return names == pair[0].extensions.get_extension_for_class(x509.SubjectAlternativeName).value
 
 
 def _write_leaf(
     root: Path,
     identity: Identity | Operator,
+    names: x509.SubjectAlternativeName,
     ca: x509.Certificate,
     ca_key: ec.EllipticCurvePrivateKey,
     moment: datetime,
 ) -> None:
     key = ec.generate_private_key(ec.SECP256R1())
-    _write_pair(root, etcd_user(identity), _signed(identity, key.public_key(), ca, ca_key, moment), key)
+    _write_pair(root, etcd_user(identity), _signed(identity, names, key.public_key(), ca, ca_key, moment), key)
 
 
 def _life(identity: Identity | Operator) -> timedelta:
@@ -285,6 +294,7 @@ def _life(identity: Identity | Operator) -> timedelta:
 
 def _signed(
     identity: Identity | Operator,
+    names: x509.SubjectAlternativeName,
     public_key: ec.EllipticCurvePublicKey,
     ca: x509.Certificate,
     ca_key: ec.EllipticCurvePrivateKey,
@@ -302,29 +312,11 @@ def _signed(
         .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
         .add_extension(_key_usage(ca=False), critical=True)
         .add_extension(x509.ExtendedKeyUsage(usages), critical=False)
-        .add_extension(_alternative_names(identity), critical=False)
+        .add_extension(names, critical=False)
         .add_extension(x509.SubjectKeyIdentifier.from_public_key(public_key), critical=False)
         .add_extension(x509.AuthorityKeyIdentifier.from_issuer_subject_key_identifier(authority), critical=False)
         .sign(ca_key, hashes.SHA256())
     )
-
-
-def _alternative_names(identity: Identity | Operator) -> x509.SubjectAlternativeName:
-    """What peers verify."""
-    names: list[x509.GeneralName] = []
-    if isinstance(identity, Identity):
-        names.append(x509.DNSName(dns_name(identity.service)))
-        if identity.service in BY_ADDRESS:
-            names.append(x509.DNSName("localhost"))
-            names += (x509.IPAddress(ipaddress.ip_address(each)) for each in ("127.0.0.1", "::1"))
-        if connects(identity):
-            names.append(x509.DNSName(CLIENT_NAME))
-        if identity.service == DOOR:
-            # To those that do not connect it is etcd.
-            names.append(x509.DNSName(dns_name("etcd")))
-    if identity != Identity(EDGE):
-        names.append(x509.UniformResourceIdentifier(identity.spiffe))
-    return x509.SubjectAlternativeName(names)
 
 
 def _builder(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 import signal
 import sys
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
@@ -17,6 +18,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_health.v1.health import aio as health_aio
 from grpc_reflection.v1alpha import reflection
 
+from libs import xds_bootstrap
 from libs.authority.calls import may_call
 from libs.config import ConfigError, ServiceSettings, load
 from libs.config.addresses import join
@@ -191,11 +193,22 @@ def main(settings_type: type[S], build: Builder[S], **server_options: Any) -> No
         sys.stderr.write(f"{error}\n")
         sys.exit(2)
     configure_logging(service=settings.service, instance=settings.instance, level=settings.log_level)
+    _tell_grpc(settings)
     try:
         uvloop.run(_main(settings, build, server_options))
     except Exception as error:  # the last boundary: whatever ends the process is told in the log's own form
         log.error("service_failed", error=type(_cause(error)).__name__, exc_info=error)
         sys.exit(1)
+
+
+def _tell_grpc(settings: ServiceSettings) -> None:
+    """gRPC reads where the control planes are out of its process's environment, when "xds:///" is first dialled."""
+    if settings.xds:
+        # A file wins over a text, and this one would be of whoever started us.
+        os.environ.pop("GRPC_XDS_BOOTSTRAP", None)
+        os.environ["GRPC_XDS_BOOTSTRAP_CONFIG"] = xds_bootstrap.render(
+            node_id=settings.instance, zone=settings.zone, xds=settings.xds, tls=settings.tls
+        )
 
 
 def serve_metrics(settings: ServiceSettings) -> WSGIServer:

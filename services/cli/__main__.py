@@ -57,6 +57,7 @@ COMMANDS: dict[str, Node] = {
     "restart": "mesh.commands:restart",
     "kill": "mesh.commands:kill",
     "trace": "mesh.commands:trace",
+    "render": "mesh.rendering:render",
 }
 """Every command, in the order of the help."""
 

@@ -26,7 +26,7 @@ from libs.supervisor.control import SOCKET, ControlServer
 from libs.supervisor.logs import LogSink
 from libs.supervisor.spec import LogLimits, SupervisorSpec
 from libs.supervisor.supervisor import Supervisor
-from services.cli.mesh.plan import Bootstraps, Site, build
+from services.cli.mesh.plan import Laptop, build
 from services.cli.mesh.site import ROOT, load_topology
 from services.controlplane.policy.config import Certificate, EdgeConfig
 from services.controlplane.policy.edge import edge_resources
@@ -335,14 +335,14 @@ async def test_a7_the_status_port_tells_readiness_and_figures_and_does_nothing(e
 
 
 async def test_a7_the_mesh_keeps_the_socket_in_a_folder_of_its_user() -> None:
-    site = Site(root=ROOT, state=Path("/state"), port_base=18000, python="python", etcd="etcd", envoy="envoy")
+    site = Laptop(root=ROOT, state=Path("/state"), port_base=18000, interpreter="python", etcd="etcd", envoy="envoy")
     given: dict[str, Any] = {}
 
     def envoy(**fields: Any) -> str:
         given.update(fields)
         return ""
 
-    plan = build(load_topology(ROOT), site, Bootstraps(grpc=lambda **_: "{}", envoy=envoy))
+    plan = build(load_topology(ROOT), site, envoy)
     (spec,) = (each for each in plan.processes if each.name == "envoy")
     # Folders of a plan are made with mode 0700.
     assert Path(spec.cwd) in plan.folders

@@ -8,12 +8,12 @@ from typing import Annotated, Any
 
 from services.cli.app import Argument, Json, Option, warn
 from services.cli.mesh import lifecycle, logview, report, site
-from services.cli.mesh.plan import Site
+from services.cli.mesh.plan import Laptop
 from services.cli.mesh.topology import TopologyError
 from services.cli.output import print_json, write
 
 
-def _site() -> Site:
+def _site() -> Laptop:
     try:
         return site.locate()
     except TopologyError as error:

@@ -9,7 +9,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -52,8 +52,11 @@ class Lock:
         os.close(self.descriptor)
 
 
-def launch(spec: SupervisorSpec, lock: Lock) -> None:
-    """Starts the supervisor, detached, and returns once it takes commands. Raises StartError when it ends before."""
+def launch(spec: SupervisorSpec, lock: Lock, *, without: Collection[str] = ()) -> None:
+    """Starts the supervisor, detached, and returns once it takes commands. Raises StartError when it ends before.
+
+    :param without: variables of this process's environment that nobody there shall see.
+    """
     state = Path(spec.state_dir)
     path = state / "config" / "supervisor.json"
     path.write_bytes(dump(spec))
@@ -67,6 +70,7 @@ def launch(spec: SupervisorSpec, lock: Lock) -> None:
             stdout=output,
             stderr=output,
             start_new_session=True,
+            env={name: value for name, value in os.environ.items() if name not in without},
             pass_fds=(lock.descriptor, tell),
             check=False,
         )

@@ -1,18 +1,20 @@
-"""From topology to plan: every process's command line, configuration file, ports and probe. Pure."""
+"""From topology to plan: every process's command line, settings, ports, keys and probe, wherever it runs. Pure."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+import re
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from libs.authority.identity import Identity, Operator, dns_name, etcd_user
-from libs.authority.stores import CLIENT_NAME, ROOT_USER, ROWS, Row
+from libs.authority.identity import Identity, dns_name, etcd_user
+from libs.authority.stores import CLIENT_NAME, DOOR, ROWS, Row
 from libs.config import TlsFiles
 from libs.pki import EDGE
-from libs.supervisor.spec import EtcdProbe, GrpcProbe, HttpProbe, ProcessSpec
+from libs.supervisor.spec import EtcdProbe, GrpcProbe, HttpProbe, Probe, ProcessSpec
+from services.cli.mesh.sites import Container, Laptop, Site
 from services.cli.mesh.topology import (
     METRICS_OFFSET,
     Process,
@@ -23,92 +25,48 @@ from services.cli.mesh.topology import (
     substitute,
 )
 
-HOST = "127.0.0.1"
-OTHERS = (EDGE, "demo-client")
+__all__ = ["OTHERS", "Bootstrap", "Container", "Laptop", "Plan", "Site", "Unit", "build"]
+
+CLIENT = "demo-client"
+OTHERS = (EDGE, CLIENT)
 """Certificates of a development mesh that are no process's."""
 # One worker thread: Envoy serves tens of thousands of requests per second on one core, and the development mesh shares
 # its few cores with everything else. The access log is written out every second instead of every ten.
 _ENVOY = ("--concurrency", "1", "--file-flush-interval-msec", "1000")
+_SECRET = re.compile(r"\$\{secret\.([a-z]+)\}")
+SECRETS = ("pepper",)
+"""Secrets that settings may name."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Site:
-    """Where a mesh lives."""
+class Unit:
+    """One process of the mesh, wherever it runs. Paths and addresses are as it sees them."""
 
-    root: Path
-    """The checkout."""
-    state: Path
-    """The state directory, absolute."""
-    port_base: int
-    python: str
-    etcd: str
-    """Path of the etcd program."""
-    envoy: str
-    """Path of the Envoy program."""
-    operator: str = "operator"
-    """Who starts it: its first owner, and whose certificate `weir` shows."""
-    blob_store: str = ""
-    """Address of a blob store of model files elsewhere; empty: a folder of the state directory."""
-
-    @property
-    def blobs(self) -> str:
-        """Address of the blob store of model files, as libs.artifacts.open_store knows it."""
-        return self.blob_store or (self.state / "blobs").as_uri()
-
-    @property
-    def signing_key(self) -> Path:
-        """The private key that signs the models of this mesh."""
-        return self.secrets / "model-signing.key"
-
-    @property
-    def pki(self) -> Path:
-        """Certificates."""
-        return self.state / "pki"
-
-    @property
-    def secrets(self) -> Path:
-        """The pepper, the demo keys, the key that signs models and the certificate that may everything in etcd."""
-        return self.state / "secrets"
-
-    @property
-    def etcd_root(self) -> TlsFiles:
-        """The certificate that gives the processes their rights in etcd. No process has it."""
-        return TlsFiles(
-            ca=str(self.pki / "ca.pem"),
-            cert=str(self.secrets / f"{ROOT_USER}.pem"),
-            key=str(self.secrets / f"{ROOT_USER}.key"),
-        )
-
-    def data(self, name: str) -> Path:
-        """A process's own folder."""
-        return self.state / "data" / name
-
-    def config(self, name: str) -> Path:
-        """A process's configuration file."""
-        return self.state / "config" / f"{name}.json"
-
-    def xds(self, name: str) -> Path:
-        """A process's xDS bootstrap."""
-        return self.state / "config" / f"{name}.xds.json"
-
-    @property
-    def operator_tls(self) -> TlsFiles:
-        """The operator's TLS files."""
-        return self.tls(etcd_user(Operator(self.operator)))
-
-    def tls(self, name: str) -> TlsFiles:
-        """TLS files by common name: of a process, of a person, or of one of `OTHERS`."""
-        return TlsFiles(
-            ca=str(self.pki / "ca.pem"), cert=str(self.pki / f"{name}.pem"), key=str(self.pki / f"{name}.key")
-        )
+    name: str
+    process: Process
+    """As in the topology."""
+    argv: tuple[str, ...]
+    env: Mapping[str, str]
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    """Of a service: its configuration file."""
+    files: Mapping[Path, str]
+    """Content by path; nothing secret."""
+    ports: Mapping[str, int]
+    """By what they are for: "grpc", "metrics" and so on."""
+    identity: Identity
+    tls: TlsFiles
+    """Its certificate."""
+    secrets: Mapping[str, Path] = field(default_factory=dict)
+    """The secrets that it reads."""
+    blobs: bool = False
+    """Whether it reads the blob store of model files."""
+    readiness: Probe
+    ready_timeout: float = 60.0
+    cwd: Path
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Bootstraps:
-    """How xDS bootstraps are rendered (libs.xds_bootstrap.render, libs.envoy_bootstrap.render)."""
-
-    grpc: Callable[..., str]
-    envoy: Callable[..., str]
+Bootstrap = Callable[..., str]
+"""How Envoy's bootstrap is rendered: libs.envoy_bootstrap.render."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -124,26 +82,44 @@ class Plan:
     """Who wants which port."""
     addresses: Mapping[str, Mapping[str, Any]]
     """Per process: service, zone, address, metrics."""
-    identities: tuple[Identity, ...]
-    """Whose certificates the processes show."""
+    units: tuple[Unit, ...]
+
+    @property
+    def identities(self) -> tuple[Identity, ...]:
+        """Whose certificates the processes show."""
+        return tuple(unit.identity for unit in self.units)
 
 
 def build(
     topology: Topology,
     site: Site,
-    bootstraps: Bootstraps,
+    bootstrap: Bootstrap,
     *layers: Mapping[str, Mapping[str, Any]],
 ) -> Plan:
     """Plans a mesh; `layers` are settings laid over the topology's, later ones win. Raises TopologyError."""
-    planner = _Planner(topology, site, bootstraps, layers)
-    processes = tuple(planner.process(name) for name in topology.process)
+    planner = _Planner(topology, site, bootstrap, layers)
+    units = tuple(planner.unit(name) for name in topology.process)
     return Plan(
-        processes=processes,
-        files=planner.files,
+        processes=tuple(map(_supervised, units)),
+        files={path: content for unit in units for path, content in unit.files.items()},
         folders=tuple(site.data(name) for name in topology.process),
         ports=planner.ports,
         addresses=planner.addresses,
-        identities=tuple(planner.identities),
+        units=units,
+    )
+
+
+def _supervised(unit: Unit) -> ProcessSpec:
+    """As the supervisor of one machine starts it."""
+    return ProcessSpec(
+        name=unit.name,
+        argv=unit.argv,
+        env=dict(unit.env),
+        cwd=str(unit.cwd),
+        after=unit.process.after,
+        uses=unit.process.uses,
+        readiness=unit.readiness,
+        ready_timeout=unit.ready_timeout,
     )
 
 
@@ -152,19 +128,17 @@ class _Planner:
         self,
         topology: Topology,
         site: Site,
-        bootstraps: Bootstraps,
+        bootstrap: Bootstrap,
         layers: tuple[Mapping[str, Mapping[str, Any]], ...],
     ) -> None:
         self._topology = topology
         self._site = site
-        self._bootstraps = bootstraps
+        self._bootstrap = bootstrap
         self._layers = layers
-        self.files: dict[Path, str] = {}
         self.ports: dict[int, str] = {}
         self.addresses: dict[str, dict[str, Any]] = {}
-        self.identities: list[Identity] = []
 
-    def process(self, name: str) -> ProcessSpec:
+    def unit(self, name: str) -> Unit:
         process = self._topology.process[name]
         match process.kind:
             case "service":
@@ -193,170 +167,215 @@ class _Planner:
         self.ports[port] = name
         return port
 
-    def _identify(self, process: Process, instance: str = "", pool: str = "") -> TlsFiles:
-        """Certificate files that say who the process is."""
+    def _at(self, name: str, port: int) -> str:
+        """The address of a process."""
+        return f"{self._site.host(name)}:{port}"
+
+    def _all(self, service: str) -> list[str]:
+        """The addresses of a service's processes."""
+        found = [name for name, each in self._topology.process.items() if each.service == service]
+        return [self._at(name, self._port(name)) for name in found or [service]]
+
+    def _etcds(self) -> list[str]:
+        port = self._port("etcd")
+        names = self._site.members or [name for name, each in self._topology.process.items() if each.kind == "etcd"]
+        return [self._at(name, port) for name in names or ["etcd"]]
+
+    def _identify(self, process: Process, instance: str = "", pool: str = "") -> Identity:
+        """Who the process is."""
         try:
             identity = Identity(process.service, instance, pool, process.zone if instance else "")
         except ValueError as error:
             raise TopologyError(f"topology: {error}") from error
-        name = etcd_user(identity)
-        if name in OTHERS:
+        if (name := etcd_user(identity)) in OTHERS:
             raise TopologyError(f"topology: {name} is the name of a certificate that is no process's")
-        self.identities.append(identity)
-        return self._site.tls(name)
+        return identity
 
-    def _variables(self, name: str) -> dict[str, str | int]:
+    def _variables(self, name: str) -> dict[str, Any]:
         site = self._site
         names = [*self._topology.ports, *(n for n, p in self._topology.process.items() if p.port >= 0)]
+        shown = {f"tls.{each}": site.tls(each) for each in (EDGE, "envoy")}
         return {
             "state": str(site.state),
             "root": str(site.root),
             "data": str(site.data(name)),
-            "pki": str(site.pki),
-            "secrets": str(site.secrets),
+            "listen": site.listen,
             "blobs": site.blobs,
             "operator": site.operator,
+            **{f"secret.{each}": str(site.secret(each)) for each in SECRETS},
+            **{f"{where}.{part}": getattr(tls, part) for where, tls in shown.items() for part in tls.__struct_fields__},
             **{f"port.{each.replace('-', '_')}": self._port(each) for each in names},
+            **({} if site.plain_edge else {"port.edge_http": None}),
         }
 
-    def _spec(self, name: str, process: Process, **fields: Any) -> ProcessSpec:
-        fields = {"cwd": str(self._site.root), **fields}
-        return ProcessSpec(name=name, after=process.after, uses=process.uses, **fields)
-
-    def _service(self, name: str, process: Process) -> ProcessSpec:
+    def _service(self, name: str, process: Process) -> Unit:
         site = self._site
         port = self._claim(self._port(name), name)
         metrics = self._claim(port + METRICS_OFFSET, f"{name} (metrics)")
-        own = substitute(settings_for(self._topology, name, *self._layers), self._variables(name))
-        launch, own = split_launch(name, own)
-        tls = self._identify(process, name, own.get("pool", ""))
-        collector = f"{HOST}:{self._port('collector')}" if process.trace else ""
-        common = {
+        asked = settings_for(self._topology, name, *self._layers)
+        launch, own = split_launch(name, substitute(asked, self._variables(name)))
+        try:
+            python = site.python(launch.python)
+        except ValueError as error:
+            raise TopologyError(f"{name}: {error}") from error
+        identity = self._identify(process, name, own.get("pool", ""))
+        tls = site.tls(etcd_user(identity))
+        settings = {
             "service": process.service,
             "instance": name,
             "zone": process.zone,
-            "host": HOST,
+            "host": site.listen,
+            "advertise": site.advertise,
             "port": port,
+            "metrics_host": site.listen,
             "metrics_port": metrics,
             "tls": {"ca": tls.ca, "cert": tls.cert, "key": tls.key},
-            "etcd": [f"{HOST}:{self._port('etcd' if ROWS.get(process.service, Row()).direct else 'door')}"],
-            "registry": "xds:///registry.weir.internal",
+            "etcd": self._etcds() if ROWS.get(process.service, Row()).direct else self._all(DOOR),
+            "xds": self._all("controlplane"),
+            "registry": f"xds:///{dns_name('registry')}",
             "state_dir": str(site.data(name)),
-            "trace_endpoint": collector,
+            "trace_endpoint": self._all("collector")[0] if process.trace else "",
+            **own,
         }
-        settings = {**substitute(common, self._variables(name)), **own}
-        self.files[site.config(name)] = _json(settings)
-        self.files[site.xds(name)] = self._bootstraps.grpc(
-            node_id=name, zone=process.zone, xds=(f"{HOST}:{self._port('controlplane')}",), tls=tls
-        )
         self.addresses[name] = {
             "service": process.service,
             "zone": process.zone,
-            "address": f"{HOST}:{port}",
-            "metrics": f"{HOST}:{metrics}",
+            "address": self._at(name, port),
+            "metrics": self._at(name, metrics),
         }
         module = f"services.{process.service.replace('-', '_')}"
-        return self._spec(
-            name,
-            process,
-            argv=(
-                str(site.root / launch.python) if launch.python else site.python,
-                "-m",
-                module,
-                "--config",
-                str(site.config(name)),
-            ),
-            env={"GRPC_XDS_BOOTSTRAP": str(site.xds(name)), "PYTHONUNBUFFERED": "1", **process.env},
+        written = json.dumps(asked)
+        return Unit(
+            name=name,
+            process=process,
+            argv=(python, "-m", module, "--config", str(site.config(name))),
+            env={"PYTHONUNBUFFERED": "1", **process.env},
+            settings=settings,
+            files={site.config(name): _json(settings)},
+            ports={"grpc": port, "metrics": metrics},
+            identity=identity,
+            tls=tls,
+            secrets={each: site.secret(each) for each in dict.fromkeys(_SECRET.findall(written))},
+            blobs="${blobs}" in written,
             readiness=GrpcProbe(port=port, tls=tls, server_name=dns_name(process.service)),
             ready_timeout=launch.ready_timeout,
+            cwd=site.root,
         )
 
-    def _etcd(self, name: str, process: Process) -> ProcessSpec:
+    def _etcd(self, name: str, process: Process) -> Unit:
         site = self._site
-        tls = self._identify(process, name)
+        identity = self._identify(process, name)
+        tls = site.tls(etcd_user(identity))
         client = self._claim(self._port("etcd"), name)
         peer = self._claim(self._port("etcd_peer"), f"{name} (peer)")
         metrics = self._claim(self._port("etcd_metrics"), f"{name} (metrics)")
-        peer_url = f"https://{HOST}:{peer}"
-        argv = (
-            site.etcd,
-            f"--name={name}",
-            f"--data-dir={site.data(name)}",
-            f"--listen-client-urls=https://{HOST}:{client}",
-            f"--advertise-client-urls=https://{HOST}:{client}",
-            f"--cert-file={tls.cert}",
-            f"--key-file={tls.key}",
-            f"--trusted-ca-file={tls.ca}",
-            "--client-cert-auth",
-            f"--listen-peer-urls={peer_url}",
-            f"--initial-advertise-peer-urls={peer_url}",
-            f"--initial-cluster={name}={peer_url}",
-            f"--peer-cert-file={tls.cert}",
-            f"--peer-key-file={tls.key}",
-            f"--peer-trusted-ca-file={tls.ca}",
-            "--peer-client-cert-auth",
-            f"--listen-metrics-urls=http://{HOST}:{metrics}",
-            # History is only needed by a watcher that was away for a moment; it re-reads after more than this.
-            "--auto-compaction-mode=revision",
-            "--auto-compaction-retention=1000",
-            # One apply is one transaction; see libs.changes.MAX_WRITES.
-            "--max-txn-ops=4096",
-            "--max-request-bytes=10485760",
-            # A single member has nobody to wait for; the defaults would cost a second at each start.
-            "--heartbeat-interval=100",
-            "--election-timeout=500",
-            # At "warn" it complains about every question for its health before it has a leader.
-            "--log-level=error",
-            "--logger=zap",
-            "--enable-v2=false",
-            # Only certificates of this name connect (libs.authority.stores.CLIENT_NAME), over gRPC: the HTTP gateway
-            # would come with etcd's own certificate.
-            f"--client-cert-allowed-hostname={CLIENT_NAME}",
-            "--enable-grpc-gateway=false",
-        )
         self.addresses[name] = {
             "service": process.service,
             "zone": process.zone,
-            "address": f"{HOST}:{client}",
-            "metrics": f"{HOST}:{metrics}",
+            "address": self._at(name, client),
+            "metrics": self._at(name, metrics),
         }
-        return self._spec(name, process, argv=argv, env=dict(process.env), readiness=EtcdProbe(port=client, tls=tls))
+        return Unit(
+            name=name,
+            process=process,
+            argv=(site.etcd, *etcd_flags(name, site, tls, client=client, peer=peer, metrics=metrics)),
+            env=dict(process.env),
+            files={},
+            ports={"client": client, "peer": peer, "metrics": metrics},
+            identity=identity,
+            tls=tls,
+            readiness=EtcdProbe(port=client, tls=tls),
+            cwd=site.root,
+        )
 
-    def _envoy(self, name: str, process: Process) -> ProcessSpec:
+    def _envoy(self, name: str, process: Process) -> Unit:
         site = self._site
-        https = self._claim(self._port("edge_https"), f"{name} (edge, TLS)")
-        admin = self._claim(self._port("edge_admin"), f"{name} (admin API, TLS)")
-        status = self._claim(self._port("envoy_status"), f"{name} (status)")
-        bootstrap = site.state / "config" / f"{name}.yaml"
-        self.files[bootstrap] = self._bootstraps.envoy(
+        ports = {
+            "https": self._claim(self._port("edge_https"), f"{name} (edge, TLS)"),
+            "admin": self._claim(self._port("edge_admin"), f"{name} (admin API, TLS)"),
+            "status": self._claim(self._port("envoy_status"), f"{name} (status)"),
+        }
+        self.addresses[name] = {
+            "service": process.service,
+            "zone": process.zone,
+            "address": self._at(name, ports["https"]),
+            "admin_address": self._at(name, ports["admin"]),
+            "metrics": f"{self._at(name, ports['status'])}/stats/prometheus",
+        }
+        if "edge_http" in self._topology.ports and site.plain_edge:
+            ports["http"] = self._claim(self._port("edge_http"), f"{name} (edge, HTTP)")
+            self.addresses[name]["plain_address"] = self._at(name, ports["http"])
+        identity = self._identify(process)
+        tls = site.tls(etcd_user(identity))
+        bootstrap = site.config(name).with_name(f"{name}.yaml")
+        text = self._bootstrap(
             node_id=name,
             zone=process.zone,
-            xds=(f"{HOST}:{self._port('controlplane')}",),
-            tls=self._identify(process),
-            status_port=status,
+            xds=tuple(self._all("controlplane")),
+            tls=tls,
+            status_port=ports["status"],
+            status_host=site.listen,
+            admin_socket=site.admin_socket(name),
         )
-        self.addresses[name] = {
-            "service": process.service,
-            "zone": process.zone,
-            "address": f"{HOST}:{https}",
-            "admin_address": f"{HOST}:{admin}",
-            "metrics": f"{HOST}:{status}/stats/prometheus",
-        }
-        if "edge_http" in self._topology.ports:
-            http = self._claim(self._port("edge_http"), f"{name} (edge, HTTP)")
-            self.addresses[name]["plain_address"] = f"{HOST}:{http}"
-        return self._spec(
-            name,
-            process,
+        return Unit(
+            name=name,
+            process=process,
             # Hot restart shares memory between Envoys of one machine; side by side meshes must not meet there.
             argv=(site.envoy, "-c", str(bootstrap), "--log-level", "warning", "--disable-hot-restart", *_ENVOY),
             env=dict(process.env),
-            # Its admin socket is relative to this folder, which is the user's alone: the state directory's own path may
-            # be longer than a socket's may.
-            cwd=str(site.data(name)),
+            files={bootstrap: text},
+            ports=ports,
+            identity=identity,
+            tls=tls,
+            # Its admin socket is in this folder, which is the user's alone.
+            cwd=site.data(name),
             # Not the edge's own /healthz: every look would be an access log line and a trace.
-            readiness=HttpProbe(port=status, path="/ready"),
+            readiness=HttpProbe(port=ports["status"], path="/ready"),
         )
+
+
+def etcd_flags(name: str, site: Site, tls: TlsFiles, *, client: int, peer: int, metrics: int) -> Iterable[str]:
+    """How etcd is started. Where it has several members, each calls itself by the variable POD_NAME, which Kubernetes
+    puts into a command."""
+    own = "$(POD_NAME)" if site.members else name
+    hosts = {each: site.host(each) for each in site.members or (name,)}
+    host = hosts.get(name, f"{own}.etcd")
+    listen = site.listen
+    return (
+        f"--name={own}",
+        f"--data-dir={site.data(name)}",
+        f"--listen-client-urls=https://{listen}:{client}",
+        f"--advertise-client-urls=https://{host}:{client}",
+        f"--cert-file={tls.cert}",
+        f"--key-file={tls.key}",
+        f"--trusted-ca-file={tls.ca}",
+        "--client-cert-auth",
+        f"--listen-peer-urls=https://{listen}:{peer}",
+        f"--initial-advertise-peer-urls=https://{host}:{peer}",
+        f"--initial-cluster={','.join(f'{each}=https://{at}:{peer}' for each, at in hosts.items())}",
+        f"--peer-cert-file={tls.cert}",
+        f"--peer-key-file={tls.key}",
+        f"--peer-trusted-ca-file={tls.ca}",
+        "--peer-client-cert-auth",
+        f"--listen-metrics-urls=http://{listen}:{metrics}",
+        # History is only needed by a watcher that was away for a moment; it re-reads after more than this.
+        "--auto-compaction-mode=revision",
+        "--auto-compaction-retention=1000",
+        # One apply is one transaction; see libs.changes.MAX_WRITES.
+        "--max-txn-ops=4096",
+        "--max-request-bytes=10485760",
+        # Members are near one another; the defaults would cost a single one a second at each start.
+        "--heartbeat-interval=100",
+        f"--election-timeout={1000 if site.members else 500}",
+        # At "warn" it complains about every question for its health before it has a leader.
+        "--log-level=error",
+        "--logger=zap",
+        "--enable-v2=false",
+        # Only certificates of this name connect (libs.authority.stores.CLIENT_NAME), over gRPC: the HTTP gateway
+        # would come with etcd's own certificate.
+        f"--client-cert-allowed-hostname={CLIENT_NAME}",
+        "--enable-grpc-gateway=false",
+    )
 
 
 def _json(content: object) -> str:

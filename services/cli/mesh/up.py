@@ -23,7 +23,7 @@ from services.cli import edge
 from services.cli.mesh import lifecycle, loading, preflight, report, seed, site
 from services.cli.mesh.lifecycle import StartError
 from services.cli.mesh.logview import last_lines
-from services.cli.mesh.plan import HOST, Bootstraps, Plan, Site, build
+from services.cli.mesh.plan import CLIENT, Laptop, Plan, Site, build
 from services.cli.mesh.topology import (
     TopologyError,
     parse_overrides,
@@ -67,17 +67,17 @@ class Options:
     overrides: tuple[str, ...] = ()
 
 
-def make_plan(where: Site, options: Options) -> Plan:
-    """The plan of a mesh. Raises TopologyError."""
-    layers = (site.load_profile(where.root, options.profile), parse_overrides(options.overrides))
-    topology = with_replicas(site.load_topology(where.root), replica_counts(*layers))
+def make_plan(where: Site, options: Options, *, root: Path = site.ROOT) -> Plan:
+    """The plan of a mesh; below `root` is the folder `deploy`. Raises TopologyError."""
+    layers = (site.load_profile(root, options.profile), parse_overrides(options.overrides))
+    topology = with_replicas(site.load_topology(root), replica_counts(*layers))
     for layer in layers:
         if unknown := unknown_names(topology, layer):
             raise TopologyError(f"no service or process is called {', '.join(unknown)}")
-    return build(topology, where, Bootstraps(grpc=xds_bootstrap.render, envoy=envoy_bootstrap.render), *layers)
+    return build(topology, where, envoy_bootstrap.render, *layers)
 
 
-def up(where: Site, options: Options, *, say: Say, write: Callable[[str], None]) -> None:
+def up(where: Laptop, options: Options, *, say: Say, write: Callable[[str], None]) -> None:
     """Brings the mesh up. `say` gets whole lines, `write` pieces of text as they are produced.
 
     Raises StartError, PreflightError or TopologyError, with nothing left running; KeyboardInterrupt likewise. Raises
@@ -85,7 +85,7 @@ def up(where: Site, options: Options, *, say: Say, write: Callable[[str], None])
     directory.
     """
     timeline = Timeline(psutil.Process().create_time())
-    plan = make_plan(where, options)
+    plan = make_plan(where, options, root=where.root)
     site.prepare(where, plan)
     try:
         lock = lifecycle.Lock(where.state)
@@ -106,7 +106,7 @@ def up(where: Site, options: Options, *, say: Say, write: Callable[[str], None])
         lock.close()
 
 
-def _already_up(where: Site, options: Options, say: Say) -> None:
+def _already_up(where: Laptop, options: Options, say: Say) -> None:
     """Somebody else holds the lock: wait until the mesh is up and say so."""
     status = lifecycle.status(where.state)
     if status is None:
@@ -124,14 +124,14 @@ def _already_up(where: Site, options: Options, say: Say) -> None:
             "`weir down` first to start another"
         )
     # An etcd that lost its data has lost its users too.
-    _authorize(where, make_plan(where, options))
+    _authorize(where, make_plan(where, options, root=where.root))
     say(f"the mesh is already up: {len(status['processes'])} processes, state in {where.state}")
     if running:
         edge = running["environment"]["WEIR_EDGE_TLS_URL"]
         say(f"edge {edge}; `source {where.state / 'env'}` for keys; `weir status`, `weir down`")
 
 
-def _start(where: Site, plan: Plan, lock: lifecycle.Lock) -> None:
+def _start(where: Laptop, plan: Plan, lock: lifecycle.Lock) -> None:
     faults = [
         *preflight.check_packages(preflight.PACKAGES),
         *preflight.check_programs({"etcd": where.etcd, "envoy": where.envoy}),
@@ -139,24 +139,23 @@ def _start(where: Site, plan: Plan, lock: lifecycle.Lock) -> None:
             {
                 each.name: each.argv[0]
                 for each in plan.processes
-                if each.argv[1:2] == ("-m",) and each.argv[0] != where.python
+                if each.argv[1:2] == ("-m",) and each.argv[0] != where.interpreter
             }
         ),
         *_missing_models(where),
-        *preflight.check_ports(plan.ports, host=HOST),
+        *preflight.check_ports(plan.ports, host=where.listen),
     ]
     if faults:
         raise preflight.PreflightError("\n".join(faults))
     site.write_files(plan)
-    tls = where.tls("demo-client")
     control_plane = (plan.addresses["controlplane"]["address"],)
-    where.xds("demo-client").write_text(
-        xds_bootstrap.render(node_id="demo-client", zone="zone-a", xds=control_plane, tls=tls)
+    where.client_bootstrap.write_text(
+        xds_bootstrap.render(node_id=CLIENT, zone="zone-a", xds=control_plane, tls=where.tls(CLIENT))
     )
-    lifecycle.launch(SupervisorSpec(state_dir=str(where.state), processes=plan.processes), lock)
+    lifecycle.launch(SupervisorSpec(state_dir=str(where.state), processes=plan.processes), lock, without=site.VARIABLES)
 
 
-def _missing_models(where: Site) -> list[str]:
+def _missing_models(where: Laptop) -> list[str]:
     return [
         f"the model in {spec.folder} is missing: `git checkout {spec.folder}` or `make demo-models`"
         for spec in seed.load(where.root).models
@@ -165,7 +164,7 @@ def _missing_models(where: Site) -> list[str]:
 
 
 def _bring_up(
-    where: Site, plan: Plan, options: Options, timeline: Timeline, *, say: Say, write: Callable[[str], None]
+    where: Laptop, plan: Plan, options: Options, timeline: Timeline, *, say: Say, write: Callable[[str], None]
 ) -> None:
     say(f"starting {len(plan.processes)} processes (profile {options.profile}, state in {where.state})")
     _authorize(where, plan)
@@ -214,7 +213,7 @@ def _bring_up(
     say(report.summary(where, variables, model=model, profile=options.profile))
 
 
-def _authorize(where: Site, plan: Plan) -> None:
+def _authorize(where: Laptop, plan: Plan) -> None:
     """Gives the processes their rights in etcd, which is not ready, and nobody is let at it, before; see `EtcdProbe`.
 
     Returns also when the mesh has failed meanwhile.
@@ -235,7 +234,7 @@ def _newly_ready(status: Mapping[str, Any], timeline: Timeline) -> Iterator[str]
             yield process["name"]
 
 
-def _seed(where: Site, plan: Plan) -> seed.Seeded:
+def _seed(where: Laptop, plan: Plan) -> seed.Seeded:
     keys = site.read_json(where.secrets / "keys.json")
     address = plan.addresses["registry"]["address"]
     try:
@@ -254,7 +253,7 @@ def _seed(where: Site, plan: Plan) -> seed.Seeded:
         raise StartError(str(error), _log_tail(where, "registry")) from error
 
 
-def _wait_loaded(where: Site, plan: Plan, seeded: seed.Seeded) -> None:
+def _wait_loaded(where: Laptop, plan: Plan, seeded: seed.Seeded) -> None:
     address = plan.addresses["registry"]["address"]
     try:
         asyncio.run(loading.wait_loaded(seeded.models, address=address, tls=where.operator_tls))
@@ -264,7 +263,7 @@ def _wait_loaded(where: Site, plan: Plan, seeded: seed.Seeded) -> None:
 
 
 def _first_completion(
-    where: Site, plan: Plan, key: str, model: str, write: Callable[[str], None]
+    where: Laptop, plan: Plan, key: str, model: str, write: Callable[[str], None]
 ) -> tuple[dict[str, Any], int]:
     """As any client would ask over HTTP: the answer, and how often it took to ask."""
     url = report.edge_url(plan)
@@ -289,7 +288,7 @@ def _first_completion(
         return answer, attempts
 
 
-def _start_failure(where: Site, status: Mapping[str, Any]) -> StartError:
+def _start_failure(where: Laptop, status: Mapping[str, Any]) -> StartError:
     """What to say when the supervisor gave up. It stops everything before it says that it failed."""
     failure = status.get("failure")
     if failure is None:
@@ -298,7 +297,7 @@ def _start_failure(where: Site, status: Mapping[str, Any]) -> StartError:
     return StartError(f"{failure['name']} {failure['reason']}", lines)
 
 
-def _log_tail(where: Site, name: str) -> list[str]:
+def _log_tail(where: Laptop, name: str) -> list[str]:
     path: Path = where.state / "logs" / f"{name}.log"
     return last_lines(path, 20) if path.exists() else []
 

@@ -15,7 +15,7 @@ import pytest
 from services.cli.mesh import lifecycle, preflight, up
 from services.cli.mesh.lifecycle import StartError
 from services.cli.mesh.logview import last_lines
-from services.cli.mesh.plan import Site
+from services.cli.mesh.plan import Laptop
 from services.cli.mesh.site import ROOT, locate
 from services.cli.mesh.topology import TopologyError
 
@@ -71,7 +71,7 @@ def free_base() -> int:
 
 
 @pytest.fixture
-def site(tmp_path: Path) -> Iterator[Site]:
+def site(tmp_path: Path) -> Iterator[Laptop]:
     """A checkout whose services are fakes: all idle but what a test replaces."""
     root = tmp_path / "checkout"
     (root / "deploy" / "profiles").mkdir(parents=True)
@@ -85,11 +85,11 @@ def site(tmp_path: Path) -> Iterator[Site]:
     for name in ("controlplane", "door", "registry", "collector"):
         (root / "services" / f"{name}.py").write_text(IDLE)
     real = locate({})
-    made = Site(
+    made = Laptop(
         root=root,
         state=tmp_path / "state",
         port_base=free_base(),
-        python=sys.executable,
+        interpreter=sys.executable,
         etcd=real.etcd,
         envoy=real.envoy,
     )
@@ -97,14 +97,14 @@ def site(tmp_path: Path) -> Iterator[Site]:
     lifecycle.stop(made.state)
 
 
-def run(site: Site, profile: str = "demo", *overrides: str) -> list[str]:
+def run(site: Laptop, profile: str = "demo", *overrides: str) -> list[str]:
     """`weir up`; returns the lines that it said."""
     said: list[str] = []
     up.up(site, up.Options(profile=profile, overrides=overrides), say=said.append, write=said.append)
     return said
 
 
-def nothing_runs(site: Site) -> bool:
+def nothing_runs(site: Laptop) -> bool:
     """Whether no process mentions the state directory or holds its lock."""
     lifecycle.Lock(site.state).close()
     needle = str(site.state).encode()
@@ -117,7 +117,7 @@ def nothing_runs(site: Site) -> bool:
     return not found
 
 
-def test_a_service_that_dies_at_start_is_named_with_its_last_lines(site: Site) -> None:
+def test_a_service_that_dies_at_start_is_named_with_its_last_lines(site: Laptop) -> None:
     (site.root / "services" / "collector.py").write_text(DYING)
     with pytest.raises(StartError, match="collector exited with code 3") as caught:
         run(site)
@@ -126,7 +126,7 @@ def test_a_service_that_dies_at_start_is_named_with_its_last_lines(site: Site) -
     assert last_lines(site.state / "logs" / "collector.log", 1) == ["no such pepper"]
 
 
-def test_a_taken_port_is_named_with_who_wants_it_and_who_has_it(site: Site) -> None:
+def test_a_taken_port_is_named_with_who_wants_it_and_who_has_it(site: Laptop) -> None:
     with (
         socket.create_server(("127.0.0.1", site.port_base + 22)),
         pytest.raises(preflight.PreflightError) as caught,
@@ -138,12 +138,12 @@ def test_a_taken_port_is_named_with_who_wants_it_and_who_has_it(site: Site) -> N
     assert nothing_runs(site)
 
 
-def test_a_missing_program_is_named_before_anything_starts(site: Site) -> None:
-    broken = Site(
+def test_a_missing_program_is_named_before_anything_starts(site: Laptop) -> None:
+    broken = Laptop(
         root=site.root,
         state=site.state,
         port_base=site.port_base,
-        python=site.python,
+        interpreter=site.interpreter,
         etcd="/nonexistent/etcd",
         envoy=site.envoy,
     )
@@ -152,7 +152,7 @@ def test_a_missing_program_is_named_before_anything_starts(site: Site) -> None:
     assert nothing_runs(site)
 
 
-def test_an_unknown_profile_or_service_is_refused(site: Site) -> None:
+def test_an_unknown_profile_or_service_is_refused(site: Laptop) -> None:
     with pytest.raises(TopologyError, match="no profile 'nothing'; there are: demo"):
         run(site, "nothing")
     with pytest.raises(TopologyError, match="no service or process is called wroker"):
@@ -160,7 +160,7 @@ def test_an_unknown_profile_or_service_is_refused(site: Site) -> None:
     assert not (site.state / "supervisor.lock").exists()
 
 
-def test_a_supervisor_that_cannot_start_shows_its_error(site: Site) -> None:
+def test_a_supervisor_that_cannot_start_shows_its_error(site: Laptop) -> None:
     text = (site.root / "deploy" / "topology.toml").read_text()
     circular = text.replace('after = ["etcd"]', 'after = ["etcd", "collector"]')
     (site.root / "deploy" / "topology.toml").write_text(circular)
@@ -170,13 +170,13 @@ def test_a_supervisor_that_cannot_start_shows_its_error(site: Site) -> None:
     assert nothing_runs(site)
 
 
-def starting(site: Site) -> subprocess.Popen[bytes]:
+def starting(site: Laptop) -> subprocess.Popen[bytes]:
     """`weir up` as a process of its own; its services never get ready."""
     code = (
         "import sys; from pathlib import Path\n"
-        "from services.cli.mesh import up; from services.cli.mesh.plan import Site\n"
-        f"site = Site(root=Path({str(site.root)!r}), state=Path({str(site.state)!r}), port_base={site.port_base}, "
-        f"python={site.python!r}, etcd={site.etcd!r}, envoy={site.envoy!r})\n"
+        "from services.cli.mesh import up; from services.cli.mesh.plan import Laptop\n"
+        f"site = Laptop(root=Path({str(site.root)!r}), state=Path({str(site.state)!r}), port_base={site.port_base}, "
+        f"interpreter={site.interpreter!r}, etcd={site.etcd!r}, envoy={site.envoy!r})\n"
         "say = lambda line: print(line, flush=True)\n"
         "try:\n    up.up(site, up.Options(profile='demo'), say=say, write=say)\n"
         "except KeyboardInterrupt:\n    sys.exit(130)\n"
@@ -184,7 +184,7 @@ def starting(site: Site) -> subprocess.Popen[bytes]:
     return subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, cwd=ROOT)
 
 
-def test_an_interrupt_while_services_start_stops_everything(site: Site) -> None:
+def test_an_interrupt_while_services_start_stops_everything(site: Laptop) -> None:
     with starting(site) as process:
         if process.stdout is None:
             raise RuntimeError("no output")
@@ -197,7 +197,7 @@ def test_an_interrupt_while_services_start_stops_everything(site: Site) -> None:
     assert nothing_runs(site)
 
 
-def test_an_interrupt_before_the_supervisor_listens_stops_it_too(site: Site) -> None:
+def test_an_interrupt_before_the_supervisor_listens_stops_it_too(site: Laptop) -> None:
     with starting(site) as process:
         while not (site.state / "config" / "supervisor.json").exists():
             assert process.poll() is None
@@ -207,7 +207,7 @@ def test_an_interrupt_before_the_supervisor_listens_stops_it_too(site: Site) -> 
     assert nothing_runs(site)
 
 
-def test_a_second_up_is_told_that_the_first_one_prepares(site: Site) -> None:
+def test_a_second_up_is_told_that_the_first_one_prepares(site: Laptop) -> None:
     site.state.mkdir()
     lock = lifecycle.Lock(site.state)
     try:
@@ -217,7 +217,7 @@ def test_a_second_up_is_told_that_the_first_one_prepares(site: Site) -> None:
         lock.close()
 
 
-def test_a_leftover_socket_of_a_killed_supervisor_is_no_obstacle(site: Site) -> None:
+def test_a_leftover_socket_of_a_killed_supervisor_is_no_obstacle(site: Laptop) -> None:
     site.state.mkdir()
     with socket.socket(socket.AF_UNIX) as listener:
         before = os.getcwd()

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
 import pytest
@@ -25,6 +26,9 @@ class Settings(ServiceSettings, frozen=True, kw_only=True, forbid_unknown_fields
     ratio: float = 0.5
     strict: bool = False
     inner: Inner = Inner()
+    limit: Annotated[int, msgspec.Meta(ge=0)] | None = None
+    names: dict[str, str] = msgspec.field(default_factory=dict)
+    numbers: list[int] = msgspec.field(default_factory=list)
 
 
 BASE: dict[str, Any] = {"service": "router", "instance": "router-0"}
@@ -126,15 +130,79 @@ def test_a_bad_variable_is_named(file: Path) -> None:
     assert "port" in fault(file, {"WEIR_PORT": "99999"})
 
 
-def test_the_meshs_own_variables_are_left_alone(file: Path) -> None:
-    """WEIR_STATE_DIR moves a whole mesh; the service's folder is what its file says. Structures come from files."""
-    environ = {"WEIR_STATE_DIR": "/elsewhere", "WEIR_ETCD": "x:1", "WEIR_TLS": "x", "WEIR_INNER": "x"}
-    settings = read(file, environ, state_dir="/here")
-    assert (settings.state_dir, settings.etcd, settings.tls) == ("/here", (), None)
+@pytest.mark.parametrize(
+    ("name", "raw", "path", "value"),
+    [
+        ("etcd", "etcd-0:2379, etcd-1:2379", "etcd", ("etcd-0:2379", "etcd-1:2379")),
+        ("etcd", '["a:1"]', "etcd", ("a:1",)),
+        ("etcd", "", "etcd", ()),
+        ("state_dir", "/there", "state_dir", "/there"),
+        ("inner.depth", "7", "inner.depth", 7),
+        ("inner", '{"depth": 8}', "inner.depth", 8),
+        ("tls", '{"ca": "x", "cert": "y", "key": "z"}', "tls.cert", "y"),
+        ("tls.ca", "/run/ca", "tls.ca", "/run/ca"),
+        ("limit", "5", "limit", 5),
+        ("limit", "null", "limit", None),
+        ("names", '{"a": "b"}', "names", {"a": "b"}),
+        ("numbers", "1,2", "numbers", [1, 2]),
+        ("strict", "true", "strict", True),
+        ("log_level", "debug", "log_level", "debug"),
+    ],
+)
+def test_every_field_is_said_alike_by_variables_and_by_flags(
+    file: Path, name: str, raw: str, path: str, value: object
+) -> None:
+    tls = {"ca": "c", "cert": "d", "key": "e"}
+    variable = f"WEIR_{name.replace('.', '__').upper()}"
+    for environ, flags in (({variable: raw}, []), ({}, [f"--{name}", raw]), ({}, [f"--{name}={raw}"])):
+        file.write_text(json.dumps({**BASE, "tls": tls, "host": "10.0.0.1", "limit": 9}))
+        found: Any = load(Settings, ["--config", str(file), *flags], environ)
+        for part in path.split("."):
+            found = getattr(found, part)
+        assert found == value
 
 
-def test_a_flag_that_does_not_exist_ends_the_process(capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit) as caught:
-        load(Settings, ["--confg", "x"], {})
-    assert caught.value.code == 2
-    assert "--confg" in capsys.readouterr().err
+def test_a_flag_wins_over_a_variable_and_a_part_over_its_whole(file: Path) -> None:
+    environ = {"WEIR_PORT": "2", "WEIR_INNER": '{"depth": 2}', "WEIR_INNER__DEPTH": "3"}
+    file.write_text(json.dumps({**BASE, "port": 1}))
+    settings = load(Settings, ["--config", str(file), "--port", "4"], environ)
+    assert (settings.port, settings.inner.depth) == (4, 3)
+
+
+def test_a_structure_may_be_said_in_parts_alone() -> None:
+    environ = {f"WEIR_{name}": f"/{name}" for name in ("SERVICE", "INSTANCE", "TLS__CA", "TLS__CERT", "TLS__KEY")}
+    assert load(Settings, [], environ).tls == TlsFiles("/TLS__CA", "/TLS__CERT", "/TLS__KEY")
+
+
+def test_a_structure_in_parts_that_lacks_one_is_refused(file: Path) -> None:
+    assert "`cert`" in fault(file, {"WEIR_TLS__CA": "x"})
+
+
+@pytest.mark.parametrize(
+    ("environ", "flags", "named"),
+    [
+        ({"WEIR_INNER__DPETH": "1"}, [], "WEIR_INNER__DPETH"),
+        ({"WEIR_INNER__DEPTH": "deep"}, [], "WEIR_INNER__DEPTH"),
+        ({"WEIR_TLS": "x"}, [], "WEIR_TLS"),
+        ({"WEIR_NUMBERS": "1,two"}, [], "WEIR_NUMBERS"),
+        ({}, ["--port", "http"], "--port"),
+        ({}, ["--confg", "x"], "--confg"),
+        ({}, ["--por", "1"], "--por"),
+        ({}, ["--port"], "--port"),
+    ],
+)
+def test_what_is_said_wrongly_is_named(file: Path, environ: dict[str, str], flags: list[str], named: str) -> None:
+    file.write_text(json.dumps(BASE))
+    with pytest.raises(ConfigError, match=re.escape(named)):
+        load(Settings, ["--config", str(file), *flags], environ)
+
+
+def test_variables_of_no_field_are_other_peoples(file: Path) -> None:
+    assert read(file, {"WEIR_PORT_BASE": "x", "WEIR_GATEWAY_SERVICE_HOST": "10.0.0.1"}).port == 0
+
+
+def test_the_address_to_advertise_is_that_of_the_way_to_etcd(file: Path) -> None:
+    settings = read(file, {"WEIR_ADVERTISE": "auto"}, host="0.0.0.0", etcd=["localhost:2379"])
+    assert settings.advertised in ("127.0.0.1", "::1")
+    nowhere = read(file, advertise="auto", host="0.0.0.0", etcd=["nowhere.invalid:1", "127.0.0.1:2379"])
+    assert nowhere.advertised == "127.0.0.1"

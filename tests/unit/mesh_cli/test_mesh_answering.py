@@ -8,24 +8,23 @@ import pytest
 
 from services.cli.mesh import up
 from services.cli.mesh.lifecycle import StartError
-from services.cli.mesh.plan import Bootstraps, Site, build
+from services.cli.mesh.plan import Laptop, build
 from services.cli.mesh.seed import Seeded
 from services.cli.mesh.site import ROOT, load_profile, load_topology
 
 
 @pytest.fixture
-def where(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Site:
+def where(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Laptop:
     """A site whose processes start, and whose workers cannot load the model."""
-    site = Site(root=ROOT, state=tmp_path, port_base=18000, python="python", etcd="etcd", envoy="envoy")
+    site = Laptop(root=ROOT, state=tmp_path, port_base=18000, interpreter="python", etcd="etcd", envoy="envoy")
     (tmp_path / "secrets").mkdir()
-    bootstraps = Bootstraps(grpc=lambda **_: "", envoy=lambda **_: "")
-    plan = build(load_topology(ROOT), site, bootstraps, load_profile(ROOT, "demo"))
+    plan = build(load_topology(ROOT), site, lambda **_: "", load_profile(ROOT, "demo"))
     status = {"state": "up", "processes": [{"name": "registry", "ready": True, "pid": 1}]}
 
     def refused(*_: object) -> None:
         raise StartError("weir-fast@1 cannot be loaded: no key that signed it is trusted (worker-a)")
 
-    monkeypatch.setattr(up, "make_plan", lambda *_: plan)
+    monkeypatch.setattr(up, "make_plan", lambda *_, **__: plan)
     monkeypatch.setattr(up.site, "prepare", lambda *_: None)
     monkeypatch.setattr(up, "_start", lambda *_: None)
     monkeypatch.setattr(up, "_authorize", lambda *_: None)
@@ -43,17 +42,17 @@ def cleared(monkeypatch: pytest.MonkeyPatch) -> list[Path]:
     return states
 
 
-def run(where: Site) -> None:
+def run(where: Laptop) -> None:
     up.up(where, up.Options(profile="demo"), say=lambda _: None, write=lambda _: None)
 
 
-def test_a_new_one_is_taken_down(where: Site, cleared: list[Path]) -> None:
+def test_a_new_one_is_taken_down(where: Laptop, cleared: list[Path]) -> None:
     with pytest.raises(StartError, match="cannot be loaded"):
         run(where)
     assert cleared == [where.state]
 
 
-def test_one_that_answered_before_stays_up_for_its_operator(where: Site, cleared: list[Path]) -> None:
+def test_one_that_answered_before_stays_up_for_its_operator(where: Laptop, cleared: list[Path]) -> None:
     (where.state / "last_up.json").write_text("{}")
     with pytest.raises(up.NotAnsweringError, match="no key that signed it is trusted"):
         run(where)

@@ -9,17 +9,16 @@ from pathlib import Path
 import pytest
 
 from libs.supervisor.spec import ProcessSpec
-from services.cli.mesh.plan import Bootstraps, Plan, Site, build
+from services.cli.mesh.plan import Laptop, Plan, build
 from services.cli.mesh.preflight import check_interpreters
 from services.cli.mesh.site import ROOT, load_profile, load_topology
 from services.cli.mesh.topology import Launch, TopologyError, parse_overrides, split_launch
 
-SITE = Site(root=ROOT, state=Path("/state"), port_base=18000, python="python", etcd="etcd", envoy="envoy")
+SITE = Laptop(root=ROOT, state=Path("/state"), port_base=18000, interpreter="python", etcd="etcd", envoy="envoy")
 
 
 def plan(profile: str, *overrides: str) -> Plan:
-    bootstraps = Bootstraps(grpc=lambda **_: "", envoy=lambda **_: "")
-    return build(load_topology(ROOT), SITE, bootstraps, load_profile(ROOT, profile), parse_overrides(overrides))
+    return build(load_topology(ROOT), SITE, lambda **_: "", load_profile(ROOT, profile), parse_overrides(overrides))
 
 
 def worker(of: Plan, name: str) -> tuple[ProcessSpec, dict]:

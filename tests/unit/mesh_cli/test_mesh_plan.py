@@ -9,24 +9,21 @@ import pytest
 from libs.authority.identity import Identity
 from libs.supervisor.policy import levels
 from libs.supervisor.spec import GrpcProbe, HttpProbe
-from services.cli.mesh.plan import Bootstraps, Plan, Site, build
+from services.cli.mesh.plan import Laptop, Plan, build
 from services.cli.mesh.site import ROOT, load_profile, load_topology, profiles
 from services.cli.mesh.topology import TopologyError, parse
 
 
-def site(base: int = 18000, state: str = "/state") -> Site:
-    return Site(root=ROOT, state=Path(state), port_base=base, python="python", etcd="etcd", envoy="envoy")
+def site(base: int = 18000, state: str = "/state") -> Laptop:
+    return Laptop(root=ROOT, state=Path(state), port_base=base, interpreter="python", etcd="etcd", envoy="envoy")
 
 
 def rendered(**fields: Any) -> str:
     return json.dumps({key: str(value) for key, value in fields.items()})
 
 
-BOOTSTRAPS = Bootstraps(grpc=rendered, envoy=rendered)
-
-
 def whole(base: int = 18000, state: str = "/state", profile: str = "demo") -> Plan:
-    return build(load_topology(ROOT), site(base, state), BOOTSTRAPS, load_profile(ROOT, profile))
+    return build(load_topology(ROOT), site(base, state), rendered, load_profile(ROOT, profile))
 
 
 @pytest.mark.parametrize("profile", profiles(ROOT))
@@ -59,7 +56,7 @@ def test_a_service_gets_its_settings_its_identity_and_its_probe() -> None:
     assert config["tls"]["cert"] == "/state/pki/gateway.pem"
     assert config["trace_endpoint"] == "127.0.0.1:18028"
     assert gateway.argv == ("python", "-m", "services.gateway", "--config", "/state/config/gateway.json")
-    assert gateway.env["GRPC_XDS_BOOTSTRAP"] == "/state/config/gateway.xds.json"
+    assert config["xds"] == ["127.0.0.1:18020"]
     assert isinstance(gateway.readiness, GrpcProbe)
     assert gateway.readiness.server_name == "gateway.weir.internal"
     assert plan.addresses["gateway"]["metrics"] == "127.0.0.1:18130"
@@ -79,7 +76,7 @@ def test_a_process_is_not_called_like_somebody_elses_certificate() -> None:
     for name in ("edge", "demo-client"):
         topology = parse(f'[process.{name}]\nservice = "gateway"\nport = 1')
         with pytest.raises(TopologyError, match="certificate"):
-            build(topology, site(), BOOTSTRAPS)
+            build(topology, site(), rendered)
 
 
 def test_etcd_demands_certificates_and_envoy_keeps_to_itself() -> None:
@@ -110,4 +107,4 @@ service = "collector"
 port = 20
 """)
     with pytest.raises(TopologyError, match="collector and controlplane both want port 18020"):
-        build(topology, site(), BOOTSTRAPS)
+        build(topology, site(), rendered)

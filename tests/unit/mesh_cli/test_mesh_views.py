@@ -7,7 +7,7 @@ from pathlib import Path
 
 from services.cli.mesh import report
 from services.cli.mesh.logview import follow, last_lines, readable
-from services.cli.mesh.plan import Bootstraps, Plan, Site, build
+from services.cli.mesh.plan import Laptop, Plan, build
 from services.cli.mesh.site import ROOT, load_topology
 
 LINE = json.dumps(
@@ -69,12 +69,14 @@ def next_after(path: Path, lines: object, text: str) -> str:
     return got[0]
 
 
-def plan(site: Site) -> Plan:
-    return build(load_topology(ROOT), site, Bootstraps(grpc=lambda **_: "{}", envoy=lambda **_: ""))
+def plan(site: Laptop) -> Plan:
+    return build(load_topology(ROOT), site, lambda **_: "")
 
 
 def test_the_environment_file_can_be_sourced_and_names_everything() -> None:
-    site = Site(root=ROOT, state=Path("/state dir"), port_base=19000, python="python", etcd="etcd", envoy="envoy")
+    site = Laptop(
+        root=ROOT, state=Path("/state dir"), port_base=19000, interpreter="python", etcd="etcd", envoy="envoy"
+    )
     keys = {"acme": "wk_a", "globex": "wk_g", "tiny": "wk_t", "admin": "wk_m"}
     variables = report.environment(site, plan(site), keys)
     assert variables["WEIR_EDGE_URL"] == "http://127.0.0.1:19000"
@@ -90,7 +92,7 @@ def test_the_environment_file_can_be_sourced_and_names_everything() -> None:
 
 
 def test_the_mesh_file_has_an_address_and_a_pid_for_every_process() -> None:
-    site = Site(root=ROOT, state=Path("/state"), port_base=19000, python="python", etcd="etcd", envoy="envoy")
+    site = Laptop(root=ROOT, state=Path("/state"), port_base=19000, interpreter="python", etcd="etcd", envoy="envoy")
     made = plan(site)
     status = {"pid": 7, "processes": [{"name": name, "pid": 100} for name in made.addresses]}
     content = json.loads(report.mesh_file(site, made, status, "demo"))

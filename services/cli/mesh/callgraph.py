@@ -1,0 +1,58 @@
+"""Who calls whom, as the tables of calls and of stores allow it. Pure: what network policies are made from."""
+
+from __future__ import annotations
+
+from libs.authority.calls import ANY, CALLS
+from libs.authority.stores import DOOR, ROWS
+from libs.resources.snapshot import KINDS
+
+_SERVED_BY = {
+    "envoy.service.auth.v3.Authorization": "edge-auth",
+    "envoy.service.discovery.v3.AggregatedDiscoveryService": "controlplane",
+    "envoy.service.ratelimit.v3.RateLimitService": "ratelimit",
+    "envoy.service.status.v3.ClientStatusDiscoveryService": "controlplane",
+    "etcdserverpb.KV": DOOR,
+    "etcdserverpb.Lease": DOOR,
+    "opentelemetry.proto.collector.trace.v1.TraceService": "collector",
+    "weir.inference.v1.InferenceService": "gateway",
+    "weir.openai.v1.OpenAIService": "gateway",
+    "weir.quota.v1.QuotaService": "ratelimit",
+}
+"""Services whose gRPC service is not called like them."""
+_EVERYBODYS = ("grpc.health.v1.Health", "grpc.reflection.v1alpha.ServerReflection")
+"""Of every process: supervisors and people look, services do not."""
+_OPEN = {
+    # Whoever follows a kind of resources (`Kind.followers`) and does not read etcd itself; Envoy, for operators.
+    "registry": frozenset({"envoy"}).union(*(kind.followers for kind in KINDS))
+    - {service for service, row in ROWS.items() if row.direct},
+    # Whoever dials xds:///. The door, the collector and etcd dial nobody by name.
+    "controlplane": (frozenset(ROWS) | {"envoy"}) - {DOOR, "collector", "controlplane"},
+    "gateway": frozenset({"envoy"}),
+}
+"""Who of the mesh calls what everybody may call. Tenants' workloads call the gateway and the control plane too."""
+
+
+def calls(service: str) -> frozenset[str]:
+    """The services that a service opens connections to, its own name where its processes call one another."""
+    called = {
+        _served_by(name)
+        for name, methods in CALLS.items()
+        if name not in _EVERYBODYS and any(service in callers for callers in methods.values())
+    }
+    called |= {each for each, callers in _OPEN.items() if service in callers}
+    if service in ROWS and ROWS[service].direct:
+        called |= {"etcd"}
+    return frozenset(called)
+
+
+def workloads_call() -> frozenset[str]:
+    """The services that tenants' own workloads open connections to."""
+    return frozenset(
+        _served_by(name)
+        for name, methods in CALLS.items()
+        if name not in _EVERYBODYS and any(ANY in callers for callers in methods.values())
+    )
+
+
+def _served_by(name: str) -> str:
+    return _SERVED_BY.get(name) or name.split(".")[1]

@@ -1,0 +1,197 @@
+"""A mesh of containers as data: what each process runs, listens on, reads and calls. Pure; whatever writes it down for
+an orchestrator takes it from here, and deploy/README.md says what the fields mean."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+import msgspec
+
+from libs.authority.identity import Identity, Operator, etcd_user
+from libs.authority.stores import ROOT_USER, ROWS, Row
+from libs.config import ServiceSettings, TlsFiles
+from libs.pki import EDGE, dns_names
+from services.cli.mesh.callgraph import calls, workloads_call
+from services.cli.mesh.plan import OTHERS, Container, Plan, Unit
+from services.cli.mesh.sites import FOLDER
+
+_DURABLE = ("etcd", "audit", "ratelimit", "gateway")
+"""Whose folders hold more than caches: the registry, the audit log and its key, what is left of quotas, audit records
+that are on their way."""
+_WRITE_BLOBS = ("audit",)
+_STOP_MARGIN = 5.0
+"""Seconds from the end of a drain to the end of the process: its endpoint leaves, streams close, last spans go out."""
+_DRAIN: float = next(each.default for each in msgspec.structs.fields(ServiceSettings) if each.name == "drain_seconds")
+_CALLED_ON = {"etcd": "client"}
+"""The port that a service is called on, where it is not "grpc"."""
+
+
+def describe(plan: Plan, site: Container, *, profile: str, overrides: tuple[str, ...] = ()) -> dict[str, Any]:
+    """The whole mesh, ready for JSON."""
+    asked = ["--profile", profile, *(f"--set={each}" for each in overrides)]
+    return {
+        "profile": profile,
+        "blobs": {"uri": site.blobs, "path": site.blobs.removeprefix("file://") if _is_folder(site) else ""},
+        "processes": {unit.name: _process(unit, plan, site) for unit in plan.units},
+        "jobs": _jobs(plan, site, asked),
+        "operator": _operator(plan, site),
+        "workloads": {"call": [_port(unit) for unit in plan.units if unit.process.service in workloads_call()]},
+    }
+
+
+def _process(unit: Unit, plan: Plan, site: Container) -> dict[str, Any]:
+    process, service = unit.process, unit.process.service
+    called = calls(service) - (frozenset() if process.trace else {"collector"})
+    peers = [{"process": unit.name, "port": unit.ports["peer"]}] if process.kind == "etcd" and site.members else []
+    metrics = unit.ports.get("metrics") or unit.ports["status"]
+    live, ready = {"service": ("/livez", "/readyz"), "etcd": ("/health",) * 2, "envoy": ("/ready",) * 2}[process.kind]
+    certificates = [_certificate(unit.identity, unit.tls, site)]
+    if process.kind == "envoy":
+        certificates.append(_certificate(Identity(EDGE), site.tls(EDGE), site))
+    return {
+        "service": service,
+        "kind": process.kind,
+        "image": _image(unit),
+        "host": site.host(unit.name),
+        "zone": process.zone,
+        "command": list(unit.argv),
+        "environment": dict(unit.env),
+        "settings": dict(unit.settings),
+        "files": {str(path): content for path, content in unit.files.items()},
+        "ports": dict(unit.ports),
+        "probes": {"port": metrics, "live": live, "ready": ready, "seconds_to_ready": unit.ready_timeout},
+        "after": list(process.after),
+        "uses": list(process.uses),
+        "calls": [_port(each) for each in plan.units if each.process.service in called] + peers,
+        "certificates": certificates,
+        "secrets": {name: str(path) for name, path in unit.secrets.items()},
+        "state": {"path": str(site.state), "durable": service in _DURABLE},
+        "blobs": {"path": site.blobs.removeprefix("file://"), "write": service in _WRITE_BLOBS}
+        if unit.blobs and _is_folder(site)
+        else None,
+        "stop_seconds": unit.settings.get("drain_seconds", _DRAIN) + _STOP_MARGIN,
+    }
+
+
+def _image(unit: Unit) -> str:
+    if unit.process.kind != "service":
+        return {"envoy": "edge"}.get(unit.process.kind, unit.process.kind)
+    if unit.process.service != "worker":
+        return "control"
+    engine = unit.settings.get("engine", "torch")
+    return {"simulated": "control", "torch": "engine"}.get(engine, f"engine-{engine}")
+
+
+def _port(unit: Unit) -> dict[str, Any]:
+    """Where a process is called by others."""
+    if unit.process.kind == "envoy":
+        return {"process": unit.name, "port": unit.ports["https"]}
+    return {"process": unit.name, "port": unit.ports[_CALLED_ON.get(unit.process.service, "grpc")]}
+
+
+def _certificate(identity: Identity | Operator, tls: TlsFiles, site: Container) -> dict[str, Any]:
+    """A certificate that must be issued: whose, with which names, and the files in which its bearer wants it."""
+    name = etcd_user(identity)
+    workload = isinstance(identity, Identity)
+    hosts = site.names(identity.service, name) if isinstance(identity, Identity) else ()
+    return {
+        "name": name,
+        "uri": "" if identity == Identity(EDGE) else identity.spiffe,
+        "names": dns_names(identity) if isinstance(identity, Identity) else [],
+        "hosts": list(hosts),
+        "serves": workload,
+        "calls": identity != Identity(EDGE),
+        **{part: getattr(tls, part) for part in tls.__struct_fields__},
+    }
+
+
+def _jobs(plan: Plan, site: Container, asked: list[str]) -> dict[str, Any]:
+    """What is done once, in this order, each after what it names; every one may be repeated and then changes nothing
+    that is there."""
+    etcd = [unit for unit in plan.units if unit.process.kind == "etcd"]
+    registry = [unit for unit in plan.units if unit.process.service == "registry"]
+    direct = [unit.identity for unit in plan.units if ROWS.get(unit.process.service, Row()).direct]
+    root, person = Identity(ROOT_USER), Operator(site.operator)
+    own = site.tls("")
+    files = [f"--{part}={getattr(own, part)}" for part in own.__struct_fields__]
+    return {
+        # Needs nothing; everybody's files come from it. Its folder has one folder per process, job and person: what
+        # each sees as /etc/weir. Of no use where something else issues certificates.
+        "files": {
+            "image": "control",
+            "command": ["weir", "init", "files", "--out", "/mesh", *asked],
+            "after": [],
+            "state": {"path": str(site.state), "durable": True},
+            "out": "/mesh",
+        },
+        # As soon as etcd answers; before it, nobody else may be let at it.
+        "rights": {
+            "image": "control",
+            "command": [
+                *("weir", "init", "rights", *files),
+                f"--etcd={','.join(_etcd_addresses(plan, site))}",
+                *(f"{each.service}/{each.instance}" for each in direct),
+            ],
+            "after": [unit.name for unit in etcd],
+            "calls": [_port(unit) for unit in etcd],
+            "certificates": [_certificate(root, own, site)],
+        },
+        # Once the registry is ready. Prints the demo keys.
+        "seed": {
+            "image": "control",
+            "command": [
+                *("weir", "init", "seed", *files),
+                f"--registry={site.host(registry[0].name)}:{registry[0].ports['grpc']}" if registry else "",
+                f"--operator={site.operator}",
+                f"--blobs={site.blobs}",
+                f"--state={site.state}",
+            ],
+            "after": [unit.name for unit in registry],
+            "calls": [_port(unit) for unit in registry],
+            "certificates": [_certificate(person, own, site)],
+            "state": {"path": str(site.state), "durable": True},
+            "blobs": {"path": site.blobs.removeprefix("file://"), "write": True} if _is_folder(site) else None,
+        },
+    }
+
+
+def _operator(plan: Plan, site: Container) -> dict[str, Any]:
+    """What `weir` reads as mesh.json beside the processes: the operators' command line in a container of its own."""
+    own = site.tls("")
+    edge = next((each for each in plan.addresses.values() if "admin_address" in each), None)
+    mesh = {
+        "services": plan.addresses,
+        "edge_url": f"https://{edge['address']}" if edge else "",
+        "blobs": site.blobs,
+        "operator": site.operator,
+        "tls": {part: getattr(own, part) for part in own.__struct_fields__},
+    }
+    return {
+        "image": "control",
+        "environment": {"WEIR_STATE_DIR": str(FOLDER)},
+        "files": {str(FOLDER / "mesh.json"): json.dumps(mesh, indent=2) + "\n"},
+        "calls": [_port(unit) for unit in plan.units if unit.process.kind != "etcd"],
+        "certificates": [_certificate(Operator(site.operator), own, site)],
+    }
+
+
+def _etcd_addresses(plan: Plan, site: Container) -> list[str]:
+    found = [unit for unit in plan.units if unit.process.kind == "etcd"]
+    return [f"{site.host(each)}:{found[0].ports['client']}" for each in site.members or (unit.name for unit in found)]
+
+
+def _is_folder(site: Container) -> bool:
+    return site.blobs.startswith("file://")
+
+
+def folders(plan: Plan, site: Container) -> Mapping[str, list[dict[str, Any]]]:
+    """The certificates by the folder in which `weir init files` puts them."""
+    described = describe(plan, site, profile="")
+    return {
+        **{name: each["certificates"] for name, each in described["processes"].items()},
+        **{name: described["jobs"][name]["certificates"] for name in ("rights", "seed")},
+        "operator": described["operator"]["certificates"],
+        **{name: [_certificate(Identity(name), site.tls(""), site)] for name in OTHERS if name != EDGE},
+    }

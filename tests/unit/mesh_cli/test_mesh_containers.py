@@ -1,0 +1,146 @@
+"""The same mesh in containers: each with its own name, its own key and the addresses of those it calls."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from services.cli.mesh.callgraph import calls
+from services.cli.mesh.plan import Container
+from services.cli.mesh.rendering import described
+from services.cli.mesh.site import ROOT, load_topology, profiles
+from services.cli.mesh.up import Options, make_plan
+
+PROFILES = [name for name in profiles(ROOT) if name != "vllm"]
+
+
+def mesh(profile: str = "demo", *overrides: str, **site: Any) -> dict[str, Any]:
+    return described(Container(**site), profile, overrides)
+
+
+def texts(value: Any) -> Iterator[str]:
+    if isinstance(value, dict):
+        value = [*value, *value.values()]
+    if isinstance(value, list):
+        for each in value:
+            yield from texts(each)
+    elif isinstance(value, str):
+        yield value
+
+
+@pytest.mark.parametrize("profile", PROFILES)
+def test_nobody_is_called_on_the_machine_itself(profile: str) -> None:
+    for text in texts(mesh(profile, public=("weir.example",))):
+        assert "127.0.0.1" not in text
+        assert "localhost" not in text
+
+
+def test_a_process_is_told_names_and_finds_its_own_address() -> None:
+    gateway = mesh()["processes"]["gateway"]["settings"]
+    assert (gateway["host"], gateway["metrics_host"], gateway["advertise"]) == ("0.0.0.0", "0.0.0.0", "auto")
+    assert gateway["etcd"] == ["door:18013"]
+    assert gateway["xds"] == ["controlplane:18020"]
+    assert gateway["trace_endpoint"] == "collector:18028"
+    assert gateway["tls"] == {
+        "ca": "/etc/weir/tls/ca.crt",
+        "cert": "/etc/weir/tls/tls.crt",
+        "key": "/etc/weir/tls/tls.key",
+    }
+
+
+def test_every_process_has_one_key_and_envoy_the_edges_too() -> None:
+    for name, process in mesh()["processes"].items():
+        shown = [each["name"] for each in process["certificates"]]
+        assert shown == ([name, "edge"] if name == "envoy" else [name])
+        assert len({each["key"] for each in process["certificates"]}) == len(shown)
+
+
+def test_secrets_go_to_those_who_name_them() -> None:
+    holders = {name for name, each in mesh()["processes"].items() if each["secrets"]}
+    assert holders == {"registry", "edge-auth"}
+    assert mesh()["processes"]["registry"]["secrets"] == {"pepper": "/etc/weir/secrets/pepper"}
+
+
+def test_the_edge_speaks_plainly_only_when_asked_to() -> None:
+    quiet, plain = mesh(), mesh(plain_edge=True)
+    assert "http" not in quiet["processes"]["envoy"]["ports"]
+    assert quiet["processes"]["controlplane"]["settings"]["edge"]["http_port"] is None
+    assert plain["processes"]["envoy"]["ports"]["http"] == 18000
+    assert plain["processes"]["controlplane"]["settings"]["edge"]["http_port"] == 18000
+
+
+def test_envoy_and_the_control_plane_agree_on_where_its_keys_are() -> None:
+    processes = mesh()["processes"]
+    edge = processes["controlplane"]["settings"]["edge"]
+    own, public = processes["envoy"]["certificates"]
+    assert edge["identity"] == {part: own[part] for part in ("ca", "cert", "key")}
+    assert edge["certificate"] == {part: public[part] for part in ("cert", "key")}
+    assert (public["uri"], public["calls"]) == ("", False)
+
+
+def test_certificates_carry_the_names_that_are_dialled() -> None:
+    site = {"public": ("weir.example",), "domains": ("weir.svc",), "members": ("etcd-0", "etcd-1", "etcd-2")}
+    processes = mesh(**site)["processes"]
+    assert processes["controlplane"]["certificates"][0]["hosts"] == ["controlplane", "controlplane.weir.svc"]
+    assert processes["gateway"]["certificates"][0]["hosts"] == []
+    assert {"etcd-2.etcd", "etcd-2.etcd.weir.svc"} <= set(processes["etcd"]["certificates"][0]["hosts"])
+    assert "weir.example" in processes["envoy"]["certificates"][1]["hosts"]
+
+
+def test_an_etcd_of_several_members_calls_each_by_its_name() -> None:
+    described = mesh(members=("etcd-0", "etcd-1"))
+    etcd = described["processes"]["etcd"]
+    assert "--name=$(POD_NAME)" in etcd["command"]
+    assert "--advertise-client-urls=https://$(POD_NAME).etcd:18010" in etcd["command"]
+    assert "--initial-cluster=etcd-0=https://etcd-0.etcd:18011,etcd-1=https://etcd-1.etcd:18011" in etcd["command"]
+    assert {"process": "etcd", "port": 18011} in etcd["calls"]
+    assert described["processes"]["door"]["settings"]["etcd"] == ["etcd-0.etcd:18010", "etcd-1.etcd:18010"]
+    assert "--etcd=etcd-0.etcd:18010,etcd-1.etcd:18010" in described["jobs"]["rights"]["command"]
+
+
+def test_who_is_used_may_be_called() -> None:
+    topology = load_topology(ROOT)
+    for name, process in topology.process.items():
+        used = {topology.process[each].service for each in process.uses}
+        assert used <= calls(process.service), name
+
+
+def test_calls_are_of_ports_that_are_listened_on() -> None:
+    processes = mesh(members=("etcd-0", "etcd-1"))["processes"]
+    for each in processes.values():
+        assert all(call["port"] in processes[call["process"]]["ports"].values() for call in each["calls"])
+    assert {call["process"] for call in processes["etcd"]["calls"]} == {"etcd"}
+    assert "etcd" not in {call["process"] for call in processes["gateway"]["calls"]}
+
+
+def test_engines_have_an_image_of_their_own() -> None:
+    assert mesh()["processes"]["worker-a"]["image"] == "engine"
+    assert mesh("simulated")["processes"]["worker-a"]["image"] == "control"
+    assert mesh()["processes"]["gateway"]["image"] == "control"
+
+
+def test_replicas_are_found_by_those_who_need_all_of_them() -> None:
+    processes = mesh("simulated", "replicas.door=2", "replicas.controlplane=2")["processes"]
+    assert processes["gateway"]["settings"]["etcd"] == ["door:18013", "door-2:18060"]
+    assert processes["gateway"]["settings"]["xds"] == ["controlplane:18020", "controlplane-2:18061"]
+
+
+def test_a_blob_store_elsewhere_needs_no_volume() -> None:
+    assert mesh()["processes"]["gateway"]["blobs"] == {"path": "/var/lib/weir/blobs", "write": False}
+    assert mesh()["processes"]["audit"]["blobs"]["write"]
+    assert mesh(blobs="s3://models/weir")["processes"]["gateway"]["blobs"] is None
+    assert mesh()["processes"]["router"]["blobs"] is None
+
+
+def test_what_is_written_down_holds_no_secret() -> None:
+    text = json.dumps(mesh())
+    assert "PRIVATE KEY" not in text
+    assert "wk_" not in text
+
+
+def test_the_plan_of_containers_names_no_folder_of_this_machine() -> None:
+    plan = make_plan(Container(), Options(profile="demo"))
+    assert not any(str(ROOT) in content for content in plan.files.values())
