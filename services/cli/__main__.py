@@ -58,6 +58,7 @@ COMMANDS: dict[str, Node] = {
     "kill": "mesh.commands:kill",
     "trace": "mesh.commands:trace",
     "render": "mesh.rendering:render",
+    "init": "mesh.rendering:INIT",
 }
 """Every command, in the order of the help."""
 

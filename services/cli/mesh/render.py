@@ -4,17 +4,18 @@ an orchestrator takes it from here, and deploy/README.md says what the fields me
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Sequence
 from typing import Any
 
 import msgspec
 
+from libs import xds_bootstrap
 from libs.authority.identity import Identity, Operator, etcd_user
 from libs.authority.stores import ROOT_USER, ROWS, Row
 from libs.config import ServiceSettings, TlsFiles
 from libs.pki import EDGE, dns_names
 from services.cli.mesh.callgraph import calls, workloads_call
-from services.cli.mesh.plan import OTHERS, Container, Plan, Unit
+from services.cli.mesh.plan import CLIENT, Container, Plan, Unit
 from services.cli.mesh.sites import FOLDER
 
 _DURABLE = ("etcd", "audit", "ratelimit", "gateway")
@@ -28,16 +29,14 @@ _CALLED_ON = {"etcd": "client"}
 """The port that a service is called on, where it is not "grpc"."""
 
 
-def describe(plan: Plan, site: Container, *, profile: str, overrides: tuple[str, ...] = ()) -> dict[str, Any]:
-    """The whole mesh, ready for JSON."""
-    asked = ["--profile", profile, *(f"--set={each}" for each in overrides)]
+def describe(plan: Plan, site: Container, *, asked: Sequence[str]) -> dict[str, Any]:
+    """The whole mesh, ready for JSON; `asked` are the words behind `weir render` that this is the answer to."""
     return {
-        "profile": profile,
         "blobs": {"uri": site.blobs, "path": site.blobs.removeprefix("file://") if _is_folder(site) else ""},
         "processes": {unit.name: _process(unit, plan, site) for unit in plan.units},
         "jobs": _jobs(plan, site, asked),
         "operator": _operator(plan, site),
-        "workloads": {"call": [_port(unit) for unit in plan.units if unit.process.service in workloads_call()]},
+        "client": _client(plan, site),
     }
 
 
@@ -68,9 +67,7 @@ def _process(unit: Unit, plan: Plan, site: Container) -> dict[str, Any]:
         "certificates": certificates,
         "secrets": {name: str(path) for name, path in unit.secrets.items()},
         "state": {"path": str(site.state), "durable": service in _DURABLE},
-        "blobs": {"path": site.blobs.removeprefix("file://"), "write": service in _WRITE_BLOBS}
-        if unit.blobs and _is_folder(site)
-        else None,
+        "blobs": _blobs(site, write=service in _WRITE_BLOBS) if unit.blobs else None,
         "stop_seconds": unit.settings.get("drain_seconds", _DRAIN) + _STOP_MARGIN,
     }
 
@@ -107,54 +104,58 @@ def _certificate(identity: Identity | Operator, tls: TlsFiles, site: Container) 
     }
 
 
-def _jobs(plan: Plan, site: Container, asked: list[str]) -> dict[str, Any]:
-    """What is done once, in this order, each after what it names; every one may be repeated and then changes nothing
-    that is there."""
+def _jobs(plan: Plan, site: Container, asked: Sequence[str]) -> dict[str, Any]:
+    """What is done once, each after what it names. All may be repeated: what is there stays."""
     etcd = [unit for unit in plan.units if unit.process.kind == "etcd"]
     registry = [unit for unit in plan.units if unit.process.service == "registry"]
     direct = [unit.identity for unit in plan.units if ROWS.get(unit.process.service, Row()).direct]
     root, person = Identity(ROOT_USER), Operator(site.operator)
     own = site.tls("")
     files = [f"--{part}={getattr(own, part)}" for part in own.__struct_fields__]
+    state = {"path": str(site.state), "durable": True}
     return {
-        # Needs nothing; everybody's files come from it. Its folder has one folder per process, job and person: what
-        # each sees as /etc/weir. Of no use where something else issues certificates.
+        # Makes keys and secrets where nothing else does, and writes for each process, job and person what it sees as
+        # /etc/weir into a folder of its own.
         "files": {
             "image": "control",
-            "command": ["weir", "init", "files", "--out", "/mesh", *asked],
+            "command": ["weir", "init", "files", f"--state={site.state}", "--out=/mesh", *asked],
             "after": [],
-            "state": {"path": str(site.state), "durable": True},
+            "calls": [],
+            "certificates": [],
+            "state": state,
             "out": "/mesh",
         },
-        # As soon as etcd answers; before it, nobody else may be let at it.
+        # As soon as etcd answers: before this, nobody else is let at it.
         "rights": {
             "image": "control",
             "command": [
-                *("weir", "init", "rights", *files),
-                f"--etcd={','.join(_etcd_addresses(plan, site))}",
+                *("weir", "authority", "establish", *files, f"--etcd={','.join(_etcd_addresses(plan, site))}"),
                 *(f"{each.service}/{each.instance}" for each in direct),
             ],
             "after": [unit.name for unit in etcd],
             "calls": [_port(unit) for unit in etcd],
             "certificates": [_certificate(root, own, site)],
         },
-        # Once the registry is ready. Prints the demo keys.
+        # Fills a fresh registry, once it is ready, and prints the demo keys.
         "seed": {
             "image": "control",
             "command": [
-                *("weir", "init", "seed", *files),
-                f"--registry={site.host(registry[0].name)}:{registry[0].ports['grpc']}" if registry else "",
-                f"--operator={site.operator}",
-                f"--blobs={site.blobs}",
+                *("weir", "init", "seed", *files, f"--operator={site.operator}", f"--blobs={site.blobs}"),
+                *(f"--registry={_address(unit, site)}" for unit in registry[:1]),
                 f"--state={site.state}",
             ],
             "after": [unit.name for unit in registry],
             "calls": [_port(unit) for unit in registry],
             "certificates": [_certificate(person, own, site)],
-            "state": {"path": str(site.state), "durable": True},
-            "blobs": {"path": site.blobs.removeprefix("file://"), "write": True} if _is_folder(site) else None,
+            "state": state,
+            "blobs": _blobs(site, write=True),
         },
     }
+
+
+def _blobs(site: Container, *, write: bool) -> dict[str, Any] | None:
+    """The volume of the blob store, which all who use it share; none where it is elsewhere."""
+    return {"path": site.blobs.removeprefix("file://"), "write": write} if _is_folder(site) else None
 
 
 def _operator(plan: Plan, site: Container) -> dict[str, Any]:
@@ -186,12 +187,18 @@ def _is_folder(site: Container) -> bool:
     return site.blobs.startswith("file://")
 
 
-def folders(plan: Plan, site: Container) -> Mapping[str, list[dict[str, Any]]]:
-    """The certificates by the folder in which `weir init files` puts them."""
-    described = describe(plan, site, profile="")
+def _client(plan: Plan, site: Container) -> dict[str, Any]:
+    """What a tenant's workload needs to call the mesh over "xds:///gateway.weir.internal"."""
+    xds = [_address(unit, site) for unit in plan.units if unit.process.service == "controlplane"]
+    own = site.tls("")
+    bootstrap = xds_bootstrap.render(node_id=CLIENT, zone="zone-a", xds=xds, tls=own) if xds else ""
     return {
-        **{name: each["certificates"] for name, each in described["processes"].items()},
-        **{name: described["jobs"][name]["certificates"] for name in ("rights", "seed")},
-        "operator": described["operator"]["certificates"],
-        **{name: [_certificate(Identity(name), site.tls(""), site)] for name in OTHERS if name != EDGE},
+        "environment": {"GRPC_XDS_BOOTSTRAP": str(FOLDER / "xds.json")},
+        "files": {str(FOLDER / "xds.json"): bootstrap},
+        "calls": [_port(unit) for unit in plan.units if unit.process.service in workloads_call()],
+        "certificates": [_certificate(Identity(CLIENT), own, site)],
     }
+
+
+def _address(unit: Unit, site: Container) -> str:
+    return f"{site.host(unit.name)}:{unit.ports['grpc']}"

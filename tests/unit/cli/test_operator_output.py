@@ -125,6 +125,7 @@ def test_whatever_changes_the_registry_takes_a_reason_and_can_be_tried() -> None
 
 def test_every_command_says_what_it_is_for_and_can_print_json() -> None:
     texts = {"weir schema", "weir completion", "weir edit", "weir slo rules", "weir up", "weir logs", "weir render"}
+    texts |= {"weir init files", "weir init seed"}
     texts |= {"weir certs rotate", "weir restart", "weir kill", "weir simulate", "weir calibrate"}
     for path, command in commands():
         assert 10 < len(summary(command)) <= 90, path

@@ -4,10 +4,18 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from importlib import import_module
+from itertools import takewhile
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from libs.config import load
+from libs.service.certificate import check_certificate
+from services.cli.__main__ import COMMANDS
+from services.cli.app import parameters, resolve
+from services.cli.mesh import initial
 from services.cli.mesh.callgraph import calls
 from services.cli.mesh.plan import Container
 from services.cli.mesh.rendering import described
@@ -139,6 +147,83 @@ def test_what_is_written_down_holds_no_secret() -> None:
     text = json.dumps(mesh())
     assert "PRIVATE KEY" not in text
     assert "wk_" not in text
+
+
+@pytest.fixture(scope="module")
+def written(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """What each process of a mesh sees as /etc/weir, in a folder of its name."""
+    base = tmp_path_factory.mktemp("init")
+    initial.write_files(mesh(), base / "mesh", base / "state")
+    return base / "mesh"
+
+
+def test_each_folder_holds_the_keys_of_its_owner_and_no_other(written: Path) -> None:
+    keys = {path: path.read_text() for path in written.rglob("*.key")}
+    shared = {"seed", "operator"}  # one person
+    for folder in written.iterdir():
+        own = {text for path, text in keys.items() if path.is_relative_to(folder)}
+        others = {
+            text
+            for path, text in keys.items()
+            if not path.is_relative_to(folder) and {folder.name, path.relative_to(written).parts[0]} != shared
+        }
+        assert len(own) == (2 if folder.name == "envoy" else 1)
+        assert not own & others, folder.name
+        assert all(path.stat().st_mode & 0o077 == 0 for path in folder.rglob("*.key"))
+    assert {path.parent.parent.name for path in written.rglob("pepper")} == {"registry", "edge-auth"}
+    assert not list(written.rglob("ca.key"))
+
+
+def test_every_service_takes_its_settings_and_its_certificate(written: Path) -> None:
+    started = []
+    for name, process in mesh()["processes"].items():
+        if process["kind"] != "service":
+            continue
+        config = written / name / "config.json"
+        tls = written / name / "tls"
+        paths = {"WEIR_TLS__CA": "ca.crt", "WEIR_TLS__CERT": "tls.crt", "WEIR_TLS__KEY": "tls.key"}
+        environ = {**{key: str(tls / file) for key, file in paths.items()}, "WEIR_ADVERTISE": "10.0.0.1"}
+        module = import_module(process["command"][2] + ".config")
+        settings = load(module.Settings, ["--config", str(config)], environ)
+        check_certificate(settings)
+        assert (settings.advertised, settings.port) == ("10.0.0.1", process["ports"]["grpc"])
+        started.append(name)
+    assert len(started) == 14
+
+
+def test_a_second_time_nothing_changes(tmp_path: Path) -> None:
+    def files() -> dict[Path, tuple[bytes, int]]:
+        found = (path for path in tmp_path.rglob("*") if path.is_file() and path.name != ".lock")
+        return {path: (path.read_bytes(), path.stat().st_mtime_ns) for path in found}
+
+    initial.write_files(mesh(), tmp_path / "mesh", tmp_path / "state")
+    first = files()
+    initial.write_files(mesh(), tmp_path / "mesh", tmp_path / "state")
+    assert files() == first
+
+
+def test_the_steps_are_called_as_they_are_told() -> None:
+    site = {"plain_edge": True, "public": ("weir.example", "10.0.0.1"), "members": ("etcd-0",), "operator": "jane"}
+    told = mesh("simulated", "worker.pool=demo", **site)
+    command = told["jobs"]["files"]["command"]
+    assert command[3:] == [
+        "--state=/var/lib/weir",
+        "--out=/mesh",
+        "--profile=simulated",
+        "--set=worker.pool=demo",
+        "--plain",
+        "--members=etcd-0",
+        "--public=weir.example,10.0.0.1",
+        "--operator=jane",
+    ]
+    for job in ("files", "seed", "rights"):
+        words = told["jobs"][job]["command"]
+        node: Any = COMMANDS
+        path = list(takewhile(lambda word: not word.startswith("-"), words[1:]))
+        for word in path[:2]:
+            node = resolve(node)[word]
+        known = {flag for each in parameters(resolve(node)) for flag in each.flags}
+        assert {word.split("=")[0] for word in words if word.startswith("--")} <= known
 
 
 def test_the_plan_of_containers_names_no_folder_of_this_machine() -> None:
