@@ -7,6 +7,6 @@
 `build(settings)` is the service's composition root and returns a `Service`.
 """
 
-from libs.service.process import Builder, Listening, Ready, Service, main, serve
+from libs.service.process import Builder, Listening, Ready, Service, Waiting, main, serve
 
-__all__ = ["Builder", "Listening", "Ready", "Service", "main", "serve"]
+__all__ = ["Builder", "Listening", "Ready", "Service", "Waiting", "main", "serve"]

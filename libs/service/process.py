@@ -7,15 +7,13 @@ import contextlib
 import os
 import signal
 import sys
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar, runtime_checkable
-from wsgiref.simple_server import WSGIServer
 
 import grpc
 import uvloop
-from grpc_health.v1 import health_pb2, health_pb2_grpc
-from grpc_health.v1.health import aio as health_aio
+from grpc_health.v1 import health_pb2
 from grpc_reflection.v1alpha import reflection
 
 from libs import xds_bootstrap
@@ -26,12 +24,12 @@ from libs.rpc import make_server
 from libs.rpc.server import bind
 from libs.service.certificate import check_certificate, watch_expiry
 from libs.service.endpoint import keep_endpoint
+from libs.service.health import Health
+from libs.service.pages import serve_pages
 from libs.telemetry import configure_logging, get_logger
 from libs.telemetry.tracing import configure_tracing, shutdown_tracing
 
 log = get_logger(__name__)
-_SERVING = health_pb2.HealthCheckResponse.SERVING
-_NOT_SERVING = health_pb2.HealthCheckResponse.NOT_SERVING
 _WITHDRAW_SECONDS = 1.0
 """A drain waits this long for the endpoint to leave the registry; then its lease ends it."""
 
@@ -76,6 +74,14 @@ class Listening(Protocol):
         """Called once, before `run`, with the "host:port" under which others reach it."""
 
 
+@runtime_checkable
+class Waiting(Protocol):
+    """A `Service` that can tell what it lacks; optional."""
+
+    def lacks(self) -> Sequence[str]:
+        """The services and other things that it has not heard of yet; asked while it is not ready, for /readyz."""
+
+
 class _Readiness:
     """`Ready` over two events, of which one is set."""
 
@@ -110,16 +116,16 @@ class Running:
 
 
 @contextlib.asynccontextmanager
-async def serve(service: Service, settings: ServiceSettings, **server_options: Any) -> AsyncIterator[Running]:
+async def serve(
+    service: Service, settings: ServiceSettings, *, health: Health | None = None, **server_options: Any
+) -> AsyncIterator[Running]:
     """Serve until the block ends, then drain. `server_options` go to `libs.rpc.make_server`."""
+    health = health or Health()
     server = make_server(may_call=may_call, max_message_bytes=settings.max_message_bytes, **server_options)
-    health = health_aio.HealthServicer()
-    health_pb2_grpc.add_HealthServicer_to_server(health, server)
-    names = ["", *service.register(server)]
-    for name in names:  # grpc's aio servicer starts as SERVING
-        await health.set(name, _NOT_SERVING)
+    names = service.register(server)
+    await health.cover(server, names, service.lacks if isinstance(service, Waiting) else tuple)
     reflection.enable_server_reflection(
-        [*names[1:], reflection.SERVICE_NAME, health_pb2.DESCRIPTOR.services_by_name["Health"].full_name], server
+        [*names, reflection.SERVICE_NAME, health_pb2.DESCRIPTOR.services_by_name["Health"].full_name], server
     )
     port = bind(server, join(settings.host, settings.port), tls=settings.tls)
     if isinstance(service, Listening):
@@ -130,13 +136,12 @@ async def serve(service: Service, settings: ServiceSettings, **server_options: A
     try:
         async with asyncio.TaskGroup() as group:
             background = group.create_task(service.run(readiness), name=f"{settings.service}.run")
-            announce = group.create_task(_announce(running, readiness, health, names, settings), name="announce")
+            announce = group.create_task(_announce(running, readiness, health, settings), name="announce")
             try:
                 yield running
             finally:
                 announce.cancel()
-                for name in names:
-                    await health.set(name, _NOT_SERVING)
+                await health.not_serving("draining")
                 await asyncio.wait((announce,), timeout=_WITHDRAW_SECONDS)
                 try:
                     await asyncio.wait_for(service.drain(), settings.drain_seconds)
@@ -148,18 +153,11 @@ async def serve(service: Service, settings: ServiceSettings, **server_options: A
         await server.stop(grace=None)
 
 
-async def _announce(
-    running: Running,
-    readiness: _Readiness,
-    health: health_aio.HealthServicer,
-    names: list[str],
-    settings: ServiceSettings,
-) -> None:
+async def _announce(running: Running, readiness: _Readiness, health: Health, settings: ServiceSettings) -> None:
     """Be SERVING and registered while the service says that it is ready."""
     while True:
         await readiness.ready.wait()
-        for name in names:
-            await health.set(name, _SERVING)
+        await health.serving()
         log.info("serving", port=running.port)
         endpoint = asyncio.create_task(_register(running, readiness, settings), name="endpoint")
         lost = asyncio.create_task(readiness.lost.wait(), name="readiness")
@@ -171,8 +169,7 @@ async def _announce(
             await asyncio.wait((endpoint, lost))
         if not endpoint.cancelled() and (error := endpoint.exception()) is not None:
             raise error
-        for name in names:
-            await health.set(name, _NOT_SERVING)
+        await health.not_serving("not ready")
         log.info("not_serving")
 
 
@@ -211,14 +208,6 @@ def _tell_grpc(settings: ServiceSettings) -> None:
         )
 
 
-def serve_metrics(settings: ServiceSettings) -> WSGIServer:
-    """Prometheus's page over HTTP, in a thread of its own."""
-    from prometheus_client import start_http_server
-
-    server, _ = start_http_server(settings.metrics_port, addr=settings.metrics_host)
-    return server
-
-
 def _cause(error: Exception) -> Exception:
     """What a task group's failure is about, where that is one thing."""
     while isinstance(error, ExceptionGroup) and len(error.exceptions) == 1:
@@ -234,15 +223,16 @@ async def _main(settings: S, build: Builder[S], server_options: dict[str, Any]) 
         endpoint=settings.trace_endpoint,
         tls=settings.tls,
     )
+    health = Health()
     if settings.metrics_port:
-        serve_metrics(settings)
+        serve_pages(settings, health)
         if settings.tls is not None:
             watch_expiry(settings.tls)
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop.set)
-    async with serve(await build(settings), settings, **server_options):
+    async with serve(await build(settings), settings, health=health, **server_options):
         await stop.wait()
         log.info("draining")
     await loop.run_in_executor(None, shutdown_tracing)

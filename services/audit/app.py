@@ -2,7 +2,7 @@
 
 import asyncio
 import random
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -145,6 +145,10 @@ class AuditService:
         await self._committer.close()
         if self._compared and not self._committer.damaged:
             await self._anchors.advance()
+
+    def lacks(self) -> Sequence[str]:
+        """See `libs.service.Waiting`."""
+        return () if self._committer.writable else ("disk that can be written",)
 
     def endpoint_extra(self) -> Mapping[str, Any]:
         """See `libs.service.Service`."""

@@ -124,6 +124,10 @@ class ControlPlane:
     async def drain(self) -> None:
         """Nothing to finish: clients keep their state and reconnect elsewhere."""
 
+    def lacks(self) -> Sequence[str]:
+        """See `libs.service.Waiting`."""
+        return () if self._view.revision else ("etcd",)
+
     def endpoint_extra(self) -> Mapping[str, Any]:
         """See `libs.service.Service`."""
         return {}

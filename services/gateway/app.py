@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import random
 import uuid
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -242,6 +242,13 @@ class Gateway:
             await self._audit.settled()
             while self._quota.pending or self._admission.pending:  # noqa: ASYNC110
                 await asyncio.sleep(_LOOK_SECONDS)
+
+    def lacks(self) -> Sequence[str]:
+        """See `libs.service.Waiting`."""
+        if not self._view.revision:
+            return ("registry",)
+        leaves = zip(("router", "safety", "audit"), self._links, strict=True)
+        return [name for name, link in leaves if not link.connected]
 
     def endpoint_extra(self) -> Mapping[str, Any]:
         """See `Service`."""

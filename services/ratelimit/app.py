@@ -4,7 +4,7 @@ import asyncio
 import contextlib
 import random
 import uuid
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -193,6 +193,10 @@ class RateLimitService:
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(_DRAIN_SECONDS):
                 await self._watch.flush()
+
+    def lacks(self) -> Sequence[str]:
+        """See `libs.service.Waiting`."""
+        return () if self._view.revision else ("registry",)
 
     def endpoint_extra(self) -> Mapping[str, Any]:
         """See `libs.service.Service`."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import grpc
@@ -49,6 +49,10 @@ class RouterService:
     async def drain(self) -> None:
         """See `libs.service.Service`."""
         await self._servicer.drain()
+
+    def lacks(self) -> Sequence[str]:
+        """See `libs.service.Waiting`."""
+        return () if self._view.revision else ("registry",)
 
     def endpoint_extra(self) -> Mapping[str, Any]:
         """See `libs.service.Service`."""

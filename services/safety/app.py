@@ -2,7 +2,7 @@
 
 import asyncio
 import contextlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -57,6 +57,10 @@ class SafetyService:
     async def drain(self) -> None:
         """Sends the sessions away; their gateways reopen the filters elsewhere."""
         await self._mux.drain()
+
+    def lacks(self) -> Sequence[str]:
+        """See `libs.service.Waiting`."""
+        return () if self._view.revision else ("registry",)
 
     def endpoint_extra(self) -> Mapping[str, Any]:
         """See `libs.service.Service`."""

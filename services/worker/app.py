@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import functools
 import random
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -101,6 +101,10 @@ class WorkerService:
     def listening(self, address: str) -> None:
         """See `libs.service.Listening`: gateways are sent to this address."""
         self._address = address
+
+    def lacks(self) -> Sequence[str]:
+        """See `libs.service.Waiting`."""
+        return () if self._desired is None or self._desired.settled.is_set() else ("model loaded",)
 
     def endpoint_extra(self) -> Mapping[str, Any]:
         """See `libs.service.Service`."""

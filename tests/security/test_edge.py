@@ -21,7 +21,9 @@ from weir.inference.v1 import inference_pb2_grpc
 
 from libs.clock import SystemClock
 from libs.config import MAX_BODY_BYTES, ServiceSettings
-from libs.service import process, serve
+from libs.service import serve
+from libs.service.health import Health
+from libs.service.pages import serve_pages
 from libs.supervisor.control import SOCKET, ControlServer
 from libs.supervisor.logs import LogSink
 from libs.supervisor.spec import LogLimits, SupervisorSpec
@@ -354,7 +356,7 @@ async def test_a7_metrics_are_on_loopback_unless_told_otherwise() -> None:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
     settings = ServiceSettings(service="gateway", instance="g", host="0.0.0.0", metrics_port=port)
-    server = process.serve_metrics(settings)
+    server = serve_pages(settings, Health())
     try:
         assert server.server_address == ("127.0.0.1", port)
     finally:

@@ -71,7 +71,7 @@ def seed(
     state: State,
     operator: Person = "operator",
 ) -> None:
-    """Fill a fresh registry with what deploy/seed holds, wait for the models, print the demo keys."""
+    """Fill a fresh registry with what deploy/seed holds, wait for the models, print keys."""
     from libs.config import TlsFiles
     from services.cli.mesh import initial
     from services.cli.mesh.loading import LoadError

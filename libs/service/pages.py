@@ -1,0 +1,87 @@
+"""A process's HTTP pages, which ask nobody who he is: /metrics for Prometheus, /livez and /readyz for whoever restarts
+processes and sends them work.
+
+They are answered in threads of their own, and the two probes ask the event loop: one that hangs is not alive.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import threading
+from collections.abc import Callable, Iterable
+from socketserver import TCPServer, ThreadingMixIn
+from typing import Any
+from wsgiref.simple_server import WSGIRequestHandler, WSGIServer
+
+from libs.config import ServiceSettings
+from libs.service.health import Health
+
+PATIENCE = 5.0
+"""Seconds that the event loop has to answer a probe: far more than the longest thing that it does at a stretch."""
+
+
+class PageServer(ThreadingMixIn, WSGIServer):
+    """A thread per request, so that a slow scrape holds up no probe."""
+
+    daemon_threads = True
+
+    def server_bind(self) -> None:
+        """As TCPServer's: HTTPServer would ask the name service for this host's full name, which can take seconds."""
+        TCPServer.server_bind(self)
+        self.server_name, self.server_port = self.server_address[:2]  # type: ignore[assignment]
+        self.setup_environ()
+
+
+class _Handler(WSGIRequestHandler):
+    timeout = 10
+    """Seconds for a request to arrive."""
+
+    def log_message(self, format: str, *args: Any) -> None:
+        """Nothing: a probe is no event."""
+
+
+def serve_pages(settings: ServiceSettings, health: Health, *, patience: float = PATIENCE) -> PageServer:
+    """Serves the pages of the process whose event loop runs here, until it is closed.
+
+    :raises OSError: the port is taken.
+    """
+    from prometheus_client import make_wsgi_app
+
+    metrics = make_wsgi_app()
+    loop = asyncio.get_running_loop()
+
+    async def fault() -> str:
+        return health.fault
+
+    def of_the_loop() -> str:
+        asked = asyncio.run_coroutine_threadsafe(fault(), loop)
+        try:
+            return asked.result(patience)
+        except TimeoutError:
+            asked.cancel()
+            raise
+
+    def pages(environ: dict[str, Any], start_response: Callable[..., Any]) -> Iterable[bytes]:
+        path = environ["PATH_INFO"]
+        if path == "/metrics":
+            return metrics(environ, start_response)
+        if path not in ("/livez", "/readyz"):
+            start_response("404 Not Found", [("Content-Type", "text/plain")])
+            return [b"/livez, /metrics, /readyz\n"]
+        try:
+            said = of_the_loop()
+            if path == "/livez":
+                said = ""
+        except TimeoutError:
+            said = f"the event loop has not answered for {patience:g} s"
+        start_response("503 Service Unavailable" if said else "200 OK", [("Content-Type", "text/plain")])
+        return [f"{settings.service} {settings.instance}: {said}\n".encode() if said else b"ok\n"]
+
+    class Server(PageServer):
+        address_family = socket.AF_INET6 if ":" in settings.metrics_host else socket.AF_INET
+
+    server = Server((settings.metrics_host, settings.metrics_port), _Handler)
+    server.set_app(pages)
+    threading.Thread(target=server.serve_forever, name="pages", daemon=True).start()
+    return server
