@@ -15,15 +15,26 @@ from typing import Any, TypeVar
 import msgspec
 
 from libs.config.addresses import host_of, own_host
-from libs.config.convention import ConfigError, from_environment, from_file, from_flags, lay
+from libs.config.convention import CommandLineError, ConfigError, from_environment, from_file, from_flags, lay
 
-__all__ = ["AUTO", "MAX_BODY_BYTES", "ConfigError", "ServiceSettings", "TlsFiles", "load"]
+__all__ = [
+    "AUTO",
+    "ENDING_SECONDS",
+    "MAX_BODY_BYTES",
+    "CommandLineError",
+    "ConfigError",
+    "ServiceSettings",
+    "TlsFiles",
+    "load",
+]
 
 AUTO = "auto"
 """What `advertise` says where the process shall find out."""
 
 MAX_BODY_BYTES = 1 << 20
 """Largest request that the mesh takes from its callers, over HTTP and gRPC alike, unless told otherwise."""
+ENDING_SECONDS = 4.0
+"""What the end of a process takes at most beside its `drain_seconds`; then it is cut."""
 _LOG_LEVELS = ("debug", "info", "warning", "error")
 
 
@@ -76,7 +87,7 @@ class ServiceSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     trace_sample_ratio: float = 1.0
     """Share of requests without a sampling decision of their own that are traced."""
     drain_seconds: float = 10.0
-    """How long SIGTERM waits for running work."""
+    """How long SIGTERM waits for running work. The process has ended `ENDING_SECONDS` later."""
 
     def __post_init__(self) -> None:
         """Check what a type cannot say; `load` adds the source to the message."""

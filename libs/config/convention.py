@@ -22,6 +22,10 @@ class ConfigError(Exception):
     """The configuration cannot be used; the message names the source, the key and the fault."""
 
 
+class CommandLineError(ConfigError):
+    """A flag that does not exist, or one that is not written as flags are."""
+
+
 Field = tuple[str, ...]
 """The names that lead to a field, from the outside in."""
 
@@ -66,7 +70,8 @@ def from_environment(cls: type[msgspec.Struct], environ: Mapping[str, str]) -> l
 def from_flags(cls: type[msgspec.Struct], argv: Sequence[str]) -> tuple[Path | None, list[tuple[Field, Any]]]:
     """The configuration file that is named, and what else the command line says.
 
-    :raises ConfigError: a flag that is none, or a value that is none of its field's.
+    :raises CommandLineError: a flag is none.
+    :raises ConfigError: a value is none of its field's.
     :raises SystemExit: help was asked for, and printed.
     """
     parser = _Parser(
@@ -96,7 +101,7 @@ def lay(values: dict[str, Any], said: Sequence[tuple[Field, Any]]) -> None:
 
 class _Parser(argparse.ArgumentParser):
     def error(self, message: str) -> Any:
-        raise ConfigError(f"command line: {message}")
+        raise CommandLineError(f"command line: {message}")
 
 
 def _read(raw: str, kind: Any, source: str) -> Any:

@@ -50,8 +50,11 @@ def make_server(
 def bind(server: grpc.aio.Server, address: str, *, tls: TlsFiles | None) -> int:
     """Listen on "host:port" (port 0 takes a free one) and return the port.
 
-    :raises RuntimeError: the port is taken.
+    :raises OSError: the port is taken.
     """
-    if tls is None:
-        return server.add_insecure_port(address)
-    return server.add_secure_port(address, server_credentials(tls))
+    try:
+        if tls is None:
+            return server.add_insecure_port(address)
+        return server.add_secure_port(address, server_credentials(tls))
+    except RuntimeError as error:
+        raise OSError(str(error)) from error

@@ -7,6 +7,7 @@ import contextlib
 import os
 import signal
 import sys
+import threading
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar, runtime_checkable
@@ -18,18 +19,20 @@ from grpc_reflection.v1alpha import reflection
 
 from libs import xds_bootstrap
 from libs.authority.calls import may_call
-from libs.config import ConfigError, ServiceSettings, load
+from libs.config import ENDING_SECONDS, ConfigError, ServiceSettings, load
 from libs.config.addresses import join
 from libs.rpc import make_server
 from libs.rpc.server import bind
 from libs.service.certificate import check_certificate, watch_expiry
 from libs.service.endpoint import keep_endpoint
+from libs.service.exits import cause, code_of
 from libs.service.health import Health
 from libs.service.pages import serve_pages
 from libs.telemetry import configure_logging, get_logger
 from libs.telemetry.tracing import configure_tracing, shutdown_tracing
 
 log = get_logger(__name__)
+_FLUSH_SECONDS = 1.5
 _WITHDRAW_SECONDS = 1.0
 """A drain waits this long for the endpoint to leave the registry; then its lease ends it."""
 
@@ -182,20 +185,20 @@ async def _register(running: Running, readiness: _Readiness, settings: ServiceSe
 
 
 def main(settings_type: type[S], build: Builder[S], **server_options: Any) -> None:
-    """Run a service process until SIGTERM or SIGINT; exits 2 on a bad configuration, 1 on a failure."""
+    """Run a service process until SIGTERM or SIGINT. Ends with an exit code of libs.service.exits."""
     try:
         settings = load(settings_type)
         check_certificate(settings)
-    except ConfigError as error:
+    except (ConfigError, OSError) as error:
         sys.stderr.write(f"{error}\n")
-        sys.exit(2)
+        sys.exit(code_of(error))
     configure_logging(service=settings.service, instance=settings.instance, level=settings.log_level)
     _tell_grpc(settings)
     try:
         uvloop.run(_main(settings, build, server_options))
     except Exception as error:  # the last boundary: whatever ends the process is told in the log's own form
-        log.error("service_failed", error=type(_cause(error)).__name__, exc_info=error)
-        sys.exit(1)
+        log.error("service_failed", error=type(cause(error)).__name__, exc_info=error)
+        sys.exit(code_of(error))
 
 
 def _tell_grpc(settings: ServiceSettings) -> None:
@@ -206,13 +209,6 @@ def _tell_grpc(settings: ServiceSettings) -> None:
         os.environ["GRPC_XDS_BOOTSTRAP_CONFIG"] = xds_bootstrap.render(
             node_id=settings.instance, zone=settings.zone, xds=settings.xds, tls=settings.tls
         )
-
-
-def _cause(error: Exception) -> Exception:
-    """What a task group's failure is about, where that is one thing."""
-    while isinstance(error, ExceptionGroup) and len(error.exceptions) == 1:
-        error = error.exceptions[0]
-    return error
 
 
 async def _main(settings: S, build: Builder[S], server_options: dict[str, Any]) -> None:
@@ -229,11 +225,57 @@ async def _main(settings: S, build: Builder[S], server_options: dict[str, Any]) 
         if settings.tls is not None:
             watch_expiry(settings.tls)
     stop = asyncio.Event()
-    loop = asyncio.get_running_loop()
+
+    def told_to_stop() -> None:
+        if not stop.is_set():
+            stop.set()
+            _end_within(settings.drain_seconds + ENDING_SECONDS)
+
     for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, stop.set)
-    async with serve(await build(settings), settings, health=health, **server_options):
-        await stop.wait()
-        log.info("draining")
-    await loop.run_in_executor(None, shutdown_tracing)
+        asyncio.get_running_loop().add_signal_handler(number, told_to_stop)
+    try:
+        if (service := await _built(build(settings), stop)) is not None:
+            async with serve(service, settings, health=health, **server_options):
+                await stop.wait()
+                log.info("draining")
+    finally:
+        await _flush_traces()
     log.info("stopped")
+
+
+async def _built(building: Awaitable[Service], stop: asyncio.Event) -> Service | None:
+    """The service, or None when the process is told to stop first."""
+    made, told = asyncio.ensure_future(building), asyncio.ensure_future(stop.wait())
+    try:
+        await asyncio.wait((made, told), return_when=asyncio.FIRST_COMPLETED)
+        return made.result() if made.done() else None
+    finally:
+        for task in (made, told):
+            task.cancel()
+        await asyncio.wait((made, told))
+
+
+def _end_within(seconds: float) -> None:
+    """Ends this process then, whatever hangs: whoever stops it has been told that it takes no longer."""
+
+    def cut() -> None:
+        log.error("stop_cut", seconds=seconds)
+        os._exit(os.EX_SOFTWARE)
+
+    timer = threading.Timer(seconds, cut)
+    timer.daemon = True
+    timer.start()
+
+
+async def _flush_traces() -> None:
+    """Sends what is buffered, as far as the collector takes it soon: in a thread that the end does not wait for."""
+    loop, done = asyncio.get_running_loop(), asyncio.Event()
+
+    def flush() -> None:
+        shutdown_tracing()
+        with contextlib.suppress(RuntimeError):  # the loop has gone on without it
+            loop.call_soon_threadsafe(done.set)
+
+    threading.Thread(target=flush, daemon=True).start()
+    with contextlib.suppress(TimeoutError):
+        await asyncio.wait_for(done.wait(), _FLUSH_SECONDS)

@@ -119,7 +119,8 @@ def configure_tracing(
     resource = Resource(
         {"service.name": service, "service.instance.id": instance, "service.namespace": "weir", "weir.zone": zone}
     )
-    _provider = TracerProvider(resource=resource)
+    # `shutdown_tracing` ends it, which knows how long the end of a process may take.
+    _provider = TracerProvider(resource=resource, shutdown_on_exit=False)
     if exporter is not None:
         _provider.add_span_processor(SimpleSpanProcessor(exporter))
     else:

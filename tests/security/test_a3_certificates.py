@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import os
 import random
 import shutil
 import sys
@@ -180,7 +181,7 @@ async def test_a3_the_program_says_why_it_does_not_start(tmp_path: Path) -> None
         *(sys.executable, "-m", "services.router", "--config", str(config)), cwd=ROOT, stderr=asyncio.subprocess.PIPE
     )
     _, told = await asyncio.wait_for(process.communicate(), 60)
-    assert process.returncode == 2
+    assert process.returncode == os.EX_CONFIG
     assert b"is of instance 'router-0', this process is configured as 'router-1'" in told
 
 

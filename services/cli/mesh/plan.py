@@ -11,7 +11,7 @@ from typing import Any
 
 from libs.authority.identity import Identity, dns_name, etcd_user
 from libs.authority.stores import CLIENT_NAME, DOOR, ROWS, Row
-from libs.config import TlsFiles
+from libs.config import ENDING_SECONDS, TlsFiles
 from libs.pki import EDGE
 from libs.supervisor.spec import EtcdProbe, GrpcProbe, HttpProbe, Probe, ProcessSpec
 from services.cli.mesh.sites import Container, Laptop, Site
@@ -34,6 +34,9 @@ OTHERS = (EDGE, CLIENT)
 # its few cores with everything else. The access log is written out every second instead of every ten.
 _ENVOY = ("--concurrency", "1", "--file-flush-interval-msec", "1000")
 _SECRET = re.compile(r"\$\{secret\.([a-z]+)\}")
+_DRAIN = 10.0
+"""`ServiceSettings.drain_seconds`, unless told otherwise."""
+_ENDING = ENDING_SECONDS + 1.0
 SECRETS = ("pepper",)
 """Secrets that settings may name."""
 
@@ -62,6 +65,8 @@ class Unit:
     """Whether it reads the blob store of model files."""
     readiness: Probe
     ready_timeout: float = 60.0
+    stop_grace: float = _DRAIN + _ENDING
+    """Seconds from SIGTERM after which it may be killed."""
     cwd: Path
 
 
@@ -120,6 +125,7 @@ def _supervised(unit: Unit) -> ProcessSpec:
         uses=unit.process.uses,
         readiness=unit.readiness,
         ready_timeout=unit.ready_timeout,
+        stop_grace=unit.stop_grace,
     )
 
 
@@ -259,6 +265,7 @@ class _Planner:
             blobs="${blobs}" in written,
             readiness=GrpcProbe(port=port, tls=tls, server_name=dns_name(process.service)),
             ready_timeout=launch.ready_timeout,
+            stop_grace=own.get("drain_seconds", _DRAIN) + _ENDING,
             cwd=site.root,
         )
 

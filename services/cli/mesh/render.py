@@ -7,12 +7,10 @@ import json
 from collections.abc import Sequence
 from typing import Any
 
-import msgspec
-
 from libs import xds_bootstrap
 from libs.authority.identity import Identity, Operator, etcd_user
 from libs.authority.stores import ROOT_USER, ROWS, Row
-from libs.config import ServiceSettings, TlsFiles
+from libs.config import TlsFiles
 from libs.pki import EDGE, dns_names
 from services.cli.mesh.callgraph import calls, workloads_call
 from services.cli.mesh.plan import CLIENT, Container, Plan, Unit
@@ -22,9 +20,6 @@ _DURABLE = ("etcd", "audit", "ratelimit", "gateway")
 """Whose folders hold more than caches: the registry, the audit log and its key, what is left of quotas, audit records
 that are on their way."""
 _WRITE_BLOBS = ("audit",)
-_STOP_MARGIN = 5.0
-"""Seconds from the end of a drain to the end of the process: its endpoint leaves, streams close, last spans go out."""
-_DRAIN: float = next(each.default for each in msgspec.structs.fields(ServiceSettings) if each.name == "drain_seconds")
 _CALLED_ON = {"etcd": "client"}
 """The port that a service is called on, where it is not "grpc"."""
 
@@ -68,7 +63,7 @@ def _process(unit: Unit, plan: Plan, site: Container) -> dict[str, Any]:
         "secrets": {name: str(path) for name, path in unit.secrets.items()},
         "state": {"path": str(site.state), "durable": service in _DURABLE},
         "blobs": _blobs(site, write=service in _WRITE_BLOBS) if unit.blobs else None,
-        "stop_seconds": unit.settings.get("drain_seconds", _DRAIN) + _STOP_MARGIN,
+        "stop_seconds": unit.stop_grace,
     }
 
 

@@ -109,5 +109,5 @@ async def test_without_certificates_everyone_is_nobody() -> None:
 
 async def test_a_taken_port_is_an_error() -> None:
     async with serving(None) as port:
-        with pytest.raises(RuntimeError):
+        with pytest.raises(OSError, match=str(port)):
             bind(make_server(), f"127.0.0.1:{port}", tls=None)

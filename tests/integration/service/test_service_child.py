@@ -5,11 +5,12 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import os
 import signal
 import socket
 import sys
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -53,11 +54,11 @@ class Child:
 
 
 @contextlib.asynccontextmanager
-async def child(directory: Path, **settings: Any) -> AsyncIterator[Child]:
+async def child(directory: Path, flags: Sequence[str] = (), **settings: Any) -> AsyncIterator[Child]:
     file = directory / "tiny.json"
     file.write_text(json.dumps({"service": "tiny", "instance": "tiny-0", **settings}))
     process = await asyncio.create_subprocess_exec(
-        sys.executable, "-m", MODULE, "--config", str(file), cwd=ROOT, stderr=asyncio.subprocess.PIPE
+        sys.executable, "-m", MODULE, "--config", str(file), *flags, cwd=ROOT, stderr=asyncio.subprocess.PIPE
     )
     try:
         yield Child(process)
@@ -93,7 +94,7 @@ async def test_a_drain_that_hangs_is_cut_at_its_limit(tmp_path: Path) -> None:
 async def test_a_failure_in_the_background_ends_the_process(tmp_path: Path) -> None:
     async with child(tmp_path, fail=True) as tiny:
         line = await tiny.until("service_failed")
-        assert await tiny.exit() == 1
+        assert await tiny.exit() == os.EX_SOFTWARE
     assert line["error"] == "RuntimeError"
     assert "the background broke" in line["exception"]
 
@@ -105,14 +106,53 @@ async def test_a_taken_port_ends_the_process_and_is_named(tmp_path: Path) -> Non
         port = taken.getsockname()[1]
         async with child(tmp_path, port=port) as tiny:
             line = await tiny.until("service_failed")
-            assert await tiny.exit() == 1
+            assert await tiny.exit() == os.EX_OSERR
     assert f"127.0.0.1:{port}" in line["exception"]
 
 
 @pytest.mark.parametrize(("settings", "named"), [({"prot": 1}, "prot"), ({"port": "x"}, "port"), ({"hang": 1}, "hang")])
-async def test_a_bad_configuration_exits_with_2(tmp_path: Path, settings: dict[str, Any], named: str) -> None:
+async def test_a_bad_configuration_says_so_by_its_exit_code(
+    tmp_path: Path, settings: dict[str, Any], named: str
+) -> None:
     async with child(tmp_path, **settings) as tiny:
-        assert await tiny.exit() == 2
+        assert await tiny.exit() == os.EX_CONFIG
     (line,) = tiny.lines
     assert str(tmp_path / "tiny.json") in line
     assert named in line
+
+
+async def test_a_command_line_that_makes_no_sense_is_told_from_a_bad_configuration(tmp_path: Path) -> None:
+    async with child(tmp_path, flags=("--prot", "1")) as tiny:
+        assert await tiny.exit() == os.EX_USAGE
+    (line,) = tiny.lines
+    assert "--prot" in line
+
+
+async def test_a_start_that_fails_for_want_of_somebody_else_says_so(tmp_path: Path) -> None:
+    async with child(tmp_path, missing=True) as tiny:
+        line = await tiny.until("service_failed")
+        assert await tiny.exit() == os.EX_UNAVAILABLE
+    assert "nobody answers" in line["exception"]
+
+
+async def test_a_process_that_is_still_starting_stops_when_told_to(tmp_path: Path) -> None:
+    async with child(tmp_path, slow=True) as tiny:
+        await tiny.until("building")
+        tiny.process.terminate()
+        assert await tiny.exit() == 0
+    assert tiny.events == ["building", "stopped"]
+
+
+async def test_whatever_hangs_the_process_ends_in_time(tmp_path: Path) -> None:
+    async with child(tmp_path, stuck=True, drain_seconds=0.1) as tiny:
+        await tiny.until("serving")
+        tiny.process.terminate()
+        assert await tiny.exit() == os.EX_SOFTWARE
+    assert tiny.events[-1] == "stop_cut"
+
+
+async def test_a_collector_that_is_away_does_not_hold_up_the_end(tmp_path: Path) -> None:
+    async with child(tmp_path, trace_endpoint="127.0.0.1:9", drain_seconds=0) as tiny:
+        await tiny.until("serving")
+        tiny.process.terminate()
+        assert await tiny.exit() == 0

@@ -136,7 +136,7 @@ async def test_a_failure_in_the_background_ends_the_block() -> None:
 
 async def test_a_taken_port_is_an_error() -> None:
     async with serve(Scripted(), settings()) as running:
-        with pytest.raises(RuntimeError):
+        with pytest.raises(OSError, match=str(running.port)):
             async with serve(Scripted(), settings(port=running.port)):
                 pass
 

@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import asyncio
+import random
+import threading
 from collections.abc import Mapping
 from typing import Any
 
 import grpc
 
 from libs.config import ServiceSettings
-from libs.service import main
+from libs.errors import Reason, WeirError
+from libs.service import main, process
 from libs.service.process import Ready
 from libs.telemetry import get_logger
+from libs.telemetry.tracing import root, span
 
 log = get_logger(__name__)
 NAME = "weir.test.Tiny"
@@ -24,6 +28,12 @@ class Settings(ServiceSettings, frozen=True, kw_only=True, forbid_unknown_fields
     """Its background work breaks as soon as it is ready."""
     hang: bool = False
     """Its drain never ends."""
+    missing: bool = False
+    """Something that it needs does not answer when it is built."""
+    slow: bool = False
+    """It is never built."""
+    stuck: bool = False
+    """Its drain blocks the event loop for ever."""
 
 
 class Tiny:
@@ -42,6 +52,7 @@ class Tiny:
         return [NAME]
 
     async def run(self, ready: Ready) -> None:
+        span("tiny.run", root(1.0, random.Random(1))).end()
         ready()
         if self._settings.fail:
             raise RuntimeError("the background broke")
@@ -49,6 +60,8 @@ class Tiny:
 
     async def drain(self) -> None:
         self._draining.set()
+        if self._settings.stuck:
+            threading.Event().wait()
         if self._settings.hang:
             await asyncio.Event().wait()
         await self._idle.wait()
@@ -70,6 +83,13 @@ class Tiny:
 
 
 async def build(settings: Settings) -> Tiny:
+    if settings.missing:
+        raise WeirError(Reason.DEPENDENCY_UNAVAILABLE, "nobody answers")
+    if settings.slow:
+        log.info("building")
+        await asyncio.Event().wait()
+    if settings.stuck:
+        process.ENDING_SECONDS = 0.2
     return Tiny(settings)
 
 
