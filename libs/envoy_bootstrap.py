@@ -16,9 +16,9 @@ from pathlib import Path
 import jinja2
 
 from libs.config import TlsFiles
+from libs.shipped import ROOT
 
-TEMPLATE = Path(__file__).parent.parent / "envoy" / "bootstrap.yaml"
-"""The template in a checkout."""
+TEMPLATE = ROOT / "envoy" / "bootstrap.yaml"
 
 
 def binary() -> Path:

@@ -13,6 +13,7 @@ from typing import Any, Literal
 import msgspec
 
 from libs.quota import LimitSpec
+from libs.shipped import find
 from services.admission.config import Settings
 from services.admission.policy.limits import Limits
 from services.worker.engines.step_costs import StepCosts, StepWork
@@ -20,7 +21,6 @@ from simulation.lengths import Lengths, load
 from simulation.worker import Sizes
 from simulation.workload import CLASSES, Bursts, Step, TenantLoad
 
-_ROOT = Path(__file__).resolve().parents[1]
 MODEL = "simulated@1"
 CANARY = "simulated@2"
 """The model versions: all workers serve the first, or with `Cluster.canaries` some the second instead."""
@@ -69,8 +69,7 @@ class Cluster(Struct, frozen=True):
         told: dict[str, Any] = {"costs": {}, "sizes": {}}
         if self.calibration:
             try:
-                path = Path(self.calibration)
-                told = tomllib.loads((path if path.exists() else _ROOT / path).read_text())
+                told = tomllib.loads(find(self.calibration).read_text())
             except (OSError, tomllib.TOMLDecodeError) as error:
                 raise ScenarioError(f"calibration {self.calibration}: {error}") from error
         elif not self.costs:

@@ -10,9 +10,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from libs.authority.identity import Operator, etcd_user
-
-_ROOT = Path(__file__).resolve().parents[2]
-DEFAULT_STATE = ".weir"
+from libs.shipped import INSTALLED, ROOT
 
 
 class NoMeshError(Exception):
@@ -83,13 +81,22 @@ class Mesh:
         raise NoMeshError(f"no key of {tenant!r} in {path}; give one with --key")
 
 
+def state_dir(environ: Mapping[str, str] = os.environ) -> Path:
+    """The folder of the mesh on this machine: WEIR_STATE_DIR, or `.weir` in the checkout, or, installed from a wheel, a
+    folder of the user's."""
+    if given := environ.get("WEIR_STATE_DIR", ""):
+        return Path.cwd() / given if INSTALLED else ROOT / given
+    if not INSTALLED:
+        return ROOT / ".weir"
+    return Path(environ.get("XDG_STATE_HOME", "") or Path.home() / ".local" / "state") / "weir"
+
+
 def locate(environ: Mapping[str, str] = os.environ) -> Mesh:
-    """The mesh that WEIR_STATE_DIR (default .weir, in the checkout) describes.
+    """The mesh that `state_dir` describes.
 
     :raises NoMeshError: there is none.
     """
-    given = Path(environ.get("WEIR_STATE_DIR", "") or DEFAULT_STATE)
-    state = given if given.is_absolute() else _ROOT / given
+    state = state_dir(environ)
     path = state / "mesh.json"
     try:
         mesh = Mesh(state, json.loads(path.read_bytes()))

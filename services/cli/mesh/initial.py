@@ -12,9 +12,10 @@ from typing import Any
 from libs.authority.identity import Identity, Operator
 from libs.config import TlsFiles
 from libs.pki import CertificateFiles, issue_all
+from libs.shipped import ROOT
 from services.cli.mesh import loading
 from services.cli.mesh import seed as seeding
-from services.cli.mesh.site import PEPPER_BYTES, ROOT, read_json, write_secret
+from services.cli.mesh.site import PEPPER_BYTES, read_json, write_secret
 from services.cli.mesh.sites import FOLDER
 
 _MAKERS = {"pepper": lambda: secrets.token_hex(PEPPER_BYTES) + "\n"}

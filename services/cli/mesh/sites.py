@@ -48,7 +48,7 @@ class Site(Protocol):
 
     @property
     def root(self) -> Path:
-        """Where models and calibrations lie, below `models` and `deploy`."""
+        """What ${root} means: the folder of `deploy` and `models`, or where an image has models of its own."""
 
     @property
     def state(self) -> Path:

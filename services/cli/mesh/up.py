@@ -18,6 +18,7 @@ import psutil
 from libs import envoy_bootstrap, xds_bootstrap
 from libs.errors import WeirError, http_status
 from libs.registry.authorities import establish
+from libs.shipped import ROOT
 from libs.supervisor.spec import SupervisorSpec
 from services.cli import edge
 from services.cli.mesh import lifecycle, loading, preflight, report, seed, site
@@ -67,7 +68,7 @@ class Options:
     overrides: tuple[str, ...] = ()
 
 
-def make_plan(where: Site, options: Options, *, root: Path = site.ROOT) -> Plan:
+def make_plan(where: Site, options: Options, *, root: Path = ROOT) -> Plan:
     """The plan of a mesh; below `root` is the folder `deploy`. Raises TopologyError."""
     layers = (site.load_profile(root, options.profile), parse_overrides(options.overrides))
     topology = with_replicas(site.load_topology(root), replica_counts(*layers))
@@ -142,7 +143,7 @@ def _start(where: Laptop, plan: Plan, lock: lifecycle.Lock) -> None:
                 if each.argv[1:2] == ("-m",) and each.argv[0] != where.interpreter
             }
         ),
-        *_missing_models(where),
+        *missing_models(where),
         *preflight.check_ports(plan.ports, host=where.listen),
     ]
     if faults:
@@ -155,7 +156,8 @@ def _start(where: Laptop, plan: Plan, lock: lifecycle.Lock) -> None:
     lifecycle.launch(SupervisorSpec(state_dir=str(where.state), processes=plan.processes), lock, without=site.VARIABLES)
 
 
-def _missing_models(where: Laptop) -> list[str]:
+def missing_models(where: Laptop) -> list[str]:
+    """One line per demo model that is not there."""
     return [
         f"the model in {spec.folder} is missing: `git checkout {spec.folder}` or `make demo-models`"
         for spec in seed.load(where.root).models

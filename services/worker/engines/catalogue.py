@@ -10,6 +10,7 @@ from typing import Any
 
 import msgspec
 
+from libs import shipped
 from libs.clock import Clock
 from services.worker.config import Settings, SimulatedFaults, SimulatedOptions
 from services.worker.engines.port import Engine, EngineLoadError
@@ -106,7 +107,7 @@ def _step_costs(options: SimulatedOptions) -> StepCosts:
     from services.worker.calibration import report
 
     if options.calibration:
-        return report.read(Path(options.calibration)).costs.step_costs()
+        return report.read(shipped.find(options.calibration)).costs.step_costs()
     names = (field.name for field in fields(StepCosts))
     costs = {name: float(getattr(options, name)) for name in names}
     if min(costs.values()) < 0:

@@ -4,6 +4,8 @@ from pathlib import Path
 
 import pytest
 
+from libs import shipped
+from services.cli import config as cli_config
 from services.cli.mesh.site import ROOT, load_profile, load_topology, locate, profiles
 from services.cli.mesh.topology import (
     TopologyError,
@@ -173,3 +175,23 @@ def test_only_services_have_replicas(service: str) -> None:
 def test_replicas_need_ports() -> None:
     with pytest.raises(TopologyError, match="no port"):
         with_replicas(parse(MANY), {"gateway": 100})
+
+
+def test_a_wheel_keeps_its_mesh_in_a_folder_of_the_user(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(cli_config, "INSTALLED", True)
+    monkeypatch.chdir(tmp_path)
+    assert cli_config.state_dir({"XDG_STATE_HOME": "/home/jane/state"}) == Path("/home/jane/state/weir")
+    assert cli_config.state_dir({}) == Path.home() / ".local" / "state" / "weir"
+    assert cli_config.state_dir({"WEIR_STATE_DIR": "mesh"}) == tmp_path / "mesh"
+
+
+def test_a_file_that_comes_with_the_program_is_found_from_anywhere(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    path = "deploy/calibration/weir-fast.toml"
+    assert shipped.find(path) == ROOT / path
+    own = tmp_path / path
+    own.parent.mkdir(parents=True)
+    own.write_text("")
+    assert shipped.find(path).resolve() == own
