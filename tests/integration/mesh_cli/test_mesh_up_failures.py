@@ -57,6 +57,11 @@ print("reading the configuration", flush=True)
 print("no such pepper", file=sys.stderr, flush=True)
 sys.exit(3)
 """
+TELLING = """
+import os, sys
+print(*(f"{name}={value}" for name, value in os.environ.items() if name.startswith("WEIR_")), flush=True)
+sys.exit(3)
+"""
 IDLE = "import signal; signal.pause()"
 
 
@@ -124,6 +129,17 @@ def test_a_service_that_dies_at_start_is_named_with_its_last_lines(site: Laptop)
     assert caught.value.details == ["reading the configuration", "no such pepper"]
     assert nothing_runs(site)
     assert last_lines(site.state / "logs" / "collector.log", 1) == ["no such pepper"]
+
+
+def test_a_service_does_not_take_the_meshs_own_variables_for_its_settings(
+    site: Laptop, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, value in {"WEIR_STATE_DIR": "/elsewhere", "WEIR_BLOBS": "file:///b", "WEIR_LOG_LEVEL": "debug"}.items():
+        monkeypatch.setenv(name, value)
+    (site.root / "services" / "collector.py").write_text(TELLING)
+    with pytest.raises(StartError, match="collector exited with code 3") as caught:
+        run(site)
+    assert caught.value.details == ["WEIR_LOG_LEVEL=debug"]
 
 
 def test_a_taken_port_is_named_with_who_wants_it_and_who_has_it(site: Laptop) -> None:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import re
+import socket
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -11,6 +13,7 @@ import msgspec
 import pytest
 
 from libs.config import ConfigError, ServiceSettings, TlsFiles, load
+from libs.config.addresses import own_host
 
 
 class Inner(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -206,3 +209,21 @@ def test_the_address_to_advertise_is_that_of_the_way_to_etcd(file: Path) -> None
     assert settings.advertised in ("127.0.0.1", "::1")
     nowhere = read(file, advertise="auto", host="0.0.0.0", etcd=["nowhere.invalid:1", "127.0.0.1:2379"])
     assert nowhere.advertised == "127.0.0.1"
+
+
+def test_help_names_every_field(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as caught:
+        load(Settings, ["--help"], {})
+    assert caught.value.code == 0
+    out = capsys.readouterr().out
+    for name in ("--config", "--port", "--tls.ca", "--inner.depth", "--trace_sample_ratio"):
+        assert name in out
+
+
+def test_no_way_anywhere_is_an_error_of_the_system(monkeypatch: pytest.MonkeyPatch) -> None:
+    def unreachable(*_: object) -> None:
+        raise OSError(errno.ENETUNREACH, "Network is unreachable")
+
+    monkeypatch.setattr(socket.socket, "connect", unreachable)
+    with pytest.raises(OSError, match=re.escape("no interface leads to 127.0.0.1:1")):
+        own_host(["127.0.0.1:1"])
