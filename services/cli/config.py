@@ -99,7 +99,7 @@ def locate(environ: Mapping[str, str] = os.environ) -> Mesh:
     state = state_dir(environ)
     path = state / "mesh.json"
     try:
-        mesh = Mesh(state, json.loads(path.read_bytes()))
+        mesh = Mesh(state, _over(json.loads(path.read_bytes()), environ))
     except FileNotFoundError:
         raise NoMeshError(f"no mesh in {state}: start one with `weir up`, or set WEIR_STATE_DIR") from None
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
@@ -110,3 +110,10 @@ def locate(environ: Mapping[str, str] = os.environ) -> Mesh:
         except ValueError as error:
             raise NoMeshError(f"{other!r} is no name of an operator: {error}") from error
     return mesh
+
+
+def _over(file: dict[str, Any], environ: Mapping[str, str]) -> dict[str, Any]:
+    """The description of a mesh with what the environment says instead, named as services' settings are."""
+    said = {part: environ.get(f"WEIR_TLS__{part.upper()}", "") for part in ("ca", "cert", "key")}
+    tls = {**file["tls"], **{part: path for part, path in said.items() if path}}
+    return {**file, "tls": tls, "blobs": environ.get("WEIR_BLOBS", "") or file.get("blobs", "")}

@@ -80,6 +80,9 @@ def test_finds_the_mesh(tmp_path: Path) -> None:
     assert mesh.addresses("registry") == ("127.0.0.1:7",)
     assert mesh.addresses("worker") == ("127.0.0.1:8", "127.0.0.1:9")
     assert mesh.tls.cert == "jane.pem"
+    said = {"WEIR_STATE_DIR": str(tmp_path), "WEIR_TLS__CERT": "/run/jane.pem", "WEIR_BLOBS": "s3://models"}
+    assert locate(said).tls == mesh.tls._replace(cert="/run/jane.pem")
+    assert locate(said).blobs == "s3://models"
     other = locate({"WEIR_STATE_DIR": str(tmp_path), "WEIR_OPERATOR": "joe"})
     assert (other.operator, other.tls.cert) == ("joe", str(tmp_path / "pki" / "operator.joe.pem"))
     with pytest.raises(NoMeshError, match="no name"):
