@@ -396,6 +396,4 @@ def _create(settings: Settings, clock: Clock, on_failure: OnFailure) -> Engine:
 
 
 def _admission_addresses(snapshot: RegistrySnapshot) -> frozenset[str]:
-    return frozenset(
-        endpoint.address for (service, _), endpoint in snapshot.endpoints.items() if service == "admission"
-    )
+    return frozenset(each.address for each in snapshot.endpoints_of("admission"))
