@@ -1,4 +1,4 @@
-"""Medians, quantiles and tables of repeated measurements. Pure."""
+"""Medians, quantiles and tables of repeated measurements, and whether they meet their targets. Pure."""
 
 from __future__ import annotations
 
@@ -38,3 +38,18 @@ def table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
         return "  " + "  ".join([first, *rest])
 
     return "\n".join([line(header), *(line(row) for row in rows)])
+
+
+def number(value: float) -> float | None:
+    """As JSON can say it: nan is null."""
+    return None if math.isnan(value) or math.isinf(value) else round(value, 4)
+
+
+def verdict(value: float, target: str) -> str:
+    """ "met", "missed", or "not measured"."""
+    if math.isnan(value):
+        return "not measured"
+    relation, _, bound = target.partition(" ")
+    limit = float(bound)
+    met = {"≤": value <= limit, "≥": value >= limit, "=": value == limit}[relation]
+    return "met" if met else "missed"

@@ -7,6 +7,7 @@ clock. It is an `asyncio.Protocol`, because a stream reader costs a task switch 
 from __future__ import annotations
 
 import asyncio
+import ssl
 import time
 from dataclasses import dataclass, field
 
@@ -54,9 +55,11 @@ class Reply:
 class Connection:
     """One keep-alive connection, opened at the first request and again after a loss. Not for concurrent use."""
 
-    def __init__(self, host: str, port: int) -> None:
+    def __init__(self, host: str, port: int, tls: ssl.SSLContext | None = None) -> None:
+        """Plaintext without `tls`."""
         self._host = host
         self._port = port
+        self._tls = tls
         self._protocol: _Protocol | None = None
 
     async def send(self, request: bytes, *, on_event: asyncio.Event | None = None, reply: Reply | None = None) -> Reply:
@@ -68,7 +71,7 @@ class Connection:
         protocol = self._protocol
         if protocol is None or protocol.closed:
             loop = asyncio.get_running_loop()
-            _, protocol = await loop.create_connection(_Protocol, self._host, self._port)
+            _, protocol = await loop.create_connection(_Protocol, self._host, self._port, ssl=self._tls)
             self._protocol = protocol
         return await protocol.exchange(request, on_event, reply)
 

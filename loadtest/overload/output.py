@@ -16,6 +16,7 @@ from contextlib import contextmanager
 from typing import Any, TypeVar
 
 from loadtest import accounting
+from loadtest.figures import number, verdict
 from loadtest.machine import machine
 from loadtest.overload.generator import Effort
 
@@ -42,11 +43,6 @@ def counts(counted: Mapping[str, int]) -> str:
     return ", ".join(f"{name} {n}" for name, n in sorted(counted.items(), key=lambda item: -item[1])) or "-"
 
 
-def number(value: float) -> float | None:
-    """As JSON can say it: nan is null."""
-    return None if math.isnan(value) or math.isinf(value) else round(value, 4)
-
-
 def finish(bench: str, figures: Mapping[str, float], targets: Mapping[str, str], conditions: Mapping[str, Any]) -> None:
     """Targets beside what was measured, then the last line. `targets` are like "≤ 50", "≥ 0.95" or "= 0"."""
     say()
@@ -66,16 +62,6 @@ def finish(bench: str, figures: Mapping[str, float], targets: Mapping[str, str],
         "machine": machine(),
     }
     say(json.dumps(result))
-
-
-def verdict(value: float, target: str) -> str:
-    """ "met", "missed", or "not measured"."""
-    if math.isnan(value):
-        return "not measured"
-    relation, _, bound = target.partition(" ")
-    limit = float(bound)
-    met = {"≤": value <= limit, "≥": value >= limit, "=": value == limit}[relation]
-    return "met" if met else "missed"
 
 
 class Usage:

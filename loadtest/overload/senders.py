@@ -7,6 +7,7 @@ import asyncio
 import json
 import random
 import re
+import ssl
 import time
 from dataclasses import dataclass
 from typing import Any
@@ -45,6 +46,8 @@ class Answer:
     retry_after: float | None = None
     degraded: tuple[str, ...] = ()
     zone: str = ""
+    version: str = ""
+    """The model version that answered."""
     queued: float | None = None
     """Seconds in admission's queue, as the answer says."""
 
@@ -127,27 +130,34 @@ class Sender(abc.ABC):
 class HttpSender(Sender):
     """The OpenAI API over the edge, streamed, keep-alive connections."""
 
-    def __init__(self, route: Route, model: str, rng: random.Random) -> None:
+    path = PATH
+
+    def __init__(self, route: Route, model: str, rng: random.Random, tls: ssl.SSLContext | None = None) -> None:
+        """Plaintext without `tls`."""
         super().__init__(route, model, rng)
         self._host, _, port = route.address.rpartition(":")
         self._port = int(port)
+        self._tls = tls
         self._idle: list[Connection] = []
 
     async def open(self) -> None:
         """Nothing: connections are opened as they are needed, and kept."""
 
+    def asked(self, arrival: Arrival) -> dict[str, Any]:
+        """What the body says beside how the answer is to come."""
+        return {"prompt": self.prompt(arrival.prompt_tokens), **self.trick(arrival)}
+
     async def _send(self, arrival: Arrival, patience: float, gone: str) -> Answer:
         body = {
             "model": self.model,
-            "prompt": self.prompt(arrival.prompt_tokens),
-            **self.trick(arrival),
+            **self.asked(arrival),
             "temperature": 0,
             "ignore_eos": True,
             "stream": True,
             "stream_options": {"include_usage": True},
         }
-        request = post(self._host, PATH, self.route.key, json.dumps(body, separators=(",", ":")).encode())
-        connection = self._idle.pop() if self._idle else Connection(self._host, self._port)
+        request = post(self._host, self.path, self.route.key, json.dumps(body, separators=(",", ":")).encode())
+        connection = self._idle.pop() if self._idle else Connection(self._host, self._port, self._tls)
         start = time.perf_counter()
         left = False
 
@@ -160,6 +170,9 @@ class HttpSender(Sender):
         reply = Reply()
         try:
             await connection.send(request, reply=reply)
+        except asyncio.CancelledError:
+            connection.close()
+            raise
         except OSError:
             connection.close()
             events = tuple(at - start for at in reply.events)
@@ -185,7 +198,12 @@ class HttpSender(Sender):
 
 def answer_of(reply: Reply, start: float) -> Answer:
     """What a whole HTTP answer says. Pure."""
-    answer = Answer(status=reply.status, ended=reply.ended - start, zone=reply.header("x-weir-zone"))
+    answer = Answer(
+        status=reply.status,
+        ended=reply.ended - start,
+        zone=reply.header("x-weir-zone"),
+        version=reply.header("x-weir-model-version"),
+    )
     error: dict[str, Any] | None = None
     if reply.status != 200:
         try:
@@ -270,7 +288,7 @@ class NativeSender(Sender):
             if kind == "delta":
                 events.append(time.perf_counter() - start)
             elif kind == "accepted":
-                answer.zone = frame.accepted.zone
+                answer.zone, answer.version = frame.accepted.zone, frame.accepted.model_version
             elif kind == "end":
                 end = frame.end
                 answer.tokens = end.usage.completion_tokens

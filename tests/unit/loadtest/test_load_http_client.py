@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import ssl
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
+from pathlib import Path
 
 import pytest
 
+from libs.pki import EDGE, issue_all
 from loadtest.http_client import Connection, ProtocolError, Reply, post
 
 REQUEST = post("127.0.0.1", "/v1/chat/completions", "wk_1", b'{"a":1}')
@@ -67,6 +70,26 @@ async def test_sends_the_key_and_the_body() -> None:
     assert (reply.status, reply.body, reply.streamed) == (200, b"{}", False)
     assert b"authorization: Bearer wk_1\r\n" in requests[0]
     assert requests[0].endswith(b'\r\n\r\n{"a":1}')
+
+
+async def test_speaks_tls_to_whom_its_authority_vouches_for(tmp_path: Path) -> None:
+    files = issue_all(tmp_path, [EDGE])[EDGE]
+    theirs = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    theirs.load_cert_chain(files.cert, files.key)
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b'{"a":1}')
+        writer.write(b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\n{}")
+        await writer.drain()
+        writer.close()
+
+    async with await asyncio.start_server(serve, "localhost", 0, ssl=theirs) as server:
+        port = server.sockets[0].getsockname()[1]
+        connection = Connection("localhost", port, ssl.create_default_context(cafile=files.ca))
+        assert (await connection.send(REQUEST)).body == b"{}"
+        connection.close()
+        with pytest.raises(ssl.SSLCertVerificationError):
+            await Connection("localhost", port, ssl.create_default_context()).send(REQUEST)
 
 
 async def test_one_connection_serves_request_after_request() -> None:

@@ -54,8 +54,10 @@ def refusal(code: str, **more: object) -> bytes:
 
 
 def test_a_whole_stream_tells_its_tokens_times_and_flags() -> None:
-    found = answer_of(reply(200, TOKEN + TOKEN + USAGE, b"x-weir-zone: zone-a\r\n", streamed=True), 0.5)
+    head = b"x-weir-zone: zone-a\r\nx-weir-model-version: m@2\r\n"
+    found = answer_of(reply(200, TOKEN + TOKEN + USAGE, head, streamed=True), 0.5)
     assert (found.outcome, found.tokens, found.prompt_tokens, found.zone) == ("ok", 2, 3, "zone-a")
+    assert found.version == "m@2"
     assert found.events == (0.5, 1.0), "the usage event is no token"
     assert found.ended == 1.5
     assert found.degraded == ("output_capped",)
@@ -152,6 +154,28 @@ async def test_a_request_asks_for_the_lengths_of_its_arrival() -> None:
 async def test_a_client_that_goes_away_keeps_what_it_had() -> None:
     async with edge(HEAD, chunk(TOKEN), hang=True) as (address, _):
         assert await send(address, abandon=1.0, abandon_within=0.2) == ("CANCELLED", 1, "zone-b")
+
+
+async def test_a_request_that_is_given_up_takes_its_connection_along() -> None:
+    asked, gone = asyncio.Event(), asyncio.Event()
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        asked.set()
+        await reader.read()
+        writer.close()
+        gone.set()
+
+    server = await asyncio.start_server(serve, "127.0.0.1", 0)
+    address = f"127.0.0.1:{server.sockets[0].getsockname()[1]}"
+    sender = HttpSender(Route(address=address, key="wk"), "m", _Chance())  # type: ignore[arg-type]
+    async with server, asyncio.timeout(10):
+        sending = asyncio.create_task(sender.send(ARRIVAL, timeout=30.0))
+        await asked.wait()
+        sending.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await sending
+        await gone.wait()
 
 
 async def test_a_client_that_waited_too_long_says_so() -> None:

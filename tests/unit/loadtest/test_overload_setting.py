@@ -11,8 +11,8 @@ import msgspec
 import pytest
 
 from loadtest import bench_fairness, bench_overload, bench_quota
+from loadtest.figures import number, verdict
 from loadtest.overload.generator import Run, run_to_end
-from loadtest.overload.output import number, verdict
 from loadtest.overload.samples import Objective, Sample, read
 from loadtest.overload.senders import Route
 from loadtest.overload.setting import (
