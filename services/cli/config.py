@@ -72,13 +72,19 @@ class Mesh:
 
         :raises NoMeshError: there is none.
         """
-        variable = "WEIR_ADMIN_KEY" if tenant == "admin" else f"WEIR_KEY_{tenant.upper().replace('-', '_')}"
+        name = "WEIR_ADMIN_KEY" if tenant == "admin" else f"WEIR_KEY_{tenant.upper().replace('-', '_')}"
+        if key := self.variable(name):
+            return key
+        raise NoMeshError(f"no key of {tenant!r} in {self.state / 'env'}; give one with --key")
+
+    def variable(self, name: str) -> str:
+        """A variable of `$STATE/env`; empty when it is not there."""
         path = self.state / "env"
         lines = path.read_text(encoding="utf-8").splitlines() if path.is_file() else []
         for line in lines:
-            if line.startswith(f"export {variable}="):
+            if line.startswith(f"export {name}="):
                 return shlex.split(line)[1].partition("=")[2]
-        raise NoMeshError(f"no key of {tenant!r} in {path}; give one with --key")
+        return ""
 
 
 def state_dir(environ: Mapping[str, str] = os.environ) -> Path:
