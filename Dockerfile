@@ -34,9 +34,10 @@ RUN --mount=type=bind,from=wheels,target=/wheels \
         -r /locks/theirs.lock && \
     seal /opt/weir
 
-FROM pip AS code
+FROM packages AS code
 COPY . /src
-RUN /pip/bin/pip install --no-deps --no-build-isolation --target /opt/app /src && seal /opt/app
+RUN /pip/bin/pip wheel --no-deps --no-build-isolation --wheel-dir /wheel /src && \
+    /pip/bin/pip --python /opt/weir/bin/python3 install --no-deps --target /opt/app /wheel/*.whl && seal /opt/app
 
 FROM pip AS engine-packages
 COPY deploy/images/engine.lock requirements-torch.lock /locks/
@@ -84,10 +85,10 @@ HEALTHCHECK --interval=10s --timeout=5s --retries=3 --start-period=60s CMD ["pyt
 FROM runtime AS control
 LABEL org.opencontainers.image.title="weir-control" \
       org.opencontainers.image.description="Weir's services and its command line, and workers with the simulated engine"
-ENV PATH=/opt/weir/bin:/usr/local/bin:/usr/bin:/bin PYTHONPATH=/opt/app PYTHONUNBUFFERED=1 PYTHONDONTWRITEBYTECODE=1
+ENV PATH=/opt/app/bin:/opt/weir/bin:/usr/local/bin:/usr/bin:/bin PYTHONPATH=/opt/app PYTHONUNBUFFERED=1 PYTHONDONTWRITEBYTECODE=1
 COPY --from=packages /opt/weir /opt/weir
 COPY --from=code /opt/app /opt/app
-CMD ["python", "-m", "services.cli", "--help"]
+CMD ["weir", "--help"]
 
 FROM control AS engine
 LABEL org.opencontainers.image.title="weir-engine" \

@@ -1,0 +1,174 @@
+"""A described mesh (services.cli.mesh.render) as a Compose file. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import yaml
+
+CONFIG = "/etc/weir"
+"""Where a container finds its settings, its certificates and its secrets: its own folder of the volume `mesh`."""
+REPLICATED = ("edge-auth", "ratelimit", "router", "admission", "safety", "gateway")
+"""What keeps nothing that another process of its kind could not go on with: two each with the profile `replicas`."""
+ZONE_OF_REPLICAS = "zone-b"
+MEMORY = {"control": "512m", "engine": "2g", "edge": "512m", "etcd": "512m"}
+"""Limits by image: several times of what was measured (docs/performance.md)."""
+
+_HEADER = """\
+# Written by bin/compose-file from deploy/topology.toml: change it there. docs/deploy.md says how to use it.
+#
+#   docker compose up --wait               the mesh, its edge on http://127.0.0.1:18000 and https://127.0.0.1:18001
+#   docker compose logs init               the demo keys
+#   docker compose --profile replicas up   with two of each service that keeps no state
+#   docker compose run --rm weir status    the operators' command line
+#   docker compose down --volumes          all gone
+#
+# WEIR_PROFILE=simulated: without torch's work. WEIR_HTTP_PORT, WEIR_HTTPS_PORT, WEIR_ADMIN_PORT: ports on this machine.
+"""
+
+
+HARDENED: dict[str, Any] = {
+    "init": True,
+    "user": "10001:10001",
+    "read_only": True,
+    "cap_drop": ["ALL"],
+    "security_opt": ["no-new-privileges:true"],
+    "tmpfs": ["/tmp"],  # noqa: S108
+    "pids_limit": 512,
+    "networks": ["mesh"],
+}
+"""What every container begins with: written once, as an anchor."""
+
+
+class _Merge(str):
+    """YAML's `<<`, which takes in another mapping."""
+
+
+_MERGE = _Merge("<<")
+
+
+def compose(mesh: Mapping[str, Any]) -> dict[str, Any]:
+    """The Compose file of a mesh with two of each of `REPLICATED`, the second ones called NAME-2."""
+    jobs = {("init" if name == "seed" else name): each for name, each in mesh["jobs"].items()}
+    services = {name: _job(name, each) for name, each in jobs.items()}
+    services |= {name: _process(name, each, mesh) for name, each in mesh["processes"].items()}
+    services["weir"] = {
+        _MERGE: HARDENED,
+        **_image(mesh["operator"]["image"]),
+        "profiles": ["tools"],
+        "entrypoint": ["weir"],
+        "environment": mesh["operator"]["environment"],
+        "volumes": [_own("operator")],
+    }
+    volumes = sorted({each["source"] for service in services.values() for each in service["volumes"]})
+    return {
+        "name": "weir",
+        "x-hardened": HARDENED,
+        "services": services,
+        "networks": {"mesh": {}},
+        "volumes": {name: {} for name in volumes},
+    }
+
+
+def _process(name: str, process: Mapping[str, Any], mesh: Mapping[str, Any]) -> dict[str, Any]:
+    replica = process["service"] in REPLICATED and name.endswith("-2")
+    probes = process["probes"]
+    ready = f"http://127.0.0.1:{probes['port']}{probes['ready']}"
+    volumes = [_own(name), _volume(name, process["state"]["path"])]
+    if blobs := process["blobs"]:
+        volumes.append(_volume("blobs", blobs["path"], read_only=not blobs["write"]))
+    return {
+        _MERGE: HARDENED,
+        **_image(process["image"]),
+        **({"profiles": ["replicas"]} if replica else {}),
+        "hostname": process["host"],
+        "labels": {"weir.service": process["service"], "weir.zone": process["zone"]},
+        "command": list(process["command"]),
+        **({"environment": dict(process["environment"])} if process["environment"] else {}),
+        **({"ports": _ports(process["ports"])} if process["kind"] == "envoy" else {}),
+        "volumes": volumes,
+        "depends_on": _after(process, mesh),
+        "healthcheck": {
+            "test": ["CMD", "python3", "-S", "-E", "/usr/local/bin/ready", ready],
+            "interval": "10s",
+            "timeout": "5s",
+            "retries": 3,
+            "start_period": f"{probes['seconds_to_ready']:.0f}s",
+            "start_interval": "1s",
+        },
+        "mem_limit": MEMORY[process["image"]],
+        "stop_grace_period": f"{process['stop_seconds']:.0f}s",
+        "restart": "unless-stopped",
+    }
+
+
+def _job(name: str, job: Mapping[str, Any]) -> dict[str, Any]:
+    volumes = [_volume("mesh", job["out"])] if "out" in job else [_own("seed" if name == "init" else name)]
+    if state := job.get("state"):
+        volumes.append(_volume(name, state["path"]))
+    if blobs := job.get("blobs"):
+        volumes.append(_volume("blobs", blobs["path"]))
+    after = {"files": {"condition": "service_completed_successfully"}} if name != "files" else {}
+    after |= {each: {"condition": "service_healthy"} for each in job["after"]}
+    return {
+        _MERGE: HARDENED,
+        **_image(job["image"]),
+        "command": ["--profile=${WEIR_PROFILE:-demo}" if each == "--profile=demo" else each for each in job["command"]],
+        "volumes": volumes,
+        **({"depends_on": after} if after else {}),
+        "healthcheck": {"disable": True},
+        "mem_limit": MEMORY[job["image"]],
+        "restart": "no",
+    }
+
+
+def _image(target: str) -> dict[str, Any]:
+    return {"image": f"${{WEIR_IMAGES:-weir}}/{target}:${{WEIR_TAG:-dev}}", "build": {"context": ".", "target": target}}
+
+
+def _own(name: str) -> dict[str, Any]:
+    """What only this container sees of everybody's files."""
+    return {**_volume("mesh", CONFIG, read_only=True), "volume": {"subpath": name, "nocopy": True}}
+
+
+def _volume(name: str, path: str, *, read_only: bool = False) -> dict[str, Any]:
+    return {"type": "volume", "source": name, "target": path, **({"read_only": True} if read_only else {})}
+
+
+def _ports(ports: Mapping[str, int]) -> list[str]:
+    """What this machine, and nobody else, reaches of the edge."""
+    return [
+        f"127.0.0.1:${{WEIR_{name.upper()}_PORT:-{ports[name]}}}:{ports[name]}" for name in ("http", "https", "admin")
+    ]
+
+
+def _after(process: Mapping[str, Any], mesh: Mapping[str, Any]) -> dict[str, Any]:
+    """What must have happened before. Only the job `rights` is let at an etcd that has no users yet. The edge opens
+    when there is something to serve."""
+    done = {"condition": "service_completed_successfully"}
+    if process["kind"] == "etcd":
+        return {"files": done}
+    return {
+        "rights": done,
+        **{each: {"condition": "service_healthy"} for each in process["after"]},
+        **({"init": done} if process["kind"] == "envoy" else {}),
+    }
+
+
+class _Dumper(yaml.SafeDumper):
+    """With one anchor, and merges of it; everything else is written out."""
+
+    def generate_anchor(self, node: yaml.Node) -> str:
+        return "hardened"
+
+    def ignore_aliases(self, data: object) -> bool:
+        return data is not HARDENED
+
+
+_Dumper.add_representer(_Merge, lambda dumper, data: dumper.represent_scalar("tag:yaml.org,2002:merge", data))
+
+
+def dump(content: Mapping[str, Any]) -> str:
+    """The file's text."""
+    return _HEADER + yaml.dump(content, Dumper=_Dumper, sort_keys=False, width=120)

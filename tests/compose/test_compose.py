@@ -1,0 +1,151 @@
+"""`docker compose up` for real: what a newcomer with Docker alone gets, what survives, and what a container may."""
+
+from __future__ import annotations
+
+import subprocess
+
+import pytest
+
+from tests.compose.composed import Composed
+from tests.support import engine
+
+pytestmark = pytest.mark.timeout(10 * engine.MINUTES)
+
+RIGHTS = """
+import json, os
+status = dict(line.split(":", 1) for line in open("/proc/1/status"))
+def refused(path):
+    try:
+        open(path, "w").close()
+        os.remove(path)
+    except OSError as error:
+        return os.strerror(error.errno)
+print(json.dumps({
+    "ids": status["Uid"].split() + status["Gid"].split() + status["Groups"].split(),
+    "capabilities": {status[name].strip() for name in ("CapInh", "CapPrm", "CapEff", "CapBnd", "CapAmb")}.pop(),
+    "no_new_privileges": status["NoNewPrivs"].strip(),
+    "seccomp": status["Seccomp"].strip(),
+    "root": refused("/probe"),
+    "programs": refused("/usr/local/bin/ready"),
+    "config": refused("/etc/weir/probe"),
+    "state": refused("/var/lib/weir/probe"),
+}))
+"""
+KEYS = """
+import json, os
+found = []
+for root, folders, files in os.walk("/"):
+    folders[:] = [each for each in folders if root != "/" or each not in ("proc", "sys", "usr", "opt")]
+    for name in files:
+        path = os.path.join(root, name)
+        try:
+            if os.path.isfile(path) and b"PRIVATE KEY" in open(path, "rb").read():
+                found.append(path)
+        except OSError:
+            pass
+print(json.dumps(sorted(found)))
+"""
+# Nobody but the job `files` sees this folder whole; the digest says whether any file in it changed.
+DIGEST = """
+import hashlib, os
+digest = hashlib.sha256()
+for root, folders, files in sorted(os.walk("/mesh")):
+    for name in sorted(files):
+        digest.update(os.path.join(root, name).encode() + b"=" + open(os.path.join(root, name), "rb").read())
+print(digest.hexdigest())
+"""
+
+
+def digest(mesh: Composed) -> str:
+    return mesh("run", "--rm", "--no-deps", "-T", "files", "python3", "-c", DIGEST).splitlines()[-1]
+
+
+def test_the_engine_says_what_it_lacks() -> None:
+    """Without root nothing is fetched or started, and whoever asked can tell that from a failure."""
+    done = subprocess.run(
+        ["/usr/bin/unshare", "--user", engine.ENGINE, "start"], capture_output=True, text=True, timeout=engine.MINUTES
+    )
+    assert done.returncode == engine.CANNOT
+    assert "takes root" in done.stderr
+
+
+def test_a_completion_is_streamed_through_the_published_port(mesh: Composed) -> None:
+    answer = mesh.chat()
+    assert len(answer["pieces"]) > 5
+    assert answer["finish"] in ("stop", "length")
+
+
+def test_operators_have_their_command_line(mesh: Composed) -> None:
+    told = mesh("run", "--rm", "-T", "weir", "workers")
+    assert "worker-a" in told
+    assert "worker-b" in told
+
+
+def test_a_container_may_do_next_to_nothing(mesh: Composed) -> None:
+    for service in mesh.containers():
+        assert mesh.inside(service, RIGHTS) == {
+            "ids": ["10001"] * 8,
+            "capabilities": "0" * 16,
+            "no_new_privileges": "1",
+            "seccomp": "2",
+            "root": "Read-only file system",
+            "programs": "Read-only file system",
+            "config": "Read-only file system",
+            "state": None,
+        }, service
+
+
+def test_a_container_holds_its_own_key_and_no_other(mesh: Composed) -> None:
+    own = ["/etc/weir/tls/tls.key"]
+    for service in mesh.containers():
+        extra = {"envoy": ["/etc/weir/edge/tls.key"]}.get(service, [])
+        assert mesh.inside(service, KEYS) == extra + own, service
+    seen = {service: mesh("exec", "-T", service, "cat", *own) for service in mesh.containers()}
+    assert len(set(seen.values())) == len(seen)
+
+
+def test_only_the_edge_is_published_and_only_on_loopback(mesh: Composed) -> None:
+    published = {
+        (service, bound["HostIp"])
+        for service, each in mesh.containers().items()
+        for bindings in each["NetworkSettings"]["Ports"].values()
+        for bound in bindings or ()
+    }
+    assert published == {("envoy", "127.0.0.1")}
+
+
+def test_memory_and_processes_are_limited(mesh: Composed) -> None:
+    for service, each in mesh.containers().items():
+        assert each["HostConfig"]["Memory"] > 0, service
+        assert each["HostConfig"]["PidsLimit"] > 0, service
+
+
+def test_a_killed_worker_and_a_killed_gateway_come_back_with_the_same_certificates(mesh: Composed) -> None:
+    before = digest(mesh)
+    mesh.kill("worker-a")
+    assert mesh.chat()["pieces"]
+    mesh.kill("gateway")
+    assert mesh.chat()["pieces"]
+    assert digest(mesh) == before
+
+
+def test_up_again_changes_nothing(mesh: Composed) -> None:
+    before, containers, keys = digest(mesh), mesh.containers(), mesh.keys
+    mesh.up()
+    assert digest(mesh) == before
+    assert mesh.keys == keys
+    assert {name: each["State"]["StartedAt"] for name, each in mesh.containers().items()} == {
+        name: each["State"]["StartedAt"] for name, each in containers.items()
+    }
+    assert mesh.chat()["pieces"]
+
+
+def test_with_replicas_a_killed_gateway_is_not_noticed(mesh: Composed) -> None:
+    mesh.up("replicas")
+    containers = mesh.containers()
+    assert {"gateway-2", "router-2", "safety-2", "edge-auth-2", "ratelimit-2", "admission-2"} <= set(containers)
+    assert containers["gateway-2"]["Config"]["Labels"]["weir.zone"] == "zone-b"
+    mesh("kill", "gateway")
+    assert mesh.chat()["pieces"]
+    mesh("--profile", "replicas", "stop", *(name for name in containers if name.endswith("-2")))
+    mesh.up()
