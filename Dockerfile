@@ -37,7 +37,9 @@ RUN --mount=type=bind,from=wheels,target=/wheels \
 FROM packages AS code
 COPY . /src
 RUN /pip/bin/pip wheel --no-deps --no-build-isolation --wheel-dir /wheel /src && \
-    /pip/bin/pip --python /opt/weir/bin/python3 install --no-deps --target /opt/app /wheel/*.whl && seal /opt/app
+    /pip/bin/pip --python /opt/weir/bin/python3 install --no-deps --target /opt/app /wheel/*.whl && \
+    mkdir -p /opt/app/models /share && ln -s /opt/app /share/weir && cp -r /src/deploy /src/envoy /opt/app/ && cp -r /src/models/demo /opt/app/models/ && \
+    seal /opt/app
 
 FROM pip AS engine-packages
 COPY deploy/images/engine.lock requirements-torch.lock /locks/
@@ -88,6 +90,7 @@ LABEL org.opencontainers.image.title="weir-control" \
 ENV PATH=/opt/app/bin:/opt/weir/bin:/usr/local/bin:/usr/bin:/bin PYTHONPATH=/opt/app PYTHONUNBUFFERED=1 PYTHONDONTWRITEBYTECODE=1
 COPY --from=packages /opt/weir /opt/weir
 COPY --from=code /opt/app /opt/app
+COPY --from=code /share /usr/share
 CMD ["weir", "--help"]
 
 FROM control AS engine

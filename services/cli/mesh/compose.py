@@ -11,7 +11,10 @@ CONFIG = "/etc/weir"
 """Where a container finds its settings, its certificates and its secrets: its own folder of the volume `mesh`."""
 REPLICATED = ("edge-auth", "ratelimit", "router", "admission", "safety", "gateway")
 """What keeps nothing that another process of its kind could not go on with: two each with the profile `replicas`."""
-ZONE_OF_REPLICAS = "zone-b"
+WITH_REPLICAS = tuple(
+    override for service in REPLICATED for override in (f"replicas.{service}=2", f"{service}-2.zone=zone-b")
+)
+"""Overrides of the mesh that `compose` takes."""
 MEMORY = {"control": "512m", "engine": "2g", "edge": "512m", "etcd": "512m"}
 """Limits by image: several times of what was measured (docs/performance.md)."""
 
@@ -28,6 +31,18 @@ _HEADER = """\
 """
 
 
+_CODE = """\
+# Written by bin/compose-file. The services run this checkout's code, which they only read: change it, then restart one.
+#
+#   export COMPOSE_FILE=docker-compose.yml:docker-compose.code.yml
+#   docker compose up --wait; docker compose restart gateway
+x-code: &code
+  environment:
+    PYTHONPATH: /src:/src/protos/gen:/src/libs/sdk:/opt/engine
+  volumes:
+  - .:/src:ro
+services:
+"""
 HARDENED: dict[str, Any] = {
     "init": True,
     "user": "10001:10001",
@@ -49,9 +64,8 @@ _MERGE = _Merge("<<")
 
 
 def compose(mesh: Mapping[str, Any]) -> dict[str, Any]:
-    """The Compose file of a mesh with two of each of `REPLICATED`, the second ones called NAME-2."""
-    jobs = {("init" if name == "seed" else name): each for name, each in mesh["jobs"].items()}
-    services = {name: _job(name, each) for name, each in jobs.items()}
+    """The Compose file of a mesh that was described with `WITH_REPLICAS`."""
+    services = {name: _job(name, each) for name, each in _jobs(mesh).items()}
     services |= {name: _process(name, each, mesh) for name, each in mesh["processes"].items()}
     services["weir"] = {
         _MERGE: HARDENED,
@@ -69,6 +83,17 @@ def compose(mesh: Mapping[str, Any]) -> dict[str, Any]:
         "networks": {"mesh": {}},
         "volumes": {name: {} for name in volumes},
     }
+
+
+def with_code(mesh: Mapping[str, Any]) -> str:
+    """The text of a file over it, for those who change code: services run the checkout instead of the image's copy."""
+    ours = [name for name, each in mesh["processes"].items() if each["kind"] == "service"]
+    return _CODE + "".join(f"  {name}: *code\n" for name in [*_jobs(mesh), *ours, "weir"])
+
+
+def _jobs(mesh: Mapping[str, Any]) -> dict[str, Any]:
+    """Under the names that they have here: what prints the demo keys is the one that people look for."""
+    return {("init" if name == "seed" else name): each for name, each in mesh["jobs"].items()}
 
 
 def _process(name: str, process: Mapping[str, Any], mesh: Mapping[str, Any]) -> dict[str, Any]:

@@ -9,6 +9,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from libs.authority.identity import Identity, dns_name, etcd_user
 from libs.authority.stores import CLIENT_NAME, DOOR, ROWS, Row
 from libs.config import ENDING_SECONDS, TlsFiles
@@ -224,6 +226,8 @@ class _Planner:
             python = site.python(launch.python)
         except ValueError as error:
             raise TopologyError(f"{name}: {error}") from error
+        # A copy is in the zone of its original unless told otherwise, and its certificate says in which.
+        process = msgspec.structs.replace(process, zone=own.get("zone", process.zone))
         identity = self._identify(process, name, own.get("pool", ""))
         tls = site.tls(etcd_user(identity))
         settings = {
