@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import socket
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -44,6 +45,19 @@ class Service:
         return getattr(self._stub, method)(request, timeout=timeout, wait_for_ready=wait)
 
 
+def target(addresses: Sequence[str]) -> str:
+    """Processes as one gRPC target. gRPC takes several IPs at once, but no names; a name that nobody has is that of a
+    process that does not run."""
+    if len(addresses) == 1:
+        return addresses[0]
+    found = []
+    for host, _, port in (address.rpartition(":") for address in addresses):
+        with suppress(OSError):
+            ip = socket.getaddrinfo(host, port, socket.AF_INET, socket.SOCK_STREAM)[0][4][0]
+            found.append(f"{ip}:{port}")
+    return f"ipv4:{','.join(found)}" if found else addresses[0]
+
+
 @contextmanager
 def channel(name: str) -> Iterator[Any]:
     """A channel to a service: to the first of its processes with which a connection comes about. Once there is one,
@@ -63,9 +77,8 @@ def channel(name: str) -> Iterator[Any]:
         raise _unavailable(
             f"the certificate of {where.operator} cannot be read: {error}; `weir operators add` makes one"
         ) from error
-    target = addresses[0] if len(addresses) == 1 else f"ipv4:{','.join(addresses)}"
     options = [*_OPTIONS, ("grpc.ssl_target_name_override", f"{name}.weir.internal")]
-    made = grpc.secure_channel(target, grpc.ssl_channel_credentials(ca, key, cert), options)
+    made = grpc.secure_channel(target(addresses), grpc.ssl_channel_credentials(ca, key, cert), options)
     try:
         yield made
     except grpc.RpcError as error:
