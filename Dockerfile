@@ -1,4 +1,4 @@
-# Weir's images: `docker build --target control .`, engine, engine-cuda, edge, etcd. docs/deploy.md says what runs where.
+# Weir's images: `docker build --target control .`, engine, engine-cuda, edge, etcd, load. docs/deploy.md says what runs where.
 #
 # Every image runs as user 10001 and writes nowhere but to /var/lib/weir and /tmp: run it with a read-only root.
 # Packages come from pip's index by the hashes in deploy/images/*.lock; a build context `wheels` stands in for the index
@@ -47,7 +47,8 @@ COPY deploy/images/engine.lock requirements-torch.lock /locks/
 RUN --mount=type=bind,from=wheels,target=/wheels \
     /pip/bin/pip install --target /opt/engine --no-deps -r /locks/requirements-torch.lock && \
     /pip/bin/pip install --target /opt/engine --no-deps --require-hashes -r /locks/engine.lock && \
-    rm -rf /opt/engine/bin /opt/engine/torch/bin /opt/engine/torch/include /opt/engine/torch/test && \
+    rm -r /opt/engine/bin /opt/engine/torch/include /opt/engine/torch/test && \
+    find /opt/engine/torch/bin -type f ! -name torch_shm_manager -delete && \
     seal /opt/engine
 
 # torch with its CUDA libraries, which its own metadata names. This stage has never been built: it takes some 5 GB, and a
@@ -57,8 +58,17 @@ COPY deploy/images/engine.lock requirements-torch.lock /locks/
 RUN --mount=type=bind,from=wheels,target=/wheels \
     sed -n 's/ *\\$//; /^[a-z].*==/p' /locks/engine.lock > /locks/engine.txt && \
     /pip/bin/pip install --target /opt/engine -r /locks/requirements-torch.lock -r /locks/engine.txt && \
-    rm -rf /opt/engine/bin /opt/engine/torch/bin /opt/engine/torch/include /opt/engine/torch/test && \
+    rm -r /opt/engine/bin /opt/engine/torch/include /opt/engine/torch/test && \
+    find /opt/engine/torch/bin -type f ! -name torch_shm_manager -delete && \
     seal /opt/engine
+
+FROM packages AS load-packages
+COPY deploy/images/load.lock loadtest/locust/requirements.lock /locks/
+RUN --mount=type=bind,from=wheels,target=/wheels \
+    /pip/bin/pip --python /opt/weir/bin/python3 install --target /opt/load --no-deps --require-hashes \
+        -r /locks/load.lock -r /locks/requirements.lock
+COPY loadtest /opt/load/loadtest
+RUN ["seal", "/opt/load"]
 
 FROM pip AS edge-program
 COPY deploy/images/edge.lock /locks/
@@ -104,6 +114,14 @@ LABEL org.opencontainers.image.title="weir-engine-cuda" \
       org.opencontainers.image.description="Weir's workers with the torch engine, on NVIDIA GPUs"
 ENV PYTHONPATH=/opt/app:/opt/engine NVIDIA_VISIBLE_DEVICES=all NVIDIA_DRIVER_CAPABILITIES=compute,utility
 COPY --from=engine-cuda-packages /opt/engine /opt/engine
+
+# A tool for trying a mesh, not a part of one.
+FROM control AS load
+LABEL org.opencontainers.image.title="weir-load" org.opencontainers.image.description="Locust, loading a Weir mesh"
+ENV PATH=/opt/load/bin:/opt/app/bin:/opt/weir/bin:/usr/local/bin:/usr/bin:/bin PYTHONPATH=/opt/app:/opt/load
+COPY --from=load-packages /opt/load /opt/load
+HEALTHCHECK NONE
+CMD ["locust", "--version"]
 
 FROM runtime AS edge
 LABEL org.opencontainers.image.title="weir-edge" org.opencontainers.image.description="Envoy, as Weir's public edge"

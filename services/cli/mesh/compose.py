@@ -25,6 +25,7 @@ _HEADER = """\
 #   docker compose logs init               the demo keys
 #   docker compose --profile replicas up   with two of each service that keeps no state
 #   docker compose run --rm weir status    the operators' command line
+#   docker compose run --rm locust         load: chats, internal services and rollouts, 90 seconds
 #   docker compose down --volumes          all gone
 #
 # WEIR_PROFILE=simulated: without torch's work. WEIR_HTTP_PORT, WEIR_HTTPS_PORT, WEIR_ADMIN_PORT: ports on this machine.
@@ -75,6 +76,7 @@ def compose(mesh: Mapping[str, Any]) -> dict[str, Any]:
         "environment": mesh["operator"]["environment"],
         "volumes": [_own("operator")],
     }
+    services["locust"] = _load(mesh)
     volumes = sorted({each["source"] for service in services.values() for each in service["volumes"]})
     return {
         "name": "weir",
@@ -82,6 +84,41 @@ def compose(mesh: Mapping[str, Any]) -> dict[str, Any]:
         "services": services,
         "networks": {"mesh": {}},
         "volumes": {name: {} for name in volumes},
+    }
+
+
+def _load(mesh: Mapping[str, Any]) -> dict[str, Any]:
+    """Locust as an internal service, as people with the demo keys and as the operator: it holds the certificates of two
+    and the key that signs models, and is only there when asked for."""
+    own, operator = mesh["client"]["certificates"][0], mesh["operator"]["certificates"][0]
+    ports = {name: each["ports"] for name, each in mesh["processes"].items()}
+    return {
+        _MERGE: HARDENED,
+        **_image("load"),
+        "profiles": ["load"],
+        "entrypoint": [
+            "locust",
+            "--locustfile=/opt/load/loadtest/locust/locustfile.py",
+            f"--host=https://envoy:{ports['envoy']['https']}",
+            f"--ca={own['ca']}",
+            "--keys=/run/init/keys.json",
+            f"--mesh-ca={own['ca']}",
+            f"--internal-cert={own['cert']}",
+            f"--internal-key={own['key']}",
+            f"--xds-bootstrap={mesh['client']['environment']['GRPC_XDS_BOOTSTRAP']}",
+            f"--registry=registry:{ports['registry']['grpc']}",
+            f"--operator-cert={operator['cert'].replace(CONFIG, '/run/operator')}",
+            f"--operator-key={operator['key'].replace(CONFIG, '/run/operator')}",
+            "--signing-key=/run/init/model-signing.key",
+            "--only-summary",
+        ],
+        "command": ["--headless", "--users=20", "--spawn-rate=5", "--run-time=90s", "--stop-timeout=20"],
+        "volumes": [
+            _own("client"),
+            {**_own("operator"), "target": "/run/operator"},
+            _volume("init", "/run/init", read_only=True),
+        ],
+        "depends_on": {"envoy": {"condition": "service_healthy"}},
     }
 
 
