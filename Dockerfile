@@ -11,9 +11,9 @@ FROM scratch AS wheels
 # --- builders: pip, and what is installed with it. Files get one date, so that equal content makes equal layers. ---
 
 FROM ${PYTHON_IMAGE} AS pip
-ARG PIP_NO_INDEX=
-ARG PIP_INDEX_URL=
-ARG PIP_EXTRA_INDEX_URL=
+ARG PIP_NO_INDEX
+ARG PIP_INDEX_URL
+ARG PIP_EXTRA_INDEX_URL
 ENV PIP_DISABLE_PIP_VERSION_CHECK=1 PIP_NO_CACHE_DIR=1 PIP_ROOT_USER_ACTION=ignore PIP_NO_COMPILE=1 \
     PIP_FIND_LINKS=/wheels PYTHONDONTWRITEBYTECODE=1 SOURCE_DATE_EPOCH=1577836800
 RUN ["python3", "-m", "venv", "/pip"]
@@ -41,14 +41,17 @@ RUN /pip/bin/pip wheel --no-deps --no-build-isolation --wheel-dir /wheel /src &&
     mkdir -p /opt/app/models /share && ln -s /opt/app /share/weir && cp -r /src/deploy /src/envoy /opt/app/ && cp -r /src/models/demo /opt/app/models/ && \
     seal /opt/app
 
-FROM pip AS engine-packages
+# Of torch, what only compilers and its own tests need stays behind: 200 MB. Where pip has no build of it for CPUs
+# (PIP_EXTRA_INDEX_URL may name an index that has), the one that it has needs its accelerator's libraries, some 4 GB.
+FROM packages AS engine-packages
 COPY deploy/images/engine.lock requirements-torch.lock /locks/
-# Of torch, what only compilers and its own tests need stays behind: 200 MB.
 RUN --mount=type=bind,from=wheels,target=/wheels \
     /pip/bin/pip install --target /opt/engine --no-deps -r /locks/requirements-torch.lock && \
     /pip/bin/pip install --target /opt/engine --no-deps --require-hashes -r /locks/engine.lock && \
     rm -r /opt/engine/bin /opt/engine/torch/include /opt/engine/torch/test && \
     find /opt/engine/torch/bin -type f ! -name torch_shm_manager -delete && \
+    { PYTHONPATH=/opt/engine /opt/weir/bin/python3 -c "import torch" || \
+      /pip/bin/pip install --target /opt/engine --upgrade -r /locks/requirements-torch.lock; } && \
     seal /opt/engine
 
 # torch with its CUDA libraries, which its own metadata names. This stage has never been built: it takes some 5 GB, and a
@@ -90,6 +93,7 @@ LABEL org.opencontainers.image.vendor="Weir" org.opencontainers.image.base.name=
 RUN install -d -o 10001 -g 10001 -m 0755 /etc/weir /var/lib/weir /var/lib/weir/blobs /mesh
 COPY deploy/images/ready /usr/local/bin/ready
 WORKDIR /var/lib/weir
+ENV HOME=/var/lib/weir
 USER 10001:10001
 # A new process every time: without the interpreter's site modules it takes a third of the time.
 HEALTHCHECK --interval=10s --timeout=5s --retries=3 --start-period=60s CMD ["python3", "-S", "-E", "/usr/local/bin/ready"]
@@ -106,7 +110,8 @@ CMD ["weir", "--help"]
 FROM control AS engine
 LABEL org.opencontainers.image.title="weir-engine" \
       org.opencontainers.image.description="Weir's workers with the torch engine, on CPUs"
-ENV PYTHONPATH=/opt/app:/opt/engine
+# Kernels are compiled once, not at every start.
+ENV PYTHONPATH=/opt/app:/opt/engine NUMBA_CACHE_DIR=/var/lib/weir/numba
 COPY --from=engine-packages /opt/engine /opt/engine
 
 FROM control AS engine-cuda

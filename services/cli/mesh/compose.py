@@ -18,6 +18,9 @@ WITH_REPLICAS = tuple(
 MEMORY = {"control": "512m", "engine": "2g", "edge": "512m", "etcd": "512m"}
 """Limits by image: several times of what was measured (docs/performance.md)."""
 
+_PIP = ("PIP_INDEX_URL", "PIP_EXTRA_INDEX_URL")
+"""Variables that a build takes from whoever starts it."""
+
 _HEADER = """\
 # Written by bin/compose-file from deploy/topology.toml: change it there. docs/deploy.md says how to use it.
 #
@@ -28,7 +31,8 @@ _HEADER = """\
 #   docker compose run --rm locust         load: chats, internal services and rollouts, 90 seconds
 #   docker compose down --volumes          all gone
 #
-# WEIR_PROFILE=simulated: without torch's work. WEIR_HTTP_PORT, WEIR_HTTPS_PORT, WEIR_ADMIN_PORT: ports on this machine.
+# WEIR_PROFILE=simulated WEIR_ENGINE=control: without torch.
+# WEIR_HTTP_PORT, WEIR_HTTPS_PORT, WEIR_ADMIN_PORT: ports on this machine.
 """
 
 
@@ -153,10 +157,11 @@ def _process(name: str, process: Mapping[str, Any], mesh: Mapping[str, Any]) -> 
         "depends_on": _after(process, mesh),
         "healthcheck": {
             "test": ["CMD", "python3", "-S", "-E", "/usr/local/bin/ready", ready],
-            "interval": "10s",
-            "timeout": "5s",
+            # Each look is a process of its own: often only until the first good one.
+            "interval": "30s",
+            "timeout": "10s",
             "retries": 3,
-            "start_period": f"{probes['seconds_to_ready']:.0f}s",
+            "start_period": f"{2 * probes['seconds_to_ready']:.0f}s",
             "start_interval": "1s",
         },
         "mem_limit": MEMORY[process["image"]],
@@ -181,12 +186,16 @@ def _job(name: str, job: Mapping[str, Any]) -> dict[str, Any]:
         **({"depends_on": after} if after else {}),
         "healthcheck": {"disable": True},
         "mem_limit": MEMORY[job["image"]],
-        "restart": "no",
+        # On a slow machine a model may take longer to load than `init` waits.
+        "restart": "on-failure:3",
     }
 
 
 def _image(target: str) -> dict[str, Any]:
-    return {"image": f"${{WEIR_IMAGES:-weir}}/{target}:${{WEIR_TAG:-dev}}", "build": {"context": ".", "target": target}}
+    if target == "engine":
+        target = "${WEIR_ENGINE:-engine}"
+    build = {"context": ".", "target": target, "args": dict.fromkeys(_PIP)}
+    return {"image": f"${{WEIR_IMAGES:-weir}}/{target}:${{WEIR_TAG:-dev}}", "build": build}
 
 
 def _own(name: str) -> dict[str, Any]:
