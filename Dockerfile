@@ -38,8 +38,7 @@ FROM packages AS code
 COPY . /src
 RUN /pip/bin/pip wheel --no-deps --no-build-isolation --wheel-dir /wheel /src && \
     /pip/bin/pip --python /opt/weir/bin/python3 install --no-deps --target /opt/app /wheel/*.whl && \
-    mkdir -p /opt/app/models /share && ln -s /opt/app /share/weir && cp -r /src/deploy /src/envoy /opt/app/ && cp -r /src/models/demo /opt/app/models/ && \
-    seal /opt/app
+    mkdir /share && ln -s /opt/app/weir_files /share/weir && seal /opt/app
 
 # Of torch, what only compilers and its own tests need stays behind: 200 MB. Where pip has no build of it for CPUs
 # (PIP_EXTRA_INDEX_URL may name an index that has), the one that it has needs its accelerator's libraries, some 4 GB.

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -100,7 +99,3 @@ def test_a_container_is_not_killed_while_it_drains(services: dict[str, Any]) -> 
     }
     for name, seconds in drains.items():
         assert float(services[name]["stop_grace_period"].removesuffix("s")) > seconds
-
-
-def test_the_file_names_no_folder_of_this_machine() -> None:
-    assert str(Path.home()) not in FILE.read_text()
