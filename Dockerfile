@@ -90,7 +90,7 @@ RUN --mount=type=bind,from=wheels,target=/wheels \
 FROM ${PYTHON_IMAGE} AS runtime
 LABEL org.opencontainers.image.vendor="Weir" org.opencontainers.image.base.name="${PYTHON_IMAGE}"
 RUN install -d -o 10001 -g 10001 -m 0755 /etc/weir /var/lib/weir /var/lib/weir/blobs /mesh
-COPY deploy/images/ready /usr/local/bin/ready
+COPY deploy/images/ready deploy/images/drain /usr/local/bin/
 WORKDIR /var/lib/weir
 ENV HOME=/var/lib/weir
 USER 10001:10001

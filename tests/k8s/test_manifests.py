@@ -1,0 +1,247 @@
+"""Every overlay, rendered: schemas, hardening, network policies, certificates, and that nothing generated is stale."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from libs.authority.calls import CALLS
+from libs.authority.identity import Identity, Operator
+from libs.authority.stores import ROWS
+from libs.pki import dns_names
+from tests.k8s.conftest import OVERLAYS, ROOT, documents, read, render
+from tests.support.cluster.objects import selects
+
+WORKLOADS = ("Deployment", "StatefulSet", "Job")
+TOOLS = ROOT / "build" / "k8s-env" / "bin" / "python"
+CHECKOV = ROOT / "build" / "checkov-env" / "bin" / "checkov"
+EXCEPTIONS = {
+    # It stops a process in the middle of a step; what is asked for already divides a busy node.
+    "CKV_K8S_11": "CPU limits",
+    # Tags are the releases', whose images are signed; an overlay may name digests.
+    "CKV_K8S_43": "images by digest",
+    # A tag is never pushed twice.
+    "CKV_K8S_15": "always pull",
+    # It looks for the word "=true" behind the flag.
+    "CKV_K8S_117": "etcd's --client-cert-auth",
+}
+
+
+def workloads(overlay: str) -> Iterator[tuple[str, dict[str, Any]]]:
+    for each in documents(overlay):
+        if each["kind"] in WORKLOADS:
+            yield each["metadata"]["name"], each["spec"]["template"]
+
+
+@pytest.mark.parametrize("overlay", OVERLAYS)
+def test_every_document_has_the_fields_of_its_kind(overlay: str, tmp_path: Path) -> None:
+    rendered = tmp_path / f"{overlay}.yaml"
+    rendered.write_text(render(f"overlays/{overlay}"), encoding="utf-8")
+    done = subprocess.run((TOOLS, ROOT / "tests/k8s/schemas.py", rendered), capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout.strip(), done.stderr) == (0, "", "")
+
+
+def test_a_field_that_there_is_not_is_found(tmp_path: Path) -> None:
+    wrong = tmp_path / "wrong.yaml"
+    scaled = {"apiVersion": "keda.sh/v1alpha1", "kind": "ScaledObject", "metadata": {"name": "x"}}
+    trigger = {"type": "prometheus", "metadata": {"query": "1"}}
+    scaled["spec"] = {"scaleTargetRef": {"name": "w"}, "maxReplicas": 3, "triggers": [trigger]}
+    service = {"apiVersion": "v1", "kind": "Service", "metadata": {"name": "y"}, "spec": {"prots": []}}
+    wrong.write_text(yaml.safe_dump_all([scaled, service]), encoding="utf-8")
+    done = subprocess.run((TOOLS, ROOT / "tests/k8s/schemas.py", wrong), capture_output=True, text=True, check=False)
+    assert done.returncode == 1
+    assert "no such field: .spec.maxReplicas" in done.stdout
+    assert "'prots' was unexpected" in done.stdout
+
+
+def test_checkov_finds_nothing_but_the_exceptions(tmp_path: Path) -> None:
+    rendered = tmp_path / "prod.yaml"
+    rendered.write_text(render("overlays/prod"), encoding="utf-8")
+    argv = (CHECKOV, "-f", rendered, "--framework", "kubernetes", "--skip-download", "--output", "json", "--compact")
+    done = subprocess.run(argv, capture_output=True, text=True, check=False)
+    results = json.loads(done.stdout)["results"]
+    found = {each["check_id"]: f"{each['check_name']}: {each['resource']}" for each in results["failed_checks"]}
+    assert len(results["passed_checks"]) > 1000
+    assert {check: told for check, told in found.items() if check not in EXCEPTIONS} == {}
+    assert set(EXCEPTIONS) - set(found) == set()  # an exception that nothing needs goes
+
+
+@pytest.mark.parametrize("overlay", OVERLAYS)
+def test_pods_are_what_the_namespace_admits(overlay: str) -> None:
+    """The profile "restricted" of the pod security standards, whose admission cannot be run here."""
+    (namespace,) = (each for each in documents(overlay) if each["kind"] == "Namespace")
+    assert namespace["metadata"]["labels"]["pod-security.kubernetes.io/enforce"] == "restricted"
+    for name, template in workloads(overlay):
+        spec = template["spec"]
+        assert not {"hostNetwork", "hostPID", "hostIPC", "initContainers"} & set(spec), name
+        assert spec["securityContext"]["runAsNonRoot"] is True
+        assert spec["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}
+        assert spec["automountServiceAccountToken"] is False
+        kinds = {kind for volume in spec["volumes"] for kind in volume} - {"name"}
+        assert kinds <= {"configMap", "csi", "emptyDir", "persistentVolumeClaim", "secret"}, name
+        for container in spec["containers"]:
+            confined = container["securityContext"]
+            assert confined["allowPrivilegeEscalation"] is False
+            assert confined["capabilities"] == {"drop": ["ALL"]}
+            assert confined["readOnlyRootFilesystem"] is True
+            assert all("hostPort" not in port for port in container.get("ports", []))
+
+
+@pytest.mark.parametrize("overlay", OVERLAYS)
+def test_no_manifest_holds_a_secret(overlay: str) -> None:
+    assert [each for each in documents(overlay) if each["kind"] == "Secret"] == []
+    assert not re.search(
+        r"PRIVATE KEY|weir_[A-Za-z0-9]{8,}_[A-Za-z0-9_-]{20,}|AKIA[A-Z0-9]{12}", render(f"overlays/{overlay}")
+    )
+
+
+@pytest.mark.parametrize("overlay", OVERLAYS)
+def test_a_pod_has_longer_than_its_drain(overlay: str) -> None:
+    maps = {each["metadata"]["name"]: each for each in documents(overlay) if each["kind"] == "ConfigMap"}
+    for name, template in workloads(overlay):
+        spec, container = template["spec"], template["spec"]["containers"][0]
+        variables = {each["name"]: each.get("value") for each in container.get("env", [])}
+        names = [each["configMap"]["name"] for each in spec["volumes"] if "configMap" in each]
+        files = [text for each in names for key, text in maps[each]["data"].items() if key == "config.json"]
+        if files:
+            drain = float(variables.get("WEIR_DRAIN_SECONDS") or json.loads(files[0]).get("drain_seconds", 10))
+            assert spec["terminationGracePeriodSeconds"] >= drain + 10, name
+
+
+@pytest.mark.parametrize("overlay", OVERLAYS)
+def test_certificates_carry_the_names_that_the_mesh_asks_for(overlay: str) -> None:
+    for name, template in workloads(overlay):
+        zone = template["metadata"]["labels"].get("weir.internal/zone", "zone-a")
+        for volume in (each for each in template["spec"]["volumes"] if "csi" in each):
+            said = {key.split("/")[1]: value for key, value in volume["csi"]["volumeAttributes"].items()}
+            if volume["name"] == "edge":
+                assert "uri-sans" not in said
+                assert "client auth" not in said["key-usages"]
+                continue
+            uri = said["uri-sans"].replace("${POD_NAME}", f"{name}-0")
+            who = Operator.parse(uri) or Identity.parse(uri)
+            assert who is not None, uri
+            if isinstance(who, Identity):
+                assert set(dns_names(who)) <= set(said["dns-names"].split(",")), name
+            if isinstance(who, Identity) and who.zone:
+                assert who.zone == zone, name
+            if isinstance(who, Identity) and who.instance and who.service != "etcd":
+                assert said["common-name"] == "${POD_NAME}"
+
+
+def test_zones_are_apart_and_complete() -> None:
+    found = [each for each in documents("prod") if each["kind"] in ("Deployment", "StatefulSet")]
+    etcd = next(each for each in found if each["metadata"]["name"] == "etcd")
+    assert etcd["spec"]["replicas"] == 3
+    spread = {each["topologyKey"]: each for each in etcd["spec"]["template"]["spec"]["topologySpreadConstraints"]}
+    assert spread["topology.kubernetes.io/zone"]["whenUnsatisfiable"] == "DoNotSchedule"
+    zones: dict[str, set[str]] = {}
+    for each in found:
+        spec, labels = each["spec"]["template"]["spec"], each["spec"]["template"]["metadata"]["labels"]
+        assert spec["affinity"]["podAntiAffinity"]
+        if each is not etcd:
+            zone = labels["weir.internal/zone"]
+            assert spec["nodeSelector"]["topology.kubernetes.io/zone"] == zone
+            assert each["spec"]["selector"]["matchLabels"]["weir.internal/zone"] == zone
+            zones.setdefault(zone, set()).add(labels["app.kubernetes.io/name"])
+    assert set(zones) == {"zone-a", "zone-b", "zone-c"}
+    assert zones["zone-a"] == zones["zone-b"] == zones["zone-c"] >= set(ROWS) - {"predictor"}
+
+
+def test_whoever_speaks_with_etcd_is_given_its_rights() -> None:
+    for overlay in OVERLAYS:
+        command = dict(workloads(overlay))["rights"]["spec"]["containers"][0]["command"]
+        given = {each for each in command if "/" in each and not each.startswith("--")}
+        wanted = {
+            f"{template['metadata']['labels']['app.kubernetes.io/name']}/{name}-0"
+            for name, template in workloads(overlay)
+            if ROWS.get(template["metadata"]["labels"]["app.kubernetes.io/name"]) and _direct(template)
+        }
+        assert given == wanted, overlay
+
+
+def _direct(template: dict[str, Any]) -> bool:
+    return ROWS[template["metadata"]["labels"]["app.kubernetes.io/name"]].direct
+
+
+@pytest.mark.parametrize("overlay", OVERLAYS)
+def test_a_flow_is_allowed_at_both_ends_or_not_at_all(overlay: str) -> None:
+    rules = [each for each in documents(overlay) if each["kind"] == "NetworkPolicy"]
+    labels = {name: template["metadata"]["labels"] for name, template in workloads(overlay)}
+    leaving = {(one, other) for one, other in _flows(rules, labels, "Egress")}
+    arriving = {(other, one) for one, other in _flows(rules, labels, "Ingress")}
+    assert leaving == arriving
+    (deny,) = (each["spec"] for each in rules if each["metadata"]["name"] == "default-deny")
+    assert deny["podSelector"] == {}
+    assert set(deny["policyTypes"]) == {"Ingress", "Egress"}
+    callers = {"weir.audit.v1.AuditService": "audit", "weir.safety.v1.SafetyService": "safety"}
+    by_service = {
+        (labels[one]["app.kubernetes.io/name"], labels[other]["app.kubernetes.io/name"]) for one, other in leaving
+    }
+    for service, called in callers.items():
+        wanted = set(CALLS[service]["Session"])
+        assert {one for one, other in by_service if other == called} == wanted
+
+
+def _flows(rules: list[dict], labels: dict[str, dict[str, str]], direction: str) -> Iterator[tuple[str, str]]:
+    peers = {"Egress": "to", "Ingress": "from"}[direction]
+    for rule in rules:
+        for name, own in labels.items():
+            if not selects(rule["spec"]["podSelector"], own):
+                continue
+            for allowed in rule["spec"].get(direction.lower(), []):
+                for peer in allowed.get(peers, []):
+                    if set(peer) == {"podSelector"}:
+                        yield from ((name, other) for other in labels if selects(peer["podSelector"], labels[other]))
+
+
+def test_generated_manifests_are_what_the_topology_says() -> None:
+    argv = (sys.executable, ROOT / "bin" / "k8s-manifests", "--check")
+    done = subprocess.run(argv, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+@pytest.mark.parametrize("component", ["gpu", "gpu-mig"])
+def test_workers_on_gpus(component: str) -> None:
+    resource = {"gpu": "nvidia.com/gpu", "gpu-mig": "nvidia.com/mig-1g.10gb"}[component]
+    workers = [
+        each
+        for each in _with(component)
+        if each["metadata"]["name"].startswith("worker-") and each["kind"] == "Deployment"
+    ]
+    assert len(workers) == 3
+    for each in workers:
+        container = each["spec"]["template"]["spec"]["containers"][0]
+        assert container["resources"]["limits"][resource] == 1
+        assert container["image"].endswith("/engine-cuda:v0.1.0")
+        assert each["spec"]["strategy"]["rollingUpdate"] == {"maxSurge": 0, "maxUnavailable": 1}
+
+
+def test_an_external_etcd_takes_the_place_of_the_meshs_own() -> None:
+    found = {(each["kind"], each["metadata"]["name"]) for each in _with("external-etcd")}
+    assert not {kind for kind, name in found if name == "etcd"}
+    assert ("NetworkPolicy", "external-etcd") in found
+
+
+def _with(component: str) -> list[dict[str, Any]]:
+    """The overlay prod with one of the components that it leaves out."""
+    folder = ROOT / "build" / "k8s-test" / component
+    folder.mkdir(parents=True, exist_ok=True)
+    text = (ROOT / "k8s/overlays/prod/kustomization.yaml").read_text(encoding="utf-8")
+    up = "../../../k8s"
+    text = text.replace("../../", f"{up}/").replace("- zone-", f"- {up}/overlays/prod/zone-")
+    text = text.replace(f"# - {up}/components/{component}\n", f"- {up}/components/{component}\n")
+    if component == "external-etcd":
+        text = text.replace("  - {path: etcd.yaml}\n", "")
+    for patch in (ROOT / "k8s/overlays/prod").glob("*.yaml"):
+        (folder / patch.name).write_text(patch.read_text(encoding="utf-8"), encoding="utf-8")
+    (folder / "kustomization.yaml").write_text(text, encoding="utf-8")
+    return read(render(f"../build/k8s-test/{component}"))
