@@ -156,20 +156,16 @@ def test_zones_are_apart_and_complete() -> None:
     assert zones["zone-a"] == zones["zone-b"] == zones["zone-c"] >= set(ROWS) - {"predictor"}
 
 
-def test_whoever_speaks_with_etcd_is_given_its_rights() -> None:
-    for overlay in OVERLAYS:
-        command = dict(workloads(overlay))["rights"]["spec"]["containers"][0]["command"]
-        given = {each for each in command if "/" in each and not each.startswith("--")}
-        wanted = {
-            f"{template['metadata']['labels']['app.kubernetes.io/name']}/{name}-0"
-            for name, template in workloads(overlay)
-            if ROWS.get(template["metadata"]["labels"]["app.kubernetes.io/name"]) and _direct(template)
-        }
-        assert given == wanted, overlay
-
-
-def _direct(template: dict[str, Any]) -> bool:
-    return ROWS[template["metadata"]["labels"]["app.kubernetes.io/name"]].direct
+@pytest.mark.parametrize("overlay", OVERLAYS)
+def test_whoever_speaks_with_etcd_is_given_its_rights(overlay: str) -> None:
+    command = dict(workloads(overlay))["rights"]["spec"]["containers"][0]["command"]
+    wanted = set()
+    for each in documents(overlay):
+        service = each["metadata"].get("labels", {}).get("app.kubernetes.io/name", "")
+        if each["kind"] == "StatefulSet" and service in ROWS and ROWS[service].direct:
+            wanted |= {f"{service}/{each['metadata']['name']}-{at}" for at in range(each["spec"]["replicas"])}
+    assert wanted
+    assert {each for each in command if "/" in each and not each.startswith("--")} == wanted
 
 
 @pytest.mark.parametrize("overlay", OVERLAYS)
