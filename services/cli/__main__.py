@@ -21,6 +21,8 @@ COMMANDS: dict[str, Node] = {
     "rollback": "commands.change:rollback",
     "export": "commands.transfer:export",
     "import": "commands.transfer:import_",
+    "backup": "commands.backup:backup",
+    "restore": "commands.backup:restore",
     "api-resources": "commands.schema:api_resources",
     "explain": "commands.schema:explain",
     "schema": "commands.schema:schema",

@@ -1,0 +1,100 @@
+"""An audit log that is being written, saved at its newest checkpoint; and put back."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+from pathlib import Path
+
+from libs.auditlog.chain import decode_checkpoint
+from libs.auditlog.keys import PUBLIC_NAME, fingerprint, load_verifier
+from libs.auditlog.layout import CHECKPOINTS_NAME, lines_of, segments
+from libs.auditlog.verify import verify_directory
+
+LOG, CHECKPOINTS, KEYS = "log", "checkpoints", "keys"
+"""The folders of an audit log, as the service makes them in its state directory."""
+
+
+class AuditLogError(Exception):
+    """There is no log to save, or no room for one to be put back; the message says why."""
+
+
+class SavedLog:
+    """What is in a log's folder now: exactly the records that its newest checkpoint vouches for, and nothing of what is
+    being written. So it verifies as it is, and a service starts with it, however long the copying takes."""
+
+    def __init__(self, folder: Path) -> None:
+        """:raises AuditLogError: there is no checkpoint yet.
+
+        :raises OSError, KeyFileError, LineError: a file cannot be read, or does not hold.
+        """
+        self._folder = folder
+        public = folder / KEYS / PUBLIC_NAME
+        path = folder / CHECKPOINTS / CHECKPOINTS_NAME
+        # Before the records: they are on the disk before a checkpoint counts them.
+        lines = lines_of(path)[0] if path.is_file() else []
+        if not lines:
+            raise AuditLogError(f"{path} holds no checkpoint: there is no audit log to save")
+        self._checkpoints = b"".join(lines)
+        self.fingerprint = fingerprint(public)
+        """SHA-256 of the public key."""
+        self.records = decode_checkpoint(lines[-1], load_verifier(public)).count
+        """How many it has."""
+
+    def files(self) -> Iterator[tuple[str, bytes]]:
+        """Paths and contents; one segment in memory at a time. Segments that are closed are the same bytes in every
+        backup.
+
+        :raises AuditLogError: records that were checkpointed are missing.
+        :raises OSError: a file cannot be read.
+        """
+        yield f"{KEYS}/{PUBLIC_NAME}", (self._folder / KEYS / PUBLIC_NAME).read_bytes()
+        yield f"{CHECKPOINTS}/{CHECKPOINTS_NAME}", self._checkpoints
+        found = [each for each in segments(self._folder / LOG) if each[0] <= self.records]
+        last = 0
+        for (first, path), following in itertools.zip_longest(found, found[1:]):
+            end = following[0] - 1 if following else self.records
+            lines = lines_of(path)[0][: end - first + 1]
+            if first != last + 1 or len(lines) != end - first + 1:
+                raise AuditLogError(f"{path} does not hold records {last + 1} to {end}: see `weir audit verify`")
+            yield f"{LOG}/{path.name}", b"".join(lines)
+            last = end
+        if last != self.records:
+            raise AuditLogError(f"records {last + 1} to {self.records} were acknowledged and are missing")
+
+
+def check_room(folder: Path) -> None:
+    """Whether a log may be put into a folder: no other may be there.
+
+    :raises AuditLogError: it may not.
+    :raises OSError: it cannot be read.
+    """
+    for name in (LOG, CHECKPOINTS):
+        if (folder / name).exists() and any((folder / name).iterdir()):
+            raise AuditLogError(f"{folder / name} is not empty: move it away, as evidence, before a log is put there")
+
+
+def check(folder: Path, records: int) -> None:
+    """Verifies a saved log by what lies in its folder alone.
+
+    :raises AuditLogError: it does not hold, or has another number of records.
+    :raises OSError, KeyFileError: a file cannot be read.
+    """
+    found = verify_directory(folder / LOG, checkpoints=folder / CHECKPOINTS, public_key=folder / KEYS / PUBLIC_NAME)
+    if not found.ok or found.records != records:
+        raise AuditLogError(f"the saved log does not hold: {'; '.join(found.faults) or f'{found.records} records'}")
+
+
+def move_into(source: Path, folder: Path) -> None:
+    """Puts a log where `check_room` found room for it. The log last: it is there whole, or there is none.
+
+    :raises AuditLogError: the key there is not the one that signed the saved log.
+    :raises OSError: a file cannot be written.
+    """
+    own, saved = folder / KEYS / PUBLIC_NAME, source / KEYS / PUBLIC_NAME
+    if own.exists() and fingerprint(own) != fingerprint(saved):
+        raise AuditLogError(f"{own} is another key than the one that signed the saved log")
+    own.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+    saved.replace(own)
+    for name in (CHECKPOINTS, LOG):
+        (source / name).replace(folder / name)

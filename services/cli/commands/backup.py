@@ -1,0 +1,183 @@
+"""`weir backup` and `weir restore`: what the mesh cannot make again, in a store elsewhere and back."""
+
+from __future__ import annotations
+
+import asyncio
+import shutil
+import time
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager, nullcontext
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Annotated, Any
+
+from services.cli.app import Argument, DryRun, Json, Option, UsageError, warn
+from services.cli.output import dry, failed, print_fields, print_json
+
+Store = Annotated[str, Argument("A folder, or s3://BUCKET/PREFIX?endpoint=URL&region=NAME.", "DIR|URI", "file")]
+Audit = Annotated[Path | None, Option(help="The audit service's state directory.", metavar="DIR")]
+SNAPSHOT, PRIVATE_NAME = "etcd.snapshot", "checkpoint.key"
+NOT_IN_IT = "model files (the blob store's own), certificates, pepper and other secrets"
+
+
+def backup(
+    store: Store,
+    etcd: Annotated[str, Option(help="Where it is, HOST:PORT; several with commas.")] = "",
+    ca: Annotated[str, Option(help="The CA of etcd's certificate, PEM.")] = "",
+    cert: Annotated[str, Option(help="The certificate with the common name root, PEM.")] = "",
+    key: Annotated[str, Option(help="Its key, PEM.")] = "",
+    audit: Audit = None,
+    as_json: Json = False,
+) -> None:
+    """Save etcd and the audit log. Without --etcd and --audit those of the mesh on this machine; else what is named.
+
+    May run while everything runs. The store holds each file once, under its SHA-256: the next backup adds what is new.
+    It holds hashes of API keys, so it is to be read by few. Note the id elsewhere: it proves every byte.
+    """
+    from libs.backup import save
+    from libs.config import TlsFiles
+
+    if "://" not in store:
+        _private(Path(store))
+    endpoints, tls = tuple(filter(None, etcd.split(","))), None
+    if endpoints:
+        if not (ca and cert and key):
+            raise UsageError("--etcd needs --ca, --cert and --key")
+        tls = TlsFiles(ca=ca, cert=cert, key=key)
+    elif audit is None:
+        from services.cli.config import locate
+
+        mesh = locate()
+        root = mesh.state / "secrets" / "root"
+        endpoints, tls = mesh.addresses("etcd"), TlsFiles(ca=mesh.tls.ca, cert=f"{root}.pem", key=f"{root}.key")
+        audit = mesh.state / "data" / "audit"
+
+    async def work(opened: Any) -> tuple[str, Any]:
+        return await save(opened, now=time.time(), endpoints=endpoints, tls=tls, audit=audit)
+
+    made, manifest = _in_store(store, work)
+    _told(made, manifest, as_json)
+    if not as_json:
+        print(f"not in it: {NOT_IN_IT}")
+
+
+def restore(
+    store: Store,
+    backup: Annotated[str, Option(help="Its id; else the newest.", metavar="ID")] = "",
+    snapshot: Annotated[Path | None, Option(help="Only write etcd's snapshot, to this file.", metavar="FILE")] = None,
+    audit: Audit = None,
+    dry_run: DryRun = False,
+    as_json: Json = False,
+) -> None:
+    """Put back what `weir backup` saved. Without --snapshot and --audit: into the mesh on this machine, which must be
+    down and have lost its data; else only what they name.
+
+    Every byte is checked against the id, and the audit log against its signatures. A snapshot in a file is for `etcdutl
+    snapshot restore`, once for every member, with a token that is new. --dry-run fetches and checks everything.
+    """
+    from libs.backup import auditlog
+    from services.cli.mesh import restoring
+
+    here = restoring.here() if snapshot is None and audit is None and not dry_run else None
+    target = here.audit if here else audit
+
+    async def work(opened: Any) -> tuple[str, Any]:
+        return await _fetched(opened, backup, folder, etcd=bool(here or snapshot), audit=target is not None)
+
+    with _failures(), here.alone() if here else nullcontext():
+        if target and not dry_run:
+            auditlog.check_room(target)
+            target.mkdir(parents=True, exist_ok=True, mode=0o700)
+        # Beside what it becomes, since it is moved there.
+        beside = None if dry_run else target or (snapshot.parent if snapshot else None)
+        with TemporaryDirectory(prefix=".weir-restore-", dir=beside) as made:
+            folder = Path(made)
+            wanted, manifest = _in_store(store, work)
+            if not dry_run:
+                saved = folder / SNAPSHOT
+                if here:
+                    here.restore_etcd(saved)
+                elif snapshot:
+                    shutil.move(saved, snapshot)
+                if target:
+                    auditlog.move_into(folder, target)
+    _told(wanted, manifest, as_json)
+    if target and not dry_run and not (target / auditlog.KEYS / PRIVATE_NAME).exists():
+        warn(f"{target / auditlog.KEYS / PRIVATE_NAME} is missing: put it back before the audit service starts")
+    dry(dry_run and not as_json)
+
+
+async def _fetched(opened: Any, backup: str, folder: Path, *, etcd: bool, audit: bool) -> tuple[str, Any]:
+    """The parts of a backup that are wanted, or of a trial all, in a folder."""
+    from msgspec.structs import replace
+
+    from libs.backup import NoBackupError, fetch, latest, load
+
+    wanted = backup or await latest(opened)
+    manifest = await load(opened, wanted)
+    for name, asked, part in (("snapshot of etcd", etcd, manifest.etcd), ("audit log", audit, manifest.audit)):
+        if asked and part is None:
+            raise NoBackupError(f"backup {wanted[:12]}… holds no {name}")
+    if etcd or audit:
+        manifest = replace(manifest, etcd=manifest.etcd if etcd else None, audit=manifest.audit if audit else None)
+    await fetch(opened, manifest, folder)
+    return wanted, manifest
+
+
+def _in_store(address: str, work: Callable[[Any], Awaitable[tuple[str, Any]]]) -> tuple[str, Any]:
+    from libs.artifacts import open_store
+
+    uri = address if "://" in address else Path(address).absolute().as_uri()
+
+    async def run() -> tuple[str, Any]:
+        opened = open_store(uri)
+        try:
+            return await work(opened)
+        finally:
+            await opened.close()
+
+    with _failures():
+        return asyncio.run(run())
+
+
+@contextmanager
+def _failures() -> Iterator[None]:
+    """Expected failures become a line and an exit."""
+    from libs.artifacts import BlobError, BlobUriError
+    from libs.auditlog import LineError
+    from libs.auditlog.keys import KeyFileError
+    from libs.backup import AuditLogError, ManifestError, NoBackupError, SnapshotError
+
+    try:
+        yield
+    except (BlobError, BlobUriError, LineError, KeyFileError) as error:
+        raise failed(str(error)) from error
+    except (AuditLogError, ManifestError, NoBackupError, SnapshotError) as error:
+        raise failed(str(error)) from error
+    except OSError as error:
+        raise failed(f"{error.filename or 'the file system'}: {error.strerror}") from error
+
+
+def _private(folder: Path) -> None:
+    """Makes a folder that nobody else reads: what lies in it does not keep them out.
+
+    :raises SystemExit: others read it, or it cannot be made.
+    """
+    try:
+        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        if folder.stat().st_mode & 0o077:
+            raise failed(f"others may enter {folder}, and a backup holds hashes of API keys: chmod 700 {folder}")
+    except OSError as error:
+        raise failed(f"{folder}: {error.strerror}") from error
+
+
+def _told(made: str, manifest: Any, as_json: bool) -> None:
+    from datetime import UTC, datetime
+
+    told: dict[str, Any] = {"id": made, "taken_at": datetime.fromtimestamp(manifest.taken_at, UTC).isoformat()}
+    told["bytes"] = sum(each.size for each in manifest.pieces)
+    if manifest.etcd:
+        told["etcd_revision"] = manifest.etcd.revision
+    if manifest.audit:
+        told |= {"audit_records": manifest.audit.records, "audit_key": manifest.audit.key_fingerprint}
+    print_json(told) if as_json else print_fields(told.items())
