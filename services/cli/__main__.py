@@ -27,6 +27,7 @@ COMMANDS: dict[str, Node] = {
     "explain": "commands.schema:explain",
     "schema": "commands.schema:schema",
     "completion": "commands.completion:completion",
+    "version": "commands.version:version",
     "models": {
         "push": "commands.models_push:push",
         "sign": "commands.models_push:sign_version",

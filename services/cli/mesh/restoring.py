@@ -16,8 +16,9 @@ from services.cli.output import failed
 class Here:
     """Its etcd and its audit log; one of each."""
 
-    def __init__(self, where: site.Site) -> None:
-        """:raises TopologyError: there is no such mesh."""
+    def __init__(self) -> None:
+        """:raises TopologyError: what names it makes no sense."""
+        where = site.locate()
         spec = next(each for each in make_plan(where, Options(profile="demo")).processes if each.name == "etcd")
         self._flags = dict(each.lstrip("-").split("=", 1) for each in spec.argv[1:] if "=" in each)
         self._state, self._tool = where.state, Path(where.etcd).with_name("etcdutl")
@@ -58,6 +59,6 @@ def here() -> Here:
     :raises SystemExit: it cannot be.
     """
     try:
-        return Here(site.locate())
+        return Here()
     except TopologyError as error:
         raise failed(str(error)) from error

@@ -1,0 +1,77 @@
+"""`weir backup` and `weir restore` of an audit log that a folder holds; etcd's part is tried with a real etcd."""
+
+from __future__ import annotations
+
+import shutil
+from importlib.metadata import version
+from pathlib import Path
+
+import pytest
+
+from libs.backup.auditlog import check
+from tests.support.auditfolder import append, audit_files
+from tests.support.operator import Operator
+
+
+@pytest.fixture
+def audit(tmp_path: Path) -> Path:
+    """A log of five records that nobody writes."""
+    files = audit_files(tmp_path / "audit")
+    append(files, 5)
+    files.close()
+    return tmp_path / "audit"
+
+
+async def test_a_log_comes_back_as_it_was(tmp_path: Path, audit: Path) -> None:
+    weir, store, back = Operator(tmp_path), tmp_path / "store", tmp_path / "back"
+    saved = (await weir("backup", store, "--audit", audit, "--json")).json()
+    assert (saved["audit_records"], store.stat().st_mode & 0o777) == (5, 0o700)
+    tried = await weir("restore", store, "--audit", back, "--dry-run")
+    assert (tried.code, back.exists()) == (0, False), tried.err
+    done = await weir("restore", store, "--audit", back)
+    assert (done.code, "checkpoint.key is missing" in done.err) == (0, True)
+    check(back, 5)
+    assert sorted(path.name for path in back.iterdir()) == ["checkpoints", "keys", "log"]
+    again = await weir("restore", store, "--audit", back)
+    assert (again.code, "not empty" in again.err) == (1, True)
+    by_id = (await weir("restore", store, "--backup", saved["id"], "--audit", tmp_path / "third", "--json")).json()
+    assert by_id == saved
+    assert version("weir") in (await weir("version")).out
+
+
+async def test_what_is_damaged_or_not_there_is_told(tmp_path: Path, audit: Path) -> None:
+    weir, store = Operator(tmp_path), tmp_path / "store"
+    empty = await weir("restore", store, "--audit", tmp_path / "back")
+    assert (empty.code, "no backup" in empty.err) == (1, True)
+    saved = (await weir("backup", store, "--audit", audit, "--json")).json()
+    lacking = await weir("restore", store, "--snapshot", tmp_path / "etcd.snapshot")
+    assert (lacking.code, "holds no snapshot of etcd" in lacking.err) == (1, True)
+    for path in (store / "sha256").glob("*/*"):
+        if path.name != saved["id"]:
+            path.chmod(0o600)
+            path.write_bytes(path.read_bytes()[:-1] + b"\0")
+    damaged = await weir("restore", store, "--audit", tmp_path / "back")
+    assert (damaged.code, damaged.err.count("\n"), "digest" in damaged.err) == (1, 1, True)
+    assert not list((tmp_path / "back").iterdir()), "nothing is left of it"
+    shutil.rmtree(audit / "checkpoints")
+    nothing = await weir("backup", store, "--audit", audit)
+    assert (nothing.code, "no checkpoint" in nothing.err) == (1, True)
+
+
+async def test_a_folder_that_others_enter_is_refused(tmp_path: Path, audit: Path) -> None:
+    weir, store = Operator(tmp_path), tmp_path / "store"
+    store.mkdir(mode=0o755)
+    refused = await weir("backup", store, "--audit", audit)
+    assert (refused.code, "chmod 700" in refused.err) == (1, True)
+    assert not list(store.iterdir())
+
+
+@pytest.mark.parametrize("words", [("--etcd", "127.0.0.1:1"), ("--etcd", "127.0.0.1:1", "--ca", "ca.pem")])
+async def test_etcd_needs_its_root_certificate(tmp_path: Path, words: tuple[str, ...]) -> None:
+    refused = await Operator(tmp_path)("backup", tmp_path / "store", *words)
+    assert (refused.code, "--cert and --key" in refused.err) == (2, True)
+
+
+async def test_without_a_mesh_here_there_is_nothing_to_save(tmp_path: Path) -> None:
+    nowhere = await Operator(tmp_path)("backup", tmp_path / "store")
+    assert (nowhere.code, "weir up" in nowhere.err) == (1, True)
