@@ -21,17 +21,19 @@ BENCHES = {
     "overload": "loadtest.bench_overload --smoke",
     "quota": "loadtest.bench_quota --smoke",
     "registry": "loadtest.bench_registry --quick --watchers 3 --samples 5",
+    "restore": "loadtest.drill_restore --quick",
     "rollout": "loadtest.bench_rollout --quick --only simulated",
     "safety": "loadtest.bench_safety --quick",
     "up": "loadtest.bench_up --repeats 1 --profile simulated",
     "xds": "loadtest.bench_xds --samples 5",
 }
-"""By the name of their target in the Makefile: the module and its shortest run. Drills have tests of their own."""
+"""By the name of their target in the Makefile: the module and its shortest run. Other drills than
+that of a restore have tests of their own."""
 ROLLOUT = "rollout"
 
 
 def test_none_is_left_out() -> None:
-    targets = set(re.findall(r"^bench-(\w+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
+    targets = set(re.findall(r"^(?:bench-|drill-(?=restore))(\w+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
     assert targets == BENCHES.keys()
 
 
