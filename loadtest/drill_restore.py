@@ -133,10 +133,13 @@ class Drill:
         told = self._mesh.weir_json("backup", str(self.store))
         return {**told, "began": started, "seconds": time.time() - started}
 
-    def blow(self) -> float:
-        """Every process at once, and the data of etcd and of the audit service; returns when."""
+    def pids(self) -> list[int]:
+        """Of the supervisor and of every process."""
         status = self._mesh.weir_json("status")
-        pids = [int(status["pid"]), *(int(each["pid"]) for each in status["processes"] if each["pid"])]
+        return [int(status["pid"]), *(int(each["pid"]) for each in status["processes"] if each["pid"])]
+
+    def blow(self, pids: list[int]) -> float:
+        """Every process at once, and the data of etcd and of the audit service; returns when."""
         processes = [psutil.Process(pid) for pid in pids]
         at = time.time()
         for pid in pids:
@@ -192,8 +195,9 @@ def run(folder: Path, *, rounds: int, interval: float) -> tuple[dict[str, float]
                 say(f"  backup {made['id'][:12]}…: {made['bytes'] / 1e6:.2f} MB in {made['seconds']:.1f} s")
                 due = made["began"] + interval
             rollout, history = drill.rollout(), mesh.weir_json("history", "rollouts", MODEL)["entries"]
+            pids = drill.pids()
             time.sleep(max(0.0, due - time.time()))
-            at = drill.blow()
+            at = drill.blow(pids)
         say("  --- everything is killed; the data of etcd and of the audit log are gone")
         restore_s, lines = drill.restore()
         say(f"  --- restored in {restore_s:.1f} s: {len(lines)} audit records")
@@ -242,6 +246,7 @@ def run(folder: Path, *, rounds: int, interval: float) -> tuple[dict[str, float]
         "restore_s": restore_s,
         "backup_s": statistics.median(each["seconds"] for each in backups),
         "backup_mb": last["bytes"] / 1e6,
+        "audit_bytes_per_record": sum(map(len, lines)) / len(lines),
         "store_mb": sum(path.stat().st_size for path in drill.store.rglob("*") if path.is_file()) / 1e6,
     }
     return {name: round(value, 2) for name, value in figures.items()}, checks

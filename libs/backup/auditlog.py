@@ -85,16 +85,24 @@ def check(folder: Path, records: int) -> None:
         raise AuditLogError(f"the saved log does not hold: {'; '.join(found.faults) or f'{found.records} records'}")
 
 
-def move_into(source: Path, folder: Path) -> None:
-    """Puts a log where `check_room` found room for it. The log last: it is there whole, or there is none.
+def check_key(source: Path, folder: Path) -> None:
+    """Whether the key in a folder, if one is there, is the one that signed a saved log.
 
-    :raises AuditLogError: the key there is not the one that signed the saved log.
-    :raises OSError: a file cannot be written.
+    :raises AuditLogError: it is another.
+    :raises OSError, KeyFileError: one cannot be read.
     """
     own, saved = folder / KEYS / PUBLIC_NAME, source / KEYS / PUBLIC_NAME
     if own.exists() and fingerprint(own) != fingerprint(saved):
         raise AuditLogError(f"{own} is another key than the one that signed the saved log")
-    own.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-    saved.replace(own)
+
+
+def move_into(source: Path, folder: Path) -> None:
+    """Puts a log where `check_room` found room for it and `check_key` no other key. The log last: it is there whole, or
+    there is none.
+
+    :raises OSError: a file cannot be written.
+    """
+    (folder / KEYS).mkdir(parents=True, exist_ok=True, mode=0o700)
+    (source / KEYS / PUBLIC_NAME).replace(folder / KEYS / PUBLIC_NAME)
     for name in (CHECKPOINTS, LOG):
         (source / name).replace(folder / name)

@@ -6,6 +6,7 @@ import asyncio
 import hashlib
 import os
 import secrets
+import shutil
 import subprocess
 from collections.abc import Sequence
 from pathlib import Path
@@ -117,6 +118,7 @@ def restore(tool: Path, snapshot: Path, data: Path, *, name: str, peer_url: str)
         check=False,
     )
     if done.returncode:
+        shutil.rmtree(partial, ignore_errors=True)
         raise SnapshotError(f"etcdutl refuses the snapshot: {(done.stderr.splitlines() or ['no word'])[-1]}")
     if data.exists():
         data.rmdir()

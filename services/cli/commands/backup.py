@@ -48,6 +48,8 @@ def backup(
         from services.cli.config import locate
 
         mesh = locate()
+        if _uri(store) == mesh.blobs:
+            raise UsageError("the store of models takes no backups: `weir models gc` would remove them")
         root = mesh.state / "secrets" / "root"
         endpoints, tls = mesh.addresses("etcd"), TlsFiles(ca=mesh.tls.ca, cert=f"{root}.pem", key=f"{root}.key")
         audit = mesh.state / "data" / "audit"
@@ -94,11 +96,12 @@ def restore(
             folder = Path(made)
             wanted, manifest = _in_store(store, work)
             if not dry_run:
-                saved = folder / SNAPSHOT
+                if target:
+                    auditlog.check_key(folder, target)
                 if here:
-                    here.restore_etcd(saved)
+                    here.restore_etcd(folder / SNAPSHOT)
                 elif snapshot:
-                    shutil.move(saved, snapshot)
+                    shutil.move(folder / SNAPSHOT, snapshot)
                 if target:
                     auditlog.move_into(folder, target)
     _told(wanted, manifest, as_json)
@@ -124,10 +127,14 @@ async def _fetched(opened: Any, backup: str, folder: Path, *, etcd: bool, audit:
     return wanted, manifest
 
 
+def _uri(address: str) -> str:
+    return address if "://" in address else Path(address).absolute().as_uri()
+
+
 def _in_store(address: str, work: Callable[[Any], Awaitable[tuple[str, Any]]]) -> tuple[str, Any]:
     from libs.artifacts import open_store
 
-    uri = address if "://" in address else Path(address).absolute().as_uri()
+    uri = _uri(address)
 
     async def run() -> tuple[str, Any]:
         opened = open_store(uri)

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from libs.auditlog.layout import CHECKPOINTS_NAME, segments
-from libs.backup.auditlog import AuditLogError, SavedLog, check, check_room, move_into
+from libs.backup.auditlog import AuditLogError, SavedLog, check, check_key, check_room, move_into
 from tests.support.auditfolder import append, audit_files
 
 SEGMENT = 700
@@ -94,6 +94,12 @@ def test_a_saved_log_that_was_changed_is_refused(tmp_path: Path) -> None:
     files.close()
     with pytest.raises(AuditLogError, match="4 records"):
         check(tmp_path / "saved", 5)
+    path = tmp_path / "saved" / "checkpoints" / CHECKPOINTS_NAME
+    whole = path.read_bytes()
+    path.write_bytes(whole.replace(b"10:00:00", b"11:00:00"))
+    with pytest.raises(AuditLogError, match="bad signature"):
+        check(tmp_path / "saved", 4)
+    path.write_bytes(whole)
     first = segments(tmp_path / "saved" / "log")[0][1]
     first.write_bytes(first.read_bytes().replace(b'"r2"', b'"x2"'))
     with pytest.raises(AuditLogError, match="does not match its hash"):
@@ -111,6 +117,8 @@ def test_no_log_is_put_over_another(tmp_path: Path) -> None:
     other.close()
     check_room(tmp_path / "empty")
     with pytest.raises(AuditLogError, match="another key"):
-        move_into(tmp_path / "saved", tmp_path / "other")
+        check_key(tmp_path / "saved", tmp_path / "other")
+    check_key(tmp_path / "saved", tmp_path / "audit")
+    check_key(tmp_path / "saved", tmp_path / "empty")
     move_into(tmp_path / "saved", tmp_path / "empty")
     check(tmp_path / "empty", 4)

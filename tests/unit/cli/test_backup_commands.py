@@ -75,3 +75,10 @@ async def test_etcd_needs_its_root_certificate(tmp_path: Path, words: tuple[str,
 async def test_without_a_mesh_here_there_is_nothing_to_save(tmp_path: Path) -> None:
     nowhere = await Operator(tmp_path)("backup", tmp_path / "store")
     assert (nowhere.code, "weir up" in nowhere.err) == (1, True)
+
+
+async def test_the_store_of_models_is_refused(tmp_path: Path) -> None:
+    weir = Operator(tmp_path)
+    weir.describe(blobs=(tmp_path / "blobs").as_uri())
+    refused = await weir("backup", tmp_path / "blobs")
+    assert (refused.code, "models gc" in refused.err) == (2, True)
