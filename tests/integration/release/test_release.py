@@ -5,7 +5,6 @@ from __future__ import annotations
 import base64
 import hashlib
 import json
-import os
 import shutil
 import subprocess
 import tomllib
@@ -15,54 +14,11 @@ from pathlib import Path
 import pytest
 
 from tests.support.mesh import ROOT
+from tests.support.release import Release, make, make_key
 
 VERSION = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"]
 WHEEL = f"weir-{VERSION}-py3-none-any.whl"
-PASSWORD = "not a secret"
-SECONDS = 100
 pytestmark = pytest.mark.timeout(240)
-
-
-class Release:
-    """A folder, and the key that signed it."""
-
-    def __init__(self, cosign: str, folder: Path, key: Path) -> None:
-        self.cosign, self.folder, self.key = cosign, folder, key
-
-    def copy(self, folder: Path) -> Release:
-        """For somebody to change."""
-        shutil.copytree(self.folder, folder)
-        return Release(self.cosign, folder, self.key)
-
-    def sign(self, name: str, *more: str, key: Path | None = None) -> None:
-        """As the release's maker does."""
-        words = ["sign-blob", "--output-signature", f"{name}.sig"] if not more else ["attest-blob", *more]
-        command = [self.cosign, *words, "--yes", "--key", str(key or self.key), "--tlog-upload=false", name]
-        environ = {**os.environ, "COSIGN_PASSWORD": PASSWORD}
-        subprocess.run(command, cwd=self.folder, env=environ, check=True, capture_output=True, timeout=SECONDS)
-
-    def sum(self) -> None:
-        """SHA256SUMS of what is there, signed by nobody."""
-        names = sorted(path.name for path in self.folder.iterdir() if not path.name.startswith("SHA256SUMS"))
-        lines = [f"{hashlib.sha256((self.folder / name).read_bytes()).hexdigest()}  {name}\n" for name in names]
-        (self.folder / "SHA256SUMS").write_text("".join(lines))
-
-    def verify(self, key: Path | None = None) -> subprocess.CompletedProcess[str]:
-        """As whoever takes it does."""
-        command = [ROOT / "bin" / "verify-release", self.folder, key or self.key.with_suffix(".pub")]
-        return subprocess.run(command, capture_output=True, text=True, timeout=SECONDS)
-
-    def refused(self, why: str) -> None:
-        done = self.verify()
-        assert (done.returncode, why in done.stderr) == (1, True), f"{done.stdout}{done.stderr}"
-
-
-def make_key(cosign: str, prefix: Path) -> Path:
-    """A key pair; the private half's path."""
-    command = [cosign, "generate-key-pair", "--output-key-prefix", str(prefix)]
-    environ = {**os.environ, "COSIGN_PASSWORD": PASSWORD}
-    subprocess.run(command, env=environ, check=True, capture_output=True, timeout=SECONDS)
-    return prefix.with_suffix(".key")
 
 
 @pytest.fixture(scope="module")
@@ -71,14 +27,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Release:
     if found.returncode == 77:
         pytest.skip(f"no cosign: {found.stderr.strip().splitlines()[-1]}")
     assert found.returncode == 0, found.stderr
-    folder = tmp_path_factory.mktemp("release")
-    cosign = found.stdout.strip()
-    key = make_key(cosign, folder / "key")
-    environ = {**os.environ, "WEIR_RELEASE_KEY": str(key), "COSIGN_PASSWORD": PASSWORD}
-    command = [ROOT / "bin" / "release", "--quick", "--no-images", "--out", str(folder / "out")]
-    done = subprocess.run(command, env=environ, capture_output=True, text=True, timeout=110)
-    assert done.returncode == 0, done.stderr
-    return Release(cosign, folder / "out", key)
+    return make(found.stdout.strip(), tmp_path_factory.mktemp("release"), "--no-images")
 
 
 def test_it_holds_what_it_says(made: Release) -> None:
@@ -130,26 +79,21 @@ def test_what_the_sums_alone_vouch_for_is_refused(made: Release, tmp_path: Path)
     # Somebody got the sums of what they changed signed, without the artifacts and their SBOMs.
     other = make_key(made.cosign, tmp_path / "other")
 
-    def signed(copy: Release) -> Release:
-        copy.sum()
-        copy.sign("SHA256SUMS")
-        return copy
-
     wheel = made.copy(tmp_path / "wheel")
     (wheel.folder / WHEEL).write_bytes((wheel.folder / WHEEL).read_bytes() + b"\0")
-    signed(wheel).refused(f"{WHEEL} is not signed by this key")
+    wheel.signed().refused(f"{WHEEL} is not signed by this key")
 
     sbom = made.copy(tmp_path / "sbom")
     path = sbom.folder / f"{WHEEL}.cdx.json"
     bom = json.loads(path.read_text())
     bom["components"] = bom["components"][1:]
     path.write_text(json.dumps(bom))
-    signed(sbom).refused(f"{WHEEL}.cdx.json is not the SBOM that was attested")
+    sbom.signed().refused(f"{WHEEL}.cdx.json is not the SBOM that was attested")
 
     # The attestation says the same, by another's word.
     attest = ("--type", "cyclonedx", "--predicate", path.name, "--output-signature", f"{WHEEL}.att")
     sbom.sign(WHEEL, *attest, key=other)
-    signed(sbom).refused(f"{WHEEL}.att is no attestation of {WHEEL} by this key")
+    sbom.signed().refused(f"{WHEEL}.att is no attestation of {WHEEL} by this key")
 
     # Of the right word, with other content in it.
     inside = made.copy(tmp_path / "inside")
@@ -158,9 +102,9 @@ def test_what_the_sums_alone_vouch_for_is_refused(made: Release, tmp_path: Path)
     statement["predicate"] = bom
     envelope["payload"] = base64.b64encode(json.dumps(statement).encode()).decode()
     (inside.folder / f"{WHEEL}.att").write_text(json.dumps(envelope))
-    signed(inside).refused(f"{WHEEL}.att is no attestation of {WHEEL} by this key")
+    inside.signed().refused(f"{WHEEL}.att is no attestation of {WHEEL} by this key")
 
     # An attestation of another artifact.
     mixed = made.copy(tmp_path / "mixed")
     shutil.copyfile(mixed.folder / "requirements.lock.att", mixed.folder / f"{WHEEL}.att")
-    signed(mixed).refused(f"{WHEEL}.att is no attestation of {WHEEL} by this key")
+    mixed.signed().refused(f"{WHEEL}.att is no attestation of {WHEEL} by this key")
