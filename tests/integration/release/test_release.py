@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import hashlib
 import json
+import os
 import shutil
 import subprocess
 import tomllib
@@ -24,7 +25,7 @@ pytestmark = pytest.mark.timeout(240)
 @pytest.fixture(scope="module")
 def made(tmp_path_factory: pytest.TempPathFactory) -> Release:
     found = subprocess.run([ROOT / "bin" / "cosign"], capture_output=True, text=True, timeout=100)
-    if found.returncode == 77:
+    if found.returncode == 77 and os.environ.get("WEIR_CI") != "1":
         pytest.skip(f"no cosign: {found.stderr.strip().splitlines()[-1]}")
     assert found.returncode == 0, found.stderr
     return make(found.stdout.strip(), tmp_path_factory.mktemp("release"), "--no-images")
