@@ -31,8 +31,9 @@ setup: .venv/.ready ## Create .venv with the locked dependencies (skipped when n
 	@touch $@
 
 .PHONY: lock
-lock: ## Write requirements.lock from what is installed.
+lock: ## Write requirements.lock from what is installed, and what each image takes of it.
 	bin/lock
+	$(PY) bin/image-locks
 
 # --- running ---
 
@@ -92,6 +93,15 @@ test: setup ## Run the tests: unit, contract, security, integration, end to end,
 	  $(PY) -m pytest $(PYTEST) -n 2 --dist loadgroup $$(printf 'tests/%s ' $$groups); \
 	done
 
+.PHONY: test-compose
+test-compose: setup ## Run docker-compose.yml for real, on a Docker engine of this checkout's own (skipped without root).
+	$(PY) -m pytest $(PYTEST) tests/compose
+
+.PHONY: test-k8s
+test-k8s: setup ## Check k8s/, and run overlays/ci on that engine with its network policies enforced (skipped without root).
+	@bin/k8s-env
+	$(PY) -m pytest $(PYTEST) tests/k8s
+
 .PHONY: test-engine
 test-engine: setup ## Compare the torch engine with transformers at length, each feature on and off (some minutes).
 	$(PY) -m pytest $(PYTEST) tests/oracle
@@ -114,6 +124,47 @@ $(VLLM_ENV)/.ready: bin/vllm-env requirements.lock pyproject.toml
 .PHONY: test-engines
 test-engines: setup ## Run the engine contract on real vLLM and TensorRT-LLM, where they are installed.
 	@VLLM_ENV=$(VLLM_ENV) bin/test-engines
+
+# --- containers and Kubernetes ---
+
+.PHONY: images
+images: ## Build the images without a registry, on a Docker engine of this checkout's own (root and Debian's packages).
+	bin/images
+
+.PHONY: manifests
+manifests: setup ## Write docker-compose.yml, what each image installs and k8s/base, from the topology and the lock.
+	$(PY) bin/image-locks
+	$(PY) bin/compose-file
+	$(PY) bin/k8s-manifests
+
+# --- load with locust ---
+
+# Where locust lives. Its flags: make locust LOCUST='-u 60 -t 5m --think 1'
+LOCUST_ENV ?= $(BUILD)/locust-env
+LOCUST ?=
+LOCUST_RUN = $(LOCUST_ENV)/bin/locust --config loadtest/locust/locust.conf
+
+.PHONY: locust-env
+locust-env: setup $(LOCUST_ENV)/.ready ## Create the environment of the load test with locust (60 MB; skipped when it is there).
+
+$(LOCUST_ENV)/.ready: bin/locust-env loadtest/locust/requirements.lock
+	bin/locust-env $(LOCUST_ENV)
+
+.PHONY: locust
+locust: locust-env ## Load a mesh with people, services and an operator; ends with a line of JSON (LOCUST='--host https://… --keys FILE').
+	@mkdir -p $(BUILD)/locust
+	@$(LOCUST_RUN) --headless $(LOCUST)
+
+.PHONY: locust-ui
+locust-ui: locust-env ## The same with locust's page, http://localhost:8089.
+	@mkdir -p $(BUILD)/locust
+	@$(LOCUST_RUN) --web-host 127.0.0.1 $(LOCUST)
+
+# --- releases ---
+
+.PHONY: release
+release: setup ## Make a signed release of the last commit in build/release (RELEASE='--no-images'; docs/deploy.md).
+	bin/release $(RELEASE)
 
 # --- protos ---
 
@@ -218,6 +269,10 @@ drill-bad-canary: setup ## Watch versions that fail, are slow or cost too much b
 .PHONY: drill-flood
 drill-flood: setup ## Watch a tenant flood the mesh and stop, second by second; fails when something goes otherwise.
 	$(PY) -m loadtest.drill_flood $(if $(QUICK),--quick)
+
+.PHONY: drill-restore
+drill-restore: setup ## Destroy etcd's data and the audit log under load, restore them, and measure RPO and RTO.
+	$(PY) -m loadtest.drill_restore $(if $(QUICK),--quick)
 
 .PHONY: drill-overload
 drill-overload: setup ## Watch an overload, a killed worker and the recovery, second by second.
