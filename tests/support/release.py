@@ -66,7 +66,7 @@ def make(cosign: str, folder: Path, *options: str, seconds: float = SECONDS) -> 
     """A release of the last commit, with a key of its own."""
     key = make_key(cosign, folder / "key")
     environ = {**os.environ, "WEIR_RELEASE_KEY": str(key), "COSIGN_PASSWORD": PASSWORD}
-    command = [ROOT / "bin" / "release", "--quick", *options, "--out", str(folder / "out")]
+    command = [ROOT / "bin" / "release", *options, "--out", str(folder / "out")]
     done = subprocess.run(command, env=environ, capture_output=True, text=True, timeout=seconds)
     assert done.returncode == 0, done.stderr
     return Release(cosign, folder / "out", key)
