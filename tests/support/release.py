@@ -62,7 +62,7 @@ def make_key(cosign: str, prefix: Path) -> Path:
     return prefix.with_suffix(".key")
 
 
-def make(cosign: str, folder: Path, *options: str, seconds: float = SECONDS) -> Release:
+def make(cosign: str, folder: Path, *options: str, seconds: float = 2 * SECONDS) -> Release:
     """A release of the last commit, with a key of its own."""
     key = make_key(cosign, folder / "key")
     environ = {**os.environ, "WEIR_RELEASE_KEY": str(key), "COSIGN_PASSWORD": PASSWORD}
