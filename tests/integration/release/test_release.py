@@ -109,3 +109,14 @@ def test_what_the_sums_alone_vouch_for_is_refused(made: Release, tmp_path: Path)
     mixed = made.copy(tmp_path / "mixed")
     shutil.copyfile(mixed.folder / "requirements.lock.att", mixed.folder / f"{WHEEL}.att")
     mixed.signed().refused(f"{WHEEL}.att is no attestation of {WHEEL} by this key")
+
+
+def test_an_artifact_may_be_as_large_as_an_engine(made: Release, tmp_path: Path) -> None:
+    large = made.copy(tmp_path / "large")
+    with (large.folder / "engine").open("wb") as file:
+        file.truncate(2**27 + 1)
+    shutil.copyfile(large.folder / f"{WHEEL}.cdx.json", large.folder / "engine.cdx.json")
+    large.sign("engine")
+    large.sign("engine", "--type", "cyclonedx", "--predicate", "engine.cdx.json", "--output-signature", "engine.att")
+    done = large.signed().verify()
+    assert done.returncode == 0, done.stderr
