@@ -5,15 +5,23 @@ from __future__ import annotations
 import functools
 import os
 import subprocess
-from pathlib import Path
 from typing import Any
 
+import pytest
 import yaml
 
-ROOT = Path(__file__).resolve().parents[2]
+from tests.support import engine
+from tests.support.engine import ROOT
+
 OVERLAYS = ("dev", "ci", "prod")
 # They run in the engine's namespaces, started by test_cluster.py.
 collect_ignore = [] if os.environ.get("WEIR_INSIDE_ENGINE") else ["inside"]
+
+
+@pytest.fixture(scope="session", autouse=True)
+def tools() -> None:
+    """What bin/k8s-env fetches is there."""
+    engine.require(ROOT / "bin" / "k8s-env")
 
 
 @functools.cache

@@ -17,8 +17,9 @@ from libs.authority.calls import CALLS
 from libs.authority.identity import Identity, Operator
 from libs.authority.stores import ROWS
 from libs.pki import dns_names
-from tests.k8s.conftest import OVERLAYS, ROOT, documents, read, render
+from tests.k8s.conftest import OVERLAYS, documents, read, render
 from tests.support.cluster.objects import selects
+from tests.support.engine import ROOT
 
 WORKLOADS = ("Deployment", "StatefulSet", "Job")
 TOOLS = ROOT / "build" / "k8s-env" / "bin" / "python"
