@@ -99,7 +99,6 @@ test-compose: setup ## Run docker-compose.yml for real, on a Docker engine of th
 
 .PHONY: test-k8s
 test-k8s: setup ## Check k8s/, and run overlays/ci on that engine with its network policies enforced (skipped without root).
-	@bin/k8s-env
 	$(PY) -m pytest $(PYTEST) tests/k8s
 
 .PHONY: test-engine
