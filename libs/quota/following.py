@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from libs.quota.books import Books, count
+from libs.quota.scope import Lease
 from libs.quota.settled import Charge, Key
 from libs.quota.types import Batch, Closed, LedgerState, Opened, SettledId, Told
 from libs.quota.window import Part
@@ -48,7 +49,7 @@ def _apply_opened(books: Books, opened: Opened, now: int) -> None:
         known = None
     lease = bucket.leases.get(key)
     if lease is not None:
-        lease.grow(opened.tokens, opened.spend)
+        _follow(lease, opened, now)
     elif known is None:
         books.restore(opened, now)
 
@@ -150,6 +151,12 @@ def _join_lease(books: Books, told: Opened, better: frozenset[Part], now: int) -
         bucket.settled.forget(key)
     lease = bucket.leases.get(key)
     if lease is not None:
-        lease.grow(told.tokens, told.spend)
+        _follow(lease, told, now)
     else:
         books.restore(told, now)
+
+
+def _follow(lease: Lease, told: Opened, now: int) -> None:
+    """It has grown, or was prolonged where its gateway's digests came."""
+    lease.grow(told.tokens, told.spend)
+    lease.expires = max(lease.expires, now + told.expires_in_ns)

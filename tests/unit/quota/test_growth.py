@@ -95,6 +95,29 @@ def test_c7_whoever_follows_knows_what_a_lease_grew_to() -> None:
         assert each.ledger.report("acme", "fast", 0).requests.remaining == 8
 
 
+@pytest.mark.parametrize("joined", [False, True])
+def test_c7_whoever_hears_of_a_lease_again_keeps_it_as_long_as_its_owner(joined: bool) -> None:
+    """Renewals are told to nobody: with the growth, and with the state, comes how long the lease goes on."""
+    one, other = Replica(ledger("a")), Replica(ledger("b"))
+    reserve(one.ledger, "r", 100)
+    logged = one.flush(0)
+    assert logged is not None
+    assert other.follow(logged, 0)
+    now = 15 * SECOND
+    assert one.ledger.renew("acme", ["r"], lease_ns=20 * SECOND, now=now) == []
+    if joined:
+        take_over(other, one, now)
+    else:
+        reserve(one.ledger, "r", 150, now)
+        logged = one.flush(now)
+        assert logged is not None
+        assert other.follow(logged, now)
+    other.ledger.expire(now + 19 * SECOND)
+    assert other.ledger.holds("acme", "r")
+    other.ledger.expire(now + 20 * SECOND)
+    assert not other.ledger.holds("acme", "r")
+
+
 def test_c7_a_lease_that_ended_by_itself_grows_in_the_place_of_what_was_charged() -> None:
     target = ledger()
     reserve(target, "r", 600)
