@@ -94,6 +94,41 @@ def test_a_follower_holds_what_the_owner_told() -> None:
     assert other.tell(ask("", 0, "one"), number, SECOND)[0] > number
 
 
+def test_c1_an_owner_that_heard_of_no_share_numbers_on_from_what_the_holder_has_seen() -> None:
+    """Else the next question, which names that again, would release what this owner has told."""
+    book = owner(tokens_per_minute=LIMIT)
+    number, shares = book.tell(ask("", 0, "one"), 9, 0)
+    most = shares[0].tokens or 0
+    assert number > 9
+    assert granted(book, "r1", LIMIT - most, "two")
+    assert (book.tell(ask("", 0, "one"), 9, 0)[1][0].tokens or 0) < most  # the answer before was lost
+    assert not granted(book, "r2", 1, "two")
+
+
+def test_c1_no_share_is_named_while_what_was_given_out_of_the_one_before_is_untold() -> None:
+    """The owner holds that one for it."""
+    book, one = owner(tokens_per_minute=LIMIT), bridge(tokens_per_minute=LIMIT)
+
+    def told() -> int:
+        number, shares = book.tell(ask("", 0, "one"), one.seen("acme"), 0)
+        one.told("acme", number, shares, LASTS, 0)
+        return shares[0].tokens or 0
+
+    most = told()
+    assert isinstance(given(one, "r1", most), Admitted)
+    assert granted(book, "r2", LIMIT - most, "two")
+    assert 0 < told() < most
+    assert isinstance(given(one, "r3", 1), Denied)  # nor is anything given out of the new one
+    told()
+    assert not granted(book, "r4", 1, "two")
+    assert book.reserve(ask("r1", most, "one", granted=True), lease_ns=LASTS, now=0)
+    one.taken(("acme", "r1"))
+    told()
+    told()
+    assert one.seen("acme") == 5
+    assert book.report("acme", "fast", 0).tokens.remaining == 0
+
+
 def test_the_edge_counts_requests_beside_the_shares() -> None:
     book = owner(requests_per_minute=10)
     book.tell(ask("", 0, "one"), 0, 0)
