@@ -25,7 +25,8 @@ from weir.quota.v1 import quota_pb2
 from libs.quota import Ask, Cursor, Joining, Ledger, LimitSpec, Replica
 from services.ratelimit.convert import fill_state, piece_of
 from services.ratelimit.pauses import uncollected
-from simulation.accounts import SECOND, Mesh
+from simulation.accounts import Mesh
+from simulation.parties import SECOND
 
 KILLS = 100
 LIMIT = 10_000

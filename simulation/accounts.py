@@ -2,12 +2,19 @@
 twice or never, lives that end, clocks that differ. The decisions are `libs.quota`, called as the services call it.
 
 Beside it stands a ledger that nobody in the mesh has: what really runs and what was really used, and which facts came
-to which limiter. From that follows what the limit's promise allows: see "The bound" in services/ratelimit/README.md.
+to which limiter. From that follows what the promise allows ("The bound" in services/ratelimit/README.md), and the mesh
+is held to at every moment: beyond the limit there is at most
+
+- what the last limiter that granted anything, a request, more for one, or a share, did not know then: leases, what they
+  had grown by, and shares that could still be used (`_granted`). What lies within a share that it was told of and that
+  has not ended it did know;
+- what gateways have given out since then without a share, or out of one that the next one was about to replace.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from collections import Counter
+from collections.abc import Mapping
 
 from libs.quota import (
     ALL_MODELS,
@@ -20,93 +27,27 @@ from libs.quota import (
     LimitSpec,
     Logged,
     Replica,
-    Share,
 )
-
-SECOND = 1_000_000_000
-TENANT, MODEL = "acme", "fast"
-SHARE_NS, LEASE_NS, RENEW_NS = 10 * SECOND, 20 * SECOND, 5 * SECOND
-Fact = tuple[str, str, int]
-"""("lease", request id, its tokens) or ("share", holder, number)."""
-
-
-@dataclass(slots=True)
-class Message:
-    """From a gateway, until it is answered; sent again on the next stream when it was not."""
-
-    kind: str
-    rid: str = ""
-    tokens: int = 0
-    seen: int = 0
-    at: int = 0
-    rids: tuple[str, ...] = ()
-    sent: bool = False
-
-
-@dataclass(slots=True)
-class Reply:
-    """To a message."""
-
-    to: Message
-    granted: bool = False
-    number: int = 0
-    shares: tuple[Share, ...] = ()
-    unknown: tuple[str, ...] = ()
-
-
-@dataclass(slots=True)
-class Request:
-    """What really is."""
-
-    gateway: int
-    tokens: int
-    by_part: bool = False
-    """Of an equal part of the limit, without a share."""
-    share: Fact | None = None
-    running: bool = False
-    over: int | None = None
-    used: int = 0
-    heard: int = 0
-    """When a limiter last heard of it."""
-
-    def counts(self, now: int) -> int:
-        """Tokens in the last minute."""
-        if self.running:
-            return self.tokens
-        return self.used if self.over is not None and self.over > now - MINUTE_NS else 0
-
-
-@dataclass(slots=True)
-class Limiter:
-    """One replica."""
-
-    name: str
-    skew: int
-    replica: Replica
-    life: int = 1
-    knows: set[Fact] = field(default_factory=set)
-    fresh: set[Fact] = field(default_factory=set)
-    """Not in a batch yet."""
-
-
-@dataclass(slots=True)
-class Gateway:
-    """One gateway."""
-
-    number: int
-    skew: int
-    bridge: Bridge[int]
-    life: int = 1
-    to: Limiter | None = None
-    outbox: list[Message] = field(default_factory=list)
-    inbox: list[Reply] = field(default_factory=list)
-    share: Fact | None = None
-    renewed: int = 0
-
-    @property
-    def holder(self) -> str:
-        """Its name at the limiters."""
-        return f"gateway-{self.number}/{self.life}"
+from simulation.parties import (
+    LEASE_NS,
+    MODEL,
+    RENEW_NS,
+    SECOND,
+    SHARE_NS,
+    TENANT,
+    Fact,
+    Gateway,
+    Known,
+    Limiter,
+    Message,
+    Piece,
+    Reply,
+    Request,
+    lasts,
+    learn,
+    lease_of,
+    settled,
+)
 
 
 class Mesh:
@@ -117,17 +58,15 @@ class Mesh:
         self.limit = limit
         self.count = gateways
         self.requests: dict[str, Request] = {}
-        self.forgiven: set[str] = set()
-        """Requests that somebody who grants could not know: the bound names them."""
-        self.loose: set[Fact] = set()
-        """Shares likewise."""
-        self.claimed: set[str] = set()
-        """Requests that some limiter was told of."""
-        self.told: dict[Fact, tuple[int, int]] = {}
-        """When a share was told, and of how many tokens it was."""
-        self.waiting: dict[tuple[str, str], list[tuple[Logged, set[Fact]]]] = {}
+        self.told: dict[Fact, int] = {}
+        """When a share was told."""
+        self.allowed = 0
+        """Tokens that whoever granted last did not know of."""
+        self.since: list[tuple[str, Piece]] = []
+        """Of requests, what nobody who grants had promised, given out since then."""
+        self.waiting: dict[tuple[str, str], list[tuple[Logged, Known]]] = {}
         self._serial = 0
-        self._skews = skews
+        self._limits = {(TENANT, ALL_MODELS): LimitSpec(tokens_per_minute=limit)}
         self.limiters = [self._limiter(f"limiter-{n}", 1, skews[n % len(skews)]) for n in range(limiters)]
         self.gateways = [
             Gateway(n, skews[(n + 1) % len(skews)], self._bridge(skews[(n + 1) % len(skews)])) for n in range(gateways)
@@ -138,14 +77,13 @@ class Mesh:
 
     def _limiter(self, name: str, life: int, skew: int) -> Limiter:
         ledger = Ledger(part=(name, str(life)), track_changes=True, share_ns=SHARE_NS)
-        ledger.apply_limits({(TENANT, ALL_MODELS): LimitSpec(tokens_per_minute=self.limit)}, self.now + skew)
+        ledger.apply_limits(self._limits, self.now + skew)
         ledger.terms.holders = self.count
         return Limiter(name, skew, Replica(ledger), life)
 
     def _bridge(self, skew: int) -> Bridge[int]:
         made: Bridge[int] = Bridge()
-        limits = {(TENANT, ALL_MODELS): LimitSpec(tokens_per_minute=self.limit)}
-        made.apply(limits, {}, self.count, self.now + skew)
+        made.apply(self._limits, {}, self.count, self.now + skew)
         return made
 
     # --- what gateways do ---------------------------------------------------------------------------------------
@@ -154,44 +92,42 @@ class Mesh:
         """A request comes to a gateway."""
         self._serial += 1
         rid = f"r{self._serial}"
-        self.requests[rid] = Request(gateway.number, tokens)
+        self.requests[rid] = Request(gateway.number, gateway.life, 0)
+        self._reserve(gateway, rid, tokens)
+
+    def grow(self, gateway: Gateway, tokens: int) -> None:
+        """The gateway's oldest request wants so many more."""
+        rid, request = self._oldest(gateway)
+        if request is not None and gateway.asking(rid) is None:
+            self._reserve(gateway, rid, request.tokens + tokens)
+
+    def _reserve(self, gateway: Gateway, rid: str, tokens: int) -> None:
         message = Message("reserve", rid, tokens, gateway.bridge.seen(TENANT), self.now)
         if gateway.to is None:
             self._decide_locally(gateway, message)
         else:
             gateway.outbox.append(message)
 
-    def grow(self, gateway: Gateway, tokens: int) -> None:
-        """The gateway's oldest request wants so many more."""
-        for rid, request in self.requests.items():
-            if request.gateway == gateway.number and request.running:
-                if any(message.kind == "reserve" and message.rid == rid for message in gateway.outbox):
-                    return
-                message = Message("reserve", rid, request.tokens + tokens, gateway.bridge.seen(TENANT), self.now)
-                if gateway.to is None:
-                    self._decide_locally(gateway, message)
-                else:
-                    gateway.outbox.append(message)
-                return
-
     def give_up(self, gateway: Gateway) -> None:
         """The oldest question was not answered in time."""
-        for message in gateway.outbox:
-            if message.kind == "reserve":
-                gateway.outbox.remove(message)
-                self._decide_locally(gateway, message)
-                return
+        message = gateway.asking()
+        if message is not None:
+            gateway.outbox.remove(message)
+            self._decide_locally(gateway, message)
 
     def settle(self, gateway: Gateway, part: float, *, lost: bool = False) -> None:
         """The gateway's oldest request ends, after a part of what it reserved."""
-        for rid, request in self.requests.items():
-            if request.gateway == gateway.number and request.running:
-                request.running, request.over = False, self.now
-                request.used = int(part * request.tokens)
-                gateway.bridge.settle(TENANT, MODEL, rid, request.used, self._at(gateway), spend=0)
-                if not lost:
-                    gateway.outbox.append(Message("settle", rid, request.used))
-                return
+        rid, request = self._oldest(gateway)
+        if request is not None:
+            request.running, request.over = False, self.now
+            request.used = int(part * request.tokens)
+            gateway.bridge.settle(TENANT, MODEL, rid, request.used, self._at(gateway), spend=0)
+            if not lost:
+                gateway.outbox.append(Message("settle", rid, request.used))
+
+    def _oldest(self, gateway: Gateway) -> tuple[str, Request | None]:
+        mine = (each for each in self.requests.items() if each[1].gateway == gateway.number and each[1].running)
+        return next(mine, ("", None))
 
     def cut(self, gateway: Gateway) -> None:
         """Its stream is lost, with all that was on its way."""
@@ -206,7 +142,8 @@ class Mesh:
         self.cut(gateway)
         gateway.to = self.owner
         self._renew(gateway)
-        self._tell_grown(gateway)
+        for key in tuple(gateway.bridge.grown(self._at(gateway))):
+            self._claim(gateway, key[1])
 
     def restart(self, gateway: Gateway) -> None:
         """It dies, and another life begins."""
@@ -215,7 +152,8 @@ class Mesh:
             if request.gateway == gateway.number and request.running:
                 request.running, request.over, request.used = False, self.now, request.tokens
         gateway.outbox.clear()
-        gateway.bridge, gateway.life, gateway.share = self._bridge(gateway.skew), gateway.life + 1, None
+        gateway.bridge, gateway.life = self._bridge(gateway.skew), gateway.life + 1
+        gateway.share, gateway.until = None, 0
         self.connect(gateway)
 
     def _renew(self, gateway: Gateway) -> None:
@@ -224,34 +162,40 @@ class Mesh:
         if rids:
             gateway.outbox.append(Message("renew", rids=rids))
 
-    def _tell_grown(self, gateway: Gateway) -> None:
-        for key in tuple(gateway.bridge.grown(self._at(gateway))):
-            lost = gateway.bridge.lost(key)
-            if lost is not None:
-                gateway.outbox.append(Message("claim", key[1], lost[0]))
+    def _claim(self, gateway: Gateway, rid: str) -> None:
+        lost = gateway.bridge.lost((TENANT, rid))
+        if lost is not None:
+            gateway.outbox.append(Message("claim", rid, lost[0]))
 
     def _decide_locally(self, gateway: Gateway, message: Message) -> None:
         request, now = self.requests[message.rid], self._at(gateway)
-        ask = Ask(TENANT, MODEL, message.rid, message.tokens)
+        if request.over is not None:
+            return  # it ended while it asked for more
+        ask = Ask(TENANT, MODEL, message.rid, message.tokens, grows=True)
         lease_ns, until = MINUTE_NS, now + 1000 * SECOND
         outcome = gateway.bridge.reserve(ask, message.tokens, lease_ns=lease_ns, until=until, now=now)
         if isinstance(outcome, Admitted):
-            told = self.told[gateway.share][0] if gateway.share is not None else 0
-            if gateway.share is not None and self._share_ends(gateway) > now:
-                request.share = gateway.share
-                if gateway.share in self.loose or self.now >= told + SHARE_NS:
-                    self.forgiven.add(message.rid)
-            else:
-                request.by_part = True
-                self.forgiven.add(message.rid)
-            request.running, request.heard, request.tokens = True, self.now, message.tokens
+            share = gateway.share if gateway.until > self.now and not gateway.inbox else None
+            piece = Piece(request.tokens, message.tokens, share)
+            request.pieces.append(piece)
+            request.running, request.tokens = True, message.tokens
+            if gateway.until <= self.now:
+                self._within_part(gateway)
+            if share is None:
+                self.since.append((message.rid, piece))
             if gateway.to is not None:
-                gateway.outbox.append(Message("claim", message.rid, message.tokens))
+                self._claim(gateway, message.rid)
             self.check()
 
-    def _share_ends(self, gateway: Gateway) -> int:
-        scope = gateway.bridge._ledger.books.scopes.wide(TENANT, self._at(gateway))
-        return scope.share.until if scope.share is not None else 0
+    def _within_part(self, gateway: Gateway) -> None:
+        """Without a share it gives out an equal part of the limit, of which what it served is a part."""
+        share = gateway.own(self.now)
+        if share is not None and share.until > self._at(gateway):
+            raise OverflowError("a share was used after its end")
+        mine = [each for each in self.requests.values() if (each.gateway, each.life) == (gateway.number, gateway.life)]
+        given = sum(each.local if each.running else each.counts(self.now) for each in mine)
+        if given > max(1, self.limit // self.count):
+            raise OverflowError("more than an equal part of the limit was given out without a share")
 
     def hear(self, gateway: Gateway) -> None:
         """The next reply comes to it."""
@@ -262,29 +206,24 @@ class Mesh:
         if not any(message is each for each in gateway.outbox):
             return  # it gave up
         gateway.outbox = [each for each in gateway.outbox if each is not message]
-        if reply.number:
-            until = message.at + gateway.skew + SHARE_NS
+        request = self.requests.get(message.rid)
+        if message.kind == "reserve" and request is not None and request.over is not None:
+            return  # it ended while it asked for more
+        if reply.fact is not None:
+            gateway.share, gateway.until = reply.fact, message.at + SHARE_NS
+            until = gateway.until + gateway.skew
             gateway.bridge.told(TENANT, reply.number, reply.shares, until, self._at(gateway))
-            gateway.share = ("share", gateway.holder, reply.number)
-        if message.kind in ("claim", "settle"):
+        if request is not None and message.kind != "reserve":
             gateway.bridge.taken((TENANT, message.rid))
-        if message.kind == "reserve" and reply.granted:
-            request = self.requests[message.rid]
-            if request.over is None:  # else it ended while it asked for more
-                gateway.bridge.served(
-                    (TENANT, message.rid),
-                    message.tokens,
-                    over_quota=False,
-                    until=1 << 62,
-                    tokens=message.tokens,
-                    spend=0,
-                )
-                request.running, request.tokens = True, message.tokens
-                self.check()
+            request.taken(message.tokens if message.kind == "claim" else request.tokens)
+        elif request is not None and reply.granted:
+            key, tokens = (TENANT, message.rid), message.tokens
+            gateway.bridge.served(key, tokens, over_quota=False, until=1 << 62, tokens=tokens, spend=0)
+            request.taken(tokens)
+            request.running, request.tokens = True, tokens
+            self.check()
         for rid in reply.unknown:
-            lost = gateway.bridge.lost((TENANT, rid))
-            if lost is not None:
-                gateway.outbox.append(Message("claim", rid, lost[0]))
+            self._claim(gateway, rid)
 
     # --- what limiters do ---------------------------------------------------------------------------------------
 
@@ -304,74 +243,83 @@ class Mesh:
         ledger, now, reply = limiter.replica.ledger, self._at(limiter), Reply(message)
         if message.kind == "settle":
             ledger.settle(TENANT, MODEL, message.rid, message.tokens, now)
-            self._learn(limiter, ("lease", message.rid, 1 << 62))
+            self._learn(limiter, {settled(message.rid): 1})
         elif message.kind == "renew":
             reply.unknown = tuple(ledger.renew(TENANT, message.rids, lease_ns=LEASE_NS, now=now))
-            for rid in set(message.rids) - set(reply.unknown):
-                self.requests[rid].heard = self.now
+            known = set(message.rids) - set(reply.unknown)
+            learn(limiter.knows, dict.fromkeys(map(lasts, known), self._counted))  # and tells nobody of it
         else:
             granted = message.kind == "claim"
-            ask = Ask(TENANT, MODEL, message.rid, message.tokens, holder=holder, granted=granted)
+            ask = Ask(TENANT, MODEL, message.rid, message.tokens, holder=holder, granted=granted, grows=True)
             lease = ledger.books.lease((TENANT, message.rid))
-            before = lease is not None and lease.tokens >= message.tokens
+            before = lease.tokens if lease is not None else 0
             reply.granted = isinstance(ledger.reserve(ask, lease_ns=LEASE_NS, now=now), Admitted)
-            if reply.granted:
-                self.requests[message.rid].heard = self.now
-                self._learn(limiter, ("lease", message.rid, message.tokens))
-                if not granted and not before:
-                    self._forgive(limiter)
-                    if any(
-                        request.share is not None and request.share[1] == holder and not self.known(limiter, rid)
-                        for rid, request in self.requests.items()
-                    ):
-                        self.forgiven.add(message.rid)  # asked before it told what it gave out
-            if not granted:
+            if reply.granted and before < message.tokens:
+                until = limiter.knows[lasts(message.rid)] if before else self._counted
+                self._learn(limiter, {lease_of(message.rid): message.tokens, lasts(message.rid): until})
+                if not granted:
+                    self._granted(limiter, holder)
+            if not granted and (not reply.granted or ledger.due(ask, now)):
                 reply.number, shares = ledger.tell(ask, message.seen, now)
                 reply.shares = tuple(shares)
-                self._forgive(limiter)
-                fact = ("share", holder, reply.number)
-                self.told[fact] = self.now, shares[0].tokens or 0
-                self._learn(limiter, fact)
+                reply.fact = ("share", holder, f"{limiter.name}/{limiter.life}", reply.number)
+                if shares[0].tokens:
+                    self._granted(limiter, holder)
+                self.told[reply.fact] = self.now
+                self._learn(limiter, {reply.fact: 1})
         return reply
 
     def repeat(self, gateway: Gateway, limiter: Limiter) -> None:
         """A settle that is on its way comes to another limiter as well."""
-        for message in gateway.outbox:
-            if message.kind == "settle":
-                self.answer(limiter, gateway.holder, message)
-                return
+        message = next((each for each in gateway.outbox if each.kind == "settle"), None)
+        if message is not None:
+            self.answer(limiter, gateway.holder, message)
 
-    def _learn(self, limiter: Limiter, fact: Fact) -> None:
-        if fact[0] == "lease":
-            self.claimed.add(fact[1])
-        limiter.knows.add(fact)
-        limiter.fresh.add(fact)
+    @property
+    def _counted(self) -> int:
+        """Until when a lease counts that is opened or prolonged now."""
+        return self.now + LEASE_NS + MINUTE_NS
 
-    def known(self, limiter: Limiter, rid: str) -> bool:
-        """Whether it knows all that a request has, or that it is over."""
-        tokens = self.requests[rid].tokens
-        return any(("lease", rid, each) in limiter.knows for each in (tokens, 1 << 62))
+    def _learn(self, limiter: Limiter, facts: Mapping[Fact, int]) -> None:
+        """By its own decision, which is in the next batch; what it knew already is not."""
+        if any(limiter.knows[fact] < much for fact, much in facts.items()):
+            learn(limiter.knows, facts)
+            learn(limiter.fresh, facts)
 
-    def _forgive(self, limiter: Limiter) -> None:
-        """It grants, or tells a share, without knowing these."""
-        for fact, (at, tokens) in self.told.items():
-            if tokens and at + SHARE_NS > self.now and fact not in limiter.knows:
-                self.loose.add(fact)
-        for rid, request in self.requests.items():
-            if rid in self.forgiven or not (request.heard or request.running):
+    def _granted(self, limiter: Limiter, holder: str) -> None:
+        """It has granted something, or is about to tell a share: all that it does not know may come on top."""
+        self.allowed = sum(self._unknown(limiter, holder, rid, request) for rid, request in self.requests.items())
+        for gateway in self.gateways:
+            for fact, tokens in gateway.usable(self.now):
+                if fact not in limiter.knows:
+                    self.allowed += tokens
+        self.since.clear()
+
+    def _unknown(self, limiter: Limiter, holder: str, rid: str, request: Request) -> int:
+        """Of a request, what is neither in its lease there nor within a share that somebody else than the one who asks
+        was told."""
+        known, most = limiter.counts(rid, self.now), self._at_most(rid, request)
+        missing = max(0, most - known)
+        for piece in request.pieces:
+            share = piece.share
+            if share is None or share not in limiter.knows or share[1] == holder:
                 continue
-            if request.heard + LEASE_NS + MINUTE_NS <= self.now and request.running:
-                self.forgiven.add(rid)  # cut off for longer than its lease
-            elif not self.known(limiter, rid):
-                share = request.share
-                held = share is not None and share in limiter.knows and self.told[share][0] + SHARE_NS > self.now
-                if not held or rid in self.claimed:  # whoever it was told to has not told it
-                    self.forgiven.add(rid)
+            if self.told.get(share, -SHARE_NS) + SHARE_NS > self.now:
+                missing -= piece.within(known, most)
+        return missing
+
+    def _at_most(self, rid: str, request: Request) -> int:
+        """What it counts; more while it waits for an answer that a limiter has or can repeat."""
+        asking = self.gateways[request.gateway].asking(rid)
+        if asking is None or request.over is not None:
+            return request.counts(self.now)
+        repeated = any(limiter.knows[lease_of(rid)] >= asking.tokens for limiter in self.limiters)
+        return asking.tokens if repeated else request.counts(self.now)
 
     def publish(self, limiter: Limiter) -> None:
         """What it decided is on its way to the others."""
         logged = limiter.replica.flush(self._at(limiter))
-        facts, limiter.fresh = limiter.fresh, set()
+        facts, limiter.fresh = limiter.fresh, Counter()
         if logged is not None:
             for other in self.limiters:
                 if other is not limiter:
@@ -383,7 +331,7 @@ class Mesh:
         if queue:
             logged, facts = queue.pop(0)
             if target.replica.follow(logged, self._at(target)):
-                target.knows |= facts
+                learn(target.knows, facts)
             else:
                 self.fetch(source, target)
 
@@ -396,7 +344,7 @@ class Mesh:
             piece = source.replica.piece(cursor, self._at(source))
             joining = target.replica.join(piece, self._at(target), joining)
             cursor = piece.next
-        target.knows |= source.knows
+        learn(target.knows, source.knows)
 
     def kill(self, limiter: Limiter) -> None:
         """It dies with what it has not told; another one owns the tenant, and a new life joins."""
@@ -431,7 +379,8 @@ class Mesh:
         for rid in [rid for rid, each in self.requests.items() if each.over is not None and each.over < past]:
             if rid not in kept:
                 del self.requests[rid]
-        self.told = {fact: told for fact, told in self.told.items() if told[0] > past}
+        self.told = {fact: at for fact, at in self.told.items() if at > past}
+        self.since = [each for each in self.since if each[0] in self.requests]
 
     def _at(self, node: Limiter | Gateway) -> int:
         return self.now + node.skew
@@ -439,8 +388,8 @@ class Mesh:
     @property
     def overshoot(self) -> int:
         """Tokens beyond the limit that the bound does not allow, in the minute before now."""
-        used = sum(each.counts(self.now) for rid, each in self.requests.items() if rid not in self.forgiven)
-        return max(0, used - self.limit)
+        since = sum(piece.within(0, self.requests[rid].counts(self.now)) for rid, piece in self.since)
+        return max(0, self.excess - self.allowed - since)
 
     @property
     def excess(self) -> int:
@@ -451,7 +400,3 @@ class Mesh:
         """:raises OverflowError: more was granted than the bound allows."""
         if self.overshoot:
             raise OverflowError(f"{self.overshoot} tokens beyond the bound")
-        for gateway in self.gateways:
-            mine = [each for each in self.requests.values() if each.gateway == gateway.number and each.by_part]
-            if sum(each.counts(self.now) for each in mine) > max(1, self.limit // self.count) * gateway.life:
-                raise OverflowError("more than an equal part of the limit was given out without a share")
