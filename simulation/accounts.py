@@ -159,7 +159,7 @@ class Mesh:
     def _renew(self, gateway: Gateway) -> None:
         gateway.renewed = self.now
         rids = tuple(rid for _, rid in gateway.bridge.running(self._at(gateway)))
-        if rids:
+        if rids and gateway.to is not None:
             gateway.outbox.append(Message("renew", rids=rids))
 
     def _claim(self, gateway: Gateway, rid: str) -> None:
@@ -368,7 +368,7 @@ class Mesh:
         for limiter in self.limiters:
             limiter.replica.ledger.expire(self._at(limiter))
         for gateway in self.gateways:
-            if gateway.to is not None and self.now >= gateway.renewed + RENEW_NS:
+            if self.now >= gateway.renewed + RENEW_NS:
                 self._renew(gateway)
 
     def forget(self) -> None:

@@ -118,11 +118,14 @@ class Bridge(Generic[T]):
         return over_quota
 
     def running(self, now: int) -> Iterator[Key]:
-        """What runs. What should have ended is not looked after any more."""
+        """What runs. What should have ended is not looked after any more. Ask for all of it several times a minute:
+        leases of what was given out here go on with that, also while no owner can be told."""
         for key, each in list(self._running.items()):
             if each.until <= now:
                 del self._running[key]
             else:
+                if self._ledger.live_leases:  # mostly none: the owner answers
+                    self._ledger.renew(key[0], key[1:], lease_ns=MINUTE_NS, now=now)
                 yield key
 
     def grown(self, now: int) -> Iterator[Key]:

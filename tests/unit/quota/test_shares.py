@@ -172,6 +172,18 @@ def test_a_gateway_gives_out_its_share_and_what_came_back_of_it() -> None:
     assert isinstance(given(one, "r6", 400, now=LASTS), Admitted)
 
 
+def test_c1_what_a_gateway_gave_out_by_itself_counts_there_for_as_long_as_it_runs() -> None:
+    """No owner is found for minutes, and answers are long."""
+    one = bridge(tokens_per_minute=LIMIT)
+    assert isinstance(given(one, "long", LIMIT // 2), Admitted)
+    for second in range(5, 300, 5):
+        now = second * SECOND
+        assert list(one.running(now)) == [("acme", "long")]
+        assert isinstance(given(one, f"at-{second}", 1, now=now), Denied)
+    one.settle("acme", "fast", "long", LIMIT // 2 - 1, now, spend=0)
+    assert isinstance(given(one, "short", 1, now=now), Admitted)
+
+
 @pytest.mark.parametrize(("tokens", "spend"), [(0, 1), (5, 3)])
 def test_c2_of_money_that_nobody_was_told_of_nothing_is_spent(tokens: int, spend: int) -> None:
     one = bridge(spend_microusd=10**9)
