@@ -57,22 +57,27 @@ class Accounts(RuleBasedStateMachine):
         while gateway.inbox:
             self.mesh.hear(gateway)
 
-    @rule(g=G)
-    def fill(self, g: int) -> None:
-        """All are told their shares, and then one takes all that it is given."""
+    @rule(g=G, grown=st.booleans())
+    def fill(self, g: int, grown: bool) -> None:
+        """All are told their shares, and then one takes all that it is given, for a request that is known or for new
+        ones."""
         for each in range(3):
             self.ask(each, 1, answered=True)
+        if grown:
+            tell_all(self.mesh)
+            for _ in range(3):
+                self.grow(g, 100, answered=True)
         for tokens in (100, 100, 100, 40, 40, 10, 10, 3):
             self.ask(g, tokens, answered=True)
 
-    @rule(g=G, filled=st.booleans(), killed=st.booleans(), told=st.booleans())
-    def alone(self, g: int, filled: bool, killed: bool, told: bool) -> None:
+    @rule(g=G, filled=st.sampled_from(("", "asked", "grown")), killed=st.booleans(), told=st.booleans())
+    def alone(self, g: int, filled: str, killed: bool, told: bool) -> None:
         """All but one find nobody, and give out all that they may; the other one goes on at the next owner."""
         mesh = self.mesh
         if filled:
             for gateway in mesh.gateways:
                 mesh.connect(gateway)
-            self.fill(g)
+            self.fill(g, grown=filled == "grown")
         if told:
             for other in mesh.limiters:
                 mesh.publish(mesh.owner)
