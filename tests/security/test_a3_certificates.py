@@ -85,7 +85,7 @@ class Admission:
 
     @property
     def pools(self) -> dict[str, set[str]]:
-        return {name: set(pool.ledger.workers) for name, pool in self.service.coordinator.pools.items()}
+        return {name: set(pool.fleet.workers) for name, pool in self.service.coordinator.pools.items()}
 
 
 @pytest.fixture

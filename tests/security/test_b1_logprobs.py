@@ -134,6 +134,9 @@ class _Generation:
         )
         self.told: list[Logprob] = []
 
+    def may_take(self, count: int) -> bool:
+        return True
+
     def push(self, choice: Choice, text: str, logprobs: list[Logprob] | None) -> None:
         self.told += logprobs or []
 
