@@ -90,7 +90,7 @@ wheel-check:
 test: setup ## Run the tests: unit, contract, security, integration, end to end, drills.
 	@for groups in "unit contract" "security integration" "e2e" "drills"; do \
 	  echo; echo "== $$groups =="; \
-	  $(PY) -m pytest $(PYTEST) -n 2 --dist loadgroup $$(printf 'tests/%s ' $$groups); \
+	  $(PY) -m pytest $(PYTEST) -n 2 --dist loadscope --no-loadscope-reorder $$(printf 'tests/%s ' $$groups); \
 	done
 
 .PHONY: test-compose

@@ -49,7 +49,6 @@ def line_of(name: str) -> dict[str, Any]:
     return line
 
 
-@pytest.mark.apart
 @pytest.mark.timeout(240)
 @pytest.mark.parametrize("name", sorted(BENCHES.keys() - {ROLLOUT}))
 def test_it_ends_with_its_figures(name: str) -> None:
@@ -58,7 +57,6 @@ def test_it_ends_with_its_figures(name: str) -> None:
         assert line["targets"].keys() <= line["figures"].keys()
 
 
-@pytest.mark.apart
 @pytest.mark.timeout(240)
 def test_the_rollouts_bench_ends_and_finds_only_what_is_faulty() -> None:
     """Its simulated part: the others need minutes of a mesh."""

@@ -94,7 +94,9 @@ class World:
                 self._models[model] = self._make_adapter(model, path)
             else:
                 kind, changes = ARCHITECTURES[model]
-                self._models[model] = support.save_checkpoint(path, kind, seed=len(self._made), **changes)
+                self._models[model] = support.save_checkpoint(
+                    path, kind, seed=list(ARCHITECTURES).index(model), **changes
+                )
                 write_tokenizer(path)
             support.write_manifest(path, model)
             self._made.add(model)
