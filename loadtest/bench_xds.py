@@ -126,9 +126,11 @@ async def running(acknowledged: Acknowledgements) -> AsyncIterator[EtcdStore]:
         await envoy.start(("edge-http", "edge-https"))
         client = await start_client(directory, pki, address)
         stack.push_async_callback(stop, client)
-        async with asyncio.timeout(20):
-            for name in CLIENTS:
-                await acknowledged.wait(name, 1)
+        for name in CLIENTS:
+            try:
+                await asyncio.wait_for(acknowledged.wait(name, 1), 60)
+            except TimeoutError:
+                raise RuntimeError(f"{name} has acknowledged no endpoints within a minute") from None
         yield store
 
 
