@@ -189,6 +189,9 @@ class EtcdStore:
             except (grpc.aio.AioRpcError, TimeoutError, asyncio.InvalidStateError) as error:
                 self._endpoints.available = False
                 _log.info("etcd_watch_lost: %s", type(error).__name__)
+            except WeirError as error:
+                if error.reason is not Reason.DEPENDENCY_UNAVAILABLE:
+                    raise
             self._endpoints.rotate(stubs)
             await asyncio.sleep(pause * self._rng.uniform(0.5, 1.0))
             pause = min(longest, pause * 2)
@@ -208,6 +211,7 @@ class EtcdStore:
 
         :param history: which one `following` is of.
         :raises _HistoryGoneError: `following` is compacted, or belongs to a history that this cluster does not have.
+        :raises WeirError: DEPENDENCY_UNAVAILABLE when that cannot be told.
         """
         if not await self._endpoints.connected(stubs, _WATCH_OPEN_SECONDS):
             raise TimeoutError
@@ -219,7 +223,7 @@ class EtcdStore:
             if first is grpc.aio.EOF:
                 return
             if first.header.revision < following - 1 or not history.continued_by(first):
-                await self._check_restored(following, history)
+                await self._check_restored(prefix, following, history)
             _check(first)
             self._endpoints.available = True
             history = history.after(first)
@@ -231,12 +235,11 @@ class EtcdStore:
         finally:
             stream.cancel()
 
-    async def _check_restored(self, following: int, history: _History) -> None:
+    async def _check_restored(self, prefix: str, following: int, history: _History) -> None:
         # The member is behind us. A lagging follower catches up; a store restored from a backup never will, and only
-        # a linearizable read can tell the two apart.
-        response = await self._endpoints.call(
-            lambda stubs: stubs.kv.Range(rpc.RangeRequest(key=b"\0", keys_only=True, limit=1)), repeatable=True
-        )
+        # a linearizable read can tell the two apart: of a key that whoever watches the prefix may read.
+        request = rpc.RangeRequest(key=prefix.encode(), keys_only=True)
+        response = await self._endpoints.call(lambda stubs: stubs.kv.Range(request), repeatable=True)
         if response.header.revision < following - 1 or not history.continued_by(response):
             raise _HistoryGoneError(restored=True)
 

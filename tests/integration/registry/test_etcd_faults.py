@@ -10,20 +10,28 @@ from pathlib import Path
 
 import pytest
 
+from libs.authority.identity import Identity
+from libs.authority.stores import ROOT_USER
+from libs.backup import etcd as snapshot
 from libs.errors import Reason, WeirError
-from libs.registry import EtcdStore, Put, WatchBatch, WatchEvent
+from libs.registry import EtcdStore, Put, WatchBatch, WatchEvent, keys
 from tests.support.certificates import tls_of
 from tests.support.etcd import EtcdServer, EtcdTls, free_ports
+from tests.support.guarded_etcd import guarded_etcd
 
 PREFIX = "/t/"
 
 
 async def put(store: EtcdStore, key: str, value: str) -> None:
+    await eventually_put(store, PREFIX + key, value)
+
+
+async def eventually_put(store: EtcdStore, key: str, value: str) -> None:
     """Writes, through elections and restarts; the writes of these tests may be repeated."""
     async with asyncio.timeout(30):
         while True:
             try:
-                await store.txn(puts=[Put(PREFIX + key, value.encode())])
+                await store.txn(puts=[Put(key, value.encode())])
                 return
             except WeirError as error:
                 if error.reason is not Reason.DEPENDENCY_UNAVAILABLE:
@@ -161,6 +169,28 @@ async def test_f3_every_watch_notices_a_restored_backup_that_has_moved_on(
             events = brief(await take(batches, 7))
             assert events == [("lost", None), *((each, b"1") for each in new), ("old", b"1"), ("same", b"2")]
     await store.close()
+
+
+async def test_a_watch_with_no_more_rights_than_it_needs_notices_a_restored_backup(tmp_path: Path) -> None:
+    async with guarded_etcd(tmp_path) as etcd:
+        registry, follower = (Identity(name, f"{name}-1", "", "zone-a") for name in ("registry", "controlplane"))
+        writer, watcher = etcd.store(registry), etcd.store(follower)
+        aliases = f"{keys.ROOT}aliases/"
+        await eventually_put(writer, f"{aliases}kept", "1")
+        await snapshot.save([etcd.server.endpoint], etcd.files[ROOT_USER], tmp_path / "backup")
+        start = (await watcher.get_prefix(aliases)).revision + 1
+        await eventually_put(writer, f"{aliases}lost", "1")
+        async with aclosing(watcher.watch(aliases, start)) as batches:
+            assert len(await take(batches, 1)) == 1
+            etcd.server.stop()
+            etcd.server.restore(tmp_path / "backup", another=True)
+            etcd.server.start()
+            events = {event.key.rpartition("/")[2]: event.value for event in await take(batches, 2)}
+            assert events == {"lost": None, "kept": b"1"}
+            await eventually_put(writer, f"{aliases}new", "1")
+            assert [event.value for event in await take(batches, 1)] == [b"1"]
+        for each in (writer, watcher):
+            await each.close()
 
 
 async def test_f3_a_watch_notices_that_its_listing_is_of_another_cluster(etcd: EtcdServer, tmp_path: Path) -> None:
