@@ -17,6 +17,8 @@ from libs.authority.calls import CALLS
 from libs.authority.identity import Identity, Operator
 from libs.authority.stores import ROWS
 from libs.pki import dns_names
+from services.cli.__main__ import call
+from services.cli.mesh.seed import Seeded
 from tests.k8s.conftest import OVERLAYS, documents, read, render
 from tests.support.cluster.objects import selects
 from tests.support.engine import ROOT
@@ -167,6 +169,34 @@ def test_whoever_speaks_with_etcd_is_given_its_rights(overlay: str) -> None:
             wanted |= {f"{service}/{each['metadata']['name']}-{at}" for at in range(each["spec"]["replicas"])}
     assert wanted
     assert {each for each in command if "/" in each and not each.startswith("--")} == wanted
+
+
+@pytest.mark.parametrize("overlay", OVERLAYS)
+def test_the_command_line_takes_what_jobs_say(overlay: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Overlays say anew what the base says: a command that the program does not have any more would be found by nobody
+    but the job, and etcd would stay open to the four that connect."""
+    called: dict[str, tuple[Any, ...]] = {}
+
+    async def establish(*arguments: Any, **_: Any) -> list[str]:
+        called["rights"] = arguments
+        return []
+
+    def plant(*arguments: Any, **_: Any) -> Seeded:
+        called["seed"] = arguments
+        return Seeded({}, [])
+
+    monkeypatch.setattr("libs.registry.authorities.establish", establish)
+    monkeypatch.setattr("services.cli.mesh.initial.plant", plant)
+    commands = {name: template["spec"]["containers"][0]["command"] for name, template in workloads(overlay)}
+    jobs = {name: words for name, words in commands.items() if words[0] == "weir"}
+    assert {name: call(words[1:]) for name, words in jobs.items()} == dict.fromkeys(jobs, 0)
+    assert set(called) == set(jobs)
+    members, _, identities = called["rights"]
+    (etcd,) = (
+        each for each in documents(overlay) if each["kind"] == "StatefulSet" and each["metadata"]["name"] == "etcd"
+    )
+    assert members == [f"etcd-{at}.etcd:18010" for at in range(etcd["spec"]["replicas"])]
+    assert {each.service for each in identities} == {name for name, row in ROWS.items() if row.direct}
 
 
 @pytest.mark.parametrize("overlay", OVERLAYS)
