@@ -1,7 +1,7 @@
 """From the description of a mesh of containers (services.cli.mesh.render) to the manifests of k8s/base. Pure.
 
 A workload per service, whose pods are told apart by their names: what the topology says of a service's first process
-holds for all of them. `shared` is there once, `zone` once per zone (k8s/README.md).
+holds for all of them. `shared` and `once` are there once, `zone` once per zone (k8s/README.md).
 """
 
 from __future__ import annotations
@@ -32,6 +32,8 @@ _NAME, _PART = "app.kubernetes.io/name", "app.kubernetes.io/part-of"
 HEAD = "# Written by bin/k8s-manifests from deploy/topology.toml: change that, or an overlay.\n"
 _STABLE = frozenset(service for service, row in ROWS.items() if row.direct)
 """Services whose pods keep their names, since each is a user of etcd."""
+_ONCE = ("audit", "collector")
+"""Services with one process: one log, in which a record is once and whoever reads it finds all; traces in one place."""
 _STATE = "/var/lib/weir"
 _MEMBERS = "--initial-cluster="
 _JOBS = ("rights", "seed")
@@ -66,12 +68,13 @@ def files(described: Described) -> dict[PurePosixPath, str]:
         found[PurePosixPath(f"policies/{policy['metadata']['name']}.yaml")] = _yaml([policy])
     policies = [path.name for path in found if path.parent.name == "policies"]
     found[PurePosixPath("policies/kustomization.yaml")] = _yaml([_kustomization(policies)])
-    zonal = {service: unit for service, unit in units.items() if service != "etcd"}
-    for service, unit in zonal.items():
-        found[PurePosixPath(f"zone/{service}.yaml")] = _yaml([_workload(unit)])
-        for path, content in unit["files"].items():
-            found[PurePosixPath(f"zone/{_config(service)}/{PurePosixPath(path).name}")] = content
-    found[PurePosixPath("zone/kustomization.yaml")] = _yaml([_zone(zonal)])
+    for folder, once in (("once", True), ("zone", False)):
+        there = {name: unit for name, unit in units.items() if name != "etcd" and (name in _ONCE) is once}
+        for service, unit in there.items():
+            found[PurePosixPath(f"{folder}/{service}.yaml")] = _yaml([_workload(unit)])
+            for path, content in unit["files"].items():
+                found[PurePosixPath(f"{folder}/{_config(service)}/{PurePosixPath(path).name}")] = content
+        found[PurePosixPath(f"{folder}/kustomization.yaml")] = _yaml([_set(there)])
     return found
 
 
@@ -324,7 +327,7 @@ def _job(name: str, job: Described) -> Document:
     return {"apiVersion": "batch/v1", "kind": "Job", "metadata": _meta(name, _labels(name) | blobs), "spec": spec}
 
 
-def _zone(units: Mapping[str, Described]) -> Document:
+def _set(units: Mapping[str, Described]) -> Document:
     # A changed file gives its map another name, and so its pods are replaced.
     maps = [
         {"name": service, "files": [f"{_config(service)}/{PurePosixPath(path).name}" for path in unit["files"]]}
