@@ -107,6 +107,15 @@ def test_no_manifest_holds_a_secret(overlay: str) -> None:
 
 
 @pytest.mark.parametrize("overlay", OVERLAYS)
+def test_outside_there_is_https_and_nothing_else(overlay: str) -> None:
+    """A load balancer or a node port for the admin API or for metrics would leave them to network policies alone."""
+    services = [each["spec"] for each in documents(overlay) if each["kind"] == "Service"]
+    outside = [each for each in services if each.get("type", "ClusterIP") != "ClusterIP"]
+    assert [port["targetPort"] for each in outside for port in each["ports"]] == ["https"] * len(outside)
+    assert len(outside) == (overlay != "ci")
+
+
+@pytest.mark.parametrize("overlay", OVERLAYS)
 def test_a_pod_has_longer_than_its_drain(overlay: str) -> None:
     maps = {each["metadata"]["name"]: each for each in documents(overlay) if each["kind"] == "ConfigMap"}
     for name, template in workloads(overlay):
