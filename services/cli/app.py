@@ -14,6 +14,7 @@ import sys
 import textwrap
 import types
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import fields, is_dataclass
 from importlib import import_module
 from typing import Annotated, Any, NamedTuple, TypeAlias, Union, get_args, get_origin, get_type_hints
 
@@ -82,10 +83,13 @@ def raw(function: Callable[[list[str]], Any]) -> Callable[[list[str]], Any]:
 
 
 def parameters(function: Callable[..., Any]) -> list[Parameter]:
-    """What a command takes."""
+    """What a command takes. A parameter that is a dataclass stands for its fields, which other commands may share."""
     hints = get_type_hints(function, include_extras=True)
     made = []
     for name, each in inspect.signature(function).parameters.items() if not hasattr(function, "raw") else ():
+        if is_dataclass(hints[name]):
+            made += parameters(hints[name])
+            continue
         kind, said = get_args(hints[name])
         if get_origin(kind) in (Union, types.UnionType):
             kind = get_args(kind)[0]
@@ -119,7 +123,15 @@ def run(tree: Node, words: list[str], path: str = "weir") -> Any:
         node, words = resolve(node[words[0]]), words[1:]
     if hasattr(node, "raw"):
         return node(words)
-    return node(**vars(_parser(node, path).parse_intermixed_args(words)))
+    return _called(node, vars(_parser(node, path).parse_intermixed_args(words)))
+
+
+def _called(function: Callable[..., Any], given: dict[str, Any]) -> Any:
+    """What it returns for these arguments, those of a dataclass put together."""
+    for name, kind in get_type_hints(function).items():
+        if isinstance(kind, type) and is_dataclass(kind):
+            given[name] = kind(**{each.name: given.pop(each.name) for each in fields(kind) if each.name in given})
+    return function(**given)
 
 
 def near(word: str, known: Mapping[str, Any] | list[str]) -> str:

@@ -3,49 +3,49 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
 from services.cli.app import Option, UsageError
 from services.cli.output import failed, print_json
 
-Profile = Annotated[str, Option(help="A file in deploy/profiles.")]
-Overrides = Annotated[Sequence[str], Option("--set", help="NAME.FIELD=VALUE, as for `weir up`.")]
-Plain = Annotated[bool, Option(help="With a port of the edge that speaks no TLS, for development.")]
-Blobs = Annotated[str, Option(help="Address of the blob store; a volume of all who use it when left out.")]
-Members = Annotated[str, Option(help="Names of etcd's members, with commas; one process when left out.")]
-Domains = Annotated[str, Option(help="What hosts' names may be followed by, with commas.")]
-Public = Annotated[str, Option(help="Names of the edge for the public, with commas; localhost when left out.")]
 Person = Annotated[str, Option(help="The mesh's first owner.")]
 State = Annotated[str, Option(help="A folder that is kept: the CA and secrets, or keys of models and tenants.")]
 
 
-def render(
-    profile: Profile = "demo",
-    overrides: Overrides = (),
-    plain: Plain = False,
-    blobs: Blobs = "",
-    members: Members = "",
-    domains: Domains = "",
-    public: Public = "",
-    operator: Person = "operator",
-) -> None:
+@dataclass(frozen=True, kw_only=True)
+class Mesh:
+    """The options that describe a mesh of containers."""
+
+    profile: Annotated[str, Option(help="A file in deploy/profiles.")] = "demo"
+    overrides: Annotated[Sequence[str], Option("--set", help="NAME.FIELD=VALUE, as for `weir up`.")] = ()
+    plain: Annotated[bool, Option(help="With a port of the edge that speaks no TLS, for development.")] = False
+    blobs: Annotated[str, Option(help="Address of the blob store; a volume of all who use it when left out.")] = ""
+    members: Annotated[str, Option(help="Names of etcd's members, with commas; one process when left out.")] = ""
+    domains: Annotated[str, Option(help="What hosts' names may be followed by, with commas.")] = ""
+    public: Annotated[str, Option(help="Names of the edge for the public, with commas; localhost when left out.")] = ""
+    operator: Person = "operator"
+
+    def described(self) -> dict[str, Any]:
+        """The mesh as `weir render` prints it. Raises UsageError."""
+        from services.cli.mesh.plan import Container
+
+        lists = {"members": self.members, "domains": self.domains, "public": self.public}
+        given: dict[str, Any] = {name: tuple(text.split(",")) for name, text in lists.items() if text}
+        if self.blobs:
+            given["blobs"] = self.blobs
+        site = Container(plain_edge=self.plain, operator=self.operator, **given)
+        return described(site, self.profile, tuple(self.overrides))
+
+
+def render(mesh: Mesh) -> None:
     """Print what each process of a mesh in containers runs, reads and calls, as JSON."""
-    site = _container(plain, blobs, members, domains, public, operator)
-    print_json(described(site, profile, tuple(overrides)))
+    print_json(mesh.described())
 
 
 def files(
-    out: Annotated[str, Option(help="A folder; each process gets one of its own in it.")],
-    state: State,
-    profile: Profile = "demo",
-    overrides: Overrides = (),
-    plain: Plain = False,
-    blobs: Blobs = "",
-    members: Members = "",
-    domains: Domains = "",
-    public: Public = "",
-    operator: Person = "operator",
+    mesh: Mesh, out: Annotated[str, Option(help="A folder; each process gets one of its own in it.")], state: State
 ) -> None:
     """Write what each process in a container sees as /etc/weir: settings, key, secrets.
 
@@ -53,10 +53,8 @@ def files(
     """
     from services.cli.mesh import initial
 
-    site = _container(plain, blobs, members, domains, public, operator)
-    described_mesh = described(site, profile, tuple(overrides))
     try:
-        written = initial.write_files(described_mesh, Path(out), Path(state))
+        written = initial.write_files(mesh.described(), Path(out), Path(state))
     except OSError as error:
         raise failed(str(error)) from error
     print(f"{out}: files of {', '.join(written)}")
@@ -100,16 +98,6 @@ def described(site: Any, profile: str, overrides: tuple[str, ...] = ()) -> dict[
     except TopologyError as error:
         raise UsageError(str(error)) from error
     return describe(plan, site, asked=(f"--profile={profile}", *(f"--set={each}" for each in overrides), *_words(site)))
-
-
-def _container(plain: bool, blobs: str, members: str, domains: str, public: str, operator: str) -> Any:
-    from services.cli.mesh.plan import Container
-
-    lists = {"members": members, "domains": domains, "public": public}
-    given: dict[str, Any] = {name: tuple(text.split(",")) for name, text in lists.items() if text}
-    if blobs:
-        given["blobs"] = blobs
-    return Container(plain_edge=plain, operator=operator, **given)
 
 
 def _words(site: Any) -> list[str]:

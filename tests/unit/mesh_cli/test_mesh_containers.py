@@ -13,7 +13,7 @@ import pytest
 
 from libs.config import load
 from libs.service.certificate import check_certificate
-from services.cli.__main__ import COMMANDS
+from services.cli.__main__ import COMMANDS, call
 from services.cli.app import parameters, resolve
 from services.cli.mesh import initial
 from services.cli.mesh.callgraph import calls
@@ -229,3 +229,10 @@ def test_the_steps_are_called_as_they_are_told() -> None:
 def test_the_plan_of_containers_names_no_folder_of_this_machine() -> None:
     plan = make_plan(Container(), Options(profile="demo"))
     assert not any(str(ROOT) in content for content in plan.files.values())
+
+
+def test_a_command_that_describes_a_mesh_puts_it_together_from_its_options(tmp_path: Path) -> None:
+    words = ["--profile", "simulated", "--set=worker.pool=a", "--set", "worker.drain_grace=1.5"]
+    assert call(["init", "files", "--out", str(tmp_path / "out"), "--state", str(tmp_path / "state"), *words]) == 0
+    written = json.loads((tmp_path / "out" / "worker-a" / "config.json").read_text())
+    assert (written["engine"], written["pool"], written["drain_grace"]) == ("simulated", "a", 1.5)
