@@ -4,6 +4,7 @@
 call, what a lost stream means for it. See README.md in this folder.
 """
 
+from libs.mux.carrier import carrier, give_up_all
 from libs.mux.client import MuxClient
 from libs.mux.codec import Codec
 from libs.mux.core import Semantics
@@ -22,4 +23,6 @@ __all__ = [
     "Semantics",
     "ServerOptions",
     "Session",
+    "carrier",
+    "give_up_all",
 ]

@@ -52,15 +52,17 @@ class MuxClient:
         options: ClientOptions | None = None,
         on_stream: Callable[[int], None] | None = None,
         on_refused: Callable[[WeirError], None] | None = None,
+        on_silent: Callable[[], None] | None = None,
     ) -> None:
         """`open_stream` starts the RPC: `lambda: stub.Session(wait_for_ready=True)`. `on_stream` is called with the
-        generation each time a stream is open, before any call is written on it; `on_refused` when one is not opened."""
+        generation each time a stream is open, before any call is written on it; `on_refused` when one is not opened;
+        `on_silent` when one is lost because its peer stands still."""
         self._open_stream = open_stream
         self._codec = codec
         self._hello = hello
         self._clock = clock
         self._options = options or ClientOptions()
-        self._on_stream, self._on_refused = on_stream, on_refused
+        self._on_stream, self._on_refused, self._on_silent = on_stream, on_refused, on_silent
         self._core: ClientCore[Any] = ClientCore(
             max_queued=self._options.max_queued, max_attempts=self._options.max_attempts
         )
@@ -70,11 +72,8 @@ class MuxClient:
         self._timer: asyncio.TimerHandle | None = None
         self._lazy: asyncio.TimerHandle | None = None
         self._timer_at = NEVER
-        self._instance = ""
+        self._instance, self._moving = "", False
         self._outage = Outage(codec.domain, clock)
-        self._moving = False
-
-    # ---- state ---------------------------------------------------------------------------------------------------
 
     @property
     def connected(self) -> bool:
@@ -163,9 +162,14 @@ class MuxClient:
         """
         return self._submit(item, deadline, semantics, on_reply, traceparent, generation, lazy=lazy)
 
+    def give_up(self) -> None:
+        """Loses the streams that are open, with what that means for their calls, and opens another."""
+        for link in self._links.values():
+            link.rpc.cancel()
+
     def cancel(self, call: MuxCall) -> None:
         """Give up a call: its callback is not called any more; the server is told. A finished call is ignored."""
-        if self._core.cancel(call) and call.stream is not None:
+        if self._core.cancel(call):
             self._wake(call.stream)
 
     def _submit(
@@ -197,7 +201,7 @@ class MuxClient:
             raise WeirError(Reason.REJECTED_QUEUE_FULL, "too many calls wait for the service", limit="mux_queue")
         if core.next_deadline < self._timer_at:
             self._arm_timer()
-        if core.has_work and core.current is not None:
+        if core.has_work:
             if not lazy:
                 self._wake(core.current)
             elif self._lazy is None:
@@ -261,7 +265,9 @@ class MuxClient:
             return None
         stream = self._core.open(frame.welcome.max_in_flight)
         self._instance = frame.welcome.instance
-        link = self._links[stream.generation] = Link(rpc, stream, silence=self._options.silence)
+        link = self._links[stream.generation] = Link(
+            rpc, stream, silence=self._options.silence, on_silent=self._on_silent
+        )
         self._outage.end()
         log.info("mux_connected", domain=self._codec.domain, peer=self._instance, generation=stream.generation)
         if self._on_stream is not None:
@@ -334,8 +340,9 @@ class MuxClient:
             link.heard()
             kind = frame.WhichOneof("frame")
             if kind == "replies":
+                full = self._core.queued > 0 and not self._core.has_work
                 self._answer(stream, frame.replies.items)
-                if stream.draining or self._core.has_work:
+                if stream.draining or full:  # else what is queued is lazy, and a reply is no company
                     link.wake.set()
             elif kind == "go_away":
                 log.info("mux_go_away", domain=self._codec.domain, peer=self._instance, why=frame.go_away.reason)
@@ -361,19 +368,14 @@ class MuxClient:
                 settle(call, reply, error, self._codec.domain)
         if refused:
             self._end(self._core.refuse(stream, refused))
-            if self._core.current is not None:
-                self._wake(self._core.current)
-
-    # ---- endings -------------------------------------------------------------------------------------------------
+            self._wake(self._core.current)
 
     def _end(self, ended: Ended[Any]) -> None:
         for call, outcome in ended:
             settle(call, None, failure(outcome, self._codec.domain), self._codec.domain)
 
-    # ---- deadlines -----------------------------------------------------------------------------------------------
-    # One timer for all calls, armed for the nearest deadline; calls that end in time never touch it.
-
     def _arm_timer(self) -> None:
+        """One timer for all calls, armed for the nearest deadline; calls that end in time never touch it."""
         if self._timer is not None:
             self._timer.cancel()
         self._timer_at = self._core.next_deadline
@@ -392,9 +394,9 @@ class MuxClient:
 
     def _wake_lazy(self) -> None:
         self._lazy = None
-        if self._core.has_work and self._core.current is not None:
+        if self._core.has_work:
             self._wake(self._core.current)
 
-    def _wake(self, stream: Stream[Any]) -> None:
-        if (link := self._links.get(stream.generation)) is not None:
+    def _wake(self, stream: Stream[Any] | None) -> None:
+        if stream is not None and (link := self._links.get(stream.generation)) is not None:
             link.wake.set()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from typing import Any
 
 from libs.mux.core import Stream
@@ -21,10 +22,12 @@ class Link:
     loop: its own standstill is no silence of the peer's.
     """
 
-    __slots__ = ("_quiet", "_tick", "_timer", "asks", "retired", "rpc", "silent", "stream", "wake")
+    __slots__ = ("_on_silent", "_quiet", "_tick", "_timer", "asks", "retired", "rpc", "silent", "stream", "wake")
 
-    def __init__(self, rpc: Any, stream: Stream[Any], *, silence: float) -> None:
-        """`silence` in seconds, from the last frame to the end."""
+    def __init__(
+        self, rpc: Any, stream: Stream[Any], *, silence: float, on_silent: Callable[[], None] | None = None
+    ) -> None:
+        """`silence` in seconds, from the last frame to the end; `on_silent` is called then."""
         self.rpc = rpc
         self.stream = stream
         self.wake = Wake()
@@ -33,6 +36,7 @@ class Link:
         """The writer is to ask."""
         self.silent = False
         """It was given up."""
+        self._on_silent = on_silent
         self._tick = silence / _LOST
         self._quiet = 0
         self._timer: asyncio.TimerHandle | None = None
@@ -60,6 +64,8 @@ class Link:
         if self._quiet >= _LOST:
             self.silent = True
             self.rpc.cancel()
+            if self._on_silent is not None:
+                self._on_silent()
             return
         if self._quiet == _ASK:
             self.asks = True

@@ -19,8 +19,8 @@ class ClientOptions:
     """A larger call is refused with PAYLOAD_TOO_LARGE: gRPC would end the whole stream over it (limit 16 MiB)."""
     longest_hold: float = 0.003
     """Under load a frame may wait this long for more calls to travel with it (libs.mux.pacer); 0 never waits."""
-    lazy_hold: float = 0.01
-    """A lazy call waits at most this long for another call to travel with."""
+    lazy_hold: float = 0.05
+    """A lazy call, for which nobody waits, waits at most this long for another call to travel with."""
     max_attempts: int = 16
     """A RETRY call that has lost this many streams fails: it may be what breaks its server."""
     connect_timeout: float = 5.0

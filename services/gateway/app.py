@@ -28,10 +28,11 @@ from services.gateway import records
 from services.gateway.catalog import Catalog
 from services.gateway.clients.admission import AdmissionClient, LocalGrants
 from services.gateway.clients.link import open_link, open_pool
-from services.gateway.clients.quota import QuotaClient, open_shards
+from services.gateway.clients.quota import QuotaClient
 from services.gateway.clients.rollout import RolloutReporter
 from services.gateway.clients.router import RouterClient
 from services.gateway.clients.safety import SafetyClient
+from services.gateway.clients.shards import LimiterStreams
 from services.gateway.clients.workers import WorkerStreams
 from services.gateway.config import Settings
 from services.gateway.embedding import Embedder
@@ -87,7 +88,7 @@ class Gateway:
         )
         self._links = [router_link, safety_link, audit_link]
         self._quota = QuotaClient(
-            lambda on_stream: open_shards(settings, on_stream, clock=clock, rng=rng),
+            LimiterStreams(settings, clock=clock, rng=rng),
             clock=clock,
             decide_timeout=settings.decide_timeout,
             end_timeout=settings.end_timeout,

@@ -76,5 +76,9 @@ class Settings(ServiceSettings, frozen=True, kw_only=True, forbid_unknown_fields
     scored_per_second: float = 5.0
     """Requests of one arm of a rollout, its baseline too, whose tokens' log-probabilities are asked of the worker, for
     the score "mean_logprob"."""
+    stream_per_owner: bool = True
+    """What goes to one replica of the limiter travels on one stream, and not on one for each shard of tenants."""
+    lazy_seconds: float = 0.05
+    """A message that nobody waits for (settle, release, audit) waits this long for company."""
     lease_seconds: float = 20.0
     """A quota lease that this gateway does not prolong, four times within, ends by itself after this long."""

@@ -219,6 +219,7 @@ class RateLimitService:
     def _rebalance(self, _: Mapping[str, Any]) -> None:
         metrics.REBALANCES.inc()
         self.keeper.publish()
+        self._sent_home = self._now()  # what comes to the wrong one while all move is no reason to move them again
         self._mux.rebalance()
 
     def _strayed(self) -> None:

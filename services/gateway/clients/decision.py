@@ -35,11 +35,13 @@ def start_decision(
     read: Callable[[Any], T],
     fallback: Callable[[], T],
     wait: bool = False,
+    home: MuxClient | None = None,
 ) -> Future[T]:
     """Ask, without a task: the future gets what `read` makes of the reply, or what `fallback` gives if nobody decided.
 
     Both may raise `WeirError`, which is the decision then. A reply that `read` cannot read decides nothing. Without a
-    stream the fallback is used at once; with `wait` the question waits for a stream inside its deadline first.
+    stream the fallback is used at once; with `wait` the question waits for a stream inside its deadline first. Where
+    `mux` carries for `home` (`libs.mux.carrier`), the question is repeated there when it came to the wrong replica.
     """
     future: Future[T] = asyncio.get_running_loop().create_future()
 
@@ -51,8 +53,10 @@ def start_decision(
         except Exception as error:  # whatever it is, whoever waits hears of it
             future.set_exception(error)
 
-    def failed(error: WeirError) -> None:
-        if error.reason in AWAY:
+    def failed(error: WeirError, asked: MuxClient) -> None:
+        if error.reason is Reason.NOT_OWNER and home is not None and asked is not home and home.connected:
+            ask(home)
+        elif error.reason in AWAY:
             settle(fallback)
         elif not future.done():
             future.set_exception(error)
@@ -66,17 +70,22 @@ def start_decision(
             log.error("reply_not_read", error=type(error).__name__, where=place_of(error))
             return fallback()
 
-    def on_reply(reply: Any, error: WeirError | None) -> None:
-        if error is not None:
-            failed(error)
-        else:
-            settle(lambda: understood(reply))
+    def ask(asked: MuxClient) -> None:
+        def on_reply(reply: Any, error: WeirError | None) -> None:
+            if error is not None:
+                failed(error, asked)
+            else:
+                settle(lambda: understood(reply))
 
-    if not (mux.connected or wait):
+        try:
+            asked.call_nowait(
+                item, deadline=deadline, semantics=Semantics.RETRY, on_reply=on_reply, traceparent=traceparent
+            )
+        except WeirError as error:
+            failed(error, asked)
+
+    if mux.connected or wait:
+        ask(mux)
+    else:
         settle(fallback)
-        return future
-    try:
-        mux.call_nowait(item, deadline=deadline, semantics=Semantics.RETRY, on_reply=on_reply, traceparent=traceparent)
-    except WeirError as error:
-        failed(error)
     return future

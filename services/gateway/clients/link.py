@@ -39,6 +39,7 @@ def open_link(
         hello=_hello(settings),
         clock=clock,
         rng=rng,
+        options=ClientOptions(lazy_hold=settings.lazy_seconds),
         on_stream=on_stream,
     )
 
@@ -60,7 +61,7 @@ def open_pool(
         hello=_hello(settings),
         clock=clock,
         rng=rng,
-        options=ClientOptions(connect_timeout=_OWNER_SECONDS),
+        options=ClientOptions(connect_timeout=_OWNER_SECONDS, lazy_hold=settings.lazy_seconds),
         on_stream=streams.opened,
         on_refused=streams.refused,
     )

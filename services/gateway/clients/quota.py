@@ -1,25 +1,19 @@
-"""Quota: reserve → settle with the tenant's owner. Fallback: the same limits on this gateway's part of what was left.
-
-The limiter is sharded by tenant: one multiplexed stream per shard, whose `x-weir-shard` header picks the replica that
-owns it (ring hash through xDS; a direct target serves all shards).
-"""
+"""Quota: reserve → settle with the tenant's owner. Fallback: the same limits on this gateway's part of what is left."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-import random
 from asyncio import Future
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 
-from weir.mux.v1 import mux_pb2
-from weir.quota.v1 import quota_pb2, quota_pb2_grpc
+from weir.quota.v1 import quota_pb2
 
 from libs.clock import Clock
 from libs.deadlines import Deadline, to_duration, to_seconds
 from libs.errors import Reason, WeirError
-from libs.mux import Codec, MuxClient, OnReply, Semantics
+from libs.mux import MuxClient, OnReply, Semantics
 from libs.quota import (
     Bridge,
     Denied,
@@ -31,10 +25,8 @@ from libs.quota import (
     error_of,
 )
 from libs.registry import RegistrySnapshot, budget_specs, limit_specs, price_book
-from libs.rpc import make_channel
-from libs.sharding import SHARD_HEADER, SHARDS, shard_of
 from services.gateway.clients.decision import start_decision
-from services.gateway.config import Settings
+from services.gateway.clients.shards import LimiterStreams
 from services.gateway.ports import Reservation
 
 _RENEWALS = 4
@@ -43,48 +35,22 @@ _DIGEST = 1000
 _SECOND = 1_000_000_000
 
 
-def open_shards(
-    settings: Settings, on_stream: Callable[[int], None], *, clock: Clock, rng: random.Random
-) -> list[MuxClient]:
-    """One client per shard of the limiter, all on one channel; `on_stream` is told a shard that has a new stream."""
-    target = settings.targets.ratelimit
-    name = None if target.startswith("xds:") else "ratelimit.weir.internal"
-    session = quota_pb2_grpc.QuotaServiceStub(make_channel(target, tls=settings.tls, server_name=name)).Session
-    codec = Codec.of(quota_pb2.SessionRequest, quota_pb2.SessionResponse)
-    life = f"{rng.getrandbits(64):016x}"
-    hello = mux_pb2.Hello(service=settings.service, instance=settings.instance, zone=settings.zone, life=life)
-
-    def shard(number: int) -> MuxClient:
-        metadata = ((SHARD_HEADER, str(number)),)
-        return MuxClient(
-            open_stream=lambda: session(metadata=metadata, wait_for_ready=True),
-            codec=codec,
-            hello=hello,
-            clock=clock,
-            rng=rng,
-            on_stream=lambda _: on_stream(number),
-        )
-
-    return [shard(number) for number in range(SHARDS)]
-
-
 class QuotaClient:
     """Implements `QuotaPort`.
 
-    :param open_streams: makes the clients of all shards, by number; gets what to call when one has a new stream.
     :param lease_seconds: how long a lease outlives this process; it is prolonged four times within.
     """
 
     def __init__(
         self,
-        open_streams: Callable[[Callable[[int], None]], Sequence[MuxClient]],
+        streams: LimiterStreams,
         *,
         clock: Clock,
         decide_timeout: float,
         end_timeout: float,
         lease_seconds: float,
     ) -> None:
-        self._shards = tuple(open_streams(self._on_stream))
+        self._streams = streams
         self._clock = clock
         self._decide_timeout = decide_timeout
         self._end_timeout = end_timeout
@@ -97,23 +63,19 @@ class QuotaClient:
     async def run(self) -> None:
         """Keeps the streams open, and the leases of what runs, until cancelled."""
         async with asyncio.TaskGroup() as group:
-            for mux in self._shards:
-                group.create_task(mux.run())
+            group.create_task(self._streams.run(self._on_stream))
             while True:
                 await asyncio.sleep(self._lease_seconds / _RENEWALS)
-                self._renew(range(len(self._shards)))
+                self._renew(lambda home: True)
 
     async def wait_connected(self, timeout: float) -> None:  # noqa: ASYNC109 - the error is ours, not TimeoutError
-        """Returns once every shard has a stream.
-
-        :raises WeirError: DEPENDENCY_UNAVAILABLE after `timeout` seconds.
-        """
-        await asyncio.gather(*(mux.wait_connected(timeout) for mux in self._shards))
+        """See `LimiterStreams`."""
+        await self._streams.wait_connected(timeout)
 
     @property
     def pending(self) -> int:
         """Calls that were not answered yet."""
-        return sum(mux.queued + mux.in_flight for mux in self._shards)
+        return self._streams.pending
 
     def update(self, snapshot: RegistrySnapshot) -> None:
         """Takes new limits and budgets for the fallback, and new prices; cheap when none of them changed, as while the
@@ -160,15 +122,16 @@ class QuotaClient:
             lease=to_duration(self._lease_seconds),
             share_seen=self._bridge.seen(tenant),
         )
-        mux, asked, until = self._mux(tenant), self._now(), self._until(deadline)
+        home, asked, until = self._streams.home(tenant), self._now(), self._until(deadline)
         return start_decision(
-            mux,
+            self._streams.carrier(home),
             quota_pb2.QuotaCall(reserve=reserve),
             deadline=Deadline.after(self._decide_timeout, self._clock).earlier(deadline),
             traceparent=traceparent,
             read=lambda reply: self._reserved(reserve, reply, asked, until),
             fallback=lambda: self._reserve_locally(reserve, until),
-            wait=mux.moving,  # to the tenant's next owner, which is a matter of milliseconds
+            wait=home.moving,  # to the tenant's next owner, which is a matter of milliseconds
+            home=home,
         )
 
     def start_grow(
@@ -176,20 +139,21 @@ class QuotaClient:
     ) -> Future[None]:
         """See `QuotaPort`."""
         reserve = self._larger((tenant, request_id), tokens)
-        mux, asked, until = self._mux(tenant), self._now(), self._until(deadline)
+        home, asked, until = self._streams.home(tenant), self._now(), self._until(deadline)
 
         def read(reply: quota_pb2.QuotaReply) -> None:
             if self._bridge.runs((tenant, request_id)):
                 self._reserved(reserve, reply, asked, until)
 
         return start_decision(
-            mux,
+            self._streams.carrier(home),
             quota_pb2.QuotaCall(reserve=reserve),
             deadline=Deadline.after(self._decide_timeout, self._clock).earlier(deadline),
             traceparent=traceparent,
             read=read,
             fallback=lambda: self.grow_here(tenant=tenant, request_id=request_id, tokens=tokens, deadline=deadline),
-            wait=mux.moving,
+            wait=home.moving,
+            home=home,
         )
 
     def grow_here(self, *, tenant: str, request_id: str, tokens: int, deadline: Deadline) -> None:
@@ -235,10 +199,7 @@ class QuotaClient:
             over_quota=over_quota,
         )
         took = partial(self._took, (tenant, request_id))
-        self._send(self._mux(tenant), quota_pb2.QuotaCall(settle=settle), took, lazy=True)
-
-    def _mux(self, tenant: str) -> MuxClient:
-        return self._shards[shard_of(tenant, len(self._shards))]
+        self._send(self._streams.to(tenant), quota_pb2.QuotaCall(settle=settle), took, lazy=True)
 
     def _reserved(self, reserve: quota_pb2.Reserve, reply: quota_pb2.QuotaReply, asked: int, until: int) -> Reservation:
         tenant = reserve.tenant
@@ -274,9 +235,9 @@ class QuotaClient:
             raise error_of(outcome, outcome.retry_after_ns)
         if isinstance(outcome, SettledAlready):
             return Reservation(None, None, local=True)
-        key, mux = (reserve.tenant, reserve.request_id), self._mux(reserve.tenant)
-        if mux.connected:  # it was too slow, or is not the owner; what cannot be told now is told on the next stream
-            self._claim(mux, key)
+        if self._streams.home(reserve.tenant).connected:
+            # It was too slow, or is not the owner; what cannot be told now is told on the next stream.
+            self._claim((reserve.tenant, reserve.request_id))
         return Reservation(
             _report(outcome.requests),
             _report(outcome.tokens),
@@ -285,42 +246,41 @@ class QuotaClient:
             spend=_report(outcome.spend),
         )
 
-    def _on_stream(self, number: int) -> None:
+    def _on_stream(self, shard: int) -> None:
         """Its owner may be another one, who was not told the last of what was granted."""
-        self._renew((number,))
-        mux = self._shards[number]
+        opened = self._streams.muxes[shard]
+        self._renew(lambda home: home is opened)
         for key in tuple(self._bridge.grown(self._now())):
-            if self._mux(key[0]) is mux:
-                self._claim(mux, key)
+            if self._streams.home(key[0]) is opened:
+                self._claim(key)
 
-    def _renew(self, shards: Collection[int]) -> None:
-        """Prolongs the leases of what runs in these shards."""
-        running: dict[int, dict[str, list[str]]] = {}
+    def _renew(self, wanted: Callable[[MuxClient], bool]) -> None:
+        """Prolongs the leases of what runs, of the shards whose streams are wanted."""
+        running: dict[MuxClient, dict[str, list[str]]] = {}
         for tenant, request_id in self._bridge.running(self._now()):
-            number = shard_of(tenant, len(self._shards))
-            if number in shards:
-                running.setdefault(number, {}).setdefault(tenant, []).append(request_id)
-        for number, tenants in running.items():
-            mux = self._shards[number]
-            if mux.connected:
-                for renew in _digests(tenants):
-                    renew.lease.CopyFrom(to_duration(self._lease_seconds))
-                    self._send(mux, quota_pb2.QuotaCall(renew=renew), partial(self._renewed, mux))
+            home = self._streams.home(tenant)
+            if home.connected and wanted(home):
+                tenants = running.setdefault(self._streams.carrier(home), {})
+                tenants.setdefault(tenant, []).append(request_id)
+        for mux, tenants in running.items():
+            for renew in _digests(tenants):
+                renew.lease.CopyFrom(to_duration(self._lease_seconds))
+                self._send(mux, quota_pb2.QuotaCall(renew=renew), self._renewed)
 
-    def _renewed(self, mux: MuxClient, reply: quota_pb2.QuotaReply | None, error: WeirError | None) -> None:
+    def _renewed(self, reply: quota_pb2.QuotaReply | None, error: WeirError | None) -> None:
         if reply is not None and error is None:
             for held in reply.renewed.unknown:
                 for request_id in held.request_ids:
-                    self._claim(mux, (held.tenant, request_id))
+                    self._claim((held.tenant, request_id))
 
-    def _claim(self, mux: MuxClient, key: tuple[str, str]) -> None:
+    def _claim(self, key: tuple[str, str]) -> None:
         """Tells the owner of a request that is served and has no lease there."""
         lost = self._bridge.lost(key)
         if lost is not None:
             reserve = quota_pb2.Reserve()
             reserve.CopyFrom(lost[0])
             reserve.granted, reserve.over_quota_allowed = True, lost[1]
-            self._send(mux, quota_pb2.QuotaCall(reserve=reserve), partial(self._took, key))
+            self._send(self._streams.to(key[0]), quota_pb2.QuotaCall(reserve=reserve), partial(self._took, key))
 
     def _took(self, key: tuple[str, str], reply: object, error: WeirError | None) -> None:
         """Settling is at-least-once and harmless to lose: the lease ends by itself."""

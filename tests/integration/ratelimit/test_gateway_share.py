@@ -17,7 +17,8 @@ from libs.errors import Reason, WeirError
 from libs.quota import Share
 from libs.quota.shares import part_of
 from libs.registry import RegistrySnapshot, WatchEvent, apply_events, keys, snapshot_of
-from services.gateway.clients.quota import QuotaClient, open_shards
+from services.gateway.clients.quota import QuotaClient
+from services.gateway.clients.shards import LimiterStreams
 from services.gateway.config import Settings, Targets
 from services.gateway.ports import Reservation
 from tests.support.limiter import Cluster, cluster
@@ -73,12 +74,12 @@ class Asking:
 
 @contextlib.asynccontextmanager
 async def gateway(
-    number: int, address: str, *, clock: Clock | None = None, lease_seconds: float = 20.0
+    number: int, address: str, *, clock: Clock | None = None, lease_seconds: float = 20.0, **more: Any
 ) -> AsyncIterator[Asking]:
     clock = clock or SystemClock()
-    settings = Settings(service="gateway", instance=f"gateway-{number}", targets=Targets(ratelimit=address))
+    settings = Settings(service="gateway", instance=f"gateway-{number}", targets=Targets(ratelimit=address), **more)
     client = QuotaClient(
-        lambda on_stream: open_shards(settings, on_stream, clock=SystemClock(), rng=random.Random(number)),
+        LimiterStreams(settings, clock=SystemClock(), rng=random.Random(number)),
         clock=clock,
         decide_timeout=5.0,
         end_timeout=5.0,
@@ -110,7 +111,7 @@ async def test_all_gateways_together_stay_within_what_was_left(replicas: Cluster
         left = node.left()
         assert left == 400
         await node.kill()
-        while any(mux.connected for one in (first, second) for mux in one.client._shards):  # noqa: ASYNC110
+        while any(mux.connected for one in (first, second) for mux in one.client._streams.muxes):  # noqa: ASYNC110
             await asyncio.sleep(0.002)
         given = [await first.given(10), await second.given(10)]
         assert all(given)
@@ -121,13 +122,21 @@ async def test_a_move_to_another_owner_is_waited_for_and_nothing_is_given_out_me
     node = await replicas.start("ratelimit-0", seed=(LIMITS, PRICE, *GATEWAYS))
     async with gateway(0, node.address) as one:
         assert not (await one.reserve(100)).local
-        shard = one.client._mux("acme")
+        shard = one.client._streams.home("acme")
         node.service._mux.rebalance()
         while shard.connected:  # noqa: ASYNC110
             await asyncio.sleep(0)
         assert not (await one.reserve(100)).local
         assert shard.generation == 2
         assert node.left() == 800
+
+
+@pytest.mark.parametrize("joined", [True, False])
+async def test_what_goes_to_one_owner_travels_on_one_stream(replicas: Cluster, joined: bool) -> None:
+    node = await replicas.start("ratelimit-0", seed=(LIMITS, *GATEWAYS))
+    async with gateway(0, node.address, stream_per_owner=joined) as one:
+        streams = one.client._streams
+        assert len({streams.to(f"tenant-{number}") for number in range(50)}) == (1 if joined else len(streams.muxes))
 
 
 async def test_a_tenant_that_was_never_asked_about_has_an_equal_part() -> None:
@@ -227,7 +236,7 @@ async def test_c3_what_an_owner_lost_is_taken_again_as_soon_as_the_gateway_finds
     async with gateway(0, first.address) as one:
         await one.reserve(300, name="granted")
         await first.kill()
-        while any(mux.connected for mux in one.client._shards):  # noqa: ASYNC110
+        while any(mux.connected for mux in one.client._streams.muxes):  # noqa: ASYNC110
             await asyncio.sleep(0.002)
         assert (await one.reserve(50, name="local")).local
         second = await replicas.start("ratelimit-1", seed=(LIMITS, *GATEWAYS), address=first.address)
@@ -248,7 +257,7 @@ async def test_c7_the_next_owner_hears_what_a_request_grew_to_and_it_goes_on_gro
         assert refused.value.reason is Reason.QUOTA_TOKENS
         share = part_of(LIMIT, LIMIT - 100, len(GATEWAYS))
         await first.kill()
-        while any(mux.connected for mux in one.client._shards):  # noqa: ASYNC110
+        while any(mux.connected for mux in one.client._streams.muxes):  # noqa: ASYNC110
             await asyncio.sleep(0.002)
         with pytest.raises(WeirError):
             await one.grow("r", 300 + share + 1)
@@ -348,7 +357,7 @@ async def test_c2_a_spent_cap_stays_spent_and_a_models_limits_hold_while_the_own
         assert not (await one.reserve(100, prompt_tokens=100)).local
         assert not (await one.reserve(95, tenant="rich")).local
         await node.kill()
-        while any(mux.connected for mux in one.client._shards):  # noqa: ASYNC110
+        while any(mux.connected for mux in one.client._streams.muxes):  # noqa: ASYNC110
             await asyncio.sleep(0.002)
         with pytest.raises(WeirError) as refused:
             await one.reserve(1, prompt_tokens=1)

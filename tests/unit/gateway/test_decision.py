@@ -74,3 +74,45 @@ async def test_a_refusal_in_a_reply_is_the_decision() -> None:
     with pytest.raises(WeirError) as raised:
         await future
     assert raised.value.reason is Reason.QUOTA_TOKENS
+
+
+@pytest.mark.parametrize("error", [Reason.NOT_OWNER, Reason.DEPENDENCY_UNAVAILABLE])
+async def test_a_question_that_another_stream_carried_to_the_wrong_replica_is_repeated_on_its_own(
+    error: Reason,
+) -> None:
+    carries, home = Mux(), Mux()
+    future = start_decision(
+        carries,  # type: ignore[arg-type]
+        object(),
+        deadline=Deadline(1.0),
+        traceparent="",
+        read=lambda reply: "answered",
+        fallback=lambda: "fallback",
+        home=home,  # type: ignore[arg-type]
+    )
+    assert carries.answer is not None
+    carries.answer(None, WeirError(error, "not here"))
+    if error is Reason.NOT_OWNER:
+        assert home.answer is not None
+        home.answer(object(), None)
+        assert await future == "answered"
+    else:
+        assert home.answer is None
+        assert await future == "fallback"
+
+
+async def test_a_replica_that_is_the_wrong_one_on_its_own_stream_too_decides_nothing() -> None:
+    carries, home = Mux(), Mux()
+    future = start_decision(
+        carries,  # type: ignore[arg-type]
+        object(),
+        deadline=Deadline(1.0),
+        traceparent="",
+        read=lambda reply: "answered",
+        fallback=lambda: "fallback",
+        home=home,  # type: ignore[arg-type]
+    )
+    for each in (carries, home):
+        assert each.answer is not None
+        each.answer(None, WeirError(Reason.NOT_OWNER, "not here"))
+    assert await future == "fallback"
