@@ -67,6 +67,9 @@ _RIGHTS_CHANGED = frozenset({"auth: revision in header is old", "etcdserver: rev
 HAS_LEADER = (("hasleader", "true"),)
 """Metadata that makes a member without a leader refuse a call at once, and end a stream that would go silent."""
 
+_STRANGERS = rpc.RangeRequest(key=b"\0", serializable=True, keys_only=True)
+"""What nobody but `root` may ask: a key outside of every right. Serializable, so that a member answers by itself."""
+
 
 class Stubs:
     """The channel and stubs of one endpoint."""
@@ -78,6 +81,8 @@ class Stubs:
         self.watch = rpc.WatchStub(self.channel)
         self.lease = rpc.LeaseStub(self.channel)
         self.auth = rpc.AuthStub(self.channel)
+        self.guarded = False
+        """Whether it was seen to hold to rights, over the present connection."""
 
 
 class KeepAlive:
@@ -120,13 +125,18 @@ class KeepAlive:
 class Endpoints:
     """The endpoints, tried in turn from the last one that worked."""
 
-    def __init__(self, targets: Sequence[str], tls: TlsFiles | None) -> None:
+    def __init__(self, targets: Sequence[str], tls: TlsFiles | None, *, guarded: bool = False) -> None:
+        """:param guarded: with TLS, have nothing to do with an etcd that has not been told who may what: there whoever
+        connects may everything, and nothing would show it. It is as if it were away, until it is told.
+        """
         if not targets:
             raise ValueError("at least one etcd endpoint is needed")
         self._targets = tuple(targets)
         self._tls = tls
+        self._guarded = guarded and tls is not None
         self._stubs: dict[str, Stubs] = {}
         self._current = 0
+        self._told = False
         self.available = True
 
     async def call(self, make: Callable[[Stubs], Awaitable[T]], *, repeatable: bool) -> T:
@@ -204,6 +214,7 @@ class Endpoints:
         try:
             async with asyncio.timeout(min(seconds, _CONNECT_SECONDS)):
                 state = channel.get_state(try_to_connect=True)
+                stubs.guarded = stubs.guarded and state is grpc.ChannelConnectivity.READY
                 while state is not grpc.ChannelConnectivity.READY:
                     if state is grpc.ChannelConnectivity.SHUTDOWN:
                         return False
@@ -211,9 +222,20 @@ class Endpoints:
                         return False
                     await channel.wait_for_state_change(state)
                     state = channel.get_state(try_to_connect=True)
+                return stubs.guarded or not self._guarded or await self._holds_to_rights(stubs)
         except TimeoutError:
             return False
-        return True
+
+    async def _holds_to_rights(self, stubs: Stubs) -> bool:
+        try:
+            await stubs.kv.Range(_STRANGERS)
+        except grpc.aio.AioRpcError as error:
+            stubs.guarded = error.code() in _REFUSED or error.details() in _NOT_KNOWN
+        else:
+            if not self._told:
+                _log.error("etcd_without_rights: whoever connects may everything, until `weir authority establish` ran")
+            self._told = True
+        return stubs.guarded
 
     async def close(self) -> None:
         """Closes every channel."""

@@ -37,14 +37,22 @@ _WATCH_OPEN_SECONDS = 2.0
 class EtcdStore:
     """A `Store` over one or more etcd endpoints."""
 
-    def __init__(self, endpoints: Sequence[str], *, tls: TlsFiles | None = None, rng: Random | None = None) -> None:
+    def __init__(
+        self,
+        endpoints: Sequence[str],
+        *,
+        tls: TlsFiles | None = None,
+        guarded: bool = False,
+        rng: Random | None = None,
+    ) -> None:
         """:param endpoints: "host:port" each; connections are opened at first use.
 
         :param tls: PEM files for mutual TLS; None connects in plaintext.
+        :param guarded: see `Endpoints`; for those that speak with etcd itself.
         :raises ValueError: no endpoint.
         :raises OSError: a TLS file cannot be read.
         """
-        self._endpoints = Endpoints(endpoints, tls)
+        self._endpoints = Endpoints(endpoints, tls, guarded=guarded)
         self._rng = rng or Random()  # noqa: S311 - jitter, not a secret
         self._closed = False
         self._history: dict[str, _History] = {}

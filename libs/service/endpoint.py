@@ -10,6 +10,7 @@ from typing import Any
 from google.protobuf import timestamp_pb2
 from weir.registry.v1 import registry_pb2
 
+from libs.authority.stores import ROWS, Row
 from libs.config import ServiceSettings
 from libs.config.addresses import join
 
@@ -40,7 +41,8 @@ async def keep_endpoint(
             await news.wait()
             registration.update(endpoint())
 
-    store = EtcdStore(settings.etcd, tls=settings.tls)
+    direct = ROWS.get(settings.service, Row()).direct
+    store = EtcdStore(settings.etcd, tls=settings.tls, guarded=direct)
     registration = EndpointRegistration(store, endpoint())
     try:
         async with asyncio.TaskGroup() as group:

@@ -207,7 +207,7 @@ async def build(
     """The control plane over etcd, or over a store of the caller's (tests); `acknowledged` as in `AdsServicer`."""
     return ControlPlane(
         settings=settings,
-        store=store or EtcdStore(settings.etcd, tls=settings.tls),
+        store=store or EtcdStore(settings.etcd, tls=settings.tls, guarded=True),
         owns_store=store is None,
         clock=clock or SystemClock(),
         acknowledged=acknowledged,

@@ -51,4 +51,4 @@ async def build(settings: Settings) -> DoorService:
     """
     if settings.tls is None:
         raise ValueError("the door needs TLS: it decides by certificates")
-    return DoorService(Endpoints(settings.etcd, settings.tls))
+    return DoorService(Endpoints(settings.etcd, settings.tls, guarded=True))

@@ -103,7 +103,7 @@ async def build(settings: Settings, *, clock: Clock | None = None, store: Store 
     rng = random.Random()  # noqa: S311 - jitter, not a secret
     own_store = None
     if store is None:
-        store = own_store = EtcdStore(settings.etcd, tls=settings.tls)
+        store = own_store = EtcdStore(settings.etcd, tls=settings.tls, guarded=True)
     cache = Path(settings.state_dir) / "registry.cache" if settings.state_dir else None
     view = RegistryView(store, cache_file=cache, clock=clock)
     audit = open_audit(settings.audit_target, settings, clock=clock, rng=rng, timeout=settings.audit_timeout)

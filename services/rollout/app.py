@@ -129,7 +129,7 @@ async def build(settings: Settings, *, clock: Clock | None = None, store: Store 
     rng = random.Random()  # noqa: S311 - jitter, not a secret
     own_store = None
     if store is None:
-        store = own_store = EtcdStore(settings.etcd, tls=settings.tls)
+        store = own_store = EtcdStore(settings.etcd, tls=settings.tls, guarded=True)
     cache = Path(settings.state_dir) / "registry.cache" if settings.state_dir else None
     view = RegistryView(store, kinds=followed_by("rollout"), root=keys.ROOT, cache_file=cache, clock=clock)
     knowledge = Knowledge(settings=settings, view=view, clock=clock)
