@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.support import engine
 from tests.support.mesh import ROOT
 from tests.support.release import Release, make
 
@@ -42,6 +43,21 @@ def damage(image: Path) -> None:
         byte = file.read(1)
         file.seek(-1, io.SEEK_CUR)
         file.write(bytes([byte[0] ^ 1]))
+
+
+@pytest.mark.timeout(400)
+def test_a_released_image_holds_the_commit_and_nothing_else(images: None) -> None:
+    """Its label names the commit, and its signature vouches for that."""
+    name = "not_committed"
+    lying_about = ROOT / "libs" / f"{name}.py"
+    lying_about.write_text("")
+    try:
+        engine.require(ROOT / "bin" / "images", "--commit", "control")
+    finally:
+        lying_about.unlink()
+    look = f"import importlib.util as u; print(u.find_spec('libs.{name}'), u.find_spec('libs.shipped').name)"
+    told = engine.run("docker", "run", "--rm", "--network=none", "weir/control:commit", "python", "-c", look)
+    assert told.split() == ["None", "libs.shipped"]
 
 
 @pytest.mark.timeout(400)

@@ -50,6 +50,14 @@ def test_it_holds_what_it_says(made: Release) -> None:
     assert not [path for path in made.folder.iterdir() if b"PRIVATE" in path.read_bytes()]
 
 
+def test_what_is_no_release_is_not_deleted(tmp_path: Path) -> None:
+    (tmp_path / "thesis").write_text("years of work")
+    command = [ROOT / "bin" / "release", "--no-images", "--out", tmp_path]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    assert (done.returncode, "is no release: it would be deleted" in done.stderr) == (1, True)
+    assert (tmp_path / "thesis").read_text() == "years of work"
+
+
 def test_another_key_is_refused(made: Release, tmp_path: Path) -> None:
     other = make_key(made.cosign, tmp_path / "other")
     done = made.verify(other.with_suffix(".pub"))
@@ -71,6 +79,11 @@ def test_a_file_more_or_less_is_refused(made: Release, tmp_path: Path) -> None:
     more = made.copy(tmp_path / "more")
     (more.folder / "readme.txt").write_text("install this")
     more.refused("not in SHA256SUMS: readme.txt")
+    (more.folder / "readme.txt").rename(more.folder / "SHA256SUMS.txt")
+    more.refused("not in SHA256SUMS: SHA256SUMS.txt")
+    (more.folder / "SHA256SUMS.txt").unlink()
+    (more.folder / "install").symlink_to("/bin/sh")
+    more.refused("not in SHA256SUMS: install")
     less = made.copy(tmp_path / "less")
     (less.folder / f"{WHEEL}.att").unlink()
     less.refused("a file is not as SHA256SUMS says")
