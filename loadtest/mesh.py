@@ -35,6 +35,7 @@ from loadtest.scenarios import (
     Cost,
     Edge,
     EdgeSender,
+    Sender,
     open_loop,
     requests_closed_loop,
     tokens_closed_loop,
@@ -170,14 +171,14 @@ class Bench:
             max_tokens=TTFT_TOKENS,
         )
         async with direct:
-            for call in (sender, direct):
-                await open_loop(call, rate=TTFT_RATE, seconds=2.0, seed=0)
             for repeat in range(self._options.repeats):
                 order = (sender, direct) if repeat % 2 else (direct, sender)
-                times = {
-                    call: await open_loop(call, rate=TTFT_RATE, seconds=self._options.ttft_seconds, seed=repeat + 1)
-                    for call in order
-                }
+                times: dict[Sender, list[float]] = {}
+                for call in order:
+                    sender.close()  # connections that have been idle for a window are about to be closed by Envoy
+                    await open_loop(call, rate=TTFT_RATE, seconds=2.0, seed=0)
+                    seconds = self._options.ttft_seconds
+                    times[call] = await open_loop(call, rate=TTFT_RATE, seconds=seconds, seed=repeat + 1)
                 row: Figures = {}
                 for name, q in (("p50", 0.5), ("p99", 0.99)):
                     row[f"edge {name}"] = percentile(times[sender], q) * 1e3
