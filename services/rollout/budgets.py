@@ -19,6 +19,8 @@ from services.rollout.policy.evidence import Evidence, GoodBad
 from services.rollout.policy.plan import Burn
 
 _MAX_SOURCES = 1_000
+_MAX_UNPACKED = 1 << 20
+"""Bytes; many times what the objectives of one route and tier come to. A kilobyte may unpack to a megabyte."""
 _UNITS = ((86400.0, "d"), (3600.0, "h"), (60.0, "m"))
 
 RouteTier = tuple[str, str]
@@ -239,9 +241,13 @@ def _finite(value: float) -> float:
 
 def _unpacked(packed: bytes, scale: float) -> dict[str, burn.Tally]:
     try:
-        stored = json.loads(zlib.decompress(packed))
+        unpacking = zlib.decompressobj()
+        text = unpacking.decompress(packed, _MAX_UNPACKED)
+        if not unpacking.eof:
+            raise burn.TallyError("it is cut short, or larger than a budget can be")
+        stored = json.loads(text)
         if any(json.loads(text)["scale"] != scale for text in stored.values()):
             raise burn.TallyError("counted with another scale")
         return {str(objective): burn.Tally.load(text.encode()) for objective, text in stored.items()}
-    except (ValueError, zlib.error, AttributeError, KeyError, TypeError) as error:
+    except (ValueError, zlib.error, AttributeError, KeyError, RecursionError, TypeError) as error:
         raise burn.TallyError(f"not a stored budget: {error}") from error

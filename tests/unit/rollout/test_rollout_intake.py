@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import zlib
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -209,7 +211,8 @@ def test_a_used_up_budget_and_an_alert_and_their_restoration() -> None:
     heir = Budgets(scale=scale)
     heir.restore({("generate", "fast"): stored})
     assert heir.status(known, now)["generate", "fast"] == status
-    for unreadable in (b"", b"x", stored.windows[:-3]):
+    large, deep = zlib.decompress(stored.windows) + b" " * (1 << 20), b"[" * 200_000
+    for unreadable in (b"", b"x", stored.windows[:-3], zlib.compress(large), zlib.compress(deep)):
         stranger = Budgets(scale=scale)
         stranger.restore({("generate", "fast"): registry_pb2.ErrorBudget(windows=unreadable)})
         assert stranger.status(known, now) == {}
