@@ -33,6 +33,7 @@ _HEADER = """\
 #
 # WEIR_PROFILE=simulated WEIR_ENGINE=control: without torch.
 # WEIR_HTTP_PORT, WEIR_HTTPS_PORT, WEIR_ADMIN_PORT: ports on this machine.
+# WEIR_IMAGES=registry/prefix WEIR_TAG=1.2.3 WEIR_PULL=missing: with images of a registry. Without, none is asked.
 """
 
 
@@ -195,7 +196,9 @@ def _image(target: str) -> dict[str, Any]:
     if target == "engine":
         target = "${WEIR_ENGINE:-engine}"
     build = {"context": ".", "target": target, "args": dict.fromkeys(_PIP)}
-    return {"image": f"${{WEIR_IMAGES:-weir}}/{target}:${{WEIR_TAG:-dev}}", "build": build}
+    # Compose asks a registry first unless told otherwise: what somebody there calls weir/control would run here.
+    pull = "${WEIR_PULL:-never}"
+    return {"image": f"${{WEIR_IMAGES:-weir}}/{target}:${{WEIR_TAG:-dev}}", "pull_policy": pull, "build": build}
 
 
 def _own(name: str) -> dict[str, Any]:

@@ -54,6 +54,12 @@ def test_every_container_is_hardened(services: dict[str, Any]) -> None:
         assert {key: each[key] for key in HARDENED} == HARDENED, name
 
 
+def test_what_is_built_here_is_asked_of_no_registry(services: dict[str, Any]) -> None:
+    """Without a policy Compose pulls first: whoever owns that name in a registry would run in every container."""
+    assert {each["pull_policy"] for each in services.values()} == {"${WEIR_PULL:-never}"}
+    assert all("build" in each for each in services.values())
+
+
 def test_nobody_sees_anybody_elses_files(services: dict[str, Any]) -> None:
     """Only the job that makes them has the whole volume; everybody else has the folder of his name, to read."""
     folders = {}
