@@ -107,6 +107,15 @@ def test_no_manifest_holds_a_secret(overlay: str) -> None:
 
 
 @pytest.mark.parametrize("overlay", OVERLAYS)
+def test_images_come_from_the_node_or_from_a_registry_that_is_named(overlay: str) -> None:
+    """A name without a registry is the public one's, where anybody may own it."""
+    for name, template in workloads(overlay):
+        container = template["spec"]["containers"][0]
+        named = "." in container["image"].partition("/")[0]
+        assert (container["imagePullPolicy"] == "Never") is not named, name
+
+
+@pytest.mark.parametrize("overlay", OVERLAYS)
 def test_outside_there_is_https_and_nothing_else(overlay: str) -> None:
     """A load balancer or a node port for the admin API or for metrics would leave them to network policies alone."""
     services = [each["spec"] for each in documents(overlay) if each["kind"] == "Service"]
