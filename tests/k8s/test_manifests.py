@@ -13,9 +13,11 @@ from typing import Any
 import pytest
 import yaml
 
+from libs.artifacts.local import LocalBlobStore
 from libs.authority.calls import CALLS
 from libs.authority.identity import Identity, Operator
 from libs.authority.stores import ROWS
+from libs.backup import Manifest
 from libs.pki import dns_names
 from services.cli.__main__ import call
 from services.cli.mesh.seed import Seeded
@@ -23,7 +25,7 @@ from tests.k8s.conftest import OVERLAYS, documents, read, render
 from tests.support.cluster.objects import selects
 from tests.support.engine import ROOT
 
-WORKLOADS = ("Deployment", "StatefulSet", "Job")
+WORKLOADS = ("Deployment", "StatefulSet", "Job", "CronJob")
 TOOLS = ROOT / "build" / "k8s-env" / "bin" / "python"
 CHECKOV = ROOT / "build" / "checkov-env" / "bin" / "checkov"
 EXCEPTIONS = {
@@ -41,7 +43,8 @@ EXCEPTIONS = {
 def workloads(overlay: str) -> Iterator[tuple[str, dict[str, Any]]]:
     for each in documents(overlay):
         if each["kind"] in WORKLOADS:
-            yield each["metadata"]["name"], each["spec"]["template"]
+            spec = each["spec"]["jobTemplate"]["spec"] if each["kind"] == "CronJob" else each["spec"]
+            yield each["metadata"]["name"], spec["template"]
 
 
 @pytest.mark.parametrize("overlay", OVERLAYS)
@@ -194,10 +197,14 @@ def test_whoever_speaks_with_etcd_is_given_its_rights(overlay: str) -> None:
 
 
 @pytest.mark.parametrize("overlay", OVERLAYS)
-def test_the_command_line_takes_what_jobs_say(overlay: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_command_line_takes_what_jobs_say(overlay: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Overlays say anew what the base says: a command that the program does not have any more would be found by nobody
     but the job, and etcd would stay open to the four that connect."""
-    called: dict[str, tuple[Any, ...]] = {}
+    called: dict[str, Any] = {}
+
+    async def save(_: Any, *, audit: Path | None, **parts: Any) -> tuple[str, Manifest]:
+        called["backup-audit" if audit else "backup-etcd"] = audit or parts
+        return "", Manifest(taken_at=0.0)
 
     async def establish(*arguments: Any, **_: Any) -> list[str]:
         called["rights"] = arguments
@@ -209,6 +216,8 @@ def test_the_command_line_takes_what_jobs_say(overlay: str, monkeypatch: pytest.
 
     monkeypatch.setattr("libs.registry.authorities.establish", establish)
     monkeypatch.setattr("services.cli.mesh.initial.plant", plant)
+    monkeypatch.setattr("libs.backup.save", save)
+    monkeypatch.setattr("libs.artifacts.open_store", lambda _: LocalBlobStore(tmp_path))
     commands = {name: template["spec"]["containers"][0]["command"] for name, template in workloads(overlay)}
     jobs = {name: words for name, words in commands.items() if words[0] == "weir"}
     assert {name: call(words[1:]) for name, words in jobs.items()} == dict.fromkeys(jobs, 0)
@@ -219,6 +228,38 @@ def test_the_command_line_takes_what_jobs_say(overlay: str, monkeypatch: pytest.
     )
     assert members == [f"etcd-{at}.etcd:18010" for at in range(etcd["spec"]["replicas"])]
     assert {each.service for each in identities} == {name for name, row in ROWS.items() if row.direct}
+    if overlay == "prod":
+        backup = called["backup-etcd"]
+        assert (list(backup["endpoints"]), backup["tls"].cert) == (members, "/etc/weir/tls/tls.crt")
+        assert str(called["backup-audit"]) == json.loads(config_of(overlay, "audit"))["state_dir"]
+
+
+def config_of(overlay: str, service: str) -> str:
+    """The settings of a service of which there is one."""
+    maps = [each for each in documents(overlay) if each["kind"] == "ConfigMap"]
+    (found,) = (each["data"]["config.json"] for each in maps if re.match(rf"{service}-", each["metadata"]["name"]))
+    return str(found)
+
+
+def test_backups_have_what_they_save() -> None:
+    found = dict(workloads("prod"))
+    (claim,) = (
+        each["persistentVolumeClaim"] for each in found["backup-audit"]["spec"]["volumes"] if each["name"] == "state"
+    )
+    (log,) = (
+        each
+        for each in documents("prod")
+        if each["kind"] == "StatefulSet" and each["metadata"]["labels"]["app.kubernetes.io/name"] == "audit"
+    )
+    (volume,) = log["spec"]["volumeClaimTemplates"]
+    assert claim == {"claimName": f"{volume['metadata']['name']}-{log['metadata']['name']}-0", "readOnly": True}
+    (near,) = found["backup-audit"]["spec"]["affinity"]["podAffinity"]["requiredDuringSchedulingIgnoredDuringExecution"]
+    assert selects(near["labelSelector"], log["spec"]["template"]["metadata"]["labels"])
+    rules = [each["spec"] for each in documents("prod") if each["kind"] == "NetworkPolicy"]
+    for name in ("backup-audit", "backup-etcd"):
+        mine = [each for each in rules if selects(each["podSelector"], found[name]["metadata"]["labels"])]
+        ports = {port["port"] for each in mine for rule in each.get("egress", []) for port in rule["ports"]}
+        assert ports == {53, 443} | ({18010} if name == "backup-etcd" else set())
 
 
 @pytest.mark.parametrize("overlay", OVERLAYS)
