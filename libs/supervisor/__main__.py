@@ -12,25 +12,33 @@ import asyncio
 import os
 import signal
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from random import SystemRandom
+from types import MappingProxyType
 
 from libs.clock import SystemClock
 from libs.supervisor.control import ControlServer
+from libs.supervisor.forks import Fork, fork_all
 from libs.supervisor.logs import LogSink, terminal
 from libs.supervisor.spec import SupervisorSpec, load
 from libs.supervisor.supervisor import Supervisor
 
 
-async def serve(spec: SupervisorSpec, *, echo: bool = False, on_listening: Callable[[], None] = lambda: None) -> bool:
+async def serve(
+    spec: SupervisorSpec,
+    *,
+    echo: bool = False,
+    forks: Mapping[str, Fork] = MappingProxyType({}),
+    on_listening: Callable[[], None] = lambda: None,
+) -> bool:
     """Runs a specification with its control socket. True after a clean stop, False when the start-up failed.
 
-    `on_listening` is called once the socket takes commands.
+    `forks` are as for `Supervisor`; `on_listening` is called once the socket takes commands.
     """
     state_dir = Path(spec.state_dir)
     sink = LogSink(state_dir, spec.logs, echo=terminal() if echo else None)
-    supervisor = Supervisor(spec, sink=sink, clock=SystemClock(), rng=SystemRandom())
+    supervisor = Supervisor(spec, sink=sink, clock=SystemClock(), rng=SystemRandom(), forks=forks)
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, supervisor.stop)
@@ -60,7 +68,8 @@ def main() -> int:
             os.write(options.ready_fd, b"1")
             os.close(options.ready_fd)
 
-    return 0 if asyncio.run(serve(load(options.spec), echo=options.echo, on_listening=tell)) else 1
+    spec = load(options.spec)
+    return 0 if asyncio.run(serve(spec, echo=options.echo, forks=fork_all(spec), on_listening=tell)) else 1
 
 
 if __name__ == "__main__":

@@ -11,6 +11,7 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
+from libs.supervisor.forks import Fork
 from libs.supervisor.logs import LineSplitter
 from libs.supervisor.spec import ProcessSpec
 
@@ -37,13 +38,14 @@ class Child:
     """A started process. Made by `spawn`; ends by itself or by `stop`."""
 
     def __init__(
-        self, process: subprocess.Popen[bytes], output: _Output, transport: asyncio.ReadTransport, grace: float
+        self, process: subprocess.Popen[bytes] | Fork, output: _Output, transport: asyncio.ReadTransport, grace: float
     ) -> None:
         self.pid = process.pid
         self._process = process
         self._output = output
         self._transport = transport
         self._grace = grace
+        self._code = 0
         self._pidfd = os.pidfd_open(process.pid)
         loop = asyncio.get_running_loop()
         self._exited: asyncio.Future[None] = loop.create_future()
@@ -54,7 +56,7 @@ class Child:
         # Not reaped yet, so its process group id cannot have been given to anybody else: what it left behind goes now.
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self.pid, signal.SIGKILL)
-        self._process.wait()
+        self._code = self._process.wait()
         os.close(self._pidfd)
         self._exited.set_result(None)
 
@@ -64,7 +66,7 @@ class Child:
         # A descendant that moved to another session may hold the pipe open; do not wait for it for ever.
         await asyncio.wait((self._output.closed,), timeout=_OUTPUT_GRACE)
         self._transport.close()
-        return self._process.returncode
+        return self._code
 
     def signal(self, number: int) -> None:
         """Sends a signal to the process itself; nothing happens when it has ended."""
@@ -86,15 +88,25 @@ class Child:
                 os.killpg(self.pid, signal.SIGKILL)
 
 
-async def spawn(spec: ProcessSpec, on_line: Callable[[bytes], None]) -> Child:
-    """Starts a process; `on_line` gets its output lines, standard error included.
+async def spawn(spec: ProcessSpec, on_line: Callable[[bytes], None], fork: Fork | None = None) -> Child:
+    """Starts a process, or lets go its fork; `on_line` gets its output lines, standard error included.
 
     A program that does not exist shows as exit code 127. Raises OSError when no process can be made at all.
     """
+    process, read_end = _popen(spec) if fork is None else (fork, fork.output)
+    if fork is not None:
+        fork.let_go()
+    reader = os.fdopen(read_end, "rb", buffering=0)
     loop = asyncio.get_running_loop()
+    transport, output = await loop.connect_read_pipe(lambda: _Output(on_line), reader)
+    return Child(process, output, transport, spec.stop_grace)
+
+
+def _popen(spec: ProcessSpec) -> tuple[subprocess.Popen[bytes], int]:
+    """The process, and the descriptor that its output is read from."""
     read_end, write_end = os.pipe()
     try:
-        process = subprocess.Popen(  # noqa: ASYNC220, S603 - our own argument list; fork and exec take about a millisecond
+        process = subprocess.Popen(  # noqa: S603 - our own argument list; fork and exec take about a millisecond
             (*_LEASH, str(os.getpid()), *spec.argv),
             stdin=subprocess.DEVNULL,
             stdout=write_end,
@@ -108,6 +120,4 @@ async def spawn(spec: ProcessSpec, on_line: Callable[[bytes], None]) -> Child:
         raise
     finally:
         os.close(write_end)
-    reader = os.fdopen(read_end, "rb", buffering=0)
-    transport, output = await loop.connect_read_pipe(lambda: _Output(on_line), reader)
-    return Child(process, output, transport, spec.stop_grace)
+    return process, read_end

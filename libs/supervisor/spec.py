@@ -57,6 +57,9 @@ class ProcessSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     """Unique; prefix of its log lines and name of its log file."""
     argv: tuple[str, ...]
     """Program and arguments; no shell."""
+    fork: bool = False
+    """Whether its first start is a fork of the supervisor: see libs.supervisor.forks. `argv` is (the supervisor's own
+    Python, "-m", a package whose `__main__` only imports when it is imported, …)."""
     env: dict[str, str] = {}
     """Added to the supervisor's own environment."""
     cwd: str = ""
@@ -91,6 +94,8 @@ class SupervisorSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     state_dir: str
     """Holds `supervisor.sock` and `logs/`."""
     processes: tuple[ProcessSpec, ...]
+    shared: tuple[str, ...] = ()
+    """Modules that are imported once for all forks."""
     restart: RestartPolicy = RestartPolicy()
     startup: StartupPolicy = StartupPolicy()
     liveness: LivenessPolicy = LivenessPolicy()

@@ -13,13 +13,15 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass, field
 from random import Random
+from types import MappingProxyType
 from typing import Any
 
 from libs.clock import Clock
 from libs.supervisor.child import Child, spawn
+from libs.supervisor.forks import Fork
 from libs.supervisor.logs import LogSink
 from libs.supervisor.policy import Silence, gives_up, levels, next_restart, patience
 from libs.supervisor.probes import Look, follow
@@ -87,9 +89,21 @@ class Entry:
 class Supervisor:
     """Runs one specification once."""
 
-    def __init__(self, spec: SupervisorSpec, *, sink: LogSink, clock: Clock, rng: Random) -> None:
-        """Raises OrderError when dependencies are unknown or circular."""
+    def __init__(
+        self,
+        spec: SupervisorSpec,
+        *,
+        sink: LogSink,
+        clock: Clock,
+        rng: Random,
+        forks: Mapping[str, Fork] = MappingProxyType({}),
+    ) -> None:
+        """:param forks: processes by name that only need to be let go at their first start; those that are not, `run`
+            ends.
+
+        :raises OrderError: dependencies are unknown or circular."""
         self._spec = spec
+        self._forks = dict(forks)
         self._sink = sink
         self._clock = clock
         self._rng = rng
@@ -110,6 +124,8 @@ class Supervisor:
             await self._stop_wanted.wait()
             watcher.cancel()
             await self._stop_all()
+        for fork in self._forks.values():
+            fork.discard()
         self._set_state("failed" if self._failure else "stopped")
         return self._failure is None
 
@@ -199,7 +215,8 @@ class Supervisor:
         entry.was_ready = entry.hung = False
         entry.silence, entry.fault = Silence(), ""
         try:
-            entry.child = child = await spawn(entry.spec, lambda line: self._sink.line(name, line))
+            fork = self._forks.pop(name, None)
+            entry.child = child = await spawn(entry.spec, lambda line: self._sink.line(name, line), fork)
         except OSError as error:
             entry.exits += 1
             self._sink.line(name, f"cannot start {entry.spec.argv[0]}: {error}".encode())

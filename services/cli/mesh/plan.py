@@ -39,6 +39,8 @@ _SECRET = re.compile(r"\$\{secret\.([a-z]+)\}")
 _DRAIN = 10.0
 """`ServiceSettings.drain_seconds`, unless told otherwise."""
 _ENDING = ENDING_SECONDS + 1.0
+SHARED = ("libs.service", "prometheus_client", "libs.mux.client", "libs.mux.server")
+"""What every service imports, and nothing that has metrics of its own: a process shows those that it counts."""
 SECRETS = ("pepper",)
 """Secrets that settings may name."""
 
@@ -107,7 +109,7 @@ def build(
     planner = _Planner(topology, site, bootstrap, layers)
     units = tuple(planner.unit(name) for name in topology.process)
     return Plan(
-        processes=tuple(map(_supervised, units)),
+        processes=tuple(_supervised(unit, site.python("")) for unit in units),
         files={path: content for unit in units for path, content in unit.files.items()},
         folders=tuple(site.data(name) for name in topology.process),
         ports=planner.ports,
@@ -116,11 +118,12 @@ def build(
     )
 
 
-def _supervised(unit: Unit) -> ProcessSpec:
-    """As the supervisor of one machine starts it."""
+def _supervised(unit: Unit, python: str) -> ProcessSpec:
+    """As the supervisor of one machine, which `python` runs, starts it."""
     return ProcessSpec(
         name=unit.name,
         argv=unit.argv,
+        fork=unit.argv[:2] == (python, "-m"),
         env=dict(unit.env),
         cwd=str(unit.cwd),
         after=unit.process.after,

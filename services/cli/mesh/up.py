@@ -24,7 +24,7 @@ from services.cli import edge
 from services.cli.mesh import lifecycle, loading, preflight, report, seed, site
 from services.cli.mesh.lifecycle import StartError
 from services.cli.mesh.logview import last_lines
-from services.cli.mesh.plan import CLIENT, Laptop, Plan, Site, build
+from services.cli.mesh.plan import CLIENT, SHARED, Laptop, Plan, Site, build
 from services.cli.mesh.topology import (
     TopologyError,
     parse_overrides,
@@ -153,7 +153,8 @@ def _start(where: Laptop, plan: Plan, lock: lifecycle.Lock) -> None:
     where.client_bootstrap.write_text(
         xds_bootstrap.render(node_id=CLIENT, zone="zone-a", xds=control_plane, tls=where.tls(CLIENT))
     )
-    lifecycle.launch(SupervisorSpec(state_dir=str(where.state), processes=plan.processes), lock, without=site.VARIABLES)
+    spec = SupervisorSpec(state_dir=str(where.state), processes=plan.processes, shared=SHARED)
+    lifecycle.launch(spec, lock, without=site.VARIABLES)
 
 
 def missing_models(where: Laptop) -> list[str]:

@@ -1,15 +1,16 @@
-"""Services that run with another interpreter than the rest."""
+"""How services are started: what they share, and which run with another interpreter than the rest."""
 
 from __future__ import annotations
 
 import json
+import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
 from libs.supervisor.spec import ProcessSpec
-from services.cli.mesh.plan import Laptop, Plan, build
+from services.cli.mesh.plan import SHARED, Laptop, Plan, build
 from services.cli.mesh.preflight import check_interpreters
 from services.cli.mesh.site import ROOT, load_profile, load_topology
 from services.cli.mesh.topology import Launch, TopologyError, parse_overrides, split_launch
@@ -37,6 +38,17 @@ def test_only_the_worker_on_vllm_runs_with_its_python():
     assert (other.argv[0], other.ready_timeout) == ("python", 60)
     assert "engine" not in settings
     assert {each.argv[0] for each in vllm.processes} - {spec.argv[0]} == {"python", "etcd", "envoy"}
+    assert {each.name for each in vllm.processes if not each.fork} == {"worker-a", "etcd", "envoy"}
+
+
+def test_what_all_share_has_no_metrics_and_no_threads():
+    """Or every process would show metrics of others, and a fork would lose the thread."""
+    told = "from prometheus_client import REGISTRY; import os, sys; print(*REGISTRY._names_to_collectors, sep=',')"
+    code = f"import {', '.join(SHARED)}\n{told}; print(len(os.listdir('/proc/self/task')), 'torch' in sys.modules)"
+    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    names, rest = run.stdout.split("\n", 1)
+    assert {each.split("_")[0] for each in names.split(",")} == {"process", "python"}
+    assert rest.split() == ["1", "False"]
 
 
 def test_an_override_moves_the_environment():
