@@ -147,3 +147,20 @@ def test_memory_is_what_was_asked_for_and_no_more():
     assert memory.nbytes == 7 * SIZE
     assert memory.arena(torch.float32).shape == (5, SIZE // 4)
     assert memory.arena(torch.float32).untyped_storage().nbytes() == 5 * SIZE
+
+
+def resident() -> int:
+    with open("/proc/self/statm") as file:
+        return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+
+def test_pages_cost_nothing_until_they_are_touched():
+    before = resident()
+    memory = KvMemory(bytes_per_block=1 << 16, total_blocks=4096, host_blocks=4096)
+    untouched = resident() - before
+    memory.arena(torch.uint8)[:2048] = 1
+    touched = resident() - before
+    assert untouched < 32 << 20  # of 512 MiB
+    assert 128 << 20 <= touched < 160 << 20
+    assert int(memory.arena(torch.uint8)[2048:].max()) == 0
+    memory.close()

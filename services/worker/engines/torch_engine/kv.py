@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import hashlib
 import math
+import mmap
 import os
 import tempfile
 from collections.abc import Iterable
@@ -53,8 +54,21 @@ def bytes_per_block(shapes: Iterable[BlockShape]) -> int:
     return -(-max(shape.nbytes for shape in shapes) // unit) * unit
 
 
+def _zeros(blocks: int, size: int, *, device: torch.device | None = None, pinned: bool = False) -> Tensor:
+    """Blocks of `size` bytes. torch would write every byte of them and so take all of the memory at once: where it is
+    the process's own, the kernel gives a page when it is first touched.
+
+    :raises OSError: there is no such memory.
+    """
+    whole = blocks * size
+    if pinned or not whole or (device is not None and device.type != "cpu"):
+        return torch.zeros((blocks, size), dtype=torch.uint8, device=device, pin_memory=pinned)
+    pages = mmap.mmap(-1, whole, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    return torch.frombuffer(pages, dtype=torch.uint8).view(blocks, size)
+
+
 class KvMemory:
-    """Blocks 0 … total_blocks-1. Pages of the arena that are never touched cost nothing."""
+    """Blocks 0 … total_blocks-1. On a CPU, pages of the arena that are never touched cost nothing."""
 
     def __init__(
         self,
@@ -69,9 +83,9 @@ class KvMemory:
         """:raises OSError: the file of the disk tier cannot be made."""
         device = device or torch.device("cpu")
         self.bytes_per_block = bytes_per_block
-        self._arena = torch.zeros((total_blocks, bytes_per_block), dtype=torch.uint8, device=device)
+        self._arena = _zeros(total_blocks, bytes_per_block, device=device)
         on_gpu = device.type == "cuda"
-        self._host = torch.zeros((host_blocks, bytes_per_block), dtype=torch.uint8, pin_memory=on_gpu)
+        self._host = _zeros(host_blocks, bytes_per_block, pinned=on_gpu)
         self._staging = torch.zeros(bytes_per_block, dtype=torch.uint8, pin_memory=on_gpu)
         self._disk_folder = disk_folder
         self._disk = _DiskTier(disk_folder, disk_blocks, bytes_per_block) if disk_blocks else None
@@ -85,9 +99,7 @@ class KvMemory:
         """
         before = self.bytes_per_block
         arena, host = (
-            torch.zeros(
-                (len(tier), bytes_per_block), dtype=torch.uint8, device=tier.device, pin_memory=tier.is_pinned()
-            )
+            _zeros(len(tier), bytes_per_block, device=tier.device, pinned=tier.is_pinned())
             for tier in (self._arena, self._host)
         )
         staging = torch.zeros(bytes_per_block, dtype=torch.uint8, pin_memory=self._staging.is_pinned())
