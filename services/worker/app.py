@@ -126,10 +126,11 @@ class WorkerService:
         """
         try:
             async with asyncio.TaskGroup() as group:
+                starting = group.create_task(self._engine.start(self._hub.on_step))  # whose imports take seconds
                 if self._view is not None:
                     group.create_task(self._view.run(), name="registry.view")
                     await self._check_models(self._view)
-                await self._engine.start(self._hub.on_step)
+                await asyncio.wait((starting,))
                 self._hub.attach(self._engine)
                 metrics.watch(self._engine)
                 reporter = self._reporter = self._make_reporter()

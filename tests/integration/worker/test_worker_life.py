@@ -243,3 +243,31 @@ async def test_a_version_registered_later_with_other_files_ends_the_worker(tmp_p
             await put_message(store, registry_pb2.ModelVersion(name="m", version="1", artifacts=artifacts))
             await asyncio.Event().wait()
     assert caught.group_contains(EngineLoadError)
+
+
+async def test_the_engine_loads_while_the_registry_is_asked_and_serves_after_its_answer():
+    loop, loading, answers, serving = asyncio.get_running_loop(), asyncio.Event(), asyncio.Event(), asyncio.Event()
+
+    class Slow(MemoryStore):
+        async def get_prefix(self, prefix, *, since=0):
+            await answers.wait()
+            return await super().get_prefix(prefix, since=since)
+
+    class Telling(BreakingCore):
+        def load(self) -> None:
+            loop.call_soon_threadsafe(loading.set)
+
+    def make(on_failure) -> ThreadedEngine:
+        return ThreadedEngine(Telling(), on_failure=on_failure)
+
+    async def serve() -> None:
+        async with rig(store=Slow(), make_engine=make, registry_wait=3600.0):
+            serving.set()
+
+    life = asyncio.create_task(serve())
+    async with asyncio.timeout(10):
+        await loading.wait()
+        assert not serving.is_set()
+        answers.set()
+        await life
+    assert serving.is_set()
