@@ -26,18 +26,16 @@ from dataclasses import dataclass
 from heapq import merge
 from itertools import islice
 
+from services.admission.policy.levels import Levels
 from services.admission.policy.model import Request
 from services.admission.policy.service_curve import ServiceCurve
 
-_VERSIONS = 64  # whose levels are remembered
 _MANY = 128  # tenants, from which on what serves them is summed up by a curve instead of one by one
 
 Lane = tuple[bool, str, tuple[str, ...]]
 """Is it new (not resumed), its model version, its zones: requests of a lane look for room on the same workers."""
 _Place = tuple[float, int, "Flow"]
 """Counter, `since`, which is unique, and whose they are."""
-_Levels = tuple[float, dict[str, float]]
-"""Of all, and by version."""
 _SAMPLES = 8  # of the levels, in the time of a burst
 
 
@@ -127,10 +125,9 @@ class FairQueue:
         self._moved: dict[int, Flow] = {}  # by `since`: what the curve does not know yet
         self._idle: OrderedDict[str, float] = OrderedDict()  # counters that are still above the present level
         self._items: dict[str, Item] = {}
-        self._level = 0.0  # virtual time: the counter at which service was last given
-        self._levels: OrderedDict[str, float] = OrderedDict()  # likewise, of each version: each has workers of its own
+        self._levels = Levels()
         self._burst_seconds = burst_seconds
-        self._past: deque[tuple[float, _Levels]] = deque()  # the oldest is that of `burst_seconds` ago
+        self._past: deque[tuple[float, Levels]] = deque()  # the oldest is that of `burst_seconds` ago
         self._max_idle = max_idle
         self.backlog = 0.0
         """Cost units waiting in all."""
@@ -142,7 +139,7 @@ class FairQueue:
         """Time goes on, in seconds; call it several times in `burst_seconds`."""
         past, seconds = self._past, self._burst_seconds
         if seconds and (not past or now >= past[-1][0] + seconds / _SAMPLES):
-            past.append((now, (self._level, dict(self._levels))))
+            past.append((now, self._levels.copy()))
             while len(past) > 1 and past[1][0] <= now - seconds:
                 past.popleft()
 
@@ -223,7 +220,7 @@ class FairQueue:
         """
         item = self._items[request_id]
         flow = self._flows[self._key(item.request.tenant)]
-        self._served_at(max(flow.counter, flow.entered), item.request.model_version)
+        self._levels.served(max(flow.counter, flow.entered), item.request.model_version)
         self._move(flow, flow.counter + item.cost / item.request.weight)
         self.remove(request_id)
         return item
@@ -238,7 +235,7 @@ class FairQueue:
             return
         start = self.level_of(tenant, version)
         if not self._flows:
-            self._served_at(max(start, self._level_at(version)), version)
+            self._levels.served(max(start, self._levels.at(version)), version)
         self._remember(key, start + cost / weight)
 
     def correct(self, tenant: str, weight: float, difference: float) -> None:
@@ -325,34 +322,21 @@ class FairQueue:
 
     def _start_of(self, key: str, version: str) -> float:
         """Where a tenant begins that has nothing waiting."""
-        level = self._level_at(version)
-        if self._past:
-            of_all, of_versions = self._past[0][1]
-            level = min(level, of_versions.get(version, of_all))
-        return max(level, self._idle.get(key, 0.0))
+        return max(min(self._levels.at(version), self._before.at(version)), self._idle.get(key, 0.0))
 
     def _lowest(self) -> float:
         """Nobody begins below."""
-        lowest = min(self._levels.values(), default=self._level)
-        if self._past:
-            of_all, of_versions = self._past[0][1]
-            lowest = min(lowest, min(of_versions.values(), default=of_all))
-        return lowest
+        return min(self._levels.lowest(), self._before.lowest())
 
-    def _level_at(self, version: str) -> float:
-        """Where service is given. Of a version that nobody was served of, where it is to all others."""
-        return self._levels.get(version, self._level)
-
-    def _served_at(self, counter: float, version: str) -> None:
-        self._level = self._levels[version] = counter
-        self._levels.move_to_end(version)
-        if len(self._levels) > _VERSIONS:
-            self._levels.popitem(last=False)
+    @property
+    def _before(self) -> Levels:
+        """The levels of a burst ago."""
+        return self._past[0][1] if self._past else self._levels
 
     def _activate(self, key: str, version: str, since: int) -> Flow:
         flow = Flow(key, since)
         flow.counter = self._start_of(key, version)
-        flow.entered = self._level_at(version)
+        flow.entered = self._levels.at(version)
         self._idle.pop(key, None)
         self._flows[key] = flow
         insort(self._order, (flow.counter, flow.since, flow))
@@ -367,7 +351,7 @@ class FairQueue:
         self._moved[flow.since] = flow
 
     def _unpark(self, flow: Flow) -> None:
-        level = min(self._level_at(lane[1]) for lane in flow.parked)
+        level = min(self._levels.at(lane[1]) for lane in flow.parked)
         for lane in flow.parked:
             insort(self._lanes.setdefault(lane, []), (flow.counter, flow.since, flow))
         flow.parked.clear()
