@@ -136,6 +136,13 @@ manifests: setup ## Write docker-compose.yml, what each image installs and k8s/b
 	$(PY) bin/compose-file
 	$(PY) bin/k8s-manifests
 
+# Where the gateways live that the mesh is measured beside.
+PEERS_ENV ?= $(BUILD)/peers-env
+
+.PHONY: peers-env
+peers-env: setup ## Create the environments of LiteLLM and Portkey for bench-peers (700 MB, minutes; skipped when they are there).
+	bin/peers-env $(PEERS_ENV)
+
 # --- load with locust ---
 
 # Where locust lives. Its flags: make locust LOCUST='-u 60 -t 5m --think 1'
@@ -208,12 +215,16 @@ demo-models: setup ## Train the two demo models again (the result is committed).
 	$(PY) -m models.training
 
 .PHONY: bench-up
-bench-up: setup ## Measure the cold start: installed dependencies to the first token, three times.
+bench-up: setup ## Measure the cold start, installed dependencies to the first token, and the idle mesh.
 	$(PY) -m loadtest.bench_up
 
 .PHONY: bench-mesh
-bench-mesh: setup ## Measure what the mesh costs per request and per token (docs/performance.md).
+bench-mesh: setup ## Measure what the mesh costs per request, per token and idle, and its edge alone (ten minutes).
 	$(PY) -m loadtest.mesh
+
+.PHONY: bench-peers
+bench-peers: setup ## Measure the mesh beside a bare Envoy and, where peers-env was made, LiteLLM and Portkey (five minutes).
+	PEERS_ENV=$(abspath $(PEERS_ENV)) $(PY) -m loadtest.bench_peers $(if $(QUICK),--quick)
 
 .PHONY: bench-isolation
 bench-isolation: setup ## Measure the engine in a thread of its worker against a process of its own.

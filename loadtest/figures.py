@@ -28,6 +28,18 @@ def medians(rows: Sequence[Mapping[str, float]]) -> dict[str, float]:
     return {name: statistics.median(row[name] for row in rows) for name in rows[0]} if rows else {}
 
 
+def in_calls(figures: Mapping[str, float], call_us: float) -> dict[str, float]:
+    """Those that are times ("ms" or "us" is a word of the name), in calls of so many µs: what an hour at which the
+    machine is slow does not change."""
+    units = {"ms": 1e3, "us": 1.0}
+    found = {}
+    for name, value in figures.items():
+        unit = next((units[word] for word in name.split("_") if word in units), None)
+        if unit is not None:
+            found[name] = round(value * unit / call_us, 3)
+    return found
+
+
 def table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     """An aligned table; the first column is text, the others are numbers."""
     widths = [max(len(line[column]) for line in (header, *rows)) for column in range(len(header))]

@@ -11,32 +11,26 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
-import math
-import os
-import signal
 import statistics
-import sys
 import tempfile
-import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import psutil
 import uvloop
 
-from loadtest import accounting, grpc_call, profiling
+from loadtest import added_ttft, bench_up, edge_cost, grpc_call, profiling, stream_search
 from loadtest.direct import DirectWorker
-from loadtest.figures import medians, percentile, spread, table
-from loadtest.machine import machine
-from loadtest.overload.samples import Objective
-from loadtest.overload.setting import Setting, TenantSpec, prepare, until
+from loadtest.figures import in_calls, medians, percentile, spread, table
+from loadtest.overload import output
+from loadtest.overload.output import CPUS, progress, say
+from loadtest.ready import TENANTS, edge_of, ready
 from loadtest.scenarios import (
     Cost,
     Edge,
     EdgeSender,
-    Sender,
-    open_loop,
+    cost_table,
     requests_closed_loop,
     tokens_closed_loop,
     tokens_paced,
@@ -44,29 +38,47 @@ from loadtest.scenarios import (
 from loadtest.worker_loss import Loss, kill_worker
 from tests.support.mesh import Mesh
 
-TARGETS = {"cpu_ms_per_request_c64": 2.5, "cpu_us_per_token_paced": 110, "added_ttft_ms_p50_r50": 6}
-CONTRACT = (
-    *TARGETS,
-    "cpu_us_per_token_flat",
-    "added_ttft_ms_p99_r50",
-    "calls_per_request",
-    "grpc_call_us",
-    "requests_per_s",
-    "tokens_per_s",
-)
+TARGETS = {
+    "cpu_ms_per_request_c64": "≤ 2.2",
+    "calls_per_request": "≤ 8",
+    "requests_per_s": "≥ 800",
+    "added_ttft_ms_p50_r50": "≤ 4.5",
+    "added_ttft_ms_p99_r50": "≤ 15",
+    "cpu_us_per_token_paced": "≤ 95",
+    "cpu_us_per_token_flat": "≤ 20",
+    "edge_us_known": "≤ 250",
+    "edge_us_bad_key": "≤ 120",
+    "gateway_lines": "≤ 7500",
+    "chat_files": "≤ 12",
+    "chat_lines": "≤ 2500",
+    "cold_start_s": "≤ 7",
+    "idle_cpu_pct": "≤ 4",
+    "rss_mib": "≤ 1500",
+}
+CONTRACT = (*TARGETS, "streams_at_50tps", "grpc_call_us", "tokens_per_s")
 """Figures that docs/performance.md and its readers know by name."""
-TENANTS = 64
-"""Each with a key of its own: one tenant's requests all meet in one place, which hides what many tenants cost."""
 EMPTY_CALLS = 400
-SCENARIOS = ("c64", "flat", "ttft", "loss", "paced")
+UNPACED = ("c64", "flat", "edge", "ttft", "loss")
+PACED = ("paced", "streams")
+SCENARIOS = ("start", "code", *UNPACED, *PACED)
 CONNECTIONS = 64
 REQUEST_TOKENS = 16
 FLAT_STREAMS, FLAT_TOKENS = 64, 256
 PACED_STREAMS, PACED_INTERVAL = 100, 0.02
-TTFT_RATE, TTFT_TOKENS = 50.0, 4
-CPUS = len(os.sched_getaffinity(0))
-QUIET = 0.05
-"""Share of the machine that others may use before the figures carry a warning."""
+MANY = ("worker.simulated.max_running=4096", "worker.simulated.total_blocks=1048576")
+"""Engines that are not what bounds the number of streams."""
+SMOKE = {
+    "repeats": 1,
+    "seconds": 0.5,
+    "ttft_seconds": 1.0,
+    "flat_tokens": 8,
+    "paced_streams": 8,
+    "probe_seconds": 0.5,
+    "search_seconds": 0.1,
+    "idle_seconds": 0.5,
+    "empty_calls": 40,
+}
+"""What `--smoke` makes of the options."""
 
 Figures = dict[str, float]
 
@@ -81,76 +93,80 @@ class Bench:
         self._services: Mapping[str, Any] = mesh.file()["services"]
         self._pki = mesh.state / "pki"
         self._strangers: list[float] = []
-        self._calls: list[float] = []
+        self.calls: list[float] = []
+        """CPU µs of an empty mTLS grpc.aio call, both ends, around every window that counts CPU."""
         self.figures: Figures = {}
 
     def edge(self) -> Edge:
         """Where to send the load; read anew, since processes may have been replaced."""
-        status = self._mesh.weir_json("status")
-        pids = {row["name"]: int(row["pid"]) for row in status["processes"]}
-        accounting.check_no_children(pids)
-        host, _, port = self._services["envoy"]["plain_address"].rpartition(":")
-        return Edge(
-            host=host,
-            port=int(port),
-            keys=self._keys,
-            pids={**pids, "supervisor": int(status["pid"])},
-            worker_metrics=tuple(
-                service["metrics"] for service in self._services.values() if service["service"] == "worker"
-            ),
-        )
+        return edge_of(self._mesh, self._keys)
 
     async def c64(self) -> None:
         """Requests that are not streamed, 64 connections."""
 
         async def once(seconds: float) -> Cost:
-            # Before and after the window: the machine is slower at one hour than at another.
-            before = await grpc_call.cpu_seconds(self._pki, calls=EMPTY_CALLS)
-            cost = await requests_closed_loop(edge, connections=CONNECTIONS, seconds=seconds, max_tokens=REQUEST_TOKENS)
-            after = await grpc_call.cpu_seconds(self._pki, calls=EMPTY_CALLS)
-            self._calls.append((before + after) / 2 * 1e6)
-            return cost
+            return await requests_closed_loop(edge, connections=CONNECTIONS, seconds=seconds, max_tokens=REQUEST_TOKENS)
 
-        edge = self.edge()
+        edge, known = self.edge(), len(self.calls)
         if costs := await self._costs("c64", once, edge):
             self.figures["cpu_ms_per_request_c64"] = median(costs, lambda cost: cost.cpu_per_unit * 1e3)
             self.figures["requests_per_s"] = median(costs, lambda cost: cost.rate)
-            calls = [cost.cpu_per_unit * 1e6 / call for cost, call in zip(costs, self._calls, strict=True)]
-            self.figures["grpc_call_us"] = statistics.median(self._calls)
-            self.figures["calls_per_request"] = statistics.median(calls)
+            calls = self.calls[known:]
+            ratios = [cost.cpu_per_unit * 1e6 / call for cost, call in zip(costs, calls, strict=True)]
+            self.figures["grpc_call_us"] = statistics.median(calls)
+            self.figures["calls_per_request"] = statistics.median(ratios)
             say(f"\nc64: requests not streamed, {CONNECTIONS} connections closed loop, {REQUEST_TOKENS} tokens each")
             say(cost_table(costs, scale=1e3, unit="CPU ms per request"))
             say(f"  requests/s {spread([cost.rate for cost in costs], 0)}")
-            say(f"  CPU µs of an empty mTLS grpc.aio call, both ends {spread(self._calls, 0)}")
-            say(f"  such calls per request {spread(calls)}")
+            say(f"  CPU µs of an empty mTLS grpc.aio call, both ends {spread(calls, 0)}")
+            say(f"  such calls per request {spread(ratios)}")
 
     async def flat(self) -> None:
         """Streams back to back, flat out."""
+        tokens = self._options.flat_tokens
 
         async def once(seconds: float) -> Cost:
-            return await tokens_closed_loop(edge, streams=FLAT_STREAMS, seconds=seconds, max_tokens=FLAT_TOKENS)
+            return await tokens_closed_loop(edge, streams=FLAT_STREAMS, seconds=seconds, max_tokens=tokens)
 
         edge = self.edge()
         if costs := await self._costs("flat", once, edge):
             self.figures["cpu_us_per_token_flat"] = median(costs, lambda cost: cost.cpu_per_unit * 1e6)
             self.figures["tokens_per_s"] = median(costs, lambda cost: cost.rate)
-            say(f"\nflat: {FLAT_STREAMS} streams back to back, {FLAT_TOKENS} tokens each, as fast as they go")
+            say(f"\nflat: {FLAT_STREAMS} streams back to back, {tokens} tokens each, as fast as they go")
             say(cost_table(costs, scale=1e6, unit="CPU µs per token"))
             say(f"  tokens/s {spread([cost.rate for cost in costs], 0)}")
             say(f"  tokens per event {spread([cost.units / cost.events for cost in costs])}")
 
+    async def edge_alone(self) -> None:
+        """What the edge takes for a caller whom it knows, and for one who makes keys up."""
+        edge = self.edge()
+        for name, load, whom in (
+            ("edge_us_known", edge_cost.known, "a known caller, refused by the gateway at first sight"),
+            ("edge_us_bad_key", edge_cost.bad_keys, "a random key with every request"),
+        ):
+
+            async def once(seconds: float, load: Callable[..., Awaitable[Cost]] = load) -> Cost:
+                return await load(edge, seconds=seconds)
+
+            if costs := await self._costs(name, once, edge):
+                self.figures[name] = median(costs, lambda cost: cost.cpu_per_unit * 1e6)
+                say(f"\nedge: {whom}; {edge_cost.CONNECTIONS} connections closed loop, {', '.join(edge_cost.EDGE)}")
+                say(cost_table(costs, scale=1e6, unit="CPU µs per request"))
+                say(f"  requests/s {spread([cost.rate for cost in costs], 0)}")
+
     async def paced(self) -> None:
         """Streams at 20 ms per token."""
+        streams = self._options.paced_streams
 
         async def once(seconds: float) -> Cost:
-            return await tokens_paced(edge, streams=PACED_STREAMS, seconds=seconds, interval=PACED_INTERVAL)
+            return await tokens_paced(edge, streams=streams, seconds=seconds, interval=PACED_INTERVAL)
 
         edge = self.edge()
         if costs := await self._costs("paced", once, edge):
             self.figures["cpu_us_per_token_paced"] = median(costs, lambda cost: cost.cpu_per_unit * 1e6)
             self.figures["tokens_per_s_paced"] = median(costs, lambda cost: cost.rate)
             self.figures["itl_ms_p99_paced"] = median(costs, lambda cost: percentile(cost.gaps, 0.99) * 1e3)
-            say(f"\npaced: {PACED_STREAMS} streams at {PACED_INTERVAL * 1e3:.0f} ms per token, steady state")
+            say(f"\npaced: {streams} streams at {PACED_INTERVAL * 1e3:.0f} ms per token, steady state")
             say(cost_table(costs, scale=1e6, unit="CPU µs per token"))
             say(f"  tokens/s {spread([cost.rate for cost in costs], 0)}")
             say(f"  tokens per event {spread([cost.units / cost.events for cost in costs])}")
@@ -158,42 +174,51 @@ class Bench:
                 gaps = [percentile(cost.gaps, q) * 1e3 for cost in costs]
                 say(f"  ms between events of a stream, p{q * 100:.0f} {spread(gaps)}")
 
+    async def streams(self) -> None:
+        """The most streams at 20 ms per token that reach their readers in time."""
+        edge = self.edge()
+        first, seconds = self._options.paced_streams, self._options.probe_seconds
+
+        async def probe(streams: int) -> stream_search.Probe:
+            found = await stream_search.probe(edge, streams, interval=PACED_INTERVAL, seconds=seconds)
+            progress(f"streams: {found}")
+            return found
+
+        probes = await stream_search.search(probe, first=first, budget=self._options.search_seconds)
+        most = stream_search.most(probes)
+        self.figures["streams_at_50tps"] = most.streams
+        self.figures["itl_ms_p99_at_50tps"] = most.itl_p99 * 1e3
+        say(
+            f"\nstreams: {1 / PACED_INTERVAL:.0f} tokens/s each, events at p99 {stream_search.LIMIT * 1e3:.0f} ms apart"
+        )
+        say(f"  the most that held: {most}")
+        say(f"  tried: {', '.join(str(each.streams) for each in probes)}")
+
     async def ttft(self) -> None:
         """Time to first token through the mesh and of a worker called directly, one after the other."""
-        edge = self.edge()
+        edge, seconds = self.edge(), self._options.ttft_seconds
         rows: list[Figures] = []
-        sender = EdgeSender(edge, max_tokens=TTFT_TOKENS)
+        sender = EdgeSender(edge, max_tokens=added_ttft.TOKENS)
         direct = DirectWorker(
             config=self._mesh.state / "config" / "worker-a.json",
             pki=self._pki,
             folder=self._mesh.state / "data" / "worker-direct",
             prompt_tokens=await edge.prompt_tokens(),
-            max_tokens=TTFT_TOKENS,
+            max_tokens=added_ttft.TOKENS,
         )
+        calls: dict[str, added_ttft.Call] = {"edge": sender, "direct": direct}
         async with direct:
-            for repeat in range(self._options.repeats):
-                order = (sender, direct) if repeat % 2 else (direct, sender)
-                times: dict[Sender, list[float]] = {}
-                for call in order:
-                    sender.close()  # connections that have been idle for a window are about to be closed by Envoy
-                    await open_loop(call, rate=TTFT_RATE, seconds=2.0, seed=0)
-                    seconds = self._options.ttft_seconds
-                    times[call] = await open_loop(call, rate=TTFT_RATE, seconds=seconds, seed=repeat + 1)
-                row: Figures = {}
-                for name, q in (("p50", 0.5), ("p99", 0.99)):
-                    row[f"edge {name}"] = percentile(times[sender], q) * 1e3
-                    row[f"direct {name}"] = percentile(times[direct], q) * 1e3
-                    row[f"added {name}"] = row[f"edge {name}"] - row[f"direct {name}"]
-                rows.append(row)
-                progress("ttft", repeat, f"added p50 {row['added p50']:.2f} ms, p99 {row['added p99']:.2f} ms")
+            for turn in range(self._options.repeats):
+                times = await added_ttft.round_of(calls, seconds=seconds, turn=turn)
+                rows.append(added_ttft.row(times, "edge", "direct"))
+                progress(f"ttft: added p50 {rows[-1]['added p50']:.2f} ms, p99 {rows[-1]['added p99']:.2f} ms")
         sender.close()
-        for name in ("p50", "p99"):
-            self.figures[f"added_ttft_ms_{name}_r50"] = medians(rows)[f"added {name}"]
-            self.figures[f"ttft_ms_{name}_r50"] = medians(rows)[f"edge {name}"]
-            self.figures[f"direct_ttft_ms_{name}_r50"] = medians(rows)[f"direct {name}"]
-        say(
-            f"\nttft: {TTFT_RATE:.0f} requests/s, Poisson, streamed; through the edge, of a worker directly, difference"
-        )
+        middle = medians(rows)
+        for name in added_ttft.QUANTILES:
+            self.figures[f"added_ttft_ms_{name}_r50"] = middle[f"added {name}"]
+            self.figures[f"ttft_ms_{name}_r50"] = middle[f"through {name}"]
+            self.figures[f"direct_ttft_ms_{name}_r50"] = middle[f"direct {name}"]
+        say(f"\nttft: {added_ttft.RATE:.0f} requests/s, Poisson, streamed; through the edge, of a worker directly")
         say(table(("ms", "median (range)"), [(name, spread([row[name] for row in rows])) for name in rows[0]]))
 
     async def loss(self) -> None:
@@ -214,7 +239,7 @@ class Bench:
                 replaced=replaced,
             )
             losses.append(one)
-            progress("loss", repeat, f"{one.noticed_ms:.1f} ms, {one.failed} failed")
+            progress(f"loss: {one.noticed_ms:.1f} ms, {one.failed} failed")
         self.figures["worker_loss_ms"] = statistics.median(one.noticed_ms for one in losses)
         self.figures["worker_loss_failed_requests"] = sum(one.failed for one in losses)
         say("\nloss: SIGKILL of a worker under 40 requests/s; milliseconds since the kill")
@@ -227,57 +252,37 @@ class Bench:
             say(f"  {name}: {spread(values, 1)}")
         say(f"  requests that failed: {sum(one.failed for one in losses)}")
 
-    async def _costs(self, name: str, once: Any, edge: Edge) -> list[Cost]:
+    async def _costs(self, name: str, once: Callable[[float], Awaitable[Cost]], edge: Edge) -> list[Cost]:
         """Repeats of a scenario; nothing when it was only profiled."""
         if self._options.profile_with:
             await self._profile(name, once, edge)
             return []
         costs: list[Cost] = []
-        for repeat in range(self._options.repeats):
+        for _ in range(self._options.repeats):
+            # Before and after the window: the machine is slower at one hour than at another.
+            before = await grpc_call.cpu_seconds(self._pki, calls=self._options.empty_calls)
             cost = await once(self._options.seconds)
+            after = await grpc_call.cpu_seconds(self._pki, calls=self._options.empty_calls)
             costs.append(cost)
+            self.calls.append((before + after) / 2 * 1e6)
             self._strangers.append(cost.strangers / (cost.wall * CPUS))
             progress(
-                name,
-                repeat,
-                f"{cost.cpu_per_unit * 1e6:.1f} µs per unit, {cost.rate:.0f} units/s; "
-                f"processes that do not belong to the bench used {self._strangers[-1]:.0%} of the machine",
+                f"{name}: {cost.cpu_per_unit * 1e6:.1f} µs per unit, {cost.rate:.0f} units/s; processes that do not "
+                f"belong to the bench used {self._strangers[-1]:.0%} of the machine"
             )
         self.figures["strangers_share_max"] = max(self._strangers)
         for process, resident in costs[-1].rss.items():
             self.figures[f"rss_mib_{process.replace('-', '_')}"] = resident / 2**20
         return costs
 
-    async def _profile(self, name: str, once: Any, edge: Edge) -> None:
-        seconds = self._options.seconds
+    async def _profile(self, name: str, once: Callable[[float], Awaitable[Cost]], edge: Edge) -> None:
         python = {process: pid for process, pid in edge.pids.items() if process not in ("envoy", "etcd", "supervisor")}
         wanted = self._options.processes or sorted(python)
-        (self._options.profiles / name).mkdir(parents=True, exist_ok=True)
-        load = asyncio.create_task(once(seconds + 4.0))
-        await asyncio.sleep(4.0)
-        profiles = await profiling.record(
-            {process: python[process] for process in wanted}, seconds=seconds, folder=self._options.profiles / name
-        )
-        await load
-        say(f"\n{name}: py-spy, raw files in {self._options.profiles / name}")
-        for process, profile in sorted(profiles.items(), key=lambda item: -item[1].samples):
-            if profile.samples > seconds * profiling.RATE * profiling.IDLE / 100:
-                say(profiling.render(process, profile, seconds=seconds))
-
-
-def cost_table(costs: Sequence[Cost], *, scale: float, unit: str) -> str:
-    """Median and range of each process's CPU per unit, and its resident memory, most CPU first."""
-    per_process = {name: [cost.cpu[name] / cost.units * scale for cost in costs] for name in costs[0].cpu}
-    names = sorted(per_process, key=lambda name: -statistics.median(per_process[name]))
-    rows = [(name, spread(per_process[name]), f"{costs[-1].rss[name] / 2**20:.0f}") for name in names]
-    rows.append(
-        (
-            "total",
-            spread([cost.cpu_per_unit * scale for cost in costs]),
-            f"{sum(costs[-1].rss.values()) / 2**20:.0f}",
-        )
-    )
-    return table((unit, "median (range)", "RSS MiB"), rows)
+        folder = self._options.profiles / name
+        await asyncio.to_thread(folder.mkdir, parents=True, exist_ok=True)
+        pids = {process: python[process] for process in wanted}
+        say(f"\n{name}: py-spy, raw files in {folder}")
+        say(await profiling.under(once, pids, seconds=self._options.seconds, folder=folder))
 
 
 def median(costs: Sequence[Cost], value: Any) -> float:
@@ -285,70 +290,53 @@ def median(costs: Sequence[Cost], value: Any) -> float:
     return statistics.median(value(cost) for cost in costs)
 
 
-def say(text: str) -> None:
-    """Print at once."""
-    sys.stdout.write(text + "\n")
-    sys.stdout.flush()
-
-
-def progress(name: str, repeat: int, text: str) -> None:
-    """One line per repeat, on standard error."""
-    sys.stderr.write(f"{time.strftime('%H:%M:%S')} {name} {repeat + 1}: {text}\n")
-
-
-def run(options: argparse.Namespace, folder: Path) -> Figures:
-    """Every wanted scenario, each kind of mesh started once."""
+def run(options: argparse.Namespace, folder: Path) -> tuple[Figures, list[float]]:
+    """Every wanted scenario, each kind of mesh started once; and what an empty call cost around them."""
     figures: Figures = {}
-    starts: list[float] = []
-    plans: tuple[tuple[str, Sequence[str], tuple[str, ...]], ...] = (
-        ("unpaced", [name for name in SCENARIOS if name != "paced"], ()),
-        ("paced", ["paced"], (f"worker.simulated.step_interval={PACED_INTERVAL}",)),
-    )
+    calls: list[float] = []
+    paced = (f"worker.simulated.step_interval={PACED_INTERVAL}", *MANY)
+    plans: list[tuple[str, Sequence[str], tuple[str, ...]]] = [("unpaced", UNPACED, ()), ("paced", PACED, paced)]
+    if options.smoke:
+        plans = [("smoke", (*UNPACED, *PACED), paced)]
     for kind, names, settings in plans:
         wanted = [name for name in names if name in options.only]
         if not wanted:
             continue
         mesh = Mesh(folder / kind, profile="bench", settings=(*settings, *options.set))
         with mesh:
-            starts.append(json.loads((mesh.state / "last_up.json").read_text())["to_first_token_s"])
-            progress(f"mesh {kind}", 0, f"up, first token after {starts[-1]:.1f} s")
+            up = json.loads((mesh.state / "last_up.json").read_text())
+            progress(f"mesh {kind}: up, first token after {up['to_first_token_s']:.1f} s")
+            if options.smoke and "start" in options.only:
+                supervisor = int(mesh.weir_json("status")["pid"])
+                figures |= started([up | bench_up.idle(supervisor, settle=0.0, seconds=options.idle_seconds)])
             bench = uvloop.run(_scenarios(mesh, options, wanted))
-            strangers = max(figures.get("strangers_share_max", 0.0), bench.figures.get("strangers_share_max", 0.0))
-            figures = bench.figures | figures | {"strangers_share_max": strangers}
-    figures["cold_start_s"] = statistics.median(starts)
-    return figures
+        strangers = max(found.get("strangers_share_max", 0.0) for found in (figures, bench.figures))
+        figures = bench.figures | figures | {"strangers_share_max": strangers}
+        calls += bench.calls
+    if "start" in options.only and not options.smoke:
+        figures |= started(bench_up.run("demo", repeats=options.starts, idle_seconds=options.idle_seconds))
+    if "code" in options.only:
+        figures |= output.measured("loadtest.way")
+    return figures, calls
+
+
+def started(runs: Sequence[dict[str, Any]]) -> Figures:
+    """What it takes to start a mesh and to leave it alone."""
+    say(f"\nstart\n{bench_up.describe(runs)}")
+    return bench_up.figures(runs)
 
 
 async def _scenarios(mesh: Mesh, options: argparse.Namespace, names: Sequence[str]) -> Bench:
-    tenants = [TenantSpec(id=f"load-{number}") for number in range(TENANTS)]
-    # Costs are measured, also where the machine cannot serve every first token in time: nobody is refused for that.
-    objectives = {"fast": Objective(ttft=math.inf)}
-    site = await prepare(mesh, Setting(tenants=tenants, plans=(), objectives=objectives))
-    bench = Bench(mesh, list(site.keys.values()), options)
-    edge = bench.edge()
-
-    async def known(turn: int) -> None:
-        """Until the new tenant is known everywhere; the first requests open streams and fill caches, too."""
-        connection = edge.connection()
-        request = edge.request(max_tokens=REQUEST_TOKENS, stream=False, turn=turn)
-
-        async def answered() -> bool:
-            return not (await connection.send(request)).fault(REQUEST_TOKENS)
-
-        try:
-            await until(answered, seconds=20.0, what=f"an answer to tenant {turn}")
-        finally:
-            connection.close()
-
-    await asyncio.gather(*map(known, range(TENANTS)))
+    bench = Bench(mesh, await ready(mesh), options)
+    methods = {"edge": bench.edge_alone}
     for name in names:
-        await getattr(bench, name)()
+        await (methods.get(name) or getattr(bench, name))()
     return bench
 
 
 def rank(name: str) -> int:
     """Contracted figures before the others, memory last."""
-    return 2 if name.startswith("rss_") else 0 if name in CONTRACT else 1
+    return 0 if name in CONTRACT else 2 if name.startswith("rss_") else 1
 
 
 def arguments() -> argparse.Namespace:
@@ -356,14 +344,23 @@ def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--only", nargs="+", choices=SCENARIOS, default=list(SCENARIOS))
-    parser.add_argument("--seconds", type=float, default=8.0, help="length of a window")
-    parser.add_argument("--ttft-seconds", type=float, default=15.0, help="length of a TTFT run")
+    parser.add_argument("--seconds", type=float, default=6.0, help="length of a window")
+    parser.add_argument("--ttft-seconds", type=float, default=12.0, help="length of a TTFT run")
+    parser.add_argument("--starts", type=int, default=3, help="cold starts of the demo mesh")
+    parser.add_argument("--idle-seconds", type=float, default=15.0, help="how long the idle mesh is looked at")
+    parser.add_argument("--search-seconds", type=float, default=100.0, help="no number of streams is tried after that")
+    parser.add_argument("--smoke", action="store_true", help="one mesh and hardly any windows: figures of no weight")
     parser.add_argument("--set", action="append", default=[], help="passed on to `weir up`")
     parser.add_argument("--nice", type=int, default=0, help="scheduling priority of bench and mesh, -20 to 19")
     parser.add_argument("--profile-with", choices=("py-spy",), help="profile c64, flat and paced; no figures")
     parser.add_argument("--processes", nargs="+", default=[], help="processes to profile; else every Python process")
     parser.add_argument("--profiles", type=Path, default=Path("build/profiles"), help="where raw profiles go")
+    parser.set_defaults(
+        flat_tokens=FLAT_TOKENS, paced_streams=PACED_STREAMS, probe_seconds=4.0, empty_calls=EMPTY_CALLS
+    )
     options = parser.parse_args()
+    if options.smoke:
+        vars(options).update(SMOKE)
     if options.profile_with:
         options.only = [name for name in options.only if name in ("c64", "flat", "paced")]
     return options
@@ -372,26 +369,18 @@ def arguments() -> argparse.Namespace:
 def main() -> None:
     """Measure and print."""
     options = arguments()
-    for number in (signal.SIGTERM, signal.SIGHUP):
-        signal.signal(number, lambda *_: sys.exit(1))  # as an exception, so that the meshes are stopped
-    os.nice(options.nice)  # what is started from here inherits it
+    output.begin(options)
     with tempfile.TemporaryDirectory(prefix="weir-bench-") as folder:
-        figures = run(options, Path(folder))
+        figures, calls = run(options, Path(folder))
     if options.profile_with:
         return
-    if figures["strangers_share_max"] > QUIET:
-        say(
-            f"\nother processes used up to {figures['strangers_share_max']:.0%} of the machine in a window: contention "
-            "costs the mesh CPU too, so these figures are too high"
+    ordered = {name: figures[name] for name in sorted(figures, key=lambda name: (rank(name), name))}
+    conditions = {"repeats": options.repeats, "seconds": options.seconds, "tenants": TENANTS}
+    if calls:
+        conditions["per_call"] = in_calls(
+            {name: figures[name] for name in CONTRACT if name in figures}, statistics.median(calls)
         )
-    say(f"\ntargets: {', '.join(f'{name} ≤ {target}' for name, target in TARGETS.items())}")
-    result = {
-        "bench": "mesh",
-        "figures": {name: round(figures[name], 3) for name in sorted(figures, key=lambda name: (rank(name), name))},
-        "targets": TARGETS,
-        "machine": machine(),
-    }
-    say(json.dumps(result))
+    output.finish("mesh", ordered, {name: TARGETS[name] for name in TARGETS if name in figures}, conditions)
 
 
 if __name__ == "__main__":

@@ -12,7 +12,7 @@ import asyncio
 import re
 import sys
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -20,6 +20,7 @@ RATE = 100  # samples per second
 _PY_SPY = Path(sys.prefix) / "bin" / "py-spy"
 _LINE = re.compile(r":\d+\)$")
 _POLLER = re.compile(r"Thread\.run \(threading\.py:\d+\)$")
+_SETTLE = 4.0  # seconds of load before the first sample
 IDLE = 5.0  # percent of one core; below, a process is not worth a table
 
 
@@ -79,6 +80,18 @@ async def record(pids: Mapping[str, int], *, seconds: float, folder: Path) -> di
         return name, parse(path.read_text())
 
     return dict(await asyncio.gather(*(one(name, pid) for name, pid in pids.items())))
+
+
+async def under(
+    load: Callable[[float], Awaitable[object]], pids: Mapping[str, int], *, seconds: float, folder: Path
+) -> str:
+    """Tables of the processes that are not idle while a load runs for so long, most CPU first. The folder exists."""
+    running = asyncio.ensure_future(load(seconds + _SETTLE))
+    await asyncio.sleep(_SETTLE)
+    profiles = await record(pids, seconds=seconds, folder=folder)
+    await running
+    busy = [each for each in profiles.items() if each[1].samples > seconds * RATE * IDLE / 100]
+    return "\n".join(render(*each, seconds=seconds) for each in sorted(busy, key=lambda each: -each[1].samples))
 
 
 def render(name: str, profile: Profile, *, seconds: float, top: int = 15) -> str:

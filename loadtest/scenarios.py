@@ -9,14 +9,16 @@ from __future__ import annotations
 import asyncio
 import json
 import random
+import statistics
 import time
-from collections.abc import Awaitable, Callable, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import cycle, pairwise
 from typing import Protocol
 
 from loadtest import accounting
 from loadtest.accounting import Used
+from loadtest.figures import spread, table
 from loadtest.http_client import Connection, Reply, post
 
 PATH = "/v1/chat/completions"
@@ -47,6 +49,8 @@ class Edge:
     worker_metrics: tuple[str, ...]
     """Metrics addresses of the workers."""
     model: str = "weir-fast"
+    headers: tuple[tuple[str, str], ...] = ()
+    """More headers of every request."""
 
     def request(self, *, max_tokens: int, stream: bool, turn: int = 0) -> bytes:
         """A request as it goes over the wire, of the tenant whose turn it is."""
@@ -59,7 +63,7 @@ class Edge:
             **({"stream": True, "stream_options": {"include_usage": True}} if stream else {}),
         }
         key = self.keys[turn % len(self.keys)]
-        return post(self.host, PATH, key, json.dumps(body).encode())
+        return post(self.host, PATH, key, json.dumps(body).encode(), headers=self.headers)
 
     def connection(self) -> Connection:
         """A new connection, not opened yet."""
@@ -107,6 +111,21 @@ class Cost:
     def rate(self) -> float:
         """Units per second."""
         return self.units / self.wall
+
+
+def cost_table(costs: Sequence[Cost], *, scale: float, unit: str) -> str:
+    """Median and range of each process's CPU per unit, and its resident memory, most CPU first."""
+    per_process = {name: [cost.cpu[name] / cost.units * scale for cost in costs] for name in costs[0].cpu}
+    names = sorted(per_process, key=lambda name: -statistics.median(per_process[name]))
+    rows = [(name, spread(per_process[name]), f"{costs[-1].rss[name] / 2**20:.0f}") for name in names]
+    rows.append(
+        (
+            "total",
+            spread([cost.cpu_per_unit * scale for cost in costs]),
+            f"{sum(costs[-1].rss.values()) / 2**20:.0f}",
+        )
+    )
+    return table((unit, "median (range)", "RSS MiB"), rows)
 
 
 @dataclass(slots=True)

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from loadtest.figures import medians, percentile, spread, table
+from loadtest.figures import in_calls, medians, percentile, spread, table
 
 
 @pytest.mark.parametrize(
@@ -51,3 +51,8 @@ def test_table_aligns_text_left_and_numbers_right() -> None:
         "  a         1",
         "  longer  100",
     ]
+
+
+def test_times_are_told_in_calls_and_nothing_else() -> None:
+    figures = {"cpu_ms_per_request": 4.0, "edge_us_known": 250.0, "calls_per_request": 8.0, "mesh_users": 3.0}
+    assert in_calls(figures, 500.0) == {"cpu_ms_per_request": 8.0, "edge_us_known": 0.5}

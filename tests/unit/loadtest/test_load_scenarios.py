@@ -7,10 +7,11 @@ import json
 import os
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from dataclasses import replace
 
 import pytest
 
-from loadtest import scenarios
+from loadtest import edge_cost, scenarios
 from loadtest.scenarios import Edge, EdgeSender, LoadError, open_loop, requests_closed_loop, tokens_closed_loop
 
 METRICS = b"HTTP/1.0 200 OK\r\n\r\nweir_worker_generation_tokens_total %d.0\n"
@@ -39,6 +40,8 @@ class FakeEdge:
 
     def answer(self, body: dict) -> bytes:
         self.requests += 1
+        if body.get("temperature") == -1:
+            return b"HTTP/1.1 400 Bad\r\ncontent-length: 2\r\n\r\n{}"
         if self.fail_every and self.requests % self.fail_every == 0:
             return b"HTTP/1.1 503 Away\r\ncontent-length: 4\r\n\r\naway"
         count = body["max_tokens"]
@@ -63,6 +66,7 @@ async def edge_of(fake: FakeEdge) -> AsyncIterator[Edge]:
 @pytest.fixture(autouse=True)
 def short_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(scenarios, "WARM_UP", 0.05)
+    monkeypatch.setattr(edge_cost, "WARM_UP", 0.05)
     monkeypatch.setattr(scenarios, "PAUSE", 0.0)
 
 
@@ -117,3 +121,19 @@ async def test_open_loop_sends_the_same_arrivals_for_the_same_seed() -> None:
     assert counts[0] == counts[1]
     assert 60 < counts[0] < 150
     assert 60 < counts[2] < 150
+
+
+async def test_the_edge_alone_is_charged_for_what_the_gateway_refuses_at_once() -> None:
+    async with edge_of(FakeEdge()) as edge:
+        alone = replace(edge, pids=dict.fromkeys((*edge_cost.EDGE, "gateway"), os.getpid()))
+        cost = await edge_cost.known(alone, seconds=0.2)
+    assert cost.units > 0
+    assert cost.cpu.keys() == set(edge_cost.EDGE)
+
+
+async def test_a_bad_key_that_is_let_in_spoils_the_run() -> None:
+    async with edge_of(FakeEdge(fail_every=1)) as edge:
+        alone = replace(edge, pids=dict.fromkeys(edge_cost.EDGE, os.getpid()))
+        with pytest.raises(ExceptionGroup) as raised:
+            await edge_cost.bad_keys(alone, seconds=0.2)
+    assert raised.group_contains(LoadError, match="status 503")

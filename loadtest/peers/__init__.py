@@ -1,0 +1,1 @@
+"""The mesh beside other gateways under the same load: `make bench-peers`."""
