@@ -35,14 +35,12 @@ from services.gateway.clients.safety import SafetyClient
 from services.gateway.clients.shards import LimiterStreams
 from services.gateway.clients.workers import WorkerStreams
 from services.gateway.config import Settings
-from services.gateway.embedding import Embedder
 from services.gateway.identity import Identifier
 from services.gateway.native import InferenceServicer
 from services.gateway.openai import wire
 from services.gateway.openai.servicer import OpenAIServicer
 from services.gateway.outcomes import Outcomes
-from services.gateway.pipeline import Pipeline
-from services.gateway.runs import Runs
+from services.gateway.serve import Pipeline
 from services.gateway.shadow.mirrors import Mirrors
 from services.gateway.text_store import TextStore
 
@@ -130,11 +128,11 @@ class Gateway:
         self._outcomes = Outcomes(catalog, clock=clock)
         self._mirrors: Mirrors
 
-        def mirrors(runs: Runs, outcomes: Outcomes) -> Mirrors:
+        def mirrors(pipeline: Pipeline) -> Mirrors:
             self._mirrors = Mirrors(
-                runs,
+                pipeline,
                 quota=self._quota,
-                evidence=outcomes,
+                evidence=self._outcomes,
                 snapshot=lambda: catalog.snapshot,
                 settings=settings.shadow,
                 clock=clock,
@@ -149,24 +147,12 @@ class Gateway:
             admission=self._admission,
             safety=self._safety,
             workers=self._workers,
+            channel=self._workers.channel,
             audit=self._audit,
             outcomes=self._outcomes,
             clock=clock,
             chance=rng.random,
             mirror=mirrors,
-        )
-        self._embedder = Embedder(
-            settings,
-            catalog=catalog,
-            quota=self._quota,
-            router=self._router,
-            admission=self._admission,
-            safety=self._safety,
-            workers=self._workers,
-            audit=self._audit,
-            outcomes=self._outcomes,
-            clock=clock,
-            chance=rng.random,
         )
         self._reporter = RolloutReporter(
             self._outcomes.table,
@@ -185,12 +171,11 @@ class Gateway:
         """See `Service`."""
         native = InferenceServicer(
             self._pipeline,
-            self._embedder,
             self._identifier,
             self._catalog,
             heartbeat=self._settings.heartbeat_seconds,
         )
-        openai = OpenAIServicer(self._pipeline, self._embedder, self._identifier, self._catalog, clock=self._clock)
+        openai = OpenAIServicer(self._pipeline, self._identifier, self._catalog, clock=self._clock)
         inference_pb2_grpc.add_InferenceServiceServicer_to_server(native, server)
         wire.register(openai, server)
         return ["weir.inference.v1.InferenceService", "weir.openai.v1.OpenAIService"]
@@ -235,11 +220,11 @@ class Gateway:
         try:
             async with asyncio.timeout(max(0.0, self._settings.drain_seconds - _LAST_SECONDS)):
                 await asyncio.sleep(self._settings.lame_duck_seconds)
-                await self._pipeline.drain()
+                await self._pipeline.occupancy.drain()
         except TimeoutError:
-            self._pipeline.cut()
+            self._pipeline.occupancy.cut()
         async with asyncio.timeout(_LAST_SECONDS):
-            await self._pipeline.drain()
+            await self._pipeline.occupancy.drain()
             await self._audit.settled()
             while self._quota.pending or self._admission.pending:  # noqa: ASYNC110
                 await asyncio.sleep(_LOOK_SECONDS)

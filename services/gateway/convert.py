@@ -55,6 +55,17 @@ def to_spec(message: inference_pb2.GenerationSpec) -> Spec:
     )
 
 
+def embed_spec(message: inference_pb2.EmbedRequest, client_request_id: str) -> Spec:
+    """A native embedding as a Spec.
+
+    :raises WeirError: INVALID_REQUEST when there is nothing to embed.
+    """
+    if not message.inputs:
+        raise invalid("input", "is missing")
+    inputs = tuple(message.inputs)
+    return Spec(model=message.model, operation="embed", inputs=inputs, client_request_id=client_request_id)
+
+
 def from_accepted(accepted: Accepted) -> inference_pb2.Accepted:
     """The first frame's content."""
     return inference_pb2.Accepted(

@@ -5,22 +5,22 @@ from __future__ import annotations
 from typing import Protocol
 
 from libs.errors import WeirError
-from services.gateway.embedding import Embedded
+from services.gateway.embed import Embedded
 from services.gateway.policy.events import Accepted, ChoiceUpdate, End, Finish
 from services.gateway.policy.limits import Header, limit_headers
 from services.gateway.refusals import Refused
 
 
 class Answer(Protocol):
-    """What a face reads: a `Mailbox`, or several as one."""
+    """What a face reads: an `OutputBuffer`, or several as one."""
 
     width: int
 
     async def take(self) -> tuple[list[ChoiceUpdate], bool, End | None]:
-        """See `Mailbox`."""
+        """See `OutputBuffer`."""
 
     def stop(self, finish: Finish) -> None:
-        """See `Mailbox`."""
+        """See `OutputBuffer`."""
 
 
 async def collect(generation: Answer) -> tuple[list[ChoiceUpdate], End]:

@@ -1,177 +1,245 @@
-"""One running generation: its legs on workers, what its choices hand on, and its one end.
+"""One running generation: its sequences on workers, what they hand on, and its one end.
 
-Everything here runs on the event loop and synchronously: a step frame goes worker link → `Choice.on_tokens`
-(`choice.py`) and comes back through `Choice.on_released` into the mailbox (`mailbox.py`), where the face (native or
-OpenAI) finds it.
+Everything here but `turn` runs on the event loop and synchronously: a step frame goes worker link →
+`OutputSequence.on_tokens` (`sequence.py`) and comes back through `on_released` into the output buffer, where the face
+(native or OpenAI) finds it.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
-from typing import Protocol
+import enum
+from collections.abc import Callable, Sequence
+from typing import Any, Self
+
+from weir.admission.v1 import admission_pb2
+from weir.worker.v1 import worker_pb2
 
 from libs.clock import Clock
 from libs.errors import Reason, WeirError
-from libs.telemetry import get_logger, place_of
-from services.gateway.allowance import Allowance
-from services.gateway.choice import Choice
-from services.gateway.egress import Egress
-from services.gateway.mailbox import Mailbox
-from services.gateway.moves import Leg, Moving
+from services.gateway.lease import Growth
+from services.gateway.output_buffer import OutputBuffer
 from services.gateway.policy.answers import Answer
 from services.gateway.policy.events import Finish, Logprob, Usage, is_given, worst
 from services.gateway.policy.finals import FinalAnswer
 from services.gateway.policy.spec import BoundParameters
-from services.gateway.ports import InputCheck, OutputFilter
-from services.gateway.text import TextModel
+from services.gateway.ports import OutputFilter, WorkerPort
+from services.gateway.request import Candidate, Request
+from services.gateway.sequence import OutputSequence
+from services.gateway.slow_readers import SlowReaders
 
-log = get_logger(__name__)
 # An admission restart makes grants stale that their worker has not seen yet; see docs/adr/0002.
+_ENDLESS = float("inf")
 _ASK_AGAIN = frozenset({Reason.GRANT_INVALID, Reason.GRANT_EXPIRED, Reason.DRAINING, Reason.REJECTED_NO_CAPACITY})
 
 
-class WorkerEvents(Protocol):
-    """What a generation asks of whoever holds its grant."""
+class Moving(enum.Enum):
+    """Why a generation looks for another worker."""
 
-    def cancel(self, choice: Choice) -> None:
-        """End a choice on its worker."""
+    LOST = "lost"
+    """The stream to the worker broke: its fault."""
+    REFUSED = "refused"
+    """The worker did not take the grant: nobody's fault."""
+    ABSENT = "absent"
+    """The worker does not have the version any more, which admission has not heard yet: nobody's fault."""
+    PREEMPTED = "preempted"
+    """Interrupted for a more urgent request; may happen again and again."""
+    TAKEN_OUT = "taken_out"
+    """Its arm of a rollout is out of force: it goes on with another version."""
 
-    def move(self, moving: Moving) -> None:
-        """Run what is left on another grant. Called once per choice; the first call takes them all."""
+    @property
+    def counted(self) -> bool:
+        """It must not happen again and again."""
+        return self in (Moving.LOST, Moving.REFUSED, Moving.ABSENT)
+
+    @property
+    def shuns(self) -> bool:
+        """The worker that it was on is of no more use to it."""
+        return self in (Moving.LOST, Moving.ABSENT)
 
 
-class Generation(Mailbox):
-    """See the module docstring. Created by the pipeline once its prompt is known."""
+class Generation(OutputBuffer):
+    """See the module docstring. In a block: what is left of it at the end is cancelled on the worker, its filters
+    closed."""
 
     def __init__(
         self,
+        request: Request,
+        candidate: Candidate,
         *,
-        request_id: str,
-        tenant: str,
-        check: InputCheck,
         parameters: BoundParameters,
-        text: TextModel,
-        prompt_tokens: int,
+        degraded: Sequence[str],
+        workers: WorkerPort,
         safety: OutputFilter,
         clock: Clock,
-        arrived: float,
-        egress: Egress,
-        keep_text: bool,
-        on_worker: WorkerEvents,
-        on_end: Callable[[], None],
+        readers: SlowReaders,
+        keep_text: bool = False,
         observed: bool = False,
-        entire: bool = False,
-        latest: float | None = None,
+        growth: Growth | None = None,
         on_text: Callable[[], None] | None = None,
-        allowance: Allowance | None = None,
     ) -> None:
-        """`keep_text`: the whole answer is wanted once it is complete; see `answer`. `observed`: the log-probabilities
-        of its tokens are wanted; see `final`. `entire`: its reader gets nothing of an answer that fails. At
-        `latest` (monotonic seconds) its time is over, whatever its worker does. `on_text` is called once, before the
-        first text is handed on. `allowance`: what it may use, where that is less than its parameters say."""
-        super().__init__(request_id=request_id, choices=parameters.n, clock=clock, arrived=arrived, egress=egress)
-        self.tenant = tenant
-        self.check = check
+        """`parameters` are the candidate's, with a seed where chance plays a part. `keep_text`: the whole answer is
+        wanted once it is complete; see `answer`. `observed`: the log-probabilities of its tokens are wanted; see
+        `final`. `growth`: how it may use more than is reserved for it. `on_text` is called once, before the first text
+        is handed on."""
+        super().__init__(
+            request_id=request.id, choices=candidate.bound.n, clock=clock, arrived=request.arrived, readers=readers
+        )
+        self.tenant = request.identity.tenant
+        self.check = candidate.check
         self.parameters = parameters
-        self.text = text
-        self.usage = Usage(prompt_tokens=prompt_tokens)
-        self.submitted = 0.0
-        self.leg = Leg(0)
-        self._on_worker = on_worker
+        self.text = candidate.text
+        self.usage = Usage(prompt_tokens=len(candidate.prompt))
+        self.degraded = list(degraded)
         self.observed = observed
-        self._on_end = on_end
+        self.granted: admission_pb2.Granted | None = None
+        """Where it runs; None while it looks for a worker."""
+        self.on_end: Callable[[], None] | None = None
+        """Called at its end when nobody waits in `turn`."""
+        self._workers = workers
+        self._version = candidate.route.model_version
         self._on_text = on_text
-        self._entire = entire
-        self._allowance = allowance
-        self._latest = latest
+        self._entire = request.spec.entire
+        self._growth = growth
+        self._awaited: asyncio.Future[None] | None = None
+        self._moving: Moving | None = None
+        self._latest = request.time.latest
         self._timer: asyncio.TimerHandle | None = None
-        if latest is not None:
-            left = max(0.0, latest - clock.monotonic())
+        if self._latest < _ENDLESS:
+            left = max(0.0, self._latest - clock.monotonic())
             self._timer = asyncio.get_running_loop().call_later(left, self.stop, Finish.DEADLINE)
+        self._submitted = 0.0
+        self._before = 0  # tokens that came on earlier grants
+        self._cached = 0  # of the prompt, that the present grant's worker had cached
+        self._first_after: float | None = None  # seconds after the present submission
         self._shown = False  # text was handed on
         self._first = 0.0
-        self._kept: list[list[str]] | None = [[] for _ in range(parameters.n)] if keep_text else None
-        self.choices = [Choice(self, index, safety) for index in range(parameters.n)]
+        self._kept: list[list[str]] | None = [[] for _ in range(candidate.bound.n)] if keep_text else None
+        self.sequences = [OutputSequence(self, index, safety) for index in range(candidate.bound.n)]
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.stop(Finish.CANCELLED)
 
     @property
-    def unfinished(self) -> list[Choice]:
-        """Choices that still need a worker."""
-        return [choice for choice in self.choices if choice.ending is None]
+    def unfinished(self) -> list[OutputSequence]:
+        """Sequences that still need a worker."""
+        return [sequence for sequence in self.sequences if sequence.ending is None]
 
     @property
     def delivered(self) -> int:
-        """Tokens that came from workers so far, over all choices."""
-        return sum(choice.completion_tokens for choice in self.choices)
+        """Tokens that came from workers so far, over all sequences."""
+        return sum([len(sequence.tokens) for sequence in self.sequences])
 
     @property
     def first_after(self) -> float:
         """Seconds from the arrival to the worker's first token; 0 before it."""
         return self._first - self.arrived if self._first else 0.0
 
+    # What `stream.py` does with it.
+
+    def submit(
+        self, granted: admission_pb2.Granted, submissions: Sequence[tuple[worker_pb2.Submit, OutputSequence]]
+    ) -> None:
+        """Run sequences on the worker that was granted."""
+        self.granted = granted
+        self._submitted = self._clock.monotonic()
+        self._before, self._cached, self._first_after = self.delivered, 0, None
+        for (_, sequence), handle in zip(submissions, self._workers.submit(granted, submissions), strict=True):
+            sequence.handle = handle
+
+    async def turn(self) -> Moving | None:
+        """Wait until it has to go to another worker, and why; None: it has ended."""
+        if self.end is None and self._moving is None:
+            self._awaited = asyncio.get_running_loop().create_future()
+            await self._awaited
+        moving, self._moving = self._moving, None
+        return None if self.end is not None else moving
+
+    def move(self, moving: Moving) -> None:
+        """Have it go to another worker, unless it has ended or goes already."""
+        if self.end is None and self.granted is not None and self._moving is None:
+            self._moving = moving
+            self._next_turn()
+
+    def leave_worker(self) -> None:
+        """Nothing more is wanted of the present worker. Sequences to which it owed nothing but the terminal frame end.
+        After a refusal others may run there: they end there before they go on elsewhere."""
+        if self.granted is not None:
+            self._workers.cancel(self.granted.worker, [one.handle for one in self.sequences if one.handle])
+        self.granted = None
+        for sequence in self.sequences:
+            sequence.handle = 0
+            sequence.end_if_whole()
+
+    def brought(self) -> dict[str, Any]:
+        """What the present or last grant has brought, as `AdmissionPort.release` is told."""
+        return {
+            "output_tokens": self.delivered - self._before,
+            "first_token": self._first_after,
+            "cached_prompt_tokens": self._cached,
+        }
+
     # The worker's side.
 
-    def next_leg(self, now: float) -> None:
-        """It is submitted, at `now` (monotonic seconds), on another grant."""
-        self.submitted = now
-        self.leg = Leg(self.delivered)
-
     def first_token(self, cached_prompt_tokens: int, after: float) -> None:
-        """The worker produced the first token of a choice, `after` seconds after its submission."""
-        leg = self.leg
-        if not leg.tokens_before:  # on a later one the caller's prompt was computed already, and is charged
+        """See `Owner`."""
+        if not self._before:  # on a later one the caller's prompt was computed already, and is charged
             self.usage.cached_prompt_tokens = max(self.usage.cached_prompt_tokens, cached_prompt_tokens)
-        leg.cached_prompt_tokens = max(leg.cached_prompt_tokens, cached_prompt_tokens)
-        if leg.first_token is None:
-            leg.first_token = after
+        self._cached = max(self._cached, cached_prompt_tokens)
+        if self._first_after is None:
+            self._first_after = after
         if not self._first:
             self.breakdown.prefill = after
-            self._first = self.submitted + after
+            self._first = self._submitted + after
 
     def may_take(self, count: int) -> bool:
-        """Whether so many more tokens may be taken; if not, it has ended."""
-        if self._allowance is not None:
+        """See `Owner`."""
+        if self._growth is not None:
             try:
-                self._allowance.take(count)
+                self._growth.take(count)
             except WeirError as error:
                 self.fail(error)
                 return False
         return True
 
-    def cancel_on_worker(self, choice: Choice) -> None:
-        """A choice needs nothing more."""
-        self._on_worker.cancel(choice)
+    def cancel_on_worker(self, sequence: OutputSequence) -> None:
+        """See `Owner`."""
+        if self.granted is not None and sequence.handle:
+            self._workers.cancel(self.granted.worker, [sequence.handle])
+            sequence.handle = 0
 
-    def worker_lost(self, moving: Moving = Moving.LOST) -> None:
-        """The worker is gone, or gave this request back; what is left is moved or failed."""
-        if self.end is None:
-            self._on_worker.move(moving)
+    def worker_lost(self) -> None:
+        """See `Owner`."""
+        self.move(Moving.LOST)
 
     def refused(self, error: WeirError) -> None:
-        """The worker did not take a choice, or gave it back for a more urgent one. A stale grant, a draining worker or
-        one that has unloaded the version is no fault of the request: another grant is asked for. Anything else is."""
+        """See `Owner`. A stale grant, a draining worker or one that has unloaded the version is no fault of the
+        request: another grant is asked for. Anything else is."""
         if error.reason is Reason.PREEMPTED:
-            self.worker_lost(Moving.PREEMPTED)
+            self.move(Moving.PREEMPTED)
         elif error.reason is Reason.MODEL_NOT_FOUND:
-            self.worker_lost(Moving.ABSENT)
+            self.move(Moving.ABSENT)
         elif error.reason in _ASK_AGAIN:
-            self.worker_lost(Moving.REFUSED)
+            self.move(Moving.REFUSED)
         else:
             self.fail(error)
 
     # The filter's side.
 
-    def push(self, choice: Choice, text: str, logprobs: list[Logprob] | None) -> None:
-        """Released output of a choice, its last when it has a finish."""
+    def push(self, sequence: OutputSequence, text: str, logprobs: list[Logprob] | None) -> None:
+        """See `Owner`."""
         if text and not self._shown:
             self._shown = True
             self.breakdown.time_to_first_token = self._clock.monotonic() - self.arrived
             if self._on_text is not None:
                 self._on_text()
         if text and self._kept is not None:  # with tokens for the caller's words: it may be given to another request
-            self._kept[choice.index].append(text)
-        self._put(choice.index, choice.shown(text), logprobs, choice.finish)
-        if choice.finish is not None and all(c.finish is not None for c in self.choices):
+            self._kept[sequence.index].append(text)
+        self._put(sequence.index, sequence.shown(text), logprobs, sequence.finish)
+        if sequence.finish is not None and all(c.finish is not None for c in self.sequences):
             self._end()
         self._wake()
 
@@ -189,66 +257,52 @@ class Generation(Mailbox):
             simulated=simulated,
         )
 
-    @property
-    def mean_logprob(self) -> float | None:
-        """The mean log-probability of the tokens delivered; None where it is not known of all of them."""
-        scores = [choice.scores for choice in self.choices]
-        known = [
-            len(one)
-            for choice, one in zip(self.choices, scores, strict=True)
-            if one is not None and len(one) == len(choice.tokens)
-        ]
-        if len(known) < len(scores) or not sum(known):
-            return None
-        return sum(sum(one) for one in scores if one is not None) / sum(known)
-
     def final(self, *, model_version: str, moved: bool) -> FinalAnswer:
         """What it was, once it has ended."""
         if self.end is None:
             raise RuntimeError("it has not ended")
         return FinalAnswer(
             model_version=model_version,
-            choices=tuple(choice.final() for choice in self.choices),
+            choices=tuple(sequence.final() for sequence in self.sequences),
             end=self.end,
             first_after=self.first_after,
             moved=moved,
         )
 
-    def discard(self) -> None:
-        """Let go of the filters of a generation that never ran; nobody is told."""
-        self._forget_time()
-        for choice in self.choices:
-            choice.abandon(Finish.ERROR)
-
     def stop(self, finish: Finish) -> None:
-        """End every open choice now, on the worker too. Does nothing after the end. A call that is broken off when its
-        time was over did not leave: it was late."""
+        """End every open sequence now, on the worker too. Does nothing after the end. A call that is broken off when
+        its time was over did not leave: it was late."""
         if self.end is not None:
             return
-        if finish is Finish.CANCELLED and self._latest is not None and self._clock.monotonic() >= self._latest:
+        if finish is Finish.CANCELLED and self._clock.monotonic() >= self._latest:
             finish = Finish.DEADLINE
-        for choice in self.choices:
-            if choice.finish is None:
-                if choice.ending is None:
-                    self.cancel_on_worker(choice)
-                choice.abandon(finish)
-                self._put(choice.index, choice.shown(""), None, choice.finish)
+        for sequence in self.sequences:
+            if sequence.finish is None:
+                if sequence.ending is None:
+                    self.cancel_on_worker(sequence)
+                sequence.abandon(finish)
+                self._put(sequence.index, sequence.shown(""), None, sequence.finish)
         self._end()
         self._wake()
 
-    def _forget_time(self) -> None:
-        if self._timer is not None:
-            self._timer.cancel()
+    def _next_turn(self) -> None:
+        waiter, self._awaited = self._awaited, None
+        if waiter is None:
+            if self.end is not None and self.on_end is not None:
+                self.on_end()
+        elif not waiter.done():
+            waiter.set_result(None)
 
     def _end(self) -> None:
-        self._forget_time()
-        if self._allowance is not None:
-            self._allowance.end()
+        if self._timer is not None:
+            self._timer.cancel()
+        if self._growth is not None:
+            self._growth.end()
         now = self._clock.monotonic()
         self.breakdown.total = now - self.arrived
         if self._first:
             self.breakdown.decode = now - self._first
-        reasons = [choice.finish or Finish.ERROR for choice in self.choices]
+        reasons = [sequence.finish or Finish.ERROR for sequence in self.sequences]
         finish = worst(reasons)
         if is_given(finish, shown=self._shown, entire=self._entire):
             self.usage.completion_tokens = self.delivered
@@ -258,12 +312,9 @@ class Generation(Mailbox):
         if self.error is not None:
             message, reason, retry = self.error.message, self.error.reason.name, self.error.retry_after
         elif finish is Finish.CONTENT_FILTER:
-            message, reason = next(c.message for c in self.choices if c.finish is finish), Reason.CONTENT_FILTER.name
+            message, reason = next(c.message for c in self.sequences if c.finish is finish), Reason.CONTENT_FILTER.name
         elif finish is Finish.ERROR:
-            message = next((c.message for c in self.choices if c.finish is finish), "") or "the engine failed"
+            message = next((c.message for c in self.sequences if c.finish is finish), "") or "the engine failed"
             reason = Reason.ENGINE_ERROR.name
         self._close(finish, reasons, message=message, reason=reason, retry=retry)
-        try:
-            self._on_end()
-        except Exception as error:  # it has ended all the same, and so can whatever is ended next to it
-            log.error("closing_failed", request_id=self.request_id, error=type(error).__name__, where=place_of(error))
+        self._next_turn()

@@ -13,14 +13,13 @@ from libs.deadlines import to_duration
 from libs.errors import Reason, WeirError
 from services.gateway import convert
 from services.gateway.catalog import Catalog
-from services.gateway.embedding import Embedder
 from services.gateway.faces import collect, limits_of
 from services.gateway.identity import Caller, Identifier
-from services.gateway.mailbox import Mailbox
-from services.gateway.pipeline import Pipeline
+from services.gateway.output_buffer import OutputBuffer
 from services.gateway.policy.events import Accepted, Finish
 from services.gateway.policy.limits import Header
 from services.gateway.policy.parameters import invalid
+from services.gateway.serve import Pipeline
 
 _FIRST_FRAME_SECONDS = 10.0
 """For a stream's first frame, which says what it wants."""
@@ -29,11 +28,8 @@ _FIRST_FRAME_SECONDS = 10.0
 class InferenceServicer(inference_pb2_grpc.InferenceServiceServicer):
     """The native API."""
 
-    def __init__(
-        self, pipeline: Pipeline, embedder: Embedder, identifier: Identifier, catalog: Catalog, *, heartbeat: float
-    ) -> None:
+    def __init__(self, pipeline: Pipeline, identifier: Identifier, catalog: Catalog, *, heartbeat: float) -> None:
         self._pipeline = pipeline
-        self._embedder = embedder
         self._identifier = identifier
         self._catalog = catalog
         self._heartbeat = inference_pb2.GenerateResponse(heartbeat=inference_pb2.Heartbeat(idle=to_duration(heartbeat)))
@@ -54,7 +50,7 @@ class InferenceServicer(inference_pb2_grpc.InferenceServiceServicer):
         generation, accepted = await self._open(first.start, caller, context)
         watcher = asyncio.get_running_loop().create_task(_watch(request_iterator, generation))
         try:
-            with self._pipeline.egress.reading(generation):
+            with self._pipeline.readers.reading(generation):
                 await context.write(inference_pb2.GenerateResponse(accepted=convert.from_accepted(accepted)))
                 while True:
                     updates, heartbeat, end = await generation.take()
@@ -75,7 +71,7 @@ class InferenceServicer(inference_pb2_grpc.InferenceServiceServicer):
         """See the proto."""
         caller = self._identifier.identify(context, scope="inference")
         generation, accepted = await self._open(request.spec, caller, context, whole=True)
-        with self._pipeline.egress.reading(generation):
+        with self._pipeline.readers.reading(generation):
             choices, end = await collect(generation)
         if end.finish is Finish.ERROR and not any(choice.text for choice in choices):
             raise WeirError(Reason.parse(end.error_reason), end.message, retry_after=end.retry_after)
@@ -91,7 +87,9 @@ class InferenceServicer(inference_pb2_grpc.InferenceServiceServicer):
         """See the proto."""
         caller = self._identifier.identify(context, scope="embeddings")
         try:
-            result = await self._embedder.embed(request.model, list(request.inputs), caller)
+            result = await self._pipeline.embed(
+                caller.hinted(convert.embed_spec(request, caller.client_request_id)), caller
+            )
         except WeirError as error:
             tell(context, limits_of(error))
             raise
@@ -112,7 +110,7 @@ class InferenceServicer(inference_pb2_grpc.InferenceServiceServicer):
         asked = self._catalog.question(caller.identity.tenant, spec.model, user=spec.user, session=spec.session)
         route = self._catalog.resolve(asked)
         version = self._catalog.version(route.model_version)
-        ids = await self._pipeline.encode(await self._catalog.text(version), spec)
+        ids = await self._pipeline.encode(route.model_version, spec)
         return inference_pb2.CountTokensResponse(
             prompt_tokens=len(ids), model_version=route.model_version, context_length=version.context_length
         )
@@ -124,10 +122,10 @@ class InferenceServicer(inference_pb2_grpc.InferenceServiceServicer):
         context: grpc.aio.ServicerContext,
         *,
         whole: bool = False,
-    ) -> tuple[Mailbox, Accepted]:
+    ) -> tuple[OutputBuffer, Accepted]:
         """Open it, and have its trailers tell the limits, also those of a refusal."""
         try:
-            mailbox = await self._pipeline.open(
+            buffer = await self._pipeline.open(
                 caller.hinted(replace(convert.to_spec(message), whole=whole)),
                 caller.identity,
                 request_id=caller.request_id,
@@ -137,10 +135,10 @@ class InferenceServicer(inference_pb2_grpc.InferenceServiceServicer):
         except WeirError as error:
             tell(context, limits_of(error))
             raise
-        if mailbox.accepted is None:
+        if buffer.accepted is None:
             raise RuntimeError("an open generation is accepted")
-        tell(context, limits_of(mailbox.accepted))
-        return mailbox, mailbox.accepted
+        tell(context, limits_of(buffer.accepted))
+        return buffer, buffer.accepted
 
 
 def tell(context: grpc.aio.ServicerContext, headers: list[Header]) -> None:
@@ -149,7 +147,7 @@ def tell(context: grpc.aio.ServicerContext, headers: list[Header]) -> None:
         context.set_trailing_metadata(tuple(headers))
 
 
-async def _watch(requests: AsyncIterator[inference_pb2.GenerateRequest], generation: Mailbox) -> None:
+async def _watch(requests: AsyncIterator[inference_pb2.GenerateRequest], generation: OutputBuffer) -> None:
     """Frames after the first: cancels. A half-close just ends this."""
     async for frame in requests:
         if frame.HasField("cancel"):

@@ -280,7 +280,7 @@ class Mirrored:
     """The user's request; the copy needs an id of its own."""
     spec: Spec
     """As checked, with redacted texts in place of the user's where safety redacted any: for another tokenizer or
-    chat template. Tokenise it with `Runs.encode`."""
+    chat template. Tokenise it with `MirrorPort`'s runs."""
     identity: Identity
     """Who asked. Nothing of the copy may count against them."""
     prompt: Sequence[int]

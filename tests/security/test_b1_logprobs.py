@@ -16,9 +16,9 @@ from weir.openai.v1 import openai_pb2_grpc
 from weir.worker.v1 import worker_pb2
 
 from libs.errors import Reason
-from services.gateway.choice import Choice
 from services.gateway.policy.events import Finish, Logprob
 from services.gateway.ports import InputCheck
+from services.gateway.sequence import OutputSequence
 from services.gateway.text.detokenizer import ByteDetokenizer
 from tests.support.filtering import CARD, filtering, policy, rule, say
 from tests.support.leaves import Rig
@@ -137,7 +137,7 @@ class _Generation:
     def may_take(self, count: int) -> bool:
         return True
 
-    def push(self, choice: Choice, text: str, logprobs: list[Logprob] | None) -> None:
+    def push(self, choice: OutputSequence, text: str, logprobs: list[Logprob] | None) -> None:
         self.told += logprobs or []
 
 
@@ -149,7 +149,7 @@ def test_b1_whatever_is_replaced_wherever_tokens_are_cut(data: st.DataObject) ->
     spans = [(a, b) for a, b in zip(cuts[::2], cuts[1::2], strict=False) if a < b]
     steps = sorted(data.draw(st.sets(st.integers(0, len(text)), max_size=4)))
     generation = _Generation()
-    choice = Choice(generation, 0, _Filter())  # type: ignore[arg-type]
+    choice = OutputSequence(generation, 0, _Filter())  # type: ignore[arg-type]
     raw = text.encode()
     at = 0
     for size in (*data.draw(st.lists(st.integers(1, 5), max_size=6)), len(raw)):

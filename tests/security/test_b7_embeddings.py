@@ -15,7 +15,7 @@ from weir.inference.v1 import inference_pb2, inference_pb2_grpc
 from weir.worker.v1 import worker_pb2
 
 from libs.errors import Reason, from_rpc_error
-from services.gateway.embedding import parts_of
+from services.gateway.prepare import parts_of
 from services.worker.engines.threaded import ThreadedEngine
 from services.worker.engines.torch_engine import TorchSettings
 from services.worker.engines.torch_engine.model import weight_bytes

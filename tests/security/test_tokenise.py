@@ -74,7 +74,7 @@ async def test_saf3_a_kept_answer_holds_no_values_and_gives_each_caller_their_ow
         first = asyncio.create_task(chat(mesh, messages=ASKED, temperature=0, max_tokens=40))
         await (await taken(mesh.workers[0])).last(ids("Dear ⟦EMAIL_2⟧"))
         assert (await first).text == "Dear joe@b.de"
-        kept = [answer.choices for answer, _ in mesh.gateway._pipeline._answers._entries.values()]
+        kept = [answer.choices for answer, _ in mesh.gateway._pipeline._generating.answers._entries.values()]
         assert [text for choices in kept for text, _ in choices] == ["Dear ⟦EMAIL_2⟧"]
         refuse(mesh, lambda admit: True)
         others = [{"role": "user", "content": "I am eve@b.de, write to bob@b.de"}]

@@ -243,11 +243,11 @@ class Rig:
         """What the gateway still holds for requests, by kind; empty when every one of them has ended cleanly."""
         gateway = self.gateway
         held = {
-            "generations": len(gateway._pipeline._active),
-            "migrations": gateway._pipeline.moving,
-            "entered": len(gateway._pipeline._of_tenant),
-            "readers": gateway._pipeline.egress.readers,
-            "unread": gateway._pipeline.egress.unread,
+            "generations": len(gateway._pipeline._generating.active),
+            "requests": len(gateway._pipeline._tasks),
+            "entered": gateway._pipeline.occupancy.entered,
+            "readers": gateway._pipeline.readers.readers,
+            "unread": gateway._pipeline.readers.unread,
             "filters": len(gateway._safety._filters),
             "waiting": len(gateway._safety._waiting),
             "sequences": sum(len(link._sequences) for link in gateway._workers._links.values()),

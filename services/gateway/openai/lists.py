@@ -15,10 +15,10 @@ from libs.clock import Clock
 from libs.errors import Reason, WeirError
 from libs.telemetry import get_logger, place_of
 from services.gateway.identity import Caller
-from services.gateway.mailbox import Mailbox
-from services.gateway.pipeline import Pipeline
+from services.gateway.output_buffer import OutputBuffer
 from services.gateway.policy.events import Accepted, Breakdown, ChoiceUpdate, End, Finish, Usage, worst
 from services.gateway.policy.spec import Spec
+from services.gateway.serve import Pipeline
 
 log = get_logger(__name__)
 _AT_ONCE = 8
@@ -27,7 +27,7 @@ Taken = tuple[list[ChoiceUpdate], bool, End | None]
 
 
 class PromptList:
-    """Read like a `Mailbox`. Choice `i * n + k` is the k-th of prompt `i`."""
+    """Read like an `OutputBuffer`. Choice `i * n + k` is the k-th of prompt `i`."""
 
     def __init__(self, pipeline: Pipeline, specs: Sequence[Spec], caller: Caller, clock: Clock) -> None:
         self._pipeline = pipeline
@@ -39,7 +39,7 @@ class PromptList:
         self.width = self._each * len(specs)
         self._places = asyncio.Semaphore(_AT_ONCE - 1)  # the first one has begun
         self._news: asyncio.Queue[tuple[list[ChoiceUpdate], bool]] = asyncio.Queue(_AT_ONCE)
-        self._running: set[Mailbox] = set()
+        self._running: set[OutputBuffer] = set()
         self._one_ended = asyncio.Event()
         self._ends: dict[int, End | WeirError] = {}
         self._task: asyncio.Task[None] | None = None
@@ -72,7 +72,7 @@ class PromptList:
             await asyncio.wait((self._task,))
 
     async def take(self) -> Taken:
-        """See `Mailbox.take`."""
+        """See `OutputBuffer.take`."""
         updates, heartbeat = await self._news.get()
         while not self._news.empty():
             more, beat = self._news.get_nowait()
@@ -80,44 +80,44 @@ class PromptList:
         return updates, heartbeat, self._end() if len(self._ends) == len(self._specs) and self._news.empty() else None
 
     def stop(self, finish: Finish) -> None:
-        """See `Mailbox.stop`."""
-        for mailbox in list(self._running):
-            mailbox.stop(finish)
+        """See `OutputBuffer.stop`."""
+        for buffer in list(self._running):
+            buffer.stop(finish)
         if self._task is not None:
             self._task.cancel()
 
-    async def _open(self, position: int, attempt: int = 0) -> Mailbox:
+    async def _open(self, position: int, attempt: int = 0) -> OutputBuffer:
         caller, identity = self._caller, self._caller.identity
         name = caller.request_id
         if position or attempt:
             name = f"{name}.{position}.{attempt}"
             identity = replace(identity, request_counted=True)  # one call is one request
         passed = self._clock.monotonic() - self._began
-        mailbox = await self._pipeline.open(
+        buffer = await self._pipeline.open(
             self._specs[position],
             identity,
             request_id=name,
             remaining=None if caller.remaining is None else caller.remaining - passed,
             traceparent=caller.traceparent,
         )
-        self._running.add(mailbox)
-        return mailbox
+        self._running.add(buffer)
+        return buffer
 
-    async def _run(self, first: Mailbox) -> None:
+    async def _run(self, first: OutputBuffer) -> None:
         async with asyncio.TaskGroup() as group:
             group.create_task(self._answer(0, first))
             for position in range(1, len(self._specs)):
                 await self._places.acquire()
                 try:
-                    mailbox = await self._opened(position)
+                    buffer = await self._opened(position)
                 except Exception as error:
                     await self._over(position, _told(error))
                 else:
-                    group.create_task(self._answer(position, mailbox))
+                    group.create_task(self._answer(position, buffer))
 
-    async def _answer(self, position: int, mailbox: Mailbox) -> None:
+    async def _answer(self, position: int, buffer: OutputBuffer) -> None:
         try:
-            end: End | WeirError = await self._read(position * self._each, mailbox)
+            end: End | WeirError = await self._read(position * self._each, buffer)
         except Exception as error:
             end = _told(error)
         await self._over(position, end)
@@ -132,7 +132,7 @@ class PromptList:
         ended.set()
         self._places.release()
 
-    async def _opened(self, position: int) -> Mailbox:
+    async def _opened(self, position: int) -> OutputBuffer:
         """Begin a prompt.
 
         :raises WeirError: what refused it, and not for want of what others of the list have.
@@ -148,11 +148,11 @@ class PromptList:
             await ended.wait()
             attempt += 1
 
-    async def _read(self, first: int, mailbox: Mailbox) -> End:
+    async def _read(self, first: int, buffer: OutputBuffer) -> End:
         try:
-            with self._pipeline.egress.reading(mailbox):
+            with self._pipeline.readers.reading(buffer):
                 while True:
-                    updates, heartbeat, end = await mailbox.take()
+                    updates, heartbeat, end = await buffer.take()
                     for update in updates:
                         update.index += first
                     if updates or heartbeat:
@@ -160,8 +160,8 @@ class PromptList:
                     if end is not None:
                         return end
         finally:
-            self._running.discard(mailbox)
-            mailbox.stop(Finish.CANCELLED)
+            self._running.discard(buffer)
+            buffer.stop(Finish.CANCELLED)
 
     def _end(self) -> End:
         found = [self._ends[position] for position in sorted(self._ends)]

@@ -119,12 +119,10 @@ class OpenAIRequest:
 
 @dataclass(frozen=True, slots=True)
 class EmbeddingRequest:
-    """Texts, or token ids, to embed; `base64` asks for packed little-endian floats instead of numbers."""
+    """What to embed; `base64` asks for packed little-endian floats instead of numbers."""
 
-    model: str
-    inputs: list[str | tuple[int, ...]]
+    spec: Spec
     base64: bool
-    user: str = ""
 
 
 B = TypeVar("B")
@@ -211,7 +209,7 @@ def parse_completion(body: bytes, *, client_request_id: str = "") -> OpenAIReque
     return replace(request, more=tuple(more))
 
 
-def parse_embedding(body: bytes) -> EmbeddingRequest:
+def parse_embedding(body: bytes, *, client_request_id: str = "") -> EmbeddingRequest:
     """Parse an embeddings request.
 
     :raises WeirError: INVALID_REQUEST naming the field.
@@ -224,8 +222,14 @@ def parse_embedding(body: bytes) -> EmbeddingRequest:
         raise invalid("encoding_format", "must be float or base64")
     if given.dimensions is not None:
         raise invalid("dimensions", "not offered by this server")
-    user = given.safety_identifier or given.user or ""
-    return EmbeddingRequest(given.model, inputs, given.encoding_format == "base64", user)
+    spec = Spec(
+        model=given.model,
+        operation="embed",
+        inputs=tuple(inputs),
+        client_request_id=client_request_id,
+        user=given.safety_identifier or given.user or "",
+    )
+    return EmbeddingRequest(spec, given.encoding_format == "base64")
 
 
 def _decode(decoder: msgspec.json.Decoder[B], body: bytes | msgspec.Raw, within: str = "body") -> B:

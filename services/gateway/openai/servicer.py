@@ -16,10 +16,8 @@ from libs.clock import Clock
 from libs.errors import Reason, WeirError
 from libs.telemetry import get_logger
 from services.gateway.catalog import Catalog
-from services.gateway.embedding import Embedder
-from services.gateway.faces import collect, limits_of
+from services.gateway.faces import Answer, collect, limits_of
 from services.gateway.identity import Caller, Identifier
-from services.gateway.mailbox import Mailbox
 from services.gateway.openai.errors import error_body, error_headers
 from services.gateway.openai.lists import PromptList
 from services.gateway.openai.requests import OpenAIRequest, parse_chat, parse_completion, parse_embedding
@@ -32,8 +30,8 @@ from services.gateway.openai.responses import (
     whole_body,
 )
 from services.gateway.openai.wire import content_prefix, http_body
-from services.gateway.pipeline import Pipeline
 from services.gateway.policy.events import Accepted, ChoiceUpdate, Finish
+from services.gateway.serve import Pipeline
 
 log = get_logger(__name__)
 _JSON = content_prefix("application/json")
@@ -44,11 +42,8 @@ Headers = list[tuple[str, str]]
 class OpenAIServicer(openai_pb2_grpc.OpenAIServiceServicer):
     """The OpenAI facade."""
 
-    def __init__(
-        self, pipeline: Pipeline, embedder: Embedder, identifier: Identifier, catalog: Catalog, *, clock: Clock
-    ) -> None:
+    def __init__(self, pipeline: Pipeline, identifier: Identifier, catalog: Catalog, *, clock: Clock) -> None:
         self._pipeline = pipeline
-        self._embedder = embedder
         self._identifier = identifier
         self._catalog = catalog
         self._clock = clock
@@ -71,8 +66,8 @@ class OpenAIServicer(openai_pb2_grpc.OpenAIServiceServicer):
         """See the proto."""
         try:
             caller = self._identifier.identify(context, scope="embeddings")
-            given = parse_embedding(request.data)
-            result = await self._embedder.embed(given.model, given.inputs, caller, user=given.user)
+            given = parse_embedding(request.data, client_request_id=caller.client_request_id)
+            result = await self._pipeline.embed(caller.hinted(given.spec), caller)
         except WeirError as error:
             await _refuse(context, error)
             return
@@ -143,7 +138,7 @@ class OpenAIServicer(openai_pb2_grpc.OpenAIServiceServicer):
         if accepted is None:
             raise RuntimeError("an open generation is accepted")
         try:
-            with self._pipeline.egress.reading(generation):
+            with self._pipeline.readers.reading(generation):
                 if given.stream:
                     await self._stream(generation, accepted, context, chat=chat, include_usage=given.include_usage)
                 else:
@@ -168,7 +163,7 @@ class OpenAIServicer(openai_pb2_grpc.OpenAIServiceServicer):
 
     async def _stream(
         self,
-        generation: Mailbox | PromptList,
+        generation: Answer,
         accepted: Accepted,
         context: grpc.aio.ServicerContext,
         *,
@@ -189,7 +184,12 @@ class OpenAIServicer(openai_pb2_grpc.OpenAIServiceServicer):
                 return
 
     async def _whole(
-        self, generation: Mailbox | PromptList, accepted: Accepted, context: grpc.aio.ServicerContext, *, chat: bool
+        self,
+        generation: Answer,
+        accepted: Accepted,
+        context: grpc.aio.ServicerContext,
+        *,
+        chat: bool,
     ) -> None:
         choices, end = await collect(generation)
         failed = generation.failed if isinstance(generation, PromptList) else ()

@@ -13,6 +13,23 @@ MAX_STOP_CHARS = 256
 MAX_SEED = 2**63 - 1
 MAX_TOKENS = 2**31 - 1
 ROLES = ("system", "developer", "user", "assistant", "tool")
+NO_OUTPUT = BoundParameters(
+    max_tokens=0,
+    temperature=0.0,
+    top_p=1.0,
+    top_k=0,
+    min_p=0.0,
+    repetition_penalty=1.0,
+    presence_penalty=0.0,
+    frequency_penalty=0.0,
+    stop=(),
+    seed=None,
+    n=1,
+    logprobs=None,
+    logit_bias={},
+    ignore_eos=False,
+)
+"""Of a request that generates nothing."""
 
 
 def invalid(field: str, message: str) -> WeirError:

@@ -14,8 +14,14 @@ CACHED_ANSWER = "cached_answer"
 DEFAULT_ANSWER = "default_answer"
 CPU_FALLBACK = "cpu_fallback"
 OVER_QUOTA = "over_quota"
+SAFETY_SKIPPED = "safety_skipped"
+"""It left without its safety filter."""
+VERSION_CHANGED = "version_changed"
+"""Another version finished it."""
 LADDER_FLAGS = frozenset((OUTPUT_CAPPED, SMALLER_MODEL, CACHED_ANSWER, DEFAULT_ANSWER, CPU_FALLBACK))
 """Flags of what the ladder did to an answer."""
+ALTERED = LADDER_FLAGS | {SAFETY_SKIPPED, VERSION_CHANGED}
+"""Flags of answers that are not what the request would get at another time."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -65,13 +65,15 @@ class Parameters:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Spec:
-    """A generation to run. Exactly one of `messages`, `prompt` and `token_ids` is set."""
+    """What to run. Exactly one of `messages`, `prompt`, `token_ids` and `inputs` is set."""
 
     model: str
-    operation: str  # "chat", "completion" or "generate"
+    operation: str  # "chat", "completion", "generate" or "embed"
     messages: tuple[ChatMessage, ...] | None = None
     prompt: str | None = None
     token_ids: tuple[int, ...] | None = None
+    inputs: tuple[str | tuple[int, ...], ...] = ()
+    """To embed: texts, or the ids of their tokens."""
     parameters: Parameters = Parameters()
     client_request_id: str = ""
     user: str = ""

@@ -22,10 +22,11 @@ from libs.rollouts import SHADOW_TENANT, in_force, phase_of
 from libs.routing import Mirror
 from libs.telemetry import get_logger
 from libs.telemetry.tracing import Span, linked
+from services.gateway.internal import Run
 from services.gateway.outcomes import Begun
 from services.gateway.policy.finals import ArmKey, FinalAnswer
+from services.gateway.policy.spec import Spec
 from services.gateway.ports import Mirrored, QuotaPort
-from services.gateway.runs import Run, Runs
 from services.gateway.shadow import metrics
 from services.gateway.shadow.compare import comparable, compare, repeatable
 from services.gateway.shadow.metrics import Fate, Verdict
@@ -52,6 +53,16 @@ _BUSY = _REFUSED - {Reason.CONTEXT_LENGTH_EXCEEDED} | {Reason.PREEMPTED}
 """Another copy would have met the same."""
 _QUOTA_SECONDS = 1.0
 _LATE_SECONDS = 1.0
+
+
+class Runs(Protocol):
+    """What generates; `services.gateway.serve.Pipeline` fits."""
+
+    async def encode(self, model_version: str, spec: Spec) -> list[int]:
+        """The prompt's tokens for a version."""
+
+    async def run(self, run: Run) -> FinalAnswer:
+        """Generate, to the end."""
 
 
 class Evidence(Protocol):

@@ -314,15 +314,44 @@ async def test_an_embedding_that_nobody_waits_for_gives_its_quota_back(mesh: Rig
     mesh.workers[0].may_embed.set()
 
 
-async def test_a_worker_lost_during_an_embedding_is_said_so(mesh: Rig) -> None:
+@pytest.mark.parametrize("both", [False, True])
+async def test_an_embedding_whose_worker_is_lost_goes_to_another(mesh: Rig, both: bool) -> None:
+    """And says so when there is none."""
+    for worker in mesh.workers[: 1 + both]:
+        worker.may_embed.clear()
+    running = asyncio.ensure_future(_embed(mesh, ["ab"]))
+    for worker in mesh.workers[: 1 + both]:
+        await asyncio.wait_for(worker.embeds.get(), 10)
+        await worker.stop()
+    if both:
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await running
+        assert from_rpc_error(caught.value).reason is Reason.REJECTED_NO_CAPACITY
+    else:
+        assert len((await running).embeddings) == 1
+    assert (await asyncio.wait_for(mesh.settled.get(), 10)).tokens == (0 if both else 2)
+    first = await asyncio.wait_for(mesh.released.get(), 10)
+    assert (first.failed, list(mesh.admitted[1].exclude_workers)[:1]) == (True, ["worker-a"])
+
+
+async def test_an_embedding_takes_a_place_in_the_gateway_like_any_request(mesh: Rig) -> None:
+    """So it is refused while the gateway drains, and one that runs is waited for and cut."""
     mesh.workers[0].may_embed.clear()
     running = asyncio.ensure_future(_embed(mesh, ["ab"]))
     await asyncio.wait_for(mesh.workers[0].embeds.get(), 10)
-    await mesh.workers[0].stop()
-    with pytest.raises(grpc.aio.AioRpcError) as caught:
+    occupancy = mesh.gateway._pipeline.occupancy
+    drained = asyncio.ensure_future(occupancy.drain())
+    await asyncio.sleep(0)
+    with pytest.raises(grpc.aio.AioRpcError) as refused:
+        await _embed(mesh, ["c"])
+    assert not drained.done()
+    occupancy.cut()
+    with pytest.raises(grpc.aio.AioRpcError) as cut:
         await running
-    assert caught.value.code() is grpc.StatusCode.UNAVAILABLE
+    await asyncio.wait_for(drained, 10)
+    assert [from_rpc_error(one.value).reason for one in (refused, cut)] == [Reason.DRAINING] * 2
     assert (await asyncio.wait_for(mesh.settled.get(), 10)).tokens == 0
+    assert (await asyncio.wait_for(mesh.released.get(), 10)).cut_short
 
 
 @pytest.mark.parametrize("reason", [Reason.MODEL_NOT_FOUND, Reason.DRAINING])
@@ -350,14 +379,14 @@ def test_the_admission_message_is_what_these_tests_hold() -> None:
 
 
 async def test_e8_a_reader_gets_its_end_though_closing_fails(mesh: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
-    closing = mesh.gateway._pipeline._closing
-    normal = closing.ended
+    closing = mesh.gateway._pipeline._account
+    normal = closing.served
 
-    def broken(request: Any) -> None:
-        normal(request)
+    def broken(*told: Any) -> None:
+        normal(*told)
         raise OSError("the disk is full")
 
-    monkeypatch.setattr(closing, "ended", broken)
+    monkeypatch.setattr(closing, "served", broken)
     async with Stream(mesh) as stream:
         await (await taken(mesh.workers[0])).last(ids("ab"))
         text, end = await asyncio.wait_for(stream.rest(), 10)

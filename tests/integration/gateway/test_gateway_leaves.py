@@ -141,7 +141,7 @@ async def test_e6_a_gateway_that_leaves_serves_on_at_first(tmp_path: Path) -> No
             await (await taken(mesh.workers[0])).last(ids("a"))
             assert (await stream.rest())[0] == "a"
         async with asyncio.timeout(10):
-            while not mesh.gateway._pipeline.draining:  # noqa: ASYNC110 - time has to pass
+            while not mesh.gateway._pipeline.occupancy.draining:  # noqa: ASYNC110 - time has to pass
                 await asyncio.sleep(0.01)
         watch.cancel()
     await ending

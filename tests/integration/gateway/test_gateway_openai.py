@@ -137,15 +137,15 @@ async def test_e9_a_refused_prompt_says_so_beside_the_others(mesh: Rig) -> None:
 
 
 async def test_e9_a_fault_of_ours_ends_that_prompt_alone(mesh: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
-    opening = mesh.gateway._pipeline._opening
-    normal = opening.decide
+    opening = mesh.gateway._pipeline._preparation
+    normal = opening.prepare
 
-    async def broken(request: Any) -> Any:
+    async def broken(request: Any, *rest: Any) -> Any:
         if request.spec.prompt == "b":
             raise ZeroDivisionError
-        return await normal(request)
+        return await normal(request, *rest)
 
-    monkeypatch.setattr(opening, "decide", broken)
+    monkeypatch.setattr(opening, "prepare", broken)
     answering = asyncio.ensure_future(completion(mesh, prompt=["a", "b", "c"]))
     await serve(mesh, 2)
     body = (await answering).body

@@ -13,10 +13,10 @@ from weir.worker.v1 import worker_pb2
 from libs.clock import SystemClock
 from libs.deadlines import Deadline
 from libs.errors import Reason, WeirError
+from services.gateway.internal import Run
 from services.gateway.policy.events import Finish
 from services.gateway.policy.finals import FinalAnswer
 from services.gateway.policy.spec import BoundParameters, ChatMessage, Spec
-from services.gateway.runs import Run
 from tests.support.leaves import MODEL, Held, Rig, Running
 from tests.support.native_stream import ids, taken
 
@@ -44,7 +44,7 @@ def run_of(**fields: Any) -> Run:
 
 
 def start(mesh: Rig, run: Run) -> asyncio.Task[FinalAnswer]:
-    return asyncio.ensure_future(mesh.gateway._pipeline.runs.run(run))
+    return asyncio.ensure_future(mesh.gateway._pipeline.run(run))
 
 
 async def scored(running: Running, text: str) -> None:
@@ -139,4 +139,4 @@ async def test_stops_and_choices_work_without_a_filter(mesh: Rig) -> None:
 
 async def test_prompts_are_tokenised_for_a_version(mesh: Rig) -> None:
     spec = Spec(model="tiny", operation="chat", messages=(ChatMessage("user", "hi"),))
-    assert bytes(await mesh.gateway._pipeline.runs.encode(MODEL, spec)) == b"user: hi\n"
+    assert bytes(await mesh.gateway._pipeline.encode(MODEL, spec)) == b"user: hi\n"

@@ -167,8 +167,8 @@ async def test_everything_is_given_back_once_and_told_once(tmp_path: Path, seed:
         await at_rest(mesh)
         for serving in workers:
             serving.cancel()
-        assert mesh.gateway._pipeline._entered == 0
-        assert not mesh.gateway._pipeline._openings
+        assert mesh.gateway._pipeline.occupancy.entered == 0
+        assert not mesh.gateway._pipeline._tasks
 
     reserved = {reserve.request_id: reserve for reserve in mesh.reserved}
     settles = drained(mesh.settled)

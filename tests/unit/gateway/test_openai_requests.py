@@ -160,7 +160,7 @@ def test_e9_a_list_of_prompts_is_a_spec_each() -> None:
 
 
 def test_embeddings() -> None:
-    assert parse_embedding(b'{"model":"m","input":"x"}').inputs == ["x"]
+    assert parse_embedding(b'{"model":"m","input":"x"}').spec.inputs == ("x",)
     assert parse_embedding(b'{"model":"m","input":["x","y"],"encoding_format":"base64"}').base64
     with pytest.raises(WeirError) as caught:
         parse_embedding(b'{"model":"m","input":[]}')

@@ -16,12 +16,12 @@ from libs.clock import ManualClock
 from libs.errors import Reason, WeirError
 from libs.registry import RegistrySnapshot
 from libs.routing import Mirror, Route
+from services.gateway.internal import Run
 from services.gateway.outcomes import Begun
 from services.gateway.policy.events import Breakdown, End, Finish, Usage
 from services.gateway.policy.finals import ArmKey, FinalAnswer, FinalChoice
 from services.gateway.policy.spec import BoundParameters, ChatMessage, Identity, Spec
 from services.gateway.ports import Mirrored, Reservation
-from services.gateway.runs import Run
 from services.gateway.shadow.mirrors import Mirrors
 from services.gateway.shadow.settings import ShadowSettings
 

@@ -12,8 +12,7 @@ from weir.registry.v1 import registry_pb2 as pb
 
 from libs.registry import RegistrySnapshot
 from libs.routing import Route
-from services.gateway.arms import Arms, TakenOut, out_of_force
-from services.gateway.request import Candidate, Request
+from services.gateway.membership import Member, Membership, TakenOut, out_of_force
 
 ARMS = ("b", "c")
 PHASES = (
@@ -54,29 +53,32 @@ class World:
 
     def __init__(self) -> None:
         self.catalog = SimpleNamespace(snapshot=snapshot_of(1))
-        self.arms = Arms(cast(Any, self.catalog), cast(Any, None))
+        self.membership = Membership(cast(Any, self.catalog), cast(Any, None))
+        self.gone: list[tuple[Member, bool]] = []
 
-    def request(self) -> Request:
-        return cast(Request, _Request())
+    def member(self) -> Member:
+        member = Member(self.membership)
+        member.on_taken_out = lambda migrate: self.gone.append((member, migrate))
+        return member
 
-    def enter(self, request: Request, arm: str, *, revision: int | None = None, rollout: str = "r1") -> bool:
+    def enter(self, member: Member, arm: str, *, revision: int | None = None, rollout: str = "r1") -> bool:
         at = self.catalog.snapshot.revision if revision is None else revision
-        candidate = SimpleNamespace(model="tiny", route=route(arm, at, rollout))
         try:
-            self.arms.enter(request, cast(Candidate, candidate))
+            self.membership.enter(member, "tiny", route(arm, at, rollout))
         except TakenOut:
             return False
         return True
 
+    def taken_out(self) -> list[tuple[Member, bool]]:
+        """The members that have to go, and whether they migrate."""
+        self.gone.clear()
+        self.membership.changed()
+        return list(self.gone)
+
     def change(self, **fields: Any) -> set[int]:
-        """The ids of requests that have to go."""
+        """The ids of those that have to go."""
         self.catalog.snapshot = snapshot_of(self.catalog.snapshot.revision + 1, **fields)
-        return {id(request) for request, _ in self.arms.taken_out()}
-
-
-class _Request:
-    place: Any = None
-    serving: Any = None
+        return {id(member) for member, _ in self.taken_out()}
 
 
 changes = st.fixed_dictionaries(
@@ -92,19 +94,19 @@ changes = st.fixed_dictionaries(
 
 @given(st.lists(st.one_of(changes, st.sampled_from([*ARMS, "baseline"]), st.integers(0, 9)), max_size=40))
 def test_whoever_is_on_an_arm_is_found_when_it_goes_and_nobody_else(steps: list[Any]) -> None:
-    world, here = World(), dict[int, tuple[Request, str]]()
+    world, here = World(), dict[int, tuple[Member, str]]()
     for step in steps:
         snapshot = world.catalog.snapshot
         if isinstance(step, str):
-            request = world.request()
+            member = world.member()
             out = step != "baseline" and out_of_force(snapshot, "tiny", "r1", step)
-            assert world.enter(request, step) is not out
+            assert world.enter(member, step) is not out
             if not out and step != "baseline":
-                here[id(request)] = request, step
+                here[id(member)] = member, step
         elif isinstance(step, int):
             if here:
-                request, _ = here.pop(sorted(here)[step % len(here)])
-                world.arms.leave(request)
+                member, _ = here.pop(sorted(here)[step % len(here)])
+                world.membership.leave(member)
         else:
             gone = world.change(**step)
             now = world.catalog.snapshot
@@ -112,30 +114,30 @@ def test_whoever_is_on_an_arm_is_found_when_it_goes_and_nobody_else(steps: list[
             expected = {key for key, (_, arm) in here.items() if out_of_force(now, "tiny", "r1", arm)}
             assert gone == expected
             here = {} if promoted else {key: held for key, held in here.items() if key not in gone}
-        assert len(world.arms) == len(here)
-    for request, _ in here.values():
-        world.arms.leave(request)
-    assert len(world.arms) == 0
-    assert not world.arms._migrate
+        assert len(world.membership) == len(here)
+    for member, _ in here.values():
+        world.membership.leave(member)
+    assert len(world.membership) == 0
+    assert not world.membership._migrate
 
 
 def test_streams_move_as_the_rollout_said_last() -> None:
     for policy, migrate in ((pb.IN_FLIGHT_MIGRATE, True), (pb.IN_FLIGHT_FINISH, False), (0, False)):
         world = World()
         world.catalog.snapshot.rollouts["tiny"].on_rollback = cast(Any, policy)
-        request = world.request()
-        assert world.enter(request, "b")
+        member = world.member()
+        assert world.enter(member, "b")
         rest = replace(world.catalog.snapshot, revision=2, rollouts={})  # the rollout itself is gone
         world.catalog.snapshot = rest
-        assert list(world.arms.taken_out()) == [(request, migrate)]
-        assert list(world.arms.taken_out()) == []
+        assert world.taken_out() == [(member, migrate)]
+        assert world.taken_out() == []
 
 
 def test_a_newer_router_is_believed_until_the_snapshot_is_as_new() -> None:
     world = World()
-    request = world.request()
-    assert world.enter(request, "b", revision=5, rollout="r2")
+    member = world.member()
+    assert world.enter(member, "b", revision=5, rollout="r2")
     for _ in range(3):
         assert world.change() == set()
-    assert world.change() == {id(request)}
-    assert not world.enter(request, "b", revision=1, rollout="r2")
+    assert world.change() == {id(member)}
+    assert not world.enter(member, "b", revision=1, rollout="r2")

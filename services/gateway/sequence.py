@@ -1,6 +1,6 @@
 """One sequence of a running generation, from tokens to released text.
 
-Tokens → detokenizer → stop scanner → safety filter; what the filter lets go comes back through `Choice.on_released`.
+Tokens → detokenizer → stop scanner → safety filter; what the filter lets go comes back through `on_released`.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from array import array
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 from weir.worker.v1 import worker_pb2
 
@@ -17,18 +17,47 @@ from libs.errors import Reason, WeirError
 from libs.safety_filter import Restorer
 from services.gateway.policy.events import Finish, Logprob
 from services.gateway.policy.finals import FinalChoice
-from services.gateway.policy.spec import is_json
+from services.gateway.policy.plans import SAFETY_SKIPPED
+from services.gateway.policy.spec import BoundParameters, is_json
 from services.gateway.policy.stop import StopScanner
-from services.gateway.ports import OutputFilter
-
-if TYPE_CHECKING:
-    from services.gateway.generation import Generation
-
-SAFETY_SKIPPED = "safety_skipped"
-"""The degradation of a request that left without its safety filter."""
+from services.gateway.ports import InputCheck, OutputFilter
+from services.gateway.text import TextModel
 
 
-class Choice:
+class Owner(Protocol):
+    """The generation that a sequence belongs to."""
+
+    tenant: str
+    request_id: str
+    check: InputCheck
+    parameters: BoundParameters
+    text: TextModel
+    observed: bool
+    degraded: list[str]
+
+    def first_token(self, cached_prompt_tokens: int, after: float) -> None:
+        """The worker produced the first token of a sequence, `after` seconds after its submission."""
+
+    def may_take(self, count: int) -> bool:
+        """Whether so many more tokens may be taken; if not, it has ended."""
+
+    def cancel_on_worker(self, sequence: OutputSequence) -> None:
+        """A sequence needs nothing more."""
+
+    def refused(self, error: WeirError) -> None:
+        """The worker did not take a sequence, or gave it back."""
+
+    def worker_lost(self) -> None:
+        """The worker is gone."""
+
+    def push(self, sequence: OutputSequence, text: str, logprobs: list[Logprob] | None) -> None:
+        """Released output of a sequence, its last when it has a finish."""
+
+    def fail(self, error: WeirError) -> None:
+        """End it with an error."""
+
+
+class OutputSequence:
     """One sequence of a generation."""
 
     __slots__ = (
@@ -53,7 +82,7 @@ class Choice:
         "tokens",
     )
 
-    def __init__(self, generation: Generation, index: int, safety: OutputFilter) -> None:
+    def __init__(self, generation: Owner, index: int, safety: OutputFilter) -> None:
         self._generation = generation
         self._safety = safety
         self._detokenizer = generation.text.detokenizer()
@@ -76,11 +105,6 @@ class Choice:
         self.ending: Finish | None = None  # decided; the last text is still in the filter
         self.finish: Finish | None = None  # told to the face
         self.message = ""
-
-    @property
-    def completion_tokens(self) -> int:
-        """Tokens of its output so far."""
-        return len(self.tokens)
 
     def on_first(self, cached_prompt_tokens: int, after: float) -> None:
         """See `RunningSequence`."""

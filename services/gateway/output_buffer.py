@@ -1,7 +1,7 @@
 """What a face reads from: updates that merge while nobody takes them, heartbeats, and the one end.
 
 What was not read yet is counted, together with what the face has taken and is still writing: its next `take` says
-that the write is done. `egress.py` bounds it.
+that the write is done. `slow_readers.py` bounds it.
 """
 
 from __future__ import annotations
@@ -11,9 +11,9 @@ from collections.abc import Sequence
 
 from libs.clock import Clock
 from libs.errors import Reason, WeirError
-from services.gateway.egress import Egress
 from services.gateway.policy.answers import Answer
 from services.gateway.policy.events import Accepted, Breakdown, ChoiceUpdate, End, Finish, Logprob, Usage, worst
+from services.gateway.slow_readers import SlowReaders
 
 TURN = 65_536
 """Characters that a face gets at a time: what one slow reader leaves in gRPC's hands, and how long the others wait
@@ -22,10 +22,10 @@ _LOGPROB_CHARS = 64
 """What one log-probability weighs in the count of unread output."""
 
 
-class Mailbox:
+class OutputBuffer:
     """A generation as its face sees it."""
 
-    def __init__(self, *, request_id: str, choices: int, clock: Clock, arrived: float, egress: Egress) -> None:
+    def __init__(self, *, request_id: str, choices: int, clock: Clock, arrived: float, readers: SlowReaders) -> None:
         self.request_id = request_id
         self.width = choices
         self.accepted: Accepted | None = None
@@ -41,7 +41,7 @@ class Mailbox:
         self.taken_at = clock.monotonic()
         """When the reader last had all there was, or got something."""
         self._clock = clock
-        self._egress = egress
+        self._readers = readers
         self._writing = 0  # of the unread, what the face has taken
         self._pending: dict[int, ChoiceUpdate] = {}
         self._heartbeat = False
@@ -122,11 +122,11 @@ class Mailbox:
                 update.logprobs += logprobs
         size = _size(text, logprobs) if logprobs else len(text)  # as `_count`, without its cost per token
         self.unread += size
-        self._egress.unread += size
+        self._readers.unread += size
 
     def _count(self, size: int) -> None:
         self.unread += size
-        self._egress.unread += size
+        self._readers.unread += size
 
     def _close(
         self,
@@ -159,7 +159,7 @@ def _size(text: str, logprobs: Sequence[Logprob] | None) -> int:
     return len(text) + (_LOGPROB_CHARS * sum(1 + len(entry.top) for entry in logprobs) if logprobs else 0)
 
 
-class Replay(Mailbox):
+class Replay(OutputBuffer):
     """An answer that no worker gives: one from the cache, or the plan's fixed text. It has ended when it begins."""
 
     def __init__(
@@ -169,11 +169,11 @@ class Replay(Mailbox):
         request_id: str,
         clock: Clock,
         arrived: float,
-        egress: Egress,
+        readers: SlowReaders,
         degraded: Sequence[str],
     ) -> None:
         super().__init__(
-            request_id=request_id, choices=len(answer.choices), clock=clock, arrived=arrived, egress=egress
+            request_id=request_id, choices=len(answer.choices), clock=clock, arrived=arrived, readers=readers
         )
         self.usage = Usage(prompt_tokens=answer.prompt_tokens, completion_tokens=answer.completion_tokens)
         self.degraded = list(degraded)

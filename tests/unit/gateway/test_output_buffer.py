@@ -9,17 +9,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from libs.clock import ManualClock
-from services.gateway.egress import Egress
-from services.gateway.mailbox import TURN, Mailbox, Replay
+from services.gateway.output_buffer import TURN, OutputBuffer, Replay
 from services.gateway.policy.answers import Answer
 from services.gateway.policy.events import End, Finish, Logprob
+from services.gateway.slow_readers import SlowReaders
 
 PART = st.tuples(st.integers(0, 2), st.integers(0, 3 * TURN // 2), st.booleans())
 LOGPROB = Logprob("x", b"x", -1.0)
 
 
-class Written(Mailbox):
-    """A mailbox that a test fills."""
+class Written(OutputBuffer):
+    """A buffer that a test fills."""
 
     def write(self, index: int, text: str, *, logprobs: bool = False, finish: Finish | None = None) -> None:
         self._put(index, text, [LOGPROB] if logprobs else None, finish)
@@ -30,17 +30,17 @@ class Written(Mailbox):
         self._wake()
 
 
-def _egress() -> Egress:
-    return Egress(stall=30.0, most_stream=10**9, most=10**9)
+def _readers() -> SlowReaders:
+    return SlowReaders(stall=30.0, most_stream=10**9, most=10**9)
 
 
-def _mailbox(egress: Egress) -> Written:
-    return Written(request_id="r", choices=3, clock=ManualClock(), arrived=0.0, egress=egress)
+def _buffer(readers: SlowReaders) -> Written:
+    return Written(request_id="r", choices=3, clock=ManualClock(), arrived=0.0, readers=readers)
 
 
-async def _read(mailbox: Mailbox, said: dict[int, str]) -> tuple[int, End | None]:
+async def _read(buffer: OutputBuffer, said: dict[int, str]) -> tuple[int, End | None]:
     """One turn; how much it brought."""
-    updates, _, end = await mailbox.take()
+    updates, _, end = await buffer.take()
     for update in updates:
         said[update.index] += update.text
     return sum(len(update.text) for update in updates), end
@@ -49,8 +49,8 @@ async def _read(mailbox: Mailbox, said: dict[int, str]) -> tuple[int, End | None
 @given(st.lists(st.one_of(PART, st.none()), max_size=12))
 async def test_every_character_comes_once_in_turns_and_the_end_last(script: list[tuple[int, int, bool] | None]) -> None:
     """`None` is a turn of the reader."""
-    egress = _egress()
-    mailbox = _mailbox(egress)
+    readers = _readers()
+    buffer = _buffer(readers)
     wrote: dict[int, str] = defaultdict(str)
     said: dict[int, str] = defaultdict(str)
     for number, part in enumerate(script):
@@ -58,71 +58,73 @@ async def test_every_character_comes_once_in_turns_and_the_end_last(script: list
             index, length, logprobs = part
             text = chr(97 + number) * length
             wrote[index] += text
-            mailbox.write(index, text, logprobs=logprobs)
-        elif mailbox._pending:
-            await _read(mailbox, said)
+            buffer.write(index, text, logprobs=logprobs)
+        elif buffer._pending:
+            await _read(buffer, said)
         left = sum(map(len, wrote.values())) - sum(map(len, said.values()))
-        assert egress.unread == mailbox.unread >= left
-    mailbox.finish()
+        assert readers.unread == buffer.unread >= left
+    buffer.finish()
     end = None
     while end is None:
-        _, end = await _read(mailbox, said)
+        _, end = await _read(buffer, said)
     assert {k: v for k, v in said.items() if v} == {k: v for k, v in wrote.items() if v}
-    mailbox.left()
-    assert egress.unread == 0
+    buffer.left()
+    assert readers.unread == 0
 
 
 async def test_a_greedy_stream_gets_a_turn_at_a_time() -> None:
-    mailbox = _mailbox(_egress())
-    mailbox.write(0, "a" * (2 * TURN), finish=Finish.STOP)
-    mailbox.write(1, "b" * 10, finish=Finish.LENGTH)
-    mailbox.finish()
+    buffer = _buffer(_readers())
+    buffer.write(0, "a" * (2 * TURN), finish=Finish.STOP)
+    buffer.write(1, "b" * 10, finish=Finish.LENGTH)
+    buffer.finish()
     turns: list[list[tuple[int, int, Finish | None]]] = []
     end = None
     while end is None:
-        updates, _, end = await mailbox.take()
+        updates, _, end = await buffer.take()
         turns.append([(update.index, len(update.text), update.finish) for update in updates])
     assert turns == [[(0, TURN, None)], [(0, TURN, Finish.STOP)], [(1, 10, Finish.LENGTH)]]
 
 
 async def test_what_is_being_written_is_unread_until_the_reader_comes_back() -> None:
-    mailbox = _mailbox(_egress())
-    mailbox.write(0, "abc")
-    await mailbox.take()
-    assert mailbox.unread == 3
-    assert not mailbox.reader_waits
-    waiting = asyncio.ensure_future(mailbox.take())
+    buffer = _buffer(_readers())
+    buffer.write(0, "abc")
+    await buffer.take()
+    assert buffer.unread == 3
+    assert not buffer.reader_waits
+    waiting = asyncio.ensure_future(buffer.take())
     await asyncio.sleep(0)
-    assert mailbox.unread == 0
-    assert mailbox.reader_waits
-    mailbox.finish()
+    assert buffer.unread == 0
+    assert buffer.reader_waits
+    buffer.finish()
     assert (await waiting)[2] is not None
 
 
 async def test_a_reader_that_waited_long_has_not_stalled_when_something_comes() -> None:
     clock = ManualClock()
-    egress = Egress(stall=30.0, most_stream=10**9, most=10**9)
-    mailbox = Written(request_id="r", choices=3, clock=clock, arrived=0.0, egress=egress)
+    readers = SlowReaders(stall=30.0, most_stream=10**9, most=10**9)
+    buffer = Written(request_id="r", choices=3, clock=clock, arrived=0.0, readers=readers)
 
     async def read() -> End | None:
-        with egress.reading(mailbox):
-            await mailbox.take()
-            return (await mailbox.take())[2]
+        with readers.reading(buffer):
+            await buffer.take()
+            return (await buffer.take())[2]
 
     reading = asyncio.ensure_future(read())
     await asyncio.sleep(0)
     clock.advance(100.0)
-    mailbox.write(0, "abc")
-    egress.sweep(clock.monotonic())  # before the reader has had its turn
-    assert mailbox.error is None
-    mailbox.finish()
+    buffer.write(0, "abc")
+    readers.sweep(clock.monotonic())  # before the reader has had its turn
+    assert buffer.error is None
+    buffer.finish()
     assert await reading is not None
 
 
 async def test_a_replayed_answer_is_there_at_once() -> None:
-    egress = _egress()
+    readers = _readers()
     answer = Answer((("ab", Finish.STOP), ("cd", Finish.LENGTH)), prompt_tokens=3, completion_tokens=4, simulated=True)
-    replay = Replay(answer, request_id="r", clock=ManualClock(), arrived=0.0, egress=egress, degraded=["cached_answer"])
+    replay = Replay(
+        answer, request_id="r", clock=ManualClock(), arrived=0.0, readers=readers, degraded=["cached_answer"]
+    )
     updates, _, end = await replay.take()
     assert [(u.text, u.finish) for u in updates] == [("ab", Finish.STOP), ("cd", Finish.LENGTH)]
     assert end is not None
@@ -130,4 +132,4 @@ async def test_a_replayed_answer_is_there_at_once() -> None:
     replay.stop(Finish.CANCELLED)
     assert replay.end is end
     replay.left()
-    assert egress.unread == 0
+    assert readers.unread == 0
