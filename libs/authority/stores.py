@@ -107,6 +107,7 @@ def _service(service: str, reads: Iterable[Range] = (), writes: Iterable[Range] 
 
 
 _FENCE, _OUTBOX, _HISTORY = Range(keys.FENCE), Range.under(keys.AUDIT_OUTBOX), Range.under(keys.HISTORY)
+_EPOCH = Range(keys.EPOCH)
 _CHECKPOINT = Range(keys.AUDIT_CHECKPOINTS + _INSTANCE)
 _LEADER = keys.LEADERS + "rollout"
 
@@ -118,7 +119,7 @@ _DIRECT: dict[str, Row] = {
         "registry",
         reads=(Range.under(keys.EVERYTHING), _OUTBOX, _HISTORY),
         # What is leased its owner writes; the rest is also what an import brings.
-        writes=(*(Range.under(kind.prefix) for kind in KINDS if not kind.leased), _FENCE, _OUTBOX, _HISTORY),
+        writes=(*(Range.under(kind.prefix) for kind in KINDS if not kind.leased), _FENCE, _EPOCH, _OUTBOX, _HISTORY),
         direct=True,
     ),
     "controlplane": _service("controlplane", reads=(Range.under(keys.ROOT),), direct=True),

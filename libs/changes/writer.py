@@ -18,12 +18,14 @@ from libs.clock import Clock
 from libs.errors import Reason, WeirError
 from libs.registry import Compare, Put, RegistrySnapshot, RegistryView, Store, keys
 from libs.resources.codec import encode, located, read
+from libs.resources.snapshot import BY_PLURAL
 
 _ATTEMPTS = 10
 """Changes are rare; ten lost races in a row mean that something else is wrong."""
 _CATCH_UP_SECONDS = 3.0
 """For the view to show what the store has: normally milliseconds."""
 _UNCLEAR = "the registry's store does not answer; it is unclear whether this was changed"
+_CREDENTIALS = tuple(BY_PLURAL[plural].prefix for plural in ("keys", "tenants"))
 _NAMED = 3
 """Resources that an audit record names; of more it tells how many there are."""
 
@@ -222,6 +224,7 @@ class Writer:
             puts=[
                 *(Put(write.key, encode(write.after)) for write in writes if write.after is not None),
                 Put(keys.FENCE, draft.id.encode()),
+                *([Put(keys.EPOCH, draft.id.encode())] if any(map(_may_narrow, writes)) else []),
                 Put(keys.AUDIT_OUTBOX + draft.id, self._audit_record(draft, differences).SerializeToString()),
                 Put(draft.history_key, entry.SerializeToString()),
             ],
@@ -256,6 +259,11 @@ class Writer:
         if getattr(message, "revision", None) == 0:
             message.revision = revision  # type: ignore[attr-defined]
         return Committed(message, revision, False, planned.changes)
+
+
+def _may_narrow(write: _Prepared) -> bool:
+    """Whether somebody's credentials may be worth less: a key, or a tenant, is no longer what it was."""
+    return bool(write.revision) and write.key.startswith(_CREDENTIALS)
 
 
 def _history_entry(draft: _Draft, differences: Sequence[pb.ResourceChange]) -> pb.HistoryEntry:

@@ -12,6 +12,9 @@ from libs.resources.snapshot import BY_PLURAL
 FENCE = ROOT + "fence"
 """Rewritten by every change of the configuration, so that each is validated against exactly what it applies to; its
 value is the id of the last change."""
+EPOCH = ROOT + "epoch"
+"""Rewritten by every change that may take something from a credential: what was known of any before its revision is to
+be asked anew. Its value is the id of that change."""
 AUDIT_OUTBOX = "/weir/audit-outbox/v2/"
 """{record id} → weir.audit.v1.Record (binary): changes whose audit record is not acknowledged yet. Outside of what is
 watched, like all that follows."""
@@ -25,6 +28,7 @@ LEADERS = "/weir/leaders/v1/"
 __all__ = [
     "AUDIT_CHECKPOINTS",
     "AUDIT_OUTBOX",
+    "EPOCH",
     "EVERYTHING",
     "FENCE",
     "HISTORY",

@@ -155,7 +155,11 @@ class RegistryView:
 
     def _follows(self, key: str) -> bool:
         """Whether it is kept: what this process does not decide by has no business in its memory or cache."""
-        return self._kinds is None or ((found := located(key)) is not None and found[0].plural in self._kinds)
+        return (
+            self._kinds is None
+            or key == keys.EPOCH
+            or ((found := located(key)) is not None and found[0].plural in self._kinds)
+        )
 
     def _known(self) -> dict[str, int]:
         return {key: kv.mod_revision for key, kv in self._kvs.items()}

@@ -155,3 +155,9 @@ def test_only_edge_auth_follows_what_is_secret() -> None:
         if kind.secret:
             assert kind.followers == kind.trusted == ("edge-auth",)
     assert all("keys" not in followed_by(service) for service in ROWS if service != "edge-auth")
+
+
+def test_only_the_registry_says_that_credentials_are_worth_less() -> None:
+    able = {service for service in ROWS if may(Identity(service, "i"), Access.WRITE, Range(keys.EPOCH))}
+    assert able == {"registry"}
+    assert may(Identity("controlplane", "i"), Access.READ, Range(keys.EPOCH))

@@ -309,3 +309,26 @@ async def test_what_cannot_be_read_can_be_replaced(bench: Bench, value: bytes) -
     done = await bench.commit(put(tenant("acme")))
     assert done.changes[0].before == ""
     assert bench.view.snapshot.tenants["acme"].plan == pb.PLAN_PAID
+
+
+async def test_a_change_that_may_take_from_credentials_says_so_at_its_own_revision(bench: Bench) -> None:
+    def key(**more: Any) -> pb.ApiKey:
+        return pb.ApiKey(id="k", tenant="acme", hash=b"x" * 32, **more)
+
+    async def epoch() -> int:
+        told = await bench.store.get(keys.EPOCH)
+        return told.mod_revision if told else 0
+
+    await bench.commit(put(tenant("acme")), put(key(scopes=["inference", "embeddings"])))
+    await bench.commit(put(pb.Pin(model_version="a@1")))
+    await bench.commit(put(pb.Pin(model_version="a@1", warm=True)))
+    assert await epoch() == 0, "nobody has less than before"
+    narrowed = await bench.commit(put(key(scopes=["inference"])))
+    assert await epoch() == narrowed.revision
+    for change in (
+        put(tenant("acme", "later")),
+        Write(keys.key_of(key()), None),
+        Write(keys.key("tenants", "acme"), None),
+    ):
+        assert await epoch() < (changed := await bench.commit(change)).revision
+        assert await epoch() == changed.revision
