@@ -65,16 +65,16 @@ class SecurityTally:
         self._rows: dict[Sight, Row] = {}
         self._summed: dict[Sight, Row] = {}
 
-    def note(self, sight: Sight, now: float) -> None:
-        """One more, in constant time and bounded memory."""
+    def note(self, sight: Sight, now: float, times: int = 1) -> None:
+        """So many more, in constant time and bounded memory."""
         row = self._rows.get(sight)
         if row is not None:
-            row.count += 1
+            row.count += times
             row.last = now
         elif len(self._rows) < self._max_rows:
-            self._rows[sight] = Row(sight, 1, now, now)
+            self._rows[sight] = Row(sight, times, now, now)
         else:
-            self._sum(Row(sight, 1, now, now))
+            self._sum(Row(sight, times, now, now))
 
     def take(self) -> list[Row]:
         """What was counted, the most frequent first, and the rest of each kind and reason in one; begins anew."""

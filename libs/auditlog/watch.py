@@ -46,10 +46,10 @@ class SecurityWatch:
         self._tally = SecurityTally()
         self._waiting: deque[audit_pb2.Record] = deque()
 
-    def note(self, sight: Sight) -> None:
-        """Something was seen."""
-        metrics.SECURITY[sight.kind].inc()
-        self._tally.note(sight, self._clock.time())
+    def note(self, sight: Sight, times: int = 1) -> None:
+        """Something was seen, so many times."""
+        metrics.SECURITY[sight.kind].inc(times)
+        self._tally.note(sight, self._clock.time(), times)
 
     async def run(self) -> None:
         """Goes on until cancelled."""

@@ -61,6 +61,11 @@ class Authenticator:
             self.forget()
         metrics.REVISION.set(snapshot.revision)
 
+    @property
+    def revision(self) -> int:
+        """The registry's, by which verdicts are made."""
+        return self._snapshot.revision
+
     def has_role(self, principal: Principal) -> bool:
         """The registry knows roles of it; which they are, and whether they suffice, is the registry's to say."""
         return at_edge(principal.key_id) in self._snapshot.roles

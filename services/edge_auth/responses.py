@@ -6,6 +6,7 @@ request appends one header: in protobuf's wire form a message field that comes t
 """
 
 import json
+from collections.abc import Mapping
 from functools import lru_cache
 
 from envoy.config.core.v3 import base_pb2
@@ -17,6 +18,8 @@ from services.edge_auth.policy.credentials import CREDENTIAL_HEADERS
 from services.edge_auth.policy.types import Principal, Refusal
 
 _OVERWRITE = base_pb2.HeaderValueOption.OVERWRITE_IF_EXISTS_OR_ADD
+_REPEATED = {"content-type": "kind", "www-authenticate": "challenge"}
+"""What `edge.lua` calls the headers of a refusal."""
 _TEXTS: dict[Refusal, tuple[Reason, str, str, str]] = {
     Refusal.NO_CREDENTIAL: (
         Reason.UNAUTHENTICATED,
@@ -60,14 +63,19 @@ _TEXTS: dict[Refusal, tuple[Reason, str, str, str]] = {
 
 def allowed_start(principal: Principal) -> bytes:
     """All of an OK answer but the estimate."""
+    words = {
+        "tenant": principal.tenant,
+        "plan": principal.plan,
+        "scopes": " ".join(sorted(principal.scopes)),
+        "key_id": principal.key_id,
+    }
     metadata = struct_pb2.Struct()
-    metadata.update({"tenant": principal.tenant, "key_id": principal.key_id})
+    metadata.update(words)
     ok = external_auth_pb2.OkHttpResponse(
         headers=[
-            _header("x-weir-tenant", principal.tenant),
-            _header("x-weir-plan", principal.plan),
-            _header("x-weir-scopes", " ".join(sorted(principal.scopes))),
-            _header("x-weir-key-id", principal.key_id),
+            *(_header(f"x-weir-{name.replace('_', '-')}", value) for name, value in words.items()),
+            # The limiter is to be asked.
+            _header("x-weir-ask", principal.tenant),
         ],
         headers_to_remove=CREDENTIAL_HEADERS,
     )
@@ -81,6 +89,32 @@ def allowed_end(estimated_tokens: int) -> bytes:
     """The rest of an OK answer."""
     ok = external_auth_pb2.OkHttpResponse(headers=[_header("x-weir-estimated-tokens", str(estimated_tokens))])
     return external_auth_pb2.CheckResponse(ok_response=ok).SerializeToString()
+
+
+_MOST_TTL_MS = 60_000
+_TTL_STEP_MS = 100
+
+
+def ttl_of(expires_at: float, now: float) -> int:
+    """For how many milliseconds the edge may go by an answer: not beyond the credential's own expiry (both in Unix
+    seconds), and otherwise for longer than it does anyway."""
+    left = min(max(0.0, expires_at - now) * 1000, _MOST_TTL_MS)
+    return int(left / _TTL_STEP_MS) * _TTL_STEP_MS
+
+
+@lru_cache(maxsize=1024)
+def remembered(revision: int, ttl_ms: int) -> bytes:
+    """What is added to an OK answer so that the edge may repeat it.
+
+    :param revision: the registry's, by which it was decided.
+    """
+    return _metadata({"rev": revision, "ttl": ttl_ms})
+
+
+def _metadata(content: Mapping[str, str | float]) -> bytes:
+    metadata = struct_pb2.Struct()
+    metadata.update(content)
+    return external_auth_pb2.CheckResponse(dynamic_metadata=metadata).SerializeToString()
 
 
 NO_MODEL = external_auth_pb2.CheckResponse(
@@ -103,8 +137,12 @@ def placed(bucket: int, rollout_id: str) -> bytes:
 
 
 @lru_cache(maxsize=64)
-def denied(refusal: Refusal, *, grpc: bool, scope: str = "") -> bytes:
-    """A refusal: an OpenAI error envelope for HTTP, a plain sentence for gRPC (it becomes the status message)."""
+def denied(refusal: Refusal, *, grpc: bool, scope: str = "", revision: int = 0) -> bytes:
+    """A refusal: an OpenAI error envelope for HTTP, a plain sentence for gRPC (it becomes the status message); and
+    the same once more for the edge, which repeats it for a second.
+
+    :param revision: the registry's, by which it was decided.
+    """
     reason, code, kind, message = _TEXTS[refusal]
     if refusal is Refusal.SCOPE_MISSING:
         message = f"{message[:-1]}: {scope}."
@@ -123,7 +161,10 @@ def denied(refusal: Refusal, *, grpc: bool, scope: str = "") -> bytes:
     response.denied_response.status.code = status  # type: ignore[assignment]
     response.status.code = grpc_code(reason).value[0]
     response.status.message = refusal.value
-    return response.SerializeToString()
+    told = {_REPEATED[each.header.key]: each.header.value for each in headers}
+    return response.SerializeToString() + _metadata(
+        {"rev": revision, "refused": True, "status": status, "body": body, **told}
+    )
 
 
 def _challenge(refusal: Refusal, scope: str) -> str:

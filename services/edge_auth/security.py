@@ -50,6 +50,10 @@ class Lookout:
             )
         )
 
+    def repeated(self, times: int, address: str) -> None:
+        """The edge refused so many requests by itself: what was said a moment ago, or all that was too much."""
+        self._watch.note(Sight(Kind.UNAUTHENTICATED, "repeated", network=self._network(address)), times)
+
     def allowed(self, principal: Principal, address: str) -> None:
         """A request passed."""
         network = self._network(address)

@@ -15,10 +15,12 @@ from services.edge_auth.placement import Placer
 from services.edge_auth.policy.credentials import allow, estimated_tokens, shown_credential
 from services.edge_auth.policy.paths import ADMIN, required_scope
 from services.edge_auth.policy.types import Principal, Refusal
-from services.edge_auth.responses import allowed_end, denied
+from services.edge_auth.responses import allowed_end, denied, remembered, ttl_of
 from services.edge_auth.security import Lookout
 
 SERVICE = "envoy.service.auth.v3.Authorization"
+REPEATED_HEADER = "x-weir-refused"
+"""How many refusals the edge repeated to this address since it last asked; Envoy lets no caller send it."""
 
 
 class AuthorizationServicer:
@@ -47,6 +49,9 @@ class AuthorizationServicer:
     async def check(self, request: external_auth_pb2.CheckRequest, context: grpc.aio.ServicerContext) -> bytes:
         """A serialised `CheckResponse`."""
         with span("edge_auth.check", parent=traceparent_of(context), kind=SERVER) as trace:
+            headers = request.attributes.request.http.headers
+            if repeated := headers.get(REPEATED_HEADER, ""):
+                self._lookout.repeated(int(repeated), _address(request))
             outcome = self._decide(request)
             if isinstance(outcome, bytes):
                 metrics.ALLOWED.inc()
@@ -55,8 +60,8 @@ class AuthorizationServicer:
             self._lookout.refused(refusal, _address(request), principal)
             metrics.REFUSED[refusal].inc()
             trace.set("weir.outcome", refusal.value)
-            kind = request.attributes.request.http.headers.get("content-type", "")
-            return denied(refusal, grpc=kind.startswith("application/grpc"), scope=scope)
+            over_grpc = headers.get("content-type", "").startswith("application/grpc")
+            return denied(refusal, grpc=over_grpc, scope=scope, revision=self._authenticator.revision)
 
     def _decide(self, request: external_auth_pb2.CheckRequest) -> bytes | tuple[Refusal, str, Principal | None]:
         http = request.attributes.request.http
@@ -70,14 +75,17 @@ class AuthorizationServicer:
         verdict = self._authenticator.identify(credential)
         if isinstance(verdict, Refusal):
             return verdict, "", None
-        refusal = allow(verdict.principal, scope, self._clock.time())
+        now = self._clock.time()
+        refusal = allow(verdict.principal, scope, now)
         if refusal is Refusal.SCOPE_MISSING and scope == ADMIN and self._authenticator.has_role(verdict.principal):
             refusal = None
         if refusal is not None:
             return refusal, scope if refusal is Refusal.SCOPE_MISSING else "", verdict.principal
         self._lookout.allowed(verdict.principal, _address(request))
         place = self._placer.place(verdict.principal.tenant, http.path, headers)
-        return verdict.start + allowed_end(estimated_tokens(headers.get("content-length", ""))) + place
+        end = allowed_end(estimated_tokens(headers.get("content-length", "")))
+        ttl = ttl_of(verdict.principal.expires_at, now)
+        return verdict.start + end + place + remembered(self._authenticator.revision, ttl)
 
 
 def _address(request: external_auth_pb2.CheckRequest) -> str:

@@ -14,6 +14,7 @@ from libs.telemetry.tracing import SERVER, span
 from services.ratelimit.gate import Gate, Verdict
 from services.ratelimit.policy.descriptors import EdgeQuestion, edge_question, report_of
 from services.ratelimit.policy.headers import limit_headers, retry_headers
+from services.ratelimit.policy.passing import PASS_MS
 
 SERVICE = "envoy.service.ratelimit.v3.RateLimitService"
 COUNTED_HEADER = "x-weir-request-counted"
@@ -83,6 +84,7 @@ def _answer(question: EdgeQuestion, verdict: Verdict) -> rls_pb2.RateLimitRespon
         reason = refusal.reason.name
         headers += ((REASON_HEADER, reason), (CODE_HEADER, reason.lower()))
     response.response_headers_to_add.extend([base_pb2.HeaderValue(key=name, value=value) for name, value in headers])
+    response.dynamic_metadata.update({"free": verdict.passing, "ms": PASS_MS})
     for kind in question.kinds:
         _add_status(response, kind, kind is not None and kind is verdict.kind, verdict.state)
     return response

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from weir.quota.v1 import quota_pb2
 
@@ -18,6 +18,7 @@ from services.ratelimit.keeper import LedgerKeeper
 from services.ratelimit.owners import Owners
 from services.ratelimit.policy.descriptors import EdgeQuestion
 from services.ratelimit.policy.headers import jittered, replaced
+from services.ratelimit.policy.passing import may_pass
 from services.ratelimit.ports import Nanoseconds
 from services.ratelimit.rules import Rules
 
@@ -37,6 +38,8 @@ class Verdict:
     """The limit that refuses; None when the mesh is overloaded."""
     counted: bool = True
     """The request was counted, unless it is refused."""
+    passing: int = 0
+    """Further ones that need not be asked about, for `PASS_MS`."""
 
 
 class Gate:
@@ -83,6 +86,8 @@ class Gate:
             verdict = Verdict(verdict.state, counted=False)
         if verdict.kind is None:
             metrics.EDGE_OK.inc()
+            if verdict.counted and not shed.share:
+                verdict = replace(verdict, passing=may_pass(verdict.state))
         else:
             metrics.EDGE_DENIED[verdict.kind].inc()
         return verdict

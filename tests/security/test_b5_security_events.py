@@ -119,6 +119,17 @@ async def test_b5_refusals_at_the_edge_and_keys_in_new_places_are_recorded(tmp_p
         assert len(await events(audit)) == before
 
 
+async def test_b5_refusals_that_envoy_repeats_are_counted_too(tmp_path: Path) -> None:
+    good, stored = key_of_tests(1, "inference")
+    async with audit_service(tmp_path) as audit, edge(tmp_path, audit, stored) as at:
+        for repeated in ("7", "5"):
+            told = {"authorization": f"Bearer {good.text}", "x-weir-refused": repeated}
+            await at.call("/v1/chat/completions", address="10.0.0.1", **told)
+        await at.service._watch.flush()
+        [event] = await events(audit, kind="unauthenticated")
+        assert (event.reason, event.count, event.key_id, len(event.network)) == ("repeated", 12, "", 16)
+
+
 async def test_b5_a_limit_at_the_edge_is_recorded(tmp_path: Path) -> None:
     async with audit_service(tmp_path) as audit:
         settings = LimiterSettings(

@@ -110,10 +110,18 @@ async def test_a_good_key_becomes_trusted_headers(edge: Edge) -> None:
         "x-weir-plan": "paid",
         "x-weir-scopes": "inference models.read",
         "x-weir-key-id": key.id,
+        "x-weir-ask": "acme",
         "x-weir-estimated-tokens": "1000",
     }
     assert "authorization" in response.ok_response.headers_to_remove
-    assert dict(response.dynamic_metadata) == {"tenant": "acme", "key_id": key.id}
+    assert dict(response.dynamic_metadata) == {
+        "tenant": "acme",
+        "plan": "paid",
+        "scopes": "inference models.read",
+        "key_id": key.id,
+        "rev": edge.service._view.revision,
+        "ttl": 60_000,
+    }
     assert key.text not in str(response)
     for header in ("x_api_key", "api_key"):
         assert outcome(await edge.check(**{header: key.text})) == "ok"

@@ -6,8 +6,8 @@ import pytest
 from envoy.config.core.v3 import base_pb2
 from envoy.service.auth.v3 import external_auth_pb2
 
-from services.edge_auth.policy.types import Principal, Refusal
-from services.edge_auth.responses import allowed_end, allowed_start, denied
+from services.edge_auth.policy.types import NEVER, Principal, Refusal
+from services.edge_auth.responses import allowed_end, allowed_start, denied, remembered, ttl_of
 
 PRINCIPAL = Principal("acme", "paid", frozenset({"models.read", "inference"}), "k1")
 
@@ -17,7 +17,7 @@ def parsed(content: bytes) -> external_auth_pb2.CheckResponse:
 
 
 def test_the_two_halves_of_an_ok_answer_merge() -> None:
-    response = parsed(allowed_start(PRINCIPAL) + allowed_end(123))
+    response = parsed(allowed_start(PRINCIPAL) + allowed_end(123) + remembered(7, 1200))
     assert response.status.code == 0
     assert response.WhichOneof("http_response") == "ok_response"
     assert {option.header.key: option.header.value for option in response.ok_response.headers} == {
@@ -25,12 +25,27 @@ def test_the_two_halves_of_an_ok_answer_merge() -> None:
         "x-weir-plan": "paid",
         "x-weir-scopes": "inference models.read",
         "x-weir-key-id": "k1",
+        "x-weir-ask": "acme",
         "x-weir-estimated-tokens": "123",
     }
     overwrite = base_pb2.HeaderValueOption.OVERWRITE_IF_EXISTS_OR_ADD
     assert {option.append_action for option in response.ok_response.headers} == {overwrite}
     assert list(response.ok_response.headers_to_remove) == ["authorization", "api-key", "x-api-key"]
-    assert dict(response.dynamic_metadata) == {"tenant": "acme", "key_id": "k1"}
+    assert dict(response.dynamic_metadata) == {
+        "tenant": "acme",
+        "plan": "paid",
+        "scopes": "inference models.read",
+        "key_id": "k1",
+        "rev": 7,
+        "ttl": 1200,
+    }
+
+
+@pytest.mark.parametrize(
+    ("expires_at", "ttl"), [(NEVER, 60_000), (1160.0, 60_000), (1001.25, 1200), (1000.05, 0), (1000.0, 0), (990.0, 0)]
+)
+def test_the_edge_remembers_nobody_beyond_his_own_end(expires_at: float, ttl: int) -> None:
+    assert ttl_of(expires_at, 1000.0) == ttl
 
 
 @pytest.mark.parametrize(
@@ -45,7 +60,8 @@ def test_the_two_halves_of_an_ok_answer_merge() -> None:
     ],
 )
 def test_refusals_over_http(refusal: Refusal, status: int, code: str, error: str) -> None:
-    response = parsed(denied(refusal, grpc=False, scope="admin" if refusal is Refusal.SCOPE_MISSING else ""))
+    scope = "admin" if refusal is Refusal.SCOPE_MISSING else ""
+    response = parsed(denied(refusal, grpc=False, scope=scope, revision=7))
     refused = response.denied_response
     assert refused.status.code == status
     assert response.status.code in (7, 16)
@@ -55,6 +71,14 @@ def test_refusals_over_http(refusal: Refusal, status: int, code: str, error: str
     headers = {option.header.key: option.header.value for option in refused.headers}
     assert headers["content-type"] == "application/json"
     assert headers["www-authenticate"] == 'Bearer realm="weir"' + (f', error="{error}"' if error else "")
+    assert dict(response.dynamic_metadata) == {
+        "rev": 7,
+        "refused": True,
+        "status": status,
+        "body": refused.body,
+        "kind": "application/json",
+        "challenge": headers["www-authenticate"],
+    }
 
 
 def test_an_unknown_path_is_not_found() -> None:
