@@ -16,7 +16,7 @@ from google.protobuf import json_format
 from weir.registry.v1 import registry_pb2
 
 from libs.clock import Clock, SystemClock
-from libs.registry import EtcdStore, RegistrySnapshot, RegistryView, Store, followed_by, keys
+from libs.registry import EtcdStore, RegistrySnapshot, RegistryView, Store, WatchBatch, followed_by, keys
 from libs.routing import RoutingTable
 from libs.telemetry import get_logger
 from services.controlplane import metrics, versions
@@ -86,6 +86,7 @@ class ControlPlane:
         self._table = RoutingTable.of(RegistrySnapshot())
         self._predictions: tuple[Prediction, ...] = ()
         self._predictors: Mapping[str, tuple[Endpoint, ...]] = {}
+        self._revoked_at = 0
         self.publisher = Publisher()
         """What is served."""
         self._servicer = AdsServicer(
@@ -104,6 +105,7 @@ class ControlPlane:
 
     async def run(self, ready: Callable[[], None]) -> None:
         """Follows the registry; ready with the first published snapshot."""
+        self._view.on_batch(self._look_for_revocation)
         stop = self._view.on_change(lambda _: self._changed.set())
         try:
             async with asyncio.TaskGroup() as group:
@@ -132,6 +134,11 @@ class ControlPlane:
         """See `libs.service.Service`."""
         return {}
 
+    def _look_for_revocation(self, batch: WatchBatch) -> None:
+        """No kind that is followed here need have changed."""
+        if any(event.key == keys.EPOCH for event in batch.events):
+            self._changed.set()
+
     def _publish(self, registry: RegistrySnapshot) -> bool:
         """Build, check, encode, serve; a faulty state is refused and the last one stays."""
         started = self._clock.monotonic()
@@ -143,7 +150,10 @@ class ControlPlane:
                 log.warning("endpoints_unreadable", endpoints=self._live.bad)
         live = self._live
         predictions = predictions_of(table, live.predictors.keys())
-        if self.publisher.current.revision and live is self._published and predictions == self._predictions:
+        told = self._view.stored(keys.EPOCH)
+        revoked_at = told.mod_revision if told else 0
+        same = live is self._published and predictions == self._predictions and revoked_at == self._revoked_at
+        if self.publisher.current.revision and same:
             # Tenants, keys and limits changed, and collections that did not are the same objects.
             self.publisher.revise(registry.revision)
             metrics.REVISION.set(registry.revision)
@@ -163,6 +173,7 @@ class ControlPlane:
             descriptors=self._descriptors,
             predictions=predictions,
             predictors=self._predictors,
+            revoked_at=revoked_at,
         )
         faults = consistent(snapshot)
         if faults:
@@ -172,7 +183,7 @@ class ControlPlane:
         except json_format.ParseError as error:
             return self._refuse(registry.revision, [str(error)])
         self.publisher.publish(encoded)
-        self._published, self._predictions = live, predictions
+        self._published, self._predictions, self._revoked_at = live, predictions, revoked_at
         metrics.BUILD.observe(self._clock.monotonic() - started)
         metrics.SNAPSHOTS.labels("published").inc()
         metrics.REVISION.set(encoded.revision)

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 # Every message that a resource may hold must be known to the JSON parser; importing a module makes it known.
 from envoy.config.cluster.v3 import cluster_pb2
+from envoy.config.core.v3 import extension_pb2
 from envoy.config.endpoint.v3 import endpoint_pb2
 from envoy.config.listener.v3 import listener_pb2
 from envoy.config.route.v3 import route_pb2
@@ -21,6 +22,7 @@ from envoy.extensions.filters.http.local_ratelimit.v3 import local_rate_limit_pb
 from envoy.extensions.filters.http.lua.v3 import lua_pb2 as _lua
 from envoy.extensions.filters.http.ratelimit.v3 import rate_limit_pb2 as _rate_limit
 from envoy.extensions.filters.http.router.v3 import router_pb2 as _router
+from envoy.extensions.filters.http.set_metadata.v3 import set_metadata_pb2 as _set_metadata
 from envoy.extensions.filters.network.connection_limit.v3 import connection_limit_pb2 as _connection_limit
 from envoy.extensions.filters.network.http_connection_manager.v3 import http_connection_manager_pb2 as _manager
 from envoy.extensions.http.early_header_mutation.header_mutation.v3 import header_mutation_pb2 as _header_mutation
@@ -44,6 +46,7 @@ from services.controlplane.policy.names import (
     CLUSTER,
     EDGE,
     ENDPOINTS,
+    EXTENSION,
     LISTENER,
     MESH,
     PREDICTOR,
@@ -75,6 +78,7 @@ KNOWN_EXTENSIONS = (
     _rate_limit,
     _ratio_based,
     _router,
+    _set_metadata,
     _stream,
     _tls,
     _transcoder,
@@ -85,6 +89,7 @@ KNOWN_EXTENSIONS = (
 _MESSAGES: dict[str, type[Message]] = {
     CLUSTER: cluster_pb2.Cluster,
     ENDPOINTS: endpoint_pb2.ClusterLoadAssignment,
+    EXTENSION: extension_pb2.TypedExtensionConfig,
     LISTENER: listener_pb2.Listener,
     ROUTES: route_pb2.RouteConfiguration,
     SECRET: secret_pb2.Secret,

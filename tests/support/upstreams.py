@@ -85,12 +85,15 @@ class FakeGateway(openai_pb2_grpc.OpenAIServiceServicer, inference_pb2_grpc.Infe
 
 
 class FakeAuth(external_auth_pb2_grpc.AuthorizationServicer):
-    """Knows one key, "good"; `tokens` is the estimate that it hands on."""
+    """Knows one key, "good", and what else is in `good`; `tokens` is the estimate that it hands on."""
 
     def __init__(self) -> None:
         self.tokens = "12"
         self.seen: list[dict[str, str]] = []
         self.hold: asyncio.Event | None = None
+        self.good = {"Bearer good"}
+        self.learned: dict[str, object] | None = None
+        """What the edge is told to remember verdicts by: `rev`, `ttl`; None: nothing."""
 
     async def Check(  # noqa: N802
         self, request: external_auth_pb2.CheckRequest, context: grpc.aio.ServicerContext
@@ -100,14 +103,22 @@ class FakeAuth(external_auth_pb2_grpc.AuthorizationServicer):
         if self.hold is not None:
             await self.hold.wait()
         response = external_auth_pb2.CheckResponse()
-        if headers.get("authorization") != "Bearer good":
+        if headers.get("authorization") not in self.good:
             response.status.CopyFrom(status_pb2.Status(code=code_pb2.UNAUTHENTICATED))
             response.denied_response.status.code = 401
             grpc_call = headers.get("content-type", "").startswith("application/grpc")
             response.denied_response.body = "no such key" if grpc_call else '{"error":{"code":"invalid_api_key"}}'
             response.denied_response.headers.add(header=_pair("content-type", "application/json"))
+            if self.learned is not None:
+                refused = {"refused": True, "status": 401, "body": response.denied_response.body}
+                kind = {} if grpc_call else {"kind": "application/json"}
+                response.dynamic_metadata.update({**refused, **kind, "challenge": "Bearer", **self.learned})
             return response
         given = {"x-weir-tenant": "acme", "x-weir-plan": "paid", "x-weir-scopes": "inference", "x-weir-key-id": "k1"}
+        if self.learned is not None:
+            told = {"tenant": "acme", "plan": "paid", "scopes": "inference", "key_id": "k1", **self.learned}
+            response.dynamic_metadata.update(told)
+        given["x-weir-ask"] = "acme"
         if self.tokens:
             given["x-weir-estimated-tokens"] = self.tokens
         for name, value in given.items():
@@ -123,6 +134,8 @@ class FakeRateLimit(rls_pb2_grpc.RateLimitServiceServicer):
     def __init__(self) -> None:
         self.refuse = ""
         self.reason = "QUOTA_REQUESTS"
+        self.free: int | None = None
+        """Requests that may pass without asking; None: nothing is said of it."""
         self.seen: list[rls_pb2.RateLimitRequest] = []
 
     async def ShouldRateLimit(  # noqa: N802
@@ -136,6 +149,8 @@ class FakeRateLimit(rls_pb2_grpc.RateLimitServiceServicer):
             response.response_headers_to_add.append(_pair("retry-after", "7"))
             response.response_headers_to_add.append(_pair("x-weir-reason", self.reason))
             response.response_headers_to_add.append(_pair("x-weir-code", self.reason.lower()))
+        elif self.free is not None:
+            response.dynamic_metadata.update({"free": self.free, "ms": 1000})
         response.response_headers_to_add.append(_pair("x-ratelimit-limit-requests", "60"))
         return response
 

@@ -50,6 +50,8 @@ class EdgeConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     part, so it can take that share of the connections, and only from those who share the part."""
     source_requests_per_second: int = 1_000
     """From one IPv4 address or IPv6 /64 before anybody is asked who it is, then 429; twice as many at once."""
+    known_callers: bool = True
+    """Envoy answers for edge-auth and the limiter what they said of a caller a moment ago (`edge.lua`)."""
     max_concurrent_streams: int = 256
     """Per HTTP/2 connection of a client."""
     max_stream_seconds: int = 900

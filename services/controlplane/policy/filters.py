@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 from services.controlplane.policy.config import EdgeConfig
-from services.controlplane.policy.names import Resource
+from services.controlplane.policy.names import ADS, Resource
 
 AUTH = "envoy.filters.http.ext_authz"
 TRANSCODER = "envoy.filters.http.grpc_json_transcoder"
@@ -13,6 +15,8 @@ OPENAI = "weir.openai.v1.OpenAIService"
 """The gRPC service whose HTTP face is the public API."""
 ADMIN = "weir.registry.v1.RegistryService"
 """The one whose HTTP face is the admin API."""
+EPOCH = "weir.epoch"
+"""The filter that tells `edge.lua` the registry's revision at the last revocation, and the metadata that it sets."""
 AUTH_SEES = (
     "api-key",
     "authorization",
@@ -22,30 +26,18 @@ AUTH_SEES = (
     "x-api-key",
     "x-request-id",
     "x-weir-model",
+    "x-weir-refused",
     "x-weir-session",
     "x-weir-user",
 )
 """Request headers that edge-auth gets; fewer headers are less work per request, and bodies are not its business."""
 
 _TYPE = "type.googleapis.com/envoy.extensions.filters.http."
+_EPOCH_TYPE = _TYPE + "set_metadata.v3.Config"
 _SOURCES = 4096
 """Sources remembered per filter chain; one takes about 300 bytes."""
 
-# The gateway answers OpenAI errors as ordinary bodies with the status beside them, since a transcoded gRPC failure has
-# no room for the envelope. gRPC answers keep their :status of 200.
-_STATUS_LUA = """
-function envoy_on_response(handle)
-  local headers = handle:headers()
-  local status = headers:get("x-weir-http-status")
-  if status == nil then return end
-  headers:remove("x-weir-http-status")
-  local number = tonumber(status)
-  if number == nil or number < 200 or number > 599 then return end
-  local kind = headers:get("content-type") or ""
-  if string.sub(kind, 1, 16) == "application/grpc" then return end
-  headers:replace(":status", status)
-end
-"""
+_LUA = Path(__file__).with_name("edge.lua").read_text()
 
 
 def http_filters(edge: EdgeConfig, service: str, descriptors: str) -> list[Resource]:
@@ -54,19 +46,32 @@ def http_filters(edge: EdgeConfig, service: str, descriptors: str) -> list[Resou
     :param service: the gRPC service that gets an HTTP face.
     :param descriptors: a FileDescriptorSet that has it, base64.
     """
+    known = edge.known_callers and service == OPENAI
     return [
         _filter("envoy.filters.http.grpc_web", "grpc_web.v3.GrpcWeb"),
         # Before anybody is asked who it is, so that asking cannot be what wears the mesh out.
         _filter("envoy.filters.http.local_ratelimit", "local_ratelimit.v3.LocalRateLimit", _source_limit(edge)),
-        _filter(AUTH, "ext_authz.v3.ExtAuthz", _auth(edge)),
+        # Without it the next one knows nobody.
+        *([_EPOCH_FILTER] if known else []),
+        _filter("envoy.filters.http.lua", "lua.v3.Lua", {"default_source_code": {"inline_string": _LUA}}),
+        _filter(AUTH, "ext_authz.v3.ExtAuthz", _auth(edge) | (_UNKNOWN if known else {})),
         _filter(RATE_LIMIT, "ratelimit.v3.RateLimit", _rate_limit(edge)),
-        _filter("envoy.filters.http.lua", "lua.v3.Lua", {"default_source_code": {"inline_string": _STATUS_LUA}}),
         _filter(TRANSCODER, "grpc_json_transcoder.v3.GrpcJsonTranscoder", _transcoder(edge, service, descriptors)),
         _filter("envoy.filters.http.router", "router.v3.Router", {"suppress_envoy_headers": True}),
     ]
 
 
-def _auth(edge: EdgeConfig) -> Resource:
+def epoch(revision: int) -> Resource:
+    """The filter of `EPOCH`, as it is pushed: a caller of whom edge-auth spoke at an earlier revision is unknown."""
+    return {"name": EPOCH, "typed_config": _epoch_config(revision)}
+
+
+def _epoch_config(revision: int) -> Resource:
+    told = {"metadata_namespace": EPOCH, "allow_overwrite": True, "value": {"rev": revision}}
+    return {"@type": _EPOCH_TYPE, "metadata": [told]}
+
+
+def _auth(edge: EdgeConfig) -> dict[str, object]:
     return {
         "grpc_service": _grpc("edge-auth", edge.auth_timeout_ms),
         "transport_api_version": "V3",
@@ -143,3 +148,24 @@ def _millis(value: int) -> str:
 
 def _filter(name: str, kind: str, config: Resource | None = None) -> Resource:
     return {"name": name, "typed_config": {"@type": _TYPE + kind, **(config or {})}}
+
+
+_EPOCH_FILTER: Resource = {
+    "name": EPOCH,
+    "config_discovery": {
+        "config_source": ADS,
+        # Until it is told, everybody is asked about; the listener does not wait for it.
+        "default_config": _epoch_config(0),
+        "apply_default_config_without_warming": True,
+        "type_urls": [_EPOCH_TYPE],
+    },
+}
+_UNKNOWN = {
+    "filter_enabled_metadata": {
+        "filter": "weir.edge",
+        "path": [{"key": "known"}],
+        "value": {"bool_match": True},
+        "invert": True,
+    }
+}
+"""Edge-auth is asked about whom `edge.lua` does not know."""

@@ -19,8 +19,9 @@ SECRET = "type.googleapis.com/envoy.extensions.transport_sockets.tls.v3.Secret" 
 ENDPOINTS = "type.googleapis.com/envoy.config.endpoint.v3.ClusterLoadAssignment"
 LISTENER = "type.googleapis.com/envoy.config.listener.v3.Listener"
 ROUTES = "type.googleapis.com/envoy.config.route.v3.RouteConfiguration"
+EXTENSION = "type.googleapis.com/envoy.config.core.v3.TypedExtensionConfig"
 
-ORDER = (CLUSTER, SECRET, ENDPOINTS, LISTENER, ROUTES)
+ORDER = (CLUSTER, SECRET, ENDPOINTS, LISTENER, ROUTES, EXTENSION)
 """Make before break: whatever a resource points at is sent before it."""
 
 Resource = Mapping[str, Any]

@@ -17,12 +17,13 @@ _CODE = "%RESP(x-weir-code)%"
 
 
 def local_replies(retry_after_seconds: int) -> Resource:
-    """The LocalReplyConfig. Denials of edge-auth carry their own body and pass unchanged."""
+    """The LocalReplyConfig. Denials of edge-auth, repeated ones too, carry their own body and pass unchanged."""
     later = _header("retry-after", str(retry_after_seconds))
     away = "the service is briefly unavailable; try again after the seconds in retry-after"
     return {
         "mappers": [
             _mapper([_flag("UAEX"), _between(400, 499)]),
+            _mapper([_REPEATED, _between(401, 404)]),
             _mapper([_HTTP, _TOO_MANY], _envelope("rate_limit_error", "rejected_overload", _SOURCE), later),
             _mapper([_TOO_MANY], None, later),
             _mapper([_HTTP, _flag("RL")], _envelope("rate_limit_error", _CODE, _BODY)),
@@ -103,14 +104,21 @@ _NOT_GRPC: Resource = {
         }
     }
 }
-# The filter that limits sources has the same response flag as the limiter; only the details tell them apart.
-_TOO_MANY: Resource = {
-    "extension_filter": {
-        "name": "envoy.access_loggers.extension_filters.cel",
-        "typed_config": {
-            "@type": "type.googleapis.com/envoy.extensions.access_loggers.filters.cel.v3.ExpressionFilter",
-            "expression": 'response.code_details == "local_rate_limited"',
-        },
+
+
+def _details(details: str) -> Resource:
+    return {
+        "extension_filter": {
+            "name": "envoy.access_loggers.extension_filters.cel",
+            "typed_config": {
+                "@type": "type.googleapis.com/envoy.extensions.access_loggers.filters.cel.v3.ExpressionFilter",
+                "expression": f'response.code_details == "{details}"',
+            },
+        }
     }
-}
+
+
+# The filter that limits sources has the same response flag as the limiter; only the details tell them apart.
+_TOO_MANY = _details("local_rate_limited")
+_REPEATED = _details("lua_response")
 _HTTP: Resource = {"or_filter": {"filters": [_NOT_GRPC, _TRANSCODED]}}

@@ -24,6 +24,9 @@ VERSION_HEADER = "x-weir-model-version"
 """The version that was chosen, for predictors that have several."""
 ARM_HEADER = "x-weir-arm"
 """The rollout's arm that was chosen."""
+ASK_HEADER = "x-weir-ask"
+"""The tenant about whom the limiter is to be asked: set by edge-auth, or by `edge.lua`, which leaves it out while the
+limiter lets it."""
 
 # Only what provably did not begin may be sent again.
 _RETRY = {
@@ -50,7 +53,8 @@ _NOTHING = {
     "direct_response": {"status": 404},
     "typed_per_filter_config": _OPEN,
 }
-_TENANT = {"request_headers": {"header_name": "x-weir-tenant", "descriptor_key": "tenant"}}
+_TENANT = {"request_headers": {"header_name": ASK_HEADER, "descriptor_key": "tenant"}}
+"""Without the header there is no descriptor, and the limiter is not asked."""
 
 
 def edge_routes(edge: EdgeConfig, predictions: Sequence[Prediction] = ()) -> Resource:
@@ -77,8 +81,8 @@ def _configuration(name: str, routes: Resource) -> Resource:
     host = {
         "name": name,
         "domains": ["*"],
-        # Credentials end here; the mesh knows tenants.
-        "request_headers_to_remove": ["authorization", "api-key", "x-api-key"],
+        # Credentials end here; the mesh knows tenants. So does what the edge tells itself.
+        "request_headers_to_remove": ["authorization", "api-key", "x-api-key", ASK_HEADER, "x-weir-refused"],
         "retry_policy": _RETRY,
         **routes,
     }

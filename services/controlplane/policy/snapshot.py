@@ -13,8 +13,9 @@ from types import MappingProxyType
 from services.controlplane.policy.config import EdgeConfig
 from services.controlplane.policy.edge import EDGE_UPSTREAMS, edge_resources, with_predictions
 from services.controlplane.policy.endpoints import Endpoint, assignments, group
+from services.controlplane.policy.filters import EPOCH, epoch
 from services.controlplane.policy.mesh import HASHED, mesh_resources
-from services.controlplane.policy.names import EDGE, ENDPOINTS, MESH, Piece, Resource, Resources
+from services.controlplane.policy.names import EDGE, ENDPOINTS, EXTENSION, MESH, Piece, Resource, Resources
 from services.controlplane.policy.predictions import Prediction
 from services.controlplane.policy.upstreams import predictor_cluster_name
 
@@ -52,6 +53,7 @@ def build_snapshot(
     descriptors: str,
     predictions: Sequence[Prediction] = (),
     predictors: Mapping[str, tuple[Endpoint, ...]] = MappingProxyType({}),
+    revoked_at: int = 0,
 ) -> Snapshot:
     """The snapshot for these live endpoints.
 
@@ -60,6 +62,7 @@ def build_snapshot(
     :param predictions: what the edge's requests for unary predictions are routed by.
     :param predictors: of every model version that shall have a cluster at the edge; those that predictions name are
         among them.
+    :param revoked_at: the revision at which credentials were last revoked or narrowed; 0: at none that is known.
     """
     by_service = group(endpoints)
     names = tuple(sorted({*services, *by_service, *EDGE_UPSTREAMS}))
@@ -75,6 +78,8 @@ def build_snapshot(
     static = _static(edge, names, descriptors)
     if versions:
         static = {**static, EDGE: with_predictions(static[EDGE], edge, predictions, versions)}
+    # To Envoy, 0 means that it was not told.
+    static = {**static, EDGE: {**static[EDGE], EXTENSION: {EPOCH: Piece(epoch(max(1, revoked_at)))}}}
     return Snapshot(version, static, found)
 
 

@@ -10,8 +10,8 @@ State of the World, after "xDS REST and gRPC protocol" (Envoy's documentation) w
   would fail. gRPC clients ask for each cluster by name and keep the old routes until they have what new ones need.
 * A refusal is no such word for the clusters that it is about: what names one of them stays as the client has it, while
   everything else goes on. A client that has nothing yet gets it all the same: without routes everything would fail.
-* After a cluster (listener) was sent, its endpoints (routes, secrets) are sent again, since Envoy warms the new one
-  up by waiting for them.
+* After a cluster (listener) was sent, its endpoints (routes, secrets, filters) are sent again, since Envoy warms the
+  new one up by waiting for them.
 * A refused resource is not sent again until it changes.
 * On a new stream everything is sent once: clients compare contents and keep what is equal.
 """
@@ -24,10 +24,10 @@ from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from typing import Any
 
-from services.controlplane.policy.names import CLUSTER, ENDPOINTS, LISTENER, ORDER, ROUTES, SECRET
+from services.controlplane.policy.names import CLUSTER, ENDPOINTS, EXTENSION, LISTENER, ORDER, ROUTES, SECRET
 
 _FULL = frozenset({CLUSTER, LISTENER})
-_DEPENDENTS = {CLUSTER: (ENDPOINTS, SECRET), LISTENER: (ROUTES, SECRET)}
+_DEPENDENTS = {CLUSTER: (ENDPOINTS, SECRET), LISTENER: (ROUTES, SECRET, EXTENSION)}
 _NEEDS_CLUSTERS = frozenset({LISTENER, ROUTES})
 
 

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from services.controlplane.policy.names import CLUSTER, ENDPOINTS, LISTENER, ORDER, ROUTES
+from services.controlplane.policy.names import CLUSTER, ENDPOINTS, EXTENSION, LISTENER, ORDER, ROUTES
 from services.controlplane.policy.subscription import Kind, Offer, Subscriptions
 
 
@@ -249,3 +249,25 @@ def test_every_client_converges(steps: list[tuple[str, object]], wildcard: bool)
             assert held == expected
         else:
             assert {n: v for n, v in held.items() if n in known} == expected
+
+
+def test_a_filter_is_told_again_to_a_new_listener_and_waits_for_no_cluster() -> None:
+    state = Subscriptions()
+    for kind, names in ((CLUSTER, []), (LISTENER, []), (EXTENSION, ["f"])):
+        state.on_request(kind, names, "", None, 0.0)
+
+    def offer(version: str, clusters: int, listeners: int, filters: int) -> dict[str, Offer]:
+        return {
+            **offers(version, clusters={"a": clusters}, listeners={"a": listeners}),
+            EXTENSION: Offer(version, {"f": filters}),
+        }
+
+    def due(*args: int) -> list[str]:
+        return [response.type_url for response in state.due(offer("1", *args), 0.0)]
+
+    assert due(1, 1, 1) == [CLUSTER, EXTENSION], "the cluster warms up"
+    state.on_request(CLUSTER, [], state.types[CLUSTER].nonce, None, 0.0)
+    assert due(1, 1, 1) == [LISTENER, EXTENSION]
+    assert due(1, 1, 2) == [EXTENSION]
+    assert due(1, 2, 2) == [LISTENER, EXTENSION]
+    assert due(1, 2, 2) == []

@@ -1,0 +1,245 @@
+-- What the edge answers by itself: who a caller is whom edge-auth has named a moment ago, that a credential was just
+-- refused, and that a tenant is far from its limits. Whatever is not known here is asked, as if this were not there:
+-- an error in this file leaves the request to edge-auth. Why it is safe: docs/adr/0026-known-at-the-edge.md.
+--
+-- The filter before this one sets "weir.epoch" to the registry's revision at the last revocation. Edge-auth and the
+-- limiter leave what they said in metadata of their own, and `envoy_on_response` learns from it: every filter has a Lua
+-- state of its own, in each worker thread and part of a listener, so the filter that uses it must be the one that learns.
+-- Times are milliseconds.
+
+local CLASSES = { -- what is counted by the gateway too, by the scope that it needs
+  ["/v1/chat/completions"] = "i", ["/v1/completions"] = "i", ["/v1/embeddings"] = "e",
+  ["/weir.inference.v1.InferenceService/Generate"] = "i", ["/weir.inference.v1.InferenceService/Complete"] = "i",
+  ["/weir.inference.v1.InferenceService/Embed"] = "e",
+}
+local FRESH = 1500 -- a verdict is gone by without asking
+local STALE = 10000 -- and so long while one request in AGAIN asks anew: edge-auth may be away, or first tokens slow
+local AGAIN = 500
+local REFUSED = 1000 -- a refusal is repeated
+local GRANT = 3 -- times its own length a grant lasts while one request in AGAIN asks anew
+local FAILURES = 20 -- refusals of strangers of one source in WINDOW, then 429
+local WINDOW = 1000
+local LONGEST = 2048 -- bytes of a credential that is remembered
+local ROOM, ROOM_REFUSED = 1048576, 262144 -- bytes of a generation, about; there are two
+local TENANTS, SOURCES, SLOTS = 10000, 10000, 1024
+
+local function memory(room) return {young = {}, old = {}, size = 0, turned = 0, room = room} end
+local known, refused = memory(ROOM), memory(ROOM_REFUSED)
+local grants, tenants = {}, 0 -- by tenant: how many requests the limiter need not be asked about
+local waiting, turn = {}, 0 -- a ring: requests that somebody was asked about, until their answers come
+local failures, window, sources = {}, 0, 0 -- of strangers, by source, in this WINDOW
+local unsaid, silent = {}, 0 -- by source: refusals of which edge-auth was not told
+local epoch = 0
+
+local function get(from, key) return from.young[key] or from.old[key] end
+
+local function forget(from, key) from.young[key], from.old[key] = nil, nil end
+
+local function put(into, key, entry, now)
+  if into.size > into.room or now - into.turned > STALE or now < into.turned then
+    into.old, into.young, into.size, into.turned = into.young, {}, 0, now
+  end
+  if into.young[key] == nil then into.size = into.size + #key + 512 end
+  into.young[key] = entry
+end
+
+-- The only value of a header; "" without one, nil where there are several.
+local function single(headers, name)
+  local count = headers:getNumValues(name)
+  if count == 0 then return "" end
+  return count == 1 and headers:get(name) or nil
+end
+
+-- Where a caller is: an IPv4 address or an IPv6 /64, out of "192.0.2.1:4711" or "[2001:db8::1]:4711".
+local function source(address)
+  local long = string.match(address, "^%[(.*)%]")
+  if long == nil then return string.match(address, "^(.*):%d+$") or address end
+  if string.find(long, ".", 1, true) then return long end
+  local groups, rest = {}, {}
+  local head, tail = string.match(long, "^(.-)::(.*)$")
+  for group in string.gmatch(head or long, "%x+") do groups[#groups + 1] = group end
+  for group in string.gmatch(tail or "", "%x+") do rest[#rest + 1] = group end
+  while #groups + #rest < 8 do groups[#groups + 1] = "0" end
+  for _, group in ipairs(rest) do groups[#groups + 1] = group end
+  return table.concat(groups, ":", 1, 4)
+end
+
+local function alive(entry, revision, now)
+  return entry ~= nil and entry.rev >= revision and now >= entry.at and now < entry.ends
+end
+
+local function unheard(from)
+  if unsaid[from] == nil then
+    if silent >= SOURCES then unsaid, silent = {}, 0 end
+    silent = silent + 1
+  end
+  unsaid[from] = (unsaid[from] or 0) + 1
+end
+
+local function failed(from, now)
+  local this = math.floor(now / WINDOW)
+  if this ~= window then failures, window, sources = {}, this, 0 end
+  if failures[from] == nil then
+    if sources >= SOURCES then return end
+    sources = sources + 1
+  end
+  failures[from] = (failures[from] or 0) + 1
+end
+
+local function fails_too_often(from, now)
+  return window == math.floor(now / WINDOW) and (failures[from] or 0) >= FAILURES
+end
+
+local function refuse(handle, entry)
+  local headers = {[":status"] = entry.status}
+  if entry.kind ~= nil then headers["content-type"] = entry.kind end
+  if entry.challenge ~= nil then headers["www-authenticate"] = entry.challenge end
+  if entry.later ~= nil then headers["retry-after"] = entry.later end
+  handle:respond(headers, entry.body)
+end
+
+local TOO_OFTEN = {status = "429", later = "1", body = "too many refused requests from this address; try again later"}
+
+-- Takes one request out of the tenant's grant; false where the limiter is to be asked.
+local function granted(tenant, now)
+  local grant = grants[tenant]
+  if grant == nil then return false end
+  if now >= grant.at and now < grant.ends and grant.left > 0 and (now < grant.fresh or now < grant.asked + AGAIN) then
+    grant.left = grant.left - 1
+    return true
+  end
+  grant.asked = now
+  return false
+end
+
+-- As edge-auth would have answered. What it says is said last: edge-auth decides by the credential should this fail
+-- before, and overwrites the rest. The credential itself leaves with the route.
+local function admit(headers, metadata, entry)
+  local length = headers:get("content-length") or ""
+  local bytes = #length < 16 and string.match(length, "^%d+$") and tonumber(length) or 4
+  headers:replace("x-weir-tenant", entry.tenant)
+  headers:replace("x-weir-plan", entry.plan)
+  headers:replace("x-weir-scopes", entry.scopes)
+  headers:replace("x-weir-key-id", entry.key_id)
+  headers:replace("x-weir-estimated-tokens", string.format("%d", math.max(1, math.floor(bytes / 4))))
+  metadata:set("weir.edge", "known", true)
+end
+
+local function await(metadata, slot)
+  turn = turn + 1
+  slot.turn = turn
+  waiting[turn % SLOTS] = slot
+  metadata:set("weir.edge", "turn", turn)
+end
+
+function envoy_on_request(handle)
+  local info = handle:streamInfo()
+  local metadata = info:dynamicMetadata()
+  local pushed = metadata:get("weir.epoch")
+  local revision = pushed and pushed.rev or 0
+  if revision == 0 then return end -- switched off, or not told yet
+  if revision < epoch then -- the registry was restored: its revisions mean something else
+    known, refused = memory(ROOM), memory(ROOM_REFUSED)
+  end
+  epoch = revision
+  local headers = handle:headers()
+  local class = CLASSES[headers:get(":path")]
+  if class == nil then return end
+  local bearer, key, other =
+    single(headers, "authorization"), single(headers, "api-key"), single(headers, "x-api-key")
+  if bearer == nil or key == nil or other == nil then return end -- which of them counts is edge-auth's to say
+  local shown = bearer ~= "" and "b" .. bearer or "k" .. (key ~= "" and key or other)
+  if #shown > LONGEST then return end
+  local grpc = string.sub(headers:get("content-type") or "", 1, 16) == "application/grpc"
+  local from = source(info:downstreamRemoteAddress())
+  local name = class .. (grpc and "g " or "h ") .. from .. " " .. shown
+  local now = handle:timestamp()
+  local entry = get(known, name)
+  if alive(entry, revision, now) and (now < entry.fresh or now < entry.asked + AGAIN) then
+    if not granted(entry.tenant, now) then
+      headers:replace("x-weir-ask", entry.tenant)
+      await(metadata, {tenant = entry.tenant})
+    end
+    return admit(headers, metadata, entry)
+  end
+  if entry ~= nil then
+    entry.asked = now -- this request asks; the others go on with what is known
+  else -- a stranger; those who were good before are never held up
+    local said = get(refused, name)
+    if alive(said, revision, now) then
+      unheard(from)
+      return refuse(handle, said)
+    end
+    if fails_too_often(from, now) then
+      unheard(from)
+      return refuse(handle, TOO_OFTEN)
+    end
+    if unsaid[from] ~= nil then
+      headers:replace("x-weir-refused", string.format("%d", unsaid[from]))
+      unsaid[from], silent = nil, silent - 1
+    end
+  end
+  await(metadata, {name = name, from = from, at = now, stranger = entry == nil})
+end
+
+local function learn_verdict(slot, said, now)
+  local before = get(known, slot.name)
+  local present = before or get(refused, slot.name)
+  -- A late answer: of before the revocation, or of before somebody asked again.
+  if said.rev < epoch or (present ~= nil and present.rev >= epoch and present.at > slot.at) then return end
+  forget(known, slot.name)
+  forget(refused, slot.name)
+  local entry = {rev = said.rev, at = slot.at}
+  if said.refused then
+    entry.ends, entry.status, entry.body = slot.at + REFUSED, string.format("%d", said.status), said.body
+    entry.kind, entry.challenge = said.kind, said.challenge
+    put(refused, slot.name, entry, now)
+  elseif said.tenant ~= nil and said.ttl > 0 then
+    entry.tenant, entry.plan, entry.scopes, entry.key_id = said.tenant, said.plan, said.scopes, said.key_id
+    entry.asked = before ~= nil and math.max(before.asked, slot.at) or slot.at
+    entry.fresh, entry.ends = slot.at + math.min(FRESH, said.ttl), slot.at + math.min(STALE, said.ttl)
+    put(known, slot.name, entry, now)
+  end
+end
+
+local function learn_grant(tenant, said, now)
+  if grants[tenant] == nil then
+    if tenants >= TENANTS then grants, tenants = {}, 0 end
+    tenants = tenants + 1
+  end
+  grants[tenant] = {left = said.free, at = now, fresh = now + said.ms, ends = now + GRANT * said.ms, asked = 0}
+end
+
+local function learn(handle)
+  local metadata = handle:streamInfo():dynamicMetadata()
+  local mine = metadata:get("weir.edge")
+  local slot = mine ~= nil and mine.turn ~= nil and waiting[mine.turn % SLOTS] or nil
+  if slot == nil or slot.turn ~= mine.turn then return end
+  waiting[mine.turn % SLOTS] = nil
+  local now = handle:timestamp()
+  local verdict, tenant = metadata:get("envoy.filters.http.ext_authz"), slot.tenant
+  if slot.name ~= nil and verdict ~= nil and verdict.rev ~= nil then
+    if verdict.refused and slot.stranger then failed(slot.from, now) end
+    tenant = verdict.tenant
+    learn_verdict(slot, verdict, now)
+  end
+  local limiter = metadata:get("envoy.filters.http.ratelimit")
+  if tenant ~= nil and limiter ~= nil and limiter.free ~= nil then learn_grant(tenant, limiter, now) end
+end
+
+-- The gateway answers OpenAI errors as ordinary bodies with the status beside them, since a transcoded gRPC failure has
+-- no room for the envelope. gRPC answers keep their :status of 200.
+local function take_status(headers)
+  local status = headers:get("x-weir-http-status")
+  if status == nil then return end
+  headers:remove("x-weir-http-status")
+  local number = tonumber(status)
+  if number == nil or number < 200 or number > 599 then return end
+  if string.sub(headers:get("content-type") or "", 1, 16) == "application/grpc" then return end
+  headers:replace(":status", status)
+end
+
+function envoy_on_response(handle)
+  take_status(handle:headers())
+  learn(handle)
+end
