@@ -301,7 +301,6 @@ def _deciding(kind: str) -> Callback:
         clock=SystemClock(),
         max_in_flight=16,
         report_seconds=0.5,
-        tls=False,
     )
     return servicer.use
 

@@ -10,7 +10,7 @@ After closing, a breaker takes a growing share of its turns (slow start). Only f
 """
 
 from libs.breaker.board import BreakerBoard
-from libs.breaker.breaker import Breaker, BreakerOptions, BreakerState
+from libs.breaker.breaker import Breaker, BreakerOptions, BreakerState, Standing
 from libs.breaker.faults import FAULTS, is_fault
 
-__all__ = ["FAULTS", "Breaker", "BreakerBoard", "BreakerOptions", "BreakerState", "is_fault"]
+__all__ = ["FAULTS", "Breaker", "BreakerBoard", "BreakerOptions", "BreakerState", "Standing", "is_fault"]

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
-from libs.breaker.breaker import Breaker, BreakerOptions, BreakerState
+from libs.breaker.breaker import Breaker, BreakerOptions, BreakerState, Standing
+
+Pair = tuple[str, str]
+"""A model version and a zone."""
 
 
 class BreakerBoard:
@@ -14,18 +17,20 @@ class BreakerBoard:
     """
 
     def __init__(self, options: BreakerOptions | None = None, *, max_breakers: int = 4096) -> None:
-        self._options = options or BreakerOptions()
+        self.options = options or BreakerOptions()
+        """Of every breaker."""
         self._max = max_breakers
-        self._breakers: dict[tuple[str, str], Breaker] = {}
+        self._breakers: dict[Pair, Breaker] = {}
 
-    def record(self, model_version: str, zone: str, *, successes: int, failures: int, now: float) -> None:
-        """Learns outcomes of one pair; what is not the zone's fault belongs in neither count (`is_fault`)."""
+    def record(self, model_version: str, zone: str, *, successes: int, failures: int, now: float) -> bool:
+        """Learns outcomes of one pair; what is not the zone's fault belongs in neither count (`is_fault`). Whether that
+        opened or closed its breaker."""
         breaker = self._breakers.get((model_version, zone))
         if breaker is None:
             if len(self._breakers) >= self._max and not self._forget_idle(now):
-                return
-            breaker = self._breakers[model_version, zone] = Breaker(self._options)
-        breaker.record(successes=successes, failures=failures, now=now)
+                return False
+            breaker = self._breakers[model_version, zone] = Breaker(self.options)
+        return breaker.record(successes=successes, failures=failures, now=now)
 
     def arrange(self, model_version: str, zones: Sequence[str], now: float) -> tuple[str, ...]:
         """A version's zones, best first, as one request should use them; none only when none were given.
@@ -51,7 +56,31 @@ class BreakerBoard:
             return (probed[0], *closed)
         return self._in_turn(model_version, closed, now) if closed else tuple(zones)
 
-    def states(self, now: float) -> dict[tuple[str, str], BreakerState]:
+    def half_open(self, model_version: str, zones: Iterable[str], now: float) -> bool:
+        """Is one of a version's zones half-open? Then who may probe it is for the breaker's owner to say."""
+        return bool(self._breakers) and any(
+            breaker.state(now) is BreakerState.HALF_OPEN
+            for zone in zones
+            if (breaker := self._breakers.get((model_version, zone))) is not None
+        )
+
+    def standings(self, now: float) -> dict[Pair, Standing]:
+        """Where the breakers stand that are not simply closed, for the boards that follow this one."""
+        return {
+            pair: standing
+            for pair, breaker in self._breakers.items()
+            if (standing := breaker.standing(now)) is not None
+        }
+
+    def follow(self, standings: Mapping[Pair, Standing], now: float) -> None:
+        """Stands where another process's board does: all breakers that it does not name are closed. A board that
+        follows records nothing."""
+        for pair in self._breakers.keys() - standings.keys():
+            del self._breakers[pair]
+        for pair, standing in standings.items():
+            self._breakers.setdefault(pair, Breaker(self.options)).follow(standing, now)
+
+    def states(self, now: float) -> dict[Pair, BreakerState]:
         """Where every known breaker stands; uses up nothing."""
         return {pair: breaker.state(now) for pair, breaker in list(self._breakers.items())}
 

@@ -55,11 +55,21 @@ class BreakerOptions:
             raise ValueError("probe_interval must be positive, slow_start not negative, slow_start_share in (0, 1]")
 
 
+@dataclass(frozen=True, slots=True)
+class Standing:
+    """Where a breaker stands that is not simply closed, for processes that follow it. In seconds, from now."""
+
+    half_open_in: float | None
+    """Until it is half-open, at most 0 while it is; None: it is closed."""
+    closed_for: float = 0.0
+    """Since it closed; it does not take all of its turns yet."""
+
+
 class Breaker:
     """Counts outcomes and says whether to send. All times are one monotonic clock's seconds.
 
-    Questions (`state`, `can_probe`, `share`, `idle`) change nothing. Commands (`take_probe`, `take_turn`, `record`) do:
-    a probe is taken when its request is really sent here, not when one only could have been.
+    Questions (`state`, `can_probe`, `share`, `standing`, `idle`) change nothing. Commands (`take_probe`, `take_turn`,
+    `record`, `follow`) do: a probe is taken when its request is really sent here, not when one only could have been.
     """
 
     def __init__(self, options: BreakerOptions) -> None:
@@ -123,8 +133,27 @@ class Breaker:
         self._forget(int(now / self._span))
         return self.share(now) == 1.0 and not self._counts
 
-    def record(self, *, successes: int, failures: int, now: float) -> None:
-        """Learns outcomes. While open they are stragglers from before and change nothing."""
+    def standing(self, now: float) -> Standing | None:
+        """What others need to know to do as it does; None while it is closed and takes all of its turns."""
+        if self._opened_at is not None:
+            return Standing(self._opened_at + self._open_for - now)
+        return None if self.share(now) == 1.0 else Standing(None, now - self._closed_at)
+
+    def follow(self, standing: Standing, now: float) -> None:
+        """Stands where another process's breaker does. Turns passed here so far count on."""
+        if standing.half_open_in is None:
+            self._opened_at, self._closed_at = None, now - standing.closed_for
+        else:
+            self._opened_at, self._open_for, self._credit = now, standing.half_open_in, 0.0
+
+    def record(self, *, successes: int, failures: int, now: float) -> bool:
+        """Learns outcomes; whether that opened or closed it. While open they are stragglers from before and change
+        nothing."""
+        before = self._opened_at
+        self._learn(successes, failures, now)
+        return self._opened_at != before
+
+    def _learn(self, successes: int, failures: int, now: float) -> None:
         state = self.state(now)
         if state is BreakerState.CLOSED:
             self._count(successes, failures, now)

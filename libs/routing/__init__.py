@@ -1,7 +1,7 @@
 """Which version, pool and zones a request goes to: pure functions of a registry snapshot.
 
-The router service decides with them; the gateway uses the very same ones on its last snapshot while the router is
-away, so both give the same answer for the same snapshot. The edge places callers with them for Envoy. See README.md.
+Gateways and routers resolve with the very same ones, and so give the same answer for the same snapshot. The edge places
+callers with them for Envoy. See README.md.
 """
 
 from libs.routing.assignment import Layout, Target, assign, bucket_of, lay_out

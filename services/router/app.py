@@ -17,6 +17,7 @@ from services.router.config import Settings
 from services.router.server import SERVICE, RouterServicer
 
 _PUBLISH_SECONDS = 1.0
+"""How often metrics and the gateways that follow hear where the breakers stand, changed or not."""
 
 
 class RouterService:
@@ -61,13 +62,14 @@ class RouterService:
     async def _publish(self) -> None:
         while True:
             metrics.publish_breakers(self._board.states(self._clock.monotonic()))
+            self._servicer.tell()
             await asyncio.sleep(_PUBLISH_SECONDS)
 
 
 async def build(settings: Settings, *, clock: Clock | None = None, store: Source | None = None) -> RouterService:
     """Wires the service. `store` replaces the registry in tests.
 
-    :raises ValueError: a breaker setting is out of range.
+    :raises ValueError: a setting is out of range.
     """
     clock = clock or SystemClock()
     board = BreakerBoard(settings.breaker_options())
@@ -77,6 +79,7 @@ async def build(settings: Settings, *, clock: Clock | None = None, store: Source
         clock=clock,
         max_in_flight=settings.max_in_flight,
         report_seconds=settings.report_seconds,
+        state_lasts=settings.state_lasts,
     )
     view = follow("router", settings, source=store, clock=clock)
     return RouterService(view=view, board=board, servicer=servicer, clock=clock)

@@ -16,6 +16,9 @@ class Settings(ServiceSettings, frozen=True, kw_only=True, forbid_unknown_fields
     """Calls that one gateway may have open; all are answered in the tick that reads them."""
     report_seconds: float = 0.5
     """How soon gateways shall report outcomes again."""
+    state_lasts: float = 3.0
+    """Seconds for which a gateway may resolve by what this router told it last, which is at least once a second; 0:
+    gateways ask for each request."""
     breaker_window: float = 10.0
     """Outcomes older than this are forgotten."""
     breaker_min_volume: int = 20

@@ -96,7 +96,7 @@ def test_one_request_is_one_tree_over_every_hop(mesh: Mesh, acme: OpenAI) -> Non
     raw = acme.chat.completions.with_raw_response.create(model="weir-fast", messages=ASK, max_tokens=4)
     record = eventually(lambda: record_of(mesh, raw.headers["x-request-id"]), what="the audit record")
     trace_id = record["trace_id"]
-    hops = {"gateway", "ratelimit", "router", "admission", "safety", "worker", "edge-auth", "audit"}
+    hops = {"gateway", "ratelimit", "admission", "safety", "worker", "edge-auth", "audit"}
 
     def tree() -> Any:
         done = mesh.weir("trace", trace_id, "--json", check=False)
@@ -116,7 +116,7 @@ def test_one_request_is_one_tree_over_every_hop(mesh: Mesh, acme: OpenAI) -> Non
             seen.add(span["span_id"])
         return seen
 
-    for service in ("ratelimit", "router", "admission", "safety", "worker", "audit"):
+    for service in ("ratelimit", "admission", "safety", "worker", "audit"):
         inside = [s for s in spans.values() if s["service"] == service and gateway["span_id"] in ancestors(s)]
         assert inside, f"no span of {service} below the gateway's"
     assert all(span["trace_id"] == trace_id for span in spans.values())

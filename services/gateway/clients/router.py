@@ -1,6 +1,12 @@
-"""Routing over the multiplexed stream. Fallback: the same pure functions on the gateway's own snapshot and breakers.
+"""Routing by what the router last told, on the gateway's own snapshot; asked only where that does not suffice.
 
-One router decides; all of them hear what became of requests, so that their breakers agree: see `run`.
+A route follows from the registry, the caller and the breakers (libs/routing, libs/breaker). The router tells on its
+stream which revision it decides on and where its breakers stand. With that the gateway resolves by itself, and asks
+- while a zone of the version is half-open, since the router gives out the probes;
+- while the router has seen more of the registry than this gateway;
+- when it was told nothing for longer than that lasts.
+Where nobody answers, it resolves by breakers that know its own outcomes alone, and says so. One router decides; all of
+them hear what became of requests, so that their breakers agree: see `run`.
 """
 
 from __future__ import annotations
@@ -15,7 +21,7 @@ from typing import Any
 
 from weir.router.v1 import router_pb2
 
-from libs.breaker import BreakerBoard
+from libs.breaker import BreakerBoard, BreakerOptions, Standing
 from libs.clock import Clock
 from libs.deadlines import Deadline, to_seconds
 from libs.errors import WeirError
@@ -27,6 +33,37 @@ from services.gateway.clients.replicas import Replicas
 
 _REPORT_SECONDS = 0.5
 """Until a router has said how often it wants to hear."""
+_FOLLOW_SECONDS = 10.0
+"""Routers tell something at least once a second; this bounds what is waited for of one that does not."""
+_PAUSE_SECONDS = 0.02
+"""Between two states: a registry that changes all the time must not make a storm of them."""
+
+
+class _Told:
+    """What the router told last."""
+
+    def __init__(self) -> None:
+        self._until = float("-inf")
+        self._revision = 0
+        self._board = BreakerBoard()
+
+    def take(self, state: router_pb2.RouterState, now: float) -> None:
+        """Go by this from now on."""
+        slow_start = to_seconds(state.slow_start)
+        if slow_start != self._board.options.slow_start:
+            self._board = BreakerBoard(BreakerOptions(slow_start=slow_start))
+        self._board.follow({(told.model_version, told.zone): _standing(told) for told in state.breakers}, now)
+        self._until, self._revision = now + to_seconds(state.lasts), state.revision
+
+    def covers(self, revision: int, now: float) -> bool:
+        """May a gateway that has seen this much of the registry resolve by it?"""
+        return now < self._until and self._revision <= revision
+
+    def arranged(self, route: Route, now: float) -> Route | None:
+        """The route with its zones as the breakers have them; None where the router has a probe to give out."""
+        if self._board.half_open(route.model_version, route.zones, now):
+            return None
+        return _with_zones(route, self._board.arrange(route.model_version, route.zones, now))
 
 
 class RouterClient:
@@ -51,11 +88,15 @@ class RouterClient:
         self._decide_timeout = decide_timeout
         self._replicas = Replicas(open_replica) if open_replica else None
         self._report_seconds = report_seconds
-        self._board = BreakerBoard()
+        self._board = BreakerBoard()  # of this gateway's own outcomes
+        self._told = _Told()
+        self._following = False
         self._outcomes: dict[tuple[str, str, str], list[int]] = defaultdict(lambda: [0, 0])
 
     def start_resolve(self, asked: RouteRequest, *, deadline: Deadline, traceparent: str) -> Future[tuple[Route, bool]]:
-        """See `RouterPort`."""
+        """See `RouterPort`; done already where what the router told suffices."""
+        if (decided := self._resolve_as_told(asked)) is not None:
+            return decided
         resolve = router_pb2.Resolve(
             tenant=asked.tenant,
             model=asked.model,
@@ -82,13 +123,16 @@ class RouterClient:
             self._board.record(model_version, zone, successes=int(ok), failures=int(not ok), now=now)
 
     async def run(self) -> None:
-        """Report outcomes to every live router while there are any, as often as routers want to hear (0.5 s).
+        """Follow the router that decides, and report outcomes to every live one while there are any, as often as
+        routers want to hear (0.5 s).
 
         So any two routers know the same outcomes of all gateways, but for those of the last interval. What cannot be
         delivered is dropped: breakers look at a short window only.
         """
         async with asyncio.TaskGroup() as group:
             while True:
+                if self._mux.connected and not self._following:
+                    self._follow()
                 await asyncio.sleep(self._report_seconds)
                 if self._replicas is not None:
                     self._replicas.follow(self._others(), group)
@@ -125,12 +169,54 @@ class RouterClient:
     def resolve_here(self, asked: RouteRequest) -> Route:
         """See `RouterPort`."""
         route = self._catalog.resolve(asked)
-        zones = self._board.arrange(route.model_version, route.zones, self._clock.monotonic())
-        return replace(route, zones=zones)
+        return _with_zones(route, self._board.arrange(route.model_version, route.zones, self._clock.monotonic()))
+
+    def _resolve_as_told(self, asked: RouteRequest) -> Future[tuple[Route, bool]] | None:
+        now = self._clock.monotonic()
+        if not self._told.covers(self._catalog.snapshot.revision, now):
+            return None
+        future: Future[tuple[Route, bool]] = asyncio.get_running_loop().create_future()
+        try:
+            route = self._told.arranged(self._catalog.resolve(asked), now)
+        except WeirError as error:
+            future.set_exception(error)
+            return future
+        if route is None:
+            return None
+        future.set_result((route, False))
+        return future
+
+    def _follow(self) -> None:
+        self._following = False
+        with contextlib.suppress(WeirError):
+            self._mux.call_nowait(
+                router_pb2.RouterCall(follow=router_pb2.Follow()),
+                deadline=Deadline.after(_FOLLOW_SECONDS, self._clock),
+                semantics=Semantics.RETRY,
+                on_reply=self._on_state,
+            )
+            self._following = True
+
+    def _on_state(self, reply: Any, error: WeirError | None) -> None:
+        if error is None and reply.HasField("state"):
+            self._told.take(reply.state, self._clock.monotonic())
+            asyncio.get_running_loop().call_later(_PAUSE_SECONDS, self._follow)
+        else:  # of another kind, or away: `run` tries again
+            self._following = False
 
     def _own_pool(self, model_version: str) -> str | None:
         version = self._catalog.snapshot.model_versions.get(model_version)
         return version.pool if version else None
+
+
+def _standing(told: router_pb2.ZoneBreaker) -> Standing:
+    if told.HasField("closed_for"):
+        return Standing(None, to_seconds(told.closed_for))
+    return Standing(to_seconds(told.half_open_in))
+
+
+def _with_zones(route: Route, zones: tuple[str, ...]) -> Route:
+    return route if zones == route.zones else replace(route, zones=zones)
 
 
 def _routed(reply: router_pb2.RouterReply) -> tuple[Route, bool]:

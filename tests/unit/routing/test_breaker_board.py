@@ -132,3 +132,38 @@ def test_boards_of_different_pasts_that_hear_the_same_come_to_agree(
         for made in boards:
             made.record(M, "a", successes=5 * works, failures=10 * (not works), now=now)
     assert [made.states(now)[M, "a"] is BreakerState.CLOSED for made in boards] == [works] * 2
+
+
+def test_a_zone_that_came_back_takes_the_same_share_wherever_that_is_followed() -> None:
+    made, following = board("a"), BreakerBoard(OPTIONS)
+    following.follow(made.standings(101.0), 101.0)
+    assert following.states(104.9) == {(M, "a"): BreakerState.OPEN}
+    assert following.states(105.1) == {(M, "a"): BreakerState.HALF_OPEN}
+    made.record(M, "a", successes=3, failures=0, now=105.0)
+    first: Counter[str] = Counter()
+    for _ in range(100):  # told again and again, it still counts its turns
+        following.follow(made.standings(110.0), 110.0)
+        first[following.arrange(M, ZONES, 110.0)[0]] += 1
+    assert first == {"a": 50, "b": 50}
+    following.follow(made.standings(115.0), 115.0)
+    assert following.states(115.0) == {}
+
+
+@given(st.lists(REPORTS, max_size=60), st.lists(st.floats(0, 12), min_size=1, max_size=10))
+def test_a_board_that_follows_another_arranges_as_it_does(
+    reports: list[tuple[str, int, int, float]], pauses: list[float]
+) -> None:
+    """Told of each opening and closing, and of nothing else; but for probes, which are the other's to give out."""
+    made, following, now = BreakerBoard(OPTIONS), BreakerBoard(OPTIONS), 0.0
+    for zone, successes, failures, pause in reports:
+        now += pause
+        if made.record(M, zone, successes=successes, failures=failures, now=now):
+            following.follow(made.standings(now), now)
+    for pause in pauses:
+        now += pause
+        half_open = BreakerState.HALF_OPEN in made.states(now).values()
+        assert following.half_open(M, ZONES, now) is made.half_open(M, ZONES, now) is half_open
+        if not half_open:
+            turns = [Counter(each.arrange(M, ZONES, now)[0] for _ in range(50)) for each in (made, following)]
+            # Each counts its own turns: within one of a zone's share of them, for each zone before it.
+            assert all(abs(turns[0][zone] - turns[1][zone]) <= 2 for zone in ZONES)

@@ -27,7 +27,7 @@ from weir.errors.v1 import errors_pb2 as weir_dot_errors_dot_v1_dot_errors__pb2
 from weir.mux.v1 import mux_pb2 as weir_dot_mux_dot_v1_dot_mux__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1bweir/router/v1/router.proto\x12\x0eweir.router.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x1bweir/errors/v1/errors.proto\x1a\x15weir/mux/v1/mux.proto\"\x98\x01\n\x0eSessionRequest\x12#\n\x05hello\x18\x01 \x01(\x0b\x32\x12.weir.mux.v1.HelloH\x00\x12,\n\x05\x63\x61lls\x18\x02 \x01(\x0b\x32\x1b.weir.router.v1.RouterCallsH\x00\x12*\n\x06\x63\x61ncel\x18\x03 \x01(\x0b\x32\x18.weir.mux.v1.CancelCallsH\x00\x42\x07\n\x05\x66rame\"8\n\x0bRouterCalls\x12)\n\x05items\x18\x01 \x03(\x0b\x32\x1a.weir.router.v1.RouterCall\"\x99\x01\n\nRouterCall\x12\'\n\x06header\x18\x01 \x01(\x0b\x32\x17.weir.mux.v1.CallHeader\x12*\n\x07resolve\x18\x02 \x01(\x0b\x32\x17.weir.router.v1.ResolveH\x00\x12\x30\n\x06report\x18\x03 \x01(\x0b\x32\x1e.weir.router.v1.ReportOutcomesH\x00\x42\x04\n\x02op\"}\n\x07Resolve\x12\x0e\n\x06tenant\x18\x01 \x01(\t\x12\r\n\x05model\x18\x02 \x01(\t\x12\x12\n\nsticky_key\x18\x03 \x01(\t\x12\x0c\n\x04zone\x18\x04 \x01(\t\x12\x0c\n\x04user\x18\x05 \x01(\t\x12\x0f\n\x07session\x18\x06 \x01(\t\x12\x12\n\nrequest_id\x18\x07 \x01(\t\">\n\x0eReportOutcomes\x12,\n\x06\x63ounts\x18\x01 \x03(\x0b\x32\x1c.weir.router.v1.OutcomeCount\"f\n\x0cOutcomeCount\x12\x0c\n\x04pool\x18\x01 \x01(\t\x12\x0c\n\x04zone\x18\x02 \x01(\t\x12\x11\n\tsuccesses\x18\x03 \x01(\r\x12\x10\n\x08\x66\x61ilures\x18\x04 \x01(\r\x12\x15\n\rmodel_version\x18\x05 \x01(\t\"\x9d\x01\n\x0fSessionResponse\x12\'\n\x07welcome\x18\x01 \x01(\x0b\x32\x14.weir.mux.v1.WelcomeH\x00\x12\x30\n\x07replies\x18\x02 \x01(\x0b\x32\x1d.weir.router.v1.RouterRepliesH\x00\x12&\n\x07go_away\x18\x03 \x01(\x0b\x32\x13.weir.mux.v1.GoAwayH\x00\x42\x07\n\x05\x66rame\";\n\rRouterReplies\x12*\n\x05items\x18\x01 \x03(\x0b\x32\x1b.weir.router.v1.RouterReply\"\xc8\x01\n\x0bRouterReply\x12(\n\x06header\x18\x01 \x01(\x0b\x32\x18.weir.mux.v1.ReplyHeader\x12&\n\x05route\x18\x02 \x01(\x0b\x32\x15.weir.router.v1.RouteH\x00\x12-\n\x08rejected\x18\x03 \x01(\x0b\x32\x19.weir.errors.v1.RejectionH\x00\x12.\n\x05noted\x18\x04 \x01(\x0b\x32\x1d.weir.router.v1.OutcomesNotedH\x00\x42\x08\n\x06result\"\xb2\x01\n\x05Route\x12\x15\n\rmodel_version\x18\x01 \x01(\t\x12\x0b\n\x03\x61rm\x18\x02 \x01(\t\x12\x0c\n\x04pool\x18\x03 \x01(\t\x12\x0c\n\x04tier\x18\x04 \x01(\t\x12\r\n\x05zones\x18\x05 \x03(\t\x12\x10\n\x08revision\x18\x06 \x01(\x03\x12\x12\n\nrollout_id\x18\x07 \x01(\t\x12\x0c\n\x04step\x18\x08 \x01(\r\x12&\n\x06mirror\x18\t \x01(\x0b\x32\x16.weir.router.v1.Mirror\"W\n\x06Mirror\x12\x15\n\rmodel_version\x18\x01 \x01(\t\x12\x0b\n\x03\x61rm\x18\x02 \x01(\t\x12\x0c\n\x04pool\x18\x03 \x01(\t\x12\x0c\n\x04tier\x18\x04 \x01(\t\x12\r\n\x05zones\x18\x05 \x03(\t\"8\n\rOutcomesNoted\x12\'\n\x04next\x18\x01 \x01(\x0b\x32\x19.google.protobuf.Duration2_\n\rRouterService\x12N\n\x07Session\x12\x1e.weir.router.v1.SessionRequest\x1a\x1f.weir.router.v1.SessionResponse(\x01\x30\x01\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1bweir/router/v1/router.proto\x12\x0eweir.router.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x1bweir/errors/v1/errors.proto\x1a\x15weir/mux/v1/mux.proto\"\x98\x01\n\x0eSessionRequest\x12#\n\x05hello\x18\x01 \x01(\x0b\x32\x12.weir.mux.v1.HelloH\x00\x12,\n\x05\x63\x61lls\x18\x02 \x01(\x0b\x32\x1b.weir.router.v1.RouterCallsH\x00\x12*\n\x06\x63\x61ncel\x18\x03 \x01(\x0b\x32\x18.weir.mux.v1.CancelCallsH\x00\x42\x07\n\x05\x66rame\"8\n\x0bRouterCalls\x12)\n\x05items\x18\x01 \x03(\x0b\x32\x1a.weir.router.v1.RouterCall\"\xc3\x01\n\nRouterCall\x12\'\n\x06header\x18\x01 \x01(\x0b\x32\x17.weir.mux.v1.CallHeader\x12*\n\x07resolve\x18\x02 \x01(\x0b\x32\x17.weir.router.v1.ResolveH\x00\x12\x30\n\x06report\x18\x03 \x01(\x0b\x32\x1e.weir.router.v1.ReportOutcomesH\x00\x12(\n\x06\x66ollow\x18\x04 \x01(\x0b\x32\x16.weir.router.v1.FollowH\x00\x42\x04\n\x02op\"}\n\x07Resolve\x12\x0e\n\x06tenant\x18\x01 \x01(\t\x12\r\n\x05model\x18\x02 \x01(\t\x12\x12\n\nsticky_key\x18\x03 \x01(\t\x12\x0c\n\x04zone\x18\x04 \x01(\t\x12\x0c\n\x04user\x18\x05 \x01(\t\x12\x0f\n\x07session\x18\x06 \x01(\t\x12\x12\n\nrequest_id\x18\x07 \x01(\t\"\x08\n\x06\x46ollow\">\n\x0eReportOutcomes\x12,\n\x06\x63ounts\x18\x01 \x03(\x0b\x32\x1c.weir.router.v1.OutcomeCount\"f\n\x0cOutcomeCount\x12\x0c\n\x04pool\x18\x01 \x01(\t\x12\x0c\n\x04zone\x18\x02 \x01(\t\x12\x11\n\tsuccesses\x18\x03 \x01(\r\x12\x10\n\x08\x66\x61ilures\x18\x04 \x01(\r\x12\x15\n\rmodel_version\x18\x05 \x01(\t\"\x9d\x01\n\x0fSessionResponse\x12\'\n\x07welcome\x18\x01 \x01(\x0b\x32\x14.weir.mux.v1.WelcomeH\x00\x12\x30\n\x07replies\x18\x02 \x01(\x0b\x32\x1d.weir.router.v1.RouterRepliesH\x00\x12&\n\x07go_away\x18\x03 \x01(\x0b\x32\x13.weir.mux.v1.GoAwayH\x00\x42\x07\n\x05\x66rame\";\n\rRouterReplies\x12*\n\x05items\x18\x01 \x03(\x0b\x32\x1b.weir.router.v1.RouterReply\"\xf6\x01\n\x0bRouterReply\x12(\n\x06header\x18\x01 \x01(\x0b\x32\x18.weir.mux.v1.ReplyHeader\x12&\n\x05route\x18\x02 \x01(\x0b\x32\x15.weir.router.v1.RouteH\x00\x12-\n\x08rejected\x18\x03 \x01(\x0b\x32\x19.weir.errors.v1.RejectionH\x00\x12.\n\x05noted\x18\x04 \x01(\x0b\x32\x1d.weir.router.v1.OutcomesNotedH\x00\x12,\n\x05state\x18\x05 \x01(\x0b\x32\x1b.weir.router.v1.RouterStateH\x00\x42\x08\n\x06result\"\xb2\x01\n\x05Route\x12\x15\n\rmodel_version\x18\x01 \x01(\t\x12\x0b\n\x03\x61rm\x18\x02 \x01(\t\x12\x0c\n\x04pool\x18\x03 \x01(\t\x12\x0c\n\x04tier\x18\x04 \x01(\t\x12\r\n\x05zones\x18\x05 \x03(\t\x12\x10\n\x08revision\x18\x06 \x01(\x03\x12\x12\n\nrollout_id\x18\x07 \x01(\t\x12\x0c\n\x04step\x18\x08 \x01(\r\x12&\n\x06mirror\x18\t \x01(\x0b\x32\x16.weir.router.v1.Mirror\"W\n\x06Mirror\x12\x15\n\rmodel_version\x18\x01 \x01(\t\x12\x0b\n\x03\x61rm\x18\x02 \x01(\t\x12\x0c\n\x04pool\x18\x03 \x01(\t\x12\x0c\n\x04tier\x18\x04 \x01(\t\x12\r\n\x05zones\x18\x05 \x03(\t\"8\n\rOutcomesNoted\x12\'\n\x04next\x18\x01 \x01(\x0b\x32\x19.google.protobuf.Duration\"\xa7\x01\n\x0bRouterState\x12\x10\n\x08revision\x18\x01 \x01(\x03\x12(\n\x05lasts\x18\x02 \x01(\x0b\x32\x19.google.protobuf.Duration\x12-\n\x08\x62reakers\x18\x03 \x03(\x0b\x32\x1b.weir.router.v1.ZoneBreaker\x12-\n\nslow_start\x18\x04 \x01(\x0b\x32\x19.google.protobuf.Duration\"\xa2\x01\n\x0bZoneBreaker\x12\x15\n\rmodel_version\x18\x01 \x01(\t\x12\x0c\n\x04zone\x18\x02 \x01(\t\x12\x31\n\x0chalf_open_in\x18\x03 \x01(\x0b\x32\x19.google.protobuf.DurationH\x00\x12/\n\nclosed_for\x18\x04 \x01(\x0b\x32\x19.google.protobuf.DurationH\x00\x42\n\n\x08standing2_\n\rRouterService\x12N\n\x07Session\x12\x1e.weir.router.v1.SessionRequest\x1a\x1f.weir.router.v1.SessionResponse(\x01\x30\x01\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -39,25 +39,31 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_ROUTERCALLS']._serialized_start=286
   _globals['_ROUTERCALLS']._serialized_end=342
   _globals['_ROUTERCALL']._serialized_start=345
-  _globals['_ROUTERCALL']._serialized_end=498
-  _globals['_RESOLVE']._serialized_start=500
-  _globals['_RESOLVE']._serialized_end=625
-  _globals['_REPORTOUTCOMES']._serialized_start=627
-  _globals['_REPORTOUTCOMES']._serialized_end=689
-  _globals['_OUTCOMECOUNT']._serialized_start=691
-  _globals['_OUTCOMECOUNT']._serialized_end=793
-  _globals['_SESSIONRESPONSE']._serialized_start=796
-  _globals['_SESSIONRESPONSE']._serialized_end=953
-  _globals['_ROUTERREPLIES']._serialized_start=955
-  _globals['_ROUTERREPLIES']._serialized_end=1014
-  _globals['_ROUTERREPLY']._serialized_start=1017
-  _globals['_ROUTERREPLY']._serialized_end=1217
-  _globals['_ROUTE']._serialized_start=1220
-  _globals['_ROUTE']._serialized_end=1398
-  _globals['_MIRROR']._serialized_start=1400
-  _globals['_MIRROR']._serialized_end=1487
-  _globals['_OUTCOMESNOTED']._serialized_start=1489
-  _globals['_OUTCOMESNOTED']._serialized_end=1545
-  _globals['_ROUTERSERVICE']._serialized_start=1547
-  _globals['_ROUTERSERVICE']._serialized_end=1642
+  _globals['_ROUTERCALL']._serialized_end=540
+  _globals['_RESOLVE']._serialized_start=542
+  _globals['_RESOLVE']._serialized_end=667
+  _globals['_FOLLOW']._serialized_start=669
+  _globals['_FOLLOW']._serialized_end=677
+  _globals['_REPORTOUTCOMES']._serialized_start=679
+  _globals['_REPORTOUTCOMES']._serialized_end=741
+  _globals['_OUTCOMECOUNT']._serialized_start=743
+  _globals['_OUTCOMECOUNT']._serialized_end=845
+  _globals['_SESSIONRESPONSE']._serialized_start=848
+  _globals['_SESSIONRESPONSE']._serialized_end=1005
+  _globals['_ROUTERREPLIES']._serialized_start=1007
+  _globals['_ROUTERREPLIES']._serialized_end=1066
+  _globals['_ROUTERREPLY']._serialized_start=1069
+  _globals['_ROUTERREPLY']._serialized_end=1315
+  _globals['_ROUTE']._serialized_start=1318
+  _globals['_ROUTE']._serialized_end=1496
+  _globals['_MIRROR']._serialized_start=1498
+  _globals['_MIRROR']._serialized_end=1585
+  _globals['_OUTCOMESNOTED']._serialized_start=1587
+  _globals['_OUTCOMESNOTED']._serialized_end=1643
+  _globals['_ROUTERSTATE']._serialized_start=1646
+  _globals['_ROUTERSTATE']._serialized_end=1813
+  _globals['_ZONEBREAKER']._serialized_start=1816
+  _globals['_ZONEBREAKER']._serialized_end=1978
+  _globals['_ROUTERSERVICE']._serialized_start=1980
+  _globals['_ROUTERSERVICE']._serialized_end=2075
 # @@protoc_insertion_point(module_scope)

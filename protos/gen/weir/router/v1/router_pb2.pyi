@@ -28,14 +28,16 @@ class RouterCalls(_message.Message):
     def __init__(self, items: _Optional[_Iterable[_Union[RouterCall, _Mapping]]] = ...) -> None: ...
 
 class RouterCall(_message.Message):
-    __slots__ = ("header", "resolve", "report")
+    __slots__ = ("header", "resolve", "report", "follow")
     HEADER_FIELD_NUMBER: _ClassVar[int]
     RESOLVE_FIELD_NUMBER: _ClassVar[int]
     REPORT_FIELD_NUMBER: _ClassVar[int]
+    FOLLOW_FIELD_NUMBER: _ClassVar[int]
     header: _mux_pb2.CallHeader
     resolve: Resolve
     report: ReportOutcomes
-    def __init__(self, header: _Optional[_Union[_mux_pb2.CallHeader, _Mapping]] = ..., resolve: _Optional[_Union[Resolve, _Mapping]] = ..., report: _Optional[_Union[ReportOutcomes, _Mapping]] = ...) -> None: ...
+    follow: Follow
+    def __init__(self, header: _Optional[_Union[_mux_pb2.CallHeader, _Mapping]] = ..., resolve: _Optional[_Union[Resolve, _Mapping]] = ..., report: _Optional[_Union[ReportOutcomes, _Mapping]] = ..., follow: _Optional[_Union[Follow, _Mapping]] = ...) -> None: ...
 
 class Resolve(_message.Message):
     __slots__ = ("tenant", "model", "sticky_key", "zone", "user", "session", "request_id")
@@ -54,6 +56,10 @@ class Resolve(_message.Message):
     session: str
     request_id: str
     def __init__(self, tenant: _Optional[str] = ..., model: _Optional[str] = ..., sticky_key: _Optional[str] = ..., zone: _Optional[str] = ..., user: _Optional[str] = ..., session: _Optional[str] = ..., request_id: _Optional[str] = ...) -> None: ...
+
+class Follow(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
 
 class ReportOutcomes(_message.Message):
     __slots__ = ("counts",)
@@ -92,16 +98,18 @@ class RouterReplies(_message.Message):
     def __init__(self, items: _Optional[_Iterable[_Union[RouterReply, _Mapping]]] = ...) -> None: ...
 
 class RouterReply(_message.Message):
-    __slots__ = ("header", "route", "rejected", "noted")
+    __slots__ = ("header", "route", "rejected", "noted", "state")
     HEADER_FIELD_NUMBER: _ClassVar[int]
     ROUTE_FIELD_NUMBER: _ClassVar[int]
     REJECTED_FIELD_NUMBER: _ClassVar[int]
     NOTED_FIELD_NUMBER: _ClassVar[int]
+    STATE_FIELD_NUMBER: _ClassVar[int]
     header: _mux_pb2.ReplyHeader
     route: Route
     rejected: _errors_pb2.Rejection
     noted: OutcomesNoted
-    def __init__(self, header: _Optional[_Union[_mux_pb2.ReplyHeader, _Mapping]] = ..., route: _Optional[_Union[Route, _Mapping]] = ..., rejected: _Optional[_Union[_errors_pb2.Rejection, _Mapping]] = ..., noted: _Optional[_Union[OutcomesNoted, _Mapping]] = ...) -> None: ...
+    state: RouterState
+    def __init__(self, header: _Optional[_Union[_mux_pb2.ReplyHeader, _Mapping]] = ..., route: _Optional[_Union[Route, _Mapping]] = ..., rejected: _Optional[_Union[_errors_pb2.Rejection, _Mapping]] = ..., noted: _Optional[_Union[OutcomesNoted, _Mapping]] = ..., state: _Optional[_Union[RouterState, _Mapping]] = ...) -> None: ...
 
 class Route(_message.Message):
     __slots__ = ("model_version", "arm", "pool", "tier", "zones", "revision", "rollout_id", "step", "mirror")
@@ -144,3 +152,27 @@ class OutcomesNoted(_message.Message):
     NEXT_FIELD_NUMBER: _ClassVar[int]
     next: _duration_pb2.Duration
     def __init__(self, next: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ...) -> None: ...
+
+class RouterState(_message.Message):
+    __slots__ = ("revision", "lasts", "breakers", "slow_start")
+    REVISION_FIELD_NUMBER: _ClassVar[int]
+    LASTS_FIELD_NUMBER: _ClassVar[int]
+    BREAKERS_FIELD_NUMBER: _ClassVar[int]
+    SLOW_START_FIELD_NUMBER: _ClassVar[int]
+    revision: int
+    lasts: _duration_pb2.Duration
+    breakers: _containers.RepeatedCompositeFieldContainer[ZoneBreaker]
+    slow_start: _duration_pb2.Duration
+    def __init__(self, revision: _Optional[int] = ..., lasts: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., breakers: _Optional[_Iterable[_Union[ZoneBreaker, _Mapping]]] = ..., slow_start: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ...) -> None: ...
+
+class ZoneBreaker(_message.Message):
+    __slots__ = ("model_version", "zone", "half_open_in", "closed_for")
+    MODEL_VERSION_FIELD_NUMBER: _ClassVar[int]
+    ZONE_FIELD_NUMBER: _ClassVar[int]
+    HALF_OPEN_IN_FIELD_NUMBER: _ClassVar[int]
+    CLOSED_FOR_FIELD_NUMBER: _ClassVar[int]
+    model_version: str
+    zone: str
+    half_open_in: _duration_pb2.Duration
+    closed_for: _duration_pb2.Duration
+    def __init__(self, model_version: _Optional[str] = ..., zone: _Optional[str] = ..., half_open_in: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., closed_for: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ...) -> None: ...
