@@ -184,6 +184,7 @@ class Hosts:
                 engine="simulated",
                 preemptive=cluster.preemptive,
                 holds_shares=cluster.holds_shares,
+                takes_credits=True,
             )
             made = (
                 PreemptiveWorker(name, costs, sizes, zone=zone, holds_shares=cluster.holds_shares)

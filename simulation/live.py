@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from services.admission.policy.model import QueueClass, Request
+from services.admission.policy.model import QueueClass, Request, WorkerSpec
 from services.admission.policy.pool import Pool
+from simulation.outcomes import Observed
 from simulation.worker import Sequence
 from simulation.workload import Arrival
 
@@ -49,3 +51,17 @@ class Live:
     def tenant(self) -> str:
         """Whose it is."""
         return self.arrival.tenant
+
+
+def note_committed(observed: Observed, pools: Iterable[Pool], spec: WorkerSpec, lives: Mapping[str, Live]) -> None:
+    """How much of a worker's memory all that was granted there will come to need."""
+    size, blocks, reserved = spec.block_size, 0, 0
+    for pool in pools:
+        worker = pool.fleet.workers.get(spec.worker)
+        for request_id, held in worker.holds.items() if worker is not None else ():
+            live = lives.get(request_id)
+            reserved += held.blocks
+            if live is not None:
+                blocks += -(-(live.arrival.prompt_tokens + live.arrival.output_tokens) // size)
+    observed.committed = max(observed.committed, blocks / spec.total_blocks)
+    observed.reserved = max(observed.reserved, reserved / spec.total_blocks)

@@ -143,6 +143,8 @@ class Observed:
     busy: float = 0.0
     """Share of the workers' time that was spent in steps, while requests came."""
     preempted: int = 0
+    on_credit: int = 0
+    """Requests for which nobody was asked, as their gateway had a credit."""
     memory_preemptions: int = 0
     """Sequences that workers computed anew for want of memory."""
     committed: float = 0.0

@@ -106,6 +106,7 @@ def summarise(scenario: Scenario, observed: Observed, *, timeline: bool = False)
             for pair, gap in sorted(gaps.gaps.items())
         ],
         "workers_busy": round(observed.busy, 4),
+        "on_credit": observed.on_credit,
         "memory_preemptions": observed.memory_preemptions,
         "committed": round(observed.committed, 3),
         "reserved": round(observed.reserved, 3),
@@ -183,7 +184,8 @@ def render(report: dict[str, Any]) -> str:
         "",
         f"{LABEL}: workers busy {report['workers_busy']:.0%}; gaps between tokens p95 "
         f"{_ms(report['gap_between_tokens_p95'])} ms, p99 {_ms(report['gap_between_tokens_p99'])} ms; "
-        f"{report['requests']} requests, {report['engine_steps']} engine steps in {report['events']} events",
+        f"{report['requests']} requests, {report['on_credit']} of them on credit; {report['engine_steps']} engine "
+        f"steps in {report['events']} events",
     ]
     if report["committed"]:
         lines.append(

@@ -98,6 +98,8 @@ class Delays(Struct, frozen=True):
     """From the end of a step to admission's knowing that the request has ended."""
     report: float = 0.001
     """From a worker's report to admission."""
+    told: float = 0.05
+    """From the use of a credit to admission's knowing: gateways tell it lazily."""
     spread: float = 0.39
     """Standard deviation of the factor's logarithm: 0.39 makes the 99th percentile 2.5 times the median."""
     detection: float = 0.05

@@ -23,9 +23,10 @@ from services.admission.policy.model import (
 from services.admission.policy.pool import Pool
 from simulation import worker as engine
 from simulation.clock import Clock
+from simulation.credits import Credits
 from simulation.hosts import Host, Hosts
 from simulation.limiter import Limiter
-from simulation.live import CLASSES, Live
+from simulation.live import CLASSES, Live, note_committed
 from simulation.memory import PreemptiveWorker
 from simulation.outcomes import OK, Observed, Outcome, ServiceGaps
 from simulation.owners import Edge, Owners
@@ -72,6 +73,7 @@ class Simulator:
         self._targets = {name: objective.ttft for name, objective in scenario.objectives.items()}
         self._gaps: defaultdict[str, ServiceGaps] = defaultdict(ServiceGaps)
         self._live: dict[str, Live] = {}
+        self._credits = Credits(self.clock, told=self._delays.told, apply=self.apply)
         self._open = 0  # arrivals that have not ended, those to come in the stream not counted
         self._exhausted = False
         self._hosts = Hosts(
@@ -97,6 +99,7 @@ class Simulator:
         observed = self.observed
         observed.events = self.clock.ran
         observed.gaps = dict(self._gaps)
+        observed.on_credit = self._credits.used
         for host in self._hosts.by_name.values():
             observed.steps += host.engine.steps
             observed.prompt_tokens += host.engine.prefilled
@@ -190,15 +193,21 @@ class Simulator:
         pool = live.pool
         live.expected = pool.estimates.expected_cost(request) / arrival.weight
         live.real = pool.limits.real_cost(request, remaining) / arrival.weight
+        credit = self._credits.run(pool, request)
+        if credit is not None:
+            self._granted(live, credit)
+            return
         answer, events = pool.admit(request, now)
         if isinstance(answer, Granted):
             self._granted(live, answer)
+            self._credits.granted(pool, answer)
         elif isinstance(answer, Queued):
             live.waiting = True
             self._gaps[_NAMES[live.queue_class]].queued(live.tenant)
         else:
             self._refused(live, answer)
         self.apply(events)
+        self._credits.heard(pool)
 
     def apply(self, events: Sequence[Event]) -> None:
         for event in events:
@@ -222,22 +231,8 @@ class Simulator:
         host = self._hosts.by_name[granted.worker]
         live.worker = host
         if self.scenario.cluster.preemptive or len(self._owners.pools) > 1:
-            self._note_committed(host)
+            note_committed(self.observed, self._owners.pools, host.spec, self._live)
         self.clock.after(self._delays.to_worker * live.factor, self._submit, live)
-
-    def _note_committed(self, host: Host) -> None:
-        """How much of a worker's memory all that was granted there will come to need."""
-        size, blocks, reserved = host.spec.block_size, 0, 0
-        for pool in self._owners.pools:
-            worker = pool.fleet.workers.get(host.spec.worker)
-            for request_id, held in worker.holds.items() if worker is not None else ():
-                live = self._live.get(request_id)
-                reserved += held.blocks
-                if live is not None:
-                    blocks += -(-(live.arrival.prompt_tokens + live.arrival.output_tokens) // size)
-        observed, total = self.observed, host.spec.total_blocks
-        observed.committed = max(observed.committed, blocks / total)
-        observed.reserved = max(observed.reserved, reserved / total)
 
     def _refused(self, live: Live, refused: Refused) -> None:
         live.waited += refused.waited
@@ -324,6 +319,7 @@ class Simulator:
 
     def _released(self, told: tuple[str, Live, int | None, bool, float | None]) -> None:
         request_id, live, tokens, failed, first = told
+        self._credits.tell(request_id)
         known, events = live.pool.release(
             request_id,
             self.clock.now,
@@ -338,6 +334,7 @@ class Simulator:
                 actual = live.pool.limits.real_cost(live.request, tokens, live.cached) / live.arrival.weight
             self._gaps[_NAMES[live.queue_class]].corrected(live.tenant, live.real, live.expected, actual)
         self.apply(events)
+        self._credits.heard(live.pool)
 
     def _timed_out(self, live: Live) -> None:
         """The caller's deadline: it leaves, wherever its request is."""

@@ -56,9 +56,11 @@ class GrantSigner:
         kv_share: float = 0.0,
         epoch: int = 0,
         blocks: int = 0,
+        lifetime: float | None = None,
     ) -> SignedGrant:
-        """Returns a fresh grant with its own nonce, accepted by the worker once and for `lifetime` seconds, and not
-        once it has heard of a newer term than `epoch`. `blocks` of KV are kept for it."""
+        """Returns a fresh grant with its own nonce, accepted by the worker once and for `lifetime` seconds (None: the
+        signer's), and not once it has heard of a newer term than `epoch`. `blocks` of KV are kept for it. Without a
+        request id it is a credit's, for any one request within the caps."""
         grant = Grant(
             nonce=self._random_bytes(NONCE_BYTES),
             worker=self.worker,
@@ -71,8 +73,9 @@ class GrantSigner:
             kv_share=kv_share,
             epoch=epoch,
             blocks=blocks,
+            credit=not request_id,
         )
-        expires = self._clock.time() + self._lifetime
+        expires = self._clock.time() + (self._lifetime if lifetime is None else lifetime)
         seconds = int(expires)
         grant.expires_at.seconds = seconds
         grant.expires_at.nanos = int((expires - seconds) * 1e9)

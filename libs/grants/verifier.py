@@ -82,7 +82,8 @@ class GrantVerifier:
         max_output_tokens: int,
         choices: int,
     ) -> Grant:
-        """Returns the grant and uses it up; a grant that is refused is not used up.
+        """Returns the grant and uses it up; a grant that is refused is not used up. A credit's is returned as the one
+        of the request and the tenant that its holder names.
 
         `prompt_tokens`, `max_output_tokens` (of one choice, the largest) and `choices` are what is asked of the worker
         under this grant, all choices together; each must be within the grant's cap.
@@ -91,6 +92,10 @@ class GrantVerifier:
             GRANT_EXPIRED when its time has passed, or its owner's term; GRANT_REPLAYED when it was used before.
         """
         grant = self._authentic(signed)
+        if grant.credit:
+            grant.request_id, grant.tenant = signed.holder.request_id, signed.holder.tenant
+            if not grant.tenant:
+                raise WeirError(Reason.GRANT_INVALID, "Nobody holds the credit.", limit="holder")
         self._check_binding(grant, request_id=request_id, model_version=model_version)
         _check_caps(grant, prompt_tokens=prompt_tokens, max_output_tokens=max_output_tokens, choices=choices)
         self._use(grant)

@@ -108,6 +108,7 @@ def to_spec(hello: pb.WorkerHello) -> WorkerSpec:
         engine=hello.engine,
         preemptive=hello.preemptive,
         holds_shares=hello.holds_shares,
+        takes_credits=hello.takes_credits,
     )
 
 
@@ -144,7 +145,34 @@ def worker_state(session: WorkerSession, worker: Worker | None, now: float) -> p
 def granted(signed: pb.SignedGrant, spec: WorkerSpec, answer: Granted) -> pb.AdmissionReply:
     """The reply that gives a worker."""
     reply = pb.AdmissionReply()
-    result = reply.granted
+    _fill(reply.granted, signed, spec, answer)
+    return reply
+
+
+def credit(
+    signed: pb.SignedGrant, spec: WorkerSpec, answer: Granted, *, lifetime: float, indifferent: int
+) -> pb.Credit:
+    """A credit, good for `lifetime` seconds; so many tokens of a prompt may as well be cached elsewhere."""
+    request = answer.request
+    given = pb.Credit(
+        id=request.request_id,
+        prompt_tokens=request.prompt_tokens,
+        max_output_tokens=request.max_output_tokens,
+        lifetime=to_duration(lifetime),
+        indifferent_tokens=indifferent,
+    )
+    _fill(given.granted, signed, spec, answer)
+    return given
+
+
+def used(answer: Granted) -> pb.AdmissionReply:
+    """The reply to a question for a request that runs on a credit already."""
+    reply = pb.AdmissionReply()
+    reply.granted.worker = answer.worker
+    return reply
+
+
+def _fill(result: pb.Granted, signed: pb.SignedGrant, spec: WorkerSpec, answer: Granted) -> None:
     result.grant.CopyFrom(signed)
     result.worker = spec.worker
     result.address = spec.address
@@ -156,7 +184,6 @@ def granted(signed: pb.SignedGrant, spec: WorkerSpec, answer: Granted) -> pb.Adm
         result.pressure = answer.pressure
     if answer.first_token > 0.0:
         result.predicted_first_token.CopyFrom(to_duration(answer.first_token))
-    return reply
 
 
 def rejected(refused: Refused) -> pb.AdmissionReply:

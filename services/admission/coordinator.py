@@ -16,6 +16,7 @@ from libs.deadlines import to_seconds
 from libs.errors import Reason, WeirError
 from libs.telemetry import get_logger
 from services.admission import convert
+from services.admission.crediting import Crediting
 from services.admission.granting import Granting
 from services.admission.metrics import GATEWAYS_ABANDONED, WORKERS_LOST, PoolMetrics
 from services.admission.policy.limits import Limits
@@ -26,6 +27,7 @@ from services.admission.policy.model import (
     Outcome,
     Queued,
     Refused,
+    Request,
 )
 from services.admission.policy.pool import Pool
 from services.admission.worker_session import WorkerSession
@@ -66,6 +68,7 @@ class Coordinator:
         self._on_told: list[OnTold] = []
         self._metrics: dict[str, PoolMetrics] = {}
         self._workers: dict[str, WorkerSession] = {}
+        self._crediting = Crediting(limits, granting=self._granting, sessions=self._workers, random_bytes=random_bytes)
         self._waiters: dict[str, set[Waiter]] = {}
         self._gateways: dict[tuple[str, str], int] = {}  # gateway instance, pool → open streams
         self._gone: dict[tuple[str, str], float] = {}  # likewise → when its shares there are given up
@@ -145,6 +148,10 @@ class Coordinator:
         now = self._clock.monotonic()
         request = convert.to_request(admit, deadline=deadline, owner=owner, now=now)
         pool = self._pool(admit.pool)
+        if admit.credit:
+            reply = self._used(pool, admit.credit, request, now)
+            self._crediting.give(pool, request, reply, count=admit.credits, epoch=self.epoch(pool.name), now=now)
+            return reply
         answer, events = pool.admit(request, now)
         if events:
             self._apply(pool, events)
@@ -154,6 +161,8 @@ class Coordinator:
             waiter.add_done_callback(functools.partial(self._gave_up, pool, request.request_id))
             return waiter
         reply = self._reply(pool, answer)
+        if isinstance(answer, Granted):
+            self._crediting.give(pool, request, reply, count=admit.credits, epoch=self.epoch(pool.name), now=now)
         if request.request_id in self._waiters:  # it asked before, for something else
             self._answer(request.request_id, _copy(reply))
         return reply
@@ -180,7 +189,7 @@ class Coordinator:
                     for waiter in self._waiters.pop(request_id, ()):
                         waiter.cancel()
                 self._apply(pool, events)
-                return convert.released(True)
+                return _contended(pool, convert.released(True))
         return convert.released(False)
 
     # ---- workers -------------------------------------------------------------------------------------------------
@@ -350,9 +359,16 @@ class Coordinator:
             session = self._workers[answer.worker]
             blocks = pool.fleet.reservations[request.request_id].blocks
             signed = self._granting.grant(request, session, epoch=self.epoch(pool.name), blocks=blocks)
-            return convert.granted(signed, session.spec, answer)
+            return _contended(pool, convert.granted(signed, session.spec, answer))
         metrics.left(request.queue_class, answer.outcome)
-        return convert.rejected(answer)
+        return _contended(pool, convert.rejected(answer))
+
+    def _used(self, pool: Pool, credit: str, request: Request, now: float) -> pb.AdmissionReply:
+        answer = pool.use(credit, request, now)
+        if answer is None:
+            raise WeirError(Reason.GRANT_EXPIRED, "There is no such credit.", limit="credit")
+        self._metrics[pool.name].ran_on_credit(request.queue_class)
+        return _contended(pool, convert.used(answer))
 
     def _gave_up(self, pool: Pool, request_id: str, waiter: Waiter) -> None:
         """A waiter is done; when it was cancelled and nobody else waits, so is the request."""
@@ -370,6 +386,12 @@ class Coordinator:
         if known and waiting is not None:
             self._metrics[pool.name].left(waiting.queue_class, Outcome.CANCELLED)
         self._apply(pool, events)
+
+
+def _contended(pool: Pool, reply: pb.AdmissionReply) -> pb.AdmissionReply:
+    """The reply, which also tells whether anybody waits."""
+    reply.contended = len(pool.backlog) > 0
+    return reply
 
 
 def _copy(reply: pb.AdmissionReply) -> pb.AdmissionReply:

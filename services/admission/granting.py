@@ -79,6 +79,22 @@ class Granting:
         self._expiries.append((expiry, request.request_id))
         return signed
 
+    def credit(
+        self, request: Request, session: WorkerSession, *, epoch: int, blocks: int, lifetime: float
+    ) -> pb.SignedGrant:
+        """The grant of a credit with these caps, good for `lifetime` seconds. It names no request."""
+        return session.signer.sign(
+            request_id="",
+            model_version=request.model_version,
+            tenant="",
+            prompt_tokens=request.prompt_tokens,
+            max_output_tokens=request.max_output_tokens,
+            choices=request.choices,
+            epoch=epoch,
+            blocks=blocks,
+            lifetime=lifetime,
+        )
+
     def forget(self, request_id: str) -> None:
         """The request has ended: asked for again, it is another."""
         self._kept.pop(request_id, None)

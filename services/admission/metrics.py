@@ -44,6 +44,11 @@ PREFIX_TRUST = Gauge(
     "Of the prompt tokens that were hoped to be cached there, the share that was.",
     ["pool", "worker"],
 )
+CREDITS = Counter(
+    "weir_admission_credits_total",
+    "Grants given ahead of requests, and those of them that a request ran on.",
+    ["pool", "fate"],
+)
 WORKERS_LOST = Counter("weir_admission_workers_lost_total", "Workers lost.", ["pool", "cause"])
 GATEWAYS_ABANDONED = Counter("weir_admission_gateways_abandoned_total", "Gateways that did not come back.")
 
@@ -62,6 +67,7 @@ class PoolMetrics:
         self._interrupted = INTERRUPTED.labels(pool)
         self._first_token_error = FIRST_TOKEN_ERROR.labels(pool)
         self._first_token = FIRST_TOKEN.labels(pool)
+        self._ran_on_credit = CREDITS.labels(pool, "used")
         self._workers: set[str] = set()
 
     def left(self, queue_class: QueueClass, outcome: Outcome) -> None:
@@ -72,6 +78,11 @@ class PoolMetrics:
         """A request left admission with a grant, after `waited` seconds."""
         self._outcomes[queue_class, Outcome.GRANTED].inc()
         self._waits[queue_class].observe(waited)
+
+    def ran_on_credit(self, queue_class: QueueClass) -> None:
+        """A request ran on a grant that its gateway had."""
+        self._ran_on_credit.inc()
+        self.granted(queue_class, 0.0)
 
     def interrupted(self, count: int) -> None:
         """A worker was told to interrupt requests."""

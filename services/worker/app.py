@@ -259,6 +259,7 @@ class WorkerService:
             engine=info.engine,
             preemptive=info.preemptive,
             holds_shares=info.holds_shares,
+            takes_credits=True,
         )
 
     @property

@@ -17,11 +17,11 @@ that holds nothing may have one request whatever its size, so that no budget sta
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Collection, Iterable
 from dataclasses import replace
 
 from services.admission.policy.affinity import Affinity
+from services.admission.policy.budgets import Budgets
 from services.admission.policy.candidates import FEW, Candidates
 from services.admission.policy.limits import Limits
 from services.admission.policy.model import Interrupt, QueueClass, Report, Request, WorkerSpec
@@ -54,8 +54,7 @@ class Fleet:
         self.affinity = Affinity(limits.placement.prefix_memory)
         self.outliers = Outliers(limits.ejection)
         self.preemption = Preemption(grace=limits.preempt_grace, settle=limits.prefill_settle)
-        self._tenant_blocks: dict[str, int] = {}
-        self._version_blocks: dict[str, int] = {}
+        self.budgets = Budgets()
         self._live_blocks = 0
         self._serving: dict[str, list[Worker]] = {}  # by version; anew when a worker comes or goes
         self._eligible: dict[tuple[str, tuple[str, ...]], list[Worker]] = {}  # by version and zones, likewise
@@ -195,8 +194,7 @@ class Fleet:
 
     def need(self, request: Request, worker: Worker) -> int:
         """Blocks that a grant there takes."""
-        expected = self._expected_output(request, 0) if self._expected_output is not None else None
-        return worker.need(request, expected)
+        return worker.need(request, self._expected(request))
 
     def over_share(self, request: Request) -> bool:
         """Is it a budget, the tenant's (`Request.kv_share`) or the version's (`version_share`), that keeps the request
@@ -207,7 +205,9 @@ class Fleet:
 
     def over_version_share(self, request: Request) -> bool:
         """Is it the version's?"""
-        return bool(request.version_share) and self._exceeds(request, self._version_budget(request))
+        if not request.version_share:
+            return False
+        return self._exceeds(request, self.budgets.left_to_version(request, self._live_blocks))
 
     # ---- preemption ----------------------------------------------------------------------------------------------
 
@@ -245,24 +245,18 @@ class Fleet:
         need = self.need(request, worker)
         if need > self._budget(request) or not worker.fits(request, now, blocks=need):
             raise ValueError(f"{request.request_id} does not fit {worker_id}")
-        reservation = Reservation(
-            request=request,
-            worker=worker_id,
-            blocks=need,
-            granted_at=now,
-            cost=self._limits.cost_of(request),
-            until=request.deadline + self._limits.release_grace,
-            expected_cached=self.affinity.granted(request, worker.spec),
-            probe=self.outliers.granted(worker_id, now),
-            ejections=self.outliers.ejections(worker_id),
-        )
-        found = int(reservation.expected_cached * self.affinity.trust(worker_id))
-        worker.hold(reservation, now, prefill=request.prompt_tokens - found)
-        self.reservations[request.request_id] = reservation
-        self._tenant_blocks[request.tenant] = self._tenant_blocks.get(request.tenant, 0) + need
-        self._version_blocks[request.model_version] = self._version_blocks.get(request.model_version, 0) + need
-        self.preemption.over(request.request_id)
-        return reservation
+        return self._hold(request, worker, need, now)
+
+    def exchange(self, credit_id: str, request: Request, now: float) -> Reservation | None:
+        """The request runs on this credit, which is at least as large: it holds what it needs in the credit's place.
+        None when there is no such credit (any more); nothing is changed."""
+        credit = self.reservations.get(credit_id)
+        if credit is None or not credit.request.credit or request.request_id in self.reservations:
+            return None
+        worker = self.workers[credit.worker]
+        self._take(credit_id)
+        worker.release(credit)
+        return self._hold(request, worker, min(self.need(request, worker), credit.blocks), now)
 
     def release(self, request_id: str) -> Reservation | None:
         """Gives the request's share back; None when it holds none."""
@@ -327,12 +321,10 @@ class Fleet:
         if held is None or held.worker != worker.spec.worker:
             return  # somebody else's
         request = held.request
-        expected = self._expected_output(request, tokens) if self._expected_output is not None else None
-        more = worker.need(request, max(2 * tokens, expected or 0)) - held.blocks
+        more = worker.need(request, max(2 * tokens, self._expected(request, tokens) or 0)) - held.blocks
         if more > 0:
             worker.grow(held, more)
-            self._tenant_blocks[request.tenant] += more
-            self._version_blocks[request.model_version] += more
+            self.budgets.add(request, more)
 
     def _in_use(self, model_version: str, *besides: Worker) -> list[str]:
         """Workers of the version that take new work, but for their standing, and those `besides` that serve it."""
@@ -345,24 +337,41 @@ class Fleet:
                 self.workers[name].changed()
 
     def _needs(self, request: Request) -> Needs:
-        expected = self._expected_output(request, 0) if self._expected_output is not None else None
+        expected = self._expected(request)
         return {
             kind: (blocks_needed(request, kind, self._limits, expected), request.blocks(kind[0]))
             for kind in self._kinds
         }
 
+    def _expected(self, request: Request, produced: int = 0) -> int | None:
+        """Output tokens per choice to keep room for; of a credit all, as nobody knows whose it will be."""
+        if request.credit:
+            return request.max_output_tokens
+        return self._expected_output(request, produced) if self._expected_output is not None else None
+
     def _budget(self, request: Request) -> float:
         """Blocks that the tenant may still take of this version."""
-        budget = self._version_budget(request) if request.version_share else math.inf
-        held = self._tenant_blocks.get(request.tenant, 0)
-        if not request.kv_share or not held:
-            return budget
-        return min(budget, request.kv_share * self._live_blocks - held)
+        return self.budgets.left(request, self._live_blocks)
 
-    def _version_budget(self, request: Request) -> float:
-        """Blocks that the version may still take; one request it may always have."""
-        held = self._version_blocks.get(request.model_version, 0)
-        return request.version_share * self._live_blocks - held if held else math.inf
+    def _hold(self, request: Request, worker: Worker, need: int, now: float) -> Reservation:
+        name = worker.spec.worker
+        reservation = Reservation(
+            request=request,
+            worker=name,
+            blocks=need,
+            granted_at=now,
+            cost=self._limits.cost_of(request),
+            until=request.deadline + self._limits.release_grace,
+            expected_cached=self.affinity.granted(request, worker.spec),
+            probe=self.outliers.granted(name, now),
+            ejections=self.outliers.ejections(name),
+        )
+        found = int(reservation.expected_cached * self.affinity.trust(name))
+        worker.hold(reservation, now, prefill=0 if request.credit else request.prompt_tokens - found)
+        self.reservations[request.request_id] = reservation
+        self.budgets.add(request, need)
+        self.preemption.over(request.request_id)
+        return reservation
 
     def _exceeds(self, request: Request, budget: float) -> bool:
         return all(need > budget for need, _ in self._needs(request).values())
@@ -371,8 +380,7 @@ class Fleet:
         reservation = self.reservations.pop(request_id, None)
         if reservation is None:
             return None
-        _give_back(self._tenant_blocks, reservation.request.tenant, reservation.blocks)
-        _give_back(self._version_blocks, reservation.request.model_version, reservation.blocks)
+        self.budgets.add(reservation.request, -reservation.blocks)
         if reservation.probe:
             self.outliers.probed(reservation.worker, reservation.ejections)
         self.preemption.over(request_id)
@@ -389,11 +397,3 @@ class Fleet:
     def _forget_if_gone(self, worker: Worker) -> None:
         if not worker.live and worker.idle:
             self.workers.pop(worker.spec.worker, None)
-
-
-def _give_back(held: dict[str, int], key: str, blocks: int) -> None:
-    left = held[key] - blocks
-    if left:
-        held[key] = left
-    else:
-        del held[key]

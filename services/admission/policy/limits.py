@@ -69,6 +69,23 @@ class Ejection(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
             raise ValueError("ejection: window and seconds must be positive, max_seconds at least seconds")
 
 
+class Credits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """When grants carry others for requests that have not come yet; see credits.py."""
+
+    most: int = 16
+    """Most that one grant carries; 0 gives none: each request is asked for."""
+    seconds: float = 1.0
+    """How long one may be used."""
+    room: float = 0.5
+    """Utilisation of a worker (0 to 1) up to which credits are given for it, those before included."""
+    share: float = 0.125
+    """Most of a worker's sequences, and of its blocks, that credits may hold, 0 to 1."""
+
+    def __post_init__(self) -> None:
+        if self.most < 0 or not 0 < self.seconds <= 10 or not (0 <= self.room <= 1 and 0 <= self.share <= 1):
+            raise ValueError("credits: most must not be negative, seconds 0 to 10, room and share 0 to 1")
+
+
 class Limits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Bounds and constants of one pool's admission; calibrated by load tests. Durations in seconds."""
 
@@ -143,6 +160,8 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     """How a worker is chosen."""
     ejection: Ejection = Ejection()
     """When a worker that fails gets no more work."""
+    credits: Credits = Credits()
+    """When gateways get grants ahead of requests."""
     input_cost: float = 1.0
     """Fair-queue cost of a prompt token."""
     output_cost: float = 2.0

@@ -63,6 +63,7 @@ class Request:
     resumed_tokens: int = 0  # of the prompt, generated before an interruption
     kv_share: float = 0.0  # most of the pool's KV blocks that the tenant may hold; 0: all
     version_share: float = 0.0  # likewise, the model version
+    credit: bool = False  # nobody's: room for one request that may come, which these are the caps of
 
     def blocks(self, block_size: int, output_share: float = 1.0) -> int:
         """KV blocks it needs for its prompt and `output_share` of the longest output that it may come to. Every choice
@@ -96,6 +97,7 @@ class WorkerSpec:
     engine: str = ""
     preemptive: bool = False  # preempts and resumes when blocks run out
     holds_shares: bool = False  # keeps each tenant within its `kv_share` while others want the room
+    takes_credits: bool = False  # takes grants that name no request
 
 
 @dataclass(frozen=True, slots=True)

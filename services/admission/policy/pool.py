@@ -7,12 +7,13 @@ request leaves exactly once: by the answer of `admit`, by one event, or by `canc
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 
 from services.admission.policy.absence import Absence
 from services.admission.policy.backlog import Backlog
 from services.admission.policy.books import Books, Held
+from services.admission.policy.credits import Credits
 from services.admission.policy.edge_shedding import EdgeShedding
 from services.admission.policy.estimates import Estimates
 from services.admission.policy.fair_queue import Item
@@ -57,6 +58,15 @@ class Pool:
         self._turns = Turns()
         self._timeliness = Timeliness(limits, self.estimates, self.fleet, self.backlog, self.books, now=now)
         self._selection = Selection(limits, self.backlog, self.fleet, self.estimates, self._timeliness)
+        self._credits = Credits(
+            limits,
+            fleet=self.fleet,
+            backlog=self.backlog,
+            estimates=self.estimates,
+            timeliness=self._timeliness,
+            books=self.books,
+            edge_shedding=self.edge_shedding,
+        )
         self._fair = limits.discipline == "fair"
         self._absence = Absence(limits, self.fleet, self._refusals, now=now)
         self._next_sweep = now
@@ -136,6 +146,14 @@ class Pool:
         )
         return True, self._dispatch(now)
 
+    def give(self, request: Request, ids: Iterable[str], now: float) -> list[Granted]:
+        """See `Credits.give`."""
+        return [] if self._draining else self._credits.give(request, ids, now)
+
+    def use(self, credit_id: str, request: Request, now: float) -> Granted | None:
+        """See `Credits.use`."""
+        return self._credits.use(credit_id, request, now)
+
     def cancel(self, request_id: str, now: float) -> tuple[bool, list[Event]]:
         """A waiting request's caller gave up. False when it does not wait (any more)."""
         if not self._take_out(request_id):
@@ -194,6 +212,7 @@ class Pool:
     def tick(self, now: float) -> list[Event]:
         """What the passing of time brings: evictions, overdue shares, kept work that expired. Call it often."""
         self.backlog.tick(now)
+        self._credits.tick(now)
         events: list[Event] = [self._evict(item, now) for item in self.backlog.expired(now)]
         if now >= self._next_sweep:
             self._next_sweep = now + _SWEEP

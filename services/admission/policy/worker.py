@@ -124,6 +124,8 @@ class Worker:
         self.held_sequences = 0
         self.beyond_shares = 0
         """Of the held blocks, those that others may have all the same."""
+        self.credits = self.credit_blocks = 0
+        """Of what is held, credits that nobody runs on."""
         self._tenants: dict[str, _Tenant] = {}
         self.holds: dict[str, Reservation] = {}
         """By request."""
@@ -230,6 +232,11 @@ class Worker:
         """That it may hold."""
         return self.spec.max_running + self._limits.run_ahead
 
+    @property
+    def prefill_rate(self) -> float:
+        """Prompt tokens per second, as it reports or as is assumed."""
+        return (self.report.prefill_tokens_per_second if self.report else 0.0) or self._limits.placement.prefill_rate
+
     def queued_prefill(self) -> int:
         """Prompt tokens that wait there for prefill: as reported, and as granted since."""
         return (self.report.queued_prefill_tokens if self.report else 0) + self._recent_sum
@@ -292,16 +299,18 @@ class Worker:
     def disown(self, reservation: Reservation, now: float) -> None:
         """Gives a reservation back whose work may still run: it counts as foreign until reports show otherwise."""
         self.release(reservation)
+        if reservation.request.credit:
+            return  # most likely nothing runs on it; what does shows in reports
         ttl = self._limits.foreign_ttl
         self._foreign_blocks.add_known(reservation.blocks, now, ttl)
         self._foreign_sequences.add_known(reservation.request.choices, now, ttl)
 
     def _look(self, room: Room, now: float) -> None:
-        limits, report, spec = self._limits, self.report, self.spec
+        limits, spec = self._limits, self.spec
         placement = limits.placement
         self._settle_prefill(now)
         room.prefill = self.queued_prefill()
-        rate = (report.prefill_tokens_per_second if report else 0.0) or placement.prefill_rate
+        rate = self.prefill_rate
         room.per_token = 1.0 / rate
         room.wait = room.prefill / rate
         blocks, sequences, most = self.unheld_blocks(now), self.unheld_sequences(now), self.most_sequences
@@ -339,6 +348,9 @@ class Worker:
         room.grows = grows
 
     def _count(self, reservation: Reservation, sign: int) -> None:
+        if reservation.request.credit:
+            self.credits += sign
+            self.credit_blocks += sign * reservation.blocks
         queue_class = reservation.request.queue_class
         blocks, sequences = self.held_by_class.get(queue_class, (0, 0))
         choices = reservation.request.choices

@@ -1,5 +1,9 @@
 """Admission over multiplexed streams, one per pool: admission is sharded by pool, and the shard is chosen by the
-stream's `x-weir-pool` metadata (ring hash through xDS)."""
+stream's `x-weir-pool` metadata (ring hash through xDS).
+
+While nobody waits in a pool, answers bring credits: a request that finds one of its kind runs on it at once, and the
+pool's owner is told lazily that it does.
+"""
 
 from __future__ import annotations
 
@@ -15,6 +19,7 @@ from libs.errors import WeirError
 from libs.mux import MuxClient, Semantics
 from libs.routing import WORKER_SERVICE
 from services.gateway.catalog import Catalog
+from services.gateway.clients.credits import PoolCredits, ask_of
 
 
 class AdmissionClient:
@@ -28,6 +33,7 @@ class AdmissionClient:
         self._clock = clock
         self._end_timeout = end_timeout
         self._pools: dict[str, MuxClient] = {}
+        self._credits: dict[str, PoolCredits] = {}
         self._group: asyncio.TaskGroup | None = None
 
     async def run(self) -> None:
@@ -43,6 +49,7 @@ class AdmissionClient:
         mux = self._pools.get(name)
         if mux is None:
             mux = self._pools[name] = self._open_pool(name)
+            self._credits[name] = PoolCredits(mux, clock=self._clock, end_timeout=self._end_timeout)
             if self._group is not None:
                 self._group.create_task(mux.run())
         return mux
@@ -66,19 +73,24 @@ class AdmissionClient:
         # Lost, and not merely never reached: right after a start the first stream is worth waiting for.
         if may_be_local and mux.generation and not mux.connected and (granted := self._local.grant(request)):
             return granted
+        credits, ask, reply = self._credits[request.pool], ask_of(request), None
+        if ask is not None:
+            granted = credits.run(request, ask, deadline=deadline, traceparent=traceparent)
+            if granted is not None:
+                return granted
         if patience is not None and not mux.connected:
             await mux.wait_connected(min(patience, deadline.timeout(self._clock)))
+        call = admission_pb2.AdmissionCall(admit=request)
+        wanted = credits.asking(call, ask) if ask is not None else 0
         try:
-            reply = await mux.call(
-                admission_pb2.AdmissionCall(admit=request),
-                deadline=deadline,
-                semantics=Semantics.RETRY,
-                traceparent=traceparent,
-            )
+            reply = await mux.call(call, deadline=deadline, semantics=Semantics.RETRY, traceparent=traceparent)
         except BaseException:
             # Nobody will hear the answer: what was asked for may have been granted by now, or still will be.
             self.release(request.request_id, pool=request.pool, unused=True)
             raise
+        finally:
+            if ask is not None:
+                credits.answered(ask, wanted, reply)
         if reply.HasField("rejected"):
             raise WeirError.from_rejection(reply.rejected)
         return reply.granted
@@ -98,6 +110,9 @@ class AdmissionClient:
         """See `AdmissionPort`."""
         if self._local.release(request_id):
             return
+        mux = self.pool(pool)
+        if unused:
+            self._credits[pool].give_back()  # a worker that did not take one will not take the others
         release = admission_pb2.Release(
             request_id=request_id,
             output_tokens=output_tokens,
@@ -109,11 +124,11 @@ class AdmissionClient:
         )
         # A release that cannot be queued is made good by the worker's own capacity reports.
         with contextlib.suppress(WeirError):
-            self.pool(pool).call_nowait(
+            mux.call_nowait(
                 admission_pb2.AdmissionCall(release=release),
                 deadline=Deadline.after(self._end_timeout, self._clock),
                 semantics=Semantics.RETRY,
-                on_reply=_ignore,
+                on_reply=self._credits[pool].released,
                 lazy=True,
             )
 
@@ -151,7 +166,3 @@ class LocalGrants:
             return False
         self._running.discard(request_id)
         return True
-
-
-def _ignore(reply: object, error: WeirError | None) -> None:
-    """See `release`."""

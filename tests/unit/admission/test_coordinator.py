@@ -11,6 +11,7 @@ from prometheus_client import REGISTRY
 from weir.admission.v1 import admission_pb2 as pb
 
 from libs.clock import ManualClock
+from libs.deadlines import to_seconds
 from libs.errors import Reason, WeirError
 from libs.grants import GrantVerifier
 from services.admission import convert
@@ -33,7 +34,7 @@ class Desk:
             gateway_grace=5.0,
         )
 
-    def worker(self, name: str = "w0", slots: int = 1) -> WorkerSession:
+    def worker(self, name: str = "w0", slots: int = 1, *, takes_credits: bool = False) -> WorkerSession:
         session = self.coordinator.worker_joined(
             pb.WorkerHello(
                 worker=name,
@@ -45,6 +46,7 @@ class Desk:
                 total_blocks=100,
                 max_running=slots,
                 max_context=512,
+                takes_credits=takes_credits,
             )
         )
         self.report(session)
@@ -456,3 +458,58 @@ async def test_a_failure_counts_against_the_worker() -> None:
         desk.coordinator.release(pb.Release(request_id=f"r{number}", output_tokens=1, failed=worker == "w0"))
     assert outliers.ejected("w0", now)
     assert not outliers.ejected("w1", now)
+
+
+def roomy(desk: Desk) -> WorkerSession:
+    return desk.worker(slots=16, takes_credits=True)
+
+
+def presented(credit: pb.Credit, request_id: str) -> pb.SignedGrant:
+    grant = credit.granted.grant
+    grant.holder.request_id, grant.holder.tenant = request_id, "acme"
+    return grant
+
+
+async def test_a_grant_carries_credits_that_the_worker_accepts_and_admission_notes() -> None:
+    desk = Desk()
+    session = roomy(desk)
+    credits = desk.granted(queue_class=pb.QUEUE_CLASS_PAID, credits=9).credits
+    assert [(each.prompt_tokens, each.max_output_tokens, to_seconds(each.lifetime)) for each in credits] == [
+        (16, 10, 1.0)
+    ] * 2
+    assert len({each.id for each in credits}) == 2
+    verifier = GrantVerifier("w0", clock=desk.clock)
+    verifier.add_key(session.signer.key_id, session.key)
+    asked = {"request_id": "r1", "model_version": "m@1", "prompt_tokens": 12, "max_output_tokens": 10, "choices": 1}
+    assert verifier.verify(presented(credits[0], "r1"), **asked).tenant == "acme"  # type: ignore[arg-type]
+    told = desk.ask("r1", prompt_tokens=12, queue_class=pb.QUEUE_CLASS_PAID, credit=credits[0].id, credits=1)
+    assert isinstance(told, pb.AdmissionReply)
+    assert (told.granted.worker, len(told.granted.credits), told.contended) == ("w0", 1, False)
+    assert desk.release("r1")
+    assert desk.release(credits[1].id)
+    with pytest.raises(WeirError) as caught:
+        desk.ask("r2", prompt_tokens=12, credit=credits[1].id)
+    assert (caught.value.reason, caught.value.limit) == (Reason.GRANT_EXPIRED, "credit")
+
+
+async def test_replies_say_when_somebody_waits_and_carry_no_credits_then() -> None:
+    desk = Desk()
+    desk.worker(slots=2, takes_credits=True)
+    for name in ("r0", "r1"):
+        assert not desk.ask(name).contended  # type: ignore[union-attr]
+    waiter, other = desk.waits("r2"), desk.waits("r3")
+    reply = desk.coordinator.release(pb.Release(request_id="r0", output_tokens=3))
+    assert reply.contended
+    assert waiter.result().contended
+    assert not waiter.result().granted.credits
+    desk.release("r1")
+    assert not other.result().contended
+
+
+async def test_credits_of_a_pool_that_was_lost_are_unknown_to_its_next_term() -> None:
+    desk = Desk()
+    roomy(desk)
+    (credit,) = desk.granted(queue_class=pb.QUEUE_CLASS_PAID, credits=1).credits
+    desk.coordinator.won("fast", 7)
+    with pytest.raises(WeirError):
+        desk.ask("r1", credit=credit.id)

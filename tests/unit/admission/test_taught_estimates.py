@@ -71,7 +71,7 @@ def test_d2_what_outgrows_its_expectation_is_counted_by_what_it_may_still_need(h
     for name in granted:
         pool.release(name, 12.0, output_tokens=4000)
     assert worker.held_blocks + worker.beyond_shares <= 1000
-    assert pool.fleet._tenant_blocks["teacher"] <= 251
+    assert pool.fleet.budgets.tenants["teacher"] <= 251
 
 
 def test_d2_long_answers_are_expected_again_after_the_first_of_them() -> None:
@@ -136,7 +136,7 @@ def test_what_is_granted_fits_and_what_grows_is_counted_once(
             fleet.join(replace(SPEC, total_blocks=max(10 * a, 1000), holds_shares=bool(b)), 0.0)
             worker.heard(Report(1000), 0.0)
         held = list(fleet.reservations.values())
-        assert worker.held_blocks == sum(each.blocks for each in held) == sum(fleet._tenant_blocks.values())
+        assert worker.held_blocks == sum(each.blocks for each in held) == sum(fleet.budgets.tenants.values())
         assert sum(each.blocks - each.grown for each in held) <= 1500
         assert worker.held_by_class.get(LONG.queue_class, (0, 0))[0] == worker.held_blocks
         assert 0 <= worker.beyond_shares <= sum(each.grown for each in held)

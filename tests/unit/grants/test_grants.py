@@ -197,3 +197,43 @@ def test_any_other_proof_is_refused(key_id: str, mac: bytes) -> None:
         return
     signed.key_id, signed.mac = key_id, mac
     assert refused(verifier, signed) is Reason.GRANT_INVALID
+
+
+def credit_for(signed: SignedGrant, request_id: str = "req-1", tenant: str = "acme") -> SignedGrant:
+    """What a gateway presents: the credit with the request that runs on it."""
+    presented = SignedGrant()
+    presented.CopyFrom(signed)
+    presented.holder.request_id, presented.holder.tenant = request_id, tenant
+    return presented
+
+
+UNNAMED = {name: value for name, value in ASK.items() if name != "request_id"}
+
+
+def test_a_credit_is_for_whichever_request_holds_it_once_and_for_its_own_time() -> None:
+    clock = ManualClock()
+    signer, verifier = make(clock)
+    first, second = (signer.sign(request_id="", tenant="", lifetime=1.0, **UNNAMED) for _ in range(2))
+    grant = verifier.verify(credit_for(first), **ASK)
+    assert (grant.request_id, grant.tenant, grant.credit) == ("req-1", "acme", True)
+    assert refused(verifier, credit_for(first, "req-2"), request_id="req-2") is Reason.GRANT_REPLAYED
+    clock.advance(1.0)
+    assert refused(verifier, credit_for(second)) is Reason.GRANT_EXPIRED
+
+
+def test_a_credit_is_bound_to_its_caps_its_version_its_term_and_to_somebody() -> None:
+    signer, verifier = make(ManualClock())
+    signed = signer.sign(request_id="", tenant="", epoch=3, **UNNAMED)
+    for changes in ({"prompt_tokens": 101}, {"choices": 3}, {"model_version": "other@1"}, {"request_id": "req-2"}):
+        assert refused(verifier, credit_for(signed), **changes) is Reason.GRANT_INVALID
+    assert refused(verifier, signed) is Reason.GRANT_INVALID
+    assert refused(verifier, credit_for(signed, tenant="")) is Reason.GRANT_INVALID
+    verifier.fence(4, "another")
+    assert refused(verifier, credit_for(signed)) is Reason.GRANT_EXPIRED
+
+
+def test_a_holder_makes_no_credit_of_another_request_s_grant() -> None:
+    signer, verifier = make(ManualClock())
+    signed = signer.sign(tenant="acme", **ASK)
+    assert refused(verifier, credit_for(signed, "req-2", "rival"), request_id="req-2") is Reason.GRANT_INVALID
+    assert verifier.verify(credit_for(signed, "req-2", "rival"), **ASK).tenant == "acme"

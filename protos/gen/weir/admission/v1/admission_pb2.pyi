@@ -55,7 +55,7 @@ class AdmissionCall(_message.Message):
     def __init__(self, header: _Optional[_Union[_mux_pb2.CallHeader, _Mapping]] = ..., admit: _Optional[_Union[Admit, _Mapping]] = ..., release: _Optional[_Union[Release, _Mapping]] = ...) -> None: ...
 
 class Admit(_message.Message):
-    __slots__ = ("request_id", "tenant", "weight", "queue_class", "pool", "model_version", "zones", "prompt_tokens", "max_output_tokens", "choices", "exclude_workers", "ttft_target", "prefix_hashes", "prefix_block", "resumed_tokens", "kv_share", "version_share")
+    __slots__ = ("request_id", "tenant", "weight", "queue_class", "pool", "model_version", "zones", "prompt_tokens", "max_output_tokens", "choices", "exclude_workers", "ttft_target", "prefix_hashes", "prefix_block", "resumed_tokens", "kv_share", "version_share", "credits", "credit")
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     TENANT_FIELD_NUMBER: _ClassVar[int]
     WEIGHT_FIELD_NUMBER: _ClassVar[int]
@@ -73,6 +73,8 @@ class Admit(_message.Message):
     RESUMED_TOKENS_FIELD_NUMBER: _ClassVar[int]
     KV_SHARE_FIELD_NUMBER: _ClassVar[int]
     VERSION_SHARE_FIELD_NUMBER: _ClassVar[int]
+    CREDITS_FIELD_NUMBER: _ClassVar[int]
+    CREDIT_FIELD_NUMBER: _ClassVar[int]
     request_id: str
     tenant: str
     weight: float
@@ -90,7 +92,9 @@ class Admit(_message.Message):
     resumed_tokens: int
     kv_share: float
     version_share: float
-    def __init__(self, request_id: _Optional[str] = ..., tenant: _Optional[str] = ..., weight: _Optional[float] = ..., queue_class: _Optional[_Union[QueueClass, str]] = ..., pool: _Optional[str] = ..., model_version: _Optional[str] = ..., zones: _Optional[_Iterable[str]] = ..., prompt_tokens: _Optional[int] = ..., max_output_tokens: _Optional[int] = ..., choices: _Optional[int] = ..., exclude_workers: _Optional[_Iterable[str]] = ..., ttft_target: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., prefix_hashes: _Optional[_Iterable[int]] = ..., prefix_block: _Optional[int] = ..., resumed_tokens: _Optional[int] = ..., kv_share: _Optional[float] = ..., version_share: _Optional[float] = ...) -> None: ...
+    credits: int
+    credit: str
+    def __init__(self, request_id: _Optional[str] = ..., tenant: _Optional[str] = ..., weight: _Optional[float] = ..., queue_class: _Optional[_Union[QueueClass, str]] = ..., pool: _Optional[str] = ..., model_version: _Optional[str] = ..., zones: _Optional[_Iterable[str]] = ..., prompt_tokens: _Optional[int] = ..., max_output_tokens: _Optional[int] = ..., choices: _Optional[int] = ..., exclude_workers: _Optional[_Iterable[str]] = ..., ttft_target: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., prefix_hashes: _Optional[_Iterable[int]] = ..., prefix_block: _Optional[int] = ..., resumed_tokens: _Optional[int] = ..., kv_share: _Optional[float] = ..., version_share: _Optional[float] = ..., credits: _Optional[int] = ..., credit: _Optional[str] = ...) -> None: ...
 
 class Release(_message.Message):
     __slots__ = ("request_id", "output_tokens", "unused", "failed", "first_token", "cached_prompt_tokens", "cut_short")
@@ -127,19 +131,21 @@ class AdmissionReplies(_message.Message):
     def __init__(self, items: _Optional[_Iterable[_Union[AdmissionReply, _Mapping]]] = ...) -> None: ...
 
 class AdmissionReply(_message.Message):
-    __slots__ = ("header", "granted", "rejected", "released")
+    __slots__ = ("header", "granted", "rejected", "released", "contended")
     HEADER_FIELD_NUMBER: _ClassVar[int]
     GRANTED_FIELD_NUMBER: _ClassVar[int]
     REJECTED_FIELD_NUMBER: _ClassVar[int]
     RELEASED_FIELD_NUMBER: _ClassVar[int]
+    CONTENDED_FIELD_NUMBER: _ClassVar[int]
     header: _mux_pb2.ReplyHeader
     granted: Granted
     rejected: _errors_pb2.Rejection
     released: Released
-    def __init__(self, header: _Optional[_Union[_mux_pb2.ReplyHeader, _Mapping]] = ..., granted: _Optional[_Union[Granted, _Mapping]] = ..., rejected: _Optional[_Union[_errors_pb2.Rejection, _Mapping]] = ..., released: _Optional[_Union[Released, _Mapping]] = ...) -> None: ...
+    contended: bool
+    def __init__(self, header: _Optional[_Union[_mux_pb2.ReplyHeader, _Mapping]] = ..., granted: _Optional[_Union[Granted, _Mapping]] = ..., rejected: _Optional[_Union[_errors_pb2.Rejection, _Mapping]] = ..., released: _Optional[_Union[Released, _Mapping]] = ..., contended: _Optional[bool] = ...) -> None: ...
 
 class Granted(_message.Message):
-    __slots__ = ("grant", "worker", "address", "zone", "simulated", "queue_wait", "pressure", "predicted_first_token")
+    __slots__ = ("grant", "worker", "address", "zone", "simulated", "queue_wait", "pressure", "predicted_first_token", "credits")
     GRANT_FIELD_NUMBER: _ClassVar[int]
     WORKER_FIELD_NUMBER: _ClassVar[int]
     ADDRESS_FIELD_NUMBER: _ClassVar[int]
@@ -148,6 +154,7 @@ class Granted(_message.Message):
     QUEUE_WAIT_FIELD_NUMBER: _ClassVar[int]
     PRESSURE_FIELD_NUMBER: _ClassVar[int]
     PREDICTED_FIRST_TOKEN_FIELD_NUMBER: _ClassVar[int]
+    CREDITS_FIELD_NUMBER: _ClassVar[int]
     grant: SignedGrant
     worker: str
     address: str
@@ -156,7 +163,24 @@ class Granted(_message.Message):
     queue_wait: _duration_pb2.Duration
     pressure: float
     predicted_first_token: _duration_pb2.Duration
-    def __init__(self, grant: _Optional[_Union[SignedGrant, _Mapping]] = ..., worker: _Optional[str] = ..., address: _Optional[str] = ..., zone: _Optional[str] = ..., simulated: _Optional[bool] = ..., queue_wait: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., pressure: _Optional[float] = ..., predicted_first_token: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ...) -> None: ...
+    credits: _containers.RepeatedCompositeFieldContainer[Credit]
+    def __init__(self, grant: _Optional[_Union[SignedGrant, _Mapping]] = ..., worker: _Optional[str] = ..., address: _Optional[str] = ..., zone: _Optional[str] = ..., simulated: _Optional[bool] = ..., queue_wait: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., pressure: _Optional[float] = ..., predicted_first_token: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., credits: _Optional[_Iterable[_Union[Credit, _Mapping]]] = ...) -> None: ...
+
+class Credit(_message.Message):
+    __slots__ = ("id", "granted", "prompt_tokens", "max_output_tokens", "lifetime", "indifferent_tokens")
+    ID_FIELD_NUMBER: _ClassVar[int]
+    GRANTED_FIELD_NUMBER: _ClassVar[int]
+    PROMPT_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    MAX_OUTPUT_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    LIFETIME_FIELD_NUMBER: _ClassVar[int]
+    INDIFFERENT_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    id: str
+    granted: Granted
+    prompt_tokens: int
+    max_output_tokens: int
+    lifetime: _duration_pb2.Duration
+    indifferent_tokens: int
+    def __init__(self, id: _Optional[str] = ..., granted: _Optional[_Union[Granted, _Mapping]] = ..., prompt_tokens: _Optional[int] = ..., max_output_tokens: _Optional[int] = ..., lifetime: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., indifferent_tokens: _Optional[int] = ...) -> None: ...
 
 class Released(_message.Message):
     __slots__ = ("known",)
@@ -165,7 +189,7 @@ class Released(_message.Message):
     def __init__(self, known: _Optional[bool] = ...) -> None: ...
 
 class Grant(_message.Message):
-    __slots__ = ("nonce", "worker", "request_id", "model_version", "prompt_tokens", "max_output_tokens", "choices", "expires_at", "tenant", "epoch", "kv_share", "blocks")
+    __slots__ = ("nonce", "worker", "request_id", "model_version", "prompt_tokens", "max_output_tokens", "choices", "expires_at", "tenant", "epoch", "kv_share", "blocks", "credit")
     NONCE_FIELD_NUMBER: _ClassVar[int]
     WORKER_FIELD_NUMBER: _ClassVar[int]
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
@@ -178,6 +202,7 @@ class Grant(_message.Message):
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     KV_SHARE_FIELD_NUMBER: _ClassVar[int]
     BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    CREDIT_FIELD_NUMBER: _ClassVar[int]
     nonce: bytes
     worker: str
     request_id: str
@@ -190,17 +215,28 @@ class Grant(_message.Message):
     epoch: int
     kv_share: float
     blocks: int
-    def __init__(self, nonce: _Optional[bytes] = ..., worker: _Optional[str] = ..., request_id: _Optional[str] = ..., model_version: _Optional[str] = ..., prompt_tokens: _Optional[int] = ..., max_output_tokens: _Optional[int] = ..., choices: _Optional[int] = ..., expires_at: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., tenant: _Optional[str] = ..., epoch: _Optional[int] = ..., kv_share: _Optional[float] = ..., blocks: _Optional[int] = ...) -> None: ...
+    credit: bool
+    def __init__(self, nonce: _Optional[bytes] = ..., worker: _Optional[str] = ..., request_id: _Optional[str] = ..., model_version: _Optional[str] = ..., prompt_tokens: _Optional[int] = ..., max_output_tokens: _Optional[int] = ..., choices: _Optional[int] = ..., expires_at: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., tenant: _Optional[str] = ..., epoch: _Optional[int] = ..., kv_share: _Optional[float] = ..., blocks: _Optional[int] = ..., credit: _Optional[bool] = ...) -> None: ...
 
 class SignedGrant(_message.Message):
-    __slots__ = ("grant", "mac", "key_id")
+    __slots__ = ("grant", "mac", "key_id", "holder")
     GRANT_FIELD_NUMBER: _ClassVar[int]
     MAC_FIELD_NUMBER: _ClassVar[int]
     KEY_ID_FIELD_NUMBER: _ClassVar[int]
+    HOLDER_FIELD_NUMBER: _ClassVar[int]
     grant: bytes
     mac: bytes
     key_id: str
-    def __init__(self, grant: _Optional[bytes] = ..., mac: _Optional[bytes] = ..., key_id: _Optional[str] = ...) -> None: ...
+    holder: Holder
+    def __init__(self, grant: _Optional[bytes] = ..., mac: _Optional[bytes] = ..., key_id: _Optional[str] = ..., holder: _Optional[_Union[Holder, _Mapping]] = ...) -> None: ...
+
+class Holder(_message.Message):
+    __slots__ = ("request_id", "tenant")
+    REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
+    TENANT_FIELD_NUMBER: _ClassVar[int]
+    request_id: str
+    tenant: str
+    def __init__(self, request_id: _Optional[str] = ..., tenant: _Optional[str] = ...) -> None: ...
 
 class ReportCapacityRequest(_message.Message):
     __slots__ = ("hello", "report")
@@ -211,7 +247,7 @@ class ReportCapacityRequest(_message.Message):
     def __init__(self, hello: _Optional[_Union[WorkerHello, _Mapping]] = ..., report: _Optional[_Union[CapacityReport, _Mapping]] = ...) -> None: ...
 
 class WorkerHello(_message.Message):
-    __slots__ = ("worker", "address", "zone", "pool", "model_versions", "block_size", "total_blocks", "max_running", "max_context", "simulated", "engine", "preemptive", "epoch", "owner", "holds_shares")
+    __slots__ = ("worker", "address", "zone", "pool", "model_versions", "block_size", "total_blocks", "max_running", "max_context", "simulated", "engine", "preemptive", "epoch", "owner", "holds_shares", "takes_credits")
     WORKER_FIELD_NUMBER: _ClassVar[int]
     ADDRESS_FIELD_NUMBER: _ClassVar[int]
     ZONE_FIELD_NUMBER: _ClassVar[int]
@@ -227,6 +263,7 @@ class WorkerHello(_message.Message):
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     OWNER_FIELD_NUMBER: _ClassVar[int]
     HOLDS_SHARES_FIELD_NUMBER: _ClassVar[int]
+    TAKES_CREDITS_FIELD_NUMBER: _ClassVar[int]
     worker: str
     address: str
     zone: str
@@ -242,7 +279,8 @@ class WorkerHello(_message.Message):
     epoch: int
     owner: str
     holds_shares: bool
-    def __init__(self, worker: _Optional[str] = ..., address: _Optional[str] = ..., zone: _Optional[str] = ..., pool: _Optional[str] = ..., model_versions: _Optional[_Iterable[str]] = ..., block_size: _Optional[int] = ..., total_blocks: _Optional[int] = ..., max_running: _Optional[int] = ..., max_context: _Optional[int] = ..., simulated: _Optional[bool] = ..., engine: _Optional[str] = ..., preemptive: _Optional[bool] = ..., epoch: _Optional[int] = ..., owner: _Optional[str] = ..., holds_shares: _Optional[bool] = ...) -> None: ...
+    takes_credits: bool
+    def __init__(self, worker: _Optional[str] = ..., address: _Optional[str] = ..., zone: _Optional[str] = ..., pool: _Optional[str] = ..., model_versions: _Optional[_Iterable[str]] = ..., block_size: _Optional[int] = ..., total_blocks: _Optional[int] = ..., max_running: _Optional[int] = ..., max_context: _Optional[int] = ..., simulated: _Optional[bool] = ..., engine: _Optional[str] = ..., preemptive: _Optional[bool] = ..., epoch: _Optional[int] = ..., owner: _Optional[str] = ..., holds_shares: _Optional[bool] = ..., takes_credits: _Optional[bool] = ...) -> None: ...
 
 class CapacityReport(_message.Message):
     __slots__ = ("free_blocks", "running", "waiting", "queued_prefill_tokens", "last_step", "draining", "decode_step", "prefill_tokens_per_second", "cached_blocks", "swapped", "fragmentation", "prefix_queried_total", "prefix_hit_total", "preemptions_total", "spilled_blocks", "resident_models", "model_versions", "epoch", "owner", "earlier_blocks", "earlier_sequences", "progress")

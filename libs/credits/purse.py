@@ -1,0 +1,152 @@
+"""One pool's credits at one gateway: how many to ask for, and which one a request may run on."""
+
+from __future__ import annotations
+
+import math
+from collections import OrderedDict, deque
+from collections.abc import Hashable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Generic, TypeVar
+
+T = TypeVar("T")
+_MEMORY = 1.0  # seconds that a kind's rate remembers
+_OFTEN = 2.5  # requests in that time, fading, from which on most credits are used before they run out
+_AHEAD = 0.15  # seconds until what is used is replaced: it is told lazily, and the answer may wait for company too
+_MOST = 16
+_KINDS = 256
+_HASHES = 8192
+
+
+@dataclass(frozen=True, slots=True)
+class Ask:
+    """What a request needs of a credit."""
+
+    kind: Hashable
+    """Equal for requests that may run on one another's: version, class, zones."""
+    prompt_tokens: int
+    max_output_tokens: int
+    prefix_hashes: Sequence[int] = ()
+    prefix_block: int = 0
+    ttft: float = math.inf
+    """Seconds in which its first token is due."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Credit(Generic[T]):
+    """A grant ahead of its request."""
+
+    what: T
+    worker: str
+    prompt_tokens: int
+    max_output_tokens: int
+    until: float
+    """Not used from then on."""
+    indifferent_tokens: int = 0
+    """So much of a prompt may be cached elsewhere without its mattering to placement."""
+    first_token: float = 0.0
+    """Seconds to the first token of a prompt as long as the cap."""
+
+
+class _Kind(Generic[T]):
+    __slots__ = ("asked", "at", "credits", "recent")
+
+    def __init__(self) -> None:
+        self.credits: deque[Credit[T]] = deque()
+        self.asked = 0  # and not answered yet
+        self.recent = 0.0  # requests, fading
+        self.at = 0.0
+
+
+class Purse(Generic[T]):
+    """All kinds of one pool. `now` is one monotonic clock's seconds."""
+
+    def __init__(self) -> None:
+        self._kinds: OrderedDict[Hashable, _Kind[T]] = OrderedDict()
+        self._placed: OrderedDict[int, str] = OrderedDict()  # a prefix's hash → the worker that got it last
+
+    def __len__(self) -> int:
+        """Credits held, run out or not."""
+        return sum(len(kind.credits) for kind in self._kinds.values())
+
+    def take(self, ask: Ask, now: float) -> T | None:
+        """The credit that suits the request best, once; None when it should ask: none is large enough, or what is
+        known of its prefix says that another worker may have it. Of those that suit the one on whose worker most of
+        its prefix is known, then the oldest."""
+        kind = self._kinds.get(ask.kind)
+        if kind is None:
+            return None
+        credits = kind.credits
+        while credits and credits[0].until <= now:
+            credits.popleft()
+        best: Credit[T] | None = None
+        least = math.inf
+        for credit in credits:
+            if (
+                ask.prompt_tokens <= credit.prompt_tokens
+                and ask.max_output_tokens <= credit.max_output_tokens
+                and credit.first_token <= ask.ttft
+            ):
+                unknown = self._unknown(ask, credit.worker)
+                if unknown < least and unknown <= credit.indifferent_tokens:
+                    best, least = credit, unknown
+                    if not unknown:
+                        break
+        if best is None:
+            return None
+        credits.remove(best)
+        return best.what
+
+    def wanted(self, ask: Ask, now: float) -> int:
+        """A request of this kind came: how many credits to ask for with it, so that the next find one. They count as
+        asked for until `put`."""
+        kind = self._kinds.get(ask.kind)
+        if kind is None:
+            kind = self._kinds[ask.kind] = _Kind()
+            if len(self._kinds) > _KINDS:
+                self._kinds.popitem(last=False)
+        else:
+            self._kinds.move_to_end(ask.kind)
+        kind.recent = 1.0 + kind.recent * math.exp((kind.at - now) / _MEMORY)
+        kind.at = now
+        if kind.recent < _OFTEN:
+            return 0
+        target = min(_MOST, math.ceil(_AHEAD / _MEMORY * kind.recent))
+        count = max(0, target - len(kind.credits) - kind.asked)
+        kind.asked += count
+        return count
+
+    def put(self, ask: Ask, asked: int, credits: Iterable[Credit[T]] = ()) -> None:
+        """The answer to `wanted`, which may be nothing."""
+        kind = self._kinds.get(ask.kind)
+        if kind is not None:
+            kind.asked -= asked
+            kind.credits.extend(credits)
+
+    def placed(self, ask: Ask, worker: str) -> None:
+        """The request went to this worker, which has its prefix from now on."""
+        memory = self._placed
+        for value in ask.prefix_hashes:
+            memory[value] = worker
+            memory.move_to_end(value)
+        while len(memory) > _HASHES:
+            memory.popitem(last=False)
+
+    def low(self, ask: Ask) -> bool:
+        """Fewer are left than were asked for: there is no time to lose."""
+        kind = self._kinds.get(ask.kind)
+        return kind is not None and len(kind.credits) < kind.asked
+
+    def empty(self) -> list[T]:
+        """All that is left, to be given back."""
+        left = [credit.what for kind in self._kinds.values() for credit in kind.credits]
+        for kind in self._kinds.values():
+            kind.credits.clear()
+        return left
+
+    def _unknown(self, ask: Ask, worker: str) -> int:
+        """Tokens of the prompt's whole blocks that this worker is not known to have."""
+        hashes = ask.prefix_hashes
+        for depth in range(len(hashes), 0, -1):
+            if self._placed.get(hashes[depth - 1]) == worker:
+                return (len(hashes) - depth) * ask.prefix_block
+        return len(hashes) * ask.prefix_block
