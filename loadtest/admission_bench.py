@@ -19,6 +19,7 @@ CPU is the admission process's user + system time, its ticks and the workers' re
 
     refusal_cpu_us_admission   CPU per Admit that is refused at once for its TTFT target
     admit_cpu_us_admission     CPU per request that is granted, from a pool with room, and released
+    credit_cpu_us_admission    likewise that runs on a credit, brings the next one, and is released
     grpc_call_us               an empty mTLS call, both ends: this machine's unit at this hour
 """
 
@@ -64,6 +65,7 @@ TARGETS = {
     "two_versions_us": "≤ 100",
     "levels_ms_10k_tenants": "≤ 2",
 }
+_LIMITS = {"max_per_tenant": 1000, "credits": {"room": 1.0, "share": 0.5}}  # half of what there is runs all the time
 _REPORT_SECONDS = 0.1
 _PATIENCE = Duration(nanos=50_000_000)  # TTFT target of the requests to be refused
 
@@ -78,6 +80,7 @@ async def measure(calls: int = 20_000, warm_up: int = 2_000) -> dict[str, float]
         await stack.enter_async_context(_workers(channel))
         client = await stack.enter_async_context(_gateway(channel))
         served = await _per_call(pid, client, calls // 2, _served, warm_up)
+        on_credit = await _per_call(pid, client, calls // 2, _OnCredit(), warm_up)
         holding = [_admit(f"hold-{n}", f"tenant-{n % TENANTS}") for n in range(2 * _SEQUENCES)]
         for call in holding:
             _check(await _ask(client, call), "granted")
@@ -89,7 +92,7 @@ async def measure(calls: int = 20_000, warm_up: int = 2_000) -> dict[str, float]
         for task in waiting:
             task.cancel()
         await asyncio.gather(*waiting, return_exceptions=True)
-    return {"refusal_cpu_us_admission": refused, "admit_cpu_us_admission": served}
+    return {"refusal_cpu_us_admission": refused, "admit_cpu_us_admission": served, "credit_cpu_us_admission": on_credit}
 
 
 async def _per_call(
@@ -114,10 +117,23 @@ async def _per_call(
 
 async def _served(client: MuxClient, request_id: str, tenant: str) -> None:
     _check(await _ask(client, _admit(request_id, tenant)), "granted")
-    release = pb.AdmissionCall(
-        release=pb.Release(request_id=request_id, output_tokens=40, first_token=Duration(nanos=30_000_000))
-    )
-    _check(await _ask(client, release), "released")
+    _check(await _ask(client, _release(request_id)), "released")
+
+
+class _OnCredit:
+    """Requests that run on credits, as far as there are any."""
+
+    __name__ = "on_credit"
+
+    def __init__(self) -> None:
+        self._credits: list[str] = []
+
+    async def __call__(self, client: MuxClient, request_id: str, tenant: str) -> None:
+        credit = self._credits.pop() if self._credits else ""
+        reply = await _ask(client, _admit(request_id, tenant, credit=credit, credits=1 if credit else 2))
+        _check(reply, "granted")
+        self._credits += [each.id for each in reply.granted.credits]
+        _check(await _ask(client, _release(request_id)), "released")
 
 
 async def _refused(client: MuxClient, request_id: str, tenant: str) -> None:
@@ -142,6 +158,12 @@ def _admit(request_id: str, tenant: str, **more: Any) -> pb.AdmissionCall:
     )
 
 
+def _release(request_id: str) -> pb.AdmissionCall:
+    return pb.AdmissionCall(
+        release=pb.Release(request_id=request_id, output_tokens=40, first_token=Duration(nanos=30_000_000))
+    )
+
+
 async def _ask(client: MuxClient, call: pb.AdmissionCall) -> pb.AdmissionReply:
     reply: pb.AdmissionReply = await client.call(call, deadline=Deadline.after(120, CLOCK), semantics=Semantics.RETRY)
     return reply
@@ -158,7 +180,7 @@ async def _admission() -> AsyncIterator[tuple[grpc.aio.Channel, int]]:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
-    settings = {"service": "admission", "port": port, "log_level": "error", "limits": {"max_per_tenant": 1000}}
+    settings = {"service": "admission", "port": port, "log_level": "error", "limits": _LIMITS}
     with tempfile.TemporaryDirectory() as directory:
         config = Path(directory, "admission.json")
         config.write_text(json.dumps(settings))  # noqa: ASYNC240 - a few bytes, before anything is measured
@@ -194,6 +216,7 @@ async def _workers(channel: grpc.aio.Channel) -> AsyncIterator[None]:
             max_context=4096,
             simulated=True,
             preemptive=True,
+            takes_credits=True,
         )
         report = pb.CapacityReport(
             free_blocks=16_384, decode_step=Duration(nanos=20_000_000), prefill_tokens_per_second=20_000.0

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 from libs.credits import Ask, Credit, Purse
@@ -45,6 +45,7 @@ class Credits:
         purse, now = self._purses[pool], self._clock.now
         ask = _ask(request, now)
         granted = purse.take(ask, now)
+        self._give_back(pool, purse.run_out())
         if granted is None:
             return None
         self.used += 1
@@ -72,8 +73,11 @@ class Credits:
     def heard(self, pool: Pool) -> None:
         """The gateway hears from admission: while anybody waits there, what it holds goes back."""
         if len(pool.backlog):
-            for credit in self._purses[pool].empty():
-                self._apply(pool.release(credit.request.request_id, self._clock.now)[1])
+            self._give_back(pool, self._purses[pool].empty())
+
+    def _give_back(self, pool: Pool, credits: Iterable[Granted]) -> None:
+        for credit in credits:
+            self._apply(pool.release(credit.request.request_id, self._clock.now)[1])
 
     def _refill(self, pool: Pool, request: Request, ask: Ask, wanted: int) -> None:
         limits, now = pool.limits, self._clock.now

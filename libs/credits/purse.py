@@ -62,6 +62,7 @@ class Purse(Generic[T]):
 
     def __init__(self) -> None:
         self._kinds: OrderedDict[Hashable, _Kind[T]] = OrderedDict()
+        self._out: list[T] = []  # run out
         self._placed: OrderedDict[int, str] = OrderedDict()  # a prefix's hash → the worker that got it last
 
     def __len__(self) -> int:
@@ -77,7 +78,7 @@ class Purse(Generic[T]):
             return None
         credits = kind.credits
         while credits and credits[0].until <= now:
-            credits.popleft()
+            self._out.append(credits.popleft().what)
         best: Credit[T] | None = None
         least = math.inf
         for credit in credits:
@@ -136,9 +137,14 @@ class Purse(Generic[T]):
         kind = self._kinds.get(ask.kind)
         return kind is not None and len(kind.credits) < kind.asked
 
+    def run_out(self) -> list[T]:
+        """Those that `take` found to have run out since the last call, to be given back."""
+        out, self._out = self._out, []
+        return out
+
     def empty(self) -> list[T]:
         """All that is left, to be given back."""
-        left = [credit.what for kind in self._kinds.values() for credit in kind.credits]
+        left = [credit.what for kind in self._kinds.values() for credit in kind.credits] + self.run_out()
         for kind in self._kinds.values():
             kind.credits.clear()
         return left

@@ -8,7 +8,7 @@ with what it needs itself, and is charged then; what follows (growth, release, i
 Given are credits only while nobody waits, for paid and free requests, on workers in ease: at most `room` of whose
 blocks, sequences and waiting prefill is in use, at most `share` of each held by credits, and which are not on
 probation. A request with a budget (`kv_share`, `version_share`) gets none: what its tenant holds only the owner knows.
-Whatever is not used within `seconds` is taken back; the worker does not accept it any more then.
+What is not used within `seconds` gateways give back; if they do not, it is taken back when no worker accepts it more.
 
 Fairness: that a request on a credit was not in order counts only if others had begun to wait since it was given. That
 is at most `seconds` ago, and at most the credits then out, whose requests are charged like all.
@@ -31,7 +31,9 @@ from services.admission.policy.timeliness import Timeliness
 from services.admission.policy.worker import Worker
 
 _CLASSES = frozenset({QueueClass.PAID, QueueClass.FREE})
-_LATE = 0.25  # of its time: how much longer a credit is held, so that its use, told lazily, finds it
+_HELD_ON = 1.25
+"""Seconds beyond its time that a credit is held: a worker whose clock is a second late (`grant_clock_leeway`) still
+takes it, and its use is told lazily."""
 
 
 class Credits:
@@ -78,7 +80,7 @@ class Credits:
             first = self._estimates.first_token(computed, like, worker, now)
             credit = replace(like, request_id=name, prefix_hashes=())
             self._fleet.reserve(credit, worker.spec.worker, now)
-            self._expiries.append((now + (1.0 + _LATE) * limits.seconds, name))
+            self._expiries.append((now + limits.seconds + _HELD_ON, name))
             given.append(Granted(credit, worker.spec.worker, first_token=first))
         return given
 

@@ -54,6 +54,7 @@ class PoolCredits:
     def run(self, request: pb.Admit, ask: Ask, *, deadline: Deadline, traceparent: str) -> pb.Granted | None:
         """The grant of a credit that suits the request, of which the owner is told; None: it is to be asked."""
         credit = self._take(ask)
+        self._release(self._purse.run_out(), lazy=True)
         if credit is None:
             return None
         call = pb.AdmissionCall(admit=request)
@@ -105,13 +106,17 @@ class PoolCredits:
 
     def give_back(self) -> None:
         """Somebody waits for the room, or what was granted is not taken any more."""
-        for credit in self._purse.empty():
+        self._release(self._purse.empty(), lazy=False)
+
+    def _release(self, credits: list[pb.Credit], *, lazy: bool) -> None:
+        for credit in credits:
             with contextlib.suppress(WeirError):
                 self._mux.call_nowait(
                     pb.AdmissionCall(release=pb.Release(request_id=credit.id, unused=True)),
                     deadline=Deadline.after(self._end_timeout, self._clock),
                     semantics=Semantics.RETRY,
                     on_reply=_ignore,
+                    lazy=lazy,
                 )
 
     def _take(self, ask: Ask) -> pb.Credit | None:

@@ -87,11 +87,11 @@ def test_what_is_not_used_in_time_is_taken_back_and_serves_who_waits() -> None:
         admitted(target, replace(ASKED, request_id=f"full{number}"))
     target.admit(replace(ASKED, request_id="waits"), 0.1)
     assert target.waiting("waits") is not None
-    assert target.tick(1.2) == []
-    (event,) = target.tick(1.3)
+    assert target.tick(2.2) == []
+    (event,) = target.tick(2.3)
     assert isinstance(event, Granted)
     assert event.request.request_id == "waits"
-    assert target.use("c0", ASKED, 1.3) is None
+    assert target.use("c0", ASKED, 2.3) is None
 
 
 def test_a_credit_that_goes_back_serves_who_waits() -> None:
@@ -273,5 +273,5 @@ def test_whatever_happens_no_more_is_held_than_there_is(history: list[tuple], pr
         assert sum(target.fleet.budgets.tenants.values()) == sum(
             each.blocks for each in target.fleet.reservations.values()
         )
-    target.tick(now + 1.25)
+    target.tick(now + 2.25)
     assert not any(worker.credits for worker in target.fleet.workers.values())

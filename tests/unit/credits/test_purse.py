@@ -34,6 +34,7 @@ def test_what_has_run_out_is_not_used() -> None:
     mine = purse(credit(until=1.0))
     assert mine.take(ASK, 1.0) is None
     assert len(mine) == 0
+    assert [mine.run_out(), mine.run_out(), mine.empty()] == [["c0"], [], []]
 
 
 @pytest.mark.parametrize(
