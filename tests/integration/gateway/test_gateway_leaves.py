@@ -45,7 +45,7 @@ def frozen_of(mesh: Rig, name: str) -> tuple[Leaf, list[MuxClient]]:
         "router": (mesh.router, [router]),
         "safety": (mesh.safety, [safety]),
         "audit": (mesh.audit, [audit]),
-        "ratelimit": (mesh.quota, [gateway._quota._mux("flagged")]),
+        "ratelimit": (mesh.quota, [gateway._quota._streams.home("flagged")]),
         "admission": (mesh.admission, [gateway._admission.pool("pool")]),
     }[name]
 
