@@ -101,25 +101,29 @@ def restore(tool: Path, snapshot: Path, data: Path, *, name: str, peer_url: str)
 
     :param tool: the program `etcdutl`.
     :param data: must be empty or not there.
-    :raises SnapshotError: etcdutl refuses.
+    :raises SnapshotError: etcdutl refuses, or hangs.
     :raises OSError: it cannot be run, or the directory is not empty.
     """
     partial = data.with_name(f".{data.name}.{os.getpid()}")
-    done = subprocess.run(  # noqa: S603 - our own argument list, no shell
-        [
-            *(tool, "snapshot", "restore", snapshot, f"--data-dir={partial}", f"--name={name}"),
-            f"--initial-cluster={name}={peer_url}",
-            f"--initial-advertise-peer-urls={peer_url}",
-            f"--initial-cluster-token=weir-{secrets.token_hex(8)}",
-        ],
-        capture_output=True,
-        text=True,
-        timeout=_RESTORE_SECONDS,
-        check=False,
-    )
-    if done.returncode:
+    try:
+        done = subprocess.run(  # noqa: S603 - our own argument list, no shell
+            [
+                *(tool, "snapshot", "restore", snapshot, f"--data-dir={partial}", f"--name={name}"),
+                f"--initial-cluster={name}={peer_url}",
+                f"--initial-advertise-peer-urls={peer_url}",
+                f"--initial-cluster-token=weir-{secrets.token_hex(8)}",
+            ],
+            capture_output=True,
+            text=True,
+            timeout=_RESTORE_SECONDS,
+            check=False,
+        )
+        if done.returncode:
+            raise SnapshotError(f"etcdutl refuses the snapshot: {(done.stderr.splitlines() or ['no word'])[-1]}")
+        if data.exists():
+            data.rmdir()
+        partial.rename(data)
+    except subprocess.TimeoutExpired as error:
+        raise SnapshotError(f"etcdutl has not ended after {_RESTORE_SECONDS:g} s") from error
+    finally:
         shutil.rmtree(partial, ignore_errors=True)
-        raise SnapshotError(f"etcdutl refuses the snapshot: {(done.stderr.splitlines() or ['no word'])[-1]}")
-    if data.exists():
-        data.rmdir()
-    partial.rename(data)

@@ -98,3 +98,13 @@ async def test_a_snapshot_that_is_cut_or_changed_is_refused(tmp_path: Path) -> N
     (tmp_path / "damaged").write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
     with pytest.raises(SnapshotError, match="etcdutl refuses"):
         etcd.restore(etcdutl(), tmp_path / "damaged", tmp_path / "data", name="m0", peer_url="http://127.0.0.1:1")
+
+
+def test_a_tool_that_hangs_is_told_of_and_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    tool = tmp_path / "etcdutl"
+    tool.write_text('#!/bin/sh\nmkdir "${4#--data-dir=}"\nexec sleep 60\n')
+    tool.chmod(0o700)
+    monkeypatch.setattr(etcd, "_RESTORE_SECONDS", 0.5)
+    with pytest.raises(SnapshotError, match="has not ended"):
+        etcd.restore(tool, tmp_path / "snapshot", tmp_path / "data", name="m0", peer_url="http://127.0.0.1:1")
+    assert [path.name for path in tmp_path.iterdir()] == ["etcdutl"]
