@@ -14,7 +14,8 @@ from services.worker.calibration.fit import fit, medians, relative_errors
 from services.worker.calibration.measure import Measurement, Run, SimulatedStepper, Step, Stepper
 from services.worker.calibration.report import Errors, Sizes
 from services.worker.calibration.workloads import Asked, Bounds
-from services.worker.engines.simulated_model import SimulatedCore, SimulatedModel
+from services.worker.engines.simulated_core import SimulatedCore
+from services.worker.engines.simulated_model import SimulatedModel
 from services.worker.engines.step_costs import StepCosts
 
 _MODEL = "calibrated@1"

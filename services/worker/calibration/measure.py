@@ -14,7 +14,7 @@ from typing import NamedTuple, Protocol
 
 from services.worker.calibration.workloads import Asked
 from services.worker.engines.port import Capacity, FinishReason, SamplingParams, SequenceRequest, StepOutput
-from services.worker.engines.simulated_model import SimulatedCore
+from services.worker.engines.simulated_core import SimulatedCore
 from services.worker.engines.step_costs import StepWork, attended_tokens
 
 

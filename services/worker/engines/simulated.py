@@ -18,7 +18,8 @@ from typing import Any
 from libs.clock import Clock
 from libs.telemetry import get_logger
 from services.worker.engines.port import Capacity, EngineInfo, EngineLoadError, FinishReason, SequenceRequest, StepSink
-from services.worker.engines.simulated_model import SimulatedCore, SimulatedModel
+from services.worker.engines.simulated_core import SimulatedCore
+from services.worker.engines.simulated_model import SimulatedModel
 from services.worker.engines.simulated_versions import SOUND, Faults, faults_of, read_files
 
 log = get_logger(__name__)

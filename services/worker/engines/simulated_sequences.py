@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from services.worker.engines.port import SequenceRequest
+from services.worker.engines.port import SequenceRequest, TokenLogprob
 from services.worker.engines.simulated_versions import SOUND, SimulatedVersion
 
 
@@ -66,3 +66,11 @@ def urgency(sequence: SimulatedSequence) -> tuple[int, int]:
 def deadline(sequence: SimulatedSequence) -> float:
     """When it ends in any case; infinity without one."""
     return math.inf if sequence.request.deadline is None else sequence.request.deadline
+
+
+def logprobs_of(token: int, sequence: SimulatedSequence) -> TokenLogprob:
+    """The draw is uniform, so every token is as likely as every other."""
+    version, alternatives = sequence.version, sequence.request.params.logprobs or 0
+    others = (other for other in dict.fromkeys(version.draws[:64]) if other != token)
+    top = [token, *others][:alternatives]
+    return TokenLogprob(version.logprob, [(each, version.logprob) for each in top])

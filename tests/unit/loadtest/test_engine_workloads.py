@@ -13,7 +13,8 @@ from loadtest.engine import checkpoints, ours, report, steps, workloads
 from loadtest.engine.child import Contestant, ContestantError
 from services.worker.engines.port import StepOutput
 from services.worker.engines.simulated import SimulatedEngine
-from services.worker.engines.simulated_model import SimulatedCore, SimulatedModel
+from services.worker.engines.simulated_core import SimulatedCore
+from services.worker.engines.simulated_model import SimulatedModel
 
 CHILD = """
 from loadtest.engine import child

@@ -11,7 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from services.worker.engines.port import FinishReason, SamplingParams, SequenceRequest
-from services.worker.engines.simulated_model import SimulatedCore, SimulatedModel
+from services.worker.engines.simulated_core import SimulatedCore
+from services.worker.engines.simulated_model import SimulatedModel
 from services.worker.engines.step_costs import StepCosts
 from simulation.memory import PreemptiveWorker
 from simulation.worker import Sequence, Sizes, Worker

@@ -24,7 +24,8 @@ from services.worker.calibration.workloads import Asked, Bounds
 from services.worker.config import Settings, SimulatedOptions
 from services.worker.engines.catalogue import create
 from services.worker.engines.port import Capacity, EngineLoadError
-from services.worker.engines.simulated_model import SimulatedCore, SimulatedModel
+from services.worker.engines.simulated_core import SimulatedCore
+from services.worker.engines.simulated_model import SimulatedModel
 from services.worker.engines.step_costs import StepCosts, StepWork
 
 COSTS = StepCosts(

@@ -10,7 +10,8 @@ from libs.clock import SystemClock
 from services.worker.config import Settings, SimulatedFaults, SimulatedOptions
 from services.worker.engines.catalogue import create
 from services.worker.engines.port import EngineLoadError, FinishReason, SamplingParams, SequenceRequest
-from services.worker.engines.simulated_model import SimulatedCore, SimulatedModel
+from services.worker.engines.simulated_core import SimulatedCore
+from services.worker.engines.simulated_model import SimulatedModel
 from services.worker.engines.simulated_versions import SOUND, Faults, faults_of, read_files
 
 STEP = 0.01

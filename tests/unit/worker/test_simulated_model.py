@@ -10,7 +10,8 @@ import pytest
 from hypothesis import given, settings
 
 from services.worker.engines.port import FinishReason, SamplingParams, SequenceRequest
-from services.worker.engines.simulated_model import SimulatedCore, SimulatedModel
+from services.worker.engines.simulated_core import SimulatedCore
+from services.worker.engines.simulated_model import SimulatedModel
 from services.worker.engines.step_costs import StepCosts, StepWork, attended_tokens
 
 
