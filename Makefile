@@ -9,7 +9,7 @@ WEIR := .venv/bin/weir
 BUILD := build
 # Passed on to `weir up`: make up UP='--profile simulated --set worker.simulated.step_interval=0.02'
 UP ?=
-PYTEST ?= -q
+PYTEST ?= -q --durations=20 --durations-min=15
 PROTO_FILES = $(shell cd protos && find weir inference -name '*.proto' | sort)
 SITE = $(shell $(PY) -c 'import sysconfig; print(sysconfig.get_paths()["purelib"])')
 # What `weir explain` and `weir schema` say: the comments of the registry's protos.
@@ -88,7 +88,7 @@ wheel-check:
 
 .PHONY: test
 test: setup ## Run the tests: unit, contract, security, integration, end to end, drills.
-	@for groups in "unit contract" "security integration" "e2e" "drills"; do \
+	@for groups in "unit contract" "security integration" "e2e drills"; do \
 	  echo; echo "== $$groups =="; \
 	  $(PY) -m pytest $(PYTEST) -n 2 --dist loadscope --no-loadscope-reorder $$(printf 'tests/%s ' $$groups); \
 	done

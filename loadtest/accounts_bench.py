@@ -33,17 +33,17 @@ LIMIT = 10_000
 TENANTS = 50_000
 
 
-async def measure() -> dict[str, float]:
+async def measure(kills: int = KILLS, tenants: int = TENANTS) -> dict[str, float]:
     """The figures of the module's docstring. Takes about half a minute."""
-    return {**owner_loss(), **moving_state()}
+    return {**owner_loss(kills), **moving_state(tenants)}
 
 
-def owner_loss() -> dict[str, float]:
+def owner_loss(kills: int) -> dict[str, float]:
     """Three gateways that ask as much as they can get; the owner dies every few seconds."""
     rng = random.Random(1)
     overshoot = excess = 0
     mesh = Mesh(limit=LIMIT, limiters=3, gateways=3, skews=(0, 11 * SECOND, 300 * SECOND))
-    for _ in range(KILLS):
+    for _ in range(kills):
         for _ in range(rng.randrange(20, 120)):
             _step(mesh, rng)
         mesh.kill(mesh.owner)
@@ -74,17 +74,17 @@ def _step(mesh: Mesh, rng: random.Random) -> None:
             mesh.hear(gateway)
 
 
-def moving_state() -> dict[str, float]:
+def moving_state(tenants: int) -> dict[str, float]:
     """A replica with a lease and a settled request of each tenant gives its state to one that has nothing."""
     source, target = _replica("a"), _replica("b")
-    for number in range(TENANTS):
+    for number in range(tenants):
         tenant, now = f"tenant-{number}", number * SECOND // 5000
         for kind in ("open", "done"):
             ask = Ask(tenant, "weir-fast", f"{kind}-{number:024x}", 700, "weir-fast@1", 100, holder="gateway-0/1")
             source.ledger.reserve(ask, lease_ns=60 * SECOND, now=now)
         source.ledger.settle(tenant, "weir-fast", f"done-{number:024x}", 600, now, spend=90, version="weir-fast@1")
         source.ledger.tell(ask, 0, now)
-    now = TENANTS * SECOND // 5000
+    now = tenants * SECOND // 5000
     source.flush(now)
     gc.collect()
     spent: list[float] = []
@@ -101,7 +101,7 @@ def moving_state() -> dict[str, float]:
             joining = target.join(piece, now, joining)
             spent.append(time.thread_time() - began)
         cursor = piece.next
-    if target.ledger.live_leases != TENANTS or target.ledger.remembered_settled != TENANTS:
+    if target.ledger.live_leases != tenants or target.ledger.remembered_settled != tenants:
         raise RuntimeError("the state was not joined whole")
     return {"state_ms_50k_tenants": 1e3 * max(spent), "state_total_ms_50k_tenants": 1e3 * sum(spent)}
 

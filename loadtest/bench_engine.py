@@ -130,15 +130,16 @@ class Bench:
         say(report.comparison_table({"ours, prefix cached before": answers}, workload="b"))
 
     def overhead(self) -> None:
-        """Scheduler, block manager and framing per decode step of 32 sequences on S."""
-        folder = checkpoints.ensure("s", ROOT)
-        order = OVERHEAD | {"vocabulary": checkpoints.vocabulary("s"), "steps": self._options.steps}
+        """Scheduler, block manager and framing per decode step of 32 sequences on S; in a smoke run on T."""
+        checkpoint = "t" if self._options.smoke else "s"
+        folder = checkpoints.ensure(checkpoint, ROOT)
+        order = OVERHEAD | {"vocabulary": checkpoints.vocabulary(checkpoint), "steps": self._options.steps}
         settings = {"max_running": BATCH, **self._settings}
-        with contestants.ours("s", folder, settings, module="steps") as core:
+        with contestants.ours(checkpoint, folder, settings, module="steps") as core:
             answers = [self._ask(core, order | {"repeat": repeat}) for repeat in range(1, self._options.repeats + 1)]
         found = report.overhead(answers)
         self.figures |= found
-        say(f"\na decode step of {BATCH} sequences on checkpoint S, milliseconds")
+        say(f"\na decode step of {BATCH} sequences on checkpoint {checkpoint.upper()}, milliseconds")
         parts = [f"{name.removesuffix('_ms_b32_s')} {value:.3f}" for name, value in found.items() if "_ms_" in name]
         say("  " + ", ".join(parts) + f"; overhead {found['overhead_share_b32_s']:.1%} of the step")
 
@@ -240,13 +241,16 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--steps", type=int, default=48, help="decode steps in which the overhead is measured")
     parser.add_argument("--only", nargs="+", choices=PARTS, default=list(PARTS))
     parser.add_argument("--quick", action="store_true", help="one repeat, without workload A on S")
+    parser.add_argument("--smoke", action="store_true", help="the overhead alone, on T: figures of no weight")
     parser.add_argument("--profile", action="store_true", help="profile workload A on T instead; no figures")
     parser.add_argument("--no-vllm", action="store_true")
     parser.add_argument("--set", action="append", type=assignment, default=[], help="a setting of the torch engine")
     parser.add_argument("--nice", type=int, default=0, help="scheduling priority, -20 to 19 (below 0: as root)")
     options = parser.parse_args()
-    if options.quick:
+    if options.quick or options.smoke:
         options.repeats, options.repeats_s, options.steps = 1, 0, 16
+    if options.smoke:
+        options.only, options.no_vllm = ["overhead"], True
     return options
 
 

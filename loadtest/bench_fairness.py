@@ -58,11 +58,12 @@ class Times:
     rounds: int
     warm_up: float = 5.0
     gateways: Sequence[int] = (1, 2, 4)
+    clients: int = CLIENTS
 
 
 FULL = Times(weights=22.0, capacity=12.0, isolation=20.0, rounds=3)
 QUICK = Times(weights=10.0, capacity=8.0, isolation=10.0, rounds=1)
-SMOKE = Times(weights=2.0, capacity=3.0, isolation=4.0, rounds=1, warm_up=1.0, gateways=(2,))
+SMOKE = Times(weights=2.0, capacity=3.0, isolation=2.0, rounds=1, warm_up=0.5, gateways=(2,), clients=12)
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,14 +108,14 @@ def shares(samples: Sequence[Sample], *, start: float, end: float) -> Shares:
     )
 
 
-def backlogged(site: Site, placement: str) -> tuple[list[TenantLoad], Mapping[str, Route]]:
+def backlogged(site: Site, placement: str, clients: int) -> tuple[list[TenantLoad], Mapping[str, Route]]:
     """Both tenants with a crowd of clients: "spread" over all gateways by Envoy, or each on its "own"."""
     lengths = load()[LENGTHS].for_context(CONTEXT)
     gateways = site.names("gateway")
     loads: list[TenantLoad] = []
     routes: dict[str, Route] = {}
     for number, spec in enumerate((HEAVY, LIGHT)):
-        loads.append(TenantLoad(spec.id, weight=spec.weight, lengths=lengths, clients=CLIENTS, name=spec.id))
+        loads.append(TenantLoad(spec.id, weight=spec.weight, lengths=lengths, clients=clients, name=spec.id))
         own = gateways[number % len(gateways)]
         routes[spec.id] = (
             site.over_edge(spec.id, pause=0.2)
@@ -129,7 +130,7 @@ def weights(runner: Runner, times: Times) -> dict[str, Shares]:
     found: dict[str, Shares] = {}
     gateways = len(runner.site.names("gateway"))
     for placement in ("spread", "own") if gateways > 1 else ("spread",):
-        loads, routes = backlogged(runner.site, placement)
+        loads, routes = backlogged(runner.site, placement, times.clients)
         seconds = times.warm_up + times.weights
         samples = runner.run(f"{gateways}-{placement}", loads, routes, seconds, trace=True)
         found[placement] = shares(samples, start=times.warm_up, end=seconds)
@@ -256,8 +257,8 @@ def main() -> None:
         "engine": f"simulated, {CALIBRATION}, 2 workers of {SLOTS // 2} sequences",
         "lengths": f"{LENGTHS}, scaled so that the 99th percentile of prompt + output is {CONTEXT} tokens (weights) "
         f"and {PEER_CONTEXT} (isolation)",
-        "backlogged": f"{CLIENTS} clients of each tenant, each with one request at a time; spread through Envoy, or "
-        "each tenant natively at one gateway; 2 limiters, 2 admission processes",
+        "backlogged": f"{times.clients} clients of each tenant, each with one request at a time; spread through Envoy, "
+        "or each tenant natively at one gateway; 2 limiters, 2 admission processes",
         "isolation": f"4 tenants of equal weight, Poisson, through Envoy: the victim asks for {MODEST} of its share, "
         f"the others for their whole share; then one of them for {FLOOD:g} times its share",
         "seconds": f"weights {times.weights:g} per run, isolation {times.rounds} x 2 x {times.isolation:g}, after "

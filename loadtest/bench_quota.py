@@ -10,8 +10,8 @@ from __future__ import annotations
 import contextlib
 import math
 import tempfile
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from loadtest.figures import table
@@ -33,8 +33,21 @@ MODEL = "weir-fast"
 LENGTHS, CONTEXT = "azure-conversation", 512
 CAPPED = TenantSpec(id="capped", tokens_per_minute=LIMIT)
 EDGE, INTERNAL = "capped-edge", "capped-internal"
-FULL_SECONDS, QUICK_SECONDS, SMOKE_SECONDS = 150.0, 75.0, 5.0
 TARGETS = {"quota_overshoot_tokens": "= 0", "owner_loss_overshoot_tokens": "= 0", "state_ms_50k_tenants": "≤ 5"}
+
+
+@dataclass(frozen=True, slots=True)
+class Extent:
+    """How much of everything; `limiter` and `accounts` are sizes of those benches, where not the usual ones."""
+
+    seconds: float
+    clients: int = CLIENTS
+    limiter: Mapping[str, int] = field(default_factory=dict)
+    accounts: Mapping[str, int] = field(default_factory=dict)
+
+
+FULL, QUICK = Extent(150.0), Extent(75.0)
+SMOKE = Extent(2.0, clients=50, limiter={"decisions": 2_000, "refusals": 640}, accounts={"kills": 10, "tenants": 2_000})
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,14 +73,15 @@ def delivered(samples: Sequence[Sample], seconds: float) -> Delivered:
     return Delivered(round(busiest_window(events, WINDOW), 3), sum(amount for _, amount in events), seconds)
 
 
-def loads() -> list[TenantLoad]:
+def loads(clients: int) -> list[TenantLoad]:
     """Half of the clients each way."""
     lengths = load()[LENGTHS].for_context(CONTEXT)
-    return [TenantLoad(CAPPED.id, lengths=lengths, clients=CLIENTS // 2, name=name) for name in (EDGE, INTERNAL)]
+    return [TenantLoad(CAPPED.id, lengths=lengths, clients=clients // 2, name=name) for name in (EDGE, INTERNAL)]
 
 
-def measure(seconds: float, folder: Path, extra: Sequence[str], usage: output.Usage) -> dict[str, float]:
+def measure(extent: Extent, folder: Path, extra: Sequence[str], usage: output.Usage) -> dict[str, float]:
     """Every figure."""
+    seconds = extent.seconds
     setting = Setting(tenants=(CAPPED,), objectives={"fast": Objective(ttft=math.inf)})
     with overload_mesh(folder, "quota", setting, settings=extra, native=(CAPPED.id,)) as site:
         header = run_header(workers=2, discipline="fair")
@@ -76,7 +90,7 @@ def measure(seconds: float, folder: Path, extra: Sequence[str], usage: output.Us
             EDGE: site.over_edge(CAPPED.id, pause=PAUSE, tricks=True),
             INTERNAL: site.natively(CAPPED.id, pause=PAUSE, tricks=True),
         }
-        samples = runner.run("attack", loads(), routes, seconds, trace=True)
+        samples = runner.run("attack", loads(extent.clients), routes, seconds, trace=True)
     whole = delivered(samples, seconds)
     rows = []
     for name in (EDGE, INTERNAL):
@@ -85,11 +99,11 @@ def measure(seconds: float, folder: Path, extra: Sequence[str], usage: output.Us
         served = sum(sample.outcome == OK for sample in own)
         rows.append((name, str(len(own)), str(served), f"{part.total:.0f}", f"{part.most:.0f}"))
     rows.append(("together", str(len(samples)), "", f"{whole.total:.0f}", f"{whole.most:.0f}"))
-    say(f"\n{CLIENTS} clients of one tenant with {LIMIT} tokens per minute, {seconds:g} s")
+    say(f"\n{extent.clients} clients of one tenant with {LIMIT} tokens per minute, {seconds:g} s")
     say(table(("", "requests", "served", "tokens", "most in 60 s"), rows))
     say(f"  ends: {outcomes(samples)}")
-    limiter = output.measured("loadtest.limiter_bench")
-    accounts = output.measured("loadtest.accounts_bench")
+    limiter = output.measured("loadtest.limiter_bench", **extent.limiter)
+    accounts = output.measured("loadtest.accounts_bench", **extent.accounts)
     return {
         "quota_overshoot_tokens": max(0.0, whole.most - LIMIT),
         "quota_most_tokens_60s": whole.most,
@@ -107,17 +121,17 @@ def main() -> None:
     """Measure and print."""
     options = output.options(__doc__, smoke=True).parse_args()
     output.begin(options)
-    seconds = output.extent(options, FULL_SECONDS, QUICK_SECONDS, SMOKE_SECONDS)
+    extent = output.extent(options, FULL, QUICK, SMOKE)
     with contextlib.ExitStack() as stack:
         folder = Path(options.keep or stack.enter_context(tempfile.TemporaryDirectory(prefix="weir-quota-")))
-        figures = measure(seconds, folder, options.set, output.Usage())
+        figures = measure(extent, folder, options.set, output.Usage())
     conditions = {
         "engine": f"simulated, {CALIBRATION}",
-        "clients": f"{CLIENTS}, half through Envoy and two gateways, half natively over xDS; a try every {PAUSE:g} s "
-        "on average after a refusal; max_tokens as wanted, left out, 1, or a quarter for each of 4 choices",
+        "clients": f"{extent.clients}, half through Envoy and two gateways, half natively over xDS; a try every "
+        f"{PAUSE:g} s on average after a refusal; max_tokens as wanted, left out, 1, or a quarter for each of 4",
         "lengths": f"{LENGTHS}, scaled so that the 99th percentile of prompt + output is {CONTEXT} tokens",
         "counted": "prompt tokens with the first event, output tokens as events came, in every half-open 60 s",
-        "seconds": f"{seconds:g}",
+        "seconds": f"{extent.seconds:g}",
     }
     output.finish("quota", figures, TARGETS, conditions)
 

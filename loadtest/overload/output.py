@@ -104,12 +104,13 @@ def _used(pids: Mapping[str, int]) -> dict[str, float]:
     return used
 
 
-def measured(module: str) -> dict[str, float]:
-    """The figures of a bench with `async def measure()`, which starts what it needs by itself."""
-    measure: Callable[[], Awaitable[dict[str, float]]] = importlib.import_module(module).measure
+def measured(module: str, **sizes: int) -> dict[str, float]:
+    """The figures of a bench with `async def measure()`, which starts what it needs by itself; `sizes`: how much of
+    everything, where it is not the usual."""
+    measure: Callable[..., Awaitable[dict[str, float]]] = importlib.import_module(module).measure
 
     async def run() -> dict[str, float]:
-        return await measure()
+        return await measure(**sizes)
 
     return asyncio.run(run())
 

@@ -10,21 +10,23 @@ from typing import Any
 
 import pytest
 
+from loadtest.peers.contenders import version
 from tests.support.mesh import ROOT
 
 BENCHES = {
     "admission": "loadtest.admission_bench --quick",
-    "engine": "loadtest.bench_engine --quick --no-vllm --only overhead",
+    "engine": "loadtest.bench_engine --smoke",
     "fairness": "loadtest.bench_fairness --smoke",
     "isolation": "loadtest.isolation_bench --repeats 1 --steps 5",
-    "mesh": "loadtest.mesh --repeats 1 --seconds 1 --ttft-seconds 2",
+    "mesh": "loadtest.mesh --smoke",
     "overload": "loadtest.bench_overload --smoke",
+    "peers": "loadtest.bench_peers --smoke --only envoy weir",
     "quota": "loadtest.bench_quota --smoke",
     "registry": "loadtest.bench_registry --quick --watchers 3 --samples 5",
     "restore": "loadtest.drill_restore --quick",
     "rollout": "loadtest.bench_rollout --quick --only simulated",
     "safety": "loadtest.bench_safety --quick",
-    "up": "loadtest.bench_up --repeats 1 --profile simulated",
+    "up": "loadtest.bench_up --repeats 1 --profile simulated --idle-seconds 0.5",
     "xds": "loadtest.bench_xds --samples 5",
 }
 """By the name of their target in the Makefile: the module and its shortest run. Other drills than
@@ -37,10 +39,10 @@ def test_none_is_left_out() -> None:
     assert targets == BENCHES.keys()
 
 
-def line_of(name: str) -> dict[str, Any]:
+def line_of(name: str, command: str = "") -> dict[str, Any]:
     """What a bench ends with."""
-    command = [sys.executable, "-m", *BENCHES[name].split()]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=230)
+    words = [sys.executable, "-m", *(command or BENCHES[name]).split()]
+    done = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, timeout=230)
     assert done.returncode == 0, f"{done.stderr}\n{done.stdout}"
     line = json.loads(done.stdout.splitlines()[-1])
     assert line["bench"] == name
@@ -53,7 +55,7 @@ def line_of(name: str) -> dict[str, Any]:
 @pytest.mark.parametrize("name", sorted(BENCHES.keys() - {ROLLOUT}))
 def test_it_ends_with_its_figures(name: str) -> None:
     line = line_of(name)
-    if "--only" not in BENCHES[name]:
+    if name != "engine":  # of which this is a part
         assert line["targets"].keys() <= line["figures"].keys()
 
 
@@ -67,3 +69,13 @@ def test_the_rollouts_bench_ends_and_finds_only_what_is_faulty() -> None:
     assert 0 < line["figures"]["simulated_errors_30pct_s_p50"] < 60
     # No request ends: the deadline of 120 s is what tells.
     assert 120 < line["figures"]["simulated_hangs_always_s_p50"] < 200
+
+
+@pytest.mark.timeout(240)
+def test_the_peers_that_are_installed_are_measured() -> None:
+    there = [name for name in ("litellm", "portkey") if version(name)]
+    if not there:
+        pytest.skip("neither LiteLLM nor Portkey is installed: make peers-env")
+    figures = line_of("peers", f"loadtest.bench_peers --smoke --only {' '.join(there)}")["figures"]
+    assert {f"cpu_ms_per_request_c64_{name}" for name in there} <= figures.keys()
+    assert all(figures[f"requests_per_s_{name}"] > 0 for name in there)
