@@ -23,7 +23,7 @@ LEAVES = ["ratelimit", "router", "admission", "safety", "audit", "registry", "co
 
 @pytest.fixture(scope="module")
 def drill(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Mesh]:
-    # A stream waits for its filter for as long as a restart takes, which on a busy machine is more than the five seconds.
+    # A stream waits for its filter for as long as a restart takes: on a busy machine more than the five seconds.
     settings = ("worker.simulated.step_interval=0.02", "gateway.filter_grace=60")
     with Mesh(tmp_path_factory.mktemp("drill"), profile="simulated", settings=settings) as running:
         yield running
