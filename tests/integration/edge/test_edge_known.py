@@ -24,7 +24,8 @@ ASKED, KNOWN = (1, 1), (0, 0)
 async def edge(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Edge]:
     """A running edge."""
     with edge_lua(**PATIENT):
-        async with running_edge(tmp_path_factory.mktemp("known")) as found:
+        # Of one part, so that all addresses meet in one memory.
+        async with running_edge(tmp_path_factory.mktemp("known"), source_parts=1) as found:
             yield found
 
 

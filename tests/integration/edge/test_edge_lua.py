@@ -11,7 +11,7 @@ import pytest_asyncio
 
 from services.controlplane.policy import filters
 from tests.support.fixtures.edge_fixtures import Edge, running_edge
-from tests.support.known import CHAT, LATEST, PATIENT, Asked, client, edge_lua, new_key, over_http2
+from tests.support.known import CHAT, LATEST, PATIENT, Asked, client, edge_lua, new_key, over_http2, pushed
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 FAILURES = 5
@@ -108,9 +108,11 @@ async def test_grpc_callers_are_refused_as_such(edge: Edge) -> None:
 
 
 async def test_a_flood_of_bad_keys_is_not_asked_about_and_holds_up_nobody_who_is_known(edge: Edge) -> None:
-    key = new_key(edge)
+    key, revision = new_key(edge), await pushed(edge)
     async with client(edge, "127.0.1.2") as http, client(edge, "127.0.1.3") as elsewhere:
+        edge.upstreams.auth.learned = {"rev": revision, "ttl": 60_000}
         assert (await http.post(CHAT, json={}, headers=key)).status_code == 200
+        edge.upstreams.auth.learned = {"rev": LATEST, "ttl": 60_000}
         asked = Asked(edge)
         answers = [await bad(http) for _ in range(10 * FAILURES)]
         assert asked.of[0] == FAILURES
@@ -121,6 +123,11 @@ async def test_a_flood_of_bad_keys_is_not_asked_about_and_holds_up_nobody_who_is
         asked = Asked(edge)
         assert (await http.post(CHAT, json={}, headers=key)).status_code == 200
         assert asked.of[0] == 0
+        # Nor anybody who was known before a revocation of somebody else's key.
+        await pushed(edge)
+        assert (await http.post(CHAT, json={}, headers=key)).status_code == 200
+        assert asked.of[0] == 1
+        assert (await http.post(CHAT, json={}, headers=new_key(edge))).status_code == 429
         assert (await bad(elsewhere)).status_code == 401, "another source"
 
 
