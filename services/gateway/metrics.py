@@ -4,20 +4,24 @@ from __future__ import annotations
 
 from functools import lru_cache
 
-from prometheus_client import Counter, Gauge, Histogram
+from prometheus_client import Counter, Gauge
+
+from libs.telemetry.histogram import FastHistogram
 
 _TTFT = (0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0)
 _PER_TOKEN = (0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1.0, 2.5)
 _DURATION = (0.01, 0.02, 0.04, 0.08, 0.16, 0.32, 0.64, 1.28, 2.56, 5.12, 10.24, 20.48, 40.96, 81.92)
 _MODEL = ("gen_ai_operation_name", "gen_ai_response_model")
 
-DURATION = Histogram("gen_ai_server_request_duration", "Seconds from arrival to the end", _MODEL, buckets=_DURATION)
-TTFT = Histogram("gen_ai_server_time_to_first_token", "Seconds from arrival to the first token", _MODEL, buckets=_TTFT)
-PER_TOKEN = Histogram(
+DURATION = FastHistogram("gen_ai_server_request_duration", "Seconds from arrival to the end", _MODEL, buckets=_DURATION)
+TTFT = FastHistogram(
+    "gen_ai_server_time_to_first_token", "Seconds from arrival to the first token", _MODEL, buckets=_TTFT
+)
+PER_TOKEN = FastHistogram(
     "gen_ai_server_time_per_output_token", "Seconds per token after the first", _MODEL, buckets=_PER_TOKEN
 )
 TOKENS = Counter("gen_ai_client_token_usage", "Tokens delivered", (*_MODEL, "gen_ai_token_type"))
-STAGE = Histogram("weir_gateway_stage_seconds", "Seconds per stage", ("stage",), buckets=_TTFT)
+STAGE = FastHistogram("weir_gateway_stage_seconds", "Seconds per stage", ("stage",), buckets=_TTFT)
 OUTCOMES = Counter("weir_gateway_outcomes_total", "Requests by outcome", ("operation", "outcome", "reason"))
 DEGRADED = Counter("weir_gateway_degraded_total", "Requests served degraded", ("kind",))
 LADDER = Counter(

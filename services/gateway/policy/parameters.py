@@ -12,6 +12,19 @@ MAX_BIASES = 1024
 MAX_STOP_CHARS = 256
 MAX_SEED = 2**63 - 1
 MAX_TOKENS = 2**31 - 1
+_RANGES: tuple[tuple[str, float, float], ...] = (
+    ("max_tokens", 1, MAX_TOKENS),
+    ("temperature", 0.0, 2.0),
+    ("top_p", 0.0, 1.0),
+    ("min_p", 0.0, 1.0),
+    ("presence_penalty", -2.0, 2.0),
+    ("frequency_penalty", -2.0, 2.0),
+    ("repetition_penalty", 0.01, 10.0),
+    ("top_k", 0, 2**31 - 1),
+    ("n", 1, MAX_CHOICES),
+    ("logprobs", 0, MAX_LOGPROBS),
+    ("seed", 0, MAX_SEED),
+)
 ROLES = ("system", "developer", "user", "assistant", "tool")
 NO_OUTPUT = BoundParameters(
     max_tokens=0,
@@ -52,17 +65,12 @@ def check_parameters(given: Parameters) -> None:
 
     :raises WeirError: INVALID_REQUEST naming the first bad field.
     """
-    _within(given.max_tokens_field, given.max_tokens, 1, MAX_TOKENS)
-    _within("temperature", given.temperature, 0.0, 2.0)
-    _within("top_p", given.top_p, 0.0, 1.0)
-    _within("min_p", given.min_p, 0.0, 1.0)
-    _within("presence_penalty", given.presence_penalty, -2.0, 2.0)
-    _within("frequency_penalty", given.frequency_penalty, -2.0, 2.0)
-    _within("repetition_penalty", given.repetition_penalty, 0.01, 10.0)
-    _within("top_k", given.top_k, 0, 2**31 - 1)
-    _within("n", given.n, 1, MAX_CHOICES)
-    _within("logprobs", given.logprobs, 0, MAX_LOGPROBS)
-    _within("seed", given.seed, 0, MAX_SEED)
+    for name, low, high in _RANGES:
+        value = getattr(given, name)
+        # NaN fails every comparison; integers may be too large to become floats.
+        if value is not None and not low <= value <= high:
+            field = given.max_tokens_field if name == "max_tokens" else name
+            raise invalid(field, f"must be at least {low} and at most {high}")
     if len(given.stop) > MAX_STOPS:
         raise invalid("stop", f"at most {MAX_STOPS} strings")
     for stop in given.stop:
@@ -70,8 +78,8 @@ def check_parameters(given: Parameters) -> None:
             raise invalid("stop", f"each string must have 1 to {MAX_STOP_CHARS} characters")
     if len(given.logit_bias) > MAX_BIASES:
         raise invalid("logit_bias", f"at most {MAX_BIASES} tokens")
-    for bias in given.logit_bias.values():
-        _within("logit_bias", bias, -100.0, 100.0)
+    if not all(-100.0 <= bias <= 100.0 for bias in given.logit_bias.values()):
+        raise invalid("logit_bias", "must be at least -100.0 and at most 100.0")
 
 
 def bind_parameters(given: Parameters, limits: ModelLimits, prompt_tokens: int) -> BoundParameters:
@@ -124,11 +132,3 @@ def bind_parameters(given: Parameters, limits: ModelLimits, prompt_tokens: int) 
 
 def _default(value: float | None, default: float) -> float:
     return default if value is None else value
-
-
-def _within(field: str, value: float | None, low: float, high: float, *, exclude_low: bool = False) -> None:
-    if value is None:
-        return
-    # NaN fails every comparison; integers may be too large to become floats.
-    if not low <= value <= high or (exclude_low and value == low):
-        raise invalid(field, f"must be {'above' if exclude_low else 'at least'} {low} and at most {high}")
