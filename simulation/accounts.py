@@ -1,14 +1,6 @@
 """A few limiters and gateways with everything between them in the hands of whoever plays: messages that wait, come
-twice or never, lives that end, clocks that differ. The decisions are `libs.quota`, called as the services call it.
-
-Beside it stands a ledger that nobody in the mesh has: what really runs and what was really used, and which facts came
-to which limiter. From that follows what the promise allows ("The bound" in services/ratelimit/README.md), and the mesh
-is held to at every moment: beyond the limit there is at most
-
-- what the last limiter that granted anything, a request, more for one, or a share, did not know then: leases, what they
-  had grown by, and shares that could still be used (`_granted`). What lies within a share that it was told of and that
-  has not ended it did know;
-- what gateways have given out since then without a share, or out of one that the next one was about to replace.
+twice or never, lives that end, clocks that differ. The decisions are `libs.quota`, called as the services call it; the
+mesh is held to the bound at every moment (`simulation.bound`).
 """
 
 from __future__ import annotations
@@ -28,6 +20,7 @@ from libs.quota import (
     Logged,
     Replica,
 )
+from simulation.bound import Bound
 from simulation.parties import (
     LEASE_NS,
     MODEL,
@@ -50,20 +43,21 @@ from simulation.parties import (
 )
 
 
-class Mesh:
+class Mesh(Bound):
     """All of them, one tenant, at one moment."""
 
-    def __init__(self, *, limit: int, limiters: int = 2, gateways: int = 3, skews: tuple[int, ...] = (0,)) -> None:
-        self.now = 1000 * SECOND
-        self.limit = limit
+    def __init__(
+        self,
+        *,
+        limit: int,
+        limiters: int = 2,
+        gateways: int = 3,
+        skews: tuple[int, ...] = (0,),
+        allowances: bool = False,
+    ) -> None:
+        super().__init__(limit)
         self.count = gateways
-        self.requests: dict[str, Request] = {}
-        self.told: dict[Fact, int] = {}
-        """When a share was told."""
-        self.allowed = 0
-        """Tokens that whoever granted last did not know of."""
-        self.since: list[tuple[str, Piece]] = []
-        """Of requests, what nobody who grants had promised, given out since then."""
+        self.allowances = allowances
         self.waiting: dict[tuple[str, str], list[tuple[Logged, Known]]] = {}
         self._serial = 0
         self._limits = {(TENANT, ALL_MODELS): LimitSpec(tokens_per_minute=limit)}
@@ -102,17 +96,50 @@ class Mesh:
             self._reserve(gateway, rid, request.tokens + tokens)
 
     def _reserve(self, gateway: Gateway, rid: str, tokens: int) -> None:
-        message = Message("reserve", rid, tokens, gateway.bridge.seen(TENANT), self.now)
+        message = Message("reserve", rid, tokens, at=self.now)
         if gateway.to is None:
             self._decide_locally(gateway, message)
-        else:
-            gateway.outbox.append(message)
+        elif not (self.allowances and self._allow(gateway, message)):
+            gateway.bridge.asked(TENANT)
+            self._say(gateway, message)
+
+    def _say(self, gateway: Gateway, message: Message) -> None:
+        """With what it has seen of shares, and whether it wants another."""
+        now = self._at(gateway)
+        message.seen = gateway.bridge.seen(TENANT, MODEL, "", now)
+        message.wanted = self.allowances and gateway.bridge.wants(TENANT, MODEL, "", now)
+        gateway.outbox.append(message)
+
+    def _allow(self, gateway: Gateway, message: Message) -> bool:
+        """It gives out of its allowance, and the owner hears of it when the gateway is served next."""
+        ask, now = Ask(TENANT, MODEL, message.rid, message.tokens, grows=True), self._at(gateway)
+        until = now + 1000 * SECOND
+        if gateway.bridge.allow(ask, message.tokens, lease_ns=MINUTE_NS, until=until, now=now) is None:
+            return False
+        self._give(gateway, message, gateway.share, routine=True)
+        return True
+
+    def _give(self, gateway: Gateway, message: Message, share: Fact | None, *, routine: bool = False) -> None:
+        request = self.requests[message.rid]
+        piece = Piece(request.tokens, message.tokens, share, routine)
+        request.pieces.append(piece)
+        request.running, request.tokens = True, message.tokens
+        if gateway.until <= self.now:
+            self._within_part(gateway)
+        if share is None:
+            self.since.append((message.rid, piece))
+        if gateway.to is not None:
+            self._claim(gateway, message.rid)
+        self.check()
 
     def give_up(self, gateway: Gateway) -> None:
         """The oldest question was not answered in time."""
         message = gateway.asking()
         if message is not None:
-            gateway.outbox.remove(message)
+            gateway.outbox = [each for each in gateway.outbox if each is not message]
+            gateway.bridge.answered(TENANT)
+            if message.wanted:
+                gateway.bridge.not_told(TENANT)
             self._decide_locally(gateway, message)
 
     def settle(self, gateway: Gateway, part: float, *, lost: bool = False) -> None:
@@ -165,7 +192,7 @@ class Mesh:
     def _claim(self, gateway: Gateway, rid: str) -> None:
         lost = gateway.bridge.lost((TENANT, rid))
         if lost is not None:
-            gateway.outbox.append(Message("claim", rid, lost[0]))
+            self._say(gateway, Message("claim", rid, lost[0], at=self.now))
 
     def _decide_locally(self, gateway: Gateway, message: Message) -> None:
         request, now = self.requests[message.rid], self._at(gateway)
@@ -175,17 +202,8 @@ class Mesh:
         lease_ns, until = MINUTE_NS, now + 1000 * SECOND
         outcome = gateway.bridge.reserve(ask, message.tokens, lease_ns=lease_ns, until=until, now=now)
         if isinstance(outcome, Admitted):
-            share = gateway.share if gateway.until > self.now and not gateway.inbox else None
-            piece = Piece(request.tokens, message.tokens, share)
-            request.pieces.append(piece)
-            request.running, request.tokens = True, message.tokens
-            if gateway.until <= self.now:
-                self._within_part(gateway)
-            if share is None:
-                self.since.append((message.rid, piece))
-            if gateway.to is not None:
-                self._claim(gateway, message.rid)
-            self.check()
+            asked = any(reply.to.kind == "reserve" for reply in gateway.inbox)
+            self._give(gateway, message, gateway.share if gateway.until > self.now and not asked else None)
 
     def _within_part(self, gateway: Gateway) -> None:
         """Without a share it gives out an equal part of the limit, of which what it served is a part."""
@@ -207,14 +225,16 @@ class Mesh:
             return  # it gave up
         gateway.outbox = [each for each in gateway.outbox if each is not message]
         request = self.requests.get(message.rid)
+        if message.kind == "reserve":
+            gateway.bridge.answered(TENANT)
+        if reply.fact is not None:
+            self._hear_share(gateway, reply)
+        elif message.wanted:
+            gateway.bridge.not_told(TENANT)
         if message.kind == "reserve" and request is not None and request.over is not None:
             return  # it ended while it asked for more
-        if reply.fact is not None:
-            gateway.share, gateway.until = reply.fact, message.at + SHARE_NS
-            until = gateway.until + gateway.skew
-            gateway.bridge.told(TENANT, reply.number, reply.shares, until, self._at(gateway))
         if request is not None and message.kind != "reserve":
-            gateway.bridge.taken((TENANT, message.rid))
+            gateway.bridge.taken((TENANT, message.rid), message.tokens if message.kind == "claim" else None)
             request.taken(message.tokens if message.kind == "claim" else request.tokens)
         elif request is not None and reply.granted:
             key, tokens = (TENANT, message.rid), message.tokens
@@ -224,6 +244,14 @@ class Mesh:
             self.check()
         for rid in reply.unknown:
             self._claim(gateway, rid)
+
+    def _hear_share(self, gateway: Gateway, reply: Reply) -> None:
+        before, until = gateway.own(self.now), reply.to.at + SHARE_NS
+        gateway.bridge.told(
+            TENANT, reply.number, reply.shares, until + gateway.skew, self._at(gateway), allowance=reply.to.wanted
+        )
+        if gateway.own(self.now) is not before:
+            gateway.share, gateway.until = reply.fact, until
 
     # --- what limiters do ---------------------------------------------------------------------------------------
 
@@ -258,13 +286,13 @@ class Mesh:
                 until = limiter.knows[lasts(message.rid)] if before else self._counted
                 self._learn(limiter, {lease_of(message.rid): message.tokens, lasts(message.rid): until})
                 if not granted:
-                    self._granted(limiter, holder)
-            if not granted and (not reply.granted or ledger.due(ask, now)):
-                reply.number, shares = ledger.tell(ask, message.seen, now)
+                    self.granted(limiter, holder)
+            if message.wanted or (not granted and (not reply.granted or ledger.due(ask, now))):
+                reply.number, shares = ledger.tell(ask, message.seen, now, allowance=message.wanted)
                 reply.shares = tuple(shares)
                 reply.fact = ("share", holder, f"{limiter.name}/{limiter.life}", reply.number)
                 if shares[0].tokens:
-                    self._granted(limiter, holder)
+                    self.granted(limiter, holder)
                 self.told[reply.fact] = self.now
                 self._learn(limiter, {reply.fact: 1})
         return reply
@@ -285,36 +313,6 @@ class Mesh:
         if any(limiter.knows[fact] < much for fact, much in facts.items()):
             learn(limiter.knows, facts)
             learn(limiter.fresh, facts)
-
-    def _granted(self, limiter: Limiter, holder: str) -> None:
-        """It has granted something, or is about to tell a share: all that it does not know may come on top."""
-        self.allowed = sum(self._unknown(limiter, holder, rid, request) for rid, request in self.requests.items())
-        for gateway in self.gateways:
-            for fact, tokens in gateway.usable(self.now):
-                if fact not in limiter.knows:
-                    self.allowed += tokens
-        self.since.clear()
-
-    def _unknown(self, limiter: Limiter, holder: str, rid: str, request: Request) -> int:
-        """Of a request, what is neither in its lease there nor within a share that somebody else than the one who asks
-        was told."""
-        known, most = limiter.counts(rid, self.now), self._at_most(rid, request)
-        missing = max(0, most - known)
-        for piece in request.pieces:
-            share = piece.share
-            if share is None or share not in limiter.knows or share[1] == holder:
-                continue
-            if self.told.get(share, -SHARE_NS) + SHARE_NS > self.now:
-                missing -= piece.within(known, most)
-        return missing
-
-    def _at_most(self, rid: str, request: Request) -> int:
-        """What it counts; more while it waits for an answer that a limiter has or can repeat."""
-        asking = self.gateways[request.gateway].asking(rid)
-        if asking is None or request.over is not None:
-            return request.counts(self.now)
-        repeated = any(limiter.knows[lease_of(rid)] >= asking.tokens for limiter in self.limiters)
-        return asking.tokens if repeated else request.counts(self.now)
 
     def publish(self, limiter: Limiter) -> None:
         """What it decided is on its way to the others."""
@@ -384,19 +382,3 @@ class Mesh:
 
     def _at(self, node: Limiter | Gateway) -> int:
         return self.now + node.skew
-
-    @property
-    def overshoot(self) -> int:
-        """Tokens beyond the limit that the bound does not allow, in the minute before now."""
-        since = sum(piece.within(0, self.requests[rid].counts(self.now)) for rid, piece in self.since)
-        return max(0, self.excess - self.allowed - since)
-
-    @property
-    def excess(self) -> int:
-        """Tokens beyond the limit in all."""
-        return max(0, sum(each.counts(self.now) for each in self.requests.values()) - self.limit)
-
-    def check(self) -> None:
-        """:raises OverflowError: more was granted than the bound allows."""
-        if self.overshoot:
-            raise OverflowError(f"{self.overshoot} tokens beyond the bound")

@@ -51,6 +51,8 @@ class Message:
     seen: int = 0
     at: int = 0
     rids: tuple[str, ...] = ()
+    wanted: bool = False
+    """A share, to be given out without asking."""
     sent: bool = False
 
 
@@ -74,6 +76,8 @@ class Piece(NamedTuple):
     past: int
     share: Fact | None
     """Out of which; None: of an equal part of the limit, or beside a share that was about to be replaced."""
+    routine: bool = False
+    """As an allowance, while the owner could have been asked."""
 
     def within(self, first: int, past: int) -> int:
         """How many of these tokens of the request they are."""

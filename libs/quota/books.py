@@ -7,7 +7,8 @@ from heapq import heapify, heappop, heappush
 
 from libs.quota.bucket import Bucket
 from libs.quota.budget import Budgets
-from libs.quota.scope import Lease, Scope
+from libs.quota.lease import Lease
+from libs.quota.scope import Scope
 from libs.quota.scopes import Scopes
 from libs.quota.settled import Charge, Key
 from libs.quota.types import Ask, LimitSpec, Opened

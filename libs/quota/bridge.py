@@ -1,4 +1,4 @@
-"""A gateway's end of the quota: what it serves, and what it gives out by itself while nobody can be asked."""
+"""A gateway's end of the quota: what it serves, and what it gives out by itself of what the owner told it."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from typing import Generic, NamedTuple, TypeVar
 from libs.quota.budget import BudgetSpec
 from libs.quota.ledger import Ledger
 from libs.quota.settled import Key
-from libs.quota.shares import Share
+from libs.quota.shares import OwnShare, Share
 from libs.quota.types import Admitted, Ask, Denied, LimitSpec, SettledAlready
 from libs.quota.window import MINUTE_NS
 
 T = TypeVar("T")
-_MOST_SEEN = 50_000
+_MOST_ACCOUNTS = 50_000
 
 
 class _Running(NamedTuple, Generic[T]):
@@ -25,50 +25,192 @@ class _Running(NamedTuple, Generic[T]):
     grown: bool
 
 
+class _Untold(NamedTuple):
+    """Of a request, what was given out here and is not known yet to have come to the owner."""
+
+    ask: Ask
+    """With no more than that."""
+    total: int
+    """Tokens of the request in all."""
+    began: bool
+    """It was granted here, with a slot, and did not only grow."""
+    at: int
+
+
+class _Account:
+    """What passes between here and one tenant's owner."""
+
+    __slots__ = ("allowed", "asking", "untold", "wanted")
+
+    def __init__(self) -> None:
+        self.allowed = False
+        """Its shares may be given out without asking."""
+        self.asking = 0
+        """Questions that have no answer yet."""
+        self.wanted = False
+        """A new share was asked for."""
+        self.untold: dict[str, _Untold] = {}
+
+    @property
+    def idle(self) -> bool:
+        return not (self.asking or self.untold)
+
+
 class Bridge(Generic[T]):
     """Pure. `T` is how the shell keeps a Reserve, to ask it again.
 
     While the tenant's owner answers, this keeps the shares that it tells and the requests that run, whose leases are
-    prolonged by their ids. While nobody answers, `reserve` gives out of the shares. Where none was told, or it has
-    ended, that is an equal part of the limits for each gateway, of which what this gateway served within the last
-    period is a part, whoever granted it; and of money nothing. What was given out so is told to the owner as soon as
-    one can be reached: it is among the running requests, and unknown there.
+    prolonged by their ids. `allow` gives out of the shares without asking, where the owner said that they are
+    allowances; what it gave is told soon. While nobody answers, `reserve` gives out of the shares. Where none was told,
+    or it has ended, that is an equal part of the limits for each gateway, of which what this gateway served within the
+    last period is a part, whoever granted it; and of money nothing. What was given out so is told to the owner as soon
+    as one can be reached: it is among the running requests, and unknown there.
+
+    At any moment, what was given out here and may not have come to the owner, and what is left to be given out, are
+    together within what the owner holds for this gateway.
     """
 
     def __init__(self, *, retry_ns: int = 1_000_000_000) -> None:
         self._ledger = Ledger(retry_ns=retry_ns, money_needs_share=True)
-        self._seen: dict[str, int] = {}
         self._running: dict[Key, _Running[T]] = {}
-        self._untold: dict[str, dict[str, int]] = {}
-        """By tenant, what was given out here and is not known yet to have come to the owner; since when."""
+        self._accounts: dict[str, _Account] = {}
+        self._limits: Mapping[Key, LimitSpec] = {}
+        self._budgets: Mapping[str, BudgetSpec] = {}
 
     def apply(
         self, limits: Mapping[Key, LimitSpec], budgets: Mapping[str, BudgetSpec], gateways: int, now: int
     ) -> None:
-        """Makes these the limits and budgets, of which this is one of so many gateways."""
+        """Makes these the limits and budgets, of which this is one of so many gateways. Where they are others than
+        before, the owner is asked from the next request on."""
+        changed = {key[0] for key in limits.keys() | self._limits.keys() if limits.get(key) != self._limits.get(key)}
+        changed |= {
+            name for name in budgets.keys() | self._budgets.keys() if budgets.get(name) != self._budgets.get(name)
+        }
+        for tenant in changed & self._accounts.keys():
+            self._accounts[tenant].allowed = False
+        self._limits, self._budgets = dict(limits), dict(budgets)
         self._ledger.apply_budgets(budgets)
         self._ledger.apply_limits({key: spec.shared(gateways) for key, spec in limits.items()}, now)
 
-    def seen(self, tenant: str) -> int:
-        """The number of the last shares that came when the owner knew of all that had been given out here."""
-        return self._seen.get(tenant, 0)
+    # --- what the owner tells --------------------------------------------------------------------------------------
 
-    def told(self, tenant: str, number: int, shares: Iterable[Share], until: int, now: int) -> None:
+    def asked(self, tenant: str) -> None:
+        """A question goes to the owner, who may grant it all that is held here: nothing is allowed until `answered`."""
+        self._account(tenant).asking += 1
+
+    def answered(self, tenant: str) -> None:
+        """It was answered, or will not be."""
+        self._account(tenant).asking -= 1
+
+    def seen(self, tenant: str, model: str, version: str, now: int) -> int:
+        """The number of the oldest of the shares here that cover a request: nothing told before it is in force."""
+        return min(share.number if share else 0 for share in self._shares(tenant, model, version, now))
+
+    def wants(self, tenant: str, model: str, version: str, now: int) -> bool:
+        """Whether to ask for new shares: one of those that cover such a request is low. Once until `told`."""
+        account = self._account(tenant)
+        if account.wanted:
+            return False
+        shares = self._shares(tenant, model, version, now)
+        account.wanted = not account.allowed or any(share is None or share.low(now) for share in shares)
+        return account.wanted
+
+    def not_told(self, tenant: str) -> None:
+        """New shares were asked for, and did not come."""
+        self._account(tenant).wanted = False
+
+    def told(
+        self, tenant: str, number: int, shares: Iterable[Share], until: int, now: int, *, allowance: bool = False
+    ) -> None:
         """These came from the owner; `until` counts from when it was asked.
 
-        While the owner may not have known of what was given out here, nothing more may be: it held an earlier share for
-        that, and holds no more than the larger of both. It goes on holding that one, since this one is not named yet.
+        Of what was given out here since then it may not have known: that is a part of them. Where it is more than they
+        are, they are not named as seen, so that the owner goes on holding those before them, out of which it was given.
         """
-        untold = self._untold.get(tenant)
-        if untold:
-            self._untold[tenant] = untold = {rid: at for rid, at in untold.items() if at + MINUTE_NS > now}
-        if untold:
-            shares = [Share(share.model, *(kind and 0 for kind in share[1:])) for share in shares]
-        else:
-            if len(self._seen) >= _MOST_SEEN:
-                self._seen.clear()
-            self._seen[tenant] = number
-        self._ledger.own(tenant, shares, until, now)
+        account = self._account(tenant)
+        account.allowed, account.wanted = allowance, False
+        account.untold = {rid: each for rid, each in account.untold.items() if each.at + MINUTE_NS > now}
+        fresh: dict[str, tuple[OwnShare, int]] = {}
+        for share in shares:
+            scope = self._ledger.scope(tenant, share.model, now)
+            if scope is None:  # the owner knows of a limit that is not known here yet
+                account.allowed = False
+                continue
+            before = scope.share.number if scope.share else 0
+            if number > before or scope.share is None or scope.share.until <= now:  # else it was overtaken
+                scope.share = OwnShare(share, until, now, number)
+                fresh[share.model] = scope.share, before
+        for each in account.untold.values():
+            requests = int(each.ask.count_request and each.began)
+            for scope in self._ledger.covering(tenant, each.ask.model, each.ask.version, now):
+                if scope.model in fresh:
+                    fresh[scope.model][0].take(each.ask.tokens, requests, each.ask.spend, int(each.began))
+                requests = int(each.began)  # the first is the tenant's own
+        for share_here, before in fresh.values():
+            if share_here.overdrawn:
+                share_here.number = before
+
+    def taken(self, key: Key, tokens: int | None = None) -> None:
+        """The owner has answered: it knows of `tokens` of the request; None says of all that it used."""
+        untold = self._account(key[0]).untold
+        each = untold.get(key[1])
+        if each is None:
+            return
+        if tokens is None or tokens >= each.total:
+            del untold[key[1]]
+        else:  # it has grown since
+            ask = each.ask._replace(tokens=min(each.ask.tokens, each.total - tokens))
+            untold[key[1]] = each._replace(ask=ask, began=False)
+
+    # --- what is given out ------------------------------------------------------------------------------------------
+
+    def allow(self, ask: Ask, kept: T, *, lease_ns: int, until: int, now: int) -> Admitted | None:
+        """Gives out of the allowances without asking; None where the owner is to be asked: it was not told so, it is
+        being asked, or too little is left."""
+        account = self._accounts.get(ask.tenant)
+        if account is None or not account.allowed or account.asking:
+            return None
+        slots = int(not self.runs((ask.tenant, ask.request_id)))
+        for share in self._shares(ask.tenant, ask.model, ask.version, now):
+            if share is None or share.until <= now or (share.slots is not None and share.slots < slots):
+                return None
+        ask = ask._replace(over_quota_allowed=False)
+        outcome = self.reserve(ask, kept, lease_ns=lease_ns, until=until, now=now)
+        return outcome if isinstance(outcome, Admitted) else None
+
+    def reserve(self, ask: Ask, kept: T, *, lease_ns: int, until: int, now: int) -> Admitted | Denied | SettledAlready:
+        """Decides here; of what runs already, about what it is to have beyond that."""
+        key = (ask.tenant, ask.request_id)
+        more, total, spend = ask, ask.tokens, ask.spend
+        running = self._running.get(key)
+        if running is not None:
+            total, spend = max(total, running.tokens), max(spend, running.spend)
+            more = ask._replace(tokens=total - running.tokens, spend=spend - running.spend)
+            self._ledger.expire(now)
+            held = self._ledger.books.lease(key)
+            if held is None:
+                self._ledger.forget_ended(*key)
+            ask = more._replace(
+                tokens=more.tokens + (held.tokens if held else 0),
+                spend=more.spend + (held.spend if held else 0),
+                count_request=False,
+                grows=False,
+            )
+        outcome = self._ledger.reserve(ask, lease_ns=lease_ns, now=now)
+        if isinstance(outcome, Admitted):
+            self.served(key, kept, over_quota=outcome.over_quota, until=until, tokens=total, spend=spend)
+            self._tell(more, total, began=running is None, now=now)
+        return outcome
+
+    def _tell(self, more: Ask, total: int, *, began: bool, now: int) -> None:
+        """So much more was given out, and is to come to the owner."""
+        untold = self._account(more.tenant).untold
+        before = untold.get(more.request_id)
+        if before is not None:
+            ask = before.ask
+            more = ask._replace(tokens=ask.tokens + more.tokens, spend=ask.spend + more.spend)
+            began = before.began
+        untold[more.request_id] = _Untold(more, total, began, now)
 
     def runs(self, key: Key) -> bool:
         """It was granted and has not ended."""
@@ -77,38 +219,6 @@ class Bridge(Generic[T]):
     def served(self, key: Key, ask: T, *, over_quota: bool, until: int, tokens: int, spend: int) -> None:
         """The owner granted it, or more for it; `tokens` and `spend` in all. It runs no longer than `until`."""
         self._running[key] = _Running(ask, over_quota, until, tokens, spend, key in self._running)
-
-    def reserve(self, ask: Ask, kept: T, *, lease_ns: int, until: int, now: int) -> Admitted | Denied | SettledAlready:
-        """Decides here; of what runs already, about what it is to have beyond that."""
-        tokens, spend = ask.tokens, ask.spend
-        running = self._running.get((ask.tenant, ask.request_id))
-        if running is not None:
-            self._ledger.expire(now)
-            held = self._ledger.books.lease((ask.tenant, ask.request_id))
-            if held is None:
-                self._ledger.forget_ended(ask.tenant, ask.request_id)
-            ask = ask._replace(
-                tokens=tokens - running.tokens + (held.tokens if held else 0),
-                spend=max(0, spend - running.spend) + (held.spend if held else 0),
-                count_request=False,
-                grows=False,
-            )
-        outcome = self._ledger.reserve(ask, lease_ns=lease_ns, now=now)
-        if isinstance(outcome, Admitted):
-            over_quota = outcome.over_quota
-            self.served(
-                (ask.tenant, ask.request_id), kept, over_quota=over_quota, until=until, tokens=tokens, spend=spend
-            )
-            self._untold.setdefault(ask.tenant, {})[ask.request_id] = now
-        return outcome
-
-    def taken(self, key: Key) -> None:
-        """The owner knows it: it has answered."""
-        untold = self._untold.get(key[0])
-        if untold is not None:
-            untold.pop(key[1], None)
-            if not untold:
-                del self._untold[key[0]]
 
     def settle(self, tenant: str, model: str, request_id: str, tokens: int, now: int, *, spend: int) -> bool:
         """It has ended, and counts here for a period, whoever granted it. Whether it was served over quota."""
@@ -124,7 +234,7 @@ class Bridge(Generic[T]):
             if each.until <= now:
                 del self._running[key]
             else:
-                if self._ledger.live_leases:  # mostly none: the owner answers
+                if self._ledger.live_leases:
                     self._ledger.renew(key[0], key[1:], lease_ns=MINUTE_NS, now=now)
                 yield key
 
@@ -136,3 +246,14 @@ class Bridge(Generic[T]):
         """To ask again for what the owner does not know: the Reserve, and whether it was over quota."""
         running = self._running.get(key)
         return None if running is None else (running.ask, running.over_quota)
+
+    def _shares(self, tenant: str, model: str, version: str, now: int) -> list[OwnShare | None]:
+        return [scope.share for scope in self._ledger.covering(tenant, model, version, now)]
+
+    def _account(self, tenant: str) -> _Account:
+        account = self._accounts.get(tenant)
+        if account is None:
+            if len(self._accounts) >= _MOST_ACCOUNTS:
+                self._accounts = {name: each for name, each in self._accounts.items() if not each.idle}
+            account = self._accounts[tenant] = _Account()
+        return account

@@ -8,7 +8,8 @@ from zlib import crc32
 from libs.quota.settled import Key, SettledIds
 
 if TYPE_CHECKING:
-    from libs.quota.scope import Lease, Scope
+    from libs.quota.lease import Lease
+    from libs.quota.scope import Scope
 
 BUCKETS = 4096
 """A multiple of the number of shards: a bucket is in one shard (`libs.sharding.shard_of`)."""

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections import Counter
 
-from libs.quota.scope import Lease, Scope
+from libs.quota.lease import Lease
+from libs.quota.scope import Scope
 from libs.quota.settled import Key
 from libs.quota.types import Batch, Closed, Taken
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from libs.quota.books import Books, count
-from libs.quota.scope import Lease
+from libs.quota.lease import Lease
 from libs.quota.settled import Charge, Key
 from libs.quota.types import Batch, Closed, LedgerState, Opened, SettledId, Told
 from libs.quota.window import Part

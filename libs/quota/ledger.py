@@ -21,9 +21,10 @@ from libs.quota import following
 from libs.quota.books import Books, count
 from libs.quota.budget import BudgetSpec
 from libs.quota.changes import Changes
-from libs.quota.scope import Lease, Scope, Terms, tightest, worse
+from libs.quota.lease import Lease
+from libs.quota.scope import Scope, Terms, tightest, worse
 from libs.quota.settled import Charge, Key
-from libs.quota.shares import OwnShare, Share
+from libs.quota.shares import Share
 from libs.quota.types import (
     ALL_MODELS,
     NO_LIMITS,
@@ -306,16 +307,17 @@ class Ledger:
 
     # --- shares of what is left -----------------------------------------------------------------------------------
 
-    def tell(self, ask: Ask, seen: int, now: int) -> tuple[int, list[Share]]:
+    def tell(self, ask: Ask, seen: int, now: int, *, allowance: bool = False) -> tuple[int, list[Share]]:
         """What the holder who asks may give out while nobody can be asked, of all limits that cover the request; held
         for it from now on. Returned with the number under which it was told.
 
-        :param seen: the number of the last shares of this tenant that came to the holder.
+        :param seen: of the shares that came to the holder for these limits, the number of the oldest.
+        :param allowance: it may be given out without asking, too: with slots.
         """
         self._shares = max(self._shares, seen) + 1  # above what the holder has of a limiter that is gone
         shares = []
         for scope in self._scopes.covering(ask.tenant, ask.model, ask.version, now):
-            shares.append(scope.tell(ask.holder, self._shares, seen, now, self.terms))
+            shares.append(scope.tell(ask, self._shares, seen, now, self.terms, allowance=allowance))
             if self._track:
                 self._changes.told[(scope.tenant, scope.model), ask.holder] = scope
         return self._shares, shares
@@ -325,16 +327,18 @@ class Ledger:
         more than is left: what is held for a holder is granted to it like all else, and must not be given out twice."""
         fresh = self.terms.share_ns * 3 // 4
         for scope in self._scopes.covering(ask.tenant, ask.model, ask.version, now):
-            if scope.limits_shares and (scope.holdings.lasts(ask.holder, now) < fresh or scope.short(ask.holder, now)):
+            old = scope.limits_shares and scope.holdings.lasts(ask.holder, now) < fresh
+            if old or scope.short(ask.holder, now):
                 return True
         return False
 
-    def own(self, tenant: str, shares: Iterable[Share], until: int, now: int) -> None:
-        """At a gateway: these are its shares, in the place of those of the same scopes, until then."""
-        for share in shares:
-            scope = self._scopes.find(tenant, share.model, now)
-            if scope is not None:
-                scope.share = OwnShare(share, until)
+    def scope(self, tenant: str, model: str, now: int) -> Scope | None:
+        """One limits entry; None for a model without limits."""
+        return self._scopes.find(tenant, model, now)
+
+    def covering(self, tenant: str, model: str, version: str, now: int) -> Sequence[Scope]:
+        """All limits that cover a request, the tenant's own first."""
+        return self._scopes.covering(tenant, model, version, now)
 
     def hold(self, told: Iterable[Told]) -> None:
         """Goes on with the numbers of shares that another replica told."""
@@ -359,7 +363,7 @@ def _take_shares(lease: Lease, requests: int, now: int) -> None:
         lease.shares = shares
         for share in shares:
             if share is not None:
-                share.take(lease.tokens, requests, lease.spend)
+                share.take(lease.tokens, requests, lease.spend, 1)
             requests = 1
 
 
@@ -376,4 +380,4 @@ def _give_back(lease: Lease, tokens: int, spend: int) -> None:
     """What was not used of shares that are still the present ones."""
     for scope, share in zip(lease.scopes, lease.shares, strict=True):
         if share is not None and scope.share is share:
-            share.take(min(0, tokens - lease.tokens), 0, min(0, spend - lease.spend))
+            share.take(min(0, tokens - lease.tokens), 0, min(0, spend - lease.spend), -1)

@@ -1,4 +1,4 @@
-"""What one limits entry covers, and a reservation in it: the parts that a ledger is made of."""
+"""What one limits entry covers: what was used of it, what is reserved and held, and whether a request fits."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 from libs.quota.bucket import Bucket
 from libs.quota.budget import Budget
-from libs.quota.shares import NOTHING, Holdings, OwnShare, Share, part_of
+from libs.quota.shares import NOTHING, Held, Holdings, OwnShare, Share, part_of, slots_of
 from libs.quota.types import (
     UNLIMITED,
     Admitted,
@@ -15,16 +15,13 @@ from libs.quota.types import (
     LimitKind,
     LimitReport,
     LimitSpec,
-    Opened,
     PartState,
     ScopeState,
     Told,
 )
-from libs.quota.window import DAY_NS, MINUTE_NS, NEVER, Part, Window
+from libs.quota.window import DAY_NS, MINUTE_NS, NEVER, Window
 
 _SHORTEST_RETRY_NS = 50_000_000
-_HOLD_SHARE = 8
-"""A lease's duration moves the average by one part in this many."""
 
 
 class Terms:
@@ -117,8 +114,11 @@ class Scope:
         if share is not None and share.until > now:
             denied = self._check_share(share, ask, requests, tokens, now)
         elif requests or tokens or ask.spend:
-            # The edge, which knows no gateway, counts requests beside all shares, and takes nothing else.
-            others = self.holdings.but(ask.holder, now) if ask.request_id else NOTHING
+            # The edge, which knows no gateway, takes requests only, beside all that gateways hold but those requests
+            # that they give out without asking and that it did not count.
+            others = self.holdings.but(ask.holder, now)
+            if not ask.request_id:
+                others = NOTHING._replace(requests=others.uncounted)
             alone = terms.sides == 1  # so that most answers need no second look
             limit = spec.requests_per_minute
             if limit and requests and not (alone and self.requests.used(now) + others[1] + requests <= limit):
@@ -134,8 +134,8 @@ class Scope:
                     denied = worse(denied, self._look(LimitKind.SPEND, self.spend, limit, held, ask.spend, now, terms))
             if self.budget is not None and ask.spend:
                 denied = worse(denied, self._check_budget(self.budget, others[2], ask.spend, now, terms))
-        if spec.concurrency and slots and self.in_use >= spec.concurrency:
-            wait = max(_SHORTEST_RETRY_NS, self.hold_ns // self.in_use if self.hold_ns else terms.retry_ns)
+        if spec.concurrency and slots and self.in_use + self.holdings.but(ask.holder, now).slots >= spec.concurrency:
+            wait = max(_SHORTEST_RETRY_NS, self.hold_ns // max(1, self.in_use) if self.hold_ns else terms.retry_ns)
             report = LimitReport(spec.concurrency, 0, 0)
             denied = worse(denied, Denied(LimitKind.CONCURRENCY, self.model, report, slots, wait))
         if spec.max_output and ask.output > spec.max_output:
@@ -207,22 +207,29 @@ class Scope:
         spec = self.spec
         return bool(spec.tokens_per_minute or spec.requests_per_minute or spec.spend_microusd or self.budget)
 
-    def tell(self, holder: str, number: int, seen: int, now: int, terms: Terms) -> Share:
+    def tell(self, ask: Ask, number: int, seen: int, now: int, terms: Terms, *, allowance: bool) -> Share:
         """A share of what is left, held for the holder from now on: see `libs.quota.shares`."""
-        spec, holders = self.spec, max(1, terms.holders * terms.sides)
-        tokens, requests, spend = self.holdings.but(holder, now)
+        spec, holders, holder = self.spec, max(1, terms.holders * terms.sides), ask.holder
+        others = self.holdings.but(holder, now)
+        slots: int | None = 0
+        if allowance:
+            left = spec.concurrency - self.in_use - others.slots
+            slots = slots_of(spec.concurrency, left, holders) if spec.concurrency else None
         share = Share(
             self.model,
-            _part(spec.tokens_per_minute, self.tokens, self.held_tokens + tokens, holders, now),
-            _part(spec.requests_per_minute, self.requests, requests, holders, now),
-            _part(spec.spend_microusd, self.spend, self.held_spend + spend, holders, now),
+            _part(spec.tokens_per_minute, self.tokens, self.held_tokens + others.tokens, holders, now),
+            _part(spec.requests_per_minute, self.requests, others.requests, holders, now),
+            _part(spec.spend_microusd, self.spend, self.held_spend + others.spend, holders, now),
+            slots,
         )
-        if self.budget is not None and (left := self.budget.left(self.held_spend + spend, now)) is not None:
-            part = part_of(left, left, holders)
+        if self.budget is not None and (left_of := self.budget.left(self.held_spend + others.spend, now)) is not None:
+            part = part_of(left_of, left_of, holders)
             share = share._replace(spend=part if share.spend is None else min(part, share.spend))
-        held = (share.tokens or 0, share.requests or 0, share.spend or 0)
+        held = Held(share.tokens or 0, share.requests or 0, share.spend or 0, share.slots or 0)
         if any(held) or self.holdings.knows(holder):
-            self.holdings.tell(Told(self.tenant, self.model, holder, number, *held, terms.share_ns, seen), now)
+            uncounted = held.requests if allowance and ask.count_request else 0
+            told = Told(self.tenant, self.model, holder, number, *held[:3], terms.share_ns, seen, held.slots, uncounted)
+            self.holdings.tell(told, now)
         return share
 
     def short(self, holder: str, now: int) -> bool:
@@ -230,12 +237,18 @@ class Scope:
         spec, own = self.spec, self.holdings.of(holder)
         if own == NOTHING:
             return False
-        tokens, requests, spend = self.holdings.but(holder, now)
+        others = self.holdings.but(holder, now)
         return (
-            (own[0] > 0 and spec.tokens_per_minute - self.tokens.used(now) - self.held_tokens - tokens < own[0])
-            or (own[1] > 0 and spec.requests_per_minute - self.requests.used(now) - requests < own[1])
-            or (own[2] > 0 and self._money_left(spend, now) < own[2])
+            (own.tokens > 0 and spec.tokens_per_minute - self._tokens_used(now) - others.tokens < own.tokens)
+            or (
+                own.requests > 0 and spec.requests_per_minute - self.requests.used(now) - others.requests < own.requests
+            )
+            or (own.spend > 0 and self._money_left(others.spend, now) < own.spend)
+            or (own.slots > 0 and spec.concurrency - self.in_use - others.slots < own.slots)
         )
+
+    def _tokens_used(self, now: int) -> int:
+        return self.tokens.used(now) + self.held_tokens
 
     def _money_left(self, others: int, now: int) -> int:
         held, limit = self.held_spend + others, self.spec.spend_microusd
@@ -262,91 +275,6 @@ class Scope:
         self.tokens.replace(state.part, state.tokens, now)
         spend = (use._replace(left_ns=use.left_ns + spend_longer_ns) for use in state.spend)
         self.spend.replace(state.part, spend, now)
-
-
-class Lease:
-    """A live reservation."""
-
-    __slots__ = (
-        "expires",
-        "here",
-        "holder",
-        "key",
-        "model",
-        "open",
-        "opened",
-        "over_quota",
-        "part",
-        "requests",
-        "scopes",
-        "shares",
-        "spend",
-        "tokens",
-        "version",
-    )
-
-    def __init__(self, ask: Ask, *, tokens: int, requests: int, scopes: list[Scope], part: Part, now: int) -> None:
-        self.key = (ask.tenant, ask.request_id)
-        self.model = ask.model
-        self.version = ask.version
-        self.tokens = tokens
-        self.spend = ask.spend
-        self.requests = requests
-        self.over_quota = False
-        self.holder = ask.holder
-        self.part = part
-        self.scopes = scopes
-        self.opened = now
-        self.expires = now
-        self.open = True
-        self.here = False
-        """Its gateway has spoken of it with this replica."""
-        self.shares: tuple[OwnShare | None, ...] = ()
-        """At a gateway: out of which shares it was given."""
-
-    def take(self) -> None:
-        """Occupies its slots and shares."""
-        for scope in self.scopes:
-            scope.in_use += 1
-            scope.held_tokens += self.tokens
-            scope.held_spend += self.spend
-
-    def grow(self, tokens: int, spend: int) -> None:
-        """Reserves so much in all; never less than before."""
-        more, dearer = max(0, tokens - self.tokens), max(0, spend - self.spend)
-        self.tokens += more
-        self.spend += dearer
-        for scope in self.scopes:
-            scope.held_tokens += more
-            scope.held_spend += dearer
-
-    def release(self, now: int) -> None:
-        """Gives them back."""
-        self.open = False
-        held = now - self.opened
-        for scope in self.scopes:
-            scope.in_use -= 1
-            scope.held_tokens -= self.tokens
-            scope.held_spend -= self.spend
-            scope.hold_ns += (held - scope.hold_ns) // _HOLD_SHARE if scope.hold_ns else held
-
-    def state(self, now: int) -> Opened:
-        """The lease at rest."""
-        tenant, request_id = self.key
-        return Opened(
-            tenant,
-            self.model,
-            request_id,
-            self.version,
-            self.tokens,
-            self.spend,
-            self.requests,
-            self.over_quota,
-            self.holder,
-            now - self.opened,
-            self.expires - now,
-            self.part,
-        )
 
 
 def _part(limit: int, window: Window, held: int, holders: int, now: int) -> int | None:

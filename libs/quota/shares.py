@@ -1,15 +1,19 @@
-"""What gateways may give out by themselves while nobody can be asked: shares of what is left.
+"""What gateways may give out by themselves: shares of what is left.
 
 A share that was told is a *holding*: the owner counts it as used by its holder until the holder says that a later one
 came to it, or until it ends. So whatever happens to the owner, what it granted and all that it told is within the
 limit. Money and every limits entry of a model have shares like the tenant's tokens.
+
+A share is for when nobody can be asked. To a gateway that says so it is an *allowance*, too: it gives out of it without
+asking. Then it holds slots as well, and its requests are held against the edge, where that does not count them.
 
 The holder counts the time of a share from when it asked, the owner from when it answered, which is later.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from operator import sub
 from typing import NamedTuple
 
 from libs.quota.types import Told
@@ -17,6 +21,8 @@ from libs.quota.types import Told
 PORTION = 8
 """All the shares of a limit together are about one part in this many: what one gateway keeps unused is lost to the
 others, and to its own next life, until it ends."""
+_AGE = 4
+"""A share is replaced when this part of its time is over."""
 _MOST_OPEN = 4
 """Shares of one holder that are kept apart; the oldest are merged, which holds too much and never too little."""
 
@@ -28,34 +34,44 @@ class Share(NamedTuple):
     tokens: int | None
     requests: int | None
     spend: int | None
+    slots: int | None = 0
+
+
+class Held(NamedTuple):
+    """What is held of one limits entry."""
+
+    tokens: int
+    requests: int
+    spend: int
+    slots: int = 0
+    uncounted: int = 0
+    """Of the requests, those that are held against the edge as well: it did not count the holder's."""
 
 
 class _Open(NamedTuple):
     number: int
     until: int
-    tokens: int
-    requests: int
-    spend: int
+    held: Held
 
 
-NOTHING = (0, 0, 0)
+NOTHING = Held(0, 0, 0)
 
 
 class Holdings:
-    """What the gateways hold of one limits entry: (tokens, requests, micro-dollars)."""
+    """What the gateways hold of one limits entry."""
 
     __slots__ = ("_first", "_held", "_open", "_seen", "_total")
 
     def __init__(self) -> None:
         self._open: dict[str, tuple[_Open, ...]] = {}
-        self._held: dict[str, tuple[int, int, int]] = {}
+        self._held: dict[str, Held] = {}
         """By holder, the most of each that one of its shares is."""
         self._seen: dict[str, int] = {}
         self._total = NOTHING
         self._first = 0
         """No share ends before."""
 
-    def but(self, holder: str, now: int) -> tuple[int, int, int]:
+    def but(self, holder: str, now: int) -> Held:
         """What all the others hold."""
         if not self._open:
             return NOTHING
@@ -63,20 +79,25 @@ class Holdings:
             for name in list(self._open):
                 self._set(name, tuple(each for each in self._open[name] if each.until > now))
             self._first = min((each.until for known in self._open.values() for each in known), default=0)
-        total, own = self._total, self._held.get(holder, NOTHING)
-        return total[0] - own[0], total[1] - own[1], total[2] - own[2]
+        own = self._held.get(holder)
+        return self._total if own is None else Held(*map(sub, self._total, own))
 
     def tell(self, told: Told, now: int) -> None:
-        """A share was told to a holder: those before the one that it has seen are given back."""
+        """A share was told to a holder: those before the last one that it has seen are given back."""
         seen = self._seen[told.holder] = max(told.seen, self._seen.get(told.holder, 0))
-        fresh = _Open(told.number, now + told.lasts_ns, told.tokens, told.requests, told.spend)
-        kept = [each for each in self._open.get(told.holder, ()) if each.number >= seen and each.until > now]
+        held = Held(told.tokens, told.requests, told.spend, told.slots, told.uncounted)
+        fresh = _Open(told.number, now + told.lasts_ns, held)
+        known = self._open.get(told.holder, ())
+        # Numbers go over all models: the holder's share of this one may be older than what it has seen.
+        present = max((each.number for each in known if each.number <= seen), default=0)
+        kept = [each for each in known if each.number >= present and each.until > now]
         if len(kept) >= _MOST_OPEN:
-            kept[:2] = [_Open(*map(max, kept[0], kept[1]))]
+            one, other = kept[:2]
+            kept[:2] = [_Open(other.number, max(one.until, other.until), Held(*map(max, one.held, other.held)))]
         self._set(told.holder, (*kept, fresh))
         self._first = min(self._first, fresh.until) if self._first else fresh.until
 
-    def of(self, holder: str) -> tuple[int, int, int]:
+    def of(self, holder: str) -> Held:
         """What is held for it."""
         return self._held.get(holder, NOTHING)
 
@@ -94,10 +115,20 @@ class Holdings:
         for name in (holder,) if holder else tuple(self._open):
             known = [each for each in self._open.get(name, ()) if each.until > now]
             if known:
-                tokens, requests, spend = (max(each[place] for each in known) for place in (2, 3, 4))
+                held = _most(known)
                 until = max(each.until for each in known)
                 yield Told(
-                    tenant, model, name, known[-1].number, tokens, requests, spend, until - now, self._seen.get(name, 0)
+                    tenant,
+                    model,
+                    name,
+                    known[-1].number,
+                    held.tokens,
+                    held.requests,
+                    held.spend,
+                    until - now,
+                    self._seen.get(name, 0),
+                    held.slots,
+                    held.uncounted,
                 )
 
     def _set(self, holder: str, known: tuple[_Open, ...]) -> None:
@@ -105,29 +136,48 @@ class Holdings:
         after = NOTHING
         if known:
             self._open[holder] = known
-            after = self._held[holder] = (
-                max(each.tokens for each in known),
-                max(each.requests for each in known),
-                max(each.spend for each in known),
-            )
+            after = self._held[holder] = _most(known)
         else:
             self._open.pop(holder, None)
             self._seen.pop(holder, None)
-        a, b, c = self._total
-        self._total = (a - before[0] + after[0], b - before[1] + after[1], c - before[2] + after[2])
+        self._total = Held(*(total - old + new for total, old, new in zip(self._total, before, after, strict=True)))
+
+
+def _most(known: Sequence[_Open]) -> Held:
+    return known[0].held if len(known) == 1 else Held(*map(max, *(each.held for each in known)))
 
 
 class OwnShare:
     """What is left of a share, at its holder."""
 
-    __slots__ = ("requests", "spend", "tokens", "until")
+    __slots__ = ("_old", "_told", "number", "requests", "slots", "spend", "tokens", "until")
 
-    def __init__(self, share: Share, until: int) -> None:
-        self.tokens, self.requests, self.spend = share.tokens, share.requests, share.spend
+    def __init__(self, share: Share, until: int, now: int, number: int = 0) -> None:
+        self._told = share
+        self._old = now + (until - now) // _AGE
+        self.tokens, self.requests, self.spend, self.slots = share.tokens, share.requests, share.spend, share.slots
         self.until = until
+        self.number = number
+        """Under which it was told."""
 
-    def take(self, tokens: int, requests: int, spend: int) -> None:
+    def low(self, now: int) -> bool:
+        """Less than half of it is left, or it is no longer fresh."""
+        told = zip(self._left, self._told[1:], strict=True)
+        return now >= self._old or any(left is not None and much is not None and 2 * left < much for left, much in told)
+
+    @property
+    def overdrawn(self) -> bool:
+        """More was given out than it is."""
+        return any(left is not None and left < 0 for left in self._left)
+
+    @property
+    def _left(self) -> tuple[int | None, ...]:
+        return self.tokens, self.requests, self.spend, self.slots
+
+    def take(self, tokens: int, requests: int, spend: int, slots: int = 0) -> None:
         """Gives out; what is negative comes back."""
+        if self.slots is not None:
+            self.slots -= slots
         if self.tokens is not None:
             self.tokens -= tokens
         if self.requests is not None:
@@ -141,3 +191,8 @@ def part_of(limit: int, left: int, holders: int) -> int:
     if left <= 0:
         return 0
     return min(left // holders, max(1, limit // (PORTION * holders)))
+
+
+def slots_of(limit: int, left: int, holders: int) -> int:
+    """Likewise of streams at once. Of a limit of few none are held: what one gateway keeps, another's caller misses."""
+    return max(0, min(left // holders, limit // (PORTION * holders)))

@@ -235,7 +235,9 @@ class Told(NamedTuple):
     spend: int
     lasts_ns: int
     seen: int = 0
-    """The number of the last one that is known to have come to the holder."""
+    """Of this one or an earlier one that is known to have come to the holder."""
+    slots: int = 0
+    uncounted: int = 0
 
 
 class Batch(NamedTuple):

@@ -91,6 +91,7 @@ class Gateway:
             decide_timeout=settings.decide_timeout,
             end_timeout=settings.end_timeout,
             lease_seconds=settings.lease_seconds,
+            allowances=settings.allowances,
         )
         self._router = RouterClient(
             router_link,

@@ -76,6 +76,9 @@ class Settings(ServiceSettings, frozen=True, kw_only=True, forbid_unknown_fields
     scored_per_second: float = 5.0
     """Requests of one arm of a rollout, its baseline too, whose tokens' log-probabilities are asked of the worker, for
     the score "mean_logprob"."""
+    allowances: bool = True
+    """Requests of tenants that are far from their limits are reserved out of what the limiter told this gateway before,
+    without asking it."""
     stream_per_owner: bool = True
     """What goes to one replica of the limiter travels on one stream, and not on one for each shard of tenants."""
     lazy_seconds: float = 0.05

@@ -176,10 +176,13 @@ def cursor_of(message: quota_pb2.FetchState) -> Cursor:
 # --- shares -----------------------------------------------------------------------------------------------------------
 
 
-def fill_shares(reply: quota_pb2.QuotaReply, number: int, shares: Iterable[Share], lasts_ns: int) -> None:
+def fill_shares(
+    reply: quota_pb2.QuotaReply, number: int, shares: Iterable[Share], lasts_ns: int, *, allowance: bool
+) -> None:
     """Writes what the gateway may give out by itself."""
     reply.share_number = number
+    reply.allowance = allowance
     lasts = reply.share_lasts
     lasts.seconds, lasts.nanos = divmod(lasts_ns, _SECOND)
-    for model, tokens, requests, spend in shares:
-        reply.shares.add(model=model, tokens=tokens, requests=requests, spend=spend)
+    for model, tokens, requests, spend, slots in shares:
+        reply.shares.add(model=model, tokens=tokens, requests=requests, spend=spend, slots=slots)

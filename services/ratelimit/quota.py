@@ -89,7 +89,8 @@ class QuotaHandler:
 
     def _reserve(self, reserve: quota_pb2.Reserve, context: CallContext) -> quota_pb2.QuotaReply:
         _require(reserve.tenant, reserve.request_id)
-        if not reserve.granted and self._owners.link(reserve.tenant) is not None:
+        owned = self._owners.link(reserve.tenant) is None
+        if not owned and not reserve.granted:
             self._strayed()
             raise WeirError(Reason.NOT_OWNER, "another replica owns this tenant", limit="tenant", retry_after=0.25)
         holder = self._holders.hold(context.session)
@@ -108,9 +109,10 @@ class QuotaHandler:
         else:
             metrics.RESERVED.of[REASONS[outcome.kind].name] += 1
             reply = self._refused(outcome)
-        if not reserve.granted and (isinstance(outcome, Denied) or self._ledger.due(ask, now)):
-            number, shares = self._ledger.tell(ask, reserve.share_seen, now)
-            fill_shares(reply, number, shares, self._ledger.terms.share_ns)
+        wanted = reserve.share_wanted
+        if owned and (wanted or (not reserve.granted and (isinstance(outcome, Denied) or self._ledger.due(ask, now)))):
+            number, shares = self._ledger.tell(ask, reserve.share_seen, now, allowance=wanted)
+            fill_shares(reply, number, shares, self._ledger.terms.share_ns, allowance=wanted)
         return reply
 
     def _renew(self, renew: quota_pb2.Renew, context: CallContext) -> quota_pb2.QuotaReply:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from libs.quota import Cursor, Joining, Ledger, Piece, Replica
-from libs.quota.scope import Lease
+from libs.quota.lease import Lease
 
 
 def pieces(source: Replica, now: int) -> Iterator[Piece]:

@@ -36,12 +36,15 @@ def start_decision(
     fallback: Callable[[], T],
     wait: bool = False,
     home: MuxClient | None = None,
+    hear: Callable[[Any], None] = lambda reply: None,
 ) -> Future[T]:
     """Ask, without a task: the future gets what `read` makes of the reply, or what `fallback` gives if nobody decided.
 
     Both may raise `WeirError`, which is the decision then. A reply that `read` cannot read decides nothing. Without a
     stream the fallback is used at once; with `wait` the question waits for a stream inside its deadline first. Where
     `mux` carries for `home` (`libs.mux.carrier`), the question is repeated there when it came to the wrong replica.
+    `hear` is called once, before `read` and also when nobody waits for it any more, with the reply, or with None when
+    none comes.
     """
     future: Future[T] = asyncio.get_running_loop().create_future()
 
@@ -56,10 +59,18 @@ def start_decision(
     def failed(error: WeirError, asked: MuxClient) -> None:
         if error.reason is Reason.NOT_OWNER and home is not None and asked is not home and home.connected:
             ask(home)
-        elif error.reason in AWAY:
+            return
+        over(None)
+        if error.reason in AWAY:
             settle(fallback)
         elif not future.done():
             future.set_exception(error)
+
+    def over(reply: Any) -> None:
+        try:
+            hear(reply)
+        except Exception as error:
+            log.error("reply_not_heard", error=type(error).__name__, where=place_of(error))
 
     def understood(reply: Any) -> T:
         try:
@@ -74,8 +85,9 @@ def start_decision(
         def on_reply(reply: Any, error: WeirError | None) -> None:
             if error is not None:
                 failed(error, asked)
-            else:
-                settle(lambda: understood(reply))
+                return
+            over(reply)
+            settle(lambda: understood(reply))
 
         try:
             asked.call_nowait(
@@ -87,5 +99,6 @@ def start_decision(
     if mux.connected or wait:
         ask(mux)
     else:
+        over(None)
         settle(fallback)
     return future

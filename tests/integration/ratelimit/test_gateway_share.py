@@ -84,6 +84,7 @@ async def gateway(
         decide_timeout=5.0,
         end_timeout=5.0,
         lease_seconds=lease_seconds,
+        allowances=settings.allowances,
     )
     client.update(
         RegistrySnapshot(

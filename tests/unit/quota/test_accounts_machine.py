@@ -40,9 +40,9 @@ class Accounts(RuleBasedStateMachine):
     whole = True
     """Nothing died, nothing was lost for good, and no lease had the time to end: all is known in the end."""
 
-    @initialize(skews=st.lists(st.integers(0, 500 * SECOND), min_size=1, max_size=6))
-    def begin(self, skews: list[int]) -> None:
-        self.mesh = Mesh(limit=LIMIT, limiters=3, gateways=3, skews=tuple(skews))
+    @initialize(skews=st.lists(st.integers(0, 500 * SECOND), min_size=1, max_size=6), allowances=st.booleans())
+    def begin(self, skews: list[int], allowances: bool) -> None:
+        self.mesh = Mesh(limit=LIMIT, limiters=3, gateways=3, skews=tuple(skews), allowances=allowances)
 
     @rule(g=G, tokens=st.sampled_from((3, 16, 60, 133)), answered=st.booleans())
     def ask(self, g: int, tokens: int, answered: bool) -> None:

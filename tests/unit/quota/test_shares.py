@@ -76,11 +76,11 @@ def test_a_holding_never_holds_less_than_the_largest_that_may_be_in_force() -> N
     holdings = Holdings()
     for number, tokens in enumerate((50, 90, 10, 40, 20, 30, 5), start=1):
         holdings.tell(Told("acme", "*", "one", number, tokens, 0, 0, LASTS), 0)
-    assert holdings.but("two", 0) == (90, 0, 0)
-    assert holdings.but("one", 0) == (0, 0, 0)
+    assert holdings.but("two", 0)[:3] == (90, 0, 0)
+    assert holdings.but("one", 0)[:3] == (0, 0, 0)
     holdings.tell(Told("acme", "*", "one", 8, 7, 0, 0, LASTS, 8), 0)
-    assert holdings.but("two", 0) == (7, 0, 0)
-    assert holdings.but("two", LASTS) == (0, 0, 0)
+    assert holdings.but("two", 0)[:3] == (7, 0, 0)
+    assert holdings.but("two", LASTS)[:3] == (0, 0, 0)
     assert not holdings.knows("one")
 
 
@@ -110,7 +110,7 @@ def test_c1_no_share_is_named_while_what_was_given_out_of_the_one_before_is_unto
     book, one = owner(tokens_per_minute=LIMIT), bridge(tokens_per_minute=LIMIT)
 
     def told() -> int:
-        number, shares = book.tell(ask("", 0, "one"), one.seen("acme"), 0)
+        number, shares = book.tell(ask("", 0, "one"), one.seen("acme", "fast", "", 0), 0)
         one.told("acme", number, shares, LASTS, 0)
         return shares[0].tokens or 0
 
@@ -125,7 +125,7 @@ def test_c1_no_share_is_named_while_what_was_given_out_of_the_one_before_is_unto
     one.taken(("acme", "r1"))
     told()
     told()
-    assert one.seen("acme") == 5
+    assert one.seen("acme", "fast", "", 0) == 5
     assert book.report("acme", "fast", 0).tokens.remaining == 0
 
 
@@ -161,7 +161,7 @@ def given(one: Bridge[str], name: str, tokens: int, spend: int = 0, now: int = 0
 def test_a_gateway_gives_out_its_share_and_what_came_back_of_it() -> None:
     one = bridge(tokens_per_minute=LIMIT)
     one.told("acme", 4, [Share("*", 100, None, None)], LASTS, 0)
-    assert one.seen("acme") == 4
+    assert one.seen("acme", "fast", "", 0) == 4
     assert isinstance(given(one, "r1", 80), Admitted)
     assert isinstance(given(one, "r2", 21), Denied)
     one.settle("acme", "fast", "r1", 10, 0, spend=0)
@@ -191,14 +191,15 @@ def test_c2_of_money_that_nobody_was_told_of_nothing_is_spent(tokens: int, spend
     assert isinstance(denied, Denied)
     assert denied.kind is LimitKind.SPEND
     assert isinstance(given(one, "r2", tokens), Admitted)
-    # The owner may not know yet of what was given out here: no share is in force until it has answered.
     one.told("acme", 1, [Share("*", None, None, 2 * spend)], LASTS, 0)
-    assert isinstance(given(one, "early", tokens, 1), Denied)
-    one.taken(("acme", "r2"))
-    one.told("acme", 2, [Share("*", None, None, 2 * spend)], LASTS, 0)
     assert isinstance(given(one, "r3", tokens, 2 * spend), Admitted)
     assert isinstance(given(one, "r4", tokens, 1), Denied)
+    # The owner may not know yet of what was given out here: of the next share that is left out.
+    one.told("acme", 2, [Share("*", None, None, 3 * spend)], LASTS, 0)
+    assert isinstance(given(one, "early", tokens, spend + 1), Denied)
+    assert isinstance(given(one, "early", tokens, spend), Admitted)
     one.taken(("acme", "r3"))
+    one.taken(("acme", "early"))
     one.told("acme", 3, [Share("*", None, None, 10)], LASTS, 0)
     assert isinstance(given(one, "r5", tokens, 1, now=LASTS), Denied)
 

@@ -46,7 +46,7 @@ class QuotaCall(_message.Message):
     def __init__(self, header: _Optional[_Union[_mux_pb2.CallHeader, _Mapping]] = ..., reserve: _Optional[_Union[Reserve, _Mapping]] = ..., settle: _Optional[_Union[Settle, _Mapping]] = ..., check_edge: _Optional[_Union[CheckEdge, _Mapping]] = ..., replicate: _Optional[_Union[Replicate, _Mapping]] = ..., fetch_state: _Optional[_Union[FetchState, _Mapping]] = ..., renew: _Optional[_Union[Renew, _Mapping]] = ...) -> None: ...
 
 class Reserve(_message.Message):
-    __slots__ = ("tenant", "model", "request_id", "tokens", "request_counted", "lease", "prompt_tokens", "max_output_tokens", "choices", "model_version", "over_quota_allowed", "share_seen", "granted", "grows")
+    __slots__ = ("tenant", "model", "request_id", "tokens", "request_counted", "lease", "prompt_tokens", "max_output_tokens", "choices", "model_version", "over_quota_allowed", "share_seen", "granted", "grows", "share_wanted")
     TENANT_FIELD_NUMBER: _ClassVar[int]
     MODEL_FIELD_NUMBER: _ClassVar[int]
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
@@ -61,6 +61,7 @@ class Reserve(_message.Message):
     SHARE_SEEN_FIELD_NUMBER: _ClassVar[int]
     GRANTED_FIELD_NUMBER: _ClassVar[int]
     GROWS_FIELD_NUMBER: _ClassVar[int]
+    SHARE_WANTED_FIELD_NUMBER: _ClassVar[int]
     tenant: str
     model: str
     request_id: str
@@ -75,7 +76,8 @@ class Reserve(_message.Message):
     share_seen: int
     granted: bool
     grows: bool
-    def __init__(self, tenant: _Optional[str] = ..., model: _Optional[str] = ..., request_id: _Optional[str] = ..., tokens: _Optional[int] = ..., request_counted: _Optional[bool] = ..., lease: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., prompt_tokens: _Optional[int] = ..., max_output_tokens: _Optional[int] = ..., choices: _Optional[int] = ..., model_version: _Optional[str] = ..., over_quota_allowed: _Optional[bool] = ..., share_seen: _Optional[int] = ..., granted: _Optional[bool] = ..., grows: _Optional[bool] = ...) -> None: ...
+    share_wanted: bool
+    def __init__(self, tenant: _Optional[str] = ..., model: _Optional[str] = ..., request_id: _Optional[str] = ..., tokens: _Optional[int] = ..., request_counted: _Optional[bool] = ..., lease: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., prompt_tokens: _Optional[int] = ..., max_output_tokens: _Optional[int] = ..., choices: _Optional[int] = ..., model_version: _Optional[str] = ..., over_quota_allowed: _Optional[bool] = ..., share_seen: _Optional[int] = ..., granted: _Optional[bool] = ..., grows: _Optional[bool] = ..., share_wanted: _Optional[bool] = ...) -> None: ...
 
 class Settle(_message.Message):
     __slots__ = ("tenant", "model", "request_id", "tokens", "prompt_tokens", "model_version", "over_quota", "cached_prompt_tokens")
@@ -160,7 +162,7 @@ class QuotaReplies(_message.Message):
     def __init__(self, items: _Optional[_Iterable[_Union[QuotaReply, _Mapping]]] = ...) -> None: ...
 
 class QuotaReply(_message.Message):
-    __slots__ = ("header", "reserved", "rejected", "settled", "edge_passed", "replicated", "state", "renewed", "shares", "share_number", "share_lasts")
+    __slots__ = ("header", "reserved", "rejected", "settled", "edge_passed", "replicated", "state", "renewed", "shares", "share_number", "share_lasts", "allowance")
     HEADER_FIELD_NUMBER: _ClassVar[int]
     RESERVED_FIELD_NUMBER: _ClassVar[int]
     REJECTED_FIELD_NUMBER: _ClassVar[int]
@@ -172,6 +174,7 @@ class QuotaReply(_message.Message):
     SHARES_FIELD_NUMBER: _ClassVar[int]
     SHARE_NUMBER_FIELD_NUMBER: _ClassVar[int]
     SHARE_LASTS_FIELD_NUMBER: _ClassVar[int]
+    ALLOWANCE_FIELD_NUMBER: _ClassVar[int]
     header: _mux_pb2.ReplyHeader
     reserved: Reserved
     rejected: _errors_pb2.Rejection
@@ -183,19 +186,22 @@ class QuotaReply(_message.Message):
     shares: _containers.RepeatedCompositeFieldContainer[Share]
     share_number: int
     share_lasts: _duration_pb2.Duration
-    def __init__(self, header: _Optional[_Union[_mux_pb2.ReplyHeader, _Mapping]] = ..., reserved: _Optional[_Union[Reserved, _Mapping]] = ..., rejected: _Optional[_Union[_errors_pb2.Rejection, _Mapping]] = ..., settled: _Optional[_Union[Settled, _Mapping]] = ..., edge_passed: _Optional[_Union[Reserved, _Mapping]] = ..., replicated: _Optional[_Union[Replicated, _Mapping]] = ..., state: _Optional[_Union[State, _Mapping]] = ..., renewed: _Optional[_Union[Renewed, _Mapping]] = ..., shares: _Optional[_Iterable[_Union[Share, _Mapping]]] = ..., share_number: _Optional[int] = ..., share_lasts: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ...) -> None: ...
+    allowance: bool
+    def __init__(self, header: _Optional[_Union[_mux_pb2.ReplyHeader, _Mapping]] = ..., reserved: _Optional[_Union[Reserved, _Mapping]] = ..., rejected: _Optional[_Union[_errors_pb2.Rejection, _Mapping]] = ..., settled: _Optional[_Union[Settled, _Mapping]] = ..., edge_passed: _Optional[_Union[Reserved, _Mapping]] = ..., replicated: _Optional[_Union[Replicated, _Mapping]] = ..., state: _Optional[_Union[State, _Mapping]] = ..., renewed: _Optional[_Union[Renewed, _Mapping]] = ..., shares: _Optional[_Iterable[_Union[Share, _Mapping]]] = ..., share_number: _Optional[int] = ..., share_lasts: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., allowance: _Optional[bool] = ...) -> None: ...
 
 class Share(_message.Message):
-    __slots__ = ("model", "tokens", "requests", "spend")
+    __slots__ = ("model", "tokens", "requests", "spend", "slots")
     MODEL_FIELD_NUMBER: _ClassVar[int]
     TOKENS_FIELD_NUMBER: _ClassVar[int]
     REQUESTS_FIELD_NUMBER: _ClassVar[int]
     SPEND_FIELD_NUMBER: _ClassVar[int]
+    SLOTS_FIELD_NUMBER: _ClassVar[int]
     model: str
     tokens: int
     requests: int
     spend: int
-    def __init__(self, model: _Optional[str] = ..., tokens: _Optional[int] = ..., requests: _Optional[int] = ..., spend: _Optional[int] = ...) -> None: ...
+    slots: int
+    def __init__(self, model: _Optional[str] = ..., tokens: _Optional[int] = ..., requests: _Optional[int] = ..., spend: _Optional[int] = ..., slots: _Optional[int] = ...) -> None: ...
 
 class Reserved(_message.Message):
     __slots__ = ("requests", "tokens", "concurrency", "spend", "over_quota", "local_tokens", "local_requests")
