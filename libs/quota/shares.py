@@ -83,14 +83,11 @@ class Holdings:
         return self._total if own is None else Held(*map(sub, self._total, own))
 
     def tell(self, told: Told, now: int) -> None:
-        """A share was told to a holder: those before the last one that it has seen are given back."""
+        """A share was told to a holder: those before the one that it has seen are given back."""
         seen = self._seen[told.holder] = max(told.seen, self._seen.get(told.holder, 0))
         held = Held(told.tokens, told.requests, told.spend, told.slots, told.uncounted)
         fresh = _Open(told.number, now + told.lasts_ns, held)
-        known = self._open.get(told.holder, ())
-        # Numbers go over all models: the holder's share of this one may be older than what it has seen.
-        present = max((each.number for each in known if each.number <= seen), default=0)
-        kept = [each for each in known if each.number >= present and each.until > now]
+        kept = [each for each in self._open.get(told.holder, ()) if each.number >= seen and each.until > now]
         if len(kept) >= _MOST_OPEN:
             one, other = kept[:2]
             kept[:2] = [_Open(other.number, max(one.until, other.until), Held(*map(max, one.held, other.held)))]

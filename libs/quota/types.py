@@ -235,7 +235,7 @@ class Told(NamedTuple):
     spend: int
     lasts_ns: int
     seen: int = 0
-    """Of this one or an earlier one that is known to have come to the holder."""
+    """The number of the last one that is known to have come to the holder."""
     slots: int = 0
     uncounted: int = 0
 

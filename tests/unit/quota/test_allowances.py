@@ -162,20 +162,15 @@ def test_every_limit_that_covers_a_request_must_allow_it() -> None:
     assert made.allow(ask("t", 1, ""), "t", lease_ns=LASTS, until=LASTS, now=0)
 
 
-def test_numbers_of_one_models_share_say_nothing_of_anothers() -> None:
-    """The holder has seen a later number; of this model its share is still the one before."""
-    book = owner(tokens_per_minute=LIMIT)
-    book.apply_limits({("acme", each): LimitSpec(tokens_per_minute=LIMIT) for each in (ALL_MODELS, "a", "b")}, 0)
-    book.terms.holders = 1
-
-    def about(model: str, name: str, tokens: int = 0, holder: str = "one") -> Ask:
-        return Ask("acme", model, name, tokens, holder=holder)
-
-    _, shares = book.tell(about("a", "x"), 0, 0, allowance=True)
-    number, _ = book.tell(about("b", "x"), 0, 0, allowance=True)
-    held = {share.model: share.tokens or 0 for share in shares}["a"]
-    book.tell(about("b", "x"), number, 0, allowance=True)
-    assert isinstance(book.reserve(about("a", "r", LIMIT - held + 1, "two"), lease_ns=LASTS, now=0), Denied)
+def test_the_oldest_share_that_covers_a_request_is_named() -> None:
+    """Of one model it is older than what came for the other one since, and still in force."""
+    limits = {("acme", each): LimitSpec(tokens_per_minute=LIMIT) for each in (ALL_MODELS, "a", "b")}
+    made = bridge()
+    made.apply(limits, {}, 1, 0)
+    for number, model in ((1, "a"), (2, "b")):
+        made.told("acme", number, [share_of(100), share_of(100)._replace(model=model)], LASTS, 0, allowance=True)
+    assert [made.seen("acme", model, "", 0) for model in ("a", "b", "c")] == [1, 2, 2]
+    assert made.seen("acme", "b", "a", 0) == 1
 
 
 def test_slots_that_gateways_may_give_out_are_taken() -> None:
