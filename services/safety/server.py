@@ -114,14 +114,14 @@ class SafetyHandler:
         _bound("max_delta_chars", self._max_delta, max(map(len, deltas), default=0))
         opening, absent = self._opening(ask.open, filters) if ask.open else ({}, frozenset())
         # Everything is looked up before anything is fed: a call that fails has changed nothing.
-        fed = [filters.get(number) or opening.get(number) for number in numbers]
+        fed = [None if each in absent else opening.get(each) or filters.get(each) for each in numbers]
         if not all(fed):
             for number, one in zip(numbers, fed, strict=True):
                 if one is None and number not in absent:
                     raise WeirError(Reason.NOT_FOUND, f"filter {number} is not open on this stream", limit="filters")
         if opening:
+            metrics.FILTERS.inc(len(opening.keys() - filters.keys()))
             filters.update(opening)
-            metrics.FILTERS.inc(len(opening))
         reply = safety_pb2.SafetyReply()
         output = reply.output
         output.SetInParent()
@@ -152,12 +152,12 @@ class SafetyHandler:
     def _opening(
         self, asks: Iterable[safety_pb2.OpenFilter], filters: dict[int, _Open]
     ) -> tuple[dict[int, _Open], frozenset[int]]:
-        """The filters opened, and the numbers of those whose pack is not compiled."""
+        """The filters opened, anew where they were open, and the numbers of those whose pack is not compiled."""
         opening: dict[int, _Open] = {}
         absent: set[int] = set()
         for ask in asks:
-            if ask.filter in filters or ask.filter in opening or ask.filter in absent:
-                raise WeirError(Reason.INVALID_REQUEST, f"filter {ask.filter} is open already", limit="open")
+            if ask.filter in opening or ask.filter in absent:
+                raise WeirError(Reason.INVALID_REQUEST, f"filter {ask.filter} is opened twice", limit="open")
             if len(filters) + len(opening) >= self._max_filters:
                 raise WeirError(Reason.REJECTED_QUEUE_FULL, "too many output filters are open", limit="max_filters")
             # Exactly these: what held for the request's input holds for its output, wherever it is opened again.

@@ -7,7 +7,6 @@ from dataclasses import dataclass, field
 from types import SimpleNamespace
 from typing import Any
 
-import pytest
 from weir.safety.v1 import safety_pb2
 
 from libs.clock import ManualClock, SystemClock
@@ -135,29 +134,12 @@ class Output:
         self.lost = True
 
 
-class Loop:
-    """Stands in for the timer of a retry."""
-
-    def __init__(self) -> None:
-        self.due: list[Callable[[], None]] = []
-
-    def call_later(self, delay: float, callback: Callable[[], None]) -> object:
-        self.due.append(callback)
-        return object()
-
-    def tick(self) -> None:
-        due, self.due = self.due, []
-        for callback in due:
-            callback()
-
-
 class Rig:
     """A client on a link."""
 
     def __init__(self, *, fail_closed: bool = True) -> None:
         self.clock = ManualClock()
         self.link = Link()
-        self.loop = Loop()
         self.found: list[str] = []
         self.client = self.link.client = SafetyClient(
             self.link,  # type: ignore[arg-type]
@@ -178,20 +160,10 @@ class Rig:
         self.link.book.keep(PINS, PACK)
         if not self.link.connected:
             self.link.open()
-        while self.link.calls or self.loop.due:
-            self.loop.tick()
+        while self.link.calls or self.client._waiting:
+            self.client.sweep()
             self.link.answer()
 
 
-def use_its_timers(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Timers go to the rig that made them."""
-    monkeypatch.setattr("services.gateway.clients.safety.asyncio.get_running_loop", lambda: _current.loop)
-
-
-_current: Any = SimpleNamespace(loop=None)
-
-
 def rig(*, fail_closed: bool = True) -> Rig:
-    made = Rig(fail_closed=fail_closed)
-    _current.loop = made.loop
-    return made
+    return Rig(fail_closed=fail_closed)

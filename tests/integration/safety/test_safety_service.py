@@ -142,7 +142,7 @@ async def test_a_failed_call_changes_nothing(mesh: Mesh) -> None:
         mesh.feed([1, 9], ["DEMO-PHRASE", "x"]),
         mesh.feed([1], ["a", "b"]),
         mesh.feed([1], ["a"], [True, True]),
-        mesh.feed([1], ["a"], opened=[opening(1)]),
+        mesh.feed([1], ["a"], opened=[opening(2), opening(2)]),
         mesh.feed([1], ["a"], opened=[opening(number) for number in range(2, 7)]),
         mesh.call(safety_pb2.SafetyCall()),
     ):
@@ -178,6 +178,17 @@ async def test_filters_are_reopened_on_a_new_stream(mesh: Mesh) -> None:
         assert list(after.released) == [""]
         after = await again.feed([7], ["MO-PHRASE"])
         assert [one.intervention.action for one in after.findings] == [safety_pb2.ACTION_BLOCK]
+
+
+async def test_a_filter_that_is_opened_again_begins_anew(mesh: Mesh) -> None:
+    """As for a gateway that does not know whether its last call was done."""
+    await mesh.feed([1], ["a FORBIDDEN-DE"], opened=[opening(1)])
+    again = await mesh.feed([1], ["FORBIDDEN-DE"], opened=[opening(1, context="a ")])
+    assert (list(again.released), list(again.held)) == ([""], [12])
+    absent = await mesh.feed([1], ["FORBIDDEN-DE"], opened=[opening(1, policies=["none-such@1"])])
+    assert (list(absent.absent), list(absent.released), list(absent.held)) == ([0], [""], [12])
+    await mesh.feed([], [], closed=[1])
+    await mesh.feed([], [], opened=[opening(number) for number in range(4)])  # it was one, and is gone
 
 
 async def test_policies_add_up_and_those_that_make_no_pack_are_refused(

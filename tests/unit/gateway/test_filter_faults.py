@@ -6,12 +6,7 @@ from typing import Any
 
 import pytest
 
-from tests.support.filter_link import GRACE, Output, rig, use_its_timers
-
-
-@pytest.fixture(autouse=True)
-def rigged(monkeypatch: pytest.MonkeyPatch) -> None:
-    use_its_timers(monkeypatch)
+from tests.support.filter_link import GRACE, Output, rig
 
 
 class Faulty(Output):
@@ -65,7 +60,7 @@ def test_e8_a_finding_that_cannot_be_recorded_still_holds() -> None:
     def broken(*told: Any) -> None:
         raise OSError("the disk is full")
 
-    made.client._on_found = broken
+    made.client.on_found = broken
     made.link.open()
     blocked, sound = Output(), Output()
     first, second = made.open(blocked), made.open(sound)
@@ -85,7 +80,7 @@ def test_e8_text_that_cannot_travel_keeps_nobody_else_from_theirs() -> None:
     made.client.feed(first, "\ud800", last=True)
     made.client.feed(second, "two", last=True)
     made.client.flush()
-    made.loop.tick()
+    made.client.sweep()
     while made.link.calls:
         made.link.answer()
     assert (sound.text, sound.ended) == ("two", "last")

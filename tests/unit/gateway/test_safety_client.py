@@ -10,12 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from weir.safety.v1 import safety_pb2
 
-from tests.support.filter_link import GRACE, PACK, PINS, Output, rig, use_its_timers
-
-
-@pytest.fixture(autouse=True)
-def rigged(monkeypatch: pytest.MonkeyPatch) -> None:
-    use_its_timers(monkeypatch)
+from tests.support.filter_link import GRACE, PACK, PINS, Output, rig
 
 
 def undisturbed(text: str) -> tuple[str, bool, list[tuple[int, int]]]:
@@ -60,7 +55,7 @@ def test_what_leaves_is_what_an_undisturbed_filter_lets_out(texts: list[list[str
             elif fate == "open" and not link.connected:
                 link.open()
             elif fate == "retry":
-                made.loop.tick()
+                made.client.sweep()
             elif fate == "flush":
                 client.flush()
             elif fate == "evict":
@@ -96,6 +91,23 @@ def test_text_and_end_of_one_frame_are_one_feed() -> None:
     assert (output.text, output.ended) == ("abc", "last")
 
 
+def test_text_that_comes_while_a_question_is_under_way_goes_with_the_next() -> None:
+    made = rig()
+    made.link.open()
+    output = Output()
+    number = made.open(output)
+    for piece in ("a ", "b ", "c "):
+        made.client.feed(number, piece, last=False)
+        made.client.flush()
+    assert [list(call.item.filter_output.deltas) for call in made.link.calls] == [["a "]]
+    made.client.feed(number, "d", last=True)
+    made.link.answer()  # and nobody flushes
+    (call,) = made.link.calls
+    assert (list(call.item.filter_output.deltas), list(call.item.filter_output.last)) == (["b c d"], [True])
+    made.link.answer()
+    assert (output.text, output.ended) == ("a b c d", "last")
+
+
 def test_fail_closed_gives_up_after_the_grace_and_not_before() -> None:
     made = rig()
     output = Output()
@@ -120,7 +132,7 @@ def test_policies_that_have_not_arrived_are_waited_for_and_then_the_tenants_mode
     made.client.flush()
     for _ in range(5):
         made.link.answer()
-        made.loop.tick()
+        made.client.sweep()
     assert (output.text, output.lost, output.skipped) == ("", False, False)
     made.clock.advance(GRACE + 0.1)
     made.link.answer()
