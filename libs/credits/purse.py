@@ -15,6 +15,7 @@ _AHEAD = 0.15  # seconds until what is used is replaced: it is told lazily, and 
 _MOST = 16
 _KINDS = 256
 _HASHES = 8192
+_HOLDERS = 4  # workers remembered for each
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +43,7 @@ class Credit(Generic[T]):
     until: float
     """Not used from then on."""
     indifferent_tokens: int = 0
-    """So much of a prompt may be cached elsewhere without its mattering to placement."""
+    """So much of a prompt may be cached, nobody knows where, without its mattering to placement."""
     first_token: float = 0.0
     """Seconds to the first token of a prompt as long as the cap."""
 
@@ -63,39 +64,35 @@ class Purse(Generic[T]):
     def __init__(self) -> None:
         self._kinds: OrderedDict[Hashable, _Kind[T]] = OrderedDict()
         self._out: list[T] = []  # run out
-        self._placed: OrderedDict[int, str] = OrderedDict()  # a prefix's hash → the worker that got it last
+        self._placed: OrderedDict[int, tuple[str, ...]] = OrderedDict()  # a prefix's hash → who got it, the last first
 
     def __len__(self) -> int:
         """Credits held, run out or not."""
         return sum(len(kind.credits) for kind in self._kinds.values())
 
     def take(self, ask: Ask, now: float) -> T | None:
-        """The credit that suits the request best, once; None when it should ask: none is large enough, or what is
-        known of its prefix says that another worker may have it. Of those that suit the one on whose worker most of
-        its prefix is known, then the oldest."""
+        """The oldest credit that suits the request, once; None when it should ask: none is large enough, or on a worker
+        that may have as much of its prefix as any other."""
         kind = self._kinds.get(ask.kind)
         if kind is None:
             return None
         credits = kind.credits
         while credits and credits[0].until <= now:
             self._out.append(credits.popleft().what)
-        best: Credit[T] | None = None
-        least = math.inf
+        if not credits:
+            return None
+        holders, unknown = self._known(ask)
         for credit in credits:
             if (
                 ask.prompt_tokens <= credit.prompt_tokens
                 and ask.max_output_tokens <= credit.max_output_tokens
                 and credit.first_token <= ask.ttft
+                and unknown <= credit.indifferent_tokens
+                and (not holders or credit.worker in holders)
             ):
-                unknown = self._unknown(ask, credit.worker)
-                if unknown < least and unknown <= credit.indifferent_tokens:
-                    best, least = credit, unknown
-                    if not unknown:
-                        break
-        if best is None:
-            return None
-        credits.remove(best)
-        return best.what
+                credits.remove(credit)
+                return credit.what
+        return None
 
     def wanted(self, ask: Ask, now: float) -> int:
         """A request of this kind came: how many credits to ask for with it, so that the next find one. They count as
@@ -127,7 +124,9 @@ class Purse(Generic[T]):
         """The request went to this worker, which has its prefix from now on."""
         memory = self._placed
         for value in ask.prefix_hashes:
-            memory[value] = worker
+            before = memory.get(value, ())
+            if worker not in before:
+                memory[value] = (worker, *before[: _HOLDERS - 1])
             memory.move_to_end(value)
         while len(memory) > _HASHES:
             memory.popitem(last=False)
@@ -149,10 +148,12 @@ class Purse(Generic[T]):
             kind.credits.clear()
         return left
 
-    def _unknown(self, ask: Ask, worker: str) -> int:
-        """Tokens of the prompt's whole blocks that this worker is not known to have."""
+    def _known(self, ask: Ask) -> tuple[tuple[str, ...], int]:
+        """The workers that are known to have most of the prompt, and how many tokens of it, in whole blocks, nobody is
+        known to have: another gateway may have sent those anywhere."""
         hashes = ask.prefix_hashes
         for depth in range(len(hashes), 0, -1):
-            if self._placed.get(hashes[depth - 1]) == worker:
-                return (len(hashes) - depth) * ask.prefix_block
-        return len(hashes) * ask.prefix_block
+            holders = self._placed.get(hashes[depth - 1])
+            if holders:
+                return holders, (len(hashes) - depth) * ask.prefix_block
+        return (), len(hashes) * ask.prefix_block

@@ -76,8 +76,9 @@ class Credits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     """Most that one grant carries; 0 gives none: each request is asked for."""
     seconds: float = 1.0
     """How long one may be used."""
-    room: float = 0.5
-    """Utilisation of a worker (0 to 1) up to which credits are given for it, those before included."""
+    room: float = 0.25
+    """Utilisation of a worker (0 to 1) up to which credits are given for it, those before included. Beyond, where a
+    request goes is worth asking."""
     share: float = 0.125
     """Most of a worker's sequences, and of its blocks, that credits may hold, 0 to 1."""
 

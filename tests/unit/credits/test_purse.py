@@ -58,6 +58,7 @@ def test_a_request_whose_prefix_may_be_elsewhere_asks() -> None:
     assert mine.take(known, 0.0) is None
     mine.placed(known, "w1")
     assert mine.take(replace(known, prefix_hashes=(1, 9, 8)), 0.0) is None
+    assert len(mine) == 2
     assert mine.take(known, 0.0) == "there"
     assert mine.take(known, 0.0) is None
 
@@ -65,6 +66,8 @@ def test_a_request_whose_prefix_may_be_elsewhere_asks() -> None:
 def test_a_few_tokens_elsewhere_do_not_matter() -> None:
     known = replace(ASK, prefix_hashes=(1, 2, 3), prefix_block=32)
     mine = purse(credit("c0", "w0", indifferent_tokens=64))
+    assert mine.take(known, 0.0) is None
+    mine.placed(replace(known, prefix_hashes=(1,)), "w1")
     assert mine.take(known, 0.0) is None
     mine.placed(replace(known, prefix_hashes=(1,)), "w0")
     assert mine.take(known, 0.0) == "c0"
