@@ -43,7 +43,15 @@ class Stage:
         self.pool = pool
         self.client = client
         self.verifier = verifier
-        self.asked = 0
+        self.given_back: list[str] = []
+        release = pool.release
+
+        def noted(request_id: str, *args: Any, **more: Any) -> Any:
+            if request_id in pool.fleet.reservations and pool.fleet.reservations[request_id].request.credit:
+                self.given_back.append(request_id)
+            return release(request_id, *args, **more)
+
+        pool.release = noted  # type: ignore[method-assign]
 
     @property
     def worker(self) -> Any:
@@ -165,6 +173,7 @@ async def test_who_waits_gets_the_credits_that_nobody_uses(stage: Stage) -> None
     await asyncio.gather(*others)
     assert stage.worker.held_sequences == 32
     assert stage.worker.credits == 0
+    assert len(stage.given_back) == 1
 
 
 async def test_a_grant_that_was_not_used_takes_the_credits_back(stage: Stage) -> None:
@@ -174,6 +183,7 @@ async def test_a_grant_that_was_not_used_takes_the_credits_back(stage: Stage) ->
     stage.release("r2", unused=True)
     await stage.until_credits(0)
     await until(lambda: stage.worker.held_sequences == 2)
+    assert len(stage.given_back) == 1
 
 
 async def test_a_request_with_a_budget_or_a_second_choice_asks(stage: Stage) -> None:

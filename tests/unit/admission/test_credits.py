@@ -51,6 +51,16 @@ def test_a_credit_holds_what_it_may_come_to_need_and_a_request_takes_its_place()
     assert target.idle
 
 
+def test_a_credit_keeps_room_for_all_output_even_where_others_keep_less() -> None:
+    target = pool(replace(SPEC, preemptive=True))
+    asked = replace(ASKED, max_output_tokens=160)
+    admitted(target, asked)
+    target.give(asked, ["c0"], 0.0)
+    assert [held.blocks for held in target.fleet.reservations.values()] == [7, 12]
+    assert target.use("c0", replace(asked, request_id="r1"), 0.0) is not None
+    assert [held.blocks for held in target.fleet.reservations.values()] == [7, 7]
+
+
 def test_whoever_runs_on_one_is_charged_and_settled_like_everybody() -> None:
     ledger = []
     for on_credit in (False, True):
