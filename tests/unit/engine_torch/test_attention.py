@@ -229,7 +229,7 @@ def test_what_the_kernel_cannot_do_is_done_by_torch(caplog):
     assert "multiple of 16" in caplog.text
 
 
-def test_a_full_disk_costs_the_kernel_its_cache_and_nothing_else(monkeypatch):
+def test_where_numba_keeps_the_kernel_a_full_disk_costs_the_cache_and_nothing_else(monkeypatch):
     kernel = pytest.importorskip("services.worker.engines.torch_engine.attention_kernel")
 
     def cfunc(kind, cache=False, **options):
@@ -238,4 +238,4 @@ def test_a_full_disk_costs_the_kernel_its_cache_and_nothing_else(monkeypatch):
         return lambda work: work
 
     monkeypatch.setattr(kernel.numba, "cfunc", cfunc)
-    assert callable(kernel.compiled.__wrapped__(2, 1, 16, 4, False))
+    assert callable(kernel.compiled(2, 1, 16, 4, False, keep=True))

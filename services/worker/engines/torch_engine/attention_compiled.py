@@ -23,9 +23,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from services.worker.engines.torch_engine import attention_kernel as kernel
+from services.worker.engines.torch_engine import attention_code
+from services.worker.engines.torch_engine import attention_layout as layout
 from services.worker.engines.torch_engine.attention import AttentionShape, Segment, Tables
-from services.worker.engines.torch_engine.attention_vectors import LANES
 
 _TILE = 16
 """Prompt tokens per task: enough to find the keys of a head in the cache, few enough to share among threads."""
@@ -58,11 +58,11 @@ class CompiledAttention:
             raise ValueError(f"the kernel runs on a CPU, not on {device.type}")
         if shape.dtype not in (torch.float32, torch.bfloat16):
             raise ValueError(f"the kernel does not know {shape.dtype}")
-        if shape.head_width % LANES:
-            raise ValueError(f"heads of {shape.head_width} are not a multiple of {LANES}")
+        if shape.head_width % layout.LANES:
+            raise ValueError(f"heads of {shape.head_width} are not a multiple of {layout.LANES}")
         half = shape.dtype == torch.bfloat16
         self._shape = shape
-        self._kernel = kernel.compiled(shape.heads, shape.kv_heads, shape.head_width, shape.block_size, half)
+        self._kernel = attention_code.load(shape.heads, shape.kv_heads, shape.head_width, shape.block_size, half)
         self._call = ctypes.CFUNCTYPE(None, ctypes.c_void_p)(self._kernel.address)
         self._layer_size = 2 * shape.kv_heads * shape.block_size * shape.head_width * shape.dtype.itemsize
         self._parallel = _parallel()
@@ -84,16 +84,16 @@ class CompiledAttention:
             raise ValueError("a segment reaches beyond its block table")
         threads = torch.get_num_threads() if self._parallel else 1
         tasks, writes = self._tasks(described, ends, threads)
-        padded = -(-longest // LANES) * LANES
+        padded = -(-longest // layout.LANES) * layout.LANES
         need = (self._shape.heads * (padded + self._shape.head_width + 1) * 4 + 127) // 64 * 64
         if self._scratch.numel() < need * threads:
             self._scratch = torch.empty(2 * need * threads, dtype=torch.uint8)
-        arguments = np.zeros(kernel.FIELDS, dtype=np.int64)
-        arguments[kernel.TASKS], arguments[kernel.SEGMENTS] = tasks.ctypes.data, described.ctypes.data
-        arguments[kernel.TABLES], arguments[kernel.TABLE_STRIDE] = tables.ctypes.data, tables.strides[0]
-        arguments[kernel.SCRATCH], arguments[kernel.SCRATCH_SIZE] = self._scratch.data_ptr(), need
-        arguments[kernel.SCORES] = padded * 4
-        arguments[kernel.BLOCK] = self._shape.apart * self._shape.dtype.itemsize
+        arguments = np.zeros(layout.FIELDS, dtype=np.int64)
+        arguments[layout.TASKS], arguments[layout.SEGMENTS] = tasks.ctypes.data, described.ctypes.data
+        arguments[layout.TABLES], arguments[layout.TABLE_STRIDE] = tables.ctypes.data, tables.strides[0]
+        arguments[layout.SCRATCH], arguments[layout.SCRATCH_SIZE] = self._scratch.data_ptr(), need
+        arguments[layout.SCORES] = padded * 4
+        arguments[layout.BLOCK] = self._shape.apart * self._shape.dtype.itemsize
         total = int(described[-1, 1]) + segments[-1].count
         return CompiledPlan(tasks, described, tables, self._scratch, arguments, writes, total, threads)
 
@@ -114,11 +114,11 @@ class CompiledAttention:
         out = query.new_empty((plan.tokens, shape.heads * shape.head_width))
         arguments = plan.arguments
         bytes_each = shape.dtype.itemsize
-        arguments[kernel.ARENA] = arena.data_ptr() + layer * self._layer_size
-        arguments[kernel.QUERY], arguments[kernel.QUERY_STRIDE] = query.data_ptr(), query.stride(0) * bytes_each
-        arguments[kernel.KEY], arguments[kernel.KEY_STRIDE] = key.data_ptr(), key.stride(0) * bytes_each
-        arguments[kernel.VALUE], arguments[kernel.VALUE_STRIDE] = value.data_ptr(), value.stride(0) * bytes_each
-        arguments[kernel.OUT] = out.data_ptr()
+        arguments[layout.ARENA] = arena.data_ptr() + layer * self._layer_size
+        arguments[layout.QUERY], arguments[layout.QUERY_STRIDE] = query.data_ptr(), query.stride(0) * bytes_each
+        arguments[layout.KEY], arguments[layout.KEY_STRIDE] = key.data_ptr(), key.stride(0) * bytes_each
+        arguments[layout.VALUE], arguments[layout.VALUE_STRIDE] = value.data_ptr(), value.stride(0) * bytes_each
+        arguments[layout.OUT] = out.data_ptr()
         if plan.writes:
             self._run(arguments, 0, plan.writes, plan.threads)
         self._run(arguments, plan.writes, len(plan.tasks), plan.threads)
@@ -128,7 +128,7 @@ class CompiledAttention:
         return heads if heads.stride()[1:] == (self._shape.head_width, 1) else heads.contiguous()
 
     def _run(self, arguments: NDArray[np.int64], first: int, last: int, threads: int) -> None:
-        arguments[kernel.NEXT_TASK], arguments[kernel.NEXT_THREAD], arguments[kernel.LAST_TASK] = first, 0, last
+        arguments[layout.NEXT_TASK], arguments[layout.NEXT_THREAD], arguments[layout.LAST_TASK] = first, 0, last
         threads = min(threads, last - first)
         if self._parallel is None or threads == 1:
             self._call(arguments.ctypes.data)
@@ -143,7 +143,7 @@ class CompiledAttention:
         # All heads of a sequence in one task read memory in order; few sequences are cut by heads to feed all threads.
         each = 1 if len(singles) >= 4 * threads else heads
         decodes = np.empty((len(singles), each, 6), dtype=np.int32)
-        decodes[:, :, 0] = kernel.WRITE | kernel.ATTEND
+        decodes[:, :, 0] = layout.WRITE | layout.ATTEND
         decodes[:, :, 1] = singles[:, None]
         decodes[:, :, 2:4] = 0, 1
         decodes[:, :, 4] = np.arange(each) * (heads // each)
@@ -153,8 +153,8 @@ class CompiledAttention:
             count = int(segments[index, 3])
             for first in range(0, count, _TILE):
                 tokens = min(_TILE, count - first)
-                written.append((kernel.WRITE, index, first, tokens, 0, heads))
-                attended += [(kernel.ATTEND, index, first, tokens, head, head + 1) for head in range(heads)]
+                written.append((layout.WRITE, index, first, tokens, 0, heads))
+                attended += [(layout.ATTEND, index, first, tokens, head, head + 1) for head in range(heads)]
         attended.reverse()
         parts = [np.array(part, dtype=np.int32).reshape(-1, 6) for part in (written, attended)]
         return np.concatenate((parts[0], parts[1], decodes.reshape(-1, 6))), len(written)

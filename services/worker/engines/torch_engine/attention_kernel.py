@@ -1,12 +1,11 @@
 """The attention kernel itself: what the threads of a step run, compiled by numba for one shape of heads.
 
 Functions that only the compiler sees take the sizes of that shape as arguments; they are inlined, and the sizes become
-constants. The kernel's closure holds nothing but numbers, because numba finds a compiled kernel on disk by them.
+constants. The kernel's closure holds nothing but numbers, because numba, where it keeps it, finds it on disk by them.
 """
 
 from __future__ import annotations
 
-import functools
 import math
 import zlib
 from pathlib import Path
@@ -17,15 +16,31 @@ import numpy as np
 from numba import types
 
 from services.worker.engines.torch_engine import attention_vectors as vectors
-
-WRITE, ATTEND = 1, 2
-"""What a task may say is to be done; both, as their sum."""
-
-# The fields of a call's arguments, all int64: two counters the threads draw from, addresses, distances in bytes.
-# fmt: off
-(NEXT_TASK, NEXT_THREAD, LAST_TASK, TASKS, SEGMENTS, TABLES, TABLE_STRIDE, ARENA, BLOCK, QUERY, QUERY_STRIDE, KEY,
- KEY_STRIDE, VALUE, VALUE_STRIDE, OUT, SCRATCH, SCRATCH_SIZE, SCORES, FIELDS) = range(20)
-# fmt: on
+from services.worker.engines.torch_engine.attention_layout import (
+    ARENA,
+    ATTEND,
+    BLOCK,
+    FIELDS,
+    KEY,
+    KEY_STRIDE,
+    LANES,
+    LAST_TASK,
+    NEXT_TASK,
+    NEXT_THREAD,
+    OUT,
+    QUERY,
+    QUERY_STRIDE,
+    SCORES,
+    SCRATCH,
+    SCRATCH_SIZE,
+    SEGMENTS,
+    TABLE_STRIDE,
+    TABLES,
+    TASKS,
+    VALUE,
+    VALUE_STRIDE,
+    WRITE,
+)
 
 _REGISTERS = 16
 """Running sums held at once while values are mixed, of 32 AVX-512 registers."""
@@ -143,7 +158,7 @@ def _mixed(
         for head in range(first, last):
             weights = scratch + np.uint64(head * group) * stride + np.uint64(index * block_size * 4)
             for part in range(slices):
-                own = sums + np.uint64(head * group * sum_row + part * columns * vectors.LANES * 4)
+                own = sums + np.uint64(head * group * sum_row + part * columns * LANES * 4)
                 held = vectors.load(own, np.float32(1.0), columns, sum_row, group, False)
                 inner = np.uint64((head - first) * head_size + part * slice_row)
                 for place in range(filled):
@@ -153,12 +168,13 @@ def _mixed(
                 vectors.store(own, held, np.float32(1.0), columns, sum_row, group, False)
 
 
-@functools.cache
-def compiled(heads: int, kv_heads: int, width: int, block_size: int, half: bool) -> Any:
-    """The kernel for one shape, as a C function of a pointer to the call's arguments; from numba's cache on disk if
-    it was compiled before."""
+def compiled(heads: int, kv_heads: int, width: int, block_size: int, half: bool, *, keep: bool) -> Any:
+    """The kernel for one shape, as a C function of a pointer to the call's arguments.
+
+    :param keep: whether numba keeps it on disk, and takes it from there if it was compiled before.
+    """
     group = heads // kv_heads
-    chunks = width // vectors.LANES
+    chunks = width // LANES
     row = width * (2 if half else 4)
     head_size = block_size * row
     values_at = kv_heads * head_size
@@ -256,8 +272,15 @@ def compiled(heads: int, kv_heads: int, width: int, block_size: int, half: bool)
 
     kind = types.void(types.CPointer(types.int64))
     options: dict[str, Any] = {"nogil": True, "fastmath": {"contract", "nsz"}}
-    try:
-        return numba.cfunc(kind, cache=True, **options)(work)
-    except (OSError, RuntimeError):
-        # No folder to keep the compiled kernel in, or no room there: every start compiles.
-        return numba.cfunc(kind, **options)(work)
+    if keep:
+        try:
+            return numba.cfunc(kind, cache=True, **options)(work)
+        except (OSError, RuntimeError):
+            pass  # no folder to keep the compiled kernel in, or no room there
+    return numba.cfunc(kind, **options)(work)
+
+
+def object_code_of(kernel: Any) -> bytes:
+    """What was compiled, as LLVM's object file, of a kernel that numba did not take from disk."""
+    found: bytes = kernel._library._get_compiled_object()
+    return found

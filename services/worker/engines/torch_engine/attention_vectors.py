@@ -14,7 +14,7 @@ from llvmlite import ir
 from numba import extending, types
 from numba.core import cgutils
 
-LANES = 16
+from services.worker.engines.torch_engine.attention_layout import LANES
 
 # Untyped, so that what it decorates may be called with what compiled code has.
 _intrinsic: Any = extending.intrinsic
