@@ -99,8 +99,8 @@ def pieces(pack: Pack, deltas: Sequence[str]) -> str:
     return "".join([*map(stream.feed, deltas), stream.finish()])
 
 
-def false_alarms(pack: Pack) -> tuple[int, int]:
-    """(findings, characters) in texts that hold nothing to find."""
+def false_alarms(pack: Pack, *, every: int) -> tuple[int, int]:
+    """(findings, characters) in every so manyth text of those that hold nothing to find."""
     lines = [
         line
         for pattern in _SOURCES
@@ -109,6 +109,7 @@ def false_alarms(pack: Pack) -> tuple[int, int]:
         if not _MEANT.search(line)
     ]
     texts = ["\n".join(lines[at : at + 200]) for at in range(0, len(lines), 200)] + [text * 50 for text in LANGUAGES]
+    texts = texts[::every]
     found = 0
     for text in texts:
         for finding in (*pack.check_input([text]).findings, *pack.check_output(text).findings):
@@ -286,7 +287,7 @@ def main(*, quick: bool) -> None:
             results += found
             if not all(found):
                 sys.stdout.write(f"  missed by {name}: {evasion.category}, {evasion.way}\n")
-    alarms = [false_alarms(pack) for pack in shipped.values()]
+    alarms = [false_alarms(pack, every=9 if quick else 1) for pack in shipped.values()]
     hard = {
         name: max(us_per_char(pack, text, repeats) for pack in shipped.values()) for name, text in hard_texts().items()
     }
