@@ -65,6 +65,7 @@ CONNECTIONS = 64
 REQUEST_TOKENS = 16
 FLAT_STREAMS, FLAT_TOKENS = 64, 256
 PACED_STREAMS, PACED_INTERVAL = 100, 0.02
+MOST_KILLS = 3
 MANY = ("worker.simulated.max_running=4096", "worker.simulated.total_blocks=1048576")
 """Engines that are not what bounds the number of streams."""
 SMOKE = {
@@ -146,7 +147,7 @@ class Bench:
         ):
 
             async def once(seconds: float, load: Callable[..., Awaitable[Cost]] = load) -> Cost:
-                return await load(edge, seconds=seconds)
+                return await load(edge, seconds=seconds / 2)
 
             if costs := await self._costs(name, once, edge):
                 self.figures[name] = median(costs, lambda cost: cost.cpu_per_unit * 1e6)
@@ -224,7 +225,7 @@ class Bench:
     async def loss(self) -> None:
         """SIGKILL of a worker."""
         losses: list[Loss] = []
-        for repeat in range(self._options.repeats):
+        for repeat in range(min(MOST_KILLS, self._options.repeats)):
             old = self._mesh.process("worker-a")
 
             async def replaced(old_pid: int = int(old["pid"])) -> float:
@@ -348,7 +349,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--ttft-seconds", type=float, default=12.0, help="length of a TTFT run")
     parser.add_argument("--starts", type=int, default=3, help="cold starts of the demo mesh")
     parser.add_argument("--idle-seconds", type=float, default=15.0, help="how long the idle mesh is looked at")
-    parser.add_argument("--search-seconds", type=float, default=100.0, help="no number of streams is tried after that")
+    parser.add_argument("--search-seconds", type=float, default=80.0, help="no number of streams is tried after that")
     parser.add_argument("--smoke", action="store_true", help="one mesh and hardly any windows: figures of no weight")
     parser.add_argument("--set", action="append", default=[], help="passed on to `weir up`")
     parser.add_argument("--nice", type=int, default=0, help="scheduling priority of bench and mesh, -20 to 19")
