@@ -18,6 +18,7 @@ WITH_REPLICAS = tuple(
 MEMORY = {"control": "512m", "engine": "2g", "edge": "512m", "etcd": "512m"}
 """Limits by image: several times of what was measured (docs/performance.md)."""
 
+_PROFILE = "${WEIR_PROFILE:-demo}"
 _PIP = ("PIP_INDEX_URL", "PIP_EXTRA_INDEX_URL")
 """Variables that a build takes from whoever starts it."""
 
@@ -57,6 +58,8 @@ HARDENED: dict[str, Any] = {
     "security_opt": ["no-new-privileges:true"],
     "tmpfs": ["/tmp"],  # noqa: S108
     "pids_limit": 512,
+    # It keeps the last 100 MB; Docker's usual one keeps everything until the disk is full.
+    "logging": {"driver": "local"},
     "networks": ["mesh"],
 }
 """What every container begins with: written once, as an anchor."""
@@ -150,7 +153,12 @@ def _process(name: str, process: Mapping[str, Any], mesh: Mapping[str, Any]) -> 
         **_image(process["image"]),
         **({"profiles": ["replicas"]} if replica else {}),
         "hostname": process["host"],
-        "labels": {"weir.service": process["service"], "weir.zone": process["zone"]},
+        "labels": {
+            "weir.service": process["service"],
+            "weir.zone": process["zone"],
+            # Settings lie in a volume: without this a container would go on with those of another profile.
+            "weir.profile": _PROFILE,
+        },
         "command": list(process["command"]),
         **({"environment": dict(process["environment"])} if process["environment"] else {}),
         **({"ports": _ports(process["ports"])} if process["kind"] == "envoy" else {}),
@@ -182,7 +190,7 @@ def _job(name: str, job: Mapping[str, Any]) -> dict[str, Any]:
     return {
         _MERGE: HARDENED,
         **_image(job["image"]),
-        "command": ["--profile=${WEIR_PROFILE:-demo}" if each == "--profile=demo" else each for each in job["command"]],
+        "command": [f"--profile={_PROFILE}" if each == "--profile=demo" else each for each in job["command"]],
         "volumes": volumes,
         **({"depends_on": after} if after else {}),
         "healthcheck": {"disable": True},

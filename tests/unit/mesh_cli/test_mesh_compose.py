@@ -43,10 +43,22 @@ def test_with_replicas_there_are_two_of_each_in_two_zones(services: dict[str, An
     assert replicas == {f"{name}-2" for name in REPLICATED}
     for name in REPLICATED:
         assert services[name]["labels"]["weir.zone"] == "zone-a"
-        assert services[f"{name}-2"]["labels"] == {"weir.service": name, "weir.zone": "zone-b"}
+        labels = services[f"{name}-2"]["labels"]
+        assert (labels["weir.service"], labels["weir.zone"]) == (name, "zone-b")
     # What a process says of its zone is what its certificate says.
     (certificate,) = described(Container(), "demo", WITH_REPLICAS)["processes"]["gateway-2"]["certificates"]
     assert certificate["uri"].endswith("/instance/gateway-2/zone/zone-b")
+
+
+def test_another_profile_is_another_container(services: dict[str, Any]) -> None:
+    """Its settings lie in a volume, and Compose replaces a container only where the file says something else of it."""
+    for name in load_topology(ROOT).process:
+        assert services[name]["labels"]["weir.profile"] == "${WEIR_PROFILE:-demo}", name
+    assert "--profile=${WEIR_PROFILE:-demo}" in services["files"]["command"]
+
+
+def test_logs_do_not_fill_the_disk(services: dict[str, Any]) -> None:
+    assert {each["logging"]["driver"] for each in services.values()} == {"local"}
 
 
 def test_every_container_is_hardened(services: dict[str, Any]) -> None:
