@@ -1,8 +1,8 @@
 """Which models and adapters are in memory, and how they get there.
 
-All checkpoints are verified and compared with their configuration at the start; those that fit the memory for weights
-are read at once. The others, models that come later (moving.py) and all adapters are read when they are asked for, in a
-thread of their own, so that nobody's tokens wait for a disk. `policy/residency.py` decides who stays.
+All checkpoints (checkpoints.py) are verified and compared with their configuration at the start; those that fit the
+memory for weights are read at once. The others, models that come later (moving.py) and all adapters are read when they
+are asked for, in a thread of their own, so that nobody's tokens wait for a disk. `policy/residency.py` says who stays.
 """
 
 from __future__ import annotations
@@ -19,17 +19,12 @@ from libs.clock import Clock
 from services.worker.engines.port import EngineLoadError
 from services.worker.engines.torch_engine import adapters
 from services.worker.engines.torch_engine.adapters import LoraWeights
+from services.worker.engines.torch_engine.checkpoints import Checkpoints
 from services.worker.engines.torch_engine.config import ModelConfig
-from services.worker.engines.torch_engine.loading import (
-    Checkpoint,
-    StageTimer,
-    read_checkpoint,
-    stage_files,
-)
+from services.worker.engines.torch_engine.loading import Checkpoint, StageTimer
 from services.worker.engines.torch_engine.settings import TorchSettings
 from services.worker.model_files import ModelFiles
 from services.worker.policy.residency import Outcome, Residency
-from services.worker.weight_cache import CacheUnavailableError, WeightCache
 
 logger = logging.getLogger(__name__)
 
@@ -87,8 +82,7 @@ class Shelf(Generic[M]):
         self._bytes_of = size
         self._make = make
         self._admit = admit
-        self._checkpoints: dict[str, Checkpoint] = {}
-        self._timers: dict[str, StageTimer] = {}
+        self._checkpoints = Checkpoints(settings, clock=clock)
         self._loaded: dict[str, M] = {}
         self._wake: Callable[[], None] = lambda: None
         self.reasons: dict[str, str] = {}
@@ -103,28 +97,23 @@ class Shelf(Generic[M]):
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="torch-loader")
         self._loading: dict[str, Future[M]] = {}
         self._reading: dict[str, Future[LoraWeights]] = {}
-        self._cache = self._open_cache()
 
     # ---- questions ------------------------------------------------------------------------------------------------
 
     @property
     def configs(self) -> Mapping[str, ModelConfig]:
         """The configuration of every model and adapter, in memory or not."""
-        configs = {model: checkpoint.config for model, checkpoint in self._checkpoints.items()}
-        return configs | {name: configs[source.base] for name, source in self._settings.adapters.items()}
+        return self._checkpoints.configs
 
     @property
     def load_seconds(self) -> dict[str, dict[str, float]]:
         """How long the stages of each model's latest load took."""
-        return {model: dict(timer.report().seconds.items()) for model, timer in self._timers.items()}
+        return self._checkpoints.load_seconds
 
     @property
     def cache_outcomes(self) -> dict[str, int]:
         """Files looked up in the local weight cache, by outcome; empty without one."""
-        if self._cache is None:
-            return {}
-        counters = self._cache.counters
-        return {"hit": counters.hits, "miss": counters.misses, "corrupted": counters.corrupted}
+        return self._checkpoints.cache_outcomes
 
     @property
     def runnable(self) -> frozenset[str]:
@@ -174,12 +163,7 @@ class Shelf(Generic[M]):
 
         :raises EngineLoadError: one of them cannot be used; the message names the file.
         """
-        for name, source in self._settings.adapters.items():
-            if source.base not in self._settings.models:
-                raise EngineLoadError(f"adapter {name} needs {source.base}, which is not configured")
-        for model, folder in self._settings.models.items():
-            timer = self._timers[model] = StageTimer(model, self._clock)
-            self._checkpoints[model] = self._read_files(folder, timer)
+        self._checkpoints.open()
 
     def fill(self) -> None:
         """Read models, pinned ones first, until the memory for weights is full.
@@ -194,7 +178,7 @@ class Shelf(Generic[M]):
             decision = self._residency.want(model, size, self._clock.monotonic(), set())
             if not decision.load:
                 raise EngineLoadError(f"weight_bytes: {decision.reason}")
-            self._loaded[model] = self._make(model, self._checkpoints[model], self._timers[model])
+            self._loaded[model] = self._make(model, self._checkpoints[model], self._checkpoints.timer(model))
             self._residency.loaded(model, self._clock.monotonic())
         self._told = self.runnable
 
@@ -205,15 +189,13 @@ class Shelf(Generic[M]):
         called from there whenever something that concerns models has been done."""
         self._wake = wake
         self._failures.pop(model, None)
-        timer = self._timers[model] = StageTimer(model, self._clock)
-        future = self._thread.submit(self._read_files, folder, timer)
+        future = self._thread.submit(self._checkpoints.reading(model, folder))
         future.add_done_callback(lambda _: wake())
         return future
 
     def add(self, model: str, checkpoint: Checkpoint) -> None:
         """Know a model from now on; it is read once it is wanted."""
-        # A new mapping each time: the threads that compile and load look at it too.
-        self._checkpoints = {**self._checkpoints, model: checkpoint}
+        self._checkpoints.add(model, checkpoint)
 
     def remove(self, model: str) -> None:
         """Know a model no more; it must not be coming."""
@@ -223,24 +205,11 @@ class Shelf(Generic[M]):
         self._residency.forget(model)
         self._told -= {model}
         self._new.pop(model, None)
-        self._timers.pop(model, None)
-        checkpoint = self._checkpoints[model]
-        self._checkpoints = {name: each for name, each in self._checkpoints.items() if name != model}
-        checkpoint.weights.close()
-        self.release(checkpoint.files)
+        self._checkpoints.remove(model)
 
     def release(self, files: ModelFiles) -> None:
         """A model's files are needed no more."""
-        if self._cache is not None:
-            self._cache.release(files.folder)
-
-    def _read_files(self, folder: Path, timer: StageTimer) -> Checkpoint:
-        staged = stage_files(folder, timer, cache=self._cache, require_manifest=self._settings.require_manifest)
-        try:
-            return read_checkpoint(staged, timer)
-        except BaseException:
-            self.release(staged)
-            raise
+        self._checkpoints.release(files)
 
     # ---- while it runs --------------------------------------------------------------------------------------------
 
@@ -283,10 +252,7 @@ class Shelf(Generic[M]):
         self._thread.shutdown(wait=True, cancel_futures=True)
         self._loaded.clear()
         self._adapters.clear()
-        for checkpoint in self._checkpoints.values():
-            checkpoint.weights.close()
-        if self._cache is not None:
-            self._cache.close()
+        self._checkpoints.close()
 
     # ---- inside ---------------------------------------------------------------------------------------------------
 
@@ -343,11 +309,8 @@ class Shelf(Generic[M]):
 
     def _read_model(self, model: str, reason: str) -> None:
         logger.info("model is read", extra={"model": model, "because": reason})
-        # The stages before this one belong to the first read alone.
-        timer = self._timers[model]
-        if timer.made:
-            timer = self._timers[model] = StageTimer(model, self._clock)
-        self._loading[model] = self._thread.submit(self._make, model, self._checkpoints[model], timer)
+        checkpoint, timer = self._checkpoints[model], self._checkpoints.timer(model)
+        self._loading[model] = self._thread.submit(self._make, model, checkpoint, timer)
         self._loading[model].add_done_callback(lambda _: self._wake())
 
     def _read_adapter(self, name: str) -> None:
@@ -427,12 +390,3 @@ class Shelf(Generic[M]):
             settings.pinned,
             standby=settings.standby,
         )
-
-    def _open_cache(self) -> WeightCache | None:
-        if self._settings.weight_cache is None:
-            return None
-        try:
-            return WeightCache(self._settings.weight_cache, self._settings.weight_cache_bytes, clock=self._clock)
-        except CacheUnavailableError as error:
-            logger.warning("weight cache passed over", extra={"reason": str(error)})
-            return None
