@@ -18,20 +18,33 @@ from libs.resources.snapshot import RegistrySnapshot
 LINGER = 3.0
 """Seconds. A process whose lease is lost tries again every half a second; a dead one is known to be unreachable by
 whoever calls it long before."""
+TOGETHER = 10.0
+"""Times as long for all while most of them are silent: then it is not they that are gone but the way on which they are
+heard, such as a mesh's only door that is being replaced, and that takes longer."""
+_MANY = 4
+"""Fewer are no sign of that."""
 
 
 class Lingering:
-    """Deletions that are held back, and until when: monotonic seconds, told by the caller."""
+    """Deletions that are held back, and since when: monotonic seconds, told by the caller."""
 
     def __init__(self, seconds: float) -> None:
         self._seconds = seconds
-        self._until: dict[str, float] = {}
-        """Key → when its deletion counts; the first is the next."""
+        self._since: dict[str, float] = {}
+        """Key → when it ended; the first is the next whose deletion counts."""
+        self._known = 0
+        """Endpoints that there are, those that are held back among them."""
 
     @property
     def next(self) -> float | None:
-        """When the next deletion counts; None: none is held back."""
-        return next(iter(self._until.values()), None)
+        """When the next deletion counts, unless others end or come back; None: none is held back."""
+        since = next(iter(self._since.values()), None)
+        return None if since is None else since + self._patience
+
+    @property
+    def _patience(self) -> float:
+        most = len(self._since) >= _MANY and 2 * len(self._since) > self._known
+        return self._seconds * (TOGETHER if most else 1)
 
     def sift(self, snapshot: RegistrySnapshot, events: Iterable[WatchEvent], now: float) -> list[WatchEvent]:
         """The events that count at once. Of an endpoint that has said that it leaves, all do: it is in no snapshot.
@@ -41,23 +54,26 @@ class Lingering:
         counting = []
         for event in events:
             if event.value is not None:
-                self._until.pop(event.key, None)
-            elif event.key in self._until or _there(snapshot, event.key):
-                self._until.setdefault(event.key, now + self._seconds)
+                self._since.pop(event.key, None)
+            elif event.key in self._since or _there(snapshot, event.key):
+                self._since.setdefault(event.key, now)
                 continue
             counting.append(event)
+        self._known = len(snapshot.endpoints)
         return counting
 
     def over(self, revision: int, now: float) -> list[WatchEvent]:
         """The deletions whose time has come."""
-        keys = [key for key, until in self._until.items() if until <= now]
+        patience = self._patience
+        keys = [key for key, since in self._since.items() if since + patience <= now]
         for key in keys:
-            del self._until[key]
+            del self._since[key]
+        self._known -= len(keys)
         return [WatchEvent(key, None, revision) for key in keys]
 
     def again(self, now: float) -> None:
         """The time of all begins anew: nobody could have come back."""
-        self._until = dict.fromkeys(self._until, now + self._seconds)
+        self._since = dict.fromkeys(self._since, now)
 
 
 def _there(snapshot: RegistrySnapshot, key: str) -> bool:

@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from weir.registry.v1 import registry_pb2 as pb
 
 from libs.registry import EndpointRegistration, MemoryStore, Put, RegistryView, keys
-from libs.registry.lingering import Lingering
+from libs.registry.lingering import TOGETHER, Lingering
 from libs.registry.ports import WatchEvent
 from libs.registry.snapshot import apply_events
 from libs.resources.snapshot import RegistrySnapshot
 
 NAMES = ("gateway-0", "gateway-1", "gateway-2")
+SECONDS = 3.0
 
 
 def put(instance: str, *, port: int = 7, leaving: bool = False) -> Put:
@@ -50,6 +53,42 @@ async def test_f2_endpoints_that_end_all_at_once_stay_until_they_come_back() -> 
         assert {each.address for each in view.snapshot.endpoints_of("gateway")} == {"127.0.0.1:8"}
         assert set(counts) == {3}
         following.cancel()
+
+
+def silent(names: Sequence[str], known: int, now: float = 0.0) -> tuple[Lingering, RegistrySnapshot]:
+    """Of so many endpoints, those of these names have ended without a word."""
+    lingering, others = Lingering(SECONDS), [f"other-{number}" for number in range(known - len(names))]
+    puts = [WatchEvent(each.key, each.value, 1) for each in map(put, (*names, *others))]
+    snapshot = apply_events(RegistrySnapshot(revision=1), puts, 1)
+    assert lingering.sift(snapshot, [WatchEvent(key(name), None, 2) for name in names], now) == []
+    return lingering, snapshot
+
+
+MOST = [f"gateway-{number}" for number in range(4)]
+
+
+def test_when_most_are_silent_it_is_the_way_to_them_and_all_are_given_longer() -> None:
+    lingering, snapshot = silent(MOST, known=7)
+    assert lingering.next == SECONDS * TOGETHER
+    assert lingering.over(3, SECONDS * TOGETHER - 0.1) == []
+    # Who has not come back with the others is gone.
+    back = [WatchEvent(key(name), put(name).value, 3) for name in MOST[1:]]
+    assert lingering.sift(snapshot, back, SECONDS + 1) == back
+    assert lingering.next == SECONDS
+    assert [event.key for event in lingering.over(4, SECONDS + 1)] == [key(MOST[0])]
+
+
+def test_the_longest_that_most_are_waited_for() -> None:
+    lingering, _ = silent(MOST, known=7)
+    assert [event.key for event in lingering.over(3, SECONDS * TOGETHER)] == [key(name) for name in MOST]
+    assert lingering.next is None
+
+
+@pytest.mark.parametrize(("names", "known"), [(MOST, 8), (MOST[:3], 3)], ids=["half", "few"])
+def test_half_of_them_or_a_few_may_well_be_gone(names: list[str], known: int) -> None:
+    lingering, _ = silent(names, known)
+    assert lingering.next == SECONDS
+    assert len(lingering.over(3, SECONDS)) == len(names)
 
 
 async def test_f2_an_endpoint_that_never_comes_back_is_gone_in_the_end() -> None:
@@ -110,7 +149,6 @@ async def test_f2_while_the_store_is_away_nobody_is_given_up() -> None:
         following.cancel()
 
 
-SECONDS = 3.0
 CHANGES = st.lists(st.tuples(st.sampled_from(NAMES), st.sampled_from("pld")), max_size=4)
 STEPS = st.lists(st.tuples(st.floats(0, 4), CHANGES), max_size=12)
 
