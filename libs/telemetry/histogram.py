@@ -1,5 +1,5 @@
-"""Prometheus histograms for paths that every request takes: an observation costs a tenth of `prometheus_client`'s, which
-locks, and looks at each bucket in turn.
+"""Prometheus histograms for paths that every request takes: an observation costs a tenth of `prometheus_client`'s,
+which locks, and looks at each bucket in turn.
 
 Observed on one event loop; read by whoever scrapes. A scrape beside an observation may see its count and not yet its
 sum, as scrapes of several metrics always may.

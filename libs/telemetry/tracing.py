@@ -29,6 +29,9 @@ _TRACEPARENT = re.compile("00-(?!0{32})[0-9a-f]{32}-(?!0{16})[0-9a-f]{16}-[0-9a-
 class Span(Protocol):
     """A timed operation."""
 
+    recording: bool
+    """Somebody will see its attributes."""
+
     @property
     def traceparent(self) -> str:
         """The context to hand to whatever this operation calls."""
@@ -48,6 +51,7 @@ class Span(Protocol):
 
 class _Unsampled:
     __slots__ = ("traceparent",)
+    recording = False
 
     def __init__(self, traceparent: str = "") -> None:
         self.traceparent = traceparent
@@ -66,6 +70,7 @@ class _Unsampled:
 
 class _Sampled:
     __slots__ = ("_ended", "_span", "traceparent")
+    recording = True
 
     def __init__(self, otel_span: Any) -> None:
         context = otel_span.get_span_context()

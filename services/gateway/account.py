@@ -140,6 +140,8 @@ class Account:
 
 def _end_span(request: Request, model: str, served: Served) -> None:
     trace, accepted, end = request.span, served.accepted, served.end
+    if not trace.recording:
+        return
     trace.set("gen_ai.operation.name", request.spec.operation)
     trace.set("gen_ai.request.model", model)
     trace.set("gen_ai.response.model", accepted.model_version)

@@ -27,6 +27,8 @@ _UNKNOWN = registry_pb2.Tenant(plan=registry_pb2.PLAN_FREE)
 _NO_POLICY = Plan()
 UNKNOWN_MODEL = "<unknown>"
 """Stands in records for a model's name that the registry does not know."""
+_MOST_LIMITS = 10_000
+"""Remembered; when there are more, all are worked out anew."""
 _NAMING = ("model_versions", "aliases", "rollouts", "pins", "model_grants")
 """Collections that say which versions may be asked for."""
 _CANARY = registry_pb2.ROLLOUT_PHASE_CANARY
@@ -47,6 +49,7 @@ class Catalog:
         self._workloads: dict[str, str] = {}
         self._plans: dict[str, Plan] = {}
         self._objectives: dict[tuple[str, str], Objectives] = {}
+        self._limits: dict[tuple[str, str, str, str], ModelLimits] = {}  # of this snapshot
 
     @property
     def snapshot(self) -> RegistrySnapshot:
@@ -59,6 +62,7 @@ class Catalog:
         if snapshot.prices is not before.prices:
             self.costs = cost_book(snapshot)
         self._table = RoutingTable.of(snapshot, self._table)
+        self._limits.clear()
         if snapshot.tenants is not before.tenants:
             self._workloads = {spiffe: t.id for t in snapshot.tenants.values() for spiffe in t.workloads}
         if snapshot.plans is not before.plans:
@@ -163,6 +167,15 @@ class Catalog:
 
     def limits(self, tenant: str, model: str, version: registry_pb2.ModelVersion) -> ModelLimits:
         """What binds a request of this tenant: the strictest of its limits for the model's name and for all."""
+        key = (tenant, model, version.name, version.version)
+        known = self._limits.get(key)
+        if known is None:
+            if len(self._limits) >= _MOST_LIMITS:
+                self._limits.clear()
+            known = self._limits[key] = self._limits_of(tenant, model, version)
+        return known
+
+    def _limits_of(self, tenant: str, model: str, version: registry_pb2.ModelVersion) -> ModelLimits:
         found = [self.snapshot.limits.get((tenant, name)) for name in (model, "*")]
         return ModelLimits(
             context_length=version.context_length,

@@ -25,6 +25,7 @@ from services.gateway.request import Candidate, Prepared, Progress, Request, que
 from services.gateway.structures import StructureChecks
 from services.gateway.text import TextModel
 
+_UNCHECKED = InputCheck(None)
 _MESSAGE_CHARS = 32
 """What rendering one more message costs, in characters to tokenise."""
 
@@ -62,7 +63,7 @@ class Preparation:
             guess = progress.route = self._catalog.resolve(asked)
             version = self._catalog.version(guess.model_version)
             text = await self._catalog.text(version, request.deadline.remaining(self._clock))
-            candidate = await self._read(request, spec.model, guess, version, text, InputCheck(None))
+            candidate = await self._read(request, spec.model, guess, version, text, _UNCHECKED)
             # What does not fit is refused before anybody reads it.
             checking = self._check(request, version, text, progress)
             tokenised = self._clock.monotonic()
@@ -77,8 +78,8 @@ class Preparation:
                 progress.reservation = reservation = lease.reservation or reservation
             else:
                 _require_hidden(spec, check)
-                arm = self._catalog.arm_key(spec.model, route)
-                candidate = replace(candidate, route=route, check=check, arm=arm)
+                arm, read = self._catalog.arm_key(spec.model, route), candidate
+                candidate = Candidate(spec.model, route, version, text, read.prompt, read.bound, check, arm, read.parts)
         except BaseException:
             for future in (checking, routing):
                 if future is not None:
