@@ -29,6 +29,7 @@ QUESTION = (
 )
 WARM_UP = 1.5  # seconds before a closed loop's window
 SETTLE = 1.0  # seconds between the last paced stream's first token and the window
+IDLE = 2.0  # seconds after which a kept connection is not used again: some servers end them after five
 PAUSE = 0.3  # seconds for a mesh to finish what the last load left behind
 _TOKENS = "weir_worker_generation_tokens_total"
 
@@ -317,7 +318,7 @@ class EdgeSender:
     edge: Edge
     max_tokens: int
     _requests: Iterator[bytes] = field(init=False)
-    _idle: list[Connection] = field(default_factory=list)
+    _idle: list[tuple[Connection, float]] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         turns = range(len(self.edge.keys))
@@ -325,10 +326,20 @@ class EdgeSender:
 
     async def reply(self) -> Reply:
         """Send one request and give its answer, good or bad."""
-        connection = self._idle.pop() if self._idle else self.edge.connection()
+        connection = self._connection()
         reply = await connection.send(next(self._requests))
-        self._idle.append(connection)
+        self._idle.append((connection, time.monotonic()))
         return reply
+
+    def _connection(self) -> Connection:
+        """The one that was used last; servers end those that nobody uses, and may do so at this very moment."""
+        if self._idle:
+            connection, used = self._idle.pop()
+            if time.monotonic() - used < IDLE:
+                return connection
+            connection.close()
+            self.close()
+        return self.edge.connection()
 
     async def __call__(self) -> float:
         reply = await self.reply()
@@ -338,6 +349,6 @@ class EdgeSender:
 
     def close(self) -> None:
         """Drop the connections."""
-        for connection in self._idle:
+        for connection, _ in self._idle:
             connection.close()
         self._idle.clear()
