@@ -57,9 +57,9 @@ class Lingering:
                 self._since.pop(event.key, None)
             elif event.key in self._since or _there(snapshot, event.key):
                 self._since.setdefault(event.key, now)
+                self._known = len(snapshot.endpoints)
                 continue
             counting.append(event)
-        self._known = len(snapshot.endpoints)
         return counting
 
     def over(self, revision: int, now: float) -> list[WatchEvent]:
