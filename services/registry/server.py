@@ -8,7 +8,7 @@ import json
 import secrets
 import uuid
 from collections.abc import Callable, Collection
-from typing import Any, TypeVar
+from typing import Any
 
 import grpc
 from weir.registry.v1 import registry_pb2 as pb
@@ -35,6 +35,7 @@ from libs.rpc import peer_service
 from libs.telemetry import get_logger
 from services.registry import api_keys, applying, metrics
 from services.registry.admitting import Call, require_within
+from services.registry.answers import finished
 from services.registry.applying import StaleError
 from services.registry.config import Settings
 from services.registry.history import History, backwards, known_of
@@ -45,10 +46,7 @@ from services.registry.touched import touched
 from services.registry.watching import ChangeLog, Watch, require_known, require_reached
 
 log = get_logger(__name__)
-R = TypeVar("R", pb.ApplyResponse, pb.DeleteResponse)
 SERVICE = "weir.registry.v1.RegistryService"
-MAX_CHANGES_BYTES = 8_000_000
-"""Of what an answer tells of changes; gRPC takes 16 MiB. Of the rest it tells the outcome."""
 _ATTEMPTS = 10
 """At going back, while others change something between the reading of the history and the writing."""
 
@@ -155,7 +153,7 @@ class RegistryServicer(registry_pb2_grpc.RegistryServiceServicer):
             return applying.apply(snapshot, request, call, self._stored_for(call.grant))
 
         done = await self._change("Apply", plan, request, context, kinds, secrets=request.restore)
-        return _finished(done, request.change)
+        return finished(done, request.change)
 
     async def Delete(self, request: pb.DeleteRequest, context: grpc.aio.ServicerContext) -> pb.DeleteResponse:
         """See the proto."""
@@ -164,7 +162,7 @@ class RegistryServicer(registry_pb2_grpc.RegistryServiceServicer):
         def plan(snapshot: RegistrySnapshot, call: Call) -> Change[pb.DeleteResponse]:
             return applying.delete(snapshot, request, call, self._stored_for(call.grant))
 
-        return _finished(await self._change("Delete", plan, request, context, kinds), request.change)
+        return finished(await self._change("Delete", plan, request, context, kinds), request.change)
 
     async def History(self, request: pb.HistoryRequest, context: grpc.aio.ServicerContext) -> pb.HistoryResponse:
         """See the proto."""
@@ -368,23 +366,6 @@ class RegistryServicer(registry_pb2_grpc.RegistryServiceServicer):
         if not (done.unchanged or options.dry_run):
             resource.metadata.revision = done.revision
         return resource
-
-
-def _finished(done: Committed[R], options: pb.ChangeOptions) -> R:
-    """The answer, with the revisions that it could not know before it was written."""
-    message = done.message
-    message.revision = done.revision
-    changes, room = {each.resource: each for each in done.changes}, MAX_CHANGES_BYTES
-    for result in message.results:
-        change = changes.get(f"{BY_NAME[result.resource.kind].plural}/{result.resource.name}")
-        if change is None:
-            continue
-        room -= change.ByteSize()
-        if room >= 0:
-            result.change.CopyFrom(change)
-        if result.outcome != pb.OUTCOME_DELETED and not options.dry_run:
-            result.resource.revision = done.revision
-    return message
 
 
 def _place(request: pb.HistoryRequest | pb.DiffRequest | pb.RollbackRequest) -> str:
