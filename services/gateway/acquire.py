@@ -3,8 +3,9 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+import dataclasses
 
+from msgspec.structs import replace
 from weir.admission.v1 import admission_pb2
 
 from libs.clock import Clock
@@ -168,7 +169,7 @@ class Acquisition:
                 return Answer(choices=((step.text, Finish.STOP),) * n, prompt_tokens=0, completion_tokens=0)
             case CpuFallback():
                 # No zones: the snapshot knows those of the version's own pool; admission knows this pool's.
-                route = replace(candidate.route, pool=step.pools[candidate.route.pool], zones=())
+                route = dataclasses.replace(candidate.route, pool=step.pools[candidate.route.pool], zones=())
                 return replace(candidate, route=route)
 
     async def _smaller(

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any, Self
 
+import msgspec
 from weir.admission.v1 import admission_pb2
 
 from services.gateway.lease import Lease
@@ -60,8 +60,7 @@ class Grant:
             self._admission.release(self.admit.request_id, pool=self.admit.pool, **brought)
 
 
-@dataclass(frozen=True, slots=True)
-class Held:
+class Held(msgspec.Struct, frozen=True):
     """Of one request."""
 
     visit: Visit

@@ -6,9 +6,9 @@ import hashlib
 import random
 import re
 import uuid
-from dataclasses import replace
 
 import grpc
+from msgspec.structs import replace
 
 from libs.errors import Reason, WeirError
 from libs.rpc import peer_service, peer_spiffe

@@ -7,8 +7,9 @@ answers for its quota and its record.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
+from msgspec.structs import replace
 from weir.admission.v1 import admission_pb2
 
 from libs.clock import Clock

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
-from dataclasses import replace
 
 import grpc
+from msgspec.structs import replace
 from weir.inference.v1 import inference_pb2, inference_pb2_grpc
 
 from libs.deadlines import to_duration

@@ -5,9 +5,9 @@ from __future__ import annotations
 import asyncio
 from asyncio import Future
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
 from typing import Any
 
+from msgspec.structs import replace
 from weir.registry.v1 import registry_pb2
 
 from libs.clock import Clock

@@ -6,9 +6,10 @@ Request → Prepared (a candidate; its quota is held) → Acquired (a worker was
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
 from secrets import randbits
 
+import msgspec
+from msgspec.structs import replace
 from weir.admission.v1 import admission_pb2
 from weir.registry.v1 import registry_pb2
 
@@ -37,8 +38,7 @@ _CLASSES = {
 }
 
 
-@dataclass(frozen=True, slots=True)
-class TimeLimit:
+class TimeLimit(msgspec.Struct, frozen=True):
     """The time that a request has."""
 
     deadline: Deadline
@@ -49,8 +49,7 @@ class TimeLimit:
     """Seconds that its caller gave it, or we did."""
 
 
-@dataclass(frozen=True, slots=True)
-class Candidate:
+class Candidate(msgspec.Struct, frozen=True):
     """What a request would be served with: as it was asked for, or as a step of the ladder left it."""
 
     model: str
@@ -73,8 +72,7 @@ class Candidate:
         return sum(map(tokens_in, self.parts)) if self.parts else len(self.prompt)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Request:
+class Request(msgspec.Struct, frozen=True, kw_only=True, eq=False):
     """Who asks for what, and until when."""
 
     id: str
@@ -112,8 +110,7 @@ class Request:
         return catalog.question(self.identity.tenant, model, user=spec.user, session=spec.session, request_id=self.id)
 
 
-@dataclass(frozen=True, slots=True)
-class Internal:
+class Internal(msgspec.Struct, frozen=True):
     """What holds for a request that is no caller's."""
 
     candidate: Candidate
@@ -121,8 +118,7 @@ class Internal:
     version_share: float
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Prepared:
+class Prepared(msgspec.Struct, frozen=True, kw_only=True):
     """It can be served with this, and its quota is held."""
 
     candidate: Candidate
@@ -135,8 +131,7 @@ class Prepared:
     """Monotonic seconds."""
 
 
-@dataclass(frozen=True, slots=True)
-class Acquired:
+class Acquired(msgspec.Struct, frozen=True):
     """It is served with this: by the worker that was granted, or by an `answer` that needs none."""
 
     prepared: Prepared
@@ -145,8 +140,7 @@ class Acquired:
     answer: Answer | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Served:
+class Served(msgspec.Struct, frozen=True, kw_only=True):
     """It is over, and what it was."""
 
     candidate: Candidate
@@ -166,8 +160,7 @@ class Served:
     mean_logprob: float | None = None
 
 
-@dataclass(slots=True)
-class Progress:
+class Progress(msgspec.Struct):
     """How far a request came, for whoever accounts for a refusal."""
 
     route: Route | None = None

@@ -7,10 +7,10 @@ do not offer are refused by name rather than ignored. Source: the OpenAI API ref
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
 import msgspec
+from msgspec.structs import replace
 
 from libs.errors import Reason, WeirError
 from services.gateway.policy.parameters import MAX_BIASES, check_role, invalid
@@ -106,8 +106,7 @@ class _EmbeddingBody(msgspec.Struct):
     safety_identifier: str | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class OpenAIRequest:
+class OpenAIRequest(msgspec.Struct, frozen=True):
     """A generation and how its answer is wanted."""
 
     spec: Spec
@@ -117,8 +116,7 @@ class OpenAIRequest:
     """The same for further prompts, whose choices come behind the first one's."""
 
 
-@dataclass(frozen=True, slots=True)
-class EmbeddingRequest:
+class EmbeddingRequest(msgspec.Struct, frozen=True):
     """What to embed; `base64` asks for packed little-endian floats instead of numbers."""
 
     spec: Spec

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import enum
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+
+import msgspec
 
 
 class Finish(enum.IntEnum):
@@ -64,8 +66,7 @@ class ChoiceUpdate:
     finish: Finish | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Accepted:
+class Accepted(msgspec.Struct, frozen=True, kw_only=True):
     """What the request became; known once a worker was granted."""
 
     request_id: str
@@ -104,8 +105,7 @@ class Breakdown:
     total: float = 0.0
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class End:
+class End(msgspec.Struct, frozen=True, kw_only=True):
     """The one terminal event."""
 
     finish: Finish
@@ -115,4 +115,4 @@ class End:
     message: str = ""
     error_reason: str = ""  # the closed reason's name for ERROR and CONTENT_FILTER
     retry_after: float | None = None  # seconds, where coming back helps
-    choices: list[Finish] = field(default_factory=list)
+    choices: list[Finish] = msgspec.field(default_factory=list)

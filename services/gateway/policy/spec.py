@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Literal
 
+import msgspec
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Identity:
+
+class Identity(msgspec.Struct, frozen=True, kw_only=True):
     """Who asks; from authentication alone."""
 
     tenant: str
@@ -40,8 +41,7 @@ def is_json(structure: Structure | None) -> bool:
     return structure is not None and structure.kind == "json_schema"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Parameters:
+class Parameters(msgspec.Struct, frozen=True, kw_only=True):
     """Generation parameters as the caller gave them; None means the model's default."""
 
     max_tokens: int | None = None
@@ -58,13 +58,12 @@ class Parameters:
     n: int | None = None
     logprobs: int | None = None
     logprobs_field: str = "logprobs"  # the name the caller used, for errors
-    logit_bias: dict[int, float] = field(default_factory=dict)
+    logit_bias: dict[int, float] = msgspec.field(default_factory=dict)
     ignore_eos: bool = False
     structure: Structure | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Spec:
+class Spec(msgspec.Struct, frozen=True, kw_only=True):
     """What to run. Exactly one of `messages`, `prompt`, `token_ids` and `inputs` is set."""
 
     model: str
@@ -93,8 +92,7 @@ class Spec:
         return [self.prompt] if self.prompt is not None else []
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class BoundParameters:
+class BoundParameters(msgspec.Struct, frozen=True, kw_only=True):
     """Parameters with every default applied and every limit checked."""
 
     max_tokens: int
@@ -114,8 +112,7 @@ class BoundParameters:
     structure: Structure | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ModelLimits:
+class ModelLimits(msgspec.Struct, frozen=True, kw_only=True):
     """What binds a generation: the version's context and defaults, and the tenant's limits (0: unlimited)."""
 
     context_length: int

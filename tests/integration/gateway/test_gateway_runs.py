@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-from dataclasses import replace
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 from weir.admission.v1 import admission_pb2
 from weir.worker.v1 import worker_pb2
 

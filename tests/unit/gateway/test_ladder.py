@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace as rebound
 
 from services.gateway.policy.answers import Answer, AnswerCache, answer_key, repeatable
 from services.gateway.policy.events import Finish
@@ -120,10 +121,10 @@ def test_only_plans_that_can_use_answers_remember_them() -> None:
 
 def test_answers_that_hang_on_chance_are_not_repeatable() -> None:
     assert repeatable(BOUND, seeded=False)
-    warm = replace(BOUND, temperature=1.0)
+    warm = rebound(BOUND, temperature=1.0)
     assert not repeatable(warm, seeded=False)
     assert repeatable(warm, seeded=True)
-    assert not repeatable(replace(BOUND, logprobs=1), seeded=True)
+    assert not repeatable(rebound(BOUND, logprobs=1), seeded=True)
 
 
 def test_whatever_shapes_an_answer_is_in_its_key() -> None:
@@ -132,9 +133,9 @@ def test_whatever_shapes_an_answer_is_in_its_key() -> None:
         answer_key("b", "m@1", [1, 2], BOUND, "default@1"),
         answer_key("a", "m@2", [1, 2], BOUND, "default@1"),
         answer_key("a", "m@1", [1, 3], BOUND, "default@1"),
-        answer_key("a", "m@1", [1, 2], replace(BOUND, max_tokens=9), "default@1"),
-        answer_key("a", "m@1", [1, 2], replace(BOUND, stop=("x",)), "default@1"),
-        answer_key("a", "m@1", [1, 2], replace(BOUND, seed=1), "default@1"),
+        answer_key("a", "m@1", [1, 2], rebound(BOUND, max_tokens=9), "default@1"),
+        answer_key("a", "m@1", [1, 2], rebound(BOUND, stop=("x",)), "default@1"),
+        answer_key("a", "m@1", [1, 2], rebound(BOUND, seed=1), "default@1"),
         answer_key("a", "m@1", [1, 2], BOUND, "default@2"),
         answer_key("am", "@1", [1, 2], BOUND, "default@1"),
     }

@@ -8,6 +8,7 @@ from dataclasses import replace
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace as rebound
 
 from services.gateway.policy.events import Breakdown, End, Finish, Usage
 from services.gateway.policy.finals import FinalAnswer, FinalChoice
@@ -135,7 +136,7 @@ def test_where_chance_plays_a_part_exactness_is_not_counted() -> None:
     [({}, True), ({"temperature": 0.7}, False), ({"temperature": 0.7, "seed": 0}, True), ({"seed": 5}, True)],
 )
 def test_what_can_be_repeated(changes: dict[str, object], expected: bool) -> None:
-    assert repeatable(replace(PARAMETERS, **changes)) is expected  # type: ignore[arg-type]
+    assert repeatable(rebound(PARAMETERS, **changes)) is expected  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("finish", list(Finish))
