@@ -40,12 +40,11 @@ from services.gateway.native import InferenceServicer
 from services.gateway.openai import wire
 from services.gateway.openai.servicer import OpenAIServicer
 from services.gateway.outcomes import Outcomes
-from services.gateway.serve import Pipeline
+from services.gateway.serve import SWEEP_SECONDS, Pipeline
 from services.gateway.shadow.mirrors import Mirrors
 from services.gateway.text_store import TextStore
 
 log = get_logger(__name__)
-_SWEEP_SECONDS = 0.5
 _LOOK_SECONDS = 0.005
 _FILES_SECONDS = 60.0
 """For tokenizers, before it is ready without some of them: their requests wait for them."""
@@ -198,7 +197,7 @@ class Gateway:
             await self._wait_leaves()
             ready()
             while True:
-                await asyncio.sleep(_SWEEP_SECONDS)
+                await asyncio.sleep(SWEEP_SECONDS)
                 self._pipeline.sweep()
                 self._safety.sweep()
                 self._texts.sweep()

@@ -55,6 +55,9 @@ class Settings(ServiceSettings, frozen=True, kw_only=True, forbid_unknown_fields
     """Characters of output that one stream may leave unread."""
     max_unread: int = 128 * 2**20
     """Characters of output that all streams together may leave unread; the largest is cut first."""
+    flush_max: float = 0.04
+    """Seconds that a stream's output may wait for company when the gateway is busy, and never longer than the declared
+    `itl_p95` of its route and tier; its first text and its end never wait. 0: nothing ever does."""
     pressure_seconds: float = 5.0
     """What admission last said of a pool's pressure holds for this long."""
     answer_cache_bytes: int = 32 * 2**20

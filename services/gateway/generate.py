@@ -8,6 +8,8 @@ from dataclasses import dataclass, field
 
 from libs.clock import Clock
 from libs.telemetry import get_logger
+from services.gateway.catalog import Catalog
+from services.gateway.flushing import Flushing
 from services.gateway.generation import Generation
 from services.gateway.held import Held
 from services.gateway.internal import READERS, Unfiltered
@@ -44,6 +46,9 @@ class Generating:
     workers: WorkerPort
     safety: SafetyPort
     readers: SlowReaders
+    flushing: Flushing
+    flush_max: float
+    catalog: Catalog
     mirror: MirrorPort | None
     clock: Clock
     active: set[Generation] = field(default_factory=set)
@@ -94,8 +99,15 @@ class Generating:
             keep_text=bool(acquired.prepared.answer_key) and ALTERED.isdisjoint(acquired.degraded),
             observed=mirrored is not None or scored or internal,
             growth=held.lease.growth(candidate),
+            flushing=None if request.spec.whole else self.flushing,
+            flush_most=min(self.flush_max, self._declared_itl(request, candidate)),
             on_text=None if mirrored is None else lambda: self._mirror_soon(mirrored),
         )
+
+    def _declared_itl(self, request: Request, candidate: Candidate) -> float:
+        """Seconds between tokens that its reader may count on."""
+        itl = self.catalog.objectives(request.route, candidate.version.tier).itl
+        return self.flush_max if itl is None else itl
 
     def _replay(
         self,

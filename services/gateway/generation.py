@@ -17,6 +17,7 @@ from weir.worker.v1 import worker_pb2
 
 from libs.clock import Clock
 from libs.errors import Reason, WeirError
+from services.gateway.flushing import Flushing
 from services.gateway.lease import Growth
 from services.gateway.output_buffer import OutputBuffer
 from services.gateway.policy.answers import Answer
@@ -76,14 +77,22 @@ class Generation(OutputBuffer):
         keep_text: bool = False,
         observed: bool = False,
         growth: Growth | None = None,
+        flushing: Flushing | None = None,
+        flush_most: float = 0.0,
         on_text: Callable[[], None] | None = None,
     ) -> None:
         """`parameters` are the candidate's, with a seed where chance plays a part. `keep_text`: the whole answer is
         wanted once it is complete; see `answer`. `observed`: the log-probabilities of its tokens are wanted; see
-        `final`. `growth`: how it may use more than is reserved for it. `on_text` is called once, before the first text
-        is handed on."""
+        `final`. `growth`: how it may use more than is reserved for it. `flushing` and `flush_most`: see `OutputBuffer`.
+        `on_text` is called once, before the first text is handed on."""
         super().__init__(
-            request_id=request.id, choices=candidate.bound.n, clock=clock, arrived=request.arrived, readers=readers
+            request_id=request.id,
+            choices=candidate.bound.n,
+            clock=clock,
+            arrived=request.arrived,
+            readers=readers,
+            flushing=flushing,
+            flush_most=flush_most,
         )
         self.tenant = request.identity.tenant
         self.check = candidate.check
@@ -241,7 +250,7 @@ class Generation(OutputBuffer):
         self._put(sequence.index, sequence.shown(text), logprobs, sequence.finish)
         if sequence.finish is not None and all(c.finish is not None for c in self.sequences):
             self._end()
-        self._wake()
+        self._news()
 
     # Ends.
 

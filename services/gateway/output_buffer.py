@@ -11,6 +11,7 @@ from collections.abc import Sequence
 
 from libs.clock import Clock
 from libs.errors import Reason, WeirError
+from services.gateway.flushing import Flushing
 from services.gateway.policy.answers import Answer
 from services.gateway.policy.events import Accepted, Breakdown, ChoiceUpdate, End, Finish, Logprob, Usage, worst
 from services.gateway.slow_readers import SlowReaders
@@ -25,7 +26,18 @@ _LOGPROB_CHARS = 64
 class OutputBuffer:
     """A generation as its face sees it."""
 
-    def __init__(self, *, request_id: str, choices: int, clock: Clock, arrived: float, readers: SlowReaders) -> None:
+    def __init__(
+        self,
+        *,
+        request_id: str,
+        choices: int,
+        clock: Clock,
+        arrived: float,
+        readers: SlowReaders,
+        flushing: Flushing | None = None,
+        flush_most: float = 0.0,
+    ) -> None:
+        """`flushing` says when its reader is woken, after `flush_most` seconds at the latest; None: at once."""
         self.request_id = request_id
         self.width = choices
         self.accepted: Accepted | None = None
@@ -42,6 +54,10 @@ class OutputBuffer:
         """When the reader last had all there was, or got something."""
         self._clock = clock
         self._readers = readers
+        self._flushing = flushing
+        self._flush_most = flush_most
+        self._begun = False  # its reader has had its first output
+        self._held = False  # there is output that waits for company
         self._writing = 0  # of the unread, what the face has taken
         self._pending: dict[int, ChoiceUpdate] = {}
         self._heartbeat = False
@@ -69,6 +85,7 @@ class OutputBuffer:
             self._pending = {}
         else:
             updates = self._turn()
+        self._begun = self._begun or bool(updates)
         heartbeat, self._heartbeat = self._heartbeat, False
         self.last_activity = self.taken_at = self._clock.monotonic()
         return updates, heartbeat, None if self._pending else self.end
@@ -148,7 +165,22 @@ class OutputBuffer:
             choices=list(choices),
         )
 
+    def flush(self) -> None:
+        """See `Waiting`."""
+        if self._held:
+            self._wake()
+
+    def _news(self) -> None:
+        """There is output: its reader is woken, the first time and at the end at once."""
+        flushing = self._flushing
+        if flushing is None or not flushing.hold or not self._begun or self.end is not None:
+            self._wake()
+        elif not self._held and self._waiter is not None:
+            self._held = True
+            flushing.later(self, self._flush_most)
+
     def _wake(self) -> None:
+        self._held = False
         waiter, self._waiter = self._waiter, None
         if waiter is not None and not waiter.done():
             self.taken_at = self._clock.monotonic()  # until now it had all there was

@@ -27,6 +27,7 @@ from services.gateway.acquire import Acquisition
 from services.gateway.catalog import Catalog
 from services.gateway.config import Settings
 from services.gateway.embed import MAX_INPUTS, Embedded, Embedding
+from services.gateway.flushing import Flushing
 from services.gateway.generate import Generating
 from services.gateway.generation import Generation
 from services.gateway.held import Grant, Held
@@ -54,6 +55,8 @@ from services.gateway.slow_readers import SlowReaders
 from services.gateway.stream import Streaming
 
 log = get_logger(__name__)
+SWEEP_SECONDS = 0.5
+"""How often `Pipeline.sweep` is to be called."""
 
 
 class Pipeline:
@@ -92,6 +95,7 @@ class Pipeline:
         self.readers = SlowReaders(
             stall=settings.reader_stall_seconds, most_stream=settings.max_unread_stream, most=settings.max_unread
         )
+        self._flushing = Flushing(most=settings.flush_max, sweep_seconds=SWEEP_SECONDS, now=clock.monotonic())
         self._membership = Membership(catalog, router)
         self._preparation = Preparation(settings, catalog=catalog, router=router, safety=safety, clock=clock)
         migrating: dict[str, Any] = {
@@ -118,6 +122,9 @@ class Pipeline:
             workers=workers,
             safety=safety,
             readers=self.readers,
+            flushing=self._flushing,
+            flush_max=settings.flush_max,
+            catalog=catalog,
             mirror=mirror(self) if mirror is not None else None,
             clock=clock,
         )
@@ -283,12 +290,13 @@ class Pipeline:
         self._membership.changed()
 
     def sweep(self) -> None:
-        """Heartbeats, and readers that do not read; called about twice a second."""
+        """Heartbeats, and readers that do not read; called every `SWEEP_SECONDS`."""
         now = self._clock.monotonic()
         self.occupancy.sweep(now)
         metrics.ACTIVE.set(len(self._generating.active))
         self._account.refusals.flush()
         self.readers.sweep(now)
+        self._flushing.sweep(now)
         self._outcomes.sweep()
         for generation in self._generating.active:
             if now - generation.last_activity >= self._settings.heartbeat_seconds:
