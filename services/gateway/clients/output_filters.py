@@ -30,7 +30,7 @@ _CONTEXT_CHARS = 512
 """Decided text kept for opening a filter anew; longer than any pattern may match (services/safety bounds them)."""
 
 
-@dataclass(slots=True, eq=False)
+@dataclass(slots=True, eq=False, repr=False)
 class _Filter:
     """One text on its way through its filter."""
 
