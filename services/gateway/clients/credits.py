@@ -15,6 +15,8 @@ from libs.mux import MuxClient, Semantics
 
 _USABLE = 0.75
 """Of a credit's time: the rest is for the way to its worker."""
+_SOON = 1.0
+"""Seconds: what may end as soon is told of at once, or its end would be heard of first."""
 _CLASSES = frozenset({pb.QUEUE_CLASS_PAID, pb.QUEUE_CLASS_FREE})
 
 
@@ -67,7 +69,7 @@ class PoolCredits:
                 semantics=Semantics.RETRY,
                 on_reply=lambda reply, _: self.answered(ask, wanted, reply),
                 traceparent=traceparent,
-                lazy=not self._purse.low(ask),
+                lazy=not self._purse.low(ask) and deadline.remaining(self._clock) > _SOON,
             )
         except WeirError:
             self.answered(ask, wanted, None)
