@@ -239,6 +239,21 @@ async def test_under_mtls_only_the_named_services_may_open_a_session(tmp_path):
             assert caught.value.code() is grpc.StatusCode.PERMISSION_DENIED
 
 
+async def test_a_credit_runs_one_request_for_the_tenant_that_holds_it():
+    async with rig() as r:
+        gateway = await r.gateway()
+        credit = r.admission.grant("", tenant="")
+        await gateway.submit(submission(1, credit, "r1"))
+        await gateway.until(lambda: gateway.refused)
+        assert gateway.refused[1].reason == Reason.GRANT_INVALID, "nobody holds it"
+        credit.holder.request_id, credit.holder.tenant = "r2", "acme"
+        await gateway.submit(submission(2, credit, "r2"))
+        await gateway.until(lambda: 2 in gateway.finished)
+        await gateway.submit(submission(3, credit, "r2"))
+        await gateway.until(lambda: 3 in gateway.refused)
+        assert gateway.refused[3].reason == Reason.GRANT_REPLAYED
+
+
 async def test_work_without_a_grant_runs_only_while_admission_is_away_and_only_a_little():
     none = admission_pb2.SignedGrant()
     async with rig(max_ungranted=2, simulated=PACED) as r:
