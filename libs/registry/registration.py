@@ -15,7 +15,7 @@ from libs.registry.ports import Compare, Put, Store
 _log = logging.getLogger(__name__)
 _RETRY = 0.5
 """Seconds before another attempt when the store is away: short, since a mesh that restarts waits for endpoints."""
-_BLIND_BEATS = 4
+_BLIND_BEATS = 3
 """Beats that only prolong the lease, between two that see to the key, too."""
 
 
@@ -97,7 +97,8 @@ class EndpointRegistration:
                 raise
             return min(_RETRY, self._ttl / 3)
         self._registered.set()
-        return self._ttl / 3
+        # A beat that fails is tried again every half second, for as long again.
+        return self._ttl / 2
 
     async def _write(self) -> None:
         key, value = keys.key_of(self._endpoint), keys.encode(self._endpoint)

@@ -21,6 +21,10 @@ from services.admission.owners import Owners
 from services.admission.policy.ownership import Ownership
 from services.admission.server import SERVICE, AdmissionServicer
 
+_IDLE_TICKS = 4
+"""Ticks between two looks while nothing waits and no share is held: only the silence of a worker or a gateway, which is
+of seconds, is then seen later."""
+
 
 class AdmissionService:
     """A `libs.service.Service`."""
@@ -63,7 +67,8 @@ class AdmissionService:
                 while True:
                     self.coordinator.tick()
                     self._owners.tick()
-                    await asyncio.sleep(self._tick_seconds)
+                    idle = all(pool.idle for pool in self.coordinator.pools.values())
+                    await asyncio.sleep(self._tick_seconds * (_IDLE_TICKS if idle else 1))
         finally:
             await self._view.close()
             await self._store.close()
