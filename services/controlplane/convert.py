@@ -223,8 +223,25 @@ def _same(new: Mapping[str, any_pb2.Any], old: Mapping[str, any_pb2.Any]) -> boo
 def _pack(kind: str, resource: Resource) -> any_pb2.Any:
     if kind == ROUTES:
         return any_pb2.Any(type_url=kind, value=route_configuration(resource))
-    message = json_format.ParseDict(dict(resource), _MESSAGES[kind]())
+    message = _listener(resource) if kind == LISTENER else json_format.ParseDict(dict(resource), _MESSAGES[kind]())
     return any_pb2.Any(type_url=kind, value=message.SerializeToString(deterministic=True))
+
+
+def _listener(resource: Resource) -> Message:
+    """The chains of a listener are alike but for their names: what they share, its whole HTTP, is parsed once."""
+    message = listener_pb2.Listener()
+    json_format.ParseDict({**resource, "filter_chains": []}, message)
+    parsed: dict[int, Message] = {}
+    for chain in resource.get("filter_chains", ()):
+        made = message.filter_chains.add()
+        json_format.ParseDict({**chain, "filters": []}, made)
+        for each in chain["filters"]:
+            own = made.filters.add()
+            if (known := parsed.get(id(each["typed_config"]))) is None:
+                parsed[id(each["typed_config"])] = json_format.ParseDict(each, own)
+            else:
+                own.CopyFrom(known)
+    return message
 
 
 def _digest(encoded: Mapping[str, any_pb2.Any]) -> str:

@@ -185,10 +185,14 @@ def _sds_names(resource: Resource) -> Iterator[str]:
 
 
 def _nodes(node: Any) -> Iterator[Mapping[str, Any]]:
-    if isinstance(node, Mapping):
-        yield node
-        for value in node.values():
-            yield from _nodes(value)
-    elif isinstance(node, Sequence) and not isinstance(node, str):
-        for value in node:
-            yield from _nodes(value)
+    """Every mapping in it, at any depth; one that is there several times, as the chains of a listener are, once."""
+    waiting, seen = [node], set[int]()
+    while waiting:
+        each = waiting.pop()
+        if isinstance(each, Mapping):
+            if id(each) not in seen:
+                seen.add(id(each))
+                yield each
+                waiting += reversed(list(each.values()))
+        elif isinstance(each, Sequence) and not isinstance(each, str):
+            waiting += reversed(each)

@@ -3,6 +3,8 @@
 from dataclasses import replace
 
 import pytest
+from envoy.config.listener.v3 import listener_pb2
+from google.protobuf import json_format
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from weir.registry.v1 import registry_pb2
@@ -208,3 +210,13 @@ def test_unreadable_addresses_are_left_out() -> None:
     found, bad = endpoints_of(messages)
     assert [(endpoint.service, endpoint.port) for endpoint in found] == [("edge-auth", 80)]
     assert bad == ["gateway/none", "gateway/word", "gateway/big", "/nameless", "gateway/host", "gateway/any"]
+
+
+def test_a_listener_whose_chains_share_their_http_is_encoded_as_if_they_did_not() -> None:
+    snapshot = build([Endpoint("gateway", "g-0", "127.0.0.1", 1, "zone-a", 0.0)])
+    encoded = encode(snapshot).offers[EDGE, ""][LISTENER].resources
+    for name, resource in snapshot.resources(EDGE, "")[LISTENER].items():
+        whole = json_format.ParseDict(dict(resource), listener_pb2.Listener())
+        assert encoded[name].value == whole.SerializeToString(deterministic=True)
+        assert len(whole.filter_chains) == SECURE.source_parts
+        assert len({chain.name for chain in whole.filter_chains}) == SECURE.source_parts
