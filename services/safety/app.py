@@ -73,7 +73,8 @@ async def build(settings: Settings, *, clock: Clock | None = None, store: Source
     :raises PackError: a shipped pack is bad, or the default policy is not among them.
     """
     clock = clock or SystemClock()
-    shipped = await asyncio.to_thread(load_shipped, Path(settings.packs_dir) if settings.packs_dir else SHIPPED)
+    directory = Path(settings.packs_dir) if settings.packs_dir else SHIPPED
+    shipped = await asyncio.to_thread(load_shipped, directory, check=directory != SHIPPED)
     floor = f"{settings.default_policy}@{SHIPPED_VERSION}"
     if floor not in shipped:
         raise PackError(f"no shipped pack for the default policy {settings.default_policy!r}")
