@@ -7,6 +7,7 @@ import re
 import subprocess
 import sys
 from collections.abc import Iterator
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ from libs.authority.calls import CALLS
 from libs.authority.identity import Identity, Operator
 from libs.authority.stores import ROWS
 from libs.backup import Manifest
+from libs.config.convention import fields, variable
 from libs.pki import dns_names
 from services.cli.__main__ import call
 from services.cli.mesh.seed import Seeded
@@ -125,6 +127,29 @@ def test_outside_there_is_https_and_nothing_else(overlay: str) -> None:
     outside = [each for each in services if each.get("type", "ClusterIP") != "ClusterIP"]
     assert [port["targetPort"] for each in outside for port in each["ports"]] == ["https"] * len(outside)
     assert len(outside) == (overlay != "ci")
+
+
+@pytest.mark.parametrize("overlay", OVERLAYS)
+def test_a_variable_is_a_setting_of_the_service(overlay: str) -> None:
+    """A service leaves alone what it does not know: a misspelt one would change nothing, and nobody would be told."""
+    for name, template in workloads(overlay):
+        container = template["spec"]["containers"][0]
+        if container["command"][:2] != ["python", "-m"]:
+            continue
+        settings = import_module(f"{container['command'][2]}.config").Settings
+        known = {variable(path) for path, _ in fields(settings)}
+        said = {each["name"] for each in container["env"] if each["name"].startswith("WEIR_")}
+        assert said <= known, name
+
+
+def test_what_workers_are_scaled_by_is_measured() -> None:
+    declared = "".join(path.read_text(encoding="utf-8") for path in (ROOT / "services").glob("*/metrics.py"))
+    for each in documents("prod"):
+        if each["kind"] == "ScaledObject":
+            (trigger,) = each["spec"]["triggers"]
+            names = re.findall(r"weir_\w+", trigger["metadata"]["query"])
+            assert names
+            assert [name for name in names if f'"{name}"' not in declared] == []
 
 
 @pytest.mark.parametrize("overlay", OVERLAYS)
