@@ -5,6 +5,7 @@ Its quota and its grant were given back by then: see `Lease` and `Grant`.
 
 from __future__ import annotations
 
+from libs.answer_lengths import Lengths
 from libs.clock import Clock
 from libs.errors import WeirError
 from libs.routing import Route
@@ -13,7 +14,6 @@ from services.gateway.catalog import Catalog
 from services.gateway.outcomes import Outcomes
 from services.gateway.outcomes.cohorts import Begun
 from services.gateway.policy.events import Finish
-from services.gateway.policy.lengths import AnswerLengths
 from services.gateway.policy.plans import DEFAULT_ANSWER
 from services.gateway.ports import AuditPort
 from services.gateway.refusals import RefusalLog, outcome_of
@@ -29,7 +29,7 @@ class Account:
         catalog: Catalog,
         audit: AuditPort,
         outcomes: Outcomes,
-        lengths: AnswerLengths,
+        lengths: Lengths,
         clock: Clock,
         source: str,
     ) -> None:

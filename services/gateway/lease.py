@@ -10,16 +10,20 @@ from __future__ import annotations
 from asyncio import Future
 from typing import Any, Self
 
+from libs.answer_lengths import Lengths
 from libs.deadlines import Deadline
 from libs.errors import WeirError
 from services.gateway import metrics
 from services.gateway.policy.events import Usage
-from services.gateway.policy.lengths import AnswerLengths
 from services.gateway.ports import QuotaPort, Reservation
 from services.gateway.request import Candidate, Request
 
 AHEAD = 64
 """Tokens of each choice that are reserved ahead of its output: while they are made, the limiter answers."""
+LEAST = 64
+"""Tokens of one answer that are always reserved for: less would be asked for anew too soon."""
+UNKNOWN = 512
+"""Tokens of one answer while nothing is known of any."""
 
 
 class Lease:
@@ -27,7 +31,7 @@ class Lease:
 
     __slots__ = ("_id", "_lengths", "_quota", "_request", "_reserved", "_reserving", "_taken", "grows", "reservation")
 
-    def __init__(self, quota: QuotaPort, lengths: AnswerLengths, request: Request) -> None:
+    def __init__(self, quota: QuotaPort, lengths: Lengths, request: Request) -> None:
         self._quota = quota
         self._lengths = lengths
         self._request = request
@@ -58,8 +62,9 @@ class Lease:
         self.settle(Usage(), "")
         self._reserved = most = _cost(candidate)
         if request.spec.parameters.max_tokens is None and not request.plan.serve_over_quota and bound.max_tokens:
-            likely = self._lengths.expected(request.identity.tenant, candidate.route.model_version) + AHEAD
-            self._reserved = min(most, candidate.prompt_tokens + bound.n * likely)
+            likely = self._lengths.high(request.identity.tenant, candidate.route.model_version)
+            each = AHEAD + (UNKNOWN if likely is None else max(LEAST, likely))
+            self._reserved = int(min(most, candidate.prompt_tokens + bound.n * each))
         self.grows = self._reserved < most
         if again:
             self._taken += 1

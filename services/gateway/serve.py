@@ -17,6 +17,7 @@ from typing import Any
 
 import grpc
 
+from libs.answer_lengths import Lengths
 from libs.clock import Clock
 from libs.errors import Reason, WeirError
 from libs.telemetry import get_logger, place_of
@@ -41,7 +42,6 @@ from services.gateway.output_buffer import OutputBuffer
 from services.gateway.policy.answers import AnswerCache
 from services.gateway.policy.events import Finish
 from services.gateway.policy.finals import FinalAnswer
-from services.gateway.policy.lengths import AnswerLengths
 from services.gateway.policy.parameters import check_parameters, invalid
 from services.gateway.policy.pressure import Pressures
 from services.gateway.policy.scoring import Scoring
@@ -89,7 +89,7 @@ class Pipeline:
         self._outcomes = outcomes
         self._clock = clock
         self._chance = chance
-        self._lengths = AnswerLengths()
+        self._lengths = Lengths(beyond=0.05)
         self._tasks: set[asyncio.Task[Served]] = set()
         self.occupancy = Occupancy(settings, clock=clock, chance=chance)
         self.readers = SlowReaders(

@@ -18,12 +18,12 @@ from collections import OrderedDict
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+from libs.answer_lengths import Lengths
 from services.admission.policy.backlog import Backlog
 from services.admission.policy.fading import FadingMean, FadingRate
 from services.admission.policy.fair_queue import FairQueue
 from services.admission.policy.first_tokens import FirstTokens
 from services.admission.policy.fleet import Fleet
-from services.admission.policy.lengths import Lengths
 from services.admission.policy.limits import Limits
 from services.admission.policy.model import QueueClass, Request
 from services.admission.policy.worker import Worker

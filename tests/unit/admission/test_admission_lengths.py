@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from libs.answer_lengths import Lengths
 from services.admission.policy.fading import FadingMean, FadingRate
-from services.admission.policy.lengths import Lengths
 from services.admission.policy.model import Report, Request, WorkerSpec
 from services.admission.policy.pool import Pool
 from tests.support.admission_limits import steady

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from libs.answer_lengths import Lengths
 from services.admission.policy.fleet import Fleet
-from services.admission.policy.lengths import Lengths
 from services.admission.policy.model import (
     Granted,
     Queued,

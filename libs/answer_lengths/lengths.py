@@ -23,7 +23,6 @@ from collections import OrderedDict
 from typing import TypeVar
 
 _Key = TypeVar("_Key")
-_BEYOND = 0.1  # share of the answers that are longer than the high quantile
 _MEMORY = 64  # answers
 _RENEWED = 8  # of so many answers one is new when the curve is drawn anew, which costs as much as a grant
 _LONGEST = 1 << 30  # tokens
@@ -35,7 +34,7 @@ class _Curve:
 
     __slots__ = ("area", "at", "high", "share")
 
-    def __init__(self, ordered: array[int]) -> None:
+    def __init__(self, ordered: array[int], beyond: float) -> None:
         at, shares, areas = [0.0], [1.0], [0.0]
         left, share, area, before = len(ordered), 1.0, 0.0, 0
         for code in ordered:
@@ -51,7 +50,7 @@ class _Curve:
         self.at = array("d", at)
         self.share = array("d", shares)  # from there on
         self.area = array("d", areas)  # under S up to there
-        self.high = self.reaches(_BEYOND)  # of all, which is asked for several times per request
+        self.high = self.reaches(beyond)  # of all, which is asked for several times per request
 
     def longer(self, tokens: float) -> float:
         """S."""
@@ -73,9 +72,10 @@ class _Curve:
 class _Length:
     """One source's answers."""
 
-    __slots__ = ("_curve", "_next", "_ordered", "_recent", "_since")
+    __slots__ = ("_beyond", "_curve", "_next", "_ordered", "_recent", "_since")
 
-    def __init__(self) -> None:
+    def __init__(self, beyond: float) -> None:
+        self._beyond = beyond
         # Twice the tokens, and one more of a cut answer: where one ended and another was cut, the end comes first.
         self._recent = array("I")  # a ring
         self._ordered = array("I")
@@ -92,7 +92,7 @@ class _Length:
     def curve(self) -> _Curve:
         """What they say."""
         if self._curve is None or _RENEWED * self._since >= len(self._ordered):
-            self._curve = _Curve(self._ordered)
+            self._curve = _Curve(self._ordered, self._beyond)
             self._since = 0
         return self._curve
 
@@ -112,12 +112,14 @@ class _Length:
 class Lengths:
     """Output tokens per choice; all answers are None until `min_samples` were seen somewhere."""
 
-    def __init__(self, *, min_samples: int = 8, max_tracked: int = 10_000) -> None:
+    def __init__(self, *, min_samples: int = 8, max_tracked: int = 10_000, beyond: float = 0.1) -> None:
+        """`beyond`: the share of the answers that are longer than the high quantile."""
+        self._beyond = beyond
         self._min_samples = min_samples
         self._max_tracked = max_tracked
         self._tenants: OrderedDict[tuple[str, str], _Length] = OrderedDict()
         self._versions: OrderedDict[str, _Length] = OrderedDict()
-        self._all = _Length()
+        self._all = _Length(beyond)
 
     def __len__(self) -> int:
         return len(self._tenants) + len(self._versions)
@@ -145,8 +147,8 @@ class Lengths:
         return (curve.until(after + most) - curve.until(after)) / going
 
     def high(self, tenant: str, model_version: str, *, after: int = 0) -> float | None:
-        """What nine of ten of those that have `after` tokens stay below, these included; infinity where nobody was
-        seen to end."""
+        """What all but `beyond` of those that have `after` tokens stay below, these included; infinity where nobody
+        was seen to end."""
         known = self._known(tenant, model_version)
         if known is None:
             return None
@@ -154,7 +156,7 @@ class Lengths:
         going = curve.longer(after)
         if going == 1.0:
             return curve.high
-        return curve.reaches(_BEYOND * going) if going else math.inf
+        return curve.reaches(self._beyond * going) if going else math.inf
 
     def _known(self, tenant: str, model_version: str) -> _Length | None:
         known = self._tenants.get((tenant, model_version))
@@ -168,7 +170,7 @@ class Lengths:
     def _of(self, table: OrderedDict[_Key, _Length], key: _Key) -> _Length:
         length = table.get(key)
         if length is None:
-            length = table[key] = _Length()
+            length = table[key] = _Length(self._beyond)
             if len(table) > self._max_tracked:
                 table.popitem(last=False)
         else:
