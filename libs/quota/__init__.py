@@ -9,6 +9,7 @@ from libs.quota.asking import MOST_TOKENS, REASONS, ask_of, error_of
 from libs.quota.bridge import Bridge
 from libs.quota.bucket import BUCKETS
 from libs.quota.budget import ALERT_PERCENT, Alert, Budgets, BudgetSpec, Record
+from libs.quota.headers import Header, limit_headers, retry_headers
 from libs.quota.ledger import Ledger
 from libs.quota.prices import FREE, Price, PriceBook
 from libs.quota.replica import Cursor, Joining, Logged, Piece, Replica, Seen
@@ -62,6 +63,7 @@ __all__ = [
     "Closed",
     "Cursor",
     "Denied",
+    "Header",
     "Joining",
     "Ledger",
     "LedgerState",
@@ -90,4 +92,6 @@ __all__ = [
     "Window",
     "ask_of",
     "error_of",
+    "limit_headers",
+    "retry_headers",
 ]

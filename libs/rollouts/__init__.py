@@ -5,7 +5,17 @@ An alias points to its rollout's baseline until the rollout is promoted; the rol
 the rollout, or must not follow it, serves the alias.
 """
 
-from libs.rollouts.exposure import BASELINE, SHADOW_TENANT, Arm, arms_of, exposed, in_force, is_live, phase_of
+from libs.rollouts.exposure import (
+    BASELINE,
+    SHADOW_TENANT,
+    Arm,
+    arms_of,
+    capacity_share,
+    exposed,
+    in_force,
+    is_live,
+    phase_of,
+)
 from libs.rollouts.needs import desired_versions, needed_versions, warm_until
 from libs.rollouts.traffic import StickyBy, mirrored_share, sticky_by
 
@@ -15,6 +25,7 @@ __all__ = [
     "Arm",
     "StickyBy",
     "arms_of",
+    "capacity_share",
     "desired_versions",
     "exposed",
     "in_force",

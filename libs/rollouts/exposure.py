@@ -8,6 +8,7 @@ from weir.registry.v1 import registry_pb2 as pb
 
 from libs.registry import RegistrySnapshot
 
+_CAPACITY_SHARE = 0.5
 BASELINE = "baseline"
 """The name of the arm that the alias itself gives."""
 SHADOW_TENANT = "shadow"
@@ -68,3 +69,8 @@ def arms_of(rollout: pb.Rollout) -> tuple[Arm, ...]:
     weights += [0] * (len(rollout.arms) - len(weights))
     others = tuple(Arm(arm.name, arm.model_version, weight) for arm, weight in zip(rollout.arms, weights, strict=False))
     return (Arm(BASELINE, rollout.baseline, WHOLE - sum(arm.weight for arm in others)), *others)
+
+
+def capacity_share(rollout: pb.Rollout | None) -> float:
+    """Most of a pool's KV blocks that an arm may hold, 0 to 1; half of them where the rollout does not say."""
+    return (rollout.capacity_share if rollout is not None else 0.0) or _CAPACITY_SHARE

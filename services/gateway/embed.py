@@ -15,7 +15,6 @@ from libs.errors import Reason, WeirError, from_rpc_error
 from services.gateway.held import Grant, Held
 from services.gateway.messages import embed_message
 from services.gateway.policy.events import Breakdown, End, Finish, Usage
-from services.gateway.policy.limits import State
 from services.gateway.policy.standing import RUNNING
 from services.gateway.policy.turnover import jittered
 from services.gateway.ports import RouterPort
@@ -34,9 +33,9 @@ class Embedded:
     vectors: list[list[float]]
     tokens: int
     simulated: bool
-    # where the face has to tell them
-    request_limit: State | None = None
-    token_limit: State | None = None
+    # (limit, remaining, reset seconds) where the face has to tell them
+    request_limit: tuple[int, int, float] | None = None
+    token_limit: tuple[int, int, float] | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

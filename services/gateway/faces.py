@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import math
 from typing import Protocol
 
 from libs.errors import WeirError
+from libs.quota import UNLIMITED, Header, LimitReport, limit_headers, retry_headers
 from services.gateway.embed import Embedded
 from services.gateway.policy.events import Accepted, ChoiceUpdate, End, Finish
-from services.gateway.policy.limits import Header, limit_headers
-from services.gateway.refusals import Refused
+from services.gateway.refusals import WINDOW, Refused, State
+
+_SECOND = 1_000_000_000
 
 
 class Answer(Protocol):
@@ -45,5 +48,21 @@ async def collect(generation: Answer) -> tuple[list[ChoiceUpdate], End]:
 def limits_of(told: Accepted | Embedded | WeirError) -> list[Header]:
     """The limit headers of an answer or a refusal; none where the edge has told them."""
     if isinstance(told, (Accepted, Embedded)):
-        return limit_headers(told.request_limit, told.token_limit)
-    return limit_headers(told.requests, told.tokens) if isinstance(told, Refused) else []
+        requests, tokens = told.request_limit, told.token_limit
+    elif isinstance(told, Refused):
+        requests, tokens = told.requests, told.tokens
+    else:
+        return []
+    return limit_headers(_report(requests), _report(tokens))
+
+
+def retry_of(error: WeirError) -> list[Header]:
+    """When to come back, where the refusal knows a time."""
+    return retry_headers(None if error.retry_after is None else math.ceil(error.retry_after * _SECOND))
+
+
+def _report(state: State | None) -> LimitReport:
+    if state is None:
+        return UNLIMITED
+    limit, remaining, reset = state
+    return LimitReport(limit, remaining, math.ceil(reset * _SECOND), WINDOW * _SECOND)

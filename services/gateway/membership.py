@@ -13,14 +13,12 @@ from weir.registry.v1 import registry_pb2
 
 from libs.errors import WeirError
 from libs.registry import RegistrySnapshot
-from libs.rollouts import BASELINE, arms_of, exposed, in_force, phase_of
+from libs.rollouts import BASELINE, arms_of, capacity_share, exposed, in_force, phase_of
 from libs.routing import Route
 from services.gateway.catalog import Catalog
 from services.gateway.ports import RouterPort
 from services.gateway.request import Candidate, Request
 
-_SHARE = 0.5
-"""Of the pool's KV blocks, for arms of rollouts that do not say."""
 _MOST_VERDICTS = 1024
 _Place = tuple[str, str, str]  # alias, rollout, arm
 _T = TypeVar("_T")
@@ -49,7 +47,7 @@ class Membership:
         if not _on_arm(route):
             return 0.0
         known = self._catalog.snapshot.rollouts.get(alias)
-        return (known.capacity_share if known is not None and known.id == route.rollout_id else 0.0) or _SHARE
+        return capacity_share(known if known is not None and known.id == route.rollout_id else None)
 
     def changed(self) -> None:
         """There is a new snapshot: the requests whose arm it has taken out are told, with whether running streams are

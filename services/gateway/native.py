@@ -11,13 +11,13 @@ from weir.inference.v1 import inference_pb2, inference_pb2_grpc
 
 from libs.deadlines import to_duration
 from libs.errors import Reason, WeirError
+from libs.quota import Header
 from services.gateway import convert
 from services.gateway.catalog import Catalog
 from services.gateway.faces import collect, limits_of
 from services.gateway.identity import Caller, Identifier
 from services.gateway.output_buffer import OutputBuffer
 from services.gateway.policy.events import Accepted, Finish
-from services.gateway.policy.limits import Header
 from services.gateway.policy.parameters import invalid
 from services.gateway.serve import Pipeline
 

@@ -7,15 +7,18 @@ from collections import Counter
 from libs.errors import Reason, WeirError
 from libs.telemetry import get_logger
 from services.gateway.catalog import Catalog
-from services.gateway.policy.limits import WINDOW, State
 from services.gateway.policy.spec import Identity
 from services.gateway.ports import Reservation
 
 log = get_logger(__name__)
+State = tuple[int, int, float]
+"""(limit, remaining, seconds until all of it is free)."""
+WINDOW = 60
+"""Seconds that limits of requests and tokens are about."""
 
 
 class Refused(WeirError):
-    """A refusal with the state of the caller's limits, where the edge has not told it: see `policy/limits.py`."""
+    """A refusal with the state of the caller's limits, where the edge has not told it: see `libs/quota/headers.py`."""
 
     def __init__(self, error: WeirError, *, requests: State | None, tokens: State | None) -> None:
         super().__init__(error.reason, error.message, limit=error.limit, retry_after=error.retry_after)

@@ -8,12 +8,11 @@ from google.protobuf import duration_pb2
 from libs.auditlog.security import Kind, Sight
 from libs.auditlog.watch import SecurityWatch
 from libs.errors import Reason, WeirError
-from libs.quota import Admitted, LimitKind
+from libs.quota import Admitted, LimitKind, limit_headers, retry_headers
 from libs.rpc import traceparent_of
 from libs.telemetry.tracing import SERVER, span
 from services.ratelimit.gate import Gate, Verdict
 from services.ratelimit.policy.descriptors import EdgeQuestion, edge_question, report_of
-from services.ratelimit.policy.headers import limit_headers, retry_headers
 from services.ratelimit.policy.passing import PASS_MS
 
 SERVICE = "envoy.service.ratelimit.v3.RateLimitService"
@@ -73,7 +72,7 @@ class EdgeServicer(rls_pb2_grpc.RateLimitServiceServicer):
 
 def _answer(question: EdgeQuestion, verdict: Verdict) -> rls_pb2.RateLimitResponse:
     refusal = verdict.refusal
-    headers = limit_headers(verdict.state)
+    headers = limit_headers(verdict.state.requests, verdict.state.tokens, verdict.state.spend)
     if refusal is None:
         response = rls_pb2.RateLimitResponse(overall_code=_OK)
         if verdict.counted:

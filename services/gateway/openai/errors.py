@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 
 from libs.errors import WeirError, http_status
-from services.gateway.policy.limits import retry_headers
+from services.gateway.faces import retry_of
 
 _TYPES: dict[int, str] = {401: "authentication_error", 403: "permission_error", 429: "rate_limit_error"}
 """OpenAI's error types, by HTTP status."""
@@ -29,5 +29,5 @@ def error_headers(error: WeirError) -> list[tuple[str, str]]:
     return [
         ("x-weir-http-status", str(http_status(error.reason))),
         ("x-weir-reason", error.reason.name),
-        *retry_headers(error.retry_after),
+        *retry_of(error),
     ]

@@ -18,7 +18,7 @@ from libs.clock import Clock
 from libs.deadlines import Deadline
 from libs.errors import Reason, WeirError
 from libs.registry import RegistrySnapshot
-from libs.rollouts import SHADOW_TENANT, in_force, phase_of
+from libs.rollouts import SHADOW_TENANT, capacity_share, in_force, phase_of
 from libs.routing import Mirror
 from libs.telemetry import get_logger
 from libs.telemetry.tracing import Span, linked
@@ -33,8 +33,6 @@ from services.gateway.shadow.metrics import Fate, Verdict
 from services.gateway.shadow.settings import ShadowSettings
 
 log = get_logger(__name__)
-_SHARE = 0.5
-"""Of the pool's KV blocks, for rollouts that do not say."""
 _REFUSED = frozenset(
     {
         Reason.REJECTED_NO_CAPACITY,
@@ -155,7 +153,7 @@ class Mirrors:
             metrics.ended(Fate.QUEUE_FULL)
             return
         deadline = Deadline.after(self._settings.deadline, self._clock)
-        self._queue.append(_Job(request, target, request.copy_arm, rollout.capacity_share or _SHARE, deadline))
+        self._queue.append(_Job(request, target, request.copy_arm, capacity_share(rollout), deadline))
         self._pump()
 
     def update(self, snapshot: RegistrySnapshot) -> None:

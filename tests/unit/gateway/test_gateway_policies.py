@@ -1,4 +1,4 @@
-"""Objectives, prefix names, limits as headers, readers and times to come back."""
+"""Objectives, prefix names, readers and times to come back."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from services.gateway.policy.events import Finish
-from services.gateway.policy.limits import duration, limit_headers, retry_headers
 from services.gateway.policy.objectives import Objectives, judge, ttft_left
 from services.gateway.policy.prefix import BLOCK, MOST, prefix_hashes
 from services.gateway.policy.readers import Verdict, beyond, verdict
@@ -80,31 +79,6 @@ def test_names_are_salted_bounded_and_fit_the_wire() -> None:
     assert all(0 <= name < 2**64 for name in names)
     assert not set(names) & set(prefix_hashes("u", "m", prompt))
     assert not set(names) & set(prefix_hashes("t", "n", prompt))
-
-
-# ---- limits as headers ------------------------------------------------------------------------
-
-
-def test_limits_are_told_in_both_dialects() -> None:
-    assert dict(limit_headers((60, 59, 0.02), (1000, 400, 36.0))) == {
-        "x-ratelimit-limit-requests": "60",
-        "x-ratelimit-remaining-requests": "59",
-        "x-ratelimit-reset-requests": "20ms",
-        "x-ratelimit-limit-tokens": "1000",
-        "x-ratelimit-remaining-tokens": "400",
-        "x-ratelimit-reset-tokens": "36s",
-        "ratelimit": '"requests";r=59;t=1, "tokens";r=400;t=36',
-        "ratelimit-policy": '"requests";q=60;w=60, "tokens";q=1000;w=60',
-    }
-    assert dict(limit_headers(None, (5, 0, 1.0)))["ratelimit-policy"] == '"tokens";q=5;w=60'
-    assert limit_headers(None, None) == []
-
-
-def test_times_are_rounded_up() -> None:
-    assert retry_headers(None) == []
-    assert retry_headers(0.0) == [("retry-after", "1"), ("retry-after-ms", "1")]
-    assert retry_headers(1.2004) == [("retry-after", "2"), ("retry-after-ms", "1201")]
-    assert [duration(s) for s in (0, 0.0001, 0.9999, 12.1, 61)] == ["0s", "1ms", "1s", "13s", "1m1s"]
 
 
 # ---- readers ----------------------------------------------------------------------------------

@@ -4,10 +4,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from libs.quota import DAY_NS, MINUTE_NS, Admitted, Denied, LimitKind, LimitReport
-from services.ratelimit.policy.headers import duration, jittered, limit_headers, replaced, retry_headers
+from libs.quota import DAY_NS, MINUTE_NS, Admitted, Denied, LimitKind, LimitReport, retry_headers
+from libs.quota.headers import Header, duration, limit_headers
+from services.ratelimit.policy.headers import jittered, replaced
 
 UNLIMITED = LimitReport(0, 0, 0)
+
+
+def told_of(outcome: Admitted) -> list[Header]:
+    return limit_headers(outcome.requests, outcome.tokens, outcome.spend)
 
 
 @pytest.mark.parametrize(
@@ -29,7 +34,7 @@ def test_times_are_written_as_openai_does_and_rounded_up(nanoseconds: int, text:
 
 def test_both_families_of_headers() -> None:
     state = Admitted(LimitReport(60, 59, 1_000_000_000), LimitReport(1000, 100, 54_000_000_000), UNLIMITED)
-    assert dict(limit_headers(state)) == {
+    assert dict(told_of(state)) == {
         "x-ratelimit-limit-requests": "60",
         "x-ratelimit-remaining-requests": "59",
         "x-ratelimit-reset-requests": "1s",
@@ -42,12 +47,12 @@ def test_both_families_of_headers() -> None:
 
 
 def test_unlimited_is_not_told() -> None:
-    assert limit_headers(Admitted()) == []
+    assert told_of(Admitted()) == []
 
 
 def test_spend_is_told_in_the_headers_that_have_a_word_for_it() -> None:
     spend = LimitReport(5_000_000, 1_250_000, DAY_NS, DAY_NS)
-    told = dict(limit_headers(Admitted(LimitReport(60, 59, 0, MINUTE_NS), spend=spend)))
+    told = dict(told_of(Admitted(LimitReport(60, 59, 0, MINUTE_NS), spend=spend)))
     assert told["ratelimit"] == '"requests";r=59;t=0, "spend";r=1250000;t=86400'
     assert told["ratelimit-policy"] == '"requests";q=60;w=60, "spend";q=5000000;w=86400'
     assert not any(name.endswith("-spend") for name in told)
@@ -55,6 +60,7 @@ def test_spend_is_told_in_the_headers_that_have_a_word_for_it() -> None:
 
 def test_retry_after_is_rounded_up_and_absent_when_it_cannot_help() -> None:
     assert retry_headers(1_200_000_001) == [("retry-after", "2"), ("retry-after-ms", "1201")]
+    assert retry_headers(0) == [("retry-after", "1"), ("retry-after-ms", "1")]
     assert retry_headers(None) == []
 
 
