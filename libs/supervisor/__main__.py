@@ -13,11 +13,13 @@ import os
 import signal
 import sys
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from pathlib import Path
 from random import SystemRandom
 from types import MappingProxyType
 
 from libs.clock import SystemClock
+from libs.supervisor.child import Begun
 from libs.supervisor.control import ControlServer
 from libs.supervisor.forks import Fork, fork_all
 from libs.supervisor.logs import LogSink, terminal
@@ -29,16 +31,16 @@ async def serve(
     spec: SupervisorSpec,
     *,
     echo: bool = False,
-    forks: Mapping[str, Fork] = MappingProxyType({}),
+    early: Mapping[str, Begun | Fork] = MappingProxyType({}),
     on_listening: Callable[[], None] = lambda: None,
 ) -> bool:
     """Runs a specification with its control socket. True after a clean stop, False when the start-up failed.
 
-    `forks` are as for `Supervisor`; `on_listening` is called once the socket takes commands.
+    `early` is as for `Supervisor`; `on_listening` is called once the socket takes commands.
     """
     state_dir = Path(spec.state_dir)
     sink = LogSink(state_dir, spec.logs, echo=terminal() if echo else None)
-    supervisor = Supervisor(spec, sink=sink, clock=SystemClock(), rng=SystemRandom(), forks=forks)
+    supervisor = Supervisor(spec, sink=sink, clock=SystemClock(), rng=SystemRandom(), early=early)
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, supervisor.stop)
@@ -69,7 +71,19 @@ def main() -> int:
             os.close(options.ready_fd)
 
     spec = load(options.spec)
-    return 0 if asyncio.run(serve(spec, echo=options.echo, forks=fork_all(spec), on_listening=tell)) else 1
+    early: dict[str, Begun | Fork] = {**_begin(spec), **fork_all(spec)}
+    return 0 if asyncio.run(serve(spec, echo=options.echo, early=early, on_listening=tell)) else 1
+
+
+def _begin(spec: SupervisorSpec) -> dict[str, Begun]:
+    """What waits for nobody comes up while the forks are made. What cannot be begun is the supervisor's to tell."""
+    begun = {}
+    if any(process.fork for process in spec.processes):
+        for process in spec.processes:
+            if not process.fork and not process.after:
+                with suppress(OSError):
+                    begun[process.name] = Begun(process)
+    return begun
 
 
 if __name__ == "__main__":

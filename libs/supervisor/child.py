@@ -34,12 +34,47 @@ class _Output(asyncio.Protocol):
             self.closed.set_result(None)
 
 
+class Begun:
+    """A process that runs already, whose output nobody reads yet."""
+
+    def __init__(self, spec: ProcessSpec) -> None:
+        """A program that does not exist shows as exit code 127. Raises OSError when no process can be made at all."""
+        self.output, write_end = os.pipe()
+        try:
+            self._process = subprocess.Popen(  # noqa: S603 - our own argument list; fork and exec take a millisecond
+                (*_LEASH, str(os.getpid()), *spec.argv),
+                stdin=subprocess.DEVNULL,
+                stdout=write_end,
+                stderr=write_end,
+                cwd=spec.cwd or None,
+                env={**os.environ, **spec.env},
+                start_new_session=True,
+            )
+        except OSError:
+            os.close(self.output)
+            raise
+        finally:
+            os.close(write_end)
+        self.pid = self._process.pid
+
+    def let_go(self) -> None:
+        """Nothing: it was never held."""
+
+    def wait(self) -> int:
+        """Waits for its end. Returns the exit code, negative for a signal."""
+        return self._process.wait()
+
+    def discard(self) -> None:
+        """Ends it."""
+        self._process.kill()
+        self.wait()
+        os.close(self.output)
+
+
 class Child:
     """A started process. Made by `spawn`; ends by itself or by `stop`."""
 
-    def __init__(
-        self, process: subprocess.Popen[bytes] | Fork, output: _Output, transport: asyncio.ReadTransport, grace: float
-    ) -> None:
+    def __init__(self, process: Begun | Fork, output: _Output, transport: asyncio.ReadTransport, grace: float) -> None:
         self.pid = process.pid
         self._process = process
         self._output = output
@@ -88,36 +123,12 @@ class Child:
                 os.killpg(self.pid, signal.SIGKILL)
 
 
-async def spawn(spec: ProcessSpec, on_line: Callable[[bytes], None], fork: Fork | None = None) -> Child:
-    """Starts a process, or lets go its fork; `on_line` gets its output lines, standard error included.
-
-    A program that does not exist shows as exit code 127. Raises OSError when no process can be made at all.
-    """
-    process, read_end = _popen(spec) if fork is None else (fork, fork.output)
-    if fork is not None:
-        fork.let_go()
-    reader = os.fdopen(read_end, "rb", buffering=0)
+async def spawn(spec: ProcessSpec, on_line: Callable[[bytes], None], early: Begun | Fork | None = None) -> Child:
+    """Starts a process, or takes over one that was made before; `on_line` gets its output lines, standard error
+    included. Raises OSError as `Begun` does."""
+    process = early or Begun(spec)
+    process.let_go()
+    reader = os.fdopen(process.output, "rb", buffering=0)
     loop = asyncio.get_running_loop()
     transport, output = await loop.connect_read_pipe(lambda: _Output(on_line), reader)
     return Child(process, output, transport, spec.stop_grace)
-
-
-def _popen(spec: ProcessSpec) -> tuple[subprocess.Popen[bytes], int]:
-    """The process, and the descriptor that its output is read from."""
-    read_end, write_end = os.pipe()
-    try:
-        process = subprocess.Popen(  # noqa: S603 - our own argument list; fork and exec take about a millisecond
-            (*_LEASH, str(os.getpid()), *spec.argv),
-            stdin=subprocess.DEVNULL,
-            stdout=write_end,
-            stderr=write_end,
-            cwd=spec.cwd or None,
-            env={**os.environ, **spec.env},
-            start_new_session=True,
-        )
-    except OSError:
-        os.close(read_end)
-        raise
-    finally:
-        os.close(write_end)
-    return process, read_end

@@ -29,7 +29,7 @@ _KEPT = 3
 
 
 class Fork:
-    """A process that waits to be let go. Has what is used of `subprocess.Popen`."""
+    """A process that waits to be let go."""
 
     def __init__(self, pid: int, gate: int, output: int) -> None:
         self.pid = pid

@@ -20,7 +20,7 @@ from types import MappingProxyType
 from typing import Any
 
 from libs.clock import Clock
-from libs.supervisor.child import Child, spawn
+from libs.supervisor.child import Begun, Child, spawn
 from libs.supervisor.forks import Fork
 from libs.supervisor.logs import LogSink
 from libs.supervisor.policy import Silence, gives_up, levels, next_restart, patience
@@ -96,14 +96,13 @@ class Supervisor:
         sink: LogSink,
         clock: Clock,
         rng: Random,
-        forks: Mapping[str, Fork] = MappingProxyType({}),
+        early: Mapping[str, Begun | Fork] = MappingProxyType({}),
     ) -> None:
-        """:param forks: processes by name that only need to be let go at their first start; those that are not, `run`
-            ends.
+        """:param early: processes by name that were made before; those that never get their first start, `run` ends.
 
         :raises OrderError: dependencies are unknown or circular."""
         self._spec = spec
-        self._forks = dict(forks)
+        self._early = dict(early)
         self._sink = sink
         self._clock = clock
         self._rng = rng
@@ -124,8 +123,8 @@ class Supervisor:
             await self._stop_wanted.wait()
             watcher.cancel()
             await self._stop_all()
-        for fork in self._forks.values():
-            fork.discard()
+        for process in self._early.values():
+            process.discard()
         self._set_state("failed" if self._failure else "stopped")
         return self._failure is None
 
@@ -215,8 +214,8 @@ class Supervisor:
         entry.was_ready = entry.hung = False
         entry.silence, entry.fault = Silence(), ""
         try:
-            fork = self._forks.pop(name, None)
-            entry.child = child = await spawn(entry.spec, lambda line: self._sink.line(name, line), fork)
+            early = self._early.pop(name, None)
+            entry.child = child = await spawn(entry.spec, lambda line: self._sink.line(name, line), early)
         except OSError as error:
             entry.exits += 1
             self._sink.line(name, f"cannot start {entry.spec.argv[0]}: {error}".encode())

@@ -46,16 +46,19 @@ def forked(tmp_path: Path, name: str, module: str, **fields: Any) -> ProcessSpec
 
 
 @contextlib.asynccontextmanager
-async def supervising(tmp_path: Path, *processes: ProcessSpec) -> AsyncIterator[asyncio.subprocess.Process]:
+async def supervising(
+    tmp_path: Path, *processes: ProcessSpec, shared: str = "this"
+) -> AsyncIterator[asyncio.subprocess.Process]:
     """A supervisor in a process of its own: it must be the one that forks. It takes commands."""
     restart = RestartPolicy(initial=0.01, maximum=0.05, jitter=0)
-    spec = SupervisorSpec(state_dir=str(tmp_path), processes=processes, restart=restart, shared=("this",))
+    spec = SupervisorSpec(state_dir=str(tmp_path), processes=processes, restart=restart, shared=(shared,))
     (tmp_path / "spec.json").write_bytes(dump(spec))
     listening, tell = os.pipe()
     process = await asyncio.create_subprocess_exec(
         *(sys.executable, "-m", "libs.supervisor", str(tmp_path / "spec.json"), "--echo", "--ready-fd", str(tell)),
         stdout=asyncio.subprocess.PIPE,
         pass_fds=(tell,),
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, (str(tmp_path), os.environ.get("PYTHONPATH"))))},
         limit=2**20,
     )
     os.close(tell)
@@ -124,3 +127,19 @@ async def test_a_fork_that_cannot_import_what_it_needs_fails_the_start_and_says_
     async with supervising(tmp_path, forked(tmp_path, "one", "broken", readiness=NEVER)) as supervisor:
         assert "nobody has imported" in await said(supervisor, "ImportError")
         assert await supervisor.wait() == 1
+
+
+async def test_what_waits_for_nobody_comes_up_before_the_forks_are_made(tmp_path: Path) -> None:
+    """The shared module's import is over when the plain process has connected to it."""
+    package(tmp_path, "telling", TELL)
+    waits = "import socket; s = socket.socket(socket.AF_UNIX); s.bind({0!r}); s.listen(); s.settimeout(20); s.accept()"
+    (tmp_path / "meeting.py").write_text(waits.format(str(tmp_path / "m")))
+    asks = (
+        "import os, socket, signal\nwhile not os.path.exists({0!r}): pass\ns = socket.socket(socket.AF_UNIX)\n"
+        "while s.connect_ex({0!r}): pass\nprint('met', flush=True)\nsignal.pause()"
+    )
+    plain = ProcessSpec(name="plain", argv=(sys.executable, "-S", "-c", asks.format(str(tmp_path / "m"))))
+    async with supervising(tmp_path, plain, forked(tmp_path, "one", "telling"), shared="meeting") as supervisor:
+        await said(supervisor, "met")
+        status = control.request(tmp_path, "status")
+        assert [each["pid"] is not None for each in status["processes"]] == [True, True]
