@@ -227,7 +227,7 @@ class Scope:
             share = share._replace(spend=part if share.spend is None else min(part, share.spend))
         held = Held(share.tokens or 0, share.requests or 0, share.spend or 0, share.slots or 0)
         if any(held) or self.holdings.knows(holder):
-            uncounted = held.requests if allowance and ask.count_request else 0
+            uncounted = held.requests if ask.count_request and slots != 0 else 0
             told = Told(self.tenant, self.model, holder, number, *held[:3], terms.share_ns, seen, held.slots, uncounted)
             self.holdings.tell(told, now)
         return share

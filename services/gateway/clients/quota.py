@@ -8,7 +8,6 @@ the same limits on this gateway's part of what is left.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 from asyncio import Future
 from collections.abc import Callable
 from dataclasses import replace
@@ -371,8 +370,7 @@ class QuotaClient:
             self._bridge.taken(key)
 
     def _send(self, mux: MuxClient, call: quota_pb2.QuotaCall, on_reply: OnReply, *, lazy: bool = False) -> None:
-        # What cannot even be queued is covered by the lease's own end, and by the next digest.
-        with contextlib.suppress(WeirError):
+        try:
             mux.call_nowait(
                 call,
                 deadline=Deadline.after(self._end_timeout, self._clock),
@@ -380,6 +378,8 @@ class QuotaClient:
                 on_reply=on_reply,
                 lazy=lazy,
             )
+        except WeirError as error:  # it cannot even be queued: the lease ends by itself, or the next digest says it
+            on_reply(None, error)
 
     def _now(self) -> int:
         return int(self._clock.monotonic() * _SECOND)

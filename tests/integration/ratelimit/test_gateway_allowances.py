@@ -170,3 +170,22 @@ async def test_what_was_given_out_comes_to_the_next_owner(replicas: Cluster) -> 
         await first.kill()
         second = await replicas.start("ratelimit-1", seed=(LIMITS, *GATEWAYS), address=first.address)
         await left(second, LIMIT - 150)
+
+
+async def test_a_share_that_could_not_even_be_asked_for_is_asked_for_again(
+    replicas: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    node = await replicas.start("ratelimit-0", seed=(LIMITS, *GATEWAYS))
+    async with gateway(0, node.address) as one:
+        knows(one, LIMITS)
+        await start(one, "first", 1)
+
+        def full(*args: Any, **options: Any) -> None:
+            raise WeirError(Reason.REJECTED_QUEUE_FULL, "full")
+
+        with monkeypatch.context() as patched:
+            patched.setattr(one.client._streams.to("acme"), "call_nowait", full)
+            assert start(one, "second", 600).done()  # leaves less than half
+        assert start(one, "third", 300).done()
+        await left(node, LIMIT - 301)
+        assert start(one, "fourth", 350).done()  # of a thousand, less what the owner does not know

@@ -9,6 +9,7 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, rule
 
+from libs.quota import ALL_MODELS
 from simulation.accounts import Mesh
 from simulation.parties import LEASE_NS, SECOND, TENANT, Gateway
 from tests.support.quota import leases_of
@@ -57,6 +58,17 @@ class Accounts(RuleBasedStateMachine):
         while gateway.inbox:
             self.mesh.hear(gateway)
 
+    @rule(g=G, tokens=st.sampled_from((1, 2, 5)), count=st.integers(1, 12), heard=st.integers(0, 12))
+    def flow(self, g: int, tokens: int, count: int, heard: int) -> None:
+        """Small requests, as an allowance is given out for; of the answers some are on their way yet."""
+        gateway = self.mesh.gateways[g]
+        for _ in range(count):
+            self.mesh.ask(gateway, tokens)
+        for _ in range(len(gateway.outbox)):
+            self.mesh.serve(gateway)
+        for _ in range(heard):
+            self.mesh.hear(gateway)
+
     @rule(g=G, grown=st.booleans())
     def fill(self, g: int, grown: bool) -> None:
         """All are told their shares, and then one takes all that it is given, for a request that is known or for new
@@ -69,6 +81,42 @@ class Accounts(RuleBasedStateMachine):
                 self.grow(g, 100, answered=True)
         for tokens in (100, 100, 100, 40, 40, 10, 10, 3):
             self.ask(g, tokens, answered=True)
+
+    def give(self, gateway: Gateway, most: int = 20) -> None:
+        """What it gives out without asking."""
+        for _ in range(most):
+            share = gateway.own(self.mesh.now)
+            if gateway.asking() is None and share is not None and (share.tokens or 0) > 0:
+                self.mesh.ask(gateway, 1)
+
+    def left(self, gateway: Gateway) -> int:
+        """What its owner would grant it."""
+        owner, now = self.mesh.owner, self.mesh.now + self.mesh.owner.skew
+        others = owner.replica.ledger.scope(TENANT, ALL_MODELS, now).holdings.but(gateway.holder, now)
+        return owner.replica.ledger.report(TENANT, "fast", now).tokens.remaining - others.tokens
+
+    @rule(g=G, much=st.booleans(), reach=st.booleans())
+    def cross(self, g: int, much: bool, reach: bool) -> None:
+        """Answers cross what is given out meanwhile, and then all gateways take all that they are given."""
+        mesh, gateway = self.mesh, self.mesh.gateways[g]
+        for each in mesh.gateways if reach else (gateway,):
+            if reach:
+                mesh.connect(each)
+            self.ask(each.number, 1, answered=True)
+        if much and self.left(gateway) > 0:
+            mesh.ask(gateway, self.left(gateway))
+            for _ in range(9):
+                mesh.ask(gateway, 1)
+        self.give(gateway, 9)
+        for _ in range(len(gateway.outbox)):
+            mesh.serve(gateway)
+        self.give(gateway)
+        while gateway.inbox:
+            mesh.hear(gateway)
+        for tokens in (100, 100, 100, 40, 10, 10, 5, 3, 1, 1, 1):
+            self.ask((g + 1) % 3, tokens, answered=True)
+        for each in mesh.gateways:
+            self.give(each)
 
     @rule(g=G, filled=st.sampled_from(("", "asked", "grown")), killed=st.booleans(), told=st.booleans())
     def alone(self, g: int, filled: str, killed: bool, told: bool) -> None:

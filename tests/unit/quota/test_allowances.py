@@ -196,15 +196,16 @@ def test_a_slot_that_is_held_is_no_reason_to_divide_by_those_in_use() -> None:
     assert isinstance(book.reserve(ask("r", 1, "new"), lease_ns=LASTS, now=0), Denied)
 
 
-@pytest.mark.parametrize("counted", [True, False])
-def test_requests_that_the_edge_does_not_count_are_held_against_it(counted: bool) -> None:
-    book = owner(requests_per_minute=PORTION * GATEWAYS)
+@pytest.mark.parametrize(("counted", "concurrency"), [(True, 0), (False, 0), (False, PORTION * GATEWAYS - 1)])
+def test_requests_that_the_edge_does_not_count_are_held_against_it(counted: bool, concurrency: int) -> None:
+    """But for those that cannot be given out, since no slot is."""
+    book = owner(requests_per_minute=PORTION * GATEWAYS, concurrency=concurrency)
     asking = ask("", 0, "one", count_request=not counted)
     (share,) = book.tell(asking, 0, 0, allowance=True)[1]
     assert share.requests == 1
     limit = PORTION * GATEWAYS
     passed = sum(isinstance(book.admit_edge("acme", requests=1, tokens=0, now=0), Admitted) for _ in range(limit))
-    assert passed == limit - (0 if counted else 1)
+    assert passed == limit - (0 if counted or concurrency else 1)
 
 
 class Limits(NamedTuple):
