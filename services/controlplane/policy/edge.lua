@@ -19,6 +19,7 @@ local REFUSED = 1000 -- a refusal is repeated
 local GRANT = 3 -- times its own length a grant lasts while one request in AGAIN asks anew
 local FAILURES = 20 -- refusals of strangers of one source in WINDOW, then 429
 local WINDOW = 1000
+local SMALL = 16384 -- bytes of a body that is read before its request is refused
 local LONGEST = 2048 -- bytes of a credential that is remembered
 local ROOM, ROOM_REFUSED = 1048576, 262144 -- bytes of a generation, about; there are two
 local TENANTS, SOURCES, SLOTS = 10000, 10000, 1024
@@ -91,6 +92,9 @@ local function fails_too_often(from, now)
 end
 
 local function refuse(handle, entry)
+  -- An answer to half a request ends an HTTP/1 connection, and the caller would pay, and cost, another handshake.
+  local length = tonumber(handle:headers():get("content-length") or "")
+  if length ~= nil and length <= SMALL then handle:body(true) end
   local headers = {[":status"] = entry.status}
   if entry.kind ~= nil then headers["content-type"] = entry.kind end
   if entry.challenge ~= nil then headers["www-authenticate"] = entry.challenge end

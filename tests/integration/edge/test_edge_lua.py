@@ -93,6 +93,10 @@ async def test_a_refusal_is_repeated_word_for_word_and_asked_once(edge: Edge) ->
             assert other.headers["content-type"] == first.headers["content-type"] == "application/json"
             assert other.headers["www-authenticate"] == "Bearer"
             assert other.headers["x-request-id"] != first.headers["x-request-id"]
+            assert "connection" not in other.headers, "it stays open for the next request"
+        large = await http.post(CHAT, content=b"x" * 20_000, headers={"authorization": "Bearer known to be bad"})
+        assert (large.status_code, large.headers["connection"]) == (401, "close")
+        assert asked.of == (1, 0)
 
 
 async def test_grpc_callers_are_refused_as_such(edge: Edge) -> None:
@@ -117,6 +121,7 @@ async def test_a_flood_of_bad_keys_is_not_asked_about_and_holds_up_nobody_who_is
         answers = [await bad(http) for _ in range(10 * FAILURES)]
         assert asked.of[0] == FAILURES
         assert [answer.status_code for answer in answers] == [401] * FAILURES + [429] * 9 * FAILURES
+        assert not [answer for answer in answers if "connection" in answer.headers]
         error = answers[-1].json()["error"]
         assert (error["type"], error["code"]) == ("rate_limit_error", "rejected_overload")
         assert int(answers[-1].headers["retry-after"]) > 0
