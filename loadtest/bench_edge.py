@@ -246,7 +246,7 @@ async def measure(seconds: float, folder: Path) -> dict[str, float]:
         figures["edge_us_known"] = await edge.cost(seconds, itertools.cycle(good), 200)
         figures["edge_us_over"] = await edge.cost(seconds, itertools.cycle([over]), 429)
         figures["edge_us_bad_key"] = await edge.cost(seconds, strangers(), 429)
-        figures["edge_us_same_key"] = await edge.cost(seconds, itertools.cycle([next(strangers())]), 429)
+        figures["edge_us_same_key"] = await edge.cost(seconds, itertools.cycle([next(strangers())]), 401)
         pushed = [await edge.revocation(number, quietly=False) for number in range(4, 4 + max(1, int(seconds * 5)))]
         quiet = [await edge.revocation(number, quietly=True) for number in range(50, 50 + max(1, int(seconds)))]
     figures["revocation_ms_p50"], figures["revocation_ms_p99"] = percentile(pushed, 0.5), percentile(pushed, 0.99)

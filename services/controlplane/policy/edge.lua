@@ -12,7 +12,7 @@ local CLASSES = { -- what is counted by the gateway too, by the scope that it ne
   ["/weir.inference.v1.InferenceService/Generate"] = "i", ["/weir.inference.v1.InferenceService/Complete"] = "i",
   ["/weir.inference.v1.InferenceService/Embed"] = "e",
 }
-local FRESH = 1500 -- a verdict is gone by without asking
+local FRESH = 1800 -- a verdict is gone by without asking
 local STALE = 10000 -- and so long while one request in AGAIN asks anew: edge-auth may be away, or first tokens slow
 local AGAIN = 500
 local REFUSED = 1000 -- a refusal is repeated

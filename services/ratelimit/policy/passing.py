@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from libs.quota import Admitted
 
-PASS_MS = 1000
+PASS_MS = 2000
 """For how long a number holds."""
 _MOST = 1000
 _PARTS = 16

@@ -136,19 +136,19 @@ async def test_the_edge_need_not_ask_about_whom_nothing_stops(replicas: Cluster)
     limits = registry_pb2.Limits(tenant="acme", model="*", requests_per_minute=160)
     seed = (limits, registry_pb2.Limits(tenant="globex", model="*"), WORKER)
     node = await replicas.start("ratelimit-0", seed=seed, rng=random.Random(7))
-    assert passing(await node.ask_edge("globex")) == (1000, 1000)
+    assert passing(await node.ask_edge("globex")) == (1000, 2000)
     answers = [passing(await node.ask_edge()) for _ in range(160)]
     # A sixteenth of what is left, until a fifth of the limit is.
     assert [free for free, _ in answers] == [left // 16 if left > 32 else 0 for left in range(159, -1, -1)]
     refused = await node.ask_edge()
-    assert (refused.overall_code, passing(refused)) == (OVER, (0, 1000))
+    assert (refused.overall_code, passing(refused)) == (OVER, (0, 2000))
     # Whom a level sheds in part is asked about, also when this one passes.
     await node.put(level("fast-pool", globex=0.5))
     shed = [await node.ask_edge("globex") for _ in range(20)]
     assert {response.overall_code for response in shed} == {OK, OVER}
-    assert {passing(response) for response in shed} == {(0, 1000)}
+    assert {passing(response) for response in shed} == {(0, 2000)}
     # Nor may anybody pass for whom beyond the quota nothing is counted.
     await node.put(registry_pb2.Tenant(id="acme", plan=registry_pb2.PLAN_PAID))
     await node.put(registry_pb2.PlanPolicy(id="paid", over_quota=registry_pb2.OVER_QUOTA_SERVE_IDLE))
     beyond = await node.ask_edge()
-    assert (beyond.overall_code, passing(beyond)) == (OK, (0, 1000))
+    assert (beyond.overall_code, passing(beyond)) == (OK, (0, 2000))
