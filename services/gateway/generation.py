@@ -109,7 +109,7 @@ class Generation(OutputBuffer):
         self._version = candidate.route.model_version
         self._on_text = on_text
         self._entire = request.spec.entire
-        self._growth = growth
+        self.growth: Growth | None = growth
         self._awaited: asyncio.Future[None] | None = None
         self._moving: Moving | None = None
         self._latest = request.time.latest
@@ -206,12 +206,12 @@ class Generation(OutputBuffer):
 
     def may_take(self, count: int) -> bool:
         """See `Owner`."""
-        if self._growth is not None:
-            try:
-                self._growth.take(count)
-            except WeirError as error:
-                self.fail(error)
-                return False
+        try:
+            if self.growth is not None:
+                self.growth.take(count)
+        except WeirError as error:
+            self.fail(error)
+            return False
         return True
 
     def cancel_on_worker(self, sequence: OutputSequence) -> None:
@@ -305,8 +305,8 @@ class Generation(OutputBuffer):
     def _end(self) -> None:
         if self._timer is not None:
             self._timer.cancel()
-        if self._growth is not None:
-            self._growth.end()
+        if self.growth is not None:
+            self.growth.end()
         now = self._clock.monotonic()
         self.breakdown.total = now - self.arrived
         if self._first:

@@ -35,6 +35,10 @@ class Owner(Protocol):
     observed: bool
     degraded: list[str]
 
+    @property
+    def growth(self) -> object | None:
+        """None: it may take what its parameters say."""
+
     def first_token(self, cached_prompt_tokens: int, after: float) -> None:
         """The worker produced the first token of a sequence, `after` seconds after its submission."""
 
@@ -112,11 +116,12 @@ class OutputSequence:
 
     def on_tokens(self, ids: Sequence[int], logprobs: worker_pb2.SequenceLogprobs | None) -> None:
         """See `RunningSequence`."""
-        if self.ending is not None or not self._generation.may_take(len(ids)):
+        generation = self._generation
+        if self.ending is not None or (generation.growth is not None and not generation.may_take(len(ids))):
             return
         text = self._take(ids) if logprobs is None else self._take_logprobs(ids, logprobs.tokens)
         if self._stop.stopped:
-            self._generation.cancel_on_worker(self)
+            generation.cancel_on_worker(self)
             self._end(Finish.STOP, text)
         elif text:
             self._fed += len(text)
@@ -157,7 +162,8 @@ class OutputSequence:
             return
         before, self._shift = self._shift, self._shift + len(text) - (consumed - self._consumed)
         self._consumed = consumed
-        self._hidden.extend(replaced)
+        if replaced:
+            self._hidden.extend(replaced)
         if blocked:
             if self.ending is None:
                 self._generation.cancel_on_worker(self)
@@ -167,7 +173,9 @@ class OutputSequence:
         elif last:
             self.finish = self.ending
         if text or self.finish is not None:
-            self._generation.push(self, text, self._released_logprobs(before))
+            generation = self._generation
+            logprobs = None if generation.parameters.logprobs is None else self._released_logprobs(before)
+            generation.push(self, text, logprobs)
 
     def on_filter_skipped(self) -> None:
         """See `FilteredChoice`."""
@@ -246,12 +254,10 @@ class OutputSequence:
                 self._unspelt.clear()
         return text
 
-    def _released_logprobs(self, shift: int) -> list[Logprob] | None:
+    def _released_logprobs(self, shift: int) -> list[Logprob]:
         """Log-probabilities of the tokens whose text is decided and left: they spell the token, so they must neither
         run ahead of the filter nor tell what it replaced. What was replaced before this release moved the text by
         `shift` characters; what is replaced in it moves the tokens behind that."""
-        if self._generation.parameters.logprobs is None:
-            return None
         released: list[Logprob] = []
         if self.finish is Finish.CONTENT_FILTER:
             return released

@@ -123,6 +123,7 @@ class _Generation:
     """What a choice needs of one whose tokens are single bytes."""
 
     tenant = request_id = ""
+    growth = None
 
     def __init__(self) -> None:
         table = [bytes([byte]) for byte in range(256)]
