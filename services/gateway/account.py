@@ -5,15 +5,20 @@ Its quota and its grant were given back by then: see `Lease` and `Grant`.
 
 from __future__ import annotations
 
+from google.protobuf import timestamp_pb2
+from weir.audit.v1 import audit_pb2
+from weir.safety.v1 import safety_pb2
+
 from libs.answer_lengths import Lengths
 from libs.clock import Clock
+from libs.deadlines import to_duration
 from libs.errors import WeirError
 from libs.routing import Route
-from services.gateway import metrics, records
+from services.gateway import metrics
 from services.gateway.catalog import Catalog
 from services.gateway.outcomes import Outcomes
 from services.gateway.outcomes.cohorts import Begun
-from services.gateway.policy.events import Finish
+from services.gateway.policy.events import Accepted, End, Finish
 from services.gateway.policy.plans import DEFAULT_ANSWER
 from services.gateway.ports import AuditPort
 from services.gateway.refusals import RefusalLog, outcome_of
@@ -64,20 +69,31 @@ class Account:
         tenant, told = request.identity.tenant, self._catalog.told(request.spec.model)
         for tokens, whole in served.lengths:
             self._lengths.learn(tenant, accepted.model_version, tokens, cut=not whole)
-        record = records.completed(
-            now=self._clock.time(),
-            source=self._source,
-            identity=request.identity,
-            spec=request.spec,
+        event = audit_pb2.RequestEvent(
+            request_id=request.id,
+            tenant=tenant,
+            key_id=request.identity.key_id,
             model=told,
-            accepted=accepted,
-            end=end,
+            model_version=accepted.model_version,
+            arm=accepted.arm,
+            operation=request.spec.operation,
+            outcome=end.finish.label,
+            reason=end.error_reason,
+            prompt_tokens=end.usage.prompt_tokens,
+            completion_tokens=end.usage.completion_tokens,
+            cached_prompt_tokens=end.usage.cached_prompt_tokens,
+            duration=to_duration(end.breakdown.total),
+            time_to_first_token=to_duration(end.breakdown.time_to_first_token),
             worker=served.worker,
-            training=request.tenant.training_allowed,
-            policies=served.candidate.check.policies,
+            zone=accepted.zone,
+            simulated=accepted.simulated,
+            degraded=end.degraded,
+            trace_id=accepted.trace_id,
+            training_allowed=request.tenant.training_allowed,
+            safety_policies=served.candidate.check.policies,
         )
-        self._audit.write(record, traceparent=request.traceparent)
-        records.observe(request.spec.operation, accepted, end)
+        self._write(request, event)
+        _observe(request.spec.operation, accepted, end)
         if DEFAULT_ANSWER not in end.degraded:  # which is quick and no service
             self._judge(request, progress, served)
         self._outcomes.over(progress.begun)
@@ -100,16 +116,22 @@ class Account:
             over_quota=not request.spec.batch and reservation is not None and reservation.over_quota,
             begun=progress.begun,
         )
-        record = records.rejected(
-            now=self._clock.time(),
-            source=self._source,
-            identity=request.identity,
-            spec=request.spec,
-            model=self._catalog.told(request.spec.model),
+        event = audit_pb2.RequestEvent(
             request_id=request.id,
-            error=error,
+            tenant=request.identity.tenant,
+            key_id=request.identity.key_id,
+            model=self._catalog.told(request.spec.model),
+            operation=request.spec.operation,
+            outcome=outcome_of(error),
+            reason=error.reason.name,
             trace_id=request.traceparent[3:35],
-            policies=prepared.candidate.check.policies if prepared is not None else progress.policies,
+            safety_policies=prepared.candidate.check.policies if prepared is not None else progress.policies,
+        )
+        self._write(request, event)
+
+    def _write(self, request: Request, event: audit_pb2.RequestEvent) -> None:
+        record = audit_pb2.Record(
+            id=request.id, time=_timestamp(self._clock.time()), source=self._source, request=event
         )
         self._audit.write(record, traceparent=request.traceparent)
 
@@ -151,3 +173,42 @@ def _end_span(request: Request, model: str, served: Served) -> None:
     trace.set("weir.tenant", request.identity.tenant)
     trace.set("weir.simulated", accepted.simulated)
     trace.end(end.error_reason if end.finish is Finish.ERROR else "")
+
+
+def intervention(
+    *, now: float, source: str, record_id: str, tenant: str, request_id: str, stage: str, found: safety_pb2.Intervention
+) -> audit_pb2.Record:
+    """The record of a safety finding; it names the pattern and never the text."""
+    event = audit_pb2.SafetyEvent(
+        request_id=request_id,
+        tenant=tenant,
+        stage=stage,
+        category=found.category,
+        pattern=found.pattern,
+        action=safety_pb2.Action.Name(found.action).removeprefix("ACTION_").lower(),
+        pack=found.pack,
+    )
+    return audit_pb2.Record(id=record_id, time=_timestamp(now), source=source, safety=event)
+
+
+def _observe(operation: str, accepted: Accepted, end: End) -> None:
+    """Count a request that ran."""
+    children = metrics.model_metrics(operation, accepted.model_version)
+    breakdown = end.breakdown
+    children.duration.observe(breakdown.total)
+    if breakdown.time_to_first_token:
+        children.ttft.observe(breakdown.time_to_first_token)
+    if end.usage.completion_tokens > 1 and breakdown.decode:
+        children.per_token.observe(breakdown.decode / (end.usage.completion_tokens - 1))
+    children.input_tokens.inc(end.usage.prompt_tokens)
+    children.output_tokens.inc(end.usage.completion_tokens)
+    for stage, child in metrics.STAGES.items():
+        child.observe(getattr(breakdown, stage))
+    reason = end.error_reason if end.finish in (Finish.ERROR, Finish.CONTENT_FILTER) else ""
+    metrics.outcome(operation, end.finish.label, reason).inc()
+    for kind in end.degraded:
+        metrics.DEGRADED.labels(kind).inc()
+
+
+def _timestamp(now: float) -> timestamp_pb2.Timestamp:
+    return timestamp_pb2.Timestamp(seconds=int(now), nanos=int(now % 1 * 1e9))

@@ -24,7 +24,7 @@ from libs.mux import Codec, MuxClient
 from libs.registry import RegistrySnapshot, RegistryView, Source, follow
 from libs.rpc import make_channel
 from libs.telemetry import get_logger
-from services.gateway import records
+from services.gateway.account import intervention
 from services.gateway.catalog import Catalog
 from services.gateway.clients.admission import AdmissionClient, LocalGrants
 from services.gateway.clients.link import open_link, open_pool
@@ -242,7 +242,7 @@ class Gateway:
 
     def _on_found(self, tenant: str, request_id: str, stage: str, found: safety_pb2.Intervention) -> None:
         self._audit.write(
-            records.intervention(
+            intervention(
                 now=self._clock.time(),
                 source=f"{self._settings.service}/{self._settings.instance}",
                 record_id=str(uuid.UUID(int=self._rng.getrandbits(128))),

@@ -12,7 +12,7 @@ from weir.worker.v1 import worker_pb2, worker_pb2_grpc
 
 from libs.clock import Clock
 from libs.errors import Reason, WeirError, from_rpc_error
-from services.gateway.held import Grant, Held
+from services.gateway.acquire import Grant, Held
 from services.gateway.messages import embed_message
 from services.gateway.policy.events import Breakdown, End, Finish, Usage
 from services.gateway.policy.standing import RUNNING

@@ -8,10 +8,10 @@ from dataclasses import dataclass, field
 
 from libs.clock import Clock
 from libs.telemetry import get_logger
+from services.gateway.acquire import Held
 from services.gateway.catalog import Catalog
 from services.gateway.flushing import Flushing
 from services.gateway.generation import Generation
-from services.gateway.held import Held
 from services.gateway.internal import READERS, Unfiltered
 from services.gateway.outcomes.recorder import mean_logprob
 from services.gateway.output_buffer import OutputBuffer, Replay

@@ -24,14 +24,13 @@ from libs.telemetry import get_logger, place_of
 from libs.telemetry.tracing import SERVER, span
 from services.gateway import metrics
 from services.gateway.account import Account
-from services.gateway.acquire import Acquisition
+from services.gateway.acquire import Acquisition, Grant, Held
 from services.gateway.catalog import Catalog
 from services.gateway.config import Settings
 from services.gateway.embed import MAX_INPUTS, Embedded, Embedding
 from services.gateway.flushing import Flushing
 from services.gateway.generate import Generating
 from services.gateway.generation import Generation
-from services.gateway.held import Grant, Held
 from services.gateway.identity import Caller
 from services.gateway.internal import Run, of_run
 from services.gateway.lease import Lease

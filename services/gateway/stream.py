@@ -14,8 +14,8 @@ from libs.errors import Reason, WeirError
 from libs.routing import Route
 from libs.telemetry import get_logger
 from services.gateway import metrics
+from services.gateway.acquire import Held
 from services.gateway.generation import Generation, Moving
-from services.gateway.held import Held
 from services.gateway.membership import Membership, TakenOut
 from services.gateway.messages import divert_message, readmit_message, submit_message
 from services.gateway.policy.events import End, Finish

@@ -144,7 +144,8 @@ class PromptList:
             try:
                 return await self._open(position, attempt)
             except WeirError as error:
-                if error.reason is not Reason.QUOTA_CONCURRENCY or not self._running:
+                # Of those that held the slots some may have ended while this one was being refused.
+                if error.reason is not Reason.QUOTA_CONCURRENCY or not (self._running or ended.is_set()):
                     raise
             await ended.wait()
             attempt += 1
