@@ -81,6 +81,7 @@ class Stream:
             raise
         finally:
             generation.stop(Finish.CANCELLED)  # nothing, unless this was cancelled
+            self._member.on_taken_out = generation.on_end = None
             self._give_back(generation)
 
     def _submit(self, sequences: Sequence[OutputSequence]) -> None:
