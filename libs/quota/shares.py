@@ -159,17 +159,20 @@ class OwnShare:
 
     def low(self, now: int) -> bool:
         """Less than half of it is left, or it is no longer fresh."""
-        told = zip(self._left, self._told[1:], strict=True)
-        return now >= self._old or any(left is not None and much is not None and 2 * left < much for left, much in told)
+        _, tokens, requests, spend, slots = self._told
+        return (
+            now >= self._old
+            or (tokens is not None and self.tokens is not None and 2 * self.tokens < tokens)
+            or (requests is not None and self.requests is not None and 2 * self.requests < requests)
+            or (spend is not None and self.spend is not None and 2 * self.spend < spend)
+            or (slots is not None and self.slots is not None and 2 * self.slots < slots)
+        )
 
     @property
     def overdrawn(self) -> bool:
         """More was given out than it is."""
-        return any(left is not None and left < 0 for left in self._left)
-
-    @property
-    def _left(self) -> tuple[int | None, ...]:
-        return self.tokens, self.requests, self.spend, self.slots
+        left = (self.tokens, self.requests, self.spend, self.slots)
+        return any(each is not None and each < 0 for each in left)
 
     def take(self, tokens: int, requests: int, spend: int, slots: int = 0) -> None:
         """Gives out; what is negative comes back."""
