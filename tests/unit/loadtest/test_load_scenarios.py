@@ -22,10 +22,12 @@ class FakeEdge:
 
     def __init__(self, fail_every: int = 0) -> None:
         self.fail_every = fail_every
+        self.connections = 0
         self.requests = 0
         self.tokens = 0
 
     async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self.connections += 1
         try:
             while head := await reader.readuntil(b"\r\n\r\n"):
                 if head.startswith(b"GET"):
@@ -111,6 +113,20 @@ async def test_a_sender_reuses_its_connections_and_refuses_bad_answers() -> None
         with pytest.raises(LoadError, match="503"):
             await sender()
         sender.close()
+
+
+@pytest.mark.parametrize(("idle", "connections"), [(60.0, 1), (0.0, 3)])
+async def test_a_connection_that_was_idle_for_long_is_not_used_again(
+    idle: float, connections: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(scenarios, "IDLE", idle)
+    fake = FakeEdge()
+    async with edge_of(fake) as edge:
+        sender = EdgeSender(edge, max_tokens=2)
+        for _ in range(3):
+            await sender()
+        sender.close()
+    assert fake.connections == connections
 
 
 async def test_open_loop_sends_the_same_arrivals_for_the_same_seed() -> None:
