@@ -9,6 +9,9 @@ is what was acknowledged and is not there afterwards:
   is what lies between two backups (`interval_s`) and what they take; who takes them every hour loses an hour.
 - `rto_s`: from the blow until a completion with the tenant's key through the edge; `restore_s` of it: `weir restore`.
 
+Then the audit log alone is lost and put back, while the mesh runs: etcd knows of later records, so the log takes none
+until an owner accepts that they are gone.
+
 What was kept elsewhere, as docs/deploy.md asks for, is put back: the private half of the audit log's key. Certificates,
 pepper and model files are not touched. Ends with what was expected and one line of JSON; exit code 1 when something did
 not hold. `--quick` is shorter.
@@ -159,6 +162,43 @@ class Drill:
         took = time.time() - started
         return took, [line for _, path in segments(self._audit / "log") for line in lines_of(path)[0]]
 
+    def lose_the_log(self) -> list[Check]:
+        """The log alone is lost and restored: what `weir audit verify` says of it, and what follows upon `accept`."""
+        weir = self._mesh.weir
+        eventually(self.answered, seconds=60, what="an answer")
+        eventually(lambda: self._is_kept(self.answers[-1][1]), seconds=60, what="its record")
+        # It anchors its last record as it ends.
+        before = int(self._mesh.process("audit")["pid"])
+        weir("restart", "audit")
+        self._mesh.wait_back("audit", before)
+        # Halted: a process that comes back to an empty folder would begin a log of its own.
+        pid = int(self._mesh.process("audit")["pid"])
+        os.kill(pid, signal.SIGSTOP)
+        for name in ("log", "checkpoints"):
+            shutil.rmtree(self._audit / name)
+        weir("restore", str(self.store), "--audit", str(self._audit), seconds=120)
+        os.kill(pid, signal.SIGKILL)
+        found = eventually(self._contradicted, seconds=60, what="a log that its anchors contradict")
+        eventually(self.answered, seconds=60, what="an answer meanwhile")
+        held_back = self.answers[-1][1]
+        refused = not self._is_kept(held_back)
+        accepted = weir("audit", "accept", "--reason", "the drill").stdout
+        eventually(lambda: self._is_kept(held_back), seconds=60, what="the record that a writer kept meanwhile")
+        return [
+            Check("a log that is older than its anchor takes no records", found[0], refused),
+            Check("an owner accepts that they are gone", accepted.splitlines()[-1], "are missing" in accepted),
+            Check("and it verifies", "", bool(self._mesh.weir_json("audit", "verify")["ok"])),
+        ]
+
+    def _is_kept(self, request: str) -> bool:
+        """Whether the audit log on the disk has a record of a request."""
+        return any(request.encode() in path.read_bytes() for _, path in segments(self._audit / "log"))
+
+    def _contradicted(self) -> list[str]:
+        """The faults that `weir audit verify` names."""
+        done = self._mesh.weir("audit", "verify", "--json", check=False)
+        return list(json.loads(done.stdout)["faults"]) if done.stdout else []
+
     def rollout(self) -> tuple[str, int, str]:
         """Phase, step and id of the rollout."""
         found = self._mesh.weir_json("get", "rollouts", MODEL)
@@ -231,6 +271,8 @@ def run(folder: Path, *, rounds: int, interval: float) -> tuple[dict[str, float]
             Check("rights in etcd are in force", rights, rights == "all is so already"),
             Check("something was lost, or nothing was measured", f"{len(lost)} changes", bool(lost)),
         ]
+        say("  --- the audit log alone is lost, and restored")
+        checks += drill.lose_the_log()
     in_between = [each for each in drill.answers if each[0] < at]
     rpo_registry, rpo_audit = at - newest_change, at - max(moment for moment, _ in kept if moment < at)
     figures = {
