@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import shutil
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -15,7 +16,9 @@ from libs.authority.identity import dns_name
 from libs.config import TlsFiles
 from libs.errors import WeirError
 from libs.registry import EtcdStore, cache, keys
+from libs.registry.lingering import LINGER
 from libs.rpc import make_channel
+from services.cli import edge
 from tests.support.mesh import Mesh, eventually
 
 pytestmark = pytest.mark.timeout(300)
@@ -84,6 +87,36 @@ def test_a1_services_and_etcd_restart_with_rights_in_force(mesh: Mesh) -> None:
         return "worker-a" in mesh.weir("get", "endpoints").stdout
 
     eventually(registered, what="worker-a's endpoint")
+
+
+def test_requests_go_on_while_the_only_door_is_away_for_longer_than_a_lease(mesh: Mesh) -> None:
+    body = {"model": "weir-fast", "messages": [{"role": "user", "content": "Where is the weir?"}], "max_tokens": 4}
+
+    def asked() -> None:
+        key, ca = mesh.env["WEIR_KEY_ACME"], mesh.env["WEIR_CA"]
+        edge.chat(mesh.env["WEIR_EDGE_TLS_URL"], ca=ca, key=key, body=body, timeout=20.0, show=lambda _: None)
+
+    async def registered(service: str) -> bool:
+        store = EtcdStore([address(mesh, "etcd")], tls=mesh.etcd_root())
+        try:
+            return bool((await store.get_prefix(keys.key("endpoints", f"{service}/"))).kvs)
+        finally:
+            await store.close()
+
+    asked()
+    mesh.weir("kill", "door", "--signal", "STOP")
+    try:
+        for service in ("gateway", "edge-auth", "ratelimit"):
+            eventually(
+                lambda service=service: not asyncio.run(registered(service)), what=f"the end of {service}'s lease"
+            )
+        silent_since = time.monotonic()
+        while time.monotonic() < silent_since + LINGER + 1:
+            asked()
+    finally:
+        mesh.weir("kill", "door", "--signal", "CONT")
+    eventually(lambda: asyncio.run(registered("gateway")), what="the gateway's endpoint")
+    asked()
 
 
 def test_a1_an_etcd_without_its_data_gets_its_users_again(mesh: Mesh) -> None:
