@@ -226,6 +226,10 @@ bench-mesh: setup ## Measure what the mesh costs per request, per token and idle
 bench-peers: setup ## Measure the mesh beside a bare Envoy and, where peers-env was made, LiteLLM and Portkey (five minutes).
 	PEERS_ENV=$(abspath $(PEERS_ENV)) $(PY) -m loadtest.bench_peers $(if $(QUICK),--quick)
 
+.PHONY: bench-edge
+bench-edge: setup ## Measure what the edge costs and how soon a revoked key is refused (two minutes).
+	$(PY) -m loadtest.bench_edge $(if $(QUICK),--quick)
+
 .PHONY: bench-isolation
 bench-isolation: setup ## Measure the engine in a thread of its worker against a process of its own.
 	$(PY) -m loadtest.isolation_bench

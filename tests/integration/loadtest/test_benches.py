@@ -15,6 +15,7 @@ from tests.support.mesh import ROOT
 
 BENCHES = {
     "admission": "loadtest.admission_bench --quick",
+    "edge": "loadtest.bench_edge --smoke",
     "engine": "loadtest.bench_engine --smoke",
     "fairness": "loadtest.bench_fairness --smoke",
     "isolation": "loadtest.isolation_bench --repeats 1 --steps 5",
