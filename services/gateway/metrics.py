@@ -6,6 +6,7 @@ from functools import lru_cache
 
 from prometheus_client import Counter, Gauge
 
+from libs.telemetry.counter import Count, FastCounter
 from libs.telemetry.histogram import FastHistogram
 
 _TTFT = (0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0)
@@ -20,15 +21,15 @@ TTFT = FastHistogram(
 PER_TOKEN = FastHistogram(
     "gen_ai_server_time_per_output_token", "Seconds per token after the first", _MODEL, buckets=_PER_TOKEN
 )
-TOKENS = Counter("gen_ai_client_token_usage", "Tokens delivered", (*_MODEL, "gen_ai_token_type"))
+TOKENS = FastCounter("gen_ai_client_token_usage", "Tokens delivered", (*_MODEL, "gen_ai_token_type"))
 STAGE = FastHistogram("weir_gateway_stage_seconds", "Seconds per stage", ("stage",), buckets=_TTFT)
-OUTCOMES = Counter("weir_gateway_outcomes_total", "Requests by outcome", ("operation", "outcome", "reason"))
+OUTCOMES = FastCounter("weir_gateway_outcomes_total", "Requests by outcome", ("operation", "outcome", "reason"))
 DEGRADED = Counter("weir_gateway_degraded_total", "Requests served degraded", ("kind",))
 LADDER = Counter(
     "weir_gateway_ladder_total", "Steps taken instead of a refusal, by what came of them", ("step", "outcome")
 )
 GROWN = Counter("weir_gateway_quota_grown_total", "Reservations that were asked to grow, by what came of it", ("fate",))
-SLO_EVENTS = Counter(
+SLO_EVENTS = FastCounter(
     "weir_slo_events_total", "Requests by declared objective", ("route", "tier", "objective", "outcome")
 )
 MOVED = Counter("weir_gateway_moved_total", "Requests taken to another worker or version", ("cause",))
@@ -63,12 +64,12 @@ def model_metrics(operation: str, model_version: str) -> ModelMetrics:
 
 
 @lru_cache(maxsize=1024)
-def slo_event(route: str, tier: str, name: str, met: bool) -> Counter:
+def slo_event(route: str, tier: str, name: str, met: bool) -> Count:
     """Cached child of `SLO_EVENTS`; tiers come from the registry, so their number is bounded."""
     return SLO_EVENTS.labels(route, tier, name, "good" if met else "bad")
 
 
 @lru_cache(maxsize=1024)
-def outcome(operation: str, name: str, reason: str) -> Counter:
+def outcome(operation: str, name: str, reason: str) -> Count:
     """Cached child of `OUTCOMES`; all three labels come from closed sets."""
     return OUTCOMES.labels(operation, name, reason)

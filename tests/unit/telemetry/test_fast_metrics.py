@@ -1,12 +1,13 @@
-"""The fast histogram tells what prometheus_client's tells."""
+"""The fast metrics tell what prometheus_client's tell."""
 
 from __future__ import annotations
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from prometheus_client import CollectorRegistry, Histogram, generate_latest
+from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
 
+from libs.telemetry.counter import FastCounter
 from libs.telemetry.histogram import FastHistogram
 
 BOUNDS = (0.001, 0.1, 1.0, 2.5)
@@ -39,3 +40,19 @@ def test_labels_are_those_that_were_named() -> None:
     fast = FastHistogram("seconds", "Of it", ["stage"], buckets=BOUNDS, registry=CollectorRegistry())
     with pytest.raises(ValueError, match="labels"):
         fast.labels("a", "b")
+
+
+@pytest.mark.parametrize("name", ["requests_total", "tokens"])
+def test_a_counter_is_read_as_the_original_is(name: str) -> None:
+    ours, theirs = CollectorRegistry(), CollectorRegistry()
+    fast = FastCounter(name, "Of them", ["tenant", "outcome"], registry=ours)
+    slow = Counter(name, "Of them", ["tenant", "outcome"], registry=theirs)
+    for metric in (fast, slow):
+        metric.labels("a", "ok").inc()
+        metric.labels("a", "ok").inc(2.5)
+        metric.labels("b", 'said "no"').inc()
+    assert told(ours) == told(theirs)
+    with pytest.raises(ValueError, match="labels"):
+        fast.labels("a")
+    with pytest.raises(ValueError, match="Duplicated"):
+        Counter(name, "Of them", registry=ours)
