@@ -5,8 +5,10 @@ from __future__ import annotations
 import errno
 import logging
 import platform
+import shutil
 import subprocess
 import sys
+from collections.abc import Iterator
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -44,36 +46,54 @@ def answer() -> torch.Tensor:
     return attention.attend(plan, 0, query, key, value, arena)
 
 
+@pytest.fixture(scope="module")
+def compiled(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Path, torch.Tensor]]:
+    """What was kept of a kernel, and what it answered when it had just been compiled."""
+    folder = tmp_path_factory.mktemp("kept")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("NUMBA_CACHE_DIR", str(folder))
+        attention_code.load.cache_clear()
+        answered = answer()
+        [kept] = folder.iterdir()
+        yield kept, answered
+        attention_code.load.cache_clear()
+
+
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Where this test's kernels are kept; there are none yet."""
     monkeypatch.setenv("NUMBA_CACHE_DIR", str(tmp_path / "kept"))
     attention_code.load.cache_clear()
     return tmp_path / "kept"
 
 
-def test_what_was_kept_gives_the_same_numbers_and_needs_no_numba(folder: Path) -> None:
-    compiled = answer()
-    [kept] = folder.iterdir()
+def test_what_was_kept_gives_the_same_numbers_and_needs_no_numba(
+    folder: Path, compiled: tuple[Path, torch.Tensor]
+) -> None:
+    kept, answered = compiled
     assert 1_000 < kept.stat().st_size < 200_000
-    attention_code.load.cache_clear()
-    assert torch.equal(answer(), compiled)
+    folder.mkdir()
+    shutil.copy(kept, folder)
+    assert torch.equal(answer(), answered)
+    assert [each.name for each in folder.iterdir()] == [kept.name]
     fresh = subprocess.run([sys.executable, "-c", ANSWER], capture_output=True, check=True)
-    assert fresh.stdout == compiled.numpy().tobytes()
+    assert fresh.stdout == answered.numpy().tobytes()
 
 
-@pytest.mark.parametrize(
-    "damage", [lambda code: b"", lambda code: code[:-1], lambda code: code[:900] + b"x" + code[901:]]
-)
-def test_what_is_not_whole_is_compiled_anew(folder: Path, damage, caplog: pytest.LogCaptureFixture) -> None:
-    compiled = answer()
-    [kept] = folder.iterdir()
-    whole = kept.read_bytes()
-    kept.write_bytes(damage(whole))
-    attention_code.load.cache_clear()
+def test_what_is_not_whole_is_compiled_anew(
+    folder: Path, compiled: tuple[Path, torch.Tensor], caplog: pytest.LogCaptureFixture
+) -> None:
+    kept, answered = compiled
+    whole, copy = kept.read_bytes(), folder / kept.name
+    folder.mkdir()
+    for damaged in (b"", whole[:900] + b"x" + whole[901:], whole[:-1]):
+        copy.write_bytes(damaged)
+        with pytest.raises(ValueError, match="damaged"):
+            attention_code._read(copy)
     with caplog.at_level(logging.WARNING):
-        assert torch.equal(answer(), compiled)
+        assert torch.equal(answer(), answered)
     assert "damaged" in caplog.text
-    assert attention_code._read(kept) == attention_code._read(kept)
+    assert attention_code._read(copy).startswith(b"\x7fELF")  # and kept again
 
 
 def test_a_full_disk_costs_the_kernel_its_cache_and_nothing_else(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -99,9 +119,8 @@ def test_another_source_compiler_or_processor_is_another_kernel(folder: Path, mo
     assert attention_code._path(shape) is None
 
 
-def test_code_that_cannot_be_linked_is_refused_and_says_why(folder: Path) -> None:
-    answer()
-    code = attention_code._read(next(folder.iterdir()))
+def test_code_that_cannot_be_linked_is_refused_and_says_why(compiled: tuple[Path, torch.Tensor]) -> None:
+    code = attention_code._read(compiled[0])
     with pytest.raises(ValueError, match=r"needs .*, which is not there"):
         object_code.link(code, "cfunc.", lambda name: None)
     with pytest.raises(ValueError, match="malformed"):
