@@ -94,10 +94,10 @@ class Times:
 FULL = Times(capacity=22.0, factor=20.0, refusals=14.0, cancels=14.0)
 QUICK = Times(capacity=12.0, factor=11.0, refusals=8.0, cancels=8.0)
 SMOKE = Times(
-    capacity=4.0,
-    factor=1.5,
-    refusals=1.0,
-    cancels=1.5,
+    capacity=5.0,
+    factor=3.0,
+    refusals=2.0,
+    cancels=2.0,
     warm_up=0.5,
     disciplines=("fair",),
     limiter={"decisions": 2_000, "refusals": 640},
