@@ -23,6 +23,7 @@ from libs.supervisor.child import Begun
 from libs.supervisor.control import ControlServer
 from libs.supervisor.forks import Fork, fork_all
 from libs.supervisor.logs import LogSink, terminal
+from libs.supervisor.policy import levels
 from libs.supervisor.spec import SupervisorSpec, load
 from libs.supervisor.supervisor import Supervisor
 
@@ -71,6 +72,7 @@ def main() -> int:
             os.close(options.ready_fd)
 
     spec = load(options.spec)
+    levels({each.name: each.after for each in spec.processes})  # what cannot be ordered is refused before anything runs
     early: dict[str, Begun | Fork] = {**_begin(spec), **fork_all(spec)}
     return 0 if asyncio.run(serve(spec, echo=options.echo, early=early, on_listening=tell)) else 1
 

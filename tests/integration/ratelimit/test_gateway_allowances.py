@@ -188,4 +188,5 @@ async def test_a_share_that_could_not_even_be_asked_for_is_asked_for_again(
             assert start(one, "second", 600).done()  # leaves less than half
         assert start(one, "third", 300).done()
         await left(node, LIMIT - 301)
+        await node.agrees(lambda: not one.client.pending)  # the owner's answer tells of the next share
         assert start(one, "fourth", 350).done()  # of a thousand, less what the owner does not know
