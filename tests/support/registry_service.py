@@ -195,8 +195,8 @@ async def put(store: Store, *messages: Message) -> int:
 
 
 async def stored(store: Store, *without: str) -> dict[str, bytes]:
-    """Resources as stored, by "aliases/a"; without those that start with one of the names, and without endpoints and what
-    the registry keeps for itself."""
+    """Resources as stored, by "aliases/a"; without endpoints, those that start with one of the names, and
+    what the registry keeps for itself."""
     kvs = (await store.get_prefix(keys.EVERYTHING)).kvs
     own = (keys.FENCE, keys.EPOCH, "endpoints/", *without)
     found = {resource_of(kv.key): kv.value for kv in kvs}
