@@ -213,7 +213,8 @@ async def test_a_revocation_that_is_pushed_over_ads_makes_everybody_unknown(
     assert asked.of[0] == 1
 
 
-async def test_a_late_answer_does_not_bring_a_revoked_key_back(edge: Edge, http: httpx2.AsyncClient) -> None:
+def held_up(edge: Edge) -> tuple[asyncio.Event, asyncio.Event]:
+    """From now on the gateway answers late: the first says that it was asked, and by the second it goes on."""
     began, go_on = asyncio.Event(), asyncio.Event()
 
     async def slow(
@@ -224,6 +225,11 @@ async def test_a_late_answer_does_not_bring_a_revoked_key_back(edge: Edge, http:
         yield json_body("{}")
 
     edge.upstreams.gateway.chat = slow
+    return began, go_on
+
+
+async def test_a_late_answer_does_not_bring_a_revoked_key_back(edge: Edge, http: httpx2.AsyncClient) -> None:
+    began, go_on = held_up(edge)
     key = new_key(edge)
     revision = (await edge.plane.store.get_prefix(keys.ROOT)).revision
     edge.upstreams.auth.learned = {"rev": revision, "ttl": 60_000}
@@ -239,16 +245,7 @@ async def test_a_late_answer_does_not_bring_a_revoked_key_back(edge: Edge, http:
 
 async def test_a_late_answer_does_not_overrule_a_later_question(edge: Edge, http: httpx2.AsyncClient) -> None:
     """As above, where no revocation is pushed: a token whose issuer has withdrawn its key, or no control plane."""
-    began, go_on = asyncio.Event(), asyncio.Event()
-
-    async def slow(
-        request: httpbody_pb2.HttpBody, context: grpc.aio.ServicerContext
-    ) -> AsyncIterator[httpbody_pb2.HttpBody]:
-        began.set()
-        await go_on.wait()
-        yield json_body("{}")
-
-    edge.upstreams.gateway.chat = slow
+    began, go_on = held_up(edge)
     key = new_key(edge)
     async with asyncio.TaskGroup() as group:
         late = group.create_task(chat(http, key))
