@@ -18,9 +18,6 @@ _OVERLAP = len(_EVENT) - 1
 _ERROR_EVENT = b'data: {"error"'
 _DONE = b"data: [DONE]"
 
-IDLE_SECONDS = 20.0
-"""A connection that was idle for longer is opened anew: Envoy closes it after 30, perhaps as the next is sent."""
-
 
 class ProtocolError(ConnectionError):
     """The answer is not the HTTP that this client understands."""
@@ -66,7 +63,6 @@ class Connection:
         self._port = port
         self._tls = tls
         self._protocol: _Protocol | None = None
-        self._used = 0.0  # when it was last in use
 
     async def send(self, request: bytes, *, on_event: asyncio.Event | None = None, reply: Reply | None = None) -> Reply:
         """Send a whole request (see `post`) and read the answer to its end. `on_event` is set at the first event.
@@ -75,16 +71,11 @@ class Connection:
         :raises ConnectionError: the connection broke, or the answer cannot be parsed.
         """
         protocol = self._protocol
-        if protocol is not None and time.perf_counter() - self._used > IDLE_SECONDS:
-            protocol.close()
         if protocol is None or protocol.closed:
             loop = asyncio.get_running_loop()
             _, protocol = await loop.create_connection(_Protocol, self._host, self._port, ssl=self._tls)
             self._protocol = protocol
-        try:
-            return await protocol.exchange(request, on_event, reply)
-        finally:
-            self._used = time.perf_counter()
+        return await protocol.exchange(request, on_event, reply)
 
     def close(self) -> None:
         """Drop the connection."""
