@@ -59,8 +59,9 @@ class Preparation:
         try:
             asked = request.question(self._catalog, spec.model)
             routing = self._router.start_resolve(asked, deadline=request.deadline, traceparent=request.traceparent)
-            # Policies and tokenizer are needed before the router has answered; the same pure function says which.
-            guess = progress.route = self._catalog.resolve(asked)
+            # Policies and tokenizer are needed before a router that is asked answers; the same pure function says which.
+            known = routing.done() and routing.exception() is None
+            guess = progress.route = routing.result()[0] if known else self._catalog.resolve(asked)
             version = self._catalog.version(guess.model_version)
             text = await self._catalog.text(version, request.deadline.remaining(self._clock))
             candidate = await self._read(request, spec.model, guess, version, text, _UNCHECKED)
@@ -78,7 +79,8 @@ class Preparation:
                 progress.reservation = reservation = lease.reservation or reservation
             else:
                 _require_hidden(spec, check)
-                arm, read = self._catalog.arm_key(spec.model, route), candidate
+                read = candidate
+                arm = read.arm if route is guess else self._catalog.arm_key(spec.model, route)
                 candidate = Candidate(spec.model, route, version, text, read.prompt, read.bound, check, arm, read.parts)
         except BaseException:
             for future in (checking, routing):
