@@ -12,6 +12,7 @@ from msgspec.structs import replace as rebound
 from services.gateway.policy.answers import Answer, AnswerCache, answer_key, repeatable
 from services.gateway.policy.events import Finish
 from services.gateway.policy.ladder import Offer, ahead, applies, next_step
+from services.gateway.policy.parameters import NO_OUTPUT
 from services.gateway.policy.plans import (
     CachedAnswer,
     CapOutput,
@@ -22,27 +23,11 @@ from services.gateway.policy.plans import (
     Step,
 )
 from services.gateway.policy.pressure import MOST, Pressures
-from services.gateway.policy.spec import BoundParameters
 
 OFFER = Offer(model="big", pool="gpu", max_tokens=100)
 CAP, SMALL, CACHED = CapOutput(10), SmallerModel({"big": "small"}), CachedAnswer(60.0)
 FIXED, CPU = DefaultAnswer("busy"), CpuFallback({"gpu": "cpu"})
-BOUND = BoundParameters(
-    max_tokens=8,
-    temperature=0.0,
-    top_p=1.0,
-    top_k=0,
-    min_p=0.0,
-    repetition_penalty=1.0,
-    presence_penalty=0.0,
-    frequency_penalty=0.0,
-    stop=(),
-    seed=None,
-    n=1,
-    logprobs=None,
-    logit_bias={},
-    ignore_eos=False,
-)
+BOUND = rebound(NO_OUTPUT, max_tokens=8)
 
 
 @pytest.mark.parametrize(

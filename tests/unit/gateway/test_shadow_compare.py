@@ -12,27 +12,12 @@ from msgspec.structs import replace as rebound
 
 from services.gateway.policy.events import Breakdown, End, Finish, Usage
 from services.gateway.policy.finals import FinalAnswer, FinalChoice
-from services.gateway.policy.spec import BoundParameters
+from services.gateway.policy.parameters import NO_OUTPUT
 from services.gateway.shadow.compare import Comparison, comparable, compare, repeatable
 
 TOKENS = st.lists(st.integers(0, 3), max_size=12).map(tuple)
 LOGPROBS = st.floats(-50, 0)
-PARAMETERS = BoundParameters(
-    max_tokens=8,
-    temperature=0.0,
-    top_p=1.0,
-    top_k=0,
-    min_p=0.0,
-    repetition_penalty=1.0,
-    presence_penalty=0.0,
-    frequency_penalty=0.0,
-    stop=(),
-    seed=None,
-    n=1,
-    logprobs=None,
-    logit_bias={},
-    ignore_eos=False,
-)
+PARAMETERS = rebound(NO_OUTPUT, max_tokens=8)
 
 
 def answer(*choices: FinalChoice, moved: bool = False) -> FinalAnswer:

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 import pytest
+from msgspec.structs import replace as rebound
 from prometheus_client import REGISTRY
 from weir.admission.v1 import admission_pb2
 from weir.registry.v1 import registry_pb2 as pb
@@ -20,27 +21,13 @@ from services.gateway.internal import Run
 from services.gateway.outcomes import Begun
 from services.gateway.policy.events import Breakdown, End, Finish, Usage
 from services.gateway.policy.finals import ArmKey, FinalAnswer, FinalChoice
-from services.gateway.policy.spec import BoundParameters, ChatMessage, Identity, Spec
+from services.gateway.policy.parameters import NO_OUTPUT
+from services.gateway.policy.spec import ChatMessage, Identity, Spec
 from services.gateway.ports import Mirrored, Reservation
 from services.gateway.shadow.mirrors import Mirrors
 from services.gateway.shadow.settings import ShadowSettings
 
-PARAMETERS = BoundParameters(
-    max_tokens=10,
-    temperature=0.0,
-    top_p=1.0,
-    top_k=0,
-    min_p=0.0,
-    repetition_penalty=1.0,
-    presence_penalty=0.0,
-    frequency_penalty=0.0,
-    stop=(),
-    seed=7,
-    n=2,
-    logprobs=None,
-    logit_bias={},
-    ignore_eos=False,
-)
+PARAMETERS = rebound(NO_OUTPUT, max_tokens=10, seed=7, n=2)
 ARM = ArmKey("fast", "rollout-1", pb.ROLLOUT_PHASE_SHADOW, 0, "baseline")
 COPY = replace(ARM, arm="canary", mirrored=True)
 RAN = WeirError(Reason.ENGINE_ERROR, "it broke")
