@@ -59,7 +59,7 @@ class Preparation:
         try:
             asked = request.question(self._catalog, spec.model)
             routing = self._router.start_resolve(asked, deadline=request.deadline, traceparent=request.traceparent)
-            # Policies and tokenizer are needed before a router that is asked answers; the same pure function says which.
+            # Policies and tokenizer are needed before a router that is asked answers; the same function says which.
             known = routing.done() and routing.exception() is None
             guess = progress.route = routing.result()[0] if known else self._catalog.resolve(asked)
             version = self._catalog.version(guess.model_version)
