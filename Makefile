@@ -10,6 +10,9 @@ BUILD := build
 # Passed on to `weir up`: make up UP='--profile simulated --set worker.simulated.step_interval=0.02'
 UP ?=
 PYTEST ?= -q --durations=20 --durations-min=15
+# Processes that run tests: more than two cores have, since half of the tests wait. They write byte code: hundreds of
+# processes run the same files.
+WORKERS ?= 4
 PROTO_FILES = $(shell cd protos && find weir inference -name '*.proto' | sort)
 SITE = $(shell $(PY) -c 'import sysconfig; print(sysconfig.get_paths()["purelib"])')
 # What `weir explain` and `weir schema` say: the comments of the registry's protos.
@@ -88,10 +91,7 @@ wheel-check:
 
 .PHONY: test
 test: setup ## Run the tests: unit, contract, security, integration, end to end, drills.
-	@for groups in "unit contract" "security integration" "e2e drills"; do \
-	  echo; echo "== $$groups =="; \
-	  $(PY) -m pytest $(PYTEST) -n 2 --dist loadscope --no-loadscope-reorder $$(printf 'tests/%s ' $$groups); \
-	done
+	PYTHONDONTWRITEBYTECODE= $(PY) -m pytest $(PYTEST) -n $(WORKERS) --dist loadscope --no-loadscope-reorder
 
 .PHONY: test-compose
 test-compose: setup ## Run docker-compose.yml for real, on a Docker engine of this checkout's own (skipped without root).
@@ -211,8 +211,9 @@ protos-baseline: ## Accept the present protos as the ones that later changes mus
 # --- models and figures ---
 
 .PHONY: demo-models
-demo-models: setup ## Train the two demo models again (the result is committed).
+demo-models: setup ## Train the demo models again, those that generate and those that predict (the result is committed).
 	$(PY) -m models.training
+	$(PY) -m models.predict
 
 .PHONY: bench-up
 bench-up: setup ## Measure the cold start, installed dependencies to the first token, and the idle mesh.
@@ -238,6 +239,10 @@ bench-isolation: setup ## Measure the engine in a thread of its worker against a
 bench-xds: setup ## Measure the time from an etcd write to the acknowledged xDS snapshot.
 	$(PY) -m loadtest.bench_xds
 
+.PHONY: bench-observe
+bench-observe: setup ## Plant bottlenecks and see whether `weir diagnose` names them, and nothing on healthy meshes (half a minute).
+	$(PY) -m loadtest.bench_observe $(if $(QUICK),--smoke)
+
 .PHONY: bench-registry
 bench-registry: setup ## Measure the registry under 10,000 resources and 200 watchers (two minutes).
 	$(PY) -m loadtest.bench_registry $(if $(QUICK),--quick)
@@ -245,6 +250,14 @@ bench-registry: setup ## Measure the registry under 10,000 resources and 200 wat
 .PHONY: bench-admission
 bench-admission: setup ## Measure what admission's decisions cost with hundreds of workers and thousands of tenants (a minute).
 	$(PY) -m loadtest.admission_bench $(if $(QUICK),--quick)
+
+.PHONY: bench-journal
+bench-journal: setup ## Measure what the gateway's journal costs a request, and how soon it is read after a kill.
+	$(PY) -m loadtest.journal $(if $(QUICK),--quick)
+
+.PHONY: bench-predict
+bench-predict: setup ## Measure predictions beside the bare libraries and an empty call (ten minutes).
+	$(PY) -m loadtest.bench_predict $(if $(QUICK),--quick)
 
 .PHONY: bench-engine
 bench-engine: setup ## Measure the torch engine beside transformers and, where there is one, vLLM (docs/performance.md).
@@ -287,6 +300,22 @@ drill-flood: setup ## Watch a tenant flood the mesh and stop, second by second; 
 .PHONY: drill-restore
 drill-restore: setup ## Destroy etcd's data and the audit log under load, restore them, and measure RPO and RTO.
 	$(PY) -m loadtest.drill_restore $(if $(QUICK),--quick)
+
+.PHONY: soak
+soak: setup ## Break the profile replicas at random under mixed load, with books kept from outside (DURATION=1800 SEED=…).
+	$(PY) -m loadtest.soak --seconds $(or $(DURATION),1800) $(if $(SEED),--seed $(SEED))
+
+.PHONY: drill-rolling
+drill-rolling: setup ## Restart every process of the profile replicas under load, twice; fails when a request does.
+	$(PY) -m loadtest.soak.planned rolling
+
+.PHONY: drill-spot
+drill-spot: setup ## Take the workers' machines away with a notice of 30 s (NOTICE=120); fails when a stream is not moved exactly.
+	$(PY) -m loadtest.soak.planned spot --notice $(or $(NOTICE),30)
+
+.PHONY: drill-zone
+drill-zone: setup ## Watch one of two zones die under load and come back, second by second: RTO, RPO, the objective meanwhile.
+	$(PY) -m loadtest.soak.planned zone
 
 .PHONY: drill-overload
 drill-overload: setup ## Watch an overload, a killed worker and the recovery, second by second.

@@ -20,15 +20,22 @@ from pathlib import Path
 
 import uvloop
 
+from loadtest import added_ttft
 from loadtest.figures import percentile, spread, table
 from loadtest.overload.output import finish, progress, say
 from loadtest.ready import edge_of, ready
-from loadtest.scenarios import Edge, EdgeSender, open_loop, requests_closed_loop, tokens_closed_loop
+from loadtest.scenarios import (
+    CONNECTIONS,
+    FLAT_STREAMS,
+    FLAT_TOKENS,
+    REQUEST_TOKENS,
+    Edge,
+    EdgeSender,
+    open_loop,
+    requests_closed_loop,
+    tokens_closed_loop,
+)
 from tests.support.mesh import Mesh
-
-CONNECTIONS, REQUEST_TOKENS = 64, 16
-STREAMS, STREAM_TOKENS = 64, 256
-RATE, FIRST_TOKENS = 50.0, 4
 
 Window = Callable[[Edge, float, int], Awaitable[dict[str, float]]]
 """A load on a mesh for so many seconds, of the pair with this number; what was measured, by name."""
@@ -42,15 +49,15 @@ async def c64(edge: Edge, seconds: float, pair: int) -> dict[str, float]:
 
 async def flat(edge: Edge, seconds: float, pair: int) -> dict[str, float]:
     """Streams back to back, as fast as they go."""
-    cost = await tokens_closed_loop(edge, streams=STREAMS, seconds=seconds, max_tokens=STREAM_TOKENS)
+    cost = await tokens_closed_loop(edge, streams=FLAT_STREAMS, seconds=seconds, max_tokens=FLAT_TOKENS)
     return {"cpu_us_per_token_flat": cost.cpu_per_unit * 1e6, "tokens_per_s": cost.rate}
 
 
 async def ttft(edge: Edge, seconds: float, pair: int) -> dict[str, float]:
     """Streamed requests at 50 a second, Poisson, the same ones for both of a pair."""
-    sender = EdgeSender(edge, max_tokens=FIRST_TOKENS)
+    sender = EdgeSender(edge, max_tokens=added_ttft.TOKENS)
     try:
-        times = await open_loop(sender, rate=RATE, seconds=seconds, seed=pair)
+        times = await open_loop(sender, rate=added_ttft.RATE, seconds=seconds, seed=pair)
     finally:
         sender.close()
     return {f"ttft_ms_p{q * 100:.0f}_r50": percentile(times, q) * 1e3 for q in (0.5, 0.99)}

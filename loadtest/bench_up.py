@@ -9,6 +9,7 @@ Each start has a fresh state directory. Dependencies are installed and byte code
 from __future__ import annotations
 
 import argparse
+import asyncio
 import json
 import os
 import statistics
@@ -22,7 +23,7 @@ from typing import Any
 
 import psutil
 
-from loadtest import accounting
+from loadtest import accounting, predictors
 from loadtest.machine import machine
 
 PORT_BASE = 24000
@@ -30,7 +31,7 @@ PORT_BASE = 24000
 
 
 SETTLE = 3.0
-"""Seconds after the first token before a mesh counts as idle."""
+"""Seconds after the first token, and after predictors have loaded what is wanted, before a mesh counts as idle."""
 TARGETS = {"cold_start_s": 7, "idle_cpu_pct": 4, "rss_mib": 1500}
 
 
@@ -54,6 +55,7 @@ def measure(profile: str, *, idle_seconds: float = 0.0) -> dict[str, Any]:
                 status = subprocess.run(
                     [*command, "status", "--json"], env=environment, capture_output=True, check=True
                 )
+                asyncio.run(predictors.settled(Path(folder)))
                 found |= idle(int(json.loads(status.stdout)["pid"]), settle=SETTLE, seconds=idle_seconds)
             return found
         finally:
@@ -61,8 +63,10 @@ def measure(profile: str, *, idle_seconds: float = 0.0) -> dict[str, Any]:
 
 
 def idle(supervisor: int, *, settle: float, seconds: float) -> dict[str, float]:
-    """What a mesh takes that nobody asks anything: CPU in per cent of one core, and resident memory in MiB, of its
-    supervisor and everything under it. What processes share counts for each of them."""
+    """What a mesh takes that nobody asks anything, of its supervisor and everything under it: CPU in per cent of one
+    core, and memory in MiB. `rss_mib` is resident memory, as `ps` has it: what processes share (the code of Python,
+    gRPC and torch, and what forks have in common) counts for each of them. In `pss_mib` it counts once: so much less
+    memory would be in use without the mesh."""
     time.sleep(settle)
     tree = [supervisor, *(child.pid for child in psutil.Process(supervisor).children(recursive=True))]
     before, start = sum(map(accounting.cpu_seconds, tree)), time.perf_counter()
@@ -71,6 +75,7 @@ def idle(supervisor: int, *, settle: float, seconds: float) -> dict[str, float]:
     return {
         "idle_cpu_pct": 100 * used / (time.perf_counter() - start),
         "rss_mib": sum(map(accounting.resident_bytes, tree)) / 2**20,
+        "pss_mib": sum(map(accounting.proportional_bytes, tree)) / 2**20,
     }
 
 
@@ -88,6 +93,7 @@ def figures(runs: Sequence[dict[str, Any]]) -> dict[str, float]:
         "first_token_ms": statistics.median(run["ttft_ms"] for run in runs),
         "idle_cpu_pct": runs[-1]["idle_cpu_pct"],
         "rss_mib": runs[-1]["rss_mib"],
+        "pss_mib": runs[-1]["pss_mib"],
     }
 
 
@@ -98,7 +104,8 @@ def describe(runs: Sequence[dict[str, Any]]) -> str:
         slowest, ready = max(run["ready_s"].items(), key=lambda item: item[1])
         lines.append(f"first token after {run['to_first_token_s']:.2f} s (last ready: {slowest} at {ready:.2f} s)")
     last = runs[-1]
-    return "\n".join([*lines, f"idle: {last['idle_cpu_pct']:.1f}% of a core, {last['rss_mib']:.0f} MiB resident"])
+    memory = f"{last['rss_mib']:.0f} MiB resident, {last['pss_mib']:.0f} where shared pages count once"
+    return "\n".join([*lines, f"idle: {last['idle_cpu_pct']:.1f}% of a core, {memory}"])
 
 
 def main() -> int:

@@ -20,6 +20,7 @@ import os
 import random
 import signal
 import statistics
+import subprocess
 import sys
 import tempfile
 import time
@@ -35,7 +36,7 @@ from libs.registry import EtcdStore
 from libs.rpc import make_channel
 from libs.service import serve
 from loadtest.machine import machine
-from loadtest.xds_large import measure_large, stop
+from loadtest.xds_large import measure_large
 from services.controlplane.app import build
 from services.controlplane.config import Settings
 from services.controlplane.policy.names import ENDPOINTS
@@ -124,8 +125,7 @@ async def running(acknowledged: Acknowledgements) -> AsyncIterator[EtcdStore]:
         envoy = EnvoyProcess(directory / "envoy", xds=address, tls=tls_of(pki, "envoy"))
         stack.push_async_callback(envoy.stop)
         await envoy.start(("edge-http", "edge-https"))
-        client = await start_client(directory, pki, address)
-        stack.push_async_callback(stop, client)
+        stack.enter_context(start_client(directory, pki, address))
         for name in CLIENTS:
             try:
                 await asyncio.wait_for(acknowledged.wait(name, 1), 60)
@@ -134,17 +134,17 @@ async def running(acknowledged: Acknowledgements) -> AsyncIterator[EtcdStore]:
         yield store
 
 
-async def start_client(directory: Path, pki: Path, address: str) -> asyncio.subprocess.Process:
-    """A process that holds an `xds:///` channel to the gateway."""
+def start_client(directory: Path, pki: Path, address: str) -> subprocess.Popen[bytes]:
+    """A process that holds an `xds:///` channel to the gateway, until its input ends.
+
+    Not started by the event loop: uvloop forks with Python's hooks, and gRPC's is skipped while its threads are busy.
+    """
     tls = tls_of(pki, "router")
     bootstrap = xds_bootstrap.render(node_id=CLIENTS[1], zone="zone-a", xds=(address,), tls=tls)
-    return await asyncio.create_subprocess_exec(
-        sys.executable,
-        "-m",
-        "loadtest.bench_xds",
-        "--client",
+    return subprocess.Popen(
+        [sys.executable, "-m", "loadtest.bench_xds", "--client"],
         env={**os.environ, "GRPC_XDS_BOOTSTRAP_CONFIG": bootstrap, "GRPC_VERBOSITY": "NONE"},
-        stdin=asyncio.subprocess.PIPE,
+        stdin=subprocess.PIPE,
     )
 
 

@@ -12,7 +12,7 @@ is what was acknowledged and is not there afterwards:
 Then the audit log alone is lost and put back, while the mesh runs: etcd knows of later records, so the log takes none
 until an owner accepts that they are gone.
 
-What was kept elsewhere, as docs/deploy.md asks for, is put back: the private half of the audit log's key. Certificates,
+What was kept elsewhere, as docs/deploy.md asks for, is put back: the audit log's keys. Certificates,
 pepper and model files are not touched. Ends with what was expected and one line of JSON; exit code 1 when something did
 not hold. `--quick` is shorter.
 """
@@ -43,7 +43,7 @@ from loadtest.machine import machine
 from loadtest.overload.timeline import Check, verdict
 from loadtest.rollout.site import make_version
 from services.cli import edge
-from tests.support.mesh import Mesh, eventually
+from tests.support.mesh import STREAMS_ONLY, Mesh, eventually
 
 TARGETS = {"rto_s": "<= 60", "rpo_beyond_interval_s": "<= 5"}
 TENANT = "restored"
@@ -51,7 +51,8 @@ MODEL = "weir-fast"
 ROUNDS, INTERVAL = 3, 10.0
 QUICK_ROUNDS, QUICK_INTERVAL = 2, 3.0
 ANSWERED_SECONDS = 120.0
-KEY = Path("keys", "checkpoint.key")
+SECRETS = ("keys", "kek")
+"""Folders of the audit log that no backup holds: what signs it, and what wraps the keys of its payloads."""
 DIRECT = ("registry", "controlplane", "rollout", "door")
 """Processes with users of their own in etcd."""
 
@@ -84,7 +85,8 @@ class Drill:
         weir("rollout", "start", MODEL, "7", *steps)
         eventually(lambda: self.rollout()[0] == "ROLLOUT_PHASE_CANARY", seconds=60, what="the rollout")
         eventually(self.answered, seconds=60, what="an answer to the new tenant")
-        shutil.copytree(self._audit / KEY.parent, self._folder / "elsewhere")
+        for name in SECRETS:
+            shutil.copytree(self._audit / name, self._folder / "elsewhere" / name)
 
     def answered(self) -> bool:
         """One completion with the tenant's key, noted."""
@@ -155,8 +157,7 @@ class Drill:
 
     def restore(self) -> tuple[float, list[bytes]]:
         """What a person does; how long `weir restore` took, and the lines of the log that it put back."""
-        (self._audit / KEY.parent).mkdir(parents=True)
-        shutil.copytree(self._folder / "elsewhere", self._audit / KEY.parent, dirs_exist_ok=True)
+        shutil.copytree(self._folder / "elsewhere", self._audit)
         started = time.time()
         self._mesh.weir("restore", str(self.store), seconds=120)
         took = time.time() - started
@@ -222,7 +223,7 @@ class Drill:
 
 def run(folder: Path, *, rounds: int, interval: float) -> tuple[dict[str, float], list[Check]]:
     """The drill: figures, and what was expected."""
-    with Mesh(folder / "mesh", profile="simulated") as mesh:
+    with Mesh(folder / "mesh", profile="simulated", settings=STREAMS_ONLY) as mesh:
         drill = Drill(folder, mesh)
         drill.prepare()
         say(f"a backup every {interval:g} s, requests and changes meanwhile")

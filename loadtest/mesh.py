@@ -20,13 +20,17 @@ from typing import Any
 import psutil
 import uvloop
 
-from loadtest import added_ttft, bench_up, edge_cost, grpc_call, profiling, stream_search
+from loadtest import added_ttft, bench_up, edge_cost, grpc_call, predictors, profiling, stream_search
 from loadtest.direct import DirectWorker
 from loadtest.figures import in_calls, medians, percentile, spread, table
 from loadtest.overload import output
 from loadtest.overload.output import CPUS, progress, say
 from loadtest.ready import TENANTS, edge_of, ready
 from loadtest.scenarios import (
+    CONNECTIONS,
+    FLAT_STREAMS,
+    FLAT_TOKENS,
+    REQUEST_TOKENS,
     Cost,
     Edge,
     EdgeSender,
@@ -61,9 +65,6 @@ EMPTY_CALLS = 400
 UNPACED = ("c64", "flat", "edge", "ttft", "loss")
 PACED = ("paced", "streams")
 SCENARIOS = ("start", "code", *UNPACED, *PACED)
-CONNECTIONS = 64
-REQUEST_TOKENS = 16
-FLAT_STREAMS, FLAT_TOKENS = 64, 256
 PACED_STREAMS, PACED_INTERVAL = 100, 0.02
 MOST_KILLS = 3
 MANY = ("worker.simulated.max_running=4096", "worker.simulated.total_blocks=1048576")
@@ -308,6 +309,7 @@ def run(options: argparse.Namespace, folder: Path) -> tuple[Figures, list[float]
             up = json.loads((mesh.state / "last_up.json").read_text())
             progress(f"mesh {kind}: up, first token after {up['to_first_token_s']:.1f} s")
             if options.smoke and "start" in options.only:
+                asyncio.run(predictors.settled(mesh.state))
                 supervisor = int(mesh.weir_json("status")["pid"])
                 figures |= started([up | bench_up.idle(supervisor, settle=0.0, seconds=options.idle_seconds)])
             bench = uvloop.run(_scenarios(mesh, options, wanted))

@@ -27,6 +27,10 @@ QUESTION = (
     "A weir lets through what the river below can carry and no more. "
     "Explain in a few sentences why a queue needs a bound, and what happens to the work that does not fit."
 )
+CONNECTIONS, REQUEST_TOKENS = 64, 16
+"""Of the closed loop of requests that are not streamed, and the tokens of each."""
+FLAT_STREAMS, FLAT_TOKENS = 64, 256
+"""Of streams back to back, and the tokens of each."""
 WARM_UP = 1.5  # seconds before a closed loop's window
 SETTLE = 1.0  # seconds between the last paced stream's first token and the window
 IDLE = 2.0  # seconds after which a kept connection is not used again: some servers end them after five

@@ -23,7 +23,8 @@ PACE = 0.95
 """Of the tokens that the engines would make at their pace, how many they must make."""
 CLOSE = 1.06
 """How far the largest number that held and the least that did not may be apart."""
-_BEGIN = 15.0  # seconds for every stream to begin
+_BEGIN = 10.0  # seconds for every stream to begin
+_SPARE = 2.0  # seconds that the first to begin goes on for after the last was looked at
 _EMPTY = 15.0  # seconds for the workers to be done with streams that their readers left
 _RUNNING = ("weir_worker_num_requests_running", "weir_worker_num_requests_waiting")
 
@@ -88,8 +89,11 @@ def most(probes: list[Probe]) -> Probe:
 
 
 async def probe(edge: Edge, streams: int, *, interval: float, seconds: float) -> Probe:
-    """Run so many streams at once, look at them for a while, and leave them."""
-    max_tokens = int((_BEGIN + SETTLE + 2 * seconds) / interval)
+    """Run so many streams at once, look at them for a while, and leave them.
+
+    :raises RuntimeError: they ask for what the mesh refuses whatever its load (400).
+    """
+    max_tokens = int((_BEGIN + SETTLE + seconds + _SPARE) / interval)
     replies = [Reply() for _ in range(streams)]
     begun = [asyncio.Event() for _ in replies]
     connections = [edge.connection() for _ in replies]
@@ -113,8 +117,11 @@ async def probe(edge: Edge, streams: int, *, interval: float, seconds: float) ->
             connection.close()
         await asyncio.gather(*tasks, return_exceptions=True)
         await _empty(edge)
-    if broken := sum(not reply.events or reply.ended > 0 for reply in replies):
-        return Probe(streams, fault=f"{broken} were refused or ended")
+    if broken := [reply for reply in replies if not reply.events or reply.ended > 0]:
+        told = f"{len(broken)} were refused or ended, one with {broken[0].status}: {broken[0].body[-200:]!r}"
+        if broken[0].status == 400:
+            raise RuntimeError(told)
+        return Probe(streams, fault=told)
     gaps = [late - early for reply in replies for early, late in pairwise(reply.events) if start <= late < end]
     pace = made * interval / (streams * (end - start))
     return Probe(streams, percentile(gaps, 0.99) if gaps else float("inf"), pace)

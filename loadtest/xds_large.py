@@ -23,13 +23,13 @@ from prometheus_client import REGISTRY
 from weir.registry.v1 import registry_pb2 as pb
 
 from libs.breaker import BreakerBoard, BreakerOptions
+from libs.catalog import Catalog
 from libs.clock import SystemClock
 from libs.registry import EtcdStore, RegistrySnapshot, RegistryView
 from libs.registry.view import Callback
+from libs.texts import TextStore
 from loadtest.figures import percentile
 from services.controlplane.publisher import Publisher
-from services.gateway.catalog import Catalog
-from services.gateway.text_store import TextStore
 from services.router.server import RouterServicer
 from tests.support.predictions import MODEL, PredictionEdge, prediction_edge, rollout
 

@@ -15,10 +15,13 @@ from dataclasses import dataclass
 
 PREFIX = "wk"
 """Leads every key, so that secret scanners can find leaked ones."""
-SCOPES = frozenset({"inference", "embeddings", "models.read", "admin"})
+SCOPES = frozenset({"inference", "embeddings", "models.read", "usage.read", "admin"})
 """Everything that a key may be allowed."""
 PSEUDONYM = "jwt-"
 """Leads what stands for tokens' subjects; no key's id has a dash."""
+USER = "user-"
+"""Leads what stands for end users whom callers name."""
+_PSEUDONYMS = re.compile(f"({PSEUDONYM}|{USER})[0-9a-f]{{16}}")
 _ID_BYTES = 8
 _SECRET_BYTES = 24
 _MIN_PEPPER_BYTES = 16
@@ -87,3 +90,15 @@ def decode_pepper(content: bytes) -> bytes:
     if len(pepper) < _MIN_PEPPER_BYTES:
         raise ValueError(f"the pepper must have at least {_MIN_PEPPER_BYTES} bytes")
     return pepper
+
+
+def user_pseudonym(tenant: str, user: str) -> str:
+    """What stands for an end user whom a tenant's caller names, in records: "user-" and 64 bits. Not the word itself,
+    which may be an address. Whoever knows a user can find it: so can an operator who is to erase it."""
+    named = f"{tenant}\0{user}".encode("utf-8", "surrogatepass")
+    return USER + hashlib.blake2b(named, digest_size=8, person=b"weir user").hexdigest()
+
+
+def recorded_as(tenant: str, subject: str) -> str:
+    """How records name an end user: a pseudonym as it is, or that of the user's name."""
+    return subject if _PSEUDONYMS.fullmatch(subject) else user_pseudonym(tenant, subject)

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, BinaryIO, cast
 
+from google.protobuf import json_format
 from weir.registry.v1 import registry_pb2 as pb
 
 from libs.artifacts.blobs import sha256_of
@@ -22,6 +23,8 @@ _HASH_THREADS = 2
 _TRIAL = 60.0
 """Seconds for the trial of a chat template; it has 5 of processor time."""
 _MAX_JSON = 64 << 20
+_WANTED = ("name", "version", "pool", "architecture")
+"""What every version says; those that generate say more."""
 _TOKENIZER_PARTS = ("added_tokens.json", "merges.txt", "vocab.json", "vocab.txt")
 """Files of tokenizers of several files; what the others (`tokenizer_config.json`) hold maps no text to tokens."""
 
@@ -71,6 +74,8 @@ def describe(folder: Path, options: Options, known: Iterable[pb.ModelVersion] = 
     one of the name; architecture, context length and tokenizer are the base's, because an adapter's folder does not say
     what it adapts. The tokenizer's digest is of its files where there are any, whatever the manifest says: streams are
     carried over between versions with the same one.
+
+    Versions that predict (`prediction` in manifest.json: a `PredictionSpec`) need no tier and no context.
 
     :raises FolderError: a file is missing, outside the folder, a link, empty or not what manifest.json says; something
         that must be known is nowhere said.
@@ -124,7 +129,9 @@ def describe(folder: Path, options: Options, known: Iterable[pb.ModelVersion] = 
         built.provenance.CopyFrom(provenance)
     if template := _template(folder, paths):
         _try_template(template)
-    for name in ("name", "version", "tier", "pool", "architecture", "context_length"):
+    if said := _mapping(listed, "prediction"):
+        built.prediction.CopyFrom(_prediction(said))
+    for name in _WANTED if built.HasField("prediction") else (*_WANTED, "tier", "context_length"):
         if not getattr(built, name):
             raise FolderError(f"{folder} does not say its {name.replace('_', ' ')}; give it as an option")
     return built
@@ -278,6 +285,13 @@ def _provenance(said: Mapping[str, Any], options: Options) -> pb.Provenance:
         except ValueError as error:
             raise FolderError(f"{FOLDER_MANIFEST}: provenance.built_at is no RFC 3339 time") from error
     return made
+
+
+def _prediction(said: Mapping[str, Any]) -> pb.PredictionSpec:
+    try:
+        return json_format.ParseDict(dict(said), pb.PredictionSpec())
+    except json_format.ParseError as error:
+        raise FolderError(f"{FOLDER_MANIFEST}: prediction: {error}") from error
 
 
 def _mapping(content: Mapping[str, Any], name: str) -> dict[str, Any]:

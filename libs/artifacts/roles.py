@@ -18,11 +18,12 @@ _TOKENIZER = frozenset(
 )
 _CONFIG = frozenset({"config.json", "generation_config.json", "preprocessor_config.json"})
 _TEMPLATE = frozenset({"chat_template.jinja", "chat_template.json"})
-_WEIGHTS = frozenset({".safetensors", ".bin", ".pt", ".pth", ".gguf"})
+_WEIGHTS = frozenset({".safetensors", ".bin", ".pt", ".pth", ".gguf", ".onnx", ".ubj", ".pt2", ".skops"})
 
 
 def role_of(path: str) -> str:
-    """The role of a file by the names that Hugging Face checkpoints and PEFT adapters use; empty for others."""
+    """The role of a file by the names that Hugging Face checkpoints, PEFT adapters and the formats of predictions use;
+    empty for others."""
     pure = PurePosixPath(path)
     if pure.name.startswith("adapter_"):
         return "adapter"

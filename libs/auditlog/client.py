@@ -1,238 +1,189 @@
-"""The writer's side of the audit log: never in the way of a request, and nothing lost while the service is away."""
+"""The writer's side of the audit log: never in the way of a request, and nothing lost with the process."""
+
+from __future__ import annotations
 
 import asyncio
-import contextlib
-from collections import deque
-from collections.abc import Callable, Sequence
-from functools import partial
-from typing import Any, TypeVar
+from collections.abc import Callable
 
 from weir.audit.v1 import audit_pb2
 
 from libs.auditlog import metrics
-from libs.auditlog.spool import Spool
 from libs.clock import Clock
 from libs.deadlines import Deadline
 from libs.errors import Reason, WeirError
+from libs.journal import Batch, Journal
 from libs.mux import MuxClient, Semantics
 from libs.telemetry import get_logger
 
 log = get_logger(__name__)
-T = TypeVar("T")
+_BATCH, _BATCH_BYTES = 256, 256 << 10
 _FINAL = frozenset((Reason.INVALID_REQUEST, Reason.PERMISSION_DENIED, Reason.PAYLOAD_TOO_LARGE))
 """Refusals that trying again does not change."""
+_TEND_SECONDS = 1.0
+"""What a machine that loses its power may lose at most, and the time of one sync."""
 
 
 class AuditWriter:
-    """Writes records to the audit service, at least once each; the service stores each id once.
+    """Writes records into a journal, and from there to the audit service: each once, however late.
 
-    `write` costs a few microseconds and never waits. While the stream is up records travel at once; those that are not
-    acknowledged in time, and all that come while it is down, go to the spool on disk, and from there to the service
-    when it is back. In memory at most `max_buffer` records wait; past that, and past the spool's bound, records are
-    dropped and counted, and `full` says so beforehand. A killed process loses what was only in memory.
+    `write` and `open` cost a few microseconds, a mark less than one; none of them waits. What they were given is there
+    after a SIGKILL, for the next life of this writer to send. While the service is away records wait on the disk; past
+    the journal's bound they are dropped and counted, and `full` says so beforehand. The service sees what is missing.
     """
 
     def __init__(
         self,
         client: MuxClient,
-        spool: Spool,
+        journal: Journal,
         *,
+        source: str,
         clock: Clock,
-        max_buffer: int = 4096,
         timeout: float = 5.0,
-        replay_batch: int = 256,
+        hold: float = 0.05,
         retry_interval: float = 0.25,
     ) -> None:
-        """`client` speaks `weir.audit.v1` and is run by its owner. Times in seconds: `timeout` is how long a record may
-        go unacknowledged before it is spooled, `retry_interval` how often a waiting spool looks for the service."""
+        """`client` speaks `weir.audit.v1` and is run by its owner. Times in seconds: `timeout` is how long a batch may
+        go unacknowledged before it is sent again, `hold` how long a record waits for company, `retry_interval` how
+        long after a failure."""
         self._client = client
-        self._spool = spool
+        self._journal = journal
+        self._source = source
         self._clock = clock
-        self._max_buffer = max_buffer
         self._timeout = timeout
-        self._replay_batch = replay_batch
+        self._hold = hold
         self._retry_interval = retry_interval
-        self._in_flight: dict[int, audit_pb2.Record] = {}
-        self._backlog: deque[audit_pb2.Record] = deque()
-        self._sent = 0
+        self._most = _BATCH
+        self._traceparent = ""
         self._wake = asyncio.Event()
-        self._changed = asyncio.Event()
-        self._spool_failed = False
-        self._disk: asyncio.Future[Any] | None = None
-        metrics.SPOOL_BYTES.set(spool.bytes)
+        self._sent = asyncio.Event()
+        self._tending: asyncio.Future[None] | None = None
 
     @property
     def full(self) -> bool:
         """A further record may be lost: refuse what must be audited."""
-        spool_full = self._spool.full or self._spool_failed
-        return self._buffered >= self._max_buffer or (spool_full and not self._client.connected)
+        return self._journal.full
+
+    @property
+    def connected(self) -> bool:
+        """There is a stream to the service."""
+        return self._client.connected
 
     @property
     def healthy(self) -> bool:
-        """Records reach the service and none waits on disk."""
-        return self._client.connected and self._spool.pending == 0 and not self._backlog
+        """Records reach the service and none waits."""
+        return self._client.connected and not self._journal.pending
 
-    @property
-    def _buffered(self) -> int:
-        return len(self._in_flight) + len(self._backlog)
+    def open(self, record: audit_pb2.Record) -> int:
+        """Say that something begins of which there will be a record: as much of it as is known. Returns its place, for
+        `mark` and for the record's `write`."""
+        return self._journal.begin(record.SerializeToString())
 
-    def write(self, record: audit_pb2.Record, *, traceparent: str = "") -> None:
-        """Take a record; the caller must not change it any more. Never waits, never raises for a full buffer.
+    def mark(self, place: int, number: int) -> None:
+        """How far it is."""
+        self._journal.marks[place] = number
 
-        `traceparent` puts the append into a request's trace; a record that goes through the spool leaves it.
-        """
-        if self._buffered >= self._max_buffer:
+    def release(self, place: int) -> None:
+        """What was opened at the place is over, and leaves no record."""
+        self._journal.release(place)
+
+    def write(self, record: audit_pb2.Record, place: int = -1, *, traceparent: str = "") -> None:
+        """Take a record, which ends what was opened at the place, if one is named. Never waits, never raises for a
+        full journal. The next batch is a part of the last trace that was named."""
+        self._traceparent = traceparent or self._traceparent
+        if self._journal.append(record.SerializeToString(), place):
+            metrics.WRITTEN.inc()
+        else:
             metrics.DROPPED.inc()
             log.error("audit_record_dropped", record_id=record.id)
-            return
-        if self._client.connected and self._submit(record, traceparent):
-            return
-        self._put_back(record)
-
-    async def run(self) -> None:
-        """Keep spooling and replaying until cancelled; what is unacknowledged then goes to the spool."""
-        try:
-            while True:
-                await self._store_backlog()
-                if self._spool.pending and self._client.connected and await self._replay():
-                    continue
-                # Something waits for the service or for the disk: look again soon, else when there is work.
-                pause = self._retry_interval if self._spool.pending or self._backlog else None
-                with contextlib.suppress(TimeoutError):
-                    async with asyncio.timeout(pause):
-                        await self._wake.wait()
-                self._wake.clear()
-        finally:
-            if self._disk is not None:  # a thread has the spool: closing it under its hands would break both
-                await asyncio.wait([self._disk])
-            waiting = [*self._in_flight.values(), *self._backlog]
-            self._in_flight.clear()
-            self._backlog.clear()
-            self._store(waiting)
-            self._spool.close()
-
-    async def settled(self) -> None:
-        """Wait until no record is in memory alone: each is acknowledged, spooled, refused or dropped."""
-        while self._buffered:
-            self._changed.clear()
-            await self._changed.wait()
-
-    async def drained(self) -> None:
-        """Wait until no record is left here, on disk neither; with the service away that may be for ever."""
-        while self._buffered or self._spool.pending:
-            self._changed.clear()
-            await self._changed.wait()
-
-    def _submit(self, record: audit_pb2.Record, traceparent: str = "") -> bool:
-        """Send a record; False when it cannot even be queued."""
-        self._sent += 1
-        number = self._sent
-        try:
-            self._client.call_nowait(
-                audit_pb2.AuditCall(append=audit_pb2.Append(record=record)),
-                deadline=Deadline.after(self._timeout, self._clock),
-                semantics=Semantics.RETRY,
-                on_reply=partial(self._answered, number),
-                traceparent=traceparent,
-                lazy=True,
-            )
-        except WeirError as error:
-            if error.reason in _FINAL:
-                self._refused(record, error)
-                return True
-            return False
-        self._in_flight[number] = record
-        metrics.BUFFERED.set(self._buffered)
-        return True
-
-    def _answered(self, number: int, reply: Any, error: WeirError | None) -> None:
-        record = self._in_flight.pop(number, None)
-        if record is None:
-            return
-        if error is None:
-            metrics.ACKNOWLEDGED.inc()
-        elif error.reason in _FINAL:
-            self._refused(record, error)
-        else:
-            self._put_back(record)
-        self._note()
-
-    def _note(self) -> None:
-        metrics.BUFFERED.set(self._buffered)
-        self._changed.set()
-
-    def _put_back(self, record: audit_pb2.Record) -> None:
-        self._backlog.append(record)
-        metrics.BUFFERED.set(self._buffered)
         self._wake.set()
 
-    def _refused(self, record: audit_pb2.Record, error: WeirError) -> None:
-        metrics.REFUSED.inc()
-        log.error("audit_record_refused", record_id=record.id, reason=error.reason.name, message=error.message)
+    def recover(self, lost: Callable[[audit_pb2.Record, int], audit_pb2.Record | None]) -> list[audit_pb2.Record]:
+        """End what former lives of this writer had opened: `lost` makes the record of each, of what was
+        known of it and its last mark; None of what leaves none. Returns them."""
+        records = []
+        for opening in self._journal.lost:
+            record = lost(audit_pb2.Record.FromString(opening.payload), opening.mark)
+            if record is None:
+                self.release(opening.slot)
+            else:
+                self.write(record, opening.slot)
+                records.append(record)
+        return records
 
-    async def _store_backlog(self) -> None:
-        """Bring what could not be sent to disk; while the disk fails, try the service again instead."""
-        while self._backlog:
-            records = [self._backlog[at] for at in range(min(len(self._backlog), self._replay_batch))]
-            kept = await self._on_disk(partial(self._store, records))
-            if not kept:
+    async def run(self) -> None:
+        """Send, and care for the disk, until cancelled."""
+        try:
+            async with asyncio.TaskGroup() as group:
+                group.create_task(self._tend())
+                group.create_task(self._send())
+        finally:
+            if self._tending is not None:  # a thread has the files: closing them under its hands would break both
+                await asyncio.wait([self._tending])
+            self._journal.close()
+
+    async def drained(self) -> None:
+        """Wait until no record is left here; with the service away that may be for ever."""
+        while self._journal.pending:
+            self._sent.clear()
+            await self._sent.wait()
+
+    async def _tend(self) -> None:
+        failed = False
+        while True:
+            self._tending = asyncio.get_running_loop().run_in_executor(None, self._journal.tend)
+            try:
+                await asyncio.shield(self._tending)
+                failed = False
+            except OSError as error:
+                if not failed:
+                    log.error("audit_journal_failed", reason=error.strerror or type(error).__name__)
+                failed = True
+            metrics.JOURNAL_BYTES.set(self._journal.disk_bytes)
+            await asyncio.sleep(_TEND_SECONDS)
+
+    async def _send(self) -> None:
+        while True:
+            batch = self._journal.peek(self._most, _BATCH_BYTES)
+            if batch is None:
+                self._sent.set()
+                self._wake.clear()
+                await self._wake.wait()
+                await asyncio.sleep(self._hold)  # the others of this moment travel with it
+            elif not await self._deliver(batch):
                 await asyncio.sleep(self._retry_interval)
-                if not self._client.connected or not all(map(self._submit, records)):
-                    return
-            for _ in records:
-                self._backlog.popleft()
-            self._note()
 
-    def _store(self, records: Sequence[audit_pb2.Record]) -> int:
-        """Append to the spool; returns how many records are dealt with. A full spool drops, a failing disk waits."""
-        if not records:
-            return 0
-        try:
-            stored = self._spool.append_all(record.SerializeToString() for record in records)
-        except OSError as error:
-            if not self._spool_failed:
-                log.error("audit_spool_failed", reason=str(error))
-            self._spool_failed = True
-            return 0
-        self._spool_failed = False
-        metrics.SPOOLED.inc(stored)
-        metrics.SPOOL_BYTES.set(self._spool.bytes)
-        if stored < len(records):
-            metrics.DROPPED.inc(len(records) - stored)
-            log.error("audit_spool_full", dropped=len(records) - stored)
-        return len(records)
-
-    async def _on_disk(self, work: Callable[[], T]) -> T:
-        """Run `work` in a thread. A cancelled caller leaves it running; `run` waits for it before closing the spool."""
-        self._disk = asyncio.get_running_loop().run_in_executor(None, work)
-        return await asyncio.shield(self._disk)
-
-    async def _replay(self) -> bool:
-        """Send the oldest spooled records and forget them once all are acknowledged or finally refused."""
-        payloads, lines = await self._on_disk(partial(self._spool.peek, self._replay_batch))
+    async def _deliver(self, batch: Batch) -> bool:
+        """Send a batch; False where it is to be tried again."""
+        sent = audit_pb2.AppendBatch(
+            source=self._source,
+            journal=f"{batch.journal:016x}",
+            epoch=f"{batch.epoch:016x}",
+            start=batch.start,
+            first=batch.first,
+            records=batch.payloads,
+        )
         deadline = Deadline.after(self._timeout, self._clock)
-        results = await asyncio.gather(*(self._send(payload, deadline) for payload in payloads))
-        if not all(results):
-            self._wake.clear()
-            return False
-        damaged = lines - len(payloads)
-        if damaged:
-            log.error("audit_spool_damaged", lines=damaged)
-        await self._on_disk(partial(self._spool.acknowledge, lines, damaged=damaged))
-        metrics.SPOOL_BYTES.set(self._spool.bytes)
-        self._note()
-        return True
-
-    async def _send(self, payload: bytes, deadline: Deadline) -> bool:
-        """Send one spooled record; True when it needs no further try."""
-        record = audit_pb2.Record.FromString(payload)
-        call = audit_pb2.AuditCall(append=audit_pb2.Append(record=record))
+        traceparent, self._traceparent = self._traceparent, ""
         try:
-            await self._client.call(call, deadline=deadline, semantics=Semantics.RETRY)
+            await self._client.call(
+                audit_pb2.AuditCall(append_batch=sent),
+                deadline=deadline,
+                semantics=Semantics.RETRY,
+                traceparent=traceparent,
+            )
         except WeirError as error:
+            if error.reason is Reason.CONFLICT:
+                # This folder was copied, or put back as it was once: what waits here is not what its other self sent.
+                log.error("audit_journal_renamed", journal=sent.journal)
+                self._journal.rename()
+            if error.reason is Reason.PAYLOAD_TOO_LARGE and len(batch.payloads) > 1:  # for one commit of the service
+                self._most = len(batch.payloads) // 2
+                return False
             if error.reason not in _FINAL:
                 return False
-            self._refused(record, error)
-            return True
-        metrics.ACKNOWLEDGED.inc()
+            metrics.REFUSED.inc(len(batch.payloads))
+            log.error("audit_records_refused", records=len(batch.payloads), reason=error.reason.name)
+        else:
+            metrics.ACKNOWLEDGED.inc(len(batch.payloads))
+        self._journal.acknowledge(batch)
         return True

@@ -5,11 +5,12 @@ import fcntl
 import itertools
 import os
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import msgspec
 
+from libs.auditlog.base import Base, read_base, write_base
 from libs.auditlog.chain import (
     ZERO,
     Checkpoint,
@@ -17,18 +18,20 @@ from libs.auditlog.chain import (
     decode_checkpoint,
     decode_entry,
     encode_checkpoint,
-    encode_entry,
     follow,
     signed_bytes,
 )
 from libs.auditlog.closed import ClosedSegments, Named, read_name
 from libs.auditlog.disk import AppendFile, Disk, sync_directory
+from libs.auditlog.group import Group, Incoming, Stored, header_of
 from libs.auditlog.keys import Signer, Verifier
 from libs.auditlog.layout import CHECKPOINTS_NAME, LOCK_NAME, lines_of, segment_path, segments
+from libs.auditlog.marks import Marks
 
 CHECKPOINT_BYTES = 256 * 1024
 """The checkpoint file is cut down to its last `CHECKPOINTS_KEPT` lines when it is longer than this."""
 CHECKPOINTS_KEPT = 256
+_encode = msgspec.json.Encoder(order="sorted").encode
 
 
 class LogLockedError(RuntimeError):
@@ -41,15 +44,6 @@ class LogDamagedError(RuntimeError):
 
 class WriteFailedError(RuntimeError):
     """A commit failed (disk full, write error). Nothing of it counts; the files are put back as they were."""
-
-
-@dataclass(frozen=True, slots=True)
-class Stored:
-    """Where a record lies."""
-
-    sequence: int
-    duplicate: bool = False
-    """It was there already."""
 
 
 class AuditFiles:
@@ -66,25 +60,32 @@ class AuditFiles:
         max_group: int = 2048,
         segment_bytes: int = 16 * 2**20,
         disk: Disk | None = None,
+        source: str = "audit",
     ) -> None:
         """`now` gives the time as RFC 3339; `max_group` is the most records of one commit: a crash leaves no more than
-        these beyond the last checkpoint."""
+        these beyond the last checkpoint. `source` is whose name the log's own records have."""
         self._directory = directory
         self._checkpoint_path = checkpoints / CHECKPOINTS_NAME
         self._sign = sign
         self._verify = verify
         self._now = now
+        self._source = source
         self._segment_bytes = segment_bytes
         self._max_group = max_group
         self._disk = disk or Disk()
         self._closed = ClosedSegments()
-        self._open: dict[str, tuple[int, Named]] = {}  # the records of the segment that is written
+        self._open: dict[str, tuple[int, Named]] = {}  # of the segment that is written, those of no journal
+        self._first = 1  # its first record
+        self.marks = Marks()
+        """How far every source has come."""
         self._segment: AppendFile | None = None
         self._segment_path = directory
         self._checkpoints: AppendFile | None = None
         self._lock: int | None = None
+        self.base = Base()
+        """What was truncated: the log begins behind it."""
         self.count = 0
-        """Committed records."""
+        """Committed records, truncated ones included."""
         self.head = ZERO
         """The last committed record's hash."""
         self.torn_bytes = 0
@@ -107,13 +108,15 @@ class AuditFiles:
         self._checkpoint_path.parent.mkdir(parents=True, exist_ok=True)
         self._take_lock()
         checkpoint = self._read_checkpoints()
-        found = segments(self._directory)
+        found = self._kept()
         if checkpoint is None and any(path.stat().st_size for _, path in found):
             raise LogDamagedError("there are records but no checkpoint")
         acknowledged = checkpoint.count if checkpoint else 0
         self._read_segments(found, checkpoint)
         if acknowledged > self.count:
             raise LogDamagedError(f"records {self.count + 1} to {acknowledged} were acknowledged and are missing")
+        if self.base.count > self.count:
+            raise LogDamagedError(f"the log begins after record {self.base.count}, and there are no records behind it")
         self.recovered = self.count - acknowledged
         if self.recovered > self._max_group:
             raise LogDamagedError(f"{self.recovered} records stand beyond the last checkpoint: no crash leaves so many")
@@ -121,48 +124,56 @@ class AuditFiles:
             if first + self._closed.load(path) != following:
                 raise LogDamagedError(f"{path.name} does not hold records {first} to {following - 1}")
         self._checkpoints = AppendFile(self._checkpoint_path, self._disk)
-        self._segment_path = found[-1][1] if found else segment_path(self._directory, 1)
+        self._first, self._segment_path = found[-1] if found else (1, segment_path(self._directory, 1))
         self._segment = AppendFile(self._segment_path, self._disk)
         sync_directory(self._directory)
         if checkpoint is None or self.recovered:
             self._write_checkpoint(self.count, self.head)
 
     def sequence_of(self, record_id: str) -> int | None:
-        """Return the number of a record of the segment that is written; of older ones `commit` knows."""
+        """Return the number of a record of no journal in the segment that is written; of older ones `commit` knows."""
         known = self._open.get(record_id)
         return known[0] if known else None
 
-    def commit(self, records: Sequence[tuple[str, bytes]]) -> list[Stored]:
-        """Append (id, canonical JSON) records, each id once ever, and return where they lie; they are on disk then.
+    def commit(self, records: Sequence[Incoming]) -> list[Stored | None]:
+        """Append records, each once ever, and return where they lie; they are on disk then. None is of one that comes
+        from a journal of which a later epoch is known: it is not stored. Where sequences are missing before a record,
+        a gap is recorded.
 
         Raises:
             WriteFailedError: they are not.
         """
         if self._segment is None or self._checkpoints is None:
             raise WriteFailedError("the log is not open")
-        names = [read_name(record) for _, record in records]
-        prev, sequence, lines = self.head, self.count, []
+        names = {each.id: read_name(header_of(each.record)) for each in records if each.origin is None}
+        group, stored = Group(self.head, self.count, self.marks.copy(), self._own), []
         fresh: dict[str, tuple[int, Named]] = {}
-        stored = []
         try:
-            known = self._closed.find(names)
-            for name, (_, record) in zip(names, records, strict=True):
-                if name.id in known:
-                    stored.append(Stored(known[name.id], duplicate=True))
-                    continue
-                sequence += 1
-                prev, line = encode_entry(prev, sequence, record)
-                lines.append(line)
-                fresh[name.id] = (sequence, name)
-                stored.append(Stored(sequence))
-            if lines:
-                self._append(lines, sequence, prev)
+            known = self._closed.find(list(names.values()))
+            begins = bool(self.marks) and not 0 < self._segment.size < self._segment_bytes
+            if begins:
+                group.add(self._own("marks", self.count + 1, self.marks.event()))
+            for each in records:
+                if each.origin is not None:
+                    stored.append(group.follow(each, each.origin))
+                elif each.id in known:
+                    stored.append(Stored(known[each.id], duplicate=True))
+                else:
+                    sequence = group.add(each.record)
+                    fresh[each.id] = sequence, names[each.id]
+                    stored.append(Stored(sequence))
+            if len(group.lines) > begins:
+                self._append(group.lines, group.sequence, group.prev)
+                self.count, self.head, self.marks = group.sequence, group.prev, group.marks
         except OSError as error:
             self._segment.roll_back()
             raise WriteFailedError(os.strerror(error.errno) if error.errno else "the write failed") from error
-        self.count, self.head = sequence, prev
         self._open.update(fresh)
         return stored
+
+    def _own(self, kind: str, sequence: int, event: dict[str, Any]) -> bytes:
+        """A record of the log's own."""
+        return _encode({"id": f"{kind}-{sequence}", "source": self._source, "time": self._now(), kind: event})
 
     def hash_at(self, count: int) -> bytes:
         """Return the hash of record `count` of the chain that ends in `head`, read from the disk and followed to there.
@@ -192,6 +203,25 @@ class AuditFiles:
             raise LogDamagedError(f"record {count} does not lead to record {self.count}")
         return wanted
 
+    def truncate(self, first: int) -> None:
+        """Let the log begin with the segment of record `first`: a signed base says so before older segments go. What a
+        crash leaves of them goes at the next start.
+
+        Raises:
+            WriteFailedError: nothing, or not all of it, is gone.
+        """
+        found = segments(self._directory)
+        at = next((place for place, (number, _) in enumerate(found) if number == first), 0)
+        if not at:
+            return
+        base = Base(first - 1, _first_prev(found[at][1], lines_of(found[at][1])[0]))
+        try:
+            write_base(self._checkpoint_path.parent, base, time=self._now(), sign=self._sign, disk=self._disk)
+            self.base = base
+            self._kept()
+        except OSError as error:
+            raise WriteFailedError(os.strerror(error.errno) if error.errno else "the write failed") from error
+
     def probe(self) -> None:
         """Write the newest checkpoint once more, to learn whether writing works.
 
@@ -214,6 +244,25 @@ class AuditFiles:
         if self._lock is not None:
             os.close(self._lock)
             self._lock = None
+
+    def _kept(self) -> list[tuple[int, Path]]:
+        """The segments behind the base; what lies before it is removed, oldest first.
+
+        Raises:
+            LogDamagedError: the base does not hold, or the first segment does not begin behind it.
+        """
+        try:
+            self.base = read_base(self._checkpoint_path.parent, self._verify)
+        except LineError as error:
+            raise LogDamagedError(str(error)) from error
+        found = segments(self._directory)
+        while found and found[0][0] <= self.base.count:
+            _, path = found.pop(0)
+            self._closed.drop(path)
+            path.unlink()
+        if found and found[0][0] != self.base.count + 1:
+            raise LogDamagedError(f"{found[0][1].name} does not begin with record {self.base.count + 1}")
+        return found
 
     def _take_lock(self) -> None:
         self._lock = os.open(self._directory / LOCK_NAME, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
@@ -246,8 +295,10 @@ class AuditFiles:
         start = _segment_of(found, acknowledged)
         for position, (first, path) in enumerate(found[start:], start):
             lines, torn = lines_of(path)
-            if position == start and start:
-                self.count, self.head = first - 1, _first_prev(path, lines)
+            if position == start:  # it begins with marks, or is older than all of them
+                self.count, self.head = (
+                    (first - 1, _first_prev(path, lines)) if start else (self.base.count, self.base.hash)
+                )
             if first != self.count + 1:
                 raise LogDamagedError(f"{path.name} does not continue after record {self.count}")
             good = 0
@@ -260,7 +311,9 @@ class AuditFiles:
                     if checkpoint is not None and entry.sequence == acknowledged and entry.hash != checkpoint.hash:
                         raise LogDamagedError(f"record {acknowledged} is not the one that was checkpointed")
                     name = read_name(entry.record)
-                    self._open[name.id] = (entry.sequence, name)
+                    self.marks.see(name)
+                    if name.by_id:
+                        self._open[name.id] = (entry.sequence, name)
             except (LineError, msgspec.DecodeError) as error:
                 fault = str(error)
             if fault:
@@ -290,8 +343,8 @@ class AuditFiles:
         sync_directory(self._directory)
         if self._segment is not None:
             self._segment.close()
-        self._closed.close(self._segment_path, [name for _, name in self._open.values()])
-        self._segment, self._segment_path, self._open = fresh, path, {}
+        self._closed.close(self._segment_path, first - self._first, [name for _, name in self._open.values()])
+        self._segment, self._segment_path, self._open, self._first = fresh, path, {}, first
 
     def _write_checkpoint(self, count: int, digest: bytes) -> None:
         if self._checkpoints is None:

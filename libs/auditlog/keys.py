@@ -73,7 +73,17 @@ def fingerprint(path: Path) -> str:
         KeyFileError: the file holds something else.
         OSError: it cannot be read.
     """
-    return hashlib.sha256(_public_key(path).public_bytes_raw()).hexdigest()
+    return hashlib.sha256(public_bytes(path)).hexdigest()
+
+
+def public_bytes(path: Path) -> bytes:
+    """A public key file's key, raw, 32 bytes.
+
+    Raises:
+        KeyFileError: the file holds something else.
+        OSError: it cannot be read.
+    """
+    return _public_key(path).public_bytes_raw()
 
 
 def _create(directory: Path) -> None:

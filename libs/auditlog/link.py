@@ -1,39 +1,33 @@
-"""A stream to the audit service for those who hand over single records and wait until each is on disk."""
+"""Streams to the audit service for those who have no other use for one."""
 
 from __future__ import annotations
 
+import asyncio
 import random
+from pathlib import Path
 
+import grpc
 from weir.audit.v1 import audit_pb2, audit_pb2_grpc
-from weir.mux.v1 import mux_pb2
 
+from libs.auditlog.client import AuditWriter
 from libs.clock import Clock
 from libs.config import ServiceSettings
 from libs.deadlines import Deadline
 from libs.errors import Reason, WeirError
-from libs.mux import Codec, MuxClient, Semantics
-from libs.rpc import make_channel
+from libs.journal import Journal
+from libs.mux import Dialer, MuxClient, Semantics
 
 
 class AuditLink:
-    """Appends records over one stream, which `run` keeps."""
+    """Hands over single records and waits until each is on the service's disk, over one stream, which `run` keeps."""
 
     def __init__(
         self, target: str, settings: ServiceSettings, *, clock: Clock, rng: random.Random, timeout: float = 5.0
     ) -> None:
         """`timeout` is how many seconds one record's acknowledgement may take."""
-        name = None if target.startswith("xds:") else "audit.weir.internal"
-        self._channel = make_channel(target, tls=settings.tls, server_name=name)
-        stub = audit_pb2_grpc.AuditServiceStub(self._channel)
+        self._channel, self._client = _stream(target, settings, clock=clock, rng=rng)
         self._clock = clock
         self._timeout = timeout
-        self._client = MuxClient(
-            open_stream=lambda: stub.Session(wait_for_ready=True),
-            codec=Codec.of(audit_pb2.SessionRequest, audit_pb2.SessionResponse),
-            hello=mux_pb2.Hello(service=settings.service, instance=settings.instance, zone=settings.zone),
-            clock=clock,
-            rng=rng,
-        )
 
     async def run(self) -> None:
         """Goes on until cancelled."""
@@ -54,6 +48,39 @@ class AuditLink:
         )
 
 
+class JournaledLink:
+    """Puts records into a journal in a folder, and sends them from there: what was taken is not lost with the process.
+    `run` keeps both."""
+
+    def __init__(
+        self, target: str, settings: ServiceSettings, directory: Path, *, clock: Clock, rng: random.Random
+    ) -> None:
+        """:raises JournalLockedError: another process has the folder.
+        :raises OSError: it cannot be read."""
+        self._channel, self._client = _stream(target, settings, clock=clock, rng=rng)
+        journal = Journal(directory, rng=random.SystemRandom(), max_bytes=8 << 20, segment_bytes=1 << 20, slots=1)
+        source = f"{settings.service}/{settings.instance}"
+        self._writer = AuditWriter(self._client, journal, source=source, clock=clock)
+
+    async def run(self) -> None:
+        """Goes on until cancelled."""
+        try:
+            async with asyncio.TaskGroup() as group:
+                group.create_task(self._client.run())
+                group.create_task(self._writer.run())
+        finally:
+            await self._channel.close()
+
+    async def append(self, record: audit_pb2.Record) -> None:
+        """Returns once the record is in the journal.
+
+        :raises WeirError: DEPENDENCY_UNAVAILABLE when there is no room for it.
+        """
+        if self._writer.full:
+            raise WeirError(Reason.DEPENDENCY_UNAVAILABLE, "the audit journal is full")
+        self._writer.write(record)
+
+
 class NoAudit:
     """Stands for the audit service where none is configured (tests): nothing is ever on disk."""
 
@@ -70,3 +97,25 @@ def open_audit(
 ) -> AuditLink | NoAudit:
     """The link to the audit service at `target`; "" is none. The caller runs its `run`."""
     return AuditLink(target, settings, clock=clock, rng=rng, timeout=timeout) if target else NoAudit()
+
+
+def open_journaled(
+    target: str, settings: ServiceSettings, *, clock: Clock, rng: random.Random
+) -> JournaledLink | AuditLink | NoAudit:
+    """Likewise with a journal in `state_dir`, where there is one.
+
+    :raises JournalLockedError: another process has the folder.
+    :raises OSError: it cannot be read.
+    """
+    if not target or not settings.state_dir:
+        return open_audit(target, settings, clock=clock, rng=rng)
+    return JournaledLink(target, settings, Path(settings.state_dir) / "audit-journal", clock=clock, rng=rng)
+
+
+def _stream(
+    target: str, settings: ServiceSettings, *, clock: Clock, rng: random.Random
+) -> tuple[grpc.aio.Channel, MuxClient]:
+    dialer = Dialer(settings, clock, rng)
+    channel = dialer.channel(target, "audit")
+    stub = audit_pb2_grpc.AuditServiceStub(channel)
+    return channel, dialer.client(lambda: stub.Session(wait_for_ready=True), audit_pb2)

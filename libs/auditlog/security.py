@@ -107,10 +107,10 @@ def record_of(row: Row, *, record_id: str, source: str) -> audit_pb2.Record:
         actor=sight.actor,
         action=sight.action,
         count=row.count,
-        since=_timestamp(row.first),
+        since=to_timestamp(row.first),
         summed=row.summed,
     )
-    return audit_pb2.Record(id=record_id, time=_timestamp(row.last), source=source, security=event)
+    return audit_pb2.Record(id=record_id, time=to_timestamp(row.last), source=source, security=event)
 
 
 def network_of(address: str, key: bytes) -> str:
@@ -126,5 +126,6 @@ def network_of(address: str, key: bytes) -> str:
     return hashlib.blake2b(kept, key=key[:64], digest_size=8, person=b"weir network").hexdigest()
 
 
-def _timestamp(seconds: float) -> timestamp_pb2.Timestamp:
+def to_timestamp(seconds: float) -> timestamp_pb2.Timestamp:
+    """Unix seconds, as a message."""
     return timestamp_pb2.Timestamp(seconds=int(seconds), nanos=int(seconds % 1 * 1e9))

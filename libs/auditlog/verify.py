@@ -1,11 +1,17 @@
-"""Verification of a log, offline: no service, no lock, read only."""
+"""Verification of a log, offline: no service, no lock, read only.
+
+The chain holds without any key. Which payloads are erased, and by what, is told from headers and tombstones; with the
+ids of the keys that there are, also whether a payload is lost without a tombstone, or a key is back that one covers.
+"""
 
 import itertools
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from libs.auditlog.chain import ZERO, Checkpoint, Entry, LineError, decode_checkpoint, follow
+from libs.auditlog.base import Base, read_base
+from libs.auditlog.chain import Checkpoint, Entry, LineError, decode_checkpoint, follow
+from libs.auditlog.graves import Graves
 from libs.auditlog.keys import Verifier, load_verifier
 from libs.auditlog.layout import CHECKPOINTS_NAME, lines_of, segments
 
@@ -14,8 +20,16 @@ from libs.auditlog.layout import CHECKPOINTS_NAME, lines_of, segments
 class Report:
     """What verification found. `faults` are in the order of the log; `notes` are no faults."""
 
+    first: int = 1
+    """The first record; those before it were truncated."""
     records: int = 0
-    """Records that hold, from the first on."""
+    """The last record that holds, and all from the first on do."""
+    sealed: int = 0
+    """Records whose payload is sealed."""
+    erased: int = 0
+    """Of these, records whose payload is erased by a tombstone."""
+    tombstones: int = 0
+    """In the log."""
     checkpoints: int = 0
     """Checkpoints that were compared."""
     head: str = ""
@@ -36,11 +50,15 @@ def verify_directory(
     public_key: Path | Verifier,
     anchors: Iterable[bytes] = (),
     upto: int | None = None,
+    keys: Collection[str] | None = None,
+    buried: Iterable[tuple[int, bytes]] = (),
 ) -> Report:
     """Verify the log in `path` against the checkpoints in the directory `checkpoints`.
 
     `anchors` are further checkpoint lines kept elsewhere (etcd). `upto` is the last record that a running writer has
-    committed: what follows is still being written and is not looked at. Damage becomes faults, never exceptions.
+    committed: what follows is still being written and is not looked at. `keys` are the ids of the data keys that there
+    are, None where nobody can say; `buried` are tombstones, (number, record), that the vault knows. Damage becomes
+    faults, never exceptions.
 
     Raises:
         OSError: a file cannot be read.
@@ -55,9 +73,11 @@ def verify_directory(
     conflicting = [c.count for c in wanted if c.hash != by_count[c.count].hash]
     for count in sorted(set(conflicting)):
         report.faults.append(f"checkpoints of record {count} contradict each other")
-    _records(path, report, by_count, upto)
+    graves = Graves(verifier)
+    _records(path, report, by_count, upto, _base(checkpoints, verifier, report), graves)
     report.checkpoints = len(wanted)
     _compare(report, wanted)
+    graves.judge(report, keys=keys, buried=buried)
     return report
 
 
@@ -81,9 +101,24 @@ def _checkpoints(file: Path, anchors: Iterable[bytes], verifier: Verifier, repor
     return found
 
 
-def _records(path: Path, report: Report, wanted: dict[int, Checkpoint], upto: int | None) -> None:
-    prev, sequence = ZERO, 0
-    found = segments(path) if path.exists() else []
+def _base(checkpoints: Path, verifier: Verifier, report: Report) -> Base:
+    try:
+        base = read_base(checkpoints, verifier)
+    except LineError as error:
+        report.faults.append(str(error))
+        return Base()
+    report.first = base.count + 1
+    if base.count:
+        report.notes.append(f"records 1 to {base.count} are older than their retention; a signed base says so")
+    return base
+
+
+def _records(
+    path: Path, report: Report, wanted: dict[int, Checkpoint], upto: int | None, base: Base, graves: Graves
+) -> None:
+    prev, sequence = base.hash, base.count
+    # A crash while the log is truncated leaves segments from before the base.
+    found = [each for each in segments(path) if each[0] > base.count] if path.exists() else []
     for position, (first, file) in enumerate(found):
         if upto is not None and sequence >= upto:
             break
@@ -96,6 +131,7 @@ def _records(path: Path, report: Report, wanted: dict[int, Checkpoint], upto: in
             for entry in follow(lines, prev=prev, sequence=sequence):
                 prev, sequence = entry.hash, entry.sequence
                 _at_checkpoint(report, wanted, entry)
+                graves.look(entry)
                 if upto is not None and sequence >= upto:
                     break
         except LineError as error:

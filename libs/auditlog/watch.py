@@ -51,6 +51,13 @@ class SecurityWatch:
         metrics.SECURITY[sight.kind].inc(times)
         self._tally.note(sight, self._clock.time(), times)
 
+    def put(self, record: audit_pb2.Record) -> None:
+        """Write this, too, the next time."""
+        self._waiting.append(record)
+        if len(self._waiting) > _WAITING:
+            self._waiting.popleft()
+            metrics.SECURITY_LOST.inc()
+
     async def run(self) -> None:
         """Goes on until cancelled."""
         while True:
@@ -61,10 +68,7 @@ class SecurityWatch:
         """Write what was counted; what cannot be written waits for the next time."""
         for row in self._tally.take():
             record_id = str(uuid.UUID(int=self._rng.getrandbits(128)))
-            self._waiting.append(record_of(row, record_id=record_id, source=self._source))
-            if len(self._waiting) > _WAITING:
-                self._waiting.popleft()
-                metrics.SECURITY_LOST.inc()
+            self.put(record_of(row, record_id=record_id, source=self._source))
         while self._waiting:
             try:
                 await self._audit.append(self._waiting[0])

@@ -19,6 +19,8 @@ _MESH = frozenset(ROWS) | {"envoy"}
 _BEHIND_THE_DOOR = frozenset(service for service, row in ROWS.items() if not row.direct)
 _ENVOY = frozenset({"envoy"})
 _GATEWAY = frozenset({"gateway"})
+_SERVING = frozenset({"gateway", "predictor"})
+"""Who serves callers, and accounts for that."""
 
 Methods = Mapping[str, frozenset[str]]
 
@@ -36,6 +38,17 @@ CALLS: Mapping[str, Methods] = {
     "etcdserverpb.Lease": dict.fromkeys(("LeaseGrant", "LeaseKeepAlive", "LeaseRevoke"), _BEHIND_THE_DOOR),
     "grpc.health.v1.Health": {"Check": _ALL, "Watch": _ALL},
     "grpc.reflection.v1alpha.ServerReflection": {"ServerReflectionInfo": _PEOPLE},
+    # Tenants' workloads call these, through the edge or not; the last ones are refused by name.
+    "inference.GRPCInferenceService": dict.fromkeys(
+        (
+            *("ServerLive", "ServerReady", "ServerMetadata", "ModelReady", "ModelMetadata", "ModelInfer"),
+            *("ModelConfig", "ModelStatistics", "RepositoryIndex"),
+            *("ModelStreamInfer", "RepositoryModelLoad", "RepositoryModelUnload", "TraceSetting", "LogSettings"),
+            *("SystemSharedMemoryStatus", "SystemSharedMemoryRegister", "SystemSharedMemoryUnregister"),
+            *("CudaSharedMemoryStatus", "CudaSharedMemoryRegister", "CudaSharedMemoryUnregister"),
+        ),
+        _ALL,
+    ),
     "opentelemetry.proto.collector.trace.v1.TraceService": {"Export": _MESH},
     "weir.admission.v1.AdmissionService": {
         "Session": _GATEWAY,
@@ -43,24 +56,38 @@ CALLS: Mapping[str, Methods] = {
         "ListWorkers": _PEOPLE,
     },
     "weir.audit.v1.AuditService": {
-        "Session": frozenset({"edge-auth", "gateway", "ratelimit", "registry", "safety"}),
+        "Session": _SERVING | {"edge-auth", "ratelimit", "registry", "safety"},
         "Tail": _PEOPLE,
         "Verify": _PEOPLE,
-        "Accept": _PEOPLE,
+        **dict.fromkeys(("Accept", "Erase", "Export", "RotateKeys", "Reconcile"), _PEOPLE),
+        # For a tenant's own admins the gateway asks, who knows them and their tenant.
+        "Usage": _PEOPLE | _GATEWAY,
     },
     # Tenants' workloads call these, through the edge or not.
     "weir.inference.v1.InferenceService": dict.fromkeys(("Generate", "Complete", "Embed", "CountTokens"), _ALL),
-    "weir.openai.v1.OpenAIService": dict.fromkeys(
-        ("CreateChatCompletion", "CreateCompletion", "CreateEmbedding", "ListModels", "GetModel"), _ALL
+    # The HTTP face of the Open Inference Protocol, which the edge's transcoder calls; everybody else has the gRPC one.
+    "weir.inference.v1.PredictionService": dict.fromkeys(
+        (
+            *("ServerLive", "ServerReady", "ServerMetadata", "RepositoryIndex", "ModelReady", "ModelMetadata"),
+            *("ModelConfig", "ModelStatistics", "ModelInfer", "Unsupported"),
+        ),
+        _ENVOY,
     ),
-    "weir.quota.v1.QuotaService": {"Session": frozenset({"gateway", "ratelimit"})},
+    "weir.openai.v1.OpenAIService": dict.fromkeys(
+        (
+            *("CreateChatCompletion", "CreateCompletion", "CreateEmbedding", "ListModels", "GetModel"),
+            *("GetUsage", "GetPredictions", "GetCosts"),
+        ),
+        _ALL,
+    ),
+    "weir.quota.v1.QuotaService": {"Session": _SERVING | {"ratelimit"}},
     # By role; a service follows, by Watch, the kinds that name it as a follower.
     "weir.registry.v1.RegistryService": {
         **dict.fromkeys(("Get", "List", "Watch", "History", "Diff", "WhoAmI"), _ALL),
         **dict.fromkeys(("Apply", "Delete", "Rollback", "CreateKey", "RevokeKey", "SteerRollout"), _ALL),
     },
     "weir.rollout.v1.RolloutService": {
-        "ReportOutcomes": _GATEWAY,
+        "ReportOutcomes": _SERVING,
         "ReportScores": _PEOPLE | {"gateway", "rollout"},
         **dict.fromkeys(
             ("GetRollout", "WatchRollout", "GetSloStatus"), _PEOPLE | {"envoy", "gateway", "registry", "rollout"}

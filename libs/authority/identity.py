@@ -2,9 +2,10 @@
 
 A certificate carries exactly one of these ids, as its only URI (SPIFFE X.509-SVID, section 2):
 
-    spiffe://weir.internal/sa/<service>                                              a workload without instances
-    spiffe://weir.internal/sa/<service>/instance/<instance>[/pool/<pool>][/zone/<zone>]      a process of the mesh
-    spiffe://weir.internal/operator/<name>                                           a person
+    spiffe://weir.internal/sa/<service>                          a workload without instances
+    spiffe://weir.internal/sa/<service>/instance/<instance>[/pool/<pool>][/zone/<zone>][/region/<region>]
+                                                                 a process of the mesh
+    spiffe://weir.internal/operator/<name>                       a person
 
 Each part is a DNS label (RFC 1123, section 2.1) in lower case, so no id has a second spelling.
 """
@@ -13,6 +14,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
+from functools import lru_cache
 
 TRUST_DOMAIN = "weir.internal"
 
@@ -24,7 +26,8 @@ _LABEL = r"[a-z0-9](?:[a-z0-9-]{0,61}[a-z0-9])?"
 _PART = re.compile(_LABEL, re.ASCII)
 _SERVICE = re.compile(
     rf"{re.escape(_ROOT)}/sa/(?P<service>{_LABEL})"
-    rf"(?:/instance/(?P<instance>{_LABEL})(?:/pool/(?P<pool>{_LABEL}))?(?:/zone/(?P<zone>{_LABEL}))?)?",
+    rf"(?:/instance/(?P<instance>{_LABEL})(?:/pool/(?P<pool>{_LABEL}))?(?:/zone/(?P<zone>{_LABEL}))?"
+    rf"(?:/region/(?P<region>{_LABEL}))?)?",
     re.ASCII,
 )
 _PERSON = re.compile(rf"{re.escape(_ROOT)}/operator/(?P<name>{_LABEL})", re.ASCII)
@@ -34,7 +37,7 @@ _PERSON = re.compile(rf"{re.escape(_ROOT)}/operator/(?P<name>{_LABEL})", re.ASCI
 class Identity:
     """A workload: a process of the mesh, or, without an instance, any process of that name.
 
-    :raises ValueError: a part is no DNS label, or there is a pool or zone without an instance.
+    :raises ValueError: a part is no DNS label, or there is a pool, zone or region without an instance.
     """
 
     service: str
@@ -44,31 +47,39 @@ class Identity:
     """The pool of workers that it may join; empty for what belongs to none."""
     zone: str = ""
     """The failure domain that it runs in."""
+    region: str = ""
+    """The jurisdiction that its machine stands in; empty where nobody asks."""
 
     def __post_init__(self) -> None:
         """Refuse what `parse` would not read back."""
         _check("service", self.service)
-        for field in ("instance", "pool", "zone"):
+        for field in ("instance", "pool", "zone", "region"):
             if value := getattr(self, field):
                 _check(field, value)
-        if (self.pool or self.zone) and not self.instance:
-            raise ValueError(f"{self.service}: a pool or a zone belongs to an instance")
+        if (self.pool or self.zone or self.region) and not self.instance:
+            raise ValueError(f"{self.service}: a pool, a zone or a region belongs to an instance")
 
     @property
     def spiffe(self) -> str:
         """The SPIFFE id."""
-        parts = (("instance", self.instance), ("pool", self.pool), ("zone", self.zone))
+        parts = tuple((name, getattr(self, name)) for name in ("instance", "pool", "zone", "region"))
         return f"{_ROOT}/sa/{self.service}" + "".join(f"/{name}/{value}" for name, value in parts if value)
 
     def differs(self, **claimed: str) -> str:
-        """The first of `service`, `instance`, `pool` and `zone` that is claimed otherwise; empty: none is."""
+        """The first of `service`, `instance`, `pool`, `zone` and `region` that is claimed otherwise; empty: none is."""
         return next((field for field, value in claimed.items() if getattr(self, field) != value), "")
 
     @classmethod
     def parse(cls, spiffe: str) -> Identity | None:
         """The workload with this id; None for anything else, a person included."""
-        found = _SERVICE.fullmatch(spiffe)
-        return cls(**found.groupdict(default="")) if found else None
+        return _parsed(spiffe)
+
+
+@lru_cache(maxsize=4096)
+def _parsed(spiffe: str) -> Identity | None:
+    """Every call asks again for one of a few ids, and only what a certificate says is asked about."""
+    found = _SERVICE.fullmatch(spiffe)
+    return Identity(**found.groupdict(default="")) if found else None
 
 
 @dataclass(frozen=True, slots=True)

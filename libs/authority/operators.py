@@ -41,7 +41,9 @@ CALLS: Mapping[str, frozenset[Role]] = MappingProxyType(
         "Rollback": _OWNER,
         "audit.Tail": _AUDITOR,
         "audit.Verify": _AUDITOR,
-        "audit.Accept": _OWNER,
+        "audit.Usage": _ANY,
+        **dict.fromkeys(("audit.Export", "audit.Reconcile"), _AUDITOR),
+        **dict.fromkeys(("audit.Accept", "audit.Erase", "audit.RotateKeys"), _OWNER),
         "admission.ListWorkers": _ANY,
         "controlplane.FetchClientStatus": _ANY,
         "rollout.GetRollout": _ANY,
@@ -52,7 +54,10 @@ CALLS: Mapping[str, frozenset[Role]] = MappingProxyType(
     }
 )
 """Roles of which one suffices for every other call: the registry's by name, others' as "<service>.<call>"."""
-PER_TENANT = CHANGES | {"Get", "List", "Watch", "History", "Diff", "WhoAmI", "audit.Tail"}
+PER_TENANT = CHANGES | {
+    *("Get", "List", "Watch", "History", "Diff", "WhoAmI"),
+    *("audit.Tail", "audit.Export", "audit.Usage"),
+}
 """Calls that tell and change no more than the tenants that a caller is kept to; the others are about the whole mesh."""
 TENANT_ROLES = frozenset({Role.VIEWER, Role.OPERATOR, Role.AUDITOR})
 NAMESPACE_ROLES = frozenset({Role.VIEWER, Role.PUBLISHER, Role.RELEASER})

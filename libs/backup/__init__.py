@@ -1,6 +1,6 @@
 """Backups of what the mesh cannot make again: etcd and the audit log, in a blob store. See README.md."""
 
-from libs.backup.archive import NoBackupError, fetch, latest, load, save
+from libs.backup.archive import NoBackupError, erased_since, fetch, latest, load, save
 from libs.backup.auditlog import AuditLogError
 from libs.backup.etcd import SnapshotError
 from libs.backup.manifest import Manifest, ManifestError
@@ -11,6 +11,7 @@ __all__ = [
     "ManifestError",
     "NoBackupError",
     "SnapshotError",
+    "erased_since",
     "fetch",
     "latest",
     "load",

@@ -28,13 +28,14 @@ async def save(
     endpoints: Sequence[str] = (),
     tls: TlsFiles | None = None,
     audit: Path | None = None,
+    sealing: Path | None = None,
 ) -> tuple[str, Manifest]:
     """Takes a backup and returns its id and its manifest. etcd comes first: the log then contains whatever etcd's
     anchors say of it.
 
     :param now: Unix seconds.
     :param endpoints: etcd's, "host:port" each, and `tls` the certificate of its root user; none: without it.
-    :param audit: the audit service's state directory; None: without it.
+    :param audit: the audit service's state directory; None: without it. Its keys lie there, or in `sealing`.
     :raises WeirError, SnapshotError: etcd gives no snapshot.
     :raises AuditLogError, LineError, KeyFileError: there is no audit log, or it does not hold.
     :raises BlobError: the store is away, or somebody else took a backup in this very millisecond.
@@ -45,7 +46,7 @@ async def save(
         taken_at=now,
         previous=kept[1].decode() if kept else "",
         etcd=await _save_etcd(store, endpoints, tls) if tls else None,
-        audit=await _save_audit(store, audit) if audit else None,
+        audit=await _save_audit(store, audit, sealing) if audit else None,
     )
     piece = await _put(store, "", encode(manifest))
     # Last: a backup that can be found is whole.
@@ -102,6 +103,25 @@ async def fetch(store: BlobStore, manifest: Manifest, folder: Path) -> None:
         auditlog.check(folder, manifest.audit.records)
 
 
+async def erased_since(store: BlobStore, backup: str) -> list[tuple[int, bytes]]:
+    """Tombstones, (number, record), that the newest backup knows: what is restored from an older one must not bring
+    back what was erased between the two.
+
+    :raises NoBackupError, ManifestError, BlobError, AuditLogError, OSError: it cannot be read.
+    """
+    newest = await latest(store)
+    if newest == backup:
+        return []
+    manifest = await load(store, newest)
+    pieces = [piece for piece in manifest.pieces if piece.path == auditlog.VAULT]
+    with tempfile.TemporaryDirectory(prefix="weir-backup-") as folder:
+        for piece in pieces:
+            path = Path(folder) / "keys.db"
+            await get_file(store, piece.sha256, path, size=piece.size, mode=0o600)
+            return auditlog.tombstones_in(path)
+    return []
+
+
 async def _save_etcd(store: BlobStore, endpoints: Sequence[str], tls: TlsFiles) -> EtcdPart:
     with tempfile.TemporaryDirectory(prefix="weir-backup-") as folder:
         path = Path(folder) / SNAPSHOT
@@ -112,8 +132,8 @@ async def _save_etcd(store: BlobStore, endpoints: Sequence[str], tls: TlsFiles) 
     return EtcdPart(Piece(SNAPSHOT, digest, size), revision)
 
 
-async def _save_audit(store: BlobStore, folder: Path) -> AuditPart:
-    log = auditlog.SavedLog(folder)
+async def _save_audit(store: BlobStore, folder: Path, sealing: Path | None) -> AuditPart:
+    log = auditlog.SavedLog(folder, sealing)
     pieces = [await _put(store, path, content) for path, content in log.files()]
     return AuditPart(tuple(pieces), log.records, log.fingerprint)
 

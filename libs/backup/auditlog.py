@@ -1,18 +1,26 @@
-"""An audit log that is being written, saved at its newest checkpoint; and put back."""
+"""An audit log that is being written, saved at its newest checkpoint with the keys of its payloads; and put back, where
+what was erased since stays erased."""
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator
+import shutil
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
+from libs.auditlog.base import BASE_NAME, decode_base
 from libs.auditlog.chain import decode_checkpoint
 from libs.auditlog.keys import PUBLIC_NAME, fingerprint, load_verifier
 from libs.auditlog.layout import CHECKPOINTS_NAME, lines_of, segments
+from libs.auditlog.tail import tombstones_after
+from libs.auditlog.tombstones import TombstoneError, read
 from libs.auditlog.verify import verify_directory
+from libs.sealing.vault import NAME, Vault, VaultError, kept, saved
 
-LOG, CHECKPOINTS, KEYS = "log", "checkpoints", "keys"
-"""The folders of an audit log, as the service makes them in its state directory."""
+LOG, CHECKPOINTS, KEYS, SEALING = "log", "checkpoints", "keys", "sealing"
+"""The folders of an audit log, as the service makes them in its state directory; `SEALING` may lie elsewhere."""
+VAULT = f"{SEALING}/{NAME}"
+"""The wrapped keys, as a backup calls them."""
 
 
 class AuditLogError(Exception):
@@ -23,12 +31,15 @@ class SavedLog:
     """What is in a log's folder now: exactly the records that its newest checkpoint vouches for, and nothing of what is
     being written. So it verifies as it is, and a service starts with it, however long the copying takes."""
 
-    def __init__(self, folder: Path) -> None:
-        """:raises AuditLogError: there is no checkpoint yet.
+    def __init__(self, folder: Path, sealing: Path | None = None) -> None:
+        """:param sealing: where its keys lie, if not in `folder`.
+
+        :raises AuditLogError: there is no checkpoint yet.
 
         :raises OSError, KeyFileError, LineError: a file cannot be read, or does not hold.
         """
         self._folder = folder
+        self._vault = (sealing or folder / SEALING) / NAME
         public = folder / KEYS / PUBLIC_NAME
         path = folder / CHECKPOINTS / CHECKPOINTS_NAME
         # Before the records: they are on the disk before a checkpoint counts them.
@@ -36,6 +47,9 @@ class SavedLog:
         if not lines:
             raise AuditLogError(f"{path} holds no checkpoint: there is no audit log to save")
         self._checkpoints = b"".join(lines)
+        base = folder / CHECKPOINTS / BASE_NAME
+        self._base = base.read_bytes() if base.is_file() else b""
+        self._begins = decode_base(self._base, load_verifier(public)).count if self._base else 0
         self.fingerprint = fingerprint(public)
         """SHA-256 of the public key."""
         self.records = decode_checkpoint(lines[-1], load_verifier(public)).count
@@ -45,13 +59,15 @@ class SavedLog:
         """Paths and contents; one segment in memory at a time. Segments that are closed are the same bytes in every
         backup.
 
-        :raises AuditLogError: records that were checkpointed are missing.
+        :raises AuditLogError: records that were checkpointed are missing, or the keys cannot be read.
         :raises OSError: a file cannot be read.
         """
         yield f"{KEYS}/{PUBLIC_NAME}", (self._folder / KEYS / PUBLIC_NAME).read_bytes()
         yield f"{CHECKPOINTS}/{CHECKPOINTS_NAME}", self._checkpoints
-        found = [each for each in segments(self._folder / LOG) if each[0] <= self.records]
-        last = 0
+        if self._base:
+            yield f"{CHECKPOINTS}/{BASE_NAME}", self._base
+        found = [each for each in segments(self._folder / LOG) if self._begins < each[0] <= self.records]
+        last = self._begins
         for (first, path), following in itertools.zip_longest(found, found[1:]):
             end = following[0] - 1 if following else self.records
             lines = lines_of(path)[0][: end - first + 1]
@@ -61,6 +77,12 @@ class SavedLog:
             last = end
         if last != self.records:
             raise AuditLogError(f"records {last + 1} to {self.records} were acknowledged and are missing")
+        # After the records: a record's key is on the disk before it. One that is erased meanwhile leaves its tombstone.
+        if self._vault.is_file():
+            try:
+                yield VAULT, saved(self._vault)
+            except VaultError as error:
+                raise AuditLogError(str(error)) from error
 
 
 def check_room(folder: Path) -> None:
@@ -96,13 +118,57 @@ def check_key(source: Path, folder: Path) -> None:
         raise AuditLogError(f"{own} is another key than the one that signed the saved log")
 
 
-def move_into(source: Path, folder: Path) -> None:
-    """Puts a log where `check_room` found room for it and `check_key` no other key. The log last: it is there whole, or
-    there is none.
+def forget_again(source: Path, since: Iterable[tuple[int, bytes]] = ()) -> int:
+    """Destroys, in a saved log's keys, what its own tombstones cover and those of `since`, (number, record) of a later
+    backup: a backup is no way back to what was erased. Says how many keys that were. Tombstones that another key signed
+    are none of this log's.
 
+    :raises AuditLogError: the keys cannot be written.
+    :raises OSError, KeyFileError: a file cannot be read.
+    """
+    if not (source / VAULT).is_file():
+        return 0
+    verify, gone = load_verifier(source / KEYS / PUBLIC_NAME), 0
+    try:
+        vault = Vault(source / SEALING)
+        try:
+            own = tombstones_after(source / LOG, after=0, upto=10**18)
+            for number, record in itertools.chain(own, vault.tombstones(), since):
+                try:
+                    grave = read(number, record, verify)
+                except TombstoneError:
+                    continue
+                gone += vault.bury(number, record, grave.scope) if grave else 0
+        finally:
+            vault.close()
+    except VaultError as error:
+        raise AuditLogError(str(error)) from error
+    return gone
+
+
+def tombstones_in(vault: Path) -> list[tuple[int, bytes]]:
+    """(number, record) of what a saved vault knows to be erased.
+
+    :raises AuditLogError: it cannot be read.
+    """
+    try:
+        return kept(vault)[1]
+    except VaultError as error:
+        raise AuditLogError(str(error)) from error
+
+
+def move_into(source: Path, folder: Path, sealing: Path | None = None) -> None:
+    """Puts a log where `check_room` found room for it and `check_key` no other key. The log last: it is there whole, or
+    there is none. Keys that are there already stay: they are no older than any backup's, and know what was erased.
+
+    :param sealing: where its keys belong, if not in `folder`.
     :raises OSError: a file cannot be written.
     """
     (folder / KEYS).mkdir(parents=True, exist_ok=True, mode=0o700)
     (source / KEYS / PUBLIC_NAME).replace(folder / KEYS / PUBLIC_NAME)
+    target = (sealing or folder / SEALING) / NAME
+    if (source / VAULT).is_file() and not target.exists():
+        target.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        shutil.move(source / VAULT, target)
     for name in (CHECKPOINTS, LOG):
         (source / name).replace(folder / name)

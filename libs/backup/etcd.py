@@ -8,7 +8,7 @@ import os
 import secrets
 import shutil
 import subprocess
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import grpc
@@ -96,22 +96,35 @@ def check(path: Path) -> None:
 
 
 def restore(tool: Path, snapshot: Path, data: Path, *, name: str, peer_url: str) -> None:
-    """Makes the data directory of a cluster of one member. Its token is a new one, and with it the cluster's id: who
+    """As `restore_all`, of a cluster of one member."""
+    restore_all(tool, snapshot, {name: data}, {name: peer_url})
+
+
+def restore_all(tool: Path, snapshot: Path, folders: Mapping[str, Path], peers: Mapping[str, str]) -> None:
+    """Makes the data directories of a cluster's members. Its token is a new one, and with it the cluster's id: who
     watched the former cluster knows by that that this is another history (libs/registry).
 
     :param tool: the program `etcdutl`.
-    :param data: must be empty or not there.
+    :param folders: by member; each must be empty or not there.
+    :param peers: the members' URLs for one another.
     :raises SnapshotError: etcdutl refuses, or hangs.
-    :raises OSError: it cannot be run, or the directory is not empty.
+    :raises OSError: it cannot be run, or a directory is not empty.
     """
+    cluster = ",".join(f"{name}={url}" for name, url in peers.items())
+    token = f"weir-{secrets.token_hex(8)}"
+    for name, data in folders.items():
+        _restore(tool, snapshot, data, name=name, peer_url=peers[name], cluster=cluster, token=token)
+
+
+def _restore(tool: Path, snapshot: Path, data: Path, *, name: str, peer_url: str, cluster: str, token: str) -> None:
     partial = data.with_name(f".{data.name}.{os.getpid()}")
     try:
         done = subprocess.run(  # noqa: S603 - our own argument list, no shell
             [
                 *(tool, "snapshot", "restore", snapshot, f"--data-dir={partial}", f"--name={name}"),
-                f"--initial-cluster={name}={peer_url}",
+                f"--initial-cluster={cluster}",
                 f"--initial-advertise-peer-urls={peer_url}",
-                f"--initial-cluster-token=weir-{secrets.token_hex(8)}",
+                f"--initial-cluster-token={token}",
             ],
             capture_output=True,
             text=True,

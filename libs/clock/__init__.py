@@ -51,3 +51,7 @@ class ManualClock:
         if seconds < 0:
             raise ValueError("time cannot go back")
         self._now += seconds
+
+    def jump(self, seconds: float) -> None:
+        """Set the time of day by so much, as an operator or NTP does; durations are not touched."""
+        self._epoch += seconds

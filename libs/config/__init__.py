@@ -57,6 +57,9 @@ class ServiceSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     """The failure domain it runs in."""
     host: str = "127.0.0.1"
     """The address it listens on; "0.0.0.0" or "::" for all."""
+    region: str = ""
+    """The jurisdiction that its machine stands in, as its certificate says: what tenants' `allowed_regions` are
+    compared with. Empty in a mesh whose tenants may be served anywhere."""
     advertise: str = ""
     """The IP under which others reach it, and which it registers; empty: `host`; "auto": that of the interface that
     leads to etcd or, where that cannot be told, to the default route."""
@@ -79,7 +82,7 @@ class ServiceSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     """Where the registry service is followed, a gRPC target; empty follows etcd itself (tests only, but for services
     that write to it: registry, rollout, controlplane)."""
     state_dir: str = ""
-    """A directory of its own for caches and spools; empty keeps nothing."""
+    """A directory of its own for caches and journals; empty keeps nothing."""
     log_level: str = "info"
     """"debug", "info", "warning" or "error"."""
     trace_endpoint: str = ""

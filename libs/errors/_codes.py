@@ -52,6 +52,10 @@ _TABLE: dict[Reason, tuple[grpc.StatusCode, int]] = {
     Reason.PREEMPTED: (_C.UNAVAILABLE, 503),
     Reason.REVISION_GONE: (_C.OUT_OF_RANGE, 410),
     Reason.NOT_OWNER: (_C.UNAVAILABLE, 503),
+    Reason.REGION_NOT_ALLOWED: (_C.UNAVAILABLE, 503),
+    Reason.CURSOR_INVALID: (_C.INVALID_ARGUMENT, 400),
+    Reason.CURSOR_GONE: (_C.FAILED_PRECONDITION, 410),
+    Reason.QUOTA_ROWS: (_C.RESOURCE_EXHAUSTED, 429),
 }
 
 # Used when a foreign status carries no ErrorInfo of ours.

@@ -49,6 +49,10 @@ class Reason(enum.IntEnum):
     PREEMPTED = 38
     REVISION_GONE = 39
     NOT_OWNER = 40
+    REGION_NOT_ALLOWED = 44
+    CURSOR_INVALID = 45
+    CURSOR_GONE = 46
+    QUOTA_ROWS = 47
 
     @classmethod
     def parse(cls, name: str) -> Reason:

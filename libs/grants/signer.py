@@ -39,8 +39,12 @@ class GrantSigner:
             raise ValueError("a grant's lifetime must be positive")
         self.worker = worker
         self.key_id = key_id
+        self.began = clock.time()
+        """When the session began, by the clock of then: its grants are dated by what passed since, whatever becomes of
+        that clock. The worker is told (`WorkerWelcome.time`)."""
         self._key = key
         self._clock = clock
+        self._offset = self.began - clock.monotonic()
         self._random_bytes = random_bytes
         self._lifetime = lifetime
 
@@ -75,7 +79,7 @@ class GrantSigner:
             blocks=blocks,
             credit=not request_id,
         )
-        expires = self._clock.time() + (self._lifetime if lifetime is None else lifetime)
+        expires = self._offset + self._clock.monotonic() + (self._lifetime if lifetime is None else lifetime)
         seconds = int(expires)
         grant.expires_at.seconds = seconds
         grant.expires_at.nanos = int((expires - seconds) * 1e9)

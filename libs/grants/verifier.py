@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import heapq
 import hmac
+from typing import NamedTuple
 
 from google.protobuf.message import DecodeError
 from weir.admission.v1.admission_pb2 import Grant, SignedGrant
@@ -15,6 +16,16 @@ from libs.grants.signer import KEY_BYTES, NONCE_BYTES
 _UNKNOWN_KEY = bytes(KEY_BYTES)
 
 
+class _Held(NamedTuple):
+    """A key that is accepted."""
+
+    key: bytes
+    offset: float
+    """The signer's clock less our monotonic one."""
+    until: float | None = None
+    """When it goes, in monotonic seconds."""
+
+
 class GrantVerifier:
     """Verifies grants for one worker. Not thread-safe: use it from one event loop.
 
@@ -22,28 +33,30 @@ class GrantVerifier:
     `max_lifetime` is refused, so at most `accepted grants per second × max_lifetime` nonces are held.
     """
 
-    def __init__(self, worker_id: str, *, clock: Clock, max_lifetime: float = 60.0, leeway: float = 0.0) -> None:
-        """`leeway` (seconds) accepts grants that long past their expiry, for clocks that differ between machines."""
+    def __init__(self, worker_id: str, *, clock: Clock, max_lifetime: float = 60.0) -> None:
         self._worker = worker_id
         self._clock = clock
         self._max_lifetime = max_lifetime
-        self._leeway = leeway
         self.epoch = 0
         """The newest term of the pool's owners that this worker has heard of; nothing older is accepted."""
         self.owner = ""
         """The admission process whose term that is."""
-        self._keys: dict[str, tuple[bytes, float | None]] = {}
+        self._keys: dict[str, _Held] = {}
         self._nonces: set[bytes] = set()
         self._expiries: list[tuple[float, bytes]] = []
 
-    def add_key(self, key_id: str, key: bytes) -> None:
+    def add_key(self, key_id: str, key: bytes, time: float | None = None) -> None:
         """Accepts grants under this key, as given in WorkerWelcome.
+
+        `time` is the signer's when it gave the key (Unix seconds): a grant's time is over when it is by the signer's
+        clock, read now, but for what the key took to come here. None takes our clock for the signer's.
 
         :raises ValueError: when the key's length is wrong.
         """
         if len(key) != KEY_BYTES:
             raise ValueError(f"a grant key has {KEY_BYTES} bytes, not {len(key)}")
-        self._keys[key_id] = (key, None)
+        offset = (self._clock.time() if time is None else time) - self._clock.monotonic()
+        self._keys[key_id] = _Held(key, offset)
 
     def remove_key(self, key_id: str, *, after: float = 0.0) -> None:
         """Stops accepting the key, at once or `after` seconds from now; unknown ids are ignored.
@@ -57,7 +70,7 @@ class GrantVerifier:
         if after <= 0:
             del self._keys[key_id]
         else:
-            self._keys[key_id] = (held[0], self._clock.monotonic() + after)
+            self._keys[key_id] = held._replace(until=self._clock.monotonic() + after)
 
     def fence(self, epoch: int, owner: str) -> bool:
         """A process says that it owns the pool since this term: from now on no grant of an older one is accepted.
@@ -91,37 +104,35 @@ class GrantVerifier:
         :raises WeirError: GRANT_INVALID when it is forged, altered, or not for this worker, request, version or size;
             GRANT_EXPIRED when its time has passed, or its owner's term; GRANT_REPLAYED when it was used before.
         """
-        grant = self._authentic(signed)
+        grant, offset = self._authentic(signed)
         if grant.credit:
             grant.request_id, grant.tenant = signed.holder.request_id, signed.holder.tenant
             if not grant.tenant:
                 raise WeirError(Reason.GRANT_INVALID, "Nobody holds the credit.", limit="holder")
         self._check_binding(grant, request_id=request_id, model_version=model_version)
         _check_caps(grant, prompt_tokens=prompt_tokens, max_output_tokens=max_output_tokens, choices=choices)
-        self._use(grant)
+        self._use(grant, offset)
         return grant
 
-    def _authentic(self, signed: SignedGrant) -> Grant:
-        """The decoded grant, once its MAC holds. Nothing is decoded before."""
-        key = self._key(signed.key_id)
+    def _authentic(self, signed: SignedGrant) -> tuple[Grant, float]:
+        """The decoded grant, once its MAC holds, and its key's offset. Nothing is decoded before."""
+        held = self._held(signed.key_id)
+        key = held.key if held is not None else None
         # The MAC is computed under an unknown key too, so that timing does not tell which key ids exist.
         expected = hmac.digest(key or _UNKNOWN_KEY, signed.grant, "sha256")
-        if not hmac.compare_digest(expected, signed.mac) or key is None:
+        if not hmac.compare_digest(expected, signed.mac) or held is None:
             raise WeirError(Reason.GRANT_INVALID, "The grant's proof does not hold for this worker.")
         try:
-            return Grant.FromString(signed.grant)
+            return Grant.FromString(signed.grant), held.offset
         except DecodeError as error:
             raise WeirError(Reason.GRANT_INVALID, "The grant cannot be decoded.") from error
 
-    def _key(self, key_id: str) -> bytes | None:
+    def _held(self, key_id: str) -> _Held | None:
         held = self._keys.get(key_id)
-        if held is None:
-            return None
-        key, until = held
-        if until is not None and self._clock.monotonic() >= until:
+        if held is not None and held.until is not None and self._clock.monotonic() >= held.until:
             del self._keys[key_id]
             return None
-        return key
+        return held
 
     def _check_binding(self, grant: Grant, *, request_id: str, model_version: str) -> None:
         if grant.worker != self._worker:
@@ -133,15 +144,15 @@ class GrantVerifier:
         if len(grant.nonce) != NONCE_BYTES:
             raise WeirError(Reason.GRANT_INVALID, "The grant has no proper nonce.", limit="nonce")
 
-    def _use(self, grant: Grant) -> None:
-        now = self._clock.time()
+    def _use(self, grant: Grant, offset: float) -> None:
+        now = self._clock.monotonic()
         self._forget(now)
-        expires = grant.expires_at.seconds + grant.expires_at.nanos * 1e-9 + self._leeway
+        expires = grant.expires_at.seconds + grant.expires_at.nanos * 1e-9 - offset
         if now >= expires:
             raise WeirError(Reason.GRANT_EXPIRED, "The grant's time has passed.", limit="expires_at")
         if grant.epoch < self.epoch:
             raise WeirError(Reason.GRANT_EXPIRED, "The pool has another owner by now.", limit="epoch")
-        if expires > now + self._max_lifetime + self._leeway:
+        if expires > now + self._max_lifetime:
             raise WeirError(Reason.GRANT_INVALID, "The grant lives too long.", limit="expires_at")
         if grant.nonce in self._nonces:
             raise WeirError(Reason.GRANT_REPLAYED, "The grant was used before.", limit="nonce")

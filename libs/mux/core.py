@@ -23,6 +23,8 @@ class Semantics(enum.Enum):
     """The operation is idempotent: it is sent again on the next stream, within its deadline."""
     ONCE = "once"
     """It may have been executed, so it fails with DEPENDENCY_UNAVAILABLE. It is never written twice."""
+    WATCH = "watch"
+    """As RETRY, and answered when there is something to tell: that its peer is silent meanwhile means nothing."""
 
 
 class Outcome(enum.Enum):
@@ -245,7 +247,7 @@ class ClientCore(Generic[T]):
         stream.in_flight.clear()
         stream.cancels.clear()
         ended = [_end(call, Outcome.LOST) for call in calls if call.semantics is Semantics.ONCE]
-        ended += self._requeue([call for call in calls if call.semantics is Semantics.RETRY])
+        ended += self._requeue([call for call in calls if call.semantics is not Semantics.ONCE])
         # Pinned to it and not yet written: no other stream will ever take them.
         for call in [call for call in self._queue.values() if call.pinned == stream.generation]:
             del self._queue[call.order]

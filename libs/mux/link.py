@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Callable
 from typing import Any
 
-from libs.mux.core import Stream
+from libs.mux.core import Semantics, Stream
 from libs.mux.wake import Wake
 
 _ASK, _LOST = 2, 6
@@ -16,8 +16,8 @@ _ASK, _LOST = 2, 6
 class Link:
     """One open stream and what its writer waits for.
 
-    A peer that stands still (stopped, or stuck in one turn of its loop) keeps its connection open. So while calls are
-    in flight and nothing comes, it is asked whether it is there; a stream that stays silent is cancelled, and what it
+    A peer that stands still (stopped, or stuck in one turn of its loop) keeps its connection open. So while answers
+    are awaited and nothing comes, it is asked whether it is there; a stream that stays silent is cancelled, and what it
     had in flight is lost at once and not when gRPC's keepalive notices. Silence is counted in turns of this side's own
     loop: its own standstill is no silence of the peer's.
     """
@@ -58,7 +58,7 @@ class Link:
 
     def _look(self) -> None:
         self._timer = None
-        if not self.stream.in_flight:
+        if all(call.semantics is Semantics.WATCH for call in self.stream.in_flight.values()):
             return
         self._quiet += 1
         if self._quiet >= _LOST:

@@ -13,13 +13,15 @@ from libs.deadlines import Deadline
 class Session:
     """One open stream. Lives until the stream ends, however it ends."""
 
-    __slots__ = ("_on_close", "hello", "peer", "state")
+    __slots__ = ("_on_close", "caller", "hello", "peer", "state")
 
     def __init__(self, peer: str, hello: mux_pb2.Hello) -> None:
         self.peer = peer
         """The caller's service name: from its certificate, or without TLS as it calls itself."""
         self.hello = hello
         """How the caller introduced itself."""
+        self.caller = f"{hello.instance}/{hello.life}"
+        """One life of one process: what it holds is not that of the next one."""
         self.state: dict[str, Any] = {}
         """For the handler: state that must not outlive the stream, such as open output filters."""
         self._on_close: list[Callable[[], None]] = []

@@ -5,7 +5,7 @@ fallback and by the simulation. Exact sliding windows (`Window`) and not an aver
 limit pass within a minute.
 """
 
-from libs.quota.asking import MOST_TOKENS, REASONS, ask_of, error_of
+from libs.quota.asking import MOST_TOKENS, REASONS, ask_of, error_of, used_of
 from libs.quota.bridge import Bridge
 from libs.quota.bucket import BUCKETS
 from libs.quota.budget import ALERT_PERCENT, Alert, Budgets, BudgetSpec, Record
@@ -13,11 +13,12 @@ from libs.quota.headers import Header, limit_headers, retry_headers
 from libs.quota.ledger import Ledger
 from libs.quota.prices import FREE, Price, PriceBook
 from libs.quota.replica import Cursor, Joining, Logged, Piece, Replica, Seen
-from libs.quota.shares import Share
+from libs.quota.shares import HOLDERS, Share
 from libs.quota.spent import BudgetState, SpentState, Tally
 from libs.quota.types import (
     ALL_MODELS,
     NO_LIMITS,
+    ROWS,
     UNLIMITED,
     Admitted,
     Ask,
@@ -35,6 +36,7 @@ from libs.quota.types import (
     SettledId,
     Taken,
     Told,
+    unit_of,
 )
 from libs.quota.window import DAY_NS, LOCAL, MINUTE_NS, NEVER, SLOTS, Part, Use, Window
 
@@ -44,12 +46,14 @@ __all__ = [
     "BUCKETS",
     "DAY_NS",
     "FREE",
+    "HOLDERS",
     "LOCAL",
     "MINUTE_NS",
     "MOST_TOKENS",
     "NEVER",
     "NO_LIMITS",
     "REASONS",
+    "ROWS",
     "SLOTS",
     "UNLIMITED",
     "Admitted",
@@ -94,4 +98,6 @@ __all__ = [
     "error_of",
     "limit_headers",
     "retry_headers",
+    "unit_of",
+    "used_of",
 ]

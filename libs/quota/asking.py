@@ -6,11 +6,12 @@ from typing import Protocol
 
 from libs.errors import Reason, WeirError
 from libs.quota.prices import PriceBook
-from libs.quota.types import Ask, Denied, LimitKind
+from libs.quota.types import ROWS, Ask, Denied, LimitKind
 
 REASONS = {
     LimitKind.REQUESTS: Reason.QUOTA_REQUESTS,
     LimitKind.TOKENS: Reason.QUOTA_TOKENS,
+    LimitKind.ROWS: Reason.QUOTA_ROWS,
     LimitKind.CONCURRENCY: Reason.QUOTA_CONCURRENCY,
     LimitKind.SPEND: Reason.QUOTA_SPEND,
     LimitKind.BUDGET_DAY: Reason.QUOTA_SPEND,
@@ -39,6 +40,8 @@ class Reserve(Protocol):
     request_counted: bool
     granted: bool
     grows: bool
+    rows: bool
+    requests: int
 
 
 def ask_of(reserve: Reserve, prices: PriceBook, *, holder: str = "") -> Ask:
@@ -47,12 +50,15 @@ def ask_of(reserve: Reserve, prices: PriceBook, *, holder: str = "") -> Ask:
 
     A request that names a prompt and no output has none: several prompts, of which it names the longest.
 
+    What counts rows (`rows`) asks for its `tokens` as they are.
+
     :raises WeirError: INVALID_REQUEST for more than `MOST_TOKENS`.
     """
+    if reserve.rows:
+        return _ask_of_rows(reserve, prices, holder)
     prompt, output = reserve.prompt_tokens, reserve.max_output_tokens
     tokens = max(reserve.tokens, prompt + (0 if reserve.grows else output * (reserve.choices or 1)))
-    if tokens > MOST_TOKENS:
-        raise WeirError(Reason.INVALID_REQUEST, f"no request has {tokens} tokens", limit="tokens")
+    _check_most(tokens, "tokens")
     model, version = reserve.model, reserve.model_version
     prompts = tokens if prompt and not output else prompt
     return Ask(
@@ -70,6 +76,48 @@ def ask_of(reserve: Reserve, prices: PriceBook, *, holder: str = "") -> Ask:
         reserve.granted,
         reserve.grows,
     )
+
+
+def _ask_of_rows(reserve: Reserve, prices: PriceBook, holder: str) -> Ask:
+    rows, model, version = reserve.tokens, reserve.model, reserve.model_version
+    _check_most(rows, "rows")
+    return Ask(
+        tenant=reserve.tenant,
+        model=ROWS + model,
+        request_id=reserve.request_id,
+        tokens=rows,
+        version=version,
+        spend=prices.of(version, model).of_rows(rows),
+        count_request=not reserve.request_counted,
+        over_quota_allowed=reserve.over_quota_allowed,
+        holder=holder,
+        granted=reserve.granted,
+        requests=reserve.requests or 1,
+    )
+
+
+class Settle(Protocol):
+    """What was used; `weir.quota.v1.Settle` fits."""
+
+    model: str
+    model_version: str
+    tokens: int
+    prompt_tokens: int
+    cached_prompt_tokens: int
+    rows: bool
+
+
+def used_of(settle: Settle, prices: PriceBook) -> tuple[str, int, int]:
+    """What a Settle says, as the ledger counts it: the model, the tokens or rows, and the micro-dollars."""
+    price, tokens = prices.of(settle.model_version, settle.model), min(settle.tokens, MOST_TOKENS)
+    if settle.rows:
+        return ROWS + settle.model, tokens, price.of_rows(tokens)
+    return settle.model, tokens, price.cost(tokens, settle.prompt_tokens, settle.cached_prompt_tokens)
+
+
+def _check_most(count: int, unit: str) -> None:
+    if count > MOST_TOKENS:
+        raise WeirError(Reason.INVALID_REQUEST, f"no request has {count} {unit}", limit=unit)
 
 
 def error_of(denied: Denied, retry_after_ns: int | None) -> WeirError:

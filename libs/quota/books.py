@@ -11,7 +11,7 @@ from libs.quota.lease import Lease
 from libs.quota.scope import Scope
 from libs.quota.scopes import Scopes
 from libs.quota.settled import Charge, Key
-from libs.quota.types import Ask, LimitSpec, Opened
+from libs.quota.types import Ask, LimitSpec, Opened, unit_of
 from libs.quota.window import Part
 
 
@@ -24,8 +24,8 @@ class Books:
         self.retention_ns = retention_ns
         self.live = 0
         """Leases that are open."""
-        self.held: dict[str, dict[Key, Lease]] = {}
-        """Leases by their holder."""
+        self.held: dict[str, dict[int, dict[Key, Lease]]] = {}
+        """Leases by their holder and the number of their bucket: small, since large ones grow in milliseconds."""
         self._expiries: list[tuple[int, int, Lease]] = []
         self._pushed = 0
 
@@ -43,7 +43,7 @@ class Books:
         lease.take()
         bucket.leases[lease.key] = lease
         self.live += 1
-        self.held.setdefault(lease.holder, {})[lease.key] = lease
+        self.held.setdefault(lease.holder, {}).setdefault(bucket.number, {})[lease.key] = lease
         self._push(lease)
 
     def restore(self, state: Opened, now: int) -> None:
@@ -51,7 +51,7 @@ class Books:
         scopes = self.scopes.covering(state.tenant, state.model, state.version, now)
         ask = Ask(state.tenant, state.model, state.request_id, state.tokens, state.version, state.spend)
         lease = Lease(
-            ask._replace(holder=state.holder),
+            ask._replace(holder=state.holder, requests=state.each),
             tokens=state.tokens,
             requests=state.requests,
             scopes=scopes,
@@ -65,12 +65,15 @@ class Books:
     def close(self, lease: Lease, now: int) -> None:
         """It gives them back; nothing is charged."""
         lease.release(now)
-        del lease.scopes[0].bucket.leases[lease.key]
+        bucket = lease.scopes[0].bucket
+        del bucket.leases[lease.key]
         self.live -= 1
         held = self.held[lease.holder]
-        del held[lease.key]
-        if not held:
-            del self.held[lease.holder]
+        del held[bucket.number][lease.key]
+        if not held[bucket.number]:
+            del held[bucket.number]
+            if not held:
+                del self.held[lease.holder]
         # Closed leases stay in the heap until their time; rebuild it when they are most of it.
         if len(self._expiries) > 1024 and len(self._expiries) > 4 * self.live:
             self._expiries = [each for each in self._expiries if each[2].open]
@@ -99,9 +102,10 @@ class Books:
 
     def charge(self, scopes: Sequence[Scope], key: Key, charge: Charge, now: int) -> None:
         """Charges all scopes, of which the first is the tenant's own with its budget, and remembers the id."""
-        tokens, spend, part = charge.tokens, charge.spend, charge.part
+        tokens, spend, part, unit = charge.tokens, charge.spend, charge.part, unit_of(charge.model)
         for scope in scopes:
-            scope.tokens.charge(tokens, now, part)
+            if scope.unit is unit:
+                scope.tokens.charge(tokens, now, part)
             scope.spend.charge(spend, now, part)
         if scopes[0].budget is not None:
             scopes[0].budget.charge(spend, now, part)
@@ -109,9 +113,10 @@ class Books:
 
     def void(self, key: Key, charge: Charge, now: int) -> None:
         """Takes back what was charged for an id."""
-        scopes = self.scopes.covering(key[0], charge.model, charge.version, now)
+        scopes, unit = self.scopes.covering(key[0], charge.model, charge.version, now), unit_of(charge.model)
         for scope in scopes:
-            scope.tokens.void(charge.tokens, charge.at, charge.part)
+            if scope.unit is unit:
+                scope.tokens.void(charge.tokens, charge.at, charge.part)
             scope.spend.void(charge.spend, charge.at, charge.part)
         if scopes[0].budget is not None:
             scopes[0].budget.void(charge.spend, charge.at, charge.part)
@@ -126,8 +131,8 @@ class Books:
         heappush(self._expiries, (lease.expires, self._pushed, lease))
 
 
-def count(scopes: Sequence[Scope], requests: int, now: int, part: Part) -> None:
-    """Counts `requests` for the tenant, which is the first, and one for each model that has limits."""
+def count(scopes: Sequence[Scope], requests: int, each: int, now: int, part: Part) -> None:
+    """Counts `requests` for the tenant, which is the first, and `each` for each model that has limits."""
     for scope in scopes:
         scope.requests.charge(requests, now, part)
-        requests = 1
+        requests = each

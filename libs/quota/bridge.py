@@ -106,6 +106,10 @@ class Bridge(Generic[T]):
         """The number of the oldest of the shares here that cover a request: nothing told before it is in force."""
         return min(share.number if share else 0 for share in self._shares(tenant, model, version, now))
 
+    def blind(self, tenant: str, model: str, version: str, now: int) -> bool:
+        """Whether such a request costs money of which nothing may be given out here: only its owner can let it pass."""
+        return any(scope.blind(now) for scope in self._ledger.covering(tenant, model, version, now))
+
     def wants(self, tenant: str, model: str, version: str, now: int) -> bool:
         """Whether to ask for new shares: one of those that cover such a request is low. Once until `told`."""
         account = self._account(tenant)
@@ -141,11 +145,13 @@ class Bridge(Generic[T]):
                 scope.share = OwnShare(share, until, now, number)
                 fresh[share.model] = scope.share, before
         for each in account.untold.values():
-            requests = int(each.ask.count_request and each.began)
-            for scope in self._ledger.covering(tenant, each.ask.model, each.ask.version, now):
+            ask, each_began = each.ask, each.ask.requests * each.began
+            requests, slots = each_began * ask.count_request, each.began * ask.unit.slots
+            for scope in self._ledger.covering(tenant, ask.model, ask.version, now):
                 if scope.model in fresh:
-                    fresh[scope.model][0].take(each.ask.tokens, requests, each.ask.spend, int(each.began))
-                requests = int(each.began)  # the first is the tenant's own
+                    tokens = ask.tokens if scope.unit is ask.unit else 0
+                    fresh[scope.model][0].take(tokens, requests, ask.spend, slots)
+                requests = each_began  # the first is the tenant's own
         for share_here, before in fresh.values():
             if share_here.overdrawn:
                 share_here.number = before
@@ -170,7 +176,7 @@ class Bridge(Generic[T]):
         account = self._accounts.get(ask.tenant)
         if account is None or not account.allowed or account.asking:
             return None
-        slots = int(not self.runs((ask.tenant, ask.request_id)))
+        slots = 0 if self.runs((ask.tenant, ask.request_id)) else ask.unit.slots
         for share in self._shares(ask.tenant, ask.model, ask.version, now):
             if share is None or share.until <= now or (share.slots is not None and share.slots < slots):
                 return None

@@ -194,7 +194,8 @@ class Budgets:
         return tuple(
             budget.state(tenant)
             for number in range(first, past)
-            for tenant, budget in self._buckets.get(number, {}).items()
+            if number in self._buckets
+            for tenant, budget in self._buckets[number].items()
         )
 
     def join(self, states: Iterable[BudgetState], newer: Callable[[str], Collection[Part]]) -> None:

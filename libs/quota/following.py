@@ -24,7 +24,8 @@ def apply(books: Books, batch: Batch, part: Part, now: int) -> None:
     """Takes over what `part` decided, once. It counts from `now` on: later than it was, never earlier."""
     for opened in batch.opened:
         if not opened.over_quota:
-            count(books.scopes.covering(opened.tenant, opened.model, opened.version, now), opened.requests, now, part)
+            scopes = books.scopes.covering(opened.tenant, opened.model, opened.version, now)
+            count(scopes, opened.requests, opened.each, now, part)
         _apply_opened(books, opened, now)
     for grown in batch.grown:
         _apply_opened(books, grown, now)

@@ -15,6 +15,7 @@ class Lease:
     """A live reservation."""
 
     __slots__ = (
+        "each",
         "expires",
         "here",
         "holder",
@@ -29,6 +30,7 @@ class Lease:
         "shares",
         "spend",
         "tokens",
+        "unit",
         "version",
     )
 
@@ -36,9 +38,13 @@ class Lease:
         self.key = (ask.tenant, ask.request_id)
         self.model = ask.model
         self.version = ask.version
+        self.unit = ask.unit
+        """What `tokens` are."""
         self.tokens = tokens
         self.spend = ask.spend
         self.requests = requests
+        self.each = ask.requests
+        """Requests that count with the model's own limits."""
         self.over_quota = False
         self.holder = ask.holder
         self.part = part
@@ -53,28 +59,33 @@ class Lease:
 
     def take(self) -> None:
         """Occupies its slots and shares."""
+        self._hold(self.tokens, self.spend, self.slots)
+
+    @property
+    def slots(self) -> int:
+        """How many it occupies."""
+        return self.unit.slots
+
+    def _hold(self, tokens: int, spend: int, slots: int) -> None:
         for scope in self.scopes:
-            scope.in_use += 1
-            scope.held_tokens += self.tokens
-            scope.held_spend += self.spend
+            scope.in_use += slots
+            scope.held_spend += spend
+            if scope.unit is self.unit:
+                scope.held_tokens += tokens
 
     def grow(self, tokens: int, spend: int) -> None:
         """Reserves so much in all; never less than before."""
         more, dearer = max(0, tokens - self.tokens), max(0, spend - self.spend)
         self.tokens += more
         self.spend += dearer
-        for scope in self.scopes:
-            scope.held_tokens += more
-            scope.held_spend += dearer
+        self._hold(more, dearer, 0)
 
     def release(self, now: int) -> None:
         """Gives them back."""
         self.open = False
         held = now - self.opened
+        self._hold(-self.tokens, -self.spend, -self.slots)
         for scope in self.scopes:
-            scope.in_use -= 1
-            scope.held_tokens -= self.tokens
-            scope.held_spend -= self.spend
             scope.hold_ns += (held - scope.hold_ns) // _HOLD_SHARE if scope.hold_ns else held
 
     def state(self, now: int) -> Opened:
@@ -93,4 +104,5 @@ class Lease:
             now - self.opened,
             self.expires - now,
             self.part,
+            self.each,
         )

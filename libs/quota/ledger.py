@@ -16,6 +16,7 @@ concurrent reserves exact. Time comes in as `now`, integer nanoseconds on a cloc
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from itertools import chain, islice
 
 from libs.quota import following
 from libs.quota.books import Books, count
@@ -36,6 +37,7 @@ from libs.quota.types import (
     LimitSpec,
     SettledAlready,
     Told,
+    unit_of,
 )
 from libs.quota.window import LOCAL, Part
 
@@ -145,17 +147,17 @@ class Ledger:
         if lease is not None:
             lease.here = True
             denied = self._grow(lease, ask, now) if ask.tokens > lease.tokens and not lease.over_quota else None
-            return denied or tightest(lease.scopes, now, over_quota=lease.over_quota)
+            return denied or tightest(lease.scopes, now, over_quota=lease.over_quota, unit=lease.unit)
         charged = bucket.settled.get(key)
         if charged is not None:
             if not (charged.ended and (ask.granted or ask.grows)):
                 return SettledAlready()
             self.books.reopen(key, charged, now)
-        requests, tokens, over_quota = int(ask.count_request), ask.tokens, False
+        requests, tokens, over_quota = ask.requests if ask.count_request else 0, ask.tokens, False
         if ask.granted:
             over_quota = ask.over_quota_allowed
         else:
-            denied = self._check(scopes, ask, requests, 1, tokens, now)
+            denied = self._check(scopes, ask, requests, ask.requests, tokens, now)
             if denied is not None and ask.over_quota_allowed:
                 over_quota = True
                 denied = self._check(scopes, ask, 0, 0, 0, now)
@@ -170,15 +172,15 @@ class Ledger:
         lease.expires = now + min(lease_ns, self.books.retention_ns)
         self.books.open(lease, bucket)
         if not over_quota:
-            count(scopes, requests, now, self.part)
+            count(scopes, requests, lease.each, now, self.part)
         if self.terms.money_needs_share:
             _take_shares(lease, requests, now)
         elif self.terms.sides > 1:
             for scope in scopes:
-                scope.count_granted(requests, tokens, ask.spend, now)
+                scope.count_granted(requests, tokens if scope.unit is lease.unit else 0, ask.spend, now)
         if self._track:
             self._changes.opened.append(lease)
-        return tightest(scopes, now, over_quota=over_quota)
+        return tightest(scopes, now, over_quota=over_quota, unit=lease.unit)
 
     def _grow(self, lease: Lease, ask: Ask, now: int) -> Denied | None:
         """Takes what is asked for beyond what the lease has."""
@@ -192,7 +194,7 @@ class Ledger:
             _take_more(lease, tokens, spend, now)
         elif self.terms.sides > 1:
             for scope in lease.scopes:
-                scope.count_granted(0, tokens, spend, now)
+                scope.count_granted(0, tokens if scope.unit is lease.unit else 0, spend, now)
         if self._track:
             self._changes.grown[lease.key] = lease
         return None
@@ -202,9 +204,10 @@ class Ledger:
     ) -> Denied | None:
         """The denial that lasts longest; `requests` of the tenant, `of_model` of each model that has limits."""
         denied: Denied | None = None
-        terms = self.terms
+        terms, unit = self.terms, ask.unit
+        slots = min(slots, unit.slots)
         for scope in scopes:
-            found = scope.check(ask, requests, tokens, slots, now, terms)
+            found = scope.check(ask, requests, tokens if scope.unit is unit else 0, slots, now, terms)
             if found is not None:
                 denied = worse(denied, found)
             requests = of_model  # the first is the tenant's own
@@ -278,17 +281,24 @@ class Ledger:
     def end_held_by(self, holder: str, now: int) -> int:
         """Ends the leases of a holder that is gone for good, as if they had expired. Returns how many there were; very
         many take several calls."""
-        gone = list(self.books.held.get(holder, {}).values())[:_MOST_ENDED]
+        held = self.books.held.get(holder, {})
+        gone = list(islice(chain.from_iterable(leases.values() for leases in held.values()), _MOST_ENDED))
         for lease in gone:
             self.books.end(lease, now)
             if self._track:
                 self._changes.ended.append(lease.key)
         return len(gone)
 
-    def forget(self, now: int) -> None:
-        """Forgets ids that are old enough, where nothing was settled lately. Call now and then."""
+    def forget(self, now: int) -> list[tuple[Key, Charge]]:
+        """Forgets ids that are old enough, where nothing was settled lately. Call now and then. Returns those that
+        were forgotten since, here and elsewhere, and that nobody had settled: their leases ended by themselves."""
+        lapsed = []
         for bucket in self._scopes.buckets.values():
             bucket.settled.purge(now)
+            if bucket.settled.lapsed:
+                lapsed += bucket.settled.lapsed
+                bucket.settled.lapsed = []
+        return lapsed
 
     def holds(self, tenant: str, request_id: str) -> bool:
         """Whether the request has a live lease."""
@@ -303,7 +313,7 @@ class Ledger:
 
     def report(self, tenant: str, model: str, now: int) -> Admitted:
         """The tightest state of each kind of limit that covers the tenant's use of the model."""
-        return tightest(self._scopes.covering(tenant, model, "", now), now)
+        return tightest(self._scopes.covering(tenant, model, "", now), now, unit=unit_of(model))
 
     # --- shares of what is left -----------------------------------------------------------------------------------
 
@@ -361,17 +371,17 @@ def _take_shares(lease: Lease, requests: int, now: int) -> None:
     shares = tuple(scope.share if scope.share and scope.share.until > now else None for scope in lease.scopes)
     if any(shares):
         lease.shares = shares
-        for share in shares:
+        for scope, share in zip(lease.scopes, shares, strict=True):
             if share is not None:
-                share.take(lease.tokens, requests, lease.spend, 1)
-            requests = 1
+                share.take(lease.tokens if scope.unit is lease.unit else 0, requests, lease.spend, lease.slots)
+            requests = lease.each
 
 
 def _take_more(lease: Lease, tokens: int, spend: int, now: int) -> None:
     shares = tuple(scope.share if scope.share and scope.share.until > now else None for scope in lease.scopes)
-    for share in shares:
+    for scope, share in zip(lease.scopes, shares, strict=True):
         if share is not None:
-            share.take(tokens, 0, spend)
+            share.take(tokens if scope.unit is lease.unit else 0, 0, spend)
     if shares != lease.shares:  # out of several, of which nobody knows what was out of which: nothing comes back
         lease.shares = ()
 
@@ -380,4 +390,5 @@ def _give_back(lease: Lease, tokens: int, spend: int) -> None:
     """What was not used of shares that are still the present ones."""
     for scope, share in zip(lease.scopes, lease.shares, strict=True):
         if share is not None and scope.share is share:
-            share.take(min(0, tokens - lease.tokens), 0, min(0, spend - lease.spend), -1)
+            back = min(0, tokens - lease.tokens) if scope.unit is lease.unit else 0
+            share.take(back, 0, min(0, spend - lease.spend), -lease.slots)

@@ -1,4 +1,4 @@
-"""What tokens cost: pure, in whole micro-dollars."""
+"""What tokens and rows cost: pure, in whole micro-dollars."""
 
 from __future__ import annotations
 
@@ -12,18 +12,27 @@ _MOST = 2**44
 
 
 class Price(NamedTuple):
-    """Micro-dollars per million tokens."""
+    """Micro-dollars per million tokens, and per million rows of predictions."""
 
     input: int
     output: int
     cached: int | None = None
     """Of prompt tokens that the worker had, at most `input`; None: they cost as others do."""
+    row: int = 0
 
     def cost(self, tokens: int, prompt_tokens: int, cached_tokens: int = 0) -> int:
         """Micro-dollars for `tokens`, of which `prompt_tokens` are the prompt's, and of these `cached_tokens` were
         cached; rounded up; at most 2**44. Never more than for the same tokens without a cache, which is what a
         reservation is priced as."""
         return min(_MOST, -(-self._sum(tokens, prompt_tokens, cached_tokens) // _MILLION))
+
+    def of_rows(self, rows: int) -> int:
+        """Micro-dollars for rows; rounded up, at most 2**44."""
+        return min(_MOST, -(-rows * self.row // _MILLION))
+
+    def exact_rows(self, rows: int) -> float:
+        """As `of_rows`, not rounded."""
+        return rows * self.row / _MILLION
 
     def exact(self, tokens: int, prompt_tokens: int, cached_tokens: int = 0) -> float:
         """As `cost`, not rounded: for sums over many requests that are compared with each other."""

@@ -8,6 +8,7 @@ from libs.quota.bucket import Bucket
 from libs.quota.budget import Budget
 from libs.quota.shares import NOTHING, Held, Holdings, OwnShare, Share, part_of, slots_of
 from libs.quota.types import (
+    ROWS,
     UNLIMITED,
     Admitted,
     Ask,
@@ -18,6 +19,7 @@ from libs.quota.types import (
     PartState,
     ScopeState,
     Told,
+    unit_of,
 )
 from libs.quota.window import DAY_NS, MINUTE_NS, NEVER, Window
 
@@ -48,6 +50,7 @@ class Scope:
     __slots__ = (
         "bucket",
         "budget",
+        "covering",
         "granted",
         "held_spend",
         "held_tokens",
@@ -61,6 +64,7 @@ class Scope:
         "spend",
         "tenant",
         "tokens",
+        "unit",
     )
 
     def __init__(self, tenant: str, model: str, spec: LimitSpec, bucket: Bucket) -> None:
@@ -68,7 +72,11 @@ class Scope:
         """Where its tenant's leases and ids are."""
         self.tenant = tenant
         self.model = model
+        self.unit = unit_of(model)
+        """What `tokens` are; others are nothing to it."""
         self.spec = spec
+        self.covering: dict[tuple[str, str], list[Scope]] = {}
+        """In the scope of all models: those that cover a request, by the model that it names and what serves it."""
         self.requests = Window()
         self.tokens = Window()
         self.spend = Window(spec.spend_window_ns)
@@ -86,6 +94,11 @@ class Scope:
         self.granted: dict[LimitKind, Window] | None = None
         """What was granted here while this replica heard no majority of the others."""
 
+    @property
+    def name(self) -> str:
+        """The model, as the registry's limits name it."""
+        return self.model.removeprefix(ROWS)
+
     def apply(self, spec: LimitSpec) -> None:
         """Makes `spec` its limits; what was used stays used."""
         self.spec = spec
@@ -100,6 +113,11 @@ class Scope:
             or self.spend.used(now)
             or any(self.holdings.but("", now))
         )
+
+    def blind(self, now: int) -> bool:
+        """At a gateway: it bounds money, of which nobody told a share that is in force."""
+        bound = self.spec.spend_microusd or (self.budget is not None and self.budget.left(0, now) is not None)
+        return bool(bound) and (self.share is None or self.share.until <= now)
 
     def check(self, ask: Ask, requests: int, tokens: int, slots: int, now: int, terms: Terms) -> Denied | None:
         """The denial that takes longest to lift; None when everything fits. Takes nothing.
@@ -125,7 +143,7 @@ class Scope:
                 denied = self._look(LimitKind.REQUESTS, self.requests, limit, others[1], requests, now, terms)
             held, limit = self.held_tokens + others[0], spec.tokens_per_minute
             if limit and tokens and not (alone and self.tokens.used(now) + held + tokens <= limit):
-                denied = worse(denied, self._look(LimitKind.TOKENS, self.tokens, limit, held, tokens, now, terms))
+                denied = worse(denied, self._look(self.unit, self.tokens, limit, held, tokens, now, terms))
             if spec.spend_microusd and ask.spend:
                 held, limit = self.held_spend + others[2], spec.spend_microusd
                 if terms.money_needs_share:
@@ -137,7 +155,7 @@ class Scope:
         if spec.concurrency and slots and self.in_use + self.holdings.but(ask.holder, now).slots >= spec.concurrency:
             wait = max(_SHORTEST_RETRY_NS, self.hold_ns // max(1, self.in_use) if self.hold_ns else terms.retry_ns)
             report = LimitReport(spec.concurrency, 0, 0)
-            denied = worse(denied, Denied(LimitKind.CONCURRENCY, self.model, report, slots, wait))
+            denied = worse(denied, Denied(LimitKind.CONCURRENCY, self.name, report, slots, wait))
         if spec.max_output and ask.output > spec.max_output:
             denied = worse(denied, self._too_long(LimitKind.MAX_OUTPUT, spec.max_output, ask.output))
         if spec.max_context and ask.context > spec.max_context:
@@ -160,18 +178,18 @@ class Scope:
             wait = window.wait(over, now)
             if wait == NEVER:
                 wait = max(window.reset(now), self.hold_ns or terms.retry_ns, _SHORTEST_RETRY_NS)
-        return Denied(kind, self.model, report_of(window, limit, held, now), cost, wait)
+        return Denied(kind, self.name, report_of(window, limit, held, now), cost, wait)
 
     def _check_share(self, share: OwnShare, ask: Ask, requests: int, tokens: int, now: int) -> Denied | None:
         denied: Denied | None = None
         for kind, left, cost, limit in (
             (LimitKind.REQUESTS, share.requests, requests, self.spec.requests_per_minute),
-            (LimitKind.TOKENS, share.tokens, tokens, self.spec.tokens_per_minute),
+            (self.unit, share.tokens, tokens, self.spec.tokens_per_minute),
             (LimitKind.SPEND, share.spend, ask.spend, self.spec.spend_microusd),
         ):
             if left is not None and cost > left:
                 report = LimitReport(max(limit, left), max(0, left), share.until - now, MINUTE_NS)
-                denied = worse(denied, Denied(kind, self.model, report, cost, share.until - now))
+                denied = worse(denied, Denied(kind, self.name, report, cost, share.until - now))
         return denied
 
     def _check_budget(self, budget: Budget, others: int, cost: int, now: int, terms: Terms) -> Denied | None:
@@ -188,18 +206,18 @@ class Scope:
 
     def _unknown(self, limit: int, cost: int, terms: Terms) -> Denied:
         """Nobody here knows that so much money is left."""
-        return Denied(LimitKind.SPEND, self.model, LimitReport(limit, 0, 0, self.spend.period), cost, terms.retry_ns)
+        return Denied(LimitKind.SPEND, self.name, LimitReport(limit, 0, 0, self.spend.period), cost, terms.retry_ns)
 
     def count_granted(self, requests: int, tokens: int, spend: int, now: int) -> None:
         """This was granted without a majority of the replicas."""
         if self.granted is None:
-            self.granted = {LimitKind.REQUESTS: Window(), LimitKind.TOKENS: Window(), LimitKind.SPEND: Window(DAY_NS)}
+            self.granted = {LimitKind.REQUESTS: Window(), self.unit: Window(), LimitKind.SPEND: Window(DAY_NS)}
         self.granted[LimitKind.REQUESTS].charge(requests, now)
-        self.granted[LimitKind.TOKENS].charge(tokens, now)
+        self.granted[self.unit].charge(tokens, now)
         self.granted[LimitKind.SPEND].charge(spend, now)
 
     def _too_long(self, kind: LimitKind, limit: int, cost: int) -> Denied:
-        return Denied(kind, self.model, LimitReport(limit, limit, 0), cost, None)
+        return Denied(kind, self.name, LimitReport(limit, limit, 0), cost, None)
 
     @property
     def limits_shares(self) -> bool:
@@ -212,12 +230,16 @@ class Scope:
         spec, holders, holder = self.spec, max(1, terms.holders * terms.sides), ask.holder
         others = self.holdings.but(holder, now)
         slots: int | None = 0
-        if allowance:
+        if allowance and not ask.unit.slots:
+            slots = None
+        elif allowance:
             left = spec.concurrency - self.in_use - others.slots
             slots = slots_of(spec.concurrency, left, holders) if spec.concurrency else None
         share = Share(
             self.model,
-            _part(spec.tokens_per_minute, self.tokens, self.held_tokens + others.tokens, holders, now),
+            _part(spec.tokens_per_minute, self.tokens, self.held_tokens + others.tokens, holders, now)
+            if self.unit is ask.unit
+            else None,
             _part(spec.requests_per_minute, self.requests, others.requests, holders, now),
             _part(spec.spend_microusd, self.spend, self.held_spend + others.spend, holders, now),
             slots,
@@ -294,8 +316,10 @@ def worse(one: Denied | None, other: Denied | None) -> Denied | None:
     return other if other.outlasts(one) else one
 
 
-def tightest(scopes: Iterable[Scope], now: int, *, over_quota: bool = False) -> Admitted:
-    """Of each kind of limit, the report with the least left."""
+def tightest(
+    scopes: Iterable[Scope], now: int, *, over_quota: bool = False, unit: LimitKind = LimitKind.TOKENS
+) -> Admitted:
+    """Of each kind of limit, the report with the least left; of tokens, or of rows."""
     slots = spend = UNLIMITED
     few = little = 1 << 62
     of_requests: Scope | None = None
@@ -306,11 +330,11 @@ def tightest(scopes: Iterable[Scope], now: int, *, over_quota: bool = False) -> 
             left = spec.requests_per_minute - scope.requests.used(now)
             if left < few:
                 few, of_requests = left, scope
-        if spec.tokens_per_minute:
+        if spec.tokens_per_minute and scope.unit is unit:
             left = spec.tokens_per_minute - scope.tokens.used(now) - scope.held_tokens
             if left < little:
                 little, of_tokens = left, scope
-        if spec.concurrency:
+        if spec.concurrency and unit.slots:
             left = max(0, spec.concurrency - scope.in_use)
             if not slots.limit or left < slots.remaining:
                 slots = LimitReport(spec.concurrency, left, 0)

@@ -7,10 +7,10 @@ from collections.abc import Mapping
 from libs.quota.bucket import Bucket, bucket_of
 from libs.quota.budget import Budgets
 from libs.quota.scope import Scope
-from libs.quota.types import ALL_MODELS, NO_LIMITS, LimitSpec
+from libs.quota.types import ALL_MODELS, NO_LIMITS, ROWS, LimitSpec
 
-_MAX_COVERING = 50_000
-"""Combinations of tenant, model and version whose scopes are kept at hand."""
+_MAX_COVERING = 1000
+"""Combinations of model and version whose scopes are kept at hand, of each tenant."""
 
 
 class Scopes:
@@ -31,13 +31,12 @@ class Scopes:
         self._specs: Mapping[tuple[str, str], LimitSpec] = {}
         self._wide: dict[str, Scope] = {}
         self._named: dict[tuple[str, str], Scope] = {}
-        self._covering: dict[tuple[str, str, str], list[Scope]] = {}
 
     def apply(self, specs: Mapping[tuple[str, str], LimitSpec], now: int) -> None:
         """See `Ledger.apply_limits`."""
         self._specs = dict(specs)
-        self._covering.clear()
         for tenant, scope in list(self._wide.items()):
+            scope.covering.clear()
             scope.apply(self._specs.get((tenant, ALL_MODELS), self._default))
             if scope.idle(now):
                 del self._wide[tenant], scope.bucket.scopes[tenant, ALL_MODELS]
@@ -58,18 +57,24 @@ class Scopes:
         """All scopes that cover a request: first the tenant, then the name it used and what serves it, with and without
         version.
 
-        So neither a pinned version ("weir-fast@1") nor an alias passes around the limit on "weir-fast".
+        So neither a pinned version ("weir-fast@1") nor an alias passes around the limit on "weir-fast". Of what is
+        counted by rows these are for its requests and its money, and the same names behind `ROWS` for the rows.
         """
-        scopes = self._covering.get((tenant, model, version))
+        wide = self.wide(tenant, now)
+        scopes = wide.covering.get((model, version))
         if scopes is None:
-            scopes = [self.wide(tenant, now)]
-            for name in {model, version, model.partition("@")[0], version.partition("@")[0]}:
+            scopes = [wide]
+            asked = model.removeprefix(ROWS)
+            names = {asked, version, asked.partition("@")[0], version.partition("@")[0]}
+            if asked != model:
+                names |= {ROWS + name for name in (*names, ALL_MODELS)}
+            for name in names:
                 scope = self._named.get((tenant, name))
                 if scope is not None:
                     scopes.append(scope)
-            if len(self._covering) >= _MAX_COVERING:
-                self._covering.clear()
-            self._covering[tenant, model, version] = scopes
+            if len(wide.covering) >= _MAX_COVERING:
+                wide.covering.clear()
+            wide.covering[model, version] = scopes
         return scopes
 
     def find(self, tenant: str, model: str, now: int) -> Scope | None:
@@ -81,7 +86,6 @@ class Scopes:
         scope = self._wide.get(tenant)
         if scope is None:
             if len(self._wide) >= self._prune_at:
-                self._covering.clear()
                 for name in [name for name, known in self._wide.items() if known.idle(now)]:
                     del self._wide[name].bucket.scopes[name, ALL_MODELS], self._wide[name]
                 self._prune_at = max(self._max_idle_tenants, 2 * len(self._wide))

@@ -9,6 +9,7 @@ from typing import NamedTuple
 from libs.quota.types import SettledId
 from libs.quota.window import Part
 
+_MOST_LAPSED = 1024
 Key = tuple[str, str]
 """Tenant and request id."""
 
@@ -39,7 +40,7 @@ class SettledIds:
     :param retention_ns: how long an id is remembered, however many there are: longer than a settle is repeated.
     """
 
-    __slots__ = ("_charges", "_order", "_retention", "first")
+    __slots__ = ("_charges", "_order", "_retention", "first", "lapsed")
 
     def __init__(self, retention_ns: int) -> None:
         self._retention = retention_ns
@@ -47,6 +48,8 @@ class SettledIds:
         self._order: deque[tuple[int, Key]] = deque()
         self.first = 0
         """The first one's place; it only grows."""
+        self.lapsed: list[tuple[Key, Charge]] = []
+        """Forgotten without anybody having settled them: what they used stays unknown. At most `_MOST_LAPSED`."""
 
     def __len__(self) -> int:
         return len(self._charges)
@@ -75,6 +78,8 @@ class SettledIds:
             charge = self._charges.get(key)
             if charge is not None and charge.at <= at:
                 del self._charges[key]
+                if charge.ended and len(self.lapsed) < _MOST_LAPSED:
+                    self.lapsed.append((key, charge))
 
     @property
     def places(self) -> int:

@@ -18,6 +18,8 @@ from typing import NamedTuple
 
 from libs.quota.types import Told
 
+HOLDERS = frozenset({"gateway", "predictor"})
+"""Services whose processes reserve, each of them for itself."""
 PORTION = 8
 """All the shares of a limit together are about one part in this many: what one gateway keeps unused is lost to the
 others, and to its own next life, until it ends."""

@@ -12,6 +12,9 @@ from libs.quota.window import DAY_NS, Use
 
 ALL_MODELS = "*"
 """The model name of a tenant-wide limit."""
+ROWS = "rows/"
+"""Begins the model's name where what is counted is rows of predictions instead of tokens: such limits are entries of
+their own ("rows/*", "rows/fraud"), and money and requests are those of the tenant and its models."""
 
 
 class LimitKind(StrEnum):
@@ -19,12 +22,24 @@ class LimitKind(StrEnum):
 
     REQUESTS = "requests_per_minute"
     TOKENS = "tokens_per_minute"
+    ROWS = "rows_per_minute"
     CONCURRENCY = "concurrency"
     SPEND = "spend"
     BUDGET_DAY = "budget:day"
     BUDGET_MONTH = "budget:month"
     MAX_CONTEXT = "max_context"
     MAX_OUTPUT = "max_output"
+
+    @property
+    def slots(self) -> int:
+        """Streams at once that a lease of this unit is: predictions last milliseconds, and are bounded where they
+        run."""
+        return int(self is not LimitKind.ROWS)
+
+
+def unit_of(model: str) -> LimitKind:
+    """What is counted under a model's name."""
+    return LimitKind.ROWS if model.startswith(ROWS) else LimitKind.TOKENS
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,6 +48,7 @@ class LimitSpec:
 
     requests_per_minute: int = 0
     tokens_per_minute: int = 0
+    """Of an entry of rows, rows."""
     concurrency: int = 0
     spend_microusd: int = 0
     spend_window_ns: int = DAY_NS
@@ -80,11 +96,11 @@ class Ask(NamedTuple):
 
     tenant: str
     model: str
-    """As the caller names it."""
+    """As the caller names it; behind `ROWS` where `tokens` counts rows: then it takes no slot."""
     request_id: str
     """Made by the mesh, never by a client: a repeat takes nothing."""
     tokens: int
-    """Prompt and longest output of all choices."""
+    """Prompt and longest output of all choices; or rows."""
     version: str = ""
     """What serves it; its own limits hold too."""
     spend: int = 0
@@ -103,6 +119,13 @@ class Ask(NamedTuple):
     """Its gateway serves it already: it is taken whatever the limits say."""
     grows: bool = False
     """More is asked for while it runs: it is asked again after its lease ended by itself, too."""
+    requests: int = 1
+    """How many it stands for."""
+
+    @property
+    def unit(self) -> LimitKind:
+        """What `tokens` are."""
+        return unit_of(self.model)
 
 
 class LimitReport(NamedTuple):
@@ -133,7 +156,12 @@ class Admitted(NamedTuple):
     """Only a slot and the spend were taken."""
 
 
-_UNITS = {LimitKind.REQUESTS: "requests", LimitKind.TOKENS: "tokens", LimitKind.SPEND: "micro-dollars"}
+_UNITS = {
+    LimitKind.REQUESTS: "requests",
+    LimitKind.TOKENS: "tokens",
+    LimitKind.ROWS: "rows",
+    LimitKind.SPEND: "micro-dollars",
+}
 _BUDGETS = {LimitKind.BUDGET_DAY: "day", LimitKind.BUDGET_MONTH: "month"}
 
 
@@ -196,13 +224,15 @@ class Opened(NamedTuple):
     tokens: int
     spend: int
     requests: int
-    """Counted with it for the tenant as a whole; the model's own limits count one in any case."""
+    """Counted with it for the tenant as a whole."""
     over_quota: bool
     holder: str
     age_ns: int
     expires_in_ns: int
     part: tuple[str, str]
     """Who opened it."""
+    each: int = 1
+    """Requests that count with the model's own limits."""
 
 
 class Closed(NamedTuple):

@@ -27,7 +27,9 @@ from libs.registry.terms import (
     plan_name,
     plan_of,
     price_book,
+    runners_of,
     slo_of,
+    tier_of,
     weight_of,
 )
 from libs.registry.view import RegistryView
@@ -58,7 +60,9 @@ __all__ = [
     "plan_name",
     "plan_of",
     "price_book",
+    "runners_of",
     "slo_of",
     "snapshot_of",
+    "tier_of",
     "weight_of",
 ]

@@ -15,8 +15,11 @@ from libs.registry.ports import Compare, Put, Store
 _log = logging.getLogger(__name__)
 _RETRY = 0.5
 """Seconds before another attempt when the store is away: short, since a mesh that restarts waits for endpoints."""
-_BLIND_BEATS = 3
+_BLIND_BEATS = 2
 """Beats that only prolong the lease, between two that see to the key, too."""
+_BEAT = 2 / 3
+"""Of the ttl, until the next beat: who loses the lease in what is left is still kept by whoever follows the registry
+(libs/registry/lingering.py) until it has another one."""
 
 
 class EndpointRegistration:
@@ -97,8 +100,8 @@ class EndpointRegistration:
                 raise
             return min(_RETRY, self._ttl / 3)
         self._registered.set()
-        # A beat that fails is tried again every half second, for as long again.
-        return self._ttl / 2
+        # A beat that fails is tried again every half second.
+        return self._ttl * _BEAT
 
     async def _write(self) -> None:
         key, value = keys.key_of(self._endpoint), keys.encode(self._endpoint)

@@ -25,7 +25,7 @@ _log = logging.getLogger(__name__)
 SERVER = "registry.weir.internal"
 _RETRY = (0.05, 1.0)
 """First and longest pause in seconds between two attempts to open a watch."""
-_SILENT = 15.0
+_SILENT = 20.0
 """Seconds without a message, bookmarks included, after which a watch is opened anew: its server hangs."""
 _LONGEST = 1800.0
 """Seconds of one stream; then it is opened anew, so that watchers spread over replicas that were added."""

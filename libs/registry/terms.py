@@ -9,7 +9,7 @@ from __future__ import annotations
 from weir.registry.v1 import registry_pb2 as pb
 
 from libs.deadlines import to_seconds
-from libs.quota import ALERT_PERCENT, DAY_NS, BudgetSpec, LimitSpec, Price, PriceBook
+from libs.quota import ALERT_PERCENT, DAY_NS, ROWS, BudgetSpec, LimitSpec, Price, PriceBook
 from libs.resources.snapshot import RegistrySnapshot
 
 _SECOND = 1_000_000_000
@@ -45,14 +45,24 @@ def kv_share_of(plan: pb.PlanPolicy) -> float:
     return plan.kv_share or 1.0
 
 
+def tier_of(version: pb.ModelVersion) -> str:
+    """By what a version is held to objectives: its tier; of one that predicts, its profile."""
+    return version.prediction.profile if version.HasField("prediction") else version.tier
+
+
+def runners_of(snapshot: RegistrySnapshot) -> list[pb.Endpoint]:
+    """Live processes that load versions and run them: workers and predictors."""
+    return [*snapshot.endpoints_of("worker"), *snapshot.endpoints_of("predictor")]
+
+
 def slo_of(snapshot: RegistrySnapshot, route: str, tier: str) -> pb.Slo | None:
     """The objectives of a route ("generate", "embed", "predict", "batch") and tier: its own, else those of "*"."""
     return snapshot.slos.get((route, tier)) or snapshot.slos.get((route, ANY))
 
 
 def limit_specs(snapshot: RegistrySnapshot) -> dict[tuple[str, str], LimitSpec]:
-    """The declared limits, by tenant and model."""
-    return {
+    """The declared limits, by tenant and model; those of rows by its name behind `ROWS`."""
+    specs = {
         key: LimitSpec(
             requests_per_minute=limits.requests_per_minute,
             tokens_per_minute=limits.tokens_per_minute,
@@ -64,6 +74,12 @@ def limit_specs(snapshot: RegistrySnapshot) -> dict[tuple[str, str], LimitSpec]:
         )
         for key, limits in snapshot.limits.items()
     }
+    of_rows = (
+        ((tenant, ROWS + model), LimitSpec(tokens_per_minute=limits.rows_per_minute))
+        for (tenant, model), limits in snapshot.limits.items()
+        if limits.rows_per_minute
+    )
+    return {**specs, **dict(of_rows)}
 
 
 def budget_specs(snapshot: RegistrySnapshot) -> dict[str, BudgetSpec]:
@@ -82,22 +98,24 @@ def budget_specs(snapshot: RegistrySnapshot) -> dict[str, BudgetSpec]:
 
 
 def price_book(snapshot: RegistrySnapshot) -> PriceBook:
-    """What tokens cost, by the declared prices."""
+    """What tokens and rows cost, by the declared prices."""
     return PriceBook({name: _price(price) for name, price in snapshot.prices.items()})
 
 
 def cost_book(snapshot: RegistrySnapshot) -> PriceBook:
     """What tokens cost us, by the declared costs; where a price declares no cost of its own, cost equals price."""
-    return PriceBook(
-        {
-            name: Price(price.input_cost_microusd_per_million, price.output_cost_microusd_per_million)
-            if price.input_cost_microusd_per_million or price.output_cost_microusd_per_million
-            else _price(price)
-            for name, price in snapshot.prices.items()
-        }
-    )
+    return PriceBook({name: _cost(price, _price(price)) for name, price in snapshot.prices.items()})
+
+
+def _cost(declared: pb.Price, price: Price) -> Price:
+    """Of tokens and of rows, each where it is declared."""
+    if declared.input_cost_microusd_per_million or declared.output_cost_microusd_per_million:
+        tokens = declared.input_cost_microusd_per_million, declared.output_cost_microusd_per_million
+        price = Price(*tokens, row=price.row)
+    return price._replace(row=declared.row_cost_microusd_per_million or price.row)
 
 
 def _price(price: pb.Price) -> Price:
     cached = price.cached_input_microusd_per_million if price.HasField("cached_input_microusd_per_million") else None
-    return Price(price.input_microusd_per_million, price.output_microusd_per_million, cached)
+    row = price.row_microusd_per_million
+    return Price(price.input_microusd_per_million, price.output_microusd_per_million, cached, row)

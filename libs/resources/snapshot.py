@@ -26,7 +26,7 @@ _OWNER = frozenset({Role.OWNER})
 _MODEL = ("aliases", "models")
 FLOOR = "mesh"
 """The name of the one safety floor."""
-_ROUTING = ("gateway", "router", "edge-auth", "controlplane")
+_ROUTING = ("gateway", "predictor", "router", "edge-auth", "controlplane")
 """Services that resolve names to versions."""
 
 
@@ -49,7 +49,7 @@ class RegistrySnapshot:
         part="safety_policy",
         check=check_policy,
         change=_OPERATOR,
-        followers=("safety", "worker"),
+        followers=("predictor", "safety", "worker"),
         columns=(Column("RULES", "rules.id"),),
     )
     """By "id@version"."""
@@ -63,7 +63,7 @@ class RegistrySnapshot:
         refs=(Ref("policies", ("safety",)),),
         # It binds every tenant: lowering it is for nobody who merely runs the mesh.
         change=_OWNER,
-        followers=("gateway", "safety"),
+        followers=("gateway", "predictor", "safety"),
         columns=(Column("POLICIES", "policies"),),
     )
     """"mesh" → what every request is under."""
@@ -74,7 +74,7 @@ class RegistrySnapshot:
         part="trust",
         check=check_trust,
         change=_OWNER,
-        followers=("worker", "gateway"),
+        followers=("gateway", "predictor", "worker"),
         columns=(Column("KEYS", "keys.note"), Column("THRESHOLD", "threshold", "1")),
     )
     """By namespace."""
@@ -138,7 +138,7 @@ class RegistrySnapshot:
         check=check_plan,
         refs=(Ref("ladder.smaller_model.models", _MODEL),),
         change=_OPERATOR,
-        followers=("gateway", "admission", "ratelimit"),
+        followers=("gateway", "predictor", "admission", "ratelimit"),
         restored=True,
         columns=(
             Column("WEIGHT", "weight", "1"),
@@ -213,11 +213,12 @@ class RegistrySnapshot:
         check=check_limits,
         refs=(Ref("tenant", ("tenants",)), Ref("model", _MODEL, any=True)),
         change=_OPERATOR,
-        followers=("gateway", "ratelimit"),
+        followers=("gateway", "predictor", "ratelimit"),
         restored=True,
         columns=(
             Column("RPM", "requests_per_minute", "unlimited"),
             Column("TPM", "tokens_per_minute", "unlimited"),
+            Column("ROWS/MIN", "rows_per_minute", "unlimited", wide=True),
             Column("STREAMS", "concurrency", "unlimited"),
             Column("CONTEXT", "max_context", "unlimited"),
             Column("OUTPUT", "max_output", "unlimited"),
@@ -235,7 +236,7 @@ class RegistrySnapshot:
         check=check_budget,
         refs=(Ref("tenant", ("tenants",)),),
         change=_OPERATOR,
-        followers=("gateway", "ratelimit"),
+        followers=("gateway", "predictor", "ratelimit"),
         restored=True,
         columns=(
             Column("MONTHLY", "monthly_microusd", "no bound"),
@@ -254,7 +255,7 @@ class RegistrySnapshot:
         observed="error-budgets",
         check=check_slo,
         change=_OPERATOR,
-        followers=("gateway", "admission", "rollout"),
+        followers=("gateway", "predictor", "admission", "rollout"),
         restored=True,
         columns=(
             Column("TTFT P95", "ttft_p95"),
@@ -274,14 +275,16 @@ class RegistrySnapshot:
         check=check_price,
         refs=(Ref("model", _MODEL, any=True),),
         change=_OPERATOR,
-        followers=("gateway", "ratelimit"),
+        followers=("gateway", "predictor", "ratelimit"),
         restored=True,
         columns=(
             Column("INPUT / 1M", "input_microusd_per_million", "free"),
             Column("OUTPUT / 1M", "output_microusd_per_million", "free"),
+            Column("ROWS / 1M", "row_microusd_per_million", "free"),
             Column("CACHED / 1M", "cached_input_microusd_per_million", "-", wide=True),
             Column("INPUT COST", "input_cost_microusd_per_million", "as the price", wide=True),
             Column("OUTPUT COST", "output_cost_microusd_per_million", "as the price", wide=True),
+            Column("ROW COST", "row_cost_microusd_per_million", "as the price", wide=True),
         ),
     )
     """By model or "*"."""
@@ -293,7 +296,7 @@ class RegistrySnapshot:
         check=check_pin,
         refs=(Ref("model_version", ("models",)),),
         change=_PUBLISHER,
-        followers=("gateway", "worker"),
+        followers=("gateway", "predictor", "worker"),
         columns=(Column("WARM", "warm", "no"), Column("REASON", "reason")),
     )
     """By "name@version"."""
@@ -370,7 +373,7 @@ class RegistrySnapshot:
         plural="levels",
         key=("pool",),
         part="level",
-        followers=("gateway", "ratelimit"),
+        followers=("gateway", "predictor", "ratelimit"),
         leased=True,
         columns=(
             Column("CLASSES", "classes.queue_class"),

@@ -5,7 +5,7 @@ callers with them for Envoy. See README.md.
 """
 
 from libs.routing.assignment import Layout, Target, assign, bucket_of, lay_out
-from libs.routing.split import BUCKETS, Placement, Split, choose_tenants, place
+from libs.routing.split import BUCKETS, Placement, Split, choose_tenants, place, rules_of
 from libs.routing.table import (
     WORKER_SERVICE,
     ListedModel,
@@ -36,4 +36,5 @@ __all__ = [
     "list_models",
     "place",
     "resolve",
+    "rules_of",
 ]

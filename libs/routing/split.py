@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 from heapq import nsmallest
 
 from libs.registry import RegistrySnapshot
@@ -153,3 +154,17 @@ def choose_tenants(rollout_id: str, tenants: Iterable[str], most: int) -> frozen
 
 def _draw(rollout_id: str, tenant: str) -> bytes:
     return hashlib.blake2b(f"{rollout_id}\0blast-radius\0{tenant}".encode(), digest_size=8).digest()
+
+
+def rules_of(splits: Mapping[str, Split]) -> str:
+    """A digest of what places callers in rollouts, or outside of them: of everything but the weights. Whoever remembers
+    a caller's place may do so while this is the same."""
+    rules = [_rule(alias, s.rollout_id, s.sticky, s.only, s.never) for alias, s in sorted(splits.items())]
+    return hashlib.blake2b(b"".join(rules), digest_size=8).hexdigest()
+
+
+# A set of thousands of tenants is hashed once, and read again when it is another one.
+@lru_cache(maxsize=1024)
+def _rule(alias: str, rollout: str, sticky: StickyBy, only: frozenset[str] | None, never: frozenset[str]) -> bytes:
+    tenants = None if only is None else sorted(only)
+    return hashlib.blake2b(repr((alias, rollout, sticky, tenants, sorted(never))).encode(), digest_size=16).digest()

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 
 from libs.authority.models import ModelAccess
 from libs.errors import Reason, WeirError
-from libs.registry import RegistrySnapshot
+from libs.registry import RegistrySnapshot, tier_of
 from libs.routing.assignment import Layout, Target, bucket_of, lay_out
+from libs.routing.residency import PREDICTOR_SERVICE, Residency
 from libs.routing.split import BUCKETS, Placement, Split, outside, place, split_of
 
 WORKER_SERVICE = "worker"
@@ -89,6 +90,8 @@ class RoutingTable:
     """Version → zones with live workers that have it ready, sorted."""
     tenants: frozenset[str] = field(default=frozenset(), repr=False)
     """Ids of registered tenants."""
+    residency: Residency = field(default=Residency(), repr=False)
+    """Which regions there are."""
     access: ModelAccess = field(default=ModelAccess(), repr=False)
     """Who may use which name; what a tenant may not use does not exist for it."""
 
@@ -102,12 +105,14 @@ class RoutingTable:
             before = cls(RegistrySnapshot(), {}, {}, {})
         old = before.snapshot
         layouts = before.layouts if snapshot.aliases is old.aliases else _layouts(snapshot, before)
-        zones = before.zones if snapshot.endpoints is old.endpoints else _zones(snapshot)
+        same = snapshot.endpoints is old.endpoints
+        zones = before.zones if same else _zones(snapshot)
+        residency = before.residency if same else Residency.of(snapshot)
         tenants = before.tenants
         if snapshot.tenants is not old.tenants and snapshot.tenants.keys() != tenants:
             tenants = frozenset(snapshot.tenants)
         access = ModelAccess.of(snapshot, before.access)
-        return cls(snapshot, layouts, _splits(snapshot, tenants, before), zones, tenants, access)
+        return cls(snapshot, layouts, _splits(snapshot, tenants, before), zones, tenants, residency, access)
 
     def resolve(self, request: RouteRequest, arrange: Arrange | None = None) -> Route:
         """Chooses version, arm, pool, tier and zones.
@@ -116,21 +121,23 @@ class RoutingTable:
 
         :raises WeirError: MODEL_NOT_FOUND when the name is neither an alias nor a registered version, when the alias
             points to nothing that is registered, or when the tenant may not use it: nobody can tell which.
+            REGION_NOT_ALLOWED when nothing that may serve the tenant is in its regions.
         """
         found = self._find(request)
         if found is None:
             raise _not_found(request.model)
+        allowed = self.residency.enter(self._regions(request.tenant), request.zone)
         target, split = found
         version = self.snapshot.model_versions[target.model_version]
         mirror = None
         if split is not None and split.shadow_share:
-            mirror = self._mirror(split.mirrored(request.request_id), request.zone)
+            mirror = self._mirror(split.mirrored(request.request_id), request.zone, allowed)
         return Route(
             target.model_version,
             target.arm,
             version.pool,
-            version.tier,
-            self._zones_of(target.model_version, request.zone, arrange),
+            tier_of(version),
+            self._zones_of(target.model_version, request.zone, allowed, arrange),
             self.snapshot.revision,
             split.rollout_id if split is not None else "",
             split.step if split is not None else 0,
@@ -170,7 +177,7 @@ class RoutingTable:
         return ListedModel(
             id=name,
             model_version=listed,
-            tier=version.tier,
+            tier=tier_of(version),
             context_length=version.context_length,
             created_at=version.created_at.seconds + version.created_at.nanos * 1e-9,
         )
@@ -197,16 +204,41 @@ class RoutingTable:
             return outside(split)
         return place(split, request.tenant, request.user, request.sticky_key or request.session)
 
-    def _mirror(self, target: Target | None, zone: str) -> Mirror | None:
+    def _mirror(self, target: Target | None, zone: str, allowed: frozenset[str]) -> Mirror | None:
         version = self.snapshot.model_versions.get(target.model_version) if target is not None else None
         if target is None or version is None:
             return None
         # Breakers are not asked: a probe of theirs belongs to a request that somebody waits for.
-        zones = self._zones_of(target.model_version, zone, None)
-        return Mirror(target.model_version, target.arm, version.pool, version.tier, zones)
+        try:
+            zones = self._zones_of(target.model_version, zone, allowed, None)
+        except WeirError:
+            return None  # nobody waits for a mirrored answer, so there is none
+        return Mirror(target.model_version, target.arm, version.pool, tier_of(version), zones)
 
-    def _zones_of(self, version: str, own: str, arrange: Arrange | None) -> tuple[str, ...]:
-        zones = _own_first(self.zones.get(version, ()), own)
+    def may_predict(self, tenant: str) -> bool:
+        """Whether every predictor is in a region in which the tenant may be served."""
+        regions = self._regions(tenant)
+        return not regions or self.residency.predictors <= frozenset(regions)
+
+    def elsewhere(self, tenant: str, pool: str) -> tuple[str, ...]:
+        """Zones for a request that goes on in another pool than its version's own, as a fallback: those of the pool
+        that are allowed; empty, which leaves the choice to admission, for a tenant that may be served anywhere.
+
+        :raises WeirError: REGION_NOT_ALLOWED: none is.
+        """
+        allowed = self.residency.enter(self._regions(tenant), "")
+        if not allowed:
+            return ()
+        workers = (each for key, each in self.snapshot.endpoints.items() if key[0] == WORKER_SERVICE)
+        zones = tuple(sorted({each.zone for each in workers if each.pool == pool}))
+        return self.residency.within(zones, allowed)
+
+    def _regions(self, tenant: str) -> Collection[str]:
+        known = self.snapshot.tenants.get(tenant)
+        return known.allowed_regions if known is not None else ()
+
+    def _zones_of(self, version: str, own: str, allowed: frozenset[str], arrange: Arrange | None) -> tuple[str, ...]:
+        zones = self.residency.within(_own_first(self.zones.get(version, ()), own), allowed)
         if arrange is not None and zones:
             zones = arrange(version, zones) or zones
         return zones
@@ -234,11 +266,17 @@ def list_models(snapshot: RegistrySnapshot, tenant: str) -> tuple[ListedModel, .
 def _zones(snapshot: RegistrySnapshot) -> dict[str, tuple[str, ...]]:
     zones: dict[str, set[str]] = {}
     for (service, _), endpoint in snapshot.endpoints.items():
-        if service == WORKER_SERVICE:
-            zone = endpoint.zone
+        if service in (WORKER_SERVICE, PREDICTOR_SERVICE):
             for version in endpoint.model_versions:
-                zones.setdefault(version, set()).add(zone)
+                if service == _runner_of(snapshot, version):
+                    zones.setdefault(version, set()).add(endpoint.zone)
     return {version: tuple(sorted(found)) for version, found in zones.items()}
+
+
+def _runner_of(snapshot: RegistrySnapshot, version: str) -> str:
+    """Which service runs it."""
+    known = snapshot.model_versions.get(version)
+    return PREDICTOR_SERVICE if known is not None and known.HasField("prediction") else WORKER_SERVICE
 
 
 def _layouts(snapshot: RegistrySnapshot, before: RoutingTable) -> dict[str, Layout | None]:

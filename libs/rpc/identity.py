@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextvars import ContextVar
+from typing import NamedTuple
 
 import grpc
 
@@ -13,11 +15,23 @@ MayCall = Callable[[str, str], bool]
 """Whether a method ("/weir.audit.v1.AuditService/Tail") may be called by a service, or a `PERSON`, or nobody ("")."""
 
 
+class _Peer(NamedTuple):
+    """What the connection of a call says of its other end."""
+
+    context: grpc.aio.ServicerContext
+    tls: bool
+    spiffe: str
+
+
+_last: ContextVar[_Peer | None] = ContextVar("weir.peer", default=None)
+"""Of this task's call. gRPC makes a dictionary with the whole certificate in it each time that it is asked (12 µs), and
+several layers of a call ask."""
+
+
 def peer_spiffe(context: grpc.aio.ServicerContext) -> str:
     """The caller's SPIFFE id; empty on a plaintext connection, and for a certificate that has not exactly one URI
     (X.509-SVID, section 2)."""
-    uris = context.auth_context().get("peer_uri", ())
-    return uris[0].decode(errors="replace") if len(uris) == 1 else ""
+    return _peer(context).spiffe
 
 
 def peer_identity(context: grpc.aio.ServicerContext) -> Identity | None:
@@ -46,7 +60,18 @@ def require_caller(context: grpc.aio.ServicerContext, method: str, may: MayCall)
 
 
 def _over_tls(context: grpc.aio.ServicerContext) -> bool:
-    return b"ssl" in context.auth_context().get("transport_security_type", ())
+    return _peer(context).tls
+
+
+def _peer(context: grpc.aio.ServicerContext) -> _Peer:
+    peer = _last.get()
+    if peer is None or peer.context is not context:
+        said = context.auth_context()
+        uris = said.get("peer_uri", ())
+        spiffe = uris[0].decode(errors="replace") if len(uris) == 1 else ""
+        peer = _Peer(context, b"ssl" in said.get("transport_security_type", ()), spiffe)
+        _last.set(peer)
+    return peer
 
 
 def require_own(context: grpc.aio.ServicerContext, **claimed: str) -> None:

@@ -13,7 +13,7 @@ from libs.rpc.credentials import TlsSource
 
 
 def check_certificate(settings: ServiceSettings) -> None:
-    """Refuses a configuration that claims another service, instance, zone or pool than the certificate.
+    """Refuses a configuration that claims another service, instance, zone, pool or region than the certificate.
 
     :raises ConfigError: so it is; or a file cannot be read, or peers would not accept the certificate.
     """
@@ -27,7 +27,7 @@ def check_certificate(settings: ServiceSettings) -> None:
     identity = Identity.parse(uris[0]) if len(uris) == 1 else None
     if identity is None:
         raise ConfigError(f"tls: {settings.tls.cert} is of no service: {', '.join(uris) or 'it has no SPIFFE id'}")
-    claimed = {field: getattr(settings, field, "") for field in ("service", "instance", "zone", "pool")}
+    claimed = {field: getattr(settings, field, "") for field in ("service", "instance", "zone", "pool", "region")}
     if field := identity.differs(**claimed):
         raise ConfigError(
             f"tls: {settings.tls.cert} is of {field} {getattr(identity, field)!r}, "

@@ -31,6 +31,7 @@ async def keep_endpoint(
             instance=settings.instance,
             address=join(settings.advertised, port),
             zone=settings.zone,
+            region=settings.region,
             metrics_address=join(settings.advertised, settings.metrics_port) if settings.metrics_port else "",
             started_at=began,
             **extra(),

@@ -17,6 +17,7 @@ from wsgiref.simple_server import WSGIRequestHandler, WSGIServer
 from libs.config import ServiceSettings
 from libs.service.health import Health
 
+_STOP_SECONDS = 60.0
 PATIENCE = 5.0
 """Seconds that the event loop has to answer a probe: far more than the longest thing that it does at a stretch."""
 
@@ -83,5 +84,6 @@ def serve_pages(settings: ServiceSettings, health: Health, *, patience: float = 
 
     server = Server((settings.metrics_host, settings.metrics_port), _Handler)
     server.set_app(pages)
-    threading.Thread(target=server.serve_forever, name="pages", daemon=True).start()
+    # It looks whether it is to stop: nobody stops it but tests, and a look is a process that wakes up.
+    threading.Thread(target=server.serve_forever, args=(_STOP_SECONDS,), name="pages", daemon=True).start()
     return server

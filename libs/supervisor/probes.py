@@ -16,10 +16,10 @@ from libs.supervisor.spec import EtcdProbe, GrpcProbe, HttpProbe, Probe, TcpProb
 
 RETRY_SECONDS = 0.05
 """Between two looks at a process that is not ready. A refused connection on loopback costs well under a millisecond."""
-STEADY_SECONDS = 2.0
+STEADY_SECONDS = 5.0
 """Between two looks at one that is."""
-QUIET_SECONDS = 5.0
-"""Between two looks at one that tells its changes by itself."""
+QUIET_SECONDS = 10.0
+"""Between two looks at one that tells its changes by itself; half of it once one had no answer."""
 _ATTEMPT_SECONDS = 2.0
 _UNHEARD = frozenset({grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED})
 _READ = b"\n\x01\0"
@@ -158,11 +158,14 @@ async def _listen(channel: grpc.aio.Channel, request: health_pb2.HealthCheckRequ
     :raises grpc.aio.AioRpcError: the stream broke.
     """
     stream = health_pb2_grpc.HealthStub(channel).Watch(request)
+    pause = QUIET_SECONDS
     while True:
         reading = asyncio.ensure_future(stream.read())  # to cancel a read would end the stream
         try:
-            while not (await asyncio.wait((reading,), timeout=QUIET_SECONDS))[0]:
-                report(await _health(channel, request))
+            while not (await asyncio.wait((reading,), timeout=pause))[0]:
+                look = await _health(channel, request)
+                pause = QUIET_SECONDS / 2 if look is Look.SILENT else QUIET_SECONDS
+                report(look)
         except BaseException:
             reading.cancel()
             await asyncio.gather(reading, return_exceptions=True)

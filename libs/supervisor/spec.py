@@ -75,6 +75,10 @@ class ProcessSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     a process that has not answered at all is started anew."""
     stop_grace: float = 12.0
     """Seconds between SIGTERM and SIGKILL."""
+    before_restart: tuple[str, ...] = ()
+    """A command that is run, for at most `stop_grace`, before the process is stopped because somebody asked for its
+    restart: of a program that ends at once at SIGTERM, what lets its requests end first. When everything is stopped it
+    is not: nobody is to be sent elsewhere then."""
 
 
 class LogLimits(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+from asyncio.subprocess import DEVNULL
 from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass, field
 from random import Random
@@ -139,7 +140,29 @@ class Supervisor:
         entry.hurry.set()
         if entry.child is not None:
             self._log(f"restarting {name} on request")
-            await self._end(entry, entry.child)
+            await self._prepare(entry)
+            if entry.child is not None:
+                await self._end(entry, entry.child)
+
+    async def _prepare(self, entry: Entry) -> None:
+        spec = entry.spec
+        if not spec.before_restart:
+            return
+        try:
+            hook = await asyncio.create_subprocess_exec(
+                *spec.before_restart, cwd=spec.cwd or None, stdin=DEVNULL, stdout=DEVNULL, stderr=DEVNULL
+            )
+        except OSError as error:
+            self._log(f"cannot prepare {spec.name} for its end: {error}")
+            return
+        try:
+            async with asyncio.timeout(spec.stop_grace):
+                code = await hook.wait()
+        except TimeoutError:
+            hook.kill()
+            code = await hook.wait()
+        if code:
+            self._log(f"{spec.name} was not prepared for its end: {_how(code)}")
 
     def kill(self, name: str, number: int) -> None:
         """Sends a signal to a process, as a fault would; it comes back by the restart policy. Raises UnknownProcess."""

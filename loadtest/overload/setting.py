@@ -18,7 +18,7 @@ from libs.config import TlsFiles
 from libs.pki import issue
 from libs.resources.codec import pack
 from libs.rpc import make_channel
-from loadtest import accounting
+from loadtest import accounting, predictors
 from loadtest.overload.samples import Objective
 from loadtest.overload.senders import Route
 from services.worker.calibration import report
@@ -118,8 +118,12 @@ def workload(tenant: str) -> str:
 
 
 async def prepare(mesh: Mesh, setting: Setting) -> Site:
-    """Write the setting into the mesh's registry and make keys. What is in force follows within moments: callers wait
-    with `settled`."""
+    """Wait until predictors are no longer loading, write the setting into the mesh's registry and make keys. What is in
+    force follows within moments: callers wait with `settled`.
+
+    :raises TimeoutError: predictors load and load.
+    """
+    await predictors.settled(mesh.state)
     file = mesh.file()
     address = file["services"]["registry"]["address"]
     channel = make_channel(address, tls=mesh.operator(), server_name="registry.weir.internal", translate_errors=True)

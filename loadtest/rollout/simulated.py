@@ -13,11 +13,8 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from libs.outcomes import BUCKETS, ArmKey, Begun, OutcomeTable, Sample
 from loadtest.rollout_traffic import ready_workers
-from services.gateway.outcomes import Begun, OutcomeTable, Sample
-from services.gateway.outcomes.cohorts import BUCKETS
-from services.gateway.outcomes.encode import arm_outcomes
-from services.gateway.policy.finals import ArmKey
 from services.rollout import convert
 from services.rollout.policy import Decision, Kind, Phase, Plan, Situation, Stage, State, decide
 from services.rollout.policy.evidence import ArmEvidence
@@ -113,9 +110,9 @@ class Simulation:
         """As the controller would have it."""
         self.table.sweep({"r1"}, self.now)
         found = {}
-        for key, counts in self.table.arms_since(-1):
-            if key.step == self.state.step:
-                (report,) = convert.arm_reports([arm_outcomes(key, counts, 1e9 + self.now)])
+        for told in self.table.arms_since(-1, 1e9 + self.now):
+            if told.step == self.state.step:
+                (report,) = convert.arm_reports([told])
                 evidence = report.evidence
                 found[report.place.stage] = evidence if self._told else replace(evidence, cohorts=None, keys={})
         return found
@@ -124,7 +121,7 @@ class Simulation:
     def started(self) -> int:
         """Requests of the canary in this step."""
         counts = self.table.arm(self._key("canary"))
-        return sum(cell.started for cell in counts.cohorts.cells()) if counts is not None else 0
+        return sum(counts.cohorts.started) if counts is not None else 0
 
     def _key(self, arm: str) -> ArmKey:
         return ArmKey("weir-fast", "r1", int(Phase.CANARY), self.state.step, arm)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import random
 from collections.abc import Callable, Mapping
@@ -21,9 +22,9 @@ from services.admission.owners import Owners
 from services.admission.policy.ownership import Ownership
 from services.admission.server import SERVICE, AdmissionServicer
 
-_IDLE_TICKS = 4
-"""Ticks between two looks while nothing waits and no share is held: only the silence of a worker or a gateway, which is
-of seconds, is then seen later."""
+_IDLE_SECONDS = 0.5
+"""Between two looks while nothing waits and no share is held: only the silence of a worker or a gateway, which is of
+seconds, is then seen later."""
 
 
 class AdmissionService:
@@ -67,8 +68,12 @@ class AdmissionService:
                 while True:
                     self.coordinator.tick()
                     self._owners.tick()
-                    idle = all(pool.idle for pool in self.coordinator.pools.values())
-                    await asyncio.sleep(self._tick_seconds * (_IDLE_TICKS if idle else 1))
+                    if all(pool.idle for pool in self.coordinator.pools.values()):
+                        self.coordinator.asked.clear()
+                        with contextlib.suppress(TimeoutError):
+                            async with asyncio.timeout(_IDLE_SECONDS):
+                                await self.coordinator.asked.wait()
+                    await asyncio.sleep(self._tick_seconds)
         finally:
             await self._view.close()
             await self._store.close()

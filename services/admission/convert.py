@@ -27,7 +27,7 @@ _CLASSES = {0: QueueClass.FREE, **{int(each): each for each in QueueClass}}
 
 
 def to_request(admit: pb.Admit, *, deadline: float, owner: str, now: float) -> Request:
-    """The request asked for; `deadline` and `now` in monotonic seconds, `owner` is the gateway's instance.
+    """The request asked for; `deadline` and `now` in monotonic seconds, `owner` is who asks (`Session.caller`).
 
     :raises WeirError: INVALID_REQUEST naming the field.
     """

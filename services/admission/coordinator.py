@@ -20,15 +20,7 @@ from services.admission.crediting import Crediting
 from services.admission.granting import Granting
 from services.admission.metrics import GATEWAYS_ABANDONED, WORKERS_LOST, PoolMetrics
 from services.admission.policy.limits import Limits
-from services.admission.policy.model import (
-    Event,
-    Granted,
-    Interrupt,
-    Outcome,
-    Queued,
-    Refused,
-    Request,
-)
+from services.admission.policy.model import Event, Granted, Interrupt, Outcome, Queued, Refused, Request
 from services.admission.policy.pool import Pool
 from services.admission.worker_session import WorkerSession
 
@@ -75,6 +67,8 @@ class Coordinator:
         self._born = clock.monotonic()
         self._next_publish = 0.0
         self._draining = False
+        self.asked = asyncio.Event()
+        """Set by each request: a pool may not be idle any more."""
 
     @property
     def pools(self) -> dict[str, Pool]:
@@ -147,6 +141,7 @@ class Coordinator:
         """
         now = self._clock.monotonic()
         request = convert.to_request(admit, deadline=deadline, owner=owner, now=now)
+        self.asked.set()
         pool = self._pool(admit.pool)
         if admit.credit:
             reply = self._used(pool, admit.credit, request, now)

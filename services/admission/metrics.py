@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections import Counter as Multiset
+from collections.abc import Iterable, Mapping
+from heapq import nlargest
 
 from prometheus_client import Counter, Gauge, Histogram
 
@@ -31,6 +33,14 @@ FIRST_TOKEN = Histogram(
 INTERRUPTED = Counter(
     "weir_admission_interrupted_requests_total", "Requests interrupted for more urgent ones.", ["pool"]
 )
+TENANT_REQUESTS = Gauge(
+    "weir_admission_tenant_requests",
+    "Requests that wait (queued) or run (held), of the tenants with the most of them; of the rest together as other.",
+    ["pool", "tenant", "state"],
+)
+NAMED_TENANTS = 8
+"""Per pool and state: a label for each of thousands would be most of a scrape."""
+OTHER = "other"
 SHED_TENANTS = Gauge("weir_admission_shed_tenants", "Tenants that the edge is told to shed.", ["pool"])
 HELD = Gauge("weir_admission_held_requests", "Granted requests that are not released.", ["pool"])
 FREE_BLOCKS = Gauge("weir_admission_worker_free_blocks", "KV blocks that can be granted.", ["pool", "worker"])
@@ -69,6 +79,7 @@ class PoolMetrics:
         self._first_token = FIRST_TOKEN.labels(pool)
         self._ran_on_credit = CREDITS.labels(pool, "used")
         self._workers: set[str] = set()
+        self._tenants: set[tuple[str, str]] = set()
 
     def left(self, queue_class: QueueClass, outcome: Outcome) -> None:
         """A request left admission."""
@@ -98,6 +109,7 @@ class PoolMetrics:
             QUEUED_COST.labels(self._pool, queue_class.name.lower()).set(queue.backlog)
         QUEUED.labels(self._pool, QueueClass.SHADOW.name.lower()).set(len(pool.shadows))
         HELD.labels(self._pool).set(len(pool.fleet.reservations))
+        self._publish_tenants(pool)
         live = {name: worker for name, worker in pool.fleet.workers.items() if worker.live}
         for name, worker in live.items():
             FREE_BLOCKS.labels(self._pool, name).set(worker.free_blocks(now))
@@ -114,10 +126,44 @@ class PoolMetrics:
             QUEUED.labels(self._pool, queue_class.name.lower()).set(0)
             QUEUED_COST.labels(self._pool, queue_class.name.lower()).set(0)
         HELD.labels(self._pool).set(0)
+        self._set_tenants({})
         self._forget(self._workers)
         self._workers = set()
+
+    def _publish_tenants(self, pool: Pool) -> None:
+        queued: Multiset[str] = Multiset()
+        for queue in pool.backlog.queues.values():
+            for tenant, size in queue.sizes():
+                queued[tenant] += size
+        # A credit is nobody's: it has no tenant.
+        requests = (each.request for each in pool.fleet.reservations.values())
+        held = Multiset(request.tenant for request in requests if not request.credit)
+        self._set_tenants(
+            {
+                (tenant, state): count
+                for state, counts in (("queued", queued), ("held", held))
+                for tenant, count in heaviest(counts).items()
+            }
+        )
+
+    def _set_tenants(self, counts: Mapping[tuple[str, str], int]) -> None:
+        for gone in self._tenants - counts.keys():
+            TENANT_REQUESTS.remove(self._pool, *gone)
+        for (tenant, state), count in counts.items():
+            TENANT_REQUESTS.labels(self._pool, tenant, state).set(count)
+        self._tenants = set(counts)
 
     def _forget(self, workers: Iterable[str]) -> None:
         for name in workers:
             for gauge in (FREE_BLOCKS, FREE_SEQUENCES, QUEUED_PREFILL, EJECTED, PREFIX_TRUST):
                 gauge.remove(self._pool, name)
+
+
+def heaviest(counts: Mapping[str, int], most: int = NAMED_TENANTS) -> dict[str, int]:
+    """The largest by name, at most `most` of them; what is left together as `OTHER`. A plain queue tells no tenants:
+    what it has is of nobody by name. Pure."""
+    named = nlargest(most, ((count, tenant) for tenant, count in counts.items() if tenant))
+    found = {tenant: count for count, tenant in named}
+    if rest := sum(counts.values()) - sum(found.values()):
+        found[OTHER] = found.get(OTHER, 0) + rest
+    return found

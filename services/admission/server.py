@@ -15,9 +15,10 @@ from libs.mux import CallContext, Codec, MuxServer
 from libs.mux import Session as MuxSession
 from libs.registry import RegistryView
 from libs.registry.roles import require_role
-from libs.rpc import require_own
+from libs.rpc import peer_identity, require_own
 from services.admission.coordinator import Coordinator, Waiter
 from services.admission.owners import Owners
+from services.admission.policy.regions import ZoneRegions
 from services.admission.worker_session import WorkerSession
 
 SERVICE = pb.DESCRIPTOR.services_by_name["AdmissionService"].full_name
@@ -50,6 +51,7 @@ class AdmissionServicer(admission_pb2_grpc.AdmissionServiceServicer):
         self._instance = instance
         self._heartbeat = heartbeat
         self._tls = tls
+        self._regions = ZoneRegions()
         self._mux = MuxServer(
             codec=Codec.of(pb.SessionRequest, pb.SessionResponse),
             handler=self._handle,
@@ -73,10 +75,20 @@ class AdmissionServicer(admission_pb2_grpc.AdmissionServiceServicer):
     ) -> None:
         """One worker's capacity stream. Lost the moment that it breaks, or when the same worker opens a newer one.
 
-        :raises WeirError: PERMISSION_DENIED for a worker, pool or zone that is not the certificate's.
+        :raises WeirError: PERMISSION_DENIED for a worker, pool or zone that is not the certificate's, or a certificate
+            of another region than those of its zone.
         """
         hello = await _hello(context)
         require_own(context, instance=hello.worker, pool=hello.pool, zone=hello.zone)
+        shown = peer_identity(context)
+        region = shown.region if shown else ""
+        self._regions.join(hello.zone, region)
+        try:
+            await self._report_capacity(hello, context)
+        finally:
+            self._regions.leave(hello.zone, region)
+
+    async def _report_capacity(self, hello: pb.WorkerHello, context: grpc.aio.ServicerContext) -> None:
         self._owners.met(hello.pool, hello.epoch, hello.owner)
         session = self._coordinator.worker_joined(hello)
         try:
@@ -113,7 +125,7 @@ class AdmissionServicer(admission_pb2_grpc.AdmissionServiceServicer):
         if op == "admit":
             self._uses(session, call.admit.pool)
             self._require(session, call.admit.pool)
-            return self._coordinator.admit(call.admit, deadline=context.deadline.at, owner=session.hello.instance)
+            return self._coordinator.admit(call.admit, deadline=context.deadline.at, owner=session.caller)
         if op == "release":
             if not session.state:  # a stream opened anew, for which no Admit came yet
                 self._uses(session, self._coordinator.pool_of(call.release.request_id))
@@ -135,7 +147,7 @@ class AdmissionServicer(admission_pb2_grpc.AdmissionServiceServicer):
         """The gateway asks for this pool on this stream."""
         if pool and pool not in session.state:
             session.state[pool] = True
-            gateway = session.hello.instance
+            gateway = session.caller
             self._coordinator.gateway_opened(gateway, pool)
             session.on_close(lambda: self._coordinator.gateway_closed(gateway, pool))
 

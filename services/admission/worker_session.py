@@ -6,6 +6,7 @@ import asyncio
 
 from weir.admission.v1 import admission_pb2 as pb
 
+from libs.clock.stamps import timestamp
 from libs.deadlines import to_duration
 from libs.grants import GrantSigner
 from services.admission.policy.model import WorkerSpec
@@ -42,6 +43,7 @@ class WorkerSession:
                 heartbeat=to_duration(heartbeat),
                 admission=admission,
                 epoch=epoch,
+                time=timestamp(self.signer.began),
             )
         )
 

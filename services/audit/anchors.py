@@ -67,6 +67,8 @@ class Anchors:
         self._bucket_seconds = bucket_seconds
         self._bucket_next = clock.monotonic()
         self._proven: dict[int, bytes] = {}
+        self.oldest = 0
+        """The record that the oldest of the newest anchors is of: no record behind it may go."""
 
     async def look(self) -> Seen:
         """Ask every place, and compare the log with what they say. A place that is away is a note, not a fault."""
@@ -116,6 +118,8 @@ class Anchors:
             raise WeirError(Reason.CONFLICT, "somebody else writes the anchor in etcd")
         count = decode_checkpoint(line, self._verify).count
         metrics.ANCHORED.set(count)
+        known = [line for line in (given,) if self._bucket is not None and line]
+        self.oldest = min([count, *(decode_checkpoint(each, self._verify).count for each in known)])
 
     def _hash_at(self, count: int) -> bytes:
         """What was proven once stays so: the head grew from there in this process's hands."""

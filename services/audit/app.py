@@ -13,18 +13,25 @@ from weir.audit.v1 import audit_pb2, audit_pb2_grpc
 from libs.artifacts import BlobStore, open_store
 from libs.auditlog import AuditFiles, LogDamagedError, load_or_create_signer, load_verifier
 from libs.auditlog.anchoring import Judgement
-from libs.auditlog.keys import PUBLIC_NAME, Verifier, fingerprint
+from libs.auditlog.keys import PUBLIC_NAME, Verifier, fingerprint, public_bytes
 from libs.clock import Clock, SystemClock
 from libs.mux import Codec, MuxServer
 from libs.registry import EtcdStore, RegistryView, Store, follow
+from libs.sealing.keks import KekError
+from libs.sealing.keyring import SealingError
+from libs.sealing.vault import VaultError
 from libs.service import Ready
 from libs.telemetry import get_logger
 from services.audit import metrics
 from services.audit.anchors import Anchors, keep_anchored
 from services.audit.committer import Committer
 from services.audit.config import Settings
+from services.audit.eraser import Eraser
+from services.audit.exporter import Exporter
 from services.audit.reader import Reader
+from services.audit.sealing import Sealing, write
 from services.audit.server import SERVICE, AppendHandler, AuditServicer, appended
+from services.audit.usage import UsageReader
 
 log = get_logger(__name__)
 _UNCOMPARED = "the log was not compared with its anchors yet"
@@ -49,6 +56,8 @@ class AuditService:
         checkpoint_dir: Path,
         verifier: Verifier,
         key_fingerprint: str,
+        sealing: Sealing,
+        public_key: bytes,
     ) -> None:
         self._settings = settings
         self._files = files
@@ -58,8 +67,10 @@ class AuditService:
         self._key_fingerprint = key_fingerprint
         self._ready: Ready | None = None
         self._compared = False
+        self._sealing = sealing
         self._committer: Committer[audit_pb2.AuditReply] = Committer(
             files,
+            lambda drafts: write(files, sealing, drafts),
             max_queued=settings.max_queued,
             max_group=settings.max_group,
             probe_seconds=settings.probe_seconds,
@@ -97,10 +108,41 @@ class AuditService:
             key_fingerprint=key_fingerprint,
             compared=lambda: self._compared,
             told=self._judged,
+            sealing=sealing,
+        )
+        usage = UsageReader(
+            log_dir,
+            settings.directory("", "usage.state"),
+            count=lambda: self._committer.count,
+            opened=sealing.opened,
+        )
+        self._eraser = Eraser(
+            files=files,
+            log_dir=log_dir,
+            sealing=sealing,
+            committer=self._committer,
+            clock=clock,
+            source=sealing.source,
+            days=settings.retention_days,
+            anchored=lambda: self._anchors.oldest,
+            add_up=usage.keep,
+            record=self._reader.record,
+        )
+        exporter = Exporter(
+            files=files,
+            log_dir=log_dir,
+            sealing=sealing,
+            sign=sealing.sign,
+            public_key=public_key,
+            rfc3339=sealing.rfc3339,
+            record=self._reader.record,
         )
         self._servicer = AuditServicer(
             mux=self._mux,
             reader=self._reader,
+            eraser=self._eraser,
+            exporter=exporter,
+            usage=usage,
             roles=roles,
             tls=settings.tls is not None,
         )
@@ -124,6 +166,7 @@ class AuditService:
                 group.create_task(self._roles.run(), name="registry.view")
                 if not sound:
                     return
+                await self._open_keys()
                 await self._first_anchor()
                 await self._reader.note_recovery(self._files.recovered)
                 self._ready = ready
@@ -132,7 +175,9 @@ class AuditService:
                     keep_anchored(self._anchors, self._judged, interval=self._settings.anchor_seconds),
                     name="audit.anchors",
                 )
+                group.create_task(self._eraser.keep_retention(self._settings.retention_seconds), name="audit.retention")
         finally:
+            await self._committer.on_thread(self._sealing.close)
             self._committer.shut()
             await self._roles.close()
             if self._bucket is not None:
@@ -171,6 +216,23 @@ class AuditService:
             log.warning("audit_unfinished_write_removed", bytes=self._files.torn_bytes)
         metrics.SEQUENCE.set(self._files.count)
         return True
+
+    async def _open_keys(self) -> None:
+        """Nothing is taken before records can be sealed, and nothing ever goes unsealed: writers keep it meanwhile. A
+        key that comes back is taken up without a restart."""
+        while True:
+            try:
+                await self._committer.on_thread(self._sealing.open)
+            except (KekError, VaultError, SealingError) as error:
+                if self._committer.damaged != str(error):
+                    log.error("audit_keys_unusable", reason=str(error))
+                self._committer.damaged = str(error)
+                metrics.SEALING.set(0)
+                await asyncio.sleep(self._settings.probe_seconds)
+                continue
+            self._committer.damaged = _UNCOMPARED
+            metrics.SEALING.set(1)
+            return
 
     async def _first_anchor(self) -> None:
         """Compare before the first record is taken. Only a log that is new waits for etcd: from its first record on,
@@ -216,7 +278,7 @@ async def build(
 
     :raises KeyFileError: the key files hold something else.
     :raises OSError: they cannot be read or written.
-    :raises ValueError: there is no etcd endpoint, or the blob store's address makes no sense.
+    :raises ValueError: there is no etcd endpoint, or an address makes no sense.
     """
     clock = clock or SystemClock()
     source = store
@@ -235,6 +297,21 @@ async def build(
         now=lambda: _rfc3339(clock.time()),
         max_group=settings.max_group,
         segment_bytes=settings.segment_bytes,
+        source=f"{settings.service}/{settings.instance}",
+    )
+    rng = rng or random.SystemRandom()
+    sealing = Sealing(
+        vault_dir=settings.directory(settings.sealing_dir, "sealing"),
+        kek=settings.kek or str(settings.directory("", "kek")),
+        files=files,
+        log_dir=log_dir,
+        sign=signer,
+        verify=verifier,
+        source=f"{settings.service}/{settings.instance}",
+        now=clock.time,
+        monotonic=clock.monotonic,
+        rfc3339=lambda: _rfc3339(clock.time()),
+        rng=rng,
     )
     return AuditService(
         settings=settings,
@@ -243,11 +320,13 @@ async def build(
         roles=follow("audit", settings, source=source, clock=clock),
         bucket=open_store(settings.blobs) if settings.blobs else None,
         clock=clock,
-        rng=rng or random.SystemRandom(),
+        rng=rng,
         log_dir=log_dir,
         checkpoint_dir=checkpoint_dir,
         verifier=verifier,
         key_fingerprint=fingerprint(key_dir / PUBLIC_NAME),
+        sealing=sealing,
+        public_key=public_bytes(key_dir / PUBLIC_NAME),
     )
 
 

@@ -2,6 +2,9 @@
 
 from pathlib import Path
 
+import msgspec
+
+from libs.auditlog.retention import check_days
 from libs.config import ServiceSettings
 
 
@@ -20,6 +23,16 @@ class Settings(ServiceSettings, frozen=True, kw_only=True, forbid_unknown_fields
     blobs: str = ""
     """A blob store that keeps a second anchor: a URI as `libs.artifacts.open_store` knows them, best a bucket with
     Object Lock and a retention of its own. Empty: etcd has the only one."""
+    sealing_dir: str = ""
+    """Wrapped data keys: a folder with rights of its own, apart from the log; empty is `state_dir`/sealing."""
+    kek: str = ""
+    """The key-encryption key that wraps them: a folder (a key is made at the first start) or
+    awskms:///KEY?region=NAME. Empty is `state_dir`/kek, for development: whoever has that disk has all."""
+    retention_days: dict[str, int] = msgspec.field(default_factory=dict)
+    """How many days records of a class ("request", "admin", "safety", "security") are kept; without a class, for ever.
+    Whole months go."""
+    retention_seconds: float = 3_600.0
+    """How often what is too old is looked for."""
     segment_bytes: int = 16 * 2**20
     """A segment is closed once it is longer than this."""
     max_record_bytes: int = 16 * 2**10
@@ -36,6 +49,12 @@ class Settings(ServiceSettings, frozen=True, kw_only=True, forbid_unknown_fields
     """How often one is put into the blob store, which keeps them all; also at every start."""
     max_in_flight: int = 4_096
     """Calls in flight per session."""
+
+    def __post_init__(self) -> None:
+        """:raises ValueError: a class of data is unknown, or kept for less than a day."""
+        super().__post_init__()
+        if wrong := check_days(self.retention_days):
+            raise ValueError(wrong)
 
     def directory(self, own: str, name: str) -> Path:
         """Return a configured directory, or the one of that name in `state_dir`."""

@@ -17,8 +17,12 @@ QUEUED = Gauge("weir_audit_queued_records", "Records waiting for the disk.")
 SEQUENCE = Gauge("weir_audit_sequence", "The last committed record's number.")
 INTACT = Gauge("weir_audit_intact", "0 while the log is damaged, or its anchors contradict it or are lost.")
 WRITABLE = Gauge("weir_audit_writable", "1 while writing works.")
+SEALING = Gauge("weir_audit_sealing", "0 while the keys that seal records cannot be used; nothing is written then.")
 ANCHORED = Gauge("weir_audit_anchored_sequence", "The last record whose checkpoint is in etcd.")
 ANCHOR_FAILURES = Counter(
     "weir_audit_anchor_failures_total", "Checkpoints that could not be put into etcd or the bucket."
 )
+UNSEALED = _APPENDS.labels("unsealed")
+"""Refused: the key that would seal it cannot be had."""
+ERASED = Counter("weir_audit_keys_destroyed_total", "Data keys that erasures and retention destroyed.")
 READS = Counter("weir_audit_reads_total", "Reads by RPC.", ["rpc"])

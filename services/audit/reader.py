@@ -20,6 +20,7 @@ from libs.telemetry import get_logger
 from services.audit import convert
 from services.audit.anchors import Anchors
 from services.audit.committer import Committer
+from services.audit.sealing import Sealing
 
 DEFAULT_TAIL = 20
 MAX_TAIL = 1000
@@ -46,6 +47,7 @@ class Reader:
     """The log's own chain held when it was opened, and was compared with its anchors, whatever they said."""
     told: Callable[[Judgement], None]
     """Is told what the anchors say."""
+    sealing: Sealing
 
     async def tail(self, request: audit_pb2.TailRequest, actor: str) -> audit_pb2.TailResponse:
         """Return the newest records; the read itself is recorded first. A stored line that does not hold comes as one
@@ -54,7 +56,7 @@ class Reader:
         :raises WeirError: DEPENDENCY_UNAVAILABLE when the read cannot be recorded.
         """
         upto = self.committer.count
-        await self._record(actor, "audit.Tail", f"audit/{request.tenant or '*'}")
+        await self.record(actor, "audit.Tail", f"audit/{request.tenant or '*'}")
         lines = await asyncio.to_thread(
             read_tail,
             self.log_dir,
@@ -62,12 +64,12 @@ class Reader:
             upto=upto,
             wanted=convert.about(request.tenant),
         )
-        return audit_pb2.TailResponse(records=[convert.shown(line) for line in lines])
+        return audit_pb2.TailResponse(records=[convert.shown(line, self.sealing.opened) for line in lines])
 
     async def verify(self, actor: str) -> audit_pb2.VerifyResponse:
         """Verify the chain and compare it with every anchor. A log that takes no records is verified all the same."""
         try:
-            await self._record(actor, "audit.Verify", "audit/*")
+            await self.record(actor, "audit.Verify", "audit/*")
         except WeirError as error:
             log.warning("audit_read_unrecorded", actor=actor, action="audit.Verify", reason=error.message)
         seen = await self.anchors.look()
@@ -80,6 +82,8 @@ class Reader:
             public_key=self.verifier,
             anchors=seen.judgement.lines,
             upto=None if self.committer.damaged else self.committer.count,
+            keys=self.sealing.keys(),
+            buried=self.sealing.buried(),
         )
         own = seen.judgement.faults if self.compared() else [self.committer.damaged]
         faults = [*report.faults, *(fault for fault in own if fault not in report.faults)]
@@ -88,6 +92,10 @@ class Reader:
             records=report.records,
             checkpoints=report.checkpoints,
             head=report.head,
+            first=report.first,
+            sealed=report.sealed,
+            erased=report.erased,
+            tombstones=report.tombstones,
             faults=faults,
             notes=[*report.notes, *seen.judgement.notes],
             key_fingerprint=self.key_fingerprint,
@@ -108,7 +116,7 @@ class Reader:
         if not faults:
             raise WeirError(Reason.INVALID_REQUEST, "no anchor says that anything is wrong")
         reason = f"{request.reason} (accepted: {'; '.join(faults)})"
-        reply = await self._record(actor, "audit.Accept", "audit/*", reason=reason[: 4 * MAX_REASON], forced=True)
+        reply = await self.record(actor, "audit.Accept", "audit/*", reason[: 4 * MAX_REASON], forced=True)
         await self.anchors.replace(seen)
         log.warning("audit_log_accepted", actor=actor, faults=faults)
         self.told((await self.anchors.look()).judgement)
@@ -122,17 +130,21 @@ class Reader:
         count = self.committer.count
         why = f"records {count - records + 1} to {count} were found beyond the last checkpoint and kept"
         try:
-            await self._record(self.source, "audit.Recover", "audit/*", reason=why)
+            await self.record(self.source, "audit.Recover", "audit/*", why)
         except WeirError as error:
             log.warning("audit_recovery_unrecorded", records=records, reason=error.message)
 
-    async def _record(
-        self, actor: str, action: str, resource: str, *, reason: str = "", forced: bool = False
+    async def record(
+        self, actor: str, action: str, resource: str, reason: str = "", *, forced: bool = False
     ) -> audit_pb2.AuditReply:
+        """Record what somebody did with the log.
+
+        :raises WeirError: DEPENDENCY_UNAVAILABLE when it is not on the disk.
+        """
         record = audit_pb2.Record(
             id=f"read-{self.rng.getrandbits(128):032x}",
             source=self.source,
             admin=audit_pb2.AdminEvent(actor=actor, action=action, resource=resource, reason=reason),
         )
         record.time.FromNanoseconds(int(self.clock.time() * 1e9))
-        return await self.committer.append(record.id, convert.record_json(record, max_bytes=1 << 14), forced=forced)
+        return await self.committer.append(convert.draft_of_record(record, max_bytes=1 << 14), forced=forced)

@@ -10,11 +10,16 @@ from libs.errors import Reason, WeirError
 from libs.mux import CallContext, MuxServer
 from libs.registry import RegistryView
 from libs.registry.roles import require_role
+from libs.rpc import peer_service
 from services.audit import convert, metrics
 from services.audit.committer import Committer
+from services.audit.eraser import Eraser
+from services.audit.exporter import Exporter
 from services.audit.reader import Reader
+from services.audit.usage import UsageReader
 
 SERVICE = "weir.audit.v1.AuditService"
+_FOR_TENANTS = "gateway"
 
 
 def appended(sequence: int, duplicate: bool) -> audit_pb2.AuditReply:
@@ -25,6 +30,9 @@ def appended(sequence: int, duplicate: bool) -> audit_pb2.AuditReply:
 _RELAYED = {"registry": frozenset({"rollout"})}
 """Whose records a peer hands over beside its own: the rollout controller's decisions are written into the registry's
 outbox with the change itself, and the registry empties it."""
+
+
+_REFUSED = frozenset({Reason.INVALID_REQUEST, Reason.PAYLOAD_TOO_LARGE, Reason.PERMISSION_DENIED})
 
 
 class AppendHandler:
@@ -39,22 +47,37 @@ class AppendHandler:
 
         :raises WeirError: INVALID_REQUEST or PAYLOAD_TOO_LARGE for a bad record, PERMISSION_DENIED for one in the name
             of a service whose records the peer does not hand over, DEPENDENCY_UNAVAILABLE or REJECTED_QUEUE_FULL when
-            the disk fails or falls behind.
+            the disk fails or falls behind; CONFLICT (through the future) for a batch of an epoch that is over.
         """
-        if not call.HasField("append"):
+        operation = call.WhichOneof("op")
+        if operation is None:
             raise WeirError(Reason.INVALID_REQUEST, "the call has no operation", limit="op")
-        record = call.append.record
         try:
-            encoded = convert.record_json(record, max_bytes=self._max_record_bytes)
-            source = record.source.partition("/")[0]
-            if source != ctx.peer and source not in _RELAYED.get(ctx.peer, ()):
-                raise WeirError(
-                    Reason.PERMISSION_DENIED, f"{ctx.peer} may not write as {record.source}", limit="source"
-                )
-        except WeirError:
-            metrics.REFUSED.inc()
+            if operation == "append_batch":
+                return self._append_batch(call.append_batch, ctx)
+            return self._append(call.append.record, ctx)
+        except WeirError as error:
+            if error.reason in _REFUSED:
+                metrics.REFUSED.inc()
             raise
-        return self._committer.append(record.id, encoded)
+
+    def _append(self, record: audit_pb2.Record, ctx: CallContext) -> Awaitable[audit_pb2.AuditReply]:
+        record.ClearField("origin")
+        draft = convert.draft_of_record(record, max_bytes=self._max_record_bytes)
+        _check_source(record.source, ctx)
+        return self._committer.append(draft)
+
+    def _append_batch(self, batch: audit_pb2.AppendBatch, ctx: CallContext) -> Awaitable[audit_pb2.AuditReply]:
+        _check_source(batch.source, ctx)
+        incoming = convert.incoming_of(batch, max_bytes=self._max_record_bytes)
+        metrics.REFUSED.inc(sum(bool(each.refused) for each in incoming))
+        return self._committer.append_batch(incoming)
+
+
+def _check_source(source: str, ctx: CallContext) -> None:
+    service = source.partition("/")[0]
+    if service != ctx.peer and service not in _RELAYED.get(ctx.peer, ()):
+        raise WeirError(Reason.PERMISSION_DENIED, f"{ctx.peer} may not write as {source}", limit="source")
 
 
 class AuditServicer(audit_pb2_grpc.AuditServiceServicer):
@@ -65,12 +88,18 @@ class AuditServicer(audit_pb2_grpc.AuditServiceServicer):
         *,
         mux: MuxServer,
         reader: Reader,
+        usage: UsageReader,
+        eraser: Eraser,
+        exporter: Exporter,
         roles: RegistryView,
         tls: bool,
     ) -> None:
         """:param roles: knows who may read."""
         self._mux = mux
         self._reader = reader
+        self._usage = usage
+        self._eraser = eraser
+        self._exporter = exporter
         self._roles = roles
         self._tls = tls
         self._verifying = asyncio.Lock()
@@ -118,3 +147,69 @@ class AuditServicer(audit_pb2_grpc.AuditServiceServicer):
         metrics.READS.labels("accept").inc()
         grant = require_role("audit.Accept", context, self._roles.snapshot, tls=self._tls)
         return await self._reader.accept(request, grant.actor)
+
+    async def Erase(  # noqa: N802 - the name on the wire
+        self, request: audit_pb2.EraseRequest, context: grpc.aio.ServicerContext
+    ) -> audit_pb2.EraseResponse:
+        """Destroys keys, and puts a tombstone into the log.
+
+        :raises WeirError: SCOPE_MISSING or PERMISSION_DENIED for anybody but owners; others as `Eraser.erase`.
+        """
+        metrics.READS.labels("erase").inc()
+        grant = require_role("audit.Erase", context, self._roles.snapshot, tls=self._tls)
+        return await self._eraser.erase(request, grant.actor)
+
+    async def Export(  # noqa: N802 - the name on the wire
+        self, request: audit_pb2.ExportRequest, context: grpc.aio.ServicerContext
+    ) -> AsyncIterator[audit_pb2.ExportResponse]:
+        """Signed records.
+
+        :raises WeirError: SCOPE_MISSING, PERMISSION_DENIED for all but auditors, of their tenants, and owners; others
+            as `Exporter.export`.
+        """
+        metrics.READS.labels("export").inc()
+        grant = require_role("audit.Export", context, self._roles.snapshot, tls=self._tls)
+        if not grant.knows(request.tenant):
+            raise WeirError(Reason.PERMISSION_DENIED, f"{grant.actor} reads of its tenants alone", limit="tenant")
+        async for piece in self._exporter.export(request, grant.actor):
+            yield piece
+
+    async def RotateKeys(  # noqa: N802 - the name on the wire
+        self, request: audit_pb2.RotateKeysRequest, context: grpc.aio.ServicerContext
+    ) -> audit_pb2.RotateKeysResponse:
+        """Wraps every key anew.
+
+        :raises WeirError: SCOPE_MISSING or PERMISSION_DENIED for anybody but owners; DEPENDENCY_UNAVAILABLE.
+        """
+        metrics.READS.labels("rotate").inc()
+        grant = require_role("audit.RotateKeys", context, self._roles.snapshot, tls=self._tls)
+        return await self._eraser.rotate(grant.actor)
+
+    async def Usage(  # noqa: N802 - the name on the wire
+        self, request: audit_pb2.UsageRequest, context: grpc.aio.ServicerContext
+    ) -> audit_pb2.UsageResponse:
+        """Adds up what was used. A gateway asks for a tenant's own admins, of that tenant alone.
+
+        :raises WeirError: SCOPE_MISSING or PERMISSION_DENIED for whoever has no role, or none for this tenant;
+            INVALID_REQUEST; DEPENDENCY_UNAVAILABLE when the log cannot be read.
+        """
+        metrics.READS.labels("usage").inc()
+        if self._tls and peer_service(context) == _FOR_TENANTS:
+            allowed = bool(request.tenant)
+        else:
+            allowed = require_role("audit.Usage", context, self._roles.snapshot, tls=self._tls).knows(request.tenant)
+        if not allowed:
+            raise WeirError(Reason.PERMISSION_DENIED, "only of the tenants that are yours", limit="tenant")
+        return await self._usage.usage(request)
+
+    async def Reconcile(  # noqa: N802 - the name on the wire
+        self, request: audit_pb2.ReconcileRequest, context: grpc.aio.ServicerContext
+    ) -> audit_pb2.ReconcileResponse:
+        """Compares the log with other books.
+
+        :raises WeirError: SCOPE_MISSING or PERMISSION_DENIED for anybody but auditors and owners; INVALID_REQUEST;
+            DEPENDENCY_UNAVAILABLE when the log cannot be read.
+        """
+        metrics.READS.labels("reconcile").inc()
+        require_role("audit.Reconcile", context, self._roles.snapshot, tls=self._tls)
+        return await self._usage.reconcile(request)

@@ -51,6 +51,12 @@ class Mesh:
             (name, each["service"], each["address"]) for name, each in sorted(file["services"].items())
         ]
         """Name, service and address, "host:port", of each process."""
+        self.metrics: list[tuple[str, str, str, str]] = [
+            (name, each["service"], each.get("zone", ""), each["metrics"])
+            for name, each in sorted(file["services"].items())
+            if each.get("metrics")
+        ]
+        """Name, service, zone and where the metrics are ("host:port", or with a path) of each process that has some."""
 
     def certificate_of(self, operator: str) -> Tls:
         """Where the certificate of a person is, if it was made on this machine. Raises ValueError for no name."""

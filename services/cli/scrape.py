@@ -29,7 +29,7 @@ def refusals(pages: Mapping[str, Iterable[str]]) -> dict[str, dict[str, float]]:
     found: dict[str, dict[str, float]] = {}
     for service, counters in REFUSALS.items():
         for page in pages.get(service, ()):
-            for name, labels, value in _samples(page):
+            for name, labels, value in samples(page):
                 for counter, label, fine in counters:
                     if name == counter and value and labels.get(label, "") not in fine:
                         kinds = found.setdefault(service, {})
@@ -54,7 +54,8 @@ def fetch(addresses: Mapping[str, Sequence[str]]) -> dict[str, list[str]]:
     return pages
 
 
-def _samples(page: str) -> Iterable[tuple[str, dict[str, str], float]]:
+def samples(page: str) -> Iterable[tuple[str, dict[str, str], float]]:
+    """Name, labels and value of each sample of a page that has labels. Pure."""
     for line in page.splitlines():
         match = _SAMPLE.match(line)
         if match is not None:

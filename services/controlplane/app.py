@@ -17,7 +17,7 @@ from weir.registry.v1 import registry_pb2
 
 from libs.clock import Clock, SystemClock
 from libs.registry import EtcdStore, RegistrySnapshot, RegistryView, Store, WatchBatch, followed_by, keys
-from libs.routing import RoutingTable
+from libs.routing import RoutingTable, rules_of
 from libs.telemetry import get_logger
 from services.controlplane import metrics, versions
 from services.controlplane.config import Settings
@@ -87,6 +87,7 @@ class ControlPlane:
         self._predictions: tuple[Prediction, ...] = ()
         self._predictors: Mapping[str, tuple[Endpoint, ...]] = {}
         self._revoked_at = 0
+        self._rules = ""
         self.publisher = Publisher()
         """What is served."""
         self._servicer = AdsServicer(
@@ -152,8 +153,9 @@ class ControlPlane:
         predictions = predictions_of(table, live.predictors.keys())
         told = self._view.stored(keys.EPOCH)
         revoked_at = told.mod_revision if told else 0
-        same = live is self._published and predictions == self._predictions and revoked_at == self._revoked_at
-        if self.publisher.current.revision and same:
+        rules = rules_of(table.splits)
+        same = live is self._published and predictions == self._predictions
+        if self.publisher.current.revision and same and (revoked_at, rules) == (self._revoked_at, self._rules):
             # Tenants, keys and limits changed, and collections that did not are the same objects.
             self.publisher.revise(registry.revision)
             metrics.REVISION.set(registry.revision)
@@ -174,6 +176,7 @@ class ControlPlane:
             predictions=predictions,
             predictors=self._predictors,
             revoked_at=revoked_at,
+            rules=rules,
         )
         faults = consistent(snapshot)
         if faults:
@@ -183,7 +186,8 @@ class ControlPlane:
         except json_format.ParseError as error:
             return self._refuse(registry.revision, [str(error)])
         self.publisher.publish(encoded)
-        self._published, self._predictions, self._revoked_at = live, predictions, revoked_at
+        self._published, self._predictions = live, predictions
+        self._revoked_at, self._rules = revoked_at, rules
         metrics.BUILD.observe(self._clock.monotonic() - started)
         metrics.SNAPSHOTS.labels("published").inc()
         metrics.REVISION.set(encoded.revision)

@@ -15,6 +15,7 @@ from envoy.config.route.v3 import route_pb2
 from envoy.config.trace.v3 import opentelemetry_pb2 as _opentelemetry
 from envoy.extensions.access_loggers.filters.cel.v3 import cel_pb2 as _cel
 from envoy.extensions.access_loggers.stream.v3 import stream_pb2 as _stream
+from envoy.extensions.clusters.aggregate.v3 import cluster_pb2 as _aggregate
 from envoy.extensions.filters.http.ext_authz.v3 import ext_authz_pb2 as _ext_authz
 from envoy.extensions.filters.http.grpc_json_transcoder.v3 import transcoder_pb2 as _transcoder
 from envoy.extensions.filters.http.grpc_web.v3 import grpc_web_pb2 as _grpc_web
@@ -61,6 +62,7 @@ from services.controlplane.policy.subscription import Offer
 from services.controlplane.route_encoding import route_configuration
 
 KNOWN_EXTENSIONS = (
+    _aggregate,
     _cel,
     _connection_limit,
     _ext_authz,

@@ -176,8 +176,8 @@ def _require_put(caller: Identity, put: Any) -> None:
         return
     resource = read(kind, name, put.value, 0)
     endpoint: Any = unpack(resource) if resource is not None else registry_pb2.Endpoint()
-    claimed = (endpoint.service, endpoint.instance, endpoint.zone, endpoint.pool)
-    if claimed != (caller.service, caller.instance, caller.zone, caller.pool):
+    claimed = (endpoint.service, endpoint.instance, endpoint.zone, endpoint.pool, endpoint.region)
+    if claimed != (caller.service, caller.instance, caller.zone, caller.pool, caller.region):
         raise _refused(caller, f"an endpoint of {claimed}")
     for address in (endpoint.address, endpoint.metrics_address or endpoint.address):
         try:

@@ -10,7 +10,7 @@ from typing import Any
 import grpc
 
 from libs.apikeys.pepper import read_pepper
-from libs.auditlog.link import AuditLink, NoAudit, open_audit
+from libs.auditlog.link import AuditLink, JournaledLink, NoAudit, open_journaled
 from libs.auditlog.watch import SecurityWatch
 from libs.clock import Clock, SystemClock
 from libs.registry import RegistryView, Source, follow
@@ -38,7 +38,7 @@ class EdgeAuthService:
         keys: KeySets,
         authenticator: Authenticator,
         placer: Placer,
-        audit: AuditLink | NoAudit,
+        audit: JournaledLink | AuditLink | NoAudit,
         watch: SecurityWatch,
         lookout: Lookout,
         servicer: AuthorizationServicer,
@@ -122,7 +122,7 @@ async def build(settings: Settings, *, clock: Clock | None = None, store: Source
     )
     placer = Placer()
     rng = random.SystemRandom()
-    audit = open_audit(settings.audit_target, settings, clock=clock, rng=rng)
+    audit = open_journaled(settings.audit_target, settings, clock=clock, rng=rng)
     watch = SecurityWatch(
         audit,
         source=f"{settings.service}/{settings.instance}",

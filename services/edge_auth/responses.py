@@ -5,6 +5,7 @@ request appends one header: in protobuf's wire form a message field that comes t
 (https://protobuf.dev/programming-guides/encoding/#last-one-wins).
 """
 
+import enum
 import json
 from collections.abc import Mapping
 from functools import lru_cache
@@ -103,12 +104,13 @@ def ttl_of(expires_at: float, now: float) -> int:
 
 
 @lru_cache(maxsize=1024)
-def remembered(revision: int, ttl_ms: int) -> bytes:
+def remembered(revision: int, ttl_ms: int, rules: str) -> bytes:
     """What is added to an OK answer so that the edge may repeat it.
 
     :param revision: the registry's, by which it was decided.
+    :param rules: those by which callers were placed.
     """
-    return _metadata({"rev": revision, "ttl": ttl_ms})
+    return _metadata({"rev": revision, "ttl": ttl_ms, "rules": rules})
 
 
 def _metadata(content: Mapping[str, str | float]) -> bytes:
@@ -119,27 +121,40 @@ def _metadata(content: Mapping[str, str | float]) -> bytes:
 
 NO_MODEL = external_auth_pb2.CheckResponse(
     ok_response=external_auth_pb2.OkHttpResponse(headers_to_remove=["x-weir-model"])
-).SerializeToString()
+).SerializeToString() + _metadata({"hidden": True})
 """What is added to an OK answer for a model that the caller may not use."""
 
 
 @lru_cache(maxsize=32768)
 def placed(bucket: int, rollout_id: str) -> bytes:
-    """What is added to an OK answer for a caller with a place among the versions of its model.
+    """What is added to an OK answer for a caller with a place among the versions of its model; the edge remembers it as
+    it remembers who the caller is.
 
     The rollout is named only to those who take part in it: Envoy lets nobody else meet its arms.
     """
     headers = [_header("x-weir-bucket", str(bucket))]
+    told: dict[str, str | float] = {"bucket": bucket}
     if rollout_id:
         headers.append(_header("x-weir-rollout", rollout_id))
+        told["rollout"] = rollout_id
     ok = external_auth_pb2.OkHttpResponse(headers=headers)
-    return external_auth_pb2.CheckResponse(ok_response=ok).SerializeToString()
+    return external_auth_pb2.CheckResponse(ok_response=ok).SerializeToString() + _metadata(told)
+
+
+class Form(enum.Enum):
+    """How an error reads."""
+
+    OPENAI = enum.auto()
+    """The envelope of the OpenAI API."""
+    PREDICTION = enum.auto()
+    """That of the Open Inference Protocol over HTTP, `{"error": …}`."""
+    GRPC = enum.auto()
+    """A plain sentence: it becomes the status message."""
 
 
 @lru_cache(maxsize=64)
-def denied(refusal: Refusal, *, grpc: bool, scope: str = "", revision: int = 0) -> bytes:
-    """A refusal: an OpenAI error envelope for HTTP, a plain sentence for gRPC (it becomes the status message); and
-    the same once more for the edge, which repeats it for a second.
+def denied(refusal: Refusal, form: Form, *, scope: str = "", revision: int = 0) -> bytes:
+    """A refusal; and the same once more for the edge, which repeats it for a second.
 
     :param revision: the registry's, by which it was decided.
     """
@@ -148,9 +163,9 @@ def denied(refusal: Refusal, *, grpc: bool, scope: str = "", revision: int = 0) 
         message = f"{message[:-1]}: {scope}."
     headers = []
     body = message
-    if not grpc:
-        envelope = {"error": {"message": message, "type": kind, "param": None, "code": code}}
-        body = json.dumps(envelope, separators=(",", ":"))
+    if form is not Form.GRPC:
+        told = {"message": message, "type": kind, "param": None, "code": code} if form is Form.OPENAI else message
+        body = json.dumps({"error": told}, separators=(",", ":"))
         headers.append(_header("content-type", "application/json"))
     status = http_status(reason)
     if status in (401, 403):
@@ -161,9 +176,9 @@ def denied(refusal: Refusal, *, grpc: bool, scope: str = "", revision: int = 0) 
     response.denied_response.status.code = status  # type: ignore[assignment]
     response.status.code = grpc_code(reason).value[0]
     response.status.message = refusal.value
-    told = {_REPEATED[each.header.key]: each.header.value for each in headers}
+    repeated = {_REPEATED[each.header.key]: each.header.value for each in headers}
     return response.SerializeToString() + _metadata(
-        {"rev": revision, "refused": True, "status": status, "body": body, **told}
+        {"rev": revision, "refused": True, "status": status, "body": body, **repeated}
     )
 
 

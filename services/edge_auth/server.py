@@ -13,9 +13,9 @@ from services.edge_auth import metrics
 from services.edge_auth.authenticator import Authenticator
 from services.edge_auth.placement import Placer
 from services.edge_auth.policy.credentials import allow, estimated_tokens, shown_credential
-from services.edge_auth.policy.paths import ADMIN, required_scope
+from services.edge_auth.policy.paths import ADMIN, is_prediction, is_prediction_over_http, required_scope
 from services.edge_auth.policy.types import Principal, Refusal
-from services.edge_auth.responses import allowed_end, denied, remembered, ttl_of
+from services.edge_auth.responses import Form, allowed_end, denied, remembered, ttl_of
 from services.edge_auth.security import Lookout
 
 SERVICE = "envoy.service.auth.v3.Authorization"
@@ -60,8 +60,8 @@ class AuthorizationServicer:
             self._lookout.refused(refusal, _address(request), principal)
             metrics.REFUSED[refusal].inc()
             trace.set("weir.outcome", refusal.value)
-            over_grpc = headers.get("content-type", "").startswith("application/grpc")
-            return denied(refusal, grpc=over_grpc, scope=scope, revision=self._authenticator.revision)
+            form = _form(request.attributes.request.http)
+            return denied(refusal, form, scope=scope, revision=self._authenticator.revision)
 
     def _decide(self, request: external_auth_pb2.CheckRequest) -> bytes | tuple[Refusal, str, Principal | None]:
         http = request.attributes.request.http
@@ -83,9 +83,17 @@ class AuthorizationServicer:
             return refusal, scope if refusal is Refusal.SCOPE_MISSING else "", verdict.principal
         self._lookout.allowed(verdict.principal, _address(request))
         place = self._placer.place(verdict.principal.tenant, http.path, headers)
-        end = allowed_end(estimated_tokens(headers.get("content-length", "")))
+        # Tensors are no tokens: predictions are charged by their rows, where those are counted.
+        end = b"" if is_prediction(http.path) else allowed_end(estimated_tokens(headers.get("content-length", "")))
         ttl = ttl_of(verdict.principal.expires_at, now)
-        return verdict.start + end + place + remembered(self._authenticator.revision, ttl)
+        return verdict.start + end + place + remembered(self._authenticator.revision, ttl, self._placer.rules)
+
+
+def _form(http: external_auth_pb2.CheckRequest) -> Form:
+    """How a refusal reads to whoever asked so."""
+    if http.headers.get("content-type", "").startswith("application/grpc"):
+        return Form.GRPC
+    return Form.PREDICTION if is_prediction_over_http(http.path) else Form.OPENAI
 
 
 def _address(request: external_auth_pb2.CheckRequest) -> str:

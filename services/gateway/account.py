@@ -5,190 +5,209 @@ Its quota and its grant were given back by then: see `Lease` and `Grant`.
 
 from __future__ import annotations
 
-from google.protobuf import timestamp_pb2
-from weir.audit.v1 import audit_pb2
-from weir.safety.v1 import safety_pb2
+from collections.abc import Sequence
 
-from libs.answer_lengths import Lengths
-from libs.clock import Clock
+from weir.audit.v1 import audit_pb2
+from weir.quota.v1 import quota_pb2
+
+from libs.apikeys import user_pseudonym
+from libs.auditlog.security import to_timestamp
+from libs.catalog.plans import DEFAULT_ANSWER
 from libs.deadlines import to_duration
 from libs.errors import WeirError
+from libs.outcomes import Begun
 from libs.routing import Route
 from services.gateway import metrics
-from services.gateway.catalog import Catalog
-from services.gateway.outcomes import Outcomes
-from services.gateway.outcomes.cohorts import Begun
-from services.gateway.policy.events import Accepted, End, Finish
-from services.gateway.policy.plans import DEFAULT_ANSWER
-from services.gateway.ports import AuditPort
-from services.gateway.refusals import RefusalLog, outcome_of
-from services.gateway.request import Prepared, Progress, Request, Served
+from services.gateway.parts import Parts
+from services.gateway.policy.events import End, Finish
+from services.gateway.policy.finals import ran
+from services.gateway.ports import Reservation
+from services.gateway.refusals import outcome_of
+from services.gateway.request import Accepted, Prepared, Progress, Request, Served, class_of
 
 
-class Account:
-    """Accounts for requests, once for each. One per process."""
+def began(parts: Parts, request: Request, prepared: Prepared) -> Begun | None:
+    """The request was given this candidate; `served` or `refused` follows."""
+    candidate = prepared.candidate
+    if candidate.arm is None:
+        return None
+    return parts.outcomes.began(
+        candidate.arm,
+        request.question(parts.catalog, candidate.model),
+        given=request.time.given,
+        model_version=candidate.route.model_version,
+        route=request.route,
+        tier=candidate.version.tier,
+    )
 
-    def __init__(
-        self,
-        *,
-        catalog: Catalog,
-        audit: AuditPort,
-        outcomes: Outcomes,
-        lengths: Lengths,
-        clock: Clock,
-        source: str,
-    ) -> None:
-        self._catalog = catalog
-        self._audit = audit
-        self._outcomes = outcomes
-        self._lengths = lengths
-        self._clock = clock
-        self._source = source
-        self.refusals = RefusalLog()
 
-    def began(self, request: Request, prepared: Prepared) -> Begun | None:
-        """The request was given this candidate; `served` or `refused` follows."""
-        candidate = prepared.candidate
-        if candidate.arm is None:
-            return None
-        return self._outcomes.began(
-            candidate.arm,
-            request.question(self._catalog, candidate.model),
-            given=request.time.given,
-            model_version=candidate.route.model_version,
+def served(parts: Parts, request: Request, progress: Progress, what: Served) -> None:
+    """A request has ended that ran, or was given an answer."""
+    end, accepted, candidate = what.end, what.accepted, what.candidate
+    if request.internal is not None:
+        request.span.end(end.error_reason if end.finish is Finish.ERROR else "")
+        return
+    for tokens, whole in what.lengths:
+        parts.lengths.learn(request.identity.tenant, accepted.model_version, tokens, cut=not whole)
+    event = _event(parts, request, end.finish.label, end.error_reason, candidate.check.policies)
+    event.model_version, event.arm = accepted.model_version, accepted.arm
+    event.prompt_tokens = end.usage.prompt_tokens
+    event.completion_tokens = end.usage.completion_tokens
+    event.cached_prompt_tokens = end.usage.cached_prompt_tokens
+    event.duration.CopyFrom(to_duration(end.breakdown.total))
+    event.time_to_first_token.CopyFrom(to_duration(end.breakdown.time_to_first_token))
+    event.worker, event.zone, event.simulated = what.worker, accepted.zone, accepted.simulated
+    event.degraded.extend(end.degraded)
+    if (resumed := request.spec.resumed) is not None:
+        event.resumes = resumed.cursor.origin.request_id
+        event.resumed_tokens = end.earlier.completion_tokens
+    event.queue_class = progress.queue_class
+    told = accepted.cost(end.usage)
+    event.spend_microusd = _spend(parts, event, request.spec.model) if told is None else told
+    _write(parts, request, progress, event)
+    _observe(request.spec.operation, accepted, end)
+    if DEFAULT_ANSWER not in end.degraded:  # which is quick and no service
+        parts.outcomes.ended(
+            ran(
+                end,
+                first=what.first,
+                longest=max([tokens for tokens, _ in what.lengths], default=0),
+                model_version=candidate.route.model_version,
+                model=candidate.model,
+                mean_logprob=what.mean_logprob,
+            ),
             route=request.route,
             tier=candidate.version.tier,
-        )
-
-    def served(self, request: Request, progress: Progress, served: Served) -> None:
-        """A request has ended that ran, or was given an answer."""
-        end, accepted = served.end, served.accepted
-        if request.internal is not None:
-            request.span.end(end.error_reason if end.finish is Finish.ERROR else "")
-            return
-        tenant, told = request.identity.tenant, self._catalog.told(request.spec.model)
-        for tokens, whole in served.lengths:
-            self._lengths.learn(tenant, accepted.model_version, tokens, cut=not whole)
-        event = audit_pb2.RequestEvent(
-            request_id=request.id,
-            tenant=tenant,
-            key_id=request.identity.key_id,
-            model=told,
-            model_version=accepted.model_version,
-            arm=accepted.arm,
-            operation=request.spec.operation,
-            outcome=end.finish.label,
-            reason=end.error_reason,
-            prompt_tokens=end.usage.prompt_tokens,
-            completion_tokens=end.usage.completion_tokens,
-            cached_prompt_tokens=end.usage.cached_prompt_tokens,
-            duration=to_duration(end.breakdown.total),
-            time_to_first_token=to_duration(end.breakdown.time_to_first_token),
-            worker=served.worker,
-            zone=accepted.zone,
-            simulated=accepted.simulated,
-            degraded=end.degraded,
-            trace_id=accepted.trace_id,
-            training_allowed=request.tenant.training_allowed,
-            safety_policies=served.candidate.check.policies,
-        )
-        self._write(request, event)
-        _observe(request.spec.operation, accepted, end)
-        if DEFAULT_ANSWER not in end.degraded:  # which is quick and no service
-            self._judge(request, progress, served)
-        self._outcomes.over(progress.begun)
-        _end_span(request, told, served)
-
-    def refused(self, request: Request, progress: Progress, error: WeirError) -> None:
-        """A request was refused before it ran."""
-        request.span.end(error.reason.name)
-        if request.internal is not None:
-            return
-        prepared, reservation = progress.prepared, progress.reservation
-        metrics.outcome(request.spec.operation, outcome_of(error), error.reason.name).inc()
-        self.refusals.note(request.spec.operation, error)
-        self._outcomes.refused(
-            route=request.route,
-            model=request.spec.model,
-            asked=prepared.candidate.route if prepared is not None else progress.route or self._asked(request),
-            error=error,
             given=request.time.given,
-            over_quota=not request.spec.batch and reservation is not None and reservation.over_quota,
+            arm=candidate.arm if what.ran else None,  # an answer given before is no arm's work
             begun=progress.begun,
         )
-        event = audit_pb2.RequestEvent(
-            request_id=request.id,
-            tenant=request.identity.tenant,
-            key_id=request.identity.key_id,
-            model=self._catalog.told(request.spec.model),
-            operation=request.spec.operation,
-            outcome=outcome_of(error),
-            reason=error.reason.name,
-            trace_id=request.traceparent[3:35],
-            safety_policies=prepared.candidate.check.policies if prepared is not None else progress.policies,
+    parts.outcomes.over(progress.begun)
+    _end_span(request, event, end)
+
+
+def refused(
+    parts: Parts, request: Request, progress: Progress, reservation: Reservation | None, error: WeirError
+) -> None:
+    """A request was refused before it ran."""
+    request.span.end(error.reason.name)
+    if request.internal is not None:
+        return
+    metrics.outcome(request.spec.operation, outcome_of(error), error.reason.name).inc()
+    parts.refusals.note(request.spec.operation, error)
+    parts.outcomes.refused(
+        route=request.route,
+        model=request.spec.model,
+        asked=progress.route or _would_get(parts, request),
+        error=error,
+        given=request.time.given,
+        over_quota=not request.spec.batch and reservation is not None and reservation.over_quota,
+        begun=progress.begun,
+    )
+    event = _event(parts, request, outcome_of(error), error.reason.name, progress.policies)
+    event.queue_class = progress.queue_class
+    _write(parts, request, progress, event)
+
+
+def opened(parts: Parts, request: Request, progress: Progress, prepared: Prepared, lease_id: str) -> None:
+    """The request is going to run: from now on its journal keeps how much of it was delivered, and what it holds."""
+    if request.internal is not None:
+        return
+    candidate = prepared.candidate
+    event = _event(parts, request, "", "", candidate.check.policies)
+    event.model_version, event.arm = candidate.route.model_version, candidate.route.arm
+    event.prompt_tokens = candidate.prompt_tokens
+    if (resumed := request.spec.resumed) is not None:
+        event.resumes = resumed.cursor.origin.request_id
+        if resumed.billed is not None:
+            event.prompt_tokens, event.resumed_tokens = 0, resumed.billed
+    event.queue_class = progress.queue_class = class_of(prepared.queue_class)
+    progress.place = parts.audit.open(_record(parts, lease_id, event))
+
+
+def lost(parts: Parts, record: audit_pb2.Record, delivered: int) -> audit_pb2.Record:
+    """The record of a request that ran here when this gateway's former life was killed, from what it had opened; its
+    quota is settled, too. Where nothing had been delivered, nothing is billed."""
+    event = record.request
+    delivered = max(0, delivered - event.resumed_tokens)  # which another request is billed
+    event.outcome, event.completion_tokens = "gateway_lost", min(delivered, 2**32 - 1)
+    if not delivered:
+        event.prompt_tokens = 0
+    event.spend_microusd = _spend(parts, event, event.model)
+    parts.quota.settle(
+        quota_pb2.Settle(
+            tenant=event.tenant,
+            model=event.model,
+            request_id=record.id,
+            tokens=event.prompt_tokens + event.completion_tokens,
+            prompt_tokens=event.prompt_tokens,
+            model_version=event.model_version,
         )
-        self._write(request, event)
-
-    def _write(self, request: Request, event: audit_pb2.RequestEvent) -> None:
-        record = audit_pb2.Record(
-            id=request.id, time=_timestamp(self._clock.time()), source=self._source, request=event
-        )
-        self._audit.write(record, traceparent=request.traceparent)
-
-    def _judge(self, request: Request, progress: Progress, served: Served) -> None:
-        candidate, end = served.candidate, served.end
-        self._outcomes.ended(
-            route=request.route,
-            tier=candidate.version.tier,
-            end=end,
-            error=served.error,
-            given=request.time.given,
-            first=served.first,
-            longest=max([tokens for tokens, _ in served.lengths], default=0),
-            model_version=candidate.route.model_version,
-            model=candidate.model,
-            arm=candidate.arm if served.ran else None,  # an answer given before is no arm's work
-            mean_logprob=served.mean_logprob,
-            begun=progress.begun,
-        )
-
-    def _asked(self, request: Request) -> Route | None:
-        """What a refused request would have got; None when that is nothing."""
-        try:
-            return self._catalog.resolve(request.question(self._catalog, request.spec.model))
-        except WeirError:
-            return None
+    )
+    record.id = event.request_id
+    return record
 
 
-def _end_span(request: Request, model: str, served: Served) -> None:
-    trace, accepted, end = request.span, served.accepted, served.end
+def _event(
+    parts: Parts, request: Request, outcome: str, reason: str, policies: Sequence[str]
+) -> audit_pb2.RequestEvent:
+    return audit_pb2.RequestEvent(
+        request_id=request.id,
+        tenant=request.identity.tenant,
+        key_id=request.identity.key_id,
+        model=parts.catalog.told(request.spec.model),
+        operation=request.spec.operation,
+        outcome=outcome,
+        reason=reason,
+        user=_user(request),
+        trace_id=request.traceparent[3:35],
+        training_allowed=request.tenant.training_allowed,
+        safety_policies=policies,
+    )
+
+
+def _user(request: Request) -> str:
+    """Who asked, of the tenant's users; never by the name that the caller wrote."""
+    user, identity = request.spec.user, request.identity
+    return user if not user or user == identity.key_id else user_pseudonym(identity.tenant, user)
+
+
+def _spend(parts: Parts, event: audit_pb2.RequestEvent, model: str) -> int:
+    tokens = event.prompt_tokens + event.completion_tokens
+    price = parts.catalog.prices.of(event.model_version, model)
+    return price.cost(tokens, event.prompt_tokens, event.cached_prompt_tokens)
+
+
+def _write(parts: Parts, request: Request, progress: Progress, event: audit_pb2.RequestEvent) -> None:
+    parts.audit.write(_record(parts, request.id, event), progress.place, traceparent=request.traceparent)
+
+
+def _record(parts: Parts, record_id: str, event: audit_pb2.RequestEvent) -> audit_pb2.Record:
+    source = f"{parts.settings.service}/{parts.settings.instance}"
+    return audit_pb2.Record(id=record_id, time=to_timestamp(parts.clock.time()), source=source, request=event)
+
+
+def _would_get(parts: Parts, request: Request) -> Route | None:
+    """What a request would have got that was refused before it had a route; None when that is nothing."""
+    try:
+        return parts.catalog.resolve(request.question(parts.catalog, request.spec.model))
+    except WeirError:
+        return None
+
+
+def _end_span(request: Request, event: audit_pb2.RequestEvent, end: End) -> None:
+    trace = request.span
     if not trace.recording:
         return
-    trace.set("gen_ai.operation.name", request.spec.operation)
-    trace.set("gen_ai.request.model", model)
-    trace.set("gen_ai.response.model", accepted.model_version)
+    trace.set("gen_ai.operation.name", event.operation)
+    trace.set("gen_ai.request.model", event.model)
+    trace.set("gen_ai.response.model", event.model_version)
     trace.set("gen_ai.response.finish_reasons", [finish.label for finish in end.choices])
-    trace.set("gen_ai.usage.input_tokens", end.usage.prompt_tokens)
-    trace.set("gen_ai.usage.output_tokens", end.usage.completion_tokens)
-    trace.set("weir.tenant", request.identity.tenant)
-    trace.set("weir.simulated", accepted.simulated)
+    trace.set("gen_ai.usage.input_tokens", event.prompt_tokens)
+    trace.set("gen_ai.usage.output_tokens", event.completion_tokens)
+    trace.set("weir.tenant", event.tenant)
+    trace.set("weir.simulated", event.simulated)
     trace.end(end.error_reason if end.finish is Finish.ERROR else "")
-
-
-def intervention(
-    *, now: float, source: str, record_id: str, tenant: str, request_id: str, stage: str, found: safety_pb2.Intervention
-) -> audit_pb2.Record:
-    """The record of a safety finding; it names the pattern and never the text."""
-    event = audit_pb2.SafetyEvent(
-        request_id=request_id,
-        tenant=tenant,
-        stage=stage,
-        category=found.category,
-        pattern=found.pattern,
-        action=safety_pb2.Action.Name(found.action).removeprefix("ACTION_").lower(),
-        pack=found.pack,
-    )
-    return audit_pb2.Record(id=record_id, time=_timestamp(now), source=source, safety=event)
 
 
 def _observe(operation: str, accepted: Accepted, end: End) -> None:
@@ -208,7 +227,3 @@ def _observe(operation: str, accepted: Accepted, end: End) -> None:
     metrics.outcome(operation, end.finish.label, reason).inc()
     for kind in end.degraded:
         metrics.DEGRADED.labels(kind).inc()
-
-
-def _timestamp(now: float) -> timestamp_pb2.Timestamp:
-    return timestamp_pb2.Timestamp(seconds=int(now), nanos=int(now % 1 * 1e9))

@@ -7,47 +7,51 @@ import contextlib
 import random
 import uuid
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
+from tempfile import mkdtemp
 from typing import Any
 
 import grpc
 from weir.audit.v1 import audit_pb2, audit_pb2_grpc
 from weir.inference.v1 import inference_pb2_grpc
-from weir.registry.v1 import registry_pb2
 from weir.router.v1 import router_pb2, router_pb2_grpc
 from weir.safety.v1 import safety_pb2, safety_pb2_grpc
 
-from libs.auditlog import AuditWriter, Spool
+from libs.auditlog import AuditWriter
+from libs.auditlog.security import to_timestamp
+from libs.callers import Identifier
+from libs.catalog import Catalog
 from libs.clock import Clock, SystemClock
-from libs.errors import WeirError
-from libs.mux import Codec, MuxClient
+from libs.errors import WeirError, from_rpc_error
+from libs.journal import Journal
+from libs.limiter import LimiterStreams, QuotaClient
+from libs.mux import Dialer
+from libs.outcomes import OutcomeReporter, Recorder
 from libs.registry import RegistrySnapshot, RegistryView, Source, follow
-from libs.rpc import make_channel
+from libs.routes import RouterClient
 from libs.telemetry import get_logger
-from services.gateway.account import intervention
-from services.gateway.catalog import Catalog
+from libs.texts import TextStore
+from services.gateway import account
 from services.gateway.clients.admission import AdmissionClient, LocalGrants
-from services.gateway.clients.link import open_link, open_pool
-from services.gateway.clients.quota import QuotaClient
-from services.gateway.clients.rollout import RolloutReporter
-from services.gateway.clients.router import RouterClient
+from services.gateway.clients.owner import open_pool
 from services.gateway.clients.safety import SafetyClient
-from services.gateway.clients.shards import LimiterStreams
 from services.gateway.clients.workers import WorkerStreams
 from services.gateway.config import Settings
-from services.gateway.identity import Identifier
+from services.gateway.cursors import Cursors
+from services.gateway.idempotency import Idempotency
 from services.gateway.native import InferenceServicer
-from services.gateway.openai import wire
-from services.gateway.openai.servicer import OpenAIServicer
-from services.gateway.outcomes import Outcomes
-from services.gateway.serve import SWEEP_SECONDS, Pipeline
+from services.gateway.openai import servicer as openai
+from services.gateway.parts import SWEEP_SECONDS, Parts
+from services.gateway.serve import Pipeline
 from services.gateway.shadow.mirrors import Mirrors
-from services.gateway.text_store import TextStore
 
 log = get_logger(__name__)
 _LOOK_SECONDS = 0.005
 _FILES_SECONDS = 60.0
 """For tokenizers, before it is ready without some of them: their requests wait for them."""
+_USAGE_SECONDS = 20.0
+"""The first question after a restart of the audit service reads what came since it saved its sums."""
 _LAST_SECONDS = 1.0
 """Of a drain's time, for what the last requests leave behind."""
 
@@ -69,23 +73,18 @@ class Gateway:
         )
         self._catalog = catalog = Catalog(zone=settings.zone, texts=self._texts, clock=clock)
 
-        def link(service: str, target: str, stub: Any, pb: Any, **more: Any) -> MuxClient:
-            codec = Codec.of(pb.SessionRequest, pb.SessionResponse)
-            return open_link(settings, target, service, stub=stub, codec=codec, clock=clock, rng=rng, **more)
-
-        targets = settings.targets
-        router_link = link("router", targets.router, router_pb2_grpc.RouterServiceStub, router_pb2)
-        audit_link = link("audit", targets.audit, audit_pb2_grpc.AuditServiceStub, audit_pb2)
-        safety_link = link(
-            "safety",
-            targets.safety,
-            safety_pb2_grpc.SafetyServiceStub,
-            safety_pb2,
-            on_stream=self._on_safety_stream,
+        dialer, targets = Dialer(settings, clock, rng, settings.lazy_seconds), settings.targets
+        self._safety: SafetyClient
+        router_stub, safety_stub = router_pb2_grpc.RouterServiceStub, safety_pb2_grpc.SafetyServiceStub
+        router_link = dialer.link(targets.router, "router", router_stub, router_pb2)
+        self._books = dialer.channel(targets.audit, "audit")  # for questions about usage
+        audit_link = dialer.link(targets.audit, "audit", audit_pb2_grpc.AuditServiceStub, audit_pb2)
+        safety_link = dialer.link(
+            targets.safety, "safety", safety_stub, safety_pb2, on_stream=lambda stream: self._safety.on_stream(stream)
         )
         self._links = [router_link, safety_link, audit_link]
         self._quota = QuotaClient(
-            LimiterStreams(settings, clock=clock, rng=rng),
+            LimiterStreams(dialer, targets.ratelimit, joined=settings.stream_per_owner),
             clock=clock,
             decide_timeout=settings.decide_timeout,
             end_timeout=settings.end_timeout,
@@ -94,77 +93,81 @@ class Gateway:
         )
         self._router = RouterClient(
             router_link,
-            catalog,
+            catalog.table,
             zone=settings.zone,
             clock=clock,
             decide_timeout=settings.decide_timeout,
-            open_replica=lambda address: link("router", address, router_pb2_grpc.RouterServiceStub, router_pb2),
+            open_replica=lambda address: dialer.link(address, "router", router_stub, router_pb2),
         )
         self._admission = AdmissionClient(
             lambda pool: open_pool(
-                settings,
+                dialer,
+                targets.admission,
                 pool,
                 replicas=lambda: [each.address for each in catalog.snapshot.endpoints_of("admission")],
-                clock=clock,
-                rng=rng,
             ),
             LocalGrants(catalog, limit=settings.max_local_grants),
             clock=clock,
             end_timeout=settings.end_timeout,
         )
         self._safety = SafetyClient(
-            safety_link,
+            mux=safety_link,
             clock=clock,
             decide_timeout=settings.decide_timeout,
             end_timeout=settings.end_timeout,
             grace=settings.filter_grace,
             on_found=self._on_found,
             chance=rng.random,
-            fail_closed=lambda tenant: catalog.tenant(tenant).safety_fail_mode != registry_pb2.FAIL_MODE_FLAG,
+            fail_closed=catalog.fails_closed,
         )
         self._workers = WorkerStreams(settings, flush=self._safety.flush)
-        spool = Spool(Path(settings.state_dir or ".") / "audit-spool", max_bytes=settings.spool_bytes)
-        self._audit = AuditWriter(audit_link, spool, clock=clock)
-        self._outcomes = Outcomes(catalog, clock=clock)
-        self._mirrors: Mirrors
-
-        def mirrors(pipeline: Pipeline) -> Mirrors:
-            self._mirrors = Mirrors(
-                pipeline,
-                quota=self._quota,
-                evidence=self._outcomes,
-                snapshot=lambda: catalog.snapshot,
-                settings=settings.shadow,
-                clock=clock,
-            )
-            return self._mirrors
-
-        self._pipeline = Pipeline(
-            settings,
-            catalog=catalog,
-            quota=self._quota,
-            router=self._router,
-            admission=self._admission,
-            safety=self._safety,
-            workers=self._workers,
-            channel=self._workers.channel,
-            audit=self._audit,
-            outcomes=self._outcomes,
-            clock=clock,
-            chance=rng.random,
-            mirror=mirrors,
+        journal = Journal(
+            Path(settings.state_dir or mkdtemp(prefix="weir-gateway-")) / "audit-journal",
+            rng=rng,
+            max_bytes=settings.journal_bytes,
+            slots=settings.max_active,
         )
-        self._reporter = RolloutReporter(
+        source = f"{settings.service}/{settings.instance}"
+        self._audit = AuditWriter(audit_link, journal, source=source, clock=clock, hold=settings.lazy_seconds)
+        self._outcomes = Recorder(catalog, clock=clock)
+        self._pipeline = Pipeline(
+            Parts(
+                settings=settings,
+                catalog=catalog,
+                quota=self._quota,
+                router=self._router,
+                admission=self._admission,
+                safety=self._safety,
+                workers=self._workers,
+                channel=self._workers.channel,
+                audit=self._audit,
+                outcomes=self._outcomes,
+                mirror=lambda asked: self._mirrors.mirror(asked),
+                clock=clock,
+                chance=rng.random,
+            )
+        )
+        self._cursors = Cursors(settings.cursor_keys, life=settings.cursor_life, clock=clock)
+        self._idempotency = Idempotency(self._pipeline, self._cursors)
+        self._mirrors = Mirrors(
+            self._pipeline,
+            quota=self._quota,
+            evidence=self._outcomes,
+            snapshot=lambda: catalog.snapshot,
+            settings=settings.shadow,
+            clock=clock,
+        )
+        self._reporter = OutcomeReporter(
             self._outcomes.table,
-            catalog,
-            lambda address: make_channel(address, tls=settings.tls, server_name="rollout.weir.internal"),
+            lambda: catalog.snapshot,
+            lambda address: dialer.channel(address, "rollout"),
             source=settings.instance,
             incarnation=str(uuid.UUID(int=rng.getrandbits(128))),
             clock=clock,
             rng=rng,
         )
         self._identifier = Identifier(
-            catalog, tls=settings.tls is not None, sample_ratio=settings.trace_sample_ratio, rng=rng
+            catalog.tenant_of_workload, tls=settings.tls is not None, sample_ratio=settings.trace_sample_ratio, rng=rng
         )
 
     def register(self, server: grpc.aio.Server) -> list[str]:
@@ -173,17 +176,27 @@ class Gateway:
             self._pipeline,
             self._identifier,
             self._catalog,
+            self._cursors,
+            self._idempotency,
             heartbeat=self._settings.heartbeat_seconds,
         )
-        openai = OpenAIServicer(self._pipeline, self._identifier, self._catalog, clock=self._clock)
+        facade = openai.OpenAIServicer(
+            self._pipeline,
+            self._identifier,
+            self._catalog,
+            self._cursors,
+            self._idempotency,
+            usage=self._ask_usage,
+            clock=self._clock,
+        )
         inference_pb2_grpc.add_InferenceServiceServicer_to_server(native, server)
-        wire.register(openai, server)
+        openai.register(facade, server)
         return ["weir.inference.v1.InferenceService", "weir.openai.v1.OpenAIService"]
 
     async def run(self, ready: Callable[[], None]) -> None:
         """See `Service`. Ready means: a registry snapshot, its tokenizers, and a stream to every deciding service, or
         its fallback where there is none after a while."""
-        async with contextlib.aclosing(self._texts), asyncio.TaskGroup() as group:
+        async with contextlib.aclosing(self._texts), self._books, asyncio.TaskGroup() as group:
             for link in self._links:
                 group.create_task(link.run())
             own = (self._view, self._quota, self._router, self._admission, self._workers, self._audit, self._reporter)
@@ -195,12 +208,30 @@ class Gateway:
                 async with asyncio.timeout(_FILES_SECONDS):
                     await self._catalog.preload()
             await self._wait_leaves()
+            self._recover()
             ready()
             while True:
                 await asyncio.sleep(SWEEP_SECONDS)
                 self._pipeline.sweep()
+                self._cursors.sweep()
+                self._idempotency.sweep()
                 self._safety.sweep()
                 self._texts.sweep()
+
+    async def _ask_usage(self, request: audit_pb2.UsageRequest) -> audit_pb2.UsageResponse:
+        try:
+            answer: audit_pb2.UsageResponse = await audit_pb2_grpc.AuditServiceStub(self._books).Usage(
+                request, timeout=_USAGE_SECONDS
+            )
+        except grpc.aio.AioRpcError as error:
+            raise from_rpc_error(error) from error
+        return answer
+
+    def _recover(self) -> None:
+        """Account for what ran when a former life of this gateway was killed."""
+        lost = self._audit.recover(partial(account.lost, self._pipeline.parts))
+        if lost:
+            log.warning("requests_lost", requests=len(lost))
 
     async def _wait_leaves(self) -> None:
         """A mesh that starts is waited for; a gateway that starts without a leaf service must not be away as well."""
@@ -217,15 +248,17 @@ class Gateway:
         What still runs near the end of the time for it is cut; then the last settlements, releases and records
         leave."""
         await self._mirrors.drain()
+        occupancy = self._pipeline.parts.occupancy
         try:
             async with asyncio.timeout(max(0.0, self._settings.drain_seconds - _LAST_SECONDS)):
                 await asyncio.sleep(self._settings.lame_duck_seconds)
-                await self._pipeline.occupancy.drain()
+                await occupancy.drain()
         except TimeoutError:
-            self._pipeline.occupancy.cut()
+            occupancy.cut()
         async with asyncio.timeout(_LAST_SECONDS):
-            await self._pipeline.occupancy.drain()
-            await self._audit.settled()
+            await occupancy.drain()
+            if self._audit.connected:  # else what waits goes on from the disk, in the next life
+                await self._audit.drained()
             while self._quota.pending or self._admission.pending:  # noqa: ASYNC110
                 await asyncio.sleep(_LOOK_SECONDS)
 
@@ -241,24 +274,28 @@ class Gateway:
         return {}
 
     def _on_found(self, tenant: str, request_id: str, stage: str, found: safety_pb2.Intervention) -> None:
+        """Record a finding of safety's; the record names the pattern and never the text."""
+        event = audit_pb2.SafetyEvent(
+            request_id=request_id,
+            tenant=tenant,
+            stage=stage,
+            category=found.category,
+            pattern=found.pattern,
+            action=safety_pb2.Action.Name(found.action).removeprefix("ACTION_").lower(),
+            pack=found.pack,
+        )
         self._audit.write(
-            intervention(
-                now=self._clock.time(),
+            audit_pb2.Record(
+                id=str(uuid.UUID(int=self._rng.getrandbits(128))),
+                time=to_timestamp(self._clock.time()),
                 source=f"{self._settings.service}/{self._settings.instance}",
-                record_id=str(uuid.UUID(int=self._rng.getrandbits(128))),
-                tenant=tenant,
-                request_id=request_id,
-                stage=stage,
-                found=found,
+                safety=event,
             )
         )
 
-    def _on_safety_stream(self, generation: int) -> None:
-        self._safety.on_stream(generation)
-
     def _on_snapshot(self, snapshot: RegistrySnapshot) -> None:
         self._catalog.update(snapshot)
-        self._pipeline.arms_changed()
+        self._pipeline.parts.membership.changed()
         self._mirrors.update(snapshot)
         self._catalog.fetch_texts()
         self._quota.update(snapshot)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 
 from libs.config import MAX_BODY_BYTES, ServiceSettings
-from services.gateway.shadow.settings import ShadowSettings
+from libs.mirrors import ShadowSettings
 
 
 class Targets(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -37,7 +37,8 @@ class Settings(ServiceSettings, frozen=True, kw_only=True, forbid_unknown_fields
     end_timeout: float = 30.0
     """Seconds that settling, releasing and reporting are retried for."""
     filter_grace: float = 5.0
-    """Seconds that a fail-closed stream waits for a lost safety service before it ends with an error."""
+    """Seconds that a fail-closed tenant's prompt or stream waits for a lost safety service before it ends with an
+    error."""
     heartbeat_seconds: float = 10.0
     """Silence after which a stream gets a heartbeat."""
     max_active: int = 4096
@@ -67,8 +68,9 @@ class Settings(ServiceSettings, frozen=True, kw_only=True, forbid_unknown_fields
     encode_inline_chars: int = 2048
     """Longer inputs are tokenised in a thread, so that they do not hold up everybody's tokens: well under a millisecond
     on the loop."""
-    spool_bytes: int = 64 * 2**20
-    """Disk that audit records may take while the audit service is away."""
+    journal_bytes: int = 64 * 2**20
+    """Disk that audit records may take while the audit service is away, in files of 4 MiB; beside them, a kilobyte for
+    each of `max_active`."""
     blobs: str = ""
     """The mesh's blob store, for versions whose source is "blobs:": a URI as `libs.artifacts.open_store` knows them.
     Empty: such versions cannot be tokenised here."""
@@ -83,8 +85,18 @@ class Settings(ServiceSettings, frozen=True, kw_only=True, forbid_unknown_fields
     """Requests of tenants that are far from their limits are reserved out of what the limiter told this gateway before,
     without asking it."""
     stream_per_owner: bool = True
-    """What goes to one replica of the limiter travels on one stream, and not on one for each shard of tenants."""
+    """What goes to one replica of the limiter travels on one stream, and not on one for each shard of tenants. Pools
+    keep a stream each: their credits and their owner's term are those of the stream."""
     lazy_seconds: float = 0.05
     """A message that nobody waits for (settle, release, audit) waits this long for company."""
+    cursor_keys: str = ""
+    """Path of the keys that sign the ids of streamed events, the same for all gateways; see `libs.cursor.KeyringFile`.
+    Empty: one of this process's own, so that no other gateway goes on with its streams."""
+    cursor_life: float = 3600.0
+    """Seconds after its beginning in which a stream can be gone on with; 0: never, and events have no ids."""
+    idempotency_life: float = 86_400.0
+    """Seconds that an answer under an idempotency key is kept for, while there is room; 0: keys are ignored."""
+    idempotency_chars: int = 32 * 2**20
+    """Characters that the answers under idempotency keys may take together; the oldest go first."""
     lease_seconds: float = 20.0
     """A quota lease that this gateway does not prolong, four times within, ends by itself after this long."""

@@ -7,10 +7,14 @@ from typing import Any, cast
 
 from weir.inference.v1 import inference_pb2
 
+from libs.cursor import Trail
 from libs.deadlines import to_duration
-from services.gateway.policy.events import Accepted, ChoiceUpdate, End, Logprob
+from libs.texts import ChatMessage
+from services.gateway.policy.events import ChoiceUpdate, End, Logprob, Usage
 from services.gateway.policy.parameters import check_role, invalid
-from services.gateway.policy.spec import ChatMessage, Parameters, Spec, Structure
+from services.gateway.policy.resuming import ends
+from services.gateway.policy.spec import Parameters, Spec, Structure
+from services.gateway.request import Accepted
 
 _SCALARS = (
     *("max_tokens", "temperature", "top_p", "top_k", "min_p", "repetition_penalty", "presence_penalty"),
@@ -55,6 +59,15 @@ def to_spec(message: inference_pb2.GenerationSpec) -> Spec:
     )
 
 
+def body_of(message: inference_pb2.GenerationSpec) -> bytes:
+    """What makes it the same request when it comes again."""
+    same = inference_pb2.GenerationSpec()
+    same.CopyFrom(message)
+    for name in ("client_request_id", "cursor", "idempotency_key"):
+        same.ClearField(cast(Any, name))
+    return same.SerializeToString(deterministic=True)
+
+
 def embed_spec(message: inference_pb2.EmbedRequest, client_request_id: str) -> Spec:
     """A native embedding as a Spec.
 
@@ -68,6 +81,7 @@ def embed_spec(message: inference_pb2.EmbedRequest, client_request_id: str) -> S
 
 def from_accepted(accepted: Accepted) -> inference_pb2.Accepted:
     """The first frame's content."""
+    origin = accepted.origin
     return inference_pb2.Accepted(
         request_id=accepted.request_id,
         trace_id=accepted.trace_id,
@@ -77,12 +91,21 @@ def from_accepted(accepted: Accepted) -> inference_pb2.Accepted:
         simulated=accepted.simulated,
         degraded=accepted.degraded,
         zone=accepted.zone,
+        replayed=accepted.replayed,
+        resumes=origin.request_id if origin is not None and origin.request_id != accepted.request_id else "",
     )
 
 
-def from_updates(updates: Sequence[ChoiceUpdate]) -> inference_pb2.GenerateResponse:
-    """A delta frame."""
+def from_updates(
+    updates: Sequence[ChoiceUpdate], trail: Trail | None = None, tokens: int = 0
+) -> inference_pb2.GenerateResponse:
+    """A delta frame; `trail` makes its cursor, after `tokens` in all: fewer than 0 have none."""
     response = inference_pb2.GenerateResponse()
+    if trail is not None and tokens >= 0:
+        for update in updates:
+            count = len(update.logprobs or ())
+            cursor = trail.event(update.index, update.text, tokens, logprobs=count, ended=ends(update.finish))
+        response.delta.cursor = cursor
     for update in updates:
         choice = response.delta.choices.add(index=update.index, text=update.text)
         if update.finish is not None:
@@ -102,22 +125,28 @@ def from_choice(update: ChoiceUpdate) -> inference_pb2.Choice:
     )
 
 
-def from_end(end: End) -> inference_pb2.End:
+def from_end(accepted: Accepted, end: End) -> inference_pb2.End:
     """The terminal frame's content."""
     breakdown = end.breakdown
     return inference_pb2.End(
         finish_reason=cast(Any, int(end.finish)),
-        usage=inference_pb2.Usage(
-            prompt_tokens=end.usage.prompt_tokens,
-            completion_tokens=end.usage.completion_tokens,
-            cached_prompt_tokens=end.usage.cached_prompt_tokens,
-        ),
+        usage=from_usage(accepted, end.whole_usage, billed=end.usage),
         breakdown=inference_pb2.Breakdown(
             **{name: to_duration(getattr(breakdown, name)) for name in breakdown.__dataclass_fields__}
         ),
         degraded=end.degraded,
-        message=end.message,
+        message="" if end.error is None else end.error.message,
         error_reason=end.error_reason,
+    )
+
+
+def from_usage(accepted: Accepted, usage: Usage, *, billed: Usage) -> inference_pb2.Usage:
+    """What was used, and what this request cost of it where that is told."""
+    return inference_pb2.Usage(
+        prompt_tokens=usage.prompt_tokens,
+        completion_tokens=usage.completion_tokens,
+        cached_prompt_tokens=usage.cached_prompt_tokens,
+        spend_microusd=accepted.cost(billed),
     )
 
 

@@ -1,207 +1,272 @@
-"""The last steps of a generation: a worker's answer, streamed, or one that needs no worker."""
+"""The last step of a generation: on the worker that was granted, and on the next one where it has to move.
+
+A stream that moves goes on exactly where it was: the next worker gets the prompt and every token that was delivered.
+"""
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from functools import partial
 
-from libs.clock import Clock
+from libs.breaker import is_fault
+from libs.catalog.plans import VERSION_CHANGED
+from libs.cursor import Origin
+from libs.errors import Reason, WeirError
+from libs.occupancy import jittered
+from libs.routing import Route
 from libs.telemetry import get_logger
-from services.gateway.acquire import Held
-from services.gateway.catalog import Catalog
-from services.gateway.flushing import Flushing
-from services.gateway.generation import Generation
-from services.gateway.internal import READERS, Unfiltered
-from services.gateway.outcomes.recorder import mean_logprob
-from services.gateway.output_buffer import OutputBuffer, Replay
-from services.gateway.policy.answers import Answer, AnswerCache, restored
-from services.gateway.policy.events import Finish
-from services.gateway.policy.plans import ALTERED
-from services.gateway.policy.scoring import Scoring
-from services.gateway.policy.spec import BoundParameters, is_json
-from services.gateway.ports import Mirrored, MirrorPort, SafetyPort, WorkerPort
-from services.gateway.request import (
-    Acquired,
-    Candidate,
-    Request,
-    Served,
-    accepted_of,
-    with_seed,
-    with_texts,
-)
-from services.gateway.slow_readers import SlowReaders
-from services.gateway.stream import Stream, Streaming
+from services.gateway import metrics
+from services.gateway.acquire import Held, accepted_of
+from services.gateway.generation import Generation, Moving
+from services.gateway.internal import mirror_soon, mirrored_of
+from services.gateway.membership import TakenOut
+from services.gateway.messages import divert_message, readmit_message, submit_message
+from services.gateway.output_buffer import OutputBuffer
+from services.gateway.parts import Parts
+from services.gateway.policy.events import End, Finish
+from services.gateway.policy.resuming import origin_of
+from services.gateway.policy.spec import BoundParameters
+from services.gateway.ports import Mirrored
+from services.gateway.request import Candidate, Prepared, Request, Served, with_seed
 
 log = get_logger(__name__)
+_OWN_ENDS = frozenset({Finish.STOP, Finish.LENGTH})
+"""Whoever ended so was as long as it wanted to be."""
+_LATE = (Reason.DEADLINE_EXCEEDED, Reason.EVICTED_DEADLINE)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Generating:
-    """Generates on workers. One per process."""
-
-    streaming: Streaming
-    answers: AnswerCache
-    scoring: Scoring
-    workers: WorkerPort
-    safety: SafetyPort
-    readers: SlowReaders
-    flushing: Flushing
-    flush_max: float
-    catalog: Catalog
-    mirror: MirrorPort | None
-    clock: Clock
-    active: set[Generation] = field(default_factory=set)
-    """Those that run."""
-
-    async def run(
-        self, request: Request, acquired: Acquired, held: Held, hand: Callable[[OutputBuffer], None]
-    ) -> Served:
-        """Generate to the end, whatever that is, and hand on what there is to read."""
-        if acquired.answer is not None:
-            return self._replay(request, acquired, acquired.answer, held, hand)
-        prepared, candidate = acquired.prepared, acquired.candidate
-        parameters = with_seed(candidate.bound)
-        mirrored = self._mirrored(request, candidate, parameters)
-        with self._generation(request, acquired, parameters, held, mirrored) as generation:
-            self._begin(generation, request, acquired, held)
-            generation.breakdown.queue = self.clock.monotonic() - prepared.decided
-            held.visit.generation = generation
-            stream = Stream(self.streaming, request, candidate, generation, held)
-            hand(generation)
-            self.active.add(generation)
-            try:
-                await stream.run()
-            finally:
-                self.active.discard(generation)
-        return self._ended(request, acquired, generation, mirrored, moved=stream.moved)
-
-    def _generation(
-        self,
-        request: Request,
-        acquired: Acquired,
-        parameters: BoundParameters,
-        held: Held,
-        mirrored: Mirrored | None,
-    ) -> Generation:
-        candidate, arm = acquired.candidate, acquired.candidate.arm
-        internal = request.internal is not None
-        scored = arm is not None and self.scoring.take(arm.rollout_id, arm.arm, self.clock.monotonic())
-        return Generation(
-            request,
-            candidate,
-            parameters=parameters,
-            degraded=acquired.degraded,
-            workers=self.workers,
-            safety=Unfiltered() if internal else self.safety,
-            clock=self.clock,
-            readers=READERS if internal else self.readers,
-            keep_text=bool(acquired.prepared.answer_key) and ALTERED.isdisjoint(acquired.degraded),
-            observed=mirrored is not None or scored or internal,
-            growth=held.lease.growth(candidate),
-            flushing=None if request.spec.whole else self.flushing,
-            flush_most=min(self.flush_max, self._declared_itl(request, candidate)),
-            on_text=None if mirrored is None else lambda: self._mirror_soon(mirrored),
-        )
-
-    def _declared_itl(self, request: Request, candidate: Candidate) -> float:
-        """Seconds between tokens that its reader may count on."""
-        itl = self.catalog.objectives(request.route, candidate.version.tier).itl
-        return self.flush_max if itl is None else itl
-
-    def _replay(
-        self,
-        request: Request,
-        acquired: Acquired,
-        answer: Answer,
-        held: Held,
-        hand: Callable[[OutputBuffer], None],
-    ) -> Served:
-        """An answer without a worker: it is over when it begins."""
-        candidate = acquired.candidate
-        if candidate.check.values:
-            answer = restored(answer, candidate.check.values, json=is_json(candidate.bound.structure))
-        replay = Replay(
-            answer,
-            request_id=request.id,
-            clock=self.clock,
-            arrived=request.arrived,
-            readers=self.readers,
-            degraded=acquired.degraded,
-        )
-        self._begin(replay, request, acquired, held)
-        if replay.accepted is None or replay.end is None:
-            raise RuntimeError("a replay has begun and ended")
-        hand(replay)
-        first = replay.breakdown.time_to_first_token
-        return Served(candidate=candidate, accepted=replay.accepted, end=replay.end, ran=False, first=first)
-
-    def _begin(self, buffer: OutputBuffer, request: Request, acquired: Acquired, held: Held) -> None:
-        granted, reservation, prepared = held.grant.granted, held.lease.reservation, acquired.prepared
-        buffer.accepted = accepted_of(request, acquired, reservation, granted, self.clock.time())
-        buffer.breakdown.preprocess = prepared.tokenised - request.arrived
-        buffer.breakdown.decide = prepared.decided - prepared.tokenised
-
-    def _ended(
-        self,
-        request: Request,
-        acquired: Acquired,
-        generation: Generation,
-        mirrored: Mirrored | None,
-        *,
-        moved: bool,
-    ) -> Served:
-        end, accepted = generation.end, generation.accepted
-        if end is None or accepted is None:
-            raise RuntimeError("it has not ended")
-        key = acquired.prepared.answer_key
-        if key and ALTERED.isdisjoint(generation.degraded):
-            answer = generation.answer(simulated=accepted.simulated)
-            if answer is not None:  # whole, and nothing altered it: for the ladder of later requests
-                self.answers.put(key, answer, self.clock.monotonic())
-        mean = None
-        if generation.observed:
-            final = generation.final(model_version=accepted.model_version, moved=moved)
-            mean = mean_logprob(final)
-            if mirrored is not None and not mirrored.answer.done():
-                mirrored.answer.set_result(final)
-        return Served(
-            candidate=acquired.candidate,
-            accepted=accepted,
-            end=end,
-            worker=generation.granted.worker if generation.granted is not None else "",
-            lengths=[(len(one.tokens), one.finish is Finish.STOP) for one in generation.sequences],
-            # Text that leaves in groups of tokens is waited for by nobody.
-            first=generation.first_after if request.spec.whole else end.breakdown.time_to_first_token,
-            error=generation.error,
-            mean_logprob=mean,
-        )
-
-    # ---- a second answer -----------------------------------------------------------------------------------------
-
-    def _mirrored(self, request: Request, candidate: Candidate, parameters: BoundParameters) -> Mirrored | None:
-        """What is to be answered a second time."""
-        if self.mirror is None or candidate.arm is None or candidate.route.mirror is None:
-            return None
-        return Mirrored(
-            request_id=request.id,
-            spec=with_texts(request.spec, candidate.check.texts),
-            identity=request.identity,
-            prompt=candidate.prompt,
-            parameters=parameters,
-            route=candidate.route,
-            arm=candidate.arm,
-            traceparent=request.traceparent,
-            answer=asyncio.get_running_loop().create_future(),
-        )
-
-    def _mirror_soon(self, mirrored: Mirrored) -> None:
-        """Its first text is about to be handed on: once its face has had its turn, have it answered a second time."""
-        asyncio.get_running_loop().call_soon(self._mirror_now, mirrored)
-
-    def _mirror_now(self, mirrored: Mirrored) -> None:
+async def generate(
+    parts: Parts, request: Request, prepared: Prepared, held: Held, hand: Callable[[OutputBuffer], None]
+) -> Served:
+    """Generate to the end, whatever that is, and hand on what there is to read."""
+    candidate, clock = prepared.candidate, parts.clock
+    parameters = with_seed(candidate.bound)
+    arm, itl = candidate.arm, parts.catalog.objectives(request.route, candidate.version.tier).itl
+    scored = arm is not None and parts.scoring.take(arm.rollout_id, arm.arm, clock.monotonic())
+    flush_max, mirror = parts.settings.flush_max, parts.mirror
+    mirrored: Mirrored | None = None
+    if mirror is not None and arm is not None and candidate.route.mirror is not None:
+        mirrored = mirrored_of(request, candidate, parameters, arm)
+    if held.lease.grows:
+        held.lease.begin_growing(len(candidate.prompt), candidate.most_tokens, candidate.bound.n)
+    with Generation(
+        parts,
+        request,
+        prepared,
+        parameters,
+        held.lease,
+        observed=mirrored is not None or scored or request.internal is not None,
+        flush_most=flush_max if itl is None else min(flush_max, itl),
+        on_text=None if mirrored is None or mirror is None else partial(mirror_soon, mirror, mirrored),
+    ) as generation:
+        origin = _origin(parts, request, candidate, parameters)
+        generation.accepted = accepted_of(request, prepared, held, parts.clock.time(), origin)
+        generation.breakdown.preprocess = prepared.tokenised - request.arrived
+        generation.breakdown.decide = prepared.decided - prepared.tokenised
+        generation.breakdown.queue = clock.monotonic() - prepared.decided
+        held.visit.fail = generation.fail
+        stream = Stream(parts, request, candidate, generation, held)
+        hand(generation)
+        parts.active.add(generation)
         try:
-            if self.mirror is not None:
-                self.mirror.mirror(mirrored)
-        except Exception as error:  # nothing of a copy may reach the user's request; the text may quote a prompt
-            log.error("not_mirrored", request_id=mirrored.request_id, error=type(error).__name__)
+            await stream.run()
+        finally:
+            parts.active.discard(generation)
+    end, accepted, mean = generation.ended, generation.accepted, None
+    answer = generation.answer(simulated=accepted.simulated)
+    if answer is not None:  # for the ladder of later requests
+        parts.answers.put(prepared.answer_key, answer, clock.monotonic())
+    if generation.observed:
+        final = generation.final(model_version=accepted.model_version, moved=stream.moved)
+        mean = final.mean_logprob
+        if mirrored is not None and not mirrored.answer.done():
+            mirrored.answer.set_result(final)
+    return Served(
+        candidate=candidate,
+        accepted=accepted,
+        end=end,
+        worker=generation.granted.worker if generation.granted is not None else "",
+        lengths=[(len(one.tokens), one.finish is Finish.STOP) for one in generation.sequences],
+        # Text that leaves in groups of tokens is waited for by nobody.
+        first=generation.first_after if request.spec.whole else end.breakdown.time_to_first_token,
+        mean_logprob=mean,
+    )
+
+
+def _origin(parts: Parts, request: Request, candidate: Candidate, parameters: BoundParameters) -> Origin | None:
+    """What a stream can be gone on with from; None where nobody will."""
+    if request.spec.resumed is not None:
+        return request.spec.resumed.cursor.origin
+    if request.spec.whole or request.internal is not None or not parts.settings.cursor_life:
+        return None
+    return origin_of(
+        request.id,
+        int(parts.clock.time()),
+        tenant=request.identity.tenant,
+        model_version=candidate.route.model_version,
+        prompt=candidate.prompt,
+        bound=parameters,
+        policies=candidate.check.policies,
+    )
+
+
+class Stream:
+    """One generation's way over workers."""
+
+    __slots__ = ("_candidate", "_faults", "_generation", "_grant", "_member", "_parts", "_request", "_route")
+
+    def __init__(
+        self, parts: Parts, request: Request, candidate: Candidate, generation: Generation, held: Held
+    ) -> None:
+        self._parts = parts
+        self._request = request
+        self._candidate = candidate
+        self._generation = generation
+        self._grant = held.grant
+        self._member = held.member
+        self._route = candidate.route  # until it is moved to another version
+        self._faults = 0  # workers that it lost
+        held.member.on_taken_out = self._taken_out
+        generation.on_end = held.member.break_off  # nobody looks for a worker any more
+
+    @property
+    def moved(self) -> bool:
+        """Another version gave its rest."""
+        return self._route is not self._candidate.route
+
+    async def run(self) -> None:
+        """Run it to its end, whatever that is, and give its grant back."""
+        generation = self._generation
+        try:
+            self._submit()
+            while (moving := await generation.turn()) is not None:
+                await self._migrate(moving)
+                self._parts.safety.flush()  # what ended for it
+        except Exception:
+            generation.fail(WeirError(Reason.INTERNAL, "internal error"))
+            raise
+        finally:
+            generation.stop(Finish.CANCELLED)  # nothing, unless this was cancelled
+            self._member.on_taken_out = generation.on_end = None
+            self._give_back(generation.ended)
+
+    def _submit(self) -> None:
+        generation, grant, request, prompt = self._generation, self._grant, self._request, self._candidate.prompt
+        granted, bound, left = grant.held, generation.parameters, request.deadline.timeout(self._parts.clock)
+        messages = [
+            submit_message(request, prompt, bound, grant.admit, granted, sequence, left)
+            for sequence in generation.unfinished
+        ]
+        generation.submit(granted, messages)
+
+    def _give_back(self, end: End) -> None:
+        ok = _did_its_part(end)
+        if ok is not None and self._request.internal is None:
+            self._tell_breaker(ok=ok)
+        failed = end.error_reason == Reason.ENGINE_ERROR.name
+        self._grant.release(**self._generation.brought(), failed=failed, cut_short=end.finish not in _OWN_ENDS)
+
+    async def _migrate(self, moving: Moving) -> None:
+        generation, grant = self._generation, self._grant
+        lost = generation.granted.worker if generation.granted is not None else ""
+        if moving is Moving.LOST:
+            self._tell_breaker(ok=False)
+        brought = generation.brought()
+        generation.leave_worker()
+        refused = moving in (Moving.REFUSED, Moving.ABSENT)
+        # One that its worker refused cost nothing and teaches nothing, unless another sequence ran on it.
+        unused = refused and not brought["output_tokens"]
+        grant.release(**brought, failed=moving is Moving.LOST, cut_short=True, unused=unused)
+        if not generation.unfinished:
+            return
+        metrics.MOVED.labels(moving.value).inc()
+        if moving.counted:
+            if self._faults >= self._parts.settings.max_migrations:
+                metrics.MIGRATIONS.labels("exhausted").inc()
+                generation.fail(self._worker_lost("the worker was lost"))
+                return
+            self._faults += 1
+        shunned = lost if moving in (Moving.LOST, Moving.ABSENT) else ""  # it is of no more use
+        while True:
+            try:
+                await self._member.wait(self._ask(moving, shunned))
+                break
+            except TakenOut:
+                if generation.end is not None:
+                    return
+                moving, shunned = Moving.TAKEN_OUT, ""
+                metrics.MOVED.labels(moving.value).inc()
+            except WeirError as error:
+                metrics.MIGRATIONS.labels("failed").inc()
+                generation.fail(self._stranded(moving, error))
+                return
+        metrics.MIGRATIONS.labels("moved" if moving.counted else "resumed").inc()
+        self._submit()  # what is unfinished: the filter may have stopped some meanwhile
+
+    async def _ask(self, moving: Moving, shunned: str) -> None:
+        """Ask for another worker: of another version, where the arm is out of force or the version is leaving."""
+        admit, generation, candidate = self._grant.admit, self._generation, self._candidate
+        route = self._elsewhere(absent=moving is Moving.ABSENT)
+        if route is not None:
+            membership = self._parts.membership
+            admit = divert_message(admit, route, membership.share(candidate.model, route))
+            shunned = "" if moving is Moving.ABSENT else shunned  # it may well have the other version
+            self._route = route
+            membership.enter(self._member, candidate.model, route)
+            if VERSION_CHANGED not in generation.degraded:
+                generation.degraded.append(VERSION_CHANGED)
+        waiting = generation.unfinished
+        readmit_message(
+            admit,
+            candidate.prompt,
+            waiting,
+            request_id=self._grant.next_id,
+            max_tokens=generation.parameters.max_tokens,
+            lost=shunned,
+            diverted=self.moved,
+        )
+        if moving.counted:
+            log.warning("migrating", request_id=self._request.id, lost_worker=shunned, choices=len(waiting))
+        await self._grant.ask(admit)
+
+    def _taken_out(self, migrate: bool) -> None:
+        """Its arm is out of force: it leaves its worker if it is to `migrate`, and what it waits for in any case, if
+        what its caller gets now can go on with its tokens."""
+        if self._member.waits:
+            if self._elsewhere() is not None:
+                self._member.break_off()
+        elif migrate and self._elsewhere() is not None:
+            self._generation.move(Moving.TAKEN_OUT)
+
+    def _elsewhere(self, *, absent: bool = False) -> Route | None:
+        return self._parts.membership.elsewhere(self._request, self._candidate, self._route, absent=absent)
+
+    def _tell_breaker(self, *, ok: bool) -> None:
+        """That of the version and zone that it runs on."""
+        admit, granted = self._grant.admit, self._grant.granted
+        if granted is not None:
+            self._parts.router.outcome(pool=admit.pool, model_version=admit.model_version, zone=granted.zone, ok=ok)
+
+    def _stranded(self, moving: Moving, error: WeirError) -> WeirError:
+        """How a stream ends that found no other worker."""
+        if moving is Moving.ABSENT:
+            return self._worker_lost(f"its worker does not have the version any more, and {error.message}")
+        if moving.counted:
+            return self._worker_lost(f"the worker was lost and {error.message}")
+        if error.reason in _LATE:
+            return WeirError(Reason.DEADLINE_EXCEEDED, "the deadline passed while the request was interrupted")
+        cause = "a more urgent request" if moving is Moving.PREEMPTED else "a change of the model's version"
+        message = f"interrupted for {cause}, and {error.message}"
+        return WeirError(Reason.PREEMPTED, message, limit=error.limit, retry_after=error.retry_after)
+
+    def _worker_lost(self, message: str) -> WeirError:
+        return WeirError(Reason.WORKER_LOST, message, retry_after=jittered(1.0, self._parts.chance))
+
+
+def _did_its_part(end: End) -> bool | None:
+    """Whether the zone did; None when the end says nothing about the zone."""
+    if end.finish in (Finish.CANCELLED, Finish.DEADLINE):
+        return None  # the caller's doing: its deadline may have been too short for anybody
+    if end.finish is not Finish.ERROR:
+        return True
+    return False if is_fault(Reason.parse(end.error_reason)) else None

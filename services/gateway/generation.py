@@ -10,28 +10,29 @@ from __future__ import annotations
 import asyncio
 import enum
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any, Self
 
 from weir.admission.v1 import admission_pb2
 from weir.worker.v1 import worker_pb2
 
-from libs.clock import Clock
+from libs.catalog.plans import ALTERED, VERSION_CHANGED
 from libs.errors import Reason, WeirError
-from services.gateway.flushing import Flushing
-from services.gateway.lease import Growth
+from libs.limiter import Lease
+from services.gateway.internal import READERS, Unfiltered
 from services.gateway.output_buffer import OutputBuffer
+from services.gateway.parts import Parts
 from services.gateway.policy.answers import Answer
 from services.gateway.policy.events import Finish, Logprob, Usage, is_given, worst
 from services.gateway.policy.finals import FinalAnswer
+from services.gateway.policy.resuming import Remainder
 from services.gateway.policy.spec import BoundParameters
-from services.gateway.ports import OutputFilter, WorkerPort
-from services.gateway.request import Candidate, Request
+from services.gateway.request import Prepared, Request
 from services.gateway.sequence import OutputSequence
-from services.gateway.slow_readers import SlowReaders
 
-# An admission restart makes grants stale that their worker has not seen yet; see docs/adr/0002.
 _ENDLESS = float("inf")
-_ASK_AGAIN = frozenset({Reason.GRANT_INVALID, Reason.GRANT_EXPIRED, Reason.DRAINING, Reason.REJECTED_NO_CAPACITY})
+# An admission restart makes grants stale that their worker has not seen yet; see docs/adr/0002.
+ASK_AGAIN = frozenset({Reason.GRANT_INVALID, Reason.GRANT_EXPIRED, Reason.DRAINING, Reason.REJECTED_NO_CAPACITY})
 
 
 class Moving(enum.Enum):
@@ -53,11 +54,6 @@ class Moving(enum.Enum):
         """It must not happen again and again."""
         return self in (Moving.LOST, Moving.REFUSED, Moving.ABSENT)
 
-    @property
-    def shuns(self) -> bool:
-        """The worker that it was on is of no more use to it."""
-        return self in (Moving.LOST, Moving.ABSENT)
-
 
 class Generation(OutputBuffer):
     """See the module docstring. In a block: what is left of it at the end is cancelled on the worker, its filters
@@ -65,66 +61,61 @@ class Generation(OutputBuffer):
 
     def __init__(
         self,
+        parts: Parts,
         request: Request,
-        candidate: Candidate,
-        *,
+        prepared: Prepared,
         parameters: BoundParameters,
-        degraded: Sequence[str],
-        workers: WorkerPort,
-        safety: OutputFilter,
-        clock: Clock,
-        readers: SlowReaders,
-        keep_text: bool = False,
-        observed: bool = False,
-        growth: Growth | None = None,
-        flushing: Flushing | None = None,
-        flush_most: float = 0.0,
-        on_text: Callable[[], None] | None = None,
+        lease: Lease,
+        *,
+        observed: bool,
+        flush_most: float,
+        on_text: Callable[[], None] | None,
     ) -> None:
-        """`parameters` are the candidate's, with a seed where chance plays a part. `keep_text`: the whole answer is
-        wanted once it is complete; see `answer`. `observed`: the log-probabilities of its tokens are wanted; see
-        `final`. `growth`: how it may use more than is reserved for it. `flushing` and `flush_most`: see `OutputBuffer`.
-        `on_text` is called once, before the first text is handed on."""
+        """`parameters` are the candidate's, with a seed where chance plays a part. `observed`: the log-probabilities of
+        its tokens are wanted; see `final`. `on_text` is called once, before the first text is handed on."""
+        self.candidate = candidate = prepared.candidate
         super().__init__(
             request_id=request.id,
-            choices=candidate.bound.n,
-            clock=clock,
+            choices=parameters.n,
+            clock=parts.clock,
             arrived=request.arrived,
-            readers=readers,
-            flushing=flushing,
+            readers=READERS if request.internal is not None else parts.readers,
+            flushing=None if request.spec.whole else parts.flushing,
             flush_most=flush_most,
         )
         self.tenant = request.identity.tenant
-        self.check = candidate.check
         self.parameters = parameters
-        self.text = candidate.text
         self.usage = Usage(prompt_tokens=len(candidate.prompt))
-        self.degraded = list(degraded)
+        self.degraded = list(prepared.degraded)
         self.observed = observed
+        self.grows = lease.grows
+        self._lease = lease
         self.granted: admission_pb2.Granted | None = None
         """Where it runs; None while it looks for a worker."""
         self.on_end: Callable[[], None] | None = None
         """Called at its end when nobody waits in `turn`."""
-        self._workers = workers
-        self._version = candidate.route.model_version
+        self._workers = parts.workers
         self._on_text = on_text
         self._entire = request.spec.entire
-        self.growth: Growth | None = growth
+        self._resumed = request.spec.resumed
+        self._remainder = None if self._resumed is None else Remainder(self._resumed.cursor.positions)
         self._awaited: asyncio.Future[None] | None = None
         self._moving: Moving | None = None
         self._latest = request.time.latest
         self._timer: asyncio.TimerHandle | None = None
         if self._latest < _ENDLESS:
-            left = max(0.0, self._latest - clock.monotonic())
+            left = max(0.0, self._latest - parts.clock.monotonic())
             self._timer = asyncio.get_running_loop().call_later(left, self.stop, Finish.DEADLINE)
         self._submitted = 0.0
         self._before = 0  # tokens that came on earlier grants
         self._cached = 0  # of the prompt, that the present grant's worker had cached
         self._first_after: float | None = None  # seconds after the present submission
+        self._first = 0.0  # monotonic seconds
         self._shown = False  # text was handed on
-        self._first = 0.0
-        self._kept: list[list[str]] | None = [[] for _ in range(candidate.bound.n)] if keep_text else None
-        self.sequences = [OutputSequence(self, index, safety) for index in range(candidate.bound.n)]
+        keep = bool(prepared.answer_key) and not ALTERED & {*prepared.degraded}
+        self._kept: list[list[str]] | None = [[] for _ in range(parameters.n)] if keep else None
+        safety = Unfiltered() if request.internal is not None else parts.safety
+        self.sequences = [OutputSequence(self, index, safety) for index in range(parameters.n)]
 
     def __enter__(self) -> Self:
         return self
@@ -143,20 +134,25 @@ class Generation(OutputBuffer):
         return sum([len(sequence.tokens) for sequence in self.sequences])
 
     @property
+    def progress(self) -> int:
+        """See `OutputBuffer`. What another version went on with does not come again."""
+        return -1 if VERSION_CHANGED in self.degraded else self.delivered
+
+    @property
     def first_after(self) -> float:
         """Seconds from the arrival to the worker's first token; 0 before it."""
         return self._first - self.arrived if self._first else 0.0
 
-    # What `stream.py` does with it.
+    # What `generate.py` does with it.
 
-    def submit(
-        self, granted: admission_pb2.Granted, submissions: Sequence[tuple[worker_pb2.Submit, OutputSequence]]
-    ) -> None:
-        """Run sequences on the worker that was granted."""
+    def submit(self, granted: admission_pb2.Granted, messages: Sequence[worker_pb2.Submit]) -> None:
+        """Run the unfinished sequences on the worker that was granted."""
         self.granted = granted
         self._submitted = self._clock.monotonic()
         self._before, self._cached, self._first_after = self.delivered, 0, None
-        for (_, sequence), handle in zip(submissions, self._workers.submit(granted, submissions), strict=True):
+        waiting = self.unfinished
+        handles = self._workers.submit(granted, list(zip(messages, waiting, strict=True)))
+        for sequence, handle in zip(waiting, handles, strict=True):
             sequence.handle = handle
 
     async def turn(self) -> Moving | None:
@@ -181,7 +177,8 @@ class Generation(OutputBuffer):
         self.granted = None
         for sequence in self.sequences:
             sequence.handle = 0
-            sequence.end_if_whole()
+            if sequence.ending is None and len(sequence.tokens) >= self.parameters.max_tokens:
+                sequence.on_finished(Finish.LENGTH, "")
 
     def brought(self) -> dict[str, Any]:
         """What the present or last grant has brought, as `AdmissionPort.release` is told."""
@@ -191,7 +188,7 @@ class Generation(OutputBuffer):
             "cached_prompt_tokens": self._cached,
         }
 
-    # The worker's side.
+    # What its sequences tell it.
 
     def first_token(self, cached_prompt_tokens: int, after: float) -> None:
         """See `Owner`."""
@@ -207,22 +204,21 @@ class Generation(OutputBuffer):
     def may_take(self, count: int) -> bool:
         """See `Owner`."""
         try:
-            if self.growth is not None:
-                self.growth.take(count)
+            self._lease.take(count)
         except WeirError as error:
             self.fail(error)
             return False
         return True
+
+    def worker_lost(self) -> None:
+        """See `Owner`."""
+        self.move(Moving.LOST)
 
     def cancel_on_worker(self, sequence: OutputSequence) -> None:
         """See `Owner`."""
         if self.granted is not None and sequence.handle:
             self._workers.cancel(self.granted.worker, [sequence.handle])
             sequence.handle = 0
-
-    def worker_lost(self) -> None:
-        """See `Owner`."""
-        self.move(Moving.LOST)
 
     def refused(self, error: WeirError) -> None:
         """See `Owner`. A stale grant, a draining worker or one that has unloaded the version is no fault of the
@@ -231,36 +227,46 @@ class Generation(OutputBuffer):
             self.move(Moving.PREEMPTED)
         elif error.reason is Reason.MODEL_NOT_FOUND:
             self.move(Moving.ABSENT)
-        elif error.reason in _ASK_AGAIN:
+        elif error.reason in ASK_AGAIN:
             self.move(Moving.REFUSED)
         else:
             self.fail(error)
 
-    # The filter's side.
-
     def push(self, sequence: OutputSequence, text: str, logprobs: list[Logprob] | None) -> None:
         """See `Owner`."""
-        if text and not self._shown:
+        shown, news = sequence.shown(text), True
+        if self._remainder is not None:
+            try:
+                shown, logprobs, news = self._remainder.cut(sequence.index, shown, logprobs, sequence.finish)
+            except WeirError as error:
+                if sequence.finish is not None:
+                    sequence.finish = Finish.ERROR
+                    self._put(sequence.index, "", None, Finish.ERROR)
+                self.fail(error)
+                return
+        if shown and not self._shown:
             self._shown = True
             self.breakdown.time_to_first_token = self._clock.monotonic() - self.arrived
             if self._on_text is not None:
                 self._on_text()
         if text and self._kept is not None:  # with tokens for the caller's words: it may be given to another request
             self._kept[sequence.index].append(text)
-        self._put(sequence.index, sequence.shown(text), logprobs, sequence.finish)
-        if sequence.finish is not None and all(c.finish is not None for c in self.sequences):
+        if news:
+            self._put(sequence.index, shown, logprobs, sequence.finish)
+        if sequence.finish is not None and all(one.finish is not None for one in self.sequences):
             self._end()
-        self._news()
+        if news or self.end is not None:
+            self._news()
 
     # Ends.
 
     def answer(self, *, simulated: bool) -> Answer | None:
-        """The whole answer, if it was kept and came to its own end."""
-        if self._kept is None or self.end is None or self.end.finish not in (Finish.STOP, Finish.LENGTH):
+        """The whole answer, if it was kept, came to its own end, and nothing altered it."""
+        ended = self.ended
+        if self._kept is None or ended.finish not in (Finish.STOP, Finish.LENGTH) or ALTERED & {*self.degraded}:
             return None
-        texts = ["".join(parts) for parts in self._kept]
         return Answer(
-            choices=tuple(zip(texts, self.end.choices, strict=True)),
+            choices=tuple(zip(map("".join, self._kept), ended.choices, strict=True)),
             prompt_tokens=self.usage.prompt_tokens,
             completion_tokens=self.usage.completion_tokens,
             simulated=simulated,
@@ -268,14 +274,9 @@ class Generation(OutputBuffer):
 
     def final(self, *, model_version: str, moved: bool) -> FinalAnswer:
         """What it was, once it has ended."""
-        if self.end is None:
-            raise RuntimeError("it has not ended")
+        choices = tuple([sequence.final() for sequence in self.sequences])
         return FinalAnswer(
-            model_version=model_version,
-            choices=tuple(sequence.final() for sequence in self.sequences),
-            end=self.end,
-            first_after=self.first_after,
-            moved=moved,
+            model_version=model_version, choices=choices, end=self.ended, first_after=self.first_after, moved=moved
         )
 
     def stop(self, finish: Finish) -> None:
@@ -290,9 +291,21 @@ class Generation(OutputBuffer):
                 if sequence.ending is None:
                     self.cancel_on_worker(sequence)
                 sequence.abandon(finish)
-                self._put(sequence.index, sequence.shown(""), None, sequence.finish)
+                rest = sequence.shown("") if self._remainder is None else ""
+                self._put(sequence.index, rest, None, sequence.finish)
         self._end()
         self._wake()
+
+    def _take_off(self) -> None:
+        """What an earlier request is billed is not billed again, and what is not the same was not given."""
+        if self._resumed is None:
+            return
+        if self.error is not None and self.error.reason is Reason.CURSOR_GONE:
+            self.usage = Usage()
+        elif self._resumed.billed is not None:
+            made, billed = self.usage.completion_tokens, min(self.usage.completion_tokens, self._resumed.billed)
+            self.earlier = replace(self.usage, completion_tokens=billed)
+            self.usage = Usage(completion_tokens=made - billed)
 
     def _next_turn(self) -> None:
         waiter, self._awaited = self._awaited, None
@@ -305,25 +318,21 @@ class Generation(OutputBuffer):
     def _end(self) -> None:
         if self._timer is not None:
             self._timer.cancel()
-        if self.growth is not None:
-            self.growth.end()
+        self._lease.stop_growing()
         now = self._clock.monotonic()
         self.breakdown.total = now - self.arrived
         if self._first:
             self.breakdown.decode = now - self._first
-        reasons = [sequence.finish or Finish.ERROR for sequence in self.sequences]
-        finish = worst(reasons)
+        finish = worst([sequence.finish or Finish.ERROR for sequence in self.sequences])
         if is_given(finish, shown=self._shown, entire=self._entire):
             self.usage.completion_tokens = self.delivered
         else:
             self.usage = Usage()
-        message, reason, retry = "", "", None
-        if self.error is not None:
-            message, reason, retry = self.error.message, self.error.reason.name, self.error.retry_after
-        elif finish is Finish.CONTENT_FILTER:
-            message, reason = next(c.message for c in self.sequences if c.finish is finish), Reason.CONTENT_FILTER.name
-        elif finish is Finish.ERROR:
-            message = next((c.message for c in self.sequences if c.finish is finish), "") or "the engine failed"
-            reason = Reason.ENGINE_ERROR.name
-        self._close(finish, reasons, message=message, reason=reason, retry=retry)
+        self._take_off()
+        error = self.error
+        if error is None and finish in (Finish.CONTENT_FILTER, Finish.ERROR):
+            reason = Reason.CONTENT_FILTER if finish is Finish.CONTENT_FILTER else Reason.ENGINE_ERROR
+            message = next((one.message for one in self.sequences if one.finish is finish), "")
+            error = WeirError(reason, message or "the engine failed")
+        self._close(finish, [sequence.finish or Finish.ERROR for sequence in self.sequences], error)
         self._next_turn()

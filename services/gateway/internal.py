@@ -6,23 +6,27 @@ answers for its quota and its record.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import asyncio
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from msgspec.structs import replace
 from weir.admission.v1 import admission_pb2
 
+from libs.callers import Identity
+from libs.catalog import Catalog, Plan
 from libs.clock import Clock
 from libs.deadlines import Deadline
+from libs.outcomes import ArmKey
 from libs.routing import Route
+from libs.telemetry import get_logger
 from libs.telemetry.tracing import INTERNAL, span
-from services.gateway.catalog import Catalog
-from services.gateway.policy.plans import Plan
-from services.gateway.policy.spec import BoundParameters, Identity, Spec
-from services.gateway.ports import FilteredChoice, InputCheck
-from services.gateway.request import Candidate, Internal, Request, TimeLimit
-from services.gateway.slow_readers import SlowReaders
+from services.gateway.output_buffer import SlowReaders
+from services.gateway.policy.spec import BoundParameters, Spec
+from services.gateway.ports import FilteredChoice, InputCheck, Mirrored
+from services.gateway.request import Candidate, Internal, Request, TimeLimit, with_texts
 
+log = get_logger(__name__)
 _ENDLESS = float("inf")
 READERS = SlowReaders(stall=_ENDLESS, most_stream=2**62, most=2**62)
 """Nobody reads what these say, so nothing may be cut for being unread."""
@@ -79,6 +83,33 @@ async def of_run(run: Run, catalog: Catalog, clock: Clock) -> Request:
         span=span(f"internal {run.model_version}"[:120], run.traceparent, kind=INTERNAL),
         internal=Internal(candidate, run.queue_class, run.version_share),
     )
+
+
+def mirrored_of(request: Request, candidate: Candidate, parameters: BoundParameters, arm: ArmKey) -> Mirrored:
+    """A user's request that is to be answered a second time."""
+    return Mirrored(
+        request_id=request.id,
+        spec=with_texts(request.spec, candidate.check.texts),
+        identity=request.identity,
+        prompt=candidate.prompt,
+        parameters=parameters,
+        route=candidate.route,
+        arm=arm,
+        traceparent=request.traceparent,
+        answer=asyncio.get_running_loop().create_future(),
+    )
+
+
+def mirror_soon(mirror: Callable[[Mirrored], None], mirrored: Mirrored) -> None:
+    """Its first text is about to be handed on: once its face has had its turn, have it answered a second time."""
+
+    def now() -> None:
+        try:
+            mirror(mirrored)
+        except Exception as error:  # nothing of a copy may reach the user's request; the text may quote a prompt
+            log.error("not_mirrored", request_id=mirrored.request_id, error=type(error).__name__)
+
+    asyncio.get_running_loop().call_soon(now)
 
 
 class Unfiltered:

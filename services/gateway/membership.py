@@ -11,11 +11,11 @@ from typing import Self, TypeVar
 
 from weir.registry.v1 import registry_pb2
 
+from libs.catalog import Catalog
 from libs.errors import WeirError
 from libs.registry import RegistrySnapshot
 from libs.rollouts import BASELINE, arms_of, capacity_share, exposed, in_force, phase_of
 from libs.routing import Route
-from services.gateway.catalog import Catalog
 from services.gateway.ports import RouterPort
 from services.gateway.request import Candidate, Request
 
@@ -36,8 +36,7 @@ class Membership:
         self._router = router
         self._members: dict[_Place, dict[Member, None]] = {}
         self._migrate: dict[_Place, bool] = {}  # what becomes of running streams, while there are members
-        self._judged = catalog.snapshot
-        self._verdicts: dict[_Place, bool] = {}  # of that snapshot: whether an arm is out of force
+        self._verdicts: dict[_Place, bool] = {}  # of the present snapshot: whether an arm is out of force
 
     def __len__(self) -> int:
         return sum(map(len, self._members.values()))
@@ -53,6 +52,7 @@ class Membership:
         """There is a new snapshot: the requests whose arm it has taken out are told, with whether running streams are
         to be moved, and are members no more. Costs what there are arms with requests."""
         snapshot = self._catalog.snapshot
+        self._verdicts.clear()
         for place in list(self._members):
             known = snapshot.rollouts.get(place[0])
             if known is not None and known.id == place[1]:
@@ -116,8 +116,6 @@ class Membership:
         snapshot = self._catalog.snapshot
         if route.revision > snapshot.revision:
             return False  # a router that has seen more knows better; the gateway's next snapshot settles it
-        if snapshot is not self._judged:
-            self._judged, self._verdicts = snapshot, {}
         place = (alias, route.rollout_id, route.arm)
         verdict = self._verdicts.get(place)
         if verdict is None:

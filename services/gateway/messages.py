@@ -1,23 +1,32 @@
-"""What admission and workers are asked: every message of theirs that a request becomes is made here."""
+"""What the limiter, admission and workers are asked: every message of theirs that a request becomes is made here."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
 from weir.admission.v1 import admission_pb2
+from weir.quota.v1 import quota_pb2
 from weir.worker.v1 import worker_pb2
 
-from libs.clock import Clock
 from libs.deadlines import to_duration
+from libs.limiter import AHEAD
 from libs.routing import Route
 from services.gateway.policy.prefix import BLOCK, prefix_hashes
 from services.gateway.policy.spec import BoundParameters
-from services.gateway.request import Candidate, Request, tokens_in
+from services.gateway.request import Candidate, Prepared, Request, tokens_in
 from services.gateway.sequence import OutputSequence
 
+LEAST = 64
+"""Tokens of one answer that are always reserved for: less would be asked for anew too soon."""
+UNKNOWN = 512
+"""Tokens of one answer while nothing is known of any."""
 _GROUP = 16
 """Tokens per delivery of a request that is not streamed: each spares the mesh that many wake-ups, and an output that
 the safety filter stops wastes at most this many on the worker."""
+_SAMPLING = (
+    *("temperature", "top_p", "top_k", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty"),
+    "ignore_eos",
+)
 _PRIORITIES: dict[int, int] = {
     admission_pb2.QUEUE_CLASS_PAID: 0,
     admission_pb2.QUEUE_CLASS_FREE: 1,
@@ -28,23 +37,36 @@ _PRIORITIES: dict[int, int] = {
 """By class. Engines serve smaller numbers first, and preempt larger ones for them."""
 
 
+def reserve_message(request: Request, candidate: Candidate, likely: float | None) -> quota_pb2.Reserve:
+    """What is reserved for it: all that it may come to or, where its caller does not say, what it is `likely` to; None
+    while nothing is known of its answers."""
+    bound, tokens = candidate.bound, candidate.most_tokens
+    if request.spec.parameters.max_tokens is None and not request.plan.serve_over_quota and bound.max_tokens:
+        each = AHEAD + (UNKNOWN if likely is None else max(LEAST, likely))
+        tokens = int(min(tokens, candidate.prompt_tokens + bound.n * each))
+    return quota_pb2.Reserve(
+        tokens=tokens,
+        # Held to the tenant's context, which is about one input.
+        prompt_tokens=max([len(one) for part in candidate.parts for one in part], default=len(candidate.prompt)),
+        max_output_tokens=bound.max_tokens,
+        choices=bound.n,
+        model_version=candidate.route.model_version,
+        over_quota_allowed=request.plan.serve_over_quota,
+    )
+
+
 def admit_message(
-    request: Request,
-    candidate: Candidate,
-    *,
-    request_id: str,
-    queue_class: admission_pb2.QueueClass,
-    version_share: float,
-    ttft: float | None,
+    request: Request, prepared: Prepared, *, request_id: str, version_share: float, ttft: float | None
 ) -> admission_pb2.Admit:
     """The first question; of an embedding about its first part. `ttft` is the seconds left for the first token, None
     without an objective."""
-    route, bound, plan = candidate.route, candidate.bound, request.plan
+    candidate, plan = prepared.candidate, request.plan
+    route, bound = candidate.route, candidate.bound
     return admission_pb2.Admit(
         request_id=request_id,
         tenant=request.identity.tenant,
         weight=(request.tenant.weight or 1.0) * plan.weight,
-        queue_class=queue_class,
+        queue_class=prepared.queue_class,
         pool=route.pool,
         model_version=route.model_version,
         zones=route.zones,
@@ -104,21 +126,22 @@ def readmit_message(
 
 def submit_message(
     request: Request,
-    candidate: Candidate,
+    prompt: Sequence[int],
     bound: BoundParameters,
     admit: admission_pb2.Admit,
     granted: admission_pb2.Granted,
     sequence: OutputSequence,
-    clock: Clock,
+    remaining: float,
 ) -> worker_pb2.Submit:
-    """What the worker is asked for one sequence: after a migration, to go on after the tokens already delivered."""
+    """What the worker is asked for one sequence, with `remaining` seconds: after a migration, to go on after the tokens
+    already delivered."""
     return worker_pb2.Submit(
         grant=granted.grant,
         request_id=admit.request_id,
         model_version=admit.model_version,
-        prompt=[*candidate.prompt, *sequence.tokens] if sequence.tokens else candidate.prompt,
+        prompt=[*prompt, *sequence.tokens] if sequence.tokens else prompt,
         sampling=_sampling(bound, sequence),
-        remaining=to_duration(request.deadline.timeout(clock)),
+        remaining=to_duration(remaining),
         traceparent=request.traceparent,
         choice=sequence.index,
         resumed_tokens=len(sequence.tokens),
@@ -141,17 +164,8 @@ def embed_message(
 
 
 def _sampling(bound: BoundParameters, sequence: OutputSequence) -> worker_pb2.Sampling:
-    sampling = worker_pb2.Sampling(
-        max_tokens=bound.max_tokens - len(sequence.tokens),
-        temperature=bound.temperature,
-        top_p=bound.top_p,
-        top_k=bound.top_k,
-        min_p=bound.min_p,
-        repetition_penalty=bound.repetition_penalty,
-        presence_penalty=bound.presence_penalty,
-        frequency_penalty=bound.frequency_penalty,
-        ignore_eos=bound.ignore_eos,
-    )
+    sampling = worker_pb2.Sampling(**{name: getattr(bound, name) for name in _SAMPLING})
+    sampling.max_tokens = bound.max_tokens - len(sequence.tokens)
     if bound.logit_bias:
         sampling.logit_bias.update(bound.logit_bias)
     if bound.seed is not None:

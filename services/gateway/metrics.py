@@ -29,14 +29,13 @@ LADDER = Counter(
     "weir_gateway_ladder_total", "Steps taken instead of a refusal, by what came of them", ("step", "outcome")
 )
 GROWN = Counter("weir_gateway_quota_grown_total", "Reservations that were asked to grow, by what came of it", ("fate",))
-SLO_EVENTS = FastCounter(
-    "weir_slo_events_total", "Requests by declared objective", ("route", "tier", "objective", "outcome")
-)
 MOVED = Counter("weir_gateway_moved_total", "Requests taken to another worker or version", ("cause",))
 ROLLOUT_ARMS = Gauge("weir_gateway_rollout_arms", "Entries of the table of rollouts' outcomes")
 SLOW_READERS = Counter("weir_gateway_slow_readers_total", "Streams ended because nobody read them", ("why",))
 UNREAD = Gauge("weir_gateway_unread_characters", "Output that readers have not taken yet")
 MIGRATIONS = Counter("weir_gateway_migrations_total", "Streams moved to another worker", ("outcome",))
+IDEMPOTENCY = Counter("weir_gateway_idempotency_total", "Requests with idempotency keys", ("outcome",))
+RESUMED = Counter("weir_gateway_resumed_total", "Streams that were gone on with", ("outcome",))
 ACTIVE = Gauge("weir_gateway_active_generations", "Generations that run")
 WORKER_STREAMS = Gauge("weir_gateway_worker_streams", "Open streams to workers")
 
@@ -61,12 +60,6 @@ class ModelMetrics:
 def model_metrics(operation: str, model_version: str) -> ModelMetrics:
     """Cached; versions come from the registry, so their number is bounded."""
     return ModelMetrics(operation, model_version)
-
-
-@lru_cache(maxsize=1024)
-def slo_event(route: str, tier: str, name: str, met: bool) -> Count:
-    """Cached child of `SLO_EVENTS`; tiers come from the registry, so their number is bounded."""
-    return SLO_EVENTS.labels(route, tier, name, "good" if met else "bad")
 
 
 @lru_cache(maxsize=1024)

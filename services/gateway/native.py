@@ -9,16 +9,19 @@ import grpc
 from msgspec.structs import replace
 from weir.inference.v1 import inference_pb2, inference_pb2_grpc
 
+from libs.callers import Caller, Identifier
+from libs.catalog import Catalog
+from libs.cursor import Cursor
 from libs.deadlines import to_duration
 from libs.errors import Reason, WeirError
 from libs.quota import Header
 from services.gateway import convert
-from services.gateway.catalog import Catalog
-from services.gateway.faces import collect, limits_of
-from services.gateway.identity import Caller, Identifier
-from services.gateway.output_buffer import OutputBuffer
-from services.gateway.policy.events import Accepted, Finish
+from services.gateway.cursors import Cursors, digest_of
+from services.gateway.idempotency import Idempotency
+from services.gateway.output_buffer import OutputBuffer, collect
+from services.gateway.policy.events import Finish, Usage
 from services.gateway.policy.parameters import invalid
+from services.gateway.refusals import limits_of
 from services.gateway.serve import Pipeline
 
 _FIRST_FRAME_SECONDS = 10.0
@@ -28,10 +31,21 @@ _FIRST_FRAME_SECONDS = 10.0
 class InferenceServicer(inference_pb2_grpc.InferenceServiceServicer):
     """The native API."""
 
-    def __init__(self, pipeline: Pipeline, identifier: Identifier, catalog: Catalog, *, heartbeat: float) -> None:
+    def __init__(
+        self,
+        pipeline: Pipeline,
+        identifier: Identifier,
+        catalog: Catalog,
+        cursors: Cursors,
+        idempotency: Idempotency,
+        *,
+        heartbeat: float,
+    ) -> None:
         self._pipeline = pipeline
         self._identifier = identifier
         self._catalog = catalog
+        self._cursors = cursors
+        self._idempotency = idempotency
         self._heartbeat = inference_pb2.GenerateResponse(heartbeat=inference_pb2.Heartbeat(idle=to_duration(heartbeat)))
 
     async def Generate(  # noqa: N802 - the name on the wire
@@ -47,38 +61,47 @@ class InferenceServicer(inference_pb2_grpc.InferenceServiceServicer):
             raise WeirError(Reason.DEADLINE_EXCEEDED, message, limit="start") from None
         if first is None or not first.HasField("start"):
             raise invalid("start", "the first frame must open the generation")
-        generation, accepted = await self._open(first.start, caller, context)
+        tenant, body = caller.identity.tenant, digest_of("generate", convert.body_of(first.start))
+        cursor = self._cursors.read(first.start.cursor, tenant, body)
+        generation = await self._open(first.start, caller, context, body, cursor)
+        trail = self._cursors.trail(generation.accepted.origin, tenant, body, cursor)
         watcher = asyncio.get_running_loop().create_task(_watch(request_iterator, generation))
         try:
-            with self._pipeline.readers.reading(generation):
-                await context.write(inference_pb2.GenerateResponse(accepted=convert.from_accepted(accepted)))
+            with self._pipeline.parts.readers.reading(generation):
+                await context.write(inference_pb2.GenerateResponse(accepted=convert.from_accepted(generation.accepted)))
                 while True:
                     updates, heartbeat, end = await generation.take()
                     if updates:
-                        await context.write(convert.from_updates(updates))
+                        await context.write(convert.from_updates(updates, trail, generation.progress))
                     elif heartbeat:
                         await context.write(self._heartbeat)
                     if end is not None:
-                        await context.write(inference_pb2.GenerateResponse(end=convert.from_end(end)))
+                        await context.write(
+                            inference_pb2.GenerateResponse(end=convert.from_end(generation.accepted, end))
+                        )
                         return
         finally:  # whatever ends the RPC, a vanished client included, ends the generation
             watcher.cancel()
             generation.stop(Finish.CANCELLED)
+            self._cursors.ended(generation.accepted.origin, tenant, generation.end)
 
     async def Complete(  # noqa: N802 - the name on the wire
         self, request: inference_pb2.CompleteRequest, context: grpc.aio.ServicerContext
     ) -> inference_pb2.CompleteResponse:
         """See the proto."""
         caller = self._identifier.identify(context, scope="inference")
-        generation, accepted = await self._open(request.spec, caller, context, whole=True)
-        with self._pipeline.readers.reading(generation):
+        if request.spec.cursor:
+            raise invalid("cursor", "only a stream goes on where it was")
+        body = digest_of("complete", convert.body_of(request.spec))
+        generation = await self._open(request.spec, caller, context, body, whole=True)
+        with self._pipeline.parts.readers.reading(generation):
             choices, end = await collect(generation)
-        if end.finish is Finish.ERROR and not any(choice.text for choice in choices):
-            raise WeirError(Reason.parse(end.error_reason), end.message, retry_after=end.retry_after)
+        if end.error is not None and end.finish is Finish.ERROR and not any(choice.text for choice in choices):
+            raise end.error
         return inference_pb2.CompleteResponse(
-            accepted=convert.from_accepted(accepted),
+            accepted=convert.from_accepted(generation.accepted),
             choices=map(convert.from_choice, choices),
-            end=convert.from_end(end),
+            end=convert.from_end(generation.accepted, end),
         )
 
     async def Embed(  # noqa: N802 - the name on the wire
@@ -87,18 +110,18 @@ class InferenceServicer(inference_pb2_grpc.InferenceServiceServicer):
         """See the proto."""
         caller = self._identifier.identify(context, scope="embeddings")
         try:
-            result = await self._pipeline.embed(
-                caller.hinted(convert.embed_spec(request, caller.client_request_id)), caller
-            )
+            result = await self._pipeline.embed(convert.embed_spec(request, caller.client_request_id), caller)
         except WeirError as error:
             tell(context, limits_of(error))
             raise
-        tell(context, limits_of(result))
+        accepted = result.accepted
+        tell(context, accepted.limits.headers())
+        usage = Usage(accepted.prompt_tokens)
         return inference_pb2.EmbedResponse(
             embeddings=[inference_pb2.Embedding(values=vector) for vector in result.vectors],
-            model_version=result.model_version,
-            usage=inference_pb2.Usage(prompt_tokens=result.tokens),
-            simulated=result.simulated,
+            model_version=accepted.model_version,
+            usage=convert.from_usage(accepted, usage, billed=usage),
+            simulated=accepted.simulated,
         )
 
     async def CountTokens(  # noqa: N802 - the name on the wire
@@ -106,7 +129,7 @@ class InferenceServicer(inference_pb2_grpc.InferenceServiceServicer):
     ) -> inference_pb2.CountTokensResponse:
         """See the proto."""
         caller = self._identifier.identify(context, scope="inference")
-        spec = caller.hinted(convert.to_spec(request.spec))
+        spec = convert.to_spec(request.spec).hinted(caller.user, caller.session)
         asked = self._catalog.question(caller.identity.tenant, spec.model, user=spec.user, session=spec.session)
         route = self._catalog.resolve(asked)
         version = self._catalog.version(route.model_version)
@@ -120,25 +143,21 @@ class InferenceServicer(inference_pb2_grpc.InferenceServiceServicer):
         message: inference_pb2.GenerationSpec,
         caller: Caller,
         context: grpc.aio.ServicerContext,
+        body: bytes,
+        cursor: Cursor | None = None,
         *,
         whole: bool = False,
-    ) -> tuple[OutputBuffer, Accepted]:
+    ) -> OutputBuffer:
         """Open it, and have its trailers tell the limits, also those of a refusal."""
         try:
-            buffer = await self._pipeline.open(
-                caller.hinted(replace(convert.to_spec(message), whole=whole)),
-                caller.identity,
-                request_id=caller.request_id,
-                remaining=caller.remaining,
-                traceparent=caller.traceparent,
-            )
+            spec = replace(convert.to_spec(message), whole=whole)
+            key = message.idempotency_key or caller.idempotency_key
+            buffer = await self._idempotency.open(spec, caller, key, body, cursor)
         except WeirError as error:
             tell(context, limits_of(error))
             raise
-        if buffer.accepted is None:
-            raise RuntimeError("an open generation is accepted")
-        tell(context, limits_of(buffer.accepted))
-        return buffer, buffer.accepted
+        tell(context, buffer.accepted.limits.headers())
+        return buffer
 
 
 def tell(context: grpc.aio.ServicerContext, headers: list[Header]) -> None:

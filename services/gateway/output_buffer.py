@@ -1,20 +1,25 @@
 """What a face reads from: updates that merge while nobody takes them, heartbeats, and the one end.
 
 What was not read yet is counted, together with what the face has taken and is still writing: its next `take` says
-that the write is done. `slow_readers.py` bounds it.
+that the write is done. A face writes one merged update at a time and comes back for the next when gRPC has taken it, so
+a closed HTTP/2 window shows as a face that does not come back. None of them may hold memory, KV blocks or another's
+stream for long: `SlowReaders` looks twice a second, so that a token costs nothing for it but an addition.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Protocol
 
 from libs.clock import Clock
 from libs.errors import Reason, WeirError
+from services.gateway import metrics
 from services.gateway.flushing import Flushing
-from services.gateway.policy.answers import Answer
-from services.gateway.policy.events import Accepted, Breakdown, ChoiceUpdate, End, Finish, Logprob, Usage, worst
-from services.gateway.slow_readers import SlowReaders
+from services.gateway.policy.events import Breakdown, ChoiceUpdate, End, Finish, Logprob, Usage
+from services.gateway.policy.readers import Verdict, beyond, verdict
+from services.gateway.request import Accepted
 
 TURN = 65_536
 """Characters that a face gets at a time: what one slow reader leaves in gRPC's hands, and how long the others wait
@@ -25,6 +30,9 @@ _LOGPROB_CHARS = 64
 
 class OutputBuffer:
     """A generation as its face sees it."""
+
+    accepted: Accepted
+    """Set before its face gets it."""
 
     def __init__(
         self,
@@ -40,8 +48,8 @@ class OutputBuffer:
         """`flushing` says when its reader is woken, after `flush_most` seconds at the latest; None: at once."""
         self.request_id = request_id
         self.width = choices
-        self.accepted: Accepted | None = None
         self.usage = Usage()
+        self.earlier = Usage()
         self.breakdown = Breakdown()
         self.degraded: list[str] = []
         self.end: End | None = None
@@ -52,6 +60,8 @@ class OutputBuffer:
         """Characters that the reader may not have got yet."""
         self.taken_at = clock.monotonic()
         """When the reader last had all there was, or got something."""
+        self.on_taken: Callable[[int], None] | None = None
+        """Is told how many tokens were delivered each time that the reader takes some."""
         self._clock = clock
         self._readers = readers
         self._flushing = flushing
@@ -64,9 +74,26 @@ class OutputBuffer:
         self._waiter: asyncio.Future[None] | None = None
 
     @property
+    def ended(self) -> End:
+        """The end of one that has ended."""
+        if self.end is None:
+            raise RuntimeError("it has not ended")
+        return self.end
+
+    @property
+    def delivered(self) -> int:
+        """Tokens of its output so far."""
+        return self.usage.completion_tokens
+
+    @property
     def reader_waits(self) -> bool:
         """The reader has all there is."""
         return self._waiter is not None
+
+    @property
+    def progress(self) -> int:
+        """Tokens that were taken for what was handed on by now; less than 0 where it could not be gone on with."""
+        return -1
 
     # The face's side.
 
@@ -85,6 +112,8 @@ class OutputBuffer:
             self._pending = {}
         else:
             updates = self._turn()
+        if updates and self.on_taken is not None:
+            self.on_taken(self.delivered)
         self._begun = self._begun or bool(updates)
         heartbeat, self._heartbeat = self._heartbeat, False
         self.last_activity = self.taken_at = self._clock.monotonic()
@@ -103,7 +132,7 @@ class OutputBuffer:
                 self._writing += room
             else:
                 taken.append(self._pending.pop(index))
-                self._writing += _size(update.text, update.logprobs)
+                self._writing += size_of(update.text, update.logprobs)
         return taken
 
     def heartbeat(self) -> None:
@@ -137,7 +166,7 @@ class OutputBuffer:
             if logprobs:
                 update.logprobs = update.logprobs or []
                 update.logprobs += logprobs
-        size = _size(text, logprobs) if logprobs else len(text)  # as `_count`, without its cost per token
+        size = size_of(text, logprobs) if logprobs else len(text)  # as `_count`, without its cost per token
         self.unread += size
         self._readers.unread += size
 
@@ -145,28 +174,19 @@ class OutputBuffer:
         self.unread += size
         self._readers.unread += size
 
-    def _close(
-        self,
-        finish: Finish,
-        choices: Sequence[Finish],
-        *,
-        message: str = "",
-        reason: str = "",
-        retry: float | None = None,
-    ) -> None:
+    def _close(self, finish: Finish, choices: list[Finish], error: WeirError | None = None) -> None:
         self.end = End(
             finish=finish,
             usage=self.usage,
+            earlier=self.earlier,
             breakdown=self.breakdown,
             degraded=tuple(self.degraded),
-            message=message,
-            error_reason=reason,
-            retry_after=retry,
-            choices=list(choices),
+            error=error,
+            choices=choices,
         )
 
     def flush(self) -> None:
-        """See `Waiting`."""
+        """See `Flushing.later`."""
         if self._held:
             self._wake()
 
@@ -187,31 +207,126 @@ class OutputBuffer:
             waiter.set_result(None)
 
 
-def _size(text: str, logprobs: Sequence[Logprob] | None) -> int:
+def size_of(text: str, logprobs: Sequence[Logprob] | None) -> int:
+    """What output weighs, in characters."""
     return len(text) + (_LOGPROB_CHARS * sum(1 + len(entry.top) for entry in logprobs) if logprobs else 0)
 
 
-class Replay(OutputBuffer):
-    """An answer that no worker gives: one from the cache, or the plan's fixed text. It has ended when it begins."""
+class SlowReaders:
+    """The readers of one gateway."""
 
-    def __init__(
-        self,
-        answer: Answer,
-        *,
-        request_id: str,
-        clock: Clock,
-        arrived: float,
-        readers: SlowReaders,
-        degraded: Sequence[str],
-    ) -> None:
-        super().__init__(
-            request_id=request_id, choices=len(answer.choices), clock=clock, arrived=arrived, readers=readers
-        )
-        self.usage = Usage(prompt_tokens=answer.prompt_tokens, completion_tokens=answer.completion_tokens)
-        self.degraded = list(degraded)
-        passed = clock.monotonic() - arrived
-        self.breakdown = Breakdown(time_to_first_token=passed, total=passed)
-        for index, (text, finish) in enumerate(answer.choices):
-            self._put(index, text, None, finish)
-        finishes = [finish for _, finish in answer.choices]
-        self._close(worst(finishes), finishes)
+    def __init__(self, *, stall: float, most_stream: int, most: int) -> None:
+        """`stall` in seconds; the bounds in characters, of one stream and of all together."""
+        self.unread = 0
+        """Characters that were not read yet, of all streams; kept by their buffers."""
+        self._stall = stall
+        self._most_stream = most_stream
+        self._most = most
+        self._readers: dict[OutputBuffer, asyncio.Task[None]] = {}
+        self._cutting: set[OutputBuffer] = set()
+
+    @property
+    def readers(self) -> int:
+        """Calls that are being answered."""
+        return len(self._readers)
+
+    @contextmanager
+    def reading(self, buffer: OutputBuffer) -> Iterator[None]:
+        """Around everything that the present task, a call's, does with a buffer.
+
+        :raises WeirError: SLOW_READER when the call was broken off.
+        """
+        task = asyncio.current_task()
+        if task is None:
+            raise RuntimeError("a buffer is read by a task")
+        self._readers[buffer] = task
+        try:
+            yield
+        except asyncio.CancelledError:
+            if buffer not in self._cutting:
+                raise  # the caller's doing
+            task.uncancel()
+            raise _slow_reader() from None
+        finally:
+            self._readers.pop(buffer, None)
+            self._cutting.discard(buffer)
+            buffer.left()
+
+    def sweep(self, now: float) -> None:
+        """End what nobody reads; called about twice a second (monotonic seconds)."""
+        for buffer, task in list(self._readers.items()):
+            if buffer.reader_waits:
+                continue  # nearly all of them: not worth a verdict
+            found = verdict(
+                idle=now - buffer.taken_at,
+                unread=buffer.unread,
+                ended=buffer.end is not None,
+                stall=self._stall,
+                most=self._most_stream,
+            )
+            if found is Verdict.END:
+                self._end(buffer, "stalled")
+            elif found is Verdict.CUT:
+                self._cut(buffer, task)
+        if self.unread > self._most:
+            readers = list(self._readers.items())
+            for place in beyond([buffer.unread for buffer, _ in readers], self._most):
+                buffer, task = readers[place]
+                if buffer.end is None:
+                    self._end(buffer, "crowded")
+                self._cut(buffer, task)
+        metrics.UNREAD.set(self.unread)
+
+    def _end(self, buffer: OutputBuffer, why: str) -> None:
+        metrics.SLOW_READERS.labels(why).inc()
+        buffer.fail(_slow_reader())
+
+    def _cut(self, buffer: OutputBuffer, task: asyncio.Task[None]) -> None:
+        """Its face stands in a write that does not end: break off the write, and drop what was not taken. The call's
+        status is all that is sent after it; gRPC keeps that write, of one `TURN` at most, until the reader comes back,
+        its deadline passes or its connection ends."""
+        if buffer in self._cutting:
+            return
+        metrics.SLOW_READERS.labels("cut").inc()
+        self._cutting.add(buffer)
+        buffer.left()
+        task.cancel()
+
+
+def _slow_reader() -> WeirError:
+    return WeirError(Reason.SLOW_READER, "nobody read this stream for too long")
+
+
+class Readable(Protocol):
+    """What a face reads: an `OutputBuffer`, or several as one."""
+
+    width: int
+
+    @property
+    def progress(self) -> int:
+        """See `OutputBuffer`."""
+
+    async def take(self) -> tuple[list[ChoiceUpdate], bool, End | None]:
+        """See `OutputBuffer`."""
+
+    def stop(self, finish: Finish) -> None:
+        """See `OutputBuffer`."""
+
+
+async def collect(generation: Readable) -> tuple[list[ChoiceUpdate], End]:
+    """Read a generation to its end; every choice as one update, by index. Cancelling this stops the generation."""
+    whole = [ChoiceUpdate(index) for index in range(generation.width)]
+    try:
+        while True:
+            updates, _, end = await generation.take()
+            for update in updates:
+                choice = whole[update.index]
+                choice.text += update.text
+                choice.finish = update.finish
+                if update.logprobs is not None:
+                    choice.logprobs = choice.logprobs or []
+                    choice.logprobs += update.logprobs
+            if end is not None:
+                return whole, end
+    finally:
+        generation.stop(Finish.CANCELLED)

@@ -1,4 +1,5 @@
-"""What the pipeline needs from the services around it. Adapters: `clients/`. Each names its fallback.
+"""What the pipeline needs from the services around it. Adapters: `clients/`; for quota and routes, what any plane
+uses, `libs/limiter` and `libs/routes`. Each names its fallback.
 
 The `start_…` methods return futures, so that the pipeline can have several decisions under way without a task each.
 Everything else returns at once and never raises: it is called on paths that must not fail (cancellation, the end).
@@ -16,103 +17,19 @@ from weir.admission.v1 import admission_pb2
 from weir.audit.v1 import audit_pb2
 from weir.worker.v1 import worker_pb2
 
+from libs.callers import Identity
 from libs.deadlines import Deadline
-from libs.routing import Route, RouteRequest
+from libs.limiter import QuotaClient
+from libs.limiter import Reservation as Reservation
+from libs.outcomes import ArmKey
+from libs.routes import RouterClient
+from libs.routing import Route
 from services.gateway.policy.events import Finish
-from services.gateway.policy.finals import ArmKey, FinalAnswer
-from services.gateway.policy.spec import BoundParameters, Identity, Spec
+from services.gateway.policy.finals import FinalAnswer
+from services.gateway.policy.spec import BoundParameters, Spec
 
-
-@dataclass(frozen=True, slots=True)
-class Reservation:
-    """A quota lease. The limits are (limit, remaining, reset seconds), None when unlimited; `local` says that it was
-    taken from this gateway's own share because the rate-limit service is away; `over_quota`, that a limit per minute
-    refused and only a slot and the spend were taken. `spend` is in micro-dollars."""
-
-    requests: tuple[int, int, float] | None
-    tokens: tuple[int, int, float] | None
-    local: bool = False
-    over_quota: bool = False
-    spend: tuple[int, int, float] | None = None
-
-
-class QuotaPort(Protocol):
-    """Reserve → settle. Fallback: the same limits, locally, on what the owner last said is this gateway's part."""
-
-    def start_reserve(
-        self,
-        *,
-        tenant: str,
-        model: str,
-        request_id: str,
-        tokens: int,
-        prompt_tokens: int = 0,
-        max_output_tokens: int = 0,
-        choices: int = 1,
-        model_version: str = "",
-        grows: bool = False,
-        over_quota_allowed: bool = False,
-        request_counted: bool,
-        deadline: Deadline,
-        traceparent: str,
-    ) -> Future[Reservation]:
-        """Take a share: `tokens` of which `prompt_tokens` are the prompt's, for at most `max_output_tokens` per choice.
-
-        `model` is what the caller named, `model_version` what will serve it, for its price. With `over_quota_allowed`
-        a request beyond the limits per minute takes a slot and the spend only, and says so. With `grows`, `tokens` are
-        fewer than it may come to, and more is asked for in time.
-
-        :raises WeirError: QUOTA_REQUESTS, QUOTA_TOKENS, QUOTA_CONCURRENCY, QUOTA_SPEND; CONTEXT_LENGTH_EXCEEDED or
-            INVALID_REQUEST beyond the tenant's longest context or output (through the future).
-        """
-
-    def start_grow(
-        self, *, tenant: str, request_id: str, tokens: int, deadline: Deadline, traceparent: str
-    ) -> Future[None]:
-        """Take a larger share for a request that runs: `tokens` in all.
-
-        :raises WeirError: QUOTA_TOKENS, QUOTA_SPEND (through the future); what it has stays its own.
-        """
-
-    def grow_here(self, *, tenant: str, request_id: str, tokens: int, deadline: Deadline) -> None:
-        """Likewise at once, as the fallback does.
-
-        :raises WeirError: QUOTA_TOKENS, QUOTA_SPEND.
-        """
-
-    def settle(
-        self,
-        *,
-        tenant: str,
-        model: str,
-        request_id: str,
-        tokens: int,
-        prompt_tokens: int = 0,
-        cached_prompt_tokens: int = 0,
-        model_version: str = "",
-    ) -> None:
-        """Replace the share by what was used: `tokens`, of which `prompt_tokens` are the prompt's, and of these
-        `cached_prompt_tokens` were cached."""
-
-
-class RouterPort(Protocol):
-    """Version, pool, zones. Fallback: the same pure function on this gateway's snapshot."""
-
-    def start_resolve(self, asked: RouteRequest, *, deadline: Deadline, traceparent: str) -> Future[tuple[Route, bool]]:
-        """The route, and whether it is the fallback's.
-
-        :raises WeirError: MODEL_NOT_FOUND (through the future).
-        """
-
-    def resolve_here(self, asked: RouteRequest) -> Route:
-        """The fallback's route, at once: for who must not get one that this gateway knows to be out of force.
-
-        :raises WeirError: MODEL_NOT_FOUND.
-        """
-
-    def outcome(self, *, pool: str, model_version: str, zone: str, ok: bool) -> None:
-        """Feed the breaker of the version in the zone. Not `ok` means the zone's own fault (`libs.breaker.is_fault`);
-        what says nothing about the zone is not told."""
+QuotaPort = QuotaClient
+RouterPort = RouterClient
 
 
 class AdmissionPort(Protocol):
@@ -262,14 +179,22 @@ class WorkerPort(Protocol):
 
 
 class AuditPort(Protocol):
-    """The audit log. Fallback: a bounded spool on disk."""
+    """The audit log. Fallback: a bounded journal on disk, which outlives this process as well."""
 
     @property
     def full(self) -> bool:
-        """The spool is full: tenants whose policy demands audit are refused."""
+        """The journal is full: tenants whose policy demands audit are refused."""
 
-    def write(self, record: audit_pb2.Record, *, traceparent: str = "") -> None:
-        """Append, at least once; `traceparent` puts it into the request's trace."""
+    def open(self, record: audit_pb2.Record) -> int:
+        """Say that something begins: as much of its record as is known. Should this process be killed, its next life
+        writes that record, with the last `mark`. Returns its place."""
+
+    def mark(self, place: int, number: int) -> None:
+        """How far it is: a store of 8 bytes."""
+
+    def write(self, record: audit_pb2.Record, place: int = -1, *, traceparent: str = "") -> None:
+        """Append, once; it ends what was opened at the place, if one is named. `traceparent` puts the append into the
+        request's trace, or into that of another one with which it travels."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -280,7 +205,7 @@ class Mirrored:
     """The user's request; the copy needs an id of its own."""
     spec: Spec
     """As checked, with redacted texts in place of the user's where safety redacted any: for another tokenizer or
-    chat template. Tokenise it with `MirrorPort`'s runs."""
+    chat template. Tokenise it with `Pipeline.encode`."""
     identity: Identity
     """Who asked. Nothing of the copy may count against them."""
     prompt: Sequence[int]
@@ -305,15 +230,3 @@ class Mirrored:
         if mirror is None:
             raise RuntimeError("made without a mirror")
         return replace(self.arm, arm=mirror.arm, mirrored=True)
-
-
-class MirrorPort(Protocol):
-    """Answers requests a second time, where no user sees it. There is no fallback: a copy that cannot run does not."""
-
-    def mirror(self, request: Mirrored) -> None:
-        """Called on the event loop, once per request whose route has a mirror, in the turn after the user's first text
-        was handed to its face; not for requests that end without any text, nor for replayed answers.
-
-        Must return at once and start what takes time in tasks of its own. What it raises is logged and goes no
-        further. The context has no deadline and no cancellation of the user's: the copy needs its own deadline.
-        """

@@ -2,28 +2,25 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 
+from libs.callers import Identity
+from libs.catalog import Catalog
 from libs.errors import Reason, WeirError
+from libs.quota import MINUTE_NS, Header, LimitReport, retry_headers
 from libs.telemetry import get_logger
-from services.gateway.catalog import Catalog
-from services.gateway.policy.spec import Identity
 from services.gateway.ports import Reservation
 
 log = get_logger(__name__)
-State = tuple[int, int, float]
-"""(limit, remaining, seconds until all of it is free)."""
-WINDOW = 60
-"""Seconds that limits of requests and tokens are about."""
 
 
 class Refused(WeirError):
     """A refusal with the state of the caller's limits, where the edge has not told it: see `libs/quota/headers.py`."""
 
-    def __init__(self, error: WeirError, *, requests: State | None, tokens: State | None) -> None:
+    def __init__(self, error: WeirError, limits: Reservation) -> None:
         super().__init__(error.reason, error.message, limit=error.limit, retry_after=error.retry_after)
-        self.requests = requests
-        self.tokens = tokens
+        self.limits = limits
 
 
 def outcome_of(error: WeirError) -> str:
@@ -38,22 +35,28 @@ def with_limits(
     nothing is left of the limit that refused until its time to come back."""
     if identity.request_counted:
         return error
-    if reservation is not None:
-        requests, tokens = reservation.requests, reservation.tokens
-    else:
-        requests, tokens = _refused_limits(error, catalog.per_minute(identity.tenant, model))
-    if requests is None and tokens is None:
-        return error
-    return Refused(error, requests=requests, tokens=tokens)
+    limits = reservation or _refused_limits(error, catalog.per_minute(identity.tenant, model))
+    return error if limits is None else Refused(error, limits)
 
 
-def _refused_limits(error: WeirError, per_minute: tuple[int, int]) -> tuple[State | None, State | None]:
-    if error.reason not in (Reason.QUOTA_REQUESTS, Reason.QUOTA_TOKENS):
-        return None, None
-    reset = WINDOW if error.retry_after is None else error.retry_after
-    if error.reason is Reason.QUOTA_REQUESTS:
-        return ((per_minute[0], 0, reset) if per_minute[0] else None), None
-    return None, ((per_minute[1], 0, reset) if per_minute[1] else None)
+def _refused_limits(error: WeirError, per_minute: tuple[int, int]) -> Reservation | None:
+    requests, tokens = per_minute
+    reset = MINUTE_NS if error.retry_after is None else math.ceil(error.retry_after * 1e9)
+    if error.reason is Reason.QUOTA_REQUESTS and requests:
+        return Reservation(requests=LimitReport(requests, 0, reset, MINUTE_NS))
+    if error.reason is Reason.QUOTA_TOKENS and tokens:
+        return Reservation(tokens=LimitReport(tokens, 0, reset, MINUTE_NS))
+    return None
+
+
+def limits_of(error: WeirError) -> list[Header]:
+    """The limit headers of a refusal; none where the edge has told them."""
+    return error.limits.headers() if isinstance(error, Refused) else []
+
+
+def retry_of(error: WeirError) -> list[Header]:
+    """When to come back, where the refusal knows a time."""
+    return retry_headers(None if error.retry_after is None else math.ceil(error.retry_after * 1e9))
 
 
 class RefusalLog:

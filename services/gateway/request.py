@@ -1,6 +1,6 @@
 """The stages of a request. Each is frozen and made of the one before it; `serve.py` leads from one to the next.
 
-Request → Prepared (a candidate; its quota is held) → Acquired (a worker was granted, or an answer that needs none)
+Request → Prepared (a candidate, whose quota is held; acquired, it has a worker, or an answer that needs none) → Served
 """
 
 from __future__ import annotations
@@ -13,25 +13,27 @@ from msgspec.structs import replace
 from weir.admission.v1 import admission_pb2
 from weir.registry.v1 import registry_pb2
 
+from libs.callers import Identity
+from libs.catalog import Catalog, Plan
 from libs.clock import Clock
+from libs.cursor import Origin
 from libs.deadlines import Deadline, to_seconds
 from libs.errors import Reason, WeirError
+from libs.outcomes import ArmKey, Begun
+from libs.quota import Price, PriceBook
 from libs.routing import Route, RouteRequest
 from libs.telemetry.tracing import Span
-from services.gateway.catalog import Catalog
-from services.gateway.outcomes.cohorts import Begun
+from libs.texts import ChatMessage, TextModel
 from services.gateway.policy.answers import Answer
-from services.gateway.policy.events import Accepted, End
-from services.gateway.policy.finals import ArmKey
-from services.gateway.policy.plans import Plan
-from services.gateway.policy.spec import BoundParameters, ChatMessage, Identity, Spec
+from services.gateway.policy.events import End, Usage
+from services.gateway.policy.spec import BoundParameters, Spec
 from services.gateway.ports import InputCheck, Reservation
-from services.gateway.text import TextModel
 
 _WAY_BACK, _WAY_BACK_SHARE = 0.2, 0.1
 """Seconds of a caller's time, and the share of a short one, that are kept for the way back."""
 _LATE = 1.0
 """Seconds that a worker may come late where nobody else breaks off the call."""
+NO_LIMITS = Reservation()
 _CLASSES = {
     registry_pb2.PLAN_PAID: admission_pb2.QUEUE_CLASS_PAID,
     registry_pb2.PLAN_FREE: admission_pb2.QUEUE_CLASS_FREE,
@@ -71,6 +73,11 @@ class Candidate(msgspec.Struct, frozen=True):
         """What is read of it."""
         return sum(map(tokens_in, self.parts)) if self.parts else len(self.prompt)
 
+    @property
+    def most_tokens(self) -> int:
+        """What it may come to, its prompt's among them."""
+        return self.prompt_tokens + self.bound.max_tokens * self.bound.n
+
 
 class Request(msgspec.Struct, frozen=True, kw_only=True, eq=False):
     """Who asks for what, and until when."""
@@ -84,6 +91,8 @@ class Request(msgspec.Struct, frozen=True, kw_only=True, eq=False):
     arrived: float
     """Monotonic seconds."""
     span: Span
+    prices: PriceBook | None = None
+    """Its tenant wants to be told what it costs, by these."""
     internal: Internal | None = None
     """No caller's: it costs no quota, is not filtered and leaves no record. Whoever asks answers for all that."""
 
@@ -119,25 +128,48 @@ class Internal(msgspec.Struct, frozen=True):
 
 
 class Prepared(msgspec.Struct, frozen=True, kw_only=True):
-    """It can be served with this, and its quota is held."""
+    """It is to be served with this."""
 
     candidate: Candidate
     queue_class: admission_pb2.QueueClass
     degraded: tuple[str, ...] = ()
     answer_key: bytes = b""
     """Not empty: the answer is worth keeping."""
+    answer: Answer | None = None
+    """One that needs no worker."""
     tokenised: float
     decided: float
     """Monotonic seconds."""
 
 
-class Acquired(msgspec.Struct, frozen=True):
-    """It is served with this: by the worker that was granted, or by an `answer` that needs none."""
+class Accepted(msgspec.Struct, frozen=True, kw_only=True):
+    """What the caller is told once it is known who answers."""
 
-    prepared: Prepared
-    candidate: Candidate
-    degraded: tuple[str, ...]
-    answer: Answer | None = None
+    request_id: str
+    trace_id: str
+    model_version: str
+    arm: str
+    prompt_tokens: int
+    simulated: bool
+    zone: str
+    created: int
+    """Unix seconds."""
+    degraded: tuple[str, ...] = ()
+    origin: Origin | None = None
+    """Enough to compute it anew; None where that is not wanted, or would not give the same."""
+    replayed: bool = False
+    """Another call with its idempotency key began it."""
+    limits: Reservation = NO_LIMITS
+    """The state of the caller's limits, where the face has to tell it."""
+    price: Price | None = None
+    """What its tokens cost, where its tenant wants to be told."""
+
+    def cost(self, usage: Usage) -> int | None:
+        """Micro-dollars of an answer, as it is billed; None: nobody is told."""
+        if self.price is None:
+            return None
+        tokens = usage.prompt_tokens + usage.completion_tokens
+        return self.price.cost(tokens, usage.prompt_tokens, usage.cached_prompt_tokens)
 
 
 class Served(msgspec.Struct, frozen=True, kw_only=True):
@@ -155,8 +187,6 @@ class Served(msgspec.Struct, frozen=True, kw_only=True):
     """Tokens of each sequence that ran, and whether it was as long as it wanted to be."""
     first: float = 0.0
     """Seconds to what its caller waits for first; 0: there was none."""
-    error: WeirError | None = None
-    """What ended it, if a fault of this gateway's side did."""
     mean_logprob: float | None = None
 
 
@@ -167,10 +197,17 @@ class Progress(msgspec.Struct):
     """The last that it was given."""
     policies: tuple[str, ...] = ()
     """Of safety, that its input was last checked under."""
-    prepared: Prepared | None = None
     begun: Begun | None = None
     """Among the requests of an arm."""
-    reservation: Reservation | None = None
+    queue_class: str = ""
+    """The queue that it waits in, as records have it; empty before that is known."""
+    place: int = -1
+    """Of its opening in the audit journal; -1: it has none."""
+
+
+def class_of(queue_class: admission_pb2.QueueClass) -> str:
+    """A queue's name, as records have it: "paid", "free" …"""
+    return admission_pb2.QueueClass.Name(queue_class).removeprefix("QUEUE_CLASS_").lower()
 
 
 def tokens_in(inputs: Sequence[Sequence[int]]) -> int:
@@ -228,29 +265,3 @@ def with_seed(bound: BoundParameters, draw: Callable[[], int] = lambda: randbits
     """The parameters with a seed if chance plays a part: a stream that moves to another worker goes on with the same
     random numbers."""
     return replace(bound, seed=draw()) if bound.seed is None and bound.temperature > 0 else bound
-
-
-def accepted_of(
-    request: Request,
-    acquired: Acquired,
-    reservation: Reservation | None,
-    granted: admission_pb2.Granted | None,
-    created: float,
-) -> Accepted:
-    """What the caller is told once it is known who answers."""
-    candidate, answer = acquired.candidate, acquired.answer
-    if request.identity.request_counted:  # the edge adds the limit headers itself
-        reservation = None
-    return Accepted(
-        request_id=request.id,
-        trace_id=request.traceparent[3:35],
-        model_version=candidate.route.model_version,
-        arm=candidate.route.arm,
-        prompt_tokens=candidate.prompt_tokens,
-        simulated=granted.simulated if granted is not None else answer is not None and answer.simulated,
-        zone=granted.zone if granted is not None else "",
-        created=int(created),
-        degraded=acquired.degraded,
-        token_limit=None if reservation is None else reservation.tokens,
-        request_limit=None if reservation is None else reservation.requests,
-    )

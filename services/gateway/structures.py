@@ -20,13 +20,11 @@ class StructureChecks:
     def __init__(self) -> None:
         self._verdicts: OrderedDict[bytes, str] = OrderedDict()
 
-    async def check(self, structure: Structure | None) -> None:
+    async def check(self, structure: Structure) -> None:
         """Refuse what no engine could follow.
 
         :raises WeirError: INVALID_REQUEST naming the caller's field.
         """
-        if structure is None:
-            return
         if len(structure.text) > MAX_BYTES:
             raise invalid(structure.field, f"at most {MAX_BYTES} bytes")
         key = hashlib.sha256(f"{structure.kind}:{structure.text}".encode("utf-8", "surrogatepass")).digest()
@@ -38,15 +36,6 @@ class StructureChecks:
             self._verdicts.popitem(last=False)
         if verdict:
             raise invalid(structure.field, verdict)
-
-
-def check_engine(structure: Structure | None, *, simulated: bool) -> None:
-    """Refuse a structure where the granted worker's tokens come from no model.
-
-    :raises WeirError: INVALID_REQUEST naming the caller's field.
-    """
-    if structure is not None and simulated:
-        raise invalid(structure.field, "a simulated engine offers no structured output")
 
 
 def _verdict(structure: Structure) -> str:

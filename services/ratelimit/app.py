@@ -12,7 +12,7 @@ import grpc
 from envoy.service.ratelimit.v3 import rls_pb2_grpc
 from weir.quota.v1 import quota_pb2, quota_pb2_grpc
 
-from libs.auditlog.link import open_audit
+from libs.auditlog.link import open_journaled
 from libs.auditlog.watch import SecurityWatch
 from libs.clock import Clock, SystemClock
 from libs.mux import Codec, MuxServer
@@ -26,6 +26,7 @@ from services.ratelimit.gate import Gate
 from services.ratelimit.holders import Holders
 from services.ratelimit.journal import Journal
 from services.ratelimit.keeper import LedgerKeeper
+from services.ratelimit.lapsed import Lapsed
 from services.ratelimit.links import open_link, open_shards
 from services.ratelimit.owners import Owners
 from services.ratelimit.peers import Peers
@@ -101,6 +102,14 @@ class RateLimitService:
             again_seconds=settings.rebalance_seconds,
         )
         self._holders = Holders(ledger=ledger, now=now)
+        self._audit = open_journaled(settings.audit_target, settings, clock=clock, rng=rng)
+        self._watch = SecurityWatch(
+            self._audit,
+            source=f"{settings.service}/{settings.instance}",
+            clock=clock,
+            rng=rng,
+            interval=settings.security_seconds,
+        )
         self.keeper = LedgerKeeper(
             replica=replica,
             peers=peers,
@@ -110,6 +119,12 @@ class RateLimitService:
             wall=wall,
             flush_seconds=settings.flush_seconds,
             replicate_seconds=settings.replicate_seconds,
+            lapsed=Lapsed(
+                self._watch.put,
+                owns=lambda tenant: owners.link(tenant) is None,
+                source=f"{settings.service}/{settings.instance}",
+                clock=clock,
+            ),
         )
         handler = quota.QuotaHandler(
             replica=replica,
@@ -139,14 +154,6 @@ class RateLimitService:
             clock=clock,
             rng=rng,
             forward_seconds=settings.forward_seconds,
-        )
-        self._audit = open_audit(settings.audit_target, settings, clock=clock, rng=rng)
-        self._watch = SecurityWatch(
-            self._audit,
-            source=f"{settings.service}/{settings.instance}",
-            clock=clock,
-            rng=rng,
-            interval=settings.security_seconds,
         )
         self._edge = edge.EdgeServicer(gate=gate, watch=self._watch, domain=settings.domain)
         self._quota = quota.QuotaServicer(mux=self._mux)

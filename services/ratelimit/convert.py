@@ -12,13 +12,11 @@ from weir.registry.v1 import registry_pb2
 
 from libs.clock.stamps import timestamp
 from libs.errors import Reason, WeirError
+from libs.limiter.wire import fill_status, report_of
 from libs.quota import (
-    MINUTE_NS,
-    UNLIMITED,
     Admitted,
     Batch,
     Cursor,
-    LimitReport,
     Logged,
     Piece,
     Record,
@@ -40,36 +38,22 @@ _cursors = msgspec.msgpack.Decoder(Cursor)
 def fill_reserved(reserved: quota_pb2.Reserved, outcome: Admitted) -> None:
     """Writes what is left of each limit into an answer."""
     reserved.SetInParent()
-    if outcome.requests.limit:
-        _fill(reserved.requests, outcome.requests)
-    if outcome.tokens.limit:
-        _fill(reserved.tokens, outcome.tokens)
-    if outcome.concurrency.limit:
-        _fill(reserved.concurrency, outcome.concurrency)
-    if outcome.spend.limit:
-        _fill(reserved.spend, outcome.spend)
+    fill_status(reserved.requests, outcome.requests)
+    fill_status(reserved.tokens, outcome.tokens)
+    fill_status(reserved.concurrency, outcome.concurrency)
+    fill_status(reserved.spend, outcome.spend)
     if outcome.over_quota:
         reserved.over_quota = True
 
 
-def admitted_of(reserved: quota_pb2.Reserved, spend: LimitReport) -> Admitted:
-    """What another replica answered. `spend` is what is known of it here, since its period is not in the answer."""
-    return Admitted(_report(reserved.requests), _report(reserved.tokens), _report(reserved.concurrency), spend)
-
-
-def _fill(status: quota_pb2.LimitStatus, report: LimitReport) -> None:
-    status.limit = report.limit
-    status.remaining = report.remaining
-    if report.reset_ns:
-        reset = status.reset
-        reset.seconds, reset.nanos = divmod(report.reset_ns, _SECOND)
-
-
-def _report(status: quota_pb2.LimitStatus) -> LimitReport:
-    if not status.limit:
-        return UNLIMITED
-    reset = status.reset
-    return LimitReport(status.limit, status.remaining, reset.seconds * _SECOND + reset.nanos, MINUTE_NS)
+def admitted_of(reserved: quota_pb2.Reserved) -> Admitted:
+    """What another replica answered."""
+    return Admitted(
+        report_of(reserved.requests),
+        report_of(reserved.tokens),
+        report_of(reserved.concurrency),
+        report_of(reserved.spend),
+    )
 
 
 # --- kept in the registry ---------------------------------------------------------------------------------------------

@@ -125,11 +125,10 @@ class Gate:
             metrics.FORWARD_FAILED.inc()
             return None
         metrics.FORWARDED.inc()
-        known = self._ledger.report(question.tenant, "*", self._now())
         if reply.HasField("edge_passed"):
-            return Verdict(admitted_of(reply.edge_passed, known.spend))
+            return Verdict(admitted_of(reply.edge_passed))
         refusal = WeirError.from_rejection(reply.rejected)
         kind = _KINDS.get(refusal.limit)
         if kind is None or REASONS[kind] is not refusal.reason:
             return None
-        return Verdict(known, refusal, kind)
+        return Verdict(self._ledger.report(question.tenant, "*", self._now()), refusal, kind)

@@ -28,7 +28,7 @@ class Holders:
         name = session.state.get("holder")
         if name is None:
             instance = session.hello.instance
-            name = session.state["holder"] = f"{instance}/{session.hello.life}"
+            name = session.state["holder"] = session.caller
             if name not in self._gone and self._present.get(instance) != name:
                 self._present[instance] = name
                 self._end_others(instance, name)

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
 from libs.quota import Cursor, Replica
+from libs.quota.settled import Charge, Key
 from libs.telemetry import get_logger
 from services.ratelimit import metrics
 from services.ratelimit.journal import Journal
@@ -24,6 +25,7 @@ class LedgerKeeper:
     """Background care of one replica.
 
     :param sweep: ends the leases of callers that are gone; returns how many.
+    :param lapsed: is told of leases that ended by themselves and that nobody has settled since.
     """
 
     def __init__(
@@ -37,11 +39,13 @@ class LedgerKeeper:
         wall: Nanoseconds,
         flush_seconds: float,
         replicate_seconds: float,
+        lapsed: Callable[[Sequence[tuple[Key, Charge]]], None] = lambda _: None,
     ) -> None:
         self._replica = replica
         self._peers = peers
         self._journal = journal
         self._sweep = sweep
+        self._lapsed = lapsed
         self._now = now
         self._wall = wall
         self._flush_seconds = flush_seconds
@@ -84,7 +88,7 @@ class LedgerKeeper:
                 ledger = self._replica.ledger
                 metrics.EXPIRED.inc(ledger.expire(self._now()))
                 metrics.HOLDER_GONE.inc(self._sweep())
-                ledger.forget(self._now())
+                self._lapsed(ledger.forget(self._now()))
                 metrics.LEASES.set(ledger.live_leases)
                 self._peers.remind()
                 await self.flush()

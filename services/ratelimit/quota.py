@@ -11,7 +11,7 @@ from weir.quota.v1 import quota_pb2, quota_pb2_grpc
 
 from libs.errors import Reason, WeirError
 from libs.mux import CallContext, MuxServer
-from libs.quota import MOST_TOKENS, REASONS, Admitted, Denied, Replica, SettledAlready, ask_of, error_of
+from libs.quota import REASONS, Admitted, Denied, Replica, SettledAlready, ask_of, error_of, used_of
 from services.ratelimit import metrics
 from services.ratelimit.convert import cursor_of, fill_reserved, fill_shares, fill_state, logged_of
 from services.ratelimit.holders import Holders
@@ -128,15 +128,14 @@ class QuotaHandler:
 
     def _settle(self, ask: quota_pb2.Settle) -> quota_pb2.QuotaReply:
         _require(ask.tenant, ask.request_id)
-        price = self._rules.prices.of(ask.model_version, ask.model)
-        tokens = min(ask.tokens, MOST_TOKENS)  # a settle is never refused: the lease has to end
+        model, tokens, spend = used_of(ask, self._rules.prices)  # never refused: the lease has to end
         known = self._ledger.settle(
             ask.tenant,
-            ask.model,
+            model,
             ask.request_id,
             tokens,
             self._now(),
-            spend=price.cost(tokens, ask.prompt_tokens, ask.cached_prompt_tokens),
+            spend=spend,
             version=ask.model_version,
             over_quota=ask.over_quota,
         )

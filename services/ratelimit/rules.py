@@ -5,7 +5,7 @@ from __future__ import annotations
 from weir.registry.v1 import registry_pb2
 
 from libs.deadlines import to_seconds
-from libs.quota import ALL_MODELS, LimitSpec, PriceBook
+from libs.quota import ALL_MODELS, HOLDERS, ROWS, LimitSpec, PriceBook
 from libs.registry import RegistrySnapshot, limit_specs
 from libs.registry.terms import plan_of, price_book
 from libs.rollouts import SHADOW_TENANT
@@ -37,7 +37,7 @@ class Rules:
             self.prices = price_book(snapshot)
             self.least_spend = int(self.prices.nothing_is_free)
         if snapshot.endpoints is not seen.endpoints:
-            self.gateways = max(1, sum(1 for service, _ in snapshot.endpoints if service == "gateway"))
+            self.gateways = max(1, sum(1 for service, _ in snapshot.endpoints if service in HOLDERS))
         if snapshot.endpoints is not seen.endpoints or snapshot.levels is not seen.levels:
             self._levels = levels_of(snapshot)
 
@@ -63,11 +63,20 @@ def limits_of(snapshot: RegistrySnapshot) -> dict[tuple[str, str], LimitSpec]:
     """The declared limits. Mirrored requests, which run in the name of a tenant of their own, have limits per alias by
     the plans of their rollouts; together they have the sum of those, and not what a tenant has that nobody limited."""
     specs = limit_specs(snapshot)
-    planned = [spec for (tenant, _), spec in specs.items() if tenant == SHADOW_TENANT]
-    if planned and (SHADOW_TENANT, ALL_MODELS) not in specs:
-        requests, tokens = [spec.requests_per_minute for spec in planned], [spec.tokens_per_minute for spec in planned]
-        # Of one that is not limited (0) there is no sum.
-        specs[SHADOW_TENANT, ALL_MODELS] = LimitSpec(all(requests) and sum(requests), all(tokens) and sum(tokens))
+    for unit in ("", ROWS):
+        every = SHADOW_TENANT, unit + ALL_MODELS
+        planned = [
+            spec
+            for (tenant, model), spec in specs.items()
+            if tenant == SHADOW_TENANT and model.startswith(ROWS) is bool(unit)
+        ]
+        if planned and every not in specs:
+            requests, tokens = (
+                [each.requests_per_minute for each in planned],
+                [each.tokens_per_minute for each in planned],
+            )
+            # Of one that is not limited (0) there is no sum.
+            specs[every] = LimitSpec(all(requests) and sum(requests), all(tokens) and sum(tokens))
     return specs
 
 

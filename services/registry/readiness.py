@@ -8,14 +8,17 @@ from collections.abc import Collection, Iterable, Iterator
 
 from weir.registry.v1 import registry_pb2 as pb
 
-from libs.registry import slo_of
+from libs.registry import runners_of, slo_of, tier_of
 from libs.resources.checks.faults import Fault
+from libs.resources.checks.predictions import PROFILES
 from libs.resources.snapshot import RegistrySnapshot
 from libs.rollouts import is_live
 from libs.rollouts.exposure import WHOLE
 
 ROUTE = "generate"
-"""The route that rollouts are judged by."""
+"""The route that rollouts are judged by..."""
+PREDICT = "predict"
+"""... and those of versions that predict, which have profiles for tiers."""
 _EXHAUSTED = 1.0
 
 
@@ -48,7 +51,7 @@ def frozen(tiers: Collection[str], snapshot: RegistrySnapshot) -> Fault | None:
 
 def tiers_of(names: Iterable[str], snapshot: RegistrySnapshot) -> set[str]:
     """The tiers of those of these versions that are registered."""
-    return {snapshot.model_versions[name].tier for name in names if name in snapshot.model_versions}
+    return {tier_of(snapshot.model_versions[name]) for name in names if name in snapshot.model_versions}
 
 
 def _in_the_way(rollout: pb.Rollout, snapshot: RegistrySnapshot) -> Iterator[Fault]:
@@ -60,14 +63,15 @@ def _in_the_way(rollout: pb.Rollout, snapshot: RegistrySnapshot) -> Iterator[Fau
     tiers = tiers_of([_baseline(rollout, snapshot), *(arm.model_version for arm in rollout.arms)], snapshot)
     for tier in sorted(tiers):
         if not _judges(snapshot, tier):
-            yield Fault("slo", f"no objectives are declared for generation in tier {tier!r}: nothing could judge it")
+            what = "predictions of profile" if _route_of(tier) == PREDICT else "generation in tier"
+            yield Fault("slo", f"no objectives are declared for {what} {tier!r}: nothing could judge it")
     yield from _without_capacity(rollout, snapshot)
     if not rollout.override_reason and (fault := frozen(tiers, snapshot)):
         yield fault
 
 
 def _without_capacity(rollout: pb.Rollout, snapshot: RegistrySnapshot) -> Iterator[Fault]:
-    workers = Counter(worker.pool for worker in snapshot.endpoints_of("worker"))
+    workers = Counter(worker.pool for worker in runners_of(snapshot))
     baseline = snapshot.model_versions.get(_baseline(rollout, snapshot))
     for number, arm in enumerate(rollout.arms):
         version = snapshot.model_versions.get(arm.model_version)
@@ -98,8 +102,12 @@ def _baseline(rollout: pb.Rollout, snapshot: RegistrySnapshot) -> str:
     return alias.targets[0].model_version if alias is not None and alias.targets else ""
 
 
+def _route_of(tier: str) -> str:
+    return PREDICT if tier in PROFILES else ROUTE
+
+
 def _judges(snapshot: RegistrySnapshot, tier: str) -> bool:
-    slo = slo_of(snapshot, ROUTE, tier)
+    slo = slo_of(snapshot, _route_of(tier), tier)
     if slo is None:
         return False
     # Objectives that declare nothing withdraw those before.
@@ -107,7 +115,8 @@ def _judges(snapshot: RegistrySnapshot, tier: str) -> bool:
 
 
 def _exhausted(snapshot: RegistrySnapshot, tier: str) -> list[str]:
-    slo = slo_of(snapshot, ROUTE, tier)
-    budget = snapshot.error_budgets.get((ROUTE, slo.tier)) if slo is not None else None
+    route = _route_of(tier)
+    slo = slo_of(snapshot, route, tier)
+    budget = snapshot.error_budgets.get((route, slo.tier)) if slo is not None else None
     used = budget.objectives if budget is not None else ()
     return [f"{each.objective} {each.consumed:.0%}" for each in used if each.consumed >= _EXHAUSTED]

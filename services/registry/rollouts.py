@@ -10,7 +10,7 @@ from weir.registry.v1 import registry_pb2 as pb
 from libs.changes import Change, nothing, put
 from libs.clock.stamps import timestamp
 from libs.errors import Reason, WeirError
-from libs.registry import RegistrySnapshot
+from libs.registry import RegistrySnapshot, runners_of
 from libs.resources.checks.faults import Fault
 from libs.rollouts import SHADOW_TENANT, is_live, phase_of
 from services.registry.policy.steering import Phase, Place, place_after
@@ -18,6 +18,7 @@ from services.registry.readiness import cannot_begin, frozen, killed, tiers_of
 
 SHADOW_REQUESTS = 600
 SHADOW_TOKENS = 200_000
+SHADOW_ROWS = 200_000
 """Mirrored requests and tokens per minute when the plan says nothing."""
 
 
@@ -167,7 +168,7 @@ def _require_fit(snapshot: RegistrySnapshot, rollout: pb.Rollout, versions: Sequ
     if not rollout.override_reason:
         tiers = tiers_of((rollout.baseline, *(arm.model_version for arm in rollout.arms)), snapshot)
         _require_now(frozen(tiers, snapshot))
-    workers = snapshot.endpoints_of("worker")
+    workers = runners_of(snapshot)
     for version in versions:
         if not any(version in worker.model_versions for worker in workers):
             raise WeirError(Reason.CONFLICT, f"no worker has {version} ready", limit="capacity")
@@ -210,6 +211,7 @@ def _shadow(snapshot: RegistrySnapshot, wanted: pb.Rollout) -> list[Message]:
         model=wanted.alias,
         requests_per_minute=wanted.shadow.requests_per_minute or SHADOW_REQUESTS,
         tokens_per_minute=wanted.shadow.tokens_per_minute or SHADOW_TOKENS,
+        rows_per_minute=wanted.shadow.rows_per_minute or SHADOW_ROWS,
     )
     made: list[Message] = []
     if SHADOW_TENANT not in snapshot.tenants:

@@ -26,8 +26,8 @@ CHUNK_BYTES = 1_000_000
 """Resources in one message, and their bytes, about: gRPC takes 16 MiB."""
 BEHIND = 3.0
 """Seconds that a process may need to show what the store has: normally milliseconds."""
-BOOKMARK = 5.0
-"""Seconds between two signs of life on a stream without changes."""
+BOOKMARK = 8.0
+"""Seconds between two signs of life on a stream without changes: less than gRPC's keepalive, or there were both."""
 
 
 @dataclass(slots=True)

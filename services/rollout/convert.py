@@ -11,7 +11,7 @@ from weir.rollout.v1 import rollout_pb2 as pb
 
 from libs.clock.stamps import timestamp, unix
 from libs.deadlines import to_seconds
-from libs.registry import RegistrySnapshot
+from libs.registry import RegistrySnapshot, runners_of
 from libs.rollouts import phase_of
 from libs.telemetry import get_logger
 from services.rollout.outcomes import ArmReport, Place, Rollout
@@ -176,7 +176,7 @@ def with_state(rollout: registry_pb2.Rollout, new: State, *, reason: str, by: st
 
 
 def workers(snapshot: RegistrySnapshot, versions: Iterable[str]) -> tuple[Worker, ...]:
-    """Live workers, with how far they are with these versions."""
+    """Live workers and predictors, with how far they are with these versions."""
     wanted = set(versions)
     return tuple(
         Worker(
@@ -192,7 +192,7 @@ def workers(snapshot: RegistrySnapshot, versions: Iterable[str]) -> tuple[Worker
                 },
             },
         )
-        for each in snapshot.endpoints_of("worker")
+        for each in runners_of(snapshot)
     )
 
 

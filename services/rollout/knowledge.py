@@ -11,7 +11,7 @@ from weir.rollout.v1 import rollout_pb2 as pb
 
 from libs import burn
 from libs.clock import Clock
-from libs.registry import RegistryView, slo_of
+from libs.registry import RegistryView, slo_of, tier_of
 from libs.rollouts import BASELINE, is_live
 from services.rollout import convert, metrics
 from services.rollout.budgets import AllArmBurns, Budgets, RouteTier, exhausted
@@ -23,6 +23,8 @@ from services.rollout.policy.plan import Burn, Situation
 from services.rollout.scores import Score, Scores, Taken
 
 _ROUTE = "generate"
+SERVING = ("gateway", "predictor")
+"""Services whose processes serve callers, and report what became of that."""
 _STATUS_SECONDS = 1.0
 """Budgets move slowly, and looking through all their windows costs milliseconds."""
 
@@ -66,8 +68,10 @@ class Knowledge:
         """A frame of a gateway."""
         now = self._clock.monotonic()
         changed = self._outcomes.take(report.source, report.incarnation, convert.arm_reports(report.arms), now)
-        gateway = self._view.snapshot.endpoints.get(("gateway", report.source), registry_pb2.Endpoint())
-        incarnation, started = f"{report.source} {report.incarnation}", gateway.started_at.seconds
+        endpoints = self._view.snapshot.endpoints
+        found = (endpoints.get((service, report.source)) for service in SERVING)
+        started = next((each.started_at.seconds for each in found if each is not None), 0)
+        incarnation = f"{report.source} {report.incarnation}"
         self.budgets.take(incarnation, report.objectives, self._clock.time(), started=started)
         metrics.REPORTS.inc()
         metrics.IGNORED.set(self._outcomes.ignored)
@@ -95,7 +99,8 @@ class Knowledge:
         if self._clock.monotonic() - self._started >= self._settings.stale_seconds:
             return True
         heard = self.sources()
-        registered = {each.instance for each in self._view.snapshot.endpoints_of("gateway")}
+        snapshot = self._view.snapshot
+        registered = {each.instance for service in SERVING for each in snapshot.endpoints_of(service)}
         return bool(heard) and registered <= heard
 
     def evidence(self, rollout: registry_pb2.Rollout) -> Evidence:
@@ -196,7 +201,7 @@ class Knowledge:
     def _exhausted(self, rollout: registry_pb2.Rollout) -> tuple[str, ...]:
         versions = self._view.snapshot.model_versions
         names = (rollout.baseline, *(arm.model_version for arm in rollout.arms))
-        tiers = {versions[name].tier for name in names if name in versions}
+        tiers = {tier_of(versions[name]) for name in names if name in versions}
         places = self._outcomes.places(Rollout(rollout.alias, rollout.id))
         routes = {route for route, _ in places} or {_ROUTE}
         concerned = [

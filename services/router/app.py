@@ -16,7 +16,7 @@ from services.router import metrics
 from services.router.config import Settings
 from services.router.server import SERVICE, RouterServicer
 
-_PUBLISH_SECONDS = 1.0
+_PUBLISH_SECONDS = 2.0
 """How often metrics and the gateways that follow hear where the breakers stand, changed or not."""
 
 

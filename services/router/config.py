@@ -17,7 +17,7 @@ class Settings(ServiceSettings, frozen=True, kw_only=True, forbid_unknown_fields
     report_seconds: float = 0.5
     """How soon gateways shall report outcomes again."""
     state_lasts: float = 3.0
-    """Seconds for which a gateway may resolve by what this router told it last, which is at least once a second; 0:
+    """Seconds for which a gateway may resolve by what this router told it last, which is at least every two; 0:
     gateways ask for each request."""
     breaker_window: float = 10.0
     """Outcomes older than this are forgotten."""

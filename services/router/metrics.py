@@ -11,7 +11,12 @@ _RESOLUTIONS = Counter("weir_router_resolutions_total", "Resolve calls by how th
 RESOLVED = _RESOLUTIONS.labels("resolved")
 REFUSED = {
     reason: _RESOLUTIONS.labels(reason.name.lower())
-    for reason in (Reason.MODEL_NOT_FOUND, Reason.INVALID_REQUEST, Reason.DEPENDENCY_UNAVAILABLE)
+    for reason in (
+        Reason.MODEL_NOT_FOUND,
+        Reason.REGION_NOT_ALLOWED,
+        Reason.INVALID_REQUEST,
+        Reason.DEPENDENCY_UNAVAILABLE,
+    )
 }
 MIRRORED = Counter("weir_router_mirrored_total", "Routes that ask for a second, mirrored answer.")
 OUTCOMES = Counter(

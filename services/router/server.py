@@ -91,7 +91,7 @@ class RouterServicer(router_pb2_grpc.RouterServiceServicer):
             route = self._route(asked)
         except WeirError as error:
             metrics.REFUSED[error.reason].inc()
-            if error.reason is Reason.MODEL_NOT_FOUND:
+            if error.reason in (Reason.MODEL_NOT_FOUND, Reason.REGION_NOT_ALLOWED):
                 return pb.RouterReply(rejected=error.to_rejection())
             raise
         metrics.RESOLVED.inc()

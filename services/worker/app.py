@@ -19,21 +19,22 @@ from libs.clock import Clock, SystemClock
 from libs.errors import Reason, WeirError
 from libs.grants import GrantVerifier
 from libs.registry import RegistrySnapshot, RegistryView, Source, follow
+from libs.rollouts import desired_versions
 from libs.service import Ready
 from libs.telemetry import get_logger
+from libs.versions.desired import DesiredState
+from libs.versions.weight_cache import WeightCache
 from services.worker import metrics
 from services.worker.capacity import CapacityReporter
 from services.worker.config import Settings
-from services.worker.desired import DesiredState, digests_of
 from services.worker.engines.catalogue import OnFailure, create
 from services.worker.engines.port import Engine, EngineInfo, EngineLoadError
 from services.worker.engines.supervised import SupervisedEngine
 from services.worker.hub import Hub
 from services.worker.intake import Intake
-from services.worker.models import check_models
+from services.worker.models import check_models, digests_of
 from services.worker.policy.restarts import Restarts
 from services.worker.server import SERVICE, WorkerServicer
-from services.worker.weight_cache import WeightCache
 
 log = get_logger(__name__)
 
@@ -68,15 +69,16 @@ class WorkerService:
         self._desired: DesiredState | None = None
         if view is not None and blobs is not None and cache is not None:
             self._desired = DesiredState(
-                pool=settings.pool,
+                wanted=lambda snapshot, now: desired_versions(snapshot, settings.pool, now),
                 view=view,
-                engine=engine,
+                loader=engine,
                 busy=lambda: hub.busy_models,
                 blobs=blobs,
                 cache=cache,
                 clock=clock,
                 require_signatures=settings.require_signatures,
                 min_residency=settings.min_residency,
+                watcher=metrics.MODELS,
                 on_change=self._models_changed,
             )
         self._settings = settings
@@ -345,7 +347,7 @@ async def build(
     if store is not None or settings.etcd or settings.registry:
         view = follow("worker", settings, source=store, clock=clock)
     hub = Hub(clock=clock, max_unread_tokens=settings.max_unread_tokens)
-    verifier = GrantVerifier(settings.instance, clock=clock, leeway=settings.grant_clock_leeway)
+    verifier = GrantVerifier(settings.instance, clock=clock)
     service: WorkerService
     intake = Intake(
         hub=hub,

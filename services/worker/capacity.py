@@ -155,7 +155,8 @@ class CapacityLink:
                 return
             welcome = frame.welcome
             try:
-                reporter.verifier.add_key(welcome.key_id, welcome.grant_key)
+                time = welcome.time.ToNanoseconds() / 1e9 if welcome.HasField("time") else None
+                reporter.verifier.add_key(welcome.key_id, welcome.grant_key, time)
             except ValueError as error:
                 log.error("grant_key_refused", admission=self._address, error=str(error))
                 return

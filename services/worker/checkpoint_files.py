@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
+from libs.versions.manifest import parse_object
 from services.worker.engines.port import EngineLoadError
 
 
@@ -18,20 +18,6 @@ def read_object(path: Path) -> dict[str, Any]:
         return parse_object(path.read_bytes(), path)
     except OSError as error:
         raise EngineLoadError(f"{path}: {error.strerror}") from error
-
-
-def parse_object(content: bytes, path: Path) -> dict[str, Any]:
-    """The JSON object in `content`; `path` is only for messages.
-
-    :raises EngineLoadError: it is something else.
-    """
-    try:
-        raw = json.loads(content)
-    except (ValueError, RecursionError) as error:
-        raise EngineLoadError(f"{path}: not JSON ({error})") from error
-    if not isinstance(raw, dict):
-        raise EngineLoadError(f"{path}: not a JSON object")
-    return raw
 
 
 def token_ids(value: Any) -> tuple[int, ...]:

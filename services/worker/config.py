@@ -243,8 +243,6 @@ class Settings(ServiceSettings, frozen=True, kw_only=True, forbid_unknown_fields
     """Sequences up to which work without a grant is taken while every admission process is away."""
     max_embed_inputs: int = 256
     """Inputs of one Embed call."""
-    grant_clock_leeway: float = 1.0
-    """Seconds past its expiry that a grant is still accepted, for clocks that differ between machines."""
     key_grace: float = 10.0
     """Seconds that a lost capacity stream's grant key is still accepted: longer than a grant lives."""
     report_interval: float = 0.01

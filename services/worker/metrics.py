@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 
 from prometheus_client import REGISTRY, Counter, Gauge, Histogram
 from prometheus_client.core import CounterMetricFamily
 from prometheus_client.registry import Collector
 
+from libs.versions.metrics import DesiredMetrics
 from services.worker.engines.port import Engine, FinishReason
 
 _TTFT = (0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0)
@@ -93,11 +94,7 @@ _finished = Counter("weir_worker_request_success", "Sequences that ended, by rea
 FINISHED = {int(reason): _finished.labels(reason.name.lower()) for reason in FinishReason}
 """By finish reason."""
 
-LOAD_SECONDS = Gauge("weir_worker_load_seconds", "Duration of each stage of a model's last load.", ["model", "stage"])
-MODEL_STATE = Gauge(
-    "weir_worker_model_state", "1 for the state of each version that the registry wants here.", ["model", "state"]
-)
-MODEL_FAILURES = Counter("weir_worker_model_failures", "Versions that could not be loaded, by reason.", ["reason"])
+MODELS = DesiredMetrics("weir_worker_")
 WEIGHT_CACHE = Gauge(
     "weir_worker_weight_cache_files",
     "Model files that the engine looked up in the local weight cache at its start.",
@@ -106,34 +103,10 @@ WEIGHT_CACHE = Gauge(
 REFUSED = Counter("weir_worker_refused", "Sequences that did not start, by reason.", ["reason"])
 
 
-_states: dict[str, str] = {}
-
-
-def model_state(model: str, state: str | None) -> None:
-    """A version is in this state, by name ("ready"), from now on; None: it is nothing to this worker."""
-    if (before := _states.pop(model, None)) is not None:
-        MODEL_STATE.remove(model, before)
-    if state is not None:
-        MODEL_STATE.labels(model, state).set(1)
-        _states[model] = state
-
-
-def loaded(model: str, stages: Mapping[str, float]) -> None:
-    """A model was loaded; seconds by stage."""
-    for stage, seconds in stages.items():
-        LOAD_SECONDS.labels(model, stage).set(seconds)
-
-
-def unloaded(model: str) -> None:
-    """A model left."""
-    for labels in [labels for labels in LOAD_SECONDS._metrics if labels[0] == model]:
-        LOAD_SECONDS.remove(*labels)
-
-
 def watch(engine: Engine) -> None:
     """Read the gauges from the engine whenever they are scraped; set those of its start."""
     for model, stages in engine.info.load_seconds.items():
-        loaded(model, stages)
+        MODELS.loaded(model, stages)
     for outcome, files in engine.info.weight_cache_files.items():
         WEIGHT_CACHE.labels(outcome).set(files)
     RUNNING.set_function(lambda: engine.capacity().running)

@@ -17,9 +17,9 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from libs.versions.manifest import HASH_THREADS, MANIFEST, Manifest, ManifestFile, compare, read_manifest, sha256_of
 from services.worker.checkpoint_files import parse_object
 from services.worker.engines.port import EngineLoadError
-from services.worker.manifest import HASH_THREADS, MANIFEST, Manifest, ManifestFile, compare, read_manifest, sha256_of
 
 Stamp = tuple[int, ...]
 

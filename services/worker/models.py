@@ -6,6 +6,7 @@ import json
 from collections.abc import Mapping
 from pathlib import Path
 
+from libs.artifacts import manifest_digest
 from libs.registry import RegistrySnapshot
 from services.worker.engines.port import EngineLoadError
 from services.worker.policy.agreement import disagreement
@@ -26,6 +27,12 @@ def check_models(models: Mapping[str, str], snapshot: RegistrySnapshot) -> None:
         difference = disagreement({each.path: each.sha256 for each in version.artifacts}, local)
         if difference:
             raise EngineLoadError(f"{model} in {folder}: {difference}")
+
+
+def digests_of(models: Mapping[str, str], snapshot: RegistrySnapshot) -> dict[str, str]:
+    """What the registry says of configured models whose files agree with it (see `check_models`)."""
+    known = snapshot.model_versions
+    return {model: known[model].digest or manifest_digest(known[model]) if model in known else "" for model in models}
 
 
 def _manifest(folder: Path) -> dict[str, str] | None:

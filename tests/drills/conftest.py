@@ -11,7 +11,7 @@ from loadtest.overload.meshes import overload_mesh
 from loadtest.overload.setting import Site
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
     with overload_mesh(tmp_path_factory.mktemp("drills"), "mesh", SETTING) as running:
         yield running

@@ -79,7 +79,10 @@ def test_an_oversize_body(http: Any) -> None:
 
 
 def test_an_unknown_path(http: Any) -> None:
-    envelope(http.get("/v2/nothing"), 404)
+    envelope(http.get("/v3/nothing"), 404)
+    assert http.get("/v2/nothing").json() == {
+        "error": "/v2/nothing is not supported here"
+    }  # as Triton's clients read it
 
 
 def test_a_bad_key_and_no_key(mesh: Mesh) -> None:

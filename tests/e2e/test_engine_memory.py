@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import pytest
 from openai import AsyncOpenAI
 
-from tests.support.mesh import Mesh, eventually
+from tests.support.mesh import STREAMS_ONLY, Mesh, eventually
 
 REQUESTS, TOKENS = 16, 250
 STORY = "Tell me a long story about rivers, lakes and the sea. "
@@ -17,7 +17,7 @@ STORY = "Tell me a long story about rivers, lakes and the sea. "
 @pytest.fixture(scope="module")
 def small_mesh(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Mesh]:
     """Workers that hold four such requests at once, and twice as much in host memory."""
-    settings = ("worker.torch.total_blocks=80", "worker.torch.host_bytes=16777216")
+    settings = (*STREAMS_ONLY, "worker.torch.total_blocks=80", "worker.torch.host_bytes=16777216")
     with Mesh(tmp_path_factory.mktemp("small-memory"), settings=settings) as mesh:
         yield mesh
 

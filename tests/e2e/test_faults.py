@@ -1,7 +1,4 @@
-"""Each process killed while requests run: what a fallback covers goes on, later requests succeed, nothing else ends.
-
-A mesh of their own, so that the other tests keep theirs undisturbed.
-"""
+"""Each process killed while requests run: what a fallback covers goes on, later requests succeed, nothing else ends."""
 
 from __future__ import annotations
 
@@ -15,18 +12,16 @@ import pytest
 from openai import OpenAI
 
 from tests.e2e.conftest import client_for
+from tests.e2e.test_operations import gauge
 from tests.support.mesh import Mesh, eventually
 
 ASK = [{"role": "user", "content": "Tell me about the river."}]
 LEAVES = ["ratelimit", "router", "admission", "safety", "audit", "registry", "controlplane", "edge-auth", "collector"]
 
 
-@pytest.fixture(scope="module")
-def drill(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Mesh]:
-    # A stream waits for its filter for as long as a restart takes: on a busy machine more than the five seconds.
-    settings = ("worker.simulated.step_interval=0.02", "gateway.filter_grace=60")
-    with Mesh(tmp_path_factory.mktemp("drill"), profile="simulated", settings=settings) as running:
-        yield running
+@pytest.fixture
+def drill(simulated: Mesh) -> Mesh:
+    return simulated
 
 
 @pytest.fixture
@@ -103,18 +98,12 @@ def test_a_leaf_may_die(drill: Mesh, client: OpenAI, service: str) -> None:
 
 def test_a_worker_may_die_and_its_stream_moves(drill: Mesh, client: OpenAI) -> None:
     with Streaming(client, tokens=200) as streaming:
-        busy = next(w for w in ("worker-a", "worker-b") if drill.process(w)["pid"] and _running(drill, w))
+        busy = next(w for w in ("worker-a", "worker-b") if gauge(drill, w, "weir_worker_num_requests_running"))
         old = drill.kill(busy)
         assert answered(client), "a new request found no worker"
         drill.wait_back(busy, old)
     assert streaming.error is None, streaming.error
     assert streaming.finish == "length"
-
-
-def _running(mesh: Mesh, worker: str) -> bool:
-    from tests.e2e.test_operations import gauge
-
-    return gauge(mesh, worker, "weir_worker_num_requests_running") > 0
 
 
 @pytest.mark.parametrize("service", ["gateway", "envoy"])

@@ -1,7 +1,4 @@
-"""A newcomer's half hour with the registry: a directory in, changed, taken back, fought over, watched through faults.
-
-A mesh of its own: etcd is compacted and the registry killed.
-"""
+"""A newcomer's half hour with the registry: a directory in, changed, taken back, fought over, watched in faults."""
 
 from __future__ import annotations
 
@@ -11,7 +8,6 @@ import re
 import ssl
 import subprocess
 import threading
-from collections.abc import Iterator
 from pathlib import Path
 from queue import Empty, Queue
 from typing import Any
@@ -69,9 +65,8 @@ spec:
 
 
 @pytest.fixture(scope="module")
-def drill(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Mesh]:
-    with Mesh(tmp_path_factory.mktemp("newcomer"), profile="simulated") as running:
-        yield running
+def drill(simulated: Mesh) -> Mesh:
+    return simulated
 
 
 @pytest.fixture(scope="module")

@@ -189,7 +189,7 @@ def test_a_slow_reader_costs_bounded_memory_and_gets_everything(mesh: Mesh) -> N
 
 
 def test_status_lists_every_process(mesh: Mesh) -> None:
-    rows = mesh.status()
+    rows = mesh.weir_json("status")["processes"]
     assert {row["state"] for row in rows} == {"ready"}
     assert {"etcd", "envoy", "gateway", "worker-a", "worker-b", "audit"} <= {row["name"] for row in rows}
 

@@ -11,24 +11,16 @@ from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 
 import httpx2
-import pytest
 from openai import AuthenticationError, OpenAI, RateLimitError
 
 from tests.e2e.conftest import client_for
+from tests.e2e.test_operations import gauge
 from tests.support.mesh import Mesh, eventually
 
 LIMIT = 3000
 CALLERS, LONG = 4, 8
-LAME_DUCK = "gateway.lame_duck_seconds=3"
-"""Time enough for Envoy to hear of a gateway that leaves on a machine that has much else to do."""
 LIMITERS = ("ratelimit", "ratelimit-2")
 ADMISSIONS = ("admission", "admission-2")
-
-
-@pytest.fixture(scope="module")
-def replicas(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Mesh]:
-    with Mesh(tmp_path_factory.mktemp("replicas"), profile="overload", settings=(LAME_DUCK,)) as running:
-        yield running
 
 
 def key_of(mesh: Mesh, tenant: str, plan: str, **limits: int) -> str:
@@ -126,8 +118,9 @@ def test_interrupted_work_goes_on_where_it_was(replicas: Mesh) -> None:
     assert texts[0] == alone
 
 
-def running(mesh: Mesh) -> int:
-    return sum(row["load"]["running"] for row in mesh.weir_json("workers")["workers"] if row["load"])
+def running(mesh: Mesh) -> float:
+    workers = [name for name in mesh.file()["services"] if name.startswith("worker")]
+    return sum(gauge(mesh, worker, "weir_worker_num_requests_running") for worker in workers)
 
 
 def preemptions(mesh: Mesh) -> float:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import shutil
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import grpc
@@ -24,10 +23,9 @@ from tests.support.mesh import Mesh, eventually
 pytestmark = pytest.mark.timeout(300)
 
 
-@pytest.fixture(scope="module")
-def mesh(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Mesh]:
-    with Mesh(tmp_path_factory.mktemp("mesh"), profile="simulated") as running:
-        yield running
+@pytest.fixture
+def mesh(simulated: Mesh) -> Mesh:
+    return simulated
 
 
 def files(mesh: Mesh, name: str) -> TlsFiles:
@@ -125,7 +123,7 @@ def test_a1_an_etcd_without_its_data_gets_its_users_again(mesh: Mesh) -> None:
     mesh.weir("kill", "etcd")
     eventually(lambda: int(mesh.process("etcd")["pid"] or old) != old, what="a new etcd")
     assert not mesh.process("etcd")["ready"]
-    mesh.weir("up", "--profile", "simulated")
+    assert mesh.up().returncode == 0
     mesh.wait_back("etcd", old)
 
     async def read(name: str) -> bool:

@@ -26,13 +26,13 @@ from libs.errors import WeirError
 from libs.safety_filter import PackError, compile_pack
 from libs.safety_filter.pack import rules_from_json
 from libs.structured_output import grammar
+from libs.versions.manifest import parse_manifest
 from services.edge_auth.config import Issuer
 from services.edge_auth.jwks import KeySets
 from services.edge_auth.tokens import TokenVerifier
 from services.gateway import convert
 from services.gateway.openai.requests import parse_chat, parse_completion, parse_embedding
 from services.worker.engines.port import EngineLoadError
-from services.worker.manifest import parse_manifest
 
 MESSAGES = [{"role": "user", "content": "Hello"}, {"role": "assistant", "content": "{{ 1 }}"}]
 FIELDS = [

@@ -216,7 +216,7 @@ async def test_a1_what_nobody_needs_is_not_there(etcd: GuardedEtcd, attacker: Id
 
 @pytest.mark.parametrize(
     "claim",
-    [{"pool": "dedicated"}, {"zone": "zone-b"}, {"instance": FOREIGN}, {"service": "gateway"}],
+    [{"pool": "dedicated"}, {"zone": "zone-b"}, {"region": "eu"}, {"instance": FOREIGN}, {"service": "gateway"}],
     ids=lambda claim: next(iter(claim)),
 )
 async def test_a1_a_worker_registers_only_what_its_certificate_says(etcd: GuardedEtcd, claim: dict[str, str]) -> None:

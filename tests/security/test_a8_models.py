@@ -18,13 +18,13 @@ from libs.clock import SystemClock
 from libs.errors import WeirError
 from libs.resources.checks.models import check_alias, check_model
 from libs.resources.snapshot import RegistrySnapshot
-from services.gateway.text_store import TextStore
+from libs.texts import TextStore
+from libs.versions.manifest import read_manifest
 from services.worker import model_files
 from services.worker.config import Settings
 from services.worker.engines.port import EngineLoadError
 from services.worker.engines.tensorrt_llm import TensorrtSettings, build
 from services.worker.engines.vllm_files import read_checkpoint
-from services.worker.manifest import read_manifest
 from services.worker.model_files import ModelFiles
 from tests.support.tokenizer import artifacts_in, write_byte_tokenizer
 
@@ -192,7 +192,7 @@ async def test_a8_tensorrt_llm_checks_its_folder_before_and_after_it_loads(folde
 
 
 def test_a8_the_cache_vouches_for_descriptors_not_for_paths(folder: Path, tmp_path: Path) -> None:
-    from services.worker.weight_cache import WeightCache
+    from libs.versions.weight_cache import WeightCache
 
     manifest = read_manifest(folder, "m@1")
     cache = WeightCache(tmp_path / "cache", 1 << 20, hard_links=False)

@@ -16,10 +16,10 @@ from weir.openai.v1 import openai_pb2_grpc
 from weir.worker.v1 import worker_pb2
 
 from libs.errors import Reason
+from libs.texts import ByteDetokenizer
 from services.gateway.policy.events import Finish, Logprob
 from services.gateway.ports import InputCheck
 from services.gateway.sequence import OutputSequence
-from services.gateway.text.detokenizer import ByteDetokenizer
 from tests.support.filtering import CARD, filtering, policy, rule, say
 from tests.support.leaves import Rig
 from tests.support.native_stream import HEADERS, Stream, refusal, taken
@@ -123,16 +123,14 @@ class _Generation:
     """What a choice needs of one whose tokens are single bytes."""
 
     tenant = request_id = ""
-    growth = None
+    grows = False
 
     def __init__(self) -> None:
         table = [bytes([byte]) for byte in range(256)]
-        self.check = InputCheck(None)
         self.parameters = SimpleNamespace(stop=(), logprobs=0, structure=None, max_tokens=999)
         self.observed = False
-        self.text = SimpleNamespace(
-            detokenizer=lambda: ByteDetokenizer(table), token=lambda number: ("?", bytes([number]))
-        )
+        text = SimpleNamespace(detokenizer=lambda: ByteDetokenizer(table), token=lambda number: ("?", bytes([number])))
+        self.candidate = SimpleNamespace(check=InputCheck(None), text=text)
         self.told: list[Logprob] = []
 
     def may_take(self, count: int) -> bool:

@@ -59,6 +59,11 @@ class Edge:
         answer: external_auth_pb2.CheckResponse = await self._check(request, timeout=5)
         return answer
 
+    async def flushed(self) -> None:
+        """What was seen is in the audit log."""
+        await self.service._watch.flush()
+        await self.service._audit._writer.drained()
+
 
 @contextlib.asynccontextmanager
 async def edge(root: Path, audit: Audit, *keys: registry_pb2.ApiKey) -> AsyncIterator[Edge]:
@@ -100,7 +105,7 @@ async def test_b5_refusals_at_the_edge_and_keys_in_new_places_are_recorded(tmp_p
         await at.call("/v1/chat/completions", address="10.0.0.1", authorization=f"Bearer {good.text}")
         await at.call("/v1/chat/completions", address="10.0.0.7", authorization=f"Bearer {good.text}")
         await at.call("/v1/chat/completions", address="192.0.2.1", authorization=f"Bearer {good.text}")
-        await at.service._watch.flush()
+        await at.flushed()
         [bad] = await events(audit, kind="unauthenticated")
         # One network, one reason: one record. A key's id is told only if the key was shown whole.
         assert (bad.reason, bad.count, bad.key_id, len(bad.network)) == ("bad_credential", 6, "", 16)
@@ -115,7 +120,7 @@ async def test_b5_refusals_at_the_edge_and_keys_in_new_places_are_recorded(tmp_p
     async with audit_service(tmp_path) as audit, edge(tmp_path, audit, stored) as at:
         before = len(await events(audit))
         await at.call("/v1/chat/completions", address="192.0.2.77", authorization=f"Bearer {good.text}")
-        await at.service._watch.flush()
+        await at.flushed()
         assert len(await events(audit)) == before
 
 
@@ -125,7 +130,7 @@ async def test_b5_refusals_that_envoy_repeats_are_counted_too(tmp_path: Path) ->
         for repeated in ("7", "5"):
             told = {"authorization": f"Bearer {good.text}", "x-weir-refused": repeated}
             await at.call("/v1/chat/completions", address="10.0.0.1", **told)
-        await at.service._watch.flush()
+        await at.flushed()
         [event] = await events(audit, kind="unauthenticated")
         assert (event.reason, event.count, event.key_id, len(event.network)) == ("repeated", 12, "", 16)
 

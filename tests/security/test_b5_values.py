@@ -16,7 +16,7 @@ from weir.audit.v1 import audit_pb2
 from libs import apikeys
 from libs.telemetry import configure_logging, get_logger
 from libs.telemetry.tracing import configure_tracing, linked, shutdown_tracing, span
-from services.audit.convert import record_json
+from services.audit.convert import draft_of_record
 from services.collector.convert import spans
 from tests.support.audit import record
 
@@ -78,12 +78,13 @@ def test_b5_audit_records_hold_no_secret_in_any_field(kind: str) -> None:
     made = record(1)
     made.request.model = made.request.worker = SECRETS[kind]
     made.request.degraded.append(f"x {SECRETS[kind]}")
-    stored = json.loads(record_json(made, max_bytes=1 << 16))
-    assert stored["request"]["model"] == f"[{kind}]"
-    assert stored["request"]["degraded"] == [f"x [{kind}]"]
+    draft = draft_of_record(made, max_bytes=1 << 16)
+    assert json.loads(draft.header)["usage"]["model"] == f"[{kind}]"
+    assert json.loads(draft.payload)["degraded"] == [f"x [{kind}]"]
+    assert SECRETS[kind].encode() not in draft.header + draft.payload
     change = audit_pb2.AdminEvent(actor="key:k1", action="registry.Apply", reason=f"for {SECRETS[kind]}")
     plain = audit_pb2.Record(id="a", source="registry/r", time=made.time, admin=change)
-    assert json.loads(record_json(plain, max_bytes=1 << 16))["admin"]["reason"] == f"for [{kind}]"
+    assert json.loads(draft_of_record(plain, max_bytes=1 << 16).payload)["reason"] == f"for [{kind}]"
 
 
 def test_b5_the_collector_keeps_only_attributes_in_which_callers_have_no_say(tmp_path: Path) -> None:

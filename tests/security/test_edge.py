@@ -351,7 +351,8 @@ async def test_a7_the_mesh_keeps_the_socket_in_a_folder_of_its_user() -> None:
     assert "/" not in given.get("admin_socket", "admin.sock")
 
 
-async def test_a7_metrics_are_on_loopback_unless_told_otherwise() -> None:
+async def test_a7_metrics_are_on_loopback_unless_told_otherwise(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("libs.service.pages._STOP_SECONDS", 0.02)
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]

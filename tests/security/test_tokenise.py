@@ -8,6 +8,7 @@ import gc
 from typing import Any
 
 import grpc
+import pytest
 from weir.inference.v1 import inference_pb2, inference_pb2_grpc
 from weir.registry.v1 import registry_pb2
 
@@ -46,6 +47,13 @@ async def test_saf3_the_model_sees_tokens_and_the_caller_their_words(mesh: Rig) 
     assert not any("@b.de" in str(record) for record in records)
 
 
+@pytest.fixture
+def young() -> None:
+    """What is there already is not looked at by `_maps`: a million objects of other tests take it seconds."""
+    gc.freeze()
+
+
+@pytest.mark.usefixtures("young")
 async def test_saf3_a_cancelled_request_leaves_no_values(mesh: Rig) -> None:
     async with filtering(mesh, TOKENS, CARDS, floor=FLOOR):
         asked = asyncio.create_task(chat(mesh, messages=ASKED))
@@ -57,6 +65,7 @@ async def test_saf3_a_cancelled_request_leaves_no_values(mesh: Rig) -> None:
             while mesh.leftovers():  # noqa: ASYNC110 - several services' work, with no one event
                 await asyncio.sleep(0.01)
         async with asyncio.timeout(10):
+            gc.collect()
             while _maps():
                 await asyncio.sleep(0.01)
                 gc.collect()
@@ -74,7 +83,7 @@ async def test_saf3_a_kept_answer_holds_no_values_and_gives_each_caller_their_ow
         first = asyncio.create_task(chat(mesh, messages=ASKED, temperature=0, max_tokens=40))
         await (await taken(mesh.workers[0])).last(ids("Dear ⟦EMAIL_2⟧"))
         assert (await first).text == "Dear joe@b.de"
-        kept = [answer.choices for answer, _ in mesh.gateway._pipeline._generating.answers._entries.values()]
+        kept = [answer.choices for answer, _ in mesh.gateway._pipeline.parts.answers._entries.values()]
         assert [text for choices in kept for text, _ in choices] == ["Dear ⟦EMAIL_2⟧"]
         refuse(mesh, lambda admit: True)
         others = [{"role": "user", "content": "I am eve@b.de, write to bob@b.de"}]

@@ -12,7 +12,7 @@ from typing import Any
 from weir.audit.v1 import audit_pb2, audit_pb2_grpc
 from weir.mux.v1 import mux_pb2
 
-from libs.clock import SystemClock
+from libs.clock import Clock, SystemClock
 from libs.config import TlsFiles
 from libs.deadlines import Deadline
 from libs.mux import Codec, MuxClient, Semantics
@@ -38,6 +38,11 @@ class Link:
 
     async def append(self, item: audit_pb2.Record, *, seconds: float = 20) -> audit_pb2.Appended:
         call = audit_pb2.AuditCall(append=audit_pb2.Append(record=item))
+        deadline = Deadline.after(seconds, SystemClock())
+        return (await self.client.call(call, deadline=deadline, semantics=Semantics.ONCE)).appended
+
+    async def batch(self, batch: audit_pb2.AppendBatch, *, seconds: float = 20) -> audit_pb2.Appended:
+        call = audit_pb2.AuditCall(append_batch=batch)
         deadline = Deadline.after(seconds, SystemClock())
         return (await self.client.call(call, deadline=deadline, semantics=Semantics.ONCE)).appended
 
@@ -87,13 +92,13 @@ class Audit:
 
 @contextlib.asynccontextmanager
 async def audit_service(
-    root: Path, *, store: MemoryStore | None = None, wait: bool = True, **more: Any
+    root: Path, *, store: MemoryStore | None = None, wait: bool = True, clock: Clock | None = None, **more: Any
 ) -> AsyncIterator[Audit]:
     """Runs the service on the files under `root`; again and again if need be."""
     options = {"state_dir": str(root / "state"), "drain_seconds": 2, "probe_seconds": 0.05, **more}
     settings = Settings(service="audit", instance="audit-0", **options)
     memory = store or store_of(root)
-    service = await build(settings, store=memory)
+    service = await build(settings, store=memory, clock=clock)
     async with serve(service, settings) as running:
         if wait:
             await asyncio.wait_for(running.ready.wait(), 20)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from libs.auditlog import AuditFiles, load_or_create_signer, load_verifier
+from libs.auditlog import AuditFiles, Incoming, load_or_create_signer, load_verifier
 from libs.auditlog.keys import PUBLIC_NAME
 
 
@@ -26,4 +26,4 @@ def audit_files(folder: Path, *, segment_bytes: int = 2**20) -> AuditFiles:
 def append(files: AuditFiles, count: int) -> None:
     """Commits records behind what there is, one at a time, each with its checkpoint."""
     for number in range(files.count + 1, files.count + count + 1):
-        files.commit([(f"r{number}", json.dumps({"id": f"r{number}"}, separators=(",", ":")).encode())])
+        files.commit([Incoming(f"r{number}", json.dumps({"id": f"r{number}"}, separators=(",", ":")).encode())])

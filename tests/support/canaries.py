@@ -6,7 +6,6 @@ here. Every marker names its field, is the same in any case, and survives JSON, 
 
 from __future__ import annotations
 
-import base64
 import json
 import secrets
 import ssl
@@ -33,7 +32,16 @@ _KNOWN = {"model": "weir-fast", "role": "user", "type": "text", "max_tokens": 4,
 
 HEADERS = (
     *("accept", "accept-language", "baggage", "content-disposition", "content-type", "cookie", "expect", "forwarded"),
-    *("grpc-timeout", "host", "idempotency-key", "if-none-match", "openai-organization", "openai-project", "origin"),
+    *(
+        "grpc-timeout",
+        "host",
+        "idempotency-key",
+        "if-none-match",
+        "last-event-id",
+        "openai-organization",
+        "openai-project",
+        "origin",
+    ),
     *("range", "referer", "te", "tracestate", "user-agent", "via", "x-anything", "x-b3-traceid", "x-client-request-id"),
     *("x-envoy-original-path", "x-forwarded-for", "x-forwarded-host", "x-forwarded-proto", "x-real-ip", "x-request-id"),
     *("x-stainless-lang", "x-weir-key-id", "x-weir-model", "x-weir-plan", "x-weir-pool", "x-weir-reason"),
@@ -299,15 +307,12 @@ def _with_known_model(message: Message) -> None:
 
 
 def leaks_in(folder: Path, canaries: Canaries) -> dict[str, list[str]]:
-    """Which fields' markers stand in which files; lines in base64 (spools) are looked into, and other files' whole
-    contents as they are, etcd's among them."""
+    """Which fields' markers stand in which files, journals' and etcd's among them."""
     found: dict[str, list[str]] = {}
     for path in sorted(folder.rglob("*")):
         if not path.is_file():
             continue
         content = path.read_bytes()
-        if path.suffix == ".spool":
-            content += b"\n".join(base64.b64decode(line.partition(b" ")[2]) for line in content.splitlines())
         if fields := canaries.named(content):
             found[str(path.relative_to(folder))] = fields
     return found

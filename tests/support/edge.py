@@ -53,11 +53,18 @@ class EnvoyProcess:
         self._launch(bootstrap)
         try:
             async with asyncio.timeout(20):
-                while not self.admin_socket.exists() or not set(listeners) <= set(await self.listeners()):
+                while not self.admin_socket.exists() or not await self._are_up(listeners):
                     self._check()
                     await asyncio.sleep(0.02)
         except TimeoutError as error:
             raise RuntimeError(f"Envoy is not ready:\n{self._log_tail()}") from error
+
+    async def _are_up(self, listeners: tuple[str, ...]) -> bool:
+        """They are shown before they listen: a filter of theirs may be on its way (ECDS)."""
+        try:
+            return "LIVE" in await self.admin("/ready") and set(listeners) <= set(await self.listeners())
+        except (OSError, http.client.HTTPException):
+            return False
 
     def _launch(self, bootstrap: Path) -> None:
         command = [str(envoy_bootstrap.binary()), "-c", str(bootstrap), "--concurrency", "1", "--use-dynamic-base-id"]

@@ -142,7 +142,7 @@ class Rig:
         self.link = Link()
         self.found: list[str] = []
         self.client = self.link.client = SafetyClient(
-            self.link,  # type: ignore[arg-type]
+            mux=self.link,  # type: ignore[arg-type]
             clock=self.clock,
             decide_timeout=1.0,
             end_timeout=30.0,

@@ -175,6 +175,7 @@ class FakeWorker(worker_pb2_grpc.WorkerServiceServicer):
         self.may_embed = asyncio.Event()
         self.may_embed.set()
         self.embeds_not: Reason | None = None
+        self.wants_proof = False
         self.port = 0
         self._server: grpc.aio.Server | None = None
 
@@ -193,6 +194,8 @@ class FakeWorker(worker_pb2_grpc.WorkerServiceServicer):
         self.embeds.put_nowait(request)
         if self.embeds_not is not None:
             raise WeirError(self.embeds_not, "refused by the test")
+        if self.wants_proof and not request.grant.mac:
+            raise WeirError(Reason.GRANT_INVALID, "an admission process is here")
         await self.may_embed.wait()
         return worker_pb2.EmbedResponse(vectors=[worker_pb2.Vector(values=[1.0, 0.0]) for _ in request.inputs])
 
@@ -243,12 +246,12 @@ class Rig:
         """What the gateway still holds for requests, by kind; empty when every one of them has ended cleanly."""
         gateway = self.gateway
         held = {
-            "generations": len(gateway._pipeline._generating.active),
+            "generations": len(gateway._pipeline.parts.active),
             "requests": len(gateway._pipeline._tasks),
-            "entered": gateway._pipeline.occupancy.entered,
-            "readers": gateway._pipeline.readers.readers,
-            "unread": gateway._pipeline.readers.unread,
-            "filters": len(gateway._safety._filters),
+            "entered": gateway._pipeline.parts.occupancy.entered,
+            "readers": gateway._pipeline.parts.readers.readers,
+            "unread": gateway._pipeline.parts.readers.unread,
+            "filters": len(gateway._safety._texts),
             "waiting": len(gateway._safety._waiting),
             "sequences": sum(len(link._sequences) for link in gateway._workers._links.values()),
             "leases": gateway._quota._bridge._ledger.live_leases,
@@ -295,11 +298,15 @@ async def rig(
     made: list[Rig] = []
     turn = itertools.count()
 
+    # A gateway that starts has something to say of its former life before it is ready.
+    records: asyncio.Queue[audit_pb2.Record] = asyncio.Queue()
+    settled: asyncio.Queue[quota_pb2.Settle] = asyncio.Queue()
+
     def on_quota(call: Any, context: CallContext) -> Any:
         if call.HasField("reserve"):
             made[0].reserved.append(call.reserve)
             return quota_pb2.QuotaReply(reserved=quota_pb2.Reserved())
-        made[0].settled.put_nowait(call.settle)
+        settled.put_nowait(call.settle)
         return quota_pb2.QuotaReply(settled=quota_pb2.Settled(known=True))
 
     def on_router(call: Any, context: CallContext) -> Any:
@@ -336,7 +343,8 @@ async def rig(
         return safety_pb2.SafetyReply(output=released)
 
     def on_audit(call: Any, context: CallContext) -> Any:
-        made[0].records.put_nowait(call.append.record)
+        for payload in call.append_batch.records:
+            records.put_nowait(audit_pb2.Record.FromString(payload))
         return audit_pb2.AuditReply(appended=audit_pb2.Appended(sequence=1))
 
     quota = Leaf(
@@ -382,7 +390,8 @@ async def rig(
     try:
         async with serve(gateway, configured, deadline_optional=("/weir.",)) as running:
             await asyncio.wait_for(running.ready.wait(), 30)
-            made.append(Rig(gateway, running.port, store, quota, router, admission, safety, audit, workers))
+            leaves_of = (quota, router, admission, safety, audit, workers)
+            made.append(Rig(gateway, running.port, store, *leaves_of, records=records, settled=settled))
             yield made[0]
     finally:
         for part in [*leaves.values(), *workers]:

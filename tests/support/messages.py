@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable
 from datetime import timedelta
+from functools import cache
 from typing import Any, TypeVar
 
 from google.protobuf.descriptor import FieldDescriptor
@@ -48,43 +49,54 @@ def fields_of(check: Callable[[Any, Any], Iterable[Fault]], message: Message, co
     return [fault.field for fault in check(message, context)]
 
 
-@st.composite
-def messages(draw: st.DrawFn, kind: type[M], depth: int = 4) -> M:
+_PRESENT = st.booleans()
+_COUNTS = st.integers(0, 3)
+
+
+@cache  # as are the strategies below: to make one takes Hypothesis longer than to draw from it
+def messages(kind: type[M], depth: int = 4) -> st.SearchStrategy[M]:
     """Any message of a type: numbers at and beyond every bound, unknown enum numbers, empty oneofs, NaN."""
+    return _messages(kind, depth)
+
+
+@st.composite
+def _messages(draw: st.DrawFn, kind: type[M], depth: int) -> M:
     made = kind()
     for field in kind.DESCRIPTOR.fields:
-        if not draw(st.booleans()):
+        if not draw(_PRESENT):
             continue
         if field.is_repeated:
             _draw_many(draw, getattr(made, field.name), field, depth)
         elif field.message_type is None:
-            setattr(made, field.name, draw(_scalars(field)))
+            setattr(made, field.name, draw(_scalars(field.type)))
         elif depth:
             getattr(made, field.name).CopyFrom(draw(messages(field.message_type._concrete_class, depth - 1)))
     return made
 
 
 def _draw_many(draw: st.DrawFn, elements: Any, field: FieldDescriptor, depth: int) -> None:
-    for _ in range(draw(st.integers(0, 3))):
+    for _ in range(draw(_COUNTS)):
         if field.message_type is None:
-            elements.append(draw(_scalars(field)))
+            elements.append(draw(_scalars(field.type)))
         elif field.message_type.GetOptions().map_entry:
             parts = field.message_type.fields_by_name
-            elements[draw(_scalars(parts["key"]))] = draw(_scalars(parts["value"]))
+            elements[draw(_scalars(parts["key"].type))] = draw(_scalars(parts["value"].type))
         elif depth:
             elements.append(draw(messages(field.message_type._concrete_class, depth - 1)))
 
 
-def _scalars(field: FieldDescriptor) -> st.SearchStrategy[Any]:
-    kind = field.cpp_type
-    if kind in _BITS:
-        low, high = _BITS[kind]
+@cache
+def _scalars(kind: int) -> st.SearchStrategy[Any]:
+    """Values of a scalar type, one of FieldDescriptor.TYPE_…"""
+    number = FieldDescriptor.ProtoTypeToCppProtoType(kind)
+    if number in _BITS:
+        low, high = _BITS[number]
         return st.sampled_from([low, high, 0, 1, 2, 100, 9999]) | st.integers(low, high)
-    if kind in (FieldDescriptor.CPPTYPE_DOUBLE, FieldDescriptor.CPPTYPE_FLOAT):
-        width = 32 if kind == FieldDescriptor.CPPTYPE_FLOAT else 64
+    if number in (FieldDescriptor.CPPTYPE_DOUBLE, FieldDescriptor.CPPTYPE_FLOAT):
+        width = 32 if number == FieldDescriptor.CPPTYPE_FLOAT else 64
         return st.sampled_from([math.nan, math.inf, -math.inf, -0.0, 0.5]) | st.floats(width=width)
-    if kind == FieldDescriptor.CPPTYPE_BOOL:
+    if number == FieldDescriptor.CPPTYPE_BOOL:
         return st.booleans()
-    if field.type == FieldDescriptor.TYPE_BYTES:
+    if kind == FieldDescriptor.TYPE_BYTES:
         return st.binary(max_size=8)
     return st.sampled_from(WORDS) | st.text(st.characters(exclude_categories=["Cs"]), max_size=8)

@@ -26,13 +26,19 @@ class Stream:
         *,
         token_ids: list[int] | None = None,
         seconds: float = 30,
+        cursor: bytes = b"",
+        idempotency_key: str = "",
         **parameters: Any,
     ) -> None:
         self._channel = grpc.aio.insecure_channel(f"127.0.0.1:{rig.port}")
         stub = inference_pb2_grpc.InferenceServiceStub(self._channel)
         self.call = stub.Generate(metadata=headers, timeout=seconds)
         self._spec = inference_pb2.GenerationSpec(
-            model="tiny", prompt="hi", parameters=inference_pb2.GenerationParameters(**parameters)
+            model="tiny",
+            prompt="hi",
+            parameters=inference_pb2.GenerationParameters(**parameters),
+            cursor=cursor,
+            idempotency_key=idempotency_key,
         )
         if token_ids is not None:
             self._spec.token_ids.ids.extend(token_ids)

@@ -29,7 +29,7 @@ class Answered:
     @property
     def events(self) -> list[Any]:
         """The JSON of each server-sent event; that the last one is [DONE] is checked."""
-        lines = [line for line in self.data.decode().split("\n\n") if line.startswith("data: ")]
+        lines = [line for line in self.data.decode().split("\n") if line.startswith("data: ")]
         assert lines[-1] == "data: [DONE]"
         return [json.loads(line.removeprefix("data: ")) for line in lines[:-1]]
 
@@ -38,10 +38,65 @@ class Answered:
         """What choice 0 said, streamed or not."""
         if self.headers.get("x-weir-http-status", "200") != "200":
             raise AssertionError(self.data)
-        if not self.data.startswith(b"data: "):
+        if not self.data.startswith((b"data: ", b"id:")):
             return str(self.body["choices"][0]["message"]["content"])
         deltas = [choice for event in self.events for choice in event["choices"] if choice["index"] == 0]
         return "".join(delta["delta"].get("content", "") for delta in deltas)
+
+
+class Streaming:
+    """A chat that is streamed, read event by event and left at any time."""
+
+    def __init__(self, rig: Rig, headers: list[tuple[str, str]] = HEADERS, **body: Any) -> None:
+        self._channel = grpc.aio.insecure_channel(f"127.0.0.1:{rig.port}")
+        given = {"model": "tiny", "messages": [{"role": "user", "content": "hi"}], "stream": True, **body}
+        self._call = openai_pb2_grpc.OpenAIServiceStub(self._channel).CreateChatCompletion(
+            httpbody_pb2.HttpBody(data=json.dumps(given).encode()), metadata=headers, timeout=30
+        )
+        self._lines: list[str] = []
+        self.last_id: str | None = None
+        """As a browser keeps it: of the last event that had one; an empty one clears it."""
+        self.texts: dict[int, str] = {}
+        self.events: list[Any] = []
+        self.done = False
+
+    async def __aenter__(self) -> Streaming:
+        return self
+
+    async def __aexit__(self, *exc: object) -> None:
+        self._call.cancel()
+        await self._channel.close()
+
+    async def event(self) -> Any:
+        """The next event's JSON; None at the end."""
+        while True:
+            while self._lines:
+                line = self._lines.pop(0)
+                if line.startswith("id:"):
+                    self.last_id = line.removeprefix("id:").strip() or None
+                elif line == "data: [DONE]":
+                    self.done = True
+                elif line.startswith("data: "):
+                    found = json.loads(line.removeprefix("data: "))
+                    self.events.append(found)
+                    for choice in found.get("choices", ()):
+                        told = choice["delta"].get("content", "")
+                        self.texts[choice["index"]] = self.texts.get(choice["index"], "") + told
+                    return found
+            chunk = await self._call.read()
+            if chunk is grpc.aio.EOF:
+                return None
+            self._lines += chunk.data.decode().split("\n")
+
+    async def until(self, text: str, index: int = 0) -> None:
+        """Read until a choice has said this."""
+        while self.texts.get(index, "") != text:
+            assert await self.event() is not None, self.texts
+
+    async def rest(self) -> None:
+        """Read to the end."""
+        while await self.event() is not None:
+            pass
 
 
 async def chat(rig: Rig, headers: list[tuple[str, str]] = HEADERS, **body: Any) -> Answered:

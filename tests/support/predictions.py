@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import secrets
 import time
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from pathlib import Path
 
 import grpc
@@ -15,13 +15,17 @@ from inference import open_inference_pb2, open_inference_pb2_grpc
 from weir.registry.v1 import registry_pb2 as pb
 
 from libs import apikeys
+from libs.config import MAX_BODY_BYTES
+from libs.errors import Reason, WeirError
 from libs.registry import EtcdStore, Put, keys
+from libs.rpc import ErrorInterceptor
 from libs.rpc.server import bind
 from libs.service import serve
 from services.controlplane.policy.names import EDGE, ROUTES
 from services.edge_auth.app import EdgeAuthService
 from services.edge_auth.app import build as build_edge_auth
 from services.edge_auth.config import Settings as EdgeAuthSettings
+from services.predictor import rest
 from tests.support.certificates import tls_of
 from tests.support.edge import EnvoyProcess, Plane, control_plane, drop_endpoint, edge_config
 from tests.support.etcd import EtcdServer
@@ -54,18 +58,68 @@ class Acknowledgements:
 
 
 class Predictor(open_inference_pb2_grpc.GRPCInferenceServiceServicer):
-    """Answers with its own name as the model's, and with the version that the edge says it chose."""
+    """Answers with its own name as the model's, with the version that the edge says it chose, and with its inputs."""
 
     def __init__(self, name: str) -> None:
         self.name = name
         self.seen: Mapping[str, str] = {}
+        self.leaves = 0
+        """How many calls are refused as by one that leaves."""
+        self.kill: Callable[[], Awaitable[None]]
 
     async def ModelInfer(  # noqa: N802
         self, request: open_inference_pb2.ModelInferRequest, context: grpc.aio.ServicerContext
     ) -> open_inference_pb2.ModelInferResponse:
         self.seen = {key: str(value) for key, value in context.invocation_metadata() or ()}
+        if self.leaves:
+            self.leaves -= 1
+            raise WeirError(Reason.DRAINING, "it leaves")
+        if request.model_name == "refused":
+            raise WeirError(Reason.QUOTA_REQUESTS, "too many rows", limit="rows", retry_after=3)
+        await context.send_initial_metadata([("x-weir-arm", self.seen.get("x-weir-arm", ""))])
         version = self.seen.get("x-weir-model-version", "")
-        return open_inference_pb2.ModelInferResponse(model_name=self.name, model_version=version, id=request.id)
+        answer = open_inference_pb2.ModelInferResponse(model_name=self.name, model_version=version, id=request.id)
+        for tensor in request.inputs:
+            answer.outputs.add(name=tensor.name, datatype=tensor.datatype, shape=tensor.shape)
+        answer.raw_output_contents.extend(request.raw_input_contents)
+        return answer
+
+    async def ModelMetadata(  # noqa: N802
+        self, request: open_inference_pb2.ModelMetadataRequest, context: grpc.aio.ServicerContext
+    ) -> open_inference_pb2.ModelMetadataResponse:
+        self.seen = {key: str(value) for key, value in context.invocation_metadata() or ()}
+        answer = open_inference_pb2.ModelMetadataResponse(name=request.name, versions=[request.version])
+        answer.inputs.add(name="x", datatype="FP32", shape=[-1, 3])
+        return answer
+
+    async def ServerReady(  # noqa: N802
+        self, request: open_inference_pb2.ServerReadyRequest, context: grpc.aio.ServicerContext
+    ) -> open_inference_pb2.ServerReadyResponse:
+        return open_inference_pb2.ServerReadyResponse(ready=True)
+
+    async def ServerLive(  # noqa: N802
+        self, request: open_inference_pb2.ServerLiveRequest, context: grpc.aio.ServicerContext
+    ) -> open_inference_pb2.ServerLiveResponse:
+        return open_inference_pb2.ServerLiveResponse(live=True)
+
+    async def ModelReady(  # noqa: N802
+        self, request: open_inference_pb2.ModelReadyRequest, context: grpc.aio.ServicerContext
+    ) -> open_inference_pb2.ModelReadyResponse:
+        return open_inference_pb2.ModelReadyResponse(ready=request.name == MODEL)
+
+    async def RepositoryIndex(  # noqa: N802
+        self, request: open_inference_pb2.RepositoryIndexRequest, context: grpc.aio.ServicerContext
+    ) -> open_inference_pb2.RepositoryIndexResponse:
+        answer = open_inference_pb2.RepositoryIndexResponse()
+        answer.models.add(name=MODEL, version="1", state="READY")
+        return answer
+
+    async def ModelStatistics(  # noqa: N802
+        self, request: open_inference_pb2.ModelStatisticsRequest, context: grpc.aio.ServicerContext
+    ) -> open_inference_pb2.ModelStatisticsResponse:
+        answer = open_inference_pb2.ModelStatisticsResponse()
+        answer.model_stats.add(name=request.name, version=request.version, inference_count=2**60)
+        return answer
 
 
 def rollout(weight: int, *, phase: pb.RolloutPhase = pb.ROLLOUT_PHASE_CANARY, **radius: object) -> pb.Rollout:
@@ -94,6 +148,7 @@ class PredictionEdge:
         auth: EdgeAuthService,
         acks: Acknowledgements,
         channel: grpc.aio.Channel,
+        port: int,
         predictors: Mapping[str, Predictor],
         tokens: Mapping[str, str],
         pki: Path,
@@ -106,8 +161,10 @@ class PredictionEdge:
         self.acks = acks
         self.predictors = predictors
         self._auth = auth
+        self.port = port
+        """Of the plain listener."""
+        self.tokens = tokens
         self._stub = open_inference_pb2_grpc.GRPCInferenceServiceStub(channel)
-        self._tokens = tokens
         self._pki = pki
         self._open: set[asyncio.Event] = set()
 
@@ -132,7 +189,7 @@ class PredictionEdge:
 
         :raises grpc.aio.AioRpcError: as the call does.
         """
-        metadata = [("authorization", f"Bearer {self._tokens[tenant]}"), ("x-weir-model", model)]
+        metadata = [("authorization", f"Bearer {self.tokens[tenant]}"), ("x-weir-model", model)]
         metadata += [("x-weir-user", user)] if user else []
         metadata += [(name.replace("_", "-"), value) for name, value in headers.items()]
         over = asyncio.Event()
@@ -160,6 +217,17 @@ class PredictionEdge:
                 # Whoever came before keeps the routes of then.
                 for over in tuple(self._open):
                     await over.wait()
+
+    @contextlib.asynccontextmanager
+    async def killed(self, version: str) -> AsyncIterator[Callable[[], Awaitable[None]]]:
+        """A predictor of that version, and what ends it at once; its endpoint stays in the registry."""
+        async with _predictor(self._pki, self.store, version) as found:
+            async with asyncio.timeout(60):
+                await self.reaches(f"{MODEL}@{version}", "", f"{MODEL}@{version}")
+                while (await self.infer(f"{MODEL}@{version}"))[0] != found.name:
+                    pass
+            yield found.kill
+        await self.known(await drop_endpoint(self.store, "predictor", f"predictor-{version}"))
 
     async def versions(self, model: str, users: Sequence[str], *, tenant: str = "acme") -> list[str]:
         """The version that answers each user."""
@@ -243,6 +311,7 @@ async def prediction_edge(
             auth=auth,
             acks=acks,
             channel=channel,
+            port=port,
             predictors=predictors,
             tokens=tokens,
             pki=pki,
@@ -275,13 +344,15 @@ async def _edge_auth(
 
 @contextlib.asynccontextmanager
 async def _predictor(pki: Path, store: EtcdStore, version: str) -> AsyncIterator[Predictor]:
-    server = grpc.aio.server()
+    server = grpc.aio.server(interceptors=[ErrorInterceptor(deadline_optional=("/",))])
     servicer = Predictor(f"predictor-{version}")
     open_inference_pb2_grpc.add_GRPCInferenceServiceServicer_to_server(servicer, server)
+    rest.register(servicer, server, max_bytes=MAX_BODY_BYTES)
     port = bind(server, "127.0.0.1:0", tls=tls_of(pki, "predictor"))
     await server.start()
     endpoint = pb.Endpoint(service="predictor", instance=servicer.name, model_versions=[f"{MODEL}@{version}"])
     await _register(store, endpoint, port)
+    servicer.kill = lambda: server.stop(grace=None)
     try:
         yield servicer
     finally:

@@ -13,14 +13,14 @@ from weir.registry.v1 import registry_pb2
 from weir.router.v1 import router_pb2 as pb
 from weir.router.v1 import router_pb2_grpc
 
+from libs.catalog import Catalog
 from libs.clock import Clock, SystemClock
 from libs.mux import Codec, MuxClient
 from libs.registry import MemoryStore, Put, RegistrySnapshot, snapshot_of
 from libs.registry import keys as registry_keys
+from libs.routes import RouterClient
 from libs.rpc import make_channel
-from services.gateway.catalog import Catalog
-from services.gateway.clients.router import RouterClient
-from services.gateway.text_store import TextStore
+from libs.texts import TextStore
 from tests.support.registry_service import grant, tenant
 
 CLOCK = SystemClock()
@@ -81,7 +81,13 @@ async def updated(store: MemoryStore, revision: int = 0) -> RegistrySnapshot:
 
 def client_of(link: MuxClient, catalog: Catalog, *, clock: Clock = CLOCK) -> RouterClient:
     return RouterClient(
-        link, catalog, zone="zone-a", clock=clock, decide_timeout=5.0, open_replica=mux, report_seconds=0.01
+        link,
+        catalog.table,
+        zone="zone-a",
+        clock=clock,
+        decide_timeout=5.0,
+        open_replica=mux,
+        report_seconds=0.01,
     )
 
 

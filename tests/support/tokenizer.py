@@ -9,7 +9,7 @@ from pathlib import Path
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from weir.registry.v1 import registry_pb2
 
-from services.gateway.text.detokenizer import byte_alphabet
+from libs.texts import byte_alphabet
 
 TEMPLATE = "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}"
 

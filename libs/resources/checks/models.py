@@ -20,6 +20,7 @@ from libs.resources.checks.bounds import (
     shown,
 )
 from libs.resources.checks.faults import Fault, check_id, check_name, check_sha256, check_text, check_version
+from libs.resources.checks.predictions import check_prediction
 from libs.resources.checks.safety import check_pins
 from libs.resources.namespaces import namespace_of
 
@@ -52,8 +53,11 @@ def check_model(message: pb.ModelVersion, snapshot: RegistrySnapshot) -> Iterato
     yield from check_required("spec.source", message.source)
     yield from check_text("spec.source", message.source, 1024)
     yield from check_text("spec.architecture", message.architecture, 100)
-    yield from check_choice("spec.tier", message.tier, TIERS)
-    yield from check_range("spec.context_length", message, 1, _MAX_CONTEXT)
+    if message.HasField("prediction"):
+        yield from check_prediction(message, snapshot)
+    else:
+        yield from check_choice("spec.tier", message.tier, TIERS)
+        yield from check_range("spec.context_length", message, 1, _MAX_CONTEXT)
     for name in _DIGESTS:
         if value := getattr(message, name):
             yield from check_sha256(f"spec.{name}", value)

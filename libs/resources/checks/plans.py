@@ -23,6 +23,7 @@ from libs.resources.checks.bounds import (
 )
 from libs.resources.checks.faults import Fault, check_id
 from libs.resources.checks.models import TIERS
+from libs.resources.checks.predictions import PROFILES
 
 if TYPE_CHECKING:
     from libs.resources.snapshot import RegistrySnapshot
@@ -35,8 +36,8 @@ MAX_STEPS = 8
 MAX_ANSWER = 4000
 """Characters of a default answer."""
 MAX_PRICE = 10**12
-"""Micro-dollars per million tokens: a dollar per token. Keeps every sum of costs within 64 bits."""
-_PRICED = tuple(f"{side}_{what}microusd_per_million" for what in ("", "cost_") for side in ("input", "output"))
+"""Micro-dollars per million tokens or rows: a dollar per token. Keeps every sum of costs within 64 bits."""
+_PRICED = tuple(f"{side}_{what}microusd_per_million" for what in ("", "cost_") for side in ("input", "output", "row"))
 _OF_STREAMS = ("ttft_p95", "itl_p95", "stream_completion")
 _IN_ORDER = (("e2e_p95", "e2e_p99"), ("ttft_p95", "e2e_p95"), ("ttft_p95", "e2e_p99"))
 """Objectives of which the second must not be below the first."""
@@ -128,7 +129,7 @@ def _pools(snapshot: RegistrySnapshot) -> Set[str]:
 def check_slo(message: pb.Slo, snapshot: RegistrySnapshot) -> Iterator[Fault]:
     """Every fault of objectives. Those that declare nothing are fine: they withdraw what "*" says."""
     yield from check_choice("metadata.name", message.route, ROUTES)
-    yield from check_choice("metadata.name", message.tier, ("*", *TIERS))
+    yield from check_choice("metadata.name", message.tier, ("*", *TIERS, *PROFILES))
     for name in ("ttft_p95", "itl_p95", "e2e_p95", "e2e_p99"):
         yield from check_duration(f"spec.{name}", message, UP_TO_A_DAY)
     for name in ("availability", "stream_completion"):

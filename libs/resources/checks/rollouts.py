@@ -44,7 +44,11 @@ METRICS = (
     "itl",
     "itl_p95",
     "itl_p99",
+    "latency",
+    "latency_p95",
+    "latency_p99",
     "cost_per_1k_tokens",
+    "cost_per_1k_rows",
     "cost_per_request",
     "burn_rate",
 )
@@ -156,6 +160,7 @@ def _check_shadow(shadow: pb.ShadowPlan) -> Iterator[Fault]:
     yield from check_range(f"{path}.share", shadow, 1, WHOLE)
     yield from check_range(f"{path}.requests_per_minute", shadow, 0, MAX_PER_MINUTE)
     yield from check_range(f"{path}.tokens_per_minute", shadow, 0, MAX_PER_MINUTE)
+    yield from check_range(f"{path}.rows_per_minute", shadow, 0, MAX_PER_MINUTE)
     yield from _check_times(path, shadow)
 
 

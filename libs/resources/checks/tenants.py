@@ -40,6 +40,7 @@ _SUBJECT = re.compile(r"all|(?:tenant|plan):.+")
 _TTL = Span(NANOSECOND, 3650 * DAY, "positive and at most ten years")
 _WINDOW = Span(1.0, 31 * DAY, "between a second and 31 days")
 _MAX_ZONE = 64
+_MAX_REGIONS = 64
 # Neither "../etc/passwd" nor "localtime" nor "right/UTC": what it means must not depend on the machine.
 _ZONE = re.compile(r"[A-Z][A-Za-z0-9_+-]*(?:/[A-Z][A-Za-z0-9_+-]*){0,2}")
 
@@ -64,6 +65,9 @@ def check_tenant(message: pb.Tenant, snapshot: RegistrySnapshot) -> Iterator[Fau
         yield Fault("spec.jwt_issuer", "must be an http or https URL")
     if message.time_zone and not _is_zone(message.time_zone):
         yield Fault("spec.time_zone", f"no IANA time zone {shown(message.time_zone)}; one is 'Europe/Berlin'")
+    yield from check_count("spec.allowed_regions", message.allowed_regions, _MAX_REGIONS)
+    for number, region in enumerate(message.allowed_regions[:_MAX_REGIONS]):
+        yield from check_id(f"spec.allowed_regions[{number}]", region)
     yield from _check_workloads(message, snapshot)
 
 
@@ -101,6 +105,7 @@ def check_limits(message: pb.Limits, snapshot: RegistrySnapshot) -> Iterator[Fau
     """Every fault of limits."""
     yield from check_range("spec.requests_per_minute", message, 0, MAX_PER_MINUTE)
     yield from check_range("spec.tokens_per_minute", message, 0, MAX_PER_MINUTE)
+    yield from check_range("spec.rows_per_minute", message, 0, MAX_PER_MINUTE)
     yield from check_range("spec.spend_microusd", message, 0, MAX_MICROUSD)
     yield from check_duration("spec.spend_window", message, _WINDOW)
 

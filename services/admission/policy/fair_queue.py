@@ -143,6 +143,10 @@ class FairQueue:
             while len(past) > 1 and past[1][0] <= now - seconds:
                 past.popleft()
 
+    def sizes(self) -> Iterator[tuple[str, int]]:
+        """Each tenant of which requests wait, and how many; a plain queue has one, whose name is empty."""
+        return ((flow.tenant, flow.size) for flow in self._flows.values())
+
     def size_of(self, tenant: str) -> int:
         """How many requests of the tenant wait."""
         flow = self._flows.get(self._key(tenant))

@@ -56,7 +56,7 @@ class Request:
     weight: float = 1.0
     zones: tuple[str, ...] = ()  # best first; empty allows all
     excluded: frozenset[str] = frozenset()  # workers that failed this request already
-    owner: str = ""  # the gateway instance that holds it
+    owner: str = ""  # the gateway that holds it, and which life of it
     ttft_by: float = math.inf  # a first token later than this misses the declared objective
     prefix_hashes: tuple[int, ...] = ()  # chained, of the prompt's blocks of `prefix_block` tokens
     prefix_block: int = 0

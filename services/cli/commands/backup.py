@@ -16,8 +16,11 @@ from services.cli.output import dry, failed, print_fields, print_json
 
 Store = Annotated[str, Argument("A folder, or s3://BUCKET/PREFIX?endpoint=URL&region=NAME.", "DIR|URI", "file")]
 Audit = Annotated[Path | None, Option(help="The audit service's state directory.", metavar="DIR")]
+Keys = Annotated[Path | None, Option(help="Its keys' folder (sealing_dir), if not in it.", metavar="DIR")]
 SNAPSHOT, PRIVATE_NAME = "etcd.snapshot", "checkpoint.key"
-NOT_IN_IT = "model files (the blob store's own), certificates, pepper and other secrets"
+NOT_IN_IT = (
+    "model files (the blob store's own), certificates, pepper, the audit log's key-encryption key and other secrets"
+)
 
 
 def backup(
@@ -27,6 +30,7 @@ def backup(
     cert: Annotated[str, Option(help="The certificate with the common name root, PEM.")] = "",
     key: Annotated[str, Option(help="Its key, PEM.")] = "",
     audit: Audit = None,
+    audit_keys: Keys = None,
     as_json: Json = False,
 ) -> None:
     """Save etcd and the audit log. Without --etcd and --audit those of the mesh on this machine; else what is named.
@@ -55,7 +59,7 @@ def backup(
         audit = mesh.state / "data" / "audit"
 
     async def work(opened: Any) -> tuple[str, Any]:
-        return await save(opened, now=time.time(), endpoints=endpoints, tls=tls, audit=audit)
+        return await save(opened, now=time.time(), endpoints=endpoints, tls=tls, audit=audit, sealing=audit_keys)
 
     made, manifest = _in_store(store, work)
     _told(made, manifest, as_json)
@@ -68,6 +72,7 @@ def restore(
     backup: Annotated[str, Option(help="Its id; else the newest.", metavar="ID")] = "",
     snapshot: Annotated[Path | None, Option(help="Only write etcd's snapshot, to this file.", metavar="FILE")] = None,
     audit: Audit = None,
+    audit_keys: Keys = None,
     dry_run: DryRun = False,
     as_json: Json = False,
 ) -> None:
@@ -75,16 +80,20 @@ def restore(
     down and have lost its data; else only what they name.
 
     Every byte is checked against the id, and the audit log against its signatures. A snapshot in a file is for `etcdutl
-    snapshot restore`, once for every member, with a token that is new. --dry-run fetches and checks everything.
+    snapshot restore`, once for every member, with a token that is new. What was erased from the audit log stays erased,
+    by its own tombstones and the newest backup's. --dry-run fetches and checks everything.
     """
-    from libs.backup import auditlog
+    from libs.backup import auditlog, erased_since
     from services.cli.mesh import restoring
 
     here = restoring.here() if snapshot is None and audit is None and not dry_run else None
     target = here.audit if here else audit
+    since: list[tuple[int, bytes]] = []
 
     async def work(opened: Any) -> tuple[str, Any]:
-        return await _fetched(opened, backup, folder, etcd=bool(here or snapshot), audit=target is not None)
+        done = await _fetched(opened, backup, folder, etcd=bool(here or snapshot), audit=target is not None)
+        since.extend(await erased_since(opened, done[0]))
+        return done
 
     with _failures(), here.alone() if here else nullcontext():
         if target and not dry_run:
@@ -98,15 +107,18 @@ def restore(
             if not dry_run:
                 if target:
                     auditlog.check_key(folder, target)
+                    auditlog.forget_again(folder, since)
                 if here:
                     here.restore_etcd(folder / SNAPSHOT)
                 elif snapshot:
                     shutil.move(folder / SNAPSHOT, snapshot)
                 if target:
-                    auditlog.move_into(folder, target)
+                    auditlog.move_into(folder, target, audit_keys)
     _told(wanted, manifest, as_json)
-    if target and not dry_run and not (target / auditlog.KEYS / PRIVATE_NAME).exists():
-        warn(f"{target / auditlog.KEYS / PRIVATE_NAME} is missing: put it back before the audit service starts")
+    secrets = [target / auditlog.KEYS / PRIVATE_NAME, target / "kek"] if target and not dry_run else []
+    for secret in secrets:
+        if not secret.exists():
+            warn(f"{secret} is missing: put it back before the audit service starts, if it lay there")
     dry(dry_run and not as_json)
 
 

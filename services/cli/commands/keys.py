@@ -17,7 +17,7 @@ def create(
     tenant: Annotated[str, Argument("Whose.")],
     scope: Annotated[
         Sequence[str],
-        Option(help="inference, embeddings, models.read, admin; repeatable; else the first and the third."),
+        Option(help="inference, embeddings, models.read, usage.read, admin; repeatable; else the first and the third."),
     ] = (),
     ttl: Annotated[str, Option(help="Such as 12h or 30d; never expires when left out.")] = "",
     note: Annotated[str, Option(help="What it is for.")] = "",

@@ -37,6 +37,7 @@ _ROUTES = {"embed": "embed"}
 """Operation → route; all others generate."""
 _ADVICE = {
     "QUOTA_REQUESTS": "its requests per minute are used up: `weir set limits '{tenant}/*' requests_per_minute=…`",
+    "QUOTA_ROWS": "its rows of predictions per minute are used up: `weir set limits '{tenant}/*' rows_per_minute=…`",
     "QUOTA_TOKENS": "its tokens per minute are used up: `weir set limits '{tenant}/*' tokens_per_minute=…`",
     "QUOTA_CONCURRENCY": "it has too many streams at once: `weir set limits '{tenant}/*' concurrency=…`",
     "QUOTA_SPEND": "its spend cap is reached: `weir set limits '{tenant}/*' spend_microusd=…`",

@@ -13,8 +13,10 @@ _SERVED_BY = {
     "envoy.service.status.v3.ClientStatusDiscoveryService": "controlplane",
     "etcdserverpb.KV": DOOR,
     "etcdserverpb.Lease": DOOR,
+    "inference.GRPCInferenceService": "predictor",
     "opentelemetry.proto.collector.trace.v1.TraceService": "collector",
     "weir.inference.v1.InferenceService": "gateway",
+    "weir.inference.v1.PredictionService": "predictor",
     "weir.openai.v1.OpenAIService": "gateway",
     "weir.quota.v1.QuotaService": "ratelimit",
 }
@@ -28,8 +30,11 @@ _OPEN = {
     # Whoever dials xds:///. The door, the collector and etcd dial nobody by name.
     "controlplane": (frozenset(ROWS) | {"envoy"}) - {DOOR, "collector", "controlplane"},
     "gateway": frozenset({"envoy"}),
+    # One that has not the version that it is asked for hands on to one that has.
+    "predictor": frozenset({"envoy", "predictor"}),
 }
-"""Who of the mesh calls what everybody may call. Tenants' workloads call the gateway and the control plane too."""
+"""Who of the mesh calls what everybody may call. Tenants' workloads call the gateway, the predictors
+and the control plane too."""
 
 
 def calls(service: str) -> frozenset[str]:

@@ -29,7 +29,9 @@ def _failed(message: str, details: Sequence[str] = ()) -> SystemExit:
 
 
 def up(
-    profile: Annotated[str, Option(help="A file in deploy/profiles: demo, simulated, bench, overload, vllm.")] = "demo",
+    profile: Annotated[
+        str, Option(help="A file in deploy/profiles: demo, simulated, replicas, bench, overload, vllm.")
+    ] = "demo",
     overrides: Annotated[
         Sequence[str], Option("--set", help="NAME.FIELD=VALUE, such as worker.simulated.step_interval=0.02")
     ] = (),

@@ -32,7 +32,8 @@ _HEADER = """\
 #   docker compose run --rm locust         load: chats, internal services and rollouts, 90 seconds
 #   docker compose down --volumes          all gone
 #
-# WEIR_PROFILE=simulated WEIR_ENGINE=control: without torch.
+# WEIR_PROFILE=simulated WEIR_ENGINE=control: workers without torch; predictors need the image `engine` (or none of
+# them: --scale predictor-a=0 --scale predictor-b=0).
 # WEIR_HTTP_PORT, WEIR_HTTPS_PORT, WEIR_ADMIN_PORT: ports on this machine.
 # WEIR_IMAGES=registry/prefix WEIR_TAG=1.2.3 WEIR_PULL=missing: with images of a registry. Without, none is asked.
 """
@@ -143,6 +144,7 @@ def _jobs(mesh: Mapping[str, Any]) -> dict[str, Any]:
 
 def _process(name: str, process: Mapping[str, Any], mesh: Mapping[str, Any]) -> dict[str, Any]:
     replica = process["service"] in REPLICATED and name.endswith("-2")
+    worker = process["service"] == "worker"
     probes = process["probes"]
     ready = f"http://127.0.0.1:{probes['port']}{probes['ready']}"
     volumes = [_own(name), _volume(name, process["state"]["path"])]
@@ -150,7 +152,7 @@ def _process(name: str, process: Mapping[str, Any], mesh: Mapping[str, Any]) -> 
         volumes.append(_volume("blobs", blobs["path"], read_only=not blobs["write"]))
     return {
         _MERGE: HARDENED,
-        **_image(process["image"]),
+        **_image("${WEIR_ENGINE:-engine}" if worker and process["image"] == "engine" else process["image"]),
         **({"profiles": ["replicas"]} if replica else {}),
         "hostname": process["host"],
         "labels": {
@@ -201,8 +203,6 @@ def _job(name: str, job: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _image(target: str) -> dict[str, Any]:
-    if target == "engine":
-        target = "${WEIR_ENGINE:-engine}"
     build = {"context": ".", "target": target, "args": dict.fromkeys(_PIP)}
     # Compose asks a registry first unless told otherwise: what somebody there calls weir/control would run here.
     pull = "${WEIR_PULL:-never}"

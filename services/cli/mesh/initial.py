@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import secrets
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
@@ -15,10 +14,8 @@ from libs.pki import CertificateFiles, issue_all
 from libs.shipped import ROOT
 from services.cli.mesh import loading
 from services.cli.mesh import seed as seeding
-from services.cli.mesh.site import PEPPER_BYTES, read_json, write_secret
+from services.cli.mesh.site import make_secret, read_json, write_secret
 from services.cli.mesh.sites import FOLDER
-
-_MAKERS = {"pepper": lambda: secrets.token_hex(PEPPER_BYTES) + "\n"}
 
 
 def write_files(mesh: Mapping[str, Any], out: Path, state: Path) -> list[str]:
@@ -45,7 +42,8 @@ def write_files(mesh: Mapping[str, Any], out: Path, state: Path) -> list[str]:
 
 
 def plant(registry: str, tls: TlsFiles, *, operator: str, blobs: str, state: Path) -> seeding.Seeded:
-    """Seeds a registry and returns when a worker has every model. Keys that were made before stay as they are.
+    """Seeds a registry; returns when workers have every model that generates: a cluster may have no predictors. Keys
+    that were made before stay as they are.
 
     Raises SeedError, LoadError, OSError.
     """
@@ -77,9 +75,8 @@ def _named(owners: Iterable[Mapping[str, Any]]) -> set[str]:
 
 
 def _secret(path: Path) -> str:
-    if not path.exists():
-        path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-        write_secret(path, _MAKERS[path.name]())
+    path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+    make_secret(path)
     return path.read_text(encoding="utf-8")
 
 

@@ -1,4 +1,4 @@
-"""Waits until workers have the models that a fresh mesh is to answer with."""
+"""Waits until workers and predictors have the models that a fresh mesh is to answer with."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ class LoadError(Exception):
 
 
 def missing(aliases: Collection[str], snapshot: RegistrySnapshot) -> list[str]:
-    """Versions of these aliases that no worker has ready yet. Pure.
+    """Versions of these aliases that no worker, and no predictor, has ready yet. Pure.
 
     :raises LoadError: every worker of a version's pool failed to load it.
     """
-    workers = snapshot.endpoints_of("worker")
+    workers = [*snapshot.endpoints_of("worker"), *snapshot.endpoints_of("predictor")]
     given = [alias for name, alias in snapshot.aliases.items() if name in aliases]
     wanted = [target.model_version for alias in given for target in alias.targets]
     lacking = [name for name in wanted if not any(name in worker.model_versions for worker in workers)]
@@ -50,7 +50,7 @@ async def wait_loaded(aliases: Collection[str], *, address: str, tls: TlsFiles) 
             await view.wait_until(lambda snapshot: not missing(aliases, snapshot))
     except TimeoutError:
         lacking = missing(aliases, view.snapshot) if view.revision else []
-        raise LoadError(f"no worker has {', '.join(lacking) or 'the models'} after {TIMEOUT:.0f} s") from None
+        raise LoadError(f"nobody has {', '.join(lacking) or 'the models'} after {TIMEOUT:.0f} s") from None
     finally:
         following.cancel()
         await asyncio.wait([following])

@@ -61,12 +61,12 @@ def follow(path: Path, *, interval: float = 0.2) -> Iterator[str]:
         while True:
             data = file.read()
             if not data:
-                if _rotated(file.fileno(), path):
-                    file.close()
-                    file = open(path, "rb")  # noqa: SIM115 - replaced on rotation
-                else:
+                if not _rotated(file.fileno(), path):
                     time.sleep(interval)
-                continue
+                    continue
+                data = file.read()  # what came between the two looks
+                file.close()
+                file = open(path, "rb")  # noqa: SIM115 - replaced on rotation
             *lines, rest = (rest + data).split(b"\n")
             for line in lines:
                 yield line.decode("utf-8", "replace")

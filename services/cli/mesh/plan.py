@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -12,10 +12,11 @@ from typing import Any
 import msgspec
 
 from libs.authority.identity import Identity, dns_name, etcd_user
-from libs.authority.stores import CLIENT_NAME, DOOR, ROWS, Row
+from libs.authority.stores import DOOR, ROWS, Row
 from libs.config import ENDING_SECONDS, TlsFiles
 from libs.pki import EDGE
 from libs.supervisor.spec import EtcdProbe, GrpcProbe, HttpProbe, Probe, ProcessSpec
+from services.cli.mesh.etcd_flags import etcd_flags
 from services.cli.mesh.sites import Container, Laptop, Site
 from services.cli.mesh.topology import (
     METRICS_OFFSET,
@@ -35,13 +36,24 @@ OTHERS = (EDGE, CLIENT)
 # One worker thread: Envoy serves tens of thousands of requests per second on one core, and the development mesh shares
 # its few cores with everything else. The access log is written out every second instead of every ten.
 _ENVOY = ("--concurrency", "1", "--file-flush-interval-msec", "1000")
+_SHARED = "the edge"
+"""What ports are claimed by that several Envoys listen on."""
 _SECRET = re.compile(r"\$\{secret\.([a-z]+)\}")
 _DRAIN = 10.0
 """`ServiceSettings.drain_seconds`, unless told otherwise."""
 _ENDING = ENDING_SECONDS + 1.0
-SHARED = ("libs.service", "prometheus_client", "libs.mux.client", "libs.mux.server")
-"""What every service imports, and nothing that has metrics of its own: a process shows those that it counts."""
-SECRETS = ("pepper",)
+_HOOK = Path("deploy", "images", "drain")
+SHARED = (
+    "libs.service",
+    "prometheus_client",
+    "libs.mux.client",
+    "libs.mux.server",
+    "opentelemetry.sdk.trace.export",
+    "opentelemetry.exporter.otlp.proto.grpc.trace_exporter",
+)
+"""What every service imports, sooner or later, and nothing that has metrics of its own: a process shows those that it
+counts."""
+SECRETS = ("pepper", "cursors")
 """Secrets that settings may name."""
 
 
@@ -71,6 +83,8 @@ class Unit:
     ready_timeout: float = 60.0
     stop_grace: float = _DRAIN + _ENDING
     """Seconds from SIGTERM after which it may be killed."""
+    before_restart: tuple[str, ...] = ()
+    """See libs.supervisor.spec.ProcessSpec; containers have hooks of their own."""
     cwd: Path
 
 
@@ -97,6 +111,10 @@ class Plan:
     def identities(self) -> tuple[Identity, ...]:
         """Whose certificates the processes show."""
         return tuple(unit.identity for unit in self.units)
+
+    def all(self, service: str) -> list[str]:
+        """The addresses of a service's processes."""
+        return [str(each["address"]) for each in self.addresses.values() if each["service"] == service]
 
 
 def build(
@@ -131,6 +149,7 @@ def _supervised(unit: Unit, python: str) -> ProcessSpec:
         readiness=unit.readiness,
         ready_timeout=unit.ready_timeout,
         stop_grace=unit.stop_grace,
+        before_restart=unit.before_restart,
     )
 
 
@@ -151,6 +170,9 @@ class _Planner:
 
     def unit(self, name: str) -> Unit:
         process = self._topology.process[name]
+        # A copy is in the zone of its original unless told otherwise, and its certificate says in which.
+        zone = settings_for(self._topology, name, *self._layers).get("zone", process.zone)
+        process = msgspec.structs.replace(process, zone=zone)
         match process.kind:
             case "service":
                 return self._service(name, process)
@@ -161,17 +183,18 @@ class _Planner:
             case other:
                 raise TopologyError(f"topology: {name}: unknown kind {other!r}")
 
-    def _port(self, name: str) -> int:
-        """The port of a service, or one named in the topology."""
-        if name in self._topology.ports:
-            return self._site.port_base + self._topology.ports[name]
+    def _port(self, name: str, of: str = "") -> int:
+        """The port of a service, or one named in the topology; of a process that has others, its own."""
+        ports = self._topology.ports
+        if (own := ports.get(f"{name}@{of}", ports.get(name))) is not None:
+            return self._site.port_base + own
         process = self._topology.process.get(name)
         if process is None or process.port < 0:
             raise TopologyError(f"topology: no port is called {name!r}")
         return self._site.port_base + process.port
 
     def _claim(self, port: int, name: str) -> int:
-        if port in self.ports:
+        if self.ports.get(port, name) != name or (port in self.ports and not name.startswith(_SHARED)):
             raise TopologyError(f"topology: {name} and {self.ports[port]} both want port {port}")
         if not 0 < port < 65536:
             raise TopologyError(f"{name}: {port} is no port; choose another WEIR_PORT_BASE")
@@ -187,15 +210,19 @@ class _Planner:
         found = [name for name, each in self._topology.process.items() if each.service == service]
         return [self._at(name, self._port(name)) for name in found or [service]]
 
-    def _etcds(self) -> list[str]:
-        port = self._port("etcd")
-        names = self._site.members or [name for name, each in self._topology.process.items() if each.kind == "etcd"]
-        return [self._at(name, port) for name in names or ["etcd"]]
+    def _members(self) -> list[str]:
+        """The members of etcd."""
+        named = [name for name, each in self._topology.process.items() if each.kind == "etcd"]
+        return list(self._site.members) or named or ["etcd"]
 
-    def _identify(self, process: Process, instance: str = "", pool: str = "") -> Identity:
+    def _etcds(self, port: str = "etcd") -> dict[str, str]:
+        """The addresses of etcd's members, by name."""
+        return {name: self._at(name, self._port(port, name)) for name in self._members()}
+
+    def _identify(self, process: Process, instance: str = "", pool: str = "", region: str = "") -> Identity:
         """Who the process is."""
         try:
-            identity = Identity(process.service, instance, pool, process.zone if instance else "")
+            identity = Identity(process.service, instance, pool, process.zone if instance else "", region)
         except ValueError as error:
             raise TopologyError(f"topology: {error}") from error
         if (name := etcd_user(identity)) in OTHERS:
@@ -229,9 +256,7 @@ class _Planner:
             python = site.python(launch.python)
         except ValueError as error:
             raise TopologyError(f"{name}: {error}") from error
-        # A copy is in the zone of its original unless told otherwise, and its certificate says in which.
-        process = msgspec.structs.replace(process, zone=own.get("zone", process.zone))
-        identity = self._identify(process, name, own.get("pool", ""))
+        identity = self._identify(process, name, own.get("pool", ""), own.get("region", ""))
         tls = site.tls(etcd_user(identity))
         settings = {
             "service": process.service,
@@ -243,7 +268,7 @@ class _Planner:
             "metrics_host": site.listen,
             "metrics_port": metrics,
             "tls": {"ca": tls.ca, "cert": tls.cert, "key": tls.key},
-            "etcd": self._etcds() if ROWS.get(process.service, Row()).direct else self._all(DOOR),
+            "etcd": list(self._etcds().values()) if ROWS.get(process.service, Row()).direct else self._all(DOOR),
             "xds": self._all("controlplane"),
             "registry": f"xds:///{dns_name('registry')}",
             "state_dir": str(site.data(name)),
@@ -280,9 +305,10 @@ class _Planner:
         site = self._site
         identity = self._identify(process, name)
         tls = site.tls(etcd_user(identity))
-        client = self._claim(self._port("etcd"), name)
-        peer = self._claim(self._port("etcd_peer"), f"{name} (peer)")
-        metrics = self._claim(self._port("etcd_metrics"), f"{name} (metrics)")
+        client = self._claim(self._port("etcd", name), name)
+        peer = self._claim(self._port("etcd_peer", name), f"{name} (peer)")
+        metrics = self._claim(self._port("etcd_metrics", name), f"{name} (metrics)")
+        members = self._etcds("etcd_peer")
         self.addresses[name] = {
             "service": process.service,
             "zone": process.zone,
@@ -292,8 +318,9 @@ class _Planner:
         return Unit(
             name=name,
             process=process,
-            argv=(site.etcd, *etcd_flags(name, site, tls, client=client, peer=peer, metrics=metrics)),
-            env=dict(process.env),
+            argv=(site.etcd, *etcd_flags(name, site, tls, members, client=client, peer=peer, metrics=metrics)),
+            # Go wakes a thread on another core for whatever comes; beside a whole mesh that is a third of etcd's CPU.
+            env={"GOMAXPROCS": "1", **process.env} if len(members) == 1 and not site.members else dict(process.env),
             files={},
             ports={"client": client, "peer": peer, "metrics": metrics},
             identity=identity,
@@ -305,9 +332,9 @@ class _Planner:
     def _envoy(self, name: str, process: Process) -> Unit:
         site = self._site
         ports = {
-            "https": self._claim(self._port("edge_https"), f"{name} (edge, TLS)"),
-            "admin": self._claim(self._port("edge_admin"), f"{name} (admin API, TLS)"),
-            "status": self._claim(self._port("envoy_status"), f"{name} (status)"),
+            "https": self._claim(self._port("edge_https"), f"{_SHARED} (TLS)"),
+            "admin": self._claim(self._port("edge_admin"), f"{_SHARED} (admin API, TLS)"),
+            "status": self._claim(self._port("envoy_status", name), f"{name} (status)"),
         }
         self.addresses[name] = {
             "service": process.service,
@@ -317,7 +344,7 @@ class _Planner:
             "metrics": f"{self._at(name, ports['status'])}/stats/prometheus",
         }
         if "edge_http" in self._topology.ports and site.plain_edge:
-            ports["http"] = self._claim(self._port("edge_http"), f"{name} (edge, HTTP)")
+            ports["http"] = self._claim(self._port("edge_http"), f"{_SHARED} (HTTP)")
             self.addresses[name]["plain_address"] = self._at(name, ports["http"])
         identity = self._identify(process)
         tls = site.tls(etcd_user(identity))
@@ -343,53 +370,10 @@ class _Planner:
             tls=tls,
             # Its admin socket is in this folder, which is the user's alone.
             cwd=site.data(name),
+            before_restart=(site.python(""), str(site.root / _HOOK), str(_DRAIN), site.admin_socket(name), "close"),
             # Not the edge's own /healthz: every look would be an access log line and a trace.
             readiness=HttpProbe(port=ports["status"], path="/ready"),
         )
-
-
-def etcd_flags(name: str, site: Site, tls: TlsFiles, *, client: int, peer: int, metrics: int) -> Iterable[str]:
-    """How etcd is started. Where it has several members, each calls itself by the variable POD_NAME, which Kubernetes
-    puts into a command."""
-    own = "$(POD_NAME)" if site.members else name
-    hosts = {each: site.host(each) for each in site.members or (name,)}
-    host = hosts.get(name, f"{own}.etcd")
-    listen = site.listen
-    return (
-        f"--name={own}",
-        f"--data-dir={site.data(name)}",
-        f"--listen-client-urls=https://{listen}:{client}",
-        f"--advertise-client-urls=https://{host}:{client}",
-        f"--cert-file={tls.cert}",
-        f"--key-file={tls.key}",
-        f"--trusted-ca-file={tls.ca}",
-        "--client-cert-auth",
-        f"--listen-peer-urls=https://{listen}:{peer}",
-        f"--initial-advertise-peer-urls=https://{host}:{peer}",
-        f"--initial-cluster={','.join(f'{each}=https://{at}:{peer}' for each, at in hosts.items())}",
-        f"--peer-cert-file={tls.cert}",
-        f"--peer-key-file={tls.key}",
-        f"--peer-trusted-ca-file={tls.ca}",
-        "--peer-client-cert-auth",
-        f"--listen-metrics-urls=http://{listen}:{metrics}",
-        # History is only needed by a watcher that was away for a moment; it re-reads after more than this.
-        "--auto-compaction-mode=revision",
-        "--auto-compaction-retention=1000",
-        # One apply is one transaction; see libs.changes.MAX_WRITES.
-        "--max-txn-ops=4096",
-        "--max-request-bytes=10485760",
-        # Members are near one another; the defaults would cost a single one a second at each start.
-        "--heartbeat-interval=100",
-        f"--election-timeout={1000 if site.members else 500}",
-        # At "warn" it complains about every question for its health before it has a leader.
-        "--log-level=error",
-        "--logger=zap",
-        "--enable-v2=false",
-        # Only certificates of this name connect (libs.authority.stores.CLIENT_NAME), over gRPC: the HTTP gateway
-        # would come with etcd's own certificate.
-        f"--client-cert-allowed-hostname={CLIENT_NAME}",
-        "--enable-grpc-gateway=false",
-    )
 
 
 def _json(content: object) -> str:

@@ -16,7 +16,7 @@ from services.cli.mesh.callgraph import calls, workloads_call
 from services.cli.mesh.plan import CLIENT, Container, Plan, Unit
 from services.cli.mesh.sites import FOLDER
 
-_DURABLE = ("etcd", "audit", "ratelimit", "gateway")
+_DURABLE = ("etcd", "audit", "ratelimit", "gateway", "predictor")
 """Whose folders hold more than caches: the registry, the audit log and its key, what is left of quotas, audit records
 that are on their way."""
 _WRITE_BLOBS = ("audit",)
@@ -70,6 +70,8 @@ def _process(unit: Unit, plan: Plan, site: Container) -> dict[str, Any]:
 def _image(unit: Unit) -> str:
     if unit.process.kind != "service":
         return {"envoy": "edge"}.get(unit.process.kind, unit.process.kind)
+    if unit.process.service == "predictor":
+        return "engine"
     if unit.process.service != "worker":
         return "control"
     engine = unit.settings.get("engine", "torch")

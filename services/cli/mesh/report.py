@@ -96,8 +96,10 @@ def duration(seconds: float) -> str:
     return f"{whole // 3600}h{whole % 3600 // 60:02d}m"
 
 
-def summary(site: Laptop, variables: Mapping[str, str], *, model: str, profile: str) -> str:
-    """What a person needs next."""
+def summary(site: Laptop, variables: Mapping[str, str], *, model: str, predicting: str = "", profile: str) -> str:
+    """What a person needs next.
+
+    :param predicting: a model of 30 features that predicts; empty: there is none."""
     env = site.state / "env"
     shown = env.relative_to(site.root) if env.is_relative_to(site.root) else env
     keys = "\n".join(f"  {name}={variables[name]}" for name in KEY_VARIABLES.values() if name in variables)
@@ -132,5 +134,19 @@ gRPC inside the mesh, over xDS and mTLS as the workload demo-client (GRPC_XDS_BO
       print((await client.complete("{model}", messages, timeout=30)).text)
   (or a plain stub: weir.inference.v1.inference_pb2_grpc.InferenceServiceStub over libs.rpc.make_channel)
 
-  make status    make logs s=gateway f=1    make down
+{_predicting(predicting) if predicting else ""}  make status    make logs s=gateway f=1    make down
+"""
+
+
+def _predicting(model: str) -> str:
+    return f"""tritonclient (predictions; also http and asyncio, docs/predictions.md):
+  env = os.environ
+  client = tritonclient.grpc.InferenceServerClient(
+      env["WEIR_EDGE_TLS_URL"].removeprefix("https://"), ssl=True, root_certificates=env["WEIR_CA"])
+  features = tritonclient.grpc.InferInput("features", [1, 30], "FP32")
+  features.set_data_from_numpy(numpy.ones((1, 30), numpy.float32))
+  key = {{"authorization": "Bearer " + env["WEIR_KEY_ACME"]}}
+  print(client.infer("{model}", [features], headers=key).as_numpy("probability"))
+  (or .venv/bin/weir predict {model} FILE --csv)
+
 """

@@ -1,4 +1,5 @@
-"""The mesh on this machine, down, as the place that a backup is put into."""
+"""The mesh on this machine, down, as the place that a backup is put into: with as many members of etcd as it had when
+it was last up."""
 
 from __future__ import annotations
 
@@ -14,13 +15,15 @@ from services.cli.output import failed
 
 
 class Here:
-    """Its etcd and its audit log; one of each."""
+    """Its etcd and its audit log."""
 
     def __init__(self) -> None:
         """:raises TopologyError: what names it makes no sense."""
         where = site.locate()
-        spec = next(each for each in make_plan(where, Options(profile="demo")).processes if each.name == "etcd")
-        self._flags = dict(each.lstrip("-").split("=", 1) for each in spec.argv[1:] if "=" in each)
+        last = site.read_json(where.state / "last_up.json")
+        options = Options(profile=last.get("profile", "demo"), overrides=tuple(last.get("overrides", ())))
+        units = [unit for unit in make_plan(where, options).units if unit.process.kind == "etcd"]
+        self._members = [_flags(unit.argv) for unit in units]
         self._state, self._tool = where.state, Path(where.etcd).with_name("etcdutl")
         self.audit = where.data("audit")
         """The audit service's folder."""
@@ -42,15 +45,20 @@ class Here:
             lock.close()
 
     def restore_etcd(self, snapshot: Path) -> None:
-        """Makes etcd's data out of a snapshot.
+        """Makes the data of etcd's members out of a snapshot.
 
         :raises SnapshotError: etcdutl refuses, or there are data.
         """
-        data = Path(self._flags["data-dir"])
-        if data.exists() and any(data.iterdir()):
-            raise SnapshotError(f"{data} is not empty: move it away before a snapshot is put there")
-        peer = self._flags["initial-advertise-peer-urls"]
-        etcd.restore(self._tool, snapshot, data, name=self._flags["name"], peer_url=peer)
+        folders = [Path(flags["data-dir"]) for flags in self._members]
+        for data in folders:
+            if data.exists() and any(data.iterdir()):
+                raise SnapshotError(f"{data} is not empty: move it away before a snapshot is put there")
+        peers = {flags["name"]: flags["initial-advertise-peer-urls"] for flags in self._members}
+        etcd.restore_all(self._tool, snapshot, dict(zip(peers, folders, strict=True)), peers)
+
+
+def _flags(argv: tuple[str, ...]) -> dict[str, str]:
+    return dict(each.lstrip("-").split("=", 1) for each in argv[1:] if "=" in each)
 
 
 def here() -> Here:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import tomllib
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -46,12 +46,12 @@ TIMEOUT = 10.0
 
 
 class SeedModel(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A model folder; the rest is in its manifest."""
+    """A model folder; what is not said here is in its manifest."""
 
     folder: str
-    tier: str
-    pool: str
-    max_tokens: int
+    tier: str = ""
+    pool: str = ""
+    max_tokens: int = 0
 
 
 class Seed(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -75,7 +75,9 @@ class Seeded:
     keys: dict[str, str]
     """Secret by tenant; to be kept by the caller, nobody else has it."""
     models: list[str]
-    """Aliases, in the order of the seed."""
+    """Aliases of models that generate, in the order of the seed."""
+    predicting: list[str] = field(default_factory=list)
+    """Those of models that predict."""
 
 
 def load(root: Path) -> Seed:
@@ -146,7 +148,8 @@ async def plant(
                 await upload(version, root / spec.folder, store)
             keys_there = [each for each in present.values() if each.WhichOneof("spec") == "key"]
             live = {each.metadata.name for each in keys_there if not each.key.HasField("revoked_at")}
-            return Seeded(await _keys(stub, seed.keys, keys, live), [alias.name for alias in aliases])
+            names = [[each.name for each in models if each.HasField("prediction") == so] for so in (False, True)]
+            return Seeded(await _keys(stub, seed.keys, keys, live), *names)
         except WeirError as error:
             raise SeedError(f"the registry refused the seed: {error}") from error
         except (PushError, BlobError) as error:

@@ -12,12 +12,12 @@ import sys
 from collections.abc import Mapping
 from pathlib import Path
 
-from libs.authority.identity import Operator
+from libs.authority.identity import Operator, etcd_user
 from libs.authority.stores import ROOT_USER
-from libs.pki import issue, issue_all
+from libs.pki import LOOPBACK, issue, issue_all
 from libs.shipped import ROOT
 from services.cli.config import state_dir
-from services.cli.mesh.plan import OTHERS, Laptop, Plan
+from services.cli.mesh.plan import OTHERS, SECRETS, Laptop, Plan
 from services.cli.mesh.sites import PORT_BASE
 from services.cli.mesh.topology import (
     Topology,
@@ -28,7 +28,7 @@ from services.cli.mesh.topology import (
 
 VARIABLES = ("WEIR_STATE_DIR", "WEIR_PORT_BASE", "WEIR_OPERATOR", "WEIR_BLOBS")
 """Say where a mesh lives, and nothing to its processes, which some of these names would mean something else to."""
-PEPPER_BYTES = 32
+SECRET_BYTES = 32
 
 
 def locate(environ: Mapping[str, str] = os.environ) -> Laptop:
@@ -89,14 +89,16 @@ def load_profile(root: Path, name: str) -> dict[str, dict]:
 
 
 def prepare(site: Laptop, plan: Plan) -> None:
-    """Creates the state directory with a plan's certificates and the pepper; keeps what is there. Raises OSError."""
+    """Creates the state directory with a plan's certificates and secrets; keeps what is there. Raises OSError."""
     for folder in (site.state, site.secrets, site.state / "config", site.state / "logs", site.state / "traces"):
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-    issue_all(site.pki, (*OTHERS, *plan.identities, Operator(site.operator)))
+    members = [etcd_user(unit.identity) for unit in plan.units if unit.process.kind == "etcd"]
+    # Members verify the address at which they dial one another; one alone is dialled by name only.
+    hosts = dict.fromkeys(members, LOOPBACK) if len(members) > 1 else {}
+    issue_all(site.pki, (*OTHERS, *plan.identities, Operator(site.operator)), hosts=hosts)
     issue_root(site.pki, site.secrets)
-    pepper = site.secrets / "pepper"
-    if not pepper.exists():
-        write_secret(pepper, secrets.token_hex(PEPPER_BYTES) + "\n")
+    for name in SECRETS:
+        make_secret(site.secrets / name)
 
 
 def issue_root(pki: Path, secrets: Path) -> None:
@@ -113,6 +115,12 @@ def write_files(plan: Plan) -> None:
     for path, content in plan.files.items():
         path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
         path.write_text(content, encoding="utf-8")
+
+
+def make_secret(path: Path) -> None:
+    """A new random secret, unless there is one. Raises OSError."""
+    if not path.exists():
+        write_secret(path, secrets.token_hex(SECRET_BYTES) + "\n")
 
 
 def write_secret(path: Path, content: str) -> None:

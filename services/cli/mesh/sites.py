@@ -132,7 +132,8 @@ class Laptop:
 
     @property
     def secrets(self) -> Path:
-        """The pepper, the demo keys, the key that signs models and the certificate that may everything in etcd."""
+        """The pepper, keys of cursors, the demo keys, the key that signs models, the certificate that may everything in
+        etcd."""
         return self.state / "secrets"
 
     @property

@@ -7,6 +7,7 @@ import re
 import tomllib
 from collections.abc import Iterable, Mapping
 from itertools import count as count_from
+from itertools import islice
 from typing import Any
 
 import msgspec
@@ -20,8 +21,16 @@ EVERY = "*"
 REPLICAS = "replicas"
 """The table of a profile that says how many processes of a service there are: `replicas.gateway = 4`."""
 
+OPTIONAL = frozenset({"predictor"})
+"""Services that a mesh can be without: zero processes of them."""
+
 REPLICA_PORTS = range(60, METRICS_OFFSET)
 """Offsets for the ports of replicas that the topology file does not name."""
+
+OWN_PORTS = {"etcd": ("etcd", "etcd_peer", "etcd_metrics"), "envoy": ("envoy_status",)}
+"""Named ports that each process of a kind has for itself, so that a copy NAME has others, called PORT@NAME. Envoys
+listen for the public on one and the same port: the kernel gives each of them a part of the connections, and one that is
+dead none (SO_REUSEPORT)."""
 
 
 class TopologyError(ValueError):
@@ -147,8 +156,9 @@ def replica_counts(*layers: Mapping[str, Mapping[str, Any]]) -> dict[str, int]:
     for layer in layers:
         merged = merge(merged, layer.get(REPLICAS, {}))
     for service, count in merged.items():
-        if not isinstance(count, int) or isinstance(count, bool) or count < 1:
-            raise TopologyError(f"{REPLICAS}.{service}: at least 1, a whole number")
+        least = 0 if service in OPTIONAL else 1
+        if not isinstance(count, int) or isinstance(count, bool) or count < least:
+            raise TopologyError(f"{REPLICAS}.{service}: at least {least}, a whole number")
     return merged
 
 
@@ -156,27 +166,32 @@ def with_replicas(topology: Topology, counts: Mapping[str, int]) -> Topology:
     """The topology with so many processes of each of these services. Raises TopologyError.
 
     Too many: the last ones go. Too few: the service's first process is copied, settings and zone included, as NAME-2
-    and so on with a port of REPLICA_PORTS, and who starts after it or uses it does so with its copies too.
+    and so on with ports of REPLICA_PORTS, and who starts after it or uses it does so with its copies too.
     """
-    processes = dict(topology.process)
-    taken = {process.port for process in processes.values()} | set(topology.ports.values())
+    processes, ports = dict(topology.process), dict(topology.ports)
+    taken = {process.port for process in processes.values()} | set(ports.values())
     free = (port for port in REPLICA_PORTS if port not in taken)
     for service, count in counts.items():
         names = [name for name, process in processes.items() if process.service == service]
-        if not names or processes[names[0]].kind != "service":
+        if not names:
             raise TopologyError(f"{REPLICAS}: {service} is no service")
         for name in names[count:]:
             del processes[name]
             processes = {each: _without(process, name) for each, process in processes.items()}
+        if not count:
+            continue
         unused = (name for number in count_from(2) if (name := f"{names[0]}-{number}") not in topology.process)
         copies = [next(unused) for _ in range(count - len(names))]
         processes = {each: _with(process, names[0], copies) for each, process in processes.items()}
+        original = processes[names[0]]
+        own = OWN_PORTS.get(original.kind, ())
         for name in copies:
-            port = next(free, None)
-            if port is None:
+            found = list(islice(free, len(own) or 1))
+            if len(found) < (len(own) or 1):
                 raise TopologyError(f"{REPLICAS}: no port is left for {name}")
-            processes[name] = msgspec.structs.replace(processes[names[0]], port=port)
-    return msgspec.structs.replace(topology, process=processes)
+            processes[name] = original if own else msgspec.structs.replace(original, port=found[0])
+            ports |= {f"{each}@{name}": port for each, port in zip(own, found, strict=False)}
+    return msgspec.structs.replace(topology, process=processes, ports=ports)
 
 
 def _without(process: Process, name: str) -> Process:

@@ -21,7 +21,7 @@ from libs.registry.authorities import establish
 from libs.shipped import ROOT
 from libs.supervisor.spec import SupervisorSpec
 from services.cli import edge
-from services.cli.mesh import lifecycle, loading, preflight, report, seed, site
+from services.cli.mesh import lifecycle, loading, predicting, preflight, report, seed, site
 from services.cli.mesh.lifecycle import StartError
 from services.cli.mesh.logview import last_lines
 from services.cli.mesh.plan import CLIENT, SHARED, Laptop, Plan, Site, build
@@ -149,9 +149,9 @@ def _start(where: Laptop, plan: Plan, lock: lifecycle.Lock) -> None:
     if faults:
         raise preflight.PreflightError("\n".join(faults))
     site.write_files(plan)
-    control_plane = (plan.addresses["controlplane"]["address"],)
+    control_planes = plan.all("controlplane")
     where.client_bootstrap.write_text(
-        xds_bootstrap.render(node_id=CLIENT, zone="zone-a", xds=control_plane, tls=where.tls(CLIENT))
+        xds_bootstrap.render(node_id=CLIENT, zone="zone-a", xds=control_planes, tls=where.tls(CLIENT))
     )
     spec = SupervisorSpec(state_dir=str(where.state), processes=plan.processes, shared=SHARED)
     lifecycle.launch(spec, lock, without=site.VARIABLES)
@@ -187,8 +187,12 @@ def _bring_up(
     site.write_secret(where.state / "env", report.shell(variables))
     (where.state / "mesh.json").write_text(report.mesh_file(where, plan, status, options.profile))
     model = seeded.models[0]
+    predicted: predicting.First | None = None
     try:
         _wait_loaded(where, plan, seeded)
+        if _predicts(plan, seeded):
+            predicted = _first_prediction(where, plan, seeded.keys["acme"])
+            say(_said_of(predicted))
         say(f"\n{model}, as tenant acme: {PROMPT}")
         answer, attempts = _first_completion(where, plan, seeded.keys["acme"], model, write)
     except StartError as error:
@@ -213,7 +217,8 @@ def _bring_up(
         "environment": {name: value for name, value in variables.items() if "KEY" not in name},
     }
     (where.state / "last_up.json").write_text(json.dumps(result, indent=2) + "\n")
-    say(report.summary(where, variables, model=model, profile=options.profile))
+    asked = predicting.MODEL if predicted else ""
+    say(report.summary(where, variables, model=model, predicting=asked, profile=options.profile))
 
 
 def _authorize(where: Laptop, plan: Plan) -> None:
@@ -258,11 +263,34 @@ def _seed(where: Laptop, plan: Plan) -> seed.Seeded:
 
 def _wait_loaded(where: Laptop, plan: Plan, seeded: seed.Seeded) -> None:
     address = plan.addresses["registry"]["address"]
+    wanted = [*seeded.models, *([predicting.MODEL] if _predicts(plan, seeded) else [])]
     try:
-        asyncio.run(loading.wait_loaded(seeded.models, address=address, tls=where.operator_tls))
+        asyncio.run(loading.wait_loaded(wanted, address=address, tls=where.operator_tls))
     except (loading.LoadError, WeirError) as error:
         worker = next((name for name, each in plan.addresses.items() if each["service"] == "worker"), "registry")
         raise StartError(str(error), _log_tail(where, worker)) from error
+
+
+def _predicts(plan: Plan, seeded: seed.Seeded) -> bool:
+    return predicting.MODEL in seeded.predicting and bool(plan.all("predictor"))
+
+
+def _first_prediction(where: Laptop, plan: Plan, key: str) -> predicting.First:
+    ca, url = where.tls("demo-client").ca, report.edge_url(plan)
+    try:
+        return asyncio.run(predicting.first(where.root, url, ca=ca, key=key, settle=SETTLE_SECONDS))
+    except WeirError as error:
+        predictor = next(name for name, each in plan.addresses.items() if each["service"] == "predictor")
+        raise StartError(f"the first prediction failed: {error}", _log_tail(where, predictor)) from error
+
+
+def _said_of(first: predicting.First) -> str:
+    given = float(first.prediction["probability"][0])
+    return (
+        f"\n{predicting.MODEL}, as tenant acme: a tumour that it has not seen\n"
+        f"malignant with probability {given:.4f}, {first.expected:.4f} where it was trained "
+        f"({first.prediction.version}, {first.seconds * 1000:.1f} ms through the edge)"
+    )
 
 
 def _first_completion(

@@ -64,8 +64,8 @@ class EdgeConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     """Longest life of a connection without a request."""
     stream_idle_seconds: int = 300
     """Longest time in which nothing flows on a request."""
-    auth_timeout_ms: int = 1000
-    """Longest wait for edge-auth, then 503."""
+    auth_timeout_ms: int = 2000
+    """Longest wait for edge-auth, then 503. After a third of it another process is asked, where there is one."""
     ratelimit_timeout_ms: int = 200
     """Longest wait for ratelimit, then the request passes; the mesh enforces again."""
     retry_after_seconds: int = 1

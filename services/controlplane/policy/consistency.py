@@ -11,6 +11,7 @@ from services.controlplane.policy.names import (
     CLUSTER,
     EDGE,
     ENDPOINTS,
+    EXTENSION,
     LISTENER,
     MESH,
     ROUTES,
@@ -52,14 +53,22 @@ def _static_faults(resources: Resources) -> Iterator[str]:
     clusters = resources.get(CLUSTER, {})
     routes = resources.get(ROUTES, {})
     secrets = resources.get(SECRET, {})
+    filters = resources.get(EXTENSION, {})
     yield from _misnamed(resources)
     for name, listener in resources.get(LISTENER, {}).items():
         for reference in sorted({*_route_names(listener)}):
             if reference not in routes:
                 yield f"listener {name} names the absent routes {reference}"
+        for reference in sorted({*_filter_names(listener)}):
+            if reference not in filters:
+                yield f"listener {name} names the absent filter {reference}"
         for reference in sorted(clusters_named(LISTENER, listener)):
             if reference not in clusters:
                 yield f"listener {name} names the absent cluster {reference}"
+    for name, cluster in clusters.items():
+        for reference in cluster.get("cluster_type", {}).get("typed_config", {}).get("clusters", ()):
+            if reference not in clusters:
+                yield f"cluster {name} names the absent cluster {reference}"
     for name, config in routes.items():
         for part in _parts(config):
             for reference in _route_clusters(part):
@@ -161,6 +170,13 @@ def _weight_faults(part: Resource) -> Iterator[str]:
 @_remembering
 def _route_names(listener: Resource) -> Iterator[str]:
     yield from _values(listener, "route_config_name")
+
+
+@_remembering
+def _filter_names(listener: Resource) -> Iterator[str]:
+    for found in _nodes(listener):
+        if "config_discovery" in found:
+            yield found["name"]
 
 
 @_remembering

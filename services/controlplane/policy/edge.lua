@@ -2,16 +2,18 @@
 -- refused, and that a tenant is far from its limits. Whatever is not known here is asked, as if this were not there:
 -- an error in this file leaves the request to edge-auth. Why it is safe: docs/adr/0026-known-at-the-edge.md.
 --
--- The filter before this one sets "weir.epoch" to the registry's revision at the last revocation. Edge-auth and the
--- limiter leave what they said in metadata of their own, and `envoy_on_response` learns from it: every filter has a Lua
--- state of its own, in each worker thread and part of a listener, so the filter that uses it must be the one that learns.
--- Times are milliseconds.
+-- The filter before this one sets "weir.epoch" to the registry's revision at the last revocation, and to the rules by
+-- which callers stand in rollouts. Edge-auth and the limiter leave what they said in metadata of their own, and
+-- `envoy_on_response` learns from it: every filter has a Lua state of its own, in each worker thread and part of a
+-- listener, so the filter that uses it must be the one that learns. Times are milliseconds.
 
 local CLASSES = { -- what is counted by the gateway too, by the scope that it needs
   ["/v1/chat/completions"] = "i", ["/v1/completions"] = "i", ["/v1/embeddings"] = "e",
   ["/weir.inference.v1.InferenceService/Generate"] = "i", ["/weir.inference.v1.InferenceService/Complete"] = "i",
   ["/weir.inference.v1.InferenceService/Embed"] = "e",
+  ["/inference.GRPCInferenceService/ModelInfer"] = "i",
 }
+local PREDICT = "/inference.GRPCInferenceService/ModelInfer"
 local FRESH = 1800 -- a verdict is gone by without asking
 local STALE = 10000 -- and so long while one request in AGAIN asks anew: edge-auth may be away, or first tokens slow
 local AGAIN = 500
@@ -21,11 +23,13 @@ local FAILURES = 20 -- refusals of strangers of one source in WINDOW, then 429
 local WINDOW = 1000
 local SMALL = 16384 -- bytes of a body that is read before its request is refused
 local LONGEST = 2048 -- bytes of a credential that is remembered
+local NAME = 256 -- bytes of a model's name in a path
 local ROOM, ROOM_REFUSED = 1048576, 262144 -- bytes of a generation, about; there are two
 local TENANTS, SOURCES, SLOTS = 10000, 10000, 1024
 
 local function memory(room) return {young = {}, old = {}, size = 0, turned = 0, room = room} end
 local known, refused = memory(ROOM), memory(ROOM_REFUSED)
+local places = memory(ROOM) -- where callers stand among the versions of a model
 local grants, tenants = {}, 0 -- by tenant: how many requests the limiter need not be asked about
 local waiting, turn = {}, 0 -- a ring: requests that somebody was asked about, until their answers come
 local failures, window, sources = {}, 0, 0 -- of strangers, by source, in this WINDOW
@@ -44,17 +48,17 @@ local function put(into, key, entry, now)
   into.young[key] = entry
 end
 
--- The only value of a header; "" without one, nil where there are several.
+-- The only value of a header; "" without one, nil where there may be several: Envoy puts a comma between them.
 local function single(headers, name)
-  local count = headers:getNumValues(name)
-  if count == 0 then return "" end
-  return count == 1 and headers:get(name) or nil
+  local value = headers:get(name)
+  if value == nil then return "" end
+  return not string.find(value, ",", 1, true) and value or nil
 end
 
 -- Where a caller is: an IPv4 address or an IPv6 /64, out of "192.0.2.1:4711" or "[2001:db8::1]:4711".
 local function source(address)
   local long = string.match(address, "^%[(.*)%]")
-  if long == nil then return string.match(address, "^(.*):%d+$") or address end
+  if long == nil then return string.sub(address, 1, (string.find(address, ":", 1, true) or 0) - 1) end
   if string.find(long, ".", 1, true) then return long end
   local groups, rest = {}, {}
   local head, tail = string.match(long, "^(.-)::(.*)$")
@@ -67,6 +71,25 @@ end
 
 local function alive(entry, revision, now)
   return entry ~= nil and entry.rev >= revision and now >= entry.at and now < entry.ends
+end
+
+local function usable(entry, revision, now)
+  return alive(entry, revision, now) and (now < entry.fresh or now < entry.asked + AGAIN)
+end
+
+-- What a path of the Open Inference Protocol over HTTP names: a model, "name" or "name@version", and whether it is to
+-- predict. Nil for all other paths, and for names that no model has: those are for any predictor to refuse.
+local function named(path)
+  local name, more = string.match(path, "^/v2/models/([^/?]+)([^?]*)")
+  if name == nil or (name == "stats" and more == "") then return nil end
+  name = string.gsub(name, "%%(%x%x)", function(code) return string.char(tonumber(code, 16)) end)
+  local version, rest = string.match(more, "^/versions/([%w._%-]+)(.*)$")
+  if version ~= nil then
+    more = rest
+    if string.sub(name, -#version - 1) ~= "@" .. version then name = name .. "@" .. version end
+  end
+  if #name > NAME or not string.match(name, "^[%w._@%-]+$") then return nil end
+  return name, more == "/infer"
 end
 
 local function unheard(from)
@@ -117,15 +140,22 @@ local function granted(tenant, now)
 end
 
 -- As edge-auth would have answered. What it says is said last: edge-auth decides by the credential should this fail
--- before, and overwrites the rest. The credential itself leaves with the route.
-local function admit(headers, metadata, entry)
-  local length = headers:get("content-length") or ""
-  local bytes = #length < 16 and string.match(length, "^%d+$") and tonumber(length) or 4
+-- before, and overwrites the rest. The credential itself leaves with the route. Tensors are no tokens.
+local function admit(headers, metadata, entry, place, tensors)
+  if place ~= nil then
+    if place.hidden then headers:remove("x-weir-model") end
+    if place.bucket ~= nil then headers:replace("x-weir-bucket", string.format("%d", place.bucket)) end
+    if place.rollout ~= nil then headers:replace("x-weir-rollout", place.rollout) end
+  end
   headers:replace("x-weir-tenant", entry.tenant)
   headers:replace("x-weir-plan", entry.plan)
   headers:replace("x-weir-scopes", entry.scopes)
   headers:replace("x-weir-key-id", entry.key_id)
-  headers:replace("x-weir-estimated-tokens", string.format("%d", math.max(1, math.floor(bytes / 4))))
+  if not tensors then
+    local length = headers:get("content-length") or ""
+    local bytes = #length < 16 and string.match(length, "^%d+$") and tonumber(length) or 4
+    headers:replace("x-weir-estimated-tokens", string.format("%d", math.max(1, math.floor(bytes / 4))))
+  end
   metadata:set("weir.edge", "known", true)
 end
 
@@ -137,17 +167,21 @@ local function await(metadata, slot)
 end
 
 function envoy_on_request(handle)
+  local headers = handle:headers()
+  local path = headers:get(":path")
+  local model, infers = named(path)
+  if string.sub(path, 1, 4) == "/v2/" then headers:remove("x-weir-model") end -- the path says it
+  if model ~= nil then headers:replace("x-weir-model", model) end
   local info = handle:streamInfo()
   local metadata = info:dynamicMetadata()
   local pushed = metadata:get("weir.epoch")
   local revision = pushed and pushed.rev or 0
   if revision == 0 then return end -- switched off, or not told yet
   if revision < epoch then -- the registry was restored: its revisions mean something else
-    known, refused = memory(ROOM), memory(ROOM_REFUSED)
+    known, refused, places = memory(ROOM), memory(ROOM_REFUSED), memory(ROOM)
   end
   epoch = revision
-  local headers = handle:headers()
-  local class = CLASSES[headers:get(":path")]
+  local class = infers and "i" or CLASSES[path]
   if class == nil then return end
   local bearer, key, other =
     single(headers, "authorization"), single(headers, "api-key"), single(headers, "x-api-key")
@@ -156,16 +190,30 @@ function envoy_on_request(handle)
   if #shown > LONGEST then return end
   local grpc = string.sub(headers:get("content-type") or "", 1, 16) == "application/grpc"
   local from = source(info:downstreamRemoteAddress())
-  local name = class .. (grpc and "g " or "h ") .. from .. " " .. shown
+  -- A refusal reads differently in each of these.
+  local name = class .. (grpc and "g " or infers and "v " or "h ") .. from .. " " .. shown
   local now = handle:timestamp()
-  local entry = get(known, name)
-  if alive(entry, revision, now) and (now < entry.fresh or now < entry.asked + AGAIN) then
+  local entry, place, where = get(known, name), nil, nil
+  local tensors = infers or path == PREDICT
+  if tensors then
+    local asked, user, session =
+      single(headers, "x-weir-model"), single(headers, "x-weir-user"), single(headers, "x-weir-session")
+    if asked == nil or user == nil or session == nil then return end
+    if asked ~= "" then
+      where = table.concat({name, asked, user, session}, "\n")
+      if #where > LONGEST then return end
+      place = get(places, where)
+    end
+  end
+  if place ~= nil and place.rules ~= pushed.rules then place = nil end
+  if usable(entry, revision, now) and (where == nil or usable(place, revision, now)) then
     if not granted(entry.tenant, now) then
       headers:replace("x-weir-ask", entry.tenant)
       await(metadata, {tenant = entry.tenant})
     end
-    return admit(headers, metadata, entry)
+    return admit(headers, metadata, entry, place, tensors)
   end
+  if place ~= nil then place.asked = now end
   if entry ~= nil then
     entry.asked = now -- this request asks; the others go on with what is known
   else -- a stranger; those who were good before are never held up
@@ -183,14 +231,27 @@ function envoy_on_request(handle)
       unsaid[from], silent = nil, silent - 1
     end
   end
-  await(metadata, {name = name, from = from, at = now, stranger = entry == nil})
+  await(metadata, {name = name, where = where, from = from, at = now, stranger = entry == nil})
+end
+
+-- Which version it leads to is Envoy's routes to say, which are told of rollouts by themselves.
+local function learn_place(slot, said, now)
+  local before = get(places, slot.where)
+  if before ~= nil and before.at > slot.at then return end
+  forget(places, slot.where)
+  put(places, slot.where, {
+    rev = said.rev, rules = said.rules, at = slot.at, asked = slot.at,
+    fresh = slot.at + math.min(FRESH, said.ttl), ends = slot.at + math.min(STALE, said.ttl),
+    bucket = said.bucket, rollout = said.rollout, hidden = said.hidden,
+  }, now)
 end
 
 local function learn_verdict(slot, said, now)
   local before = get(known, slot.name)
   local present = before or get(refused, slot.name)
-  -- A late answer: of before the revocation, or of before somebody asked again.
-  if said.rev < epoch or (present ~= nil and present.rev >= epoch and present.at > slot.at) then return end
+  if said.rev < epoch then return end -- a late answer: of before the revocation
+  if slot.where ~= nil and not said.refused and said.ttl ~= nil and said.ttl > 0 then learn_place(slot, said, now) end
+  if present ~= nil and present.rev >= epoch and present.at > slot.at then return end -- of before somebody asked again
   forget(known, slot.name)
   forget(refused, slot.name)
   local entry = {rev = said.rev, at = slot.at}

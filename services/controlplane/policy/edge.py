@@ -5,22 +5,34 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from services.controlplane.policy.config import EdgeConfig
-from services.controlplane.policy.filters import ADMIN, OPENAI, http_filters
+from services.controlplane.policy.filters import ADMIN, OPENAI, http_filters, named_filters
 from services.controlplane.policy.listeners import listener
-from services.controlplane.policy.names import ADS, CLUSTER, LISTENER, ROUTES, SECRET, Resource, Resources
+from services.controlplane.policy.names import (
+    ADS,
+    CLUSTER,
+    EXTENSION,
+    KEYED,
+    LISTENER,
+    PREDICTOR,
+    ROUTES,
+    SECRET,
+    Resource,
+    Resources,
+)
 from services.controlplane.policy.predictions import Prediction
 from services.controlplane.policy.replies import local_replies
 from services.controlplane.policy.routes import ADMIN_ROUTES, ROUTE_CONFIG, admin_routes, edge_routes
 from services.controlplane.policy.upstreams import (
     COLLECTOR,
     collector_cluster,
-    predictor_cluster_name,
-    predictor_clusters,
+    keyed_cluster,
+    prediction_clusters,
+    predictor_cluster,
     secrets,
     service_cluster,
 )
 
-EDGE_UPSTREAMS = ("edge-auth", "gateway", "ratelimit", "registry")
+EDGE_UPSTREAMS = ("edge-auth", "gateway", PREDICTOR, "ratelimit", "registry")
 """Services that the edge itself calls."""
 CALLERS_OWN = ("x-weir-model", "x-weir-session", "x-weir-user")
 """Headers of ours that callers may send: which model a unary prediction is for, and by what they keep their arm."""
@@ -60,14 +72,17 @@ _SILENCED_TAGS = ("http.url", "user_agent", "grpc.authority", "grpc.path", "grpc
 
 
 def edge_resources(edge: EdgeConfig, descriptors: str) -> Resources:
-    """All of Envoy's resources but the endpoints."""
+    """All of Envoy's resources but the endpoints and the filter that is pushed by itself (`EPOCH`)."""
     clusters: dict[str, Resource] = {service: service_cluster(service, edge) for service in EDGE_UPSTREAMS}
+    clusters[KEYED] = keyed_cluster(edge)
+    clusters[PREDICTOR] = predictor_cluster(edge)
     if edge.trace_endpoint:
         clusters[COLLECTOR] = collector_cluster(edge)
     return {
         CLUSTER: clusters,
         SECRET: secrets(edge),
-        LISTENER: {found["name"]: found for found in _listeners(edge, descriptors)},
+        LISTENER: {found["name"]: found for found in _listeners(edge)},
+        EXTENSION: named_filters(edge, descriptors),
         ROUTES: {ROUTE_CONFIG: edge_routes(edge), ADMIN_ROUTES: admin_routes(edge)},
     }
 
@@ -76,22 +91,22 @@ def with_predictions(
     resources: Resources, edge: EdgeConfig, predictions: Sequence[Prediction], versions: Sequence[str]
 ) -> Resources:
     """The edge's resources with routes to predictors, and clusters of these versions."""
-    cluster_of = predictor_clusters(edge)
-    predictors = {predictor_cluster_name(version): cluster_of(version) for version in versions}
+    clusters_of = prediction_clusters(edge)
+    predictors = {cluster["name"]: cluster for version in versions for cluster in clusters_of(version)}
     routes = {ROUTE_CONFIG: edge_routes(edge, predictions)} if predictions else {}
     return {**resources, CLUSTER: {**resources[CLUSTER], **predictors}, ROUTES: {**resources[ROUTES], **routes}}
 
 
-def _listeners(edge: EdgeConfig, descriptors: str) -> Iterator[Resource]:
+def _listeners(edge: EdgeConfig) -> Iterator[Resource]:
     """The public API over TLS, in plaintext only where a port is named for it, and the admin API apart from both."""
     public = "edge-https", "edge-http"
-    https, http = (_manager(name, ROUTE_CONFIG, http_filters(edge, OPENAI, descriptors), edge) for name in public)
+    https, http = (_manager(name, ROUTE_CONFIG, http_filters(edge, OPENAI), edge) for name in public)
     if edge.certificate is not None:
         yield listener("edge-https", edge.host, edge.https_port, edge, https, tls=True)
     if edge.http_port is not None:
         yield listener("edge-http", edge.host, edge.http_port, edge, http, tls=False)
     if edge.certificate is not None and edge.admin_port is not None:
-        admin = _manager("edge-admin", ADMIN_ROUTES, http_filters(edge, ADMIN, descriptors), edge)
+        admin = _manager("edge-admin", ADMIN_ROUTES, http_filters(edge, ADMIN), edge)
         # Who operates the mesh gets in while the public has filled the edge.
         yield listener("edge-admin", edge.admin_host, edge.admin_port, edge, admin, tls=True, limited=False)
 

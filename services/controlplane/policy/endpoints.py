@@ -7,6 +7,9 @@ from dataclasses import dataclass
 
 from services.controlplane.policy.names import PREDICTOR, Piece, Resource, shared
 
+_ONE_SUFFICES = 100_000
+"""Per cent: a priority takes all requests while this, times the share of its endpoints that answer, is 100 or more."""
+
 
 @dataclass(frozen=True, slots=True)
 class Endpoint:
@@ -50,14 +53,16 @@ def assignment(service: str, endpoints: tuple[Endpoint, ...], own_zone: str = ""
 
     Priorities start at 0 without gaps (gRPC refuses gaps): the own zone when it has endpoints, then all others. A
     locality weighs as many as it has endpoints, so that each endpoint gets the same share; gRPC ignores localities
-    without a weight.
+    without a weight. While one predictor of a version is there, nobody else is asked for it.
     """
     zones: dict[str, list[Endpoint]] = {}
     for endpoint in endpoints:
         zones.setdefault(endpoint.zone, []).append(endpoint)
     elsewhere = 1 if own_zone and own_zone in zones else 0
+    only = {"policy": {"overprovisioning_factor": _ONE_SUFFICES}} if service.startswith(f"{PREDICTOR}/") else {}
     return Piece(
         cluster_name=service,
+        **only,
         endpoints=[
             {
                 "locality": {"zone": zone},

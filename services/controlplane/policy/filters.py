@@ -1,4 +1,8 @@
-"""The HTTP filters of the edge, in the order in which requests pass them."""
+"""The HTTP filters of the edge, in the order in which requests pass them.
+
+A listener holds them once per part (`listeners.py`). So what is long, the Lua and the transcoder's descriptors, comes
+over ECDS, once for all parts, and a listener names it; so does what is pushed by itself (`EPOCH`).
+"""
 
 from __future__ import annotations
 
@@ -8,13 +12,19 @@ from services.controlplane.policy.config import EdgeConfig
 from services.controlplane.policy.names import ADS, Resource
 
 AUTH = "envoy.filters.http.ext_authz"
-TRANSCODER = "envoy.filters.http.grpc_json_transcoder"
 RATE_LIMIT = "envoy.filters.http.ratelimit"
 RATE_LIMIT_DOMAIN = "weir-edge"
 OPENAI = "weir.openai.v1.OpenAIService"
 """The gRPC service whose HTTP face is the public API."""
+PREDICTION = "weir.inference.v1.PredictionService"
+"""The one whose HTTP face is the Open Inference Protocol; it is public as well."""
 ADMIN = "weir.registry.v1.RegistryService"
 """The one whose HTTP face is the admin API."""
+LUA = "weir.lua"
+"""The filter of `edge.lua`."""
+TRANSCODERS = {OPENAI: "weir.transcoder", ADMIN: "weir.transcoder.admin"}
+"""The filter that gives a gRPC service its HTTP face."""
+_FACES = {OPENAI: [OPENAI, PREDICTION], ADMIN: [ADMIN]}
 EPOCH = "weir.epoch"
 """The filter that tells `edge.lua` the registry's revision at the last revocation, and the metadata that it sets."""
 AUTH_SEES = (
@@ -32,19 +42,34 @@ AUTH_SEES = (
 )
 """Request headers that edge-auth gets; fewer headers are less work per request, and bodies are not its business."""
 
+OTHER_HOST: Resource = {
+    "retry_host_predicate": [
+        {
+            "name": "envoy.retry_host_predicates.previous_hosts",
+            "typed_config": {
+                "@type": "type.googleapis.com/envoy.extensions.retry.host.previous_hosts.v3.PreviousHostsPredicate"
+            },
+        }
+    ],
+    # The one that has just died has the fewest requests, so that of two the balancer draws it three times in four.
+    "host_selection_retry_max_attempts": 40,
+}
+"""What is tried again is tried elsewhere."""
+
 _TYPE = "type.googleapis.com/envoy.extensions.filters.http."
 _EPOCH_TYPE = _TYPE + "set_metadata.v3.Config"
+_LUA_TYPE = _TYPE + "lua.v3.Lua"
+_TRANSCODER_TYPE = _TYPE + "grpc_json_transcoder.v3.GrpcJsonTranscoder"
 _SOURCES = 4096
 """Sources remembered per filter chain; one takes about 300 bytes."""
 
 _LUA = Path(__file__).with_name("edge.lua").read_text()
 
 
-def http_filters(edge: EdgeConfig, service: str, descriptors: str) -> list[Resource]:
+def http_filters(edge: EdgeConfig, service: str) -> list[Resource]:
     """Every filter of a listener.
 
     :param service: the gRPC service that gets an HTTP face.
-    :param descriptors: a FileDescriptorSet that has it, base64.
     """
     known = edge.known_callers and service == OPENAI
     return [
@@ -53,33 +78,63 @@ def http_filters(edge: EdgeConfig, service: str, descriptors: str) -> list[Resou
         _filter("envoy.filters.http.local_ratelimit", "local_ratelimit.v3.LocalRateLimit", _source_limit(edge)),
         # Without it the next one knows nobody.
         *([_EPOCH_FILTER] if known else []),
-        _filter("envoy.filters.http.lua", "lua.v3.Lua", {"default_source_code": {"inline_string": _LUA}}),
+        _named(LUA, _LUA_TYPE),
         _filter(AUTH, "ext_authz.v3.ExtAuthz", _auth(edge) | (_UNKNOWN if known else {})),
         _filter(RATE_LIMIT, "ratelimit.v3.RateLimit", _rate_limit(edge)),
-        _filter(TRANSCODER, "grpc_json_transcoder.v3.GrpcJsonTranscoder", _transcoder(edge, service, descriptors)),
+        _named(TRANSCODERS[service], _TRANSCODER_TYPE),
         _filter("envoy.filters.http.router", "router.v3.Router", {"suppress_envoy_headers": True}),
     ]
 
 
-def epoch(revision: int) -> Resource:
-    """The filter of `EPOCH`, as it is pushed: a caller of whom edge-auth spoke at an earlier revision is unknown."""
-    return {"name": EPOCH, "typed_config": _epoch_config(revision)}
+def named_filters(edge: EdgeConfig, descriptors: str) -> dict[str, Resource]:
+    """What `http_filters` names, by name, but for `epoch`.
+
+    :param descriptors: a FileDescriptorSet of the services that get an HTTP face, base64.
+    """
+    configs = {
+        LUA: {"@type": _LUA_TYPE, "default_source_code": {"inline_string": _LUA}},
+        **{
+            name: {"@type": _TRANSCODER_TYPE, **_transcoder(edge, _FACES[service], descriptors)}
+            for service, name in TRANSCODERS.items()
+        },
+    }
+    return {name: {"name": name, "typed_config": config} for name, config in configs.items()}
 
 
-def _epoch_config(revision: int) -> Resource:
-    told = {"metadata_namespace": EPOCH, "allow_overwrite": True, "value": {"rev": revision}}
+def epoch(revision: int, rules: str) -> Resource:
+    """The filter of `EPOCH`, as it is pushed: a caller of whom edge-auth spoke at an earlier revision is unknown, and
+    so is the place of one whom it placed by other rules (`libs.routing.rules_of`)."""
+    return {"name": EPOCH, "typed_config": _epoch_config(revision, rules)}
+
+
+def _epoch_config(revision: int, rules: str = "") -> Resource:
+    told = {"metadata_namespace": EPOCH, "allow_overwrite": True, "value": {"rev": revision, "rules": rules}}
     return {"@type": _EPOCH_TYPE, "metadata": [told]}
 
 
 def _auth(edge: EdgeConfig) -> dict[str, object]:
     return {
-        "grpc_service": _grpc("edge-auth", edge.auth_timeout_ms),
+        "grpc_service": {**_grpc("edge-auth", edge.auth_timeout_ms), **again(edge.auth_timeout_ms // 3)},
         "transport_api_version": "V3",
         "failure_mode_allow": False,
         # The caller's bucket decides the cluster.
         "clear_route_cache": True,
         "status_on_error": {"code": "ServiceUnavailable"},
         "allowed_headers": {"patterns": [{"exact": name} for name in AUTH_SEES]},
+    }
+
+
+def again(each_ms: int) -> dict[str, object]:
+    """What makes a question be asked of another process where one does not answer it: dead, hanging, or about to leave.
+    For questions that change nothing; each is given `each_ms`."""
+    return {
+        "retry_policy": {
+            "retry_on": "connect-failure,refused-stream,reset,unavailable",
+            "num_retries": 2,
+            "retry_back_off": {"base_interval": "0.025s", "max_interval": "0.100s"},
+            **OTHER_HOST,
+        },
+        "initial_metadata": [{"key": "x-envoy-upstream-rq-per-try-timeout-ms", "value": str(each_ms)}],
     }
 
 
@@ -122,10 +177,10 @@ def _rate_limit(edge: EdgeConfig) -> Resource:
     }
 
 
-def _transcoder(edge: EdgeConfig, service: str, descriptors: str) -> Resource:
+def _transcoder(edge: EdgeConfig, services: list[str], descriptors: str) -> Resource:
     return {
         "proto_descriptor_bin": descriptors,
-        "services": [service],
+        "services": services,
         "auto_mapping": False,
         "convert_grpc_status": True,
         "ignore_unknown_query_parameters": True,
@@ -148,6 +203,13 @@ def _millis(value: int) -> str:
 
 def _filter(name: str, kind: str, config: Resource | None = None) -> Resource:
     return {"name": name, "typed_config": {"@type": _TYPE + kind, **(config or {})}}
+
+
+def _named(name: str, kind: str) -> Resource:
+    """A filter that comes over ECDS. However long that takes, the listener waits and the one before it serves on: one
+    without it would let pass, or answer with 500, whatever comes."""
+    source = {**ADS, "initial_fetch_timeout": "0s"}
+    return {"name": name, "config_discovery": {"config_source": source, "type_urls": [kind]}}
 
 
 _EPOCH_FILTER: Resource = {

@@ -1,4 +1,4 @@
-"""Envoy's own answers (404, 413, 503 …) in the OpenAI error envelope; gRPC clients keep plain messages.
+"""Envoy's own answers (404, 413, 503 …) as the errors of the API that was called; gRPC clients keep plain messages.
 
 Source: `envoy.extensions.filters.network.http_connection_manager.v3.LocalReplyConfig`: the first mapper whose filter
 matches decides.
@@ -6,7 +6,7 @@ matches decides.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from services.controlplane.policy.names import Resource
 
@@ -23,41 +23,39 @@ def local_replies(retry_after_seconds: int) -> Resource:
     return {
         "mappers": [
             _mapper([_flag("UAEX"), _between(400, 499)]),
-            _mapper([_REPEATED, _between(401, 404)]),
-            _mapper([_HTTP, _TOO_MANY], _envelope("rate_limit_error", "rejected_overload", _SOURCE), later),
-            _mapper([_TOO_MANY], None, later),
-            _mapper([_HTTP, _flag("RL")], _envelope("rate_limit_error", _CODE, _BODY)),
-            _mapper([_HTTP, _between(404, 404)], _envelope("invalid_request_error", "not_found", "no such path")),
-            _mapper([_HTTP, _between(405, 405)], _envelope("invalid_request_error", "not_found", "no such method")),
-            _mapper(
-                [_HTTP, _between(413, 413)],
-                _envelope("invalid_request_error", "payload_too_large", "the request body is too large"),
+            _mapper([_between(401, 404), _REPEATED]),
+            *_http([_MANY, _TOO_MANY], "rate_limit_error", "rejected_overload", _SOURCE, later),
+            _mapper([_MANY, _TOO_MANY], None, later),
+            *_http([_MANY, _flag("RL")], "rate_limit_error", _CODE, _BODY),
+            # A flood of bad keys comes here.
+            *_http([_MANY], "rate_limit_error", "rejected_overload", _BODY, later),
+            *_http([_between(404, 404)], "invalid_request_error", "not_found", "no such path"),
+            *_http([_between(405, 405)], "invalid_request_error", "not_found", "no such method"),
+            *_http([_between(413, 413)], "invalid_request_error", "payload_too_large", "the request body is too large"),
+            *_http(
+                [_between(431, 431)], "invalid_request_error", "payload_too_large", "the request headers are too large"
             ),
-            _mapper(
-                [_HTTP, _between(431, 431)],
-                _envelope("invalid_request_error", "payload_too_large", "the request headers are too large"),
+            *_http([_between(408, 408)], "server_error", "deadline_exceeded", "the request did not arrive in time"),
+            *_http([_between(400, 499)], "invalid_request_error", "invalid_request", _BODY),
+            *_http([_between(503, 503)], "server_error", "dependency_unavailable", away, later),
+            *_http(
+                [_between(504, 504)], "server_error", "deadline_exceeded", "the service did not answer in time", later
             ),
-            _mapper(
-                [_HTTP, _between(408, 408)],
-                _envelope("server_error", "deadline_exceeded", "the request did not arrive in time"),
-            ),
-            _mapper([_HTTP, _between(429, 429)], _envelope("rate_limit_error", "rejected_overload", _BODY), later),
-            _mapper([_HTTP, _between(400, 499)], _envelope("invalid_request_error", "invalid_request", _BODY)),
-            _mapper([_HTTP, _between(503, 503)], _envelope("server_error", "dependency_unavailable", away), later),
-            _mapper(
-                [_HTTP, _between(504, 504)],
-                _envelope("server_error", "deadline_exceeded", "the service did not answer in time"),
-                later,
-            ),
-            _mapper([_HTTP, _between(500, 599)], _envelope("server_error", "internal", "internal error")),
+            *_http([_between(500, 599)], "server_error", "internal", "internal error"),
             # Only gRPC clients come this far.
             _mapper([_between(503, 503)], None, later),
         ]
     }
 
 
-def _envelope(kind: str, code: str, message: str) -> Resource:
-    return {"error": {"message": message, "type": kind, "param": None, "code": code}}
+def _http(
+    filters: Sequence[Resource], kind: str, code: str, message: str, header: Resource | None = None
+) -> Iterator[Resource]:
+    """For HTTP clients: those of the Open Inference Protocol read one word, those of OpenAI an envelope."""
+    first, *rest = filters
+    yield _mapper([first, _PREDICTION, *rest], {"error": message}, header)
+    envelope = {"error": {"message": message, "type": kind, "param": None, "code": code}}
+    yield _mapper([first, _HTTP, *rest], envelope, header)
 
 
 def _mapper(filters: Sequence[Resource], body: Resource | None = None, header: Resource | None = None) -> Resource:
@@ -118,7 +116,17 @@ def _details(details: str) -> Resource:
     }
 
 
-# The filter that limits sources has the same response flag as the limiter; only the details tell them apart.
+# The filter that limits sources and the limiter are told apart by the details alone. To look at details costs more than
+# all other filters: they come last.
+_MANY = _between(429, 429)
 _TOO_MANY = _details("local_rate_limited")
 _REPEATED = _details("lua_response")
 _HTTP: Resource = {"or_filter": {"filters": [_NOT_GRPC, _TRANSCODED]}}
+
+
+def _path(header: str) -> Resource:
+    return {"header_filter": {"header": {"name": header, "string_match": {"safe_regex": {"regex": "/v2([/?].*)?"}}}}}
+
+
+_PREDICTION: Resource = {"or_filter": {"filters": [_path(":path"), _path("x-envoy-original-path")]}}
+"""A gRPC call has no such path, neither before nor after the transcoder."""

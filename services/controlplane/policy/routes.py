@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import lru_cache
+from typing import Any
 
 from libs.routing import BUCKETS
 from services.controlplane.policy.config import EdgeConfig
-from services.controlplane.policy.filters import AUTH, RATE_LIMIT, TRANSCODER
-from services.controlplane.policy.names import Piece, Resource, shared
+from services.controlplane.policy.filters import AUTH, OTHER_HOST, RATE_LIMIT, TRANSCODERS
+from services.controlplane.policy.names import KEY_HEADER, KEYED, PREDICTOR, Piece, Resource, shared
 from services.controlplane.policy.predictions import Prediction, Share
-from services.controlplane.policy.upstreams import predictor_cluster_name
+from services.controlplane.policy.upstreams import prediction_cluster_name
 
 ROUTE_CONFIG = "edge"
 ADMIN_ROUTES = "edge-admin"
 MODEL_HEADER = "x-weir-model"
-"""Names the alias or pinned version of a unary prediction; the caller sends it."""
+"""Names the alias or pinned version of a unary prediction: the caller sends it, or `edge.lua` finds it in the path."""
 BUCKET_HEADER = "x-weir-bucket"
 """The caller's bucket in 0 … 9999; edge-auth sets it."""
 ROLLOUT_HEADER = "x-weir-rollout"
@@ -28,24 +29,23 @@ ASK_HEADER = "x-weir-ask"
 """The tenant about whom the limiter is to be asked: set by edge-auth, or by `edge.lua`, which leaves it out while the
 limiter lets it."""
 
-# Only what provably did not begin may be sent again.
+# Only what provably did not begin.
 _RETRY = {
     "retry_on": "connect-failure,refused-stream",
     "num_retries": 2,
-    "retry_host_predicate": [
-        {
-            "name": "envoy.retry_host_predicates.previous_hosts",
-            "typed_config": {
-                "@type": "type.googleapis.com/envoy.extensions.retry.host.previous_hosts.v3.PreviousHostsPredicate"
-            },
-        }
-    ],
-    "host_selection_retry_max_attempts": 3,
     "retry_back_off": {"base_interval": "0.025s", "max_interval": "0.250s"},
+    **OTHER_HOST,
 }
+# And what asks for an answer of which nothing has come: a process that dies takes what it ran with it (its grants and
+# leases end, its worker is told), and nobody has seen or is billed for any of it. Never what changes something.
+_RETRY_ANSWER = {**_RETRY, "retry_on": "connect-failure,refused-stream,reset"}
+# Predictions change nothing, and who leaves says so (UNAVAILABLE): within a budget, see `predictor_cluster`.
+# Often enough that a version's last predictor has been found dead before the last try.
+_RETRY_PREDICTION = {**_RETRY, "retry_on": "connect-failure,refused-stream,reset,unavailable", "num_retries": 4}
 _PREDICT = "/inference.GRPCInferenceService/"
+_REST = "/v2/"
 _OFF = {"@type": "type.googleapis.com/envoy.config.route.v3.FilterConfig", "disabled": True}
-_OPEN = {AUTH: _OFF, TRANSCODER: _OFF}
+_OPEN = dict.fromkeys((AUTH, *TRANSCODERS.values()), _OFF)
 # Answered without asking edge-auth: strangers get nothing and cost nothing.
 _NOTHING = {
     "name": "/",
@@ -98,7 +98,7 @@ def _by_model(by_model: Resource, otherwise: Piece) -> Resource:
     return {
         "matcher_tree": {
             "input": _header_input(":path"),
-            "prefix_match_map": {"map": {_PREDICT: {"matcher": models}}},
+            "prefix_match_map": {"map": {path: {"matcher": models} for path in (_PREDICT, _REST)}},
         },
         "on_no_match": otherwise,
     }
@@ -128,14 +128,23 @@ def _fixed_routes(edge: EdgeConfig) -> list[Resource]:
             "direct_response": {"status": 200, "body": {"inline_string": "ok\n"}},
             "typed_per_filter_config": _OPEN,
         },
-        _route({"path": "/v1/chat/completions"}, "gateway", edge, limited=True),
-        _route({"path": "/v1/completions"}, "gateway", edge, limited=True),
+        *_generating({"path": "/v1/chat/completions"}, edge),
+        *_generating({"path": "/v1/completions"}, edge),
         _route({"path": "/v1/embeddings"}, "gateway", edge, limited=True),
         _route({"prefix": "/v1/"}, "gateway", edge),
-        _route({"prefix": "/weir.inference.v1.InferenceService/"}, "gateway", edge, limited=True),
-        _route({"prefix": _PREDICT}, "gateway", edge, limited=True),
+        *_generating({"prefix": "/weir.inference.v1.InferenceService/"}, edge),
+        # Of no model that is known here: any predictor knows which it is, and who has it.
+        *(_prediction(match, PREDICTOR, edge) for match in ({"prefix": _PREDICT}, {"prefix": _REST}, {"path": "/v2"})),
         _NOTHING,
     ]
+
+
+def _generating(match: Resource, edge: EdgeConfig) -> Iterator[Resource]:
+    """A request with an idempotency key goes to its key's gateway, every other one to any."""
+    with_key = {**match, "headers": [{"name": KEY_HEADER, "present_match": True}]}
+    by_key = {"cluster": KEYED, "hash_policy": [{"header": {"header_name": KEY_HEADER}}]}
+    yield _route(with_key, by_key, edge, limited=True)
+    yield _route(match, "gateway", edge, limited=True)
 
 
 @lru_cache(maxsize=8)
@@ -149,10 +158,10 @@ def prediction_routes(edge: EdgeConfig) -> Callable[[Prediction], Piece]:
     @shared
     def routes_of(prediction: Prediction) -> Piece:
         if not prediction.rollout_id:
-            return Piece(action=_actions([_predict({"prefix": _PREDICT}, prediction.shares, edge)]))
+            return Piece(action=_actions([_predict({"prefix": "/"}, prediction.shares, edge)]))
         placed = {"name": ROLLOUT_HEADER, "string_match": {"exact": prediction.rollout_id}}
-        arms = _predict({"prefix": _PREDICT, "headers": [placed]}, prediction.shares, edge)
-        others = _predict({"prefix": _PREDICT}, (Share(prediction.otherwise, "", BUCKETS),), edge)
+        arms = _predict({"prefix": "/", "headers": [placed]}, prediction.shares, edge)
+        others = _predict({"prefix": "/"}, (Share(prediction.otherwise, "", BUCKETS),), edge)
         return Piece(action=_actions([arms, others]))
 
     return routes_of
@@ -160,33 +169,49 @@ def prediction_routes(edge: EdgeConfig) -> Callable[[Prediction], Piece]:
 
 def _predict(match: Resource, shares: Sequence[Share], edge: EdgeConfig) -> Resource:
     if len(shares) == 1:
-        cluster: Resource = {"cluster": predictor_cluster_name(shares[0].model_version)}
-        return {**_route(match, cluster, edge, limited=True), "request_headers_to_add": _chosen(shares[0])}
+        cluster = prediction_cluster_name(shares[0].model_version)
+        route = _prediction(match, cluster, edge)
+        return {**route, "request_headers_to_add": [_BEGAN, *_chosen(shares[0])]}
     weighted = {
         # In the order of the buckets, and as many as there are: Envoy walks the list until it has passed the bucket.
         "header_name": BUCKET_HEADER,
         "clusters": [
             {
-                "name": predictor_cluster_name(share.model_version),
+                "name": prediction_cluster_name(share.model_version),
                 "weight": share.weight,
                 "request_headers_to_add": _chosen(share),
             }
             for share in shares
         ],
     }
-    return _route(match, {"weighted_clusters": weighted}, edge, limited=True)
+    return _prediction(match, {"weighted_clusters": weighted}, edge)
+
+
+def _prediction(match: Resource, to: str | Resource, edge: EdgeConfig) -> Resource:
+    """Counted as a request; by rows it is charged where they are counted."""
+    route = _route(match, to, edge)
+    route["name"] = "prediction"
+    route["request_headers_to_add"] = [_BEGAN]
+    route["route"]["retry_policy"] = _RETRY_PREDICTION
+    route["typed_per_filter_config"] = _limits([_TENANT])
+    return route
 
 
 def _chosen(share: Share) -> list[Resource]:
     found = {VERSION_HEADER: share.model_version} | ({ARM_HEADER: share.arm} if share.arm else {})
-    return [
-        {"header": {"key": key, "value": value}, "append_action": "OVERWRITE_IF_EXISTS_OR_ADD"}
-        for key, value in found.items()
-    ]
+    return [_overwriting(key, value) for key, value in found.items()]
 
 
-def _route(match: Resource, to: str | Resource, edge: EdgeConfig, *, limited: bool = False) -> Resource:
-    """`to`: a cluster's name, or how to choose one."""
+def _overwriting(key: str, value: str) -> Resource:
+    return {"header": {"key": key, "value": value}, "append_action": "OVERWRITE_IF_EXISTS_OR_ADD"}
+
+
+_BEGAN = _overwriting("x-request-start", "t=%START_TIME(%s.%6f)%")
+"""When the edge had its headers, Unix seconds: what comes before the predictor is a stage of its answer, too."""
+
+
+def _route(match: Resource, to: str | Resource, edge: EdgeConfig, *, limited: bool = False) -> dict[str, Any]:
+    """`to`: a cluster's name, or how to choose one. `limited`: it asks for an answer, and is counted."""
     longest = f"{edge.max_stream_seconds}s"
     action: dict[str, object] = {
         **({"cluster": to} if isinstance(to, str) else to),
@@ -196,16 +221,18 @@ def _route(match: Resource, to: str | Resource, edge: EdgeConfig, *, limited: bo
         "max_stream_duration": {"max_stream_duration": longest, "grpc_timeout_header_max": longest},
     }
     # The name is what the access log tells of the path: the rest of a path is a caller's own words.
-    route: dict[str, object] = {"name": match.get("path") or match.get("prefix", ""), "match": match, "route": action}
+    route: dict[str, Any] = {"name": match.get("path") or match.get("prefix", ""), "match": match, "route": action}
     if limited:
-        # Only here, not under `route.rate_limits`, does Envoy honour a descriptor's own addend.
-        route["typed_per_filter_config"] = {
-            RATE_LIMIT: {
-                "@type": "type.googleapis.com/envoy.extensions.filters.http.ratelimit.v3.RateLimitPerRoute",
-                "rate_limits": [{"actions": [_TENANT]}, _token_limit()],
-            }
-        }
+        action["retry_policy"] = _RETRY_ANSWER
+        route["typed_per_filter_config"] = _limits([_TENANT], _token_limit())
     return route
+
+
+def _limits(request: Sequence[Resource], *more: Resource) -> Resource:
+    """A descriptor of a request, and further ones."""
+    # Only here, not under `route.rate_limits`, does Envoy honour a descriptor's own addend.
+    kind = "type.googleapis.com/envoy.extensions.filters.http.ratelimit.v3.RateLimitPerRoute"
+    return {RATE_LIMIT: {"@type": kind, "rate_limits": [{"actions": request}, *more]}}
 
 
 def _token_limit() -> Resource:

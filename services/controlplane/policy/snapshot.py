@@ -54,6 +54,7 @@ def build_snapshot(
     predictions: Sequence[Prediction] = (),
     predictors: Mapping[str, tuple[Endpoint, ...]] = MappingProxyType({}),
     revoked_at: int = 0,
+    rules: str = "",
 ) -> Snapshot:
     """The snapshot for these live endpoints.
 
@@ -63,6 +64,7 @@ def build_snapshot(
     :param predictors: of every model version that shall have a cluster at the edge; those that predictions name are
         among them.
     :param revoked_at: the revision at which credentials were last revoked or narrowed; 0: at none that is known.
+    :param rules: by which callers are placed in rollouts.
     """
     by_service = group(endpoints)
     names = tuple(sorted({*services, *by_service, *EDGE_UPSTREAMS}))
@@ -79,7 +81,8 @@ def build_snapshot(
     if versions:
         static = {**static, EDGE: with_predictions(static[EDGE], edge, predictions, versions)}
     # To Envoy, 0 means that it was not told.
-    static = {**static, EDGE: {**static[EDGE], EXTENSION: {EPOCH: Piece(epoch(max(1, revoked_at)))}}}
+    filters = {**static[EDGE][EXTENSION], EPOCH: Piece(epoch(max(1, revoked_at), rules))}
+    static = {**static, EDGE: {**static[EDGE], EXTENSION: filters}}
     return Snapshot(version, static, found)
 
 

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import lru_cache
 
 from libs.authority.identity import dns_name
 from services.controlplane.policy.config import EdgeConfig
-from services.controlplane.policy.names import ADS, PREDICTOR, Piece, Resource, shared
+from services.controlplane.policy.names import ADS, KEYED, PREDICTOR, Piece, Resource, shared
 
 IDENTITY = "edge-identity"
 """Secret: Envoy's workload certificate."""
@@ -20,6 +20,12 @@ COLLECTOR = "trace-collector"
 
 _TLS = "type.googleapis.com/envoy.extensions.transport_sockets.tls.v3.UpstreamTlsContext"
 _HTTP = "type.googleapis.com/envoy.extensions.upstreams.http.v3.HttpProtocolOptions"
+_AGGREGATE = "type.googleapis.com/envoy.extensions.clusters.aggregate.v3.ClusterConfig"
+_NO_PANIC: Resource = {"healthy_panic_threshold": {"value": 0}}
+_BUDGET: Resource = {"retry_budget": {"budget_percent": {"value": 20}, "min_retry_concurrency": 16}}
+"""Of the requests in flight, as many per cent may be repetitions, and so many in any case."""
+_FAILURES = 2
+"""After so many a predictor is left out for 2 s: a request that met them is sent once more, to somebody else."""
 
 
 def secrets(edge: EdgeConfig) -> dict[str, Resource]:
@@ -45,15 +51,62 @@ def predictor_cluster_name(model_version: str) -> str:
     return f"{PREDICTOR}/{model_version}"
 
 
+def prediction_cluster_name(model_version: str) -> str:
+    """The cluster that routes name: the predictors of a version, and while none of them answers any other."""
+    return f"prediction/{model_version}"
+
+
 @lru_cache(maxsize=8)
-def predictor_clusters(edge: EdgeConfig) -> Callable[[str], Piece]:
-    """What gives the cluster of a version's predictors, and the same one every time."""
+def prediction_clusters(edge: EdgeConfig) -> Callable[[str], Sequence[Piece]]:
+    """What gives the clusters of a version, and the same ones every time."""
 
     @shared
-    def cluster_of(model_version: str) -> Piece:
-        return Piece(service_cluster(PREDICTOR, edge, name=predictor_cluster_name(model_version)))
+    def of_its_own(model_version: str) -> Piece:
+        return Piece(predictor_cluster(edge, name=predictor_cluster_name(model_version)))
 
-    return cluster_of
+    @shared
+    def with_others(model_version: str) -> Piece:
+        return Piece(_in_this_order(prediction_cluster_name(model_version), model_version))
+
+    return lambda model_version: (of_its_own(model_version), with_others(model_version))
+
+
+def predictor_cluster(edge: EdgeConfig, *, name: str = PREDICTOR) -> Resource:
+    """Predictors: of a version, or all of them.
+
+    Predictions change nothing, so they are repeated, within a budget. Who cannot be connected to is left out at once,
+    be it the last: a panic, which sends requests to those known to be dead, would hide that a version has nobody left.
+    """
+    cluster = service_cluster(PREDICTOR, edge, name=name)
+    outliers = {
+        **cluster["outlier_detection"],
+        "consecutive_local_origin_failure": _FAILURES,
+        "max_ejection_percent": 100,
+    }
+    (threshold,) = cluster["circuit_breakers"]["thresholds"]
+    return {
+        **cluster,
+        "common_lb_config": _NO_PANIC,
+        "outlier_detection": outliers,
+        "circuit_breakers": {"thresholds": [{**threshold, **_BUDGET}]},
+    }
+
+
+def _in_this_order(name: str, model_version: str) -> Resource:
+    """An aggregate cluster (`envoy.extensions.clusters.aggregate.v3.ClusterConfig`): the first that has anybody."""
+    clusters = [predictor_cluster_name(model_version), PREDICTOR]
+    return {
+        "name": name,
+        "connect_timeout": "1s",
+        "lb_policy": "CLUSTER_PROVIDED",
+        "cluster_type": {
+            "name": "envoy.clusters.aggregate",
+            "typed_config": {"@type": _AGGREGATE, "clusters": clusters},
+        },
+        "common_lb_config": _NO_PANIC,
+        # Retries are counted here, everything else where the request goes.
+        "circuit_breakers": {"thresholds": [{"max_requests": 2**32 - 1, "max_pending_requests": 2**32 - 1, **_BUDGET}]},
+    }
 
 
 def service_cluster(service: str, edge: EdgeConfig, *, name: str = "") -> Resource:
@@ -98,6 +151,16 @@ def service_cluster(service: str, edge: EdgeConfig, *, name: str = "") -> Resour
             "typed_config": {"@type": _TLS, "sni": dns_name(service), "common_tls_context": _mutual(service)},
         }
     return cluster
+
+
+def keyed_cluster(edge: EdgeConfig) -> Resource:
+    """The gateways once more, for requests with an idempotency key: a key is one gateway's while that lives."""
+    return {
+        **service_cluster("gateway", edge),
+        "name": KEYED,
+        "lb_policy": "RING_HASH",
+        "ring_hash_lb_config": {"minimum_ring_size": 1024, "hash_function": "XX_HASH"},
+    }
 
 
 def collector_cluster(edge: EdgeConfig) -> Resource:

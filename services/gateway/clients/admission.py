@@ -8,17 +8,16 @@ pool's owner is told lazily that it does.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 from collections.abc import Callable
 
 from weir.admission.v1 import admission_pb2
 
+from libs.catalog import Catalog
 from libs.clock import Clock
 from libs.deadlines import Deadline, to_duration
 from libs.errors import WeirError
-from libs.mux import MuxClient, Semantics
+from libs.mux import MuxClient, Semantics, tell
 from libs.routing import WORKER_SERVICE
-from services.gateway.catalog import Catalog
 from services.gateway.clients.credits import PoolCredits, ask_of
 
 
@@ -123,14 +122,8 @@ class AdmissionClient:
             cut_short=cut_short,
         )
         # A release that cannot be queued is made good by the worker's own capacity reports.
-        with contextlib.suppress(WeirError):
-            mux.call_nowait(
-                admission_pb2.AdmissionCall(release=release),
-                deadline=Deadline.after(self._end_timeout, self._clock),
-                semantics=Semantics.RETRY,
-                on_reply=self._credits[pool].released,
-                lazy=True,
-            )
+        call, deadline = admission_pb2.AdmissionCall(release=release), Deadline.after(self._end_timeout, self._clock)
+        tell(mux, call, deadline=deadline, on_reply=self._credits[pool].released, lazy=True)
 
 
 class LocalGrants:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import math
 
 from weir.admission.v1 import admission_pb2 as pb
@@ -11,7 +10,7 @@ from libs.clock import Clock
 from libs.credits import Ask, Credit, Purse
 from libs.deadlines import Deadline, to_seconds
 from libs.errors import WeirError
-from libs.mux import MuxClient, Semantics
+from libs.mux import MuxClient, Semantics, tell
 
 _USABLE = 0.75
 """Of a credit's time: the rest is for the way to its worker."""
@@ -107,19 +106,13 @@ class PoolCredits:
             self.give_back()
 
     def give_back(self) -> None:
-        """Somebody waits for the room, or what was granted is not taken any more."""
+        """Somebody waits for the room, or what was granted is not taken any more. What is not taken back runs out."""
         self._release(self._purse.empty(), lazy=False)
 
     def _release(self, credits: list[pb.Credit], *, lazy: bool) -> None:
         for credit in credits:
-            with contextlib.suppress(WeirError):
-                self._mux.call_nowait(
-                    pb.AdmissionCall(release=pb.Release(request_id=credit.id, unused=True)),
-                    deadline=Deadline.after(self._end_timeout, self._clock),
-                    semantics=Semantics.RETRY,
-                    on_reply=_ignore,
-                    lazy=lazy,
-                )
+            call = pb.AdmissionCall(release=pb.Release(request_id=credit.id, unused=True))
+            tell(self._mux, call, deadline=Deadline.after(self._end_timeout, self._clock), lazy=lazy)
 
     def _take(self, ask: Ask) -> pb.Credit | None:
         if not self._mux.connected or self._generation != self._mux.generation:
@@ -137,7 +130,3 @@ def _credit(given: pb.Credit, now: float) -> Credit[pb.Credit]:
         given.indifferent_tokens,
         to_seconds(given.granted.predicted_first_token),
     )
-
-
-def _ignore(reply: object, error: WeirError | None) -> None:
-    """What is not taken back runs out."""

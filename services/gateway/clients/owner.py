@@ -10,10 +10,31 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from weir.admission.v1 import admission_pb2, admission_pb2_grpc
+
 from libs.errors import Reason, WeirError
+from libs.mux import Dialer, MuxClient
 
 _CHANNELS = 8
 """Direct ones that are kept; the longest unused goes."""
+_OWNER_SECONDS = 2.0
+"""From opening a stream to an owner's Welcome: after that another process is asked."""
+
+
+def open_pool(dialer: Dialer, target: str, pool: str, *, replicas: Callable[[], Sequence[str]]) -> MuxClient:
+    """A client of whoever owns a pool; `replicas` gives the addresses of the admission processes that are known."""
+
+    def session(where: str) -> Callable[..., Any]:
+        return dialer.session(where, "admission", admission_pb2_grpc.AdmissionServiceStub)
+
+    streams = OwnerStreams(pool, ring=session(target), direct=session, replicas=replicas)
+    return dialer.client(
+        streams.open,
+        admission_pb2,
+        connect_timeout=_OWNER_SECONDS,
+        on_stream=streams.opened,
+        on_refused=streams.refused,
+    )
 
 
 class OwnerStreams:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 from collections.abc import Callable, Iterator, Sequence
+from typing import Any
 
 import grpc
 from weir.admission.v1 import admission_pb2
@@ -160,10 +161,7 @@ class WorkerLink:
             call.cancel()
             lost, self._sequences = self._sequences, {}
             for sequence in lost.values():
-                try:
-                    sequence.on_worker_lost()
-                except Exception as error:  # those behind it are lost, too, and must hear so
-                    self._faulted(sequence, error)
+                self._tell(sequence, sequence.on_worker_lost)
             self._flush()
             await self.channel.close()
 
@@ -195,10 +193,7 @@ class WorkerLink:
                 for refusal in frame.refusals.items:
                     sequence = self._sequences.pop(refusal.handle, None)
                     if sequence is not None:
-                        try:
-                            sequence.on_refused(refusal)
-                        except Exception as error:
-                            self._faulted(sequence, error)
+                        self._tell(sequence, sequence.on_refused, refusal)
                 self._flush()
 
     def _step(self, frame: worker_pb2.StepFrame) -> None:
@@ -206,17 +201,14 @@ class WorkerLink:
         for first in frame.first:
             sequence = sequences.get(first.handle)
             if sequence is not None:
-                try:
-                    sequence.on_first(first.cached_prompt_tokens, to_seconds(first.after))
-                except Exception as error:
-                    self._faulted(sequence, error)
+                self._tell(sequence, sequence.on_first, first.cached_prompt_tokens, to_seconds(first.after))
         logprobs = {entry.handle: entry for entry in frame.logprobs} if frame.logprobs else {}
         tokens = list(frame.tokens)
         at = 0
         for handle, count in zip(frame.handles, frame.counts, strict=True):
             sequence = sequences.get(handle)
             if sequence is not None and count:
-                try:
+                try:  # not by `_tell`, which costs a tenth of a microsecond for each token
                     sequence.on_tokens(tokens[at : at + count], logprobs.get(handle))
                 except Exception as error:
                     self._faulted(sequence, error)
@@ -224,11 +216,15 @@ class WorkerLink:
         for finished in frame.finished:
             sequence = sequences.pop(finished.handle, None)
             if sequence is not None:
-                try:
-                    sequence.on_finished(_FINISH.get(finished.reason, Finish.ERROR), finished.message)
-                except Exception as error:
-                    self._faulted(sequence, error)
+                finish = _FINISH.get(finished.reason, Finish.ERROR)
+                self._tell(sequence, sequence.on_finished, finish, finished.message)
         self._flush()
+
+    def _tell(self, sequence: RunningSequence, what: Callable[..., None], *told: Any) -> None:
+        try:
+            what(*told)
+        except Exception as error:
+            self._faulted(sequence, error)
 
     def _faulted(self, sequence: RunningSequence, error: Exception) -> None:
         """One request's fault ends that request: the others of its frame go on, and none moves to another worker."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 
 from libs.errors import WeirError, http_status
-from services.gateway.faces import retry_of
+from services.gateway.refusals import retry_of
 
 _TYPES: dict[int, str] = {401: "authentication_error", 403: "permission_error", 429: "rate_limit_error"}
 """OpenAI's error types, by HTTP status."""

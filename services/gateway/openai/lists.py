@@ -12,13 +12,14 @@ from collections.abc import Sequence
 
 from msgspec.structs import replace
 
+from libs.callers import Caller
 from libs.clock import Clock
 from libs.errors import Reason, WeirError
 from libs.telemetry import get_logger, place_of
-from services.gateway.identity import Caller
 from services.gateway.output_buffer import OutputBuffer
-from services.gateway.policy.events import Accepted, Breakdown, ChoiceUpdate, End, Finish, Usage, worst
+from services.gateway.policy.events import Breakdown, ChoiceUpdate, End, Finish, Usage, worst
 from services.gateway.policy.spec import Spec
+from services.gateway.request import Accepted
 from services.gateway.serve import Pipeline
 
 log = get_logger(__name__)
@@ -32,7 +33,7 @@ class PromptList:
 
     def __init__(self, pipeline: Pipeline, specs: Sequence[Spec], caller: Caller, clock: Clock) -> None:
         self._pipeline = pipeline
-        self._specs = [caller.hinted(spec) for spec in specs]
+        self._specs = specs
         self._caller = caller
         self._clock = clock
         self._began = clock.monotonic()
@@ -51,9 +52,14 @@ class PromptList:
         return {
             position * self._each + choice
             for position, end in self._ends.items()
-            if _is_failed(end)
+            if _failure(end) is not None
             for choice in range(self._each)
         }
+
+    @property
+    def progress(self) -> int:
+        """See `OutputBuffer`: a list cannot be gone on with."""
+        return -1
 
     async def open(self) -> Accepted:
         """Begin, once the first prompt is accepted.
@@ -61,10 +67,8 @@ class PromptList:
         :raises WeirError: what refused that one.
         """
         first = await self._open(0)
-        if first.accepted is None:
-            raise RuntimeError("an open generation is accepted")
         self._task = asyncio.create_task(self._run(first), name="prompts")
-        return first.accepted
+        return replace(first.accepted, price=None)  # each is billed by itself, of its own version
 
     async def aclose(self) -> None:
         """End what runs, and return when it has ended."""
@@ -88,19 +92,13 @@ class PromptList:
             self._task.cancel()
 
     async def _open(self, position: int, attempt: int = 0) -> OutputBuffer:
-        caller, identity = self._caller, self._caller.identity
-        name = caller.request_id
+        caller = self._caller
+        if caller.remaining is not None:
+            caller = replace(caller, remaining=caller.remaining - (self._clock.monotonic() - self._began))
         if position or attempt:
-            name = f"{name}.{position}.{attempt}"
-            identity = replace(identity, request_counted=True)  # one call is one request
-        passed = self._clock.monotonic() - self._began
-        buffer = await self._pipeline.open(
-            self._specs[position],
-            identity,
-            request_id=name,
-            remaining=None if caller.remaining is None else caller.remaining - passed,
-            traceparent=caller.traceparent,
-        )
+            identity = replace(caller.identity, request_counted=True)  # one call is one request
+            caller = replace(caller, identity=identity, request_id=f"{caller.request_id}.{position}.{attempt}")
+        buffer = await self._pipeline.open(self._specs[position], caller)
         self._running.add(buffer)
         return buffer
 
@@ -152,7 +150,7 @@ class PromptList:
 
     async def _read(self, first: int, buffer: OutputBuffer) -> End:
         try:
-            with self._pipeline.readers.reading(buffer):
+            with self._pipeline.parts.readers.reading(buffer):
                 while True:
                     updates, heartbeat, end = await buffer.take()
                     for update in updates:
@@ -168,7 +166,7 @@ class PromptList:
     def _end(self) -> End:
         found = [self._ends[position] for position in sorted(self._ends)]
         ends = [end for end in found if isinstance(end, End)]
-        errors = [_error_of(end) for end in found if _is_failed(end)]
+        errors = [error for end in found if (error := _failure(end)) is not None]
         usage = Usage()
         for end in ends:
             usage.prompt_tokens += end.usage.prompt_tokens
@@ -179,21 +177,15 @@ class PromptList:
             usage=usage,
             breakdown=max((end.breakdown for end in ends), key=lambda found: found.total, default=Breakdown()),
             degraded=tuple(dict.fromkeys(flag for end in ends for flag in end.degraded)),
-            message=errors[0].message if errors else "",
-            error_reason=errors[0].reason.name if errors else "",
-            retry_after=errors[0].retry_after if errors else None,
+            error=errors[0] if errors else None,
             choices=[reason for end in ends for reason in end.choices],
         )
 
 
-def _is_failed(end: End | WeirError) -> bool:
-    return isinstance(end, WeirError) or end.finish is Finish.ERROR
-
-
-def _error_of(end: End | WeirError) -> WeirError:
+def _failure(end: End | WeirError) -> WeirError | None:
     if isinstance(end, WeirError):
         return end
-    return WeirError(Reason.parse(end.error_reason), end.message, retry_after=end.retry_after)
+    return end.error if end.finish is Finish.ERROR else None
 
 
 def _told(error: Exception) -> WeirError:

@@ -13,8 +13,9 @@ import msgspec
 from msgspec.structs import replace
 
 from libs.errors import Reason, WeirError
+from libs.texts import ChatMessage
 from services.gateway.policy.parameters import MAX_BIASES, check_role, invalid
-from services.gateway.policy.spec import ChatMessage, Parameters, Spec, Structure
+from services.gateway.policy.spec import Parameters, Spec, Structure
 
 _MISSING = re.compile(r"missing required field `([^`]+)`$")
 _PATH = re.compile(r" - at `\$\.?([^`]*)`$")
@@ -147,23 +148,16 @@ def parse_chat(body: bytes, *, client_request_id: str = "") -> OpenAIRequest:
             raise invalid(name, "not offered by this server")
     if given.top_logprobs is not None and not given.logprobs:
         raise invalid("top_logprobs", "needs logprobs: true")
-    max_tokens, field = given.max_tokens, "max_tokens"
-    if given.max_completion_tokens is not None and (max_tokens is None or given.max_completion_tokens < max_tokens):
-        max_tokens, field = given.max_completion_tokens, "max_completion_tokens"
+    most, field = given.max_tokens, "max_tokens"
+    if given.max_completion_tokens is not None and (most is None or given.max_completion_tokens < most):
+        most, field = given.max_completion_tokens, "max_completion_tokens"
+    messages = tuple([ChatMessage(_role(m, i), _content(m, i)) for i, m in enumerate(given.messages)])
+    logprobs = (given.top_logprobs or 0) if given.logprobs else None
+    parameters = _parameters(
+        given, max_tokens=most, max_tokens_field=field, logprobs=logprobs, logprobs_field="top_logprobs"
+    )
     return _request(
-        given,
-        Spec(
-            model=given.model,
-            operation="chat",
-            messages=tuple(ChatMessage(_role(m, i), _content(m, i)) for i, m in enumerate(given.messages)),
-            parameters=replace(
-                _parameters(given, max_tokens, field, (given.top_logprobs or 0) if given.logprobs else None),
-                logprobs_field="top_logprobs",
-            ),
-            client_request_id=client_request_id,
-            user=given.safety_identifier or given.user or "",
-            session=_session(given),
-        ),
+        given, operation="chat", messages=messages, parameters=parameters, client_request_id=client_request_id
     )
 
 
@@ -173,10 +167,9 @@ def parse_completion(body: bytes, *, client_request_id: str = "") -> OpenAIReque
     :raises WeirError: INVALID_REQUEST naming the field.
     """
     given = _decode(_completion, body)
-    if given.echo:
-        raise invalid("echo", "not offered by this server")
-    if given.suffix:
-        raise invalid("suffix", "not offered by this server")
+    for name in ("echo", "suffix"):
+        if getattr(given, name):
+            raise invalid(name, "not offered by this server")
     if given.best_of is not None and given.best_of != (given.n or 1):
         raise invalid("best_of", "must equal n")
     prompts = _inputs(given.prompt, "prompt")
@@ -184,27 +177,13 @@ def parse_completion(body: bytes, *, client_request_id: str = "") -> OpenAIReque
         raise invalid("prompt", "at least one")
     if len(prompts) * max(given.n or 1, 1) > MAX_LISTED:
         raise invalid("prompt", f"at most {MAX_LISTED} choices in one request, of all prompts together")
-    first = prompts[0]
-    request = _request(
-        given,
-        Spec(
-            model=given.model,
-            operation="completion",
-            prompt=first if isinstance(first, str) else None,
-            token_ids=None if isinstance(first, str) else first,
-            parameters=_parameters(given, given.max_tokens, "max_tokens", given.logprobs),
-            client_request_id=client_request_id,
-            user=given.safety_identifier or given.user or "",
-            session=_session(given),
-        ),
-    )
-    more = [
-        replace(request.spec, prompt=one, token_ids=None)
-        if isinstance(one, str)
-        else replace(request.spec, prompt=None, token_ids=one)
-        for one in prompts[1:]
+    parameters = _parameters(given, max_tokens=given.max_tokens, logprobs=given.logprobs)
+    request = _request(given, operation="completion", parameters=parameters, client_request_id=client_request_id)
+    first, *more = [
+        replace(request.spec, prompt=one) if isinstance(one, str) else replace(request.spec, token_ids=one)
+        for one in prompts
     ]
-    return replace(request, more=tuple(more))
+    return replace(request, spec=first, more=tuple(more))
 
 
 def parse_embedding(body: bytes, *, client_request_id: str = "") -> EmbeddingRequest:
@@ -248,12 +227,19 @@ def _decode(decoder: msgspec.json.Decoder[B], body: bytes | msgspec.Raw, within:
         raise WeirError(Reason.INVALID_REQUEST, "the body is nested too deeply", limit="body") from error
 
 
-def _request(given: _Common, spec: Spec) -> OpenAIRequest:
-    include_usage = bool(given.stream_options and given.stream_options.include_usage)
+def _request(given: _Common, **more: Any) -> OpenAIRequest:
     stream = bool(given.stream)
-    # OpenAI's word for a request that may wait; the other tiers cannot raise one above its plan.
-    batch = given.service_tier == "flex"
-    return OpenAIRequest(replace(spec, whole=not stream, entire=not stream, batch=batch), stream, include_usage)
+    spec = Spec(
+        model=given.model,
+        user=given.safety_identifier or given.user or "",
+        session=_session(given),
+        whole=not stream,
+        entire=not stream,
+        # OpenAI's word for a request that may wait; the other tiers cannot raise one above its plan.
+        batch=given.service_tier == "flex",
+        **more,
+    )
+    return OpenAIRequest(spec, stream, bool(given.stream_options and given.stream_options.include_usage))
 
 
 def _session(given: _Common) -> str:
@@ -264,11 +250,9 @@ def _session(given: _Common) -> str:
     return named if isinstance(named, str) else ""
 
 
-def _parameters(given: _Common, max_tokens: int | None, field: str, logprobs: int | None) -> Parameters:
+def _parameters(given: _Common, **more: Any) -> Parameters:
     stop = given.stop if given.stop is not None else ()
     return Parameters(
-        max_tokens=max_tokens,
-        max_tokens_field=field,
         temperature=given.temperature,
         top_p=given.top_p,
         top_k=given.top_k,
@@ -279,10 +263,10 @@ def _parameters(given: _Common, max_tokens: int | None, field: str, logprobs: in
         stop=(stop,) if isinstance(stop, str) else tuple(stop),
         seed=given.seed,
         n=given.n,
-        logprobs=logprobs,
         logit_bias=_logit_bias(given.logit_bias),
         ignore_eos=bool(given.ignore_eos),
         structure=_structure(given),
+        **more,
     )
 
 

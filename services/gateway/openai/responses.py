@@ -13,10 +13,12 @@ from typing import Any
 
 import msgspec
 
-from libs.errors import Reason, WeirError
+from libs.cursor import Trail
 from libs.routing import ListedModel
 from services.gateway.openai.errors import error_object
-from services.gateway.policy.events import Accepted, ChoiceUpdate, End, Finish, Logprob, Usage
+from services.gateway.policy.events import ChoiceUpdate, End, Finish, Logprob, Usage
+from services.gateway.policy.resuming import ends
+from services.gateway.request import Accepted
 
 DONE = b"data: [DONE]\n\n"
 HEARTBEAT = b": heartbeat\n\n"
@@ -26,7 +28,17 @@ _json = msgspec.json.Encoder().encode
 class StreamEncoder:
     """Server-sent events of one streamed completion. `chat` chooses between the two APIs' shapes."""
 
-    def __init__(self, accepted: Accepted, *, chat: bool, include_usage: bool) -> None:
+    def __init__(
+        self,
+        accepted: Accepted,
+        *,
+        chat: bool,
+        include_usage: bool,
+        trail: Trail | None = None,
+        begun: Iterable[int] = (),
+    ) -> None:
+        """`trail` makes the events' ids; `begun`: choices whose first event the reader has."""
+        self._trail = trail
         self._chat = chat
         self._include_usage = include_usage
         self._accepted = accepted
@@ -34,19 +46,29 @@ class StreamEncoder:
         head = {
             "id": response_id(accepted, chat=chat),
             "object": kind,
-            "created": accepted.created,
+            "created": accepted.created if accepted.origin is None else accepted.origin.created,
             "model": accepted.model_version,
         }
         self._head = b"data: " + _json(head)[:-1]
         self._null_usage = b',"usage":null' if include_usage else b""
-        self._started: set[int] = set()
+        self._started = set(begun)
         # Around the text of the common chunk: more text, nothing else.
         opening = b'"delta":{"content":' if chat else b'"text":'
         closing = (b"}" if chat else b"") + b',"logprobs":null,"finish_reason":null}]' + self._null_usage + b"}\n\n"
         self._plain = (self._head + b',"choices":[{"index":', b"," + opening, closing)
 
-    def update(self, update: ChoiceUpdate) -> bytes:
-        """The event for one choice's new output; its first also names the role."""
+    def update(self, update: ChoiceUpdate, tokens: int = 0) -> bytes:
+        """The event for one choice's new output, after `tokens` in all; its first also names the role. Fewer than 0: it
+        cannot be gone on with any more, and the reader forgets the last id."""
+        if self._trail is None:
+            return self._event(update)
+        if tokens < 0:
+            return b"id:\n" + self._event(update)
+        count = 0 if update.logprobs is None else len(update.logprobs)
+        event_id = self._trail.event(update.index, update.text, tokens, logprobs=count, ended=ends(update.finish))
+        return b"id: %b\n%b" % (event_id, self._event(update))
+
+    def _event(self, update: ChoiceUpdate) -> bytes:
         text = _json(update.text)
         if update.finish is None and update.logprobs is None and update.index in self._started:
             head, opening, closing = self._plain
@@ -79,11 +101,10 @@ class StreamEncoder:
     def end(self, end: End) -> bytes:
         """Everything after the last choice: an error event if there was one, usage if it was asked for, `[DONE]`."""
         parts: list[bytes] = []
-        if end.finish is Finish.ERROR:
-            error = WeirError(Reason.parse(end.error_reason), end.message)
-            parts.append(b'data: {"error":' + _json(error_object(error)) + b"}\n\n")
+        if end.finish is Finish.ERROR and end.error is not None:
+            parts.append(b'data: {"error":' + _json(error_object(end.error)) + b"}\n\n")
         elif self._include_usage:
-            tail = {"choices": [], "usage": usage_object(end.usage), "weir": _extension(self._accepted, end)}
+            tail = {"choices": [], "usage": usage_object(end.whole_usage), "weir": _extension(self._accepted, end)}
             parts.append(self._head + b"," + _json(tail)[1:] + b"\n\n")
         parts.append(DONE)
         return b"".join(parts)
@@ -114,7 +135,7 @@ def model_body(model: ListedModel) -> bytes:
     return _json(_model(model))
 
 
-def embeddings_body(model_version: str, vectors: Sequence[Sequence[float]], tokens: int, *, as_base64: bool) -> bytes:
+def embeddings_body(accepted: Accepted, vectors: Sequence[Sequence[float]], *, as_base64: bool) -> bytes:
     """The body of `POST /v1/embeddings`; base64 packs little-endian float32."""
     data = [
         {
@@ -124,13 +145,16 @@ def embeddings_body(model_version: str, vectors: Sequence[Sequence[float]], toke
         }
         for i, v in enumerate(vectors)
     ]
-    usage = {"prompt_tokens": tokens, "total_tokens": tokens}
-    return _json({"object": "list", "data": data, "model": model_version, "usage": usage})
+    usage = {"prompt_tokens": accepted.prompt_tokens, "total_tokens": accepted.prompt_tokens}
+    cost = accepted.cost(Usage(accepted.prompt_tokens))
+    more = {} if cost is None else {"weir": {"cost_microusd": cost}}
+    return _json({"object": "list", "data": data, "model": accepted.model_version, "usage": usage, **more})
 
 
 def response_id(accepted: Accepted, *, chat: bool) -> str:
-    """OpenAI's id of a completion, made of our request id."""
-    return f"{'chatcmpl' if chat else 'cmpl'}-{accepted.request_id}"
+    """OpenAI's id of a completion, made of the id of the request that began it."""
+    begun_by = accepted.request_id if accepted.origin is None else accepted.origin.request_id
+    return f"{'chatcmpl' if chat else 'cmpl'}-{begun_by}"
 
 
 def usage_object(usage: Usage) -> dict[str, Any]:
@@ -145,13 +169,15 @@ def usage_object(usage: Usage) -> dict[str, Any]:
 
 def _extension(accepted: Accepted, end: End) -> dict[str, Any]:
     """Our own fields, in one object that other clients ignore."""
-    failed = end.finish is Finish.ERROR  # a prompt of a list
+    failed = end.error if end.finish is Finish.ERROR else None  # a prompt of a list
     return {
-        **({"error": error_object(WeirError(Reason.parse(end.error_reason), end.message))} if failed else {}),
+        **({} if failed is None else {"error": error_object(failed)}),
+        **({} if (cost := accepted.cost(end.usage)) is None else {"cost_microusd": cost}),
         "simulated": accepted.simulated,
         "arm": accepted.arm,
         "zone": accepted.zone,
         "degraded": list(end.degraded),
+        **({"billed": usage_object(end.usage)} if end.earlier.prompt_tokens else {}),
         "trace_id": accepted.trace_id,
         "breakdown_ms": {
             name: round(getattr(end.breakdown, name) * 1000, 3) for name in end.breakdown.__dataclass_fields__
@@ -196,3 +222,30 @@ def _model(model: ListedModel) -> dict[str, Any]:
         "owned_by": "weir",
         "weir": {"model_version": model.model_version, "tier": model.tier, "context_length": model.context_length},
     }
+
+
+# `google.api.HttpBody` by hand: one is written per streamed token, and a message object costs more than its bytes.
+
+
+def content_prefix(content_type: str) -> bytes:
+    """Everything of an HttpBody before the length of its data: field 1 (content_type) and the tag of field 2 (data)."""
+    encoded = content_type.encode()
+    return b"\x0a" + _varint(len(encoded)) + encoded + b"\x12"
+
+
+def http_body(prefix: bytes, data: bytes) -> bytes:
+    """A serialised HttpBody; `prefix` is from `content_prefix`."""
+    return b"%b%b%b" % (prefix, _varint(len(data)), data)
+
+
+def _varint(value: int) -> bytes:
+    if value < 0x80:
+        return bytes((value,))
+    if value < 0x4000:
+        return bytes((value & 0x7F | 0x80, value >> 7))
+    out = bytearray()
+    while value >= 0x80:
+        out.append(value & 0x7F | 0x80)
+        value >>= 7
+    out.append(value)
+    return bytes(out)

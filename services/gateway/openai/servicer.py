@@ -6,34 +6,45 @@ into the HTTP status. An error after it is an event in the stream.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import contextlib
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 
 import grpc
 from google.api import httpbody_pb2
+from google.protobuf.message_factory import GetMessageClass
+from weir.audit.v1 import audit_pb2
 from weir.openai.v1 import openai_pb2, openai_pb2_grpc
 
+from libs.callers import Caller, Identifier
+from libs.catalog import Catalog
 from libs.clock import Clock
+from libs.cursor import Cursor
 from libs.errors import Reason, WeirError
-from libs.telemetry import get_logger
-from services.gateway.catalog import Catalog
-from services.gateway.faces import Answer, collect, limits_of
-from services.gateway.identity import Caller, Identifier
+from services.gateway.cursors import Cursors, digest_of
+from services.gateway.idempotency import Idempotency
 from services.gateway.openai.errors import error_body, error_headers
 from services.gateway.openai.lists import PromptList
 from services.gateway.openai.requests import OpenAIRequest, parse_chat, parse_completion, parse_embedding
 from services.gateway.openai.responses import (
     HEARTBEAT,
     StreamEncoder,
+    content_prefix,
     embeddings_body,
+    http_body,
     model_body,
     models_body,
     whole_body,
 )
-from services.gateway.openai.wire import content_prefix, http_body
-from services.gateway.policy.events import Accepted, ChoiceUpdate, Finish
+from services.gateway.openai.usage import Page, costs_body, page_of, predictions_body, usage_body
+from services.gateway.output_buffer import Readable, collect
+from services.gateway.policy.events import ChoiceUpdate, Finish
+from services.gateway.policy.parameters import invalid
+from services.gateway.policy.resuming import begun_of
+from services.gateway.refusals import limits_of
+from services.gateway.request import Accepted
 from services.gateway.serve import Pipeline
 
-log = get_logger(__name__)
+SERVICE = openai_pb2.DESCRIPTOR.services_by_name["OpenAIService"]
 _JSON = content_prefix("application/json")
 _SSE = content_prefix("text/event-stream; charset=utf-8")
 Headers = list[tuple[str, str]]
@@ -42,10 +53,24 @@ Headers = list[tuple[str, str]]
 class OpenAIServicer(openai_pb2_grpc.OpenAIServiceServicer):
     """The OpenAI facade."""
 
-    def __init__(self, pipeline: Pipeline, identifier: Identifier, catalog: Catalog, *, clock: Clock) -> None:
+    def __init__(
+        self,
+        pipeline: Pipeline,
+        identifier: Identifier,
+        catalog: Catalog,
+        cursors: Cursors,
+        idempotency: Idempotency,
+        *,
+        usage: Callable[[audit_pb2.UsageRequest], Awaitable[audit_pb2.UsageResponse]],
+        clock: Clock,
+    ) -> None:
+        """`usage` asks the audit service; it raises WeirError."""
+        self._usage = usage
         self._pipeline = pipeline
         self._identifier = identifier
         self._catalog = catalog
+        self._cursors = cursors
+        self._idempotency = idempotency
         self._clock = clock
 
     async def CreateChatCompletion(  # noqa: N802 - the name on the wire
@@ -64,50 +89,71 @@ class OpenAIServicer(openai_pb2_grpc.OpenAIServiceServicer):
         self, request: httpbody_pb2.HttpBody, context: grpc.aio.ServicerContext
     ) -> None:
         """See the proto."""
-        try:
+        async with _refusing(context):
             caller = self._identifier.identify(context, scope="embeddings")
             given = parse_embedding(request.data, client_request_id=caller.client_request_id)
-            result = await self._pipeline.embed(caller.hinted(given.spec), caller)
-        except WeirError as error:
-            await _refuse(context, error)
-            return
-        await context.send_initial_metadata(
-            [
-                ("x-weir-model-version", result.model_version),
-                ("x-weir-simulated", str(result.simulated).lower()),
-                *limits_of(result),
-            ]
-        )
-        await context.write(
-            http_body(
-                _JSON, embeddings_body(result.model_version, result.vectors, result.tokens, as_base64=given.base64)
-            )
-        )
+            result = await self._pipeline.embed(given.spec, caller)
+            accepted = result.accepted
+            told = [("x-weir-model-version", accepted.model_version), ("x-weir-simulated", _bool(accepted.simulated))]
+            await context.send_initial_metadata(told + accepted.limits.headers())
+            await context.write(http_body(_JSON, embeddings_body(accepted, result.vectors, as_base64=given.base64)))
 
     async def ListModels(  # noqa: N802 - the name on the wire
         self, request: openai_pb2.ListModelsRequest, context: grpc.aio.ServicerContext
     ) -> None:
         """See the proto."""
-        try:
+        async with _refusing(context):
             caller = self._identifier.identify(context, scope="models.read")
-        except WeirError as error:
-            await _refuse(context, error)
-            return
-        await context.write(http_body(_JSON, models_body(self._catalog.models(caller.identity.tenant))))
+            listed = self._catalog.models(caller.identity.tenant)
+            # What predicts has no context, and no place in this API.
+            await context.write(http_body(_JSON, models_body(each for each in listed if each.context_length)))
 
     async def GetModel(  # noqa: N802 - the name on the wire
         self, request: openai_pb2.GetModelRequest, context: grpc.aio.ServicerContext
     ) -> None:
         """See the proto."""
-        try:
+        async with _refusing(context):
             caller = self._identifier.identify(context, scope="models.read")
             found = self._catalog.model(caller.identity.tenant, request.id)
-            if found is None:
+            if found is None or not found.context_length:
                 raise WeirError(Reason.MODEL_NOT_FOUND, f"there is no model {request.id[:100]!r}", limit="model")
-        except WeirError as error:
-            await _refuse(context, error)
-            return
-        await context.write(http_body(_JSON, model_body(found)))
+            await context.write(http_body(_JSON, model_body(found)))
+
+    async def GetUsage(  # noqa: N802 - the name on the wire
+        self, request: openai_pb2.GetUsageRequest, context: grpc.aio.ServicerContext
+    ) -> None:
+        """See the proto."""
+        await self._page(request, context, usage_body)
+
+    async def GetPredictions(  # noqa: N802 - the name on the wire
+        self, request: openai_pb2.GetUsageRequest, context: grpc.aio.ServicerContext
+    ) -> None:
+        """See the proto."""
+        await self._page(request, context, predictions_body)
+
+    async def GetCosts(  # noqa: N802 - the name on the wire
+        self, request: openai_pb2.GetCostsRequest, context: grpc.aio.ServicerContext
+    ) -> None:
+        """See the proto."""
+        await self._page(request, context, costs_body)
+
+    async def _page(
+        self,
+        request: openai_pb2.GetUsageRequest | openai_pb2.GetCostsRequest,
+        context: grpc.aio.ServicerContext,
+        body: Callable[[Page, Sequence[audit_pb2.UsageRow]], bytes],
+    ) -> None:
+        """A page of what the caller's own tenant used."""
+        async with _refusing(context):
+            caller = self._identifier.identify(context, scope="usage.read")
+            page = page_of(request, self._clock.time())
+            question = page.question
+            question.tenant = caller.identity.tenant
+            if isinstance(request, openai_pb2.GetUsageRequest):
+                question.models.extend(request.models)
+                question.keys.extend(request.api_key_ids)
+            answer = await self._usage(question)
+            await context.write(http_body(_JSON, body(page, answer.rows)))
 
     async def _generate(
         self,
@@ -118,103 +164,108 @@ class OpenAIServicer(openai_pb2_grpc.OpenAIServiceServicer):
         chat: bool,
     ) -> None:
         caller: Caller | None = None
+        prompts: PromptList | None = None
         try:
             caller = self._identifier.identify(context, scope="inference")
             given = parse(request.data, client_request_id=caller.client_request_id)
+            body = digest_of(given.spec.operation, request.data)
+            cursor = self._cursor(given, caller, body)
             if given.more:
-                await self._listed(given, caller, context)
-                return
-            generation = await self._pipeline.open(
-                caller.hinted(given.spec),
-                caller.identity,
-                request_id=caller.request_id,
-                remaining=caller.remaining,
-                traceparent=caller.traceparent,
-            )
+                prompts = PromptList(self._pipeline, (given.spec, *given.more), caller, self._clock)
+                accepted = await prompts.open()
+            else:
+                generation = await self._idempotency.open(given.spec, caller, caller.idempotency_key, body, cursor)
         except WeirError as error:
-            await _refuse(context, error, request_id=caller.request_id if caller else "")
+            await _refuse(context, error, [("x-request-id", caller.request_id)] if caller else [])
             return
-        accepted = generation.accepted
-        if accepted is None:
-            raise RuntimeError("an open generation is accepted")
+        if prompts is not None:
+            try:
+                encoder = StreamEncoder(accepted, chat=chat, include_usage=given.include_usage)
+                await self._answer(given, prompts, accepted, context, encoder, chat=chat)
+            finally:
+                await prompts.aclose()
+            return
+        tenant, accepted = caller.identity.tenant, generation.accepted
         try:
-            with self._pipeline.readers.reading(generation):
-                if given.stream:
-                    await self._stream(generation, accepted, context, chat=chat, include_usage=given.include_usage)
-                else:
-                    await self._whole(generation, accepted, context, chat=chat)
+            encoder = StreamEncoder(
+                accepted,
+                chat=chat,
+                include_usage=given.include_usage,
+                trail=self._cursors.trail(accepted.origin, tenant, body, cursor),
+                begun=begun_of(cursor),
+            )
+            with self._pipeline.parts.readers.reading(generation):
+                await self._answer(given, generation, accepted, context, encoder, chat=chat)
         finally:  # whatever ends the RPC, a vanished client included; after the generation's own end this does nothing
             generation.stop(Finish.CANCELLED)
+            self._cursors.ended(accepted.origin, tenant, generation.end)
 
-    async def _listed(self, given: OpenAIRequest, caller: Caller, context: grpc.aio.ServicerContext) -> None:
-        """A list of prompts.
+    def _cursor(self, given: OpenAIRequest, caller: Caller, body: bytes) -> Cursor | None:
+        """Where its caller is; None: at the beginning.
 
-        :raises WeirError: what refused its first.
+        :raises WeirError: INVALID_REQUEST, CURSOR_INVALID, CURSOR_GONE.
         """
-        prompts = PromptList(self._pipeline, (given.spec, *given.more), caller, self._clock)
-        accepted = await prompts.open()
-        try:
-            if given.stream:
-                await self._stream(prompts, accepted, context, chat=False, include_usage=given.include_usage)
-            else:
-                await self._whole(prompts, accepted, context, chat=False)
-        finally:
-            await prompts.aclose()
+        if caller.last_event_id and (not given.stream or given.more):
+            raise invalid("last_event_id", "only a stream of one prompt goes on where it was")
+        if caller.idempotency_key and given.more:
+            raise invalid("idempotency_key", "not for lists of prompts")
+        return self._cursors.read(caller.last_event_id, caller.identity.tenant, body)
 
-    async def _stream(
+    async def _answer(
         self,
-        generation: Answer,
+        given: OpenAIRequest,
+        generation: Readable,
         accepted: Accepted,
         context: grpc.aio.ServicerContext,
+        encoder: StreamEncoder,
         *,
         chat: bool,
-        include_usage: bool,
     ) -> None:
-        encoder = StreamEncoder(accepted, chat=chat, include_usage=include_usage)
+        if not given.stream:
+            await self._whole(generation, accepted, context, chat=chat)
+            return
         await context.send_initial_metadata(_headers(accepted))
-        while True:
+        end = None
+        while end is None:
             updates, heartbeat, end = await generation.take()
-            data = b"".join([encoder.update(update) for update in updates])
+            tokens = generation.progress
+            data = b"".join([encoder.update(update, tokens) for update in updates])
             if heartbeat and not data:
                 data = HEARTBEAT
             if end is not None:
                 data += encoder.end(end)
             await context.write(http_body(_SSE, data))
-            if end is not None:
-                return
 
     async def _whole(
-        self,
-        generation: Answer,
-        accepted: Accepted,
-        context: grpc.aio.ServicerContext,
-        *,
-        chat: bool,
+        self, generation: Readable, accepted: Accepted, context: grpc.aio.ServicerContext, *, chat: bool
     ) -> None:
         choices, end = await collect(generation)
         failed = generation.failed if isinstance(generation, PromptList) else ()
         for index in failed:
             choices[index] = ChoiceUpdate(index, finish=Finish.ERROR)
+        error: WeirError | None = None
         if end.finish is Finish.ERROR and len(failed) in (0, len(choices)):  # of a list, all have failed
-            error = WeirError(Reason.parse(end.error_reason), end.message, retry_after=end.retry_after)
-            await _refuse(context, error, headers=_headers(accepted))
-            return
-        if end.finish is Finish.DEADLINE and not any(choice.text for choice in choices):
+            error = end.error
+        elif end.finish is Finish.DEADLINE and not any(choice.text for choice in choices):
             error = WeirError(Reason.DEADLINE_EXCEEDED, "the deadline passed before the first token")
-            await _refuse(context, error, headers=_headers(accepted))
+        if error is not None:
+            await _refuse(context, error, _headers(accepted))
             return
         await context.send_initial_metadata(_headers(accepted))
         await context.write(http_body(_JSON, whole_body(accepted, choices, end, chat=chat)))
 
 
-async def _refuse(
-    context: grpc.aio.ServicerContext, error: WeirError, *, request_id: str = "", headers: Headers | None = None
-) -> None:
+@contextlib.asynccontextmanager
+async def _refusing(context: grpc.aio.ServicerContext) -> AsyncIterator[None]:
+    try:
+        yield
+    except WeirError as error:
+        await _refuse(context, error, [])
+
+
+async def _refuse(context: grpc.aio.ServicerContext, error: WeirError, headers: Headers) -> None:
     """Answer with the envelope, its status and its headers."""
-    metadata = error_headers(error) + (limits_of(error) if headers is None else headers)
-    if request_id and headers is None:
-        metadata.append(("x-request-id", request_id))
-    await context.send_initial_metadata(metadata)
+    await context.send_initial_metadata(error_headers(error) + limits_of(error) + headers)
     await context.write(http_body(_JSON, error_body(error)))
 
 
@@ -223,10 +274,29 @@ def _headers(accepted: Accepted) -> Headers:
         ("x-request-id", accepted.request_id),
         ("x-weir-model-version", accepted.model_version),
         ("x-weir-zone", accepted.zone),
-        ("x-weir-simulated", "true" if accepted.simulated else "false"),
+        ("x-weir-simulated", _bool(accepted.simulated)),
     ]
     if accepted.arm:
         headers.append(("x-weir-arm", accepted.arm))
+    if accepted.replayed:
+        headers.append(("idempotent-replayed", "true"))
     if accepted.degraded:
         headers.append(("x-weir-degraded", ",".join(accepted.degraded)))
-    return headers + limits_of(accepted)
+    return headers + accepted.limits.headers()
+
+
+def _bool(value: bool) -> str:
+    return "true" if value else "false"
+
+
+def register(servicer: object, server: grpc.aio.Server) -> None:
+    """Add the servicer; its methods write serialised bodies (every method of this service streams HttpBody)."""
+    handlers = {
+        method.name: grpc.unary_stream_rpc_method_handler(
+            getattr(servicer, method.name),
+            request_deserializer=GetMessageClass(method.input_type).FromString,
+            response_serializer=None,
+        )
+        for method in SERVICE.methods
+    }
+    server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(SERVICE.full_name, handlers),))

@@ -7,6 +7,8 @@ from dataclasses import dataclass
 
 import msgspec
 
+from libs.errors import WeirError
+
 
 class Finish(enum.IntEnum):
     """Why a choice ended; the numbers equal `weir.inference.v1.FinishReason`, the order is not severity."""
@@ -66,23 +68,6 @@ class ChoiceUpdate:
     finish: Finish | None = None
 
 
-class Accepted(msgspec.Struct, frozen=True, kw_only=True):
-    """What the request became; known once a worker was granted."""
-
-    request_id: str
-    trace_id: str
-    model_version: str
-    arm: str
-    prompt_tokens: int
-    simulated: bool
-    zone: str
-    created: int  # Unix seconds
-    degraded: tuple[str, ...] = ()
-    # (limit, remaining, reset seconds) where the face has to tell them
-    token_limit: tuple[int, int, float] | None = None
-    request_limit: tuple[int, int, float] | None = None
-
-
 @dataclass(slots=True)
 class Usage:
     """Tokens to bill: what was delivered; see `is_given`."""
@@ -111,8 +96,24 @@ class End(msgspec.Struct, frozen=True, kw_only=True):
     finish: Finish
     usage: Usage
     breakdown: Breakdown
+    earlier: Usage = msgspec.field(default_factory=Usage)
+    """What another request is billed of the same answer, which this one went on with."""
     degraded: tuple[str, ...] = ()
-    message: str = ""
-    error_reason: str = ""  # the closed reason's name for ERROR and CONTENT_FILTER
-    retry_after: float | None = None  # seconds, where coming back helps
+    error: WeirError | None = None
+    """What ended it, if neither it nor its caller did so; also for CONTENT_FILTER."""
     choices: list[Finish] = msgspec.field(default_factory=list)
+
+    @property
+    def whole_usage(self) -> Usage:
+        """Of the whole answer, whoever is billed for which part."""
+        now, before = self.usage, self.earlier
+        return Usage(
+            now.prompt_tokens + before.prompt_tokens,
+            now.completion_tokens + before.completion_tokens,
+            now.cached_prompt_tokens + before.cached_prompt_tokens,
+        )
+
+    @property
+    def error_reason(self) -> str:
+        """The closed reason's name; empty without an error."""
+        return "" if self.error is None else self.error.reason.name

@@ -1,7 +1,7 @@
 """The degradation ladder: what to give instead of a refusal, in the plan's order.
 
 Each step changes what the request has become so far, so a request that was capped stays capped when a smaller model
-takes it. Pure; `degrading.py` carries the steps out.
+takes it. Pure; `acquire.py` carries the steps out.
 """
 
 from __future__ import annotations
@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from libs.catalog.plans import CachedAnswer, CapOutput, CpuFallback, DefaultAnswer, SmallerModel, Step
 from libs.errors import Reason
-from services.gateway.policy.plans import CachedAnswer, CapOutput, CpuFallback, DefaultAnswer, SmallerModel, Step
 
 OVERLOAD = frozenset(
     {

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from libs.catalog import ModelLimits
 from libs.errors import Reason, WeirError
-from services.gateway.policy.spec import BoundParameters, ModelLimits, Parameters
+from services.gateway.policy.spec import BoundParameters, Parameters
 
 MAX_CHOICES = 8
 MAX_LOGPROBS = 20
@@ -26,22 +27,7 @@ _RANGES: tuple[tuple[str, float, float], ...] = (
     ("seed", 0, MAX_SEED),
 )
 ROLES = ("system", "developer", "user", "assistant", "tool")
-NO_OUTPUT = BoundParameters(
-    max_tokens=0,
-    temperature=0.0,
-    top_p=1.0,
-    top_k=0,
-    min_p=0.0,
-    repetition_penalty=1.0,
-    presence_penalty=0.0,
-    frequency_penalty=0.0,
-    stop=(),
-    seed=None,
-    n=1,
-    logprobs=None,
-    logit_bias={},
-    ignore_eos=False,
-)
+NO_OUTPUT = BoundParameters(max_tokens=0)
 """Of a request that generates nothing."""
 
 

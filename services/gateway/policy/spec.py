@@ -6,25 +6,11 @@ from dataclasses import dataclass
 from typing import Literal
 
 import msgspec
+from msgspec.structs import replace
 
-
-class Identity(msgspec.Struct, frozen=True, kw_only=True):
-    """Who asks; from authentication alone."""
-
-    tenant: str
-    plan: str = "free"
-    scopes: frozenset[str] = frozenset()
-    key_id: str = ""
-    request_counted: bool = False
-    """The edge has taken this request from requests per minute, and tells the client its limits."""
-
-
-@dataclass(frozen=True, slots=True)
-class ChatMessage:
-    """One message of a conversation."""
-
-    role: str
-    content: str
+from libs.callers import bounded
+from libs.cursor import Cursor
+from libs.texts import ChatMessage
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +49,14 @@ class Parameters(msgspec.Struct, frozen=True, kw_only=True):
     structure: Structure | None = None
 
 
+class Resumed(msgspec.Struct, frozen=True):
+    """What a request goes on with."""
+
+    cursor: Cursor
+    billed: int | None
+    """Output tokens that an earlier request is billed, with the prompt; None: nothing of it is taken off."""
+
+
 class Spec(msgspec.Struct, frozen=True, kw_only=True):
     """What to run. Exactly one of `messages`, `prompt`, `token_ids` and `inputs` is set."""
 
@@ -84,6 +78,14 @@ class Spec(msgspec.Struct, frozen=True, kw_only=True):
     """Nobody reads it before it is whole, so its tokens may come in groups."""
     entire: bool = False
     """Nor does anybody get a part of it when it fails."""
+    resumed: Resumed | None = None
+    """It goes on with an answer that was given in part."""
+
+    def hinted(self, user: str, session: str) -> Spec:
+        """The spec with what the headers say of both, which goes before what its body says: the edge places callers by
+        the headers alone."""
+        user, session = bounded(user or self.user), bounded(session or self.session)
+        return self if (user, session) == (self.user, self.session) else replace(self, user=user, session=session)
 
     def texts(self) -> list[str]:
         """The user's words, for the safety filter; empty for token ids, which only a tokenizer can spell."""
@@ -96,28 +98,17 @@ class BoundParameters(msgspec.Struct, frozen=True, kw_only=True):
     """Parameters with every default applied and every limit checked."""
 
     max_tokens: int
-    temperature: float
-    top_p: float
-    top_k: int
-    min_p: float
-    repetition_penalty: float
-    presence_penalty: float
-    frequency_penalty: float
-    stop: tuple[str, ...]
-    seed: int | None
-    n: int
-    logprobs: int | None
-    logit_bias: dict[int, float]
-    ignore_eos: bool
+    temperature: float = 0.0
+    top_p: float = 1.0
+    top_k: int = 0
+    min_p: float = 0.0
+    repetition_penalty: float = 1.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    stop: tuple[str, ...] = ()
+    seed: int | None = None
+    n: int = 1
+    logprobs: int | None = None
+    logit_bias: dict[int, float] = msgspec.field(default_factory=dict)
+    ignore_eos: bool = False
     structure: Structure | None = None
-
-
-class ModelLimits(msgspec.Struct, frozen=True, kw_only=True):
-    """What binds a generation: the version's context and defaults, and the tenant's limits (0: unlimited)."""
-
-    context_length: int
-    default_max_tokens: int
-    default_temperature: float
-    default_top_p: float
-    max_context: int = 0
-    max_output: int = 0

@@ -25,6 +25,17 @@ _LEAST_SCORE_SPREAD = 0.01
 _LARGEST_LOG = 700.0
 
 
+_DISTANCES = frozenset({"score:shadow_logprob", "score:shadow_distance", "score:shadow_flips", "score:shadow_scores"})
+"""Comparisons with the baseline's own answers that are best at 0."""
+_SAME = {
+    "latency": "ttft",
+    "latency_p95": "ttft_p95",
+    "latency_p99": "ttft_p99",
+    "cost_per_1k_rows": "cost_per_1k_tokens",
+}
+"""How predictions' metrics are called, and where they are counted: an answer comes at once, with rows for tokens."""
+
+
 @dataclass(frozen=True, slots=True)
 class Comparison:
     """What is known of one metric."""
@@ -55,14 +66,14 @@ def bar(gate: Gate) -> float | None:
     """
     if gate.at_least is not None:
         return gate.at_least
-    if gate.metric == "score:shadow_logprob":
+    if gate.metric in _DISTANCES:
         return gate.tolerance
     return 1.0 - gate.tolerance if gate.metric.startswith("score:shadow_") else None
 
 
 def lower_is_better(gate: Gate) -> bool:
     """More of this score is worse."""
-    return gate.lower_is_better or gate.metric == "score:shadow_logprob"
+    return gate.lower_is_better or gate.metric in _DISTANCES
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,7 +115,7 @@ class Sides:
 
 def compare(gate: Gate, sides: Sides) -> Comparison | None:
     """The gate's metric; None when there is no such metric."""
-    metric = gate.metric
+    metric = _SAME.get(gate.metric, gate.metric)
     if metric.startswith("score:"):
         return _of_score(gate, sides)
     if metric == "error_rate":

@@ -23,6 +23,8 @@ _BOUNDS = {
     "shadow_exact": (0.0, 1.0),
     "shadow_length": (0.0, 1.0),
     "shadow_logprob": (0.0, 20.0),
+    "shadow_flips": (0.0, 1.0),
+    "shadow_scores": (0.0, 1.0),
     "mean_logprob": (-20.0, 0.0),
 }
 _FAR = 1e6

@@ -27,7 +27,7 @@ DEFAULT_GATES = (
 )
 """When a rollout names none. A dearer candidate is not promoted; one that is dearer by more than a quarter is taken
 back. Damaged weights show in how unlikely a model finds its own words: half a nat per token is a factor of 1.6."""
-_MIRRORED = frozenset({"error_rate", "cost_per_1k_tokens", "cost_per_request"})
+_MIRRORED = frozenset({"error_rate", "cost_per_1k_tokens", "cost_per_1k_rows", "cost_per_request"})
 
 
 @dataclass(frozen=True, slots=True)

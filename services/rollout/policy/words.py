@@ -15,7 +15,11 @@ _NAMES = {
     "stream_completion": "stream completion",
     "ttft": "TTFT (geometric mean)",
     "itl": "ITL (geometric mean)",
+    "latency": "latency (geometric mean)",
+    "latency_p95": "latency p95",
+    "latency_p99": "latency p99",
     "cost_per_1k_tokens": "cost per 1,000 tokens",
+    "cost_per_1k_rows": "cost per 1,000 predictions",
     "cost_per_request": "cost per request",
 }
 _SCORE = "score:"

@@ -7,13 +7,10 @@ dies with its worker: the kernel kills it then, and the end of the socket ends i
 from __future__ import annotations
 
 import contextlib
-import ctypes
-import faulthandler
 import logging
 import os
 import pickle
 import select
-import signal
 import socket
 import sys
 import threading
@@ -21,15 +18,12 @@ import weakref
 from collections import deque
 from collections.abc import Iterator, Sequence
 
+from libs.children.child import be_a_child
 from services.worker.engines.core import Command, Report, Stop, run_core
 from services.worker.engines.wire import FrameReader, Log, Said, decode_command, frame
 
 _CHUNK = 1 << 18  # bytes read at once
 _FLUSH_SECONDS = 2.0  # for the last reports, if the worker is slow to read them
-_PR_SET_PDEATHSIG = 1
-_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
-_KEPT_BYTES, _MAPPED_BYTES = 1 << 27, 1 << 25
-_OOM_SCORE = 300  # of 1000: the kernel, short of memory, takes the engine's process before the worker's
 
 
 class SocketLink:
@@ -179,7 +173,7 @@ def _plain(value: object) -> object:
 
 def main() -> None:
     """Run a core until its worker says stop or is gone."""
-    _be_a_child(int(sys.argv[2]))
+    be_a_child(int(sys.argv[2]))
     link = SocketLink(socket.socket(fileno=int(sys.argv[1])))
     try:
         hello = link.hello()
@@ -193,34 +187,6 @@ def main() -> None:
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(0)  # everything is closed; tearing down the core's libraries would only take time
-
-
-def _be_a_child(parent: int) -> None:
-    # Signals that end a worker are the worker's: it lets sequences finish first, and then says so here.
-    for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, signal.SIG_IGN)
-    faulthandler.enable()
-    if sys.platform == "linux":
-        _keep_memory()
-        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-        with contextlib.suppress(OSError), open("/proc/self/oom_score_adj", "r+") as score:
-            value = max(_OOM_SCORE, int(score.read()))
-            score.seek(0)
-            score.write(str(value))
-    if os.getppid() != parent:  # it died before the kernel was asked to tell
-        os._exit(0)
-
-
-def _keep_memory() -> None:
-    """Let malloc keep what a step frees for the next step.
-
-    The main thread's heap gives the kernel what is free at its end, and a step of a torch engine frees much: 1,000 to
-    2,300 page faults per step of 32 sequences, a third of its CPU time. A thread's heap, as in `threaded.py`, does not.
-    """
-    with contextlib.suppress(AttributeError):  # a libc without it has another heap
-        mallopt = ctypes.CDLL(None).mallopt
-        mallopt(_M_MMAP_THRESHOLD, _MAPPED_BYTES)
-        mallopt(_M_TRIM_THRESHOLD, _KEPT_BYTES)
 
 
 if __name__ == "__main__":

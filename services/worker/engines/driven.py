@@ -9,6 +9,7 @@ from dataclasses import replace
 from typing import Any, Protocol
 
 from libs.telemetry import get_logger
+from libs.versions.errors import LoaderGoneError
 from services.worker.engines.core import (
     Abandon,
     Add,
@@ -40,11 +41,11 @@ log = get_logger(__name__)
 NO_CAPACITY = Capacity(free_blocks=0, running=0, waiting=0, queued_prefill_tokens=0, last_step_seconds=0.0)
 
 
-class EngineStoppedError(RuntimeError):
+class EngineStoppedError(LoaderGoneError):
     """The engine was stopped or its core failed; it takes no more work."""
 
 
-class CoreEndedError(Exception):
+class CoreEndedError(LoaderGoneError):
     """The core is gone and left no error of its own; the message says how it went."""
 
 

@@ -15,6 +15,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, Protocol
 
+from libs.versions.errors import LoadError
+
 
 class FinishReason(enum.IntEnum):
     """Why a sequence ended. The numbers equal `weir.worker.v1.FinishReason`."""
@@ -236,5 +238,5 @@ class Engine(Protocol):
         """End every sequence with CANCELLED, release the device, join the thread. Idempotent."""
 
 
-class EngineLoadError(Exception):
-    """The engine could not load a model; the message names the file or the model and the reason."""
+EngineLoadError = LoadError
+"""The engine could not load a model; the message names the file or the model and the reason."""

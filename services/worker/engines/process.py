@@ -8,20 +8,16 @@ per step. The worker itself needs none of the core's libraries.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
-import os
 import pickle
-import signal
 import socket
 import subprocess
-import sys
-import threading
 from collections.abc import Callable
 from typing import cast
 
 import msgspec
 
+from libs.children.spawning import ended, exit_of, spawn
 from libs.telemetry import get_logger
 from services.worker.engines.core import Command, Loaded, Report, Stop
 from services.worker.engines.driven import DrivenEngine
@@ -92,13 +88,13 @@ class ProcessHost(asyncio.Protocol):
         ours, theirs = socket.socketpair()
         transport, _ = await loop.create_unix_connection(lambda: self, sock=ours)
         try:
-            self._process = _spawn(theirs)
+            self._process = spawn("services.worker.engines.child", theirs)
         except BaseException:
             transport.close()
             raise
         finally:
             theirs.close()
-        self._watch = loop.create_task(self._wait(_exit_of(self._process, loop)), name="engine.process")
+        self._watch = loop.create_task(self._wait(exit_of(self._process, loop)), name="engine.process")
         transport.write(raw_frame(hello))
 
     def tell(self, command: Command) -> None:
@@ -166,7 +162,7 @@ class ProcessHost(asyncio.Protocol):
             pass
         if self._transport is not None:
             self._transport.close()
-        self._on_end(self._garbled or _ended(code))
+        self._on_end(self._garbled or f"the engine's {ended(code)}")
 
     def _kill_after(self, seconds: float) -> None:
         if self._killing is None:
@@ -175,50 +171,6 @@ class ProcessHost(asyncio.Protocol):
     def _kill(self) -> None:
         if self._process is not None and self._process.returncode is None:
             self._process.kill()
-
-
-def _spawn(end: socket.socket) -> subprocess.Popen[bytes]:
-    """Start the process with its end of the socket pair.
-
-    Popen on the loop's own thread, about a millisecond: it uses vfork, which spares a process full of gRPC's threads
-    a fork, and the kernel's promise to kill the child with its parent is about the thread that started it.
-    """
-    return subprocess.Popen(  # noqa: S603 - our own argument list, no shell
-        (sys.executable, "-P", "-m", "services.worker.engines.child", str(end.fileno()), str(os.getpid())),
-        pass_fds=(end.fileno(),),
-        stdin=subprocess.DEVNULL,
-        # Modules are found where this process finds them.
-        env={**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)},
-        # Signals to the worker's group (Ctrl-C, a supervisor's SIGTERM) are the worker's to act on.
-        start_new_session=True,
-    )
-
-
-def _exit_of(process: subprocess.Popen[bytes], loop: asyncio.AbstractEventLoop) -> asyncio.Future[int]:
-    """The process's exit status, once it has ended."""
-    exited: asyncio.Future[int] = loop.create_future()
-
-    def settle(code: int) -> None:
-        if not exited.done():
-            exited.set_result(code)
-
-    def wait() -> None:
-        code = process.wait()
-        with contextlib.suppress(RuntimeError):  # the loop closed without stopping the engine
-            loop.call_soon_threadsafe(settle, code)
-
-    threading.Thread(target=wait, name="engine.exit", daemon=True).start()
-    return exited
-
-
-def _ended(code: int) -> str:
-    """The exit status in words."""
-    if code >= 0:
-        return f"the engine's process ended with status {code}"
-    try:
-        return f"the engine's process died of {signal.Signals(-code).name}"
-    except ValueError:  # a real-time signal has no name
-        return f"the engine's process died of signal {-code}"
 
 
 def _write_log(said: Log) -> None:

@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from libs.clock import Clock
+from libs.versions.manifest import MANIFEST
 from services.worker.engines.followed import FollowedEngine
 from services.worker.engines.library import Delta, Load, RequestRefusedError, token_logprobs
 from services.worker.engines.port import (
@@ -32,7 +33,6 @@ from services.worker.engines.port import (
     SamplingParams,
     SequenceRequest,
 )
-from services.worker.manifest import MANIFEST
 from services.worker.model_files import ModelFiles
 
 

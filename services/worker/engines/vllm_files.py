@@ -8,9 +8,9 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from libs.versions.manifest import MANIFEST
 from services.worker.checkpoint_files import read_object, token_ids
 from services.worker.engines.port import EngineLoadError
-from services.worker.manifest import MANIFEST
 from services.worker.model_files import ModelFiles, Seal
 
 _RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)

@@ -4,27 +4,37 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from functools import cache
 from pathlib import Path
 
 import boto3
 import pytest
-from moto.server import ThreadedMotoServer
+from botocore.loaders import JSONFileLoader
 
 from libs.artifacts import BlobStore, LocalBlobStore, open_store
 
 BUCKET = "models"
+S3_PAGE = 20
+"""How many objects the server lists at once; AWS's lists 1000."""
 
 
 @pytest.fixture(scope="session")
 def s3_server() -> Iterator[str]:
     """The address of an S3 server."""
+    from moto.server import ThreadedMotoServer  # a second, which every process that collects tests would take
+
     server = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
-    server.start()
-    host, port = server.get_host_and_port()
-    try:
-        yield f"http://{host}:{port}"
-    finally:
-        server.stop()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("MOTO_S3_DEFAULT_MAX_KEYS", str(S3_PAGE))
+        # Every store is a session of boto3's, which would read the same megabytes anew.
+        read = cache(JSONFileLoader().load_file)
+        patch.setattr(JSONFileLoader, "load_file", lambda _, path: read(path))
+        server.start()
+        host, port = server.get_host_and_port()
+        try:
+            yield f"http://{host}:{port}"
+        finally:
+            server.stop()
 
 
 @pytest.fixture

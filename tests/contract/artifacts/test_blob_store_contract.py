@@ -107,12 +107,10 @@ async def test_size_and_age(store: BlobStore) -> None:
 
 
 async def test_many_are_listed(store: BlobStore) -> None:
-    """More than one page of S3 (1000), through every shard."""
-    wanted = set()
-    for first in range(0, 1010, 101):
-        batch = [f"blob {number}".encode() for number in range(first, first + 101)]
-        wanted |= set(await asyncio.gather(*(put(store, content) for content in batch)))
-    assert await digests(store) == wanted
+    """More than two pages of this S3 server, through many shards."""
+    wanted = await asyncio.gather(*(put(store, b"blob %d" % number) for number in range(50)))
+    assert await digests(store) == set(wanted)
+    assert len({digest[:2] for digest in wanted}) > 10
 
 
 async def test_small_things_are_kept_once_under_their_names(store: BlobStore) -> None:

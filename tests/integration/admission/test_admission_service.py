@@ -104,12 +104,14 @@ class Bench:
         return worker
 
     @contextlib.asynccontextmanager
-    async def gateway(self, instance: str = "gateway-0", tls: TlsFiles | None = None) -> AsyncIterator[MuxClient]:
+    async def gateway(
+        self, instance: str = "gateway-0", tls: TlsFiles | None = None, life: str = ""
+    ) -> AsyncIterator[MuxClient]:
         stub = admission_pb2_grpc.AdmissionServiceStub(await self.channel(tls))
         client = MuxClient(
             open_stream=lambda: stub.Session(wait_for_ready=True),
             codec=CODEC,
-            hello=mux_pb2.Hello(service="gateway", instance=instance, zone="zone-a"),
+            hello=mux_pb2.Hello(service="gateway", instance=instance, zone="zone-a", life=life),
             clock=CLOCK,
             rng=random.Random(1),
         )
@@ -121,12 +123,18 @@ class Bench:
             await asyncio.gather(running, return_exceptions=True)
 
 
-@pytest.fixture
-async def bench() -> AsyncIterator[Bench]:
+@contextlib.asynccontextmanager
+async def running_bench() -> AsyncIterator[Bench]:
     settings = Settings(gateway_grace=0.05, **PATIENT)
     service = await build(settings)
     async with serve(service, settings) as running, contextlib.AsyncExitStack() as stack:
         yield Bench(running, service, stack)
+
+
+@pytest.fixture
+async def bench() -> AsyncIterator[Bench]:
+    async with running_bench() as found:
+        yield found
 
 
 def admit(request_id: str = "r0", **more: Any) -> pb.AdmissionCall:
@@ -207,6 +215,16 @@ async def test_a_deadline_shorter_than_the_queue_is_an_eviction_told_in_time(ben
         assert len(bench.pool.backlog) == 0
 
 
+async def test_a_process_without_work_looks_at_deadlines_once_it_is_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("services.admission.app._IDLE_SECONDS", 1000.0)
+    async with running_bench() as bench:
+        await bench.worker(slots=1)
+        async with bench.gateway() as client:
+            await call(client, admit("r0"))
+            reply = await call(client, admit("r1"), seconds=0.3)
+            assert reply.rejected.reason == Reason.EVICTED_DEADLINE
+
+
 async def test_what_cannot_fit_is_refused_at_once(bench: Bench) -> None:
     await bench.worker(slots=1)
     async with bench.gateway() as client:
@@ -232,6 +250,15 @@ async def test_a_worker_whose_stream_breaks_gets_no_more_work_within_millisecond
         assert time.monotonic() - started < 1.0
         moved = await call(client, admit("r0", exclude_workers=["w0"]))
         assert moved.granted.worker == "w1"
+
+
+async def test_a_gateway_in_its_next_life_does_not_inherit_what_it_held_in_the_last(bench: Bench) -> None:
+    await bench.worker()
+    async with bench.gateway(life="1") as client:
+        assert (await call(client, admit("r0"))).HasField("granted")
+    async with bench.gateway(life="2") as client:
+        assert (await call(client, admit("r1"))).HasField("granted")
+        await until(lambda: set(bench.pool.fleet.reservations) == {"r1"})
 
 
 async def test_shares_of_a_lost_gateway_come_back_when_the_worker_reports_them_gone(bench: Bench) -> None:

@@ -10,6 +10,7 @@ from pathlib import Path
 from libs.auditlog import verify_directory
 from libs.auditlog.layout import segments
 from libs.errors import WeirError
+from libs.sealing.vault import kept
 from tests.support.audit import Link, connect, record
 from tests.support.etcd import EtcdServer, free_ports
 
@@ -104,9 +105,12 @@ async def _killed(tmp_path: Path, endpoint: str) -> None:
         if known is not None:
             assert answer.duplicate
             assert answer.sequence == known
+    # No record's key is lost: each was on the disk before what it sealed.
+    keys, _ = kept(state / "sealing" / "keys.db")
     report = verify_directory(
-        state / "log", checkpoints=state / "checkpoints", public_key=state / "keys" / "checkpoint.pub"
+        state / "log", checkpoints=state / "checkpoints", public_key=state / "keys" / "checkpoint.pub", keys=keys
     )
+    assert (report.sealed, report.erased) == (report.records, 0)
     stored = [
         json.loads(line)["record"]["id"]
         for _, path in segments(state / "log")

@@ -64,22 +64,26 @@ async def test_the_tail_of_one_tenant(tmp_path: Path) -> None:
         assert everything[-1].record.admin.resource == "audit/globex"
 
 
-async def test_the_log_is_readable_and_says_training_is_not_allowed(tmp_path: Path) -> None:
+async def test_a_header_tells_what_was_used_and_nothing_else(tmp_path: Path) -> None:
+    one = record(1)
+    one.request.worker = "worker-secret"
     async with audit_service(tmp_path) as audit, connect(audit.port) as link:
-        await link.append(record(1))
-    [line] = (tmp_path / "state" / "log" / "000000000000000001.log").read_text().splitlines()
-    assert json.loads(line)["record"] == {
+        await link.append(one)
+        # No training on customer data is an explicit flag, not an absence.
+        [shown] = (await audit.stub.Tail(audit_pb2.TailRequest(), timeout=10)).records
+        assert (shown.record, shown.erased_by) == (one, 0)
+    stored = json.loads((tmp_path / "state" / "log" / "000000000000000001.log").read_text().splitlines()[0])["record"]
+    assert {name: stored.pop(name) for name in ("key", "nonce", "sealed")}.keys() == {"key", "nonce", "sealed"}
+    assert stored == {
         "id": "r1",
         "source": "gateway/gateway-0",
         "time": "2027-01-15T08:00:00Z",
-        "request": {
-            "request_id": "r1",
-            "tenant": "acme",
-            "prompt_tokens": 3,
-            "outcome": "stop",
-            "training_allowed": False,
-        },
+        "class": "request",
+        "tenant": "acme",
+        "usage": {"prompt_tokens": 3, "outcome": "stop", "training_allowed": False},
     }
+    everything = b"".join(path.read_bytes() for path in (tmp_path / "state").rglob("*") if path.is_file())
+    assert b"worker-secret" not in everything
 
 
 @pytest.mark.parametrize(

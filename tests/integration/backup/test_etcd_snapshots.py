@@ -12,7 +12,8 @@ from libs.authority.identity import Identity
 from libs.authority.stores import ROOT_USER
 from libs.backup import SnapshotError, etcd, fetch, load, save
 from libs.errors import Reason, WeirError
-from libs.registry import Put
+from libs.registry import EtcdStore, Put
+from tests.support.etcd import EtcdServer, free_ports
 from tests.support.guarded_etcd import GuardedEtcd, guarded_etcd
 
 REGISTRY = Identity("registry", "registry-1", "", "zone-a")
@@ -69,6 +70,37 @@ async def test_keys_revisions_and_rights_are_as_they_were(tmp_path: Path) -> Non
         with pytest.raises(WeirError):
             await router.get(KEY)
         await router.close()
+
+
+async def test_three_members_go_on_as_one_cluster_from_one_snapshot(tmp_path: Path) -> None:
+    alone = EtcdServer(tmp_path / "alone")
+    alone.start()
+    store = EtcdStore([alone.endpoint])
+    await store.txn(puts=[Put(KEY, b"kept")])
+    await store.close()
+    alone.snapshot(tmp_path / "snapshot")
+    alone.stop()
+    ports = {name: tuple(free_ports(2)) for name in ("etcd", "etcd-2", "etcd-3")}
+    peers = {name: f"http://127.0.0.1:{peer}" for name, (_, peer) in ports.items()}
+    etcd.restore_all(etcdutl(), tmp_path / "snapshot", {name: tmp_path / name / "data" for name in ports}, peers)
+    initial = ",".join(f"{name}={url}" for name, url in peers.items())
+    members = [EtcdServer(tmp_path / name, name=name, ports=pair, cluster=initial) for name, pair in ports.items()]
+    try:
+        for member in members:
+            member.launch()
+        for member in members:
+            member.wait_listening()
+        # Any one of them may be away: what two have agreed on is enough.
+        members[0].stop(kill=True)
+        store = EtcdStore([member.endpoint for member in members])
+        found = await store.get(KEY)
+        assert found is not None
+        assert found.value == b"kept"
+        await store.txn(puts=[Put(KEY, b"and changed")])
+        await store.close()
+    finally:
+        for member in members:
+            member.stop(kill=True)
 
 
 async def test_only_root_is_given_a_snapshot(tmp_path: Path) -> None:

@@ -299,3 +299,22 @@ async def test_the_access_log_tells_no_secrets(edge: Edge, http: httpx2.AsyncCli
     assert (line["tenant"], line["status"], line["route"], line["upstream"]) == ("acme", 200, CHAT, "gateway")
     assert "private" not in json.dumps(line)
     assert "good" not in json.dumps(line)
+
+
+async def test_requests_with_an_idempotency_key_go_by_it_and_all_others_by_load(
+    edge: Edge, http: httpx2.AsyncClient
+) -> None:
+    async def sent() -> tuple[int, int]:
+        found = await edge.envoy.counters(r"^cluster\.gateway(-keyed)?\.upstream_rq_total$")
+        return found.get("cluster.gateway.upstream_rq_total", 0), found.get(
+            "cluster.gateway-keyed.upstream_rq_total", 0
+        )
+
+    by_load, by_key = await sent()
+    for headers in ({}, {"idempotency-key": "order 7"}, {"idempotency-key": "order 7", "last-event-id": "abc"}):
+        response = await http.post(CHAT, json={}, headers=headers)
+        assert response.status_code == 200
+        seen = edge.upstreams.gateway.seen[-1]
+        assert {name: seen[name] for name in headers} == headers
+        assert seen["x-weir-tenant"] == "acme"
+    assert await sent() == (by_load + 1, by_key + 2)

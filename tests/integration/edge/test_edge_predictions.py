@@ -8,7 +8,6 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
-import grpc
 import pytest
 import pytest_asyncio
 from envoy.service.discovery.v3 import discovery_pb2
@@ -115,12 +114,11 @@ async def test_a_session_counts_only_where_the_rollout_says_so(edge: PredictionE
     assert {(await edge.infer(MODEL, "u", x_weir_session=str(number)))[1] for number in range(20)} == {ONE, TWO}
 
 
-async def test_what_no_predictor_serves_stays_with_the_gateway(edge: PredictionEdge) -> None:
-    """The gateway behind this edge implements no predictions, and says so."""
+async def test_what_no_predictor_is_known_for_goes_to_any_unplaced(edge: PredictionEdge) -> None:
     for model in ("nothing", "nothing@1", ""):
-        with pytest.raises(grpc.aio.AioRpcError) as refused:
-            await edge.infer(model, "u")
-        assert refused.value.code() is grpc.StatusCode.UNIMPLEMENTED
+        name, version = await edge.infer(model, "u")
+        assert version == ""
+        assert "x-weir-bucket" not in edge.predictors[name.removeprefix("predictor-")].seen
 
 
 async def test_no_request_fails_while_predictors_of_an_arm_come_and_go(edge: PredictionEdge) -> None:

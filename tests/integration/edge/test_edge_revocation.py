@@ -27,7 +27,7 @@ class Caller:
     def __init__(self, edge: PredictionEdge, channel: grpc.aio.Channel, tenant: str) -> None:
         self._edge = edge
         self._stub = inference_pb2_grpc.InferenceServiceStub(channel)
-        self._token = edge._tokens[tenant]
+        self._token = edge.tokens[tenant]
         self.tenant = tenant
 
     async def passes(self) -> bool:

@@ -25,6 +25,7 @@ from libs.config import TlsFiles
 from libs.pki import ensure_ca, issue
 from libs.registry import MemoryStore, Put
 from libs.registry.keys import encode, key_of
+from libs.routing import rules_of
 from libs.rpc import make_channel
 from libs.service import serve
 from services.edge_auth.app import EdgeAuthService, build
@@ -121,6 +122,7 @@ async def test_a_good_key_becomes_trusted_headers(edge: Edge) -> None:
         "key_id": key.id,
         "rev": edge.service._view.revision,
         "ttl": 60_000,
+        "rules": rules_of({}),
     }
     assert key.text not in str(response)
     for header in ("x_api_key", "api_key"):

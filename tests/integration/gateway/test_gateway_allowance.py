@@ -12,7 +12,8 @@ from weir.quota.v1 import quota_pb2
 from weir.registry.v1 import registry_pb2
 
 from libs.errors import Reason, WeirError
-from services.gateway.lease import AHEAD, LEAST, UNKNOWN
+from libs.limiter import AHEAD
+from services.gateway.messages import LEAST, UNKNOWN
 from tests.support.leaves import MODEL, Held, Rig, Running
 from tests.support.native_stream import Stream, taken
 

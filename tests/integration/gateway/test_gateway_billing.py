@@ -117,7 +117,7 @@ async def test_who_leaves_pays_for_what_was_made_until_then(mesh: Rig) -> None:
     running = await taken(mesh.workers[0])
     await running.tokens(ids("ab"))
     async with asyncio.timeout(10):
-        while not any(generation.delivered for generation in mesh.gateway._pipeline._generating.active):  # noqa: ASYNC110
+        while not any(generation.delivered for generation in mesh.gateway._pipeline.parts.active):  # noqa: ASYNC110
             await asyncio.sleep(0.005)
     answer.cancel()
     assert await billed(mesh) == (11, 9, 2)

@@ -4,18 +4,22 @@ along. The `mesh` fixture checks after every test that nothing was left behind."
 from __future__ import annotations
 
 import asyncio
+from pathlib import Path
 from typing import Any
 
 import grpc
 import pytest
 from weir.admission.v1 import admission_pb2
 from weir.inference.v1 import inference_pb2, inference_pb2_grpc
+from weir.registry.v1 import registry_pb2
 from weir.safety.v1 import safety_pb2
 from weir.worker.v1 import worker_pb2
 
 from libs.errors import Reason, WeirError, from_rpc_error
-from tests.support.leaves import Held, Rig, Running
+from services.gateway import account
+from tests.support.leaves import Held, Rig, Running, rig
 from tests.support.native_stream import HEADERS, Stream, ids, refusal, taken
+from tests.support.tokenizer import write_byte_tokenizer
 
 BLOCK = safety_pb2.Intervention(category="test", action=safety_pb2.ACTION_BLOCK)
 
@@ -339,7 +343,7 @@ async def test_an_embedding_takes_a_place_in_the_gateway_like_any_request(mesh: 
     mesh.workers[0].may_embed.clear()
     running = asyncio.ensure_future(_embed(mesh, ["ab"]))
     await asyncio.wait_for(mesh.workers[0].embeds.get(), 10)
-    occupancy = mesh.gateway._pipeline.occupancy
+    occupancy = mesh.gateway._pipeline.parts.occupancy
     drained = asyncio.ensure_future(occupancy.drain())
     await asyncio.sleep(0)
     with pytest.raises(grpc.aio.AioRpcError) as refused:
@@ -367,6 +371,16 @@ async def test_a_worker_that_does_not_have_the_version_any_more_passes_an_embedd
     assert from_rpc_error(caught.value).reason is Reason.REJECTED_NO_CAPACITY
 
 
+async def test_an_embedding_whose_grant_is_stale_gets_another_one(mesh: Rig) -> None:
+    """As after a restart of admission, of which its worker has not heard yet; so many times."""
+    mesh.workers[0].embeds_not = Reason.GRANT_INVALID
+    with pytest.raises(grpc.aio.AioRpcError) as caught:
+        await _embed(mesh, ["ab"])
+    assert from_rpc_error(caught.value).reason is Reason.GRANT_INVALID
+    assert mesh.workers[0].embeds.qsize() == 1 + mesh.gateway._settings.max_migrations
+    assert not any(asked.exclude_workers for asked in mesh.admitted)
+
+
 async def test_an_empty_text_has_no_embedding(mesh: Rig) -> None:
     with pytest.raises(grpc.aio.AioRpcError) as caught:
         await _embed(mesh, ["ab", ""])
@@ -379,15 +393,38 @@ def test_the_admission_message_is_what_these_tests_hold() -> None:
 
 
 async def test_e8_a_reader_gets_its_end_though_closing_fails(mesh: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
-    closing = mesh.gateway._pipeline._account
-    normal = closing.served
+    normal = account.served
 
     def broken(*told: Any) -> None:
         normal(*told)
         raise OSError("the disk is full")
 
-    monkeypatch.setattr(closing, "served", broken)
+    monkeypatch.setattr(account, "served", broken)
     async with Stream(mesh) as stream:
         await (await taken(mesh.workers[0])).last(ids("ab"))
         text, end = await asyncio.wait_for(stream.rest(), 10)
     assert (text, end.finish_reason) == ("ab", inference_pb2.FINISH_REASON_STOP)
+
+
+async def test_an_embedding_that_workers_take_from_an_owner_alone_waits_for_one(tmp_path: Path) -> None:
+    """The owner of the pool is gone, and workers hear of another one already: no grant of our own helps."""
+    model = tmp_path / "model"
+    model.mkdir()
+    async with rig(write_byte_tokenizer(model), tmp_path / "state", max_local_grants=1) as mesh:
+        await _embed(mesh, ["a"])  # admission has been reached once
+        for worker in mesh.workers:
+            worker.wants_proof = True
+            address, versions = f"127.0.0.1:{worker.port}", ["tiny@1"]
+            endpoint = registry_pb2.Endpoint(service="worker", instance=worker.name, address=address, zone="zone-a")
+            endpoint.model_versions.extend(versions)
+            await mesh.put(endpoint)
+            while not worker.embeds.empty():
+                worker.embeds.get_nowait()
+        await mesh.admission.stop()
+        running = asyncio.ensure_future(_embed(mesh, ["ab"]))
+        asked = [asyncio.ensure_future(worker.embeds.get()) for worker in mesh.workers]
+        await asyncio.wait(asked, return_when=asyncio.FIRST_COMPLETED, timeout=10)
+        await mesh.admission.start()
+        assert len((await running).embeddings) == 1
+        for task in asked:
+            task.cancel()

@@ -11,7 +11,7 @@ from weir.inference.v1 import inference_pb2, inference_pb2_grpc
 from weir.registry.v1 import registry_pb2
 from weir.router.v1 import router_pb2
 
-from services.gateway.identity import bounded
+from libs.callers import bounded
 from services.gateway.openai.requests import parse_chat
 from tests.support.canary import CANDIDATE, begin
 from tests.support.leaves import MODEL, Rig

@@ -101,6 +101,23 @@ async def test_e7_who_must_be_checked_is_refused_at_once(patient: Rig) -> None:
     leaf.moves.set()
 
 
+async def test_who_must_be_checked_waits_until_a_check_that_stands_still_is_asked_for_elsewhere(tmp_path: Path) -> None:
+    model = tmp_path / "model"
+    model.mkdir()
+    async with (
+        rig(write_byte_tokenizer(model), tmp_path / "state", decide_timeout=0.05, filter_grace=20.0) as mesh,
+        asyncio.timeout(20),
+    ):
+        leaf, (link,) = frozen_of(mesh, "safety")
+        leaf.moves.clear()
+        async with Stream(mesh) as stream:
+            await lost([link])
+            leaf.moves.set()
+            await (await taken(mesh.workers[0])).last(ids("a"))
+            text, end = await stream.rest()
+    assert (text, list(end.degraded)) == ("a", [])
+
+
 # ---- away at the start ------------------------------------------------------------------------
 
 AWAY = {"router": ["router_local"], "safety": ["safety_skipped"], "audit": [], "ratelimit": ["quota_local"]}
@@ -141,7 +158,7 @@ async def test_e6_a_gateway_that_leaves_serves_on_at_first(tmp_path: Path) -> No
             await (await taken(mesh.workers[0])).last(ids("a"))
             assert (await stream.rest())[0] == "a"
         async with asyncio.timeout(10):
-            while not mesh.gateway._pipeline.occupancy.draining:  # noqa: ASYNC110 - time has to pass
+            while not mesh.gateway._pipeline.parts.occupancy.draining:  # noqa: ASYNC110 - time has to pass
                 await asyncio.sleep(0.01)
         watch.cancel()
     await ending

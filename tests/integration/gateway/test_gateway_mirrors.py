@@ -12,16 +12,16 @@ from prometheus_client import REGISTRY
 from weir.admission.v1 import admission_pb2
 from weir.quota.v1 import quota_pb2
 from weir.registry.v1 import registry_pb2
+from weir.rollout.v1 import rollout_pb2
 from weir.router.v1 import router_pb2
 from weir.worker.v1 import worker_pb2
 
 from libs.clock import SystemClock
 from libs.errors import Reason, WeirError
 from libs.mux import CallContext
+from libs.outcomes import ArmKey
 from services.admission.coordinator import Coordinator
 from services.admission.worker_session import WorkerSession
-from services.gateway.outcomes import ArmCounts
-from services.gateway.policy.finals import ArmKey
 from tests.support.admission_limits import steady
 from tests.support.leaves import MODEL, FakeWorker, Held, Rig, Running
 from tests.support.native_stream import Stream, ids, taken
@@ -81,7 +81,7 @@ def copies(mesh: Rig) -> list[admission_pb2.Admit]:
     return [asked for asked in mesh.admitted if asked.queue_class == SHADOW]
 
 
-def counts(mesh: Rig) -> ArmCounts:
+def counts(mesh: Rig) -> rollout_pb2.ArmOutcomes:
     """What is known of the copies' arm."""
     found = mesh.gateway._outcomes.table.arm(COPY)
     assert found is not None
@@ -343,7 +343,7 @@ async def test_a_copy_makes_way_for_a_user(shadowed: Rig) -> None:
     found = shadowed.gateway._outcomes.table.arm(COPY)
     assert found is not None
     # Having made way says nothing of the candidate.
-    assert (found.requests, found.cohorts.open, found.keys) == (0, False, {})
+    assert (found.requests, list(found.cohorts.started), found.keys) == (0, list(found.cohorts.ended), {})
 
 
 def _unmirrored(mesh: Rig) -> Callable[[Any, CallContext], Any]:

@@ -13,6 +13,7 @@ from weir.safety.v1 import safety_pb2
 from weir.worker.v1 import worker_pb2
 
 from libs.errors import Reason, WeirError, from_rpc_error
+from services.gateway import serve as serve_module
 from tests.support.leaves import Rig, Running
 from tests.support.native_stream import HEADERS, ids, taken
 from tests.support.openai_call import chat, completion, embedding
@@ -137,15 +138,14 @@ async def test_e9_a_refused_prompt_says_so_beside_the_others(mesh: Rig) -> None:
 
 
 async def test_e9_a_fault_of_ours_ends_that_prompt_alone(mesh: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
-    opening = mesh.gateway._pipeline._preparation
-    normal = opening.prepare
+    normal = serve_module.prepare
 
-    async def broken(request: Any, *rest: Any) -> Any:
+    async def broken(parts: Any, request: Any, *rest: Any) -> Any:
         if request.spec.prompt == "b":
             raise ZeroDivisionError
-        return await normal(request, *rest)
+        return await normal(parts, request, *rest)
 
-    monkeypatch.setattr(opening, "prepare", broken)
+    monkeypatch.setattr(serve_module, "prepare", broken)
     answering = asyncio.ensure_future(completion(mesh, prompt=["a", "b", "c"]))
     await serve(mesh, 2)
     body = (await answering).body

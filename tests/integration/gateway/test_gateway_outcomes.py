@@ -15,10 +15,9 @@ from weir.rollout.v1 import rollout_pb2, rollout_pb2_grpc
 from weir.worker.v1 import worker_pb2
 
 from libs.errors import Reason, WeirError
+from libs.outcomes import ArmKey
 from libs.rpc import make_server
 from libs.rpc.server import bind
-from services.gateway.outcomes import ArmCounts
-from services.gateway.policy.finals import ArmKey
 from tests.support.canary import CANARY, CANDIDATE, begin, end, rollout, seen
 from tests.support.leaves import MODEL, Rig
 from tests.support.native_stream import Stream, ids, refusal, taken
@@ -80,7 +79,7 @@ async def one(mesh: Rig, *, version: str = CANDIDATE) -> None:
         await stream.rest()
 
 
-def counts(mesh: Rig, key: ArmKey = KEY) -> ArmCounts:
+def counts(mesh: Rig, key: ArmKey = KEY) -> rollout_pb2.ArmOutcomes:
     found = mesh.gateway._outcomes.table.arm(key)
     assert found is not None
     return found
@@ -88,8 +87,15 @@ def counts(mesh: Rig, key: ArmKey = KEY) -> ArmCounts:
 
 def began(mesh: Rig, key: ArmKey = KEY) -> tuple[int, int, int]:
     """Began, ended, failed."""
-    cells = list(counts(mesh, key).cohorts.cells())
-    return sum(c.started for c in cells), sum(c.ended for c in cells), sum(c.errors for c in cells)
+    found = counts(mesh, key).cohorts
+    return sum(found.started), sum(found.ended), sum(found.errors)
+
+
+def judged(mesh: Rig) -> dict[str, tuple[int, int]]:
+    """Good and bad events, by objective."""
+    found = mesh.gateway._outcomes.table.objectives("generate", "fast")
+    assert found is not None
+    return {name: (event.good, event.bad) for name, event in found.objectives.items()}
 
 
 async def test_f4_a_request_that_hangs_is_told_from_its_beginning(mesh: Rig) -> None:
@@ -130,19 +136,18 @@ async def test_a_request_counts_once_with_its_times_tokens_and_cost(mesh: Rig) -
     await one(mesh)
     found = counts(mesh)
     assert (found.requests, found.errors, found.streams, found.completed) == (1, 0, 1, 1)
-    assert (found.ttft.count, found.cost.tokens) == (1, 4)
+    assert (sum(found.ttft.counts), found.cost.tokens) == (1, 4)
     assert found.cost.cost == pytest.approx(2 * 0.1 + 2 * 0.5)
-    assert found.objectives == {"availability": [1, 0], "stream_completion": [1, 0]}
+    assert judged(mesh) == {"availability": (1, 0), "stream_completion": (1, 0)}
     assert (found.model_version, found.route, found.tier) == (CANDIDATE, "generate", "fast")
-    assert mesh.gateway._outcomes.table.objectives("generate", "fast") == found.objectives
+    assert {name: (event.good, event.bad) for name, event in found.objectives.items()} == judged(mesh)
 
 
 async def test_what_is_under_no_rollout_counts_for_objectives_alone(mesh: Rig) -> None:
     await mesh.put(registry_pb2.Slo(route="generate", tier="*", availability=0.99))
     await seen(mesh, lambda snapshot: snapshot.slos)
     await one(mesh, version=MODEL)
-    table = mesh.gateway._outcomes.table
-    assert (len(table), table.objectives("generate", "fast")) == (0, {"availability": [1, 0]})
+    assert (len(mesh.gateway._outcomes.table), judged(mesh)) == (0, {"availability": (1, 0)})
 
 
 async def test_faults_count_and_callers_who_leave_do_not(mesh: Rig) -> None:
@@ -185,8 +190,7 @@ async def test_a_full_pool_is_blamed_on_an_arm_only_by_its_own_share(mesh: Rig, 
     mesh.admission.handler = lambda call, context: admission_pb2.AdmissionReply(rejected=full.to_rejection())
     async with Stream(mesh) as stream:
         assert (await refusal(stream)).reason is Reason.REJECTED_QUEUE_FULL
-    table = mesh.gateway._outcomes.table
-    assert table.objectives("generate", "fast") == {"availability": [0, 1]}
+    assert judged(mesh) == {"availability": (0, 1)}
     assert (began(mesh), counts(mesh).requests) == ((1, 1, int(blamed)), int(blamed))
 
 

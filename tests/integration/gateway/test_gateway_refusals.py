@@ -9,6 +9,7 @@ from typing import Any
 
 import grpc
 import pytest
+from google.protobuf import duration_pb2
 from prometheus_client import REGISTRY
 from weir.inference.v1 import inference_pb2, inference_pb2_grpc
 from weir.quota.v1 import quota_pb2
@@ -25,7 +26,9 @@ from tests.support.tokenizer import write_byte_tokenizer
 COUNTED = [*HEADERS, ("x-weir-request-counted", "1")]
 REASONS = [reason for reason in Reason if reason is not Reason.UNSPECIFIED]
 LIMITS = quota_pb2.Reserved(
-    requests=quota_pb2.LimitStatus(limit=60, remaining=59), tokens=quota_pb2.LimitStatus(limit=1000, remaining=400)
+    requests=quota_pb2.LimitStatus(limit=60, remaining=59),
+    tokens=quota_pb2.LimitStatus(limit=1000, remaining=400),
+    spend=quota_pb2.LimitStatus(limit=10**6, remaining=7, period=duration_pb2.Duration(seconds=86_400)),
 )
 
 
@@ -121,7 +124,8 @@ async def test_answers_tell_the_limits_where_the_edge_did_not(mesh: Rig) -> None
         await (await taken(mesh.workers[0])).last(ids("x"))
         await stream.rest()
         told = await trailers(stream)
-    assert told["ratelimit-policy"] == '"requests";q=60;w=60, "tokens";q=1000;w=60'
+    assert told["ratelimit-policy"] == '"requests";q=60;w=60, "tokens";q=1000;w=60, "spend";q=1000000;w=86400'
+    assert told["ratelimit"].endswith('"spend";r=7;t=0')
     assert told["x-ratelimit-remaining-tokens"] == "400"
     for headers, expected in ((HEADERS, "59"), (COUNTED, None)):
         asking = asyncio.ensure_future(chat(mesh, headers))

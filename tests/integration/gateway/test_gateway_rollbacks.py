@@ -285,7 +285,7 @@ async def test_a_promotion_moves_nobody(mesh: Rig) -> None:
         text, last = await runs.rest()
     assert (text, list(last.degraded)) == ("def", [])
     assert mesh.workers[0].cancelled.empty()
-    assert not len(mesh.gateway._pipeline._membership)
+    assert not len(mesh.gateway._pipeline.parts.membership)
 
 
 async def test_who_looks_for_a_worker_looks_for_one_of_the_arm_in_force(mesh: Rig) -> None:

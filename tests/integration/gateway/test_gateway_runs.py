@@ -13,10 +13,11 @@ from weir.worker.v1 import worker_pb2
 from libs.clock import SystemClock
 from libs.deadlines import Deadline
 from libs.errors import Reason, WeirError
+from libs.texts import ChatMessage
 from services.gateway.internal import Run
 from services.gateway.policy.events import Finish
 from services.gateway.policy.finals import FinalAnswer
-from services.gateway.policy.spec import BoundParameters, ChatMessage, Spec
+from services.gateway.policy.spec import BoundParameters, Spec
 from tests.support.leaves import MODEL, Held, Rig, Running
 from tests.support.native_stream import ids, taken
 

@@ -14,8 +14,8 @@ from weir.registry.v1 import registry_pb2
 from libs.artifacts import BLOBS, BlobStoreUnavailable, LocalBlobStore, Options, push
 from libs.clock import ManualClock
 from libs.errors import Reason, WeirError
-from services.gateway import text_store
-from services.gateway.text_store import TextStore
+from libs.texts import TextStore
+from libs.texts import store as text_store
 from tests.support.tokenizer import write_byte_tokenizer
 
 

@@ -14,7 +14,7 @@ from typing import Any
 import psutil
 import pytest
 
-from tests.support.mesh import ROOT, Mesh, eventually
+from tests.support.mesh import ROOT, STREAMS_ONLY, Mesh, eventually
 
 ENVIRONMENT = Path(os.environ.get("LOCUST_ENV", ROOT / "build" / "locust-env"))
 SHORT = ("--users", "12", "--spawn-rate", "12", "--think", "0.3", "--stop-timeout", "10")
@@ -34,7 +34,7 @@ def locust() -> str:
 
 @pytest.fixture(scope="module")
 def mesh(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Mesh]:
-    with Mesh(tmp_path_factory.mktemp("locust"), profile="simulated") as running:
+    with Mesh(tmp_path_factory.mktemp("locust"), profile="simulated", settings=STREAMS_ONLY) as running:
         # One of the two tenants is soon refused.
         running.weir("set", "limits", "globex/*", "requests_per_minute=12", "--reason", "a test")
         yield running

@@ -48,9 +48,10 @@ async def serving(directory):
 async def open_as(address: str, tls: TlsFiles, calls_itself: str):
     async with make_channel(address, tls=tls, server_name="ratelimit.weir.internal") as channel:
         rpc = quota_pb2_grpc.QuotaServiceStub(channel).Session()
-        await rpc.write(
-            quota_pb2.SessionRequest(hello=mux_pb2.Hello(service=calls_itself, instance=f"{calls_itself}-0"))
-        )
+        with contextlib.suppress(grpc.aio.AioRpcError):  # refused before it could write: the read tells why
+            await rpc.write(
+                quota_pb2.SessionRequest(hello=mux_pb2.Hello(service=calls_itself, instance=f"{calls_itself}-0"))
+            )
         return (await rpc.read()).WhichOneof("frame")
 
 

@@ -114,3 +114,30 @@ async def test_a_peer_that_takes_its_time_is_not_given_up() -> None:
         peer.answers.set()
         assert (await call).HasField("reserved")
         assert (client.generation, peer.asked, client.away) == (1, 1, 0.0)
+
+
+async def test_a_peer_that_has_nothing_to_tell_is_not_asked_whether_it_is_there() -> None:
+    """It takes no one's time: what hangs until there is news waits with it, whatever others notice meanwhile."""
+    asked = asyncio.Event()
+    normal = CODEC.question
+
+    class Asking(Codec):
+        def question(self) -> Any:
+            asked.set()
+            return normal()
+
+    peer = Peer(still=False)
+    async with client_of(peer) as client, client_of(Peer(still=True)) as other:
+        client._codec = Asking.of(quota_pb2.SessionRequest, quota_pb2.SessionResponse)
+        hanging = asyncio.ensure_future(
+            client.call(CALL, deadline=Deadline.after(60, CLOCK), semantics=Semantics.WATCH)
+        )
+        with pytest.raises(WeirError):  # as long as a silence lasts
+            await other.call(CALL, deadline=Deadline.after(60, CLOCK), semantics=Semantics.ONCE)
+        assert (asked.is_set(), client.generation) == (False, 1)
+        awaited = asyncio.ensure_future(client.call(CALL, deadline=Deadline.after(60, CLOCK), semantics=Semantics.ONCE))
+        async with asyncio.timeout(20):
+            await asked.wait()
+        peer.answers.set()
+        assert (await hanging).HasField("reserved")
+        assert (await awaited).HasField("reserved")

@@ -7,13 +7,14 @@ from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
+from weir.quota.v1 import quota_pb2
 from weir.registry.v1 import registry_pb2
 
 from libs.clock import SystemClock
 from libs.deadlines import Deadline
 from libs.errors import Reason, WeirError
+from libs.limiter import Reservation
 from libs.registry import RegistrySnapshot
-from services.gateway.ports import Reservation
 from tests.integration.ratelimit.test_gateway_share import GATEWAYS, Asking, gateway
 from tests.support.limiter import Cluster, Node, cluster
 from tests.support.quota import leases_of
@@ -41,16 +42,8 @@ def knows(one: Asking, *limits: registry_pb2.Limits) -> Asking:
 
 def start(one: Asking, name: str, tokens: int, **more: Any) -> asyncio.Future[Reservation]:
     """A reservation that was decided already if it is done."""
-    return one.client.start_reserve(
-        tenant="acme",
-        model="fast",
-        request_id=name,
-        tokens=tokens,
-        request_counted=False,
-        deadline=Deadline.after(20, SystemClock()),
-        traceparent="",
-        **more,
-    )
+    reserve = quota_pb2.Reserve(tenant="acme", model="fast", request_id=name, tokens=tokens, **more)
+    return one.client.start_reserve(reserve, deadline=Deadline.after(20, SystemClock()), traceparent="")
 
 
 async def left(node: Node, tokens: int) -> None:
@@ -68,12 +61,10 @@ async def test_far_from_its_limits_a_tenants_requests_wait_for_nobody(replicas: 
         given = start(one, "second", 50)
         assert given.done()
         assert not given.result().local
-        assert first.tokens is not None
-        assert given.result().tokens == (LIMIT, LIMIT - 150, first.tokens[2])
-        assert given.result().requests is not None
+        assert given.result().tokens == first.tokens._replace(limit=LIMIT, remaining=LIMIT - 150)
         assert given.result().requests[:2] == (9000, 8998)
         await left(node, LIMIT - 150)  # by itself, after a while
-        one.client.settle(tenant="acme", model="fast", request_id="second", tokens=20)
+        one.settle("second", 20)
         await left(node, LIMIT - 120)
         # It grows without asking, too.
         grown = one.client.start_grow(
@@ -148,7 +139,7 @@ async def test_slots_of_an_allowance_come_back_with_their_streams(replicas: Clus
             given = [start(one, f"{turn}-{number}", 1) for number in range(2)]
             assert all(each.done() for each in given)
             for number in range(2):
-                one.client.settle(tenant="acme", model="fast", request_id=f"{turn}-{number}", tokens=1)
+                one.settle(f"{turn}-{number}", 1)
         given = [start(one, f"last-{number}", 1) for number in range(3)]
         assert [each.done() for each in given] == [True, True, False]
         await asyncio.gather(*given)

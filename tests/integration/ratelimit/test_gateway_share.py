@@ -9,18 +9,18 @@ from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
+from weir.quota.v1 import quota_pb2
 from weir.registry.v1 import registry_pb2
 
 from libs.clock import Clock, ManualClock, SystemClock
 from libs.deadlines import Deadline
 from libs.errors import Reason, WeirError
-from libs.quota import Share
+from libs.limiter import LimiterStreams, QuotaClient, Reservation
+from libs.mux import Dialer
+from libs.quota import DAY_NS, MINUTE_NS, Share
 from libs.quota.shares import part_of
 from libs.registry import RegistrySnapshot, WatchEvent, apply_events, keys, snapshot_of
-from services.gateway.clients.quota import QuotaClient
-from services.gateway.clients.shards import LimiterStreams
 from services.gateway.config import Settings, Targets
-from services.gateway.ports import Reservation
 from tests.support.limiter import Cluster, cluster
 from tests.support.quota import leases_of
 
@@ -48,14 +48,14 @@ class Asking:
         """One reservation; raises what the limiter or the fallback says."""
         self.turn += 1
         asked: dict[str, Any] = {"tenant": "acme", "model": "fast", **more}
-        return await self.client.start_reserve(
-            request_id=name or f"{id(self)}-{self.turn}",
-            tokens=tokens,
-            request_counted=False,
-            deadline=Deadline.after(20, SystemClock()),
-            traceparent="",
-            **asked,
-        )
+        reserve = quota_pb2.Reserve(request_id=name or f"{id(self)}-{self.turn}", tokens=tokens, **asked)
+        deadline = Deadline.after(20, SystemClock())
+        return await self.client.start_reserve(reserve, deadline=deadline, traceparent="")
+
+    def settle(self, name: str, tokens: int, **more: int) -> None:
+        """It is over."""
+        used = quota_pb2.Settle(tenant="acme", model="fast", request_id=name, tokens=tokens, **more)
+        self.client.settle(used)
 
     async def grow(self, name: str, tokens: int) -> None:
         """A request that runs is to have so many in all."""
@@ -74,12 +74,22 @@ class Asking:
 
 @contextlib.asynccontextmanager
 async def gateway(
-    number: int, address: str, *, clock: Clock | None = None, lease_seconds: float = 20.0, **more: Any
+    number: int,
+    address: str,
+    *,
+    clock: Clock | None = None,
+    lease_seconds: float = 20.0,
+    connected: bool = True,
+    **more: Any,
 ) -> AsyncIterator[Asking]:
     clock = clock or SystemClock()
     settings = Settings(service="gateway", instance=f"gateway-{number}", targets=Targets(ratelimit=address), **more)
     client = QuotaClient(
-        LimiterStreams(settings, clock=SystemClock(), rng=random.Random(number)),
+        LimiterStreams(
+            Dialer(settings, SystemClock(), random.Random(number), settings.lazy_seconds),
+            settings.targets.ratelimit,
+            joined=settings.stream_per_owner,
+        ),
         clock=clock,
         decide_timeout=5.0,
         end_timeout=5.0,
@@ -95,7 +105,7 @@ async def gateway(
     )
     running = asyncio.create_task(client.run())
     try:
-        if address != NOBODY:
+        if connected and address != NOBODY:
             await client.wait_connected(20)
         yield Asking(client)
     finally:
@@ -182,9 +192,9 @@ async def test_settling_a_local_lease_frees_what_was_not_used() -> None:
         await one.reserve(500, name="r1")
         with pytest.raises(WeirError):
             await one.reserve(10)
-        one.client.settle(tenant="acme", model="fast", request_id="r1", tokens=100, prompt_tokens=50)
+        one.settle("r1", 100, prompt_tokens=50)
         # What it served when the owner could be asked is of its part, too.
-        one.client.settle(tenant="acme", model="fast", request_id="not-local", tokens=150)
+        one.settle("not-local", 150)
         assert await one.given(10) == 250
 
 
@@ -196,9 +206,7 @@ async def test_c7_cached_prompt_tokens_are_spent_at_their_own_price(replicas: Cl
     node = await replicas.start("ratelimit-0", seed=(limits, price))
     async with gateway(0, node.address) as one:
         await one.reserve(60, name="r", prompt_tokens=50, max_output_tokens=10)
-        one.client.settle(
-            tenant="acme", model="fast", request_id="r", tokens=60, prompt_tokens=50, cached_prompt_tokens=40
-        )
+        one.settle("r", 60, prompt_tokens=50, cached_prompt_tokens=40)
         async with asyncio.timeout(10):
             await node.agrees(lambda: node.service._ledger.live_leases == 0)
         assert node.service._ledger.report("acme", "fast", node.service._now()).spend.remaining == 1000 - (4 + 10 + 20)
@@ -209,8 +217,7 @@ async def test_inputs_without_an_output_are_priced_as_inputs(replicas: Cluster) 
     node = await replicas.start("ratelimit-0", seed=(limits, PRICE))
     async with gateway(0, node.address) as one:
         got = await one.reserve(150, prompt_tokens=60)
-        assert got.spend is not None
-        assert got.spend[1] == 850
+        assert got.spend.remaining == 850
 
 
 async def test_c3_a_lease_lives_as_long_as_its_request_runs_and_no_settle_is_needed_for_its_end(
@@ -226,7 +233,7 @@ async def test_c3_a_lease_lives_as_long_as_its_request_runs_and_no_settle_is_nee
         opened = leases_of(ledger)["runs"].opened
         await node.agrees(lambda: not ledger.holds("acme", "lost"))
         await node.agrees(lambda: leases_of(ledger)["runs"].expires > opened + 2 * 10**9)
-        one.client.settle(tenant="acme", model="fast", request_id="runs", tokens=40)
+        one.settle("runs", 40)
         await node.agrees(lambda: ledger.live_leases == 0)
         # What nobody settled counts as it was reserved.
         assert node.left() == LIMIT - 40 - 10
@@ -243,7 +250,7 @@ async def test_c3_what_an_owner_lost_is_taken_again_as_soon_as_the_gateway_finds
         second = await replicas.start("ratelimit-1", seed=(LIMITS, *GATEWAYS), address=first.address)
         await second.agrees(lambda: second.service._ledger.live_leases == 2)
         assert second.left() == LIMIT - 350
-        one.client.settle(tenant="acme", model="fast", request_id="local", tokens=20)
+        one.settle("local", 20)
         await second.agrees(lambda: second.left() == LIMIT - 320)
 
 
@@ -268,7 +275,7 @@ async def test_c7_the_next_owner_hears_what_a_request_grew_to_and_it_goes_on_gro
             await second.agrees(lambda: second.left() == LIMIT - 300 - share)
             await one.grow("r", 500)
             assert second.left() == LIMIT - 500
-            one.client.settle(tenant="acme", model="fast", request_id="r", tokens=420)
+            one.settle("r", 420)
             await second.agrees(lambda: second.left() == LIMIT - 420)
 
 
@@ -297,13 +304,11 @@ async def test_the_owner_prices_a_request_and_holds_it_to_the_tenants_lengths(re
             await one.reserve(1, prompt_tokens=50, max_output_tokens=26, choices=2)
         assert refused.value.limit == "tokens_per_minute"
         got = await one.reserve(1, prompt_tokens=50, max_output_tokens=25, choices=2)
-        assert got.tokens is not None
-        assert got.spend is not None
-        assert (got.tokens[1], got.spend[:2]) == (0, (1000, 1000 - 50 - 100))
+        assert (got.tokens.remaining, got.tokens.period_ns) == (0, MINUTE_NS)
+        assert (got.spend.limit, got.spend.remaining, got.spend.period_ns) == (1000, 1000 - 50 - 100, DAY_NS)
         over = await one.reserve(1, prompt_tokens=50, max_output_tokens=100, over_quota_allowed=True)
         assert over.over_quota
-        assert over.spend is not None
-        assert over.spend[1] == 850 - 50 - 200
+        assert over.spend.remaining == 850 - 50 - 200
         for ask, reason, limit in (
             ({"max_output_tokens": 201}, Reason.INVALID_REQUEST, "max_output"),
             ({"prompt_tokens": 200, "max_output_tokens": 101}, Reason.CONTEXT_LENGTH_EXCEEDED, "max_context"),
@@ -341,6 +346,15 @@ async def test_c2_of_money_a_gateway_gives_out_what_it_was_told_and_else_nothing
         assert await refused()
         one.client.update(apply_events(snapshot, [WatchEvent(keys.key_of(soft), keys.encode(soft), 3)], 3))
         assert (await one.reserve(100, prompt_tokens=100)).local
+
+
+async def test_who_is_told_of_no_money_yet_waits_for_the_owner_instead_of_refusing(replicas: Cluster) -> None:
+    capped = registry_pb2.Limits(tenant="acme", model="*", spend_microusd=1000)
+    node = await replicas.start("ratelimit-0", seed=(capped, PRICE, *GATEWAYS))
+    async with gateway(0, node.address, connected=False) as one:
+        one.client.update(RegistrySnapshot(limits={("acme", "*"): capped}, prices={"*": PRICE}))
+        assert not any(mux.connected for mux in one.client._streams.muxes)
+        assert not (await one.reserve(10, prompt_tokens=10)).local
 
 
 async def test_c2_a_spent_cap_stays_spent_and_a_models_limits_hold_while_the_owner_is_away(replicas: Cluster) -> None:

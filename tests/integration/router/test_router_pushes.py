@@ -11,15 +11,15 @@ from collections.abc import AsyncIterator, Callable
 import pytest
 from weir.registry.v1 import registry_pb2
 
+from libs.catalog import Catalog
 from libs.clock import SystemClock
 from libs.deadlines import Deadline
 from libs.errors import Reason, WeirError
 from libs.mux import MuxClient
 from libs.registry import MemoryStore
+from libs.routes import RouterClient
 from libs.routing import Route, RouteRequest
 from libs.service import serve
-from services.gateway.catalog import Catalog
-from services.gateway.clients.router import RouterClient
 from services.router.app import build
 from services.router.config import Settings
 from tests.support.routers import (

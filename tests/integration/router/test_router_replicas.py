@@ -10,9 +10,9 @@ from weir.router.v1 import router_pb2 as pb
 
 from libs.deadlines import Deadline
 from libs.mux import MuxClient, Semantics
+from libs.routes import RouterClient
 from libs.routing import RouteRequest
 from libs.service import serve
-from services.gateway.clients.router import RouterClient
 from services.router.app import build
 from services.router.config import Settings
 from tests.support.routers import (

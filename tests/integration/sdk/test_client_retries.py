@@ -24,9 +24,10 @@ AWAY = WeirError(Reason.DEPENDENCY_UNAVAILABLE, "away")
 Script = Callable[[grpc.aio.ServicerContext], Awaitable[None]]
 
 
-def delta(text: str) -> inference_pb2.GenerateResponse:
+def delta(text: str, cursor: bytes = b"", finish: int = 0) -> inference_pb2.GenerateResponse:
     response = inference_pb2.GenerateResponse()
-    response.delta.choices.add(index=0, text=text)
+    response.delta.choices.add(index=0, text=text, finish_reason=finish)  # type: ignore[arg-type]
+    response.delta.cursor = cursor
     return response
 
 
@@ -41,6 +42,7 @@ class Server(inference_pb2_grpc.InferenceServiceServicer):
         self.scripts: list[Script] = []
         self.calls: list[float] = []
         self.remaining: list[float] = []
+        self.starts: list[inference_pb2.GenerationSpec] = []
         self.cancelled = asyncio.Event()
         self.frames: asyncio.Queue[str] = asyncio.Queue()
 
@@ -57,6 +59,7 @@ class Server(inference_pb2_grpc.InferenceServiceServicer):
     async def Generate(self, request_iterator: Any, context: grpc.aio.ServicerContext) -> None:  # noqa: N802
         first = await anext(request_iterator)
         assert first.start.model == "tiny"
+        self.starts.append(first.start)
 
         async def watch() -> None:
             async for frame in request_iterator:

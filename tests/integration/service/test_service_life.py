@@ -55,7 +55,7 @@ class Scripted:
 
 
 def settings(**values: Any) -> ServiceSettings:
-    return ServiceSettings(**{"service": "worker", "instance": "worker-0", "drain_seconds": 5.0, **values})
+    return ServiceSettings(**{"service": "worker", "instance": "worker-0", "drain_seconds": 60.0, **values})
 
 
 @contextlib.asynccontextmanager

@@ -15,8 +15,15 @@ from libs.service import serve
 from libs.service.health import Health
 from libs.service.pages import PageServer, serve_pages
 from tests.integration.service.test_service_life import Scripted, settings
+from tests.support.owners import until
 
 Answer = tuple[int, str]
+
+
+@pytest.fixture(autouse=True)
+def soon_stopped(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A test ends its servers, which nobody else does."""
+    monkeypatch.setattr("libs.service.pages._STOP_SECONDS", 0.02)
 
 
 class Lacking(Scripted):
@@ -29,7 +36,7 @@ class Lacking(Scripted):
 
 
 @contextlib.asynccontextmanager
-async def pages(health: Health, *, patience: float = 5.0, host: str = "127.0.0.1") -> AsyncIterator[PageServer]:
+async def pages(health: Health, *, patience: float = 60.0, host: str = "127.0.0.1") -> AsyncIterator[PageServer]:
     told = ServiceSettings(service="worker", instance="worker-0", metrics_host=host)
     server = serve_pages(told, health, patience=patience)
     try:
@@ -41,7 +48,7 @@ async def pages(health: Health, *, patience: float = 5.0, host: str = "127.0.0.1
 
 def ask(server: PageServer, path: str, method: str = "GET") -> Answer:
     host, port = server.server_address[:2]
-    connection = http.client.HTTPConnection(str(host), port, timeout=10)
+    connection = http.client.HTTPConnection(str(host), port, timeout=60)
     with contextlib.closing(connection):
         connection.request(method, path)
         answer = connection.getresponse()
@@ -58,9 +65,11 @@ async def test_readiness_is_what_health_says_and_liveness_is_not() -> None:
         assert service.ready is not None
         told["starting"] = await asyncio.to_thread(ask, server, "/readyz")
         service.ready()
+        await until(lambda: not health.fault)
         told["ready"] = await asyncio.to_thread(ask, server, "/readyz")
         service.missing = ()
         service.ready.withdraw()
+        await until(lambda: bool(health.fault))
         told["withdrawn"] = await asyncio.to_thread(ask, server, "/readyz")
         ending = asyncio.ensure_future(stack.aclose())
         await service.drained.wait()

@@ -1,6 +1,7 @@
 """Probes against real servers: health over mTLS and its changes, strangers, and who answers from who does not."""
 
 import asyncio
+import socket
 from pathlib import Path
 
 import grpc
@@ -82,18 +83,13 @@ async def test_f7_a_process_that_takes_connections_and_says_nothing_is_silent(tm
     """As one that stands still: its kernel goes on taking them."""
     [own] = issue_all(tmp_path, ("probe",)).values()
     files = TlsFiles(own.ca, own.cert, own.key)
-    held: list[asyncio.StreamWriter] = []
-    server = await asyncio.start_server(lambda _, writer: held.append(writer), "127.0.0.1", 0)
-    port = server.sockets[0].getsockname()[1]
-    if kind == "grpc":  # its `Watch` waits for ever, so that it must be asked
-        assert await check(GrpcProbe(port=port, tls=files)) is Look.SILENT
-    else:
-        probe = EtcdProbe(port=port, tls=files) if kind == "etcd" else HttpProbe(port=port)
-        assert await looked(probe, times=2) == {Look.SILENT}
-    for writer in held:
-        writer.close()
-    server.close()
-    await server.wait_closed()
+    with socket.create_server(("127.0.0.1", 0)) as taking:
+        port = taking.getsockname()[1]
+        if kind == "grpc":  # its `Watch` waits for ever, so that it must be asked
+            assert await check(GrpcProbe(port=port, tls=files)) is Look.SILENT
+        else:
+            probe = EtcdProbe(port=port, tls=files) if kind == "etcd" else HttpProbe(port=port)
+            assert await looked(probe, times=2) == {Look.SILENT}
 
 
 async def test_f7_a_health_stream_that_falls_silent_is_noticed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -198,6 +198,22 @@ async def test_restart_on_request_drains_and_skips_the_backoff(tmp_path: Path) -
     assert "a|drained" in lines(tmp_path)
 
 
+@pytest.mark.parametrize("hook", ["pass", "raise SystemExit(1)", "import signal; signal.pause()"])
+async def test_what_lets_requests_end_first_runs_before_a_restart_and_not_before_a_stop(
+    tmp_path: Path, hook: str
+) -> None:
+    """And however it ends, the restart comes."""
+    before = ("-c", f"open('before', 'a').write('x')\n{hook}")
+    gentle = python("a", GENTLE, stop_grace=0.5, cwd=str(tmp_path), before_restart=(sys.executable, "-S", *before))
+    sink = WaitingSink(tmp_path)
+    async with running(tmp_path, gentle, sink=sink) as supervisor:
+        await sink.has("a", "up")
+        await supervisor.restart("a")
+        await sink.has("a", "up", times=2)
+    assert lines(tmp_path).count("a|drained") == 2
+    assert (tmp_path / "before").read_text() == "x"
+
+
 async def test_readiness_follows_the_process_after_start_up(tmp_path: Path) -> None:
     port = free_port()
     base = python("base", LISTEN, str(port), "200", readiness=TcpProbe(port=port))

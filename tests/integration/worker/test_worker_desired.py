@@ -161,8 +161,8 @@ async def test_an_empty_registry_leaves_the_worker_ready_with_nothing_and_a_push
         assert list(r.admission.hellos[0].model_versions) == ["m@1"]
         assert (r.admission.hellos[0].max_context, r.admission.hellos[0].worker) == (200, "worker-a")
         assert len(await answer(r, "1")) == 4
-        assert metrics.MODEL_STATE.labels("m@1", "ready")._value.get() == 1
-        assert {stage for model, stage in metrics.LOAD_SECONDS._metrics if model == "m@1"} >= {"fetch", "read"}
+        assert metrics.MODELS.state.labels("m@1", "ready")._value.get() == 1
+        assert {stage for model, stage in metrics.MODELS.load_seconds._metrics if model == "m@1"} >= {"fetch", "read"}
 
 
 async def test_a_worker_that_starts_later_is_ready_once_it_serves(world):
@@ -216,7 +216,7 @@ async def test_a_tampered_file_is_refused_by_name_and_not_asked_for_again(world)
     blob = world.root / "blobs" / "sha256" / about.sha256[:2] / about.sha256
     blob.chmod(0o644)
     blob.write_bytes(b"X" * about.bytes)
-    failures = metrics.MODEL_FAILURES.labels("blob")._value.get()
+    failures = metrics.MODELS.failures.labels("blob")._value.get()
     async with worker(world) as r:
         await world.point("other", "2")
         state = await world.reached("2", FAILED)
@@ -225,7 +225,7 @@ async def test_a_tampered_file_is_refused_by_name_and_not_asked_for_again(world)
         assert len(await answer(r, "1")) == 4
         await world.pushed("3", alias="third")  # a change of the registry, and no reason to try version 2 again
         await world.reached("3", READY)
-        assert metrics.MODEL_FAILURES.labels("blob")._value.get() == failures + 1
+        assert metrics.MODELS.failures.labels("blob")._value.get() == failures + 1
 
 
 async def test_what_no_trusted_key_signed_is_refused_until_the_policy_changes(world):
@@ -414,7 +414,7 @@ async def test_the_torch_engine_serves_what_was_pushed(world):
         await world.pushed("2", folder=folder, alias="other")
         await world.reached("2", READY)
         assert await answer(r, "2", tokens=20) == whole
-        stages = {stage for model, stage in metrics.LOAD_SECONDS._metrics if model == "m@2"}
+        stages = {stage for model, stage in metrics.MODELS.load_seconds._metrics if model == "m@2"}
         assert stages >= {"fetch", "signature", "read", "build", "warm_up", "self_test"}
 
 
@@ -426,12 +426,12 @@ async def test_a_served_version_that_is_no_longer_trusted_is_taken_out_and_comes
         gateway = await r.gateway()
         await gateway.submit(submission(5, None, "long", model_version="m@1", sampling={"max_tokens": 180}))
         await gateway.until(lambda: 5 in gateway.tokens)
-        failures = metrics.MODEL_FAILURES.labels("signature")._value.get()
+        failures = metrics.MODELS.failures.labels("signature")._value.get()
         await world.trust(stranger)
         state = await world.reached("1", FAILED)
         assert "m@1: no key that signed it is trusted" in state.detail
         await until(lambda: world.served() == [])
-        assert metrics.MODEL_FAILURES.labels("signature")._value.get() == failures + 1
+        assert metrics.MODELS.failures.labels("signature")._value.get() == failures + 1
         await gateway.until(lambda: 5 in gateway.finished)  # what was promised is kept
         assert len(gateway.tokens[5]) == 180
         await world.trust(stranger, world.key)

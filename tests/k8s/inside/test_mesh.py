@@ -27,9 +27,9 @@ REACH = "import socket,sys; socket.create_connection((sys.argv[1], int(sys.argv[
 
 @pytest.fixture(scope="module")
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
-    pepper = {"pepper": secrets.token_hex(32).encode() + b"\n"}
+    made = {f"weir-{name}": {name: secrets.token_hex(32).encode() + b"\n"} for name in ("pepper", "cursors")}
     folder = tmp_path_factory.mktemp("cluster")
-    running = Cluster(documents("ci"), folder, {"weir-pepper": pepper}, "weir/control:dev")
+    running = Cluster(documents("ci"), folder, made, "weir/control:dev")
     try:
         seconds = running.up(UP_SECONDS)
         print({name: round(each, 1) for name, each in seconds.items()})  # noqa: T201 - figures

@@ -9,7 +9,15 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
-from libs.auditlog import AuditFiles, LineError, Report, load_or_create_signer, load_verifier, verify_directory
+from libs.auditlog import (
+    AuditFiles,
+    Incoming,
+    LineError,
+    Report,
+    load_or_create_signer,
+    load_verifier,
+    verify_directory,
+)
 from libs.auditlog.chain import ZERO, decode_entry, encode_entry, follow
 from libs.auditlog.keys import PRIVATE_NAME, PUBLIC_NAME, KeyFileError
 from libs.auditlog.layout import segments
@@ -17,9 +25,9 @@ from libs.auditlog.layout import segments
 Make = Callable[[Path], AuditFiles]
 
 
-def record(number: int, size: int = 0) -> tuple[str, bytes]:
+def record(number: int, size: int = 0) -> Incoming:
     body = {"id": f"r{number}", "request": {"tenant": "acme", "note": "x" * size}}
-    return f"r{number}", json.dumps(body, separators=(",", ":")).encode()
+    return Incoming(f"r{number}", json.dumps(body, separators=(",", ":")).encode())
 
 
 def files(root: Path, *, segment_bytes: int = 700) -> AuditFiles:

@@ -20,7 +20,8 @@ from libs.auditlog import (
 )
 from libs.auditlog.chain import decode_entry
 from libs.auditlog.disk import Disk
-from libs.auditlog.files import CHECKPOINT_BYTES, CHECKPOINTS_KEPT, Stored
+from libs.auditlog.files import CHECKPOINT_BYTES, CHECKPOINTS_KEPT
+from libs.auditlog.group import Incoming, Stored
 from libs.auditlog.keys import PUBLIC_NAME
 from libs.auditlog.layout import segments
 from libs.auditlog.tail import read_tail
@@ -50,8 +51,8 @@ class FailingDisk(Disk):
         os.fdatasync(descriptor)
 
 
-def record(number: int) -> tuple[str, bytes]:
-    return f"r{number}", json.dumps({"id": f"r{number}"}, separators=(",", ":")).encode()
+def record(number: int) -> Incoming:
+    return Incoming(f"r{number}", json.dumps({"id": f"r{number}"}, separators=(",", ":")).encode())
 
 
 def make(root: Path, *, disk: Disk | None = None, segment_bytes: int = 2**20) -> AuditFiles:

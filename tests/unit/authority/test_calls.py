@@ -60,6 +60,7 @@ def test_tenants_workloads_reach_what_is_for_all_alone() -> None:
     assert {name.partition("/")[0] for name in open_to_all} == {
         "envoy.service.discovery.v3.AggregatedDiscoveryService",
         "grpc.health.v1.Health",
+        "inference.GRPCInferenceService",
         "weir.inference.v1.InferenceService",
         "weir.openai.v1.OpenAIService",
         "weir.registry.v1.RegistryService",

@@ -53,6 +53,8 @@ def test_whatever_is_read_is_written_the_same(text: str) -> None:
         "/sa/worker/instance/a/zone/z/pool/p",
         "/sa/worker/pool/p",
         "/sa/worker/zone/z",
+        "/sa/worker/region/r",
+        "/sa/worker/instance/a/region/r/zone/z",
         "/sa/worker/instance/a/instance/b",
         "/sa/worker\n",
         "/sa/worker?x",
@@ -72,7 +74,16 @@ def test_other_trust_domains_are_nobody(spiffe: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "parts", [("",), ("a/b",), ("Worker",), ("worker", "a b"), ("worker", "", "pool"), ("worker", "", "", "zone")]
+    "parts",
+    [
+        ("",),
+        ("a/b",),
+        ("Worker",),
+        ("worker", "a b"),
+        ("worker", "", "pool"),
+        ("worker", "", "", "zone"),
+        ("worker", "", "", "", "eu"),
+    ],
 )
 def test_what_could_not_be_read_back_is_refused(parts: tuple[str, ...]) -> None:
     with pytest.raises(ValueError, match=r"certificate|belongs to an instance"):

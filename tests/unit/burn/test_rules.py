@@ -95,8 +95,8 @@ def test_promtool_and_burns_agree(promtool: str, tmp_path: Path, name: str) -> N
     ]
     check = {
         "rule_files": ["rules.yml"],
-        "evaluation_interval": "10m",
-        # Else promtool takes groups in any order, and alerts may look at ratios of ten minutes ago, which are stale.
+        "evaluation_interval": f"{minutes}m",  # No rule remembers: what was before the end need not be evaluated.
+        # Else promtool takes groups in any order, and alerts look at ratios of one evaluation ago, which are stale.
         "group_eval_order": [group["name"] for group in rules_of(SLOS)["groups"]],
         "tests": [
             {

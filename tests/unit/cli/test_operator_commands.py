@@ -23,7 +23,7 @@ from weir.admission.v1 import admission_pb2, admission_pb2_grpc
 from weir.audit.v1 import audit_pb2, audit_pb2_grpc
 from weir.registry.v1 import registry_pb2 as pb
 
-from libs.auditlog import AuditFiles, load_or_create_signer, load_verifier
+from libs.auditlog import AuditFiles, Incoming, load_or_create_signer, load_verifier
 from libs.authority.identity import Operator as Person
 from libs.config import TlsFiles
 from libs.registry import MemoryStore, Put, keys
@@ -49,6 +49,18 @@ class Audit(audit_pb2_grpc.AuditServiceServicer):
         return audit_pb2.TailResponse(
             records=[*(audit_pb2.StoredRecord(sequence=n, record=r) for n, r in enumerate(records, 1)), damaged]
         )
+
+    async def Usage(self, request: audit_pb2.UsageRequest, context: Any) -> audit_pb2.UsageResponse:  # noqa: N802
+        self.asked = request
+        row = audit_pb2.UsageRow(values=["x"] * len(request.by), requests=2, completion_tokens=7, spend_microusd=1_500)
+        return audit_pb2.UsageResponse(rows=[row], sequence=9)
+
+    async def Reconcile(  # noqa: N802
+        self, request: audit_pb2.ReconcileRequest, context: Any
+    ) -> audit_pb2.ReconcileResponse:
+        self.compared = request
+        found = [] if self.ok else [audit_pb2.Difference(what="doubled", subject="r1", detail="twice")]
+        return audit_pb2.ReconcileResponse(differences=found, requests=2, sequence=9)
 
     async def Accept(self, request: audit_pb2.AcceptRequest, context: Any) -> audit_pb2.AcceptResponse:  # noqa: N802
         return audit_pb2.AcceptResponse(sequence=7, faults=[request.reason])
@@ -124,6 +136,42 @@ async def test_explain_a_tenant(weir: Operator, services: Any, store: MemoryStor
     blind = await weir("tenants", "explain", "acme")
     assert blind.code == 0
     assert "the audit log cannot be asked" in blind.err
+
+
+async def test_usage(weir: Operator, services: tuple[Audit, Csds]) -> None:
+    audit, _ = services
+    words = ("usage", "show", "--by", "tenant,model", "--tenant", "acme", "--from", "2026-11-01", "--model", "fast")
+    table = (await weir(*words)).out.splitlines()
+    assert [line.split() for line in table] == [
+        ["TENANT", "MODEL", "REQUESTS", "PROMPT", "OUTPUT", "ROWS", "COST"],
+        ["x", "x", "2", "0", "7", "0", "$0.0015"],
+    ]
+    assert (audit.asked.tenant, audit.asked.first_day, list(audit.asked.models)) == ("acme", "2026-11-01", ["fast"])
+    [row] = (await weir(*words, "--json")).json()["rows"]
+    assert (row["tenant"], row["requests"], row["spend_microusd"]) == ("x", 2, 1500)
+
+
+async def test_reconcile(weir: Operator, services: tuple[Audit, Csds], store: MemoryStore, tmp_path: Path) -> None:
+    audit, _ = services
+    await weir("set", "tenants", "acme", "plan=paid", "time_zone=Asia/Tokyo", "--create")
+    made = await weir("set", "budgets", "acme", "monthly_microusd=$5", "enforcement=hard", "--create")
+    assert made.code == 0, made.err
+    spend = pb.Spend(tenant="acme", day="2026-11-23", day_microusd=5, month="2026-11", month_microusd=9)
+    await store.txn(puts=[Put(keys.key_of(spend), keys.encode(spend))])
+    told = tmp_path / "delivered"
+    told.write_text('{"request_id": "r1", "prompt_tokens": 3, "completion_tokens": 4}\n')
+    while "acme" not in (await weir("get", "spend", "-o", "name")).out:  # the registry has not heard of it yet
+        pass
+    agreed = await weir("usage", "reconcile", "--delivered", str(told))
+    assert (agreed.code, agreed.out) == (0, "2 requests of 9 records, 1 tenants with a budget: the books agree\n")
+    [ledger], [delivered] = audit.compared.ledger, audit.compared.delivered
+    assert (ledger.tenant, ledger.time_zone, ledger.day_microusd) == ("acme", "Asia/Tokyo", 5)
+    assert (delivered.request_id, delivered.completion_tokens) == ("r1", 4)
+    audit.ok = False
+    differ = await weir("usage", "reconcile")
+    assert (differ.code, differ.out.splitlines()[0]) == (1, "doubled: r1: twice")
+    told.write_text("{}\n")
+    assert (await weir("usage", "reconcile", "--delivered", str(told))).code == 2
 
 
 async def test_workers(weir: Operator, services: Any, store: MemoryStore) -> None:
@@ -304,7 +352,7 @@ async def test_audit_verify_offline(tmp_path: Path) -> None:
         now=lambda: "2026-01-01T00:00:00Z",
     )
     log.open()
-    log.commit([("a", b'{"id":"a"}'), ("b", b'{"id":"b"}')])
+    log.commit([Incoming("a", b'{"id":"a"}'), Incoming("b", b'{"id":"b"}')])
     log.close()
     given = ("--directory", str(tmp_path))
     good = (await weir("audit", "verify", *given, "--json")).json()

@@ -24,6 +24,7 @@ from services.controlplane.policy.edge import CALLERS_OWN, all_but
 from services.controlplane.policy.endpoints import Endpoint, predictors_of
 from services.controlplane.policy.names import CLUSTER, EDGE, ENDPOINTS, MESH, ROUTES
 from services.controlplane.policy.predictions import Prediction, Share, predictions_of
+from services.controlplane.policy.routes import edge_routes
 from services.controlplane.policy.snapshot import Snapshot, build_snapshot
 from services.controlplane.policy.subscription import Offer
 from services.controlplane.route_encoding import varint
@@ -125,7 +126,30 @@ def test_only_callers_in_the_rollout_meet_its_arms() -> None:
     assert (placed["name"], placed["string_match"]) == ("x-weir-rollout", {"exact": "r1"})
     assert arms["route"]["weighted_clusters"]["header_name"] == "x-weir-bucket"
     assert "headers" not in others["match"]
-    assert others["route"]["cluster"] == "predictor/m@1"
+    assert others["route"]["cluster"] == "prediction/m@1"
+
+
+def test_whoever_else_predicts_is_asked_only_while_a_version_has_nobody() -> None:
+    resources = build(predictions_of(table(), ALL), *ALL).resources(EDGE, "")
+    behind = resources[CLUSTER]["prediction/m@1"]
+    assert behind["cluster_type"]["typed_config"]["clusters"] == ["predictor/m@1", "predictor"]
+    alone = resources[CLUSTER]["predictor/m@1"]
+    assert alone["outlier_detection"]["max_ejection_percent"] == 100
+    assert {each["common_lb_config"]["healthy_panic_threshold"]["value"] for each in (behind, alone)} == {0}
+    assert resources[ENDPOINTS]["predictor/m@1"]["policy"]["overprovisioning_factor"] == 100_000
+    assert "policy" not in resources[ENDPOINTS]["predictor"]
+
+
+def test_tensors_are_no_tokens() -> None:
+    """A request is counted; rows are, where they are counted."""
+    for path in ("/inference.GRPCInferenceService/", "/v2/", "/v2"):
+        (route,) = (
+            route
+            for route in edge_routes(EdgeConfig())["virtual_hosts"][0]["routes"]
+            if path in (route["match"].get("prefix"), route["match"].get("path"))
+        )
+        (limit,) = route["typed_per_filter_config"]["envoy.filters.http.ratelimit"]["rate_limits"]
+        assert [each["request_headers"]["header_name"] for each in limit["actions"]] == ["x-weir-ask"]
 
 
 def test_an_arm_that_nobody_serves_leaves_its_buckets_to_the_baseline() -> None:
@@ -169,13 +193,19 @@ def test_every_snapshot_with_predictions_is_consistent(first: int, second: int, 
     assert "predictor/m@1" not in snapshot.resources(MESH, "")[ENDPOINTS]
 
 
-def test_a_version_that_routes_name_and_nobody_has_is_found() -> None:
+@pytest.mark.parametrize(
+    ("gone", "names"),
+    [
+        ("prediction/m@1", "routes edge name the absent cluster prediction/m@1"),
+        ("predictor/m@1", "cluster prediction/m@1 names the absent cluster predictor/m@1"),
+    ],
+)
+def test_a_version_that_is_named_and_nobody_has_is_found(gone: str, names: str) -> None:
     snapshot = build(predictions_of(table(), {"m@1"}), "m@1")
-    kept = {name: found for name, found in snapshot.static[EDGE][CLUSTER].items() if name != "predictor/m@1"}
+    kept = {name: found for name, found in snapshot.static[EDGE][CLUSTER].items() if name != gone}
     static = {**snapshot.static, EDGE: {**snapshot.static[EDGE], CLUSTER: kept}}
-    assert "edge: routes edge name the absent cluster predictor/m@1" in consistent(
-        Snapshot(snapshot.version, static, snapshot.endpoints)
-    )
+    faults = consistent(Snapshot(snapshot.version, static, snapshot.endpoints))
+    assert f"edge: {names}" in faults
 
 
 def test_weights_that_do_not_make_a_whole_are_found() -> None:

@@ -1,5 +1,6 @@
 """Snapshots: always consistent, every address once, priorities without gaps, zones and hashing as declared."""
 
+import base64
 from dataclasses import replace
 
 import pytest
@@ -15,7 +16,8 @@ from services.controlplane.descriptors import transcoder_descriptors
 from services.controlplane.policy.config import Certificate, EdgeConfig, Identity
 from services.controlplane.policy.consistency import consistent
 from services.controlplane.policy.endpoints import Endpoint, assignment
-from services.controlplane.policy.names import CLUSTER, EDGE, ENDPOINTS, LISTENER, MESH, ROUTES, SECRET
+from services.controlplane.policy.filters import TRANSCODERS
+from services.controlplane.policy.names import CLUSTER, EDGE, ENDPOINTS, EXTENSION, LISTENER, MESH, ROUTES, SECRET
 from services.controlplane.policy.snapshot import Snapshot, build_snapshot
 
 SERVICES = Settings().services
@@ -102,6 +104,8 @@ def test_localities_weigh_their_endpoints() -> None:
         (EDGE, CLUSTER, "gateway", "name the absent cluster gateway"),
         (EDGE, CLUSTER, "edge-auth", "names the absent cluster edge-auth"),
         (EDGE, SECRET, "edge-public", "names the absent secret edge-public"),
+        (EDGE, EXTENSION, "weir.lua", "names the absent filter weir.lua"),
+        (EDGE, EXTENSION, "weir.transcoder", "names the absent filter weir.transcoder"),
         (MESH, ROUTES, "router.weir.internal", "names the absent routes router.weir.internal"),
         (MESH, CLUSTER, "router", "name the absent cluster router"),
     ],
@@ -159,6 +163,14 @@ def test_plain_edges_have_no_secrets_and_one_listener() -> None:
     assert resources[SECRET] == {}
     assert list(resources[LISTENER]) == ["edge-http"]
     assert all("transport_socket" not in cluster for cluster in resources[CLUSTER].values())
+
+
+def test_what_is_long_is_there_once_and_not_in_every_part_of_a_listener() -> None:
+    edge = encode(build([])).offers[EDGE, ""]
+    values = [resource.value for offer in edge.values() for resource in offer.resources.values()]
+    assert sum(value.count(b"function envoy_on_request") for value in values) == 1
+    descriptors = base64.b64decode(DESCRIPTORS)
+    assert sum(value.count(descriptors) for value in values) == len(TRANSCODERS)
 
 
 @settings(max_examples=20, deadline=None)

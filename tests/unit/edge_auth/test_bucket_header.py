@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
+import pytest
 from envoy.service.auth.v3 import external_auth_pb2
 from hypothesis import given
 from hypothesis import strategies as st
@@ -11,7 +14,7 @@ from libs.registry import RegistrySnapshot
 from libs.routing import RouteRequest, RoutingTable
 from services.edge_auth.placement import Placer
 from services.edge_auth.policy.types import Principal
-from services.edge_auth.responses import allowed_start
+from services.edge_auth.responses import NO_MODEL, allowed_start
 from tests.support.registry_service import admitted
 
 PREDICT = "/inference.GRPCInferenceService/ModelInfer"
@@ -73,3 +76,12 @@ def test_nothing_is_said_where_there_is_nothing_to_choose_among() -> None:
     assert told("acme", PREDICT, {"x-weir-model": "unknown"}) == {}
     assert told("acme", "/v1/chat/completions", {"x-weir-model": "m"}) == {}
     assert told("acme", PREDICT, {"x-weir-model": "m"}, RegistrySnapshot()) == {}
+
+
+@pytest.mark.parametrize(("region", "allowed"), [("us", False), ("eu", True)])
+def test_a_tenant_that_is_bound_to_regions_meets_no_predictor_outside_of_them(region: str, allowed: bool) -> None:
+    predictor = pb.Endpoint(service="predictor", instance="p0", zone="zone-a", region=region)
+    tenants = {**SNAPSHOT.tenants, "acme": pb.Tenant(id="acme", allowed_regions=["eu"])}
+    placer = Placer()
+    placer.use(replace(SNAPSHOT, endpoints={("predictor", "p0"): predictor}, tenants=tenants))
+    assert (placer.place("acme", PREDICT, {"x-weir-model": "m"}) != NO_MODEL) is allowed

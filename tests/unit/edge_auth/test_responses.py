@@ -7,7 +7,7 @@ from envoy.config.core.v3 import base_pb2
 from envoy.service.auth.v3 import external_auth_pb2
 
 from services.edge_auth.policy.types import NEVER, Principal, Refusal
-from services.edge_auth.responses import allowed_end, allowed_start, denied, remembered, ttl_of
+from services.edge_auth.responses import Form, allowed_end, allowed_start, denied, remembered, ttl_of
 
 PRINCIPAL = Principal("acme", "paid", frozenset({"models.read", "inference"}), "k1")
 
@@ -17,7 +17,7 @@ def parsed(content: bytes) -> external_auth_pb2.CheckResponse:
 
 
 def test_the_two_halves_of_an_ok_answer_merge() -> None:
-    response = parsed(allowed_start(PRINCIPAL) + allowed_end(123) + remembered(7, 1200))
+    response = parsed(allowed_start(PRINCIPAL) + allowed_end(123) + remembered(7, 1200, "r"))
     assert response.status.code == 0
     assert response.WhichOneof("http_response") == "ok_response"
     assert {option.header.key: option.header.value for option in response.ok_response.headers} == {
@@ -38,6 +38,7 @@ def test_the_two_halves_of_an_ok_answer_merge() -> None:
         "key_id": "k1",
         "rev": 7,
         "ttl": 1200,
+        "rules": "r",
     }
 
 
@@ -61,7 +62,7 @@ def test_the_edge_remembers_nobody_beyond_his_own_end(expires_at: float, ttl: in
 )
 def test_refusals_over_http(refusal: Refusal, status: int, code: str, error: str) -> None:
     scope = "admin" if refusal is Refusal.SCOPE_MISSING else ""
-    response = parsed(denied(refusal, grpc=False, scope=scope, revision=7))
+    response = parsed(denied(refusal, Form.OPENAI, scope=scope, revision=7))
     refused = response.denied_response
     assert refused.status.code == status
     assert response.status.code in (7, 16)
@@ -82,12 +83,18 @@ def test_refusals_over_http(refusal: Refusal, status: int, code: str, error: str
 
 
 def test_an_unknown_path_is_not_found() -> None:
-    response = parsed(denied(Refusal.UNKNOWN_PATH, grpc=False))
+    response = parsed(denied(Refusal.UNKNOWN_PATH, Form.OPENAI))
     assert response.denied_response.status.code == 404
     assert response.status.code == 5
 
 
 def test_refusals_over_grpc_are_plain_sentences() -> None:
-    refused = parsed(denied(Refusal.SCOPE_MISSING, grpc=True, scope="admin")).denied_response
+    refused = parsed(denied(Refusal.SCOPE_MISSING, Form.GRPC, scope="admin")).denied_response
     assert refused.body == "This API key lacks the scope that this request needs: admin."
     assert [option.header.key for option in refused.headers] == ["www-authenticate"]
+
+
+def test_refusals_of_predictions_over_http_are_one_word() -> None:
+    refused = parsed(denied(Refusal.SCOPE_MISSING, Form.PREDICTION, scope="inference")).denied_response
+    assert json.loads(refused.body) == {"error": "This API key lacks the scope that this request needs: inference."}
+    assert {each.header.key for each in refused.headers} == {"content-type", "www-authenticate"}

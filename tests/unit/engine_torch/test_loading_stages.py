@@ -9,10 +9,10 @@ from safetensors.torch import load_file
 from support_checkpoints import MODEL
 
 from libs.clock import ManualClock
+from libs.versions.manifest import read_manifest
+from libs.versions.weight_cache import WeightCache
 from services.worker.engines.port import EngineLoadError
 from services.worker.engines.torch_engine.loading import STAGES, LoadReport, StageTimer, read_checkpoint, stage_files
-from services.worker.manifest import read_manifest
-from services.worker.weight_cache import WeightCache
 
 
 @pytest.fixture

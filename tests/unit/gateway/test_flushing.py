@@ -11,10 +11,9 @@ from hypothesis import strategies as st
 
 from libs.clock import ManualClock
 from services.gateway.flushing import Flushing
-from services.gateway.output_buffer import OutputBuffer
+from services.gateway.output_buffer import OutputBuffer, SlowReaders
 from services.gateway.policy.events import ChoiceUpdate, Finish
 from services.gateway.policy.flushing import wait_for_company
-from services.gateway.slow_readers import SlowReaders
 
 MOST = 0.04
 

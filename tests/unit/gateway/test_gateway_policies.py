@@ -6,12 +6,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from services.gateway.policy.events import Finish
-from services.gateway.policy.objectives import Objectives, judge, ttft_left
+from libs.errors import Reason, WeirError
+from libs.occupancy import LATEST, SOONEST, Turnover, jittered
+from libs.outcomes import Objectives, Standing, judge
+from libs.outcomes.objectives import ttft_left
+from services.gateway.policy.events import Breakdown, End, Finish, Usage
+from services.gateway.policy.finals import ran
 from services.gateway.policy.prefix import BLOCK, MOST, prefix_hashes
 from services.gateway.policy.readers import Verdict, beyond, verdict
-from services.gateway.policy.standing import Standing
-from services.gateway.policy.turnover import LATEST, SOONEST, Turnover, jittered
 
 ALL = Objectives(ttft=1.0, itl=0.1, e2e_p95=5.0)
 
@@ -20,8 +22,11 @@ ALL = Objectives(ttft=1.0, itl=0.1, e2e_p95=5.0)
 
 
 def _judge(objectives: Objectives, finish: Finish, **facts: float) -> dict[str, bool]:
-    given = {"standing": Standing.NEITHER, "first": 0.5, "decode": 0.9, "longest": 10, "total": 2.0, **facts}
-    return dict(judge(objectives, finish=finish, **given))  # type: ignore[arg-type]
+    given = {"first": 0.5, "decode": 0.9, "longest": 10, "total": 2.0, **facts}
+    breakdown = Breakdown(decode=given["decode"], total=given["total"])
+    end = End(finish=finish, usage=Usage(), breakdown=breakdown, error=WeirError(Reason.INTERNAL, "a fault"))
+    found = ran(end, first=given["first"], longest=int(given["longest"]), model_version="", model="")
+    return dict(judge(objectives, Standing.NEITHER, found))
 
 
 @pytest.mark.parametrize(

@@ -9,11 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace as rebound
 
-from services.gateway.policy.answers import Answer, AnswerCache, answer_key, repeatable
-from services.gateway.policy.events import Finish
-from services.gateway.policy.ladder import Offer, ahead, applies, next_step
-from services.gateway.policy.parameters import NO_OUTPUT
-from services.gateway.policy.plans import (
+from libs.catalog.plans import (
     CachedAnswer,
     CapOutput,
     CpuFallback,
@@ -22,6 +18,10 @@ from services.gateway.policy.plans import (
     SmallerModel,
     Step,
 )
+from services.gateway.policy.answers import Answer, AnswerCache, answer_key, repeatable
+from services.gateway.policy.events import Finish
+from services.gateway.policy.ladder import Offer, ahead, applies, next_step
+from services.gateway.policy.parameters import NO_OUTPUT
 from services.gateway.policy.pressure import MOST, Pressures
 
 OFFER = Offer(model="big", pool="gpu", max_tokens=100)

@@ -9,10 +9,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from libs.clock import ManualClock
-from services.gateway.output_buffer import TURN, OutputBuffer, Replay
+from services.gateway.output_buffer import TURN, OutputBuffer, SlowReaders
 from services.gateway.policy.answers import Answer
 from services.gateway.policy.events import End, Finish, Logprob
-from services.gateway.slow_readers import SlowReaders
+from services.gateway.replay import Replay
 
 PART = st.tuples(st.integers(0, 2), st.integers(0, 3 * TURN // 2), st.booleans())
 LOGPROB = Logprob("x", b"x", -1.0)

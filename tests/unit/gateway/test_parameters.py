@@ -4,9 +4,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from libs.catalog import ModelLimits
 from libs.errors import Reason, WeirError
 from services.gateway.policy.parameters import bind_parameters, check_parameters
-from services.gateway.policy.spec import ModelLimits, Parameters
+from services.gateway.policy.spec import Parameters
 
 LIMITS = ModelLimits(context_length=100, default_max_tokens=20, default_temperature=0.7, default_top_p=0.9)
 

@@ -73,7 +73,7 @@ def test_what_leaves_is_what_an_undisturbed_filter_lets_out(texts: list[list[str
         assert not output.skipped
     client.flush()
     link.answer()
-    assert client._filters == client._waiting == {}
+    assert client._texts == client._waiting == {}
     assert link.open_filters == 0
 
 

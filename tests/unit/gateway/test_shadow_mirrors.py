@@ -11,21 +11,24 @@ import pytest
 from msgspec.structs import replace as rebound
 from prometheus_client import REGISTRY
 from weir.admission.v1 import admission_pb2
+from weir.quota.v1 import quota_pb2
 from weir.registry.v1 import registry_pb2 as pb
 
+from libs.callers import Identity
 from libs.clock import ManualClock
 from libs.errors import Reason, WeirError
+from libs.mirrors import ShadowSettings
+from libs.outcomes import ArmKey, Begun, Ran
 from libs.registry import RegistrySnapshot
 from libs.routing import Mirror, Route
+from libs.texts import ChatMessage
 from services.gateway.internal import Run
-from services.gateway.outcomes import Begun
 from services.gateway.policy.events import Breakdown, End, Finish, Usage
-from services.gateway.policy.finals import ArmKey, FinalAnswer, FinalChoice
+from services.gateway.policy.finals import FinalAnswer, FinalChoice
 from services.gateway.policy.parameters import NO_OUTPUT
-from services.gateway.policy.spec import ChatMessage, Identity, Spec
+from services.gateway.policy.spec import Spec
 from services.gateway.ports import Mirrored, Reservation
 from services.gateway.shadow.mirrors import Mirrors
-from services.gateway.shadow.settings import ShadowSettings
 
 PARAMETERS = rebound(NO_OUTPUT, max_tokens=10, seed=7, n=2)
 ARM = ArmKey("fast", "rollout-1", pb.ROLLOUT_PHASE_SHADOW, 0, "baseline")
@@ -75,11 +78,11 @@ class Quota:
     """Says yes, unless the test has it say otherwise."""
 
     def __init__(self) -> None:
-        self.reserved: list[dict[str, Any]] = []
-        self.settled: list[dict[str, Any]] = []
-        self.says: Reservation | WeirError | None = Reservation(None, None)  # None: nothing yet
+        self.reserved: list[quota_pb2.Reserve] = []
+        self.settled: list[quota_pb2.Settle] = []
+        self.says: Reservation | WeirError | None = Reservation()  # None: nothing yet
 
-    def start_reserve(self, **asked: Any) -> asyncio.Future[Reservation]:
+    def start_reserve(self, asked: quota_pb2.Reserve, **more: Any) -> asyncio.Future[Reservation]:
         self.reserved.append(asked)
         future: asyncio.Future[Reservation] = asyncio.get_running_loop().create_future()
         if isinstance(self.says, WeirError):
@@ -88,7 +91,7 @@ class Quota:
             future.set_result(self.says)
         return future
 
-    def settle(self, **told: Any) -> None:
+    def settle(self, told: quota_pb2.Settle) -> None:
         self.settled.append(told)
 
 
@@ -110,8 +113,8 @@ class Evidence:
         assert begun is not None
         self.open -= 1
 
-    def mirrored(self, arm: ArmKey, answer: FinalAnswer, *, route: str, model: str, begun: Begun | None) -> None:
-        self.answers.append((arm, route, model))
+    def mirrored(self, arm: ArmKey, ran: Ran, *, route: str, begun: Begun | None) -> None:
+        self.answers.append((arm, route, ran.model))
 
     def mirror_failed(
         self, arm: ArmKey, error: WeirError, *, model_version: str, route: str, begun: Begun | None
@@ -132,8 +135,8 @@ class Bench:
         self.clock = ManualClock()
         self.mirrors = Mirrors(
             self.runs,  # type: ignore[arg-type]
-            quota=self.quota,
-            evidence=self.evidence,
+            quota=self.quota,  # type: ignore[arg-type]
+            evidence=self.evidence,  # type: ignore[arg-type]
             snapshot=lambda: self.snapshot,
             settings=ShadowSettings(**settings),
             clock=self.clock,
@@ -194,9 +197,9 @@ async def test_a_copy_runs_in_its_own_name_and_class_and_is_compared() -> None:
         bench.runs.results[0].set_result(answer(5, 6))
         await bench.settle()
     (reserved,), (settled,) = bench.quota.reserved, bench.quota.settled
-    assert (reserved["tenant"], reserved["model"], reserved["model_version"]) == ("shadow", "fast", "fast@2")
-    assert (reserved["tokens"], reserved["request_id"]) == (3 + 2 * 10, run.request_id)
-    assert (settled["tenant"], settled["tokens"], settled["prompt_tokens"]) == ("shadow", 5, 3)
+    assert (reserved.tenant, reserved.model, reserved.model_version) == ("shadow", "fast", "fast@2")
+    assert (reserved.tokens, reserved.request_id) == (3 + 2 * 10, run.request_id)
+    assert (settled.tenant, settled.tokens, settled.prompt_tokens) == ("shadow", 5, 3)
     assert bench.evidence.answers == [(COPY, "generate", "fast")]
     assert bench.evidence.scores == []
     users.set_result(answer(5, 6))
@@ -272,7 +275,7 @@ async def test_none_at_all_can_be_asked_for() -> None:
     assert bench.mirrors.active == 0
 
 
-@pytest.mark.parametrize("says", [WeirError(Reason.QUOTA_TOKENS, "used up"), Reservation(None, None, local=True)])
+@pytest.mark.parametrize("says", [WeirError(Reason.QUOTA_TOKENS, "used up"), Reservation(local=True)])
 async def test_without_quota_nothing_runs(says: Reservation | WeirError) -> None:
     bench = Bench()
     bench.quota.says = says
@@ -280,7 +283,7 @@ async def test_without_quota_nothing_runs(says: Reservation | WeirError) -> None
         bench.mirror()
         await bench.settle()
     assert bench.runs.asked == []
-    assert [told["tokens"] for told in bench.quota.settled] == ([] if isinstance(says, WeirError) else [0])
+    assert [told.tokens for told in bench.quota.settled] == ([] if isinstance(says, WeirError) else [0])
     assert bench.evidence == Evidence()
 
 
@@ -292,8 +295,8 @@ async def test_a_copy_that_ends_while_its_quota_is_asked_for_leaves_nothing_rese
         await bench.settle()
         await bench.mirrors.drain()
     assert bench.runs.asked == []
-    assert [told["tokens"] for told in bench.quota.settled] == [0]
-    assert bench.quota.settled[0]["request_id"] == bench.quota.reserved[0]["request_id"]
+    assert [told.tokens for told in bench.quota.settled] == [0]
+    assert bench.quota.settled[0].request_id == bench.quota.reserved[0].request_id
 
 
 @pytest.mark.parametrize(
@@ -315,7 +318,7 @@ async def test_what_fails_is_counted_by_what_failed_it(error: WeirError, fate: s
         bench.runs.results[0].set_exception(error)
         await bench.settle()
     assert bench.evidence.failures == [(COPY, error.reason)]
-    assert [told["tokens"] for told in bench.quota.settled] == [charged]
+    assert [told.tokens for told in bench.quota.settled] == [charged]
     assert (bench.evidence.answers, bench.evidence.scores, bench.mirrors.active) == ([], [], 0)
 
 
@@ -374,7 +377,7 @@ async def test_copies_end_with_the_shadow_phase_of_their_rollout(changed: Callab
         assert bench.runs.results[0].cancelled()
         assert (bench.mirrors.active, len(bench.runs.asked)) == (0, 1)
         bench.mirror("r2")  # routed before the change was known
-    assert [told["tokens"] for told in bench.quota.settled] == [23]
+    assert [told.tokens for told in bench.quota.settled] == [23]
 
 
 async def test_draining_ends_all_copies_and_takes_no_more() -> None:

@@ -10,8 +10,7 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
 from libs.errors import WeirError
-from services.gateway.policy.spec import ChatMessage
-from services.gateway.text import TextModel, TextModelError
+from libs.texts import ChatMessage, TextModel, TextModelError
 
 TEMPLATE = (
     "{{ bos_token }}{% for m in messages %}<|{{ m.role }}|>{{ m.content }}<|end|>{% endfor %}"

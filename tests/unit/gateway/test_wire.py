@@ -5,7 +5,8 @@ from google.api import httpbody_pb2
 from hypothesis import given
 from hypothesis import strategies as st
 
-from services.gateway.openai.wire import SERVICE, content_prefix, http_body
+from services.gateway.openai.responses import content_prefix, http_body
+from services.gateway.openai.servicer import SERVICE
 
 
 @given(st.binary(max_size=300), st.sampled_from(["application/json", "text/event-stream", "x" * 200]))

@@ -68,6 +68,23 @@ def test_a_replay_is_refused_until_it_is_refused_as_expired() -> None:
     assert refused(verifier, signed) is Reason.GRANT_EXPIRED
 
 
+@pytest.mark.parametrize("ahead", [-3600.0, 3600.0])
+def test_no_two_clocks_have_to_agree(ahead: float) -> None:
+    admission, worker = ManualClock(1000.0), ManualClock(5.0, epoch=ahead)
+    signer = GrantSigner(worker="worker-0", key_id="k1", key=KEY, clock=admission, random_bytes=random_bytes())
+    verifier = GrantVerifier("worker-0", clock=worker)
+    verifier.add_key("k1", KEY, signer.began)
+    for clock in (admission, worker):
+        clock.advance(100.0)
+    admission.jump(ahead)  # set right, or wrong, while the session lasts
+    worker.jump(-ahead)
+    signed, late = (signer.sign(tenant="acme", **(ASK | {"request_id": name})) for name in ("req-1", "req-2"))
+    worker.advance(4.9)
+    assert verifier.verify(signed, **ASK)
+    worker.advance(0.2)
+    assert refused(verifier, late, request_id="req-2") is Reason.GRANT_EXPIRED
+
+
 def test_a_refused_grant_is_not_used_up() -> None:
     signer, verifier = make(ManualClock())
     signed = signer.sign(tenant="acme", **ASK)

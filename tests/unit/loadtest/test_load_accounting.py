@@ -37,6 +37,29 @@ def test_reads_another_process_to_better_than_a_tick() -> None:
         accounting.read({"busy": process.pid})
 
 
+# Makes 64 MiB, forks, says the pids of both, and waits for the end of its input.
+FORKED = """
+import os, sys
+held = bytearray(b"x") * (64 << 20)
+pid = os.fork()
+if pid: print(os.getpid(), pid, flush=True)
+sys.stdin.read()
+"""
+
+
+def test_what_processes_share_counts_once_where_it_is_shared_out() -> None:
+    with subprocess.Popen([sys.executable, "-c", FORKED], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+        assert process.stdin is not None
+        assert process.stdout is not None
+        both = [int(pid) for pid in process.stdout.readline().split()]
+        assert sum(map(accounting.resident_bytes, both)) > 2 * 64 * 2**20
+        assert 64 * 2**20 < sum(map(accounting.proportional_bytes, both)) < 1.5 * 64 * 2**20
+        process.stdin.close()
+        process.wait()
+    with pytest.raises(ProcessLookupError):
+        accounting.proportional_bytes(process.pid)
+
+
 def test_own_cpu_agrees_with_the_process_clock() -> None:
     assert accounting.cpu_seconds(os.getpid()) == pytest.approx(time.process_time(), abs=0.01)
 
@@ -48,6 +71,22 @@ def test_finds_children_that_would_escape() -> None:
             accounting.check_no_children({"parent": os.getpid(), **others})
         accounting.check_no_children({"parent": os.getpid(), "child": child.pid, **others})
         child.communicate()
+
+
+# Forks, says its own pid, and waits for the end of its input.
+PARENT = "import os, sys\npid = os.fork()\nif pid: print(flush=True)\nsys.stdin.read()"
+
+
+def test_predictors_children_are_nobodys_concern_whenever_they_come() -> None:
+    others = {str(one.pid): one.pid for one in psutil.Process().children(recursive=True)}
+    with subprocess.Popen([sys.executable, "-c", PARENT], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as predictor:
+        assert predictor.stdout is not None
+        predictor.stdout.readline()
+        accounting.check_no_children({"predictor-a": predictor.pid, "supervisor": os.getpid(), **others})
+        with pytest.raises(RuntimeError, match="worker-a"):
+            accounting.check_no_children({"worker-a": predictor.pid, "supervisor": os.getpid(), **others})
+        predictor.communicate()
+    accounting.check_no_children({"predictor-a": predictor.pid, **others})  # it is not even looked for
 
 
 def test_reads_prometheus_text() -> None:

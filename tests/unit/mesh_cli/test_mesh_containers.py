@@ -68,8 +68,9 @@ def test_every_process_has_one_key_and_envoy_the_edges_too() -> None:
 
 def test_secrets_go_to_those_who_name_them() -> None:
     holders = {name for name, each in mesh()["processes"].items() if each["secrets"]}
-    assert holders == {"registry", "edge-auth"}
+    assert holders == {"registry", "edge-auth", "gateway"}
     assert mesh()["processes"]["registry"]["secrets"] == {"pepper": "/etc/weir/secrets/pepper"}
+    assert mesh()["processes"]["gateway"]["secrets"] == {"cursors": "/etc/weir/secrets/cursors"}
 
 
 def test_the_edge_speaks_plainly_only_when_asked_to() -> None:
@@ -171,6 +172,7 @@ def test_each_folder_holds_the_keys_of_its_owner_and_no_other(written: Path) -> 
         assert not own & others, folder.name
         assert all(path.stat().st_mode & 0o077 == 0 for path in folder.rglob("*.key"))
     assert {path.parent.parent.name for path in written.rglob("pepper")} == {"registry", "edge-auth"}
+    assert {path.parent.parent.name for path in written.rglob("cursors")} == {"gateway"}
     assert not list(written.rglob("ca.key"))
 
 
@@ -188,7 +190,7 @@ def test_every_service_takes_its_settings_and_its_certificate(written: Path) -> 
         check_certificate(settings)
         assert (settings.advertised, settings.port) == ("10.0.0.1", process["ports"]["grpc"])
         started.append(name)
-    assert len(started) == 14
+    assert len(started) == 16
 
 
 def test_a_second_time_nothing_changes(tmp_path: Path) -> None:

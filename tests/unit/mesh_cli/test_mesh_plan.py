@@ -11,7 +11,7 @@ from libs.supervisor.policy import levels
 from libs.supervisor.spec import GrpcProbe, HttpProbe
 from services.cli.mesh.plan import Laptop, Plan, build
 from services.cli.mesh.site import ROOT, load_profile, load_topology, profiles
-from services.cli.mesh.topology import TopologyError, parse
+from services.cli.mesh.topology import TopologyError, parse, replica_counts, with_replicas
 
 
 def site(base: int = 18000, state: str = "/state") -> Laptop:
@@ -23,7 +23,8 @@ def rendered(**fields: Any) -> str:
 
 
 def whole(base: int = 18000, state: str = "/state", profile: str = "demo") -> Plan:
-    return build(load_topology(ROOT), site(base, state), rendered, load_profile(ROOT, profile))
+    layer = load_profile(ROOT, profile)
+    return build(with_replicas(load_topology(ROOT), replica_counts(layer)), site(base, state), rendered, layer)
 
 
 @pytest.mark.parametrize("profile", profiles(ROOT))
@@ -32,7 +33,8 @@ def test_the_real_topology_makes_a_plan_that_can_be_ordered(profile: str) -> Non
     names = {process.name for process in plan.processes}
     start = levels({p.name: p.after for p in plan.processes})
     stop = levels({p.name: (*p.after, *p.uses) for p in plan.processes})
-    assert start[0] == ["etcd"]
+    assert start[0][0] == "etcd"
+    assert all(name.startswith("etcd") for name in start[0])
     assert {"envoy", "gateway", "worker-a", "worker-b", "collector"} <= names
     place = {name: number for number, level in enumerate(stop) for name in level}
     assert place["etcd"] < place["worker-a"] < place["gateway"] < place["envoy"]
@@ -89,6 +91,20 @@ def test_etcd_demands_certificates_and_envoy_keeps_to_itself() -> None:
     edge = plan.addresses["envoy"]
     assert edge["address"] == "127.0.0.1:18001"
     assert (edge["plain_address"], edge["admin_address"]) == ("127.0.0.1:18000", "127.0.0.1:18003")
+
+
+def test_replicas_share_the_edge_and_every_etcd_knows_the_others() -> None:
+    topology = with_replicas(load_topology(ROOT), {"etcd": 3, "envoy": 2, "controlplane": 2})
+    plan = build(topology, site(), rendered, {"etcd-2": {"zone": "zone-b"}})
+    envoys, etcds = ([p for p in plan.units if p.process.kind == kind] for kind in ("envoy", "etcd"))
+    assert len({unit.ports["https"] for unit in envoys}) == 1
+    assert len({unit.ports["status"] for unit in envoys}) == 2
+    assert len({port for unit in etcds for port in unit.ports.values()}) == 9
+    peers = ",".join(f"{unit.name}=https://127.0.0.1:{unit.ports['peer']}" for unit in etcds)
+    assert all(f"--initial-cluster={peers}" in unit.argv for unit in etcds)
+    assert [unit.identity.zone for unit in etcds] == ["zone-a", "zone-b", "zone-a"]
+    door = json.loads(plan.files[Path("/state/config/door.json")])
+    assert door["etcd"] == [plan.addresses[unit.name]["address"] for unit in etcds] == plan.all("etcd")
 
 
 def test_a_service_outside_the_traces_exports_none() -> None:

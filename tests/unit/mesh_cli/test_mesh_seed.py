@@ -95,12 +95,17 @@ async def test_only_what_is_missing_is_planted(tmp_path: Path) -> None:
     async with registry(tmp_path) as (store, plant):
         first = await plant()
         planted = await planted_in(store)
-        assert (set(planted.plans), len(planted.slos), len(planted.prices)) == ({"paid", "free"}, 2, 2)
+        assert (set(planted.plans), len(planted.slos), len(planted.prices)) == ({"paid", "free"}, 4, 7)
         assert planted.limits["tiny", "*"].spend_microusd > 0
         names = {json.loads((ROOT / spec.folder / "manifest.json").read_text())["name"] for spec in SEED.models}
         assert [step.WhichOneof("step") for step in plan_of(planted, "tiny").ladder] == ["cap_output", "smaller_model"]
         assert not plan_of(planted, "acme").ladder
-        assert all(slo_of(planted, "generate", spec.tier) for spec in SEED.models)
+        assert first.models == ["weir-fast", "weir-quality"]
+        assert first.predicting[0] == "cancer-gbdt"
+        for version in planted.model_versions.values():
+            predicts = version.HasField("prediction")
+            tier = version.prediction.profile if predicts else version.tier
+            assert slo_of(planted, "predict" if predicts else "generate", tier)
         assert all(price_book(planted).find(f"{name}@1") for name in names)
         operators = registry_pb2.PlanPolicy(id="free", weight=3)
         revision = (await store.txn(puts=[Put(key_of(operators), encode(operators))])).revision

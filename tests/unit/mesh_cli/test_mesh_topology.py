@@ -91,7 +91,8 @@ def test_every_profile_names_only_what_the_topology_has() -> None:
     topology = load_topology(ROOT)
     assert {"demo", "simulated", "bench"} <= set(profiles(ROOT))
     for name in profiles(ROOT):
-        assert unknown_names(topology, load_profile(ROOT, name)) == []
+        profile = load_profile(ROOT, name)
+        assert unknown_names(with_replicas(topology, replica_counts(profile)), profile) == []
     with pytest.raises(TopologyError, match="no profile 'nothing'"):
         load_profile(ROOT, "nothing")
 
@@ -166,10 +167,16 @@ def test_a_count_of_replicas_is_a_whole_number(counts: dict[str, object]) -> Non
         replica_counts({"replicas": counts})
 
 
-@pytest.mark.parametrize("service", ["etcd", "nobody"])
-def test_only_services_have_replicas(service: str) -> None:
-    with pytest.raises(TopologyError, match=service):
-        with_replicas(parse(MANY), {service: 2})
+def test_a_mesh_can_be_without_predictors() -> None:
+    counts = replica_counts({"replicas": {"predictor": 0}})
+    without = with_replicas(load_topology(ROOT), counts).process
+    assert not [name for name, each in without.items() if "predictor" in (each.service, *each.uses, *each.after)]
+    assert without.keys() | {"predictor-a", "predictor-b"} == load_topology(ROOT).process.keys()
+
+
+def test_nobody_has_no_replicas() -> None:
+    with pytest.raises(TopologyError, match="nobody"):
+        with_replicas(parse(MANY), {"nobody": 2})
 
 
 def test_replicas_need_ports() -> None:

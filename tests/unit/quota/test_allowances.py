@@ -131,6 +131,24 @@ def test_the_allowance_runs_out_when_its_owner_is_gone() -> None:
     assert spend_all(mesh, one) == 0  # it asks
 
 
+def test_a_killed_gateway_takes_along_what_it_had_not_told_and_that_is_less_than_its_share() -> None:
+    """The bound of ADR 27: while its share lasts it is counted, afterwards the limit is exceeded by so much."""
+    mesh, one, other = started()
+    lost = spend_all(mesh, one)
+    assert 0 < lost <= mesh.limit // PORTION
+    mesh.restart(one)
+    take_all(mesh, other)
+    assert delivered(mesh) <= mesh.limit
+    mesh.wait(SHARE_NS)
+    take_all(mesh, other)
+    assert mesh.limit < delivered(mesh) <= mesh.limit + lost
+
+
+def delivered(mesh: Mesh) -> int:
+    """In the last minute, and what runs."""
+    return sum(request.counts(mesh.now) for request in mesh.requests.values())
+
+
 def test_changed_limits_are_asked_for() -> None:
     made = bridge(tokens_per_minute=LIMIT)
     for limits, budgets in (({"tokens_per_minute": 5}, 10**6), ({"tokens_per_minute": 5}, 7)):

@@ -5,7 +5,6 @@ from __future__ import annotations
 import inspect
 import subprocess
 import sys
-from collections.abc import Mapping
 from itertools import islice
 from types import MappingProxyType
 from typing import Any
@@ -23,19 +22,16 @@ from libs.resources.snapshot import ATTRIBUTE, BY_MESSAGE, KINDS, RegistrySnapsh
 from tests.support.messages import EMPTY, WORDS, having, messages
 
 APPLIED = [kind for kind in KINDS if kind.check is not None]
-REFERRED = (pb.Alias, pb.ModelVersion, pb.SafetyPolicy, pb.Tenant, pb.Endpoint)
-
-
-@st.composite
-def snapshots(draw: st.DrawFn) -> RegistrySnapshot:
-    """Some of what checks look up, under names that random messages use, and as wrong as those."""
-    collections: dict[str, Mapping[Any, Any]] = {}
-    for message in REFERRED:
-        kind = BY_MESSAGE[message]
-        names = st.sampled_from([("worker", "a"), ("a", "b")] if kind.parts > 1 else ["a", "m@1", "acme", ""])
-        held = draw(st.dictionaries(names, messages(message, 1), max_size=1))
-        collections[ATTRIBUTE[kind.plural]] = MappingProxyType(held)
-    return RegistrySnapshot(**collections)
+HELD = {
+    ATTRIBUTE[BY_MESSAGE[message].plural]: st.dictionaries(
+        st.sampled_from([("worker", "a"), ("a", "b")] if BY_MESSAGE[message].parts > 1 else ["a", "m@1", "acme", ""]),
+        messages(message, 1),
+        max_size=1,
+    ).map(MappingProxyType)
+    for message in (pb.Alias, pb.ModelVersion, pb.SafetyPolicy, pb.Tenant, pb.Endpoint)
+}
+SNAPSHOTS = st.builds(RegistrySnapshot, **HELD)
+"""Some of what checks look up, under names that random messages use, and as wrong as those."""
 
 
 @pytest.mark.parametrize("kind", APPLIED, ids=lambda kind: kind.name)
@@ -43,7 +39,7 @@ def snapshots(draw: st.DrawFn) -> RegistrySnapshot:
 @given(st.data())
 def test_no_check_raises(kind: Kind, data: st.DataObject) -> None:
     assert kind.check is not None
-    found = list(kind.check(data.draw(messages(kind.message)), data.draw(snapshots())))
+    found = list(kind.check(data.draw(messages(kind.message)), data.draw(SNAPSHOTS)))
     assert all(isinstance(fault, Fault) and fault.message for fault in found)
     assert all(fault.field == "spec" or fault.field.startswith(("spec.", "metadata.")) for fault in found)
     assert all(fault.field.isprintable() and len(fault.field) < 200 for fault in found)

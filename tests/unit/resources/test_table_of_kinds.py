@@ -13,7 +13,10 @@ from tests.support.world import applied, observed
 
 BY_KIND = pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.name)
 SERVICES = frozenset(
-    {"gateway", "router", "edge-auth", "ratelimit", "admission", "safety", "worker", "audit", "controlplane", "rollout"}
+    {
+        *("gateway", "predictor", "router", "edge-auth", "ratelimit", "admission", "safety", "worker", "audit"),
+        *("controlplane", "rollout"),
+    }
 )
 
 

@@ -172,6 +172,9 @@ def test_scores_go_either_way() -> None:
         (Gate("score:shadow_length", at_least=0.7), [0.95, 0.9] * 100, [0.3, 0.4] * 100),
         (Gate("score:shadow_logprob", 0.2), [0.01, 0.02] * 100, [0.9, 1.5] * 100),
         (Gate("score:shadow_logprob", at_least=0.2), [0.01, 0.02] * 100, [0.9, 1.5] * 100),
+        (Gate("score:shadow_flips", 0.05), [0.0] * 200, [0.0, 0.5] * 100),
+        (Gate("score:shadow_distance", 0.1), [0.01, 0.02] * 100, [0.4, 0.5] * 100),
+        (Gate("score:shadow_scores", 0.2), [0.02, 0.04] * 100, [0.5, 0.6] * 100),
     ],
 )
 def test_compared_answers_are_measured_against_a_bar(gate: Gate, good: list[float], bad: list[float]) -> None:
@@ -180,6 +183,29 @@ def test_compared_answers_are_measured_against_a_bar(gate: Gate, good: list[floa
     assert [status.verdict for status in found] == [Verdict.HOLDS, Verdict.BREACHED]
     assert found[0].difference == pytest.approx(sum(good) / 200)
     assert "the bar is" in found[0].text
+
+
+@pytest.mark.parametrize(
+    ("of_predictions", "counted_as"),
+    [
+        ("latency", "ttft"),
+        ("latency_p95", "ttft_p95"),
+        ("latency_p99", "ttft_p99"),
+        ("cost_per_1k_rows", "cost_per_1k_tokens"),
+    ],
+)
+def test_predictions_are_judged_by_names_of_their_own(of_predictions: str, counted_as: str) -> None:
+    def times(factor: float) -> Distribution:
+        return Distribution.of([factor * each for each in TIMES] * 1000)
+
+    ours = ArmEvidence(5000, streams=5000, completed=5000, ttft=times(3.0), cost=CostMoments.of([(9.0, 3.0)] * 5000))
+    theirs = ArmEvidence(5000, streams=5000, completed=5000, ttft=times(1.0), cost=CostMoments.of([(3.0, 3.0)] * 5000))
+    found = said(Gate(of_predictions, 0.2), ours, theirs)
+    same = said(Gate(counted_as, 0.2), ours, theirs)
+    assert found.verdict is same.verdict is Verdict.BREACHED
+    assert (found.difference, found.low) == (same.difference, same.low)
+    assert "TTFT" not in found.text
+    assert "tokens" not in found.text
 
 
 def test_mirrored_copies_are_not_judged_by_their_times() -> None:

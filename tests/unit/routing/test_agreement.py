@@ -12,15 +12,15 @@ from weir.registry.v1 import registry_pb2 as pb
 from weir.router.v1 import router_pb2
 
 from libs.breaker import BreakerBoard, BreakerOptions
+from libs.catalog import Catalog
 from libs.clock import SystemClock
 from libs.errors import Reason, WeirError
 from libs.registry import RegistrySnapshot
 from libs.routing import BUCKETS, RoutingTable
+from libs.texts import TextStore
 from services.controlplane.policy.predictions import Prediction, predictions_of
 from services.edge_auth.placement import Placer
 from services.edge_auth.responses import NO_MODEL
-from services.gateway.catalog import Catalog
-from services.gateway.text_store import TextStore
 from services.router.server import RouterServicer
 from tests.support.registry_service import grant
 

@@ -5,13 +5,17 @@
             async for piece in stream:
                 print(piece.text, end="", flush=True)
         print(stream.end.usage)
+        prediction = await client.predict("cancer-gbdt", {"features": rows}, timeout=0.1)
+        print(prediction["probability"], prediction.version)
 
 Over the public edge: `Client("localhost:18443", ca=…, api_key="wk_…")`. Failures raise `WeirError` with a closed reason
 and, where coming back helps, `retry_after`. A generation is tried again (with jittered back-off, inside the timeout)
-only while nothing of it has arrived; leaving the `async with` early cancels it on the worker.
+while nothing of it has arrived. One that breaks off later goes on where it was, at another gateway if need be, and
+says and costs nothing twice. Leaving the `async with` early cancels it on the worker.
 """
 
 from weir.client._client import Client, RetryPolicy, Tls
+from weir.client._predict import Prediction
 from weir.client._stream import GenerationStream, Piece
 from weir.client._types import Completion, Embeddings, Parameters
 
@@ -24,6 +28,7 @@ __all__ = [
     "GenerationStream",
     "Parameters",
     "Piece",
+    "Prediction",
     "Reason",
     "RetryPolicy",
     "Tls",

@@ -351,18 +351,20 @@ class ReportCapacityResponse(_message.Message):
     def __init__(self, welcome: _Optional[_Union[WorkerWelcome, _Mapping]] = ..., preempt: _Optional[_Union[Preempt, _Mapping]] = ..., drain: _Optional[_Union[Drain, _Mapping]] = ..., owns: _Optional[_Union[Owns, _Mapping]] = ...) -> None: ...
 
 class WorkerWelcome(_message.Message):
-    __slots__ = ("grant_key", "key_id", "heartbeat", "admission", "epoch")
+    __slots__ = ("grant_key", "key_id", "heartbeat", "admission", "epoch", "time")
     GRANT_KEY_FIELD_NUMBER: _ClassVar[int]
     KEY_ID_FIELD_NUMBER: _ClassVar[int]
     HEARTBEAT_FIELD_NUMBER: _ClassVar[int]
     ADMISSION_FIELD_NUMBER: _ClassVar[int]
     EPOCH_FIELD_NUMBER: _ClassVar[int]
+    TIME_FIELD_NUMBER: _ClassVar[int]
     grant_key: bytes
     key_id: str
     heartbeat: _duration_pb2.Duration
     admission: str
     epoch: int
-    def __init__(self, grant_key: _Optional[bytes] = ..., key_id: _Optional[str] = ..., heartbeat: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., admission: _Optional[str] = ..., epoch: _Optional[int] = ...) -> None: ...
+    time: _timestamp_pb2.Timestamp
+    def __init__(self, grant_key: _Optional[bytes] = ..., key_id: _Optional[str] = ..., heartbeat: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., admission: _Optional[str] = ..., epoch: _Optional[int] = ..., time: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ...) -> None: ...
 
 class Owns(_message.Message):
     __slots__ = ("epoch",)

@@ -55,6 +55,31 @@ class AuditServiceStub:
                 request_serializer=weir_dot_audit_dot_v1_dot_audit__pb2.AcceptRequest.SerializeToString,
                 response_deserializer=weir_dot_audit_dot_v1_dot_audit__pb2.AcceptResponse.FromString,
                 _registered_method=True)
+        self.Erase = channel.unary_unary(
+                '/weir.audit.v1.AuditService/Erase',
+                request_serializer=weir_dot_audit_dot_v1_dot_audit__pb2.EraseRequest.SerializeToString,
+                response_deserializer=weir_dot_audit_dot_v1_dot_audit__pb2.EraseResponse.FromString,
+                _registered_method=True)
+        self.Export = channel.unary_stream(
+                '/weir.audit.v1.AuditService/Export',
+                request_serializer=weir_dot_audit_dot_v1_dot_audit__pb2.ExportRequest.SerializeToString,
+                response_deserializer=weir_dot_audit_dot_v1_dot_audit__pb2.ExportResponse.FromString,
+                _registered_method=True)
+        self.RotateKeys = channel.unary_unary(
+                '/weir.audit.v1.AuditService/RotateKeys',
+                request_serializer=weir_dot_audit_dot_v1_dot_audit__pb2.RotateKeysRequest.SerializeToString,
+                response_deserializer=weir_dot_audit_dot_v1_dot_audit__pb2.RotateKeysResponse.FromString,
+                _registered_method=True)
+        self.Usage = channel.unary_unary(
+                '/weir.audit.v1.AuditService/Usage',
+                request_serializer=weir_dot_audit_dot_v1_dot_audit__pb2.UsageRequest.SerializeToString,
+                response_deserializer=weir_dot_audit_dot_v1_dot_audit__pb2.UsageResponse.FromString,
+                _registered_method=True)
+        self.Reconcile = channel.unary_unary(
+                '/weir.audit.v1.AuditService/Reconcile',
+                request_serializer=weir_dot_audit_dot_v1_dot_audit__pb2.ReconcileRequest.SerializeToString,
+                response_deserializer=weir_dot_audit_dot_v1_dot_audit__pb2.ReconcileResponse.FromString,
+                _registered_method=True)
 
 
 class AuditServiceServicer:
@@ -90,6 +115,43 @@ class AuditServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Erase(self, request, context):
+        """Destroys the keys of what a tenant, or one of its end users, left in the log, and puts a tombstone there. The chain
+        still holds. Repeating it after a failure finishes it.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Export(self, request, context):
+        """Records with their payloads as signed JSON lines, to be verified without the log (`weir audit verify --export`).
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def RotateKeys(self, request, context):
+        """Makes a new key-encryption key, where this service makes them, wraps every data key anew and destroys the old one:
+        what lies wrapped in older backups is lost with it.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Usage(self, request, context):
+        """What was used, and what it cost, by what is asked for.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Reconcile(self, request, context):
+        """Compares the log with the limiter's ledger and with what was delivered. Reads the whole log.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_AuditServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -112,6 +174,31 @@ def add_AuditServiceServicer_to_server(servicer, server):
                     servicer.Accept,
                     request_deserializer=weir_dot_audit_dot_v1_dot_audit__pb2.AcceptRequest.FromString,
                     response_serializer=weir_dot_audit_dot_v1_dot_audit__pb2.AcceptResponse.SerializeToString,
+            ),
+            'Erase': grpc.unary_unary_rpc_method_handler(
+                    servicer.Erase,
+                    request_deserializer=weir_dot_audit_dot_v1_dot_audit__pb2.EraseRequest.FromString,
+                    response_serializer=weir_dot_audit_dot_v1_dot_audit__pb2.EraseResponse.SerializeToString,
+            ),
+            'Export': grpc.unary_stream_rpc_method_handler(
+                    servicer.Export,
+                    request_deserializer=weir_dot_audit_dot_v1_dot_audit__pb2.ExportRequest.FromString,
+                    response_serializer=weir_dot_audit_dot_v1_dot_audit__pb2.ExportResponse.SerializeToString,
+            ),
+            'RotateKeys': grpc.unary_unary_rpc_method_handler(
+                    servicer.RotateKeys,
+                    request_deserializer=weir_dot_audit_dot_v1_dot_audit__pb2.RotateKeysRequest.FromString,
+                    response_serializer=weir_dot_audit_dot_v1_dot_audit__pb2.RotateKeysResponse.SerializeToString,
+            ),
+            'Usage': grpc.unary_unary_rpc_method_handler(
+                    servicer.Usage,
+                    request_deserializer=weir_dot_audit_dot_v1_dot_audit__pb2.UsageRequest.FromString,
+                    response_serializer=weir_dot_audit_dot_v1_dot_audit__pb2.UsageResponse.SerializeToString,
+            ),
+            'Reconcile': grpc.unary_unary_rpc_method_handler(
+                    servicer.Reconcile,
+                    request_deserializer=weir_dot_audit_dot_v1_dot_audit__pb2.ReconcileRequest.FromString,
+                    response_serializer=weir_dot_audit_dot_v1_dot_audit__pb2.ReconcileResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -223,6 +310,141 @@ class AuditService:
             '/weir.audit.v1.AuditService/Accept',
             weir_dot_audit_dot_v1_dot_audit__pb2.AcceptRequest.SerializeToString,
             weir_dot_audit_dot_v1_dot_audit__pb2.AcceptResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Erase(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/weir.audit.v1.AuditService/Erase',
+            weir_dot_audit_dot_v1_dot_audit__pb2.EraseRequest.SerializeToString,
+            weir_dot_audit_dot_v1_dot_audit__pb2.EraseResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Export(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_stream(
+            request,
+            target,
+            '/weir.audit.v1.AuditService/Export',
+            weir_dot_audit_dot_v1_dot_audit__pb2.ExportRequest.SerializeToString,
+            weir_dot_audit_dot_v1_dot_audit__pb2.ExportResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def RotateKeys(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/weir.audit.v1.AuditService/RotateKeys',
+            weir_dot_audit_dot_v1_dot_audit__pb2.RotateKeysRequest.SerializeToString,
+            weir_dot_audit_dot_v1_dot_audit__pb2.RotateKeysResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Usage(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/weir.audit.v1.AuditService/Usage',
+            weir_dot_audit_dot_v1_dot_audit__pb2.UsageRequest.SerializeToString,
+            weir_dot_audit_dot_v1_dot_audit__pb2.UsageResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Reconcile(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/weir.audit.v1.AuditService/Reconcile',
+            weir_dot_audit_dot_v1_dot_audit__pb2.ReconcileRequest.SerializeToString,
+            weir_dot_audit_dot_v1_dot_audit__pb2.ReconcileResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -52,6 +52,10 @@ class Reason(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     REASON_PREEMPTED: _ClassVar[Reason]
     REASON_REVISION_GONE: _ClassVar[Reason]
     REASON_NOT_OWNER: _ClassVar[Reason]
+    REASON_REGION_NOT_ALLOWED: _ClassVar[Reason]
+    REASON_CURSOR_INVALID: _ClassVar[Reason]
+    REASON_CURSOR_GONE: _ClassVar[Reason]
+    REASON_QUOTA_ROWS: _ClassVar[Reason]
 REASON_UNSPECIFIED: Reason
 REASON_INVALID_REQUEST: Reason
 REASON_MODEL_NOT_FOUND: Reason
@@ -93,6 +97,10 @@ REASON_SLOW_READER: Reason
 REASON_PREEMPTED: Reason
 REASON_REVISION_GONE: Reason
 REASON_NOT_OWNER: Reason
+REASON_REGION_NOT_ALLOWED: Reason
+REASON_CURSOR_INVALID: Reason
+REASON_CURSOR_GONE: Reason
+REASON_QUOTA_ROWS: Reason
 
 class Rejection(_message.Message):
     __slots__ = ("reason", "message", "limit", "retry_after")

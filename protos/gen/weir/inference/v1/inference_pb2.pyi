@@ -106,7 +106,7 @@ class StructuredOutput(_message.Message):
     def __init__(self, json_schema: _Optional[str] = ..., regex: _Optional[str] = ...) -> None: ...
 
 class GenerationSpec(_message.Message):
-    __slots__ = ("client_request_id", "idempotency_key", "model", "chat", "prompt", "token_ids", "parameters", "priority", "sticky_key")
+    __slots__ = ("client_request_id", "idempotency_key", "model", "chat", "prompt", "token_ids", "parameters", "priority", "sticky_key", "cursor")
     CLIENT_REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     IDEMPOTENCY_KEY_FIELD_NUMBER: _ClassVar[int]
     MODEL_FIELD_NUMBER: _ClassVar[int]
@@ -116,6 +116,7 @@ class GenerationSpec(_message.Message):
     PARAMETERS_FIELD_NUMBER: _ClassVar[int]
     PRIORITY_FIELD_NUMBER: _ClassVar[int]
     STICKY_KEY_FIELD_NUMBER: _ClassVar[int]
+    CURSOR_FIELD_NUMBER: _ClassVar[int]
     client_request_id: str
     idempotency_key: str
     model: str
@@ -125,7 +126,8 @@ class GenerationSpec(_message.Message):
     parameters: GenerationParameters
     priority: Priority
     sticky_key: str
-    def __init__(self, client_request_id: _Optional[str] = ..., idempotency_key: _Optional[str] = ..., model: _Optional[str] = ..., chat: _Optional[_Union[Chat, _Mapping]] = ..., prompt: _Optional[str] = ..., token_ids: _Optional[_Union[TokenIds, _Mapping]] = ..., parameters: _Optional[_Union[GenerationParameters, _Mapping]] = ..., priority: _Optional[_Union[Priority, str]] = ..., sticky_key: _Optional[str] = ...) -> None: ...
+    cursor: bytes
+    def __init__(self, client_request_id: _Optional[str] = ..., idempotency_key: _Optional[str] = ..., model: _Optional[str] = ..., chat: _Optional[_Union[Chat, _Mapping]] = ..., prompt: _Optional[str] = ..., token_ids: _Optional[_Union[TokenIds, _Mapping]] = ..., parameters: _Optional[_Union[GenerationParameters, _Mapping]] = ..., priority: _Optional[_Union[Priority, str]] = ..., sticky_key: _Optional[str] = ..., cursor: _Optional[bytes] = ...) -> None: ...
 
 class GenerateRequest(_message.Message):
     __slots__ = ("start", "cancel")
@@ -154,7 +156,7 @@ class GenerateResponse(_message.Message):
     def __init__(self, accepted: _Optional[_Union[Accepted, _Mapping]] = ..., delta: _Optional[_Union[Delta, _Mapping]] = ..., heartbeat: _Optional[_Union[Heartbeat, _Mapping]] = ..., end: _Optional[_Union[End, _Mapping]] = ...) -> None: ...
 
 class Accepted(_message.Message):
-    __slots__ = ("request_id", "trace_id", "model_version", "arm", "prompt_tokens", "simulated", "degraded", "zone")
+    __slots__ = ("request_id", "trace_id", "model_version", "arm", "prompt_tokens", "simulated", "degraded", "zone", "resumes", "replayed")
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     TRACE_ID_FIELD_NUMBER: _ClassVar[int]
     MODEL_VERSION_FIELD_NUMBER: _ClassVar[int]
@@ -163,6 +165,8 @@ class Accepted(_message.Message):
     SIMULATED_FIELD_NUMBER: _ClassVar[int]
     DEGRADED_FIELD_NUMBER: _ClassVar[int]
     ZONE_FIELD_NUMBER: _ClassVar[int]
+    RESUMES_FIELD_NUMBER: _ClassVar[int]
+    REPLAYED_FIELD_NUMBER: _ClassVar[int]
     request_id: str
     trace_id: str
     model_version: str
@@ -171,13 +175,17 @@ class Accepted(_message.Message):
     simulated: bool
     degraded: _containers.RepeatedScalarFieldContainer[str]
     zone: str
-    def __init__(self, request_id: _Optional[str] = ..., trace_id: _Optional[str] = ..., model_version: _Optional[str] = ..., arm: _Optional[str] = ..., prompt_tokens: _Optional[int] = ..., simulated: _Optional[bool] = ..., degraded: _Optional[_Iterable[str]] = ..., zone: _Optional[str] = ...) -> None: ...
+    resumes: str
+    replayed: bool
+    def __init__(self, request_id: _Optional[str] = ..., trace_id: _Optional[str] = ..., model_version: _Optional[str] = ..., arm: _Optional[str] = ..., prompt_tokens: _Optional[int] = ..., simulated: _Optional[bool] = ..., degraded: _Optional[_Iterable[str]] = ..., zone: _Optional[str] = ..., resumes: _Optional[str] = ..., replayed: _Optional[bool] = ...) -> None: ...
 
 class Delta(_message.Message):
-    __slots__ = ("choices",)
+    __slots__ = ("choices", "cursor")
     CHOICES_FIELD_NUMBER: _ClassVar[int]
+    CURSOR_FIELD_NUMBER: _ClassVar[int]
     choices: _containers.RepeatedCompositeFieldContainer[ChoiceDelta]
-    def __init__(self, choices: _Optional[_Iterable[_Union[ChoiceDelta, _Mapping]]] = ...) -> None: ...
+    cursor: bytes
+    def __init__(self, choices: _Optional[_Iterable[_Union[ChoiceDelta, _Mapping]]] = ..., cursor: _Optional[bytes] = ...) -> None: ...
 
 class ChoiceDelta(_message.Message):
     __slots__ = ("index", "text", "logprobs", "finish_reason")
@@ -236,14 +244,16 @@ class End(_message.Message):
     def __init__(self, finish_reason: _Optional[_Union[FinishReason, str]] = ..., usage: _Optional[_Union[Usage, _Mapping]] = ..., breakdown: _Optional[_Union[Breakdown, _Mapping]] = ..., degraded: _Optional[_Iterable[str]] = ..., message: _Optional[str] = ..., error_reason: _Optional[str] = ...) -> None: ...
 
 class Usage(_message.Message):
-    __slots__ = ("prompt_tokens", "completion_tokens", "cached_prompt_tokens")
+    __slots__ = ("prompt_tokens", "completion_tokens", "cached_prompt_tokens", "spend_microusd")
     PROMPT_TOKENS_FIELD_NUMBER: _ClassVar[int]
     COMPLETION_TOKENS_FIELD_NUMBER: _ClassVar[int]
     CACHED_PROMPT_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    SPEND_MICROUSD_FIELD_NUMBER: _ClassVar[int]
     prompt_tokens: int
     completion_tokens: int
     cached_prompt_tokens: int
-    def __init__(self, prompt_tokens: _Optional[int] = ..., completion_tokens: _Optional[int] = ..., cached_prompt_tokens: _Optional[int] = ...) -> None: ...
+    spend_microusd: int
+    def __init__(self, prompt_tokens: _Optional[int] = ..., completion_tokens: _Optional[int] = ..., cached_prompt_tokens: _Optional[int] = ..., spend_microusd: _Optional[int] = ...) -> None: ...
 
 class Breakdown(_message.Message):
     __slots__ = ("preprocess", "decide", "queue", "prefill", "decode", "time_to_first_token", "total")

@@ -62,6 +62,21 @@ class OpenAIServiceStub:
                 request_serializer=weir_dot_openai_dot_v1_dot_openai__pb2.GetModelRequest.SerializeToString,
                 response_deserializer=google_dot_api_dot_httpbody__pb2.HttpBody.FromString,
                 _registered_method=True)
+        self.GetUsage = channel.unary_stream(
+                '/weir.openai.v1.OpenAIService/GetUsage',
+                request_serializer=weir_dot_openai_dot_v1_dot_openai__pb2.GetUsageRequest.SerializeToString,
+                response_deserializer=google_dot_api_dot_httpbody__pb2.HttpBody.FromString,
+                _registered_method=True)
+        self.GetPredictions = channel.unary_stream(
+                '/weir.openai.v1.OpenAIService/GetPredictions',
+                request_serializer=weir_dot_openai_dot_v1_dot_openai__pb2.GetUsageRequest.SerializeToString,
+                response_deserializer=google_dot_api_dot_httpbody__pb2.HttpBody.FromString,
+                _registered_method=True)
+        self.GetCosts = channel.unary_stream(
+                '/weir.openai.v1.OpenAIService/GetCosts',
+                request_serializer=weir_dot_openai_dot_v1_dot_openai__pb2.GetCostsRequest.SerializeToString,
+                response_deserializer=google_dot_api_dot_httpbody__pb2.HttpBody.FromString,
+                _registered_method=True)
 
 
 class OpenAIServiceServicer:
@@ -117,6 +132,34 @@ class OpenAIServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def GetUsage(self, request, context):
+        """What this tenant used, by days: for its admins.
+        buf:lint:ignore RPC_RESPONSE_STANDARD_NAME
+        buf:lint:ignore RPC_REQUEST_RESPONSE_UNIQUE
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def GetPredictions(self, request, context):
+        """What it predicted, likewise.
+        buf:lint:ignore RPC_RESPONSE_STANDARD_NAME
+        buf:lint:ignore RPC_REQUEST_RESPONSE_UNIQUE
+        buf:lint:ignore RPC_REQUEST_STANDARD_NAME
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def GetCosts(self, request, context):
+        """What it cost, likewise.
+        buf:lint:ignore RPC_RESPONSE_STANDARD_NAME
+        buf:lint:ignore RPC_REQUEST_RESPONSE_UNIQUE
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_OpenAIServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -143,6 +186,21 @@ def add_OpenAIServiceServicer_to_server(servicer, server):
             'GetModel': grpc.unary_stream_rpc_method_handler(
                     servicer.GetModel,
                     request_deserializer=weir_dot_openai_dot_v1_dot_openai__pb2.GetModelRequest.FromString,
+                    response_serializer=google_dot_api_dot_httpbody__pb2.HttpBody.SerializeToString,
+            ),
+            'GetUsage': grpc.unary_stream_rpc_method_handler(
+                    servicer.GetUsage,
+                    request_deserializer=weir_dot_openai_dot_v1_dot_openai__pb2.GetUsageRequest.FromString,
+                    response_serializer=google_dot_api_dot_httpbody__pb2.HttpBody.SerializeToString,
+            ),
+            'GetPredictions': grpc.unary_stream_rpc_method_handler(
+                    servicer.GetPredictions,
+                    request_deserializer=weir_dot_openai_dot_v1_dot_openai__pb2.GetUsageRequest.FromString,
+                    response_serializer=google_dot_api_dot_httpbody__pb2.HttpBody.SerializeToString,
+            ),
+            'GetCosts': grpc.unary_stream_rpc_method_handler(
+                    servicer.GetCosts,
+                    request_deserializer=weir_dot_openai_dot_v1_dot_openai__pb2.GetCostsRequest.FromString,
                     response_serializer=google_dot_api_dot_httpbody__pb2.HttpBody.SerializeToString,
             ),
     }
@@ -282,6 +340,87 @@ class OpenAIService:
             target,
             '/weir.openai.v1.OpenAIService/GetModel',
             weir_dot_openai_dot_v1_dot_openai__pb2.GetModelRequest.SerializeToString,
+            google_dot_api_dot_httpbody__pb2.HttpBody.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def GetUsage(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_stream(
+            request,
+            target,
+            '/weir.openai.v1.OpenAIService/GetUsage',
+            weir_dot_openai_dot_v1_dot_openai__pb2.GetUsageRequest.SerializeToString,
+            google_dot_api_dot_httpbody__pb2.HttpBody.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def GetPredictions(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_stream(
+            request,
+            target,
+            '/weir.openai.v1.OpenAIService/GetPredictions',
+            weir_dot_openai_dot_v1_dot_openai__pb2.GetUsageRequest.SerializeToString,
+            google_dot_api_dot_httpbody__pb2.HttpBody.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def GetCosts(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_stream(
+            request,
+            target,
+            '/weir.openai.v1.OpenAIService/GetCosts',
+            weir_dot_openai_dot_v1_dot_openai__pb2.GetCostsRequest.SerializeToString,
             google_dot_api_dot_httpbody__pb2.HttpBody.FromString,
             options,
             channel_credentials,

@@ -27,7 +27,7 @@ from weir.errors.v1 import errors_pb2 as weir_dot_errors_dot_v1_dot_errors__pb2
 from weir.mux.v1 import mux_pb2 as weir_dot_mux_dot_v1_dot_mux__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x19weir/quota/v1/quota.proto\x12\rweir.quota.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x1bweir/errors/v1/errors.proto\x1a\x15weir/mux/v1/mux.proto\"\x96\x01\n\x0eSessionRequest\x12#\n\x05hello\x18\x01 \x01(\x0b\x32\x12.weir.mux.v1.HelloH\x00\x12*\n\x05\x63\x61lls\x18\x02 \x01(\x0b\x32\x19.weir.quota.v1.QuotaCallsH\x00\x12*\n\x06\x63\x61ncel\x18\x03 \x01(\x0b\x32\x18.weir.mux.v1.CancelCallsH\x00\x42\x07\n\x05\x66rame\"5\n\nQuotaCalls\x12\'\n\x05items\x18\x01 \x03(\x0b\x32\x18.weir.quota.v1.QuotaCall\"\xc6\x02\n\tQuotaCall\x12\'\n\x06header\x18\x01 \x01(\x0b\x32\x17.weir.mux.v1.CallHeader\x12)\n\x07reserve\x18\x02 \x01(\x0b\x32\x16.weir.quota.v1.ReserveH\x00\x12\'\n\x06settle\x18\x03 \x01(\x0b\x32\x15.weir.quota.v1.SettleH\x00\x12.\n\ncheck_edge\x18\x04 \x01(\x0b\x32\x18.weir.quota.v1.CheckEdgeH\x00\x12-\n\treplicate\x18\x05 \x01(\x0b\x32\x18.weir.quota.v1.ReplicateH\x00\x12\x30\n\x0b\x66\x65tch_state\x18\x06 \x01(\x0b\x32\x19.weir.quota.v1.FetchStateH\x00\x12%\n\x05renew\x18\x07 \x01(\x0b\x32\x14.weir.quota.v1.RenewH\x00\x42\x04\n\x02op\"\xcf\x02\n\x07Reserve\x12\x0e\n\x06tenant\x18\x01 \x01(\t\x12\r\n\x05model\x18\x02 \x01(\t\x12\x12\n\nrequest_id\x18\x03 \x01(\t\x12\x0e\n\x06tokens\x18\x04 \x01(\x04\x12\x17\n\x0frequest_counted\x18\x05 \x01(\x08\x12(\n\x05lease\x18\x06 \x01(\x0b\x32\x19.google.protobuf.Duration\x12\x15\n\rprompt_tokens\x18\x07 \x01(\x04\x12\x19\n\x11max_output_tokens\x18\x08 \x01(\x04\x12\x0f\n\x07\x63hoices\x18\t \x01(\r\x12\x15\n\rmodel_version\x18\n \x01(\t\x12\x1a\n\x12over_quota_allowed\x18\x0b \x01(\x08\x12\x12\n\nshare_seen\x18\x0c \x01(\x04\x12\x0f\n\x07granted\x18\r \x01(\x08\x12\r\n\x05grows\x18\x0e \x01(\x08\x12\x14\n\x0cshare_wanted\x18\x0f \x01(\x08\"\xab\x01\n\x06Settle\x12\x0e\n\x06tenant\x18\x01 \x01(\t\x12\r\n\x05model\x18\x02 \x01(\t\x12\x12\n\nrequest_id\x18\x03 \x01(\t\x12\x0e\n\x06tokens\x18\x04 \x01(\x04\x12\x15\n\rprompt_tokens\x18\x05 \x01(\x04\x12\x15\n\rmodel_version\x18\x06 \x01(\t\x12\x12\n\nover_quota\x18\x07 \x01(\x08\x12\x1c\n\x14\x63\x61\x63hed_prompt_tokens\x18\x08 \x01(\x04\"T\n\x05Renew\x12!\n\x04held\x18\x01 \x03(\x0b\x32\x13.weir.quota.v1.Held\x12(\n\x05lease\x18\x02 \x01(\x0b\x32\x19.google.protobuf.Duration\"+\n\x04Held\x12\x0e\n\x06tenant\x18\x01 \x01(\t\x12\x13\n\x0brequest_ids\x18\x02 \x03(\t\"=\n\tCheckEdge\x12\x0e\n\x06tenant\x18\x01 \x01(\t\x12\x10\n\x08requests\x18\x02 \x01(\r\x12\x0e\n\x06tokens\x18\x03 \x01(\x04\"O\n\tReplicate\x12\x0e\n\x06origin\x18\x01 \x01(\t\x12\x0c\n\x04life\x18\x02 \x01(\t\x12\x10\n\x08sequence\x18\x03 \x01(\x04\x12\x12\n\noperations\x18\x04 \x01(\x0c\".\n\nFetchState\x12\x10\n\x08instance\x18\x01 \x01(\t\x12\x0e\n\x06\x63ursor\x18\x02 \x01(\x0c\"\x9b\x01\n\x0fSessionResponse\x12\'\n\x07welcome\x18\x01 \x01(\x0b\x32\x14.weir.mux.v1.WelcomeH\x00\x12.\n\x07replies\x18\x02 \x01(\x0b\x32\x1b.weir.quota.v1.QuotaRepliesH\x00\x12&\n\x07go_away\x18\x03 \x01(\x0b\x32\x13.weir.mux.v1.GoAwayH\x00\x42\x07\n\x05\x66rame\"8\n\x0cQuotaReplies\x12(\n\x05items\x18\x01 \x03(\x0b\x32\x19.weir.quota.v1.QuotaReply\"\xf9\x03\n\nQuotaReply\x12(\n\x06header\x18\x01 \x01(\x0b\x32\x18.weir.mux.v1.ReplyHeader\x12+\n\x08reserved\x18\x02 \x01(\x0b\x32\x17.weir.quota.v1.ReservedH\x00\x12-\n\x08rejected\x18\x03 \x01(\x0b\x32\x19.weir.errors.v1.RejectionH\x00\x12)\n\x07settled\x18\x04 \x01(\x0b\x32\x16.weir.quota.v1.SettledH\x00\x12.\n\x0b\x65\x64ge_passed\x18\x05 \x01(\x0b\x32\x17.weir.quota.v1.ReservedH\x00\x12/\n\nreplicated\x18\x06 \x01(\x0b\x32\x19.weir.quota.v1.ReplicatedH\x00\x12%\n\x05state\x18\x07 \x01(\x0b\x32\x14.weir.quota.v1.StateH\x00\x12)\n\x07renewed\x18\x08 \x01(\x0b\x32\x16.weir.quota.v1.RenewedH\x00\x12$\n\x06shares\x18\t \x03(\x0b\x32\x14.weir.quota.v1.Share\x12\x14\n\x0cshare_number\x18\n \x01(\x04\x12.\n\x0bshare_lasts\x18\x0b \x01(\x0b\x32\x19.google.protobuf.Duration\x12\x11\n\tallowance\x18\x0c \x01(\x08\x42\x08\n\x06result\"\x96\x01\n\x05Share\x12\r\n\x05model\x18\x01 \x01(\t\x12\x13\n\x06tokens\x18\x02 \x01(\x04H\x00\x88\x01\x01\x12\x15\n\x08requests\x18\x03 \x01(\x04H\x01\x88\x01\x01\x12\x12\n\x05spend\x18\x04 \x01(\x04H\x02\x88\x01\x01\x12\x12\n\x05slots\x18\x05 \x01(\x04H\x03\x88\x01\x01\x42\t\n\x07_tokensB\x0b\n\t_requestsB\x08\n\x06_spendB\x08\n\x06_slots\"\x8a\x02\n\x08Reserved\x12,\n\x08requests\x18\x01 \x01(\x0b\x32\x1a.weir.quota.v1.LimitStatus\x12*\n\x06tokens\x18\x02 \x01(\x0b\x32\x1a.weir.quota.v1.LimitStatus\x12/\n\x0b\x63oncurrency\x18\x03 \x01(\x0b\x32\x1a.weir.quota.v1.LimitStatus\x12)\n\x05spend\x18\x04 \x01(\x0b\x32\x1a.weir.quota.v1.LimitStatus\x12\x12\n\nover_quota\x18\x05 \x01(\x08\x12\x18\n\x0clocal_tokens\x18\x06 \x01(\x04\x42\x02\x18\x01\x12\x1a\n\x0elocal_requests\x18\x07 \x01(\x04\x42\x02\x18\x01\"Y\n\x0bLimitStatus\x12\r\n\x05limit\x18\x01 \x01(\x04\x12\x11\n\tremaining\x18\x02 \x01(\x04\x12(\n\x05reset\x18\x03 \x01(\x0b\x32\x19.google.protobuf.Duration\"\x19\n\nReplicated\x12\x0b\n\x03gap\x18\x01 \x01(\x08\"/\n\x07Renewed\x12$\n\x07unknown\x18\x01 \x03(\x0b\x32\x13.weir.quota.v1.Held\"M\n\x05State\x12\r\n\x05state\x18\x01 \x01(\x0c\x12%\n\x04seen\x18\x02 \x03(\x0b\x32\x13.weir.quota.v1.SeenB\x02\x18\x01\x12\x0e\n\x06\x63ursor\x18\x03 \x01(\x0c\"6\n\x04Seen\x12\x0e\n\x06origin\x18\x01 \x01(\t\x12\x0c\n\x04life\x18\x02 \x01(\t\x12\x10\n\x08sequence\x18\x03 \x01(\x04\"\x18\n\x07Settled\x12\r\n\x05known\x18\x01 \x01(\x08\x32\\\n\x0cQuotaService\x12L\n\x07Session\x12\x1d.weir.quota.v1.SessionRequest\x1a\x1e.weir.quota.v1.SessionResponse(\x01\x30\x01\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x19weir/quota/v1/quota.proto\x12\rweir.quota.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x1bweir/errors/v1/errors.proto\x1a\x15weir/mux/v1/mux.proto\"\x96\x01\n\x0eSessionRequest\x12#\n\x05hello\x18\x01 \x01(\x0b\x32\x12.weir.mux.v1.HelloH\x00\x12*\n\x05\x63\x61lls\x18\x02 \x01(\x0b\x32\x19.weir.quota.v1.QuotaCallsH\x00\x12*\n\x06\x63\x61ncel\x18\x03 \x01(\x0b\x32\x18.weir.mux.v1.CancelCallsH\x00\x42\x07\n\x05\x66rame\"5\n\nQuotaCalls\x12\'\n\x05items\x18\x01 \x03(\x0b\x32\x18.weir.quota.v1.QuotaCall\"\xc6\x02\n\tQuotaCall\x12\'\n\x06header\x18\x01 \x01(\x0b\x32\x17.weir.mux.v1.CallHeader\x12)\n\x07reserve\x18\x02 \x01(\x0b\x32\x16.weir.quota.v1.ReserveH\x00\x12\'\n\x06settle\x18\x03 \x01(\x0b\x32\x15.weir.quota.v1.SettleH\x00\x12.\n\ncheck_edge\x18\x04 \x01(\x0b\x32\x18.weir.quota.v1.CheckEdgeH\x00\x12-\n\treplicate\x18\x05 \x01(\x0b\x32\x18.weir.quota.v1.ReplicateH\x00\x12\x30\n\x0b\x66\x65tch_state\x18\x06 \x01(\x0b\x32\x19.weir.quota.v1.FetchStateH\x00\x12%\n\x05renew\x18\x07 \x01(\x0b\x32\x14.weir.quota.v1.RenewH\x00\x42\x04\n\x02op\"\xef\x02\n\x07Reserve\x12\x0e\n\x06tenant\x18\x01 \x01(\t\x12\r\n\x05model\x18\x02 \x01(\t\x12\x12\n\nrequest_id\x18\x03 \x01(\t\x12\x0e\n\x06tokens\x18\x04 \x01(\x04\x12\x17\n\x0frequest_counted\x18\x05 \x01(\x08\x12(\n\x05lease\x18\x06 \x01(\x0b\x32\x19.google.protobuf.Duration\x12\x15\n\rprompt_tokens\x18\x07 \x01(\x04\x12\x19\n\x11max_output_tokens\x18\x08 \x01(\x04\x12\x0f\n\x07\x63hoices\x18\t \x01(\r\x12\x15\n\rmodel_version\x18\n \x01(\t\x12\x1a\n\x12over_quota_allowed\x18\x0b \x01(\x08\x12\x12\n\nshare_seen\x18\x0c \x01(\x04\x12\x0f\n\x07granted\x18\r \x01(\x08\x12\r\n\x05grows\x18\x0e \x01(\x08\x12\x14\n\x0cshare_wanted\x18\x0f \x01(\x08\x12\x0c\n\x04rows\x18\x10 \x01(\x08\x12\x10\n\x08requests\x18\x11 \x01(\r\"\xb9\x01\n\x06Settle\x12\x0e\n\x06tenant\x18\x01 \x01(\t\x12\r\n\x05model\x18\x02 \x01(\t\x12\x12\n\nrequest_id\x18\x03 \x01(\t\x12\x0e\n\x06tokens\x18\x04 \x01(\x04\x12\x15\n\rprompt_tokens\x18\x05 \x01(\x04\x12\x15\n\rmodel_version\x18\x06 \x01(\t\x12\x12\n\nover_quota\x18\x07 \x01(\x08\x12\x1c\n\x14\x63\x61\x63hed_prompt_tokens\x18\x08 \x01(\x04\x12\x0c\n\x04rows\x18\t \x01(\x08\"T\n\x05Renew\x12!\n\x04held\x18\x01 \x03(\x0b\x32\x13.weir.quota.v1.Held\x12(\n\x05lease\x18\x02 \x01(\x0b\x32\x19.google.protobuf.Duration\"+\n\x04Held\x12\x0e\n\x06tenant\x18\x01 \x01(\t\x12\x13\n\x0brequest_ids\x18\x02 \x03(\t\"=\n\tCheckEdge\x12\x0e\n\x06tenant\x18\x01 \x01(\t\x12\x10\n\x08requests\x18\x02 \x01(\r\x12\x0e\n\x06tokens\x18\x03 \x01(\x04\"O\n\tReplicate\x12\x0e\n\x06origin\x18\x01 \x01(\t\x12\x0c\n\x04life\x18\x02 \x01(\t\x12\x10\n\x08sequence\x18\x03 \x01(\x04\x12\x12\n\noperations\x18\x04 \x01(\x0c\".\n\nFetchState\x12\x10\n\x08instance\x18\x01 \x01(\t\x12\x0e\n\x06\x63ursor\x18\x02 \x01(\x0c\"\x9b\x01\n\x0fSessionResponse\x12\'\n\x07welcome\x18\x01 \x01(\x0b\x32\x14.weir.mux.v1.WelcomeH\x00\x12.\n\x07replies\x18\x02 \x01(\x0b\x32\x1b.weir.quota.v1.QuotaRepliesH\x00\x12&\n\x07go_away\x18\x03 \x01(\x0b\x32\x13.weir.mux.v1.GoAwayH\x00\x42\x07\n\x05\x66rame\"8\n\x0cQuotaReplies\x12(\n\x05items\x18\x01 \x03(\x0b\x32\x19.weir.quota.v1.QuotaReply\"\xf9\x03\n\nQuotaReply\x12(\n\x06header\x18\x01 \x01(\x0b\x32\x18.weir.mux.v1.ReplyHeader\x12+\n\x08reserved\x18\x02 \x01(\x0b\x32\x17.weir.quota.v1.ReservedH\x00\x12-\n\x08rejected\x18\x03 \x01(\x0b\x32\x19.weir.errors.v1.RejectionH\x00\x12)\n\x07settled\x18\x04 \x01(\x0b\x32\x16.weir.quota.v1.SettledH\x00\x12.\n\x0b\x65\x64ge_passed\x18\x05 \x01(\x0b\x32\x17.weir.quota.v1.ReservedH\x00\x12/\n\nreplicated\x18\x06 \x01(\x0b\x32\x19.weir.quota.v1.ReplicatedH\x00\x12%\n\x05state\x18\x07 \x01(\x0b\x32\x14.weir.quota.v1.StateH\x00\x12)\n\x07renewed\x18\x08 \x01(\x0b\x32\x16.weir.quota.v1.RenewedH\x00\x12$\n\x06shares\x18\t \x03(\x0b\x32\x14.weir.quota.v1.Share\x12\x14\n\x0cshare_number\x18\n \x01(\x04\x12.\n\x0bshare_lasts\x18\x0b \x01(\x0b\x32\x19.google.protobuf.Duration\x12\x11\n\tallowance\x18\x0c \x01(\x08\x42\x08\n\x06result\"\x96\x01\n\x05Share\x12\r\n\x05model\x18\x01 \x01(\t\x12\x13\n\x06tokens\x18\x02 \x01(\x04H\x00\x88\x01\x01\x12\x15\n\x08requests\x18\x03 \x01(\x04H\x01\x88\x01\x01\x12\x12\n\x05spend\x18\x04 \x01(\x04H\x02\x88\x01\x01\x12\x12\n\x05slots\x18\x05 \x01(\x04H\x03\x88\x01\x01\x42\t\n\x07_tokensB\x0b\n\t_requestsB\x08\n\x06_spendB\x08\n\x06_slots\"\x8a\x02\n\x08Reserved\x12,\n\x08requests\x18\x01 \x01(\x0b\x32\x1a.weir.quota.v1.LimitStatus\x12*\n\x06tokens\x18\x02 \x01(\x0b\x32\x1a.weir.quota.v1.LimitStatus\x12/\n\x0b\x63oncurrency\x18\x03 \x01(\x0b\x32\x1a.weir.quota.v1.LimitStatus\x12)\n\x05spend\x18\x04 \x01(\x0b\x32\x1a.weir.quota.v1.LimitStatus\x12\x12\n\nover_quota\x18\x05 \x01(\x08\x12\x18\n\x0clocal_tokens\x18\x06 \x01(\x04\x42\x02\x18\x01\x12\x1a\n\x0elocal_requests\x18\x07 \x01(\x04\x42\x02\x18\x01\"\x84\x01\n\x0bLimitStatus\x12\r\n\x05limit\x18\x01 \x01(\x04\x12\x11\n\tremaining\x18\x02 \x01(\x04\x12(\n\x05reset\x18\x03 \x01(\x0b\x32\x19.google.protobuf.Duration\x12)\n\x06period\x18\x04 \x01(\x0b\x32\x19.google.protobuf.Duration\"\x19\n\nReplicated\x12\x0b\n\x03gap\x18\x01 \x01(\x08\"/\n\x07Renewed\x12$\n\x07unknown\x18\x01 \x03(\x0b\x32\x13.weir.quota.v1.Held\"M\n\x05State\x12\r\n\x05state\x18\x01 \x01(\x0c\x12%\n\x04seen\x18\x02 \x03(\x0b\x32\x13.weir.quota.v1.SeenB\x02\x18\x01\x12\x0e\n\x06\x63ursor\x18\x03 \x01(\x0c\"6\n\x04Seen\x12\x0e\n\x06origin\x18\x01 \x01(\t\x12\x0c\n\x04life\x18\x02 \x01(\t\x12\x10\n\x08sequence\x18\x03 \x01(\x04\"\x18\n\x07Settled\x12\r\n\x05known\x18\x01 \x01(\x08\x32\\\n\x0cQuotaService\x12L\n\x07Session\x12\x1d.weir.quota.v1.SessionRequest\x1a\x1e.weir.quota.v1.SessionResponse(\x01\x30\x01\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -47,41 +47,41 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_QUOTACALL']._serialized_start=337
   _globals['_QUOTACALL']._serialized_end=663
   _globals['_RESERVE']._serialized_start=666
-  _globals['_RESERVE']._serialized_end=1001
-  _globals['_SETTLE']._serialized_start=1004
-  _globals['_SETTLE']._serialized_end=1175
-  _globals['_RENEW']._serialized_start=1177
-  _globals['_RENEW']._serialized_end=1261
-  _globals['_HELD']._serialized_start=1263
-  _globals['_HELD']._serialized_end=1306
-  _globals['_CHECKEDGE']._serialized_start=1308
-  _globals['_CHECKEDGE']._serialized_end=1369
-  _globals['_REPLICATE']._serialized_start=1371
-  _globals['_REPLICATE']._serialized_end=1450
-  _globals['_FETCHSTATE']._serialized_start=1452
-  _globals['_FETCHSTATE']._serialized_end=1498
-  _globals['_SESSIONRESPONSE']._serialized_start=1501
-  _globals['_SESSIONRESPONSE']._serialized_end=1656
-  _globals['_QUOTAREPLIES']._serialized_start=1658
-  _globals['_QUOTAREPLIES']._serialized_end=1714
-  _globals['_QUOTAREPLY']._serialized_start=1717
-  _globals['_QUOTAREPLY']._serialized_end=2222
-  _globals['_SHARE']._serialized_start=2225
-  _globals['_SHARE']._serialized_end=2375
-  _globals['_RESERVED']._serialized_start=2378
-  _globals['_RESERVED']._serialized_end=2644
-  _globals['_LIMITSTATUS']._serialized_start=2646
-  _globals['_LIMITSTATUS']._serialized_end=2735
-  _globals['_REPLICATED']._serialized_start=2737
-  _globals['_REPLICATED']._serialized_end=2762
-  _globals['_RENEWED']._serialized_start=2764
-  _globals['_RENEWED']._serialized_end=2811
-  _globals['_STATE']._serialized_start=2813
-  _globals['_STATE']._serialized_end=2890
-  _globals['_SEEN']._serialized_start=2892
-  _globals['_SEEN']._serialized_end=2946
-  _globals['_SETTLED']._serialized_start=2948
-  _globals['_SETTLED']._serialized_end=2972
-  _globals['_QUOTASERVICE']._serialized_start=2974
-  _globals['_QUOTASERVICE']._serialized_end=3066
+  _globals['_RESERVE']._serialized_end=1033
+  _globals['_SETTLE']._serialized_start=1036
+  _globals['_SETTLE']._serialized_end=1221
+  _globals['_RENEW']._serialized_start=1223
+  _globals['_RENEW']._serialized_end=1307
+  _globals['_HELD']._serialized_start=1309
+  _globals['_HELD']._serialized_end=1352
+  _globals['_CHECKEDGE']._serialized_start=1354
+  _globals['_CHECKEDGE']._serialized_end=1415
+  _globals['_REPLICATE']._serialized_start=1417
+  _globals['_REPLICATE']._serialized_end=1496
+  _globals['_FETCHSTATE']._serialized_start=1498
+  _globals['_FETCHSTATE']._serialized_end=1544
+  _globals['_SESSIONRESPONSE']._serialized_start=1547
+  _globals['_SESSIONRESPONSE']._serialized_end=1702
+  _globals['_QUOTAREPLIES']._serialized_start=1704
+  _globals['_QUOTAREPLIES']._serialized_end=1760
+  _globals['_QUOTAREPLY']._serialized_start=1763
+  _globals['_QUOTAREPLY']._serialized_end=2268
+  _globals['_SHARE']._serialized_start=2271
+  _globals['_SHARE']._serialized_end=2421
+  _globals['_RESERVED']._serialized_start=2424
+  _globals['_RESERVED']._serialized_end=2690
+  _globals['_LIMITSTATUS']._serialized_start=2693
+  _globals['_LIMITSTATUS']._serialized_end=2825
+  _globals['_REPLICATED']._serialized_start=2827
+  _globals['_REPLICATED']._serialized_end=2852
+  _globals['_RENEWED']._serialized_start=2854
+  _globals['_RENEWED']._serialized_end=2901
+  _globals['_STATE']._serialized_start=2903
+  _globals['_STATE']._serialized_end=2980
+  _globals['_SEEN']._serialized_start=2982
+  _globals['_SEEN']._serialized_end=3036
+  _globals['_SETTLED']._serialized_start=3038
+  _globals['_SETTLED']._serialized_end=3062
+  _globals['_QUOTASERVICE']._serialized_start=3064
+  _globals['_QUOTASERVICE']._serialized_end=3156
 # @@protoc_insertion_point(module_scope)

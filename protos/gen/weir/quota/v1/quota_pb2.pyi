@@ -46,7 +46,7 @@ class QuotaCall(_message.Message):
     def __init__(self, header: _Optional[_Union[_mux_pb2.CallHeader, _Mapping]] = ..., reserve: _Optional[_Union[Reserve, _Mapping]] = ..., settle: _Optional[_Union[Settle, _Mapping]] = ..., check_edge: _Optional[_Union[CheckEdge, _Mapping]] = ..., replicate: _Optional[_Union[Replicate, _Mapping]] = ..., fetch_state: _Optional[_Union[FetchState, _Mapping]] = ..., renew: _Optional[_Union[Renew, _Mapping]] = ...) -> None: ...
 
 class Reserve(_message.Message):
-    __slots__ = ("tenant", "model", "request_id", "tokens", "request_counted", "lease", "prompt_tokens", "max_output_tokens", "choices", "model_version", "over_quota_allowed", "share_seen", "granted", "grows", "share_wanted")
+    __slots__ = ("tenant", "model", "request_id", "tokens", "request_counted", "lease", "prompt_tokens", "max_output_tokens", "choices", "model_version", "over_quota_allowed", "share_seen", "granted", "grows", "share_wanted", "rows", "requests")
     TENANT_FIELD_NUMBER: _ClassVar[int]
     MODEL_FIELD_NUMBER: _ClassVar[int]
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
@@ -62,6 +62,8 @@ class Reserve(_message.Message):
     GRANTED_FIELD_NUMBER: _ClassVar[int]
     GROWS_FIELD_NUMBER: _ClassVar[int]
     SHARE_WANTED_FIELD_NUMBER: _ClassVar[int]
+    ROWS_FIELD_NUMBER: _ClassVar[int]
+    REQUESTS_FIELD_NUMBER: _ClassVar[int]
     tenant: str
     model: str
     request_id: str
@@ -77,10 +79,12 @@ class Reserve(_message.Message):
     granted: bool
     grows: bool
     share_wanted: bool
-    def __init__(self, tenant: _Optional[str] = ..., model: _Optional[str] = ..., request_id: _Optional[str] = ..., tokens: _Optional[int] = ..., request_counted: _Optional[bool] = ..., lease: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., prompt_tokens: _Optional[int] = ..., max_output_tokens: _Optional[int] = ..., choices: _Optional[int] = ..., model_version: _Optional[str] = ..., over_quota_allowed: _Optional[bool] = ..., share_seen: _Optional[int] = ..., granted: _Optional[bool] = ..., grows: _Optional[bool] = ..., share_wanted: _Optional[bool] = ...) -> None: ...
+    rows: bool
+    requests: int
+    def __init__(self, tenant: _Optional[str] = ..., model: _Optional[str] = ..., request_id: _Optional[str] = ..., tokens: _Optional[int] = ..., request_counted: _Optional[bool] = ..., lease: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., prompt_tokens: _Optional[int] = ..., max_output_tokens: _Optional[int] = ..., choices: _Optional[int] = ..., model_version: _Optional[str] = ..., over_quota_allowed: _Optional[bool] = ..., share_seen: _Optional[int] = ..., granted: _Optional[bool] = ..., grows: _Optional[bool] = ..., share_wanted: _Optional[bool] = ..., rows: _Optional[bool] = ..., requests: _Optional[int] = ...) -> None: ...
 
 class Settle(_message.Message):
-    __slots__ = ("tenant", "model", "request_id", "tokens", "prompt_tokens", "model_version", "over_quota", "cached_prompt_tokens")
+    __slots__ = ("tenant", "model", "request_id", "tokens", "prompt_tokens", "model_version", "over_quota", "cached_prompt_tokens", "rows")
     TENANT_FIELD_NUMBER: _ClassVar[int]
     MODEL_FIELD_NUMBER: _ClassVar[int]
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
@@ -89,6 +93,7 @@ class Settle(_message.Message):
     MODEL_VERSION_FIELD_NUMBER: _ClassVar[int]
     OVER_QUOTA_FIELD_NUMBER: _ClassVar[int]
     CACHED_PROMPT_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    ROWS_FIELD_NUMBER: _ClassVar[int]
     tenant: str
     model: str
     request_id: str
@@ -97,7 +102,8 @@ class Settle(_message.Message):
     model_version: str
     over_quota: bool
     cached_prompt_tokens: int
-    def __init__(self, tenant: _Optional[str] = ..., model: _Optional[str] = ..., request_id: _Optional[str] = ..., tokens: _Optional[int] = ..., prompt_tokens: _Optional[int] = ..., model_version: _Optional[str] = ..., over_quota: _Optional[bool] = ..., cached_prompt_tokens: _Optional[int] = ...) -> None: ...
+    rows: bool
+    def __init__(self, tenant: _Optional[str] = ..., model: _Optional[str] = ..., request_id: _Optional[str] = ..., tokens: _Optional[int] = ..., prompt_tokens: _Optional[int] = ..., model_version: _Optional[str] = ..., over_quota: _Optional[bool] = ..., cached_prompt_tokens: _Optional[int] = ..., rows: _Optional[bool] = ...) -> None: ...
 
 class Renew(_message.Message):
     __slots__ = ("held", "lease")
@@ -222,14 +228,16 @@ class Reserved(_message.Message):
     def __init__(self, requests: _Optional[_Union[LimitStatus, _Mapping]] = ..., tokens: _Optional[_Union[LimitStatus, _Mapping]] = ..., concurrency: _Optional[_Union[LimitStatus, _Mapping]] = ..., spend: _Optional[_Union[LimitStatus, _Mapping]] = ..., over_quota: _Optional[bool] = ..., local_tokens: _Optional[int] = ..., local_requests: _Optional[int] = ...) -> None: ...
 
 class LimitStatus(_message.Message):
-    __slots__ = ("limit", "remaining", "reset")
+    __slots__ = ("limit", "remaining", "reset", "period")
     LIMIT_FIELD_NUMBER: _ClassVar[int]
     REMAINING_FIELD_NUMBER: _ClassVar[int]
     RESET_FIELD_NUMBER: _ClassVar[int]
+    PERIOD_FIELD_NUMBER: _ClassVar[int]
     limit: int
     remaining: int
     reset: _duration_pb2.Duration
-    def __init__(self, limit: _Optional[int] = ..., remaining: _Optional[int] = ..., reset: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ...) -> None: ...
+    period: _duration_pb2.Duration
+    def __init__(self, limit: _Optional[int] = ..., remaining: _Optional[int] = ..., reset: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., period: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ...) -> None: ...
 
 class Replicated(_message.Message):
     __slots__ = ("gap",)

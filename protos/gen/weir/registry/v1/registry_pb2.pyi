@@ -223,7 +223,7 @@ class ResourceName(_message.Message):
     def __init__(self, kind: _Optional[str] = ..., name: _Optional[str] = ..., revision: _Optional[int] = ...) -> None: ...
 
 class ModelVersion(_message.Message):
-    __slots__ = ("name", "version", "digest", "artifacts", "source", "architecture", "context_length", "tier", "pool", "sampling_defaults", "eos_token_ids", "safety_policies", "training_data_sha256", "created_at", "chat_template_sha256", "namespace", "signature", "schema_sha256", "offline_metrics", "provenance", "tokenizer_sha256")
+    __slots__ = ("name", "version", "digest", "artifacts", "source", "architecture", "context_length", "tier", "pool", "sampling_defaults", "eos_token_ids", "safety_policies", "training_data_sha256", "created_at", "chat_template_sha256", "namespace", "signature", "schema_sha256", "offline_metrics", "provenance", "tokenizer_sha256", "prediction")
     class OfflineMetricsEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -252,6 +252,7 @@ class ModelVersion(_message.Message):
     OFFLINE_METRICS_FIELD_NUMBER: _ClassVar[int]
     PROVENANCE_FIELD_NUMBER: _ClassVar[int]
     TOKENIZER_SHA256_FIELD_NUMBER: _ClassVar[int]
+    PREDICTION_FIELD_NUMBER: _ClassVar[int]
     name: str
     version: str
     digest: str
@@ -273,7 +274,59 @@ class ModelVersion(_message.Message):
     offline_metrics: _containers.ScalarMap[str, float]
     provenance: Provenance
     tokenizer_sha256: str
-    def __init__(self, name: _Optional[str] = ..., version: _Optional[str] = ..., digest: _Optional[str] = ..., artifacts: _Optional[_Iterable[_Union[Artifact, _Mapping]]] = ..., source: _Optional[str] = ..., architecture: _Optional[str] = ..., context_length: _Optional[int] = ..., tier: _Optional[str] = ..., pool: _Optional[str] = ..., sampling_defaults: _Optional[_Union[SamplingDefaults, _Mapping]] = ..., eos_token_ids: _Optional[_Iterable[int]] = ..., safety_policies: _Optional[_Iterable[str]] = ..., training_data_sha256: _Optional[str] = ..., created_at: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., chat_template_sha256: _Optional[str] = ..., namespace: _Optional[str] = ..., signature: _Optional[str] = ..., schema_sha256: _Optional[str] = ..., offline_metrics: _Optional[_Mapping[str, float]] = ..., provenance: _Optional[_Union[Provenance, _Mapping]] = ..., tokenizer_sha256: _Optional[str] = ...) -> None: ...
+    prediction: PredictionSpec
+    def __init__(self, name: _Optional[str] = ..., version: _Optional[str] = ..., digest: _Optional[str] = ..., artifacts: _Optional[_Iterable[_Union[Artifact, _Mapping]]] = ..., source: _Optional[str] = ..., architecture: _Optional[str] = ..., context_length: _Optional[int] = ..., tier: _Optional[str] = ..., pool: _Optional[str] = ..., sampling_defaults: _Optional[_Union[SamplingDefaults, _Mapping]] = ..., eos_token_ids: _Optional[_Iterable[int]] = ..., safety_policies: _Optional[_Iterable[str]] = ..., training_data_sha256: _Optional[str] = ..., created_at: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., chat_template_sha256: _Optional[str] = ..., namespace: _Optional[str] = ..., signature: _Optional[str] = ..., schema_sha256: _Optional[str] = ..., offline_metrics: _Optional[_Mapping[str, float]] = ..., provenance: _Optional[_Union[Provenance, _Mapping]] = ..., tokenizer_sha256: _Optional[str] = ..., prediction: _Optional[_Union[PredictionSpec, _Mapping]] = ...) -> None: ...
+
+class PredictionSpec(_message.Message):
+    __slots__ = ("steps", "inputs", "outputs", "max_rows", "lane", "golden", "profile", "smaller", "prior", "cache_seconds")
+    STEPS_FIELD_NUMBER: _ClassVar[int]
+    INPUTS_FIELD_NUMBER: _ClassVar[int]
+    OUTPUTS_FIELD_NUMBER: _ClassVar[int]
+    MAX_ROWS_FIELD_NUMBER: _ClassVar[int]
+    LANE_FIELD_NUMBER: _ClassVar[int]
+    GOLDEN_FIELD_NUMBER: _ClassVar[int]
+    PROFILE_FIELD_NUMBER: _ClassVar[int]
+    SMALLER_FIELD_NUMBER: _ClassVar[int]
+    PRIOR_FIELD_NUMBER: _ClassVar[int]
+    CACHE_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    steps: _containers.RepeatedCompositeFieldContainer[PredictionStep]
+    inputs: _containers.RepeatedCompositeFieldContainer[TensorSpec]
+    outputs: _containers.RepeatedCompositeFieldContainer[TensorSpec]
+    max_rows: int
+    lane: str
+    golden: str
+    profile: str
+    smaller: _containers.RepeatedScalarFieldContainer[str]
+    prior: str
+    cache_seconds: int
+    def __init__(self, steps: _Optional[_Iterable[_Union[PredictionStep, _Mapping]]] = ..., inputs: _Optional[_Iterable[_Union[TensorSpec, _Mapping]]] = ..., outputs: _Optional[_Iterable[_Union[TensorSpec, _Mapping]]] = ..., max_rows: _Optional[int] = ..., lane: _Optional[str] = ..., golden: _Optional[str] = ..., profile: _Optional[str] = ..., smaller: _Optional[_Iterable[str]] = ..., prior: _Optional[str] = ..., cache_seconds: _Optional[int] = ...) -> None: ...
+
+class PredictionStep(_message.Message):
+    __slots__ = ("format", "path", "options")
+    class OptionsEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: str
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[str] = ...) -> None: ...
+    FORMAT_FIELD_NUMBER: _ClassVar[int]
+    PATH_FIELD_NUMBER: _ClassVar[int]
+    OPTIONS_FIELD_NUMBER: _ClassVar[int]
+    format: str
+    path: str
+    options: _containers.ScalarMap[str, str]
+    def __init__(self, format: _Optional[str] = ..., path: _Optional[str] = ..., options: _Optional[_Mapping[str, str]] = ...) -> None: ...
+
+class TensorSpec(_message.Message):
+    __slots__ = ("name", "datatype", "shape")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    DATATYPE_FIELD_NUMBER: _ClassVar[int]
+    SHAPE_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    datatype: str
+    shape: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, name: _Optional[str] = ..., datatype: _Optional[str] = ..., shape: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class Provenance(_message.Message):
     __slots__ = ("source_uri", "revision", "builder", "built_at", "base")
@@ -332,7 +385,7 @@ class AliasTarget(_message.Message):
     def __init__(self, model_version: _Optional[str] = ..., weight: _Optional[int] = ..., arm: _Optional[str] = ...) -> None: ...
 
 class Tenant(_message.Message):
-    __slots__ = ("id", "display_name", "plan", "weight", "workloads", "safety_policies", "safety_fail_mode", "audit_required", "max_deadline", "training_allowed", "jwt_issuer", "revision", "plan_policy", "time_zone")
+    __slots__ = ("id", "display_name", "plan", "weight", "workloads", "safety_policies", "safety_fail_mode", "audit_required", "max_deadline", "training_allowed", "jwt_issuer", "revision", "plan_policy", "time_zone", "allowed_regions", "tell_cost")
     ID_FIELD_NUMBER: _ClassVar[int]
     DISPLAY_NAME_FIELD_NUMBER: _ClassVar[int]
     PLAN_FIELD_NUMBER: _ClassVar[int]
@@ -347,6 +400,8 @@ class Tenant(_message.Message):
     REVISION_FIELD_NUMBER: _ClassVar[int]
     PLAN_POLICY_FIELD_NUMBER: _ClassVar[int]
     TIME_ZONE_FIELD_NUMBER: _ClassVar[int]
+    ALLOWED_REGIONS_FIELD_NUMBER: _ClassVar[int]
+    TELL_COST_FIELD_NUMBER: _ClassVar[int]
     id: str
     display_name: str
     plan: Plan
@@ -361,7 +416,9 @@ class Tenant(_message.Message):
     revision: int
     plan_policy: str
     time_zone: str
-    def __init__(self, id: _Optional[str] = ..., display_name: _Optional[str] = ..., plan: _Optional[_Union[Plan, str]] = ..., weight: _Optional[float] = ..., workloads: _Optional[_Iterable[str]] = ..., safety_policies: _Optional[_Iterable[str]] = ..., safety_fail_mode: _Optional[_Union[FailMode, str]] = ..., audit_required: _Optional[bool] = ..., max_deadline: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., training_allowed: _Optional[bool] = ..., jwt_issuer: _Optional[str] = ..., revision: _Optional[int] = ..., plan_policy: _Optional[str] = ..., time_zone: _Optional[str] = ...) -> None: ...
+    allowed_regions: _containers.RepeatedScalarFieldContainer[str]
+    tell_cost: bool
+    def __init__(self, id: _Optional[str] = ..., display_name: _Optional[str] = ..., plan: _Optional[_Union[Plan, str]] = ..., weight: _Optional[float] = ..., workloads: _Optional[_Iterable[str]] = ..., safety_policies: _Optional[_Iterable[str]] = ..., safety_fail_mode: _Optional[_Union[FailMode, str]] = ..., audit_required: _Optional[bool] = ..., max_deadline: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., training_allowed: _Optional[bool] = ..., jwt_issuer: _Optional[str] = ..., revision: _Optional[int] = ..., plan_policy: _Optional[str] = ..., time_zone: _Optional[str] = ..., allowed_regions: _Optional[_Iterable[str]] = ..., tell_cost: _Optional[bool] = ...) -> None: ...
 
 class ModelGrant(_message.Message):
     __slots__ = ("subject", "namespaces", "models", "pinned_namespaces", "revision")
@@ -398,7 +455,7 @@ class ApiKey(_message.Message):
     def __init__(self, id: _Optional[str] = ..., tenant: _Optional[str] = ..., hash: _Optional[bytes] = ..., scopes: _Optional[_Iterable[str]] = ..., note: _Optional[str] = ..., created_at: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., expires_at: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., revoked_at: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ...) -> None: ...
 
 class Limits(_message.Message):
-    __slots__ = ("tenant", "model", "requests_per_minute", "tokens_per_minute", "concurrency", "max_context", "max_output", "revision", "spend_microusd", "spend_window")
+    __slots__ = ("tenant", "model", "requests_per_minute", "tokens_per_minute", "concurrency", "max_context", "max_output", "revision", "spend_microusd", "spend_window", "rows_per_minute")
     TENANT_FIELD_NUMBER: _ClassVar[int]
     MODEL_FIELD_NUMBER: _ClassVar[int]
     REQUESTS_PER_MINUTE_FIELD_NUMBER: _ClassVar[int]
@@ -409,6 +466,7 @@ class Limits(_message.Message):
     REVISION_FIELD_NUMBER: _ClassVar[int]
     SPEND_MICROUSD_FIELD_NUMBER: _ClassVar[int]
     SPEND_WINDOW_FIELD_NUMBER: _ClassVar[int]
+    ROWS_PER_MINUTE_FIELD_NUMBER: _ClassVar[int]
     tenant: str
     model: str
     requests_per_minute: int
@@ -419,7 +477,8 @@ class Limits(_message.Message):
     revision: int
     spend_microusd: int
     spend_window: _duration_pb2.Duration
-    def __init__(self, tenant: _Optional[str] = ..., model: _Optional[str] = ..., requests_per_minute: _Optional[int] = ..., tokens_per_minute: _Optional[int] = ..., concurrency: _Optional[int] = ..., max_context: _Optional[int] = ..., max_output: _Optional[int] = ..., revision: _Optional[int] = ..., spend_microusd: _Optional[int] = ..., spend_window: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ...) -> None: ...
+    rows_per_minute: int
+    def __init__(self, tenant: _Optional[str] = ..., model: _Optional[str] = ..., requests_per_minute: _Optional[int] = ..., tokens_per_minute: _Optional[int] = ..., concurrency: _Optional[int] = ..., max_context: _Optional[int] = ..., max_output: _Optional[int] = ..., revision: _Optional[int] = ..., spend_microusd: _Optional[int] = ..., spend_window: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., rows_per_minute: _Optional[int] = ...) -> None: ...
 
 class PlanPolicy(_message.Message):
     __slots__ = ("id", "weight", "over_quota", "kv_share", "ladder", "revision")
@@ -520,7 +579,7 @@ class Slo(_message.Message):
     def __init__(self, route: _Optional[str] = ..., tier: _Optional[str] = ..., ttft_p95: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., itl_p95: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., e2e_p95: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., e2e_p99: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., availability: _Optional[float] = ..., stream_completion: _Optional[float] = ..., revision: _Optional[int] = ...) -> None: ...
 
 class Price(_message.Message):
-    __slots__ = ("model", "input_microusd_per_million", "output_microusd_per_million", "revision", "input_cost_microusd_per_million", "output_cost_microusd_per_million", "cached_input_microusd_per_million")
+    __slots__ = ("model", "input_microusd_per_million", "output_microusd_per_million", "revision", "input_cost_microusd_per_million", "output_cost_microusd_per_million", "cached_input_microusd_per_million", "row_microusd_per_million", "row_cost_microusd_per_million")
     MODEL_FIELD_NUMBER: _ClassVar[int]
     INPUT_MICROUSD_PER_MILLION_FIELD_NUMBER: _ClassVar[int]
     OUTPUT_MICROUSD_PER_MILLION_FIELD_NUMBER: _ClassVar[int]
@@ -528,6 +587,8 @@ class Price(_message.Message):
     INPUT_COST_MICROUSD_PER_MILLION_FIELD_NUMBER: _ClassVar[int]
     OUTPUT_COST_MICROUSD_PER_MILLION_FIELD_NUMBER: _ClassVar[int]
     CACHED_INPUT_MICROUSD_PER_MILLION_FIELD_NUMBER: _ClassVar[int]
+    ROW_MICROUSD_PER_MILLION_FIELD_NUMBER: _ClassVar[int]
+    ROW_COST_MICROUSD_PER_MILLION_FIELD_NUMBER: _ClassVar[int]
     model: str
     input_microusd_per_million: int
     output_microusd_per_million: int
@@ -535,7 +596,9 @@ class Price(_message.Message):
     input_cost_microusd_per_million: int
     output_cost_microusd_per_million: int
     cached_input_microusd_per_million: int
-    def __init__(self, model: _Optional[str] = ..., input_microusd_per_million: _Optional[int] = ..., output_microusd_per_million: _Optional[int] = ..., revision: _Optional[int] = ..., input_cost_microusd_per_million: _Optional[int] = ..., output_cost_microusd_per_million: _Optional[int] = ..., cached_input_microusd_per_million: _Optional[int] = ...) -> None: ...
+    row_microusd_per_million: int
+    row_cost_microusd_per_million: int
+    def __init__(self, model: _Optional[str] = ..., input_microusd_per_million: _Optional[int] = ..., output_microusd_per_million: _Optional[int] = ..., revision: _Optional[int] = ..., input_cost_microusd_per_million: _Optional[int] = ..., output_cost_microusd_per_million: _Optional[int] = ..., cached_input_microusd_per_million: _Optional[int] = ..., row_microusd_per_million: _Optional[int] = ..., row_cost_microusd_per_million: _Optional[int] = ...) -> None: ...
 
 class PoolLevel(_message.Message):
     __slots__ = ("pool", "admission", "at", "classes", "tenants", "epoch")
@@ -610,7 +673,7 @@ class SafetyRule(_message.Message):
     def __init__(self, id: _Optional[str] = ..., category: _Optional[str] = ..., pattern: _Optional[str] = ..., action: _Optional[str] = ..., stage: _Optional[str] = ..., replacement: _Optional[str] = ...) -> None: ...
 
 class Endpoint(_message.Message):
-    __slots__ = ("service", "instance", "address", "zone", "metrics_address", "pool", "model_versions", "engine", "simulated", "started_at", "model_states", "leaving")
+    __slots__ = ("service", "instance", "address", "zone", "metrics_address", "pool", "model_versions", "engine", "simulated", "started_at", "model_states", "leaving", "region")
     SERVICE_FIELD_NUMBER: _ClassVar[int]
     INSTANCE_FIELD_NUMBER: _ClassVar[int]
     ADDRESS_FIELD_NUMBER: _ClassVar[int]
@@ -623,6 +686,7 @@ class Endpoint(_message.Message):
     STARTED_AT_FIELD_NUMBER: _ClassVar[int]
     MODEL_STATES_FIELD_NUMBER: _ClassVar[int]
     LEAVING_FIELD_NUMBER: _ClassVar[int]
+    REGION_FIELD_NUMBER: _ClassVar[int]
     service: str
     instance: str
     address: str
@@ -635,7 +699,8 @@ class Endpoint(_message.Message):
     started_at: _timestamp_pb2.Timestamp
     model_states: _containers.RepeatedCompositeFieldContainer[ModelState]
     leaving: bool
-    def __init__(self, service: _Optional[str] = ..., instance: _Optional[str] = ..., address: _Optional[str] = ..., zone: _Optional[str] = ..., metrics_address: _Optional[str] = ..., pool: _Optional[str] = ..., model_versions: _Optional[_Iterable[str]] = ..., engine: _Optional[str] = ..., simulated: _Optional[bool] = ..., started_at: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., model_states: _Optional[_Iterable[_Union[ModelState, _Mapping]]] = ..., leaving: _Optional[bool] = ...) -> None: ...
+    region: str
+    def __init__(self, service: _Optional[str] = ..., instance: _Optional[str] = ..., address: _Optional[str] = ..., zone: _Optional[str] = ..., metrics_address: _Optional[str] = ..., pool: _Optional[str] = ..., model_versions: _Optional[_Iterable[str]] = ..., engine: _Optional[str] = ..., simulated: _Optional[bool] = ..., started_at: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., model_states: _Optional[_Iterable[_Union[ModelState, _Mapping]]] = ..., leaving: _Optional[bool] = ..., region: _Optional[str] = ...) -> None: ...
 
 class ModelState(_message.Message):
     __slots__ = ("model_version", "state", "detail", "digest")
@@ -750,20 +815,22 @@ class RolloutStep(_message.Message):
     def __init__(self, weight: _Optional[int] = ..., min_duration: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., max_duration: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., min_samples: _Optional[int] = ...) -> None: ...
 
 class ShadowPlan(_message.Message):
-    __slots__ = ("share", "min_duration", "min_samples", "requests_per_minute", "tokens_per_minute", "max_duration")
+    __slots__ = ("share", "min_duration", "min_samples", "requests_per_minute", "tokens_per_minute", "max_duration", "rows_per_minute")
     SHARE_FIELD_NUMBER: _ClassVar[int]
     MIN_DURATION_FIELD_NUMBER: _ClassVar[int]
     MIN_SAMPLES_FIELD_NUMBER: _ClassVar[int]
     REQUESTS_PER_MINUTE_FIELD_NUMBER: _ClassVar[int]
     TOKENS_PER_MINUTE_FIELD_NUMBER: _ClassVar[int]
     MAX_DURATION_FIELD_NUMBER: _ClassVar[int]
+    ROWS_PER_MINUTE_FIELD_NUMBER: _ClassVar[int]
     share: int
     min_duration: _duration_pb2.Duration
     min_samples: int
     requests_per_minute: int
     tokens_per_minute: int
     max_duration: _duration_pb2.Duration
-    def __init__(self, share: _Optional[int] = ..., min_duration: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., min_samples: _Optional[int] = ..., requests_per_minute: _Optional[int] = ..., tokens_per_minute: _Optional[int] = ..., max_duration: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ...) -> None: ...
+    rows_per_minute: int
+    def __init__(self, share: _Optional[int] = ..., min_duration: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., min_samples: _Optional[int] = ..., requests_per_minute: _Optional[int] = ..., tokens_per_minute: _Optional[int] = ..., max_duration: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., rows_per_minute: _Optional[int] = ...) -> None: ...
 
 class BlastRadius(_message.Message):
     __slots__ = ("max_share", "max_tenants", "only_tenants", "except_tenants", "max_cost_microusd")

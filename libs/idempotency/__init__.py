@@ -1,0 +1,8 @@
+"""What idempotency keys stand for: a request each, its tenant's, and the answer that it got (docs/adr/0033).
+
+Used by whatever answers: the gateway for generations, the predictor for predictions.
+"""
+
+from libs.idempotency.keyed import MOST_OF_TENANT, MOST_RUNNING, Entry, Keyed, check_key, conflict
+
+__all__ = ["MOST_OF_TENANT", "MOST_RUNNING", "Entry", "Keyed", "check_key", "conflict"]

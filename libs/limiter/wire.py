@@ -1,0 +1,74 @@
+"""`weir.quota.v1` as values."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+
+from google.protobuf import duration_pb2
+from weir.quota.v1 import quota_pb2
+
+from libs.quota import MINUTE_NS, ROWS, UNLIMITED, LimitReport, Share
+
+_DIGEST = 1000
+_SECOND = 1_000_000_000
+
+
+def digests(tenants: Mapping[str, Sequence[str]]) -> Iterator[quota_pb2.Renew]:
+    """Messages of at most `_DIGEST` ids."""
+    renew, room = quota_pb2.Renew(), _DIGEST
+    for tenant, request_ids in tenants.items():
+        start = 0
+        while start < len(request_ids):
+            some = request_ids[start : start + room]
+            renew.held.add(tenant=tenant, request_ids=some)
+            start, room = start + len(some), room - len(some)
+            if not room:
+                yield renew
+                renew, room = quota_pb2.Renew(), _DIGEST
+    if renew.held:
+        yield renew
+
+
+def limited(reserve: quota_pb2.Reserve) -> tuple[str, str, str]:
+    """What says which limits cover a request."""
+    return reserve.tenant, ROWS + reserve.model if reserve.rows else reserve.model, reserve.model_version
+
+
+def less(report: LimitReport, cost: int) -> LimitReport:
+    """What is left after that."""
+    return report._replace(remaining=max(0, report.remaining - cost)) if report.limit else report
+
+
+def share_of(share: quota_pb2.Share) -> Share:
+    """What the owner told; absent is unlimited."""
+    return Share(
+        share.model,
+        share.tokens if share.HasField("tokens") else None,
+        share.requests if share.HasField("requests") else None,
+        share.spend if share.HasField("spend") else None,
+        share.slots if share.HasField("slots") else None,
+    )
+
+
+def report_of(status: quota_pb2.LimitStatus) -> LimitReport:
+    """A limit as its owner says it."""
+    if not status.limit:
+        return UNLIMITED
+    period = _nanoseconds(status.period) if status.HasField("period") else MINUTE_NS
+    return LimitReport(status.limit, status.remaining, _nanoseconds(status.reset), period)
+
+
+def fill_status(status: quota_pb2.LimitStatus, report: LimitReport) -> None:
+    """Says it, where it is set."""
+    if not report.limit:
+        return
+    status.limit = report.limit
+    status.remaining = report.remaining
+    if report.reset_ns:
+        status.reset.seconds, status.reset.nanos = divmod(report.reset_ns, _SECOND)
+    if report.period_ns and report.period_ns != MINUTE_NS:
+        status.period.seconds, status.period.nanos = divmod(report.period_ns, _SECOND)
+
+
+def _nanoseconds(duration: duration_pb2.Duration) -> int:
+    return duration.seconds * _SECOND + duration.nanos

@@ -1,0 +1,235 @@
+"""What predictions cost and how they stay in time: `make bench-predict`.
+
+One predictor in a process of its own, called over mTLS as the edge calls it, beside the bare libraries and an empty
+call in the same minutes: ratios count. Goodput under overload, and what is begun too late, are of the real batcher in
+simulated time (`simulation.batches`), where capacity is exact. Ends with one line of JSON. A figure that is not
+measured is null: those through the edge need a mesh with predictors, the peers' their environments.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import contextlib
+import statistics
+import sys
+import tempfile
+from asyncio.subprocess import PIPE, Process
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import numpy as np
+import psutil
+import uvloop
+
+from loadtest import grpc_call
+from loadtest.figures import percentile
+from loadtest.overload import output
+from loadtest.overload.output import progress
+from loadtest.predict.load import Infer, calling, closed, opened, question
+from loadtest.predict.models import FEATURES, TREES, Network, seconds_of, trees
+from simulation.batches import measure
+
+TARGETS = {
+    "pred_cpu_ratio": "≤ 1.6",
+    "pred_rps_core": "≥ 2500",
+    "edge_cpu_us": "≤ 1000",
+    "added_ms_p50": "≤ 2",
+    "added_ms_p99": "≤ 8",
+    "added_ms_p50_edge": "≤ 5",
+    "added_ms_p99_edge": "≤ 20",
+    "native_ratio_torch5ms": "≥ 0.9",
+    "native_ratio_onnx": "≥ 0.7",
+    "ratio_mlserver": "≥ 1.5",
+    "ratio_bentoml": "≥ 2",
+    "ratio_litserve": "≥ 2",
+    "goodput_ratio_2x": "≥ 0.95",
+    "goodput_ratio_4x": "≥ 0.95",
+    "expired_executed": "= 0",
+    "victim_p99_ratio": "≤ 1.25",
+    "hol_p99_ratio": "≤ 2",
+    "load_stall_ms": "≤ 20",
+    "off_ms_p99": "≤ 1000",
+    "rss_growth_pct": "≤ 5",
+}
+NETWORKS = {
+    "torch5ms": Network("torch5ms", "torch", layers=16),
+    "onnx": Network("onnx", "onnx", layers=8),
+    "slow100ms": Network("slow100ms", "onnx", layers=24, width=512, tokens=512, max_rows=1),
+}
+LATE = Network("late", "onnx", layers=24, width=512)
+"""Loaded beside traffic."""
+CONNECTIONS, RATE = 64, 200.0
+
+
+class Bench:
+    """A predictor that runs, and who calls it."""
+
+    def __init__(self, root: Path, process: Process, infer: Infer, seconds: float) -> None:
+        self._root, self._process, self._infer, self._seconds = root, process, infer, seconds
+        self._server = psutil.Process(process.pid)
+        self._own = psutil.Process()
+        row = np.random.default_rng(1).uniform(0, 20, (1, FEATURES)).astype(np.float32)
+        self._row, self._asked = row, question("cancer-gbdt", "features", row)
+
+    async def direct(self) -> dict[str, float]:
+        """CPU and rate of single rows of trees, and what the predictor adds to the bare model at a moderate rate."""
+        progress("direct")
+        empty = await grpc_call.cpu_seconds(self._root / "pki", calls=max(200, int(400 * self._seconds)))
+        await closed(self._infer, self._asked, 1, 0.3)
+        before = self._cpu()
+        alone = await closed(self._infer, self._asked, 1, self._seconds)
+        spent = sum(self._cpu()) - sum(before)
+        before = self._cpu()
+        full = await closed(self._infer, self._asked, CONNECTIONS, self._seconds)
+        server = self._cpu()[0] - before[0]
+        paced = await opened(self._infer, self._asked, RATE, 2 * self._seconds)
+        bare = statistics.median(seconds_of(trees(), self._row, seconds=0.3))
+        return {
+            "empty_call_us": empty * 1e6,
+            "pred_cpu_us": spent / len(alone.seconds) * 1e6,
+            "pred_cpu_ratio": spent / len(alone.seconds) / empty,
+            "pred_rps_core": len(full.seconds) / server,
+            "bare_model_us": bare * 1e6,
+            "added_ms_p50": (percentile(paced.seconds, 0.5) - bare) * 1e3,
+            "added_ms_p99": (percentile(paced.seconds, 0.99) - bare) * 1e3,
+        }
+
+    async def native(self, name: str) -> float:
+        """Rows per second with single rows from many callers ÷ those of the bare library with its best batch."""
+        progress(f"native {name}")
+        network = NETWORKS[name]
+        run, best = network.bare(self._root / "models" / name), 0.0
+        for rows in (1, 2, 4, 8, 16):
+            took = seconds_of(run, network.rows(rows), seconds=self._seconds / 4)
+            best = max(best, rows / statistics.median(took))
+        asked = question(name, "x", network.rows(1))
+        await closed(self._infer, asked, CONNECTIONS, 0.5)
+        return (await closed(self._infer, asked, CONNECTIONS, self._seconds)).rate / best
+
+    async def head_of_line(self) -> float:
+        """p99 of the trees beside a slow model ÷ alone."""
+        progress("head of line")
+        slow = question("slow100ms", "x", NETWORKS["slow100ms"].rows(1))
+        alone = await opened(self._infer, self._asked, RATE / 2, self._seconds)
+        beside, _ = await asyncio.gather(
+            opened(self._infer, self._asked, RATE / 2, self._seconds), closed(self._infer, slow, 1, self._seconds)
+        )
+        return percentile(beside.seconds, 0.99) / percentile(alone.seconds, 0.99)
+
+    async def flooded(self) -> float:
+        """p99 of a tenant's single rows beside another's 20 times as many rows as it had before ÷ before."""
+        progress("flood")
+        network = NETWORKS["torch5ms"]
+        mine, theirs = question("torch5ms", "x", network.rows(1)), question("torch5ms", "x", network.rows(8))
+
+        async def beside(rate: float) -> float:
+            seen, _ = await asyncio.gather(
+                opened(self._infer, mine, 20, self._seconds),
+                opened(self._infer, theirs, rate, self._seconds, tenant="flood", timeout=1.0),
+            )
+            return percentile(seen.seconds, 0.99)
+
+        calm = await beside(10)
+        return await beside(200) / calm
+
+    async def stalled(self) -> float:
+        """Milliseconds that the longest answer took longer, while a model was loaded, than the longest before."""
+        progress("load beside traffic")
+        folder = self._root / "late"
+        LATE.write(folder)
+        calm = await opened(self._infer, self._asked, RATE / 2, self._seconds)
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        self._process.stdin.write(f"{LATE.name} {folder}\n".encode())
+        loading = asyncio.create_task(self._process.stdout.readline())
+        worst = 0.0
+        while not loading.done():
+            beside = await opened(self._infer, self._asked, RATE / 2, 0.5)
+            worst = max(worst, *beside.seconds)
+        return max(0.0, worst - max(calm.seconds)) * 1e3
+
+    async def grown(self, requests: int) -> float:
+        """Percent by which resident memory grew over so many requests, after as many as a tenth of them."""
+        progress(f"{requests} requests")
+        await self._requests(requests // 10)
+        before = self._server.memory_info().rss
+        await self._requests(requests)
+        return (self._server.memory_info().rss / before - 1) * 100
+
+    async def _requests(self, count: int) -> None:
+        done = 0
+        while done < count:
+            done += len((await closed(self._infer, self._asked, CONNECTIONS, 1.0)).seconds)
+
+    def _cpu(self) -> tuple[float, float]:
+        """CPU seconds of the predictor with its children, and of this process."""
+        used = 0.0
+        for process in (self._server, *self._server.children(recursive=True)):
+            with contextlib.suppress(psutil.NoSuchProcess):
+                used += sum(process.cpu_times()[:2])
+        return used, sum(self._own.cpu_times()[:2])
+
+
+@contextlib.asynccontextmanager
+async def serving(root: Path) -> AsyncIterator[tuple[Process, str]]:
+    """The predictor's process and its address."""
+    for network in NETWORKS.values():
+        network.write(root / "models" / network.name)
+    words = (sys.executable, "-m", "loadtest.predict.server", str(root))
+    process = await asyncio.create_subprocess_exec(*words, stdin=PIPE, stdout=PIPE)
+    assert process.stdin is not None
+    assert process.stdout is not None
+    try:
+        async with asyncio.timeout(120):
+            address = (await process.stdout.readline()).decode().strip()
+        if not address:
+            raise RuntimeError("the predictor did not start")
+        yield process, address
+    finally:
+        process.stdin.close()
+        try:
+            await asyncio.wait_for(process.wait(), 20)
+        except TimeoutError:
+            process.kill()
+            await process.wait()
+
+
+async def run(seconds: float, requests: int) -> dict[str, float]:
+    """Every figure that one predictor gives."""
+    with tempfile.TemporaryDirectory(prefix="weir-predict-") as place:
+        root = Path(place)
+        async with serving(root) as (process, address), calling(address, root / "pki") as infer:
+            bench = Bench(root, process, infer, seconds)
+            figures = await bench.direct()
+            for name in ("torch5ms", "onnx"):
+                figures[f"native_ratio_{name}"] = await bench.native(name)
+            figures["hol_p99_ratio"] = await bench.head_of_line()
+            figures["victim_p99_ratio"] = await bench.flooded()
+            figures["load_stall_ms"] = await bench.stalled()
+            figures["rss_growth_pct"] = await bench.grown(requests)
+    progress("simulated overload")
+    simulated = measure(min(5.0, seconds))
+    for times in (2, 4):
+        figures[f"goodput_ratio_{times}x"] = simulated[f"goodput_{times}x"]
+        figures[f"goodput_fifo_{times}x"] = simulated[f"goodput_{times}x_plain"]
+    figures["expired_executed"] = sum(simulated[f"expired_executed_{times}x"] for times in (1, 2, 4))
+    return figures
+
+
+def main() -> None:
+    """The command."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--quick", action="store_true", help="shorter windows: figures of little weight")
+    parser.add_argument("--smoke", action="store_true", help="does it run? figures of no weight")
+    given = parser.parse_args()
+    seconds = 0.5 if given.smoke else 2.0 if given.quick else 10.0
+    requests = 200 if given.smoke else 20_000 if given.quick else 1_000_000
+    figures = uvloop.run(run(seconds, requests))
+    missing = dict.fromkeys(TARGETS.keys() - figures.keys(), float("nan"))
+    conditions = {"seconds": seconds, "requests": requests, "accounted": False, "trees": TREES.name}
+    output.finish("predict", figures | missing, TARGETS, conditions | {"goodput": "simulated"})
+
+
+if __name__ == "__main__":
+    main()

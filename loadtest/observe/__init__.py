@@ -1,0 +1,1 @@
+"""Planted bottlenecks, for the bench of the diagnosis and its tests."""

@@ -1,0 +1,177 @@
+"""`weir predict`."""
+
+from __future__ import annotations
+
+import asyncio
+import csv
+import json
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Annotated, Any
+from urllib.parse import urlsplit
+
+from services.cli import config
+from services.cli.app import Argument, Option, UsageError, warn
+from services.cli.output import print_json
+
+_STDIN = "-"
+_BOOLS = {"true": True, "1": True, "false": False, "0": False}
+
+
+def predict(
+    model: Annotated[str, Argument("An alias or a version.")],
+    file: Annotated[str, Argument("What to ask about; standard input by default.", complete="file")] = _STDIN,
+    as_csv: Annotated[bool, Option("--csv", "Rows, with or without a head, in and out.")] = False,
+    as_json: Annotated[bool, Option("--json", "Inputs by name, as nested lists; outputs likewise.")] = False,
+    rows: Annotated[int, Option(help="Most rows of a file of rows that go in one call.", least=1)] = 64,
+    tenant: Annotated[str, Option(help="Whose development key to use.")] = "acme",
+    key: Annotated[str, Option(env="WEIR_KEY", help="A key to use instead.")] = "",
+    user: Annotated[str, Option(help="Whom it is for: keeps its arm of a rollout.")] = "",
+    timeout: Annotated[float, Option(help="Seconds for each call.")] = 10.0,
+) -> None:
+    """Ask a model for predictions through the edge.
+
+    A row of a CSV file is a row of the model's one matrix, or has a column per input, named in its head; the answer is
+    such a file. With --json inputs are an object by name, {"features": [[…]]}, and so are the outputs.
+    """
+    if as_csv == as_json:
+        raise UsageError("say what the file holds: --csv or --json, one of them")
+    mesh = config.locate()
+    given: dict[str, Any] = {
+        "mesh": mesh,
+        "key": key or mesh.key_of(tenant),
+        "model": model,
+        "user": user,
+        "timeout": timeout,
+    }
+    if as_json:
+        (told,) = asyncio.run(_ask(_inputs(_read(file)), rows, **given))
+        print_json({"outputs": told.lists(), **_about(told)})
+        return
+    lines = list(csv.reader(_read(file).splitlines()))
+    predictions = asyncio.run(_ask(lines, rows, **given))
+    _write_rows([each.lists() for each in predictions])
+    if predictions:
+        flags = sorted({flag for each in predictions for flag in each.degraded})
+        warn(f"({predictions[-1].version}{', degraded: ' + ', '.join(flags) if flags else ''})")
+
+
+def parts_of(lines: Sequence[Sequence[str]], tensors: Sequence[Any], rows: int) -> Iterator[dict[str, list[Any]]]:
+    """Inputs for each `rows` rows of a CSV file. Pure.
+
+    :param tensors: what the model takes: `name`, `datatype` and `shape` of each.
+    :raises UsageError: the file does not fit them; the message says which line or column.
+    """
+    lines = [line for line in lines if line]
+    if not lines:
+        raise UsageError("the file has no rows")
+    flat = {tensor.name: tensor for tensor in tensors if len(tensor.shape) == 1}
+    head = [name.strip() for name in lines[0]]
+    if flat and len(flat) == len(tensors):
+        if set(head) == set(flat) and len(head) == len(flat):
+            lines = lines[1:]
+        elif len(flat) == 1:
+            head = list(flat)
+        else:
+            raise UsageError(f"the first line must name the inputs: {','.join(flat)}")
+        columns = [flat[name] for name in head]
+    elif len(tensors) == 1 and len(tensors[0].shape) == 2:
+        columns = [tensors[0]] * len(lines[0])
+        if not all(_is_value(each, tensors[0].datatype) for each in lines[0]):
+            lines = lines[1:]
+    else:
+        raise UsageError("a file of rows does not fit what this model takes; use --json")
+    for start in range(0, len(lines), rows):
+        table = [_row(start + n, line, columns) for n, line in enumerate(lines[start : start + rows], 1)]
+        if flat:
+            yield {tensor.name: [line[at] for line in table] for at, tensor in enumerate(columns)}
+        else:
+            yield {tensors[0].name: table}
+
+
+def _row(number: int, line: Sequence[str], columns: Sequence[Any]) -> list[Any]:
+    if len(line) != len(columns):
+        raise UsageError(f"row {number} has {len(line)} columns, not {len(columns)}")
+    for at, (text, tensor) in enumerate(zip(line, columns, strict=True), 1):
+        if not _is_value(text, tensor.datatype):
+            raise UsageError(f"row {number}, column {at}: {text[:40]!r} is no {tensor.datatype}")
+    return [_value(text, tensor.datatype) for text, tensor in zip(line, columns, strict=True)]
+
+
+def _is_value(text: str, datatype: str) -> bool:
+    try:
+        _value(text, datatype)
+    except (ValueError, KeyError):
+        return False
+    return True
+
+
+def _value(text: str, datatype: str) -> Any:
+    if datatype == "BYTES":
+        return text
+    if datatype == "BOOL":
+        return _BOOLS[text.strip().lower()]
+    if "INT" in datatype:
+        return int(text)
+    return float(text or "nan")  # nothing between two commas is a missing value
+
+
+async def _ask(
+    given: Mapping[str, Any] | Sequence[Sequence[str]], rows: int, *, mesh: Any, key: str, model: str, **how: Any
+) -> list[Any]:
+    """Predictions for inputs by name, or for the lines of a file, part by part."""
+    from weir.client import Client
+
+    async with Client(urlsplit(mesh.edge_url).netloc, ca=mesh.tls.ca, api_key=key) as client:
+        if isinstance(given, Mapping):
+            return [await client.predict(model, given, **how)]
+        declared = await client.inputs(model, timeout=how["timeout"])
+        return [await client.predict(model, part, **how) for part in parts_of(given, declared, rows)]
+
+
+def _read(path: str) -> str:
+    try:
+        return sys.stdin.read() if path == _STDIN else Path(path).read_text(encoding="utf-8-sig")
+    except (OSError, UnicodeDecodeError) as error:
+        raise UsageError(f"{path} cannot be read: {error}") from error
+
+
+def _inputs(text: str) -> dict[str, Any]:
+    try:
+        inputs = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise UsageError(f"that is no JSON: {error}") from error
+    if not isinstance(inputs, dict) or not all(isinstance(each, list) for each in inputs.values()):
+        raise UsageError('inputs are an object of lists by name: {"features": [[1.5, 2]]}')
+    return inputs
+
+
+def _about(told: Any) -> dict[str, Any]:
+    stages = {name: round(seconds * 1000, 3) for name, seconds in told.stages.items()}
+    about = {"model_version": told.version, "arm": told.arm, "degraded": list(told.degraded), "trace": told.trace_id}
+    return {**about, "batch_rows": told.batch_rows, "stages_ms": stages}
+
+
+def _write_rows(parts: Sequence[Mapping[str, list[Any]]]) -> None:
+    """Outputs side by side; those of several columns as `scores.0`, `scores.1`, …"""
+    writer = csv.writer(sys.stdout)
+    for number, part in enumerate(parts):
+        columns = {name: values for name, values in part.items() if isinstance(values, list)}
+        if not number:
+            writer.writerow([title for name, values in columns.items() for title in _titles(name, values)])
+        for line in zip(*columns.values(), strict=True):
+            writer.writerow([each for value in line for each in _flat(value)])
+
+
+def _titles(name: str, values: list[Any]) -> list[str]:
+    width = len(list(_flat(values[0]))) if values else 1
+    return [f"{name}.{at}" for at in range(width)] if values and isinstance(values[0], list) else [name]
+
+
+def _flat(value: Any) -> Iterator[Any]:
+    if isinstance(value, list):
+        for each in value:
+            yield from _flat(each)
+    else:
+        yield value.decode("utf-8", "replace") if isinstance(value, bytes) else value

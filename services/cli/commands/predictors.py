@@ -1,0 +1,89 @@
+"""`weir predictors`: who predicts what, and how it goes, as each process counts it (its metrics page)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from libs.resources.forms import plain
+from services.cli import calls, scrape
+from services.cli.app import Output
+from services.cli.output import print_json, print_table
+
+_COLUMNS = (
+    *("PREDICTOR", "ZONE", "VERSION", "STATE", "OK", "FAILED", "CACHED", "ROWS", "EXECUTIONS", "ROWS/EXEC"),
+    *("QUEUE", "INPUT", "INFER", "OUTPUT"),
+)
+_WIDE = ("ZONE", "CACHED", "INPUT", "OUTPUT")
+_PREFIX = "weir_predictor_"
+_COUNTED = {
+    "inference_request_success_total": "ok",
+    "inference_request_failure_total": "failed",
+    "inference_count_total": "rows",
+    "inference_exec_count_total": "executions",
+    "cache_hits_total": "cached",
+    "inference_queue_duration_seconds_total": "queue_s",
+    "inference_compute_input_duration_seconds_total": "input_s",
+    "inference_compute_infer_duration_seconds_total": "infer_s",
+    "inference_compute_output_duration_seconds_total": "output_s",
+}
+"""Of a predictor's metrics, by their names without the prefix."""
+
+
+def predictors(output: Output = "table") -> None:
+    """List the live predictors: the versions that each has, and what became of their requests."""
+    found = [plain(each, unset=True) for each in calls.snapshot("endpoints").endpoints_of("predictor")]
+    pages = {each["instance"]: scrape.fetch({"": [each["metrics_address"]]}).get("", []) for each in found}
+    rows = [row for each in found for row in versions_of(each, pages[each["instance"]])]
+    if output == "json":
+        print_json({"predictors": rows})
+        return
+    print_table(_COLUMNS, map(cells, rows), empty="no predictors are registered", wide=output == "wide", extra=_WIDE)
+    if why := [(row["predictor"], row["version"], row["detail"]) for row in rows if row["detail"]]:
+        print()
+        print_table(("PREDICTOR", "VERSION", "WHY"), why, empty="")
+
+
+def versions_of(endpoint: Mapping[str, Any], pages: Iterable[str]) -> list[dict[str, Any]]:
+    """A predictor's versions with its counts since it started, None where its page cannot be read. Pure."""
+    counted: dict[str, dict[str, float]] = {}
+    read = False
+    for page in pages:
+        read = True
+        for name, labels, value in scrape.samples(page):
+            if field := _COUNTED.get(name.removeprefix(_PREFIX)):
+                counted.setdefault(labels.get("model", ""), {})[field] = value
+    states = {each["model_version"]: each for each in endpoint.get("model_states", ())}
+    names = sorted({*endpoint["model_versions"], *states})
+    who = {"predictor": endpoint["instance"], "zone": endpoint["zone"]}
+    if not names:
+        return [{**who, "version": "", "state": "empty", "detail": "", "counts": None}]
+    return [
+        {
+            **who,
+            "version": name,
+            "state": states[name]["state"].removeprefix("LOAD_STATE_").lower() if name in states else "ready",
+            "detail": states.get(name, {}).get("detail", ""),
+            "counts": dict.fromkeys(_COUNTED.values(), 0.0) | counted.get(name, {}) if read else None,
+        }
+        for name in names
+    ]
+
+
+def cells(row: Mapping[str, Any]) -> Sequence[object]:
+    """A version's line in the table; times are means per request, each of its batch's, as Triton counts them."""
+    who = (row["predictor"], row["zone"], row["version"], row["state"])
+    counts = row["counts"]
+    if counts is None:
+        return (*who, *[None] * (len(_COLUMNS) - len(who)))
+    executions = counts["executions"]
+    return (
+        *who,
+        *(int(counts[name]) for name in ("ok", "failed", "cached", "rows", "executions")),
+        f"{counts['rows'] / executions:.1f}" if executions else None,
+        *(_mean(counts[name], counts["ok"]) for name in ("queue_s", "input_s", "infer_s", "output_s")),
+    )
+
+
+def _mean(seconds: float, count: float) -> str | None:
+    return f"{seconds / count * 1000:.2f} ms" if count else None

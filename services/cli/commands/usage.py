@@ -1,0 +1,115 @@
+"""`weir usage`."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Annotated, Any
+
+from libs.resources.forms import plain
+from services.cli import calls
+from services.cli.app import Json, Option, Output, UsageError, say
+from services.cli.output import failed, print_json, print_table
+from services.cli.quantities import show_usd
+
+_READ_SECONDS = 300.0
+"""A comparison reads the whole log; so does the first question after a long time."""
+_COLUMNS = ("REQUESTS", "REFUSED", "PROMPT", "CACHED", "OUTPUT", "ROWS", "COST", "UNKNOWN", "AT MOST", "ROWS AT MOST")
+_WIDE = ("REFUSED", "CACHED", "UNKNOWN", "AT MOST", "ROWS AT MOST")
+
+
+def show(
+    by: Annotated[str, Option(help="By what, with commas: day, tenant, key, user, model, version, class.")] = "tenant",
+    tenant: Annotated[str, Option(help="Only this tenant's.")] = "",
+    first: Annotated[str, Option("--from", help="The first day, UTC: 2026-11-01.")] = "",
+    last: Annotated[str, Option("--to", help="The last day, UTC, inclusive.")] = "",
+    model: Annotated[list[str], Option(help="Only of this model or version; repeatable.")] = [],  # noqa: B006
+    output: Output = "table",
+) -> None:
+    """Show what was used and what it cost, at the prices that were in force.
+
+    Out of the audit log, in which every request stands once: also those that a killed gateway had delivered a part of.
+    Of requests whose gateway is gone with its disk nobody knows more than what they can have used at most; they are
+    counted apart (-o wide).
+    """
+    names = [name for name in by.split(",") if name]
+    with calls.service("audit") as audit:
+        answer = audit(
+            "Usage", timeout=_READ_SECONDS, by=names, tenant=tenant, first_day=first, last_day=last, models=model
+        )
+    if output == "json":
+        rows = plain(answer, unset=True)["rows"]
+        values = [dict(zip(names, row.pop("values"), strict=True)) for row in rows]
+        print_json({"rows": [{**value, **row} for value, row in zip(values, rows, strict=True)]})
+        return
+    columns = (*(name.upper() for name in names), *_COLUMNS)
+    print_table(columns, map(_cells, answer.rows), empty="nothing was used", wide=output == "wide", extra=_WIDE)
+
+
+def reconcile(
+    delivered: Annotated[
+        Path | None,
+        Option(help='What was delivered, by the callers\' own count: lines of {"request_id", "prompt_tokens", …}.'),
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """Compare the audit log with the limiters' ledger and with what callers say they got.
+
+    Exit code 1 when anything differs.
+
+    Names every difference: requests that are in the log twice, or not, or with other tokens or rows; requests of which
+    nobody knows what they used; records that are missing; tenants whose budget counts something else. While requests
+    run, the ledger may be some seconds behind.
+    """
+    ledger = list(_ledger())
+    with calls.service("audit") as audit:
+        answer = audit(
+            "Reconcile",
+            timeout=_READ_SECONDS,
+            ledger=ledger,
+            delivered=list(_delivered(delivered)) if delivered else (),
+        )
+    if as_json:
+        print_json(plain(answer, unset=True))
+    else:
+        for each in answer.differences:
+            say(f"{each.what}: {each.subject}: {each.detail}")
+        told = f"{answer.requests} requests of {answer.sequence} records, {len(ledger)} tenants with a budget"
+        say(f"{told}: {'they differ' if answer.differences else 'the books agree'}")
+    if answer.differences:
+        raise SystemExit(1)
+
+
+def _cells(row: Any) -> tuple[object, ...]:
+    tokens = (row.prompt_tokens, row.cached_prompt_tokens, row.completion_tokens)
+    spent = show_usd(row.spend_microusd)
+    most = row.at_most_tokens, row.at_most_rows
+    return (*row.values, row.requests, row.refused, *tokens, row.rows, spent, row.unknown, *most)
+
+
+def _ledger() -> Iterator[dict[str, Any]]:
+    """What the limiter has written of tenants with a budget."""
+    known = calls.snapshot("tenants", "budgets", "spend")
+    for tenant, spend in known.spend.items():
+        if tenant in known.budgets:
+            names = ("day", "day_microusd", "month", "month_microusd")
+            zone = known.tenants[tenant].time_zone if tenant in known.tenants else ""
+            yield {"tenant": tenant, "time_zone": zone, **{name: getattr(spend, name) for name in names}}
+
+
+def _delivered(path: Path) -> Iterator[dict[str, Any]]:
+    try:
+        lines = path.read_text(encoding="utf-8").splitlines()
+    except OSError as error:
+        raise failed(f"{path}: {error.strerror}") from error
+    for number, line in enumerate(lines, 1):
+        try:
+            found = json.loads(line)
+            names = ("prompt_tokens", "completion_tokens", "rows")
+            yield {"request_id": str(found["request_id"]), **{name: int(found.get(name, 0)) for name in names}}
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            raise UsageError(f"{path}, line {number}: needs request_id, and tokens or rows") from error
+
+
+COMMANDS = {"show": show, "reconcile": reconcile}

@@ -1,0 +1,1 @@
+"""The predictor: unary predictions over the Open Inference Protocol, batched across callers."""

@@ -1,0 +1,78 @@
+"""Settings of a predictor."""
+
+from __future__ import annotations
+
+import msgspec
+
+from libs.config import ServiceSettings
+from libs.mirrors import ShadowSettings
+
+_SECONDS = {"classical": 0.5, "deep": 2.0}
+
+
+class Targets(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """gRPC targets of what predictions are accounted with: xDS names, or "host:port" in tests."""
+
+    ratelimit: str = "xds:///ratelimit.weir.internal"
+    audit: str = "xds:///audit.weir.internal"
+
+
+class Settings(ServiceSettings, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What a predictor needs beside the common settings."""
+
+    pool: str = "predict"
+    """Versions of this pool are served."""
+    blobs: str = ""
+    """Where model files lie (`file:///path`, `s3://bucket/prefix`)."""
+    weight_cache: str = ""
+    """Folder of the local cache of model files, which the processes of one machine may share; empty: `weights` in the
+    state directory."""
+    weight_cache_bytes: int = 10_737_418_240
+    """Its bound."""
+    require_signatures: bool = True
+    """Refuse versions that are not signed, or whose namespace has no trust policy."""
+    min_residency: float = 30.0
+    """Seconds that a version stays loaded at least, and after it was wanted last: requests may be on their way."""
+    default_deadline: dict[str, float] = msgspec.field(default_factory=lambda: dict(_SECONDS))
+    """Seconds for calls without a deadline, by the profile of the version ("classical", "deep")."""
+    max_active: int = 4096
+    """Requests at once; one more is refused."""
+    max_active_share: float = 0.5
+    """What one tenant may have of them."""
+    cache_bytes: int = 32 * 2**20
+    """Memory for answers of versions that allow it (`cache_seconds`); 0: none are kept."""
+    stale_seconds: float = 60.0
+    """For how long beyond its time a kept answer is given where nothing else is to be had, flagged."""
+    drain_grace: float = 5.0
+    """How long running requests may go on after SIGTERM; at least two seconds below `drain_seconds`."""
+    lame_duck_seconds: float = 1.0
+    """For how long it serves on after its endpoint left the registry: whoever calls it learns that meanwhile."""
+    targets: Targets = Targets()
+    decide_timeout: float = 0.25
+    """Seconds that the limiter may take before this process's own share of a limit decides."""
+    end_timeout: float = 30.0
+    """Seconds that settling is retried for."""
+    leaf_patience: float = 10.0
+    """Seconds that a starting predictor waits for limiter and audit log before it serves without them."""
+    lease_seconds: float = 20.0
+    """A quota lease that this process does not prolong, four times within, ends by itself after this long."""
+    lazy_seconds: float = 0.05
+    """A message that nobody waits for (settle, audit) waits this long for company."""
+    journal_bytes: int = 256 * 2**20
+    """Disk that audit records may take while the audit service is away, in files of 4 MiB; beside them, two kilobytes
+    for each of `max_active`."""
+    shadow: ShadowSettings = ShadowSettings(queue=256, deadline=5.0)
+    """What mirrored predictions get of this process at most."""
+
+    def __post_init__(self) -> None:
+        """Check what a type cannot say."""
+        super().__post_init__()
+        if min(self.decide_timeout, self.end_timeout, self.leaf_patience, self.lazy_seconds) < 0:
+            raise ValueError("decide_timeout, end_timeout, leaf_patience and lazy_seconds must not be negative")
+        for profile, seconds in self.default_deadline.items():
+            if not seconds > 0:
+                raise ValueError(f"default_deadline.{profile} must be above 0")
+        if missing := _SECONDS.keys() - self.default_deadline.keys():
+            raise ValueError(f"default_deadline lacks {', '.join(sorted(missing))}")
+        if not 0 < self.max_active_share <= 1:
+            raise ValueError("max_active_share must be above 0 and at most 1")

@@ -1,0 +1,163 @@
+"""The versions that a predictor has loaded, and where each runs."""
+
+from __future__ import annotations
+
+import asyncio
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from importlib import import_module
+from pathlib import Path
+
+from weir.registry.v1 import registry_pb2
+
+from libs.batching import Batcher, CostModel, Limits
+from libs.clock import Clock
+from libs.telemetry import get_logger
+from services.predictor.executors import lanes, loading
+from services.predictor.executors.dispatcher import Dispatcher, Ran
+from services.predictor.executors.lanes import Lane
+from services.predictor.executors.loading import Prepared
+from services.predictor.executors.process import ModelProcess, Prepare
+from services.predictor.executors.processes import Bounds, ProcessExecutor
+from services.predictor.executors.threads import Executor, ThreadExecutor
+from services.predictor.executors.wire import Loaded
+from services.predictor.port import Signature, Tensors
+
+log = get_logger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """How versions run.
+
+    :ivar queue_rows: that wait at most, for one version.
+    :ivar way_back: seconds that an answer needs from an executor to its caller.
+    :ivar longest_wait: seconds for which a request may be held back so that others join its batch.
+    :ivar bounds: of processes.
+    :ivar imports: modules that versions in this process need. Imported before any version is, because it holds the
+        interpreter's lock for up to 70 ms at a time.
+    :ivar prepare: loads, tests and warms a model; a module's function, because other processes import it.
+    """
+
+    queue_rows: int = 4096
+    way_back: float = 0.001
+    longest_wait: float = 0.005
+    bounds: Bounds = field(default_factory=Bounds)
+    imports: tuple[str, ...] = tuple(f"services.predictor.formats.{name}" for name in ("onnx", "xgboost", "lightgbm"))
+    prepare: Prepare = loading.prepare
+
+
+class Executors:
+    """Loads versions and runs predictions on them."""
+
+    def __init__(self, clock: Clock, settings: Settings) -> None:
+        self._clock = clock
+        self._settings = settings
+        self._versions: dict[str, Dispatcher] = {}
+        self._loading = asyncio.Lock()
+        self._loader = ThreadPoolExecutor(1, thread_name_prefix="load")
+        for module in settings.imports:
+            self._loader.submit(import_module, module)
+
+    def signature(self, version: str) -> Signature:
+        """What the version takes and gives.
+
+        :raises KeyError: it is not loaded.
+        """
+        return self._versions[version].signature
+
+    def pids(self, version: str) -> list[int]:
+        """The processes that the version runs in, beside this one.
+
+        :raises KeyError: it is not loaded.
+        """
+        return self._versions[version].pids
+
+    async def load(self, version: str, folder: Path, spec: registry_pb2.PredictionSpec) -> Signature:
+        """Load the version from its verified files, run its golden rows, warm it up and find out what it costs. The
+        others go on meanwhile. A version that is loaded already stays as it is.
+
+        :raises LoadError: it cannot be loaded, or does not give what it gave when it was made.
+        """
+        async with self._loading:
+            if version not in self._versions:
+                self._versions[version] = await self._load(version, folder, spec)
+        return self.signature(version)
+
+    async def unload(self, version: str) -> None:
+        """Take no more requests for the version, wait for those that are here, free its memory."""
+        dispatcher = self._versions.pop(version, None)
+        if dispatcher is not None:
+            await dispatcher.close()
+
+    async def run(
+        self,
+        version: str,
+        inputs: Tensors,
+        *,
+        outputs: frozenset[str] | None,
+        rows: int,
+        tenant: str,
+        rank: int,
+        deadline: float,
+    ) -> Ran:
+        """One prediction. Cancelling frees its place; it is not executed then unless it runs already.
+
+        :param inputs: as the signature says; they are not changed, and must not be until this returns.
+        :param outputs: names of those wanted; None: all but those on request.
+        :param rows: in the inputs' first dimension; 1 where there is none.
+        :param rank: its class, 0 before 1.
+        :param deadline: on the clock's monotonic seconds.
+        :raises libs.batching.Late: it cannot be in time, or the queue is full.
+        :raises ModelError: the model refuses the inputs.
+        :raises Crashed: the model broke on it.
+        :raises KeyError: the version is not loaded.
+        """
+        return await self._versions[version].run(inputs, outputs, rows, tenant, rank, deadline)
+
+    async def close(self) -> None:
+        """Unload everything."""
+        for version in list(self._versions):
+            await self.unload(version)
+        self._loader.shutdown(wait=False)
+
+    async def _load(self, version: str, folder: Path, spec: registry_pb2.PredictionSpec) -> Dispatcher:
+        """First in a process of its own, whatever the lane: what a version does there, it does not do to this one."""
+        wanted, began = lanes.declared(spec.lane), self._clock.monotonic()
+        given = self._settings
+
+        async def start() -> tuple[ModelProcess, Loaded]:
+            return await ModelProcess.start(folder, spec, given.prepare)
+
+        process, loaded = await start()
+        lane = lanes.choose(wanted=wanted, native=loaded.native, samples=loaded.samples, stall=loaded.stall)
+        signature, samples = loaded.signature, loaded.samples
+        executor: Executor
+        if lane is Lane.PROCESS:
+            took = self._clock.monotonic() - began
+            executor = ProcessExecutor(process, loaded, start, self._clock, given.bounds, took)
+        else:
+            await process.close()
+            prepared = await self._prepared(folder, spec)
+            samples = prepared.samples
+            executor = ThreadExecutor(prepared.model, self._clock, inline=lane is Lane.INLINE)
+        cost = CostModel.fitted(samples)
+        limits = Limits(1, max(signature.max_rows, 1), given.queue_rows, given.way_back, given.longest_wait)
+        line = {"alpha": cost.alpha, "beta": cost.beta}
+        log.info("version_loaded", version=version, lane=lane.value, seconds=line, stall=loaded.stall)
+        return Dispatcher(signature, Batcher(cost, limits), [executor], self._clock)
+
+    async def _prepared(self, folder: Path, spec: registry_pb2.PredictionSpec) -> Prepared:
+        """In the loading thread. What is loaded for nobody is freed."""
+        future = asyncio.get_running_loop().run_in_executor(self._loader, self._settings.prepare, folder, spec)
+        try:
+            return await asyncio.shield(future)
+        except asyncio.CancelledError:
+            future.add_done_callback(_free)
+            raise
+
+
+def _free(loaded: asyncio.Future[Prepared]) -> None:
+    """What nobody waits for any more."""
+    if not loaded.cancelled() and loaded.exception() is None:
+        loaded.result().model.close()

@@ -1,0 +1,39 @@
+"""From a version's files to a model that is tested and warm. Imports heavy libraries: never on the event loop."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from weir.registry.v1 import registry_pb2
+
+from services.predictor.port import Model
+
+
+@dataclass(frozen=True, slots=True)
+class Prepared:
+    """A model that gave its golden rows' outputs.
+
+    :ivar samples: (rows, seconds) of warm runs.
+    """
+
+    model: Model
+    samples: list[tuple[int, float]]
+
+
+def prepare(folder: Path, spec: registry_pb2.PredictionSpec) -> Prepared:
+    """Load the model, run its golden rows, warm it up.
+
+    :raises LoadError: it cannot be loaded, or does not give what it gave when it was made.
+    """
+    from services.predictor.formats import load
+    from services.predictor.golden import check
+    from services.predictor.warmup import samples
+
+    model = load(folder, spec)
+    try:
+        like = check(model, folder / spec.golden) if spec.golden else None
+        return Prepared(model, samples(model, like))
+    except BaseException:
+        model.close()
+        raise

@@ -1,0 +1,104 @@
+"""Formats of models: a version's files and declaration to something that runs.
+
+    load(folder, spec) -> Model
+
+One module per format, imported when it is needed: each has `load(file, wiring) -> Step` and documents its options.
+Nothing here unpickles: a file that is a pickle is refused by name, whatever format it is declared as.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from pathlib import Path
+
+from weir.registry.v1 import registry_pb2 as pb
+
+from services.predictor.formats.chain import Chain
+from services.predictor.formats.step import LoadError, Options, Step, Wiring
+from services.predictor.port import Model, Signature, Tensor
+from services.predictor.tensors import DTYPES
+
+__all__ = ["FORMATS", "LoadError", "Options", "Step", "Wiring", "load", "signature_of"]
+
+FORMATS = {
+    "onnx": "onnx",
+    "xgboost": "xgboost",
+    "python": "python",
+    "lightgbm": "lightgbm",
+    "sklearn": "sklearn",
+    "torch": "torch",
+}
+"""By the name of a format, its module here."""
+_PICKLES = (".pkl", ".pickle", ".joblib", ".pt", ".pth", ".dill")
+
+
+def load(folder: Path, spec: pb.PredictionSpec) -> Model:
+    """Load a version whose verified files lie in a folder. Takes seconds, and part of them holds the GIL.
+
+    :raises LoadError: naming the step and what is wrong.
+    """
+    signature = signature_of(spec)
+    steps: list[Step] = []
+    tensors = {tensor.name: tensor for tensor in signature.inputs}
+    try:
+        for number, declared in enumerate(spec.steps, 1):
+            given = {tensor.name for step in steps for tensor in step.outputs}
+            missing = tuple(tensor for tensor in signature.outputs if tensor.name not in given)
+            last = number == len(spec.steps)
+            options, named = Options(declared.options), {tensor.name: tensor for tensor in missing}
+            wiring = Wiring(tuple(tensors.values()), missing if last else (), options, named)
+            try:
+                steps.append(_step(folder, declared, wiring))
+                wiring.options.done()
+            except LoadError as error:
+                raise LoadError(f"step {number} ({declared.format[:32]}): {error}") from None
+            tensors |= {tensor.name: tensor for tensor in steps[-1].outputs}
+        return Chain(signature, tuple(steps))
+    except BaseException:
+        for step in steps:
+            step.close()
+        raise
+
+
+def signature_of(spec: pb.PredictionSpec) -> Signature:
+    """What the declaration says that the version takes and gives.
+
+    :raises LoadError: it names a datatype that the protocol does not have, or has no steps.
+    """
+    if not spec.steps:
+        raise LoadError("the version declares no steps")
+    asked = {step.options["contributions"] for step in spec.steps if "contributions" in step.options}
+    return Signature(
+        inputs=tuple(_tensor(each) for each in spec.inputs),
+        outputs=tuple(_tensor(each, on_request=each.name in asked) for each in spec.outputs),
+        max_rows=spec.max_rows,
+    )
+
+
+def _tensor(declared: pb.TensorSpec, on_request: bool = False) -> Tensor:
+    if declared.datatype not in DTYPES:
+        raise LoadError(f"tensor {declared.name!r}: datatype {declared.datatype[:16]!r} is not known")
+    return Tensor(declared.name, declared.datatype, tuple(declared.shape), on_request)
+
+
+def _step(folder: Path, declared: pb.PredictionStep, wiring: Wiring) -> Step:
+    if declared.format not in FORMATS:
+        raise LoadError(f"the format is not known; there are {', '.join(FORMATS)}")
+    file = folder / declared.path
+    if not file.is_file() or not file.resolve().is_relative_to(folder.resolve()):
+        raise LoadError(f"there is no artifact {declared.path!r}")
+    _refuse_pickle(file, declared.path)
+    module = import_module(f"services.predictor.formats.{FORMATS[declared.format]}")
+    step: Step = module.load(file, wiring)
+    return step
+
+
+def _refuse_pickle(file: Path, path: str) -> None:
+    """By what it is called, and by how pickles of protocol 2 and later begin."""
+    with file.open("rb") as stream:
+        begin = stream.read(2)
+    if file.suffix.lower() in _PICKLES or (begin[:1] == b"\x80" and begin[1:] in (b"\x02", b"\x03", b"\x04", b"\x05")):
+        raise LoadError(
+            f"{path!r} is a pickle, and a pickle runs code where it is read: save it as ONNX, UBJ, LightGBM text, "
+            "skops or .pt2"
+        )

@@ -1,0 +1,87 @@
+"""The predictor's metrics, under Triton's names with our prefix. What is counted per version is read out of
+`statistics.py` when somebody scrapes: a request pays for no metric twice."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+
+from prometheus_client import REGISTRY, Counter, Gauge
+from prometheus_client.core import CounterMetricFamily, HistogramMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from libs.versions.metrics import DesiredMetrics
+from services.predictor.statistics import BUCKETS, SIZES, Duration, Statistics, Version
+
+_NAME = "weir_predictor_"
+_COUNTS = {
+    "inference_request_success": ("Requests answered.", lambda v: v.success.count),
+    "inference_request_failure": ("Requests refused or failed.", lambda v: v.fail.count),
+    "inference_count": ("Rows computed.", lambda v: v.rows),
+    "inference_exec_count": ("Executions of the model, each of a batch.", lambda v: v.executions),
+    "inference_queue_duration_seconds": ("Seconds that requests waited for an executor.", lambda v: v.queue.seconds),
+    "inference_compute_input_duration_seconds": ("Seconds of putting batches together.", lambda v: v.input.seconds),
+    "inference_compute_infer_duration_seconds": ("Seconds of running the model.", lambda v: v.infer.seconds),
+    "inference_compute_output_duration_seconds": ("Seconds of taking batches apart.", lambda v: v.output.seconds),
+    "cache_hits": ("Requests answered by what was kept.", lambda v: v.cache_hit.count),
+    "cache_misses": ("Requests that were looked up in vain.", lambda v: v.cache_miss.count),
+}
+
+
+class VersionMetrics(Collector):
+    """Reads `Statistics`."""
+
+    def __init__(self) -> None:
+        self._statistics = Statistics()
+
+    def watch(self, statistics: Statistics) -> None:
+        """Read these from here on."""
+        self._statistics = statistics
+
+    def describe(self) -> Iterator[Metric]:
+        """See `Collector`: the names that it takes."""
+        return iter(self._families([]))
+
+    def collect(self) -> Iterator[Metric]:
+        """See `Collector`."""
+        return iter(self._families(list(self._statistics)))
+
+    def _families(self, versions: Iterable[tuple[str, Version]]) -> list[Metric]:
+        found: list[Metric] = []
+        for name, (documentation, read) in _COUNTS.items():
+            counter = CounterMetricFamily(_NAME + name, documentation, labels=["model"])
+            for version, counts in versions:
+                counter.add_metric([version], read(counts))
+            found.append(counter)
+        seconds = HistogramMetricFamily(
+            _NAME + "inference_request_duration_seconds", "Seconds of answered requests here.", labels=["model"]
+        )
+        sizes = HistogramMetricFamily(_NAME + "batch_rows", "Rows of executed batches.", labels=["model"])
+        for version, counts in versions:
+            seconds.add_metric([version], _buckets(BUCKETS, counts.durations), counts.success.seconds)
+            sizes.add_metric([version], _buckets(SIZES, counts.sizes), counts.rows)
+        return [*found, seconds, sizes]
+
+
+def _buckets(bounds: Iterable[float], counts: Iterable[float]) -> list[tuple[str, float]]:
+    total, found = 0.0, []
+    for bound, count in zip((*map(str, map(float, bounds)), "+Inf"), counts, strict=True):
+        total += count
+        found.append((bound, total))
+    return found
+
+
+VERSIONS = VersionMetrics()
+REGISTRY.register(VERSIONS)
+FORWARDED = Counter(
+    _NAME + "forwarded_total", "Requests handed on to a predictor that has their version, by what it said.", ["outcome"]
+)
+REFUSED = Counter(_NAME + "refused", "Requests that got no answer, by reason.", ["reason"])
+DEGRADED = Counter(_NAME + "degraded", "Answers of the ladder, by version asked for and step.", ["model", "step"])
+ACTIVE = Gauge(_NAME + "active_requests", "Requests that are here.")
+CACHE_BYTES = Gauge(_NAME + "cache_bytes", "Memory of kept answers.")
+MODELS = DesiredMetrics(_NAME)
+
+
+def nanoseconds(duration: Duration) -> int:
+    """As Triton tells durations."""
+    return round(duration.seconds * 1e9)

@@ -1,0 +1,159 @@
+"""ONNX in a predictor gives what ONNX Runtime gives, to the bit."""
+
+from __future__ import annotations
+
+from functools import cache
+from pathlib import Path
+
+import numpy as np
+import onnx
+import onnxruntime as ort
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as hnp
+from onnx import TensorProto, helper
+
+from services.predictor.formats import LoadError, load
+from services.predictor.port import Model, ModelError
+from tests.unit.predictor.specs import spec, step
+
+
+def _save(
+    path: Path, nodes: list[onnx.NodeProto], inputs: list, outputs: list, initializers: list | None = None
+) -> None:
+    graph = helper.make_graph(nodes, "g", inputs, outputs, initializers or [])
+    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 20)], ir_version=9), path)
+
+
+def _value(name: str, kind: int, shape: list[int | str] | None) -> onnx.ValueInfoProto:
+    return helper.make_tensor_value_info(name, kind, shape)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    made = tmp_path_factory.mktemp("onnx")
+    weights = np.random.default_rng(3).normal(size=(3, 2)).astype(np.float32)
+    _save(
+        made / "linear.onnx",
+        [helper.make_node("MatMul", ["x", "w"], ["score"]), helper.make_node("ArgMax", ["score"], ["label"], axis=1)],
+        [_value("x", TensorProto.FLOAT, ["rows", 3])],
+        [_value("score", TensorProto.FLOAT, ["rows", 2]), _value("label", TensorProto.INT64, ["rows", 1])],
+        [onnx.numpy_helper.from_array(weights, "w")],
+    )
+    table = onnx.numpy_helper.from_array(np.arange(5, dtype=np.float32), "table")
+    _save(
+        made / "gather.onnx",
+        [helper.make_node("Gather", ["table", "i"], ["y"])],
+        [_value("i", TensorProto.INT64, ["rows"])],
+        [_value("y", TensorProto.FLOAT, ["rows"])],
+        [table],
+    )
+    _save(
+        made / "texts.onnx",
+        [helper.make_node("StringConcat", ["t", "end"], ["u"])],
+        [_value("t", TensorProto.STRING, ["rows"])],
+        [_value("u", TensorProto.STRING, ["rows"])],
+        [helper.make_tensor("end", TensorProto.STRING, [1], [b"!"])],
+    )
+    _save(
+        made / "halves.onnx",
+        [helper.make_node("Identity", ["h"], ["same"])],
+        [_value("h", TensorProto.FLOAT16, ["rows"])],
+        [_value("same", TensorProto.FLOAT16, ["rows"])],
+    )
+    _save(
+        made / "bfloat.onnx",
+        [helper.make_node("Identity", ["h"], ["same"])],
+        [_value("h", TensorProto.BFLOAT16, ["rows"])],
+        [_value("same", TensorProto.BFLOAT16, ["rows"])],
+    )
+    (made / "broken.onnx").write_bytes(b"no graph")
+    return made
+
+
+LINEAR = {"inputs": "x FP32 -1 3", "outputs": "score FP32 -1 2, label INT64 -1 1"}
+
+
+@given(x=hnp.arrays(np.float32, st.tuples(st.integers(1, 9), st.just(3)), elements=st.floats(width=32)))
+def test_equal_to_onnx_runtime_to_the_bit(folder: Path, x: np.ndarray) -> None:
+    model = _model(folder)
+    assert model.native
+    native = ort.InferenceSession(folder / "linear.onnx", providers=["CPUExecutionProvider"])
+    score, label = native.run(["score", "label"], {"x": x})
+    x.flags.writeable = False
+    got = model.run({"x": x})
+    assert got["score"].tobytes() == score.tobytes()
+    assert got["label"].tobytes() == label.tobytes()
+
+
+@cache
+def _model(folder: Path) -> Model:
+    return load(folder, spec(step("onnx", "linear.onnx"), **LINEAR))
+
+
+def test_only_the_outputs_asked_for(folder: Path) -> None:
+    assert set(_model(folder).run({"x": np.zeros((2, 3), np.float32)}, frozenset(["label"]))) == {"label"}
+
+
+def test_texts(folder: Path) -> None:
+    model = load(folder, spec(step("onnx", "texts.onnx"), inputs="t BYTES -1", outputs="u BYTES -1"))
+    texts = np.array([b"weir", "wörd".encode()], object)
+    assert model.run({"t": texts})["u"].tolist() == [b"weir!", "wörd!".encode()]
+    with pytest.raises(ModelError) as refused:
+        model.run({"t": np.array([b"\xff"], object)})
+    assert (str(refused.value), refused.value.tensor) == ("input 't': an element is not UTF-8", "t")
+
+
+def test_halves(folder: Path) -> None:
+    model = load(folder, spec(step("onnx", "halves.onnx"), inputs="h FP16 -1", outputs="same FP16 -1"))
+    halves = np.array([0.5, np.nan, np.inf], np.float16)
+    assert model.run({"h": halves})["same"].tobytes() == halves.tobytes()
+
+
+def test_what_the_graph_refuses_is_the_callers_fault_and_no_value_is_repeated(
+    folder: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    model = load(folder, spec(step("onnx", "gather.onnx"), inputs="i INT64 -1", outputs="y FP32 -1"))
+    with pytest.raises(ModelError) as refused:
+        model.run({"i": np.array([0, 31337])})
+    assert str(refused.value) == "the graph refuses the inputs at a Gather node"
+    assert "31337" not in "".join(capfd.readouterr())
+    assert model.run({"i": np.array([4])})["y"].tolist() == [4.0]
+
+
+def test_a_graph_reads_no_file_outside_its_folder(folder: Path, tmp_path: Path) -> None:
+    (tmp_path / "secret").write_bytes(bytes(8))
+    (folder / "link").symlink_to(tmp_path / "secret")
+    (folder / "own").write_bytes(bytes(8))
+    for location, fine in (("own", True), (f"{tmp_path}/secret", False), ("link", False)):
+        outside = TensorProto(name="w", data_type=TensorProto.FLOAT, dims=[2], data_location=TensorProto.EXTERNAL)
+        outside.external_data.add(key="location", value=location)
+        node, x = helper.make_node("Add", ["x", "w"], ["y"]), _value("x", TensorProto.FLOAT, ["rows", 2])
+        _save(folder / "outside.onnx", [node], [x], [_value("y", TensorProto.FLOAT, ["rows", 2])], [outside])
+        declared = spec(step("onnx", "outside.onnx"), inputs="x FP32 -1 2", outputs="y FP32 -1 2")
+        if fine:
+            load(folder, declared)
+        else:
+            with pytest.raises(LoadError, match="External data path"):
+                load(folder, declared)
+
+
+@pytest.mark.parametrize(
+    ("path", "inputs", "outputs", "said"),
+    [
+        ("broken.onnx", "x FP32 -1 3", "score FP32 -1 2", "no graph that ONNX Runtime runs"),
+        ("linear.onnx", "z FP32 -1 3", "score FP32 -1 2", "the graph takes an input 'x', which is not there"),
+        ("linear.onnx", "x FP64 -1 3", "score FP32 -1 2", "input 'x' is declared FP64; the model has FP32"),
+        ("linear.onnx", "x FP32 -1 4", "score FP32 -1 2", "input 'x' is declared [-1, 4]; the model has [-1, 3]"),
+        ("linear.onnx", "x FP32 -1 3", "score FP32 -1", "output 'score' is declared [-1]; the model has [-1, 2]"),
+        ("linear.onnx", "x FP32 -1 3", "p FP32 -1", "the graph has no output 'p'; it gives 'score', 'label'"),
+        ("bfloat.onnx", "h BF16 -1", "same BF16 -1", "input 'h' is tensor(bfloat16)"),
+    ],
+)
+def test_what_does_not_fit_its_declaration_is_not_loaded(
+    folder: Path, path: str, inputs: str, outputs: str, said: str
+) -> None:
+    with pytest.raises(LoadError) as refused:
+        load(folder, spec(step("onnx", path), inputs=inputs, outputs=outputs))
+    assert said in str(refused.value)

@@ -1,0 +1,251 @@
+"""What a call gets when its version cannot answer, step by step, and what it never gets."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from weir.registry.v1 import registry_pb2 as pb
+
+from libs.batching import Late
+from libs.clock import ManualClock
+from libs.errors import Reason, WeirError
+from libs.occupancy import Occupancy
+from libs.routing import Route
+from libs.telemetry.tracing import span
+from libs.versions.errors import LoadError
+from services.predictor.cache import Cache
+from services.predictor.call import Answer, Call, Rank
+from services.predictor.desired import read_prior
+from services.predictor.executors import Crashed, Ran
+from services.predictor.formats import signature_of
+from services.predictor.port import ModelError, Signature, Tensors
+from services.predictor.serve import Predictions
+from services.predictor.statistics import Statistics
+from tests.support.predictor import question, scores, trees
+
+Run = Callable[[], Mapping[str, np.ndarray]]
+PRIOR = {"score": np.array([0.25], np.float32)}
+
+
+class Versions:
+    """In the executors' place: each version gives a number, or fails."""
+
+    def __init__(self, **given: float | Exception) -> None:
+        self.given = {name.replace("_", "@"): each for name, each in given.items()}
+        self.ran: list[tuple[str, int]] = []
+
+    def signature(self, version: str) -> Signature:
+        """See `Executors`."""
+        if version not in self.given:
+            raise KeyError(version)
+        return signature_of(trees())
+
+    async def run(self, version: str, inputs: Tensors, *, rows: int, rank: int, **more: Any) -> Ran:
+        """See `Executors`."""
+        self.ran.append((version, rank))
+        await asyncio.sleep(0)
+        found = self.given[version]
+        if isinstance(found, Exception):
+            raise found
+        return Ran({"score": np.full(rows, found, np.float32)}, rows, 1, 0.001, 0.0, 0.002, 0.0)
+
+
+class Known:
+    """In the catalog's place."""
+
+    def __init__(self, spec: pb.PredictionSpec) -> None:
+        self.known = pb.ModelVersion(name="m", version="1", digest="d", prediction=spec)
+
+    def version(self, name: str) -> pb.ModelVersion:
+        """See `Catalog`."""
+        return self.known
+
+
+class World:
+    """A `Predictions` over these."""
+
+    def __init__(self, versions: Versions, *, prior: bool = False, **spec: Any) -> None:
+        self.clock = ManualClock()
+        self.versions = versions
+        self.statistics = Statistics()
+        declared = trees(**spec)
+        self.predictions = Predictions(
+            executors=versions,  # type: ignore[arg-type]
+            catalog=Known(declared),  # type: ignore[arg-type]
+            account=None,
+            cache=Cache(100_000, stale=30.0, clock=self.clock),
+            priors={"m@1": (signature_of(declared), PRIOR)} if prior else {},
+            statistics=self.statistics,
+            occupancy=Occupancy(most=100, share=1.0, clock=self.clock, chance=lambda: 0.5),
+            clock=self.clock,
+        )
+
+    async def ask(self, *, value: float = 1.0, tenant: str = "acme", rows: int = 3, **more: Any) -> Answer:
+        """Predict for so many rows."""
+        now = self.clock.monotonic()
+        values: dict[str, Any] = {
+            "request": question([[value, 0, 0, 0]] * rows),
+            "tenant": tenant,
+            "model": "m",
+            "route": Route("m@1", "", "predict", "", (), 1),
+            "request_id": "r",
+            "rows": rows,
+            "arrived": now,
+            "deadline": now + 1.0,
+            "given": 1.0,
+            "rank": Rank.PAID,
+            "span": span("predict"),
+        }
+        return await self.predictions.serve(Call(**(values | more)))
+
+    async def refused(self, **more: Any) -> WeirError:
+        """Predict, in vain."""
+        with pytest.raises(WeirError) as caught:
+            await self.ask(**more)
+        return caught.value
+
+
+def late() -> Late:
+    return Late(full=True, retry_after=0.5)
+
+
+async def test_the_versions_own_answer_is_not_degraded() -> None:
+    answer = await World(Versions(m_1=0.75), prior=True).ask()
+    assert (answer.version, answer.degraded, answer.cached, answer.batch_rows) == ("m@1", (), False, 3)
+    assert scores(answer.response).tolist() == [0.75] * 3
+
+
+@pytest.mark.parametrize(
+    ("fault", "reason"),
+    [
+        (late(), Reason.REJECTED_QUEUE_FULL),
+        (Late(full=False, retry_after=None), Reason.REJECTED_DEADLINE),
+        (Crashed("the model died"), Reason.ENGINE_ERROR),
+    ],
+)
+async def test_the_steps_are_taken_in_their_order(fault: Exception, reason: Reason) -> None:
+    versions = Versions(m_1=0.75, small_1=0.5)
+    world = World(versions, prior=True, smaller=["absent@1", "small@1"], cache_seconds=10)
+    await world.ask()
+    versions.given["m@1"] = fault
+    world.clock.advance(20.0)
+    kept = await world.ask()
+    assert (kept.degraded, kept.version, scores(kept.response).tolist()) == (
+        ("cached_prediction",),
+        "m@1",
+        [0.75] * 3,
+    )
+    world.clock.advance(30.0)
+    smaller = await world.ask()
+    assert (smaller.degraded, smaller.version) == (("smaller_version",), "small@1")
+    assert smaller.response.model_version == "1"
+    assert scores(smaller.response).tolist() == [0.5] * 3
+    versions.given["small@1"] = late()
+    prior = await world.ask()
+    assert (prior.degraded, scores(prior.response).tolist()) == (("prior",), [0.25] * 3)
+    assert (await world.refused(degradable=False)).reason is reason
+    assert world.statistics.of("m@1").fail.count == 1
+
+
+async def test_a_version_that_is_not_here_walks_the_ladder_too() -> None:
+    world = World(Versions(small_1=0.5), prior=True, smaller=["small@1"])
+    assert (await world.ask()).degraded == ("smaller_version",)
+    assert (await World(Versions(), prior=True).ask()).degraded == ("prior",)
+    error = await World(Versions()).refused()
+    assert (error.reason, error.retry_after) == (Reason.REJECTED_NO_CAPACITY, 1.0)
+
+
+async def test_what_is_wrong_with_a_request_is_told_and_not_papered_over() -> None:
+    world = World(Versions(m_1=ModelError("input 'features': a value is infinite", "features")), prior=True)
+    error = await world.refused()
+    assert (error.reason, error.limit) == (Reason.INVALID_REQUEST, "features")
+    unknown = World(Versions(), prior=True)
+    error = await unknown.refused(request=question([[1.0, 2.0]]))
+    assert error.reason is Reason.REJECTED_NO_CAPACITY  # nobody here knows the version, and the prior not this shape
+
+
+async def test_the_ladder_runs_in_the_callers_class() -> None:
+    versions = Versions(m_1=late(), small_1=0.5)
+    await World(versions, smaller=["small@1"]).ask(rank=Rank.BATCH)
+    assert versions.ran == [("m@1", Rank.BATCH), ("small@1", Rank.BATCH)]
+
+
+async def test_answers_are_kept_per_tenant_only_where_the_version_allows_it_and_never_degraded_ones() -> None:
+    versions = Versions(m_1=0.75)
+    world = World(versions, cache_seconds=10)
+    assert [(await world.ask()).cached for _ in range(2)] == [False, True]
+    assert not (await world.ask(tenant="globex")).cached
+    assert not (await world.ask(value=2.0)).cached
+    assert not (await world.ask(degradable=False)).cached
+    counts = world.statistics.of("m@1")
+    assert (counts.cache_hit.count, counts.cache_miss.count, len(versions.ran)) == (1, 4, 4)
+    never = World(Versions(m_1=0.75))
+    assert [(await never.ask()).cached for _ in range(2)] == [False, False]
+    falling = World(Versions(m_1=late(), small_1=0.5), smaller=["small@1"], cache_seconds=10)
+    await falling.ask()
+    falling.versions.given["m@1"] = 0.75
+    assert scores((await falling.ask()).response).tolist() == [0.75] * 3
+
+
+async def test_who_asks_the_same_at_once_is_answered_by_one_run() -> None:
+    versions = Versions(m_1=0.75)
+    world = World(versions, cache_seconds=10)
+    answers = await asyncio.gather(*(world.ask() for _ in range(4)))
+    assert sorted(each.cached for each in answers) == [False, True, True, True]
+    assert len(versions.ran) == 1
+
+
+async def test_nothing_runs_on_when_its_caller_has_left() -> None:
+    world = World(Versions(m_1=0.75))
+    asking = asyncio.create_task(world.ask())
+    await asyncio.sleep(0)
+    assert world.predictions.busy() == {"m@1"}
+    asking.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await asking
+    assert world.predictions.busy() == frozenset()
+    assert world.statistics.of("m@1").fail.count == 1
+
+
+# ---- the prior's file ------------------------------------------------------------------------------------------------
+
+
+def written(tmp_path: Path, text: str) -> Path:
+    path = tmp_path / "prior.json"
+    path.write_text(text)
+    return path
+
+
+def test_a_prior_is_one_row_of_what_the_version_gives(tmp_path: Path) -> None:
+    row = '{"outputs": [{"name": "score", "datatype": "FP32", "shape": [1], "data": [0.25]}]}'
+    np.testing.assert_array_equal(read_prior(written(tmp_path, row), signature_of(trees()))["score"], PRIOR["score"])
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "[]",
+        '{"outputs": []}',
+        '{"outputs": [{"name": "other", "datatype": "FP32", "shape": [1], "data": [1]}]}',
+        '{"outputs": [{"name": "score", "datatype": "FP64", "shape": [1], "data": [1]}]}',
+        '{"outputs": [{"name": "score", "datatype": "FP32", "shape": [2], "data": [1, 2]}]}',
+        '{"outputs": [{"name": "score", "datatype": "FP32", "shape": [1, 1], "data": [1]}]}',
+        '{"outputs": [{"name": "score", "datatype": "FP32", "shape": [1], "data": ["x"]}]}',
+        '{"outputs": [{"name": "score", "datatype": "FP32", "shape": [1]}]}',
+        '{"outputs": {"score": 1}}',
+    ],
+)
+def test_any_other_prior_fails_the_version_that_has_it(tmp_path: Path, text: str) -> None:
+    with pytest.raises(LoadError, match="prior"):
+        read_prior(written(tmp_path, text), signature_of(trees()))
+
+
+def test_a_prior_that_is_not_there_fails_the_version(tmp_path: Path) -> None:
+    with pytest.raises(LoadError, match="prior"):
+        read_prior(tmp_path / "absent.json", signature_of(trees()))

@@ -1,0 +1,101 @@
+"""What the registry accepts and refuses of versions that answer predictions; the demo models are such."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from weir.registry.v1 import registry_pb2 as pb
+
+from libs.artifacts import Options
+from libs.artifacts.folder import FolderError, describe
+from libs.resources.checks.models import check_model
+from libs.resources.snapshot import RegistrySnapshot
+from libs.shipped import ROOT
+from tests.support.messages import having
+
+DEMO = ROOT / "models" / "demo"
+HEX = "a" * 64
+STEP = pb.PredictionStep(format="onnx", path="model.onnx")
+FEATURES = pb.TensorSpec(name="features", datatype="FP32", shape=[-1, 30])
+SPEC = pb.PredictionSpec(
+    steps=[STEP],
+    inputs=[FEATURES],
+    outputs=[pb.TensorSpec(name="probability", datatype="FP32", shape=[-1])],
+    max_rows=64,
+    golden="golden.json",
+    profile="classical",
+    smaller=["cancer-linear@1"],
+)
+MODEL = pb.ModelVersion(
+    name="cancer",
+    version="1",
+    source="blobs:",
+    architecture="onnx",
+    pool="predict",
+    artifacts=[pb.Artifact(path=path, sha256=HEX, bytes=1) for path in ("model.onnx", "golden.json")],
+    sampling_defaults=pb.SamplingDefaults(top_p=1.0),
+    prediction=SPEC,
+)
+
+
+def shape(*sizes: int) -> dict[str, Any]:
+    return {"inputs": [having(FEATURES, shape=sizes)]}
+
+
+@pytest.mark.parametrize(
+    ("changes", "fields"),
+    [
+        ({}, []),
+        ({"steps": []}, ["steps"]),
+        ({"steps": [STEP] * 9}, ["steps"]),
+        ({"steps": [having(STEP, format="pickle")]}, ["steps[0].format"]),
+        ({"steps": [STEP, having(STEP, path="elsewhere.onnx")]}, ["steps[1].path"]),
+        ({"inputs": []}, ["inputs"]),
+        ({"inputs": [FEATURES, FEATURES]}, ["inputs[1].name"]),
+        ({"inputs": [having(FEATURES, name="")]}, ["inputs[0].name"]),
+        ({"inputs": [having(FEATURES, datatype="float32")]}, ["inputs[0].datatype"]),
+        (shape(), ["inputs[0].shape"]),
+        (shape(8, 30), ["inputs[0].shape[0]"]),
+        (shape(-1, 0), ["inputs[0].shape[1]"]),
+        (shape(-1, -2), ["inputs[0].shape[1]"]),
+        (shape(-1, 2**31), ["inputs[0].shape[1]"]),
+        (shape(8, 30) | {"max_rows": 0, "outputs": [FEATURES]}, []),
+        ({"max_rows": 65_537}, ["max_rows"]),
+        ({"lane": "gpu"}, ["lane"]),
+        ({"profile": ""}, ["profile"]),
+        ({"golden": "rows.json"}, ["golden"]),
+        ({"prior": "prior.json"}, ["prior"]),
+        ({"smaller": ["cancer"]}, ["smaller[0]"]),
+        ({"smaller": ["cancer@1"]}, ["smaller[0]"]),
+    ],
+)
+def test_every_fault_is_named_by_its_field(changes: dict[str, Any], fields: list[str]) -> None:
+    model = having(MODEL, prediction=having(SPEC, **changes))
+    assert [each.field for each in check_model(model, RegistrySnapshot())] == [f"spec.prediction.{e}" for e in fields]
+
+
+def test_what_stands_in_for_a_version_takes_and_gives_the_same() -> None:
+    other = having(MODEL, name="cancer-linear", prediction=having(SPEC, smaller=[]))
+    assert not list(check_model(MODEL, RegistrySnapshot(model_versions={"cancer-linear@1": other})))
+    odd = having(other, prediction=having(SPEC, smaller=[], inputs=[having(FEATURES, shape=[-1, 31])]))
+    (fault,) = check_model(MODEL, RegistrySnapshot(model_versions={"cancer-linear@1": odd}))
+    assert fault.field == "spec.prediction.smaller[0]"
+
+
+@pytest.mark.parametrize("name", ["cancer-gbdt", "cancer-linear", "digits-torch", "digits-int8", "topics"])
+def test_the_demo_models_are_versions_that_the_registry_takes(name: str) -> None:
+    version = describe(DEMO / name, Options())
+    assert version.prediction.golden in {artifact.path for artifact in version.artifacts}
+    assert version.offline_metrics["accuracy"] > 0.7
+    version.source = "blobs:"
+    assert not list(check_model(version, RegistrySnapshot()))
+
+
+def test_a_folder_says_what_is_wrong_with_its_prediction(tmp_path: Path) -> None:
+    (tmp_path / "model.onnx").write_bytes(b"x")
+    said = '{"name": "a", "version": "1", "pool": "p", "architecture": "onnx", "prediction": {"stepz": []}}'
+    (tmp_path / "manifest.json").write_text(said)
+    with pytest.raises(FolderError, match=r"manifest\.json: prediction: .*stepz"):
+        describe(tmp_path, Options())
