@@ -18,9 +18,11 @@ SAFETY_SKIPPED = "safety_skipped"
 """It left without its safety filter."""
 VERSION_CHANGED = "version_changed"
 """Another version finished it."""
+NUMERICS_CHANGED = "numerics_changed"
+"""A worker finished it that may compute other bits than the one that began it: another processor, say."""
 LADDER_FLAGS = frozenset((OUTPUT_CAPPED, SMALLER_MODEL, CACHED_ANSWER, DEFAULT_ANSWER, CPU_FALLBACK))
 """Flags of what the ladder did to an answer."""
-ALTERED = LADDER_FLAGS | {SAFETY_SKIPPED, VERSION_CHANGED}
+ALTERED = LADDER_FLAGS | {SAFETY_SKIPPED, VERSION_CHANGED, NUMERICS_CHANGED}
 """Flags of answers that are not what the request would get at another time."""
 
 

@@ -16,7 +16,7 @@ from typing import Any, Self
 from weir.admission.v1 import admission_pb2
 from weir.worker.v1 import worker_pb2
 
-from libs.catalog.plans import ALTERED, VERSION_CHANGED
+from libs.catalog.plans import ALTERED, NUMERICS_CHANGED, VERSION_CHANGED
 from libs.errors import Reason, WeirError
 from libs.limiter import Lease
 from services.gateway.internal import READERS, Unfiltered
@@ -111,6 +111,7 @@ class Generation(OutputBuffer):
         self._cached = 0  # of the prompt, that the present grant's worker had cached
         self._first_after: float | None = None  # seconds after the present submission
         self._first = 0.0  # monotonic seconds
+        self._numerics = ("", "")  # the worker that made the latest first token, and what its numbers are known by
         self._shown = False  # text was handed on
         keep = bool(prepared.answer_key) and not ALTERED & {*prepared.degraded}
         self._kept: list[list[str]] | None = [[] for _ in range(parameters.n)] if keep else None
@@ -190,8 +191,9 @@ class Generation(OutputBuffer):
 
     # What its sequences tell it.
 
-    def first_token(self, cached_prompt_tokens: int, after: float) -> None:
+    def first_token(self, cached_prompt_tokens: int, after: float, numerics: str) -> None:
         """See `Owner`."""
+        self._know(numerics)
         if not self._before:  # on a later one the caller's prompt was computed already, and is charged
             self.usage.cached_prompt_tokens = max(self.usage.cached_prompt_tokens, cached_prompt_tokens)
         self._cached = max(self._cached, cached_prompt_tokens)
@@ -200,6 +202,20 @@ class Generation(OutputBuffer):
         if not self._first:
             self.breakdown.prefill = after
             self._first = self._submitted + after
+
+    def _know(self, numerics: str) -> None:
+        """Flag an answer that goes on on a worker that is not known to compute as the one before did."""
+        worker, before = self._numerics
+        present = self.granted.worker if self.granted is not None else worker
+        alike = bool(numerics) and numerics == before
+        if (
+            self._before
+            and not alike
+            and present != worker
+            and not {NUMERICS_CHANGED, VERSION_CHANGED} & {*self.degraded}
+        ):
+            self.degraded.append(NUMERICS_CHANGED)
+        self._numerics = (present, numerics)
 
     def may_take(self, count: int) -> bool:
         """See `Owner`."""

@@ -149,8 +149,9 @@ class RunningSequence(Protocol):
     def on_tokens(self, ids: Sequence[int], logprobs: worker_pb2.SequenceLogprobs | None) -> None:
         """New tokens."""
 
-    def on_first(self, cached_prompt_tokens: int, after: float) -> None:
-        """There is a first token, `after` seconds after its submission (by the worker's clock)."""
+    def on_first(self, cached_prompt_tokens: int, after: float, numerics: str) -> None:
+        """There is a first token, `after` seconds after its submission (by the worker's clock); see
+        `weir.worker.v1.FirstToken` for `numerics`."""
 
     def on_finished(self, finish: Finish, message: str) -> None:
         """The worker has ended it."""

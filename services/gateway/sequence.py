@@ -34,8 +34,8 @@ class Owner(Protocol):
     grows: bool
     degraded: list[str]
 
-    def first_token(self, cached_prompt_tokens: int, after: float) -> None:
-        """The worker made the first token of a sequence, `after` seconds after its submission."""
+    def first_token(self, cached_prompt_tokens: int, after: float, numerics: str) -> None:
+        """The worker made the first token of a sequence, `after` seconds after its submission, by such numbers."""
 
     def may_take(self, count: int) -> bool:
         """Asked where it `grows`: whether so many more tokens may be taken; if not, it has ended."""
@@ -85,9 +85,9 @@ class OutputSequence:
         self.finish: Finish | None = None  # told to the face
         self.message = ""
 
-    def on_first(self, cached_prompt_tokens: int, after: float) -> None:
+    def on_first(self, cached_prompt_tokens: int, after: float, numerics: str) -> None:
         """See `RunningSequence`."""
-        self._generation.first_token(cached_prompt_tokens, after)
+        self._generation.first_token(cached_prompt_tokens, after, numerics)
 
     def on_tokens(self, ids: Sequence[int], logprobs: worker_pb2.SequenceLogprobs | None) -> None:
         """See `RunningSequence`."""

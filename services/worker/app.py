@@ -116,6 +116,7 @@ class WorkerService:
             "model_versions": list(info.models),
             "engine": info.engine,
             "simulated": info.simulated,
+            "numerics": info.numerics,
             "model_states": self._desired.states if self._desired is not None else [],
         }
 

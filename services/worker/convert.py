@@ -76,8 +76,8 @@ def step_frame(batch: Batch) -> worker_pb2.SessionResponse:
     frame.handles.extend(batch.tokens)
     frame.counts.extend(map(len, batch.tokens.values()))
     frame.tokens.extend(chain.from_iterable(batch.tokens.values()))
-    for number, cached, after in batch.first:
-        frame.first.add(handle=number, cached_prompt_tokens=cached, after=to_duration(after))
+    for number, cached, after, numerics in batch.first:
+        frame.first.add(handle=number, cached_prompt_tokens=cached, after=to_duration(after), numerics=numerics)
     for number, reason, message in batch.finished:
         # The port's numbers are the proto's (tests/unit/worker compares them).
         frame.finished.add(handle=number, reason=reason, message=message)  # type: ignore[arg-type]

@@ -323,7 +323,8 @@ class Hub:
 
     def _first(self, sequence: _Sequence, cached: int) -> None:
         sequence.first_at = self.clock.monotonic()
-        sequence.mailbox.outbox.add_first(sequence.number, cached, sequence.first_at - sequence.start)
+        numerics = self.info.numerics.get(sequence.model, "")
+        sequence.mailbox.outbox.add_first(sequence.number, cached, sequence.first_at - sequence.start, numerics)
         metrics.TTFT.observe(sequence.first_at - sequence.start)
         metrics.CACHE_QUERIES.inc(sequence.prompt_tokens)
         if cached:

@@ -130,9 +130,11 @@ class Running:
     stream: FakeWorkerStream
     submit: worker_pb2.Submit
 
-    async def tokens(self, ids: list[int]) -> None:
-        """One step frame with these tokens."""
+    async def tokens(self, ids: list[int], *, numerics: str | None = None) -> None:
+        """One step frame with these tokens; its first where `numerics` are told."""
         frame = worker_pb2.StepFrame(handles=[self.submit.handle], counts=[len(ids)], tokens=ids)
+        if numerics is not None:
+            frame.first.add(handle=self.submit.handle, numerics=numerics)
         await self.stream.send(worker_pb2.SessionResponse(step=frame))
 
     async def finish(self, reason: int = worker_pb2.FINISH_REASON_STOP, message: str = "") -> None:

@@ -18,9 +18,9 @@ from services.cli.output import print_json, print_table
 
 _COLUMNS = (
     *("WORKER", "ZONE", "POOL", "ENGINE", "MODELS", "STATE", "RUN", "WAIT", "SWAP", "KV FREE", "KV USED"),
-    *("FRAG", "HITS", "PREEMPT", "STEP", "PREFILL/S", "AGE"),
+    *("FRAG", "HITS", "PREEMPT", "STEP", "PREFILL/S", "AGE", "NUMERICS"),
 )
-_WIDE = ("ZONE", "SWAP", "KV FREE", "FRAG", "PREEMPT", "STEP", "PREFILL/S")
+_WIDE = ("ZONE", "SWAP", "KV FREE", "FRAG", "PREEMPT", "STEP", "PREFILL/S", "NUMERICS")
 
 
 def workers(output: Output = "table") -> None:
@@ -31,6 +31,8 @@ def workers(output: Output = "table") -> None:
         print_json({"workers": rows})
         return
     print_table(_COLUMNS, map(cells, rows), empty="no workers are registered", wide=output == "wide", extra=_WIDE)
+    for line in apart(rows):
+        print(line)
     if coming := not_ready(rows):
         print()
         print_table(("WORKER", "VERSION", "STATE", "WHY"), coming, empty="")
@@ -57,11 +59,13 @@ def cells(row: Mapping[str, Any]) -> tuple[object, ...]:
     # What it told admission last goes before what it registered with: that is what requests are placed by.
     versions = (load or {}).get("model_versions") or row["model_versions"]
     who = (row["instance"], row["zone"], row["pool"], engine, versions)
+    numerics = sorted(set(row.get("numerics", {}).values()))
+    nothing = [None] * (len(_COLUMNS) - len(who) - 2)
     if load is None:
-        return (*who, "unreported", *[None] * (len(_COLUMNS) - len(who) - 1))
+        return (*who, "unreported", *nothing, numerics)
     state = "draining" if load["draining"] else "ready"
     if load["report_age"] is None:
-        return (*who, "joining", *[None] * (len(_COLUMNS) - len(who) - 1))
+        return (*who, "joining", *nothing, numerics)
     return (
         *who,
         state,
@@ -76,7 +80,25 @@ def cells(row: Mapping[str, Any]) -> tuple[object, ...]:
         f"{load['decode_step'] * 1000:.1f} ms" if load["decode_step"] else None,
         f"{load['prefill_tokens_per_second']:.0f}" if load["prefill_tokens_per_second"] else None,
         f"{load['report_age']:.1f} s",
+        numerics,
     )
+
+
+def apart(rows: Sequence[Mapping[str, Any]]) -> list[str]:
+    """A line for each version that workers of one pool compute in different bits, or one of them in bits that depend on
+    the batch: what becomes of streams that move between them."""
+    found: dict[tuple[str, str], dict[str, list[str]]] = {}
+    for row in rows:
+        for version in row["model_versions"] if "numerics" in row else ():
+            ways = found.setdefault((row["pool"], version), {})
+            ways.setdefault(row["numerics"].get(version, "unknown"), []).append(row["instance"])
+    return [
+        f"{version}: numbers differ between "
+        + " and ".join(f"{', '.join(workers)} ({name})" for name, workers in sorted(ways.items()))
+        + "; a stream that moves between them is flagged numerics_changed"
+        for (_, version), ways in sorted(found.items())
+        if len(ways) > 1 or ("unknown" in ways and len(ways["unknown"]) > 1)
+    ]
 
 
 def not_ready(rows: Sequence[Mapping[str, Any]]) -> list[tuple[str, str, str, str]]:

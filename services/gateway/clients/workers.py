@@ -201,7 +201,8 @@ class WorkerLink:
         for first in frame.first:
             sequence = sequences.get(first.handle)
             if sequence is not None:
-                self._tell(sequence, sequence.on_first, first.cached_prompt_tokens, to_seconds(first.after))
+                after = to_seconds(first.after)
+                self._tell(sequence, sequence.on_first, first.cached_prompt_tokens, after, first.numerics)
         logprobs = {entry.handle: entry for entry in frame.logprobs} if frame.logprobs else {}
         tokens = list(frame.tokens)
         at = 0

@@ -154,6 +154,10 @@ class EngineInfo:
     holds_shares: bool = False  # it keeps tenants within `SequenceRequest.kv_share`
     load_seconds: dict[str, dict[str, float]] = field(default_factory=dict)  # by model and stage, of its last load
     weight_cache_files: dict[str, int] = field(default_factory=dict)  # by outcome ("hit", "miss", "corrupted"), ditto
+    numerics: dict[str, str] = field(default_factory=dict)
+    """By model, what its numbers are known by: workers of the same one give a seeded sequence the same tokens, alone,
+    in any batch and after a move. Missing where they depend on the batch, where nobody knows, and of models that did
+    not fit in memory at the start."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

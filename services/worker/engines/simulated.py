@@ -86,6 +86,7 @@ class SimulatedEngine:
             max_running=model.max_running,
             max_context=self._core.max_context,
             preemptive=model.preemptive,
+            numerics=dict.fromkeys(self._core.models, "simulated"),
         )
 
     async def start(self, sink: StepSink) -> None:

@@ -20,8 +20,9 @@ class Batch:
     steps: int = 0
     """How many were merged."""
     tokens: dict[int, list[int]] = field(default_factory=dict)
-    first: list[tuple[int, int, float]] = field(default_factory=list)
-    """(sequence, prompt tokens served from the prefix cache, seconds from its submission to its first token)."""
+    first: list[tuple[int, int, float, str]] = field(default_factory=list)
+    """(sequence, prompt tokens served from the prefix cache, seconds from its submission to its first token, what the
+    model's numbers are known by)."""
     finished: list[tuple[int, FinishReason, str]] = field(default_factory=list)
     logprobs: dict[int, list[TokenLogprob]] = field(default_factory=dict)
 
@@ -50,9 +51,9 @@ class Outbox:
             known.extend(tokens)
         self.unread += len(tokens)
 
-    def add_first(self, number: int, cached: int, after: float) -> None:
+    def add_first(self, number: int, cached: int, after: float, numerics: str) -> None:
         """A sequence has its first token, `after` seconds after its submission."""
-        self.batch.first.append((number, cached, after))
+        self.batch.first.append((number, cached, after, numerics))
 
     def add_logprobs(self, number: int, entries: list[TokenLogprob]) -> None:
         """Log-probabilities of tokens just added."""

@@ -6,6 +6,7 @@ import asyncio
 from pathlib import Path
 from typing import Any
 
+import pytest
 from weir.inference.v1 import inference_pb2
 from weir.registry.v1 import registry_pb2
 from weir.safety.v1 import safety_pb2
@@ -87,6 +88,42 @@ async def test_a_lost_worker_is_replaced_without_gap_or_duplicate(mesh: Rig) -> 
     assert text == "def"
     assert end.usage.completion_tokens == 6
     assert list(mesh.admitted[1].exclude_workers) == ["worker-a"]
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "flags"),
+    [
+        ("aa", "aa", []),
+        ("aa", "bb", ["numerics_changed"]),
+        ("aa", "", ["numerics_changed"]),
+        ("", "", ["numerics_changed"]),  # two that nobody knows are not alike
+    ],
+)
+async def test_a_stream_that_moves_says_whether_its_numbers_may_be_others(
+    mesh: Rig, before: str, after: str, flags: list[str]
+) -> None:
+    async with Stream(mesh, max_tokens=10) as stream:
+        running = await taken(mesh.workers[0])
+        await running.tokens(ids("abc"), numerics=before)
+        assert await stream.text(3) == "abc"
+        await mesh.workers[0].stop()
+        moved = await taken(mesh.workers[1])
+        await moved.tokens(ids("def"), numerics=after)
+        await moved.finish()
+        text, end = await stream.rest()
+    assert (text, list(end.degraded)) == ("def", flags)
+    assert list((await mesh.records.get()).request.degraded) == flags
+
+
+async def test_a_move_before_the_first_token_changes_nobodys_numbers(mesh: Rig) -> None:
+    async with Stream(mesh, max_tokens=10) as stream:
+        await taken(mesh.workers[0])
+        await mesh.workers[0].stop()
+        moved = await taken(mesh.workers[1])
+        await moved.tokens(ids("def"), numerics="bb")
+        await moved.finish()
+        text, end = await stream.rest()
+    assert (text, list(end.degraded)) == ("def", [])
 
 
 async def test_when_no_worker_is_left_the_error_says_so(mesh: Rig) -> None:

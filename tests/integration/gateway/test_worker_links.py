@@ -27,7 +27,7 @@ class Sequenced:
     def on_tokens(self, ids: Sequence[int], logprobs: Any) -> None:
         self.told.put_nowait("tokens")
 
-    def on_first(self, cached_prompt_tokens: int, after: float) -> None:
+    def on_first(self, cached_prompt_tokens: int, after: float, numerics: str) -> None:
         self.told.put_nowait("first")
 
     def on_finished(self, finish: Finish, message: str) -> None:

@@ -76,6 +76,7 @@ def test_a_worker_is_shown_with_its_last_report() -> None:
         "STEP": "6.5 ms",
         "PREFILL/S": "1234",
         "AGE": "0.4 s",
+        "NUMERICS": [],
     }
     load = row["load"]
     assert (load["held_sequences"], load["held_blocks"], load["block_size"]) == (3, 30, 16)
@@ -118,3 +119,23 @@ def test_a_draining_worker_that_left_the_registry_is_still_listed() -> None:
     assert (present["instance"], gone["instance"]) == ("w1", "w2")
     assert (gone["zone"], gone["model_versions"]) == ("zone-b", ["m@2"])
     assert "draining" in workers.cells(gone)
+
+
+def test_workers_of_a_pool_whose_numbers_differ_are_named() -> None:
+    def worker(name: str, numerics: dict[str, str], pool: str = "demo") -> dict[str, Any]:
+        versions = ["m@1", "n@1"]
+        return plain(
+            registry.Endpoint(instance=name, pool=pool, model_versions=versions, numerics=numerics), unset=True
+        )
+
+    alike = {"m@1": "aa", "n@1": "cc"}
+    a, b = worker("a", alike), worker("b", alike)
+    other, partly = worker("c", {"m@1": "bb", "n@1": "cc"}), worker("d", {"m@1": "aa"})
+    assert workers.apart([a, b, worker("e", {"m@1": "bb"}, pool="apart")]) == []
+    flagged = "; a stream that moves between them is flagged numerics_changed"
+    assert workers.apart([a, b, other]) == ["m@1: numbers differ between a, b (aa) and c (bb)" + flagged]
+    assert workers.apart([a, partly]) == ["n@1: numbers differ between a (cc) and d (unknown)" + flagged]
+    assert workers.apart([partly]) == []
+    assert len(workers.apart([worker("x", {}), worker("y", {})])) == 2
+    [row] = workers.merged([a], [state("a")])
+    assert dict(zip(workers._COLUMNS, workers.cells(row), strict=True))["NUMERICS"] == ["aa", "cc"]

@@ -4,6 +4,7 @@ import pytest
 import torch
 from torch.nn import functional
 
+from services.worker.engines.torch_engine import lora
 from services.worker.engines.torch_engine.lora import GROUPS, LoraBank, LoraShape
 
 SHAPE = LoraShape(layers=2, width=24, query=32, key=16, hidden=40)
@@ -81,6 +82,41 @@ def test_every_row_is_as_with_merged_weights(bank, adapters, group, slots):
                 continue
             wanted = functional.linear(x[row].double(), merged(base, adapters[slot], group, layer))
             assert float((out[row] - wanted).abs().max() / wanted.abs().max()) < 1e-5
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("group", GROUPS)
+def test_a_row_has_the_same_bits_alone_and_in_a_batch(group, dtype):
+    torch.manual_seed(0)
+    inner, outer = 768, 3072
+    shape = LoraShape(layers=1, width=inner, query=inner, key=inner // 4, hidden=outer)
+    weights = {}
+    for target in GROUPS[group]:
+        width, height = shape.features(target)
+        weights[0, target] = (torch.randn(8, width) / width**0.5, torch.randn(height, 8))
+    bank = LoraBank(shape, 1, dtype=dtype)
+    bank.put(0, weights)
+    x = torch.randn(70, shape.features(GROUPS[group][0])[0], dtype=dtype)
+
+    def added(x):
+        out = torch.ones(len(x), sum(shape.features(target)[1] for target in GROUPS[group]), dtype=dtype)
+        bank.plan([0] * len(x)).apply(group, 0, x, out)
+        return out
+
+    if not bank.exact(0):
+        pytest.skip("products depend on the number of rows here, and workers tell no numerics")
+    whole = added(x)
+    for rows in (1, 2, 3, 4, 8, 17, 33, 64):
+        assert torch.equal(added(x[:rows]), whole[:rows])
+        assert torch.equal(added(x[70 - rows :]), whole[70 - rows :])
+
+
+def test_an_adapter_whose_bits_depend_on_the_batch_is_known(adapters, monkeypatch):
+    bank = LoraBank(SHAPE, 2)
+    bank.put(0, adapters[0])
+    monkeypatch.setattr(lora, "least_rows", lambda *_: None)
+    bank.put(1, adapters[2])
+    assert not bank.exact(1)
 
 
 def test_no_row_with_an_adapter_means_no_plan(bank):

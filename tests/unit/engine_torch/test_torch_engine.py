@@ -16,6 +16,7 @@ from libs.clock import ManualClock
 from services.worker.engines.port import EngineLoadError, FinishReason
 from services.worker.engines.torch_engine import TorchSettings
 from services.worker.engines.torch_engine.hosting import build
+from services.worker.engines.torch_engine.model import LlamaModel
 
 
 def prompts(seed, count, longest=30):
@@ -401,3 +402,24 @@ def test_the_load_names_the_models_in_memory_when_not_all_are(tiny, tmp_path):
     assert core.capacity().resident == (MODEL,)
     run(core, [request(1, [5, 6, 7], model="other@1")])
     assert core.capacity().resident == ("other@1",)
+
+
+@pytest.mark.parametrize("weights", ["float32", "bfloat16", "int8"])
+def test_engines_know_whether_their_numbers_are_alike(tiny, weights):
+    one, two = (make_core({MODEL: tiny[0]}, weights=weights).info.numerics for _ in range(2))
+    assert one == two
+    assert one.keys() == {MODEL}
+    assert one != make_core({MODEL: tiny[0]}, weights="int8" if weights == "float32" else "float32").info.numerics
+
+
+def test_numbers_that_depend_on_the_batch_are_nobodys(tiny, monkeypatch, caplog):
+    hidden = LlamaModel.hidden
+
+    def dependent(self, tokens, *rest):
+        return hidden(self, tokens, *rest) * (1 + 1e-6 * len(tokens))
+
+    monkeypatch.setattr(LlamaModel, "hidden", dependent)
+    core = make_core({MODEL: tiny[0]})
+    assert core.info.numerics == {}
+    assert "depend on what else is in a batch" in caplog.text
+    assert run(core, [request(1, [3, 4, 5], max_tokens=3)]).tokens[1]

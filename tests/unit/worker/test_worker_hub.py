@@ -14,12 +14,19 @@ from libs.clock import ManualClock
 from libs.deadlines import to_duration
 from libs.errors import Reason, WeirError
 from services.worker import metrics
-from services.worker.convert import asked_of
+from services.worker.convert import asked_of, step_frame
 from services.worker.engines.port import EngineInfo, FinishReason, StepOutput
 from services.worker.hub import Hub, Mailbox
 
 INFO = EngineInfo(
-    engine="fake", simulated=True, models=("m@1",), block_size=16, total_blocks=8, max_running=4, max_context=64
+    engine="fake",
+    simulated=True,
+    models=("m@1",),
+    block_size=16,
+    total_blocks=8,
+    max_running=4,
+    max_context=64,
+    numerics={"m@1": "cafe"},
 )
 
 
@@ -242,3 +249,11 @@ def test_whatever_races_each_sequence_ends_once_after_all_its_tokens(acts: list[
             assert made[each][: len(got.get(each, []))] == got.get(each, [])
         else:
             assert got.get(each, []) == made[each]
+
+
+def test_a_first_token_says_what_the_numbers_are_known_by() -> None:
+    desk = Desk()
+    handle = desk.submit(7, "r")
+    desk.step(1, (handle, [5], 0))
+    [first] = step_frame(desk.box.outbox.take()).step.first
+    assert (first.handle, first.numerics) == (7, "cafe")

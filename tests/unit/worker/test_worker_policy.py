@@ -52,7 +52,7 @@ def test_whatever_the_reader_does_every_sequence_gets_its_tokens_in_order(steps,
 def test_an_outbox_keeps_firsts_logprobs_and_endings():
     outbox = Outbox()
     assert outbox.batch.empty
-    outbox.add_first(1, 16, 0.25)
+    outbox.add_first(1, 16, 0.25, "cafe")
     outbox.add(1, [5])
     outbox.add_logprobs(1, [TokenLogprob(-1.0, [])])
     outbox.add(1, [6])
@@ -62,7 +62,7 @@ def test_an_outbox_keeps_firsts_logprobs_and_endings():
     assert outbox.unread == 2
     batch = outbox.take()
     assert not batch.empty
-    assert batch.first == [(1, 16, 0.25)]
+    assert batch.first == [(1, 16, 0.25, "cafe")]
     assert [entry.logprob for entry in batch.logprobs[1]] == [-1.0, -2.0]
     assert batch.finished == [(1, FinishReason.STOP, ""), (2, FinishReason.ERROR, "broken")]
     assert outbox.take().empty

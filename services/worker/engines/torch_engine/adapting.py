@@ -44,6 +44,10 @@ class AdapterSet:
         self._slots[name] = slot
         return gone
 
+    def exact(self, name: str) -> bool:
+        """See `LoraBank.exact`; the base is, an adapter that is not held is not."""
+        return name == self._base or (name in self._slots and self._bank.exact(self._slots[name]))
+
     def adapt(self, models: Sequence[str], counts: Sequence[int]) -> Adapted | None:
         """What the adapters do in a step whose chunks are of `models` (names of adapters, or of the base) and hold
         `counts` tokens; None when no adapter is among them.

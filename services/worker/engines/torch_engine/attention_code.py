@@ -79,11 +79,11 @@ def _path(shape: tuple[int, int, int, int, bool]) -> Path | None:
 
 
 def _processor() -> str:
-    """What code is compiled for: the first processor's name and abilities."""
+    """What code is compiled for: the first processor's name and abilities, or those that numba is told to take."""
+    told = [os.environ.get(f"NUMBA_CPU_{name}", "") for name in ("NAME", "FEATURES")]
     with open("/proc/cpuinfo", encoding="utf-8") as file:
-        return "".join(
-            line for line in file.read().split("\n\n")[0].splitlines() if line.startswith(("model", "flags"))
-        )
+        lines = file.read().split("\n\n")[0].splitlines()
+    return "".join([*told, *(line for line in lines if line.startswith(("model", "flags")))])
 
 
 def _read(path: Path) -> bytes:

@@ -100,6 +100,7 @@ class TorchCore:
             device=parts.models.device.type if parts else "cpu",
             load_seconds={name: each for name, each in shelf.load_seconds.items() if name in served} if shelf else {},
             weight_cache_files=shelf.cache_outcomes if shelf else {},
+            numerics=parts.models.numerics(served) if parts else {},
         )
 
     def load(self) -> None:

@@ -7,15 +7,22 @@ The one exception known is a lone row, for which oneDNN has another kernel where
 weights lie plain; it is looked for when the weights are packed and avoided by computing a second row.
 
 int8 is for the weights alone: one scale per output, activations not rounded to 8 bits. Each activation is written as
-a 16-bit number of two base-256 digits with one step per row; the integer product of the two digits and the weights is
-exact, so the only error is that of the steps, near 1e-5 of the largest value of a row.
+a number of two digits with one step per row; the integer product of the two digits and the weights is exact, so the
+only error is that of the steps. Where the processor multiplies 8-bit numbers exactly (VNNI) the digits have 8 bits and
+a step is 3e-5 of the largest value of a row. Without it (AVX2 alone: most laptops) oneDNN adds pairs of products in 16
+bits, which digits of 7 bits cannot overflow: a step is 1.2e-4.
 
-Elsewhere (CUDA, a CPU without oneDNN or without 8-bit multiply-add) the layers are plain torch and merely right.
+bfloat16 weights without bfloat16 instructions, and int8 ones without either product, are widened to float32 a block at
+a time and multiplied as float32 weights are: slower, with the same promise about bits.
+
+Elsewhere (CUDA, a CPU without oneDNN) the layers are plain torch and merely right: `runner.self_test` finds out what a
+machine keeps.
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from functools import lru_cache
 from typing import Any, Literal
 
@@ -28,10 +35,8 @@ Kind = Literal["float32", "bfloat16", "int8"]
 _DTYPES: dict[str, torch.dtype] = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 _PACKED_FOR_ROWS = 256  # the layout oneDNN picks for many rows is also the best one for few, but for one row
 _LONE_ROWS = (1, 2, 4, 8)
+_MANY_ROWS = (16, 33)
 _BLOCK_ELEMENTS = 1 << 22  # weights widened at a time where int8 has no kernel of its own
-# 16-bit activations: q + 128·256 + 128 lies in 0 … 65535, and its two bytes less 128 are the digits of q.
-_LARGEST_STEP = 32639
-_ZERO_DIGIT = 128
 _SMALLEST = 1e-30  # keeps a row of zeros from being divided by zero
 
 
@@ -67,11 +72,16 @@ class Linear(ABC):
         on_cpu = weight.device.type == "cpu"
         with torch.inference_mode():
             if kind == "int8":
-                return _Digits(weight, bias, lookup) if on_cpu and exact_int8() else _Widened(weight, bias, lookup)
+                bits = digit_bits() if on_cpu else None
+                return _Digits(weight, bias, lookup, bits) if bits else _WidenedInt8(weight, bias, lookup)
             if kind not in _DTYPES:
                 raise ValueError(f"weights cannot be held as {kind}")
-            packed = on_cpu and _has_onednn(_DTYPES[kind])
-            return (_Packed if packed else _Plain)(weight, bias, _DTYPES[kind], lookup)
+            dtype = _DTYPES[kind]
+            if on_cpu and _has_onednn(dtype):
+                return _Packed(weight, bias, dtype, lookup)
+            if on_cpu and _has_onednn(torch.float32):
+                return _Widened(weight, bias, lookup, dtype)
+            return _Plain(weight, bias, dtype, lookup)
 
     @abstractmethod
     def __call__(self, x: Tensor) -> Tensor:
@@ -138,18 +148,13 @@ class _Packed(Linear):
             plain = weight.to(dtype).contiguous()
             self._weight = torch.ops.mkldnn._reorder_linear_weight(plain, _PACKED_FOR_ROWS)
             self._held = int(torch.ops.mkldnn._nbytes(self._weight))
-        self._least = 1
-        self._least = self._least_rows()
+        self._least = least_rows(self._multiplied, self.in_features, dtype) or 1
 
     def __call__(self, x: Tensor) -> Tensor:
-        count, dtype = x.shape[0], x.dtype
-        if count < self._least:
-            if count == 0:
-                return x.new_empty((0, self.out_features))
-            return self(functional.pad(x, (0, 0, 0, self._least - count)))[:count]
-        if dtype is self._dtype:
-            return self._product(x, self._weight, self._bias, "none", [], "")
-        return self._product(x.to(self._dtype), self._weight, self._bias, "none", [], "").to(dtype)
+        return padded(self._multiplied, x.to(self._dtype), self._least).to(x.dtype)
+
+    def _multiplied(self, x: Tensor) -> Tensor:
+        return self._product(x, self._weight, self._bias, "none", [], "")
 
     @property
     def nbytes(self) -> int:
@@ -158,29 +163,20 @@ class _Packed(Linear):
     def rows(self, ids: Tensor) -> Tensor:
         return functional.embedding(ids, self._weight).float() if self._lookup else super().rows(ids)
 
-    def _least_rows(self) -> int:
-        """The row count from which the bits of a row no longer depend on it."""
-        generator = torch.Generator().manual_seed(0)
-        x = torch.randn(2 * _LONE_ROWS[-1], self.in_features, generator=generator).to(self._dtype)
-        whole = self(x)
-        least = 2 * _LONE_ROWS[-1]
-        for count in reversed(_LONE_ROWS):
-            if not torch.equal(self(x[:count]), whole[:count]):
-                break
-            least = count
-        return least if least <= _LONE_ROWS[-1] else 1
-
 
 class _Digits(Linear):
-    """int8 weights times 16-bit activations, as two exact 8-bit products in oneDNN."""
+    """int8 weights times activations of two digits, as two exact products in oneDNN."""
 
-    def __init__(self, weight: Tensor, bias: Tensor | None, lookup: bool) -> None:
+    def __init__(self, weight: Tensor, bias: Tensor | None, lookup: bool, bits: int) -> None:
+        """Digits of `bits`, 7 or 8 (see `digit_bits`)."""
         super().__init__(weight, None if bias is None else bias.float())
         quantized, self._scales = quantize(weight)
         self._packed = torch.ops.onednn.qlinear_prepack(quantized, [2 * _PACKED_FOR_ROWS, self.in_features])
         self._zeros = torch.zeros(self.out_features, dtype=torch.int32)
-        self._middle = torch.tensor(_ZERO_DIGIT * 257 + 0.5)  # the half turns truncation into rounding
-        self._product = torch.ops.onednn.qlinear_pointwise.default
+        # q + zero·base + zero has two digits of which each less `zero` is a digit of q; of 8 bits they are its bytes.
+        self._bits, self._base, self._zero = bits, 1 << bits, 1 << (bits - 1)
+        self._largest = self._zero * self._base - self._zero - 1
+        self._middle = torch.tensor(self._zero * (self._base + 1) + 0.5)  # the half turns truncation into rounding
         self._quantized = quantized if lookup else None
 
     def __call__(self, x: Tensor) -> Tensor:
@@ -189,13 +185,15 @@ class _Digits(Linear):
             return x.new_empty((0, self.out_features))
         if dtype is not torch.float32:
             x = x.float()
-        steps = x.abs().amax(1, keepdim=True).clamp_(min=_SMALLEST).mul_(1 / _LARGEST_STEP)
+        steps = x.abs().amax(1, keepdim=True).clamp_(min=_SMALLEST).mul_(1 / self._largest)
         whole = torch.addcmul(self._middle, x, steps.reciprocal()).to(torch.int32)
         digits = torch.empty((2 * count, self.in_features), dtype=torch.uint8)
-        torch.bitwise_right_shift(whole, 8, out=digits[:count])
+        torch.bitwise_right_shift(whole, self._bits, out=digits[:count])
         digits[count:].copy_(whole)
-        sums = self._integer_product(digits)
-        out = torch.add(sums[count:], sums[:count], alpha=256)
+        if self._bits < 8:
+            digits.bitwise_and_(self._base - 1)  # also of a row that is not finite: no digit may overflow
+        sums = _integer_product(digits, self._zero, self._packed, self._scales, self._zeros)
+        out = torch.add(sums[count:], sums[:count], alpha=self._base)
         # A row that is not finite has a step that is not, and so stays visible in the result.
         out = out.mul_(steps) if self._bias is None else torch.addcmul(self._bias, out, steps)
         return out if dtype is torch.float32 else out.to(dtype)
@@ -210,45 +208,65 @@ class _Digits(Linear):
             return super().rows(ids)
         return _widen(self._quantized[ids], self._scales[ids])
 
-    def _integer_product(self, digits: Tensor) -> Tensor:
-        none: Any = None
-        return self._product(
-            digits,
-            1.0,
-            _ZERO_DIGIT,
-            self._packed,
-            self._scales,
-            self._zeros,
-            none,
-            1.0,
-            0,
-            torch.float32,
-            "none",
-            [],
-            "",
-        )
-
 
 class _Widened(Linear):
-    """int8 weights widened for every product, some rows at a time so that the wide copy stays small."""
+    """Narrow weights widened to float32 for every product, some outputs at a time so that the wide copy stays small."""
 
-    def __init__(self, weight: Tensor, bias: Tensor | None, lookup: bool) -> None:
-        super().__init__(weight, bias)
-        self._quantized, self._scales = quantize(weight)
+    def __init__(self, weight: Tensor, bias: Tensor | None, lookup: bool, dtype: torch.dtype) -> None:
+        super().__init__(weight, None if bias is None else bias.to(dtype))
+        self._narrow = self._narrowed(weight, dtype)
         self._lookup = lookup
+        self._outputs = max(1, _BLOCK_ELEMENTS // self.in_features)
+        onednn = weight.device.type == "cpu" and _has_onednn(torch.float32)
+        self._product = torch.ops.mkldnn._linear_pointwise.default if onednn else None
+        self._least = least_rows(self._multiplied, self.in_features, torch.float32, weight.device) or 1
 
     def __call__(self, x: Tensor) -> Tensor:
-        block = max(1, _BLOCK_ELEMENTS // self.in_features)
-        parts = [functional.linear(x, part.to(x.dtype)) for part in self._quantized.split(block)]
-        out = (parts[0] if len(parts) == 1 else torch.cat(parts, dim=1)) * self._scales
+        out = self._scaled(padded(self._multiplied, x.float(), self._least))
         return (out if self._bias is None else out + self._bias).to(x.dtype)
 
     @property
     def nbytes(self) -> int:
-        return self._quantized.nbytes + _nbytes(self._scales, self._bias)
+        return _nbytes(self._narrow, self._bias)
 
     def rows(self, ids: Tensor) -> Tensor:
-        return _widen(self._quantized[ids], self._scales[ids]) if self._lookup else super().rows(ids)
+        return functional.embedding(ids, self._narrow).float() if self._lookup else super().rows(ids)
+
+    def _narrowed(self, weight: Tensor, dtype: torch.dtype) -> Tensor:
+        return _own(weight, dtype)
+
+    def _scaled(self, out: Tensor) -> Tensor:
+        return out
+
+    def _multiplied(self, x: Tensor) -> Tensor:
+        parts = [self._times(x, part.float()) for part in self._narrow.split(self._outputs)]
+        return parts[0] if len(parts) == 1 else torch.cat(parts, dim=1)
+
+    def _times(self, x: Tensor, weight: Tensor) -> Tensor:
+        if self._product is None:
+            return functional.linear(x, weight)
+        return self._product(x, weight, None, "none", [], "")
+
+
+class _WidenedInt8(_Widened):
+    """The same of int8 weights, whose scales are applied to the products."""
+
+    def __init__(self, weight: Tensor, bias: Tensor | None, lookup: bool) -> None:
+        super().__init__(weight, bias, lookup, torch.float32)
+
+    def _narrowed(self, weight: Tensor, dtype: torch.dtype) -> Tensor:
+        quantized, self._scales = quantize(weight)
+        return quantized
+
+    def _scaled(self, out: Tensor) -> Tensor:
+        return out * self._scales
+
+    @property
+    def nbytes(self) -> int:
+        return super().nbytes + self._scales.nbytes
+
+    def rows(self, ids: Tensor) -> Tensor:
+        return _widen(self._narrow[ids], self._scales[ids]) if self._lookup else Linear.rows(self, ids)
 
 
 def quantize(weight: Tensor) -> tuple[Tensor, Tensor]:
@@ -260,20 +278,58 @@ def quantize(weight: Tensor) -> tuple[Tensor, Tensor]:
     return quantized.contiguous(), scales
 
 
+def padded(product: Callable[[Tensor], Tensor], x: Tensor, least: int) -> Tensor:
+    """`product` of the rows `x` (n, in), computed for `least` of them at least."""
+    count = x.shape[0]
+    if count and count < least:
+        return product(functional.pad(x, (0, 0, 0, least - count)))[:count]
+    return product(x) if count else product(x.new_zeros((1, x.shape[1])))[:0]
+
+
+def least_rows(
+    product: Callable[[Tensor], Tensor], inner: int, dtype: torch.dtype, device: torch.device | None = None
+) -> int | None:
+    """The row count from which the bits of a row of `product`, (n, inner) → (n, outer), no longer depend on it; None
+    where they go on to do so."""
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn(_MANY_ROWS[-1], inner, generator=generator).to(device, dtype)
+    whole = product(x)
+    least = None
+    for count in reversed((*_LONE_ROWS, *_MANY_ROWS[:-1])):
+        if not torch.equal(product(x[:count]), whole[:count]):
+            break
+        least = count
+    return least if least in _LONE_ROWS else None
+
+
 @lru_cache(maxsize=1)
-def exact_int8() -> bool:
-    """Whether this CPU multiplies 8-bit numbers exactly. Without the instructions made for it (VNNI) oneDNN adds pairs
-    of products in 16 bits, which overflow for large values."""
+def digit_bits() -> int | None:
+    """Of how many bits the digits of activations may be so that this CPU multiplies them with int8 weights exactly: 8
+    with the instructions made for it (VNNI), 7 where oneDNN adds pairs of products in 16 bits, None where it has no
+    such product."""
+    for bits in (8, 7):
+        if _exact(1 << bits, 1 << (bits - 1)):
+            return bits
+    return None
+
+
+def _exact(base: int, zero: int) -> bool:
+    ones, zeros = torch.ones(16), torch.zeros(16, dtype=torch.int32)
+    weights = torch.tensor([[127], [-127]], dtype=torch.int8).expand(2, 64).repeat(8, 1)
+    digits = torch.tensor([[base - 1], [0]], dtype=torch.uint8).expand(2, 64).contiguous()
     try:
-        packed = torch.ops.onednn.qlinear_prepack(torch.full((16, 64), 127, dtype=torch.int8), [2, 64])
-        ones, zeros = torch.ones(16), torch.zeros(16, dtype=torch.int32)
-        digits = torch.tensor([[255], [0]], dtype=torch.uint8).expand(2, 64).contiguous()
-        product = torch.ops.onednn.qlinear_pointwise.default
-        out = product(digits, 1.0, _ZERO_DIGIT, packed, ones, zeros, None, 1.0, 0, torch.float32, "none", [], "")
+        packed = torch.ops.onednn.qlinear_prepack(weights, [2, 64])
+        out = _integer_product(digits, zero, packed, ones, zeros)
     except (AttributeError, NotImplementedError, RuntimeError):
         return False
-    wanted = torch.tensor([[127.0 * 127 * 64], [-128.0 * 127 * 64]]).expand(2, 16)
-    return torch.equal(out, wanted)
+    return torch.equal(out.double(), (digits.double() - zero) @ weights.double().T)
+
+
+def _integer_product(digits: Tensor, zero: int, packed: Tensor, scales: Tensor, zeros: Tensor) -> Tensor:
+    """(digits - zero) · weightsᵀ · scales, (n, out) in float32: the sums are integers until they are scaled."""
+    none: Any = None
+    product = torch.ops.onednn.qlinear_pointwise.default
+    return product(digits, 1.0, zero, packed, scales, zeros, none, 1.0, 0, torch.float32, "none", [], "")
 
 
 def _has_onednn(dtype: torch.dtype) -> bool:

@@ -4,7 +4,8 @@ A step's plan says which rows use which adapter. For every layer the rows of one
 matrices and are added to the output of the shared weights in place: two small products for each adapter present,
 whatever the batch. At 32 rows and 16 adapters that is quicker than one product with all adapters at once (which also
 computes what no row wants) and than a copy of the matrices for every row. Rows without an adapter are not touched,
-and a step without adapters has no plan and no cost.
+and a step without adapters has no plan and no cost. A few rows, for which the libraries have kernels of their own, are
+computed as some more, so that a row has the same bits alone and in a batch.
 """
 
 from __future__ import annotations
@@ -15,8 +16,10 @@ from typing import Literal
 
 import torch
 from torch import Tensor
+from torch.nn import functional
 
 from services.worker.engines.torch_engine.adapters import LoraShape, Target
+from services.worker.engines.torch_engine.linear import least_rows
 
 Group = Literal["qkv", "o", "gate_up", "down"]
 
@@ -42,15 +45,21 @@ class _Rise:
 
 @dataclass(frozen=True, slots=True)
 class _Pair:
-    """What an adapter adds to one group of one layer. `fall` (in, ranks) narrows the input for all its targets."""
+    """What an adapter adds to one group of one layer. `fall` (in, ranks) narrows the input for all its targets. From
+    `least` rows on the bits of a row do not depend on how many there are; None where they go on to do so."""
 
     fall: Tensor
     rises: tuple[_Rise, ...]
+    least: int | None
 
     def add(self, x: Tensor, out: Tensor) -> None:
+        count = x.shape[0]
+        if self.least is not None and count < self.least:
+            x = functional.pad(x, (0, 0, 0, self.least - count))
         narrow = torch.mm(x, self.fall)
         for rise in self.rises:
-            out[:, rise.start : rise.stop].addmm_(narrow[:, rise.first : rise.last], rise.weight)
+            added = torch.mm(narrow[:, rise.first : rise.last], rise.weight)
+            out[:, rise.start : rise.stop].add_(added[:count])  # not `addmm_`, which would sum in another order
 
 
 _Adapter = Mapping[tuple[Group, int], _Pair]
@@ -112,6 +121,10 @@ class LoraBank:
         """Bytes of all adapters held."""
         pairs = (pair for adapter in self._slots if adapter for pair in adapter.values())
         return sum(pair.fall.nbytes + sum(rise.weight.nbytes for rise in pair.rises) for pair in pairs)
+
+    def exact(self, slot: int) -> bool:
+        """Whether a row has the same bits alone and in any batch with the adapter in this slot."""
+        return all(pair.least is not None for pair in (self._slots[slot] or {}).values())
 
     def free_slot(self) -> int | None:
         """The first empty slot, None if there is none."""
@@ -196,4 +209,15 @@ class LoraBank:
                 rises.append(_Rise(first, last, start, stop, b.t().clone(memory_format=torch.contiguous_format)))
                 first = last
             start = stop
-        return _Pair(torch.cat(falls).t(), tuple(rises)) if falls else None
+        if not falls:
+            return None
+        fall = torch.cat(falls).t()
+        least = [_least(matrix) for matrix in (fall, *(rise.weight for rise in rises))]
+        return _Pair(fall, tuple(rises), None if None in least else max(filter(None, least)))
+
+
+def _least(matrix: Tensor) -> int | None:
+    """See `least_rows`; None on a GPU, where nothing is promised."""
+    if matrix.device.type != "cpu":
+        return None
+    return least_rows(lambda x: torch.mm(x, matrix), matrix.shape[0], matrix.dtype)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Generator, Mapping, Sequence, Set
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass
 
 import torch
@@ -167,6 +167,15 @@ class Models:
         """
         loaded = self.shelf.loaded(name)
         return loaded.runner.embed(prompt, most, lambda tokens: loaded.adapters.adapt([name], [tokens]))
+
+    def numerics(self, names: Iterable[str]) -> dict[str, str]:
+        """See `EngineInfo.numerics`; an adapter's are its base's."""
+        bases = {name: self.shelf.peek(self.shelf.base(name)) for name in names}
+        return {
+            name: base.runner.numerics
+            for name, base in bases.items()
+            if base and base.runner.numerics and base.adapters.exact(name)
+        }
 
     def turn(self, *, used: Set[str], wanted: Sequence[str]) -> Changes:
         """See `Shelf.turn`."""

@@ -128,6 +128,10 @@ class Shelf(Generic[M]):
         source = self._settings.adapters.get(name)
         return source.base if source else name
 
+    def peek(self, base: str) -> M | None:
+        """A model, where it is in memory."""
+        return self._loaded.get(base)
+
     def loaded(self, name: str) -> M:
         """The model in memory that serves `name`.
 

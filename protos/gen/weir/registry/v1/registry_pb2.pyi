@@ -673,7 +673,14 @@ class SafetyRule(_message.Message):
     def __init__(self, id: _Optional[str] = ..., category: _Optional[str] = ..., pattern: _Optional[str] = ..., action: _Optional[str] = ..., stage: _Optional[str] = ..., replacement: _Optional[str] = ...) -> None: ...
 
 class Endpoint(_message.Message):
-    __slots__ = ("service", "instance", "address", "zone", "metrics_address", "pool", "model_versions", "engine", "simulated", "started_at", "model_states", "leaving", "region")
+    __slots__ = ("service", "instance", "address", "zone", "metrics_address", "pool", "model_versions", "engine", "simulated", "started_at", "model_states", "leaving", "region", "numerics")
+    class NumericsEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: str
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[str] = ...) -> None: ...
     SERVICE_FIELD_NUMBER: _ClassVar[int]
     INSTANCE_FIELD_NUMBER: _ClassVar[int]
     ADDRESS_FIELD_NUMBER: _ClassVar[int]
@@ -687,6 +694,7 @@ class Endpoint(_message.Message):
     MODEL_STATES_FIELD_NUMBER: _ClassVar[int]
     LEAVING_FIELD_NUMBER: _ClassVar[int]
     REGION_FIELD_NUMBER: _ClassVar[int]
+    NUMERICS_FIELD_NUMBER: _ClassVar[int]
     service: str
     instance: str
     address: str
@@ -700,7 +708,8 @@ class Endpoint(_message.Message):
     model_states: _containers.RepeatedCompositeFieldContainer[ModelState]
     leaving: bool
     region: str
-    def __init__(self, service: _Optional[str] = ..., instance: _Optional[str] = ..., address: _Optional[str] = ..., zone: _Optional[str] = ..., metrics_address: _Optional[str] = ..., pool: _Optional[str] = ..., model_versions: _Optional[_Iterable[str]] = ..., engine: _Optional[str] = ..., simulated: _Optional[bool] = ..., started_at: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., model_states: _Optional[_Iterable[_Union[ModelState, _Mapping]]] = ..., leaving: _Optional[bool] = ..., region: _Optional[str] = ...) -> None: ...
+    numerics: _containers.ScalarMap[str, str]
+    def __init__(self, service: _Optional[str] = ..., instance: _Optional[str] = ..., address: _Optional[str] = ..., zone: _Optional[str] = ..., metrics_address: _Optional[str] = ..., pool: _Optional[str] = ..., model_versions: _Optional[_Iterable[str]] = ..., engine: _Optional[str] = ..., simulated: _Optional[bool] = ..., started_at: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., model_states: _Optional[_Iterable[_Union[ModelState, _Mapping]]] = ..., leaving: _Optional[bool] = ..., region: _Optional[str] = ..., numerics: _Optional[_Mapping[str, str]] = ...) -> None: ...
 
 class ModelState(_message.Message):
     __slots__ = ("model_version", "state", "detail", "digest")

@@ -166,14 +166,16 @@ class StepFrame(_message.Message):
     def __init__(self, step: _Optional[int] = ..., handles: _Optional[_Iterable[int]] = ..., counts: _Optional[_Iterable[int]] = ..., tokens: _Optional[_Iterable[int]] = ..., finished: _Optional[_Iterable[_Union[Finished, _Mapping]]] = ..., logprobs: _Optional[_Iterable[_Union[SequenceLogprobs, _Mapping]]] = ..., first: _Optional[_Iterable[_Union[FirstToken, _Mapping]]] = ...) -> None: ...
 
 class FirstToken(_message.Message):
-    __slots__ = ("handle", "cached_prompt_tokens", "after")
+    __slots__ = ("handle", "cached_prompt_tokens", "after", "numerics")
     HANDLE_FIELD_NUMBER: _ClassVar[int]
     CACHED_PROMPT_TOKENS_FIELD_NUMBER: _ClassVar[int]
     AFTER_FIELD_NUMBER: _ClassVar[int]
+    NUMERICS_FIELD_NUMBER: _ClassVar[int]
     handle: int
     cached_prompt_tokens: int
     after: _duration_pb2.Duration
-    def __init__(self, handle: _Optional[int] = ..., cached_prompt_tokens: _Optional[int] = ..., after: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ...) -> None: ...
+    numerics: str
+    def __init__(self, handle: _Optional[int] = ..., cached_prompt_tokens: _Optional[int] = ..., after: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., numerics: _Optional[str] = ...) -> None: ...
 
 class Finished(_message.Message):
     __slots__ = ("handle", "reason", "message")
