@@ -67,7 +67,7 @@ def test_a_submission_gets_an_absolute_deadline_and_the_tenants_salt():
 
 def test_a_frame_holds_parallel_arrays():
     outbox = Outbox()
-    outbox.add_first(4, 16, 0.25)
+    outbox.add_first(4, 16, 0.25, "cafe")
     outbox.add(4, [10, 11])
     outbox.add(9, [12])
     outbox.add_logprobs(9, [TokenLogprob(-0.5, [(12, -0.5), (3, -2.0)])])
@@ -80,9 +80,9 @@ def test_a_frame_holds_parallel_arrays():
         [2, 1],
         [10, 11, 12],
     )
-    assert [(f.handle, f.cached_prompt_tokens, f.after.ToTimedelta().total_seconds()) for f in frame.first] == [
-        (4, 16, 0.25)
-    ]
+    [first] = frame.first
+    assert (first.handle, first.cached_prompt_tokens, first.numerics) == (4, 16, "cafe")
+    assert first.after.ToTimedelta().total_seconds() == 0.25
     assert [(each.handle, each.reason) for each in frame.finished] == [(9, worker_pb2.FINISH_REASON_LENGTH)]
     assert list(frame.logprobs[0].tokens[0].top_ids) == [12, 3]
 
