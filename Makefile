@@ -9,9 +9,9 @@ WEIR := .venv/bin/weir
 BUILD := build
 # Passed on to `weir up`: make up UP='--profile simulated --set worker.simulated.step_interval=0.02'
 UP ?=
-PYTEST ?= -q --durations=20 --durations-min=15
-# Processes that run tests: more than two cores have, since half of the tests wait. They write byte code: hundreds of
-# processes run the same files.
+# Passed on to pytest: make test PYTEST='-k quota'
+PYTEST ?=
+# Processes that run tests: more than two cores have, since half of the tests wait.
 WORKERS ?= 4
 PROTO_FILES = $(shell cd protos && find weir inference -name '*.proto' | sort)
 SITE = $(shell $(PY) -c 'import sysconfig; print(sysconfig.get_paths()["purelib"])')
@@ -22,7 +22,7 @@ TYPED = libs services simulation models
 
 .PHONY: help
 help: ## Show this help.
-	@awk -F':.*## ' '/^[a-z-]+:.*## / {printf "  make %-16s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F':.*## ' '/^[a-z0-9-]+:.*## / {printf "  make %-18s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 # --- set-up ---
 
@@ -90,20 +90,20 @@ wheel-check:
 	bin/check-wheel
 
 .PHONY: test
-test: setup ## Run the tests: unit, contract, security, integration, end to end, drills.
-	PYTHONDONTWRITEBYTECODE= $(PY) -m pytest $(PYTEST) -n $(WORKERS) --dist loadscope --no-loadscope-reorder
+test: setup ## Run the tests: unit, contract, security, integration, end to end, drills; what failed once more, alone.
+	@bin/test --workers $(WORKERS) -- $(PYTEST)
 
 .PHONY: test-compose
 test-compose: setup ## Run docker-compose.yml for real, on a Docker engine of this checkout's own (skipped without root).
-	$(PY) -m pytest $(PYTEST) tests/compose
+	@bin/test compose -- $(PYTEST)
 
 .PHONY: test-k8s
 test-k8s: setup ## Check k8s/, and run overlays/ci on that engine with its network policies enforced (skipped without root).
-	$(PY) -m pytest $(PYTEST) tests/k8s
+	@bin/test k8s -- $(PYTEST)
 
 .PHONY: test-engine
 test-engine: setup ## Compare the torch engine with transformers at length, each feature on and off (some minutes).
-	$(PY) -m pytest $(PYTEST) tests/oracle
+	$(PY) -m pytest -q --durations=20 --durations-min=15 $(PYTEST) tests/oracle
 
 .PHONY: gpu-check
 gpu-check: ## Check the torch engine on this machine's GPU; needs torch and numpy, not setup (GPU_CHECK='--device cpu').

@@ -14,8 +14,9 @@ from typing import Any
 
 import pytest
 from hypothesis import settings
-from xdist.scheduler import LoadScopeScheduling
 from xdist.workermanage import WorkerController
+
+from tests.support.gate.scheduling import EnduringScheduling
 
 settings.register_profile("gate", derandomize=True, deadline=None)
 settings.register_profile("explore", deadline=None)
@@ -94,7 +95,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     items.sort(key=place)
 
 
-class ByFile(LoadScopeScheduling):
+class ByFile(EnduringScheduling):
     """Gives scopes to processes, to most of them in this order and to some from its end."""
 
     def _assign_work_unit(self, node: WorkerController) -> None:
