@@ -61,6 +61,11 @@ class Reservation:
         return limit_headers(self.requests, self.tokens, self.spend)
 
 
+class Refused(WeirError):
+    """The owner's own word: it holds nothing of what was asked for, and there is nothing to settle. What is refused
+    here while it is silent it may have granted."""
+
+
 class QuotaClient:
     """Reserve → settle. What is asked and told are the messages of `weir.quota.v1`, whose words hold here; nothing but
     `start_…` and `grow_here` fails, and nothing waits.
@@ -262,7 +267,7 @@ class QuotaClient:
 
     def _reserved(self, reserve: quota_pb2.Reserve, reply: quota_pb2.QuotaReply, until: int) -> Reservation:
         if reply.HasField("rejected"):
-            raise WeirError.from_rejection(reply.rejected)
+            raise Refused.from_rejection(reply.rejected)
         reserved = reply.reserved
         ask = ask_of(reserve, self._prices)
         self._bridge.served(

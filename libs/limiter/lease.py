@@ -15,7 +15,7 @@ from weir.quota.v1 import quota_pb2
 
 from libs.deadlines import Deadline
 from libs.errors import WeirError
-from libs.limiter.client import QuotaClient, Reservation
+from libs.limiter.client import QuotaClient, Refused, Reservation
 
 AHEAD = 64
 """Tokens of each choice that are reserved ahead of its output: while they are made, the limiter answers."""
@@ -114,9 +114,10 @@ class Lease:
         self, prompt_tokens: int = 0, completion_tokens: int = 0, cached_prompt_tokens: int = 0, model_version: str = ""
     ) -> None:
         """It is over, and this was used; nothing where nothing is held."""
-        if not self._reserved:
-            return
+        held = self._reserved and not self._was_refused()
         self._reserved = 0
+        if not held:
+            return
         self._quota.settle(
             quota_pb2.Settle(
                 tenant=self._tenant,
@@ -128,6 +129,11 @@ class Lease:
                 model_version=model_version,
             )
         )
+
+    def _was_refused(self) -> bool:
+        """What was asked for last was refused by the owner. Who is in doubt settles: a lease may be open there."""
+        asked = self._reserving
+        return asked is not None and asked.done() and not asked.cancelled() and isinstance(asked.exception(), Refused)
 
     # While it runs. Tokens are counted with the prompt's, over all choices.
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +26,7 @@ from services.controlplane.descriptors import transcoder_descriptors
 from services.controlplane.policy.consistency import consistent
 from services.controlplane.policy.endpoints import Endpoint, predictors_of
 from services.controlplane.policy.predictions import Prediction, predictions_of
-from services.controlplane.policy.snapshot import build_snapshot
+from services.controlplane.policy.snapshot import Snapshot, build_snapshot, with_epoch
 from services.controlplane.publisher import Publisher
 from services.controlplane.server import ADS_SERVICE, STATUS_SERVICE, AdsServicer, OnAck
 
@@ -86,8 +86,8 @@ class ControlPlane:
         self._table = RoutingTable.of(RegistrySnapshot())
         self._predictions: tuple[Prediction, ...] = ()
         self._predictors: Mapping[str, tuple[Endpoint, ...]] = {}
-        self._revoked_at = 0
-        self._rules = ""
+        self._snapshot: Snapshot | None = None  # that is served
+        self._epoch = (0, "")  # what it says: the revision of the last revocation, and the rules of rollouts
         self.publisher = Publisher()
         """What is served."""
         self._servicer = AdsServicer(
@@ -141,7 +141,8 @@ class ControlPlane:
             self._changed.set()
 
     def _publish(self, registry: RegistrySnapshot) -> bool:
-        """Build, check, encode, serve; a faulty state is refused and the last one stays."""
+        """Build, check, encode, serve; a faulty state is refused and the last one stays, but for revocations. Whether
+        anything was published."""
         started = self._clock.monotonic()
         self._table = table = RoutingTable.of(registry, self._table)
         if registry.endpoints is not self._live.source:
@@ -152,10 +153,9 @@ class ControlPlane:
         live = self._live
         predictions = predictions_of(table, live.predictors.keys())
         told = self._view.stored(keys.EPOCH)
-        revoked_at = told.mod_revision if told else 0
-        rules = rules_of(table.splits)
+        epoch = (told.mod_revision if told else 0, rules_of(table.splits))
         same = live is self._published and predictions == self._predictions
-        if self.publisher.current.revision and same and (revoked_at, rules) == (self._revoked_at, self._rules):
+        if self.publisher.current.revision and same and epoch == self._epoch:
             # Tenants, keys and limits changed, and collections that did not are the same objects.
             self.publisher.revise(registry.revision)
             metrics.REVISION.set(registry.revision)
@@ -175,30 +175,38 @@ class ControlPlane:
             descriptors=self._descriptors,
             predictions=predictions,
             predictors=self._predictors,
-            revoked_at=revoked_at,
-            rules=rules,
+            revoked_at=epoch[0],
+            rules=epoch[1],
         )
         faults = consistent(snapshot)
         if faults:
-            return self._refuse(registry.revision, faults)
+            return self._refuse(registry.revision, faults, epoch)
         try:
-            encoded = encode(snapshot, self.publisher.current, self._saved)
+            self._serve(snapshot, epoch)
         except json_format.ParseError as error:
-            return self._refuse(registry.revision, [str(error)])
-        self.publisher.publish(encoded)
+            return self._refuse(registry.revision, [str(error)], epoch)
         self._published, self._predictions = live, predictions
-        self._revoked_at, self._rules = revoked_at, rules
         metrics.BUILD.observe(self._clock.monotonic() - started)
         metrics.SNAPSHOTS.labels("published").inc()
-        metrics.REVISION.set(encoded.revision)
-        log.debug("snapshot_published", revision=encoded.revision)
+        metrics.REVISION.set(registry.revision)
+        log.debug("snapshot_published", revision=registry.revision)
         return True
 
-    def _refuse(self, revision: int, faults: list[str]) -> bool:
+    def _serve(self, snapshot: Snapshot, epoch: tuple[int, str]) -> None:
+        """:raises json_format.ParseError: a resource does not fit its message; nothing has changed."""
+        self.publisher.publish(encode(snapshot, self.publisher.current, self._saved))
+        self._snapshot, self._epoch = snapshot, epoch
+
+    def _refuse(self, revision: int, faults: list[str], epoch: tuple[int, str]) -> bool:
+        """What was taken from credentials holds whatever else is wrong: the last snapshot says that."""
+        told = self._snapshot is not None and epoch != self._epoch
+        if self._snapshot is not None and told:
+            last = replace(self._snapshot, version=self.publisher.current.revision)  # it held until then
+            self._serve(with_epoch(last, *epoch), epoch)
         self.publisher.refused = f"revision {revision}: {'; '.join(faults)[:1000]}"
         metrics.SNAPSHOTS.labels("refused").inc()
         log.error("snapshot_refused", revision=revision, faults=faults[:20])
-        return False
+        return told
 
     async def _save_versions(self) -> None:
         current = self.publisher.current.versions

@@ -95,9 +95,9 @@ class Pipeline:
         except asyncio.CancelledError:
             if face.cancelled():  # nobody has answered yet
                 task.cancel()
-            elif isinstance(face.result(), OutputBuffer):  # in this very turn of the loop
+            elif face.exception() is None and isinstance(face.result(), OutputBuffer):  # in this very turn of the loop
                 face.result().stop(Finish.CANCELLED)
-            raise
+            raise  # also where it was refused in this turn: its caller has left, and must not go on
 
     def _over(self, face: asyncio.Future[Any], task: asyncio.Task[Served]) -> None:
         """The request's task is done: whoever waits for it hears of a refusal."""

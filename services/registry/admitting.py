@@ -154,6 +154,20 @@ def _rollout(snapshot: RegistrySnapshot, wanted: pb.Rollout, stored: pb.Rollout 
     return [made, *beside]
 
 
+def _tenant(snapshot: RegistrySnapshot, wanted: pb.Tenant, stored: pb.Tenant | None, call: Call) -> list[Message]:
+    """Who acts as a tenant is not for a grant that is kept to tenants: an issuer or workload may be another tenant's,
+    who would be nobody then, and to hear so would tell whose it is.
+
+    :raises WeirError: PERMISSION_DENIED.
+    """
+    before = stored or pb.Tenant()
+    changed = wanted.jwt_issuer != before.jwt_issuer or list(wanted.workloads) != list(before.workloads)
+    if call.grant.tenants and changed:
+        message = f"{call.grant.actor} is kept to tenants: who acts as one (jwt_issuer, workloads) is not theirs to say"
+        raise WeirError(Reason.PERMISSION_DENIED, message, limit="tenant")
+    return [wanted]
+
+
 def require_owner_of_admin(key: pb.ApiKey, call: Call) -> None:
     """A key of an owner is an owner's to close.
 
@@ -178,4 +192,5 @@ _ADMIT: Mapping[str, Callable[[RegistrySnapshot, Any, Any, Call], list[Message]]
     "safety": _safety,
     "aliases": _alias,
     "rollouts": _rollout,
+    "tenants": _tenant,
 }

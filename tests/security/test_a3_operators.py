@@ -286,6 +286,25 @@ async def test_a3_what_is_refused_of_another_tenant_does_not_tell_that_it_is_the
     assert not (await owner.read("ApiKey/" + keys["globex"])).HasField("revoked_at")
 
 
+async def test_a3_who_is_kept_to_a_tenant_does_not_say_who_acts_as_it(mesh: Peers) -> None:
+    """Else it shuts out another tenant by naming its issuer, and hears whose a workload is."""
+    owner, tom = await kept_to_acme(mesh, "operator")
+    issuer, workload = "https://idp.globex.example", "spiffe://weir.internal/sa/globex-batch"
+    own = {"jwt_issuer": "https://idp.acme.example", "workloads": ["spiffe://weir.internal/sa/acme-batch"]}
+    await owner.apply(tenant("globex", jwt_issuer=issuer, workloads=[workload]), tenant("acme", **own))
+    for claimed in (
+        {**own, "jwt_issuer": issuer},
+        {**own, "workloads": [workload]},
+        {**own, "workloads": [*own["workloads"], "spiffe://weir.internal/sa/nobodys"]},
+        {},
+    ):
+        error = await refused(tom.apply(tenant("acme", **claimed)))
+        assert (error.reason, error.limit) == (Reason.PERMISSION_DENIED, "tenant")
+        assert "globex" not in str(error)
+    await tom.apply(tenant("acme", weight=2.0, **own))
+    assert (await owner.read("Tenant/acme")).weight == 2.0
+
+
 async def test_a3_pruning_leaves_what_is_not_the_callers(mesh: Peers) -> None:
     owner, tom = await kept_to_acme(mesh, "operator")
     await owner.apply(tenant("acme"), tenant("globex"), pb.Limits(tenant="acme", model="*"), owner="dir")

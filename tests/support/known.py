@@ -8,14 +8,17 @@ import re
 import secrets
 import ssl
 import struct
-from collections.abc import Iterable, Iterator
+from collections.abc import AsyncIterator, Iterable, Iterator
 
+import grpc
 import httpx2
 import pytest
+from google.api import httpbody_pb2
 
 from libs.registry import Put, keys
 from services.controlplane.policy import filters
 from tests.support.fixtures.edge_fixtures import Edge
+from tests.support.upstreams import json_body
 
 CHAT = "/v1/chat/completions"
 PATIENT = {"FRESH": 60_000, "STALE": 120_000, "AGAIN": 60_000, "REFUSED": 60_000}
@@ -70,6 +73,21 @@ def client(edge: Edge, source: str = "127.0.0.1", **headers: str) -> httpx2.Asyn
     return httpx2.AsyncClient(base_url=edge.url, headers=headers, transport=transport, trust_env=False, timeout=20)
 
 
+def held_up(edge: Edge) -> tuple[asyncio.Event, asyncio.Event]:
+    """From now on the gateway answers late: the first says that it was asked, and by the second it goes on."""
+    began, go_on = asyncio.Event(), asyncio.Event()
+
+    async def slow(
+        request: httpbody_pb2.HttpBody, context: grpc.aio.ServicerContext
+    ) -> AsyncIterator[httpbody_pb2.HttpBody]:
+        began.set()
+        await go_on.wait()
+        yield json_body("{}")
+
+    edge.upstreams.gateway.chat = slow
+    return began, go_on
+
+
 async def pushed(edge: Edge) -> int:
     """A credential is revoked in the registry, and Envoy knows that; the revision."""
     before = await _reloads(edge)
@@ -84,8 +102,13 @@ async def _reloads(edge: Edge) -> int:
     return sum((await edge.envoy.counters("weir.epoch.config_reload$")).values())
 
 
-async def over_http2(edge: Edge, headers: Iterable[tuple[str, str]], body: bytes = b"{}") -> bool:
-    """Whether a POST over HTTP/2 and TLS is answered with 200. Headers may occur twice, which clients do not offer."""
+async def over_http2(
+    edge: Edge, headers: Iterable[tuple[str, str]], body: bytes = b"{}", *, withheld: bool = False
+) -> bool:
+    """Whether a POST over HTTP/2 and TLS is answered with 200. Headers may occur twice, which clients do not offer.
+
+    :param withheld: the body is announced and never sent.
+    """
     tls = ssl.create_default_context(cafile=str(edge.ca))
     tls.set_alpn_protocols(["h2"])
     reader, writer = await asyncio.open_connection("127.0.0.1", edge.https_port, ssl=tls, server_hostname="localhost")
@@ -93,7 +116,7 @@ async def over_http2(edge: Edge, headers: Iterable[tuple[str, str]], body: bytes
         pseudo = ((":method", "POST"), (":scheme", "https"), (":authority", "edge"), (":path", CHAT))
         block = b"".join(_literal(*pair) for pair in (*pseudo, *headers, ("content-length", str(len(body)))))
         writer.write(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + _frame(4, 0, 0))
-        writer.write(_frame(1, 4, 1, block) + _frame(0, 1, 1, body))
+        writer.write(_frame(1, 4, 1, block) + (b"" if withheld else _frame(0, 1, 1, body)))
         async with asyncio.timeout(20):
             while True:
                 head = await reader.readexactly(9)

@@ -149,8 +149,8 @@ class FakeRateLimit(rls_pb2_grpc.RateLimitServiceServicer):
             response.response_headers_to_add.append(_pair("retry-after", "7"))
             response.response_headers_to_add.append(_pair("x-weir-reason", self.reason))
             response.response_headers_to_add.append(_pair("x-weir-code", self.reason.lower()))
-        elif self.free is not None:
-            response.dynamic_metadata.update({"free": self.free, "ms": 1000})
+        if self.free is not None:
+            response.dynamic_metadata.update({"free": 0 if self.refuse else self.free, "ms": 1000})
         response.response_headers_to_add.append(_pair("x-ratelimit-limit-requests", "60"))
         return response
 

@@ -27,7 +27,7 @@ local NAME = 256 -- bytes of a model's name in a path
 local ROOM, ROOM_REFUSED = 1048576, 262144 -- bytes of a generation, about; there are two
 local TENANTS, SOURCES, SLOTS = 10000, 10000, 1024
 
-local function memory(room) return {young = {}, old = {}, size = 0, turned = 0, room = room} end
+local function memory(room) return {young = {}, old = {}, size = 0, room = room} end
 local known, refused = memory(ROOM), memory(ROOM_REFUSED)
 local places = memory(ROOM) -- where callers stand among the versions of a model
 local grants, tenants = {}, 0 -- by tenant: how many requests the limiter need not be asked about
@@ -35,17 +35,33 @@ local waiting, turn = {}, 0 -- a ring: requests that somebody was asked about, u
 local failures, window, sources = {}, 0, 0 -- of strangers, by source, in this WINDOW
 local unsaid, silent = {}, 0 -- by source: refusals of which edge-auth was not told
 local epoch = 0
+local aged = 0 -- when the memories were last turned for their age
 
 local function get(from, key) return from.young[key] or from.old[key] end
 
 local function forget(from, key) from.young[key], from.old[key] = nil, nil end
 
-local function put(into, key, entry, now)
-  if into.size > into.room or now - into.turned > STALE or now < into.turned then
-    into.old, into.young, into.size, into.turned = into.young, {}, 0, now
-  end
+local function turn_over(each) each.old, each.young, each.size = each.young, {}, 0 end
+
+local function put(into, key, entry)
+  if into.size > into.room then turn_over(into) end
   if into.young[key] == nil then into.size = into.size + #key + 512 end
   into.young[key] = entry
+end
+
+-- Credentials are not kept for longer than they serve: called with every request, whatever it is. What is older than
+-- STALE is worth nothing.
+local function age(now)
+  local since = now - aged
+  if since >= 0 and since <= STALE then return end
+  for _, each in ipairs({known, refused, places}) do
+    turn_over(each)
+    if since > 2 * STALE then turn_over(each) end
+  end
+  for place, slot in pairs(waiting) do -- answers that were broken off do not come
+    if math.abs(now - slot.at) > STALE then waiting[place] = nil end
+  end
+  aged = now
 end
 
 -- The only value of a header; "" without one, nil where there may be several: Envoy puts a comma between them.
@@ -115,9 +131,10 @@ local function fails_too_often(from, now)
 end
 
 local function refuse(handle, entry)
-  -- An answer to half a request ends an HTTP/1 connection, and the caller would pay, and cost, another handshake.
+  -- An answer to half a request ends an HTTP/1 connection, and the caller would pay, and cost, another handshake. Over
+  -- HTTP/2 it ends nothing but the stream, and who has no key could hold many streams of a connection by no body.
   local length = tonumber(handle:headers():get("content-length") or "")
-  if length ~= nil and length <= SMALL then handle:body(true) end
+  if length ~= nil and length <= SMALL and handle:streamInfo():protocol() == "HTTP/1.1" then handle:body(true) end
   local headers = {[":status"] = entry.status}
   if entry.kind ~= nil then headers["content-type"] = entry.kind end
   if entry.challenge ~= nil then headers["www-authenticate"] = entry.challenge end
@@ -174,6 +191,8 @@ function envoy_on_request(handle)
   if model ~= nil then headers:replace("x-weir-model", model) end
   local info = handle:streamInfo()
   local metadata = info:dynamicMetadata()
+  local now = handle:timestamp()
+  age(now)
   local pushed = metadata:get("weir.epoch")
   local revision = pushed and pushed.rev or 0
   if revision == 0 then return end -- switched off, or not told yet
@@ -192,7 +211,6 @@ function envoy_on_request(handle)
   local from = source(info:downstreamRemoteAddress())
   -- A refusal reads differently in each of these.
   local name = class .. (grpc and "g " or infers and "v " or "h ") .. from .. " " .. shown
-  local now = handle:timestamp()
   local entry, place, where = get(known, name), nil, nil
   local tensors = infers or path == PREDICT
   if tensors then
@@ -209,7 +227,7 @@ function envoy_on_request(handle)
   if usable(entry, revision, now) and (where == nil or usable(place, revision, now)) then
     if not granted(entry.tenant, now) then
       headers:replace("x-weir-ask", entry.tenant)
-      await(metadata, {tenant = entry.tenant})
+      await(metadata, {tenant = entry.tenant, at = now})
     end
     return admit(headers, metadata, entry, place, tensors)
   end
@@ -235,7 +253,7 @@ function envoy_on_request(handle)
 end
 
 -- Which version it leads to is Envoy's routes to say, which are told of rollouts by themselves.
-local function learn_place(slot, said, now)
+local function learn_place(slot, said)
   local before = get(places, slot.where)
   if before ~= nil and before.at > slot.at then return end
   forget(places, slot.where)
@@ -243,14 +261,14 @@ local function learn_place(slot, said, now)
     rev = said.rev, rules = said.rules, at = slot.at, asked = slot.at,
     fresh = slot.at + math.min(FRESH, said.ttl), ends = slot.at + math.min(STALE, said.ttl),
     bucket = said.bucket, rollout = said.rollout, hidden = said.hidden,
-  }, now)
+  })
 end
 
-local function learn_verdict(slot, said, now)
+local function learn_verdict(slot, said)
   local before = get(known, slot.name)
   local present = before or get(refused, slot.name)
   if said.rev < epoch then return end -- a late answer: of before the revocation
-  if slot.where ~= nil and not said.refused and said.ttl ~= nil and said.ttl > 0 then learn_place(slot, said, now) end
+  if slot.where ~= nil and not said.refused and said.ttl ~= nil and said.ttl > 0 then learn_place(slot, said) end
   if present ~= nil and present.rev >= epoch and present.at > slot.at then return end -- of before somebody asked again
   forget(known, slot.name)
   forget(refused, slot.name)
@@ -258,21 +276,27 @@ local function learn_verdict(slot, said, now)
   if said.refused then
     entry.ends, entry.status, entry.body = slot.at + REFUSED, string.format("%d", said.status), said.body
     entry.kind, entry.challenge = said.kind, said.challenge
-    put(refused, slot.name, entry, now)
+    put(refused, slot.name, entry)
   elseif said.tenant ~= nil and said.ttl > 0 then
     entry.tenant, entry.plan, entry.scopes, entry.key_id = said.tenant, said.plan, said.scopes, said.key_id
     entry.asked = before ~= nil and math.max(before.asked, slot.at) or slot.at
     entry.fresh, entry.ends = slot.at + math.min(FRESH, said.ttl), slot.at + math.min(STALE, said.ttl)
-    put(known, slot.name, entry, now)
+    put(known, slot.name, entry)
   end
 end
 
-local function learn_grant(tenant, said, now)
-  if grants[tenant] == nil then
+-- A grant is as old as the question: an answer that ends late says nothing of now, be it a grant or none.
+local function learn_grant(tenant, said, at, now)
+  local before = grants[tenant]
+  if before ~= nil and before.at > at and before.at <= now then return end -- of before somebody asked again
+  if before == nil then
     if tenants >= TENANTS then grants, tenants = {}, 0 end
     tenants = tenants + 1
   end
-  grants[tenant] = {left = said.free, at = now, fresh = now + said.ms, ends = now + GRANT * said.ms, asked = 0}
+  grants[tenant] = {
+    left = said.free, at = at, fresh = at + said.ms, ends = at + GRANT * said.ms,
+    asked = before ~= nil and math.max(before.asked, at) or at,
+  }
 end
 
 local function learn(handle)
@@ -286,10 +310,10 @@ local function learn(handle)
   if slot.name ~= nil and verdict ~= nil and verdict.rev ~= nil then
     if verdict.refused and slot.stranger then failed(slot.from, now) end
     tenant = verdict.tenant
-    learn_verdict(slot, verdict, now)
+    learn_verdict(slot, verdict)
   end
   local limiter = metadata:get("envoy.filters.http.ratelimit")
-  if tenant ~= nil and limiter ~= nil and limiter.free ~= nil then learn_grant(tenant, limiter, now) end
+  if tenant ~= nil and limiter ~= nil and limiter.free ~= nil then learn_grant(tenant, limiter, slot.at, now) end
 end
 
 -- The gateway answers OpenAI errors as ordinary bodies with the status beside them, since a transcoded gRPC failure has

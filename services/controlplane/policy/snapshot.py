@@ -6,7 +6,7 @@ After go-control-plane's `Snapshot` and `Consistent()`.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from types import MappingProxyType
 
@@ -80,10 +80,15 @@ def build_snapshot(
     static = _static(edge, names, descriptors)
     if versions:
         static = {**static, EDGE: with_predictions(static[EDGE], edge, predictions, versions)}
+    return with_epoch(Snapshot(version, static, found), revoked_at, rules)
+
+
+def with_epoch(snapshot: Snapshot, revoked_at: int, rules: str) -> Snapshot:
+    """The snapshot with another word on what the edge may remember; see `build_snapshot`."""
+    edge = snapshot.static[EDGE]
     # To Envoy, 0 means that it was not told.
-    filters = {**static[EDGE][EXTENSION], EPOCH: Piece(epoch(max(1, revoked_at), rules))}
-    static = {**static, EDGE: {**static[EDGE], EXTENSION: filters}}
-    return Snapshot(version, static, found)
+    filters = {**edge[EXTENSION], EPOCH: Piece(epoch(max(1, revoked_at), rules))}
+    return replace(snapshot, static={**snapshot.static, EDGE: {**edge, EXTENSION: filters}})
 
 
 # Only endpoints and predictions change from snapshot to snapshot; the rest is built once per configuration and set of

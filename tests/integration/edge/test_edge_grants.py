@@ -8,7 +8,7 @@ import pytest
 import pytest_asyncio
 
 from tests.support.fixtures.edge_fixtures import Edge, running_edge
-from tests.support.known import CHAT, LATEST, PATIENT, Asked, client, edge_lua, new_key
+from tests.support.known import CHAT, LATEST, PATIENT, Asked, client, edge_lua, held_up, new_key
 from tests.support.upstreams import echo
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
@@ -93,6 +93,26 @@ async def test_near_the_limit_a_grant_ends_at_once(edge: Edge, http: httpx2.Asyn
     asked = Asked(edge)
     await chat(http, key)
     assert asked.of == (0, 1)
+
+
+async def test_a_late_answer_does_not_bring_back_what_the_limiter_let_pass_before(
+    edge: Edge, http: httpx2.AsyncClient
+) -> None:
+    key = await known_key(edge, http)
+    began, go_on = held_up(edge)
+    edge.upstreams.ratelimit.free = 1000
+    async with asyncio.TaskGroup() as group:
+        late = group.create_task(chat(http, key))
+        await began.wait()  # the limiter has let it and 1,000 more pass, and the answer that says so is under way
+        edge.upstreams.gateway.chat = echo
+        edge.upstreams.ratelimit.refuse = "requests per minute are used up"
+        assert await chat(http, key) == 429
+        go_on.set()
+        assert await late == 200
+    for number in range(1, 4):
+        asked = Asked(edge)
+        assert await chat(http, key) == 429, number
+        assert asked.of == (0, 1)
 
 
 async def test_one_asks_anew_while_the_others_go_on(tmp_path_factory: pytest.TempPathFactory) -> None:

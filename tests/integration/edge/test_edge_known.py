@@ -13,7 +13,7 @@ from weir.inference.v1 import inference_pb2, inference_pb2_grpc
 from libs.registry import Put, keys
 from services.edge_auth.policy.credentials import estimated_tokens
 from tests.support.fixtures.edge_fixtures import Edge, running_edge
-from tests.support.known import CHAT, LATEST, PATIENT, Asked, client, edge_lua, new_key, over_http2, pushed
+from tests.support.known import CHAT, LATEST, PATIENT, Asked, client, edge_lua, held_up, new_key, over_http2, pushed
 from tests.support.upstreams import echo, json_body
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
@@ -211,21 +211,6 @@ async def test_a_revocation_that_is_pushed_over_ads_makes_everybody_unknown(
     edge.upstreams.auth.learned = {"rev": await pushed(edge), "ttl": 60_000}
     assert await chat(http, key) == 401
     assert asked.of[0] == 1
-
-
-def held_up(edge: Edge) -> tuple[asyncio.Event, asyncio.Event]:
-    """From now on the gateway answers late: the first says that it was asked, and by the second it goes on."""
-    began, go_on = asyncio.Event(), asyncio.Event()
-
-    async def slow(
-        request: httpbody_pb2.HttpBody, context: grpc.aio.ServicerContext
-    ) -> AsyncIterator[httpbody_pb2.HttpBody]:
-        began.set()
-        await go_on.wait()
-        yield json_body("{}")
-
-    edge.upstreams.gateway.chat = slow
-    return began, go_on
 
 
 async def test_a_late_answer_does_not_bring_a_revoked_key_back(edge: Edge, http: httpx2.AsyncClient) -> None:

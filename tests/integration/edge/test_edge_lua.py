@@ -1,5 +1,6 @@
 """Floods, and errors in `edge.lua` itself, with a real Envoy."""
 
+import asyncio
 import json
 import secrets
 from collections.abc import AsyncIterator
@@ -11,7 +12,8 @@ import pytest_asyncio
 
 from services.controlplane.policy import filters
 from tests.support.fixtures.edge_fixtures import Edge, running_edge
-from tests.support.known import CHAT, LATEST, PATIENT, Asked, client, edge_lua, new_key, over_http2, pushed
+from tests.support.known import CHAT, LATEST, PATIENT, Asked, client, edge_lua, held_up, new_key, over_http2, pushed
+from tests.support.upstreams import echo
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 FAILURES = 5
@@ -26,12 +28,38 @@ local function held(from)
 end
 
 local tries = {
+  grants = function()
+    local said = {}
+    learn_grant("slow", {free = 9, ms = 1000}, 500, 2000)
+    for _, now in ipairs({2000, 3499, 3500}) do said[#said + 1] = tostring(granted("slow", now)) end
+    learn_grant("slow", {free = 0, ms = 1000}, 4000, 4001)
+    learn_grant("slow", {free = 9, ms = 1000}, 3999, 4002)
+    said[#said + 1] = tostring(granted("slow", 4002))
+    learn_grant("slow", {free = 9, ms = 1000}, 100, 101) -- the clock was set back
+    said[#said + 1] = tostring(granted("slow", 102))
+    return table.concat(said, " ")
+  end,
+  later = function(handle)
+    local by = tonumber(handle:headers():get("x-later"))
+    aged = aged - by
+    for _, slot in pairs(waiting) do slot.at = slot.at - by end
+  end,
+  holds = function(handle)
+    local secret = handle:headers():get("x-secret")
+    for _, each in ipairs({known.young, known.old, refused.young, refused.old, places.young, places.old}) do
+      for name in pairs(each) do if string.find(name, secret, 1, true) then return "remembered" end end
+    end
+    for _, slot in pairs(waiting) do
+      if slot.name ~= nil and string.find(slot.name, secret, 1, true) then return "awaited" end
+    end
+    return "forgotten"
+  end,
   source = function(handle) return source(handle:headers():get("x-address")) end,
   flood = function()
     local bytes = collectgarbage("count")
-    for number = 1, 200000 do put(refused, "name " .. number, {at = 1}, 1) end
+    for number = 1, 200000 do put(refused, "name " .. number, {at = 1}) end
     for number = 1, 200000 do failed("source " .. number, 1) unheard("source " .. number) end
-    for number = 1, 200000 do learn_grant("tenant " .. number, {free = 1, ms = 1}, 1) end
+    for number = 1, 200000 do learn_grant("tenant " .. number, {free = 1, ms = 1}, 1, 1) end
     local sources, silent_sources, granted_tenants = 0, 0, 0
     for _ in pairs(failures) do sources = sources + 1 end
     for _ in pairs(unsaid) do silent_sources = silent_sources + 1 end
@@ -56,7 +84,7 @@ local tries = {
 
 function envoy_on_request(handle)
   local try = tries[handle:headers():get("x-try")]
-  if try ~= nil then return handle:respond({[":status"] = "200"}, try(handle)) end
+  if try ~= nil then return handle:respond({[":status"] = "200"}, try(handle) or "") end
   return on_request(handle)
 end
 """
@@ -97,6 +125,15 @@ async def test_a_refusal_is_repeated_word_for_word_and_asked_once(edge: Edge) ->
         large = await http.post(CHAT, content=b"x" * 20_000, headers={"authorization": "Bearer known to be bad"})
         assert (large.status_code, large.headers["connection"]) == (401, "close")
         assert asked.of == (1, 0)
+
+
+async def test_over_http2_a_refusal_waits_for_no_body(edge: Edge) -> None:
+    """Else whoever has no key holds as many streams as he likes."""
+    shown = [("authorization", "Bearer bad over http2")]
+    asked = Asked(edge)
+    for withheld in (False, True, True):
+        assert not await over_http2(edge, shown, withheld=withheld)
+    assert asked.of == (1, 0)
 
 
 async def test_grpc_callers_are_refused_as_such(edge: Edge) -> None:
@@ -170,6 +207,50 @@ async def test_memory_is_bounded_whoever_comes(edge: Edge) -> None:
     assert known < 100
     assert others <= 10_000
     assert kib < 8_000
+
+
+async def test_a_grant_lasts_from_its_question_and_yields_to_none_of_before(edge: Edge) -> None:
+    assert await tried(edge, "grants") == "true true false false true"
+
+
+async def held(edge: Edge, *shown: str) -> list[str]:
+    """Whether credentials are in the memory of the edge."""
+    return [await tried(edge, "holds", **{"x-secret": each}) for each in shown]
+
+
+async def pass_by(edge: Edge, http: httpx2.AsyncClient, seconds: int) -> None:
+    """Later there is a request of which nothing is remembered."""
+    await tried(edge, "later", **{"x-later": str(1000 * seconds)})
+    await http.get("/v1/models/weir-fast")
+
+
+@pytest.mark.parametrize(("seconds", "requests"), [(121, 2), (241, 1)])
+async def test_credentials_leave_a_quiet_memory(edge: Edge, seconds: int, requests: int) -> None:
+    key, wrong = new_key(edge), f"typed by mistake {seconds}"
+    shown = (key["authorization"], wrong)
+    async with client(edge) as http:
+        await http.post(CHAT, json={}, headers=key)
+        await bad(http, wrong)
+        for _ in range(requests):
+            assert await held(edge, *shown) == ["remembered"] * 2
+            await pass_by(edge, http, seconds)
+        assert await held(edge, *shown) == ["forgotten"] * 2
+
+
+async def test_credentials_of_requests_that_were_broken_off_leave_too(edge: Edge) -> None:
+    key = new_key(edge)
+    began, _ = held_up(edge)
+    try:
+        async with client(edge) as http, asyncio.TaskGroup() as group:
+            broken_off = group.create_task(http.post(CHAT, json={}, headers=key))
+            await began.wait()
+            broken_off.cancel()
+    finally:
+        edge.upstreams.gateway.chat = echo
+    async with client(edge) as http:
+        assert await held(edge, key["authorization"]) == ["awaited"]
+        await pass_by(edge, http, 121)
+        assert await held(edge, key["authorization"]) == ["forgotten"]
 
 
 async def test_credentials_that_hash_alike_cost_no_more_than_others(edge: Edge) -> None:

@@ -371,12 +371,13 @@ async def test_a_worker_that_does_not_have_the_version_any_more_passes_an_embedd
     assert from_rpc_error(caught.value).reason is Reason.REJECTED_NO_CAPACITY
 
 
-async def test_an_embedding_whose_grant_is_stale_gets_another_one(mesh: Rig) -> None:
-    """As after a restart of admission, of which its worker has not heard yet; so many times."""
-    mesh.workers[0].embeds_not = Reason.GRANT_INVALID
+@pytest.mark.parametrize("reason", [Reason.GRANT_INVALID, Reason.GRANT_EXPIRED, Reason.REJECTED_NO_CAPACITY])
+async def test_an_embedding_whose_grant_is_stale_gets_another_one(mesh: Rig, reason: Reason) -> None:
+    """As after a restart of admission, of which its worker has not heard yet; so many times. As a generation does."""
+    mesh.workers[0].embeds_not = reason
     with pytest.raises(grpc.aio.AioRpcError) as caught:
         await _embed(mesh, ["ab"])
-    assert from_rpc_error(caught.value).reason is Reason.GRANT_INVALID
+    assert from_rpc_error(caught.value).reason is reason
     assert mesh.workers[0].embeds.qsize() == 1 + mesh.gateway._settings.max_migrations
     assert not any(asked.exclude_workers for asked in mesh.admitted)
 

@@ -64,6 +64,29 @@ async def test_redacted_words_that_take_more_tokens_are_held_too(mesh: Rig) -> N
     assert first.request_id != second.request_id
 
 
+async def test_what_was_refused_without_the_owner_is_settled(tmp_path: Path) -> None:
+    """It was asked, and may hold a lease."""
+    model = tmp_path / "model"
+    model.mkdir()
+    async with rig(write_byte_tokenizer(model), tmp_path / "state", decide_timeout=0.2) as mesh:
+        reserves = Held(mesh.quota, lambda call: call.HasField("reserve"))
+        async with Stream(mesh) as one, Stream(mesh) as other:
+            asked = {(await reserves.question()).reserve.request_id for _ in range(2)}
+            running = [await taken(mesh.workers[0]) for _ in range(2)]
+            async with Stream(mesh) as beyond:
+                assert (await refusal(beyond)).reason is Reason.QUOTA_CONCURRENCY
+            refused = await reserves.question()
+            while refused.reserve.granted:  # of the others the owner is told, too
+                refused = await reserves.question()
+            settled = await asyncio.wait_for(mesh.settled.get(), 10)
+            assert settled.request_id == refused.reserve.request_id not in asked
+            for each in running:
+                await each.finish()
+            await one.rest()
+            await other.rest()
+            reserves.go.set()
+
+
 # ---- the process's end ------------------------------------------------------------------------
 
 

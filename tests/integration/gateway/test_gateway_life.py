@@ -165,15 +165,23 @@ async def test_an_engine_fault_is_an_error_with_what_was_delivered(mesh: Rig) ->
 
 
 async def test_a_refused_reservation_leaves_nothing_behind(mesh: Rig) -> None:
+    """Nor is it settled: its owner holds nothing."""
+    normal = mesh.quota.handler
     denied = WeirError(Reason.QUOTA_TOKENS, "too many", limit="tokens_per_minute", retry_after=3.0)
     mesh.deny(denied)
     async with Stream(mesh) as stream:
         error = await refusal(stream)
     assert (error.reason, error.limit, error.retry_after) == (Reason.QUOTA_TOKENS, "tokens_per_minute", 3.0)
-    assert (await asyncio.wait_for(mesh.settled.get(), 10)).tokens == 0
     assert mesh.admitted == []
     record = (await asyncio.wait_for(mesh.records.get(), 10)).request
     assert (record.outcome, record.reason) == ("rejected", "QUOTA_TOKENS")
+    mesh.quota.handler = normal
+    async with Stream(mesh) as stream:
+        await (await taken(mesh.workers[0])).last(ids("ab"))
+        await stream.rest()
+    (served,) = mesh.reserved
+    settled = await asyncio.wait_for(mesh.settled.get(), 10)  # they come in the order in which they were sent
+    assert (settled.request_id, settled.tokens) == (served.request_id, 4)
 
 
 async def test_without_the_rate_limiter_the_gateways_own_share_binds(mesh: Rig) -> None:

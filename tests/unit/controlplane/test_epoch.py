@@ -13,16 +13,21 @@ from google.protobuf.message import Message
 from weir.registry.v1 import registry_pb2 as pb
 
 from libs.registry import MemoryStore, Put, keys
+from services.controlplane import app
 from services.controlplane.app import ControlPlane, build
 from services.controlplane.config import Settings
 from services.controlplane.policy.filters import EPOCH
-from services.controlplane.policy.names import EDGE, EXTENSION
+from services.controlplane.policy.names import EDGE, ENDPOINTS, EXTENSION
 
 KEY = pb.ApiKey(id="k", tenant="acme")
 
 
 def put(message: Message) -> Put:
     return Put(keys.key_of(message), keys.encode(message))
+
+
+def gateway_at(port: int) -> Put:
+    return put(pb.Endpoint(service="gateway", instance="g", address=f"127.0.0.1:{port}"))
 
 
 def told(control: ControlPlane) -> float:
@@ -60,8 +65,35 @@ async def test_a_revocation_is_offered_at_its_own_revision_although_keys_are_not
         await published.wait()
         assert told(control) == revoked.revision
         published.clear()
-        await store.txn(puts=[put(pb.Endpoint(service="gateway", instance="g", address="127.0.0.1:1"))])
+        await store.txn(puts=[gateway_at(1)])
         await published.wait()
+        assert told(control) == revoked.revision
+
+
+async def test_a_revocation_is_offered_although_the_state_that_it_comes_with_is_refused(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    store = MemoryStore()
+    await store.txn(puts=[gateway_at(1)])
+    async with running(store) as (control, published):
+        served = [control.publisher.current]
+        monkeypatch.setattr(app, "consistent", lambda snapshot: ["a fault"])
+        for port in (2, 3):
+            published.clear()
+            revoked = await store.txn(puts=[gateway_at(port), put(KEY), Put(keys.EPOCH, b"x")])
+            await asyncio.wait_for(published.wait(), 10)
+            assert told(control) == revoked.revision
+            assert control.publisher.refused == f"revision {revoked.revision}: a fault"
+            served.append(control.publisher.current)
+        assert len({each.revision for each in served}) == 1
+        offers = [each.offers_for(EDGE, "") for each in served]
+        assert len({id(each[ENDPOINTS]) for each in offers}) == 1
+        assert len({each[EXTENSION].version for each in offers}) == 3, "else nobody is told"
+        monkeypatch.undo()
+        published.clear()
+        mended = await store.txn(puts=[gateway_at(4)])
+        await asyncio.wait_for(published.wait(), 10)
+        assert (control.publisher.current.revision, control.publisher.refused) == (mended.revision, "")
         assert told(control) == revoked.revision
 
 
