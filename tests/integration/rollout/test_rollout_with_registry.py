@@ -16,13 +16,12 @@ from weir.rollout.v1 import rollout_pb2, rollout_pb2_grpc
 from libs.authority.identity import Operator
 from libs.config import TlsFiles
 from libs.errors import Reason
-from libs.registry import MemoryStore, RegistrySnapshot, RegistryView, Store
+from libs.registry import MemoryStore, Store
 from libs.rpc import make_channel
 from libs.service.process import serve
 from services.rollout.app import build
 from tests.integration.rollout.rollout_mesh import (
     ALIAS,
-    BOUND,
     NEW,
     OLD,
     WATCH,
@@ -37,6 +36,7 @@ from tests.integration.rollout.rollout_mesh import (
     seconds,
     settings,
     store_of,
+    until,
     write,
 )
 from tests.support.certificates import tls_of
@@ -71,11 +71,6 @@ async def start(client: Client, rollout: pb.Rollout) -> pb.Rollout:
 
 def steer(how: pb.Steering) -> pb.SteerRolloutRequest:
     return pb.SteerRolloutRequest(alias=ALIAS, steering=how, change=pb.ChangeOptions(reason="I say so"))
-
-
-async def until(view: RegistryView, condition: Any) -> RegistrySnapshot:
-    async with asyncio.timeout(BOUND):
-        return await view.wait_until(lambda s: ALIAS in s.rollouts and condition(s.rollouts[ALIAS]))
 
 
 async def prepared(store: Store) -> None:
@@ -138,7 +133,7 @@ async def test_a_switch_holds_and_lets_go(etcd: EtcdServer, tmp_path: Path, fiel
         await until(view, lambda found: found.state.phase == pb.ROLLOUT_PHASE_CANARY)
         switch = pb.RolloutSwitch(reason="an incident", **{field: True})
         set_to = (await client.apply(switch)).revision
-        held = (await until(view, lambda found: found.state.held)).rollouts[ALIAS]
+        held = await until(view, lambda found: found.state.held)
         assert "an incident" in held.state.reason
         await client.apply(pb.RolloutSwitch(revision=set_to))
         done = await ended(view, held.id)
