@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 from collections.abc import AsyncIterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -41,6 +41,7 @@ from tests.integration.rollout.rollout_mesh import (
 )
 from tests.support.certificates import tls_of
 from tests.support.etcd import EtcdServer
+from tests.support.refusals import opened
 from tests.support.registry_service import Client, refused, serving
 from tests.support.registry_service import settings as registry_settings
 
@@ -194,13 +195,10 @@ async def test_who_may_report_and_read(tmp_path: Path) -> None:
             return False
 
         async def report(stub: Any, source: str = "x") -> Any:
-            stream = stub.ReportOutcomes(timeout=20)
-            with contextlib.suppress(asyncio.InvalidStateError):
-                await stream.write(rollout_pb2.ReportOutcomesRequest(source=source, incarnation="1"))
-                if (answer := await stream.read()) is not grpc.aio.EOF:
-                    stream.cancel()
-                    return answer
-            return await stream
+            hello = rollout_pb2.ReportOutcomesRequest(source=source, incarnation="1")
+            stream, answer = await opened(partial(stub.ReportOutcomes, timeout=20), hello)
+            stream.cancel()
+            return answer
 
         slo, scores = rollout_pb2.GetSloStatusRequest(), rollout_pb2.ReportScoresRequest()
         async with stub_of("worker") as stub:
