@@ -38,6 +38,7 @@ from libs.rpc import make_channel
 from libs.safety_filter import Pack, compile_pack, rules_from_json
 from loadtest.evasions import SPECIMENS, Evasion, corpus
 from loadtest.figures import percentile
+from loadtest.helper import helper
 from loadtest.machine import machine
 from services.safety.config import Settings
 
@@ -165,16 +166,10 @@ def _least(run: Callable[[], object], repeats: int) -> float:
 @contextlib.asynccontextmanager
 async def service() -> AsyncIterator[int]:
     """The port of a safety service that runs as a process of its own."""
-    process = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-m", "loadtest.safety_service"), stdout=asyncio.subprocess.PIPE
-    )
-    try:
+    async with helper("-m", "loadtest.safety_service", stdout=asyncio.subprocess.PIPE) as process:
         if process.stdout is None:
             raise RuntimeError("the service has no output")
         yield int(await process.stdout.readline())
-    finally:
-        process.kill()
-        await process.wait()
 
 
 @contextlib.asynccontextmanager
@@ -199,12 +194,8 @@ async def connected(port: int) -> AsyncIterator[MuxClient]:
 @contextlib.asynccontextmanager
 async def elsewhere(port: int) -> AsyncIterator[None]:
     """A process that floods the service with a mebibyte of what costs most beyond ASCII."""
-    process = await asyncio.create_subprocess_exec(sys.executable, "-m", "loadtest.bench_safety", "--flood", str(port))
-    try:
+    async with helper("-m", "loadtest.bench_safety", "--flood", str(port)):
         yield
-    finally:
-        process.kill()
-        await process.wait()
 
 
 async def flood_from_here(port: int) -> None:

@@ -36,6 +36,7 @@ from libs.rpc import make_channel
 from loadtest.accounting import cpu_seconds, machine_cpu_seconds
 from loadtest.figures import medians, percentile, spread, table
 from loadtest.free_core import MODEL
+from loadtest.helper import helper
 from loadtest.machine import machine
 from services.worker.engines.port import Engine, SamplingParams, SequenceRequest, StepOutput
 from services.worker.engines.process import ProcessEngine
@@ -186,17 +187,12 @@ async def torch_part(model: Path, *, repeats: int, steps: int) -> dict[str, list
 @contextlib.asynccontextmanager
 async def worker(variant: Isolation) -> AsyncIterator[tuple[int, list[int]]]:
     """A worker process; its port and the pids to account for."""
-    process = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-m", "loadtest.isolation_worker", variant, str(PACE)), stdout=asyncio.subprocess.PIPE
-    )
-    try:
+    words = ("-m", "loadtest.isolation_worker", variant, str(PACE))
+    async with helper(*words, stdout=asyncio.subprocess.PIPE) as process:
         if process.stdout is None:
             raise RuntimeError("the worker has no output")
         port, engine = map(int, (await process.stdout.readline()).split())
         yield port, [process.pid, *([engine] if engine else [])]
-    finally:
-        process.kill()
-        await process.communicate()
 
 
 def submissions(batch: int, tokens: int, first: int) -> worker_pb2.SessionRequest:

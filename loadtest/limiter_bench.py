@@ -20,7 +20,6 @@ import os
 import random
 import sys
 import time
-from pathlib import Path
 from typing import Any
 
 import uvloop
@@ -36,6 +35,7 @@ from libs.registry import MemoryStore, Put
 from libs.registry.keys import encode, key_of
 from libs.rpc import make_channel
 from libs.service import serve
+from loadtest.helper import helper
 from services.ratelimit.app import build
 from services.ratelimit.config import Settings
 
@@ -47,24 +47,13 @@ _WARM_UP = 2_000
 
 async def measure(decisions: int = 60_000, refusals: int = 6_000) -> dict[str, float]:
     """The figures of the module's docstring. Takes about ten seconds."""
-    child = await asyncio.create_subprocess_exec(
-        sys.executable,
-        "-m",
-        "loadtest.limiter_bench",
-        "--serve",
-        cwd=Path(__file__).parents[1],
-        stdout=asyncio.subprocess.PIPE,
-        stdin=asyncio.subprocess.PIPE,
-    )
-    assert child.stdout is not None
-    try:
+    pipe = asyncio.subprocess.PIPE
+    async with helper("-m", "loadtest.limiter_bench", "--serve", stdin=pipe, stdout=pipe) as child:
+        assert child.stdout is not None
         port = int(await child.stdout.readline())
         async with make_channel(f"127.0.0.1:{port}", tls=None) as channel:
             figures = await _decisions(channel, child.pid, decisions)
             figures["refusal_cpu_us_edge"] = await _refusals(channel, child.pid, refusals)
-    finally:
-        child.terminate()
-        await child.wait()
     return figures
 
 

@@ -19,6 +19,8 @@ log = get_logger(__name__)
 _BATCH, _BATCH_BYTES = 256, 256 << 10
 _FINAL = frozenset((Reason.INVALID_REQUEST, Reason.PERMISSION_DENIED, Reason.PAYLOAD_TOO_LARGE))
 """Refusals that trying again does not change."""
+_NOTE = b"\0"
+"""What is kept and is no record begins so, as no record does: protobuf has no field 0."""
 _TEND_SECONDS = 1.0
 """What a machine that loses its power may lose at most, and the time of one sync."""
 
@@ -78,12 +80,16 @@ class AuditWriter:
         `mark` and for the record's `write`."""
         return self._journal.begin(record.SerializeToString())
 
+    def keep(self, note: bytes) -> int:
+        """Keep what is no record until it is released, or for the next life. Returns its place."""
+        return self._journal.begin(_NOTE + note)
+
     def mark(self, place: int, number: int) -> None:
         """How far it is."""
         self._journal.marks[place] = number
 
     def release(self, place: int) -> None:
-        """What was opened at the place is over, and leaves no record."""
+        """What was opened or kept at the place is over, and leaves no record."""
         self._journal.release(place)
 
     def write(self, record: audit_pb2.Record, place: int = -1, *, traceparent: str = "") -> None:
@@ -97,11 +103,20 @@ class AuditWriter:
             log.error("audit_record_dropped", record_id=record.id)
         self._wake.set()
 
-    def recover(self, lost: Callable[[audit_pb2.Record, int], audit_pb2.Record | None]) -> list[audit_pb2.Record]:
-        """End what former lives of this writer had opened: `lost` makes the record of each, of what was
-        known of it and its last mark; None of what leaves none. Returns them."""
+    def recover(
+        self,
+        lost: Callable[[audit_pb2.Record, int], audit_pb2.Record | None],
+        kept: Callable[[bytes], object],
+    ) -> list[audit_pb2.Record]:
+        """End what former lives of this writer had opened, oldest first: `lost` makes the record of each, of what was
+        known of it and its last mark; None of what leaves none. Returns them. `kept` is given what was kept."""
         records = []
-        for opening in self._journal.lost:
+        # Settlements come behind what they are of: where both are left, what is recorded is what is settled.
+        for opening in sorted(self._journal.lost, key=lambda each: each.number):
+            if opening.payload.startswith(_NOTE):
+                kept(opening.payload.removeprefix(_NOTE))
+                self.release(opening.slot)
+                continue
             record = lost(audit_pb2.Record.FromString(opening.payload), opening.mark)
             if record is None:
                 self.release(opening.slot)

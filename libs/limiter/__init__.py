@@ -3,6 +3,7 @@ that the owner told before, or, while no owner can be reached, out of this proce
 
 from libs.limiter.client import QuotaClient, Reservation
 from libs.limiter.lease import AHEAD, Lease, forget
+from libs.limiter.settlements import Settlements
 from libs.limiter.shared import Diary, Key, SharedLease, SharedLeases
 from libs.limiter.streams import LimiterStreams
 
@@ -14,6 +15,7 @@ __all__ = [
     "LimiterStreams",
     "QuotaClient",
     "Reservation",
+    "Settlements",
     "SharedLease",
     "SharedLeases",
     "forget",

@@ -19,6 +19,7 @@ from weir.quota.v1 import quota_pb2
 from libs.clock import Clock
 from libs.deadlines import Deadline, to_duration, to_seconds
 from libs.errors import Reason, WeirError
+from libs.limiter.settlements import Settlements
 from libs.limiter.streams import LimiterStreams
 from libs.limiter.wire import digests, less, limited, report_of, share_of
 from libs.mux import MuxClient, OnReply, start_decision, tell
@@ -71,6 +72,7 @@ class QuotaClient:
     `start_…` and `grow_here` fails, and nothing waits.
 
     :param lease_seconds: how long a lease outlives this process; it is prolonged four times within.
+    :param settlements: keeps those that were not acknowledged; None: they end with the process.
     :param allowances: False asks the owner of each request.
     :param holders: services whose processes reserve, each of them for itself: while nobody has told a share, a limit
         is parted equally among them.
@@ -84,6 +86,7 @@ class QuotaClient:
         decide_timeout: float,
         end_timeout: float,
         lease_seconds: float,
+        settlements: Settlements | None = None,
         allowances: bool = True,
         holders: Collection[str] = HOLDERS,
     ) -> None:
@@ -93,6 +96,8 @@ class QuotaClient:
         self._end_timeout = end_timeout
         self._lease_seconds = lease_seconds
         self._lease = to_duration(lease_seconds)
+        self._settlements = settlements
+        self._stopping = False
         self._allowances = allowances
         self._bridge: Bridge[quota_pb2.Reserve] = Bridge()
         self._reports: dict[tuple[str, str, str], Reservation] = {}
@@ -106,9 +111,12 @@ class QuotaClient:
         """Keeps the streams open, and the leases of what runs, until cancelled."""
         async with asyncio.TaskGroup() as group:
             group.create_task(self._streams.run(self._on_stream))
-            while True:
-                await asyncio.sleep(self._lease_seconds / _RENEWALS)
-                self._renew(lambda home: True)
+            try:
+                while True:
+                    await asyncio.sleep(self._lease_seconds / _RENEWALS)
+                    self._renew(lambda home: True)
+            finally:
+                self._stopping = True  # what the streams end with now, the next life settles
 
     async def wait_connected(self, timeout: float) -> None:  # noqa: ASYNC109 - the error is ours, not TimeoutError
         """See `LimiterStreams`."""
@@ -258,12 +266,18 @@ class QuotaClient:
         return self._now() + int((deadline.remaining(self._clock) + self._end_timeout) * _SECOND)
 
     def settle(self, settle: quota_pb2.Settle) -> None:
-        """Replace the share by what was used; whether it was over quota is filled in here."""
+        """Replace the share by what was used; that it was over quota is filled in here, of what this life reserved."""
         tenant, request_id = settle.tenant, settle.request_id
         model, tokens, spend = used_of(settle, self._prices)
-        settle.over_quota = self._bridge.settle(tenant, model, request_id, tokens, self._now(), spend=spend)
-        settled = partial(self._settled, (tenant, request_id))
+        if self._bridge.settle(tenant, model, request_id, tokens, self._now(), spend=spend):
+            settle.over_quota = True
+        place = None if self._settlements is None else self._settlements.begin(settle)
+        settled = partial(self._settled, (tenant, request_id), place)
         self._send(self._streams.to(tenant), quota_pb2.QuotaCall(settle=settle), settled, lazy=True)
+
+    def settle_again(self, kept: bytes) -> None:
+        """What a former life of this process had settled, and nobody acknowledged: see `Settlements`."""
+        self.settle(quota_pb2.Settle.FromString(kept))
 
     def _reserved(self, reserve: quota_pb2.Reserve, reply: quota_pb2.QuotaReply, until: int) -> Reservation:
         if reply.HasField("rejected"):
@@ -359,10 +373,12 @@ class QuotaClient:
             self._report(reserve, reply.reserved)
         self._hear_shares(reserve, reply, asked)
 
-    def _settled(self, key: tuple[str, str], reply: object, error: WeirError | None) -> None:
-        """Settling is at-least-once and harmless to lose: the lease ends by itself."""
+    def _settled(self, key: tuple[str, str], place: int | None, reply: object, error: WeirError | None) -> None:
+        """Settling is at-least-once. One that nobody takes in all its time is given up: the lease ends by itself."""
         if error is None:
             self._bridge.taken(key)
+        if self._settlements is not None and (error is None or not self._stopping):
+            self._settlements.end(place)
 
     def _send(self, mux: MuxClient, call: quota_pb2.QuotaCall, on_reply: OnReply, *, lazy: bool = False) -> None:
         """What cannot even be queued: the lease ends by itself, or the next digest says it."""

@@ -17,7 +17,7 @@ from libs.mux.backoff import Backoff
 from libs.mux.codec import Codec, set_call_header
 from libs.mux.core import NEVER, Call, ClientCore, Ended, Outcome, Semantics, Stream
 from libs.mux.endings import MuxCall, OnReply, failure, settle
-from libs.mux.link import Link, cancelled_by_owner
+from libs.mux.link import Link, cancelled_by_owner, greet
 from libs.mux.options import ClientOptions
 from libs.mux.outage import Outage
 from libs.mux.pacer import Pacer
@@ -245,8 +245,7 @@ class MuxClient:
         rpc = self._open_stream()
         try:
             async with asyncio.timeout(self._options.connect_timeout):
-                await rpc.write(self._codec.hello(self._hello))
-                frame = await rpc.read()
+                frame = await greet(rpc, self._codec.hello(self._hello))
         except (*_FAULTS, asyncio.CancelledError) as error:
             rpc.cancel()
             if isinstance(error, asyncio.CancelledError) and cancelled_by_owner():

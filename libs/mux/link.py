@@ -1,10 +1,13 @@
-"""One open stream of the client: whether its peer still answers, and why a task on it was cancelled."""
+"""One open stream of the client: its first words, whether its peer still answers, why a task on it was cancelled."""
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Callable
 from typing import Any
+
+import grpc
 
 from libs.mux.core import Semantics, Stream
 from libs.mux.wake import Wake
@@ -71,6 +74,14 @@ class Link:
             self.asks = True
             self.wake.set()
         self._timer = asyncio.get_running_loop().call_later(self._tick, self._look)
+
+
+async def greet(rpc: Any, hello: Any) -> Any:
+    """Say Hello; returns the first answer. A stream that has ended already, as one that is refused may have, tells why
+    when it is read, and not when it is written on."""
+    with contextlib.suppress(grpc.aio.AioRpcError, asyncio.InvalidStateError):
+        await rpc.write(hello)
+    return await rpc.read()
 
 
 def cancelled_by_owner() -> bool:

@@ -25,7 +25,7 @@ from libs.catalog import Catalog
 from libs.clock import Clock, SystemClock
 from libs.errors import WeirError, from_rpc_error
 from libs.journal import Journal
-from libs.limiter import LimiterStreams, QuotaClient
+from libs.limiter import LimiterStreams, QuotaClient, Settlements
 from libs.mux import Dialer
 from libs.outcomes import OutcomeReporter, Recorder
 from libs.registry import RegistrySnapshot, RegistryView, Source, follow
@@ -83,12 +83,22 @@ class Gateway:
             targets.safety, "safety", safety_stub, safety_pb2, on_stream=lambda stream: self._safety.on_stream(stream)
         )
         self._links = [router_link, safety_link, audit_link]
+        journal = Journal(
+            Path(settings.state_dir or mkdtemp(prefix="weir-gateway-")) / "audit-journal",
+            rng=rng,
+            max_bytes=settings.journal_bytes,
+            # Beside requests, the settlements of those before them.
+            slots=2 * settings.max_active,
+        )
+        source = f"{settings.service}/{settings.instance}"
+        self._audit = AuditWriter(audit_link, journal, source=source, clock=clock, hold=settings.lazy_seconds)
         self._quota = QuotaClient(
             LimiterStreams(dialer, targets.ratelimit, joined=settings.stream_per_owner),
             clock=clock,
             decide_timeout=settings.decide_timeout,
             end_timeout=settings.end_timeout,
             lease_seconds=settings.lease_seconds,
+            settlements=Settlements(self._audit, most=settings.max_active),
             allowances=settings.allowances,
         )
         self._router = RouterClient(
@@ -121,14 +131,6 @@ class Gateway:
             fail_closed=catalog.fails_closed,
         )
         self._workers = WorkerStreams(settings, flush=self._safety.flush)
-        journal = Journal(
-            Path(settings.state_dir or mkdtemp(prefix="weir-gateway-")) / "audit-journal",
-            rng=rng,
-            max_bytes=settings.journal_bytes,
-            slots=settings.max_active,
-        )
-        source = f"{settings.service}/{settings.instance}"
-        self._audit = AuditWriter(audit_link, journal, source=source, clock=clock, hold=settings.lazy_seconds)
         self._outcomes = Recorder(catalog, clock=clock)
         self._pipeline = Pipeline(
             Parts(
@@ -228,8 +230,8 @@ class Gateway:
         return answer
 
     def _recover(self) -> None:
-        """Account for what ran when a former life of this gateway was killed."""
-        lost = self._audit.recover(partial(account.lost, self._pipeline.parts))
+        """Account for what ran when a former life of this gateway was killed, and settle what that had not."""
+        lost = self._audit.recover(partial(account.lost, self._pipeline.parts), self._quota.settle_again)
         if lost:
             log.warning("requests_lost", requests=len(lost))
 

@@ -16,7 +16,7 @@ from libs.catalog import Catalog
 from libs.clock import Clock
 from libs.errors import WeirError
 from libs.journal import Journal
-from libs.limiter import LimiterStreams, QuotaClient
+from libs.limiter import LimiterStreams, QuotaClient, Settlements
 from libs.mux import Dialer, MuxClient
 from libs.outcomes import OutcomeReporter, Recorder
 from libs.registry import RegistrySnapshot
@@ -40,22 +40,23 @@ class Books:
         dialer, targets = Dialer(settings, clock, rng, settings.lazy_seconds), settings.targets
         self._settings = settings
         self._audit_link: MuxClient = dialer.link(targets.audit, "audit", audit_pb2_grpc.AuditServiceStub, audit_pb2)
+        journal = Journal(
+            Path(settings.state_dir or mkdtemp(prefix="weir-predictor-")) / "audit-journal",
+            rng=rng,
+            max_bytes=settings.journal_bytes,
+            # Beside calls, the leases that they draw from, and what these were settled with.
+            slots=3 * settings.max_active,
+        )
+        source, life = f"{settings.service}/{settings.instance}", uuid.UUID(int=rng.getrandbits(128))
+        self._audit = AuditWriter(self._audit_link, journal, source=source, clock=clock, hold=settings.lazy_seconds)
         self._quota = QuotaClient(
             LimiterStreams(dialer, targets.ratelimit, joined=True),
             clock=clock,
             decide_timeout=settings.decide_timeout,
             end_timeout=settings.end_timeout,
             lease_seconds=settings.lease_seconds,
+            settlements=Settlements(self._audit, most=settings.max_active),
         )
-        journal = Journal(
-            Path(settings.state_dir or mkdtemp(prefix="weir-predictor-")) / "audit-journal",
-            rng=rng,
-            max_bytes=settings.journal_bytes,
-            # Beside calls, the leases that they draw from.
-            slots=2 * settings.max_active,
-        )
-        source, life = f"{settings.service}/{settings.instance}", uuid.UUID(int=rng.getrandbits(128))
-        self._audit = AuditWriter(self._audit_link, journal, source=source, clock=clock, hold=settings.lazy_seconds)
         outcomes = Recorder(catalog, clock=clock)
         self.mirrors = Mirrors(
             executors,
@@ -98,7 +99,7 @@ class Books:
         patience = self._settings.leaf_patience
         waits = (self._quota.wait_connected(patience), self._audit_link.wait_connected(patience))
         _log_missing(await asyncio.gather(*waits, return_exceptions=True))
-        lost = self._audit.recover(self.account.lost)
+        lost = self._audit.recover(self.account.lost, self._quota.settle_again)
         if lost:
             log.warning("predictions_lost", requests=len(lost))
 

@@ -40,6 +40,7 @@ from services.admission.app import build
 from services.admission.config import Settings
 from tests.support.certificates import tls_of
 from tests.support.etcd import EtcdServer, EtcdTls
+from tests.support.refusals import opened
 
 ROOT = Path(__file__).resolve().parents[2]
 SHARED = Identity("worker", "worker-a", "shared", "zone-a")
@@ -77,10 +78,9 @@ class Admission:
             "max_context": 512,
         }
         stub = admission_pb2_grpc.AdmissionServiceStub(await self.channel(identity))
-        call = stub.ReportCapacity(wait_for_ready=True)
-        with contextlib.suppress(asyncio.InvalidStateError):  # refused before it was heard; reading says why
-            await call.write(pb.ReportCapacityRequest(hello=pb.WorkerHello(**(hello | said))))
-        assert (await call.read()).HasField("welcome")
+        request = pb.ReportCapacityRequest(hello=pb.WorkerHello(**(hello | said)))
+        call, frame = await opened(partial(stub.ReportCapacity, wait_for_ready=True), request)
+        assert frame.HasField("welcome")
         return call
 
     @property
@@ -140,19 +140,15 @@ async def test_a3_a_session_opens_only_in_the_own_name(admission: Admission, sai
     stub = admission_pb2_grpc.AdmissionServiceStub(
         await admission.channel(Identity("gateway", "gateway-0", zone="zone-a"))
     )
-    nobody = admission_pb2_grpc.AdmissionServiceStub(await admission.channel(Identity("gateway"))).Session()
-    await nobody.write(pb.SessionRequest(hello=mux_pb2.Hello(service="gateway")))
-    assert await nobody.code() is grpc.StatusCode.PERMISSION_DENIED
-    for hello, welcome in ((own | said, False), (own, True)):
-        call = stub.Session(wait_for_ready=True)
-        await call.write(pb.SessionRequest(hello=mux_pb2.Hello(**hello)))
-        if welcome:
-            assert (await call.read()).HasField("welcome")
-            call.cancel()
-        else:
-            with pytest.raises(grpc.aio.AioRpcError) as refused:
-                await call.read()
-            assert from_rpc_error(refused.value).reason is Reason.PERMISSION_DENIED
+    session = partial(stub.Session, wait_for_ready=True)
+    nobody = admission_pb2_grpc.AdmissionServiceStub(await admission.channel(Identity("gateway"))).Session
+    for start, hello in ((nobody, {"service": "gateway"}), (session, own | said)):
+        with pytest.raises(grpc.aio.AioRpcError) as refused:
+            await opened(start, pb.SessionRequest(hello=mux_pb2.Hello(**hello)))
+        assert from_rpc_error(refused.value).reason is Reason.PERMISSION_DENIED
+    call, frame = await opened(session, pb.SessionRequest(hello=mux_pb2.Hello(**own)))
+    assert frame.HasField("welcome")
+    call.cancel()
 
 
 @pytest.mark.parametrize(

@@ -129,10 +129,10 @@ async def test_what_a_killed_life_had_opened_is_ended_once_by_the_next(tmp_path:
         writer.write(record(3), place)
         shutil.copytree(tmp_path / "0", tmp_path / "1")
     async with writing(port, journal(tmp_path / "1")) as (writer, _):
-        assert [each.id for each in writer.recover(ended)] == ["r1", "r2"]
+        assert [each.id for each in writer.recover(ended, nothing)] == ["r1", "r2"]
         shutil.copytree(tmp_path / "1", tmp_path / "2")  # killed again, with the records written and not sent
     async with audit_service(tmp_path, port=port), writing(port, journal(tmp_path / "2")) as (writer, _):
-        assert writer.recover(ended) == []
+        assert writer.recover(ended, nothing) == []
         await writer.drained()
     found = {each["id"]: each["request"] for each in stored(tmp_path)}
     assert {name: each.get("completion_tokens") for name, each in found.items()} == {"r3": None, "r1": 10, "r2": 20}
@@ -142,6 +142,33 @@ async def test_what_a_killed_life_had_opened_is_ended_once_by_the_next(tmp_path:
 def ended(opened: audit_pb2.Record, mark: int) -> audit_pb2.Record:
     opened.request.outcome, opened.request.completion_tokens = "gateway_lost", mark
     return opened
+
+
+def nothing(kept: bytes) -> None:
+    raise AssertionError(f"nobody kept {kept!r}")
+
+
+async def test_what_was_kept_and_not_released_is_given_to_the_next_life_behind_what_is_older(tmp_path: Path) -> None:
+    [port] = free_ports(1)
+    found: list[object] = []
+
+    def lost(opened: audit_pb2.Record, mark: int) -> None:
+        found.append(opened.id)
+
+    async with writing(port, journal(tmp_path / "0")) as (writer, _):
+        released = writer.keep(b"released")
+        older = writer.keep(b"")
+        writer.open(record(1))
+        writer.release(released)
+        writer.keep(b"\0two")  # takes the place of what was released, before that of what is older
+        shutil.copytree(tmp_path / "0", tmp_path / "1")
+        writer.release(older)
+    async with writing(port, journal(tmp_path / "1")) as (writer, _):
+        assert writer.recover(lost, found.append) == []
+        assert found == [b"", "r1", b"\0two"]
+        shutil.copytree(tmp_path / "1", tmp_path / "2")
+    async with writing(port, journal(tmp_path / "2")) as (writer, _):
+        assert writer.recover(ended, nothing) == []
 
 
 async def test_batches_are_as_long_as_one_commit_of_the_service_may_be(tmp_path: Path) -> None:

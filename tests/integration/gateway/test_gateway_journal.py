@@ -8,11 +8,12 @@ from pathlib import Path
 
 import grpc
 from weir.inference.v1 import inference_pb2, inference_pb2_grpc
+from weir.quota.v1 import quota_pb2
 from weir.registry.v1 import registry_pb2
 
 from libs.apikeys import recorded_as
 from libs.errors import Reason
-from tests.support.leaves import Rig, rig
+from tests.support.leaves import Held, Rig, rig
 from tests.support.native_stream import HEADERS, Stream, ids, refusal, taken
 from tests.support.openai_call import chat
 from tests.support.tokenizer import write_byte_tokenizer
@@ -63,6 +64,50 @@ async def test_what_ran_when_it_was_killed_is_recorded_and_settled_by_the_next_l
             await (await taken(third.workers[0])).finish()
             await stream.rest()
         assert (await asyncio.wait_for(third.records.get(), 20)).request.outcome == "stop"  # and nothing twice
+
+
+def settles(call: quota_pb2.QuotaCall) -> bool:
+    return call.HasField("settle")
+
+
+async def test_what_was_recorded_and_whose_settlement_nobody_acknowledged_is_settled_again(tmp_path: Path) -> None:
+    """Killed between the two, a request would be billed and count for no limit."""
+    model, state, killed = model_in(tmp_path), tmp_path / "state", tmp_path / "killed"
+    async with rig(model, state) as first:
+        limiter = Held(first.quota, settles)
+        async with Stream(first, max_tokens=8) as stream:
+            await (await taken(first.workers[0])).last(ids("abc"))
+            await stream.rest()
+        recorded = (await asyncio.wait_for(first.records.get(), 20)).request
+        told = (await limiter.question()).settle
+        shutil.copytree(state, killed)
+        limiter.go.set()
+        await asyncio.wait_for(first.settled.get(), 20)
+    async with rig(model, killed) as second:
+        again = await asyncio.wait_for(second.settled.get(), 20)
+        assert second.settled.empty()
+        assert second.records.empty()
+    assert recorded.completion_tokens == 3
+    assert again == told
+    assert (again.tokens, again.prompt_tokens) == (5, 2)
+    for former in (state, killed):  # where it was acknowledged, that is all
+        async with rig(model, former) as third:
+            async with Stream(third, max_tokens=8) as stream:
+                await (await taken(third.workers[0])).last(ids("a"))
+                await stream.rest()
+            assert (await asyncio.wait_for(third.settled.get(), 20)).tokens == 3
+
+
+async def test_a_gateway_that_leaves_while_the_limiter_is_away_settles_when_it_is_back(tmp_path: Path) -> None:
+    model, state = model_in(tmp_path), tmp_path / "state"
+    async with rig(model, state) as first:
+        limiter = Held(first.quota, settles)
+        async with Stream(first, max_tokens=8) as stream:
+            await (await taken(first.workers[0])).last(ids("abc"))
+            await stream.rest()
+        told = (await limiter.question()).settle
+    async with rig(model, state) as second:
+        assert await asyncio.wait_for(second.settled.get(), 20) == told
 
 
 async def test_a_stream_that_was_gone_on_with_is_billed_for_what_came_since(tmp_path: Path) -> None:

@@ -17,6 +17,7 @@ from libs.mux import Codec, MuxServer
 from libs.pki import ensure_ca, issue
 from libs.rpc import make_channel, make_server
 from libs.rpc.server import bind
+from tests.support.refusals import opened
 
 
 def files(directory, service: str) -> TlsFiles:
@@ -47,12 +48,9 @@ async def serving(directory):
 
 async def open_as(address: str, tls: TlsFiles, calls_itself: str):
     async with make_channel(address, tls=tls, server_name="ratelimit.weir.internal") as channel:
-        rpc = quota_pb2_grpc.QuotaServiceStub(channel).Session()
-        with contextlib.suppress(grpc.aio.AioRpcError):  # refused before it could write: the read tells why
-            await rpc.write(
-                quota_pb2.SessionRequest(hello=mux_pb2.Hello(service=calls_itself, instance=f"{calls_itself}-0"))
-            )
-        return (await rpc.read()).WhichOneof("frame")
+        hello = quota_pb2.SessionRequest(hello=mux_pb2.Hello(service=calls_itself, instance=f"{calls_itself}-0"))
+        _, frame = await opened(quota_pb2_grpc.QuotaServiceStub(channel).Session, hello)
+        return frame.WhichOneof("frame")
 
 
 async def test_the_certificate_decides_who_may_open_a_stream(tmp_path):

@@ -456,6 +456,49 @@ async def test_frames_out_of_order_end_the_stream_with_a_reason():
         assert await rpc.code() is grpc.StatusCode.INVALID_ARGUMENT
 
 
+class Over:
+    """A stream whose end has come before the first word is said on it."""
+
+    def __init__(self, rpc: Any) -> None:
+        self._rpc = rpc
+
+    async def write(self, frame: Any) -> None:
+        await self._rpc.code()
+        await self._rpc.write(frame)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._rpc, name)
+
+
+async def test_a_stream_that_is_refused_before_hello_is_written_is_told_as_refused():
+    refusals: asyncio.Queue[WeirError] = asyncio.Queue()
+
+    class Refusing(quota_pb2_grpc.QuotaServiceServicer):
+        async def Session(self, request_iterator, context):  # noqa: N802
+            raise WeirError(Reason.NOT_OWNER, "it is elsewhere", limit="7@10.0.0.1:1")
+
+    server = make_server()
+    quota_pb2_grpc.add_QuotaServiceServicer_to_server(Refusing(), server)
+    port = bind(server, "127.0.0.1:0", tls=None)
+    await server.start()
+    async with make_channel(f"127.0.0.1:{port}", tls=None, translate_errors=False) as channel:
+        session = quota_pb2_grpc.QuotaServiceStub(channel).Session
+        client = MuxClient(
+            open_stream=lambda: Over(session(wait_for_ready=True)),
+            codec=CODEC,
+            hello=HELLO,
+            clock=CLOCK,
+            rng=random.Random(1),
+            on_refused=refusals.put_nowait,
+        )
+        running = asyncio.create_task(client.run())
+        refusal = await asyncio.wait_for(refusals.get(), 20)
+        running.cancel()
+        await asyncio.gather(running, return_exceptions=True)
+    await server.stop(None)
+    assert (refusal.reason, refusal.limit) == (Reason.NOT_OWNER, "7@10.0.0.1:1")
+
+
 async def test_calls_past_their_deadline_or_without_one_are_not_executed():
     executed: list[Any] = []
 

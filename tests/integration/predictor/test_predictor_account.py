@@ -240,6 +240,18 @@ async def test_what_a_killed_predictor_left_is_recorded_and_settled_by_its_next_
         await until(lambda: made.report().tokens.remaining == 997)
 
 
+async def test_rows_that_were_settled_and_nobody_acknowledged_are_settled_by_the_next_life(tmp_path: Path) -> None:
+    state, killed = tmp_path / "state", tmp_path / "killed"
+    async with world(tmp_path, state=state) as made:
+        await made.rig.infer(question(X))
+        await made.records(1)
+        await made.node.kill()
+        made.books.account.drain()
+        shutil.copytree(state / "audit-journal", killed / "audit-journal")  # as the kernel has it
+    async with world(tmp_path / "second", state=killed) as made:
+        await until(lambda: made.report().tokens.remaining == 997)
+
+
 async def test_a_tenant_that_must_be_audited_is_refused_while_it_cannot_be(tmp_path: Path) -> None:
     async with world(tmp_path) as made:
         await made.put(pb.Tenant(id="acme", plan=pb.PLAN_PAID, audit_required=True))

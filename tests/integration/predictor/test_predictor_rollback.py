@@ -104,7 +104,7 @@ class Traffic:
         async with following(self.rig.store) as view, asyncio.timeout(50):
 
             def over(snapshot: Any) -> bool:
-                return snapshot.rollouts["m"].state.HasField("ended_at")
+                return "m" in snapshot.rollouts and snapshot.rollouts["m"].state.HasField("ended_at")
 
             ended = asyncio.ensure_future(view.wait_until(over))
             while not ended.done():

@@ -295,15 +295,20 @@ async def reporting(gateway: Gateway) -> AsyncIterator[Gateway]:
         await asyncio.wait((task,))
 
 
-async def ended(view: RegistryView, identity: str = "r1") -> registry_pb2.Rollout:
-    """The rollout, once it has ended."""
+async def until(view: RegistryView, condition: Callable[[registry_pb2.Rollout], bool]) -> registry_pb2.Rollout:
+    """The rollout, once there is one and it is so: a view hears of what was written a little later."""
 
-    def over(snapshot: RegistrySnapshot) -> bool:
+    def holds(snapshot: RegistrySnapshot) -> bool:
         found = snapshot.rollouts.get(ALIAS)
-        return found is not None and found.id == identity and found.state.HasField("ended_at")
+        return found is not None and condition(found)
 
     async with asyncio.timeout(BOUND):
-        return (await view.wait_until(over)).rollouts[ALIAS]
+        return (await view.wait_until(holds)).rollouts[ALIAS]
+
+
+async def ended(view: RegistryView, identity: str = "r1") -> registry_pb2.Rollout:
+    """The rollout, once it has ended."""
+    return await until(view, lambda found: found.id == identity and found.state.HasField("ended_at"))
 
 
 def store_of(endpoint: str) -> EtcdStore:

@@ -13,7 +13,7 @@ from weir.rollout.v1 import rollout_pb2 as pb
 from weir.rollout.v1 import rollout_pb2_grpc
 
 from libs.errors import Reason, WeirError
-from libs.registry import RegistrySnapshot, RegistryView, keys
+from libs.registry import RegistrySnapshot, keys
 from libs.rpc import make_channel
 from tests.integration.rollout.rollout_mesh import (
     ALIAS,
@@ -35,6 +35,7 @@ from tests.integration.rollout.rollout_mesh import (
     seconds,
     settings,
     store_of,
+    until,
     worker,
     write,
 )
@@ -50,12 +51,6 @@ def with_shadow() -> registry_pb2.Rollout:
 
 def points_to(snapshot: RegistrySnapshot) -> list[str]:
     return [target.model_version for target in snapshot.aliases[ALIAS].targets]
-
-
-async def until(view: RegistryView, condition: Any) -> registry_pb2.Rollout:
-    async with asyncio.timeout(BOUND):
-        found = await view.wait_until(lambda s: ALIAS in s.rollouts and condition(s.rollouts[ALIAS]))
-    return found.rollouts[ALIAS]
 
 
 async def test_a_healthy_version_goes_through_shadow_and_steps_to_everything(etcd: EtcdServer) -> None:

@@ -5,12 +5,12 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 
 import pytest
 from weir.registry.v1 import registry_pb2
 
-from libs.registry import RegistrySnapshot, RegistryView
+from libs.registry import RegistryView
 from tests.integration.rollout.rollout_mesh import (
     ALIAS,
     BOUND,
@@ -28,6 +28,7 @@ from tests.integration.rollout.rollout_mesh import (
     seconds,
     settings,
     store_of,
+    until,
     version,
     worker,
     write,
@@ -70,14 +71,6 @@ async def bury(store: MortalStore) -> None:
     await store_of_heir(store).lease_revoke(store.leases[-1])
 
 
-async def reached(view: RegistryView, condition: Callable[[registry_pb2.RolloutState], bool]) -> None:
-    def there(snapshot: RegistrySnapshot) -> bool:
-        return ALIAS in snapshot.rollouts and condition(snapshot.rollouts[ALIAS].state)
-
-    async with asyncio.timeout(BOUND):
-        await view.wait_until(there)
-
-
 @AROUND
 @pytest.mark.parametrize("action", ["Hold", "Resume"])
 async def test_at_a_hold_and_its_end(etcd: EtcdServer, action: str, after: bool) -> None:
@@ -89,11 +82,11 @@ async def test_at_a_hold_and_its_end(etcd: EtcdServer, action: str, after: bool)
     mortal = MortalStore(store, action=f"rollout.{action}", times=1, after=after)
     async with following(store) as view, doomed(mortal, view):
         await write(store, planned)
-        await reached(view, lambda state: state.phase == registry_pb2.ROLLOUT_PHASE_CANARY)
+        await until(view, lambda found: found.state.phase == registry_pb2.ROLLOUT_PHASE_CANARY)
         await write(store, registry_pb2.RolloutSwitch(freeze=True, reason="an incident"))
-        await reached(view, lambda state: state.held and "an incident" in state.reason)
+        await until(view, lambda found: found.state.held and "an incident" in found.state.reason)
         await write(store, registry_pb2.RolloutSwitch())
-        await reached(view, lambda state: not state.held)
+        await until(view, lambda found: not found.state.held)
         async with asyncio.timeout(BOUND):
             await mortal.dead.wait()
         assert list(view.snapshot.rollouts[ALIAS].state.weights) == [1000]
@@ -117,7 +110,7 @@ async def test_at_an_easing(etcd: EtcdServer, after: bool) -> None:
     mortal = MortalStore(store, action="rollout.Ease", times=1, after=after)
     async with following(store) as view, doomed(mortal, view, batch=40):
         await write(store, planned)
-        await reached(view, lambda state: list(state.weights) == [500])
+        await until(view, lambda found: list(found.state.weights) == [500])
         async with asyncio.timeout(BOUND):
             await mortal.dead.wait()
         entries = await history(store)
@@ -140,7 +133,7 @@ async def test_in_an_experiment(etcd: EtcdServer, action: str, after: bool) -> N
     mortal = MortalStore(store, action=f"rollout.{action}", times=1, after=after)
     async with following(store) as view, doomed(mortal, view):
         await write(store, planned)
-        await reached(view, lambda state: list(state.weights) == [2000, 0])
+        await until(view, lambda found: list(found.state.weights) == [2000, 0])
         async with asyncio.timeout(BOUND):
             await mortal.dead.wait()
         entries = await history(store)

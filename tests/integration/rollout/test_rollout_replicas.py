@@ -32,6 +32,7 @@ from tests.integration.rollout.rollout_mesh import (
     seconds,
     settings,
     store_of,
+    until,
     write,
 )
 from tests.support.etcd import EtcdServer
@@ -75,15 +76,10 @@ async def test_the_other_replica_goes_on(etcd: EtcdServer, tmp_path: Path, kill:
             gateway = Gateway(view, one, quality)
             async with reporting(gateway), reporting(gateway.also(two)):
                 planned = rollout(steps=(1000, 5000))
-                planned.steps[1].min_duration.CopyFrom(seconds(0.5))
+                planned.steps[1].min_duration.CopyFrom(seconds(2.0))  # until the first one is gone
                 await write(store, planned)
-                async with asyncio.timeout(BOUND):
-                    await view.wait_until(
-                        lambda s: (
-                            s.rollouts[ALIAS].state.phase == registry_pb2.ROLLOUT_PHASE_CANARY
-                            and s.rollouts[ALIAS].state.step == 1
-                        )
-                    )
+                canary = registry_pb2.ROLLOUT_PHASE_CANARY
+                await until(view, lambda found: found.state.phase == canary and found.state.step == 1)
                 leader = await store.get(keys.LEADERS + "rollout")
                 assert leader is not None
                 assert leader.value == b"rollout-0"

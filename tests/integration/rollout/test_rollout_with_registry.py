@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 from collections.abc import AsyncIterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,13 +16,12 @@ from weir.rollout.v1 import rollout_pb2, rollout_pb2_grpc
 from libs.authority.identity import Operator
 from libs.config import TlsFiles
 from libs.errors import Reason
-from libs.registry import MemoryStore, RegistrySnapshot, RegistryView, Store
+from libs.registry import MemoryStore, Store
 from libs.rpc import make_channel
 from libs.service.process import serve
 from services.rollout.app import build
 from tests.integration.rollout.rollout_mesh import (
     ALIAS,
-    BOUND,
     NEW,
     OLD,
     WATCH,
@@ -37,10 +36,12 @@ from tests.integration.rollout.rollout_mesh import (
     seconds,
     settings,
     store_of,
+    until,
     write,
 )
 from tests.support.certificates import tls_of
 from tests.support.etcd import EtcdServer
+from tests.support.refusals import opened
 from tests.support.registry_service import Client, refused, serving
 from tests.support.registry_service import settings as registry_settings
 
@@ -71,11 +72,6 @@ async def start(client: Client, rollout: pb.Rollout) -> pb.Rollout:
 
 def steer(how: pb.Steering) -> pb.SteerRolloutRequest:
     return pb.SteerRolloutRequest(alias=ALIAS, steering=how, change=pb.ChangeOptions(reason="I say so"))
-
-
-async def until(view: RegistryView, condition: Any) -> RegistrySnapshot:
-    async with asyncio.timeout(BOUND):
-        return await view.wait_until(lambda s: ALIAS in s.rollouts and condition(s.rollouts[ALIAS]))
 
 
 async def prepared(store: Store) -> None:
@@ -138,7 +134,7 @@ async def test_a_switch_holds_and_lets_go(etcd: EtcdServer, tmp_path: Path, fiel
         await until(view, lambda found: found.state.phase == pb.ROLLOUT_PHASE_CANARY)
         switch = pb.RolloutSwitch(reason="an incident", **{field: True})
         set_to = (await client.apply(switch)).revision
-        held = (await until(view, lambda found: found.state.held)).rollouts[ALIAS]
+        held = await until(view, lambda found: found.state.held)
         assert "an incident" in held.state.reason
         await client.apply(pb.RolloutSwitch(revision=set_to))
         done = await ended(view, held.id)
@@ -199,13 +195,10 @@ async def test_who_may_report_and_read(tmp_path: Path) -> None:
             return False
 
         async def report(stub: Any, source: str = "x") -> Any:
-            stream = stub.ReportOutcomes(timeout=20)
-            with contextlib.suppress(asyncio.InvalidStateError):
-                await stream.write(rollout_pb2.ReportOutcomesRequest(source=source, incarnation="1"))
-                if (answer := await stream.read()) is not grpc.aio.EOF:
-                    stream.cancel()
-                    return answer
-            return await stream
+            hello = rollout_pb2.ReportOutcomesRequest(source=source, incarnation="1")
+            stream, answer = await opened(partial(stub.ReportOutcomes, timeout=20), hello)
+            stream.cancel()
+            return answer
 
         slo, scores = rollout_pb2.GetSloStatusRequest(), rollout_pb2.ReportScoresRequest()
         async with stub_of("worker") as stub:

@@ -12,7 +12,7 @@ import pytest
 from google.rpc import error_details_pb2
 from grpc_status import rpc_status
 
-from libs.errors import Reason, WeirError
+from libs.errors import Reason, WeirError, from_rpc_error
 from libs.rpc import make_channel, make_server
 from libs.rpc.server import bind
 
@@ -336,3 +336,14 @@ async def test_a_refusal_keeps_the_trailers_that_were_set(probe: Probe, translat
     failure = caught.value.__cause__
     assert isinstance(failure, grpc.aio.AioRpcError)
     assert dict(failure.trailing_metadata() or ())["x-limit"] == "5"
+
+
+async def test_a_status_that_a_failed_write_has_hidden_is_one_to_ask_for_again() -> None:
+    """As grpc.aio leaves a stream that ended while it was written on: what it says of it must be known here."""
+    async with grpc.aio.insecure_channel("127.0.0.1:1") as channel:
+        call: Any = channel.stream_stream("/weir.test.Probe/Any")(wait_for_ready=True)
+        call._cython_call.set_internal_error("Failed grpc_call_start_batch")
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await call.read()
+    assert caught.value.code() is grpc.StatusCode.INTERNAL
+    assert from_rpc_error(caught.value).reason is Reason.DEPENDENCY_UNAVAILABLE
