@@ -193,7 +193,7 @@ async def test_nobody_is_known_beyond_the_credentials_own_expiry(edge: Edge, htt
     edge.upstreams.auth.good.discard(key["authorization"])
     began = asyncio.get_running_loop().time()
     while await chat(http, key) == 200:
-        assert asyncio.get_running_loop().time() < began + 1.0, "it would be gone by for longer without its expiry"
+        assert asyncio.get_running_loop().time() < began + 30.0, "it would be gone by for longer without its expiry"
     assert asked.of[0] == 2
 
 

@@ -105,7 +105,7 @@ async def test_who_must_be_checked_waits_until_a_check_that_stands_still_is_aske
     model = tmp_path / "model"
     model.mkdir()
     async with (
-        rig(write_byte_tokenizer(model), tmp_path / "state", decide_timeout=0.05, filter_grace=20.0) as mesh,
+        rig(write_byte_tokenizer(model), tmp_path / "state", decide_timeout=1.0, filter_grace=20.0) as mesh,
         asyncio.timeout(20),
     ):
         leaf, (link,) = frozen_of(mesh, "safety")

@@ -409,11 +409,11 @@ signal.pause()
 async def test_f7_a_process_that_hangs_in_a_start_after_the_first_is_started_anew(tmp_path: Path) -> None:
     port = free_port()
     marks, probe = str(tmp_path / "marks"), TcpProbe(port=port)
-    late = python("late", LATE, str(port), marks, readiness=probe, ready_timeout=2.0, stop_grace=0.05)
+    late = python("late", LATE, str(port), marks, readiness=probe, ready_timeout=3.0, stop_grace=0.05)
     async with running(tmp_path, late, liveness=IMPATIENT) as supervisor:
         await until_state(supervisor, "up")
         supervisor.kill("late", signal.SIGKILL)
-        status = await until(supervisor, lambda p: p["late"]["ready"] and p["late"]["restarts"] == 2)
+        status = await until(supervisor, lambda p: p["late"]["ready"] and p["late"]["restarts"] >= 2)
         assert status["state"] == "up"
 
 

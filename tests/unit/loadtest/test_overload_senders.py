@@ -180,7 +180,7 @@ async def test_a_request_that_is_given_up_takes_its_connection_along() -> None:
 
 async def test_a_client_that_waited_too_long_says_so() -> None:
     async with edge(HEAD, hang=True) as (address, _):
-        assert await send(address, timeout=0.1) == ("CLIENT_TIMEOUT", 0, "zone-b")
+        assert await send(address, timeout=1.0) == ("CLIENT_TIMEOUT", 0, "zone-b")
 
 
 async def test_a_connection_that_breaks_is_told_apart() -> None:
