@@ -10,9 +10,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from services.cli.app import printable, warn
+from services.cli.tables import layout
 
 WIDTH = 100
-"""Columns of a table in a pipe, and at least on a terminal."""
+"""Columns of a table in a pipe."""
 _COLOURS = {"created": "32", "changed": "33", "deleted": "31", "pruned": "31", "unchanged": "2", "bold": "1"}
 _NEXT = {
     "CONFLICT": "look at it again with `weir get` or `weir diff`, then repeat",
@@ -48,42 +49,37 @@ def print_table(
     empty: str,
     wide: bool = False,
     extra: Sequence[str] = (),
+    least: Sequence[str] = (),
 ) -> None:
     """Prints rows under headings; `empty` when there are none. See `table_lines`."""
     made = list(rows)
-    print(*(table_lines(columns, made, wide=wide, extra=extra) if made else (empty,)), sep="\n")
+    print(*(table_lines(columns, made, wide=wide, extra=extra, least=least) if made else (empty,)), sep="\n")
 
 
 def table_lines(
-    columns: Sequence[str], rows: Iterable[Sequence[object]], *, wide: bool = False, extra: Sequence[str] = ()
+    columns: Sequence[str],
+    rows: Iterable[Sequence[object]],
+    *,
+    wide: bool = False,
+    extra: Sequence[str] = (),
+    least: Sequence[str] = (),
 ) -> list[str]:
-    """A table.
+    """A table; see `tables.layout`.
 
-    :param wide: whole cells, and the columns `extra` too; else it fits the terminal, or 100 columns in a pipe.
+    :param wide: whole lines, and the columns `extra` too; else it fits the terminal, or 100 columns in a pipe.
+    :param least: columns that go first where it does not fit, the least important first.
     """
     shown = [index for index, name in enumerate(columns) if wide or name not in extra]
     made = [[columns[index] for index in shown]]
     made += [[cell(row[index]) for index in shown] for row in rows]
-    widths = [max(map(len, column)) for column in zip(*made, strict=True)]
-    if not wide:
-        most = max(WIDTH, shutil.get_terminal_size((WIDTH, 0)).columns) if sys.stdout.isatty() else WIDTH
-        _shrink(widths, most - 2 * len(widths) + 2)
-    lines = [
-        "  ".join(_cut(text, width).ljust(width) for text, width in zip(row, widths, strict=True)).rstrip()
-        for row in made
-    ]
-    return [paint(lines[0], "bold"), *lines[1:]]
+    found = layout(made, None if wide else terminal_width(), least)
+    note = [f"(no room for {', '.join(found.gone)}: -o wide)"] if found.gone else []
+    return [*(paint(line, "bold") for line in found.headings), *found.body, *note]
 
 
-def _shrink(widths: list[int], most: int) -> None:
-    """Takes from the widest, and from the first only when it is the widest by far: names are what is typed again."""
-    while sum(widths) > most:
-        index = max(range(len(widths)), key=lambda each: widths[each] / (1 if each else 3))
-        widths[index] -= 1
-
-
-def _cut(text: str, width: int) -> str:
-    return text if len(text) <= width else text[: width - 1] + "…"
+def terminal_width() -> int:
+    """Columns of the terminal, or `WIDTH` in a pipe."""
+    return shutil.get_terminal_size((WIDTH, 0)).columns if sys.stdout.isatty() else WIDTH
 
 
 def print_fields(fields: Iterable[tuple[str, object]]) -> None:

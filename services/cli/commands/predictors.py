@@ -15,6 +15,7 @@ _COLUMNS = (
     *("QUEUE", "INPUT", "INFER", "OUTPUT"),
 )
 _WIDE = ("ZONE", "CACHED", "INPUT", "OUTPUT")
+_LEAST = ("ROWS/EXEC", "EXECUTIONS", "QUEUE", "INFER", "ROWS", "FAILED")
 _PREFIX = "weir_predictor_"
 _COUNTED = {
     "inference_request_success_total": "ok",
@@ -38,7 +39,13 @@ def predictors(output: Output = "table") -> None:
     if output == "json":
         print_json({"predictors": rows})
         return
-    print_table(_COLUMNS, map(cells, rows), empty="no predictors are registered", wide=output == "wide", extra=_WIDE)
+    print_table(
+        *(_COLUMNS, map(cells, rows)),
+        empty="no predictors are registered",
+        wide=output == "wide",
+        extra=_WIDE,
+        least=_LEAST,
+    )
     if why := [(row["predictor"], row["version"], row["detail"]) for row in rows if row["detail"]]:
         print()
         print_table(("PREDICTOR", "VERSION", "WHY"), why, empty="")

@@ -21,6 +21,7 @@ _ARMS = (
     *("TTFT P50", "P95", "P99", "ITL P50", "ITL P95", "$/1K TOKENS", "$/REQUEST"),
 )
 _ARMS_WIDE = ("MIRRORED", "COMPLETED", "P99", "ITL P95", "$/REQUEST")
+_ARMS_LEAST = ("$/1K TOKENS", "ITL P50", "P95", "MEASURED")
 
 
 def phase_name(rollout: Any) -> str:
@@ -84,7 +85,8 @@ def status_lines(status: Any, *, wide: bool = False) -> list[str]:
     lines = [f"{name:<14} {value}" for name, value in head]
     metrics = sorted({metric for arm in status.arms for metric in arm.scores})
     arms = [arm_cells(arm, metrics) for arm in status.arms]
-    lines += ["", *table_lines((*_ARMS, *map(str.upper, metrics)), arms, wide=wide, extra=_ARMS_WIDE)]
+    columns = (*_ARMS, *map(str.upper, metrics))
+    lines += ["", *table_lines(columns, arms, wide=wide, extra=_ARMS_WIDE, least=_ARMS_LEAST)]
     for columns, rows in (
         (("GATE", "ARM", "SAYS", "DIFFERENCE", "BETWEEN", "SAMPLES"), [_gate(each) for each in status.gates]),
         (("WORKER", "ZONE", "VERSION", "STATE", "DETAIL"), [_worker(each) for each in status.workers]),

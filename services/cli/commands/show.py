@@ -123,7 +123,8 @@ def print_resources(kinds: Sequence[Any], found: Sequence[Any], *, wide: bool = 
     for number, (kind, rows) in enumerate(shown):
         columns, extra = headings(kind)
         print("\n" * bool(number), end="")
-        print_table(columns, rows, empty="nothing there" if several else f"no {kind.plural}", wide=wide, extra=extra)
+        empty = "nothing there" if several else f"no {kind.plural}"
+        print_table(columns, rows, empty=empty, wide=wide, extra=extra, least=columns[:1:-1])
 
 
 def print_differences(changes: Iterable[tuple[str, Any, Any]]) -> None:

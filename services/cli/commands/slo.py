@@ -59,7 +59,7 @@ def print_budgets(budgets: Iterable[Any], *, wide: bool = False) -> None:
         for route, tier, each in found
     ]
     nothing = "nothing is known of objectives: none is declared (`weir get slos`), or no gateway has reported"
-    print_table(columns, rows, empty=nothing, wide=wide, extra=("GOOD", "BAD"))
+    print_table(columns, rows, empty=nothing, wide=wide, extra=("GOOD", "BAD"), least=columns[:6:-1])
 
 
 def show_left(consumed: float) -> str:

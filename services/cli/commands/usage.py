@@ -44,7 +44,8 @@ def show(
         print_json({"rows": [{**value, **row} for value, row in zip(values, rows, strict=True)]})
         return
     columns = (*(name.upper() for name in names), *_COLUMNS)
-    print_table(columns, map(_cells, answer.rows), empty="nothing was used", wide=output == "wide", extra=_WIDE)
+    rows = map(_cells, answer.rows)
+    print_table(columns, rows, empty="nothing was used", wide=output == "wide", extra=_WIDE, least=("ROWS", "PROMPT"))
 
 
 def reconcile(

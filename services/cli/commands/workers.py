@@ -21,6 +21,7 @@ _COLUMNS = (
     *("FRAG", "HITS", "PREEMPT", "STEP", "PREFILL/S", "AGE", "NUMERICS"),
 )
 _WIDE = ("ZONE", "SWAP", "KV FREE", "FRAG", "PREEMPT", "STEP", "PREFILL/S", "NUMERICS")
+_LEAST = ("AGE", "HITS", "WAIT", "ENGINE", "KV USED", "POOL")
 
 
 def workers(output: Output = "table") -> None:
@@ -30,7 +31,13 @@ def workers(output: Output = "table") -> None:
     if output == "json":
         print_json({"workers": rows})
         return
-    print_table(_COLUMNS, map(cells, rows), empty="no workers are registered", wide=output == "wide", extra=_WIDE)
+    print_table(
+        *(_COLUMNS, map(cells, rows)),
+        empty="no workers are registered",
+        wide=output == "wide",
+        extra=_WIDE,
+        least=_LEAST,
+    )
     for line in apart(rows):
         print(line)
     if coming := not_ready(rows):

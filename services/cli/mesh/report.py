@@ -119,6 +119,7 @@ curl:
     -d '{{"model": "{model}", "stream": true, "messages": [{{"role": "user", "content": "Tell me about rivers."}}]}}'
 
 openai:
+  import os, ssl, openai
   env = os.environ
   http = openai.DefaultHttpxClient(verify=ssl.create_default_context(cafile=env["WEIR_CA"]))
   client = openai.OpenAI(base_url=env["WEIR_EDGE_TLS_URL"] + "/v1", api_key=env["WEIR_KEY_ACME"], http_client=http)
@@ -127,6 +128,7 @@ openai:
       print(chunk.choices[0].delta.content or "", end="", flush=True)
 
 gRPC inside the mesh, over xDS and mTLS as the workload demo-client (GRPC_XDS_BOOTSTRAP comes from the file above):
+  import os, weir.client
   env = os.environ
   tls = weir.client.Tls(ca=env["WEIR_CA"], cert=env["WEIR_CLIENT_CERT"], key=env["WEIR_CLIENT_KEY"])
   async with weir.client.Client("xds:///gateway.weir.internal", tls=tls) as client:
@@ -140,6 +142,7 @@ gRPC inside the mesh, over xDS and mTLS as the workload demo-client (GRPC_XDS_BO
 
 def _predicting(model: str) -> str:
     return f"""tritonclient (predictions; also http and asyncio, docs/predictions.md):
+  import os, numpy, tritonclient.grpc
   env = os.environ
   client = tritonclient.grpc.InferenceServerClient(
       env["WEIR_EDGE_TLS_URL"].removeprefix("https://"), ssl=True, root_certificates=env["WEIR_CA"])

@@ -26,7 +26,7 @@ async def test_grants_add_up_and_are_taken_back_one_by_one(full: Operator) -> No
         "pinned_namespaces": ["lab"],
         "dry_run": False,
     }
-    assert "they make them" in (await full("history", "model-grant", "plan:gold")).out
+    assert "they make them" in (await full("history", "model-grant", "plan:gold", "-o", "wide")).out
     left = await full("models", "revoke", "plan:gold", "--model", "weir-fast", "--pinned", "lab")
     assert left.code == 0, left.err
     assert await granted(full, "plan:gold") == {"namespaces": ["lab"]}
