@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections import OrderedDict, deque
 from collections.abc import Iterable, Iterator, Mapping
+from itertools import islice
 from typing import Generic, NamedTuple, TypeVar
 
 from libs.quota.budget import BudgetSpec
@@ -13,7 +15,6 @@ from libs.quota.types import Admitted, Ask, Denied, LimitSpec, SettledAlready
 from libs.quota.window import MINUTE_NS
 
 T = TypeVar("T")
-_MOST_ACCOUNTS = 50_000
 
 
 class _Running(NamedTuple, Generic[T]):
@@ -68,12 +69,18 @@ class Bridge(Generic[T]):
 
     At any moment, what was given out here and may not have come to the owner, and what is left to be given out, are
     together within what the owner holds for this gateway.
+
+    :param retry_ns: the hint given while open leases are in the way and none has ever ended.
+    :param max_idle_tenants: above this many tenants, those of which nothing is on its way are forgotten.
     """
 
-    def __init__(self, *, retry_ns: int = 1_000_000_000) -> None:
-        self._ledger = Ledger(retry_ns=retry_ns, money_needs_share=True)
+    def __init__(self, *, retry_ns: int = 1_000_000_000, max_idle_tenants: int = 50_000) -> None:
+        self._ledger = Ledger(retry_ns=retry_ns, money_needs_share=True, max_idle_tenants=max_idle_tenants)
+        self._max_idle_tenants = max_idle_tenants
         self._running: dict[Key, _Running[T]] = {}
-        self._accounts: dict[str, _Account] = {}
+        self._accounts: OrderedDict[str, _Account] = OrderedDict()
+        self._given: deque[tuple[int, Key]] = deque()
+        """When something was given out, and of which request: what is untold goes by it after a minute."""
         self._limits: Mapping[Key, LimitSpec] = {}
         self._budgets: Mapping[str, BudgetSpec] = {}
 
@@ -133,7 +140,7 @@ class Bridge(Generic[T]):
         """
         account = self._account(tenant)
         account.allowed, account.wanted = allowance, False
-        account.untold = {rid: each for rid, each in account.untold.items() if each.at + MINUTE_NS > now}
+        self._forget_untold(now)
         fresh: dict[str, tuple[OwnShare, int]] = {}
         for share in shares:
             scope = self._ledger.scope(tenant, share.model, now)
@@ -210,6 +217,7 @@ class Bridge(Generic[T]):
 
     def _tell(self, more: Ask, total: int, *, began: bool, now: int) -> None:
         """So much more was given out, and is to come to the owner."""
+        self._forget_untold(now)
         untold = self._account(more.tenant).untold
         before = untold.get(more.request_id)
         if before is not None:
@@ -217,6 +225,20 @@ class Bridge(Generic[T]):
             more = ask._replace(tokens=ask.tokens + more.tokens, spend=ask.spend + more.spend)
             began = before.began
         untold[more.request_id] = _Untold(more, total, began, now)
+        self._given.append((now, (more.tenant, more.request_id)))
+
+    def _forget_untold(self, now: int) -> None:
+        """What is older than a minute counts nowhere any more; while no owner can be reached, nobody else takes it
+        out."""
+        while self._given:
+            at, (tenant, request_id) = self._given[0]
+            account = self._accounts.get(tenant)
+            each = account.untold.get(request_id) if account is not None else None
+            if account is not None and each is not None and each.at == at:
+                if at + MINUTE_NS > now:
+                    return
+                del account.untold[request_id]
+            self._given.popleft()  # what has come to the owner, or was given more since, as well
 
     def runs(self, key: Key) -> bool:
         """It was granted and has not ended."""
@@ -259,7 +281,16 @@ class Bridge(Generic[T]):
     def _account(self, tenant: str) -> _Account:
         account = self._accounts.get(tenant)
         if account is None:
-            if len(self._accounts) >= _MOST_ACCOUNTS:
-                self._accounts = {name: each for name, each in self._accounts.items() if not each.idle}
+            if len(self._accounts) >= self._max_idle_tenants:
+                self._forget_some()
             account = self._accounts[tenant] = _Account()
         return account
+
+    def _forget_some(self) -> None:
+        """Of the two that were looked at longest ago, those that are idle: no request waits for all to be looked at,
+        and more go than come."""
+        for name in tuple(islice(self._accounts, 2)):
+            if self._accounts[name].idle:
+                del self._accounts[name]
+            else:
+                self._accounts.move_to_end(name)
