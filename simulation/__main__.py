@@ -76,7 +76,7 @@ def parser() -> argparse.ArgumentParser:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Runs a scenario and prints what it comes to; the exit code."""
+    """Runs a scenario and prints what it comes to; the exit code, which is 1 where a promise was not kept."""
     options = parser().parse_args(argv)
     try:
         scenario = scenario_of(options)
@@ -95,7 +95,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     else:
         rate = len(observed.outcomes) / max(spent, 1e-9)
         sys.stdout.write(f"{report.render(told)}\n{spent:.1f} s of CPU, {rate:.0f} requests per second of it\n")
-    return 0
+    faults = report.broken(told)
+    sys.stderr.writelines(f"error: {fault}\n" for fault in faults)
+    return 1 if faults else 0
 
 
 if __name__ == "__main__":

@@ -27,11 +27,20 @@ class _Use:
 class Credits:
     """Of all pools that the gateway asks."""
 
-    def __init__(self, clock: Clock, *, told: float, apply: Callable[[Sequence[Event]], None]) -> None:
-        """`told`: seconds until admission hears of a use. `apply` takes what follows from credits that go back."""
+    def __init__(
+        self,
+        clock: Clock,
+        *,
+        told: float,
+        apply: Callable[[Sequence[Event]], None],
+        charged: Callable[[str, float], None],
+    ) -> None:
+        """`told`: seconds until admission hears of a use. `apply` takes what follows from credits that go back;
+        `charged` hears of a request that runs on one what its tenant is charged, when it is."""
         self._clock = clock
         self._told = told
         self._apply = apply
+        self._charged = charged
         self._purses: defaultdict[Pool, Purse[Granted]] = defaultdict(Purse)
         self._untold: dict[str, _Use] = {}
         self._given = 0
@@ -66,7 +75,9 @@ class Credits:
         """Admission hears that the request runs on a credit, if it has not yet."""
         use = self._untold.pop(request_id, None)
         if use is not None:
-            use.pool.use(use.credit, use.request, self._clock.now)
+            cost = use.pool.estimates.expected_cost(use.request)
+            if use.pool.use(use.credit, use.request, self._clock.now) is not None:
+                self._charged(request_id, cost)
             self._refill(use.pool, use.request, use.ask, use.wanted)
             self.heard(use.pool)
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from services.admission.policy.model import QueueClass, Request, WorkerSpec
 from services.admission.policy.pool import Pool
+from simulation.fairness import Grant
 from simulation.outcomes import Observed
 from simulation.worker import Sequence
 from simulation.workload import Arrival
@@ -42,6 +43,7 @@ class Live:
     excluded: frozenset[str] = frozenset()
     expected: float = 0.0  # cost per weight
     real: float = 0.0
+    grant: Grant | None = None  # the last
     done: bool = False
 
     def __post_init__(self) -> None:

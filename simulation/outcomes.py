@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 
+from services.admission.policy.model import QueueClass
+from simulation.fairness import Gap
 from simulation.workload import Arrival
 
 OK = "ok"
@@ -41,100 +42,12 @@ class Outcome:
 
 
 @dataclass(slots=True)
-class Gap:
-    """Service of two tenants of one class, compared while both wait. In cost units per weight."""
-
-    widest: float = 0.0
-    """The largest difference of what they were granted over any time in which both waited, at its real cost."""
-    largest: float = 0.0
-    """The largest real cost of one request."""
-    error: float = 0.0
-    """The largest difference between them in what their running requests cost beyond what admission expected."""
-
-    @property
-    def bound(self) -> float:
-        """What the fair queue promises; see services/admission/policy/fair_queue.py."""
-        return 2.0 * self.largest + 2.0 * self.error
-
-    @property
-    def share(self) -> float:
-        """Of the bound; above 1 it was not kept."""
-        return self.widest / self.bound if self.bound else 0.0
-
-
-@dataclass(slots=True)
-class _Flow:
-    waiting: int = 0
-    service: float = 0.0
-    largest: float = 0.0
-    error: float = 0.0
-
-
-class ServiceGaps:
-    """Follows what each tenant of one class is granted while it waits."""
-
-    def __init__(self) -> None:
-        self._flows: dict[str, _Flow] = {}
-        self._range: dict[tuple[str, str], tuple[float, float]] = {}  # least and most of the difference, both waiting
-        self.gaps: dict[tuple[str, str], Gap] = {}
-
-    def queued(self, tenant: str) -> None:
-        """A request of the tenant waits."""
-        flow = self._flows.setdefault(tenant, _Flow())
-        flow.waiting += 1
-        if flow.waiting == 1:
-            for other, with_other in self._waiting(tenant):
-                self._range.pop(_pair(tenant, other), None)
-                self._widen(tenant, flow, other, with_other)
-
-    def left(self, tenant: str) -> None:
-        """It waits no more."""
-        self._flows[tenant].waiting -= 1
-
-    def granted(self, tenant: str, real: float, expected: float) -> None:
-        """A request was granted; costs per weight. Call before `left` when it waited."""
-        flow = self._flows.setdefault(tenant, _Flow())
-        flow.service += real
-        flow.error += real - expected
-        flow.largest = max(flow.largest, real)
-        if flow.waiting:
-            for other, with_other in self._waiting(tenant):
-                self._widen(tenant, flow, other, with_other)
-
-    def corrected(self, tenant: str, real: float, expected: float, actual: float) -> None:
-        """It has ended, so that the queue knows its real cost; `actual` is less when it was cut short."""
-        flow = self._flows[tenant]
-        flow.error -= real - expected
-        flow.service += actual - real
-
-    def _waiting(self, tenant: str) -> Iterator[tuple[str, _Flow]]:
-        return ((name, flow) for name, flow in self._flows.items() if flow.waiting and name != tenant)
-
-    def _widen(self, tenant: str, flow: _Flow, other: str, with_other: _Flow) -> None:
-        pair = _pair(tenant, other)
-        difference = flow.service - with_other.service
-        if pair[0] != tenant:
-            difference = -difference
-        least, most = self._range.get(pair, (difference, difference))
-        least, most = min(least, difference), max(most, difference)
-        self._range[pair] = least, most
-        gap = self.gaps.setdefault(pair, Gap())
-        gap.widest = max(gap.widest, most - least)
-        gap.largest = max(gap.largest, flow.largest, with_other.largest)
-        gap.error = max(gap.error, abs(flow.error - with_other.error))
-
-
-def _pair(one: str, other: str) -> tuple[str, str]:
-    return (one, other) if one < other else (other, one)
-
-
-@dataclass(slots=True)
 class Observed:
     """Everything that a run leaves."""
 
     outcomes: list[Outcome] = field(default_factory=list)
-    gaps: dict[str, ServiceGaps] = field(default_factory=dict)
-    """By class."""
+    gaps: list[tuple[QueueClass, tuple[str, str], Gap]] = field(default_factory=list)
+    """By class and the two tenants' names, the services of those that waited at one time."""
     step_gaps: Counter[int] = field(default_factory=Counter)
     """Gaps between tokens by length, in units of 0.1 ms: how many tokens came after so long."""
     events: int = 0

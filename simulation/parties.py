@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from libs.quota import MINUTE_NS, Bridge, Replica, Share
+from libs.quota import MINUTE_NS, Allotment, Ask, Bridge, Question, Replica, Share
 from libs.quota.shares import OwnShare
 
 SECOND = 1_000_000_000
@@ -15,9 +15,14 @@ TENANT, MODEL = "acme", "fast"
 SHARE_NS, LEASE_NS, RENEW_NS = 10 * SECOND, 20 * SECOND, 5 * SECOND
 _ALL = 1 << 62
 Fact = tuple[str, str, str, int]
-"""("lease", "lasts" or "settled", request id, "", 0) or ("share", holder, who told it, number)."""
+"""("request", "lease", "lasts" or "settled", request id, "", 0) or ("share", holder, who told it, number)."""
 Known = Counter[Fact]
 """Facts, with how much is known of each; more is known by whoever heard of it twice, never less."""
+
+
+def counted(rid: str) -> Fact:
+    """Until when a request counts with the requests per minute."""
+    return ("request", rid, "", 0)
 
 
 def lease_of(rid: str) -> Fact:
@@ -48,11 +53,11 @@ class Message:
     kind: str
     rid: str = ""
     tokens: int = 0
-    seen: int = 0
-    at: int = 0
+    ask: Ask | None = None
+    """What is to be reserved, or is claimed; with it goes ..."""
+    question: Question | None = None
+    """... this."""
     rids: tuple[str, ...] = ()
-    wanted: bool = False
-    """A share, to be given out without asking."""
     sent: bool = False
 
 
@@ -61,9 +66,9 @@ class Reply:
     """To a message."""
 
     to: Message
+    at: int
     granted: bool = False
-    number: int = 0
-    shares: tuple[Share, ...] = ()
+    told: Allotment | None = None
     fact: Fact | None = None
     """The shares that are told."""
     unknown: tuple[str, ...] = ()
@@ -93,16 +98,32 @@ class Request:
     """Of the gateway."""
     tokens: int
     """Reserved in all; what it is to have beyond that is in a message."""
+    by_edge: bool = False
+    """The edge counted it."""
     pieces: list[Piece] = field(default_factory=list)
+    alone: Piece | None = None
+    """The request itself, where its gateway let it pass: one of one."""
+    began: int = 0
+    """When it was let pass, by whoever counts it."""
     running: bool = False
     over: int | None = None
     used: int = 0
+
+    def begin(self, at: int, alone: Piece | None = None) -> None:
+        """It was let pass, if it had not been; by its gateway `alone`."""
+        if not self.running:
+            self.running, self.alone = True, None if self.by_edge else alone
+            self.began = self.began if self.by_edge else at
 
     def counts(self, now: int) -> int:
         """Tokens in the last minute."""
         if self.running:
             return self.tokens
         return self.used if self.over is not None and self.over > now - MINUTE_NS else 0
+
+    def requests(self, now: int) -> int:
+        """Whether it is one of the last minute."""
+        return int((self.running or self.over is not None) and self.began > now - MINUTE_NS)
 
     @property
     def local(self) -> int:
@@ -112,6 +133,8 @@ class Request:
     def taken(self, tokens: int) -> None:
         """A limiter has so many in a lease: of no share any more."""
         self.pieces = [piece._replace(share=None) if piece.past <= tokens else piece for piece in self.pieces]
+        if self.alone is not None:
+            self.alone = self.alone._replace(share=None)
 
 
 @dataclass(slots=True)
@@ -139,7 +162,7 @@ class Gateway:
 
     number: int
     skew: int
-    bridge: Bridge[int]
+    bridge: Bridge[Ask]
     life: int = 1
     to: Limiter | None = None
     outbox: list[Message] = field(default_factory=list)
@@ -159,14 +182,14 @@ class Gateway:
         """What is left of its share, if it was told one."""
         return self.bridge._ledger.books.scopes.wide(TENANT, now + self.skew).share
 
-    def usable(self, now: int) -> Iterator[tuple[Fact, int]]:
-        """Shares that it has or will hear of, and what can be given out of them yet."""
+    def usable(self, now: int) -> Iterator[tuple[Fact, OwnShare | Share]]:
+        """Shares that it has or will hear of, as much as can be given out of them yet."""
         own = self.own(now)
-        if self.share is not None and self.until > now and own is not None and own.tokens is not None:
-            yield self.share, max(0, own.tokens)
+        if self.share is not None and self.until > now and own is not None:
+            yield self.share, own
         for reply in self.inbox:
-            if reply.fact is not None:
-                yield reply.fact, reply.shares[0].tokens or 0
+            if reply.fact is not None and reply.told is not None:
+                yield reply.fact, reply.told.shares[0]
 
     def asking(self, rid: str = "") -> Message | None:
         """Its oldest question that is not answered, of this request or of any."""

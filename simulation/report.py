@@ -96,14 +96,15 @@ def summarise(scenario: Scenario, observed: Observed, *, timeline: bool = False)
         "gap_between_tokens_p99": _step_gap(observed, 0.99),
         "service_gaps": [
             {
-                "queue_class": queue_class,
+                "queue_class": queue_class.name.lower(),
                 "tenants": list(pair),
-                "gap": round(gap.widest, 1),
+                "gap": round(gap.gap, 1),
                 "bound": round(gap.bound, 1),
+                "burst": round(gap.burst, 1),
+                "overtaken": round(gap.overtaken, 1),
                 "over_bound": round(gap.share, 4),
             }
-            for queue_class, gaps in sorted(observed.gaps.items())
-            for pair, gap in sorted(gaps.gaps.items())
+            for queue_class, pair, gap in sorted(observed.gaps, key=lambda each: each[:2])
         ],
         "workers_busy": round(observed.busy, 4),
         "on_credit": observed.on_credit,
@@ -224,10 +225,27 @@ def _tenants(report: dict[str, Any]) -> list[str]:
     return lines
 
 
+def broken(report: dict[str, Any]) -> list[str]:
+    """What was promised and not kept, in words; nothing where nothing was promised (fifo)."""
+    if report["discipline"] != "fair":
+        return []
+    return [
+        f"the service gap of {' and '.join(gap['tenants'])} ({gap['queue_class']}) is {gap['over_bound']:.0%} of its "
+        f"bound: {gap['gap']:g} of {gap['bound']:g} cost units"
+        for gap in report["service_gaps"]
+        if gap["over_bound"] > 1.0
+    ]
+
+
 def _gaps(report: dict[str, Any]) -> list[str]:
-    columns = ("both waiting", "class", "service gap", "bound", "share")
+    columns = ("both waiting", "class", "service gap", "bound", "of it bursts", "overtaken", "share")
     rows = [
-        (" / ".join(gap["tenants"]), gap["queue_class"], gap["gap"], gap["bound"], f"{gap['over_bound']:.0%}")
+        (
+            " / ".join(gap["tenants"]),
+            gap["queue_class"],
+            *(gap[name] for name in ("gap", "bound", "burst", "overtaken")),
+            f"{gap['over_bound']:.0%}",
+        )
         for gap in report["service_gaps"]
     ]
     return _table(columns, rows)

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import math
 import random
-from collections import defaultdict
 from collections.abc import Sequence
 
 from services.admission.policy.model import (
@@ -24,11 +23,12 @@ from services.admission.policy.pool import Pool
 from simulation import worker as engine
 from simulation.clock import Clock
 from simulation.credits import Credits
+from simulation.fairness import Fairness
 from simulation.hosts import Host, Hosts
 from simulation.limiter import Limiter
 from simulation.live import CLASSES, Live, note_committed
 from simulation.memory import PreemptiveWorker
-from simulation.outcomes import OK, Observed, Outcome, ServiceGaps
+from simulation.outcomes import OK, Observed, Outcome
 from simulation.owners import Edge, Owners
 from simulation.scenario import CANARY, MODEL, Scenario
 from simulation.workload import PREFIX_BLOCK, Arrival, Client, Workload
@@ -71,9 +71,9 @@ class Simulator:
             over_quota=frozenset(name for name, limits in limited.items() if limits.over_quota == "serve_idle"),
         )
         self._targets = {name: objective.ttft for name, objective in scenario.objectives.items()}
-        self._gaps: defaultdict[str, ServiceGaps] = defaultdict(ServiceGaps)
+        self._fairness = Fairness(frozenset(name for name, share in self._kv_share.items() if share))
         self._live: dict[str, Live] = {}
-        self._credits = Credits(self.clock, told=self._delays.told, apply=self.apply)
+        self._credits = Credits(self.clock, told=self._delays.told, apply=self.apply, charged=self._charged)
         self._open = 0  # arrivals that have not ended, those to come in the stream not counted
         self._exhausted = False
         self._hosts = Hosts(
@@ -98,7 +98,7 @@ class Simulator:
         self.clock.run(until=self._over)
         observed = self.observed
         observed.events = self.clock.ran
-        observed.gaps = dict(self._gaps)
+        observed.gaps = self._fairness.gaps()
         observed.on_credit = self._credits.used
         for host in self._hosts.by_name.values():
             observed.steps += host.engine.steps
@@ -148,11 +148,7 @@ class Simulator:
         if self._edge is not None and self._edge.sheds(arrival.tenant):
             self._end(live, "REJECTED_OVERLOAD")
             return
-        if twice:
-            self.clock.after(2 * self._delays.to_admission * live.factor, self._admit_first, live)
-            self.clock.after(arrival.timeout, self._timed_out, live)
-            return
-        self.clock.after(self._delays.to_admission * live.factor, self._admit_first, live)
+        self.clock.after((1 + twice) * self._delays.to_admission * live.factor, self._admit_first, live)
         self.clock.after(arrival.timeout, self._timed_out, live)
 
     def _admit_first(self, live: Live) -> None:
@@ -195,6 +191,7 @@ class Simulator:
         live.real = pool.limits.real_cost(request, remaining) / arrival.weight
         credit = self._credits.run(pool, request)
         if credit is not None:
+            live.expected = 0.0  # until admission hears of it
             self._granted(live, credit)
             return
         answer, events = pool.admit(request, now)
@@ -203,7 +200,7 @@ class Simulator:
             self._credits.granted(pool, answer)
         elif isinstance(answer, Queued):
             live.waiting = True
-            self._gaps[_NAMES[live.queue_class]].queued(live.tenant)
+            self._fairness.queued(live)
         else:
             self._refused(live, answer)
         self.apply(events)
@@ -215,17 +212,16 @@ class Simulator:
                 self._hosts.interrupt(event)
                 continue
             live = self._live[event.request.request_id]
-            gaps = self._gaps[_NAMES[live.queue_class]]
             if isinstance(event, Granted):
                 self._granted(live, event)
             else:
                 self._refused(live, event)
             if live.waiting:
                 live.waiting = False
-                gaps.left(live.tenant)
+                self._fairness.left(live)
 
     def _granted(self, live: Live, granted: Granted) -> None:
-        self._gaps[_NAMES[live.queue_class]].granted(live.tenant, live.real, live.expected)
+        self._fairness.granted(live, granted)
         live.waited += granted.waited
         live.granted_at = self.clock.now
         host = self._hosts.by_name[granted.worker]
@@ -233,6 +229,12 @@ class Simulator:
         if self.scenario.cluster.preemptive or len(self._owners.pools) > 1:
             note_committed(self.observed, self._owners.pools, host.spec, self._live)
         self.clock.after(self._delays.to_worker * live.factor, self._submit, live)
+
+    def _charged(self, request_id: str, cost: float) -> None:
+        """Admission has heard that the request runs on a credit."""
+        live = self._live.get(request_id)
+        if live is not None:
+            self._fairness.charged(live, cost)
 
     def _refused(self, live: Live, refused: Refused) -> None:
         live.waited += refused.waited
@@ -332,7 +334,7 @@ class Simulator:
             actual = 0.0
             if tokens is not None:
                 actual = live.pool.limits.real_cost(live.request, tokens, live.cached) / live.arrival.weight
-            self._gaps[_NAMES[live.queue_class]].corrected(live.tenant, live.real, live.expected, actual)
+            self._fairness.ended(live, actual)
         self.apply(events)
         self._credits.heard(live.pool)
 
@@ -342,7 +344,7 @@ class Simulator:
             return
         if live.waiting:
             live.waiting = False
-            self._gaps[_NAMES[live.queue_class]].left(live.tenant)
+            self._fairness.left(live)
             _, events = live.pool.cancel(live.arrival.request_id, self.clock.now)
             self._end(live, "DEADLINE_EXCEEDED")
             self.apply(events)

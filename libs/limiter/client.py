@@ -17,11 +17,11 @@ from typing import Any
 from weir.quota.v1 import quota_pb2
 
 from libs.clock import Clock
-from libs.deadlines import Deadline, to_duration, to_seconds
+from libs.deadlines import Deadline, to_duration
 from libs.errors import Reason, WeirError
 from libs.limiter.settlements import Settlements
 from libs.limiter.streams import LimiterStreams
-from libs.limiter.wire import digests, less, limited, report_of, share_of
+from libs.limiter.wire import allotment_of, digests, less, limited, report_of
 from libs.mux import MuxClient, OnReply, start_decision, tell
 from libs.quota import (
     HOLDERS,
@@ -31,6 +31,7 @@ from libs.quota import (
     Header,
     LimitReport,
     PriceBook,
+    Question,
     SettledAlready,
     ask_of,
     error_of,
@@ -139,6 +140,7 @@ class QuotaClient:
             self._bridge.apply(limit_specs(snapshot), budget_specs(snapshot), parts, self._now())
         if snapshot.prices is not seen.prices:
             self._prices = price_book(snapshot)
+            self._bridge.ask_anew()
 
     def start_reserve(self, reserve: quota_pb2.Reserve, *, deadline: Deadline, traceparent: str) -> Future[Reservation]:
         """Take a share; the lease's length is filled in here.
@@ -207,13 +209,7 @@ class QuotaClient:
             future: Future[Any] = asyncio.get_running_loop().create_future()
             future.set_result(allowed)
             return future
-        self._bridge.asked(reserve.tenant)
-        self._want_share(reserve)
-
-        def hear(reply: quota_pb2.QuotaReply | None) -> None:
-            self._bridge.answered(reserve.tenant)
-            self._hear_shares(reserve, reply, asked)
-
+        question = self._say(reserve)
         return start_decision(
             self._streams.carrier(home),
             quota_pb2.QuotaCall(reserve=reserve),
@@ -224,7 +220,7 @@ class QuotaClient:
             # The tenant's next owner is a matter of milliseconds; and whoever has just started is told of money soon.
             wait=home.moving or (not home.connected and self._bridge.blind(*limited(reserve), asked)),
             home=home,
-            hear=hear,
+            hear=partial(self._hear, question),
         )
 
     def _allow(self, reserve: quota_pb2.Reserve, until: int) -> Reservation | None:
@@ -249,17 +245,20 @@ class QuotaClient:
             )
         return report
 
-    def _want_share(self, reserve: quota_pb2.Reserve) -> None:
-        now = self._now()
-        reserve.share_seen = self._bridge.seen(*limited(reserve), now)
-        reserve.share_wanted = self._allowances and self._bridge.wants(*limited(reserve), now)
+    def _say(self, reserve: quota_pb2.Reserve) -> Question:
+        """What goes to the owner says what came of shares, and whether more are wanted."""
+        question = self._bridge.say(
+            limited(reserve),
+            self._now(),
+            uncounted=not reserve.request_counted,
+            claims=reserve.granted,
+            shares=self._allowances,
+        )
+        reserve.share_seen, reserve.share_wanted = question.seen, question.wanted
+        return question
 
-    def _hear_shares(self, reserve: quota_pb2.Reserve, reply: quota_pb2.QuotaReply | None, asked: int) -> None:
-        if reply is not None and reply.share_number:
-            ends, shares = asked + int(to_seconds(reply.share_lasts) * _SECOND), map(share_of, reply.shares)
-            self._bridge.told(reserve.tenant, reply.share_number, shares, ends, self._now(), allowance=reply.allowance)
-        elif reserve.share_wanted:
-            self._bridge.not_told(reserve.tenant)
+    def _hear(self, question: Question, reply: quota_pb2.QuotaReply | None) -> None:
+        self._bridge.hear(question, None if reply is None else allotment_of(reply), self._now())
 
     def _until(self, deadline: Deadline) -> int:
         """What runs for longer is looked after by nobody, and its lease ends."""
@@ -357,12 +356,15 @@ class QuotaClient:
             reserve = quota_pb2.Reserve()
             reserve.CopyFrom(lost[0])
             reserve.granted, reserve.over_quota_allowed = True, lost[1]
-            self._want_share(reserve)
-            claimed = partial(self._claimed, reserve, self._now())
+            claimed = partial(self._claimed, reserve, self._say(reserve))
             self._send(self._streams.to(key[0]), quota_pb2.QuotaCall(reserve=reserve), claimed, lazy=lazy)
 
     def _claimed(
-        self, reserve: quota_pb2.Reserve, asked: int, reply: quota_pb2.QuotaReply | None, error: WeirError | None
+        self,
+        reserve: quota_pb2.Reserve,
+        question: Question,
+        reply: quota_pb2.QuotaReply | None,
+        error: WeirError | None,
     ) -> None:
         key = (reserve.tenant, reserve.request_id)
         if error is None:
@@ -371,7 +373,7 @@ class QuotaClient:
             self._bridge.taken(key)
         if reply is not None and reply.HasField("reserved"):
             self._report(reserve, reply.reserved)
-        self._hear_shares(reserve, reply, asked)
+        self._hear(question, reply)
 
     def _settled(self, key: tuple[str, str], place: int | None, reply: object, error: WeirError | None) -> None:
         """Settling is at-least-once. One that nobody takes in all its time is given up: the lease ends by itself."""

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from google.protobuf import duration_pb2
 from weir.quota.v1 import quota_pb2
 
-from libs.quota import MINUTE_NS, ROWS, UNLIMITED, LimitReport, Share
+from libs.quota import MINUTE_NS, ROWS, UNLIMITED, Admitted, Allotment, LimitReport, Share
 
 _DIGEST = 1000
 _SECOND = 1_000_000_000
@@ -39,8 +39,24 @@ def less(report: LimitReport, cost: int) -> LimitReport:
     return report._replace(remaining=max(0, report.remaining - cost)) if report.limit else report
 
 
-def share_of(share: quota_pb2.Share) -> Share:
-    """What the owner told; absent is unlimited."""
+def allotment_of(reply: quota_pb2.QuotaReply) -> Allotment | None:
+    """The shares that the owner told with its answer."""
+    if not reply.share_number:
+        return None
+    shares = tuple(map(_share_of, reply.shares))
+    return Allotment(reply.share_number, shares, _nanoseconds(reply.share_lasts), reply.allowance)
+
+
+def fill_allotment(reply: quota_pb2.QuotaReply, told: Allotment) -> None:
+    """Tells them."""
+    reply.share_number, reply.allowance = told.number, told.allowance
+    reply.share_lasts.seconds, reply.share_lasts.nanos = divmod(told.lasts_ns, _SECOND)
+    for model, tokens, requests, spend, slots in told.shares:
+        reply.shares.add(model=model, tokens=tokens, requests=requests, spend=spend, slots=slots)
+
+
+def _share_of(share: quota_pb2.Share) -> Share:
+    """Absent is unlimited."""
     return Share(
         share.model,
         share.tokens if share.HasField("tokens") else None,
@@ -68,6 +84,27 @@ def fill_status(status: quota_pb2.LimitStatus, report: LimitReport) -> None:
         status.reset.seconds, status.reset.nanos = divmod(report.reset_ns, _SECOND)
     if report.period_ns and report.period_ns != MINUTE_NS:
         status.period.seconds, status.period.nanos = divmod(report.period_ns, _SECOND)
+
+
+def fill_reserved(reserved: quota_pb2.Reserved, outcome: Admitted) -> None:
+    """Writes what is left of each limit into an answer."""
+    reserved.SetInParent()
+    fill_status(reserved.requests, outcome.requests)
+    fill_status(reserved.tokens, outcome.tokens)
+    fill_status(reserved.concurrency, outcome.concurrency)
+    fill_status(reserved.spend, outcome.spend)
+    if outcome.over_quota:
+        reserved.over_quota = True
+
+
+def admitted_of(reserved: quota_pb2.Reserved) -> Admitted:
+    """What was answered."""
+    return Admitted(
+        report_of(reserved.requests),
+        report_of(reserved.tokens),
+        report_of(reserved.concurrency),
+        report_of(reserved.spend),
+    )
 
 
 def _nanoseconds(duration: duration_pb2.Duration) -> int:

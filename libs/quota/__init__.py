@@ -6,14 +6,15 @@ limit pass within a minute.
 """
 
 from libs.quota.asking import MOST_TOKENS, REASONS, ask_of, error_of, used_of
-from libs.quota.bridge import Bridge
+from libs.quota.bridge import Bridge, Question
 from libs.quota.bucket import BUCKETS
 from libs.quota.budget import ALERT_PERCENT, Alert, Budgets, BudgetSpec, Record
 from libs.quota.headers import Header, limit_headers, retry_headers
 from libs.quota.ledger import Ledger
+from libs.quota.owner import Answer, answer
 from libs.quota.prices import FREE, Price, PriceBook
 from libs.quota.replica import Cursor, Joining, Logged, Piece, Replica, Seen
-from libs.quota.shares import HOLDERS, Share
+from libs.quota.shares import HOLDERS, Allotment, Share
 from libs.quota.spent import BudgetState, SpentState, Tally
 from libs.quota.types import (
     ALL_MODELS,
@@ -58,6 +59,8 @@ __all__ = [
     "UNLIMITED",
     "Admitted",
     "Alert",
+    "Allotment",
+    "Answer",
     "Ask",
     "Batch",
     "Bridge",
@@ -81,6 +84,7 @@ __all__ = [
     "Piece",
     "Price",
     "PriceBook",
+    "Question",
     "Record",
     "Replica",
     "ScopeState",
@@ -94,6 +98,7 @@ __all__ = [
     "Told",
     "Use",
     "Window",
+    "answer",
     "ask_of",
     "error_of",
     "limit_headers",

@@ -2,18 +2,37 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections import OrderedDict, deque
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import islice
 from typing import Generic, NamedTuple, TypeVar
 
 from libs.quota.budget import BudgetSpec
 from libs.quota.ledger import Ledger
 from libs.quota.settled import Key
-from libs.quota.shares import OwnShare, Share
-from libs.quota.types import Admitted, Ask, Denied, LimitSpec, SettledAlready
+from libs.quota.shares import Allotment, OwnShare, Share
+from libs.quota.types import ALL_MODELS, Admitted, Ask, Denied, LimitSpec, SettledAlready
 from libs.quota.window import MINUTE_NS
 
 T = TypeVar("T")
-_MOST_ACCOUNTS = 50_000
+Covers = tuple[str, str, str]
+"""Tenant, model and version: what says which limits cover a request."""
+
+
+class Question(NamedTuple):
+    """What goes to a tenant's owner about one request, beside the request itself."""
+
+    tenant: str
+    at: int
+    """When it was asked: shares that are told with the answer count from then."""
+    seen: int
+    """Of the shares here that cover the request, the number of the oldest."""
+    wanted: bool
+    """New shares, to be given out without asking."""
+    claims: bool
+    """The request is served already."""
+    uncounted: bool
+    """The edge did not count it, so of the shares that it brings the requests are held against the edge."""
 
 
 class _Running(NamedTuple, Generic[T]):
@@ -57,7 +76,8 @@ class _Account:
 
 
 class Bridge(Generic[T]):
-    """Pure. `T` is how the shell keeps a Reserve, to ask it again.
+    """Pure. `T` is how the shell keeps a Reserve, to ask it again. What is asked goes out with `say` and comes back
+    with `hear`, in whatever order.
 
     While the tenant's owner answers, this keeps the shares that it tells and the requests that run, whose leases are
     prolonged by their ids. `allow` gives out of the shares without asking, where the owner said that they are
@@ -68,12 +88,18 @@ class Bridge(Generic[T]):
 
     At any moment, what was given out here and may not have come to the owner, and what is left to be given out, are
     together within what the owner holds for this gateway.
+
+    :param retry_ns: the hint given while open leases are in the way and none has ever ended.
+    :param max_idle_tenants: above this many tenants, those of which nothing is on its way are forgotten.
     """
 
-    def __init__(self, *, retry_ns: int = 1_000_000_000) -> None:
-        self._ledger = Ledger(retry_ns=retry_ns, money_needs_share=True)
+    def __init__(self, *, retry_ns: int = 1_000_000_000, max_idle_tenants: int = 50_000) -> None:
+        self._ledger = Ledger(retry_ns=retry_ns, money_needs_share=True, max_idle_tenants=max_idle_tenants)
+        self._max_idle_tenants = max_idle_tenants
         self._running: dict[Key, _Running[T]] = {}
-        self._accounts: dict[str, _Account] = {}
+        self._accounts: OrderedDict[str, _Account] = OrderedDict()
+        self._given: deque[tuple[int, Key]] = deque()
+        """When something was given out, and of which request: what is untold goes by it after a minute."""
         self._limits: Mapping[Key, LimitSpec] = {}
         self._budgets: Mapping[str, BudgetSpec] = {}
 
@@ -94,13 +120,41 @@ class Bridge(Generic[T]):
 
     # --- what the owner tells --------------------------------------------------------------------------------------
 
-    def asked(self, tenant: str) -> None:
-        """A question goes to the owner, who may grant it all that is held here: nothing is allowed until `answered`."""
-        self._account(tenant).asking += 1
+    def ask_anew(self) -> None:
+        """What things cost has changed: every tenant's owner is asked from the next request on."""
+        for account in self._accounts.values():
+            account.allowed = False
 
-    def answered(self, tenant: str) -> None:
-        """It was answered, or will not be."""
-        self._account(tenant).asking -= 1
+    def say(self, covers: Covers, now: int, *, uncounted: bool, claims: bool = False, shares: bool = True) -> Question:
+        """A question goes to the owner, who may grant it all that is held here: nothing is allowed until `hear`, unless
+        it `claims` what is served already.
+
+        :param uncounted: the edge did not count the request.
+        :param shares: ask for new ones, once one of those that cover the request is low.
+        """
+        account = self._account(covers[0])
+        if not claims:
+            account.asking += 1
+        wanted = shares and self._wants(account, covers, uncounted, now)
+        return Question(covers[0], now, self.seen(*covers, now), wanted, claims, uncounted)
+
+    def hear(self, question: Question, told: Allotment | None, now: int) -> None:
+        """It was answered, with these shares or with none, or will not be."""
+        account = self._account(question.tenant)
+        if not question.claims:
+            account.asking -= 1
+        if told is not None:
+            self.told(
+                question.tenant,
+                told.number,
+                told.shares,
+                question.at + told.lasts_ns,
+                now,
+                allowance=told.allowance,
+                uncounted=question.uncounted,
+            )
+        elif question.wanted:
+            account.wanted = False
 
     def seen(self, tenant: str, model: str, version: str, now: int) -> int:
         """The number of the oldest of the shares here that cover a request: nothing told before it is in force."""
@@ -110,30 +164,38 @@ class Bridge(Generic[T]):
         """Whether such a request costs money of which nothing may be given out here: only its owner can let it pass."""
         return any(scope.blind(now) for scope in self._ledger.covering(tenant, model, version, now))
 
-    def wants(self, tenant: str, model: str, version: str, now: int) -> bool:
-        """Whether to ask for new shares: one of those that cover such a request is low. Once until `told`."""
-        account = self._account(tenant)
-        if account.wanted:
-            return False
-        shares = self._shares(tenant, model, version, now)
-        account.wanted = not account.allowed or any(share is None or share.low(now) for share in shares)
-        return account.wanted
-
-    def not_told(self, tenant: str) -> None:
-        """New shares were asked for, and did not come."""
-        self._account(tenant).wanted = False
+    def _wants(self, account: _Account, covers: Covers, uncounted: bool, now: int) -> bool:
+        """Whether to ask for new shares; once until an answer comes."""
+        if not account.wanted:
+            shares = self._shares(*covers, now)
+            account.wanted = (
+                not account.allowed
+                or any(share is None or share.low(now) for share in shares)
+                or (uncounted and _only_counted(shares))
+            )
+            return account.wanted
+        return False
 
     def told(
-        self, tenant: str, number: int, shares: Iterable[Share], until: int, now: int, *, allowance: bool = False
+        self,
+        tenant: str,
+        number: int,
+        shares: Iterable[Share],
+        until: int,
+        now: int,
+        *,
+        allowance: bool = False,
+        uncounted: bool = False,
     ) -> None:
-        """These came from the owner; `until` counts from when it was asked.
+        """These came from the owner; `until` counts from when it was asked. `uncounted`: for a request that the edge
+        did not count. Only then are their requests held against the edge, and given out without asking to such.
 
         Of what was given out here since then it may not have known: that is a part of them. Where it is more than they
         are, they are not named as seen, so that the owner goes on holding those before them, out of which it was given.
         """
         account = self._account(tenant)
         account.allowed, account.wanted = allowance, False
-        account.untold = {rid: each for rid, each in account.untold.items() if each.at + MINUTE_NS > now}
+        self._forget_untold(now)
         fresh: dict[str, tuple[OwnShare, int]] = {}
         for share in shares:
             scope = self._ledger.scope(tenant, share.model, now)
@@ -142,18 +204,20 @@ class Bridge(Generic[T]):
                 continue
             before = scope.share.number if scope.share else 0
             if number > before or scope.share is None or scope.share.until <= now:  # else it was overtaken
-                scope.share = OwnShare(share, until, now, number)
+                scope.share = OwnShare(share, until, now, number, uncounted=uncounted)
                 fresh[share.model] = scope.share, before
+        of_edge = False  # untold is what the edge does not know of either
         for each in account.untold.values():
             ask, each_began = each.ask, each.ask.requests * each.began
             requests, slots = each_began * ask.count_request, each.began * ask.unit.slots
+            of_edge = of_edge or requests > 0
             for scope in self._ledger.covering(tenant, ask.model, ask.version, now):
                 if scope.model in fresh:
                     tokens = ask.tokens if scope.unit is ask.unit else 0
                     fresh[scope.model][0].take(tokens, requests, ask.spend, slots)
                 requests = each_began  # the first is the tenant's own
-        for share_here, before in fresh.values():
-            if share_here.overdrawn:
+        for model, (share_here, before) in fresh.items():
+            if share_here.overdrawn or (of_edge and model == ALL_MODELS and not uncounted):
                 share_here.number = before
 
     def taken(self, key: Key, tokens: int | None = None) -> None:
@@ -172,14 +236,18 @@ class Bridge(Generic[T]):
 
     def allow(self, ask: Ask, kept: T, *, lease_ns: int, until: int, now: int) -> Admitted | None:
         """Gives out of the allowances without asking; None where the owner is to be asked: it was not told so, it is
-        being asked, or too little is left."""
+        being asked, too little is left, or the edge counted neither this request nor holds the share's for it."""
         account = self._accounts.get(ask.tenant)
         if account is None or not account.allowed or account.asking:
             return None
-        slots = 0 if self.runs((ask.tenant, ask.request_id)) else ask.unit.slots
-        for share in self._shares(ask.tenant, ask.model, ask.version, now):
+        runs = self.runs((ask.tenant, ask.request_id))
+        slots = 0 if runs else ask.unit.slots
+        shares = self._shares(ask.tenant, ask.model, ask.version, now)
+        for share in shares:
             if share is None or share.until <= now or (share.slots is not None and share.slots < slots):
                 return None
+        if ask.count_request and not runs and _only_counted(shares):
+            return None
         ask = ask._replace(over_quota_allowed=False)
         outcome = self.reserve(ask, kept, lease_ns=lease_ns, until=until, now=now)
         return outcome if isinstance(outcome, Admitted) else None
@@ -210,6 +278,7 @@ class Bridge(Generic[T]):
 
     def _tell(self, more: Ask, total: int, *, began: bool, now: int) -> None:
         """So much more was given out, and is to come to the owner."""
+        self._forget_untold(now)
         untold = self._account(more.tenant).untold
         before = untold.get(more.request_id)
         if before is not None:
@@ -217,6 +286,20 @@ class Bridge(Generic[T]):
             more = ask._replace(tokens=ask.tokens + more.tokens, spend=ask.spend + more.spend)
             began = before.began
         untold[more.request_id] = _Untold(more, total, began, now)
+        self._given.append((now, (more.tenant, more.request_id)))
+
+    def _forget_untold(self, now: int) -> None:
+        """What is older than a minute counts nowhere any more; while no owner can be reached, nobody else takes it
+        out."""
+        while self._given:
+            at, (tenant, request_id) = self._given[0]
+            account = self._accounts.get(tenant)
+            each = account.untold.get(request_id) if account is not None else None
+            if account is not None and each is not None and each.at == at:
+                if at + MINUTE_NS > now:
+                    return
+                del account.untold[request_id]
+            self._given.popleft()  # what has come to the owner, or was given more since, as well
 
     def runs(self, key: Key) -> bool:
         """It was granted and has not ended."""
@@ -259,7 +342,22 @@ class Bridge(Generic[T]):
     def _account(self, tenant: str) -> _Account:
         account = self._accounts.get(tenant)
         if account is None:
-            if len(self._accounts) >= _MOST_ACCOUNTS:
-                self._accounts = {name: each for name, each in self._accounts.items() if not each.idle}
+            if len(self._accounts) >= self._max_idle_tenants:
+                self._forget_some()
             account = self._accounts[tenant] = _Account()
         return account
+
+    def _forget_some(self) -> None:
+        """Of the two that were looked at longest ago, those that are idle: no request waits for all to be looked at,
+        and more go than come."""
+        for name in tuple(islice(self._accounts, 2)):
+            if self._accounts[name].idle:
+                del self._accounts[name]
+            else:
+                self._accounts.move_to_end(name)
+
+
+def _only_counted(shares: Sequence[OwnShare | None]) -> bool:
+    """Of the tenant's own, which is the first, requests are given out only to what the edge counted."""
+    own = shares[0]
+    return own is not None and own.requests is not None and not own.uncounted

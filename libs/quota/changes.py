@@ -37,7 +37,7 @@ class Changes:
                 for ((tenant, model), holder), scope in self.told.items()
                 for told in scope.holdings.told(tenant, model, now, holder)
             ),
-            tuple(lease.state(now) for lease in self.grown.values() if lease.open),
+            tuple(lease.state(now) for lease in self.grown.values()),
         )
         for kept in (self.opened, self.closed, self.taken, self.ended, self.told, self.grown):
             kept.clear()

@@ -39,6 +39,19 @@ class Share(NamedTuple):
     slots: int | None = 0
 
 
+class Allotment(NamedTuple):
+    """Shares that are told together, of all limits that cover a request."""
+
+    number: int
+    """It grows."""
+    shares: tuple[Share, ...]
+    """The tenant's own first."""
+    lasts_ns: int
+    """Counted by the holder from when it asked."""
+    allowance: bool
+    """They may be given out without asking."""
+
+
 class Held(NamedTuple):
     """What is held of one limits entry."""
 
@@ -149,15 +162,17 @@ def _most(known: Sequence[_Open]) -> Held:
 class OwnShare:
     """What is left of a share, at its holder."""
 
-    __slots__ = ("_old", "_told", "number", "requests", "slots", "spend", "tokens", "until")
+    __slots__ = ("_old", "_told", "number", "requests", "slots", "spend", "tokens", "uncounted", "until")
 
-    def __init__(self, share: Share, until: int, now: int, number: int = 0) -> None:
+    def __init__(self, share: Share, until: int, now: int, number: int = 0, *, uncounted: bool = False) -> None:
         self._told = share
         self._old = now + (until - now) // _AGE
         self.tokens, self.requests, self.spend, self.slots = share.tokens, share.requests, share.spend, share.slots
         self.until = until
         self.number = number
         """Under which it was told."""
+        self.uncounted = uncounted
+        """Its requests are held against the edge, too."""
 
     def low(self, now: int) -> bool:
         """Less than half of it is left, or it is no longer fresh."""

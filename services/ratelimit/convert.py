@@ -1,9 +1,9 @@
-"""`weir.quota.v1`, and the registry's `Spend`, ⇄ the ledger's values."""
+"""What replicas tell one another, and the registry's `Spend`, ⇄ the ledger's values. The rest of `weir.quota.v1` is
+`libs.limiter.wire`."""
 
 from __future__ import annotations
 
 import zlib
-from collections.abc import Iterable
 
 import msgspec
 from google.protobuf.message import DecodeError
@@ -12,48 +12,23 @@ from weir.registry.v1 import registry_pb2
 
 from libs.clock.stamps import timestamp
 from libs.errors import Reason, WeirError
-from libs.limiter.wire import fill_status, report_of
 from libs.quota import (
-    Admitted,
     Batch,
     Cursor,
     Logged,
     Piece,
     Record,
-    Share,
     Tally,
 )
 from libs.registry import keys
 from libs.resources.codec import decode, unpack
 
-_SECOND = 1_000_000_000
 _MOST_STATE = 16 * 2**20
 """Bytes of a piece of state, unpacked: as much as a message of the mesh could hold as it is."""
 _encoder = msgspec.msgpack.Encoder()
 _batches = msgspec.msgpack.Decoder(Batch)
 _pieces = msgspec.msgpack.Decoder(Piece)
 _cursors = msgspec.msgpack.Decoder(Cursor)
-
-
-def fill_reserved(reserved: quota_pb2.Reserved, outcome: Admitted) -> None:
-    """Writes what is left of each limit into an answer."""
-    reserved.SetInParent()
-    fill_status(reserved.requests, outcome.requests)
-    fill_status(reserved.tokens, outcome.tokens)
-    fill_status(reserved.concurrency, outcome.concurrency)
-    fill_status(reserved.spend, outcome.spend)
-    if outcome.over_quota:
-        reserved.over_quota = True
-
-
-def admitted_of(reserved: quota_pb2.Reserved) -> Admitted:
-    """What another replica answered."""
-    return Admitted(
-        report_of(reserved.requests),
-        report_of(reserved.tokens),
-        report_of(reserved.concurrency),
-        report_of(reserved.spend),
-    )
 
 
 # --- kept in the registry ---------------------------------------------------------------------------------------------
@@ -155,18 +130,3 @@ def cursor_of(message: quota_pb2.FetchState) -> Cursor:
         return _cursors.decode(message.cursor)
     except msgspec.DecodeError as error:
         raise WeirError(Reason.INVALID_REQUEST, "the cursor cannot be read", limit="cursor") from error
-
-
-# --- shares -----------------------------------------------------------------------------------------------------------
-
-
-def fill_shares(
-    reply: quota_pb2.QuotaReply, number: int, shares: Iterable[Share], lasts_ns: int, *, allowance: bool
-) -> None:
-    """Writes what the gateway may give out by itself."""
-    reply.share_number = number
-    reply.allowance = allowance
-    lasts = reply.share_lasts
-    lasts.seconds, lasts.nanos = divmod(lasts_ns, _SECOND)
-    for model, tokens, requests, spend, slots in shares:
-        reply.shares.add(model=model, tokens=tokens, requests=requests, spend=spend, slots=slots)

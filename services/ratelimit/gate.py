@@ -10,10 +10,10 @@ from weir.quota.v1 import quota_pb2
 from libs.clock import Clock
 from libs.deadlines import Deadline
 from libs.errors import Reason, WeirError
+from libs.limiter.wire import admitted_of
 from libs.mux import MuxClient, Semantics
 from libs.quota import REASONS, Admitted, Denied, Ledger, LimitKind, error_of
 from services.ratelimit import metrics
-from services.ratelimit.convert import admitted_of
 from services.ratelimit.keeper import LedgerKeeper
 from services.ratelimit.owners import Owners
 from services.ratelimit.policy.descriptors import EdgeQuestion

@@ -10,10 +10,11 @@ from google.protobuf import duration_pb2
 from weir.quota.v1 import quota_pb2, quota_pb2_grpc
 
 from libs.errors import Reason, WeirError
+from libs.limiter.wire import fill_allotment, fill_reserved
 from libs.mux import CallContext, MuxServer
-from libs.quota import REASONS, Admitted, Denied, Replica, SettledAlready, ask_of, error_of, used_of
+from libs.quota import REASONS, Admitted, Denied, Replica, SettledAlready, answer, ask_of, error_of, used_of
 from services.ratelimit import metrics
-from services.ratelimit.convert import cursor_of, fill_reserved, fill_shares, fill_state, logged_of
+from services.ratelimit.convert import cursor_of, fill_state, logged_of
 from services.ratelimit.holders import Holders
 from services.ratelimit.keeper import LedgerKeeper
 from services.ratelimit.owners import Owners
@@ -97,7 +98,15 @@ class QuotaHandler:
         now = self._now()
         lease_ns = _nanoseconds(reserve.lease) if reserve.HasField("lease") else self._lease_ns
         ask = ask_of(reserve, self._rules.prices, holder=holder)
-        outcome = self._ledger.reserve(ask, lease_ns=lease_ns, now=now)
+        outcome, told = answer(
+            self._ledger,
+            ask,
+            seen=reserve.share_seen,
+            wanted=reserve.share_wanted,
+            lease_ns=lease_ns,
+            now=now,
+            owned=owned,
+        )
         if isinstance(outcome, SettledAlready):
             metrics.RESERVED.of["settled_already"] += 1
             raise WeirError(Reason.CONFLICT, "this request id was settled already", limit="request_id")
@@ -109,10 +118,8 @@ class QuotaHandler:
         else:
             metrics.RESERVED.of[REASONS[outcome.kind].name] += 1
             reply = self._refused(outcome)
-        wanted = reserve.share_wanted
-        if owned and (wanted or (not reserve.granted and (isinstance(outcome, Denied) or self._ledger.due(ask, now)))):
-            number, shares = self._ledger.tell(ask, reserve.share_seen, now, allowance=wanted)
-            fill_shares(reply, number, shares, self._ledger.terms.share_ns, allowance=wanted)
+        if told is not None:
+            fill_allotment(reply, told)
         return reply
 
     def _renew(self, renew: quota_pb2.Renew, context: CallContext) -> quota_pb2.QuotaReply:

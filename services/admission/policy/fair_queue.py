@@ -9,12 +9,21 @@ only, as if it had come then. Requests come in clusters, and a tenant that asks 
 behind a flood for each cluster as if it had asked for all of its share before.
 What a request is expected to cost is charged on dispatch and corrected, up or down, when its real cost is known.
 
-Bound: let f and g be backlogged from t1 to t2 and heads be dispatched in order. Then the real costs of what f and g
-were granted in that time, each divided by the tenant's weight, differ by at most 2·U + 2·E, where U is the largest
-real cost of one request over its weight and E the largest sum of errors (real minus charged, over weight) of one
-tenant's uncorrected requests at one time minus the other's. With exact expectations E is 0; without any it is at most
-what runs at once, as in VTC. Of a tenant that came back with a burst before t1, that burst is to be added. Proven by
-tests/unit/admission/test_fair_queue.py.
+Bound: let f and g be backlogged from t1 to t2. Then the real costs of what f and g were granted in that time, each
+divided by the tenant's weight, differ by at most 2·U + 2·E + B + O, where
+
+- U is the largest real cost of one request of theirs over its weight;
+- E is the largest sum of errors (real minus charged, over weight) of a tenant's uncorrected requests at any time, less
+  the smallest of any tenant's. With exact expectations it is 0; without any it is at most what runs at once, as in
+  VTC. What runs on a credit is an error in full until its use is told;
+- B is what the two had not used of their bursts at t1 (`Flow.burst`): at most the way that the level went in
+  `burst_seconds`, and 0 from when they are used up;
+- O is what was granted, over weight, to those who overtook f or g since each is backlogged: requests further behind in
+  order, because the first had no room on the worker, or would have been too late there (`Selection`).
+
+For while nobody overtakes, only the one with the smaller counter is served, so a difference beyond where they began
+comes of one request on each side and of errors. Proven by tests/unit/admission/test_fair_queue.py; `weir simulate`
+ends with an error where it is passed.
 """
 
 from __future__ import annotations
@@ -77,6 +86,11 @@ class Flow:
         self.parked: set[Lane] = set()  # lanes that are passed over until something changes
         self.size = 0
         self.backlog = 0.0  # cost units waiting
+
+    @property
+    def burst(self) -> float:
+        """How far its counter is below the level at which it began to wait."""
+        return max(0.0, self.entered - self.counter)
 
     def heads(self) -> list[Item]:
         """The oldest of each lane: resumed ones first, then by age."""

@@ -126,6 +126,7 @@ class Granted:
     waited: float = 0.0
     pressure: float = 0.0  # predicted wait of the next such request as a share of what it may wait; 0: nobody waits
     first_token: float = 0.0  # predicted, seconds from the admission on
+    overtook: tuple[str, ...] = ()  # tenants of its class before it in order, who could not use the worker, or too late
 
 
 @dataclass(frozen=True, slots=True)

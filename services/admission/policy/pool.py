@@ -316,12 +316,13 @@ class Pool:
             self.estimates.observe(now, backlogged=False)
             return self.shadows.dispatch(now) if len(self.shadows) else events
         while (found := self._selection.next(now)) is not None:
-            item, worker = found
+            item, worker, overtook = found
             self.backlog.dispatch(item)
             self.estimates.observe(now, backlogged=True, granted=item.cost)
             waited = now - item.queued_at
             self.estimates.waited(item.request, item.predicted_wait, waited, now)
-            events.append(self._hold(item.request, worker, item.cost, now, item))
+            granted = self._hold(item.request, worker, item.cost, now, item)
+            events.append(replace(granted, overtook=overtook) if overtook else granted)
         waiting = len(self.backlog) > 0
         self.estimates.observe(now, backlogged=waiting and self.fleet.staffed)
         if waiting:

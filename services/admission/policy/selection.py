@@ -40,8 +40,9 @@ class Selection:
         self._estimates = estimates
         self._timeliness = timeliness
 
-    def next(self, now: float) -> tuple[Item, Worker] | None:
-        """Who goes next, and where; None when nobody who may go fits. Nothing is granted by that."""
+    def next(self, now: float) -> tuple[Item, Worker, tuple[str, ...]] | None:
+        """Who goes next, where, and before which tenants of its class, though they come first in order; None when
+        nobody who may go fits. Nothing is granted by that."""
         while True:
             found, at_budget = self._first_that_fits(now)
             for item in at_budget:
@@ -49,11 +50,12 @@ class Selection:
             if found is not None or not at_budget:
                 return found
 
-    def _first_that_fits(self, now: float) -> tuple[tuple[Item, Worker] | None, list[Item]]:
+    def _first_that_fits(self, now: float) -> tuple[tuple[Item, Worker, tuple[str, ...]] | None, list[Item]]:
         """One pass; and those who were found to be at their tenants' budgets."""
         fleet = self._fleet
         blocked: list[Item] = []
         at_budget: list[Item] = []
+        late: list[Item] = []
         kept: dict[str, QueueClass] = {}
         failed = Failed(self._estimates.high_output)
         for item in self._backlog.in_order(lambda lane: fleet.has_room(lane[1], lane[2], now), _TRIED):
@@ -67,9 +69,10 @@ class Selection:
                 worker = fleet.pick(request, now, kept=not_for_it)
                 if worker is not None:
                     if not self._timeliness.in_time(request, worker, now):
+                        late.append(item)
                         continue
                     _passed_over(blocked, worker)
-                    return (item, worker), at_budget
+                    return (item, worker, _overtaken(item, (blocked, at_budget, late))), at_budget
                 failed.add(request)
             blocked.append(item)
             if item.bypassed >= self._limits.max_bypass and self._limits.discipline == "fair":
@@ -83,6 +86,15 @@ def _passed_over(blocked: Sequence[Item], worker: Worker) -> None:
     for other in blocked:
         if other.request.model_version in worker.spec.model_versions and eligible(other.request, (worker,)):
             other.bypassed += 1
+
+
+def _overtaken(item: Item, passed: Sequence[Sequence[Item]]) -> tuple[str, ...]:
+    """The tenants of those that were passed over, of its own class."""
+    if not any(passed):
+        return ()
+    queue_class = item.request.queue_class
+    before = {each.request.tenant for some in passed for each in some if each.request.queue_class == queue_class}
+    return tuple(sorted(before - {item.request.tenant}))
 
 
 class Failed:

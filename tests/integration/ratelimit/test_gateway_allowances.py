@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -101,6 +102,36 @@ async def test_another_model_and_changed_limits_are_asked_for(replicas: Cluster)
         with pytest.raises(WeirError) as refused:
             await start(one, "fifth", 5)
         assert refused.value.reason is Reason.QUOTA_TOKENS
+
+
+async def test_g10_after_new_prices_the_owner_is_asked(replicas: Cluster) -> None:
+    node = await replicas.start("ratelimit-0", seed=(LIMITS, *GATEWAYS))
+    async with gateway(0, node.address) as one:
+        snapshot = RegistrySnapshot(limits={("acme", "*"): LIMITS})
+        one.client.update(snapshot)
+        await start(one, "first", 1)
+        assert start(one, "second", 1).done()
+        price = registry_pb2.Price(model="*", input_microusd_per_million=1, output_microusd_per_million=1)
+        one.client.update(replace(snapshot, revision=2, prices={"*": price}))
+        asked = start(one, "third", 1)
+        assert not asked.done()
+        await asked
+        assert start(one, "fourth", 1).done()
+
+
+async def test_g4_what_the_edge_did_not_count_waits_for_a_share_that_is_held_against_the_edge(
+    replicas: Cluster,
+) -> None:
+    node = await replicas.start("ratelimit-0", seed=(LIMITS, *GATEWAYS))
+    async with gateway(0, node.address) as one:
+        knows(one, LIMITS)
+        await start(one, "first", 1, request_counted=True)
+        assert start(one, "second", 1, request_counted=True).done()
+        asked = start(one, "third", 1)
+        assert not asked.done()
+        await asked
+        assert start(one, "fourth", 1).done()
+        assert start(one, "fifth", 1, request_counted=True).done()
 
 
 @pytest.mark.parametrize("tokens", [7, 90])

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from services.admission.policy.estimates import ServiceRate, cost_ahead
 from services.admission.policy.fair_queue import FairQueue, Item, Lane
 from services.admission.policy.model import Request
+from simulation.fairness import Grant, ServiceGaps
 
 _numbers = itertools.count()
 
@@ -115,6 +116,74 @@ def test_real_service_differs_by_the_bound_although_only_expectations_are_charge
         gaps.append(served.real["f"] - served.real["g"])
     # The difference over a stretch is the difference of the gaps at its ends.
     assert max(gaps) - min(gaps) <= 2 * served.largest + 2 * served.widest + 1e-6
+
+
+class Watched:
+    """A queue of three tenants who come, go, are overtaken and come to cost something else; what each was granted."""
+
+    def __init__(self, weights_of: tuple[float, ...]) -> None:
+        self.queue = FairQueue(burst_seconds=3.0)
+        self.gaps = ServiceGaps()
+        self.weight = dict(zip("fgh", weights_of, strict=True))
+        self.waiting: dict[str, float] = {}
+        self.running: list[tuple[Item, Grant]] = []
+
+    def push(self, tenant: str, expected: float, actual: float) -> None:
+        """A request comes, that will cost something else than is thought."""
+        new = item(tenant, expected, self.weight[tenant])
+        self.waiting[new.request.request_id] = actual
+        self.queue.push(new)
+        self.gaps.queued(tenant, self.queue.flow(tenant).burst)  # type: ignore[union-attr]
+
+    def serve(self, overtaking: int) -> None:
+        """The next in order is granted, or one that comes later."""
+        flows = list(self.queue.in_order())
+        before = flows[: overtaking % len(flows)]
+        head = flows[len(before)].heads()[0]
+        self.queue.dispatch(head.request.request_id)
+        tenant, weight = head.request.tenant, head.request.weight
+        actual = self.waiting.pop(head.request.request_id)
+        grant = Grant(tenant, actual / weight, head.cost / weight, tuple(flow.tenant for flow in before))
+        self.running.append((head, self.gaps.granted(grant)))
+        self.gaps.left(tenant)
+
+    def end(self, number: int) -> None:
+        """One of those that run ends, and the queue hears what it cost."""
+        head, grant = self.running.pop(number % len(self.running))
+        tenant, weight = head.request.tenant, head.request.weight
+        actual = grant.real
+        self.queue.correct(tenant, weight, actual * weight - head.cost)
+        self.gaps.ended(grant, actual)
+
+
+@given(
+    weights_of=st.tuples(weights, weights, weights),
+    steps=st.lists(
+        st.tuples(st.sampled_from("ppppsssssset"), st.sampled_from("fgh"), costs, costs, st.integers(0, 11)),
+        min_size=20,
+        max_size=120,
+    ),
+    exact=st.booleans(),
+    in_order=st.booleans(),
+)
+def test_g12_service_differs_by_the_bound_with_bursts_errors_and_overtaking(
+    weights_of: tuple[float, ...], steps: list[tuple[str, str, float, float, int]], exact: bool, in_order: bool
+) -> None:
+    """The module's bound, 2 U + 2 E + B + O, over every stretch of time in which two tenants wait."""
+    watched, now = Watched(weights_of), 0.0
+    for what, tenant, expected, actual, number in steps:
+        if what == "p":
+            for _ in range(1 + number // 4):
+                watched.push(tenant, expected, expected if exact else actual)
+        elif what == "s" and len(watched.queue):
+            watched.serve(0 if in_order else max(0, number - 9))
+        elif what == "e" and watched.running:
+            watched.end(number)
+        elif what == "t":
+            now += number / 4
+        watched.queue.tick(now)
+    for gap in watched.gaps.gaps().values():
+        assert gap.gap <= gap.bound + 1e-6
 
 
 def test_a_newcomer_starts_where_service_is_now_even_after_refunds() -> None:

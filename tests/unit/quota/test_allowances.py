@@ -8,7 +8,20 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from libs.quota import ALL_MODELS, Admitted, Ask, Bridge, BudgetSpec, Denied, LimitKind, LimitSpec, Share
+from libs.quota import (
+    ALL_MODELS,
+    Admitted,
+    Answer,
+    Ask,
+    Bridge,
+    BudgetSpec,
+    Denied,
+    LimitKind,
+    LimitSpec,
+    Question,
+    Share,
+    answer,
+)
 from libs.quota.shares import PORTION, slots_of
 from simulation.accounts import Mesh
 from simulation.parties import SECOND, SHARE_NS, Gateway
@@ -243,7 +256,7 @@ class Limits(NamedTuple):
     steps=st.lists(
         st.tuples(
             st.integers(0, 1),
-            st.sampled_from("aaaaasgtwe"),
+            st.sampled_from("aaaaaeeesgtw"),
             st.sampled_from((1, 1, 2, 3, 5, 8, 60)),
             st.sampled_from((0, 1, 2, 40)),
         ),
@@ -278,8 +291,8 @@ class World:
         self.bridges: list[Bridge[Ask]] = [Bridge(), Bridge()]
         for each in self.bridges:
             each.apply({("acme", ALL_MODELS): spec}, {}, 1, 0)
-        self.out: list[list[tuple[str, Ask, int, bool]]] = [[], []]
-        self.back: list[list[tuple[str, Ask, bool, object, bool]]] = [[], []]
+        self.out: list[list[tuple[Ask, Question | None]]] = [[], []]
+        self.back: list[list[tuple[Ask, Question | None, Answer | None]]] = [[], []]
         self.open: dict[str, tuple[int, Ask]] = {}
         self.used: list[tuple[int, int, int]] = []
         self.edge = 0
@@ -298,57 +311,47 @@ class World:
             self._settle(number, tokens)
         elif what == "e":
             for _ in range(tokens):
-                self.edge += isinstance(self.owner.admit_edge("acme", requests=1, tokens=0, now=self.now), Admitted)
+                if isinstance(self.owner.admit_edge("acme", requests=1, tokens=0, now=self.now), Admitted):
+                    self.edge += 1
+                    self._ask(number, 1, spend, counted=True)
         else:
             for each in (0, 1):
                 self._serve(each, 999)
                 for _ in range(len(self.back[each])):
                     self._hear(each)
 
-    def _ask(self, number: int, tokens: int, spend: int) -> None:
+    def _ask(self, number: int, tokens: int, spend: int, *, counted: bool = False) -> None:
         self.serial += 1
         rid, made = f"r{self.serial}", self.bridges[number]
-        wants = Ask("acme", "fast", rid, tokens, spend=spend, holder=f"g{number}")
+        wants = Ask("acme", "fast", rid, tokens, spend=spend, holder=f"g{number}", count_request=not counted)
         if made.allow(wants, wants, lease_ns=60 * SECOND, until=1 << 62, now=self.now) is not None:
             self.open[rid] = number, wants
-            self._say(number, "claim", wants._replace(granted=True))
-        else:
-            made.asked("acme")
-            self._say(number, "ask", wants)
-
-    def _say(self, number: int, kind: str, wants: Ask) -> None:
-        made = self.bridges[number]
-        seen = made.seen("acme", "fast", "", self.now)
-        self.out[number].append((kind, wants, seen, made.wants("acme", "fast", "", self.now)))
+            wants = wants._replace(granted=True)
+        uncounted, claims = wants.count_request, wants.granted
+        question = made.say(("acme", "fast", ""), self.now, uncounted=uncounted, claims=claims)
+        self.out[number].append((wants, question))
 
     def _serve(self, number: int, count: int) -> None:
         for _ in range(min(count, len(self.out[number]))):
-            kind, wants, seen, wanted = self.out[number].pop(0)
-            if kind == "settle":
+            wants, question = self.out[number].pop(0)
+            if question is None:
                 self.owner.settle("acme", "fast", wants.request_id, wants.tokens, self.now, spend=wants.spend)
-                self.back[number].append((kind, wants, True, None, False))
-                continue
-            outcome = self.owner.reserve(wants, lease_ns=60 * SECOND, now=self.now)
-            told: object = None
-            if wanted or (kind == "ask" and (isinstance(outcome, Denied) or self.owner.due(wants, self.now))):
-                told = self.owner.tell(wants, seen, self.now, allowance=wanted)
-            self.back[number].append((kind, wants, isinstance(outcome, Admitted), told, wanted))
+                self.back[number].append((wants, None, None))
+            else:
+                seen, wanted = question.seen, question.wanted
+                said = answer(self.owner, wants, seen=seen, wanted=wanted, lease_ns=60 * SECOND, now=self.now)
+                self.back[number].append((wants, question, said))
 
     def _hear(self, number: int) -> None:
-        kind, wants, passed, told, wanted = self.back[number].pop(0)
+        wants, question, said = self.back[number].pop(0)
         made, key = self.bridges[number], ("acme", wants.request_id)
-        if kind == "ask":
-            made.answered("acme")
-        if told is not None:
-            share_number, shares = told  # type: ignore[misc]
-            made.told("acme", share_number, shares, self.now + LASTS, self.now, allowance=wanted)
-        elif wanted:
-            made.not_told("acme")
-        if kind == "ask" and passed:
-            made.served(key, wants, over_quota=False, until=1 << 62, tokens=wants.tokens, spend=wants.spend)
-            self.open[wants.request_id] = number, wants
-        elif kind != "ask":
-            made.taken(key, wants.tokens if kind == "claim" else None)
+        if question is None or question.claims:
+            made.taken(key, wants.tokens if question is not None else None)
+        if question is not None and said is not None:
+            made.hear(question, said.told, self.now)
+            if not question.claims and isinstance(said.outcome, Admitted):
+                made.served(key, wants, over_quota=False, until=1 << 62, tokens=wants.tokens, spend=wants.spend)
+                self.open[wants.request_id] = number, wants
 
     def _settle(self, number: int, percent: int) -> None:
         mine = [each for each in self.open.values() if each[0] == number]
@@ -357,13 +360,14 @@ class World:
             used = wants._replace(tokens=wants.tokens * percent // 60, spend=wants.spend * percent // 60)
             del self.open[wants.request_id]
             self.bridges[number].settle("acme", "fast", wants.request_id, used.tokens, self.now, spend=used.spend)
-            self.used.append((1, used.tokens, used.spend))
-            self.out[number].append(("settle", used, 0, False))
+            self.used.append((int(used.count_request), used.tokens, used.spend))
+            self.out[number].append((used, None))
 
     def check(self) -> None:
         """Nothing is beyond a limit; time stands still, so all that was used counts."""
         running = [wants for _, wants in self.open.values()]
-        assert self.edge + len(running) + len(self.used) <= self.limits.requests
+        alone = sum(each.count_request for each in running) + sum(each[0] for each in self.used)
+        assert self.edge + alone <= self.limits.requests
         assert sum(each.tokens for each in running) + sum(each[1] for each in self.used) <= self.limits.tokens
         assert sum(each.spend for each in running) + sum(each[2] for each in self.used) <= self.limits.spend
         assert len(running) <= self.limits.slots

@@ -131,6 +131,21 @@ def test_c7_a_lease_that_ended_by_itself_grows_in_the_place_of_what_was_charged(
     assert left(target, now) == 300
 
 
+@pytest.mark.parametrize("heard", ["ended", "live"])
+def test_what_a_lease_grew_to_just_before_it_ended_counts_wherever_that_is_heard(heard: str) -> None:
+    """Its gateway died: growth and end are in one batch, which comes before or after the follower ended it itself."""
+    owner, other = ledger(), ledger("b")
+    reserve(owner, "r", 10)
+    other.apply(owner.take_changes(0), owner.part, 0)
+    reserve(owner, "r", 900)
+    now = 1 if heard == "live" else 21 * SECOND
+    owner.end_held_by("g", now)
+    other.expire(now)
+    other.apply(owner.take_changes(now), owner.part, now)
+    other.expire(now)
+    assert left(other, now) == left(owner, now) == LIMIT - 900
+
+
 def test_c7_what_is_told_to_other_gateways_is_not_grown_into() -> None:
     target = ledger()
     target.terms.holders = 2

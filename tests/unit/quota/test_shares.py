@@ -214,3 +214,44 @@ def test_what_runs_is_known_until_it_should_have_ended() -> None:
     assert one.settle("acme", "fast", "r2", 1, 6, spend=0) is False
     assert list(one.running(6)) == []
     assert one.lost(("acme", "r2")) is None
+
+
+def outage(one: Bridge[str], now: int, *, name: str, tenant: str = "acme") -> None:
+    """A request is given out here and ends; no owner ever hears of it."""
+    asked = Ask(tenant, "fast", name, 1)
+    assert isinstance(one.reserve(asked, name, lease_ns=LASTS, until=now + LASTS, now=now), Admitted)
+    one.settle(tenant, "fast", name, 1, now, spend=0)
+
+
+def untold(one: Bridge[str]) -> int:
+    """Entries of requests whose owner may not know of them."""
+    return sum(len(account.untold) for account in one._accounts.values()) + len(one._given)
+
+
+def test_g3_while_nobody_can_be_told_a_gateway_keeps_a_minute_of_what_it_gave_out() -> None:
+    one: Bridge[str] = Bridge()
+    for number in range(300):
+        outage(one, number * SECOND, name=f"r{number}", tenant=f"t{number % 7}")
+    assert untold(one) == 2 * 60
+    for number in range(300, 360):  # its owner is back, and hears of some out of turn
+        outage(one, number * SECOND, name=f"r{number}")
+        one.taken(("acme", f"r{number - number % 2}"))
+    assert untold(one) <= 2 * 60
+    one.taken(("acme", "r359"))
+    outage(one, 480 * SECOND, name="last")
+    assert untold(one) == 2
+
+
+def test_g3_many_tenants_are_forgotten_a_few_at_a_time() -> None:
+    """Of an outage with more tenants than are kept, nothing stays, and no newcomer waits until all were looked at."""
+    one: Bridge[str] = Bridge(max_idle_tenants=100)
+    for number in range(250):
+        outage(one, 0, name="r", tenant=f"t{number}")
+    assert len(one._accounts) == 250  # each has something that is not told
+    least = 250
+    for number in range(400):
+        outage(one, 60 * SECOND, name="r", tenant=f"new{number}")
+        one.taken((f"new{number}", "r"))
+        assert len(one._accounts) >= least - 1  # each newcomer looks at two
+        least = len(one._accounts)
+    assert least == 100

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from services.admission.policy.fair_queue import FairQueue, Item
 from simulation.__main__ import main, parser, scenario_of
 
 SMALL = ("--workers", "2", "--seconds", "6")
@@ -23,6 +24,28 @@ def test_the_report_says_simulation_first_and_in_the_json(capsys: pytest.Capture
     assert told["label"] == "simulation"
     assert told["simulated"] is True
     assert {row["tenant"] for row in told["tenants"]} == {"heavy", "middle", "light"}
+
+
+def test_g12_a_service_gap_beyond_its_bound_is_an_error(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A queue that forgets to charge one of its tenants; a plain queue promises nothing."""
+    unfair = ("--preset", "fairness", "--workers", "2", "--seconds", "12")
+    dispatch = FairQueue.dispatch
+
+    def forgets(queue: FairQueue, request_id: str) -> Item:
+        item = dispatch(queue, request_id)
+        if item.request.tenant == "light":
+            queue.correct("light", item.request.weight, -item.cost)
+        return item
+
+    monkeypatch.setattr(FairQueue, "dispatch", forgets)
+    assert main(unfair) == 1
+    error = capsys.readouterr().err
+    assert error.startswith("error: the service gap of heavy and light (paid) is ")
+    assert "of its bound" in error
+    monkeypatch.undo()
+    assert main([*unfair, "--discipline", "fifo"]) == 0
 
 
 def test_options_change_the_scenario() -> None:
