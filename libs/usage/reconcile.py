@@ -71,9 +71,13 @@ class Books:
         self.unknown.pop(used.id, None)
         if used.vanished:
             return
-        if used.id in self.requests:
-            self.doubled.append(used.id)
-        self.requests[used.id] = event.prompt_tokens, event.completion_tokens, event.rows
+        usage = event.prompt_tokens, event.completion_tokens, event.rows
+        if (before := self.requests.get(used.id)) is not None:
+            if not any(usage):
+                return  # refused by one of those whom the edge asked, one after the other, under the request's id
+            if any(before):
+                self.doubled.append(used.id)
+        self.requests[used.id] = usage
         known = self.spent.get(event.tenant)
         if known is not None and event.spend_microusd:
             at, zone = _nanoseconds(used.time), self._zones.of(known.time_zone)

@@ -121,9 +121,11 @@ async def _ask(
     given: Mapping[str, Any] | Sequence[Sequence[str]], rows: int, *, mesh: Any, key: str, model: str, **how: Any
 ) -> list[Any]:
     """Predictions for inputs by name, or for the lines of a file, part by part."""
-    from weir.client import Client
+    from weir.client import Client, RetryPolicy
 
-    async with Client(urlsplit(mesh.edge_url).netloc, ca=mesh.tls.ca, api_key=key) as client:
+    # A version may still be loading, which is told with when to come back: the call's time is the bound.
+    patient = RetryPolicy(attempts=1000)
+    async with Client(urlsplit(mesh.edge_url).netloc, ca=mesh.tls.ca, api_key=key, retries=patient) as client:
         if isinstance(given, Mapping):
             return [await client.predict(model, given, **how)]
         declared = await client.inputs(model, timeout=how["timeout"])

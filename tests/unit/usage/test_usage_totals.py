@@ -154,6 +154,14 @@ def test_a_request_that_another_gateway_answered_is_no_second_one() -> None:
     assert ("doubled", "r1") in named(books(part, used(1)))
 
 
+def test_a_request_that_several_refused_before_it_was_served_is_one() -> None:
+    refused = used(1, outcome="rejected_no_capacity", prompt_tokens=0, completion_tokens=0, spend_microusd=0)
+    delivered = (Delivered("r1", 3, 4), Delivered("r2", 3, 4))
+    for records in ((refused, refused, used(1)), (used(1), refused)):
+        assert named(books(*records, used(2, day=2)), delivered) == []
+    assert ("doubled", "r1") in named(books(refused, used(1), used(1)))
+
+
 def test_what_is_unknown_may_be_in_the_ledger_up_to_what_was_reserved() -> None:
     gone = used(3, outcome="usage_unknown", at_most_tokens=50, at_most_microusd=5, spend_microusd=0)
     assert named(books(used(1), gone, ledger=LEDGER)) == [("unknown", "r3")]
