@@ -159,7 +159,8 @@ def test_a_predictor_gives_out_of_its_shares_of_rows_and_holds_no_tokens() -> No
     assert told["rows/*"].tokens == 1000 // 8
     assert told["*"] == Share("*", None, 50 // 8, None, None)
     assert owner.reserve(Ask("acme", "fast", "stream", 100), lease_ns=LEASE, now=0) == owner.report("acme", "fast", 0)
-    bridge.told("acme", number, (each for each in shares if "fraud" not in each.model), LEASE, 0, allowance=True)
+    kept = (each for each in shares if "fraud" not in each.model)
+    bridge.told("acme", number, kept, LEASE, 0, allowance=True, uncounted=True)
     allowed = rows("b", 100, requests=5)
     assert bridge.allow(allowed, "b", lease_ns=LEASE, until=LEASE, now=0) is not None
     assert bridge.allow(rows("c", 26), "c", lease_ns=LEASE, until=LEASE, now=0) is None
