@@ -217,6 +217,8 @@ def _bring_up(
         "environment": {name: value for name, value in variables.items() if "KEY" not in name},
     }
     (where.state / "last_up.json").write_text(json.dumps(result, indent=2) + "\n")
+    if predicted and (why := _lacks_models(where, plan, seeded)):
+        say(f"not all demo models can be had: {why}")
     asked = predicting.MODEL if predicted else ""
     say(report.summary(where, variables, model=model, predicting=asked, profile=options.profile))
 
@@ -269,6 +271,16 @@ def _wait_loaded(where: Laptop, plan: Plan, seeded: seed.Seeded) -> None:
     except (loading.LoadError, WeirError) as error:
         worker = next((name for name, each in plan.addresses.items() if each["service"] == "worker"), "registry")
         raise StartError(str(error), _log_tail(where, worker)) from error
+
+
+def _lacks_models(where: Laptop, plan: Plan, seeded: seed.Seeded) -> str:
+    """Why some demo model that predicts cannot be asked; "" when all can, a moment after the first."""
+    address = plan.addresses["registry"]["address"]
+    try:
+        asyncio.run(loading.wait_loaded(seeded.predicting, address=address, tls=where.operator_tls))
+    except (loading.LoadError, WeirError) as error:
+        return str(error)
+    return ""
 
 
 def _predicts(plan: Plan, seeded: seed.Seeded) -> bool:

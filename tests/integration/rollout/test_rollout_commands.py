@@ -167,7 +167,7 @@ async def test_burn_rates_and_rules(mesh: Mesh) -> None:
     assert (objective["objective"], objective["good"], objective["bad"]) == ("availability", 95, 5)
     assert objective["burn_rates"]["5m"] == pytest.approx(5.0)
     assert not found["frozen"]
-    code, out, err = await mesh.weir("slo", "status", "--tier", "fast")
+    code, out, err = await mesh.weir("slo", "status", "--tier", "fast", "-o", "wide")
     assert code == 0, err
     assert "BURN 5m" in out
     target = mesh.state / "rules.yml"
