@@ -335,7 +335,21 @@ def _integer_product(digits: Tensor, zero: int, packed: Tensor, scales: Tensor, 
 def _has_onednn(dtype: torch.dtype) -> bool:
     if not torch.backends.mkldnn.is_available() or not hasattr(torch.ops.mkldnn, "_linear_pointwise"):
         return False
-    return dtype is torch.float32 or bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
+    return dtype is torch.float32 or _multiplies_bfloat16()
+
+
+@lru_cache(maxsize=1)
+def _multiplies_bfloat16() -> bool:
+    """Whether oneDNN does so here: torch says what the processor has, which oneDNN may have been told not to use."""
+    if not torch.ops.mkldnn._is_mkldnn_bf16_supported():
+        return False
+    weight = torch.eye(64, dtype=torch.bfloat16)
+    try:
+        packed = torch.ops.mkldnn._reorder_linear_weight(weight, _PACKED_FOR_ROWS)
+        product = torch.ops.mkldnn._linear_pointwise.default(weight, packed, None, "none", [], "")
+    except RuntimeError:
+        return False
+    return torch.equal(product, weight)
 
 
 def _own(weight: Tensor, dtype: torch.dtype) -> Tensor:
