@@ -7,6 +7,7 @@ from libs.structured_output.grammar import (
     check,
     compile_matcher,
     explain,
+    regex_of,
 )
 
-__all__ = ["MAX_BYTES", "Kind", "StructureError", "check", "compile_matcher", "explain"]
+__all__ = ["MAX_BYTES", "Kind", "StructureError", "check", "compile_matcher", "explain", "regex_of"]

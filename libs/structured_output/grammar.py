@@ -1,28 +1,32 @@
-"""JSON Schemas and regular expressions as grammars of the library llguidance, with bounds on the work they cause.
+"""JSON Schemas, regular expressions and grammars for the library llguidance, with bounds on the work they cause.
 
 The bounds, whatever a caller sends: the text has at most `MAX_BYTES`; the library ends a compilation or a step that
 needs more grammar symbols, lexer states, lexer work or parser items than `_LIMITS` allow. On the build machine the
-worst that fits takes about 0.3 s to compile (a typical schema 0.5 ms) and 10 ms in a step; the library lets go of the
-interpreter lock meanwhile.
+worst that fits takes about 0.3 s to compile (a typical schema 0.5 ms) and 10 ms in a step, a grammar 40 ms; the library
+lets go of the interpreter lock meanwhile.
 
 In JSON, up to two blanks or one line break with up to 32 blanks may stand where the standard allows white space: a
-model that is free to write nothing but blanks sometimes does so until its tokens are spent.
+model that is free to write nothing but blanks sometimes does so until its tokens are spent. Grammars are written in the
+library's dialect of Lark, begin with the rule `start`, and allow what they say.
 """
 
 from __future__ import annotations
 
 import json
+import re
+from collections.abc import Iterable
 from functools import cache
 from typing import TYPE_CHECKING, Any, Literal
 
 if TYPE_CHECKING:
     from llguidance import LLMatcher, LLTokenizer
 
-Kind = Literal["json_schema", "regex"]
+Kind = Literal["json_schema", "regex", "grammar"]
 
 MAX_BYTES = 32 * 1024
-"""The longest schema or regular expression, in bytes of UTF-8."""
+"""The longest schema, regular expression or grammar, in bytes of UTF-8."""
 
+_SPECIAL = re.compile(r"[\\.+*?()|\[\]{}^$]")
 _MAX_MESSAGE = 300
 _LIMITS: dict[str, Any] = {
     "verbose_errors": False,
@@ -33,11 +37,14 @@ _LIMITS: dict[str, Any] = {
     "step_max_items": 20_000,
     "max_items_in_row": 2_000,
 }
+# A grammar may be as ambiguous as it likes, which costs the cube of a row's items: 4 s in a step with 2,000 of them,
+# 20 ms with 500. Lists of some hundred elements need that many where they are written right-recursively.
+_GRAMMAR_LIMITS: dict[str, Any] = _LIMITS | {"max_items_in_row": 500}
 _JSON_OPTIONS: Any = {"whitespace_flexible": True, "whitespace_pattern": r"[ \t]{0,2}|\n[ \t]{0,32}", "lenient": False}
 
 
 class StructureError(ValueError):
-    """A schema or regular expression cannot be used; the message says what is wrong in it, fit for the caller."""
+    """A schema, expression or grammar cannot be used; the message says what is wrong in it, fit for the caller."""
 
 
 def compile_matcher(kind: Kind, text: str, tokenizer: LLTokenizer) -> LLMatcher:
@@ -51,11 +58,14 @@ def compile_matcher(kind: Kind, text: str, tokenizer: LLTokenizer) -> LLMatcher:
     try:
         if kind == "json_schema":
             grammar = LLMatcher.grammar_from_json_schema(text, overrides=_JSON_OPTIONS)
-        else:
+        elif kind == "regex":
             grammar = LLMatcher.grammar_from_regex(text)
+        else:
+            grammar = LLMatcher.grammar_from_lark(text)
     except ValueError as error:  # nested too deeply, or options of the library's own that make no sense
         raise StructureError(explain(str(error))) from None
-    matcher = LLMatcher(tokenizer, grammar, log_level=0, limits=LLParserLimits(**_LIMITS))
+    limits = LLParserLimits(**(_GRAMMAR_LIMITS if kind == "grammar" else _LIMITS))
+    matcher = LLMatcher(tokenizer, grammar, log_level=0, limits=limits)
     # Some faults show only when the first tokens are looked for.
     possible = any(matcher.compute_bitmask()) if not matcher.is_error() else False
     if matcher.is_error() and not matcher.get_error().startswith("NoExtension"):
@@ -104,8 +114,16 @@ def _check_text(kind: Kind, text: str) -> None:
             raise StructureError(f"it is not JSON: {error}") from None
         if not isinstance(schema, dict):
             raise StructureError("a JSON Schema is a JSON object")
+    elif kind == "grammar":
+        if text.lstrip().startswith("{"):  # the library would read it as its own exchange format
+            raise StructureError("a grammar is Lark, not JSON")
     elif (len(text) - len(text.rstrip("\\"))) % 2:
         raise StructureError("it ends with a backslash that escapes nothing")
+
+
+def regex_of(choices: Iterable[str]) -> str:
+    """The regular expression that matches these texts and no other."""
+    return "|".join([_SPECIAL.sub(r"\\\g<0>", choice) for choice in choices])
 
 
 @cache

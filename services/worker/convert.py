@@ -29,6 +29,8 @@ def sampling_of(sampling: worker_pb2.Sampling) -> SamplingParams:
         logit_bias=dict(sampling.logit_bias) if sampling.logit_bias else {},
         seed=sampling.seed if sampling.HasField("seed") else None,
         stop_token_ids=tuple(sampling.stop_token_ids),
+        min_tokens=sampling.min_tokens,
+        bad_words=tuple([tuple(word.ids) for word in sampling.bad_words]) if sampling.bad_words else (),
         ignore_eos=sampling.ignore_eos,
         logprobs=sampling.logprobs if sampling.HasField("logprobs") else None,
         structure=_structure(sampling),
@@ -107,4 +109,6 @@ def _structure(sampling: worker_pb2.Sampling) -> Structure | None:
             return Structure("json_schema", sampling.structure.json_schema)
         case "regex":
             return Structure("regex", sampling.structure.regex)
+        case "grammar":
+            return Structure("grammar", sampling.structure.grammar)
     return None

@@ -33,8 +33,8 @@ class Structure:
     """What the whole output must match: `kind` says how `text` is to be read. An output that is complete ends with
     STOP, also when the end of sequence is otherwise ignored."""
 
-    kind: Literal["json_schema", "regex"]
-    text: str  # a JSON Schema document (`{}` is any JSON value), or a regular expression without anchors
+    kind: Literal["json_schema", "regex", "grammar"]
+    text: str  # a JSON Schema document (`{}` is any JSON value), a regular expression without anchors, a Lark grammar
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,7 +43,9 @@ class SamplingParams:
 
     `seed` makes a sequence reproducible whatever else is in the batch; None draws one at submission.
     `logprobs` is the number of top alternatives to return per token; None returns no log-probabilities, 0 returns
-    only the chosen token's.
+    only the chosen token's. `min_tokens`, like `max_tokens` of what is generated here (resumed tokens do not count),
+    bars what would end the output before so many tokens. `bad_words` are sequences of tokens that do not come: the last
+    of each is barred where the output ends with the others. Where a structure leaves only what is barred, that comes.
     """
 
     max_tokens: int
@@ -57,6 +59,8 @@ class SamplingParams:
     logit_bias: dict[int, float] = field(default_factory=dict)
     seed: int | None = None
     stop_token_ids: tuple[int, ...] = ()
+    min_tokens: int = 0
+    bad_words: tuple[tuple[int, ...], ...] = ()
     ignore_eos: bool = False
     logprobs: int | None = None
     structure: Structure | None = None
@@ -83,6 +87,10 @@ def sampling_fault(params: SamplingParams) -> tuple[str, str] | None:
     """The first field that no engine can use, and what is wrong with it, fit for the caller."""
     if params.max_tokens < 1:
         return "max_tokens", "max_tokens must be at least 1"
+    if not 0 <= params.min_tokens <= params.max_tokens:
+        return "min_tokens", "min_tokens must be from 0 to max_tokens"
+    if not all(params.bad_words):
+        return "bad_words", "bad_words holds a word of no tokens"
     for field_name, (low, high) in SAMPLING_BOUNDS.items():
         value = getattr(params, field_name)
         # NaN fails every comparison, so the check is written to hold for good values.

@@ -4,8 +4,9 @@ A step costs what `StepCosts` says of its work. That stands in for an accelerato
 costs are measured on a real engine by `weir calibrate`, or made up.
 Tokens are drawn uniformly from the vocabulary, reproducibly: a seeded sequence is a function of its seed and the
 position, a greedy one of its last token and the position, so that a sequence continued elsewhere (prompt + emitted
-tokens) goes on as if it had not moved. Penalties, logit bias and filters (top-p …) do not change the draw. Versions
-come and go (simulated_versions.py); those of one vocabulary give the same tokens unless a fault says otherwise.
+tokens) goes on as if it had not moved. Penalties, logit bias and filters (top-p …) do not change the draw; before
+`min_tokens` another token stands for one that ends the output. Versions come and go (simulated_versions.py); those of
+one vocabulary give the same tokens unless a fault says otherwise.
 """
 
 from __future__ import annotations
@@ -273,6 +274,9 @@ class SimulatedCore:
                 token = sequence.draws[(cursor + sequence.position) & _MASK]
             else:
                 token = sequence.draws[((-1 - cursor) * _SPREAD + sequence.position) & _MASK]
+            if sequence.produced < sequence.least and token in sequence.stop:
+                token = sequence.other_than_stop(token)
+            if cursor < 0:
                 sequence.cursor = -1 - token
             sequence.position += 1
             sequence.produced += 1

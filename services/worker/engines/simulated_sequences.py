@@ -19,6 +19,7 @@ class SimulatedSequence:
         "fails_at",
         "faults",
         "held",
+        "least",
         "left",
         "limit",
         "owed",
@@ -50,12 +51,17 @@ class SimulatedSequence:
         self.cursor = cursor  # seeded: start in the table of draws; greedy: -1 - the last token
         self.limit = limit
         self.stop = stop
+        self.least = request.params.min_tokens
         self.blocks = blocks  # of the longest output
         self.held = 0  # blocks; none before it left the queue
         self.left = len(request.prompt)  # tokens not yet computed, before it decodes
         self.position = len(request.prompt)
         self.produced = 0
         self.decoding = False
+
+    def other_than_stop(self, token: int) -> int:
+        """A token that ends nothing, the same for the same token; itself where all of them end it."""
+        return next((other for other in self.draws[token % len(self.draws) :] if other not in self.stop), token)
 
 
 def urgency(sequence: SimulatedSequence) -> tuple[int, int]:

@@ -141,6 +141,9 @@ class TensorrtLibrary:
         """See `Library`."""
         if request.params.logit_bias:
             return "logit_bias is not offered by this engine"
+        if request.params.min_tokens or request.params.bad_words:
+            # The library's own minimum bars one end of sequence, and no stop token; its bad words are texts.
+            return "min_tokens and bad_words are not offered by this engine"
         if request.params.structure is not None:
             # The library's guided decoding needs a tokenizer, and this adapter loads none.
             return "structured output is not offered by this engine"

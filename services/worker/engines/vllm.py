@@ -22,6 +22,8 @@ from services.worker.engines.library import Delta, Load, RequestRefusedError
 from services.worker.engines.port import Capacity, EngineInfo, EngineLoadError, SamplingParams, SequenceRequest
 from services.worker.engines.vllm_files import Checkpoint, adapter_rank, check_adapter, read_checkpoint
 from services.worker.engines.vllm_requests import (
+    bar,
+    begun,
     delta_of,
     salt_text,
     sampling_arguments,
@@ -200,6 +202,11 @@ class VllmLibrary:
             return "structured output needs a tokenizer.json in the model's folder"
         if request.params.structure is not None and request.resumed:
             return "this engine cannot continue a structured output that was begun elsewhere"
+        if request.params.structure is not None and request.params.min_tokens:
+            # It would bar the end of sequence where that alone is left, and then no token is.
+            return "this engine offers no min_tokens beside a structured output"
+        if request.resumed and begun(request.params.bad_words, request.prompt[-request.resumed :]):
+            return "this engine cannot continue an output that was begun elsewhere and ends within a bad word"
         return ""
 
     async def generate(self, request: SequenceRequest, room: int) -> AsyncGenerator[Delta, None]:
@@ -235,11 +242,14 @@ class VllmLibrary:
 
     def _sampling(self, params: SamplingParams, room: int, stops: frozenset[int]) -> Any:
         structure = structure_arguments(params)
-        return self._vllm.SamplingParams(
+        sampling = self._vllm.SamplingParams(
             **sampling_arguments(params, room=room, stops=stops),
             structured_outputs=self._vllm.StructuredOutputsParams(**structure) if structure else None,
             output_kind=self._vllm.RequestOutputKind.DELTA,
         )
+        if params.bad_words:
+            bar(sampling, params.bad_words)
+        return sampling
 
     async def _adapter(self, model: str) -> Any:
         """The LoRA adapter of this name, loaded; None for the base model.

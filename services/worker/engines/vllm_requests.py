@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from collections.abc import Set as AbstractSet
 from typing import Any
 
-from services.worker.engines.library import Delta, token_logprobs
+from services.worker.engines.library import Delta, RequestRefusedError, token_logprobs
 from services.worker.engines.port import FinishReason, SamplingParams
 
 _SEED_BITS = 2**63 - 1
+_BAD_WORDS = "_bad_words_token_ids"
 _FINISH = {"stop": FinishReason.STOP, "length": FinishReason.LENGTH, "abort": FinishReason.CANCELLED}
 
 
@@ -29,9 +31,12 @@ def stop_ids(params: SamplingParams, eos: AbstractSet[int], tokenizer_eos: int |
 
 def sampling_arguments(params: SamplingParams, *, room: int, stops: AbstractSet[int]) -> dict[str, Any]:
     """The keyword arguments of `vllm.SamplingParams`, but for `structured_outputs` and `output_kind`, which take
-    types of vLLM's. `room` is the context left after the prompt, in tokens."""
+    types of vLLM's, and for bad words, which it takes as text. `room` is the context left after the prompt, in
+    tokens."""
+    most = min(params.max_tokens, room)
     return {
-        "max_tokens": min(params.max_tokens, room),
+        "max_tokens": most,
+        "min_tokens": min(params.min_tokens, most),
         "temperature": params.temperature,
         "top_p": params.top_p,
         "top_k": params.top_k,
@@ -53,7 +58,25 @@ def structure_arguments(params: SamplingParams) -> dict[str, str] | None:
     """The keyword arguments of `vllm.sampling_params.StructuredOutputsParams`; None without a structure."""
     if params.structure is None:
         return None
-    return {"json" if params.structure.kind == "json_schema" else "regex": params.structure.text}
+    kind = params.structure.kind
+    return {"json" if kind == "json_schema" else kind: params.structure.text}
+
+
+def bar(sampling: Any, words: Sequence[Sequence[int]]) -> None:
+    """Give a `vllm.SamplingParams` its bad words as tokens: where it keeps what it makes of texts, which it does not
+    touch without texts.
+
+    :raises RequestRefusedError: this vLLM keeps them elsewhere.
+    """
+    if not hasattr(sampling, _BAD_WORDS):
+        raise RequestRefusedError("bad_words is not offered by this version of vLLM")
+    setattr(sampling, _BAD_WORDS, [list(word) for word in words])
+
+
+def begun(words: Sequence[Sequence[int]], output: Sequence[int]) -> bool:
+    """Whether the output ends within a bad word: vLLM looks for its beginning only in what it has generated itself."""
+    tail = list(output)
+    return any(tail[-count:] == list(word[:count]) for word in words for count in range(1, len(word)))
 
 
 def salt_text(salt: bytes) -> str | None:

@@ -69,6 +69,12 @@ def _check_one(asked: Asked, first: Asked, info: EngineInfo) -> None:
             "structured output is not offered by a simulated engine: its tokens come from no model",
             limit="structured_output",
         )
+    if asked.params.bad_words and info.simulated:
+        raise WeirError(
+            Reason.INVALID_REQUEST,
+            "bad words are not offered by a simulated engine: its tokens come from no model",
+            limit="bad_words",
+        )
     if asked.prompt_tokens >= info.max_context:
         raise WeirError(
             Reason.CONTEXT_LENGTH_EXCEEDED,

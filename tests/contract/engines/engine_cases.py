@@ -35,10 +35,10 @@ OPTIONAL = {"vllm": "vllm", "tensorrt_llm-real": "tensorrt_llm"}
 """Engines whose library is not among the project's own dependencies, with the package that tells that it is there."""
 
 OFFERS = {
-    "simulated": {"priorities", "embeddings"},
+    "simulated": {"priorities", "embeddings", "min tokens"},
     "tensorrt_llm": set(),
-    "torch": {"priorities", "embeddings", "prefix cache", "structure", "logit bias"},
-    "vllm": {"priorities", "prefix cache", "structure", "logit bias"},
+    "torch": {"priorities", "embeddings", "prefix cache", "structure", "logit bias", "min tokens", "bad words"},
+    "vllm": {"priorities", "prefix cache", "structure", "logit bias", "min tokens", "bad words"},
 }
 """What an engine offers beyond what all must do; the tests of what it lacks see that it says so."""
 

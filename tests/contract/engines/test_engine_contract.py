@@ -113,6 +113,48 @@ async def test_a_stop_token_ends_the_sequence_and_is_not_delivered(driver):
     assert driver.tokens[2] == whole[: whole.index(stop)]
 
 
+async def test_nothing_ends_a_sequence_before_its_least_tokens(driver):
+    await driver.run(request(1, max_tokens=12))
+    stop = driver.tokens[1][0]
+    await driver.run(
+        request(2, max_tokens=12, stop_token_ids=(stop,)),
+        request(3, max_tokens=12, stop_token_ids=(stop,), min_tokens=5),
+        request(4, max_tokens=12, min_tokens=13),
+    )
+    assert (driver.finish[2], driver.tokens[2]) == (FinishReason.STOP, [])
+    if not driver.engine.info.simulated:  # its worker has looked before
+        assert (driver.finish[4], driver.tokens[4]) == (FinishReason.ERROR, [])
+    if "min tokens" not in driver.offers:
+        assert (driver.finish[3], driver.tokens[3]) == (FinishReason.ERROR, [])
+        return
+    assert stop not in driver.tokens[3]
+    assert len(driver.tokens[3]) >= 5
+    # A sequence that goes on elsewhere, as it would have gone on.
+    begun = driver.tokens[3][:2]
+    await driver.run(request(5, [7, 8, 9, *begun], resumed=2, max_tokens=10, stop_token_ids=(stop,), min_tokens=3))
+    assert begun + driver.tokens[5] == driver.tokens[3]
+
+
+async def test_bad_words_do_not_come(driver):
+    if driver.engine.info.simulated:
+        pytest.skip("its worker refuses them before it is asked")
+    await driver.run(request(1, max_tokens=12))
+    whole = driver.tokens[1]
+    words = ((whole[0],), tuple(whole[4:6]))
+    await driver.run(
+        request(2, max_tokens=12, bad_words=words[:1]),
+        request(3, max_tokens=12, bad_words=words[1:]),
+        request(4, max_tokens=12),
+    )
+    assert driver.tokens[4] == whole
+    if "bad words" not in driver.offers:
+        assert [driver.finish[handle] for handle in (2, 3)] == [FinishReason.ERROR] * 2
+        return
+    assert whole[0] not in driver.tokens[2]
+    assert words[1] not in zip(driver.tokens[3], driver.tokens[3][1:], strict=False)
+    assert [len(driver.tokens[handle]) for handle in (2, 3)] == [12, 12]
+
+
 async def test_the_context_bounds_the_output(driver):
     driver.engine.submit([request(1, [9] * 120, max_tokens=50)])
     await driver.finished(1)
@@ -259,8 +301,9 @@ async def test_logprobs_are_of_the_distribution_before_any_sampling_parameter(dr
     [
         ("regex", "[a-c]{3}x", lambda text: len(text) == 4 and set(text[:3]) <= set("abc") and text[3] == "x"),
         ("json_schema", '{"enum": ["yes", "no"]}', lambda text: text in ('"yes"', '"no"')),
+        ("grammar", 'start: "(" inner ")"\ninner: "y" | "n"', lambda text: text in ("(y)", "(n)")),
     ],
-    ids=["regex", "json schema"],
+    ids=["regex", "json schema", "grammar"],
 )
 async def test_a_structured_output_matches_and_stops(driver, kind, text, complete):
     structured = Structure(kind, text)

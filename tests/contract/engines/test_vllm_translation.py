@@ -11,11 +11,13 @@ import pytest
 from engine_cases import EOS, MODEL
 
 from services.worker.config import VllmOptions
-from services.worker.engines.library import Load
+from services.worker.engines.library import Load, RequestRefusedError
 from services.worker.engines.port import EngineLoadError, FinishReason, SamplingParams, Structure
 from services.worker.engines.vllm import VllmSettings, engine_arguments
 from services.worker.engines.vllm_files import Checkpoint, adapter_rank, check_adapter, read_checkpoint
 from services.worker.engines.vllm_requests import (
+    bar,
+    begun,
     delta_of,
     salt_text,
     sampling_arguments,
@@ -44,22 +46,40 @@ def test_what_ends_a_sequence(params, expected):
 def test_every_sampling_parameter_is_passed_on():
     params = SamplingParams(
         max_tokens=50, temperature=0.5, top_p=0.9, top_k=7, min_p=0.1, repetition_penalty=1.1, presence_penalty=0.2,
-        frequency_penalty=0.3, logit_bias={4: -1.0}, seed=-1, stop_token_ids=(9,), logprobs=3,
+        frequency_penalty=0.3, logit_bias={4: -1.0}, seed=-1, stop_token_ids=(9,), min_tokens=7, logprobs=3,
     )  # fmt: skip
     arguments = sampling_arguments(params, room=20, stops={9, 2})
     assert arguments == {
         "max_tokens": 20, "temperature": 0.5, "top_p": 0.9, "top_k": 7, "min_p": 0.1, "repetition_penalty": 1.1,
         "presence_penalty": 0.2, "frequency_penalty": 0.3, "logit_bias": {4: -1.0}, "seed": 2**63 - 1,
-        "stop_token_ids": [2, 9], "ignore_eos": True, "logprobs": 3, "detokenize": False,
+        "stop_token_ids": [2, 9], "min_tokens": 7, "ignore_eos": True, "logprobs": 3, "detokenize": False,
     }  # fmt: skip
+    assert sampling_arguments(params, room=5, stops=set())["min_tokens"] == 5
     assert sampling_arguments(SamplingParams(max_tokens=5), room=20, stops=set())["seed"] is None
 
 
-def test_a_structure_is_json_or_regex():
+def test_bad_words_are_given_as_tokens():
+    theirs = SimpleNamespace(_bad_words_token_ids=None)
+    bar(theirs, ((4, 5), (6,)))
+    assert theirs._bad_words_token_ids == [[4, 5], [6]]
+    with pytest.raises(RequestRefusedError, match="bad_words"):
+        bar(SimpleNamespace(), ((4,),))
+
+
+@pytest.mark.parametrize(
+    ("output", "within"), [([], False), ([4], True), ([1, 4, 5], True), ([4, 5, 6], False), ([5], False), ([7], False)]
+)
+def test_an_output_may_end_within_a_bad_word(output, within):
+    assert begun(((4, 5, 6), (7,)), output) == within
+
+
+def test_a_structure_is_json_a_regex_or_a_grammar():
     assert structure_arguments(SamplingParams(max_tokens=1)) is None
     assert structure_arguments(SamplingParams(max_tokens=1, structure=REGEX)) == {"regex": "a+"}
     schema = Structure("json_schema", "{}")
     assert structure_arguments(SamplingParams(max_tokens=1, structure=schema)) == {"json": "{}"}
+    grammar = Structure("grammar", 'start: "a"')
+    assert structure_arguments(SamplingParams(max_tokens=1, structure=grammar)) == {"grammar": 'start: "a"'}
 
 
 def test_salts_stay_apart_and_no_salt_is_none():

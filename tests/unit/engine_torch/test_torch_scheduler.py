@@ -81,6 +81,10 @@ def test_impossible_requests_are_answered_and_leave_the_others_alone():
         req(10, min_p=1.5),
         req(11, repetition_penalty=0.0),
         req(12, logit_bias={50: 1.0}),
+        req(15, stop_token_ids=(50,)),
+        req(16, bad_words=((1, 50),)),
+        req(17, bad_words=((),)),
+        req(18, min_tokens=99),
         req(13, logit_bias={1: float("inf")}),
         req(14, logprobs=51),
     ]

@@ -1,8 +1,13 @@
-"""What is said about schemas and regular expressions that cannot be used."""
+"""What is said about schemas, regular expressions and grammars that cannot be used."""
+
+import re
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from llguidance import LLMatcher, LLTokenizer
 
-from libs.structured_output import MAX_BYTES, StructureError, check, explain
+from libs.structured_output import MAX_BYTES, StructureError, check, compile_matcher, explain, regex_of
 
 
 @pytest.mark.parametrize(
@@ -21,6 +26,21 @@ def test_good_schemas_pass(text):
 @pytest.mark.parametrize("text", ["[a-z]+", "", "^abc$", r"\d{3}-\d{4}", "(?i)yes|no", "ä{2}", r"a\\"])
 def test_good_expressions_pass(text):
     check("regex", text)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        'start: "yes" | "no"',
+        'start: item*\nitem: /[a-z]+/ ","',
+        'start: "(" start ")" | ""',
+        'start: start "x" | "x"',
+        'start: %json {"type": "integer"}',
+        "%import common.INT\nstart: INT",
+    ],
+)
+def test_good_grammars_pass(text):
+    check("grammar", text)
 
 
 @pytest.mark.parametrize(
@@ -46,6 +66,19 @@ def test_good_expressions_pass(text):
         ("regex", r"\bfoo", "word boundaries"),
         ("regex", r"[^\s\S]", "nothing can match it"),
         ("regex", "(" * 400 + "a" + ")" * 400, "nested"),
+        ("grammar", "", "Empty grammar"),
+        ("grammar", 'a: "x"', "no start rule"),
+        ("grammar", "start: b", "b"),
+        ("grammar", "start: start", "nothing can match it"),
+        ("grammar", "start: a\na: b\nb: a", "nothing can match it"),
+        ("grammar", 'start: start "x"', "nothing can match it"),
+        ("grammar", "start: T\nT: /a/ & /b/", "nothing can match it"),
+        ("grammar", "start: /(/", "unclosed group"),
+        ("grammar", "start: " + "(" * 5000 + '"a"' + ")" * 5000, "nested"),
+        ("grammar", "start: %json " + '{"items":' * 3000 + "1" + "}" * 3000, "recursion limit"),
+        ("grammar", '{"grammars": [{"json_schema": {}}]}', "Lark, not JSON"),
+        ("grammar", 'start: "a\ud800"', "surrogate"),
+        ("grammar", "start: " + " | ".join('"x"' for _ in range(MAX_BYTES // 5)), f"at most {MAX_BYTES} are allowed"),
     ],
 )
 def test_bad_ones_are_refused_with_what_is_wrong(kind, text, message):
@@ -69,3 +102,38 @@ def test_errors_are_told_without_the_parsers_state():
     assert explain("panic: assertion failed: a.len() < 7\n<backtrace>\n 0: here") == "too complex"
     assert explain("") == "cannot be used"
     assert len(explain("x" * 5000)) == 300
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "start: a\na: a a a a a | \"x\" | \"\"",
+        "start: " + " ".join(f"(a{i} | b)" for i in range(700)) + "\n"
+        + "\n".join(f'a{i}: "x" b?' for i in range(700)) + '\nb: "x"?',
+        "start: " + " | ".join(f'"x{i}"' for i in range(1500)),
+    ],
+    ids=["ambiguous without end", "ambiguous everywhere", "a huge alternation"],
+)  # fmt: skip
+def test_a_grammar_whose_steps_would_take_too_much_work_ends_with_an_error(text):
+    """A row of 2,000 items of the first of these took 4 s."""
+    matcher = compile_matcher("grammar", text, LLTokenizer("byte"))
+    for _ in range(600):
+        matcher.compute_bitmask()
+        if matcher.is_error():
+            break
+        matcher.consume_token(ord("x"))
+    assert "max is 500" in explain(matcher.get_error())
+
+
+@given(st.lists(st.text(alphabet=st.characters(exclude_categories=["Cs"]), max_size=8), min_size=1, max_size=5))
+def test_choices_are_matched_as_they_are_and_nothing_else(choices):
+    pattern = regex_of(choices)
+    for choice in choices:
+        matcher = LLMatcher(LLTokenizer("byte"), LLMatcher.grammar_from_regex(pattern), log_level=0)
+        assert matcher.try_consume_tokens(list(choice.encode())) == len(choice.encode())
+        assert matcher.is_accepting()
+    assert re.fullmatch(pattern, "".join(choices) + "+") is None or "".join(choices) + "+" in choices
+
+
+def test_a_choice_may_look_like_an_expression():
+    check("regex", regex_of([".*", "a|b", "(", "\\", "[x", "{2}", "^$", "a-b&~#", "\n", ""]))

@@ -29,11 +29,20 @@ def test_zero_means_one_where_the_proto_says_so():
     params = sampling_of(worker_pb2.Sampling(max_tokens=3))
     assert params == SamplingParams(max_tokens=3, temperature=0.0, top_p=1.0, repetition_penalty=1.0)
     full = worker_pb2.Sampling(
-        max_tokens=3, seed=0, logprobs=0, stop_token_ids=[4, 5], logit_bias={7: -100.0}, ignore_eos=True, top_k=9
+        max_tokens=3,
+        seed=0,
+        logprobs=0,
+        stop_token_ids=[4, 5],
+        logit_bias={7: -100.0},
+        ignore_eos=True,
+        top_k=9,
+        min_tokens=2,
+        bad_words=[worker_pb2.Tokens(ids=[4, 5]), worker_pb2.Tokens(ids=[6])],
     )
     params = sampling_of(full)
     assert (params.seed, params.logprobs, params.stop_token_ids, params.logit_bias) == (0, 0, (4, 5), {7: -100.0})
     assert params.ignore_eos
+    assert (params.min_tokens, params.bad_words) == (2, ((4, 5), (6,)))
     assert params.top_k == 9
 
 
@@ -43,6 +52,7 @@ def test_zero_means_one_where_the_proto_says_so():
         ({}, None),
         ({"json_schema": "{}"}, Structure("json_schema", "{}")),
         ({"regex": ""}, Structure("regex", "")),
+        ({"grammar": 'start: "a"'}, Structure("grammar", 'start: "a"')),
     ],
 )
 def test_a_structure_keeps_its_form(given, structure):

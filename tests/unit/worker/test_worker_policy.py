@@ -103,6 +103,8 @@ def test_a_group_asks_for_the_largest_of_its_choices():
         ({"presence_penalty": 99.0}, Reason.INVALID_REQUEST),
         ({"frequency_penalty": float("nan")}, Reason.INVALID_REQUEST),
         ({"resumed": 10}, Reason.INVALID_REQUEST),
+        ({"min_tokens": 10_000}, Reason.INVALID_REQUEST),
+        ({"bad_words": ((1,), ())}, Reason.INVALID_REQUEST),
     ],
 )
 def test_what_cannot_run_is_refused_with_its_reason(changes, reason):
@@ -126,6 +128,14 @@ def test_e5_a_value_that_no_engine_can_compute_with_is_refused_by_its_field(fiel
         assert (caught.value.reason, caught.value.limit) == (Reason.INVALID_REQUEST, field)
     with pytest.raises(WeirError, match="top_p must be above 0"):
         check_group([asked(top_p=0.0)], INFO)
+
+
+def test_a_simulated_engine_is_asked_for_no_bad_words():
+    words = asked(bad_words=((5, 6),))
+    check_group([words], INFO)
+    with pytest.raises(WeirError, match="simulated engine") as caught:
+        check_group([words], dataclasses.replace(INFO, simulated=True))
+    assert (caught.value.reason, caught.value.limit) == (Reason.INVALID_REQUEST, "bad_words")
 
 
 def test_a_simulated_engine_is_asked_for_no_structure():

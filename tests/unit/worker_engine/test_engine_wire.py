@@ -39,6 +39,8 @@ SEQUENCE = SequenceRequest(
         logit_bias={5: -1.5},
         seed=2**64 - 1,
         stop_token_ids=(3, 4),
+        min_tokens=2,
+        bad_words=((5, 6), (7,)),
         logprobs=0,
         structure=Structure("regex", "[a-ü]+"),
     ),

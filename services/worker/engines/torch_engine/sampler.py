@@ -1,8 +1,8 @@
 """Chooses the next token of each sequence of a batch from its logits.
 
-The order is: logit bias, penalties, structure, temperature, top-k, top-p, min-p, draw. A sequence draws with a number
-computed from its seed and the position of the token alone, so its tokens depend neither on what else is in the batch
-nor on how often it was interrupted and taken up again, here or by another worker.
+The order is: logit bias, penalties, bans, structure, temperature, top-k, top-p, min-p, draw. A sequence draws with a
+number computed from its seed and the position of the token alone, so its tokens depend neither on what else is in the
+batch nor on how often it was interrupted and taken up again, here or by another worker.
 
 Everything is done for the whole batch at once, on the device of the logits; a call reads its results back from there
 once. (A CPU's numpy finds a largest element ten times as fast as its torch, so there it does.)
@@ -10,7 +10,7 @@ once. (A CPU's numpy finds a largest element ten times as fast as its torch, so 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -19,6 +19,7 @@ from torch import Tensor
 
 from services.worker.engines.port import GREEDY_BELOW, SamplingParams, TokenLogprob
 from services.worker.engines.torch_engine import filters
+from services.worker.engines.torch_engine.bans import Bans, bar
 from services.worker.engines.torch_engine.penalties import Tally, bias, penalise
 from services.worker.engines.torch_engine.structure import Matcher, accept, allowed
 
@@ -62,8 +63,16 @@ class SequenceSampler:
     matcher: Matcher | None
     tally: Tally | None
     greedy: bool
-    plain: bool
+    bans: Bans | None = None
+    plain: bool = False
     """The most likely token, and nothing else, is asked for."""
+
+    def __post_init__(self) -> None:
+        self._settle()
+
+    def _settle(self) -> None:
+        unread = self.tally is None and self.matcher is None and self.bans is None and self.params.logprobs is None
+        self.plain = self.greedy and unread and not self.params.logit_bias
 
     @classmethod
     def create(
@@ -74,9 +83,11 @@ class SequenceSampler:
         *,
         matcher: Matcher | None = None,
         resumed: int = 0,
+        ends: Collection[int] = (),
     ) -> SequenceSampler:
         """The state at the start of a sequence. `matcher`, a fresh one, is for `params.structure`. The last `resumed`
-        tokens of the prompt were generated before and count as output, for penalties and structure.
+        tokens of the prompt were generated before and count as output, for penalties, bad words and structure. `ends`
+        are the tokens that end it.
 
         :raises StructureError: the structure does not allow the resumed tokens.
         """
@@ -85,8 +96,17 @@ class SequenceSampler:
             matcher.replay(output)
         greedy = params.temperature < GREEDY_BELOW or params.top_k == 1
         tally = Tally.create(params, prompt, output)
-        plain = greedy and tally is None and matcher is None and params.logprobs is None and not params.logit_bias
-        return cls(params, seed, matcher, tally, greedy, plain)
+        return cls(params, seed, matcher, tally, greedy, Bans.create(params, output, ends))
+
+    def add(self, token: int) -> None:
+        """Note a token of the output."""
+        if self.tally is not None:
+            self.tally.add(token)
+        if self.bans is not None:
+            self.bans.add(token)
+            if self.bans.over:
+                self.bans = None
+                self._settle()
 
 
 def sample(logits: Tensor, samplers: Sequence[SequenceSampler], positions: Sequence[int]) -> list[Sampled]:
@@ -110,6 +130,7 @@ def sample(logits: Tensor, samplers: Sequence[SequenceSampler], positions: Seque
     own = torch.log_softmax(filters.rows_of(logits, reported), dim=-1) if reported else None
     bias(logits, [each.params.logit_bias for each in samplers])
     penalise(logits, [each.tally for each in samplers])
+    bar(logits, [each.bans for each in samplers])
     if bits is not None:
         _forbid(logits, bound, bits)
     chosen = _choose(logits, samplers, positions, usable)
@@ -197,13 +218,11 @@ def _result(sampler: SequenceSampler, token: int, logprob: TokenLogprob | None) 
         return Sampled(None, None)
     matcher = sampler.matcher
     if matcher is None:
-        if sampler.tally is not None:
-            sampler.tally.add(token)
+        sampler.add(token)
         return Sampled(token, logprob)
     if error := matcher.error:
         return Sampled(None, None, error=f"the structured output cannot go on: {error}")
-    if sampler.tally is not None:
-        sampler.tally.add(token)
+    sampler.add(token)
     return Sampled(token, logprob, ends=matcher.complete)
 
 

@@ -37,6 +37,7 @@ from services.worker.engines.torch_engine.sequences import (
     Plan,
     State,
     request_fault,
+    stop_ids,
 )
 from services.worker.engines.torch_engine.shares import Shares
 
@@ -356,13 +357,11 @@ class Scheduler:
     # ---- who waits ------------------------------------------------------------------------------------------------
 
     def _take_in(self, request: SequenceRequest, limits: ModelLimits) -> LiveSequence:
-        ignores = request.params.ignore_eos and request.params.structure is None
-        eos = frozenset[int]() if ignores else limits.eos_token_ids
         sequence = LiveSequence(
             request=request,
             arrival=self._arrivals,
             limit=min(request.params.max_tokens, self._context(limits) - len(request.prompt)),
-            stop_ids=eos.union(request.params.stop_token_ids),
+            stop_ids=stop_ids(request.params, limits.eos_token_ids),
             tokens=list(request.prompt),
         )
         self._arrivals += 1

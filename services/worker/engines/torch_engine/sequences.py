@@ -5,7 +5,7 @@ from __future__ import annotations
 import enum
 from dataclasses import dataclass, field
 
-from services.worker.engines.port import FinishReason, SequenceRequest, sampling_fault
+from services.worker.engines.port import FinishReason, SamplingParams, SequenceRequest, sampling_fault
 from services.worker.engines.torch_engine.blocks import Move, Place
 
 
@@ -125,6 +125,13 @@ class Advanced:
     message: str = ""
 
 
+def stop_ids(params: SamplingParams, eos: frozenset[int]) -> frozenset[int]:
+    """The tokens that end a sequence; `eos` are the model's own. A structured output ends with one of these, whatever
+    the request says about them."""
+    ignored = params.ignore_eos and params.structure is None
+    return frozenset(params.stop_token_ids) if ignored else eos.union(params.stop_token_ids)
+
+
 def request_fault(request: SequenceRequest, limits: ModelLimits | None, context: int) -> str:
     """Why a request cannot be served by a model with `limits` within `context` tokens, "" if it can."""
     if limits is None:
@@ -141,6 +148,10 @@ def request_fault(request: SequenceRequest, limits: ModelLimits | None, context:
         return fault[1]
     if not all(0 <= token < limits.vocabulary for token in request.params.logit_bias):
         return "logit_bias names an unknown token id"
+    if not all(0 <= token < limits.vocabulary for token in request.params.stop_token_ids):
+        return "stop_token_ids names an unknown token id"
+    if not all(0 <= token < limits.vocabulary for word in request.params.bad_words for token in word):
+        return "bad_words holds an unknown token id"
     if request.params.logprobs is not None and not 0 <= request.params.logprobs <= limits.vocabulary:
         return "logprobs is out of range"
     return ""
