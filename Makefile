@@ -195,14 +195,16 @@ protos-check: protos-image ## Lint the protos, look for breaking changes, compar
 	diff -r -x __pycache__ $(BUILD)/gen protos/gen || { echo "protos/gen is not what protos/ generates: run make protos" >&2; exit 1; }
 
 .PHONY: docs
-docs: setup ## Write docs/registry and the tables in docs/security.md, from the code and the protos' comments.
+docs: setup ## Write docs/registry, docs/openai.md and the tables in docs/security.md, from the code and the protos' comments.
 	$(PY) bin/kind-docs
 	$(PY) bin/security-docs
+	$(PY) bin/openai-docs
 
 .PHONY: docs-check
 docs-check:
 	$(PY) bin/kind-docs --check
 	$(PY) bin/security-docs --check
+	$(PY) bin/openai-docs --check
 
 .PHONY: protos-baseline
 protos-baseline: ## Accept the present protos as the ones that later changes must not break.

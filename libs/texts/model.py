@@ -89,6 +89,14 @@ class TextModel:
                 ids += _ids(self._tokenizer, part)
         return ids
 
+    def spellings(self, words: Iterable[str]) -> tuple[tuple[int, ...], ...]:
+        """The tokens of each word as they are at the beginning of a text and behind a blank: each spelling once, and no
+        special tokens."""
+        begins = [word.lstrip() for word in words]
+        texts = [text for word in begins for text in (word, f" {word}")]
+        found = self._plain.encode_batch_fast(texts, add_special_tokens=False)
+        return tuple(dict.fromkeys(tuple(each.ids) for each in found if each.ids))
+
     def _spells_special(self, content: str) -> bool:
         if self._special.search(content):
             return True

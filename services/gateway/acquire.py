@@ -33,6 +33,7 @@ from services.gateway.policy.events import Finish
 from services.gateway.policy.ladder import OVERLOAD, Offer, ahead, next_step
 from services.gateway.policy.parameters import invalid
 from services.gateway.policy.pressure import REFUSED
+from services.gateway.policy.spec import BoundParameters
 from services.gateway.ports import AdmissionPort
 from services.gateway.prepare import candidate_for
 from services.gateway.request import NO_LIMITS, Accepted, Candidate, Prepared, Progress, Request
@@ -187,13 +188,20 @@ async def _ask(parts: Parts, request: Request, prepared: Prepared, held: Held) -
         refusal = error
     if ladder:
         parts.pressures.note(admit.pool, admit.queue_class, admit.tenant, pressure, parts.clock.monotonic())
-    structure = candidate.bound.structure
-    if granted is not None and granted.simulated and structure is not None:
-        refusal = invalid(structure.field, "a simulated engine offers no structured output")
+    unoffered = _unoffered_simulated(candidate.bound)
+    if granted is not None and granted.simulated and unoffered is not None:
+        refusal = unoffered
         if grant.asked == 1:
             raise refusal
         grant.release(unused=True)  # where the ladder led; what was asked for might have done
     return refusal
+
+
+def _unoffered_simulated(bound: BoundParameters) -> WeirError | None:
+    """What is said where only a simulated worker would run it; None where that can."""
+    if bound.structure is not None:
+        return invalid(bound.structure.field, "a simulated engine offers no structured output")
+    return invalid("bad_words", "a simulated engine offers no bad words") if bound.bad_words else None
 
 
 def _capped_ahead(parts: Parts, request: Request, prepared: Prepared) -> Prepared:
@@ -265,7 +273,7 @@ def _offer(request: Request, prepared: Prepared) -> Offer:
         pool=candidate.route.pool,
         max_tokens=bound.max_tokens,
         structured=bound.structure is not None or embeds,
-        tokens_given=request.spec.token_ids is not None or bool(bound.logit_bias) or embeds,
+        tokens_given=request.spec.token_ids is not None or bool(bound.logit_bias or bound.stop_token_ids) or embeds,
         repeatable=bool(prepared.answer_key),
         logprobs=bound.logprobs is not None,
     )

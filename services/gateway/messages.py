@@ -166,6 +166,13 @@ def embed_message(
 def _sampling(bound: BoundParameters, sequence: OutputSequence) -> worker_pb2.Sampling:
     sampling = worker_pb2.Sampling(**{name: getattr(bound, name) for name in _SAMPLING})
     sampling.max_tokens = bound.max_tokens - len(sequence.tokens)
+    if bound.min_tokens:
+        # A lesser answer may have been made of it since, which is capped.
+        sampling.min_tokens = max(0, min(bound.min_tokens, bound.max_tokens) - len(sequence.tokens))
+    if bound.stop_token_ids:
+        sampling.stop_token_ids.extend(bound.stop_token_ids)
+    for word in bound.bad_words:
+        sampling.bad_words.add(ids=word)
     if bound.logit_bias:
         sampling.logit_bias.update(bound.logit_bias)
     if bound.seed is not None:

@@ -164,6 +164,8 @@ async def encode(text: TextModel, spec: Spec, inline_chars: int) -> list[int]:
     """
     if max(spec.parameters.logit_bias, default=0) >= text.vocabulary_size:
         raise invalid("logit_bias", "a token id is outside the vocabulary")
+    if max(spec.parameters.stop_token_ids, default=0) >= text.vocabulary_size:
+        raise invalid("stop_token_ids", "a token id is outside the vocabulary")
     if spec.token_ids is not None:
         if max(spec.token_ids) >= text.vocabulary_size:
             raise invalid("prompt", "a token id is outside the vocabulary")
@@ -201,7 +203,8 @@ async def _read(
         pieces = tuple(parts_of(inputs, version.context_length))
         return Candidate(model, route, version, text, [], NO_OUTPUT, check, arm, pieces)
     prompt = before.prompt if before is not None else await encode(text, with_texts(spec, check.texts), inline)
-    bound = bind_parameters(spec.parameters, limits, len(prompt))
+    words = spec.parameters.bad_words
+    bound = bind_parameters(spec.parameters, limits, len(prompt), text.spellings(words) if words else ())
     if spec.resumed is not None:
         bound = pinned(bound, spec.resumed.cursor.origin)
     return Candidate(model, route, version, text, prompt, bound, check, arm)

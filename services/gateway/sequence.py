@@ -60,7 +60,7 @@ class OutputSequence:
     """One sequence of a generation, on a worker (`RunningSequence`) and behind a filter (`FilteredChoice`)."""
 
     __slots__ = (
-        *("_detokenizer", "_fed", "_filter", "_generation", "_held", "_restorer", "_safety", "_stop"),
+        *("_detokenizer", "_fed", "_filter", "_generation", "_held", "_least", "_restorer", "_safety", "_stop"),
         *("ending", "finish", "handle", "index", "message", "scores", "tokens"),
     )
 
@@ -70,6 +70,7 @@ class OutputSequence:
         check, parameters = generation.candidate.check, generation.parameters
         self._detokenizer = generation.candidate.text.detokenizer()
         self._stop = StopScanner(parameters.stop)
+        self._least = parameters.min_tokens  # in so many tokens no stop string is looked for, nor one's beginning
         json = is_json(parameters.structure)
         self._filter = safety.open(
             self, tenant=generation.tenant, policies=check.policies, request_id=generation.request_id, json=json
@@ -181,11 +182,13 @@ class OutputSequence:
         the worker made before it heard, are nobody's."""
         if len(ids) == 1 or not self._generation.parameters.stop:
             self.tokens.extend(ids)
-            return self._stop.feed(self._detokenizer.feed(ids))
+            text = self._detokenizer.feed(ids)
+            return text if len(self.tokens) <= self._least else self._stop.feed(text)
         text = ""
         for token_id in ids:
             self.tokens.append(token_id)
-            text += self._stop.feed(self._detokenizer.feed((token_id,)))
+            piece = self._detokenizer.feed((token_id,))
+            text += piece if len(self.tokens) <= self._least else self._stop.feed(piece)
             if self._stop.stopped:
                 break
         return text

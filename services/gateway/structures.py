@@ -1,4 +1,4 @@
-"""Checks schemas and regular expressions of structured output before they cost a grant."""
+"""Checks schemas, regular expressions and grammars of structured output before they cost a grant."""
 
 from __future__ import annotations
 

@@ -1,110 +1,40 @@
 """OpenAI request bodies → `Spec`.
 
 Unknown fields are tolerated, as every OpenAI-compatible server must; fields that would change the answer and that we
-do not offer are refused by name rather than ignored. Source: the OpenAI API reference (chat, completions, embeddings).
+do not offer are refused by name rather than ignored: `fields.py` has a verdict on each, `bodies.py` their shapes.
 """
 
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 from typing import Any, TypeVar
 
 import msgspec
 from msgspec.structs import replace
 
 from libs.errors import Reason, WeirError
+from libs.structured_output import regex_of
 from libs.texts import ChatMessage
+from services.gateway.openai.bodies import (
+    CHAT_BODY,
+    CHAT_REFUSALS,
+    COMPLETION_BODY,
+    COMPLETION_REFUSALS,
+    EMBEDDING_BODY,
+    EMBEDDING_REFUSALS,
+    MESSAGE_REFUSALS,
+    STREAM_OPTIONS_REFUSALS,
+    STRUCTURED_OUTPUTS_REFUSALS,
+    GenerationBody,
+    Message,
+    ResponseFormat,
+)
 from services.gateway.policy.parameters import MAX_BIASES, check_role, invalid
 from services.gateway.policy.spec import Parameters, Spec, Structure
 
 _MISSING = re.compile(r"missing required field `([^`]+)`$")
 _PATH = re.compile(r" - at `\$\.?([^`]*)`$")
-
-
-class _Part(msgspec.Struct):
-    type: str
-    text: str | None = None
-
-
-class _Message(msgspec.Struct):
-    role: str
-    content: str | list[_Part] | None = None
-
-
-class _StreamOptions(msgspec.Struct):
-    include_usage: bool | None = None
-
-
-class _JsonSchema(msgspec.Struct):
-    schema: msgspec.Raw = msgspec.Raw()
-
-
-class _ResponseFormat(msgspec.Struct):
-    type: str = "text"
-    json_schema: _JsonSchema | None = None
-
-
-class _StructuredOutputs(msgspec.Struct):
-    """vLLM's own field; `json` is a schema, as an object or as text."""
-
-    json: msgspec.Raw = msgspec.Raw()
-    regex: str | None = None
-    choice: Any = None
-    grammar: Any = None
-    json_object: Any = None
-    structural_tag: Any = None
-
-
-class _Common(msgspec.Struct):
-    model: str
-    stream: bool | None = None
-    stream_options: _StreamOptions | None = None
-    max_tokens: int | None = None
-    temperature: float | None = None
-    top_p: float | None = None
-    top_k: int | None = None
-    min_p: float | None = None
-    repetition_penalty: float | None = None
-    presence_penalty: float | None = None
-    frequency_penalty: float | None = None
-    stop: str | list[str] | None = None
-    seed: int | None = None
-    n: int | None = None
-    logit_bias: msgspec.Raw = msgspec.Raw()
-    user: str | None = None
-    safety_identifier: str | None = None
-    prompt_cache_key: str | None = None
-    metadata: Any = None
-    ignore_eos: bool | None = None
-    response_format: _ResponseFormat | None = None
-    structured_outputs: _StructuredOutputs | None = None
-    service_tier: str | None = None
-
-
-class _ChatBody(_Common, kw_only=True):
-    messages: list[_Message]
-    max_completion_tokens: int | None = None
-    logprobs: bool | None = None
-    top_logprobs: int | None = None
-    tools: list[Any] | None = None
-    functions: list[Any] | None = None
-
-
-class _CompletionBody(_Common, kw_only=True):
-    prompt: str | list[Any]
-    logprobs: int | None = None
-    echo: bool | None = None
-    suffix: str | None = None
-    best_of: int | None = None
-
-
-class _EmbeddingBody(msgspec.Struct):
-    model: str
-    input: str | list[Any]
-    encoding_format: str | None = None
-    dimensions: int | None = None
-    user: str | None = None
-    safety_identifier: str | None = None
 
 
 class OpenAIRequest(msgspec.Struct, frozen=True):
@@ -124,11 +54,9 @@ class EmbeddingRequest(msgspec.Struct, frozen=True):
     base64: bool
 
 
-B = TypeVar("B")
-_chat = msgspec.json.Decoder(_ChatBody)
-_completion = msgspec.json.Decoder(_CompletionBody)
-_embedding = msgspec.json.Decoder(_EmbeddingBody)
+T = TypeVar("T")
 _biases = msgspec.json.Decoder(dict[str, float])
+_PARTS = ("text", "refusal")
 MAX_LISTED = 128
 """Choices of all prompts of one completion."""
 _BIAS_BYTES = 64 * MAX_BIASES
@@ -140,12 +68,10 @@ def parse_chat(body: bytes, *, client_request_id: str = "") -> OpenAIRequest:
 
     :raises WeirError: INVALID_REQUEST naming the field.
     """
-    given = _decode(_chat, body)
+    given = _decode(CHAT_BODY, body)
+    CHAT_REFUSALS.check(given)
     if not given.messages:
         raise invalid("messages", "at least one message")
-    for name in ("tools", "functions"):
-        if getattr(given, name):
-            raise invalid(name, "not offered by this server")
     if given.top_logprobs is not None and not given.logprobs:
         raise invalid("top_logprobs", "needs logprobs: true")
     most, field = given.max_tokens, "max_tokens"
@@ -166,10 +92,8 @@ def parse_completion(body: bytes, *, client_request_id: str = "") -> OpenAIReque
 
     :raises WeirError: INVALID_REQUEST naming the field.
     """
-    given = _decode(_completion, body)
-    for name in ("echo", "suffix"):
-        if getattr(given, name):
-            raise invalid(name, "not offered by this server")
+    given = _decode(COMPLETION_BODY, body)
+    COMPLETION_REFUSALS.check(given)
     if given.best_of is not None and given.best_of != (given.n or 1):
         raise invalid("best_of", "must equal n")
     prompts = _inputs(given.prompt, "prompt")
@@ -191,14 +115,13 @@ def parse_embedding(body: bytes, *, client_request_id: str = "") -> EmbeddingReq
 
     :raises WeirError: INVALID_REQUEST naming the field.
     """
-    given = _decode(_embedding, body)
+    given = _decode(EMBEDDING_BODY, body)
+    EMBEDDING_REFUSALS.check(given)
     inputs = _inputs(given.input, "input")
     if not inputs or not all(inputs):
         raise invalid("input", "at least one text or list of token ids, none of them empty")
     if given.encoding_format not in (None, "float", "base64"):
         raise invalid("encoding_format", "must be float or base64")
-    if given.dimensions is not None:
-        raise invalid("dimensions", "not offered by this server")
     spec = Spec(
         model=given.model,
         operation="embed",
@@ -209,7 +132,7 @@ def parse_embedding(body: bytes, *, client_request_id: str = "") -> EmbeddingReq
     return EmbeddingRequest(spec, given.encoding_format == "base64")
 
 
-def _decode(decoder: msgspec.json.Decoder[B], body: bytes | msgspec.Raw, within: str = "body") -> B:
+def _decode(decoder: msgspec.json.Decoder[T], body: bytes | msgspec.Raw, within: str = "body") -> T:
     try:
         return decoder.decode(body)
     except msgspec.ValidationError as error:
@@ -227,8 +150,10 @@ def _decode(decoder: msgspec.json.Decoder[B], body: bytes | msgspec.Raw, within:
         raise WeirError(Reason.INVALID_REQUEST, "the body is nested too deeply", limit="body") from error
 
 
-def _request(given: _Common, **more: Any) -> OpenAIRequest:
+def _request(given: GenerationBody, **more: Any) -> OpenAIRequest:
     stream = bool(given.stream)
+    if given.stream_options is not None:
+        STREAM_OPTIONS_REFUSALS.check(given.stream_options)
     spec = Spec(
         model=given.model,
         user=given.safety_identifier or given.user or "",
@@ -242,7 +167,7 @@ def _request(given: _Common, **more: Any) -> OpenAIRequest:
     return OpenAIRequest(spec, stream, bool(given.stream_options and given.stream_options.include_usage))
 
 
-def _session(given: _Common) -> str:
+def _session(given: GenerationBody) -> str:
     """What the caller says of the conversation: whatever else metadata holds is its own affair."""
     if given.prompt_cache_key:
         return given.prompt_cache_key
@@ -250,12 +175,12 @@ def _session(given: _Common) -> str:
     return named if isinstance(named, str) else ""
 
 
-def _parameters(given: _Common, **more: Any) -> Parameters:
+def _parameters(given: GenerationBody, **more: Any) -> Parameters:
     stop = given.stop if given.stop is not None else ()
     return Parameters(
         temperature=given.temperature,
         top_p=given.top_p,
-        top_k=given.top_k,
+        top_k=0 if given.top_k == -1 else given.top_k,  # vLLM's word for all of them
         min_p=given.min_p,
         repetition_penalty=given.repetition_penalty,
         presence_penalty=given.presence_penalty,
@@ -264,34 +189,58 @@ def _parameters(given: _Common, **more: Any) -> Parameters:
         seed=given.seed,
         n=given.n,
         logit_bias=_logit_bias(given.logit_bias),
+        min_tokens=given.min_tokens,
+        stop_token_ids=tuple(given.stop_token_ids or ()),
+        bad_words=tuple(given.bad_words or ()),
         ignore_eos=bool(given.ignore_eos),
         structure=_structure(given),
         **more,
     )
 
 
-def _structure(given: _Common) -> Structure | None:
-    """What the output must match, from either of the fields that say so."""
+def _structure(given: GenerationBody) -> Structure | None:
+    """What the output must match, from the one of the fields that says so."""
     theirs = given.structured_outputs
-    ours = _response_format(given.response_format)
-    if theirs is None:
-        return ours
-    if ours is not None:
-        raise invalid("structured_outputs", "not beside response_format")
-    for name in ("choice", "grammar", "json_object", "structural_tag"):
-        if getattr(theirs, name):
-            raise invalid(f"structured_outputs.{name}", "not offered by this server")
-    schema = _schema(theirs.json, "structured_outputs.json")
-    if (schema is None) == (theirs.regex is None):
-        raise invalid("structured_outputs", "needs either json or regex")
-    return schema if theirs.regex is None else Structure("regex", theirs.regex, "structured_outputs.regex")
+    found = [
+        _response_format(given.response_format),
+        _schema(given.guided_json, "guided_json"),
+        *_texts("guided_", given.guided_regex, given.guided_grammar, given.guided_choice),
+    ]
+    if theirs is not None:
+        STRUCTURED_OUTPUTS_REFUSALS.check(theirs)
+        within = "structured_outputs."
+        own = [
+            _schema(theirs.json, f"{within}json"),
+            _any_object(f"{within}json_object") if theirs.json_object else None,
+            *_texts(within, theirs.regex, theirs.grammar, theirs.choice),
+        ]
+        if not any(own):
+            raise invalid("structured_outputs", "needs one of json, regex, choice, grammar and json_object")
+        found += own
+    structures = [each for each in found if each is not None]
+    if len(structures) > 1:
+        raise invalid(structures[1].field, f"not beside {structures[0].field}")
+    return structures[0] if structures else None
 
 
-def _response_format(given: _ResponseFormat | None) -> Structure | None:
+def _texts(within: str, regex: str | None, grammar: str | None, choice: list[str] | None) -> Iterator[Structure | None]:
+    yield None if regex is None else Structure("regex", regex, f"{within}regex")
+    yield None if grammar is None else Structure("grammar", grammar, f"{within}grammar")
+    if choice is not None:
+        if not choice:
+            raise invalid(f"{within}choice", "at least one")
+        yield Structure("regex", regex_of(choice), f"{within}choice")
+
+
+def _any_object(field: str) -> Structure:
+    return Structure("json_schema", '{"type": "object"}', field)
+
+
+def _response_format(given: ResponseFormat | None) -> Structure | None:
     if given is None or given.type == "text":
         return None
     if given.type == "json_object":
-        return Structure("json_schema", '{"type": "object"}', "response_format")
+        return _any_object("response_format")
     if given.type != "json_schema":
         raise invalid("response_format.type", "must be text, json_object or json_schema")
     field = "response_format.json_schema.schema"
@@ -332,21 +281,29 @@ def _logit_bias(given: msgspec.Raw) -> dict[int, float]:
     return bias
 
 
-def _role(message: _Message, position: int) -> str:
+def _role(message: Message, position: int) -> str:
     check_role(message.role, position)
     # OpenAI's newer name for the same thing; open models were trained with the older one.
     return "system" if message.role == "developer" else message.role
 
 
-def _content(message: _Message, position: int) -> str:
+def _content(message: Message, position: int) -> str:
+    """The text of a turn. An assistant's that was nothing but a refusal, or nothing, is just that: histories are sent
+    back as they came."""
+    MESSAGE_REFUSALS.check(message, f"messages[{position}]")
+    assistant = message.role == "assistant"
+    refusal = message.refusal or "" if assistant else ""
     if isinstance(message.content, str):
-        return message.content
+        return message.content + refusal
     field = f"messages[{position}].content"
     if message.content is None:
-        raise invalid(field, "is missing")
-    if any(part.type != "text" or part.text is None for part in message.content):
-        raise invalid(field, "only parts of type text are offered by this server")
-    return "".join(part.text or "" for part in message.content)
+        if not assistant:
+            raise invalid(field, "is missing")
+        return refusal
+    texts = [part.text if part.type == "text" else part.refusal for part in message.content if part.type in _PARTS]
+    if len(texts) < len(message.content) or None in texts:
+        raise invalid(field, "only parts of type text and refusal are offered by this server")
+    return "".join(filter(None, texts)) + refusal
 
 
 def _inputs(given: str | list[Any], field: str) -> list[str | tuple[int, ...]]:

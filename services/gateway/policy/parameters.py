@@ -11,6 +11,9 @@ MAX_LOGPROBS = 20
 MAX_STOPS = 4
 MAX_BIASES = 1024
 MAX_STOP_CHARS = 256
+MAX_STOP_IDS = 128
+MAX_BAD_WORDS = 128
+MAX_BAD_WORD_CHARS = 64
 MAX_SEED = 2**63 - 1
 MAX_TOKENS = 2**31 - 1
 _RANGES: tuple[tuple[str, float, float], ...] = (
@@ -24,7 +27,8 @@ _RANGES: tuple[tuple[str, float, float], ...] = (
     ("top_k", 0, 2**31 - 1),
     ("n", 1, MAX_CHOICES),
     ("logprobs", 0, MAX_LOGPROBS),
-    ("seed", 0, MAX_SEED),
+    ("seed", -MAX_SEED - 1, MAX_SEED),
+    ("min_tokens", 0, MAX_TOKENS),
 )
 ROLES = ("system", "developer", "user", "assistant", "tool")
 NO_OUTPUT = BoundParameters(max_tokens=0)
@@ -66,15 +70,25 @@ def check_parameters(given: Parameters) -> None:
         raise invalid("logit_bias", f"at most {MAX_BIASES} tokens")
     if not all(-100.0 <= bias <= 100.0 for bias in given.logit_bias.values()):
         raise invalid("logit_bias", "must be at least -100.0 and at most 100.0")
+    if len(given.stop_token_ids) > MAX_STOP_IDS:
+        raise invalid("stop_token_ids", f"at most {MAX_STOP_IDS} token ids")
+    if not all(0 <= token < 2**32 for token in given.stop_token_ids):
+        raise invalid("stop_token_ids", "must be token ids")
+    if len(given.bad_words) > MAX_BAD_WORDS:
+        raise invalid("bad_words", f"at most {MAX_BAD_WORDS} words")
+    if not all(word.strip() and len(word) <= MAX_BAD_WORD_CHARS for word in given.bad_words):
+        raise invalid("bad_words", f"each word must have 1 to {MAX_BAD_WORD_CHARS} characters that are not all blank")
 
 
-def bind_parameters(given: Parameters, limits: ModelLimits, prompt_tokens: int) -> BoundParameters:
-    """Apply defaults and limits.
+def bind_parameters(
+    given: Parameters, limits: ModelLimits, prompt_tokens: int, bad_words: tuple[tuple[int, ...], ...] = ()
+) -> BoundParameters:
+    """Apply defaults and limits. `bad_words` are the given ones in the version's tokens.
 
     An explicit `max_tokens` that does not fit is refused; a missing one becomes the default, cut to what fits.
 
     :raises WeirError: CONTEXT_LENGTH_EXCEEDED when prompt plus output do not fit, INVALID_REQUEST when the tenant's
-        output limit is exceeded.
+        output limit is exceeded or `min_tokens` is more than the output can have.
     """
     context = min(limits.context_length, limits.max_context or limits.context_length)
     room = context - prompt_tokens
@@ -96,6 +110,8 @@ def bind_parameters(given: Parameters, limits: ModelLimits, prompt_tokens: int) 
                 f"prompt ({prompt_tokens}) plus {given.max_tokens_field} ({max_tokens}) exceed the context ({context})",
                 limit=given.max_tokens_field,
             )
+    if given.min_tokens is not None and given.min_tokens > max_tokens:
+        raise invalid("min_tokens", f"the output has at most {max_tokens} tokens")
     return BoundParameters(
         max_tokens=max_tokens,
         temperature=_default(given.temperature, limits.default_temperature),
@@ -107,10 +123,13 @@ def bind_parameters(given: Parameters, limits: ModelLimits, prompt_tokens: int) 
         presence_penalty=given.presence_penalty or 0.0,
         frequency_penalty=given.frequency_penalty or 0.0,
         stop=given.stop,
-        seed=given.seed,
+        seed=None if given.seed is None else given.seed % 2**64,  # as the wire has it; the same for the same
         n=given.n or 1,
         logprobs=given.logprobs,
         logit_bias=given.logit_bias,
+        min_tokens=given.min_tokens or 0,
+        stop_token_ids=given.stop_token_ids,
+        bad_words=bad_words,
         ignore_eos=given.ignore_eos,
         structure=given.structure,
     )

@@ -15,9 +15,9 @@ from libs.texts import ChatMessage
 
 @dataclass(frozen=True, slots=True)
 class Structure:
-    """What the whole output must match: `text` is a JSON Schema document or a regular expression."""
+    """What the whole output must match: `text` is a JSON Schema document, a regular expression or a Lark grammar."""
 
-    kind: Literal["json_schema", "regex"]
+    kind: Literal["json_schema", "regex", "grammar"]
     text: str
     field: str = "structured_output"  # the name the caller used, for errors
 
@@ -45,6 +45,9 @@ class Parameters(msgspec.Struct, frozen=True, kw_only=True):
     logprobs: int | None = None
     logprobs_field: str = "logprobs"  # the name the caller used, for errors
     logit_bias: dict[int, float] = msgspec.field(default_factory=dict)
+    min_tokens: int | None = None
+    stop_token_ids: tuple[int, ...] = ()
+    bad_words: tuple[str, ...] = ()
     ignore_eos: bool = False
     structure: Structure | None = None
 
@@ -94,8 +97,9 @@ class Spec(msgspec.Struct, frozen=True, kw_only=True):
         return [self.prompt] if self.prompt is not None else []
 
 
-class BoundParameters(msgspec.Struct, frozen=True, kw_only=True):
-    """Parameters with every default applied and every limit checked."""
+class BoundParameters(msgspec.Struct, frozen=True, kw_only=True, repr_omit_defaults=True):
+    """Parameters with every default applied and every limit checked. Answers and cursors are known by the repr, which
+    lacks what a request does not ask for: a new field changes only those that use it."""
 
     max_tokens: int
     temperature: float = 0.0
@@ -110,5 +114,9 @@ class BoundParameters(msgspec.Struct, frozen=True, kw_only=True):
     n: int = 1
     logprobs: int | None = None
     logit_bias: dict[int, float] = msgspec.field(default_factory=dict)
+    min_tokens: int = 0
+    stop_token_ids: tuple[int, ...] = ()
+    bad_words: tuple[tuple[int, ...], ...] = ()
+    """In the version's own tokens."""
     ignore_eos: bool = False
     structure: Structure | None = None

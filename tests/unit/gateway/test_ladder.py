@@ -23,6 +23,7 @@ from services.gateway.policy.events import Finish
 from services.gateway.policy.ladder import Offer, ahead, applies, next_step
 from services.gateway.policy.parameters import NO_OUTPUT
 from services.gateway.policy.pressure import MOST, Pressures
+from services.gateway.policy.spec import Structure
 
 OFFER = Offer(model="big", pool="gpu", max_tokens=100)
 CAP, SMALL, CACHED = CapOutput(10), SmallerModel({"big": "small"}), CachedAnswer(60.0)
@@ -121,10 +122,15 @@ def test_whatever_shapes_an_answer_is_in_its_key() -> None:
         answer_key("a", "m@1", [1, 2], rebound(BOUND, max_tokens=9), "default@1"),
         answer_key("a", "m@1", [1, 2], rebound(BOUND, stop=("x",)), "default@1"),
         answer_key("a", "m@1", [1, 2], rebound(BOUND, seed=1), "default@1"),
+        answer_key("a", "m@1", [1, 2], rebound(BOUND, min_tokens=1), "default@1"),
+        answer_key("a", "m@1", [1, 2], rebound(BOUND, stop_token_ids=(1,)), "default@1"),
+        answer_key("a", "m@1", [1, 2], rebound(BOUND, bad_words=((1,),)), "default@1"),
+        answer_key("a", "m@1", [1, 2], rebound(BOUND, structure=Structure("grammar", "x")), "default@1"),
+        answer_key("a", "m@1", [1, 2], rebound(BOUND, structure=Structure("regex", "x")), "default@1"),
         answer_key("a", "m@1", [1, 2], BOUND, "default@2"),
         answer_key("am", "@1", [1, 2], BOUND, "default@1"),
     }
-    assert len(keys) == 9
+    assert len(keys) == 14
     assert answer_key("a", "m@1", [1, 2], BOUND, "default@1") in keys
 
 

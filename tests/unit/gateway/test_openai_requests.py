@@ -6,6 +6,7 @@ import pytest
 
 from libs.errors import Reason, WeirError
 from services.gateway.openai.requests import parse_chat, parse_completion, parse_embedding
+from services.gateway.policy.parameters import check_parameters
 from services.gateway.policy.spec import Structure
 
 MESSAGES = [{"role": "user", "content": "hi"}]
@@ -48,7 +49,7 @@ def test_the_smaller_output_cap_binds(fields: dict[str, int], value: int, name: 
 
 
 def test_unknown_fields_are_tolerated() -> None:
-    assert parse_chat(chat(store=True, metadata={"a": "b"}, parallel_tool_calls=None)).spec.model == "m"
+    assert parse_chat(chat(nobody_knows_it={"a": ["b"]}, metadata={"a": "b"})).spec.model == "m"
 
 
 @pytest.mark.parametrize(
@@ -78,8 +79,20 @@ def test_unknown_fields_are_tolerated() -> None:
         ),
         (chat(structured_outputs={"regex": 3}), "structured_outputs.regex"),
         (chat(structured_outputs={"regex": "a", "json": {}}), "structured_outputs"),
-        (chat(structured_outputs={"choice": ["a", "b"]}), "structured_outputs.choice"),
-        (chat(structured_outputs={"grammar": "x"}), "structured_outputs.grammar"),
+        (chat(structured_outputs={"choice": []}), "structured_outputs.choice"),
+        (chat(structured_outputs={"choice": [1]}), "structured_outputs.choice"),
+        (chat(structured_outputs={"grammar": {}}), "structured_outputs.grammar"),
+        (chat(structured_outputs={"structural_tag": "x"}), "structured_outputs.structural_tag"),
+        (chat(structured_outputs={"regex": "a", "choice": ["a"]}), "structured_outputs.choice"),
+        (chat(structured_outputs={"json_object": False}), "structured_outputs"),
+        (chat(structured_outputs={"regex": "a"}, guided_regex="a"), "structured_outputs.regex"),
+        (chat(guided_choice=["a"], guided_grammar="start: /a/"), "guided_choice"),
+        (chat(guided_choice=[]), "guided_choice"),
+        (chat(guided_json="[]"), "guided_json"),
+        (chat(guided_json={}, response_format={"type": "json_object"}), "guided_json"),
+        (chat(stop_token_ids=["a"]), "stop_token_ids"),
+        (chat(bad_words="a"), "bad_words"),
+        (chat(min_tokens=0.5), "min_tokens"),
         (chat(structured_outputs={"regex": "a"}, response_format={"type": "json_object"}), "structured_outputs"),
         (chat(top_logprobs=2), "top_logprobs"),
         (chat(logit_bias={"x": 1}), "logit_bias"),
@@ -95,6 +108,7 @@ def test_a_bad_body_is_refused_by_field(body: bytes, field: str) -> None:
 
 
 SCHEMA = '{"type": "object", "properties": {"b": {"type": "integer"}, "a": {}}}'
+GRAMMAR = 'start: "a" | "b"'
 NAMED = {"name": "x", "strict": True, "description": "d", "schema": json.loads(SCHEMA)}
 
 
@@ -121,6 +135,21 @@ NAMED = {"name": "x", "strict": True, "description": "d", "schema": json.loads(S
             {"structured_outputs": {"regex": "[ab]", "json": None, "choice": None}},
             Structure("regex", "[ab]", "structured_outputs.regex"),
         ),
+        (
+            {"structured_outputs": {"choice": ["a|b", ".*"]}},
+            Structure("regex", r"a\|b|\.\*", "structured_outputs.choice"),
+        ),
+        ({"structured_outputs": {"grammar": GRAMMAR}}, Structure("grammar", GRAMMAR, "structured_outputs.grammar")),
+        (
+            {"structured_outputs": {"json_object": True}},
+            Structure("json_schema", '{"type": "object"}', "structured_outputs.json_object"),
+        ),
+        ({"guided_json": json.loads(SCHEMA)}, Structure("json_schema", SCHEMA, "guided_json")),
+        ({"guided_json": SCHEMA}, Structure("json_schema", SCHEMA, "guided_json")),
+        ({"guided_regex": "[ab]"}, Structure("regex", "[ab]", "guided_regex")),
+        ({"guided_choice": ["yes", "no"]}, Structure("regex", "yes|no", "guided_choice")),
+        ({"guided_grammar": GRAMMAR}, Structure("grammar", GRAMMAR, "guided_grammar")),
+        ({"guided_grammar": None, "guided_choice": None, "guided_regex": None, "guided_json": None}, None),
     ],
 )
 def test_structures_keep_the_callers_text(fields: dict[str, object], structure: Structure | None) -> None:
@@ -203,6 +232,57 @@ def test_a_pair_of_surrogates_is_one_character() -> None:
     messages = parse_chat(body).spec.messages
     assert messages is not None
     assert messages[0].content == "😀"
+
+
+def contents(*messages: dict[str, object]) -> list[str]:
+    found = parse_chat(chat(messages=list(messages))).spec.messages
+    assert found is not None
+    return [message.content for message in found]
+
+
+def test_h2_histories_are_taken_as_clients_send_them_back() -> None:
+    empty: list[object] = []
+    assert contents(
+        {"role": "assistant", "content": None},
+        {"role": "assistant"},
+        {"role": "assistant", "content": None, "refusal": "I cannot", "tool_calls": None, "function_call": None},
+        {"role": "assistant", "content": "a", "refusal": None, "tool_calls": empty, "audio": None, "name": "x"},
+        {"role": "assistant", "content": [{"type": "text", "text": "b"}, {"type": "refusal", "refusal": "c"}]},
+        {"role": "system", "content": [{"type": "text", "text": "d"}]},
+        {"role": "tool", "tool_call_id": "call_1", "content": [{"type": "text", "text": "e"}]},
+        {"role": "user", "content": empty, "name": "ann"},
+    ) == ["", "", "I cannot", "a", "bc", "d", "e", ""]
+
+
+@pytest.mark.parametrize(
+    ("message", "field"),
+    [
+        ({"role": "assistant", "content": None, "tool_calls": [{"id": "c", "type": "function"}]}, "tool_calls"),
+        ({"role": "assistant", "content": "a", "tool_calls": [{"id": "c", "type": "function"}]}, "tool_calls"),
+        ({"role": "assistant", "content": None, "function_call": {"name": "f", "arguments": ""}}, "function_call"),
+        ({"role": "assistant", "content": None, "audio": {"id": "a"}}, "audio"),
+        ({"role": "user", "content": None}, "content"),
+        ({"role": "tool", "content": None}, "content"),
+        ({"role": "user", "content": None, "refusal": "x"}, "content"),
+        ({"role": "user", "content": [{"type": "refusal"}]}, "content"),
+        ({"role": "user", "content": [{"type": "input_audio", "text": "a"}]}, "content"),
+    ],
+)
+def test_h2_what_would_be_lost_of_a_message_is_refused(message: dict[str, object], field: str) -> None:
+    assert refused(chat(messages=[*MESSAGES, message])).limit == f"messages[1].{field}"
+
+
+def test_h4_minus_one_is_all_tokens_and_a_seed_may_be_negative() -> None:
+    parameters = parse_chat(chat(top_k=-1, seed=-5)).spec.parameters
+    assert (parameters.top_k, parameters.seed) == (0, -5)
+    check_parameters(parameters)
+
+
+def test_what_bars_tokens_is_passed_on() -> None:
+    given = parse_chat(chat(min_tokens=3, stop_token_ids=[5, 6], bad_words=["a b", "c"])).spec.parameters
+    assert (given.min_tokens, given.stop_token_ids, given.bad_words) == (3, (5, 6), ("a b", "c"))
+    given = parse_chat(chat(min_tokens=None, stop_token_ids=None, bad_words=None)).spec.parameters
+    assert (given.min_tokens, given.stop_token_ids, given.bad_words) == (None, (), ())
 
 
 def test_developers_speak_as_the_system() -> None:

@@ -27,7 +27,14 @@ LIMITS = ModelLimits(context_length=100, default_max_tokens=20, default_temperat
         (Parameters(n=0), "n"),
         (Parameters(n=9), "n"),
         (Parameters(logprobs=21), "logprobs"),
-        (Parameters(seed=-1), "seed"),
+        (Parameters(min_tokens=-1), "min_tokens"),
+        (Parameters(stop_token_ids=tuple(range(129))), "stop_token_ids"),
+        (Parameters(stop_token_ids=(-1,)), "stop_token_ids"),
+        (Parameters(stop_token_ids=(2**32,)), "stop_token_ids"),
+        (Parameters(bad_words=("a",) * 129), "bad_words"),
+        (Parameters(bad_words=("a", "")), "bad_words"),
+        (Parameters(bad_words=(" \n",)), "bad_words"),
+        (Parameters(bad_words=("a" * 65,)), "bad_words"),
         (Parameters(presence_penalty=3.0), "presence_penalty"),
         (Parameters(frequency_penalty=-3.0), "frequency_penalty"),
         (Parameters(repetition_penalty=0.0), "repetition_penalty"),
@@ -39,6 +46,7 @@ LIMITS = ModelLimits(context_length=100, default_max_tokens=20, default_temperat
         (Parameters(max_tokens=10**400), "max_tokens"),
         (Parameters(seed=10**400), "seed"),
         (Parameters(seed=2**63), "seed"),
+        (Parameters(seed=-(2**63) - 1), "seed"),
         (Parameters(top_k=10**400), "top_k"),
         (Parameters(n=-(10**400)), "n"),
         (Parameters(logprobs=10**400), "logprobs"),
@@ -58,6 +66,21 @@ def test_defaults_come_from_the_model() -> None:
 
 def test_zero_temperature_is_a_choice_and_not_a_missing_value() -> None:
     assert bind_parameters(Parameters(temperature=0.0), LIMITS, prompt_tokens=1).temperature == 0.0
+
+
+@pytest.mark.parametrize(("seed", "bound"), [(None, None), (7, 7), (-1, 2**64 - 1), (-(2**63), 2**63)])
+def test_h4_a_negative_seed_is_a_seed_like_any(seed: int | None, bound: int | None) -> None:
+    check_parameters(Parameters(seed=seed))
+    assert bind_parameters(Parameters(seed=seed), LIMITS, prompt_tokens=1).seed == bound
+
+
+@pytest.mark.parametrize(("given_", "prompt"), [({"max_tokens": 4}, 1), ({}, 1), ({}, 97)])
+def test_no_output_can_be_shorter_than_its_least(given_: dict[str, int], prompt: int) -> None:
+    most = bind_parameters(Parameters(**given_), LIMITS, prompt).max_tokens
+    assert bind_parameters(Parameters(min_tokens=most, **given_), LIMITS, prompt).min_tokens == most
+    with pytest.raises(WeirError) as caught:
+        bind_parameters(Parameters(min_tokens=most + 1, **given_), LIMITS, prompt)
+    assert (caught.value.reason, caught.value.limit) == (Reason.INVALID_REQUEST, "min_tokens")
 
 
 def test_a_default_output_shrinks_to_the_room() -> None:
