@@ -16,6 +16,7 @@ from typing import Any
 from google.protobuf.message import DecodeError
 from hypothesis import HealthCheck, Phase, given, seed, settings
 from hypothesis import strategies as st
+from llguidance import LLTokenizer
 from weir.inference.v1 import inference_pb2
 
 from libs import apikeys
@@ -41,8 +42,23 @@ FIELDS = [
     "properties", "items", "enum", "pattern", "minLength", "maxItems", "anyOf", "$ref", "$defs", "logit_bias",
     "stream_options", "metadata", "tools", "name", "files", "path", "sha256", "bytes", "version", "rules", "action",
     "stage", "replacement", "id", "category", "payload", "payloadType", "signatures", "keyid", "sig", "object",
-    "string", "array", "required", "additionalProperties",
+    "string", "array", "required", "additionalProperties", "structured_outputs", "guided_json", "guided_choice",
+    "guided_regex", "guided_grammar", "min_tokens", "stop_token_ids", "bad_words", "verbosity", "modalities", "refusal",
+    "tool_calls",
 ]  # fmt: skip
+LARK = st.lists(
+    st.sampled_from(
+        [
+            "start: ", "a: ", "T: ", "a", "start", "T", "b", " ", "\n", " | ", "*", "+", "?", "{1,9}", "{999999999}",
+            "(", ")", "[", "]", '"x"', '""', "/x+/", "/(/", "/((x{1,99}){1,99}){1,99}/", " & ", "~", "<|end|>",
+            "<[0-9]>", "<[4]>", '%json {"type": "object"}', "%json {", "%lark {", "%regex {", "}", ".1", "// c\n",
+            "%import common.INT\n", "%ignore /\\s/\n", "%llguidance {}\n", '%llguidance {"no_forcing": 7}\n',
+            "[max_tokens=3]", "[lazy]", '"\\u0000"',
+        ]
+    )
+    | st.text(max_size=6),
+    max_size=40,
+).map(lambda parts: "start: " + "".join(parts))  # fmt: skip
 LEAVES = st.one_of(
     st.none(), st.booleans(), st.integers(), st.floats(), st.text(max_size=30), st.sampled_from(["user", "object", "("])
 )
@@ -113,6 +129,17 @@ def _native(content: bytes) -> None:
     convert.to_spec(inference_pb2.GenerationSpec.FromString(content))
 
 
+def _follow(text: str) -> None:
+    """A grammar, and the beginning of an output that always takes the first token allowed."""
+    matcher = grammar.compile_matcher("grammar", text, LLTokenizer("byte"))
+    for _ in range(40):
+        bits = matcher.compute_bitmask()
+        if matcher.is_error() or matcher.is_stopped():
+            grammar.explain(matcher.get_error())
+            return
+        matcher.consume_token(next(token for token in range(8 * len(bits)) if bits[token // 8] >> token % 8 & 1))
+
+
 TARGETS: dict[str, tuple[st.SearchStrategy[Any], Callable[[Any], object], tuple[type[Exception], ...]]] = {
     "keys": (st.text(max_size=200) | st.from_regex(r"wk_\w{0,20}_\S{0,60}"), apikeys.parse, ()),
     "tokens": (TOKENS, _tokens(), ()),
@@ -123,6 +150,7 @@ TARGETS: dict[str, tuple[st.SearchStrategy[Any], Callable[[Any], object], tuple[
     "manifests": (BYTES, lambda content: parse_manifest(content, Path("manifest.json")), (EngineLoadError,)),
     "signatures": (JSON, read_envelope, (ValueError,)),
     "templates": (SNIPPETS, lambda source: ChatTemplate(source).render(MESSAGES, {}), (TemplateError,)),
+    "grammars": (LARK | st.text(max_size=200), _follow, (grammar.StructureError,)),
     "schemas": (JSON, lambda text: grammar.check("json_schema", text), (grammar.StructureError,)),
     "packs": (JSON, lambda text: compile_pack("p", 1, rules_from_json(text)), (PackError,)),
 }

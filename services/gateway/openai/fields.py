@@ -71,7 +71,9 @@ _ANY = (
     *_refused(VLLM, "truncate_prompt_tokens"),
     *_refused(VLLM, "cache_salt", note="prompts are cached apart by tenant, and no further"),
     # What LiteLLM's proxy takes beside the fields of the API.
-    *_harmless(LITELLM, "timeout request_timeout stream_timeout force_timeout", "a deadline is the connection's"),
+    *_harmless(
+        LITELLM, "timeout request_timeout stream_timeout force_timeout", "the caller's own: leaving ends a request"
+    ),
     *_harmless(LITELLM, "num_retries max_retries cooldown_time retry_policy", "the caller's own retries"),
     *_harmless(LITELLM, "disable_fallbacks", "there are none"),
     *_harmless(LITELLM, "drop_params allowed_openai_params", "for other providers' APIs"),

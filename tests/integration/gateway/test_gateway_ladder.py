@@ -106,6 +106,18 @@ async def test_the_openai_facade_tells_the_flag(mesh: Rig, stream: bool) -> None
     assert (answer.text, flags(answer)) == ("abcd", "output_capped")
 
 
+async def test_a_capped_output_need_not_be_longer_than_its_cap(mesh: Rig) -> None:
+    await plan(mesh, CAP)
+    refuse(mesh, lambda admit: admit.max_output_tokens > 4)
+
+    async def drive(running: Running) -> None:
+        assert (running.submit.sampling.max_tokens, running.submit.sampling.min_tokens) == (4, 4)
+        await running.last(ids("abcd"))
+
+    answer = await served(mesh, False, drive, max_tokens=9, min_tokens=8)
+    assert flags(answer) == "output_capped"
+
+
 async def test_under_pressure_the_cap_comes_before_any_refusal(mesh: Rig) -> None:
     await plan(mesh, EARLY_CAP)
     normal = mesh.admission.handler

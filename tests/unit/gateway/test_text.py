@@ -81,6 +81,14 @@ def test_e9_others_run_while_a_thread_tokenises(model: TextModel) -> None:
     assert ran == [True]
 
 
+def test_a_word_is_spelt_as_it_begins_a_text_and_as_it_stands_behind_a_blank(model: TextModel) -> None:
+    spellings = model.spellings(["weir", " the", "weir", "<|bos|>"])
+    assert [model.decode(each) for each in spellings] == ["weir", " weir", "the", " the", "<|bos|>", " <|bos|>"]
+    weir = tuple(model.encode("the weir"))
+    assert weir[-len(spellings[1]) :] == spellings[1]
+    assert model.spellings([]) == ()
+
+
 def test_a_split_character_waits_until_it_is_whole(model: TextModel) -> None:
     ids = model.encode("€")
     assert len(ids) == 3
