@@ -8,6 +8,7 @@ from libs.structured_output.grammar import (
     compile_matcher,
     explain,
     regex_of,
+    unforced,
 )
 
-__all__ = ["MAX_BYTES", "Kind", "StructureError", "check", "compile_matcher", "explain", "regex_of"]
+__all__ = ["MAX_BYTES", "Kind", "StructureError", "check", "compile_matcher", "explain", "regex_of", "unforced"]

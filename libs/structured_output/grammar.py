@@ -61,7 +61,7 @@ def compile_matcher(kind: Kind, text: str, tokenizer: LLTokenizer) -> LLMatcher:
         elif kind == "regex":
             grammar = LLMatcher.grammar_from_regex(text)
         else:
-            grammar = LLMatcher.grammar_from_lark(text)
+            grammar = LLMatcher.grammar_from_lark(unforced(text))
     except ValueError as error:  # nested too deeply, or options of the library's own that make no sense
         raise StructureError(explain(str(error))) from None
     limits = LLParserLimits(**(_GRAMMAR_LIMITS if kind == "grammar" else _LIMITS))
@@ -73,6 +73,13 @@ def compile_matcher(kind: Kind, text: str, tokenizer: LLTokenizer) -> LLMatcher:
     if not possible or matcher.is_error():
         raise StructureError("nothing can match it")
     return matcher
+
+
+def unforced(text: str) -> str:
+    """A grammar of which the library does not work out ahead what has to follow, for it would never end with
+    `start: /x+/ /x+/`, where the first expression takes every x and the second one waits. What the text says of that
+    before is overridden."""
+    return f'{text}\n%llguidance {{"no_forcing": true}}\n'
 
 
 def check(kind: Kind, text: str) -> None:

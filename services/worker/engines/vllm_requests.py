@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from collections.abc import Set as AbstractSet
 from typing import Any
 
+from libs.structured_output import unforced
 from services.worker.engines.library import Delta, RequestRefusedError, token_logprobs
 from services.worker.engines.port import FinishReason, SamplingParams
 
@@ -58,8 +59,8 @@ def structure_arguments(params: SamplingParams) -> dict[str, str] | None:
     """The keyword arguments of `vllm.sampling_params.StructuredOutputsParams`; None without a structure."""
     if params.structure is None:
         return None
-    kind = params.structure.kind
-    return {"json" if kind == "json_schema" else kind: params.structure.text}
+    kind, text = params.structure.kind, params.structure.text
+    return {"json" if kind == "json_schema" else kind: unforced(text) if kind == "grammar" else text}
 
 
 def bar(sampling: Any, words: Sequence[Sequence[int]]) -> None:

@@ -37,6 +37,11 @@ def test_good_expressions_pass(text):
         'start: start "x" | "x"',
         'start: %json {"type": "integer"}',
         "%import common.INT\nstart: INT",
+        # What has to follow has no end.
+        "start: /x+/ /x+/",
+        '%llguidance {"no_forcing": false}\nstart: /x+/ /x+/',
+        'start: a\na: "x" a',
+        "start: %lark {\nstart: /x+/ /x+/\n}",
     ],
 )
 def test_good_grammars_pass(text):
@@ -66,7 +71,7 @@ def test_good_grammars_pass(text):
         ("regex", r"\bfoo", "word boundaries"),
         ("regex", r"[^\s\S]", "nothing can match it"),
         ("regex", "(" * 400 + "a" + ")" * 400, "nested"),
-        ("grammar", "", "Empty grammar"),
+        ("grammar", "", "no start rule"),
         ("grammar", 'a: "x"', "no start rule"),
         ("grammar", "start: b", "b"),
         ("grammar", "start: start", "nothing can match it"),
