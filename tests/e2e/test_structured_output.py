@@ -59,6 +59,33 @@ def test_a_stream_is_a_document_of_the_schema_and_stops(acme: OpenAI) -> None:
     assert chunks[-1].choices[0].finish_reason == "stop"
 
 
+@pytest.mark.parametrize(
+    ("fields", "pattern"),
+    [
+        ({"guided_choice": ["left.", "right?"]}, r"left\.|right\?"),
+        ({"structured_outputs": {"grammar": 'start: side ("," side){1,3}\nside: "l" | "r"'}}, "[lr](,[lr]){1,3}"),
+        ({"guided_grammar": "start: /x+/ /y/", "max_tokens": 400}, "x+y"),
+    ],
+)  # fmt: skip
+def test_h1_guided_outputs_are_what_was_asked_for(acme: OpenAI, fields: dict[str, Any], pattern: str) -> None:
+    done = acme.chat.completions.create(model="weir-fast", messages=ASK, n=2, extra_body={"max_tokens": 80, **fields})
+    for choice in done.choices:
+        if choice.finish_reason == "stop":
+            assert re.fullmatch(pattern, choice.message.content or "")
+        else:
+            assert set(choice.message.content or "") == {"x"}
+
+
+def test_h1_an_answer_has_its_least_tokens_and_no_bad_word(acme: OpenAI) -> None:
+    plain: Any = {"model": "weir-fast", "messages": ASK, "temperature": 0, "max_tokens": 40}
+    said = acme.chat.completions.create(**plain).choices[0].message.content or ""
+    word = max(re.findall(r"[a-z]+", said), key=len)
+    done = acme.chat.completions.create(**plain, extra_body={"bad_words": [word], "min_tokens": 40})
+    assert done.usage is not None
+    assert (done.usage.completion_tokens, done.choices[0].finish_reason) == (40, "length")
+    assert (done.choices[0].message.content or "") != said
+
+
 def test_any_object(acme: OpenAI) -> None:
     done = acme.chat.completions.create(
         model="weir-fast",
