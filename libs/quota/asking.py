@@ -7,6 +7,7 @@ from typing import Protocol
 from libs.errors import Reason, WeirError
 from libs.quota.prices import PriceBook
 from libs.quota.types import ROWS, Ask, Denied, LimitKind
+from libs.quota.window import MINUTE_NS
 
 REASONS = {
     LimitKind.REQUESTS: Reason.QUOTA_REQUESTS,
@@ -20,6 +21,8 @@ REASONS = {
     LimitKind.MAX_OUTPUT: Reason.INVALID_REQUEST,
 }
 """Each limit's reason on the wire."""
+
+_PER_MINUTE = frozenset({LimitKind.REQUESTS, LimitKind.TOKENS, LimitKind.ROWS})
 
 MOST_TOKENS = 2**32
 """Of one request. More is a fault of the caller, and sums of it would not fit the numbers of the journal."""
@@ -121,7 +124,13 @@ def _check_most(count: int, unit: str) -> None:
 
 
 def error_of(denied: Denied, retry_after_ns: int | None) -> WeirError:
-    """The refusal for the caller; `retry_after_ns` as the denial says, or later."""
+    """The refusal for the caller; `retry_after_ns` as the denial says, or later.
+
+    Of a limit per minute it says a minute at most. A window's slot counts for up to a second too long and jitter comes
+    on top, while clients in the field (OpenAI's among them) obey up to 60 s and take what is longer for no word at all.
+    """
+    if retry_after_ns is not None and denied.kind in _PER_MINUTE:
+        retry_after_ns = min(retry_after_ns, MINUTE_NS)
     return WeirError(
         REASONS[denied.kind],
         denied.message(),

@@ -16,6 +16,7 @@ from envoy.config.trace.v3 import opentelemetry_pb2 as _opentelemetry
 from envoy.extensions.access_loggers.filters.cel.v3 import cel_pb2 as _cel
 from envoy.extensions.access_loggers.stream.v3 import stream_pb2 as _stream
 from envoy.extensions.clusters.aggregate.v3 import cluster_pb2 as _aggregate
+from envoy.extensions.filters.http.cors.v3 import cors_pb2 as _cors
 from envoy.extensions.filters.http.ext_authz.v3 import ext_authz_pb2 as _ext_authz
 from envoy.extensions.filters.http.grpc_json_transcoder.v3 import transcoder_pb2 as _transcoder
 from envoy.extensions.filters.http.grpc_web.v3 import grpc_web_pb2 as _grpc_web
@@ -65,6 +66,7 @@ KNOWN_EXTENSIONS = (
     _aggregate,
     _cel,
     _connection_limit,
+    _cors,
     _ext_authz,
     _grpc_web,
     _hashing,

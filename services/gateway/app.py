@@ -189,6 +189,7 @@ class Gateway:
             self._cursors,
             self._idempotency,
             usage=self._ask_usage,
+            max_body_bytes=self._settings.max_message_bytes,
             clock=self._clock,
         )
         inference_pb2_grpc.add_InferenceServiceServicer_to_server(native, server)

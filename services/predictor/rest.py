@@ -18,14 +18,13 @@ from inference import open_inference_pb2 as oip
 from inference import open_inference_pb2_grpc
 from weir.inference.v1 import predictions_pb2, predictions_pb2_grpc
 
+from libs.codings import WBITS, decompressed
 from libs.errors import Reason, WeirError, http_status
 from libs.quota import retry_headers
 from services.predictor.rest_json import HEADER_LENGTH, body_of, plain, request_of
 
 SERVICE = predictions_pb2.DESCRIPTOR.services_by_name["PredictionService"].full_name
 Headers = list[tuple[str, str]]
-_WBITS = {"gzip": 31, "deflate": 15}
-"""zlib's word for each content coding; "deflate" has zlib's frame (RFC 9110, section 8.4.1.2)."""
 _WORTH_IT = 1024
 """Bytes: what is smaller is not compressed."""
 
@@ -191,32 +190,9 @@ def _json(content: object) -> HttpBody:
     return HttpBody(content_type="application/json", data=msgspec.json.encode(content))
 
 
-def decompressed(data: bytes, coding: str, most: int) -> bytes:
-    """A body as it was before its content coding.
-
-    :param most: bytes.
-    :raises WeirError: INVALID_REQUEST: another coding, or a body that is not in it; PAYLOAD_TOO_LARGE.
-    """
-    coding = coding.strip().lower()
-    if coding in ("", "identity"):
-        return data
-    if coding not in _WBITS:
-        raise WeirError(Reason.INVALID_REQUEST, "the body must be gzip, deflate or neither", limit="content-encoding")
-    reader = zlib.decompressobj(_WBITS[coding])
-    try:
-        found = reader.decompress(data, most)
-        if reader.unconsumed_tail and reader.decompress(reader.unconsumed_tail, 1):
-            raise WeirError(Reason.PAYLOAD_TOO_LARGE, f"the body has more than {most} bytes", limit="body")
-    except zlib.error:
-        found = b""
-    if not reader.eof or reader.unused_data:
-        raise WeirError(Reason.INVALID_REQUEST, f"the body is not {coding}", limit="content-encoding")
-    return found
-
-
 def compressed(data: bytes, coding: str) -> bytes:
     """The body in this content coding: quickly rather than well."""
-    writer = zlib.compressobj(1, zlib.DEFLATED, _WBITS[coding])
+    writer = zlib.compressobj(1, zlib.DEFLATED, WBITS[coding])
     return writer.compress(data) + writer.flush()
 
 
@@ -226,7 +202,7 @@ def coding_of(accepted: str) -> str:
     for each in accepted.lower().split(","):
         name, _, weight = each.partition(";")
         wanted[name.strip()] = weight.strip().rstrip("0") not in ("q=", "q=0.")
-    return next((coding for coding in _WBITS if wanted.get(coding)), "")
+    return next((coding for coding in WBITS if wanted.get(coding)), "")
 
 
 def register(

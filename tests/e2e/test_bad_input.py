@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import gzip
 import json
+import zlib
 from collections.abc import Callable
 from typing import Any
 
+import brotli
 import httpx2 as httpx
 import openai
 import pytest
+import zstandard
 from openai import OpenAI
 
 from tests.e2e.conftest import client_for
@@ -16,6 +20,7 @@ from tests.support.mesh import Mesh, eventually
 
 ASK = [{"role": "user", "content": "Hello"}]
 PATH = "/v1/chat/completions"
+MIB = 1 << 20
 
 
 @pytest.fixture
@@ -76,6 +81,52 @@ def test_unknown_fields_are_tolerated(http: Any) -> None:
 def test_an_oversize_body(http: Any) -> None:
     big = json.dumps(body(messages=[{"role": "user", "content": "x" * (5 * 2**20)}]))
     envelope(http.post(PATH, content=big), 413)
+
+
+@pytest.mark.parametrize(
+    ("coding", "pack"),
+    [
+        ("gzip", gzip.compress),
+        ("deflate", zlib.compress),
+        ("br", brotli.compress),
+        ("zstd", zstandard.ZstdCompressor().compress),
+    ],
+)
+def test_compressed_bodies(http: Any, coding: str, pack: Callable[[bytes], bytes]) -> None:
+    headers = {"content-encoding": coding}
+    answer = http.post(PATH, content=pack(json.dumps(body()).encode()), headers=headers)
+    assert answer.status_code == 200, answer.text
+    large = json.dumps(body(messages=[{"role": "user", "content": "x" * 2 * MIB}])).encode()
+    error = envelope(http.post(PATH, content=pack(large), headers=headers), 413)
+    assert error["code"] == "payload_too_large"
+    assert envelope(http.post(PATH, content=b"{}", headers=headers), 400)["param"] == "content-encoding"
+
+
+@pytest.mark.parametrize("path", [PATH, "/v1/completions", "/v1/embeddings"])
+def test_a_gibibyte_in_a_body_of_the_largest_size(http: Any, path: str) -> None:
+    packer = zlib.compressobj(9, zlib.DEFLATED, 31)
+    bomb = b"".join(packer.compress(bytes(MIB)) for _ in range(1024)) + packer.flush()
+    assert 0.9 * MIB < len(bomb) < MIB
+    error = envelope(http.post(path, content=bomb, headers={"content-encoding": "gzip"}), 413)
+    assert error["code"] == "payload_too_large"
+
+
+@pytest.mark.parametrize(
+    ("headers", "param"),
+    [
+        ({"content-encoding": "gzip, gzip"}, "content-encoding"),
+        ({"content-encoding": "compress"}, "content-encoding"),
+        ({"content-type": "text/plain"}, "content-type"),
+        ({"content-type": "application/json; charset=utf-16"}, "content-type"),
+    ],
+)
+def test_media_that_is_not_read_here(http: Any, headers: dict[str, str], param: str) -> None:
+    error = envelope(http.post(PATH, content=json.dumps(body()), headers=headers), 415)
+    assert (error["code"], error["param"]) == ("unsupported_media_type", param)
+
+
+def test_a_byte_order_mark(http: Any) -> None:
+    assert http.post(PATH, content=b"\xef\xbb\xbf" + json.dumps(body()).encode()).status_code == 200
 
 
 def test_an_unknown_path(http: Any) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import msgspec
 
 from libs.config import MAX_BODY_BYTES
+from services.controlplane.policy.cors import is_origin
 
 
 class Certificate(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -39,6 +40,9 @@ class EdgeConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     """Of every TLS listener; None has none of them (tests only)."""
     identity: Identity | None = None
     """None reaches upstreams in plaintext (tests only)."""
+    cors: tuple[str, ...] = ()
+    """Origins whose pages may call the public API from a browser: "https://app.example.com", or every subdomain,
+    "https://*.example.com". None by default. Whoever calls from a page shows that page's readers the key."""
     max_body_bytes: int = MAX_BODY_BYTES
     """Larger HTTP requests get 413; the gateway holds gRPC messages to the same (its `max_message_bytes`)."""
     max_header_kib: int = 32
@@ -82,3 +86,10 @@ class EdgeConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     """OTLP gRPC collector, "host:port"; empty traces nothing."""
     trace_sample_ratio: float = 1.0
     """Share of requests that are traced."""
+
+    def __post_init__(self) -> None:
+        for origin in self.cors:
+            if not is_origin(origin):
+                raise ValueError(
+                    f"edge.cors: {origin!r} is no origin like https://app.example.com or https://*.example.com"
+                )

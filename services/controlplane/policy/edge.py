@@ -139,6 +139,8 @@ def _manager(name: str, routes: str, filters: Sequence[Resource], edge: EdgeConf
             # To some servers they are the same as dashes: two names for one header, of which only one was looked at.
             "headers_with_underscores_action": "REJECT_REQUEST",
         },
+        # Old defaults (nginx until 1.29, ab); the answer's end is the connection's.
+        "http_protocol_options": {"accept_http_10": True, "default_host_for_http_10": "edge"},
         "http2_protocol_options": {
             "max_concurrent_streams": edge.max_concurrent_streams,
             "initial_stream_window_size": 256 * 1024,

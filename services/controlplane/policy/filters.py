@@ -9,6 +9,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from services.controlplane.policy.config import EdgeConfig
+from services.controlplane.policy.cors import CORS
 from services.controlplane.policy.names import ADS, Resource
 
 AUTH = "envoy.filters.http.ext_authz"
@@ -73,6 +74,7 @@ def http_filters(edge: EdgeConfig, service: str) -> list[Resource]:
     """
     known = edge.known_callers and service == OPENAI
     return [
+        *([_filter(CORS, "cors.v3.Cors")] if edge.cors and service == OPENAI else []),
         _filter("envoy.filters.http.grpc_web", "grpc_web.v3.GrpcWeb"),
         # Before anybody is asked who it is, so that asking cannot be what wears the mesh out.
         _filter("envoy.filters.http.local_ratelimit", "local_ratelimit.v3.LocalRateLimit", _source_limit(edge)),

@@ -6,7 +6,7 @@ matches decides.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 from services.controlplane.policy.names import Resource
 
@@ -14,6 +14,25 @@ _BODY = "%LOCAL_REPLY_BODY%"
 _SOURCE = "too many requests from this address; try again after the seconds in retry-after"
 _CODE = "%RESP(x-weir-code)%"
 """The limiter's reason in lower case (services/ratelimit/edge.py)."""
+
+_OF_STATUS: Mapping[int, Sequence[tuple[str, str, str]]] = {
+    400: [
+        # The transcoder's own words, of the body that it could not read.
+        ("grpc_json_transcode_failure", "invalid_request", _BODY),
+        ("path_normalization_failed", "not_found", "no such path: no path has an escaped slash, a NUL or a fragment"),
+        ("unexpected_underscore", "invalid_request", "names of headers with underscores are refused"),
+        ("", "invalid_request", "the request is not well-formed HTTP: its first line, host, headers or framing"),
+    ],
+    403: [("", "invalid_request", "protocol upgrades are not offered")],
+    404: [("", "not_found", "no such path")],
+    405: [("", "not_found", "no such method")],
+    408: [("", "deadline_exceeded", "the request did not arrive in time")],
+    413: [("", "payload_too_large", "the request body is too large")],
+    431: [("", "payload_too_large", "the request headers are too large")],
+    501: [("", "unimplemented", "no other transfer-encoding than chunked is offered")],
+}
+"""By Envoy's status, how its refusals of a caller's request are told: a part of the response code's details (empty:
+any), our code, the message. Envoy's own texts are not told: most are empty or repeat the status."""
 
 
 def local_replies(retry_after_seconds: int) -> Resource:
@@ -29,14 +48,8 @@ def local_replies(retry_after_seconds: int) -> Resource:
             *_http([_MANY, _flag("RL")], "rate_limit_error", _CODE, _BODY),
             # A flood of bad keys comes here.
             *_http([_MANY], "rate_limit_error", "rejected_overload", _BODY, later),
-            *_http([_between(404, 404)], "invalid_request_error", "not_found", "no such path"),
-            *_http([_between(405, 405)], "invalid_request_error", "not_found", "no such method"),
-            *_http([_between(413, 413)], "invalid_request_error", "payload_too_large", "the request body is too large"),
-            *_http(
-                [_between(431, 431)], "invalid_request_error", "payload_too_large", "the request headers are too large"
-            ),
-            *_http([_between(408, 408)], "server_error", "deadline_exceeded", "the request did not arrive in time"),
-            *_http([_between(400, 499)], "invalid_request_error", "invalid_request", _BODY),
+            *(mapper for status, refusal in _OF_STATUS.items() for mapper in _refusals(status, refusal)),
+            *_http([_between(400, 499)], "invalid_request_error", "invalid_request", "this is not served here"),
             *_http([_between(503, 503)], "server_error", "dependency_unavailable", away, later),
             *_http(
                 [_between(504, 504)], "server_error", "deadline_exceeded", "the service did not answer in time", later
@@ -48,18 +61,35 @@ def local_replies(retry_after_seconds: int) -> Resource:
     }
 
 
+def _refusals(status: int, refusal: Sequence[tuple[str, str, str]]) -> Iterator[Resource]:
+    """Those of one status: what the details tell apart first, the rest of them last."""
+    for details, code, message in refusal:
+        filters = [_between(status, status), *([_details(details)] if details else [])]
+        # A path that cannot be has nothing behind it.
+        to = 404 if (status, code) == (400, "not_found") else 0
+        kind = "server_error" if code == "deadline_exceeded" else "invalid_request_error"
+        yield from _http(filters, kind, code, message, status=to)
+
+
 def _http(
-    filters: Sequence[Resource], kind: str, code: str, message: str, header: Resource | None = None
+    filters: Sequence[Resource], kind: str, code: str, message: str, header: Resource | None = None, status: int = 0
 ) -> Iterator[Resource]:
-    """For HTTP clients: those of the Open Inference Protocol read one word, those of OpenAI an envelope."""
+    """For HTTP clients: those of the Open Inference Protocol read one word, those of OpenAI an envelope.
+
+    :param status: the answer's, where it is another than Envoy's own.
+    """
     first, *rest = filters
-    yield _mapper([first, _PREDICTION, *rest], {"error": message}, header)
+    yield _mapper([first, _PREDICTION, *rest], {"error": message}, header, status)
     envelope = {"error": {"message": message, "type": kind, "param": None, "code": code}}
-    yield _mapper([first, _HTTP, *rest], envelope, header)
+    yield _mapper([first, _HTTP, *rest], envelope, header, status)
 
 
-def _mapper(filters: Sequence[Resource], body: Resource | None = None, header: Resource | None = None) -> Resource:
+def _mapper(
+    filters: Sequence[Resource], body: Resource | None = None, header: Resource | None = None, status: int = 0
+) -> Resource:
     mapper: dict[str, object] = {"filter": filters[0] if len(filters) == 1 else {"and_filter": {"filters": filters}}}
+    if status:
+        mapper["status_code"] = status
     if body is not None:
         mapper["body_format_override"] = {"json_format": body, "content_type": "application/json"}
     # Requests that fail before their headers are read have no id yet; this one is in the access log too.
@@ -104,13 +134,13 @@ _NOT_GRPC: Resource = {
 }
 
 
-def _details(details: str) -> Resource:
+def _details(part: str) -> Resource:
     return {
         "extension_filter": {
             "name": "envoy.access_loggers.extension_filters.cel",
             "typed_config": {
                 "@type": "type.googleapis.com/envoy.extensions.access_loggers.filters.cel.v3.ExpressionFilter",
-                "expression": f'response.code_details == "{details}"',
+                "expression": f'response.code_details.contains("{part}")',
             },
         }
     }

@@ -8,6 +8,7 @@ from typing import Any
 
 from libs.routing import BUCKETS
 from services.controlplane.policy.config import EdgeConfig
+from services.controlplane.policy.cors import CORS, cors_policy
 from services.controlplane.policy.filters import AUTH, OTHER_HOST, RATE_LIMIT, TRANSCODERS
 from services.controlplane.policy.names import KEY_HEADER, KEYED, PREDICTOR, Piece, Resource, shared
 from services.controlplane.policy.predictions import Prediction, Share
@@ -63,11 +64,12 @@ def edge_routes(edge: EdgeConfig, predictions: Sequence[Prediction] = ()) -> Res
     Envoy tries the routes of a list one by one (half a microsecond each), so those of the many models are found by the
     model's name in a table instead.
     """
+    cors = {"typed_per_filter_config": {CORS: cors_policy(edge.cors)}} if edge.cors else {}
     if not predictions:
-        return _configuration(ROUTE_CONFIG, {"routes": _fixed_routes(edge)})
+        return _configuration(ROUTE_CONFIG, {"routes": _fixed_routes(edge), **cors})
     routes_of = prediction_routes(edge)
     by_model = {prediction.model: routes_of(prediction) for prediction in predictions}
-    return _configuration(ROUTE_CONFIG, {"matcher": _by_model(by_model, _otherwise(edge))})
+    return _configuration(ROUTE_CONFIG, {"matcher": _by_model(by_model, _otherwise(edge)), **cors})
 
 
 def admin_routes(edge: EdgeConfig) -> Resource:

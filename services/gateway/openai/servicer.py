@@ -22,6 +22,7 @@ from libs.cursor import Cursor
 from libs.errors import Reason, WeirError
 from services.gateway.cursors import Cursors, digest_of
 from services.gateway.idempotency import Idempotency
+from services.gateway.openai.media import json_text
 from services.gateway.openai.errors import error_body, error_headers
 from services.gateway.openai.lists import PromptList
 from services.gateway.openai.requests import OpenAIRequest, parse_chat, parse_completion, parse_embedding
@@ -62,10 +63,13 @@ class OpenAIServicer(openai_pb2_grpc.OpenAIServiceServicer):
         idempotency: Idempotency,
         *,
         usage: Callable[[audit_pb2.UsageRequest], Awaitable[audit_pb2.UsageResponse]],
+        max_body_bytes: int,
         clock: Clock,
     ) -> None:
-        """`usage` asks the audit service; it raises WeirError."""
+        """`usage` asks the audit service; it raises WeirError. `max_body_bytes` bounds what a compressed body may grow
+        to."""
         self._usage = usage
+        self._max_body_bytes = max_body_bytes
         self._pipeline = pipeline
         self._identifier = identifier
         self._catalog = catalog
@@ -91,7 +95,7 @@ class OpenAIServicer(openai_pb2_grpc.OpenAIServiceServicer):
         """See the proto."""
         async with _refusing(context):
             caller = self._identifier.identify(context, scope="embeddings")
-            given = parse_embedding(request.data, client_request_id=caller.client_request_id)
+            given = parse_embedding(self._text(request, caller), client_request_id=caller.client_request_id)
             result = await self._pipeline.embed(given.spec, caller)
             accepted = result.accepted
             told = [("x-weir-model-version", accepted.model_version), ("x-weir-simulated", _bool(accepted.simulated))]
@@ -167,8 +171,9 @@ class OpenAIServicer(openai_pb2_grpc.OpenAIServiceServicer):
         prompts: PromptList | None = None
         try:
             caller = self._identifier.identify(context, scope="inference")
-            given = parse(request.data, client_request_id=caller.client_request_id)
-            body = digest_of(given.spec.operation, request.data)
+            text = self._text(request, caller)
+            given = parse(text, client_request_id=caller.client_request_id)
+            body = digest_of(given.spec.operation, text)
             cursor = self._cursor(given, caller, body)
             if given.more:
                 prompts = PromptList(self._pipeline, (given.spec, *given.more), caller, self._clock)
@@ -199,6 +204,9 @@ class OpenAIServicer(openai_pb2_grpc.OpenAIServiceServicer):
         finally:  # whatever ends the RPC, a vanished client included; after the generation's own end this does nothing
             generation.stop(Finish.CANCELLED)
             self._cursors.ended(accepted.origin, tenant, generation.end)
+
+    def _text(self, request: httpbody_pb2.HttpBody, caller: Caller) -> bytes:
+        return json_text(request, caller.told.get("content-encoding", ""), self._max_body_bytes)
 
     def _cursor(self, given: OpenAIRequest, caller: Caller, body: bytes) -> Cursor | None:
         """Where its caller is; None: at the beginning.

@@ -1,6 +1,7 @@
 """The HTTP face of the edge, with a real Envoy: streaming, statuses, envelopes, identity, limits."""
 
 import asyncio
+import gzip
 import json
 import ssl
 
@@ -243,6 +244,14 @@ async def test_large_bodies_are_refused(edge: Edge, http: httpx2.AsyncClient, ch
 async def test_bodies_up_to_the_limit_pass(edge: Edge, http: httpx2.AsyncClient) -> None:
     response = await http.post(CHAT, content=b"x" * 60_000)
     assert response.json() == {"bytes": 60_000}
+
+
+async def test_compressed_bodies_pass_as_they_are_and_say_so(edge: Edge, http: httpx2.AsyncClient) -> None:
+    """What they hold is for the gateway to read, within its own bounds; nothing of strangers is unpacked."""
+    body = gzip.compress(b"x" * 50_000)
+    response = await http.post(CHAT, content=body, headers={"content-encoding": "gzip"})
+    assert response.json() == {"bytes": len(body)}
+    assert edge.upstreams.gateway.seen[-1]["content-encoding"] == "gzip"
 
 
 async def test_large_headers_are_refused(edge: Edge, http: httpx2.AsyncClient) -> None:
