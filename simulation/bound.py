@@ -20,6 +20,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 
+from libs.quota import MINUTE_NS
 from libs.quota.shares import OwnShare, Share
 from simulation.parties import SECOND, SHARE_NS, Fact, Gateway, Limiter, Piece, Request, counted, lease_of
 
@@ -164,7 +165,10 @@ class Requests(Bound):
         return request.requests(self._world.now)
 
     def _waits(self, rid: str, request: Request) -> int:
-        return int(any(limiter.knows[counted(rid)] > self._world.now for limiter in self._world.limiters))
+        now = self._world.now
+        if request.by_edge:  # whoever counted it may be dead: its gateway is asked for tokens only
+            return int(request.began > now - MINUTE_NS)
+        return int(any(limiter.knows[counted(rid)] > now for limiter in self._world.limiters))
 
     def _known(self, limiter: Limiter, rid: str) -> int:
         return int(limiter.knows[counted(rid)] > self._world.now)
