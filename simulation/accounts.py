@@ -21,6 +21,7 @@ from simulation.parties import (
     Reply,
     Request,
     counted,
+    lease_of,
 )
 from simulation.replicas import Replicas
 
@@ -219,8 +220,15 @@ class Mesh(Replicas):
             return  # it ended while it asked for more
         outcome = gateway.bridge.reserve(ask, ask, lease_ns=MINUTE_NS, until=now + _UNTIL, now=now)
         if isinstance(outcome, Admitted):
-            asked = any(reply.to.kind == "reserve" for reply in gateway.inbox)
-            self._give(gateway, ask, gateway.share if gateway.until > self.now and not asked else None)
+            sure = gateway.until > self.now and not self._granted_unheard(gateway)
+            self._give(gateway, ask, gateway.share if sure else None)
+
+    def _granted_unheard(self, gateway: Gateway) -> bool:
+        """An answer may have granted what it holds: that is on its way, or was lost with its stream."""
+        lost = (each for each in gateway.outbox if each.kind == "reserve")
+        return any(reply.to.kind == "reserve" for reply in gateway.inbox) or any(
+            limiter.knows[lease_of(each.rid)] >= each.tokens for each in lost for limiter in self.limiters
+        )
 
     def _within_part(self, gateway: Gateway) -> None:
         """Without a share it gives out an equal part of the limits, of which what it served is a part."""

@@ -8,7 +8,8 @@ limit there is at most
   had grown by, and shares that could still be used (`granted`). What lies within a share that it was told of and that
   has not ended it did know. So it did what a gateway gives out of an allowance: that comes to it before whatever the
   gateway asks for next;
-- what gateways have given out since then without a share, or out of one that the next one was about to replace.
+- what gateways have given out since then without a share, or out of one that an answer which they have not heard may
+  have granted. A share is granted as far as it is more than what its holder holds already.
 
 Of requests a limiter lets some pass for the edge, which knows of those shares only whose requests are held against it,
 and of those a gateway gives out without asking. What is given out of others while nobody can be asked comes on top.
@@ -19,6 +20,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 
+from libs.quota import MINUTE_NS
 from libs.quota.shares import OwnShare, Share
 from simulation.parties import SECOND, SHARE_NS, Fact, Gateway, Limiter, Piece, Request, counted, lease_of
 
@@ -163,7 +165,10 @@ class Requests(Bound):
         return request.requests(self._world.now)
 
     def _waits(self, rid: str, request: Request) -> int:
-        return int(any(limiter.knows[counted(rid)] > self._world.now for limiter in self._world.limiters))
+        now = self._world.now
+        if request.by_edge:  # whoever counted it may be dead: its gateway is asked for tokens only
+            return int(request.began > now - MINUTE_NS)
+        return int(any(limiter.knows[counted(rid)] > now for limiter in self._world.limiters))
 
     def _known(self, limiter: Limiter, rid: str) -> int:
         return int(limiter.knows[counted(rid)] > self._world.now)

@@ -80,7 +80,7 @@ class Piece(NamedTuple):
     first: int
     past: int
     share: Fact | None
-    """Out of which; None: of an equal part of the limit, or beside a share that was about to be replaced."""
+    """Out of which; None: of an equal part of the limit, or beside a share that an unheard answer may have granted."""
     routine: bool = False
     """As an allowance, while the owner could have been asked."""
 

@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Mapping
 
 from libs.quota import ALL_MODELS, MINUTE_NS, Admitted, Ask, Cursor, Ledger, LimitSpec, Logged, Replica, answer
+from libs.quota.shares import Held
 from simulation.bound import Requests, Tokens, World
 from simulation.parties import (
     LEASE_NS,
@@ -59,6 +60,7 @@ class Replicas(World):
             ask, question = message.ask, message.question
             lease = ledger.books.lease((TENANT, message.rid))
             before = lease.tokens if lease is not None else 0
+            held = ledger.covering(TENANT, MODEL, "", now)[0].holdings.of(ask.holder)
             outcome, reply.told = answer(
                 ledger, ask, seen=question.seen, wanted=question.wanted, lease_ns=LEASE_NS, now=now
             )
@@ -67,7 +69,7 @@ class Replicas(World):
             if passed:
                 self._reserved(limiter, ask, before)
             if reply.told is not None:
-                self._told(limiter, ask, reply)
+                self._told(limiter, ask, reply, held)
         return reply
 
     def _reserved(self, limiter: Limiter, ask: Ask, before: int) -> None:
@@ -83,14 +85,14 @@ class Replicas(World):
             if not ask.granted:
                 self.tokens.granted(limiter, holder)
 
-    def _told(self, limiter: Limiter, ask: Ask, reply: Reply) -> None:
-        """It is about to tell shares."""
+    def _told(self, limiter: Limiter, ask: Ask, reply: Reply, held: Held) -> None:
+        """It is about to tell shares. What it `held` for the gateway before it has granted already."""
         told = reply.told
         if told is None:
             return
         reply.fact = ("share", ask.holder, f"{limiter.name}/{limiter.life}", told.number)
-        for bound, much in zip(self.bounds, (told.shares[0].tokens, told.shares[0].requests), strict=True):
-            if much:
+        for bound, much, known in zip(self.bounds, told.shares[0][1:3], held, strict=False):
+            if much and much > known:
                 bound.granted(limiter, ask.holder)
         if told.allowance and ask.count_request:
             self.against_edge.add(reply.fact)

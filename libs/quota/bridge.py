@@ -217,7 +217,8 @@ class Bridge(Generic[T]):
                     fresh[scope.model][0].take(tokens, requests, ask.spend, slots)
                 requests = each_began  # the first is the tenant's own
         for model, (share_here, before) in fresh.items():
-            if share_here.overdrawn or (of_edge and model == ALL_MODELS and not uncounted):
+            only_counted = share_here.requests is not None and not uncounted
+            if share_here.overdrawn or (of_edge and only_counted and model == ALL_MODELS):
                 share_here.number = before
 
     def taken(self, key: Key, tokens: int | None = None) -> None:

@@ -334,6 +334,17 @@ def test_g4_with_everybody_well_edge_and_gateways_together_pass_the_limit_and_no
     assert mesh.of_requests.used >= 350  # an eighth may be with the gateways
 
 
+def test_g4_what_the_edge_counted_with_a_limiter_that_died_is_all_that_is_beyond_the_limit() -> None:
+    mesh = Mesh(limit=100_000, requests=30, limiters=2, gateways=1)
+    (gateway,), (first, second) = mesh.gateways, mesh.limiters
+    assert mesh.enter(gateway, 1, limiter=second)
+    mesh.kill(second)
+    while mesh.enter(gateway, 1, limiter=first):
+        pass
+    talk(mesh, gateway)
+    assert (mesh.of_requests.excess, mesh.of_requests.allowed) == (1, 1)
+
+
 def test_c5_a_settle_that_came_to_two_limiters_counts_once_wherever_both_are_heard() -> None:
     mesh = Mesh(limit=400, limiters=3, gateways=1)
     gateway = mesh.gateways[0]
