@@ -1,7 +1,7 @@
 """Bodies of requests in a content coding (RFC 9110, section 8.4): read whole, and never beyond a bound.
 
 What a compressed body holds is known only while it is unpacked, so nothing is unpacked further than may be used: a
-bomb costs what a body of the greatest size costs. Why not Envoy's decompressors: docs/adr/0043-compressed-bodies.md.
+bomb costs what a body of the greatest size costs. Why not Envoy's decompressors: docs/adr/0042-compressed-bodies.md.
 """
 
 from __future__ import annotations
