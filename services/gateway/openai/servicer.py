@@ -22,9 +22,9 @@ from libs.cursor import Cursor
 from libs.errors import Reason, WeirError
 from services.gateway.cursors import Cursors, digest_of
 from services.gateway.idempotency import Idempotency
-from services.gateway.openai.media import json_text
 from services.gateway.openai.errors import error_body, error_headers
 from services.gateway.openai.lists import PromptList
+from services.gateway.openai.media import json_text
 from services.gateway.openai.requests import OpenAIRequest, parse_chat, parse_completion, parse_embedding
 from services.gateway.openai.responses import (
     HEARTBEAT,
