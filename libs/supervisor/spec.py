@@ -47,6 +47,10 @@ class EtcdProbe(msgspec.Struct, frozen=True, tag="etcd", forbid_unknown_fields=T
     host: str = "127.0.0.1"
 
 
+READY_TIMEOUT = 180.0
+"""Seconds that a start may take where nothing else is said: a process that ends is known at once, and a machine that
+others keep busy has been seen to need 70 for a worker with two models."""
+
 Probe = TcpProbe | HttpProbe | GrpcProbe | EtcdProbe
 
 
@@ -70,7 +74,7 @@ class ProcessSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     """Calls these while it runs: starts without waiting for them, but stops before them, so that it can drain."""
     readiness: Probe | None = None
     """None counts as ready as soon as it runs."""
-    ready_timeout: float = 60.0
+    ready_timeout: float = READY_TIMEOUT
     """Seconds from its start to readiness before the start-up is given up. Later, seconds at least until
     a process that has not answered at all is started anew."""
     stop_grace: float = 12.0

@@ -20,8 +20,6 @@ from libs.rpc import make_channel
 from services.cli import edge
 from tests.support.mesh import Mesh, eventually
 
-pytestmark = pytest.mark.timeout(300)
-
 
 @pytest.fixture
 def mesh(simulated: Mesh) -> Mesh:

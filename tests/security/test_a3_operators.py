@@ -22,7 +22,6 @@ from tests.support.edge import control_plane
 from tests.support.registry_service import OWNER, Client, Peers, alias, certificates, model, peers, put, refused, tenant
 from tests.support.world import applied, observed
 
-pytestmark = pytest.mark.timeout(120)
 DENIED = (Reason.SCOPE_MISSING, Reason.PERMISSION_DENIED)
 CHANGES = {
     "viewer": set(),

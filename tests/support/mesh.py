@@ -54,7 +54,8 @@ def _free(port: int) -> bool:
 
 def eventually(condition: Callable[[], T], *, seconds: float = 30.0, what: str = "the condition") -> T:
     """The first true value of `condition`, asked about every 50 ms: for states of other processes, which cannot be
-    awaited. A WeirError, connection error or failed assertion counts as not yet."""
+    awaited. A WeirError, connection error or failed assertion counts as not yet. It has `seconds`, and at least 120."""
+    seconds = max(seconds, 120.0)
     deadline = time.monotonic() + seconds
     last: BaseException | None = None
     while time.monotonic() < deadline:
@@ -72,7 +73,7 @@ class Mesh:
     """A running mesh."""
 
     def __init__(
-        self, state: Path, *, profile: str = "demo", settings: tuple[str, ...] = (), seconds: float = 180
+        self, state: Path, *, profile: str = "demo", settings: tuple[str, ...] = (), seconds: float = 600
     ) -> None:
         """`seconds` bounds `weir up`."""
         self.state = state
@@ -92,7 +93,7 @@ class Mesh:
 
     def __exit__(self, *exc: object) -> None:
         with self._claim:
-            self.weir("down", check=False, seconds=90)
+            self.weir("down", check=False, seconds=300)
 
     def up(self) -> subprocess.CompletedProcess[str]:
         """`weir up`, also of a mesh that is up."""
@@ -103,7 +104,7 @@ class Mesh:
         """For commands that talk to this mesh."""
         return {**os.environ, "WEIR_STATE_DIR": str(self.state), "WEIR_PORT_BASE": str(self.base)}
 
-    def weir(self, *arguments: str, check: bool = True, seconds: float = 60) -> subprocess.CompletedProcess[str]:
+    def weir(self, *arguments: str, check: bool = True, seconds: float = 180) -> subprocess.CompletedProcess[str]:
         """Run the operator's command."""
         done = subprocess.run(
             [str(WEIR), *arguments],

@@ -15,7 +15,7 @@ from libs.authority.identity import Identity, dns_name, etcd_user
 from libs.authority.stores import DOOR, ROWS, Row
 from libs.config import ENDING_SECONDS, TlsFiles
 from libs.pki import EDGE
-from libs.supervisor.spec import EtcdProbe, GrpcProbe, HttpProbe, Probe, ProcessSpec
+from libs.supervisor.spec import READY_TIMEOUT, EtcdProbe, GrpcProbe, HttpProbe, Probe, ProcessSpec
 from services.cli.mesh.etcd_flags import etcd_flags
 from services.cli.mesh.sites import Container, Laptop, Site
 from services.cli.mesh.topology import (
@@ -80,7 +80,7 @@ class Unit:
     blobs: bool = False
     """Whether it reads the blob store of model files."""
     readiness: Probe
-    ready_timeout: float = 60.0
+    ready_timeout: float = READY_TIMEOUT
     stop_grace: float = _DRAIN + _ENDING
     """Seconds from SIGTERM after which it may be killed."""
     before_restart: tuple[str, ...] = ()

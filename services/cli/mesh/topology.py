@@ -12,6 +12,8 @@ from typing import Any
 
 import msgspec
 
+from libs.supervisor.spec import READY_TIMEOUT
+
 METRICS_OFFSET = 100
 """A service's metrics port is its port plus this."""
 
@@ -63,7 +65,7 @@ class Launch(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     python: str = ""
     """Its interpreter, relative to the checkout; empty takes the one that runs `weir up`. For an engine that lives in
     an environment of its own."""
-    ready_timeout: float = 60.0
+    ready_timeout: float = READY_TIMEOUT
     """See libs.supervisor.spec.ProcessSpec."""
 
 

@@ -21,7 +21,9 @@ from services.gateway.policy.resuming import ends
 from services.gateway.request import Accepted
 
 DONE = b"data: [DONE]\n\n"
-HEARTBEAT = b": heartbeat\n\n"
+HEARTBEAT = b": heartbeat\n"
+"""A comment, without the blank line that ends an event: behind an id, OpenAI's own client takes that for one without
+data, and fails."""
 _json = msgspec.json.Encoder().encode
 
 

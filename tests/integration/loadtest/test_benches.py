@@ -60,7 +60,6 @@ def line_of(name: str, command: str = "") -> dict[str, Any]:
     return line
 
 
-@pytest.mark.timeout(300)
 @pytest.mark.parametrize("name", sorted(BENCHES.keys() - {ROLLOUT}))
 def test_it_ends_with_its_figures(name: str) -> None:
     line = line_of(name)
@@ -68,7 +67,6 @@ def test_it_ends_with_its_figures(name: str) -> None:
         assert line["targets"].keys() <= line["figures"].keys()
 
 
-@pytest.mark.timeout(300)
 def test_the_rollouts_bench_ends_and_finds_only_what_is_faulty() -> None:
     """Its simulated part: the others need minutes of a mesh."""
     line = line_of(ROLLOUT)
@@ -80,7 +78,6 @@ def test_the_rollouts_bench_ends_and_finds_only_what_is_faulty() -> None:
     assert 120 < line["figures"]["simulated_hangs_always_s_p50"] < 200
 
 
-@pytest.mark.timeout(300)
 def test_the_peers_that_are_installed_are_measured() -> None:
     there = [name for name in ("litellm", "portkey") if version(name)]
     if not there:

@@ -22,8 +22,6 @@ ROLLOUT = ("--rollout-step-seconds", "1", "--rollout-samples", "3")
 SLOW_MACHINE = ("ttft_ms_chat_p95", "itl_ms_chat_p95", "ttft_ms_internal_p95", "itl_ms_internal_p95")
 """What a busy machine may miss."""
 
-pytestmark = pytest.mark.timeout(240)
-
 
 @pytest.fixture(scope="module")
 def locust() -> str:

@@ -19,7 +19,6 @@ from tests.support.release import Release, make, make_key
 
 VERSION = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"]
 WHEEL = f"weir-{VERSION}-py3-none-any.whl"
-pytestmark = pytest.mark.timeout(240)
 
 
 @pytest.fixture(scope="module")

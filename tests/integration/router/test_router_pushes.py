@@ -36,7 +36,6 @@ from tests.support.routers import (
     updated,
 )
 
-pytestmark = pytest.mark.timeout(30)
 LASTS, PROBES = 3.0, 4
 
 

@@ -16,6 +16,7 @@ from libs.deadlines import to_duration
 from libs.errors import Reason, from_rpc_error
 from libs.rpc import make_channel
 from services.worker import metrics
+from services.worker.engines.simulated import SimulatedEngine
 from tests.support.certificates import tls_of
 
 PACED = {"step_interval": 0.003}
@@ -313,22 +314,37 @@ def at_most(metric: Any, bound: float) -> float:
     return next(each.value for each in buckets if float(each.labels["le"]) == bound)
 
 
-async def test_preempted_sequences_are_handed_back_behind_all_that_they_produced():
+async def test_preempted_sequences_are_handed_back_behind_all_that_they_produced(monkeypatch: pytest.MonkeyPatch):
     """A gateway that goes on after what it got has each token once: prompt + tokens there, the rest elsewhere."""
+    step, together, taken = SimulatedEngine._step, asyncio.Event(), []
+
+    def ten_steps_together(engine: SimulatedEngine) -> None:
+        """All four begin, and none comes to its end before it is preempted."""
+        core = engine._core
+        if not together.is_set() or core._cancelled or (len(core._live) == 4 and len(taken) < 10):
+            taken.append(engine)
+            step(engine)
+        else:
+            engine._timer = asyncio.get_running_loop().call_later(0.001, engine._step)
+
+    monkeypatch.setattr(SimulatedEngine, "_step", ten_steps_together)
     alone = {"max_tokens": 60}
     async with rig(simulated=PACED) as r:
         gateway = await r.gateway()
         await gateway.submit(submission(1, r.admission.grant("whole"), "whole", sampling=alone))
         await gateway.until(lambda: 1 in gateway.finished)
+        taken.clear()
+        together.set()
         grant = r.admission.grant("r1", choices=2)
         await gateway.submit(
             submission(2, grant, "r1", sampling=alone), submission(3, grant, "r1", choice=1, sampling=alone)
         )
         await gateway.submit(submission(4, r.admission.grant("r2"), "r2", group_tokens=50, sampling=alone))
         await gateway.submit(submission(5, r.admission.grant("r3"), "r3", sampling=alone))
-        await gateway.until(lambda: len(gateway.tokens.get(2, ())) >= 5)
+        await until(lambda: len(taken) == 10)
         await r.admission.say(preempt=admission_pb2.Preempt(request_ids=["r1", "r2", "unknown"]))
         await gateway.until(lambda: {2, 3, 4} <= gateway.refused.keys())
+        together.clear()
         assert {Reason(gateway.refused[number].reason) for number in (2, 3, 4)} == {Reason.PREEMPTED}
         got = {number: list(gateway.tokens[number]) for number in (2, 3, 4)}
         assert len(got[4]) >= 4  # what was held for its group came along

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import json
 from itertools import pairwise
 from zlib import crc32
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from openai._streaming import SSEDecoder
 
 from libs.cursor import Cursor, Keyring, Origin, Position, Trail
 from libs.errors import Reason, WeirError
-from services.gateway.openai.responses import StreamEncoder
+from services.gateway.openai.responses import DONE, HEARTBEAT, StreamEncoder
 from services.gateway.policy.events import ChoiceUpdate, Finish
 from services.gateway.policy.resuming import Remainder, Resumptions
 from services.gateway.request import Accepted
@@ -83,7 +85,7 @@ def test_computing_anew_is_free_so_often_and_what_was_billed_is_known() -> None:
     assert len(known) == 2
 
 
-def test_a_stream_that_another_version_went_on_with_takes_its_id_back() -> None:
+def _encoder() -> StreamEncoder:
     accepted = Accepted(
         request_id="r" * 8,
         trace_id="",
@@ -96,6 +98,19 @@ def test_a_stream_that_another_version_went_on_with_takes_its_id_back() -> None:
         origin=ORIGIN,
     )
     trail = Trail(Keyring([b"k" * 32]), ORIGIN, tenant="acme", body=b"b")
-    encoder = StreamEncoder(accepted, chat=True, include_usage=False, trail=trail)
+    return StreamEncoder(accepted, chat=True, include_usage=False, trail=trail)
+
+
+def test_a_stream_that_another_version_went_on_with_takes_its_id_back() -> None:
+    encoder = _encoder()
     assert encoder.update(ChoiceUpdate(0, "a"), 1).startswith(b"id: ")
     assert encoder.update(ChoiceUpdate(0, "b"), -1).startswith(b"id:\ndata: ")
+
+
+def test_the_official_client_reads_over_heartbeats_wherever_they_come() -> None:
+    encoder = _encoder()
+    events = [HEARTBEAT, encoder.update(ChoiceUpdate(0, "a"), 1), HEARTBEAT, HEARTBEAT]
+    events += [encoder.update(ChoiceUpdate(0, "b"), 2), HEARTBEAT, DONE]
+    read = [event.data for event in SSEDecoder().iter_bytes(iter(events))]
+    assert [json.loads(data)["choices"][0]["delta"]["content"] for data in read[:-1]] == ["a", "b"]
+    assert read[-1] == "[DONE]"

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from libs.supervisor.spec import ProcessSpec
+from libs.supervisor.spec import READY_TIMEOUT, ProcessSpec
 from services.cli.mesh.plan import SHARED, Laptop, Plan, build
 from services.cli.mesh.preflight import check_interpreters
 from services.cli.mesh.site import ROOT, load_profile, load_topology
@@ -35,7 +35,7 @@ def test_only_the_worker_on_vllm_runs_with_its_python():
     assert settings["engine"] == "vllm"
     assert "process" not in settings
     other, settings = worker(vllm, "worker-b")
-    assert (other.argv[0], other.ready_timeout) == ("python", 60)
+    assert (other.argv[0], other.ready_timeout) == ("python", READY_TIMEOUT)
     assert "engine" not in settings
     assert {each.argv[0] for each in vllm.processes} - {spec.argv[0]} == {"python", "etcd", "envoy"}
     assert {each.name for each in vllm.processes if not each.fork} == {"worker-a", "etcd", "envoy"}

@@ -260,7 +260,7 @@ class Accounts(RuleBasedStateMachine):
         assert mesh.owner.replica.ledger.live_leases == running
 
 
-TestAccounts = pytest.mark.timeout(300)(Accounts.TestCase)
+TestAccounts = Accounts.TestCase
 TestAccounts.settings = settings(
     deadline=None, max_examples=60, stateful_step_count=25, suppress_health_check=list(HealthCheck)
 )
