@@ -99,7 +99,8 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     """A tenant that had nothing waiting goes first with what it would have got in so many seconds, had it waited: what
     a cluster of requests finds of its share though others flood. Not so batch requests. 0: idleness is no credit."""
     wait_caution: float = 0.5
-    """Share of the time until a request's TTFT target that its predicted wait may take; beyond, it is refused."""
+    """Share of the time until a request's TTFT target that its predicted wait may always take. Beyond, it is refused
+    while waits end in vain; near the pool's capacity, where they do not, it may take all of that time."""
     preempt_after: float = 1.0
     """Wait from which a request without a TTFT target may have less urgent work interrupted; with one, half the time
     to it."""

@@ -321,6 +321,7 @@ class Pool:
             self.estimates.observe(now, backlogged=True, granted=item.cost)
             waited = now - item.queued_at
             self.estimates.waited(item.request, item.predicted_wait, waited, now)
+            self._timeliness.waited(in_vain=False)
             granted = self._hold(item.request, worker, item.cost, now, item)
             events.append(replace(granted, overtook=overtook) if overtook else granted)
         waiting = len(self.backlog) > 0
@@ -371,6 +372,8 @@ class Pool:
             item.limit = "version_share"
         if not shed:
             self.estimates.waited(item.request, item.predicted_wait, now - item.queued_at, now)
+            if item.limit == "ttft_target":
+                self._timeliness.waited(in_vain=True)
         wait = self.estimates.wait(item.request, self.backlog, self.fleet, now) or 1.0
         wait += self._turns.next(item.request, item.cost, self.edge_shedding.rate_of(item.request, now), now)
         return self._refused(self._refusals.evicted(item, now, wait, shed=shed), item.cost, now)

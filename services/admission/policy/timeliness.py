@@ -21,6 +21,8 @@ from services.admission.policy.model import (
 from services.admission.policy.worker import Worker
 
 _INTERRUPTING = (QueueClass.PAID, QueueClass.FREE, QueueClass.OVER_QUOTA)
+_GRANTED, _IN_VAIN = 0.01, -0.1
+"""What the end of a wait adds to `Timeliness.allowed_share`: one in vain weighs as much as ten grants."""
 _LOOKED_AT = 16  # waiting requests for which less urgent work may be interrupted
 
 
@@ -46,6 +48,13 @@ class Timeliness:
         self._fair = limits.discipline == "fair"
         self._books = books
         self._next_interrupt = now
+        self.allowed_share = 1.0
+        """Of the time to a target, the share that a predicted wait may take: all while waits end with grants."""
+
+    def waited(self, *, in_vain: bool) -> None:
+        """A wait is over: with a grant, or `in_vain`, as the target could not be met any more."""
+        share = self.allowed_share + (_IN_VAIN if in_vain else _GRANTED)
+        self.allowed_share = min(1.0, max(self._limits.wait_caution, share))
 
     def leave_by(self, request: Request, computed: float, now: float) -> float:
         """When waiting on is of no use any more; `computed` as by `Estimates.computed_first_token`."""
@@ -80,8 +89,8 @@ class Timeliness:
         if request.ttft_by < math.inf:
             left = request.ttft_by - estimates.first_token_at_worst(computed, request, now) - now
             # The first of its class may try at its own risk: else a class could be refused for ever by a prediction.
-            caution = self._limits.wait_caution if len(self._backlog.queue_of(request)) else 1.0
-            by_target = (wait or 0.0) - caution * left
+            share = self.allowed_share if len(self._backlog.queue_of(request)) else 1.0
+            by_target = (wait or 0.0) - share * left
         late = Late("deadline", by_deadline) if by_deadline >= by_target else Late("ttft_target", by_target)
         return late if late.by > 0.0 else None
 
@@ -127,7 +136,7 @@ class Timeliness:
         if self._has_target(request):
             computed = self._estimates.computed_first_token(request, None, self._fleet, now)
             target = request.ttft_by - item.queued_at - self._estimates.first_token_at_worst(computed, request, now)
-            allowed = self._limits.wait_caution * max(target, 1e-3)
+            allowed = self.allowed_share * max(target, 1e-3)
         return wait / allowed
 
     def _has_target(self, request: Request) -> bool:

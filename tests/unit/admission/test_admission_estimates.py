@@ -87,6 +87,30 @@ def test_a_target_that_the_queue_cannot_meet_is_refused_at_once() -> None:
     assert isinstance(target.admit(request("third", ttft_by=5.0), 0.0)[0], Queued)
 
 
+def test_a_wait_that_takes_most_of_the_time_is_allowed_until_such_waits_end_in_vain() -> None:
+    """Whatever is foretold near the capacity comes in time; beyond it those told at once need not wait in vain."""
+    target = pool()
+    fill(target)
+    target.admit(request("first"), 0.0)  # 0.84 s for the next one
+    assert isinstance(target.admit(request("second", ttft_by=1.2), 0.0)[0], Queued)
+    timeliness = target._timeliness
+    assert timeliness.allowed_share == 1.0
+    assert [event.request.request_id for event in target.tick(1.2) if isinstance(event, Refused)] == ["second"]
+    assert timeliness.allowed_share == 0.9
+    for _ in range(9):
+        timeliness.waited(in_vain=True)
+    assert timeliness.allowed_share == target.limits.wait_caution
+    again = pool()
+    fill(again)
+    again.admit(request("first"), 0.0)
+    again._timeliness.allowed_share = timeliness.allowed_share
+    refused, _ = again.admit(request("second", ttft_by=1.2), 0.0)
+    assert isinstance(refused, Refused)
+    assert (refused.outcome, refused.limit) == (Outcome.REJECTED_DEADLINE, "ttft_target")
+    again.release("full0", 0.1, output_tokens=200)  # "first" goes
+    assert again._timeliness.allowed_share > timeliness.allowed_share
+
+
 def test_a_target_that_no_worker_could_meet_is_served_while_nobody_waits() -> None:
     target = pool()
     slow = request("long", prompt_tokens=3000, ttft_by=0.1)  # its prefill alone takes 0.6 s
