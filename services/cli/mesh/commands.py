@@ -6,7 +6,7 @@ import sys
 from collections.abc import Sequence
 from typing import Annotated, Any
 
-from services.cli.app import Argument, Json, Option, warn
+from services.cli.app import Argument, Json, Option, Output, warn
 from services.cli.mesh import lifecycle, logview, report, site
 from services.cli.mesh.plan import Laptop
 from services.cli.mesh.topology import TopologyError
@@ -158,9 +158,9 @@ def _say(line: str) -> None:
 def trace(
     trace_id: Annotated[str, Argument("32 hex digits; the latest traces are listed when left out.")] = "",
     lines: Annotated[int, Option("--lines -n", help="How many traces to list.")] = 20,
-    as_json: Json = False,
+    output: Output = "table",
 ) -> None:
     """Show a recorded trace as a tree of spans."""
     from services.cli.mesh import traces
 
-    raise SystemExit(traces.show(_site().state / "traces", trace_id, as_json=as_json, count=lines))
+    raise SystemExit(traces.show(_site().state / "traces", trace_id, output=output, count=lines))
