@@ -205,7 +205,7 @@ class Generation(OutputBuffer):
         if self._first_after is None:
             self._first_after = after
         if not self._first:
-            self._first = min(self._submitted + after, self._clock.monotonic())
+            self._first = self._submitted + after
             self.breakdown.prefill = self._first - self._began  # on workers that it lost, too
 
     def _know(self, numerics: str) -> None:
@@ -268,7 +268,8 @@ class Generation(OutputBuffer):
         if shown and not self._shown:
             self._shown = True
             now = self._clock.monotonic()
-            self.breakdown.time_to_first_token, self.breakdown.release = now - self.arrived, now - (self._first or now)
+            self.breakdown.time_to_first_token = now - self.arrived
+            self.breakdown.release = max(0.0, now - (self._first or now))
             if self._on_text is not None:
                 self._on_text()
         if text and self._kept is not None:  # with tokens for the caller's words: it may be given to another request

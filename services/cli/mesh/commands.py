@@ -30,7 +30,7 @@ def _failed(message: str, details: Sequence[str] = ()) -> SystemExit:
 
 def up(
     profile: Annotated[
-        str, Option(help="A file in deploy/profiles: demo, simulated, replicas, bench, overload, vllm.")
+        str, Option(help="A file in deploy/profiles: demo, simulated, replicas, rollout, bench, overload, vllm.")
     ] = "demo",
     overrides: Annotated[
         Sequence[str], Option("--set", help="NAME.FIELD=VALUE, such as worker.simulated.step_interval=0.02")
@@ -100,6 +100,8 @@ def logs(
 ) -> None:
     """Show the log of one process, or of all with a prefix."""
     from libs.supervisor.logs import ALL, log_path
+    from libs.supervisor.reading import follow as followed
+    from libs.supervisor.reading import last_lines
 
     where = _site()
     path = log_path(where.state, name or ALL)
@@ -115,10 +117,10 @@ def logs(
             print(logview.readable(line, coloured=coloured), flush=follow)
 
     try:
-        for line in logview.last_lines(path, lines):
+        for line in last_lines(path, lines):
             show(line)
         if follow:
-            for line in logview.follow(path):
+            for line in followed(path):
                 show(line)
     except (KeyboardInterrupt, BrokenPipeError):
         raise SystemExit from None

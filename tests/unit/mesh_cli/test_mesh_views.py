@@ -8,9 +8,10 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from libs.supervisor.reading import follow, last_lines
 from libs.traces import Span
 from services.cli.mesh import report, traces
-from services.cli.mesh.logview import follow, last_lines, readable
+from services.cli.mesh.logview import readable
 from services.cli.mesh.plan import Laptop, Plan, build
 from services.cli.mesh.site import ROOT, load_topology
 
