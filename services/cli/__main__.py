@@ -9,7 +9,7 @@ import sys
 from services.cli.app import Groups, UsageError, as_operator, json_last, run, warn
 
 GROUPS: Groups = {
-    "Resources: what the mesh is told": {
+    "Resources: what the mesh serves, to whom, on what terms": {
         "get": "commands.show:get",
         "describe": "commands.show:describe",
         "apply": "commands.change:apply",

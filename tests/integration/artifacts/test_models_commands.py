@@ -65,7 +65,7 @@ async def test_push(mesh: Mesh, tmp_path: Path) -> None:
     assert mesh.key.key_id in made["signature"]
 
     again = await mesh.push("1", "--metric", "loss=0.333", "--builder", "nightly")
-    assert (again.code, "all known" in again.out) == (0, True), again.err
+    assert (again.code, "none new" in again.out) == (0, True), again.err
     assert mesh.key.key_id in (await mesh.operator("describe", "models", "m@1")).out
     await mesh.operator("set", "model", "m@1", "--label", "team=a")
     assert (await mesh.weir("sign", "m@1")).code == 0
