@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shlex
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -10,9 +11,10 @@ from typing import Any
 import pytest
 
 from services.cli.__main__ import COMMANDS
-from services.cli.app import parameters, resolve
+from services.cli.app import UsageError, parameters, resolve
+from services.cli.app import _parser as parser_of
 from tests.support.mesh import ROOT
-from tests.support.pages import anchors, commands, links, pages
+from tests.support.pages import anchors, blocks, commands, lines, links, pages, spans
 
 NAMES = [str(path.relative_to(ROOT)) for path in pages()]
 ANYWHERE = {"--help", "-h", "--json", "--as"}
@@ -45,6 +47,27 @@ def faults(words: list[str], node: Any = COMMANDS) -> Iterator[str]:
 def test_commands_and_their_flags_exist(name: str) -> None:
     found = {f"weir {' '.join(words)}": list(faults(words)) for words in commands(read(name), "weir")}
     assert not {call: names for call, names in found.items() if names}
+
+
+def test_on_call_every_command_is_whole() -> None:
+    """As its parser takes it: with all that it needs, and values that can be. Those that only look are run by
+    tests/e2e/test_readme.py, too."""
+    text = read("docs/oncall.md")
+    calls = [line for block in blocks(text) for line in lines(block)] + [
+        s for s in spans(text) if s.startswith("weir ")
+    ]
+    assert len(calls) > 60
+    wrong = list[str]()
+    for call in calls:
+        words, node = shlex.split(call.replace("REVISION", "41"))[1:], resolve(COMMANDS)
+        while isinstance(node, Mapping) and words:
+            node, words = resolve(node[words[0]]), words[1:]
+        try:
+            if not isinstance(node, Mapping):
+                parser_of(node, call).parse_intermixed_args(words)
+        except UsageError as error:
+            wrong.append(str(error))
+    assert not wrong
 
 
 @pytest.mark.parametrize("name", NAMES)
