@@ -22,9 +22,10 @@ TYPED = libs services simulation models
 
 .PHONY: help
 help: ## Show this help.
-	@awk -F':.*## ' '/^[a-z0-9-]+:.*## / {printf "  make %-18s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F':.*## ' '/^# --- / {gsub(/^# --- | ---$$/, ""); heading = $$0} \
+		/^[a-z0-9-]+:.*## / {if (heading) print "\n" heading; heading = ""; printf "  make %-18s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
-# --- set-up ---
+# --- installing ---
 
 .PHONY: setup
 setup: .venv/.ready ## Create .venv with the locked dependencies (skipped when nothing changed).
@@ -38,7 +39,7 @@ lock: ## Write requirements.lock from what is installed, and what each image tak
 	bin/lock
 	$(PY) bin/image-locks
 
-# --- running ---
+# --- the mesh on this machine ---
 
 .PHONY: up
 up: setup ## Start the mesh, wait until it is ready, stream one completion (UP='--profile simulated …').
@@ -56,7 +57,7 @@ status: ## Show every process: state, pid, restarts, health.
 logs: ## Show logs: make logs s=gateway, or all of them; f=1 follows.
 	@$(WEIR) logs $(s) $(if $(f),--follow)
 
-# --- the gate ---
+# --- checks and tests ---
 
 .PHONY: check
 check: setup format-check lint types imports protos-check docs-check files-check wheel-check ## Run the whole static gate.
@@ -109,7 +110,7 @@ test-engine: setup ## Compare the torch engine with transformers at length, each
 gpu-check: ## Check the torch engine on this machine's GPU; needs torch and numpy, not setup (GPU_CHECK='--device cpu').
 	@bin/gpu-check $(GPU_CHECK)
 
-# --- engines with an environment of their own ---
+# --- vLLM ---
 
 # Where vLLM lives; a path of your own is used as it is.
 VLLM_ENV ?= $(BUILD)/vllm-env
@@ -172,7 +173,7 @@ locust-ui: locust-env ## The same with locust's page, http://localhost:8089.
 release: setup ## Make a signed release of the last commit in build/release (RELEASE='--no-images'; docs/deploy.md).
 	bin/release $(RELEASE)
 
-# --- protos ---
+# --- protos, and pages made from them ---
 
 .PHONY: protos
 protos: protos-image ## Generate Python code from protos/ into protos/gen.
@@ -210,7 +211,7 @@ docs-check:
 protos-baseline: ## Accept the present protos as the ones that later changes must not break.
 	$(PROTOC) --include_imports --descriptor_set_out=protos/baseline.binpb $(PROTO_FILES)
 
-# --- models and figures ---
+# --- demo models and benchmarks ---
 
 .PHONY: demo-models
 demo-models: setup ## Train the demo models again, those that generate and those that predict (the result is committed).
@@ -269,7 +270,7 @@ bench-engine: setup ## Measure the torch engine beside transformers and, where t
 bench-engine-quick: setup ## The same once over, without the longest run: figures of little weight.
 	$(PY) -m loadtest.bench_engine --quick
 
-# --- overload (QUICK=1: short windows, figures of little weight) ---
+# --- benchmarks under load, drills (QUICK=1: short, figures of little weight) ---
 
 .PHONY: bench-overload
 bench-overload: setup ## Measure goodput at 1 to 4 times the capacity, refusals at 10 times, cancelling (six minutes).

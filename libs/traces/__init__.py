@@ -5,6 +5,17 @@ The development collector writes `<folder>/<trace id>.jsonl`, one span per line;
 
 from libs.traces.files import read_trace, recent_traces, trace_path
 from libs.traces.span import Span
-from libs.traces.tree import Node, Tree, assemble, render
+from libs.traces.tree import Node, Summary, Tree, assemble, render, summary
 
-__all__ = ["Node", "Span", "Tree", "assemble", "read_trace", "recent_traces", "render", "trace_path"]
+__all__ = [
+    "Node",
+    "Span",
+    "Summary",
+    "Tree",
+    "assemble",
+    "read_trace",
+    "recent_traces",
+    "render",
+    "summary",
+    "trace_path",
+]

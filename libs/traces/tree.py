@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from libs.traces.span import Span
 
@@ -80,6 +81,49 @@ def assemble(spans: Iterable[Span]) -> Tree:
         else:
             parent.children.append(node)
     return Tree(roots)
+
+
+class Summary(NamedTuple):
+    """A trace in one line."""
+
+    start_ns: int
+    """Since the epoch."""
+    seconds: float
+    """From the first span's start to the last one's end."""
+    spans: int
+    name: str
+    """Of the first root."""
+    tenant: str
+    """Empty: nobody who knew it took part."""
+    model: str
+    """The version that answered, else what was asked for; empty likewise."""
+    error: str
+    """Of the span nearest to a root that has one."""
+
+
+def summary(tree: Tree) -> Summary:
+    """What a tree of at least one span is about.
+
+    :raises ValueError: there is none.
+    """
+    spans = list(tree.spans())
+    if not spans:
+        raise ValueError("no spans")
+    failed = sorted((depth, number) for number, (depth, span) in enumerate(spans) if span.error)
+    start = min(span.start_ns for _, span in spans)
+    return Summary(
+        start_ns=start,
+        seconds=(max(span.end_ns for _, span in spans) - start) / 1e9,
+        spans=len(spans),
+        name=spans[0][1].name,
+        tenant=_attribute(spans, "weir.tenant"),
+        model=_attribute(spans, "gen_ai.response.model") or _attribute(spans, "gen_ai.request.model"),
+        error=spans[failed[0][1]][1].error if failed else "",
+    )
+
+
+def _attribute(spans: Iterable[tuple[int, Span]], name: str) -> str:
+    return next((str(span.attributes[name]) for _, span in spans if span.attributes.get(name)), "")
 
 
 def _closes_circle(node: Node, nodes: dict[str, Node], order: dict[str, int]) -> bool:

@@ -6,68 +6,85 @@ import gc
 import os
 import sys
 
-from services.cli.app import Node, UsageError, as_operator, json_last, run, warn
+from services.cli.app import Groups, UsageError, as_operator, json_last, run, warn
 
-COMMANDS: dict[str, Node] = {
-    "get": "commands.show:get",
-    "describe": "commands.show:describe",
-    "apply": "commands.change:apply",
-    "diff": "commands.change:diff",
-    "edit": "commands.change:edit",
-    "set": "commands.change:set_",
-    "delete": "commands.change:delete",
-    "watch": "commands.show:watch",
-    "history": "commands.show:history",
-    "rollback": "commands.change:rollback",
-    "export": "commands.transfer:export",
-    "import": "commands.transfer:import_",
-    "backup": "commands.backup:backup",
-    "restore": "commands.backup:restore",
-    "api-resources": "commands.schema:api_resources",
-    "explain": "commands.schema:explain",
-    "schema": "commands.schema:schema",
-    "completion": "commands.completion:completion",
-    "version": "commands.version:version",
-    "models": {
-        "push": "commands.models_push:push",
-        "sign": "commands.models_push:sign_version",
-        "verify": "commands.models_push:verify_version",
-        "gc": "commands.models_gc:gc",
-        "grant": "commands.models_grants:grant",
-        "revoke": "commands.models_grants:revoke",
-        "explain": "commands.models_grants:explain",
-        "keys": "commands.models_keys:COMMANDS",
+GROUPS: Groups = {
+    "Resources: what the mesh serves, to whom, on what terms": {
+        "get": "commands.show:get",
+        "describe": "commands.show:describe",
+        "apply": "commands.change:apply",
+        "diff": "commands.change:diff",
+        "edit": "commands.change:edit",
+        "set": "commands.change:set_",
+        "delete": "commands.change:delete",
+        "watch": "commands.show:watch",
+        "history": "commands.show:history",
+        "rollback": "commands.change:rollback",
+        "export": "commands.transfer:export",
+        "import": "commands.transfer:import_",
+        "api-resources": "commands.schema:api_resources",
+        "explain": "commands.schema:explain",
+        "schema": "commands.schema:schema",
     },
-    "keys": "commands.keys:COMMANDS",
-    "operators": "commands.operators:COMMANDS",
-    "whoami": "commands.operators:whoami",
-    "rollout": "commands.rollout:COMMANDS",
-    "slo": "commands.slo:COMMANDS",
-    "safety": "commands.safety:COMMANDS",
-    "tenants": {"explain": "commands.tenants:explain"},
-    "workers": "commands.workers:workers",
-    "diagnose": "commands.diagnose:diagnose",
-    "predictors": "commands.predictors:predictors",
-    "audit": "commands.audit:COMMANDS",
-    "usage": "commands.usage:COMMANDS",
-    "certs": "commands.certs:COMMANDS",
-    "xds": "commands.xds:COMMANDS",
-    "authority": "commands.authority:COMMANDS",
-    "complete": "commands.complete:complete",
-    "predict": "commands.predict:predict",
-    "calibrate": "commands.apart:calibrate",
-    "simulate": "commands.apart:simulate",
-    "up": "mesh.commands:up",
-    "down": "mesh.commands:down",
-    "status": "mesh.commands:status",
-    "logs": "mesh.commands:logs",
-    "restart": "mesh.commands:restart",
-    "kill": "mesh.commands:kill",
-    "trace": "mesh.commands:trace",
-    "render": "mesh.rendering:render",
-    "init": "mesh.rendering:INIT",
+    "Ask a model": {
+        "complete": "commands.complete:complete",
+        "predict": "commands.predict:predict",
+    },
+    "Models, rollouts, objectives": {
+        "models": {
+            "push": "commands.models_push:push",
+            "sign": "commands.models_push:sign_version",
+            "verify": "commands.models_push:verify_version",
+            "gc": "commands.models_gc:gc",
+            "grant": "commands.models_grants:grant",
+            "revoke": "commands.models_grants:revoke",
+            "explain": "commands.models_grants:explain",
+            "keys": "commands.models_keys:COMMANDS",
+        },
+        "rollout": "commands.rollout:COMMANDS",
+        "slo": "commands.slo:COMMANDS",
+        "safety": "commands.safety:COMMANDS",
+    },
+    "What happens and why": {
+        "diagnose": "commands.diagnose:diagnose",
+        "tenants": {"explain": "commands.tenants:explain"},
+        "workers": "commands.workers:workers",
+        "predictors": "commands.predictors:predictors",
+        "trace": "mesh.commands:trace",
+        "xds": "commands.xds:COMMANDS",
+    },
+    "Who may do what, and what was done": {
+        "whoami": "commands.operators:whoami",
+        "operators": "commands.operators:COMMANDS",
+        "keys": "commands.keys:COMMANDS",
+        "certs": "commands.certs:COMMANDS",
+        "authority": "commands.authority:COMMANDS",
+        "audit": "commands.audit:COMMANDS",
+        "usage": "commands.usage:COMMANDS",
+    },
+    "The mesh on this machine": {
+        "up": "mesh.commands:up",
+        "down": "mesh.commands:down",
+        "status": "mesh.commands:status",
+        "logs": "mesh.commands:logs",
+        "restart": "mesh.commands:restart",
+        "kill": "mesh.commands:kill",
+    },
+    "Deploying, saving, trying out": {
+        "init": "mesh.rendering:INIT",
+        "render": "mesh.rendering:render",
+        "backup": "commands.backup:backup",
+        "restore": "commands.backup:restore",
+        "simulate": "commands.apart:simulate",
+        "calibrate": "commands.apart:calibrate",
+    },
+    "This command": {
+        "completion": "commands.completion:completion",
+        "version": "commands.version:version",
+    },
 }
-"""Every command, in the order of the help."""
+"""Every command by heading, in the order of the help."""
+COMMANDS = {name: node for group in GROUPS.values() for name, node in group.items()}
 
 
 def call(argv: list[str]) -> int:
@@ -80,7 +97,7 @@ def call(argv: list[str]) -> int:
 
             complete(COMMANDS, words[1:])
         else:
-            run(COMMANDS, words)
+            run(COMMANDS, words, groups=GROUPS)
         sys.stdout.flush()
         return 0
     except SystemExit as ended:

@@ -20,6 +20,7 @@ from typing import Annotated, Any, NamedTuple, TypeAlias, Union, get_args, get_o
 
 Node: TypeAlias = "str | Callable[..., Any] | Mapping[str, Node]"
 """A command, or commands by name; "module:name" is imported when it is needed."""
+Groups: TypeAlias = Mapping[str, Mapping[str, Node]]
 WIDTH = 100
 _HERE = "services.cli."
 
@@ -106,8 +107,8 @@ def resolve(node: Node) -> Any:
     return getattr(import_module(_HERE + module), name)
 
 
-def run(tree: Node, words: list[str], path: str = "weir") -> Any:
-    """What the command returns that the words lead to.
+def run(tree: Node, words: list[str], path: str = "weir", groups: Groups | None = None) -> Any:
+    """What the command returns that the words lead to. `groups` are the tree's commands by heading.
 
     :raises UsageError: they lead to none, or it cannot be called so.
     :raises SystemExit: help was asked for.
@@ -115,7 +116,7 @@ def run(tree: Node, words: list[str], path: str = "weir") -> Any:
     node = resolve(tree)
     while isinstance(node, Mapping):
         if not words or words[0] in ("-h", "--help"):
-            print(overview(node, path))
+            print(overview(groups if groups and node is tree else {"": node}, path))
             raise SystemExit(0 if words else 2)
         if words[0] not in node:
             raise UsageError(f"no command {path} {words[0]}{near(words[0], node)}; `{path} --help` lists them")
@@ -142,14 +143,16 @@ def near(word: str, known: Mapping[str, Any] | list[str]) -> str:
     return f"; did you mean {found[0]}?" if found else ""
 
 
-def overview(tree: Mapping[str, Node], path: str) -> str:
-    """The help of a group."""
-    width = max(map(len, tree)) + 2
-    lines = [f"usage: {path} COMMAND …", ""]
-    for name, node in tree.items():
-        found = resolve(node)
-        said = ", ".join(found) if isinstance(found, Mapping) else summary(found)
-        lines.append(f"  {name:<{width}}{said}")
+def overview(groups: Groups, path: str) -> str:
+    """The help of commands by heading."""
+    width = max(len(name) for group in groups.values() for name in group) + 2
+    lines = [f"usage: {path} COMMAND …"]
+    for heading, group in groups.items():
+        lines += ["", heading] if heading else [""]
+        for name, node in group.items():
+            found = resolve(node)
+            said = ", ".join(found) if isinstance(found, Mapping) else summary(found)
+            lines.append(f"  {name:<{width}}{said}")
     return "\n".join([*lines, "", f"`{path} COMMAND --help` says more."])
 
 

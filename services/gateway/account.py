@@ -13,10 +13,11 @@ from weir.quota.v1 import quota_pb2
 from libs.apikeys import user_pseudonym
 from libs.auditlog.security import to_timestamp
 from libs.catalog.plans import DEFAULT_ANSWER
-from libs.deadlines import to_duration
+from libs.deadlines import to_duration, to_seconds
 from libs.errors import WeirError
 from libs.outcomes import Begun
 from libs.routing import Route
+from libs.telemetry import get_logger
 from services.gateway import metrics
 from services.gateway.parts import Parts
 from services.gateway.policy.events import End, Finish
@@ -24,6 +25,8 @@ from services.gateway.policy.finals import ran
 from services.gateway.ports import Reservation
 from services.gateway.refusals import outcome_of
 from services.gateway.request import Accepted, Prepared, Progress, Request, Served, class_of
+
+log = get_logger(__name__)
 
 
 def began(parts: Parts, request: Request, prepared: Prepared) -> Begun | None:
@@ -66,6 +69,8 @@ def served(parts: Parts, request: Request, progress: Progress, what: Served) -> 
     event.spend_microusd = _spend(parts, event, request.spec.model) if told is None else told
     _write(parts, request, progress, event)
     _observe(request.spec.operation, accepted, end)
+    if end.finish in (Finish.ERROR, Finish.DEADLINE):
+        parts.ends.broke(request.spec.operation, end.finish.label, end.error_reason, request.traceparent)
     if DEFAULT_ANSWER not in end.degraded:  # which is quick and no service
         parts.outcomes.ended(
             ran(
@@ -90,11 +95,11 @@ def refused(
     parts: Parts, request: Request, progress: Progress, reservation: Reservation | None, error: WeirError
 ) -> None:
     """A request was refused before it ran."""
-    request.span.end(error.reason.name)
     if request.internal is not None:
+        request.span.end(error.reason.name)
         return
     metrics.outcome(request.spec.operation, outcome_of(error), error.reason.name).inc()
-    parts.refusals.note(request.spec.operation, error)
+    parts.ends.refused(request.spec.operation, error, request.traceparent)
     parts.outcomes.refused(
         route=request.route,
         model=request.spec.model,
@@ -107,6 +112,8 @@ def refused(
     event = _event(parts, request, outcome_of(error), error.reason.name, progress.policies)
     event.queue_class = progress.queue_class
     _write(parts, request, progress, event)
+    _describe(request, event)
+    request.span.end(error.reason.name)
 
 
 def opened(parts: Parts, request: Request, progress: Progress, prepared: Prepared, lease_id: str) -> None:
@@ -180,6 +187,22 @@ def _spend(parts: Parts, event: audit_pb2.RequestEvent, model: str) -> int:
 
 def _write(parts: Parts, request: Request, progress: Progress, event: audit_pb2.RequestEvent) -> None:
     parts.audit.write(_record(parts, request.id, event), progress.place, traceparent=request.traceparent)
+    log.debug(
+        "request",
+        trace=request.traceparent,
+        request_id=event.request_id,
+        tenant=event.tenant,
+        model=event.model,
+        model_version=event.model_version,
+        operation=event.operation,
+        outcome=event.outcome,
+        reason=event.reason,
+        seconds=round(parts.clock.monotonic() - request.arrived, 4),
+        first_text_after=round(to_seconds(event.time_to_first_token), 4),
+        prompt_tokens=event.prompt_tokens,
+        completion_tokens=event.completion_tokens,
+        worker=event.worker,
+    )
 
 
 def _record(parts: Parts, record_id: str, event: audit_pb2.RequestEvent) -> audit_pb2.Record:
@@ -195,17 +218,23 @@ def _would_get(parts: Parts, request: Request) -> Route | None:
         return None
 
 
+def _describe(request: Request, event: audit_pb2.RequestEvent) -> None:
+    trace = request.span
+    if trace.recording:
+        trace.set("gen_ai.operation.name", event.operation)
+        trace.set("gen_ai.request.model", event.model)
+        trace.set("weir.tenant", event.tenant)
+
+
 def _end_span(request: Request, event: audit_pb2.RequestEvent, end: End) -> None:
     trace = request.span
     if not trace.recording:
         return
-    trace.set("gen_ai.operation.name", event.operation)
-    trace.set("gen_ai.request.model", event.model)
+    _describe(request, event)
     trace.set("gen_ai.response.model", event.model_version)
     trace.set("gen_ai.response.finish_reasons", [finish.label for finish in end.choices])
     trace.set("gen_ai.usage.input_tokens", event.prompt_tokens)
     trace.set("gen_ai.usage.output_tokens", event.completion_tokens)
-    trace.set("weir.tenant", event.tenant)
     trace.set("weir.simulated", event.simulated)
     trace.end(end.error_reason if end.finish is Finish.ERROR else "")
 

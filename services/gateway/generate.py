@@ -63,7 +63,6 @@ async def generate(
         generation.accepted = accepted_of(request, prepared, held, parts.clock.time(), origin)
         generation.breakdown.preprocess = prepared.tokenised - request.arrived
         generation.breakdown.decide = prepared.decided - prepared.tokenised
-        generation.breakdown.queue = clock.monotonic() - prepared.decided
         held.visit.fail = generation.fail
         stream = Stream(parts, request, candidate, generation, held)
         hand(generation)

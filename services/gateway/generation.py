@@ -107,6 +107,8 @@ class Generation(OutputBuffer):
             left = max(0.0, self._latest - parts.clock.monotonic())
             self._timer = asyncio.get_running_loop().call_later(left, self.stop, Finish.DEADLINE)
         self._submitted = 0.0
+        self._began = 0.0  # the first submission
+        self._decided = prepared.decided
         self._before = 0  # tokens that came on earlier grants
         self._cached = 0  # of the prompt, that the present grant's worker had cached
         self._first_after: float | None = None  # seconds after the present submission
@@ -150,6 +152,9 @@ class Generation(OutputBuffer):
         """Run the unfinished sequences on the worker that was granted."""
         self.granted = granted
         self._submitted = self._clock.monotonic()
+        if not self._began:
+            self._began = self._submitted
+            self.breakdown.queue = self._began - self._decided
         self._before, self._cached, self._first_after = self.delivered, 0, None
         waiting = self.unfinished
         handles = self._workers.submit(granted, list(zip(messages, waiting, strict=True)))
@@ -200,8 +205,8 @@ class Generation(OutputBuffer):
         if self._first_after is None:
             self._first_after = after
         if not self._first:
-            self.breakdown.prefill = after
             self._first = self._submitted + after
+            self.breakdown.prefill = self._first - self._began  # on workers that it lost, too
 
     def _know(self, numerics: str) -> None:
         """Flag an answer that goes on on a worker that is not known to compute as the one before did."""
@@ -262,7 +267,9 @@ class Generation(OutputBuffer):
                 return
         if shown and not self._shown:
             self._shown = True
-            self.breakdown.time_to_first_token = self._clock.monotonic() - self.arrived
+            now = self._clock.monotonic()
+            self.breakdown.time_to_first_token = now - self.arrived
+            self.breakdown.release = max(0.0, now - (self._first or now))
             if self._on_text is not None:
                 self._on_text()
         if text and self._kept is not None:  # with tokens for the caller's words: it may be given to another request

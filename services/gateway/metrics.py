@@ -39,7 +39,7 @@ RESUMED = Counter("weir_gateway_resumed_total", "Streams that were gone on with"
 ACTIVE = Gauge("weir_gateway_active_generations", "Generations that run")
 WORKER_STREAMS = Gauge("weir_gateway_worker_streams", "Open streams to workers")
 
-STAGES = {name: STAGE.labels(name) for name in ("preprocess", "decide", "queue", "prefill", "decode")}
+STAGES = {name: STAGE.labels(name) for name in ("preprocess", "decide", "queue", "prefill", "release", "decode")}
 
 
 class ModelMetrics:

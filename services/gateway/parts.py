@@ -20,7 +20,7 @@ from services.gateway.policy.answers import AnswerCache
 from services.gateway.policy.pressure import Pressures
 from services.gateway.policy.scoring import Scoring
 from services.gateway.ports import AdmissionPort, AuditPort, Mirrored, QuotaPort, RouterPort, SafetyPort, WorkerPort
-from services.gateway.refusals import RefusalLog
+from services.gateway.refusals import EndLog
 from services.gateway.structures import StructureChecks
 
 SWEEP_SECONDS = 0.5
@@ -48,7 +48,7 @@ class Parts:
     chance: Callable[[], float]
     """Gives numbers in [0, 1): for jitter."""
     structures: StructureChecks = field(default_factory=StructureChecks)
-    refusals: RefusalLog = field(default_factory=RefusalLog)
+    ends: EndLog = field(default_factory=EndLog)
     lengths: Lengths = field(default_factory=lambda: Lengths(beyond=0.05))
     active: set[OutputBuffer] = field(default_factory=set)
     """Generations that run."""

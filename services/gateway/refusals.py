@@ -59,20 +59,34 @@ def retry_of(error: WeirError) -> list[Header]:
     return retry_headers(None if error.retry_after is None else math.ceil(error.retry_after * 1e9))
 
 
-class RefusalLog:
-    """One line per reason and half second, however many were refused: a flood must not become a flood of lines."""
+class EndLog:
+    """Requests that did not end as they should: one line per reason and half second, however many there were. A flood
+    of refusals must not become a flood of lines."""
 
     def __init__(self) -> None:
-        self._counts: Counter[tuple[str, str, str]] = Counter()
+        self._counts: Counter[tuple[str, str, str, str]] = Counter()
+        self._latest: dict[tuple[str, str, str, str], str] = {}
 
-    def note(self, operation: str, error: WeirError) -> None:
-        """One more."""
-        self._counts[operation, outcome_of(error), error.reason.name] += 1
+    def refused(self, operation: str, error: WeirError, trace: str) -> None:
+        """One more that never ran; `trace` is its traceparent."""
+        self._note("refused", operation, outcome_of(error), error.reason.name, trace)
+
+    def broke(self, operation: str, outcome: str, reason: str, trace: str) -> None:
+        """One more that ran and was ended by something other than itself or its caller."""
+        self._note("broke", operation, outcome, reason, trace)
+
+    def _note(self, event: str, operation: str, outcome: str, reason: str, trace: str) -> None:
+        kind = (event, operation, outcome, reason)
+        self._counts[kind] += 1
+        self._latest[kind] = trace
 
     def flush(self) -> None:
-        """Write what came since the last time."""
+        """Write what came since the last time, with the trace of the last of each kind."""
         if not self._counts:
             return
         counts, self._counts = self._counts, Counter()
-        for (operation, outcome, reason), count in counts.items():
-            log.info("refused", operation=operation, outcome=outcome, reason=reason, count=count)
+        for kind, count in counts.items():
+            event, operation, outcome, reason = kind
+            log.info(
+                event, trace=self._latest.pop(kind), operation=operation, outcome=outcome, reason=reason, count=count
+            )

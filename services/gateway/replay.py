@@ -34,6 +34,7 @@ async def replay(
     buffer.accepted = accepted_of(request, prepared, held, parts.clock.time())
     buffer.breakdown.preprocess = prepared.tokenised - request.arrived
     buffer.breakdown.decide = prepared.decided - prepared.tokenised
+    buffer.breakdown.queue = request.arrived + buffer.breakdown.total - prepared.decided
     hand(buffer)
     first = buffer.breakdown.time_to_first_token
     return Served(candidate=candidate, accepted=buffer.accepted, end=buffer.ended, ran=False, first=first)

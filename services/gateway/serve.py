@@ -223,7 +223,7 @@ class Pipeline:
         """Heartbeats, and readers that do not read; called every `SWEEP_SECONDS`."""
         parts, now = self.parts, self.parts.clock.monotonic()
         parts.occupancy.sweep(now)
-        parts.refusals.flush()
+        parts.ends.flush()
         parts.readers.sweep(now)
         parts.flushing.sweep(now)
         parts.outcomes.sweep()

@@ -46,7 +46,7 @@ def verify(
         Path | None, Option(help="Verify the files in this folder (log, checkpoints, keys), not the service's.")
     ] = None,
     fingerprint: Annotated[
-        str, Option(help="Of the key that must have signed, as an earlier verification told it; with --directory.")
+        str, Option(help="Of the key that must have signed, as an earlier verification printed it; with --directory.")
     ] = "",
     export: Annotated[
         Path | None, Option(help="Verify this file that `weir audit export` wrote.", metavar="FILE")
@@ -214,7 +214,7 @@ def _verify_export(file: Path, pinned: str, as_json: bool) -> None:
         (name, told[name]) for name in ("records", "erased", "chained", "by", "time", "tenant", "key_fingerprint")
     )
     if not pinned:
-        say("note: signed by the key that it names; compare its fingerprint with what `weir audit verify` told earlier")
+        say("note: signed by the key that it names; compare its fingerprint with an earlier `weir audit verify`")
 
 
 def _verify_files(folder: Path, pinned: str) -> dict[str, Any]:

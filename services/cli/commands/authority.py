@@ -36,7 +36,7 @@ def establish(
     """Give these processes, and nobody else, their rights in etcd.
 
     Turns its authentication on. May be repeated at any time: whoever keeps its rights has them meanwhile. Processes
-    that speak with the door need nothing but their certificates.
+    that reach etcd through the door need nothing but their certificates.
     """
     import asyncio
 

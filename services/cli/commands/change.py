@@ -94,7 +94,7 @@ def edit(target: One, reason: Reason = "", dry_run: DryRun = False, as_json: Jso
             wanted[0].metadata.revision = present.metadata.revision
             _report(_apply(wanted, reason=reason, dry_run=dry_run), dry_run=dry_run, as_json=as_json)
     except BaseException:
-        warn(f"your text is kept in {path}: mend it and `weir apply -f {path}`")
+        warn(f"your text is kept in {path}: correct it, then `weir apply -f {path}`")
         raise
     path.unlink()
 

@@ -110,7 +110,7 @@ def push(
         return
     verb = "would be" if dry_run else "is"
     files = f"{len(made.artifacts)} files, {_size(sum(each.bytes for each in made.artifacts))}"
-    sent = "" if dry_run else f"; {uploaded} of them new ({_size(uploaded_bytes)})" if uploaded else "; all known"
+    sent = "" if dry_run else f"; {uploaded} new ({_size(uploaded_bytes)})" if uploaded else "; none new"
     print(f"{full_name(made)} {verb} registered: {files}{sent}; digest {made.digest[:12]}, {_signed(made)}")
 
 

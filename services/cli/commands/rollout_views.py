@@ -105,7 +105,7 @@ def _head(status: Any) -> Iterator[tuple[str, object]]:
     yield "last decision", f"{state.reason} ({state.decided_by})" if state.reason else None
     if not is_over(rollout):
         yield "waits for", status.waits_for
-    yield "decides", f"{status.leader_instance or 'nobody now'}; {_count(status.sources, 'gateway')} heard"
+    yield "decides", f"{status.leader_instance or 'nobody now'}, by reports of {_count(status.sources, 'gateway')}"
 
 
 def arm_cells(arm: Any, metrics: Iterable[str]) -> tuple[object, ...]:

@@ -77,7 +77,7 @@ def reconcile(
         for each in answer.differences:
             say(f"{each.what}: {each.subject}: {each.detail}")
         told = f"{answer.requests} requests of {answer.sequence} records, {len(ledger)} tenants with a budget"
-        say(f"{told}: {'they differ' if answer.differences else 'the books agree'}")
+        say(f"{told}: {'they differ' if answer.differences else 'they agree'}")
     if answer.differences:
         raise SystemExit(1)
 

@@ -44,7 +44,7 @@ def show(told: Mapping[str, Any]) -> None:
         empty="no limits of its own: the limiter's defaults hold",
     )
     print_table(
-        ("ROUTE", "TIER", "TTFT P95", "ITS OWN", "OF REQUESTS"),
+        ("ROUTE", "TIER", "TTFT P95", "MEASURED", "REQUESTS"),
         (
             (
                 slo["route"],

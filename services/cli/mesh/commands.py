@@ -6,7 +6,7 @@ import sys
 from collections.abc import Sequence
 from typing import Annotated, Any
 
-from services.cli.app import Argument, Json, Option, warn
+from services.cli.app import Argument, Json, Option, Output, warn
 from services.cli.mesh import lifecycle, logview, report, site
 from services.cli.mesh.plan import Laptop
 from services.cli.mesh.topology import TopologyError
@@ -30,7 +30,7 @@ def _failed(message: str, details: Sequence[str] = ()) -> SystemExit:
 
 def up(
     profile: Annotated[
-        str, Option(help="A file in deploy/profiles: demo, simulated, replicas, bench, overload, vllm.")
+        str, Option(help="A file in deploy/profiles: demo, simulated, replicas, rollout, bench, overload, vllm.")
     ] = "demo",
     overrides: Annotated[
         Sequence[str], Option("--set", help="NAME.FIELD=VALUE, such as worker.simulated.step_interval=0.02")
@@ -100,6 +100,8 @@ def logs(
 ) -> None:
     """Show the log of one process, or of all with a prefix."""
     from libs.supervisor.logs import ALL, log_path
+    from libs.supervisor.reading import follow as followed
+    from libs.supervisor.reading import last_lines
 
     where = _site()
     path = log_path(where.state, name or ALL)
@@ -115,10 +117,10 @@ def logs(
             print(logview.readable(line, coloured=coloured), flush=follow)
 
     try:
-        for line in logview.last_lines(path, lines):
+        for line in last_lines(path, lines):
             show(line)
         if follow:
-            for line in logview.follow(path):
+            for line in followed(path):
                 show(line)
     except (KeyboardInterrupt, BrokenPipeError):
         raise SystemExit from None
@@ -158,9 +160,9 @@ def _say(line: str) -> None:
 def trace(
     trace_id: Annotated[str, Argument("32 hex digits; the latest traces are listed when left out.")] = "",
     lines: Annotated[int, Option("--lines -n", help="How many traces to list.")] = 20,
-    as_json: Json = False,
+    output: Output = "table",
 ) -> None:
     """Show a recorded trace as a tree of spans."""
     from services.cli.mesh import traces
 
-    raise SystemExit(traces.show(_site().state / "traces", trace_id, as_json=as_json, count=lines))
+    raise SystemExit(traces.show(_site().state / "traces", trace_id, output=output, count=lines))

@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
+from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
 
 import msgspec
 
-from libs.traces import assemble, read_trace, recent_traces, render
+from libs.traces import assemble, read_trace, recent_traces, render, summary
 from services.cli.app import say, warn
-from services.cli.output import print_json
+from services.cli.output import print_json, print_table
+
+_COLUMNS = ("TIME (UTC)", "TENANT", "MODEL", "DURATION", "END", "TRACE", "SPANS", "NAME")
+_WIDE = ("SPANS", "NAME")
+_IDS = "Trace ids are also in answers (`trace_id`), log lines, `weir audit tail --json` and traceparents."
 
 
-def show(folder: Path, trace_id: str, *, as_json: bool, count: int) -> int:
+def show(folder: Path, trace_id: str, *, output: str, count: int) -> int:
     """Prints one trace as a tree, or the latest ones when no id is given. Returns the exit code."""
     if not trace_id:
-        return _list(folder, as_json=as_json, count=count)
+        return _list(folder, output=output, count=count)
     try:
         spans = read_trace(folder, trace_id)
     except ValueError as error:
@@ -25,7 +29,7 @@ def show(folder: Path, trace_id: str, *, as_json: bool, count: int) -> int:
         warn(f"error: no trace {trace_id} in {folder}")
         return 1
     tree = assemble(spans)
-    if as_json:
+    if output == "json":
         ordered = [{"depth": depth, **msgspec.to_builtins(span)} for depth, span in tree.spans()]
         print_json({"trace_id": trace_id, "one_tree": tree.is_one_tree, "spans": ordered})
     else:
@@ -33,23 +37,19 @@ def show(folder: Path, trace_id: str, *, as_json: bool, count: int) -> int:
     return 0
 
 
-def _list(folder: Path, *, as_json: bool, count: int) -> int:
-    rows: list[dict[str, Any]] = []
-    for trace_id in recent_traces(folder, count):
-        tree = assemble(read_trace(folder, trace_id))
-        spans = [span for _, span in tree.spans()]
-        if not spans:
-            continue
-        seconds = (max(span.end_ns for span in spans) - min(span.start_ns for span in spans)) / 1e9
-        name = tree.roots[0].span.name
-        rows.append(
-            {"trace_id": trace_id, "spans": len(spans), "seconds": seconds, "name": name, "one_tree": tree.is_one_tree}
-        )
-    if as_json:
-        print_json(rows)
-    elif not rows:
-        say(f"no traces in {folder}")
-    else:
-        for row in rows:
-            say(f"{row['trace_id']}  {row['spans']:4} spans  {row['seconds'] * 1e3:9.1f} ms  {row['name']}")
+def _list(folder: Path, *, output: str, count: int) -> int:
+    trees = ((trace_id, assemble(read_trace(folder, trace_id))) for trace_id in recent_traces(folder, count))
+    found = [(trace_id, tree.is_one_tree, summary(tree)) for trace_id, tree in trees if tree.roots]
+    if output == "json":
+        print_json([{"trace_id": each, "one_tree": whole, **said._asdict()} for each, whole, said in found])
+        return 0
+    rows = []
+    for trace_id, _, said in found:
+        began, lasted = datetime.fromtimestamp(said.start_ns / 1e9, UTC), f"{said.seconds * 1e3:.1f} ms"
+        end = said.error or "ok"
+        rows.append((f"{began:%H:%M:%S}", said.tenant, said.model, lasted, end, trace_id, said.spans, said.name))
+    print_table(
+        _COLUMNS, rows, empty=f"no traces in {folder}", wide=output == "wide", extra=_WIDE, least=("MODEL", "TENANT")
+    )
+    print(_IDS)
     return 0

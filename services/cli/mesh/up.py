@@ -19,11 +19,11 @@ from libs import envoy_bootstrap, xds_bootstrap
 from libs.errors import WeirError, http_status
 from libs.registry.authorities import establish
 from libs.shipped import ROOT
+from libs.supervisor.reading import last_lines
 from libs.supervisor.spec import SupervisorSpec
 from services.cli import edge
 from services.cli.mesh import lifecycle, loading, predicting, preflight, report, seed, site
 from services.cli.mesh.lifecycle import StartError
-from services.cli.mesh.logview import last_lines
 from services.cli.mesh.plan import CLIENT, SHARED, Laptop, Plan, Site, build
 from services.cli.mesh.topology import (
     TopologyError,

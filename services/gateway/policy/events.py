@@ -79,12 +79,15 @@ class Usage:
 
 @dataclass(slots=True)
 class Breakdown:
-    """Seconds per stage."""
+    """Seconds per stage, as `weir.inference.v1.Breakdown` has them: all but `decode` add up to `time_to_first_token`,
+    all but `release` to `total`."""
 
     preprocess: float = 0.0
     decide: float = 0.0
     queue: float = 0.0
     prefill: float = 0.0
+    release: float = 0.0
+    """Until text may leave: the first part of `decode`."""
     decode: float = 0.0
     time_to_first_token: float = 0.0
     total: float = 0.0

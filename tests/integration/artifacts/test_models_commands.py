@@ -65,7 +65,7 @@ async def test_push(mesh: Mesh, tmp_path: Path) -> None:
     assert mesh.key.key_id in made["signature"]
 
     again = await mesh.push("1", "--metric", "loss=0.333", "--builder", "nightly")
-    assert (again.code, "all known" in again.out) == (0, True), again.err
+    assert (again.code, "none new" in again.out) == (0, True), again.err
     assert mesh.key.key_id in (await mesh.operator("describe", "models", "m@1")).out
     await mesh.operator("set", "model", "m@1", "--label", "team=a")
     assert (await mesh.weir("sign", "m@1")).code == 0
@@ -165,7 +165,7 @@ async def test_a_tampered_file(mesh: Mesh) -> None:
     assert (await mesh.weir("verify", "m@1")).code == 0
     checked = await mesh.weir("verify", "m@1", "--files")
     assert (checked.code, "model.safetensors" in checked.err) == (1, True)
-    assert "1 of them new" in (await mesh.push("1", "--repair")).out
+    assert "1 new" in (await mesh.push("1", "--repair")).out
     assert (await mesh.weir("verify", "m@1", "--files")).code == 0
 
 

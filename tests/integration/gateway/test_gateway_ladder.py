@@ -16,6 +16,7 @@ from weir.quota.v1 import quota_pb2
 from weir.registry.v1 import registry_pb2
 from weir.router.v1 import router_pb2
 
+from libs.deadlines import to_seconds
 from libs.errors import Reason, WeirError
 from tests.support.leaves import MODEL, Rig, Running, rig
 from tests.support.native_stream import FLAGGED, Stream, ids, refusal, taken
@@ -285,6 +286,9 @@ async def test_a_default_answer_over_the_native_stream(mesh: Rig) -> None:
         ["default_answer"],
     )
     assert [admit.max_output_tokens for admit in mesh.admitted] == [9, 4]
+    told = end.breakdown
+    stages = [to_seconds(each) for each in (told.preprocess, told.decide, told.queue)]
+    assert sum(stages) == pytest.approx(to_seconds(told.time_to_first_token), abs=1e-6)
 
 
 # ---- cpu_fallback -----------------------------------------------------------------------------

@@ -12,6 +12,7 @@ from weir.registry.v1 import registry_pb2
 from weir.safety.v1 import safety_pb2
 from weir.worker.v1 import worker_pb2
 
+from libs.deadlines import to_seconds
 from libs.errors import Reason, WeirError
 from tests.support.leaves import Rig, Running, rig
 from tests.support.native_stream import FLAGGED, HEADERS, Stream, ids, refusal, taken
@@ -39,6 +40,23 @@ async def test_a_whole_life(mesh: Rig) -> None:
     assert (await mesh.released.get()).output_tokens == 3
     record = (await mesh.records.get()).request
     assert (record.outcome, record.completion_tokens, record.tenant, record.key_id) == ("stop", 3, "closed", "k1")
+
+
+@pytest.mark.parametrize("moves", [False, True])
+async def test_the_times_of_the_stages_add_up_to_those_that_callers_are_told(mesh: Rig, moves: bool) -> None:
+    async with Stream(mesh, max_tokens=10) as stream:
+        running = await taken(mesh.workers[0])
+        if moves:
+            await mesh.workers[0].stop()
+            running = await taken(mesh.workers[1])
+        await running.tokens(ids("abc"), numerics="aa")  # a group; its first was made as soon as it was asked for
+        await running.finish()
+        told = (await stream.rest())[1].breakdown
+    times = {name.name: to_seconds(value) for name, value in told.ListFields()}
+    first, total, decode = times.pop("time_to_first_token"), times.pop("total"), times.pop("decode")
+    assert sum(times.values()) == pytest.approx(first, abs=1e-6)
+    assert sum(times.values()) - times["release"] + decode == pytest.approx(total, abs=1e-6)
+    assert times["release"] > 0
 
 
 async def test_a_vanished_client_cancels_and_pays_for_what_it_got(mesh: Rig) -> None:
@@ -368,3 +386,33 @@ async def one_of(mesh: Rig) -> Running:
     for take in rest:
         take.cancel()
     return done.pop().result()
+
+
+async def test_at_debug_a_request_leaves_a_line_without_its_words(mesh: Rig, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("DEBUG", "services.gateway.account")
+    async with Stream(mesh) as stream:
+        running = await taken(mesh.workers[0])
+        await running.tokens(ids("abc"), numerics="aa")
+        await running.finish()
+        await stream.rest()
+    await mesh.records.get()
+    [line] = [record.fields for record in caplog.records if record.name == "services.gateway.account"]
+    assert (line["tenant"], line["model_version"], line["outcome"]) == ("closed", "tiny@1", "stop")
+    assert (line["prompt_tokens"], line["completion_tokens"], line["worker"]) == (2, 3, "worker-a")
+    assert line["seconds"] >= line["first_text_after"] >= 0
+    assert not {"hi", "abc"} & {str(value) for value in line.values()}
+
+
+async def test_what_broke_a_stream_is_in_the_log(mesh: Rig, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO", "services.gateway.refusals")
+    async with Stream(mesh) as stream:
+        running = await taken(mesh.workers[0])
+        await running.tokens(ids("ab"))
+        await stream.text(2)
+        await running.finish(worker_pb2.FINISH_REASON_ERROR, "for the test")
+        await stream.rest()
+    await mesh.records.get()
+    mesh.gateway._pipeline.sweep()
+    [line] = [record for record in caplog.records if record.name == "services.gateway.refusals"]
+    assert line.getMessage() == "broke"
+    assert (line.fields["outcome"], line.fields["reason"], line.fields["count"]) == ("error", "ENGINE_ERROR", 1)

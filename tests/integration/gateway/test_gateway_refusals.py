@@ -10,12 +10,14 @@ from typing import Any
 import grpc
 import pytest
 from google.protobuf import duration_pb2
+from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from prometheus_client import REGISTRY
 from weir.inference.v1 import inference_pb2, inference_pb2_grpc
 from weir.quota.v1 import quota_pb2
 from weir.worker.v1 import worker_pb2
 
 from libs.errors import Reason, WeirError, from_rpc_error, grpc_code, http_status
+from libs.telemetry.tracing import configure_tracing, shutdown_tracing
 from services.gateway import refusals
 from services.gateway.refusals import outcome_of
 from tests.support.leaves import Rig, rig
@@ -92,6 +94,22 @@ async def test_every_reason_is_the_same_everywhere(
         for operation in ("generate", "chat")
     }
     assert written == expected
+
+
+async def test_the_trace_of_a_refused_request_says_whose_it_was(mesh: Rig) -> None:
+    spans = InMemorySpanExporter()
+    configure_tracing(service="gateway", instance="gateway", zone="zone-a", exporter=spans)
+    try:
+        mesh.deny(WeirError(Reason.QUOTA_TOKENS, "for the test"))
+        async with Stream(mesh, [*HEADERS, ("traceparent", f"00-{7:032x}-{7:016x}-01")]) as stream:
+            await refusal(stream)
+        await mesh.records.get()
+    finally:
+        shutdown_tracing()
+    [span] = [each for each in spans.get_finished_spans() if each.name == "generate tiny"]
+    about = dict(span.attributes or {})
+    assert (about["weir.tenant"], about["gen_ai.request.model"]) == ("closed", "tiny")
+    assert about["error.type"] == "QUOTA_TOKENS"
 
 
 def test_evicted_is_told_from_rejected() -> None:

@@ -12,9 +12,9 @@ from pathlib import Path
 
 import pytest
 
+from libs.supervisor.reading import last_lines
 from services.cli.mesh import lifecycle, preflight, up
 from services.cli.mesh.lifecycle import StartError
-from services.cli.mesh.logview import last_lines
 from services.cli.mesh.plan import Laptop
 from services.cli.mesh.site import ROOT, locate
 from services.cli.mesh.topology import TopologyError

@@ -162,7 +162,7 @@ async def test_reconcile(weir: Operator, services: tuple[Audit, Csds], store: Me
     while "acme" not in (await weir("get", "spend", "-o", "name")).out:  # the registry has not heard of it yet
         pass
     agreed = await weir("usage", "reconcile", "--delivered", str(told))
-    assert (agreed.code, agreed.out) == (0, "2 requests of 9 records, 1 tenants with a budget: the books agree\n")
+    assert (agreed.code, agreed.out) == (0, "2 requests of 9 records, 1 tenants with a budget: they agree\n")
     [ledger], [delivered] = audit.compared.ledger, audit.compared.delivered
     assert (ledger.tenant, ledger.time_zone, ledger.day_microusd) == ("acme", "Asia/Tokyo", 5)
     assert (delivered.request_id, delivered.completion_tokens) == ("r1", 4)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import re
 import sys
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -17,12 +18,14 @@ from weir.registry.v1 import registry_pb2 as pb
 
 from libs.errors import Reason, WeirError
 from libs.resources.forms import plain
-from services.cli.__main__ import COMMANDS, call
+from services.cli.__main__ import COMMANDS, GROUPS, call
 from services.cli.app import json_last, parameters, printable, resolve, say, summary, warn
 from services.cli.commands.show import print_differences
 from services.cli.config import NoMeshError, locate
 from services.cli.files import dump, load_all
 from services.cli.mesh import logview
+from services.cli.mesh.commands import up
+from services.cli.mesh.site import ROOT
 from services.cli.output import failed, paint, print_error, print_fields, print_json, print_table, write
 
 MESH = {
@@ -144,6 +147,22 @@ def test_every_help_fits(path: str, capsys: pytest.CaptureFixture[str]) -> None:
     out = capsys.readouterr().out
     assert out.startswith(f"usage: {path}")
     assert max(map(len, out.splitlines())) <= 100
+
+
+def test_the_help_has_every_command_under_a_heading(capsys: pytest.CaptureFixture[str]) -> None:
+    assert call(["--help"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert [line for line in lines if line in GROUPS] == list(GROUPS)
+    assert sum(map(len, GROUPS.values())) == len(COMMANDS), "a command has one place"
+    assert [line.split()[0] for line in lines if line.startswith("  ")] == list(COMMANDS)
+
+
+def test_the_profiles_that_there_are_are_named() -> None:
+    [profile] = [each for each in parameters(up) if each.name == "profile"]
+    readme = (ROOT / "deploy/README.md").read_text(encoding="utf-8")
+    for path in (ROOT / "deploy/profiles").glob("*.toml"):
+        assert path.stem in re.split(r"[ ,.:]+", profile.said.help), path.stem
+        assert f"`{path.stem}`" in readme, path.stem
 
 
 def test_groups_and_mistakes(capsys: pytest.CaptureFixture[str]) -> None:

@@ -5,8 +5,13 @@ import shlex
 import threading
 from pathlib import Path
 
-from services.cli.mesh import report
-from services.cli.mesh.logview import follow, last_lines, readable
+import msgspec
+import pytest
+
+from libs.supervisor.reading import follow, last_lines
+from libs.traces import Span
+from services.cli.mesh import report, traces
+from services.cli.mesh.logview import readable
 from services.cli.mesh.plan import Laptop, Plan, build
 from services.cli.mesh.site import ROOT, load_topology
 
@@ -36,6 +41,29 @@ def test_json_lines_become_readable_and_others_stay() -> None:
 def test_an_exception_follows_its_line() -> None:
     line = json.dumps({"event": "failed", "level": "error", "exception": "Traceback\nboom"})
     assert readable(line, coloured=False).splitlines()[1:] == ["Traceback", "boom"]
+
+
+def test_the_list_of_traces_says_when_who_what_and_how_long(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    about = {"weir.tenant": "acme", "gen_ai.response.model": "weir-fast@1"}
+    for number, error in enumerate(("", "QUOTA_TOKENS")):
+        span = Span(
+            trace_id=f"{number:032x}",
+            span_id="a",
+            name="chat weir-fast",
+            start_ns=3_600 * 10**9,
+            end_ns=3_600 * 10**9 + 12_300_000,
+            error=error,
+            attributes=about,
+        )
+        (tmp_path / f"{number:032x}.jsonl").write_bytes(msgspec.json.encode(span) + b"\n")
+    assert traces.show(tmp_path, "", output="table", count=5) == 0
+    shown = capsys.readouterr().out
+    for said in ("01:00:00", "acme", "weir-fast@1", "12.3 ms", "QUOTA_TOKENS", "ok", f"{1:032x}", "`trace_id`"):
+        assert said in shown, said
+    assert max(map(len, shown.splitlines())) <= 100
+    traces.show(tmp_path, "", output="json", count=1)
+    [row] = json.loads(capsys.readouterr().out)
+    assert (row["tenant"], row["model"]) == ("acme", "weir-fast@1")
 
 
 def test_last_lines_and_following_over_a_rotation(tmp_path: Path) -> None:

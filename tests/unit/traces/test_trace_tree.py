@@ -7,12 +7,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from libs.traces import Span, assemble, read_trace, recent_traces, render, trace_path
+from libs.traces import Span, assemble, read_trace, recent_traces, render, summary, trace_path
 
 TRACE = "0af7651916cd43dd8448eb211c80319c"
 
 
-def span(span_id: str, parent: str = "", start: int = 0, service: str = "", error: str = "") -> Span:
+def span(span_id: str, parent: str = "", start: int = 0, service: str = "", error: str = "", **about: str) -> Span:
     return Span(
         trace_id=TRACE,
         span_id=span_id,
@@ -22,6 +22,7 @@ def span(span_id: str, parent: str = "", start: int = 0, service: str = "", erro
         start_ns=start,
         end_ns=start + 5_000_000,
         error=error,
+        attributes=dict(about),
     )
 
 
@@ -74,6 +75,18 @@ def test_text_shows_order_depth_and_errors() -> None:
     assert lines[1].endswith("envoy: do envoy")
     assert lines[4].endswith("    route: do route  ERROR MODEL_NOT_FOUND")
     assert render(assemble([])) == "(no spans)"
+
+
+def test_a_summary_says_who_asked_for_what_and_how_it_ended() -> None:
+    limiter = span("limiter", "envoy", 15, error="QUOTA_TOKENS", **{"weir.tenant": "acme"})
+    answered = span("gateway", "envoy", 20, **{"gen_ai.request.model": "fast", "gen_ai.response.model": "fast@1"})
+    said = summary(assemble([*REQUEST[1:2], limiter, answered, span("route", "gateway", 25, error="MODEL_NOT_FOUND")]))
+    assert (said.tenant, said.model, said.error, said.name) == ("acme", "fast@1", "QUOTA_TOKENS", "do envoy")
+    assert (said.start_ns, said.spans, said.seconds) == (0, 4, pytest.approx(0.005, abs=1e-6))
+    unknown = summary(assemble([span("gateway", **{"gen_ai.request.model": "fast"})]))
+    assert (unknown.tenant, unknown.model, unknown.error) == ("", "fast", "")
+    with pytest.raises(ValueError, match="no spans"):
+        summary(assemble([]))
 
 
 def test_files_are_read_without_a_line_that_is_still_being_written(tmp_path: Path) -> None:
