@@ -18,6 +18,8 @@ from dataclasses import fields, is_dataclass
 from importlib import import_module
 from typing import Annotated, Any, NamedTuple, TypeAlias, Union, get_args, get_origin, get_type_hints
 
+from libs.near import near
+
 Node: TypeAlias = "str | Callable[..., Any] | Mapping[str, Node]"
 """A command, or commands by name; "module:name" is imported when it is needed."""
 WIDTH = 100
@@ -132,14 +134,6 @@ def _called(function: Callable[..., Any], given: dict[str, Any]) -> Any:
         if isinstance(kind, type) and is_dataclass(kind):
             given[name] = kind(**{each.name: given.pop(each.name) for each in fields(kind) if each.name in given})
     return function(**given)
-
-
-def near(word: str, known: Mapping[str, Any] | list[str]) -> str:
-    """What may have been meant, as the end of a message."""
-    from difflib import get_close_matches
-
-    found = get_close_matches(word, known, 1)
-    return f"; did you mean {found[0]}?" if found else ""
 
 
 def overview(tree: Mapping[str, Node], path: str) -> str:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import re
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -27,8 +27,25 @@ _WORDS = {
     **dict.fromkeys(("false", "False", "FALSE"), False),
 }
 _DEEPEST = 100
+_INNERMOST = re.compile(r"(\.[^.\[]*|\[[^\[]*)$")
 _PLAIN_LINES = re.compile(r"(?:[!-~](?:[ -~]*[!-~])?\n)+")
 """Text of several lines that is as readable in a literal block as it is safe there."""
+
+
+class Place(str):
+    """Where a document is written, "acme.yaml:12"."""
+
+    lines: Mapping[str, int] = {}
+    """By the path of a field, such as "spec.targets[1].weight"; of JSON none."""
+    inside = ""
+    """The path of what is meant, of several in a document."""
+
+    def of(self, field: str) -> str:
+        """The place of a field; of what it is in, if it is not written there."""
+        at = self.inside + ("." if self.inside and field else "") + field
+        while at and at not in self.lines:
+            at = _INNERMOST.sub("", at) if _INNERMOST.search(at) else ""
+        return f"{self.rpartition(':')[0]}:{self.lines[at]}" if at else str(self)
 
 
 class _Writer(_Dumper):
@@ -59,8 +76,8 @@ def dump_all(documents: Sequence[Any]) -> str:
     return "---\n".join(map(dump, documents))
 
 
-def load_all(text: str, where: str) -> Iterator[tuple[int, Any]]:
-    """The documents of a text that say something, each with the number of the line where it begins.
+def load_all(text: str, where: str) -> Iterator[tuple[Place, Any]]:
+    """The documents of a text that say something, each with its place.
 
     :raises UsageError: it is no YAML, or more than is read here; the message names place and fault.
     """
@@ -68,9 +85,11 @@ def load_all(text: str, where: str) -> Iterator[tuple[int, Any]]:
         events = yaml.parse(text, Loader=_Loader)
         for event in events:
             if isinstance(event, yaml.DocumentStartEvent):
-                first = next(events)
-                if (value := _plain(first, events, where, 0)) is not None:
-                    yield first.start_mark.line + 1, value
+                first, lines = next(events), dict[str, int]()
+                if (value := _plain(first, events, where, "", lines)) is not None:
+                    place = Place(f"{where}:{first.start_mark.line + 1}")
+                    place.lines = lines
+                    yield place, value
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
         line = f":{mark.line + 1}" if mark else ""
@@ -84,27 +103,36 @@ def scalar(text: str, where: str) -> Any:
     return next((value for _, value in load_all(text, where)), None)
 
 
-def _plain(event: Any, events: Iterator[Any], where: str, depth: int) -> Any:
-    """The value that begins with the event."""
-    at = f"{where}:{event.start_mark.line + 1}"
+def _plain(
+    event: Any, events: Iterator[Any], where: str, path: str, lines: dict[str, int], depth: int = 0
+) -> Any:
+    """The value that begins with the event; `lines` gets its fields'."""
+    here = f"{where}:{event.start_mark.line + 1}"
     if isinstance(event, yaml.AliasEvent) or event.anchor:
-        raise UsageError(f"{at}: an alias (*, &) is used; write the value out")
+        raise UsageError(f"{here}: an alias (*, &) is used; write the value out")
     if event.tag and event.tag != "!":
-        raise UsageError(f"{at}: a tag (!) is used; write the value without")
+        raise UsageError(f"{here}: a tag (!) is used; write the value without")
     if depth > _DEEPEST:
-        raise UsageError(f"{at}: nested too deeply")
+        raise UsageError(f"{here}: nested too deeply")
     if isinstance(event, yaml.ScalarEvent):
         return event.value if event.style else _word(event.value)
     if isinstance(event, yaml.SequenceStartEvent):
-        return [_plain(each, events, where, depth + 1) for each in _until(events, yaml.SequenceEndEvent)]
-    made: dict[str, Any] = {}
+        made: list[Any] = []
+        for each in _until(events, yaml.SequenceEndEvent):
+            at = f"{path}[{len(made)}]"
+            lines[at] = each.start_mark.line + 1
+            made.append(_plain(each, events, where, at, lines, depth + 1))
+        return made
+    fields: dict[str, Any] = {}
     for key in _until(events, yaml.MappingEndEvent):
         if not isinstance(key, yaml.ScalarEvent):
-            raise UsageError(f"{at}: a field's name must be a word")
-        if key.value in made:
+            raise UsageError(f"{here}: a field's name must be a word")
+        if key.value in fields:
             raise UsageError(f"{where}:{key.start_mark.line + 1}: {key.value!r} is there twice")
-        made[key.value] = _plain(next(events), events, where, depth + 1)
-    return made
+        at = f"{path}.{key.value}" if path else key.value
+        lines[at] = key.start_mark.line + 1
+        fields[key.value] = _plain(next(events), events, where, at, lines, depth + 1)
+    return fields
 
 
 def _until(events: Iterator[Any], end: type) -> Iterator[Any]:
@@ -120,8 +148,8 @@ def _word(text: str) -> Any:
     return float(text) if _FLOAT.fullmatch(text) else text
 
 
-def read(paths: Sequence[str]) -> Iterator[tuple[str, Any]]:
-    """Every document of these files and folders, with its place ("acme.yaml:12"); "-" is standard input.
+def read(paths: Sequence[str]) -> Iterator[tuple[Place, Any]]:
+    """Every document of these files and folders, with its place; "-" is standard input.
 
     :raises UsageError: a file cannot be read.
     """
@@ -151,12 +179,17 @@ def read_text(path: Path) -> tuple[str, str]:
     return text, where
 
 
-def _documents(text: str, where: str) -> Iterator[tuple[str, Any]]:
-    documents = [(1, _json(text, where))] if where.endswith(".json") else load_all(text, where)
-    for line, document in documents:
+def _documents(text: str, where: str) -> Iterator[tuple[Place, Any]]:
+    documents = [(Place(f"{where}:1"), _json(text, where))] if where.endswith(".json") else load_all(text, where)
+    for place, document in documents:
         listed = document.get("resources") if isinstance(document, dict) else document
-        for each in listed if isinstance(listed, list) else [document]:
-            yield f"{where}:{line}", each
+        if not isinstance(listed, list):
+            yield place, document
+            continue
+        for number, each in enumerate(listed):
+            one = Place(place)
+            one.lines, one.inside = place.lines, f"{'' if document is listed else 'resources'}[{number}]"
+            yield one, each
 
 
 def _json(text: str, where: str) -> Any:

@@ -114,10 +114,10 @@ def failed(message: str) -> SystemExit:
     return SystemExit(1)
 
 
-def print_error(error: Any, where: Mapping[str, str] | None = None) -> None:
+def print_error(error: Any, where: Mapping[str, Any] | None = None) -> None:
     """A WeirError: one line, and one for each further fault.
 
-    :param where: by resource, the place in a file that it comes from.
+    :param where: by resource, the `files.Place` that it comes from.
     """
     limit = f" [{error.limit}]" if error.limit and error.limit not in error.message else ""
     later = f"; try again in {error.retry_after:g} s" if error.retry_after else ""
@@ -126,8 +126,9 @@ def print_error(error: Any, where: Mapping[str, str] | None = None) -> None:
     said = f"{len(faults)} faults, nothing was changed" if len(faults) > 1 else f"{error.message}{limit}"
     warn(f"error: {said} ({error.reason.name}){later}" + (f"; {then}" if then else ""))
     for field, message in faults if len(faults) > 1 or where else ():
-        place = (where or {}).get(field.split(" ")[0], "")
-        warn(f"  {place and place + ': '}{field}: {message}")
+        what, _, path = field.partition(" ")
+        place = f"{where[what].of(path)}: " if where and what in where else ""
+        warn(f"  {place}{field}: {message}")
 
 
 def dry(dry_run: bool) -> None:

@@ -5,13 +5,16 @@ from __future__ import annotations
 import os
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 from services.cli import calls
 from services.cli.app import Argument, DryRun, Json, Option, Reason, UsageError, printable, warn
 from services.cli.commands.show import Maybe, One, changes, form, name_of, parsed, print_differences
 from services.cli.kinds import label, one, some, targets
 from services.cli.output import dry, failed, paint, print_json
+
+if TYPE_CHECKING:
+    from services.cli.files import Place
 
 Files = Annotated[
     Sequence[str],
@@ -186,13 +189,31 @@ def read_form(data: Any, place: str) -> Any:
 
     :raises UsageError: it is none; the message names the place.
     """
+    from services.cli.files import Place
+
+    found, faults = _parsed(data, Place(place))
+    _raise(faults)
+    return found
+
+
+def _parsed(data: Any, place: Place) -> tuple[Any, list[str]]:
+    """The resource, or what is wrong with it: the place of each fault, the field and what it must be."""
     from libs.resources.forms import FormError, from_plain
+    from libs.resources.snapshot import BY_NAME
 
     try:
-        return from_plain(data)
+        return from_plain(data), []
     except FormError as error:
-        kind = str(data.get("kind", "KIND")) if isinstance(data, dict) else "KIND"
-        raise UsageError(f"{place}: {error}; see `weir explain {kind}`") from error
+        kind = data.get("kind") if isinstance(data, dict) else None
+        see = f"`weir explain {kind}`" if isinstance(kind, str) and kind in BY_NAME else "`weir api-resources`"
+        return None, [f"{place.of(f.field)}: {f.field}{': ' * bool(f.field)}{f.message}; see {see}" for f in error.faults]
+
+
+def _raise(faults: Sequence[str]) -> None:
+    """:raises UsageError: with all of them, if there are any."""
+    if faults:
+        several = [f"{len(faults)} faults, nothing was changed", *(f"  {each}" for each in faults)]
+        raise UsageError("\n".join(several) if len(faults) > 1 else faults[0])
 
 
 def _report(answer: Any, *, dry_run: bool, as_json: bool, gone: str = "pruned") -> None:
@@ -246,7 +267,7 @@ def _apply_files(file: Sequence[str], owner: str, prune: bool, take_over: bool, 
 
 
 def _apply(
-    resources: Sequence[Any], places: Mapping[str, str] | None = None, *, reason: str, dry_run: bool, **more: Any
+    resources: Sequence[Any], places: Mapping[str, Place] | None = None, *, reason: str, dry_run: bool, **more: Any
 ) -> Any:
     try:
         change = {"reason": reason, "dry_run": dry_run}
@@ -256,18 +277,23 @@ def _apply(
         raise
 
 
-def _resources(paths: Sequence[str]) -> tuple[list[Any], dict[str, str]]:
+def _resources(paths: Sequence[str]) -> tuple[list[Any], dict[str, Place]]:
     """The resources of files, and where each is written."""
     from services.cli import files
 
-    found, places = [], dict[str, str]()
+    found, faults = [], list[str]()
+    places: dict[str, Place] = {}
     for place, document in files.read(paths):
-        resource = read_form(document, place)
+        resource, wrong = _parsed(document, place)
+        faults += wrong
+        if wrong:
+            continue
         what = label(*name_of(resource))
         if what in places:
-            raise UsageError(f"{place}: {what} is in {places[what]} too")
+            faults.append(f"{place}: {what} is in {places[what]} too")
         places[what] = place
         found.append(resource)
+    _raise(faults)
     return found, places
 
 

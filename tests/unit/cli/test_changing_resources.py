@@ -67,15 +67,15 @@ async def test_every_fault_is_told_with_its_place(weir: Operator, tmp_path: Path
     assert refused.code == 1
     assert refused.err.startswith("error: ")
     for place, fault in (
-        ("1", "tenants/acme spec.weight: "),
-        ("1", "spec.safety_policies[0]: "),
-        ("5", "limits/gone/* "),
+        ("3", "tenants/acme spec.weight: "),
+        ("3", "spec.safety_policies[0]: "),
+        ("6", "limits/gone/* "),
     ):
         assert any(f"bad.yaml:{place}: " in line and fault in line for line in refused.err.splitlines()), fault
     for text, words in (
         ("kind: Tenat\nmetadata: {name: a}", "no kind 'Tenat'"),
         ("kind: Tenant\nmetadata: {name: a}\nspec: {wieght: 1}", "`weir explain Tenant`"),
-        ("kind: Tenant\nmetadata: {name: a}\nspec: {weight: heavy}", "bad.yaml:1: spec: "),
+        ("kind: Tenant\nmetadata: {name: a}\nspec: {weight: heavy}", "bad.yaml:3: spec.weight: must be a number, not 'heavy'"),
         ("[1]", "bad.yaml:1: "),
         ("kind: Tenant\nmetadata: {name: a}\n---\nkind: Tenant\nmetadata: {name: a}", "bad.yaml:4: tenants/a is in"),
     ):
@@ -83,8 +83,27 @@ async def test_every_fault_is_told_with_its_place(weir: Operator, tmp_path: Path
         answer = await weir("apply", "-f", path)
         assert (answer.code, words in answer.err, answer.err.count("\n")) == (2, True, 1), answer.err
         assert (await weir("diff", "-f", path)).code == 2
+    path.write_text(
+        "kind: Tenant\nmetadata: {name: acme}\nspec:\n  plan: gold\n  weight: heavy\n  wieght: 1\n---\n"
+        "kind: Limits\nmetadata:\n  name: acme/*\nspec:\n  concurrency: many\n  spend_window: soon\n---\nkind: Tennant\n"
+    )
+    refused = await weir("apply", "-f", path)
+    assert (refused.code, refused.err.splitlines()) == (
+        2,
+        [
+            "error: 6 faults, nothing was changed",
+            f"  {path}:4: spec.plan: must be one of free, paid; not 'gold'; see `weir explain Tenant`",
+            f"  {path}:5: spec.weight: must be a number, not 'heavy'; see `weir explain Tenant`",
+            f"  {path}:6: spec.wieght: no such field; did you mean weight?; see `weir explain Tenant`",
+            f"  {path}:12: spec.concurrency: must be a whole number from 0, not 'many'; see `weir explain Limits`",
+            f"  {path}:13: spec.spend_window: must be a number and ms, s, m, h or d, such as 500ms or 30d; not 'soon'; "
+            "see `weir explain Limits`",
+            f"  {path}:15: kind: no kind 'Tennant'; did you mean Tenant?; see `weir api-resources`",
+        ],
+    )
     for words, said in (
         (("get", "tenats"), "did you mean tenants?"),
+        (("get", "widgets"), "no kind 'widgets'; `weir api-resources`"),
         (("gte", "tenants"), "did you mean get?"),
         (("get", "tenants", "gone"), "`weir get"),
         (("get", "tenants", "-o", "xml"), "'xml' is none of table wide yaml json name"),
@@ -101,6 +120,23 @@ async def test_every_fault_is_told_with_its_place(weir: Operator, tmp_path: Path
         assert answer.code, words
         assert said in answer.err, answer.err
         assert answer.err.count("\n") == 1
+
+
+async def test_what_get_prints_is_what_apply_takes(full: Operator, tmp_path: Path) -> None:
+    path = tmp_path / "short.yaml"
+    path.write_text(
+        "kind: Tenant\nmetadata: {name: short}\nspec: {plan: paid, max_deadline: 1m}\n---\nkind: Limits\n"
+        "metadata: {name: short/*}\nspec: {spend_microusd: $0.02, spend_window: 1d}\n---\n"
+        "kind: PlanPolicy\nmetadata: {name: short}\nspec: {over_quota: serve-idle, weight: 1}\n"
+    )
+    answer = await full("apply", "-f", path)
+    assert answer.code == 0, answer.err
+    tenant = (await full("get", "tenants", "short", "--json")).json()["spec"]
+    assert (tenant["plan"], tenant["max_deadline"]) == ("PLAN_PAID", "60s")
+    limits = (await full("get", "limits", "short/*", "--json")).json()["spec"]
+    assert limits == {"spend_microusd": 20_000, "spend_window": "86400s"}
+    assert " serve-idle " in (await full("get", "plans", "short")).out
+    assert (await full("apply", "-f", path, "--json")).json()["summary"]["unchanged"] == 3
 
 
 async def test_set_changes_fields_of_any_kind(full: Operator) -> None:
@@ -144,7 +180,7 @@ async def test_set_changes_fields_of_any_kind(full: Operator) -> None:
     for words, said in (
         (("tenants", "gone", "weight=1"), "`weir set … --create` makes one"),
         (("tenants", "acme", "wieght=1"), "did you mean weight?"),
-        (("tenants", "acme", "plan=gold"), "'gold' is none of free, paid"),
+        (("tenants", "acme", "plan=gold"), "spec.plan: must be one of free, paid; not 'gold'"),
         (("tenants", "acme", "weight"), "expected FIELD=VALUE"),
         (("tenants", "acme", "max_deadline=soon"), "500ms"),
         (("plans", "gold", "ladder.7.cap_output.max_tokens=1"), "there are 2 elements"),

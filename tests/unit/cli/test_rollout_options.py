@@ -10,9 +10,9 @@ from weir.registry.v1 import registry_pb2 as pb
 from weir.rollout.v1 import rollout_pb2
 
 from libs.resources.codec import unpack
-from libs.resources.forms import from_plain
 from services.cli.app import UsageError
 from services.cli.commands import rollout_views as views
+from services.cli.commands.change import read_form
 from services.cli.commands.rollout_plan import full_name, parse_gate, parse_share, plan, show_gate
 from services.cli.commands.slo import show_left, window_seconds
 
@@ -20,7 +20,7 @@ from services.cli.commands.slo import show_left, window_seconds
 def planned(base: dict[str, Any] | None = None, **more: Any) -> Any:
     """The rollout as the registry gets it."""
     form = base or {"kind": "Rollout", "metadata": {"name": "weir-fast"}}
-    return unpack(from_plain(plan(form, **more)))
+    return unpack(read_form(plan(form, **more), "the rollout"))
 
 
 def test_a_canary_with_everything() -> None:
@@ -79,9 +79,9 @@ def test_an_experiment_has_arms_and_no_steps() -> None:
         ({"version": "m@2", "shadow": "101"}, "--shadow"),
         ({"version": "m@2", "gates": ("ttft=20%",)}, "--gate"),
         ({"version": "m@2", "max_cost": "-1"}, "--max-cost"),
-        ({"version": "m@2", "fields": ("sticky=moon",)}, "sticky"),
-        ({"version": "m@2", "fields": ("on_rollback=drop",)}, "on_rollback"),
-        ({"version": "m@2", "fields": ("keep_warm=x",)}, "keep_warm"),
+        ({"version": "m@2", "fields": ("sticky=moon",)}, "the rollout: spec.sticky: must be one of tenant, user, session"),
+        ({"version": "m@2", "fields": ("on_rollback=drop",)}, "the rollout: spec.on_rollback: must be one of "),
+        ({"version": "m@2", "fields": ("keep_warm=x",)}, "the rollout: spec.keep_warm: must be a number and ms"),
         ({"version": "m@2", "fields": ("stikcy=user",)}, "stikcy"),
         ({"version": "m@2", "fields": ("steps.4.weight=1",)}, "steps.4.weight"),
     ],
