@@ -11,7 +11,7 @@ from services.cli import calls
 from services.cli.app import Argument, DryRun, Json, Option, Reason, UsageError, printable, warn
 from services.cli.commands.show import Maybe, One, changes, form, name_of, parsed, print_differences
 from services.cli.kinds import label, one, some, targets
-from services.cli.output import dry, failed, paint, print_json
+from services.cli.output import dry, failed, paint, print_json, would
 
 if TYPE_CHECKING:
     from services.cli.files import Place
@@ -65,7 +65,7 @@ def diff(
     except Exception as error:
         error.exit_code = 2  # type: ignore[attr-defined]
         raise
-    print_json({"changes": changes(found)}) if as_json else print_changes(found)
+    print_json({"changes": changes(found)}) if as_json else print_changes(found, dry_run=bool(file))
     raise SystemExit(1 if found else 0)
 
 
@@ -160,25 +160,29 @@ def rollback(
 ) -> None:
     """Make a resource, a kind or the whole configuration what it was at a revision.
 
-    Without KIND these stay: keys, roles, trust, model grants, versions, pins, rollouts and the kill switch.
+    Without KIND these stay: keys, roles, trust, model grants, versions, pins, rollouts and the kill switch; and what
+    they need of what was made since, such as a tenant that has a key, with its limits. What stays so is told.
     """
     kind, name = some(target)
     change = {"reason": reason, "dry_run": dry_run}
     answer = calls.ask("registry", "Rollback", to_revision=to, kind=kind, name=name, change=change)
     if as_json:
-        print_json({"revision": answer.revision, "dry_run": dry_run, "changes": changes(answer.changes)})
+        kept = {"changes": changes(answer.changes), "kept": list(answer.kept)}
+        print_json({"revision": answer.revision, "dry_run": dry_run, **kept})
         return
-    print_changes(answer.changes)
+    print_changes(answer.changes, dry_run=dry_run)
+    for each in answer.kept:
+        print(f"{printable(each)} stays: it was made since, and what does not go back needs it")
     print(f"revision {answer.revision}")
     dry(dry_run)
 
 
-def print_changes(found: Sequence[Any]) -> None:
+def print_changes(found: Sequence[Any], *, dry_run: bool = False) -> None:
     """Differences, by resource."""
     for each in found:
         before, after = parsed(each)
         outcome = "created" if before is None else "deleted" if after is None else "changed"
-        print(f"{printable(each.resource)} {paint(outcome, outcome)}")
+        print(f"{printable(each.resource)} {would(dry_run)}{paint(outcome, outcome)}")
         print_differences(_fields(each))
     if not found:
         print("no differences")
@@ -234,9 +238,10 @@ def _report(answer: Any, *, dry_run: bool, as_json: bool, gone: str = "pruned") 
         print_json({"results": results, "summary": summary, "revision": answer.revision, "dry_run": dry_run})
         return
     for name, outcome, each in told:
-        print(f"{printable(name)} {paint(outcome, outcome)}")
+        print(f"{printable(name)} {would(dry_run)}{paint(outcome, outcome)}")
         print_differences(_fields(each.change))
-    print(", ".join(f"{count} {outcome}" for outcome, count in summary.items()) + f" (revision {answer.revision})")
+    counted = ", ".join(f"{count} {would(dry_run)}{outcome}" for outcome, count in summary.items())
+    print(f"{counted} (revision {answer.revision})")
     dry(dry_run)
 
 

@@ -13,7 +13,7 @@ from services.cli import calls
 from services.cli.app import Argument, DryRun, Json, Option, Output, Reason, UsageError, say
 from services.cli.commands import rollout_views as views
 from services.cli.commands.rollout_plan import GATE_HELP, STEPS, full_name, plan
-from services.cli.output import dry, failed, print_fields, print_json
+from services.cli.output import dry, failed, print_fields, print_json, would
 from services.cli.quantities import parse_seconds
 
 Alias = Annotated[str, Argument("The alias, such as weir-fast.")]
@@ -166,7 +166,7 @@ def _steer(alias: str, how: str, reason: str, dry_run: bool, as_json: bool, *, a
     if as_json:
         print_json(form(stored))
     else:
-        say(f"{alias}: {'would be ' if dry_run else ''}{views.place(unpack(stored))}")
+        say(f"{alias}: {would(dry_run)}{views.place(unpack(stored))}")
         dry(dry_run)
 
 
@@ -182,7 +182,7 @@ def _switch(field: str, on: bool | None, reason: str, dry_run: bool, as_json: bo
             # It holds the revision that was read: nobody's change in between is lost.
             registry("Apply", resources=[present], change={"reason": reason, "dry_run": dry_run})
     now = {name: getattr(present.switch, name) for name in ("kill", "freeze", "reason")}
-    print_json(now) if as_json else print_fields(now.items())
+    print_json(now) if as_json else print_fields((would(dry_run) + name, value) for name, value in now.items())
     dry(dry_run)
 
 

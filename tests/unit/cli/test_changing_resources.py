@@ -19,10 +19,15 @@ async def test_a_directory_is_the_source_of_truth(weir: Operator, tmp_path: Path
     for name in ("acme", "globex"):
         (folder / f"{name}.yaml").write_text(files.dump({"kind": "Tenant", "metadata": {"name": name}, "spec": PAID}))
     dry = await weir("apply", "-f", folder, "--owner", "company", "--dry-run")
-    assert dry.out.endswith("2 created, 0 changed, 0 unchanged, 0 pruned (revision 1)\n")
+    assert dry.out.splitlines() == [
+        "tenants/acme would be created",
+        "tenants/globex would be created",
+        "2 would be created, 0 would be changed, 0 would be unchanged, 0 would be pruned (revision 1)",
+    ]
     assert dry.err == "nothing was changed: a dry run\n"
     assert (await weir("get", "tenants")).out == "no tenants\n"
-    assert (await weir("diff", "-f", folder, "--owner", "company")).code == 1
+    differs = await weir("diff", "-f", folder, "--owner", "company")
+    assert (differs.code, differs.out.splitlines()[0]) == (1, "tenants/acme would be created")
     assert (await weir("apply", "-f", folder, "--owner", "company")).code == 0
     assert (await weir("diff", "-f", folder, "--owner", "company")).out == "no differences\n"
     await weir("set", "tenants", "other", "plan=paid", "--create")
@@ -46,7 +51,10 @@ async def test_a_directory_is_the_source_of_truth(weir: Operator, tmp_path: Path
     unowned = await weir("apply", "-f", folder, "--prune")
     assert (unowned.code, "--owner" in unowned.err) == (2, True)
     foreign = await weir("apply", "-f", folder, "--owner", "others")
-    assert (foreign.code, "belongs to 'company'" in foreign.err) == (1, True)
+    assert (foreign.code, foreign.err) == (
+        1,
+        "error: tenants/acme belongs to 'company', not to 'others' [owner] (CONFLICT); `--take-over` takes it over\n",
+    )
     assert (await weir("apply", "-f", folder, "--owner", "others", "--take-over")).code == 0
     (folder / "acme.yaml").write_text("# nothing\n")
     assert "no resources" in (await weir("apply", "-f", folder, "--owner", "company", "--prune")).err
@@ -197,8 +205,14 @@ async def test_set_changes_fields_of_any_kind(full: Operator) -> None:
 async def test_delete_refuses_what_is_referred_to(full: Operator, one_of_each: Path) -> None:
     needed = await full("delete", "tenants", "acme")
     assert (needed.code, "limits/acme/*" in needed.err) == (1, True)
+    assert needed.err.endswith("(CONFLICT); `weir describe tenants acme` says what refers to it\n")
+    assert "then repeat" not in needed.err
+    ended = await full("rollout", "abort", "weir-fast", "--reason", "x")
+    assert "has ended: PROMOTED; `weir rollout start weir-fast` begins another" in ended.err
+    gone = await full("delete", "tenants", "gone")
+    assert gone.err == "error: there is no tenants/gone (NOT_FOUND); `weir get tenants` lists them\n"
     tried = await full("delete", "limits", "acme/*", "--dry-run")
-    assert (tried.out.splitlines()[0], tried.err) == ("limits/acme/* deleted", "nothing was changed: a dry run\n")
+    assert (tried.out.splitlines()[0], tried.err) == ("limits/acme/* would be deleted", "nothing was changed: a dry run\n")
     both = await full("delete", "limits/acme/*", "budgets/acme", "--json")
     assert both.json()["summary"] == {"deleted": 2}
     assert (await full("delete", "limits", "acme/*")).code == 1
@@ -248,5 +262,20 @@ async def test_edit(full: Operator, monkeypatch: pytest.MonkeyPatch, tmp_path: P
     editing(f"sed -i 's/plan: .*/plan: PLAN_FREE/' $1\n{meanwhile} {command}")
     monkeypatch.setenv("PATH", f"{Path(sys.executable).parent}:{os.environ['PATH']}")
     lost = await full("edit", "tenants", "acme")
-    assert (lost.code, "(CONFLICT)" in lost.err, "kept in" in lost.err) == (1, True, True), lost.err
+    assert (lost.code, "(CONFLICT); it was changed meanwhile" in lost.err, "kept in" in lost.err) == (1, True, True)
     forget(lost)
+
+
+async def test_a_registry_goes_back_although_a_tenant_came_and_has_a_key(full: Operator) -> None:
+    then = (await full("get", "all", "--json")).json()["revision"]
+    await full("set", "tenants", "late", "plan=paid", "--create")
+    await full("set", "tenants", "idle", "plan=paid", "--create")
+    await full("keys", "create", "late")
+    tried = await full("rollback", "--to", then, "--reason", "x", "--dry-run")
+    assert tried.out.splitlines()[:2] == [
+        "tenants/idle would be deleted",
+        "tenants/late stays: it was made since, and what does not go back needs it",
+    ]
+    assert (await full("rollback", "--to", then, "--reason", "x", "--json")).json()["kept"] == ["tenants/late"]
+    named = await full("rollback", "tenants", "late", "--to", then, "--reason", "x")
+    assert (named.code, "`weir keys revoke " in named.err) == (1, True)
