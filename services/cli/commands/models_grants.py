@@ -119,10 +119,10 @@ def explain(
         )
         if not table.snapshot.model_grants:
             print("  there are no model grants at all: nobody may use anything")
-        print(f"  to allow it: {remedy}")
     if applying and not as_json:
         print(f"  grants that apply to {tenant}:")
         _print_grants(applying, "    ")
+        print(f"  to allow it: {remedy}\n" if remedy else "", end="")
     if not found.allowed:
         raise SystemExit(1)
 

@@ -30,7 +30,7 @@ def _failed(message: str, details: Sequence[str] = ()) -> SystemExit:
 
 def up(
     profile: Annotated[
-        str, Option(help="A file in deploy/profiles: demo, simulated, replicas, bench, overload, vllm.")
+        str, Option(help=f"A file in deploy/profiles: {', '.join(site.profiles(site.ROOT))}.")
     ] = "demo",
     overrides: Annotated[
         Sequence[str], Option("--set", help="NAME.FIELD=VALUE, such as worker.simulated.step_interval=0.02")
@@ -125,9 +125,13 @@ def logs(
 
 
 def restart(name: Annotated[str, Argument("A process.")]) -> None:
-    """Stop one process with grace and start it again."""
+    """Stop one process with grace, start it again and wait until it is ready."""
+    before = lifecycle.status(_site().state)
     _command("restart", name=name)
-    print(f"{name} is restarting")
+    again = lifecycle.ready_again(_site().state, name, before or {"processes": []})
+    if not again["ready"]:
+        raise _failed(f"{name} ended again before it was ready; see `weir logs {name}`")
+    print(f"{name} is ready again, {again['uptime_s']:.1f} s after its start")
 
 
 def kill(
