@@ -103,9 +103,7 @@ def scalar(text: str, where: str) -> Any:
     return next((value for _, value in load_all(text, where)), None)
 
 
-def _plain(
-    event: Any, events: Iterator[Any], where: str, path: str, lines: dict[str, int], depth: int = 0
-) -> Any:
+def _plain(event: Any, events: Iterator[Any], where: str, path: str, lines: dict[str, int], depth: int = 0) -> Any:
     """The value that begins with the event; `lines` gets its fields'."""
     here = f"{where}:{event.start_mark.line + 1}"
     if isinstance(event, yaml.AliasEvent) or event.anchor:

@@ -229,9 +229,7 @@ def _require_owner(wanted: Wanted, request: pb.ApplyRequest) -> None:
     have = wanted.stored.metadata.owner if wanted.stored is not None else ""
     claims = wanted.metadata.owner
     if have and claims and have != claims and not request.take_over:
-        raise WeirError(
-            Reason.CONFLICT, f"{wanted.name} belongs to {have!r}, not to {claims!r}", limit="owner"
-        )
+        raise WeirError(Reason.CONFLICT, f"{wanted.name} belongs to {have!r}, not to {claims!r}", limit="owner")
 
 
 def _writes(snapshot: RegistrySnapshot, wanted: Wanted, request: pb.ApplyRequest, call: Call) -> Iterator[Write]:

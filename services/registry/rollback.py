@@ -101,7 +101,9 @@ def _require_whole(then: RegistrySnapshot, writes: Sequence[Write], revision: in
     plural, _, name = resource.partition("/")
     then_what = f"; `weir keys revoke {name}` first" if plural == "keys" else ""
     raise WeirError(
-        Reason.CONFLICT, f"at revision {revision}, {resource} would not hold: {message}{more}{then_what}", limit=resource
+        Reason.CONFLICT,
+        f"at revision {revision}, {resource} would not hold: {message}{more}{then_what}",
+        limit=resource,
     )
 
 

@@ -247,9 +247,7 @@ class RegistryServicer(registry_pb2_grpc.RegistryServiceServicer):
             late = fence is not None and fence.mod_revision > read
             if late:
                 return nothing(pb.RollbackResponse())
-            return rollback(
-                snapshot, backwards(since), revision=request.to_revision, named=bool(request.name)
-            )
+            return rollback(snapshot, backwards(since), revision=request.to_revision, named=bool(request.name))
 
         done = await self._change("Rollback", plan, request, context)
         return None if late else done

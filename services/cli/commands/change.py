@@ -210,7 +210,9 @@ def _parsed(data: Any, place: Place) -> tuple[Any, list[str]]:
     except FormError as error:
         kind = data.get("kind") if isinstance(data, dict) else None
         see = f"`weir explain {kind}`" if isinstance(kind, str) and kind in BY_NAME else "`weir api-resources`"
-        return None, [f"{place.of(f.field)}: {f.field}{': ' * bool(f.field)}{f.message}; see {see}" for f in error.faults]
+        return None, [
+            f"{place.of(f.field)}: {f.field}{': ' * bool(f.field)}{f.message}; see {see}" for f in error.faults
+        ]
 
 
 def _raise(faults: Sequence[str]) -> None:

@@ -29,9 +29,7 @@ def _failed(message: str, details: Sequence[str] = ()) -> SystemExit:
 
 
 def up(
-    profile: Annotated[
-        str, Option(help=f"A file in deploy/profiles: {', '.join(site.profiles(site.ROOT))}.")
-    ] = "demo",
+    profile: Annotated[str, Option(help=f"A file in deploy/profiles: {', '.join(site.profiles(site.ROOT))}.")] = "demo",
     overrides: Annotated[
         Sequence[str], Option("--set", help="NAME.FIELD=VALUE, such as worker.simulated.step_interval=0.02")
     ] = (),

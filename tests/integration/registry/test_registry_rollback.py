@@ -163,7 +163,12 @@ async def test_what_keys_made_since_need_stays_with_its_bounds_and_all_else_goes
     await client.CreateKey(pb.CreateKeyRequest(tenant="late", scopes=["inference"]))
     done = await client.Rollback(back(then))
     assert list(done.kept) == ["budgets/late", "limits/late/*", "plans/new", "tenants/late"]
-    assert {each.resource for each in done.changes} == {"tenants/idle", "limits/idle/*", "limits/acme/*", "budgets/acme"}
+    assert {each.resource for each in done.changes} == {
+        "tenants/idle",
+        "limits/idle/*",
+        "limits/acme/*",
+        "budgets/acme",
+    }
     assert await client.read("Limits/late/*")
 
 

@@ -83,7 +83,10 @@ async def test_every_fault_is_told_with_its_place(weir: Operator, tmp_path: Path
     for text, words in (
         ("kind: Tenat\nmetadata: {name: a}", "no kind 'Tenat'"),
         ("kind: Tenant\nmetadata: {name: a}\nspec: {wieght: 1}", "`weir explain Tenant`"),
-        ("kind: Tenant\nmetadata: {name: a}\nspec: {weight: heavy}", "bad.yaml:3: spec.weight: must be a number, not 'heavy'"),
+        (
+            "kind: Tenant\nmetadata: {name: a}\nspec: {weight: heavy}",
+            "bad.yaml:3: spec.weight: must be a number, not 'heavy'",
+        ),
         ("[1]", "bad.yaml:1: "),
         ("kind: Tenant\nmetadata: {name: a}\n---\nkind: Tenant\nmetadata: {name: a}", "bad.yaml:4: tenants/a is in"),
     ):
@@ -212,7 +215,10 @@ async def test_delete_refuses_what_is_referred_to(full: Operator, one_of_each: P
     gone = await full("delete", "tenants", "gone")
     assert gone.err == "error: there is no tenants/gone (NOT_FOUND); `weir get tenants` lists them\n"
     tried = await full("delete", "limits", "acme/*", "--dry-run")
-    assert (tried.out.splitlines()[0], tried.err) == ("limits/acme/* would be deleted", "nothing was changed: a dry run\n")
+    assert (tried.out.splitlines()[0], tried.err) == (
+        "limits/acme/* would be deleted",
+        "nothing was changed: a dry run\n",
+    )
     both = await full("delete", "limits/acme/*", "budgets/acme", "--json")
     assert both.json()["summary"] == {"deleted": 2}
     assert (await full("delete", "limits", "acme/*")).code == 1

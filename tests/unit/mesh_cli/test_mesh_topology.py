@@ -91,7 +91,7 @@ def test_every_profile_names_only_what_the_topology_has() -> None:
     topology = load_topology(ROOT)
     assert {"demo", "simulated", "bench"} <= set(profiles(ROOT))
     readme = (ROOT / "deploy" / "README.md").read_text()
-    assert not [name for name in profiles(ROOT) if f"`{name}` (" not in readme]
+    assert not [name for name in profiles(ROOT) if f"`{name}`" not in readme]
     for name in profiles(ROOT):
         profile = load_profile(ROOT, name)
         assert unknown_names(with_replicas(topology, replica_counts(profile)), profile) == []
