@@ -50,8 +50,7 @@ def export(
     except OSError as error:
         raise failed(f"{error.filename or file}: {error.strerror}; nothing was written") from error
     told = {"file": str(file), **head}
-    shown = {"resources": len(resources), would(dry_run) + "changed": changed, would(dry_run) + "deleted": deleted}
-    print_json(told) if as_json else print_fields(shown.items())
+    print_json(told) if as_json else print_fields(told.items())
 
 
 def import_(
@@ -87,7 +86,8 @@ def import_(
                 registry("Delete", resources=gone, **more)
                 deleted += len(gone)
     told = {"resources": len(resources), "changed": changed, "deleted": deleted, "dry_run": dry_run}
-    print_json(told) if as_json else print_fields(told.items())
+    shown = {"resources": len(resources), would(dry_run) + "changed": changed, would(dry_run) + "deleted": deleted}
+    print_json(told) if as_json else print_fields(shown.items())
     dry(dry_run and not as_json)
 
 

@@ -96,7 +96,8 @@ async def test_every_fault_is_told_with_its_place(weir: Operator, tmp_path: Path
         assert (await weir("diff", "-f", path)).code == 2
     path.write_text(
         "kind: Tenant\nmetadata: {name: acme}\nspec:\n  plan: gold\n  weight: heavy\n  wieght: 1\n---\n"
-        "kind: Limits\nmetadata:\n  name: acme/*\nspec:\n  concurrency: many\n  spend_window: soon\n---\nkind: Tennant\n"
+        "kind: Limits\nmetadata:\n  name: acme/*\nspec:\n  concurrency: many\n  spend_window: soon\n---\n"
+        "kind: Tennant\n"
     )
     refused = await weir("apply", "-f", path)
     assert (refused.code, refused.err.splitlines()) == (

@@ -79,8 +79,8 @@ async def test_explain_says_by_which_grant_or_what_is_missing(full: Operator, tm
     assert (told.code, told.out) == (
         0,
         "acme may use weir-fast, granted to tenant:acme\n  it gets weir-fast@1\n  grants that apply to acme:\n"
-        "    tenant:acme is granted what is released in the namespaces team-a; the models weir-fast, weir-fast@1; every "
-        "version, by its name, of the namespaces team-a\n"
+        "    tenant:acme is granted what is released in the namespaces team-a; the models weir-fast, weir-fast@1; "
+        "every version, by its name, of the namespaces team-a\n"
         "    plan:gold is granted nothing\n    all is granted nothing\n",
     )
     revoked = await full("models", "revoke", "tenant:acme", "--everything")
