@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from google.protobuf import json_format
-from google.protobuf.descriptor import Descriptor, FieldDescriptor
+from google.protobuf.descriptor import FieldDescriptor
 from google.protobuf.duration_pb2 import Duration
 from google.protobuf.message import Message
 from google.protobuf.message_factory import GetMessageClass
@@ -51,7 +51,7 @@ def read(data: Any, message: Message, path: str) -> list[Fault]:
     except _WRONG:
         message.Clear()
     faults: list[Fault] = []
-    made = _fields(message.DESCRIPTOR, data, path, faults)
+    made = _fields(type(message).DESCRIPTOR, data, path, faults)
     try:
         if not faults:
             json_format.ParseDict(made, message)
@@ -65,8 +65,8 @@ def choices(enum: Any) -> dict[str, str]:
     return {short_enum(enum.name, each.name): each.name for each in enum.values if each.number}
 
 
-def _fields(of: Descriptor, data: Mapping[str, Any], path: str, faults: list[Fault]) -> dict[str, Any]:
-    """The fields as protobuf's JSON has them."""
+def _fields(of: Any, data: Mapping[str, Any], path: str, faults: list[Fault]) -> dict[str, Any]:
+    """The fields of a descriptor as protobuf's JSON has them."""
     known = {name: field for field in of.fields for name in (field.name, field.json_name)}
     made: dict[str, Any] = {}
     chosen: dict[str, str] = {}
@@ -84,10 +84,11 @@ def _fields(of: Descriptor, data: Mapping[str, Any], path: str, faults: list[Fau
 
 
 def _value(field: FieldDescriptor, value: Any, at: str, faults: list[Fault]) -> Any:
-    is_map = field.message_type is not None and field.message_type.GetOptions().map_entry
-    if is_map:
+    below = field.message_type
+    is_map = below is not None and below.GetOptions().map_entry
+    if below is not None and is_map:
         if isinstance(value, Mapping):
-            element = field.message_type.fields_by_name["value"]
+            element = below.fields_by_name["value"]
             return {key: _one(element, each, entry(at, str(key)), faults) for key, each in value.items()}
     elif not field.is_repeated:
         return _one(field, value, at, faults)
@@ -114,7 +115,8 @@ def _one(field: FieldDescriptor, value: Any, at: str, faults: list[Fault]) -> An
         faults.append(Fault(at, "must hold fields"))
         return None
     try:
-        alone = GetMessageClass(field.containing_type)()
+        around: Any = field.containing_type
+        alone = GetMessageClass(around)()
         json_format.ParseDict({field.name: [value] if field.is_repeated else value}, alone)
     except _WRONG:
         what = "base64" if field.type == FieldDescriptor.TYPE_BYTES else _TYPES[field.cpp_type]

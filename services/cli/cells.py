@@ -7,9 +7,8 @@ from typing import Any
 
 from libs.deadlines import to_seconds
 from libs.resources.kind import Column, Kind
-from libs.resources.quantities import short_enum
+from libs.resources.quantities import short_enum, show_seconds, show_usd
 from services.cli.output import timestamp
-from services.cli.quantities import show_seconds, show_usd
 
 LAST = ("OWNER", "LABELS", "REVISION")
 """Columns of every kind, of which people want the revision at most."""

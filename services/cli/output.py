@@ -128,7 +128,7 @@ def failed(message: str) -> SystemExit:
 def print_error(error: Any, where: Mapping[str, Any] | None = None) -> None:
     """A WeirError: one line, and one for each further fault.
 
-    :param where: by resource, the `files.Place` that it comes from.
+    :param where: by resource, the `Place` in a file that it comes from.
     """
     limit = f" [{error.limit}]" if error.limit and error.limit not in error.message else ""
     later = f"; try again in {error.retry_after:g} s" if error.retry_after else ""

@@ -14,7 +14,7 @@ from services.cli.kinds import label, one, some, targets
 from services.cli.output import dry, failed, paint, print_json, would
 
 if TYPE_CHECKING:
-    from services.cli.files import Place
+    from libs.resources.documents import Place
 
 Files = Annotated[
     Sequence[str],
@@ -76,11 +76,12 @@ def edit(target: One, reason: Reason = "", dry_run: DryRun = False, as_json: Jso
     import tempfile
     from pathlib import Path
 
+    from libs.resources.documents import dump
     from services.cli import files
 
     kind, name = one(target)
     present = _get(kind.name, name)
-    before = files.dump(form(present, full=False))
+    before = dump(form(present, full=False))
     with tempfile.NamedTemporaryFile("w", suffix=".yaml", prefix="weir-", delete=False, encoding="utf-8") as draft:
         draft.write(before)
     path = Path(draft.name)
@@ -193,7 +194,7 @@ def read_form(data: Any, place: str) -> Any:
 
     :raises UsageError: it is none; the message names the place.
     """
-    from services.cli.files import Place
+    from libs.resources.documents import Place
 
     found, faults = _parsed(data, Place(place))
     _raise(faults)

@@ -98,7 +98,7 @@ def explain(
     version = gets.model_version if gets is not None else ""
     known = table.snapshot.tenants.get(tenant)
     applying = {each: _given_by(table.snapshot.model_grants.get(each)) for each in subjects_of(known)} if known else {}
-    by_alias = [name for name in _giving(table.snapshot, model) if table.access.may_use(tenant, name)]
+    by_alias = table.access.giving(tenant, model)
     if as_json:
         told = {"allowed": found.allowed, "by": found.by, "missing_namespaces": found.missing, "grants": applying}
         print_json({**told, "model_version": version, "by_alias": by_alias, "remedy": remedy})
@@ -125,12 +125,6 @@ def explain(
         print(f"  to allow it: {remedy}\n" if remedy else "", end="")
     if not found.allowed:
         raise SystemExit(1)
-
-
-def _giving(snapshot: Any, version: str) -> list[str]:
-    """Aliases that give the version."""
-    aliases = sorted(snapshot.aliases.items())
-    return [name for name, each in aliases if any(target.model_version == version for target in each.targets)]
 
 
 def _given_by(grant: Any) -> dict[str, list[str]]:

@@ -249,7 +249,7 @@ class _LinePrinter:
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
-        self._told = ("",) * 4
+        self._told: tuple[str, ...] = ("",) * 4
         self._counted = clock()
 
     def __call__(self, known: Any) -> None:

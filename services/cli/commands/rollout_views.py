@@ -8,9 +8,9 @@ from typing import Any
 
 from libs.deadlines import to_seconds
 from libs.resources.forms import plain
+from libs.resources.quantities import show_seconds
 from services.cli.commands.rollout_plan import show_gate
 from services.cli.output import cell, table_lines, timestamp
-from services.cli.quantities import show_seconds
 
 _BASIS = 100
 _DECISIONS = 5

@@ -110,20 +110,6 @@ def watch(state: Path) -> Iterator[dict[str, Any]]:
     return control.stream(state, "watch")
 
 
-def ready_again(state: Path, name: str, before: dict[str, Any]) -> dict[str, Any]:
-    """Waits for a process that was started again: its row of the status, once it is ready or has ended again.
-
-    :param before: the status before that.
-    :raises control.NotRunning: the mesh ended meanwhile.
-    """
-    old = next((each for each in before["processes"] if each["name"] == name), {"pid": None, "restarts": 0})
-    for current in watch(state):
-        row: dict[str, Any] = next(each for each in current["processes"] if each["name"] == name)
-        if row["restarts"] > old["restarts"] + 1 or (row["ready"] and row["pid"] != old["pid"]):
-            return row
-    raise control.NotRunning(f"the mesh in {state} ended")
-
-
 def stop(state: Path) -> bool:
     """Stops the mesh and waits until every process is gone. False when none runs."""
     before = status(state)

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from services.cli import files
+from libs.resources import documents
 from tests.support.operator import Answer, Operator
 
 
@@ -17,7 +17,9 @@ async def test_a_directory_is_the_source_of_truth(weir: Operator, tmp_path: Path
     folder = tmp_path / "company"
     folder.mkdir()
     for name in ("acme", "globex"):
-        (folder / f"{name}.yaml").write_text(files.dump({"kind": "Tenant", "metadata": {"name": name}, "spec": PAID}))
+        (folder / f"{name}.yaml").write_text(
+            documents.dump({"kind": "Tenant", "metadata": {"name": name}, "spec": PAID})
+        )
     dry = await weir("apply", "-f", folder, "--owner", "company", "--dry-run")
     assert dry.out.splitlines() == [
         "tenants/acme would be created",
@@ -34,7 +36,7 @@ async def test_a_directory_is_the_source_of_truth(weir: Operator, tmp_path: Path
 
     (folder / "globex.yaml").unlink()
     (folder / "acme.yaml").write_text(
-        files.dump({"kind": "Tenant", "metadata": {"name": "acme"}, "spec": {**PAID, "weight": 3.0}})
+        documents.dump({"kind": "Tenant", "metadata": {"name": "acme"}, "spec": {**PAID, "weight": 3.0}})
     )
     done = await weir("apply", "-f", folder, "--owner", "company", "--prune", "--reason", "CI")
     assert done.out.splitlines() == [
@@ -58,7 +60,7 @@ async def test_a_directory_is_the_source_of_truth(weir: Operator, tmp_path: Path
     assert (await weir("apply", "-f", folder, "--owner", "others", "--take-over")).code == 0
     (folder / "acme.yaml").write_text("# nothing\n")
     assert "no resources" in (await weir("apply", "-f", folder, "--owner", "company", "--prune")).err
-    typed = files.dump({"kind": "Tenant", "metadata": {"name": "typed"}, "spec": PAID})
+    typed = documents.dump({"kind": "Tenant", "metadata": {"name": "typed"}, "spec": PAID})
     assert "tenants/typed created" in (await weir("apply", "-f", "-", typed=typed)).out
 
 
