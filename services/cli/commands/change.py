@@ -243,8 +243,8 @@ def _report(answer: Any, *, dry_run: bool, as_json: bool, gone: str = "pruned") 
     for name, outcome, each in told:
         print(f"{printable(name)} {would(dry_run)}{paint(outcome, outcome)}")
         print_differences(_fields(each.change))
-    counted = ", ".join(f"{count} {would(dry_run)}{outcome}" for outcome, count in summary.items())
-    print(f"{counted} (revision {answer.revision})")
+    counted = ", ".join(f"{count} {outcome}" for outcome, count in summary.items())
+    print(f"{'would be: ' * dry_run}{counted} (revision {answer.revision})")
     dry(dry_run)
 
 

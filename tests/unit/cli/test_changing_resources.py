@@ -24,7 +24,7 @@ async def test_a_directory_is_the_source_of_truth(weir: Operator, tmp_path: Path
     assert dry.out.splitlines() == [
         "tenants/acme would be created",
         "tenants/globex would be created",
-        "2 would be created, 0 would be changed, 0 would be unchanged, 0 would be pruned (revision 1)",
+        "would be: 2 created, 0 changed, 0 unchanged, 0 pruned (revision 1)",
     ]
     assert dry.err == "nothing was changed: a dry run\n"
     assert (await weir("get", "tenants")).out == "no tenants\n"
