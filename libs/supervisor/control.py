@@ -16,6 +16,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
+from libs.near import near
 from libs.supervisor.supervisor import FINAL_STATES, Supervisor, UnknownProcess
 
 SOCKET = "supervisor.sock"
@@ -85,7 +86,9 @@ class ControlServer:
             async for status in self._handle(request):
                 await _send(writer, status)
         except UnknownProcess as error:
-            await _send(writer, {"error": f"no process {error.args[0]!r}"})
+            known = [each["name"] for each in self._supervisor.status()["processes"]]
+            meant = near(str(error.args[0]), known, tell=True)
+            await _send(writer, {"error": f"no process {error.args[0]!r}{meant}"})
         except (ValueError, KeyError, AttributeError, TypeError) as error:
             await _send(writer, {"error": f"bad request: {error}"})
 

@@ -154,7 +154,8 @@ def summary(function: Callable[..., Any]) -> str:
 
 class _Parser(argparse.ArgumentParser):
     def error(self, message: str) -> Any:
-        raise UsageError(f"{message}; see `{self.prog} --help`")
+        unknown = message.partition("unrecognized arguments: ")[2].partition(" ")[0].partition("=")[0]
+        raise UsageError(f"{message}{near(unknown, self._option_string_actions)}; see `{self.prog} --help`")
 
 
 def _parser(function: Callable[..., Any], path: str) -> _Parser:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Annotated, Any
 
 from services.cli import calls
-from services.cli.app import Argument, DryRun, Json, Option, Reason, UsageError, printable
+from services.cli.app import Argument, DryRun, Json, Option, Reason, UsageError, printable, warn
 from services.cli.output import dry, failed, print_json
 
 Subject = Annotated[str, Argument("Who: tenant:ID, plan:ID or all.")]
@@ -52,6 +52,8 @@ def grant(
             there.extend(name for name in dict.fromkeys(names) if name not in there)
 
     _change(subject, add, reason=reason, dry_run=dry_run, as_json=as_json)
+    if subject == "all":
+        warn("all is every tenant, also those that come later, with whatever is released in its namespaces later")
 
 
 def revoke(

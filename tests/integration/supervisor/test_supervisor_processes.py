@@ -331,7 +331,7 @@ async def test_control_socket_answers_status_kill_restart_and_stop(tmp_path: Pat
     status = await asyncio.to_thread(wait_up)
     assert [p["name"] for p in status["processes"]] == ["a"]
     assert (deep / control.SOCKET).stat().st_mode & 0o777 == 0o600
-    with pytest.raises(control.CommandError, match="no process 'b'"):
+    with pytest.raises(control.CommandError, match=r"no process 'b'; there are a$"):
         await ask("restart", name="b")
     with pytest.raises(control.CommandError, match="unknown operation"):
         await ask("dance")

@@ -126,6 +126,7 @@ async def test_every_fault_is_told_with_its_place(weir: Operator, tmp_path: Path
         (("delete",), "KIND NAME…, or -f FILE"),
         (("diff",), "--from REVISION"),
         (("apply",), "--file"),
+        (("apply", "-f", "x", "--resaon=y"), "did you mean --reason?"),
         (("explain", "tenants.wieght"), "did you mean weight?"),
         (("rollback", "--reason", "x"), "--to"),
         (("history", "--limit", "0"), "not within 1"),

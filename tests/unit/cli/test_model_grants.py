@@ -116,6 +116,7 @@ async def test_what_else_still_applies_is_said(full: Operator) -> None:
         "  beside that, tenant:acme is granted what is released in the namespaces team-a; the models weir-fast, "
         "weir-fast@1; every version, by its name, of the namespaces team-a",
     ]
+    assert "all is every tenant, also those that come later" in granted.err
     revoked = await full("models", "revoke", "tenant:acme", "--everything")
     assert revoked.out.splitlines() == [
         "nothing is granted to tenant:acme any more",
