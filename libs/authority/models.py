@@ -125,6 +125,14 @@ class ModelAccess:
                 missing -= gives
         return Decision(not missing, tuple(by), tuple(sorted(missing)))
 
+    def giving(self, tenant: str, version: str) -> list[str]:
+        """Aliases by which the tenant gets a version, whether or not it may ask for it by its name; sorted."""
+        return [
+            name
+            for name, alias in sorted(self.snapshot.aliases.items())
+            if self.may_use(tenant, name) and any(target.model_version == version for target in alias.targets)
+        ]
+
     def _needed(self, name: str) -> frozenset[str]:
         if "@" not in name:
             return self.released.get(name, _NONE)

@@ -12,6 +12,8 @@ PERIOD = 30 * 86400.0
 """Seconds over which a budget is meant: 99.9% are 43.2 minutes of nothing but errors in thirty days."""
 MIN_EVENTS = 10
 """Events below which a window says nothing: one error among three requests is no incident."""
+MIN_BAD = 2
+"""Bad events below which it does not either: with little traffic one is a large share, and nothing that goes on."""
 
 Severity = Literal["page", "ticket"]
 
@@ -79,13 +81,14 @@ def burns(
     windows: Sequence[Window] = WINDOWS,
     min_events: int = MIN_EVENTS,
 ) -> tuple[Burn, ...]:
-    """What each pair of windows says at `now` (Unix seconds). A pair fires when both of its windows have `min_events`
-    and burn faster than its factor; one for tickets also needs events from before its short window."""
+    """What each pair of windows says at `now` (Unix seconds). A pair fires when both of its windows have `min_events`,
+    `MIN_BAD` of them bad, and burn faster than its factor; one for tickets also needs events from before its short
+    window."""
     said = []
     for window in windows:
         long, short = tally.count(window.long, now), tally.count(window.short, now)
         rates = burn_rate(long, target), burn_rate(short, target)
-        enough = min(long.total, short.total) >= min_events
+        enough = min(long.total, short.total) >= min_events and min(long.bad, short.bad) >= MIN_BAD
         known = not window.patient or (tally.since is not None and tally.since <= now - window.short)
         said.append(Burn(window, *rates, fires=enough and known and min(rates) > window.factor))
     return tuple(said)

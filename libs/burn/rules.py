@@ -13,7 +13,7 @@ import yaml
 from weir.registry.v1 import registry_pb2 as pb
 
 from libs.burn.objectives import slo_targets
-from libs.burn.rates import MIN_EVENTS, WINDOWS, Window
+from libs.burn.rates import MIN_BAD, MIN_EVENTS, WINDOWS, Window
 
 EVENTS = "weir_slo_events_total"
 """The counter that the rules read."""
@@ -62,6 +62,10 @@ def _alert(
     threshold = round(window.factor * (1.0 - target), 9)
     burning = [f"{_ratio(length)}{{{which}}} > {threshold:g}" for length in (window.long, window.short)]
     enough = [f"{_count(length)}{{{which}}} >= {min_events}" for length in (window.long, window.short)]
+    bad = f'{EVENTS}{{{which}, outcome="bad"}}'
+    enough += [
+        f"sum by ({_BY}) (increase({bad}[{_length(each)}])) >= {MIN_BAD}" for each in (window.long, window.short)
+    ]
     known = [f"sum by ({_BY}) ({EVENTS}{{{which}}} offset {_length(window.short)})"] if window.patient else []
     return {
         "alert": "WeirSloBurn",

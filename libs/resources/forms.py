@@ -1,7 +1,7 @@
 """Resources as people write them: `kind`, `metadata`, `spec`, `status` as plain values, for YAML, JSON and the history.
 
 Proto field names, numbers as numbers, enums by name, times as RFC 3339, durations as "1.5s"; what is unset is left out,
-so that a resource has one form. `from_plain` takes also what protobuf's JSON takes.
+so that a resource has one form. `from_plain` takes also what protobuf's JSON takes, and what `weir get` prints.
 """
 
 from __future__ import annotations
@@ -17,7 +17,10 @@ from google.protobuf.message import Message
 from weir.registry.v1 import registry_pb2 as pb
 
 from libs.deadlines import to_seconds
+from libs.near import near
+from libs.resources.checks.faults import Fault
 from libs.resources.codec import kind_of, status_part
+from libs.resources.reading import read
 from libs.resources.snapshot import BY_NAME
 
 SPECS = frozenset(field.name for field in pb.Resource.DESCRIPTOR.oneofs_by_name["spec"].fields)
@@ -26,7 +29,12 @@ _PARTS = ("kind", "metadata", "spec", "status")
 
 
 class FormError(ValueError):
-    """A value is no resource; the message names the field."""
+    """A value is no resource; the message names the fields."""
+
+    def __init__(self, *faults: Fault) -> None:
+        """:param faults: all of them; without a field: of the whole."""
+        super().__init__("; ".join(f"{each.field}: {each.message}" if each.field else each.message for each in faults))
+        self.faults = faults
 
 
 def to_plain(resource: pb.Resource, *, full: bool = True) -> dict[str, Any]:
@@ -58,23 +66,26 @@ def from_plain(data: Any) -> pb.Resource:
     :raises FormError: it is none.
     """
     if not isinstance(data, Mapping):
-        raise FormError("a resource has the fields kind, metadata and spec")
-    for name in data:
-        if name not in _PARTS:
-            raise FormError(f"unknown field {name!r}; a resource has {', '.join(_PARTS)}")
-    kind = BY_NAME.get(str(data.get("kind", "")))
+        raise FormError(Fault("", "a resource has the fields kind, metadata and spec"))
+    faults = [
+        Fault(str(name), f"no such field; a resource has {', '.join(_PARTS)}") for name in data if name not in _PARTS
+    ]
+    called = data.get("kind")
+    kind = BY_NAME.get(str(called or ""))
     if kind is None:
-        raise FormError(f"kind: no kind {data.get('kind')!r}; there are {', '.join(sorted(BY_NAME))}")
+        raise FormError(Fault("kind", f"no kind {called!r}{near(str(called), sorted(BY_NAME), tell=True)}"), *faults)
     resource = pb.Resource()
-    _parse("metadata", data.get("metadata"), resource.metadata)
+    faults += read(data.get("metadata"), resource.metadata, "metadata")
     own = "spec" if kind.part in SPECS else "status"
     for name, part in {"spec": "", "status": status_part(kind), own: kind.part}.items():
         if name in data and not part:
-            raise FormError(f"{name}: a {kind.name} has none")
-        if name in data or name == own:
+            faults.append(Fault(name, f"a {kind.name} has none"))
+        elif name in data or name == own:
             target = getattr(resource, part)
+            faults += read(data.get(name), target, name)
             target.SetInParent()
-            _parse(name, data.get(name), target)
+    if faults:
+        raise FormError(*faults)
     return resource
 
 
@@ -133,15 +144,3 @@ def _shortest(value: float) -> float:
     exact = struct.pack("f", value)
     made = (float(f"{value:.{digits}g}") for digits in range(6, 10))
     return next((each for each in made if struct.pack("f", each) == exact), value)
-
-
-def _parse(name: str, data: Any, message: Message) -> None:
-    if data is None:
-        return
-    if not isinstance(data, Mapping):
-        raise FormError(f"{name}: must hold fields")
-    try:
-        json_format.ParseDict(dict(data), message)
-    except (json_format.ParseError, TypeError, ValueError, OverflowError) as error:
-        # Of several lines the others list fields by their names in JSON.
-        raise FormError(f"{name}: {str(error).splitlines()[0].rstrip('.')}") from error

@@ -16,6 +16,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
+from libs.near import near
 from libs.supervisor.supervisor import FINAL_STATES, Supervisor, UnknownProcess
 
 SOCKET = "supervisor.sock"
@@ -85,7 +86,9 @@ class ControlServer:
             async for status in self._handle(request):
                 await _send(writer, status)
         except UnknownProcess as error:
-            await _send(writer, {"error": f"no process {error.args[0]!r}"})
+            known = [each["name"] for each in self._supervisor.status()["processes"]]
+            meant = near(str(error.args[0]), known, tell=True)
+            await _send(writer, {"error": f"no process {error.args[0]!r}{meant}"})
         except (ValueError, KeyError, AttributeError, TypeError) as error:
             await _send(writer, {"error": f"bad request: {error}"})
 
@@ -148,3 +151,20 @@ def request(state_dir: Path | str, operation: str, *, timeout: float | None = No
     if not answers:
         raise NotRunning(f"the mesh in {state_dir} ended before it answered")
     return answers[-1]
+
+
+def restart(state_dir: Path | str, name: str, *, timeout: float | None = None) -> dict[str, Any]:
+    """Stops a process with grace, starts it again and waits: its row of the status, once it is ready or ended again.
+
+    :param timeout: seconds for it to stop; how long it takes to be ready is its own matter. Raises as `request`.
+    """
+
+    def row(status: dict[str, Any]) -> dict[str, Any]:
+        return next((each for each in status["processes"] if each["name"] == name), {"pid": None, "restarts": 0})
+
+    before = row(request(state_dir, "status", timeout=timeout))
+    request(state_dir, "restart", timeout=timeout, name=name)
+    for current in map(row, stream(state_dir, "watch")):
+        if current["restarts"] > before["restarts"] + 1 or (current["ready"] and current["pid"] != before["pid"]):
+            return current
+    raise NotRunning(f"the mesh in {state_dir} ended before {name} was ready")

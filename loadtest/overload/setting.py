@@ -132,6 +132,7 @@ async def prepare(mesh: Mesh, setting: Setting) -> Site:
         stub: Any = registry_pb2_grpc.RegistryServiceStub(channel)
         # What the mesh was seeded with, or had from an earlier run, is replaced.
         wanted = [*setting.plans, *(slo(tier, objective) for tier, objective in setting.objectives.items())]
+        wanted += [registry_pb2.ModelGrant(subject=f"plan:{plan.id}", namespaces=["default"]) for plan in setting.plans]
         for spec in setting.tenants:
             wanted += [tenant(spec), limits(spec)]
         await stub.Apply(registry_pb2.ApplyRequest(resources=map(pack, wanted)), timeout=_TIMEOUT)

@@ -18,6 +18,8 @@ from dataclasses import fields, is_dataclass
 from importlib import import_module
 from typing import Annotated, Any, NamedTuple, TypeAlias, Union, get_args, get_origin, get_type_hints
 
+from libs.near import near
+
 Node: TypeAlias = "str | Callable[..., Any] | Mapping[str, Node]"
 """A command, or commands by name; "module:name" is imported when it is needed."""
 Groups: TypeAlias = Mapping[str, Mapping[str, Node]]
@@ -135,14 +137,6 @@ def _called(function: Callable[..., Any], given: dict[str, Any]) -> Any:
     return function(**given)
 
 
-def near(word: str, known: Mapping[str, Any] | list[str]) -> str:
-    """What may have been meant, as the end of a message."""
-    from difflib import get_close_matches
-
-    found = get_close_matches(word, known, 1)
-    return f"; did you mean {found[0]}?" if found else ""
-
-
 def overview(groups: Groups, path: str) -> str:
     """The help of commands by heading."""
     width = max(len(name) for group in groups.values() for name in group) + 2
@@ -163,7 +157,8 @@ def summary(function: Callable[..., Any]) -> str:
 
 class _Parser(argparse.ArgumentParser):
     def error(self, message: str) -> Any:
-        raise UsageError(f"{message}; see `{self.prog} --help`")
+        unknown = message.partition("unrecognized arguments: ")[2].partition(" ")[0].partition("=")[0]
+        raise UsageError(f"{message}{near(unknown, self._option_string_actions)}; see `{self.prog} --help`")
 
 
 def _parser(function: Callable[..., Any], path: str) -> _Parser:

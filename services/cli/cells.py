@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator
 from typing import Any
 
 from libs.deadlines import to_seconds
 from libs.resources.kind import Column, Kind
+from libs.resources.quantities import short_enum, show_seconds, show_usd
 from services.cli.output import timestamp
-from services.cli.quantities import show_seconds, show_usd
 
 LAST = ("OWNER", "LABELS", "REVISION")
 """Columns of every kind, of which people want the revision at most."""
@@ -75,9 +74,3 @@ def show(field: Any, value: Any) -> str:
     if isinstance(value, bool):
         return "yes" if value else "no"
     return f"{value:.6g}" if isinstance(value, float) else str(value)
-
-
-def short_enum(enum: str, name: str) -> str:
-    """ "serve-idle" of OverQuota's OVER_QUOTA_SERVE_IDLE."""
-    prefix = re.sub(r"(?<=[a-z])(?=[A-Z])", "_", enum).upper() + "_"
-    return name.removeprefix(prefix).replace("_", "-").lower()

@@ -4,16 +4,15 @@ from __future__ import annotations
 
 from typing import Any
 
+from libs.near import near
 from libs.resources.kind import Kind
 from services.cli import files
-from services.cli.app import UsageError, near
-from services.cli.cells import short_enum
-from services.cli.quantities import parse_microusd, parse_seconds
+from services.cli.app import UsageError
 
 
 def assign(form: dict[str, Any], kind: Kind, text: str, *, labels: bool = False) -> None:
     """Sets the field of "weight=2", "spec.blast_radius.max_tenants=3" or "ladder.0.smaller_model.models.a=b"; "weight="
-    takes it away. Values are YAML; where a field says what it is, also "paid", "1d" and "$0.02".
+    takes it away. Values are YAML, and text as it is.
 
     :raises UsageError: it makes no sense; the message names the field.
     """
@@ -50,18 +49,8 @@ def value_of(field: Any, raw: str, path: str) -> Any:
 
 def value_of_one(field: Any, raw: str, path: str) -> Any:
     """Likewise, of one element."""
-    if field.type == field.TYPE_STRING:
-        quoted = raw[:1] in "\"'" and raw[-1:] == raw[:1]
-        return files.scalar(raw, path) if quoted else raw
-    if field.enum_type is not None:
-        known = {short_enum(field.enum_type.name, each.name): each.name for each in field.enum_type.values}
-        if raw not in known and raw not in known.values():
-            raise UsageError(f"{path}: {raw!r} is none of {', '.join(list(known)[1:])}")
-        return known.get(raw, raw)
-    if field.message_type is not None and field.message_type.full_name == "google.protobuf.Duration":
-        return f"{parse_seconds(raw, path):.9f}".rstrip("0").rstrip(".") + "s"
-    if "microusd" in field.name and raw.startswith("$"):
-        return parse_microusd(raw, path)
+    if field.type == field.TYPE_STRING and not (raw[:1] in "\"'" and raw[-1:] == raw[:1]):
+        return raw
     return files.scalar(raw, path)
 
 
@@ -74,7 +63,7 @@ def _field(kind: Kind, parts: list[str], path: str) -> Any:
             continue
         if message is None or part not in message.fields_by_name:
             known = message.fields_by_name if message is not None else {}
-            raise UsageError(f"{path}: no field {part!r}{near(part, dict(known))}; see `weir explain {kind.name}`")
+            raise UsageError(f"{path}: no field {part!r}{near(part, known)}; see `weir explain {kind.name}`")
         found = message.fields_by_name[part]
         message = found.message_type
         if message is not None and message.GetOptions().map_entry:

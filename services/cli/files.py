@@ -1,129 +1,32 @@
-"""Resources in files: YAML documents or JSON, one way to write each.
-
-Scalars are read as YAML 1.2's core schema has them: `on` and `2026-01-01` are text, true and false are not. Doubled
-keys, aliases and tags are refused: none of them says anything here that a reader would not take for something else.
-"""
+"""Files with resources, and values of the command line, as libs/resources/documents.py reads them."""
 
 from __future__ import annotations
 
-import json
-import re
 import sys
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-import yaml
-
+from libs.resources.documents import DocumentError, Place, documents, load_all
 from services.cli.app import UsageError
 
-_Loader: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
-_Dumper: Any = getattr(yaml, "CSafeDumper", yaml.SafeDumper)
 _ENDINGS = (".yaml", ".yml", ".json")
-_INT, _FLOAT = re.compile(r"[-+]?[0-9]{1,40}"), re.compile(r"[-+]?(\.[0-9]+|[0-9]+(\.[0-9]*)?)([eE][-+]?[0-9]+)?")
-_WORDS = {
-    **dict.fromkeys(("", "~", "null", "Null", "NULL"), None),
-    **dict.fromkeys(("true", "True", "TRUE"), True),
-    **dict.fromkeys(("false", "False", "FALSE"), False),
-}
-_DEEPEST = 100
-_PLAIN_LINES = re.compile(r"(?:[!-~](?:[ -~]*[!-~])?\n)+")
-"""Text of several lines that is as readable in a literal block as it is safe there."""
-
-
-class _Writer(_Dumper):
-    """Quotes whatever YAML 1.1 or 1.2 would not read as text."""
-
-    def represent_text(self, text: str) -> Any:
-        """A string, in lines of its own if it has some."""
-        style = None
-        if _PLAIN_LINES.fullmatch(text):
-            style = "|"
-        elif not text.isprintable():
-            style = '"'
-        elif _FLOAT.fullmatch(text) or text[:2] in ("0o", "0x"):
-            style = "'"
-        return self.represent_scalar("tag:yaml.org,2002:str", text, style=style)
-
-
-_Writer.add_representer(str, _Writer.represent_text)
-
-
-def dump(data: Any) -> str:
-    """A value as a YAML document, its fields in their order."""
-    return yaml.dump(data, Dumper=_Writer, sort_keys=False, allow_unicode=True, width=sys.maxsize >> 33)
-
-
-def dump_all(documents: Sequence[Any]) -> str:
-    """Values as documents."""
-    return "---\n".join(map(dump, documents))
-
-
-def load_all(text: str, where: str) -> Iterator[tuple[int, Any]]:
-    """The documents of a text that say something, each with the number of the line where it begins.
-
-    :raises UsageError: it is no YAML, or more than is read here; the message names place and fault.
-    """
-    try:
-        events = yaml.parse(text, Loader=_Loader)
-        for event in events:
-            if isinstance(event, yaml.DocumentStartEvent):
-                first = next(events)
-                if (value := _plain(first, events, where, 0)) is not None:
-                    yield first.start_mark.line + 1, value
-    except yaml.MarkedYAMLError as error:
-        mark = error.problem_mark or error.context_mark
-        line = f":{mark.line + 1}" if mark else ""
-        raise UsageError(f"{where}{line}: {error.problem or error.context}") from error
-    except yaml.YAMLError as error:
-        raise UsageError(f"{where}: {' '.join(str(error).split())}") from error
 
 
 def scalar(text: str, where: str) -> Any:
-    """A value that is written on the command line."""
-    return next((value for _, value in load_all(text, where)), None)
+    """A value that is written on the command line.
+
+    :raises UsageError: it is none.
+    """
+    with _refusing():
+        return next((value for _, value in load_all(text, where)), None)
 
 
-def _plain(event: Any, events: Iterator[Any], where: str, depth: int) -> Any:
-    """The value that begins with the event."""
-    at = f"{where}:{event.start_mark.line + 1}"
-    if isinstance(event, yaml.AliasEvent) or event.anchor:
-        raise UsageError(f"{at}: an alias (*, &) is used; write the value out")
-    if event.tag and event.tag != "!":
-        raise UsageError(f"{at}: a tag (!) is used; write the value without")
-    if depth > _DEEPEST:
-        raise UsageError(f"{at}: nested too deeply")
-    if isinstance(event, yaml.ScalarEvent):
-        return event.value if event.style else _word(event.value)
-    if isinstance(event, yaml.SequenceStartEvent):
-        return [_plain(each, events, where, depth + 1) for each in _until(events, yaml.SequenceEndEvent)]
-    made: dict[str, Any] = {}
-    for key in _until(events, yaml.MappingEndEvent):
-        if not isinstance(key, yaml.ScalarEvent):
-            raise UsageError(f"{at}: a field's name must be a word")
-        if key.value in made:
-            raise UsageError(f"{where}:{key.start_mark.line + 1}: {key.value!r} is there twice")
-        made[key.value] = _plain(next(events), events, where, depth + 1)
-    return made
+def read(paths: Sequence[str]) -> Iterator[tuple[Place, Any]]:
+    """Every document of these files and folders, with its place; "-" is standard input.
 
-
-def _until(events: Iterator[Any], end: type) -> Iterator[Any]:
-    while not isinstance(event := next(events), end):
-        yield event
-
-
-def _word(text: str) -> Any:
-    if text in _WORDS:
-        return _WORDS[text]
-    if _INT.fullmatch(text):
-        return int(text)
-    return float(text) if _FLOAT.fullmatch(text) else text
-
-
-def read(paths: Sequence[str]) -> Iterator[tuple[str, Any]]:
-    """Every document of these files and folders, with its place ("acme.yaml:12"); "-" is standard input.
-
-    :raises UsageError: a file cannot be read.
+    :raises UsageError: a file cannot be read, or is none.
     """
     for name in paths:
         path = Path(name)
@@ -133,7 +36,16 @@ def read(paths: Sequence[str]) -> Iterator[tuple[str, Any]]:
         if not found:
             raise UsageError(f"{name}: no {', '.join(_ENDINGS)} in it")
         for each in found:
-            yield from _documents(*read_text(each))
+            with _refusing():
+                yield from documents(*read_text(each))
+
+
+@contextmanager
+def _refusing() -> Iterator[None]:
+    try:
+        yield
+    except DocumentError as error:
+        raise UsageError(str(error)) from error
 
 
 def read_text(path: Path) -> tuple[str, str]:
@@ -149,26 +61,3 @@ def read_text(path: Path) -> tuple[str, str]:
     except (OSError, UnicodeError) as error:
         raise UsageError(f"{where}: {getattr(error, 'strerror', '') or 'not UTF-8'}") from error
     return text, where
-
-
-def _documents(text: str, where: str) -> Iterator[tuple[str, Any]]:
-    documents = [(1, _json(text, where))] if where.endswith(".json") else load_all(text, where)
-    for line, document in documents:
-        listed = document.get("resources") if isinstance(document, dict) else document
-        for each in listed if isinstance(listed, list) else [document]:
-            yield f"{where}:{line}", each
-
-
-def _json(text: str, where: str) -> Any:
-    def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-        made = dict(pairs)
-        if len(made) != len(pairs):
-            raise UsageError(f"{where}: a field is there twice: {[name for name, _ in pairs]}")
-        return made
-
-    try:
-        return json.loads(text, object_pairs_hook=unique)
-    except ValueError as error:
-        raise UsageError(f"{where}: {error}") from error
-    except RecursionError:
-        raise UsageError(f"{where}: nested too deeply") from None

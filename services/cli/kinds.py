@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from libs.near import near
 from libs.resources.kind import Kind
 from libs.resources.snapshot import BY_NAME, BY_PLURAL, KINDS
-from services.cli.app import UsageError, near
+from services.cli.app import UsageError
 
 ALL = "all"
 

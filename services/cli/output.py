@@ -15,14 +15,25 @@ from services.cli.tables import layout
 WIDTH = 100
 """Columns of a table in a pipe."""
 _COLOURS = {"created": "32", "changed": "33", "deleted": "31", "pruned": "31", "unchanged": "2", "bold": "1"}
+_CHANGED = "it was changed meanwhile: look at it again with `weir get` or `weir diff`, then repeat"
 _NEXT = {
-    "CONFLICT": "look at it again with `weir get` or `weir diff`, then repeat",
-    "NOT_FOUND": "`weir get KIND` lists what there is",
+    "CONFLICT revision": _CHANGED,
+    "CONFLICT guard": _CHANGED,
+    "CONFLICT owner": "`--take-over` takes it over",
+    "CONFLICT capacity": "`weir workers` says what is loaded where",
+    "CONFLICT alias": "`weir rollout abort` ends it",
+    "CONFLICT max_cost": "`weir rollout abort` ends it; another may cost more (`--max-cost`)",
+    "CONFLICT switch.kill": "`weir rollout kill --off` lifts it",
+    "CONFLICT switch.freeze": "`weir rollout freeze --off` lifts it",
+    "CONFLICT budget": "`weir slo status` says what is left",
+    "NOT_FOUND revision": "`weir history` lists the revisions that are kept",
+    "NOT_FOUND alias": "`weir get rollouts` lists them",
+    "NOT_FOUND key_id": "`weir get keys` lists them",
     "PERMISSION_DENIED": "`weir get roles` says who may",
     "REVISION_GONE": "`weir history` lists the revisions that are kept",
     "DEADLINE_EXCEEDED": "see `weir status`",
 }
-"""By reason: what to do, where the message does not say it."""
+"""By reason and by what bound, or by a reason that has one cause: what to do, where the message does not say it."""
 
 
 def print_json(data: Any, *, indent: int | None = 2) -> None:
@@ -114,20 +125,39 @@ def failed(message: str) -> SystemExit:
     return SystemExit(1)
 
 
-def print_error(error: Any, where: Mapping[str, str] | None = None) -> None:
+def print_error(error: Any, where: Mapping[str, Any] | None = None) -> None:
     """A WeirError: one line, and one for each further fault.
 
-    :param where: by resource, the place in a file that it comes from.
+    :param where: by resource, the `Place` in a file that it comes from.
     """
     limit = f" [{error.limit}]" if error.limit and error.limit not in error.message else ""
     later = f"; try again in {error.retry_after:g} s" if error.retry_after else ""
-    then = _NEXT.get(error.reason.name, "") if "`" not in error.message else ""
+    then = _hint(error)
     faults = getattr(error, "faults", ())
     said = f"{len(faults)} faults, nothing was changed" if len(faults) > 1 else f"{error.message}{limit}"
     warn(f"error: {said} ({error.reason.name}){later}" + (f"; {then}" if then else ""))
     for field, message in faults if len(faults) > 1 or where else ():
-        place = (where or {}).get(field.split(" ")[0], "")
-        warn(f"  {place and place + ': '}{field}: {message}")
+        what, _, path = field.partition(" ")
+        place = f"{where[what].of(path)}: " if where and what in where else ""
+        warn(f"  {place}{field}: {message}")
+
+
+def _hint(error: Any) -> str:
+    """What to do about the cause; nothing where that is said already, or not known."""
+    reason, limit = error.reason.name, error.limit
+    plural, _, name = limit.partition("/")
+    if "`" in error.message:
+        return ""
+    if name and reason == "NOT_FOUND":
+        return f"`weir get {plural}` lists them"
+    if name and reason == "CONFLICT":
+        return _CHANGED if " " in name else f"`weir describe {plural} {name}` says what refers to it"
+    return _NEXT.get(f"{reason} {limit}") or _NEXT.get(reason, "")
+
+
+def would(dry_run: bool) -> str:
+    """What stands before an outcome, on every line of a dry run."""
+    return "would be " if dry_run else ""
 
 
 def dry(dry_run: bool) -> None:

@@ -1,15 +1,9 @@
-"""Times and money as operators write and read them."""
+"""Times and money as operators write them."""
 
 from __future__ import annotations
 
-import re
-from decimal import Decimal, InvalidOperation
-
+from libs.resources.quantities import microusd_in, seconds_in
 from services.cli.app import UsageError
-
-_TIME = re.compile(r"(\d+(?:\.\d+)?)(ms|s|m|h|d|)")
-_UNITS = {"ms": 0.001, "": 1.0, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
-_MICRO = 1_000_000
 
 
 def parse_seconds(text: str, option: str) -> float:
@@ -17,19 +11,10 @@ def parse_seconds(text: str, option: str) -> float:
 
     :raises UsageError: naming the option.
     """
-    match = _TIME.fullmatch(text)
-    if match is None:
-        raise UsageError(f"{option}: a number and ms, s, m, h or d, such as 500ms or 30d; not {text!r}")
-    return float(match[1]) * _UNITS[match[2]]
-
-
-def show_seconds(seconds: float) -> str:
-    """In the largest unit of which it is a whole number, else in seconds or milliseconds: "1 d", "90 s", "150 ms"."""
-    for unit in ("d", "h", "m"):
-        if seconds and seconds % _UNITS[unit] == 0:
-            return f"{seconds / _UNITS[unit]:.0f} {unit}"
-    number, unit = (seconds * 1000, "ms") if 0 < seconds < 1 else (seconds, "s")
-    return f"{number:.3f}".rstrip("0").rstrip(".") + f" {unit}"
+    try:
+        return seconds_in(text)
+    except ValueError as error:
+        raise UsageError(f"{option}: {error}") from error
 
 
 def parse_microusd(text: str, option: str) -> int:
@@ -38,16 +23,6 @@ def parse_microusd(text: str, option: str) -> int:
     :raises UsageError: naming the option; also for a negative amount and for parts of a micro-dollar.
     """
     try:
-        micro = Decimal(text.removeprefix("$")) * _MICRO
-    except InvalidOperation:
-        micro = Decimal(-1)
-    if not micro.is_finite() or micro < 0 or micro != int(micro):
-        raise UsageError(f"{option}: dollars, such as 0.02, down to a millionth; not {text!r}")
-    return int(micro)
-
-
-def show_usd(microusd: int) -> str:
-    """Dollars with at least two and at most six decimals: "$0.02", "$1.500001"."""
-    whole, part = divmod(microusd, _MICRO)
-    decimals = f"{part:06d}"
-    return f"${whole}.{decimals[:2]}{decimals[2:].rstrip('0')}"
+        return microusd_in(text)
+    except ValueError as error:
+        raise UsageError(f"{option}: {error}") from error

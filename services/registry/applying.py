@@ -131,7 +131,7 @@ def delete(
         key = kind.prefix + name.name
         there = stored(key)
         if there is None:
-            raise WeirError(Reason.NOT_FOUND, f"there is no {resource_of(key)}", limit=f"resources[{number}]")
+            raise WeirError(Reason.NOT_FOUND, f"there is no {resource_of(key)}", limit=resource_of(key))
         _require_fresh(key, name.revision, there)
         keys.append(key)
     writes = tuple(Write(key, None) for key in dict.fromkeys(keys))
@@ -229,9 +229,7 @@ def _require_owner(wanted: Wanted, request: pb.ApplyRequest) -> None:
     have = wanted.stored.metadata.owner if wanted.stored is not None else ""
     claims = wanted.metadata.owner
     if have and claims and have != claims and not request.take_over:
-        raise WeirError(
-            Reason.CONFLICT, f"{wanted.name} belongs to {have!r}, not to {claims!r}; say take_over", limit="owner"
-        )
+        raise WeirError(Reason.CONFLICT, f"{wanted.name} belongs to {have!r}, not to {claims!r}", limit="owner")
 
 
 def _writes(snapshot: RegistrySnapshot, wanted: Wanted, request: pb.ApplyRequest, call: Call) -> Iterator[Write]:

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 
 from weir.registry.v1 import registry_pb2 as pb
 
-from libs.changes import Change, Write
+from libs.changes import Change, Write, resource_of
 from libs.errors import Reason, WeirError
 from libs.registry import RegistrySnapshot
 from libs.resources.codec import pack, unpack
@@ -21,7 +21,7 @@ from services.registry.rollouts import require_no_rollout
 
 
 def rollback(
-    snapshot: RegistrySnapshot, stored: Sequence[pb.ResourceChange], *, revision: int
+    snapshot: RegistrySnapshot, stored: Sequence[pb.ResourceChange], *, revision: int, named: bool
 ) -> Change[pb.RollbackResponse]:
     """What makes the resources what they were: those of kinds that go back (`Kind.restored`).
 
@@ -30,12 +30,33 @@ def rollback(
     not undone by going back in time; neither is who may act as a tenant (workloads, issuers of tokens).
 
     :param stored: how the state at `revision` differs from the snapshot: `after` as it was then.
+    :param named: one resource is meant; else what was made since and is needed by what does not go back stays, and is
+        told: a whole registry must go back although a tenant came and has a key.
     :raises WeirError: CONFLICT, naming the resource, when the result would not hold together or an alias's rollout is
         under way.
     """
-    writes = tuple(write for each in stored if (write := _write(snapshot, each)) is not None)
-    _require_whole(after(snapshot, writes), writes, revision)
-    return Change(pb.RollbackResponse(), writes)
+    writes = {write.key: write for each in stored if (write := _write(snapshot, each)) is not None}
+    kept: set[str] = set()
+    while not named and (needed := _needed(snapshot, writes.values(), kept)):
+        kept |= needed
+        writes = {key: write for key, write in writes.items() if key not in needed}
+    made = tuple(writes.values())
+    _require_whole(after(snapshot, made), made, revision)
+    return Change(pb.RollbackResponse(kept=sorted(map(resource_of, kept))), made)
+
+
+def _needed(snapshot: RegistrySnapshot, writes: Iterable[Write], kept: Collection[str]) -> set[str]:
+    """Keys of what would be deleted although something that stays names it. Of a tenant that stays, so does what bounds
+    it: without limits it would have none."""
+    gone = {write.key: place_of(write.key) for write in writes if write.resource is None}
+    then = after(snapshot, writes)
+    missed = referrers_of([(kind.plural, name) for kind, name in gone.values()], then)
+    tenants = {name for kind, name in map(place_of, kept) if kind.plural == "tenants"}
+    return {
+        key
+        for key, (kind, name) in gone.items()
+        if (kind.plural, name) in missed or kind.tenant_of(name, message_of(snapshot, kind, name)) in tenants
+    }
 
 
 def _write(snapshot: RegistrySnapshot, difference: pb.ResourceChange) -> Write | None:
@@ -77,8 +98,12 @@ def _require_whole(then: RegistrySnapshot, writes: Sequence[Write], revision: in
         return
     resource, message = found[0]
     more = f" (and {len(found) - 1} more)" if len(found) > 1 else ""
+    plural, _, name = resource.partition("/")
+    then_what = f"; `weir keys revoke {name}` first" if plural == "keys" else ""
     raise WeirError(
-        Reason.CONFLICT, f"at revision {revision}, {resource} would not hold: {message}{more}", limit=resource
+        Reason.CONFLICT,
+        f"at revision {revision}, {resource} would not hold: {message}{more}{then_what}",
+        limit=resource,
     )
 
 

@@ -102,7 +102,9 @@ def require_no_rollout(snapshot: RegistrySnapshot, alias: str) -> None:
     """
     rollout = snapshot.rollouts.get(alias)
     if rollout is not None and is_live(rollout):
-        raise WeirError(Reason.CONFLICT, f"a rollout of {alias} is under way; abort it first", limit="rollout")
+        raise WeirError(
+            Reason.CONFLICT, f"a rollout of {alias} is under way; `weir rollout abort {alias}` ends it", limit="rollout"
+        )
 
 
 def _live(snapshot: RegistrySnapshot, alias: str) -> pb.Rollout:
@@ -111,7 +113,11 @@ def _live(snapshot: RegistrySnapshot, alias: str) -> pb.Rollout:
         raise WeirError(Reason.NOT_FOUND, f"no rollout of {alias!r}", limit="alias")
     if not is_live(rollout):
         phase = pb.RolloutPhase.Name(phase_of(rollout)).removeprefix("ROLLOUT_PHASE_")
-        raise WeirError(Reason.CONFLICT, f"the rollout of {alias} has ended: {phase}", limit="rollout")
+        raise WeirError(
+            Reason.CONFLICT,
+            f"the rollout of {alias} has ended: {phase}; `weir rollout start {alias}` begins another",
+            limit="rollout",
+        )
     return rollout
 
 
@@ -120,7 +126,9 @@ def _advance(snapshot: RegistrySnapshot, made: pb.Rollout, arm: str, now: float)
     place = place_after(here, steps=len(made.steps), shadow=made.HasField("shadow"))
     if place is None:
         raise WeirError(
-            Reason.CONFLICT, "an experiment has no next step; promote an arm, or abort it", limit="steering"
+            Reason.CONFLICT,
+            "an experiment has no next step; `weir rollout promote --arm` or `abort` ends it",
+            limit="steering",
         )
     if place.phase is Phase.PROMOTED:
         return _promote(snapshot, made, arm, now)

@@ -90,7 +90,8 @@ class RegistryServicer(registry_pb2_grpc.RegistryServiceServicer):
         kv = self._view.stored(kind.prefix + request.name)
         resource = self._listings.shown(kind, kv) if kv is not None else None
         if kv is None or (grant.tenants and (resource is None or not exists_for(grant, resource))):
-            raise WeirError(Reason.NOT_FOUND, f"there is no {kind.plural} {shown(request.name)}", limit="name")
+            what = f"{kind.plural}/{request.name}"
+            raise WeirError(Reason.NOT_FOUND, f"there is no {shown(what)[1:-1]}", limit=what)
         if resource is None:
             raise WeirError(Reason.INTERNAL, f"{kind.plural}/{request.name} cannot be read; apply it anew")
         named = [
@@ -196,7 +197,7 @@ class RegistryServicer(registry_pb2_grpc.RegistryServiceServicer):
         for _ in range(_ATTEMPTS):
             done = await self._roll_back(request, context)
             if done is not None:
-                return pb.RollbackResponse(changes=done.changes, revision=done.revision)
+                return pb.RollbackResponse(changes=done.changes, revision=done.revision, kept=done.message.kept)
         raise WeirError(Reason.CONFLICT, "too many changes at once; try again", retry_after=1.0)
 
     async def CreateKey(self, request: pb.CreateKeyRequest, context: grpc.aio.ServicerContext) -> pb.CreateKeyResponse:
@@ -246,7 +247,7 @@ class RegistryServicer(registry_pb2_grpc.RegistryServiceServicer):
             late = fence is not None and fence.mod_revision > read
             if late:
                 return nothing(pb.RollbackResponse())
-            return rollback(snapshot, backwards(since), revision=request.to_revision)
+            return rollback(snapshot, backwards(since), revision=request.to_revision, named=bool(request.name))
 
         done = await self._change("Rollback", plan, request, context)
         return None if late else done

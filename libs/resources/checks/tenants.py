@@ -56,7 +56,7 @@ def check_tenant(message: pb.Tenant, snapshot: RegistrySnapshot) -> Iterator[Fau
         yield from _check_reserved("metadata.name", message.id)
     yield from check_text("spec.display_name", message.display_name, 200)
     if message.plan not in (pb.PLAN_FREE, pb.PLAN_PAID):
-        yield Fault("spec.plan", "must be PLAN_FREE or PLAN_PAID")
+        yield Fault("spec.plan", "must be free or paid")
     yield from check_range("spec.weight", message, 0, MAX_WEIGHT)
     yield from check_pins(message.safety_policies)
     yield from check_enum("spec.safety_fail_mode", message)

@@ -5,13 +5,16 @@ from __future__ import annotations
 import os
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 from services.cli import calls
 from services.cli.app import Argument, DryRun, Json, Option, Reason, UsageError, printable, warn
 from services.cli.commands.show import Maybe, One, changes, form, name_of, parsed, print_differences
 from services.cli.kinds import label, one, some, targets
-from services.cli.output import dry, failed, paint, print_json
+from services.cli.output import dry, failed, paint, print_json, would
+
+if TYPE_CHECKING:
+    from libs.resources.documents import Place
 
 Files = Annotated[
     Sequence[str],
@@ -62,7 +65,7 @@ def diff(
     except Exception as error:
         error.exit_code = 2  # type: ignore[attr-defined]
         raise
-    print_json({"changes": changes(found)}) if as_json else print_changes(found)
+    print_json({"changes": changes(found)}) if as_json else print_changes(found, dry_run=bool(file))
     raise SystemExit(1 if found else 0)
 
 
@@ -73,11 +76,12 @@ def edit(target: One, reason: Reason = "", dry_run: DryRun = False, as_json: Jso
     import tempfile
     from pathlib import Path
 
+    from libs.resources.documents import dump
     from services.cli import files
 
     kind, name = one(target)
     present = _get(kind.name, name)
-    before = files.dump(form(present, full=False))
+    before = dump(form(present, full=False))
     with tempfile.NamedTemporaryFile("w", suffix=".yaml", prefix="weir-", delete=False, encoding="utf-8") as draft:
         draft.write(before)
     path = Path(draft.name)
@@ -157,25 +161,29 @@ def rollback(
 ) -> None:
     """Make a resource, a kind or the whole configuration what it was at a revision.
 
-    Without KIND these stay: keys, roles, trust, model grants, versions, pins, rollouts and the kill switch.
+    Without KIND these stay: keys, roles, trust, model grants, versions, pins, rollouts and the kill switch; and what
+    they need of what was made since, such as a tenant that has a key, with its limits. What stays so is told.
     """
     kind, name = some(target)
     change = {"reason": reason, "dry_run": dry_run}
     answer = calls.ask("registry", "Rollback", to_revision=to, kind=kind, name=name, change=change)
     if as_json:
-        print_json({"revision": answer.revision, "dry_run": dry_run, "changes": changes(answer.changes)})
+        kept = {"changes": changes(answer.changes), "kept": list(answer.kept)}
+        print_json({"revision": answer.revision, "dry_run": dry_run, **kept})
         return
-    print_changes(answer.changes)
+    print_changes(answer.changes, dry_run=dry_run)
+    for each in answer.kept:
+        print(f"{printable(each)} stays: it was made since, and what does not go back needs it")
     print(f"revision {answer.revision}")
     dry(dry_run)
 
 
-def print_changes(found: Sequence[Any]) -> None:
+def print_changes(found: Sequence[Any], *, dry_run: bool = False) -> None:
     """Differences, by resource."""
     for each in found:
         before, after = parsed(each)
         outcome = "created" if before is None else "deleted" if after is None else "changed"
-        print(f"{printable(each.resource)} {paint(outcome, outcome)}")
+        print(f"{printable(each.resource)} {would(dry_run)}{paint(outcome, outcome)}")
         print_differences(_fields(each))
     if not found:
         print("no differences")
@@ -186,13 +194,33 @@ def read_form(data: Any, place: str) -> Any:
 
     :raises UsageError: it is none; the message names the place.
     """
+    from libs.resources.documents import Place
+
+    found, faults = _parsed(data, Place(place))
+    _raise(faults)
+    return found
+
+
+def _parsed(data: Any, place: Place) -> tuple[Any, list[str]]:
+    """The resource, or what is wrong with it: the place of each fault, the field and what it must be."""
     from libs.resources.forms import FormError, from_plain
+    from libs.resources.snapshot import BY_NAME
 
     try:
-        return from_plain(data)
+        return from_plain(data), []
     except FormError as error:
-        kind = str(data.get("kind", "KIND")) if isinstance(data, dict) else "KIND"
-        raise UsageError(f"{place}: {error}; see `weir explain {kind}`") from error
+        kind = data.get("kind") if isinstance(data, dict) else None
+        see = f"`weir explain {kind}`" if isinstance(kind, str) and kind in BY_NAME else "`weir api-resources`"
+        return None, [
+            f"{place.of(f.field)}: {f.field}{': ' * bool(f.field)}{f.message}; see {see}" for f in error.faults
+        ]
+
+
+def _raise(faults: Sequence[str]) -> None:
+    """:raises UsageError: with all of them, if there are any."""
+    if faults:
+        several = [f"{len(faults)} faults, nothing was changed", *(f"  {each}" for each in faults)]
+        raise UsageError("\n".join(several) if len(faults) > 1 else faults[0])
 
 
 def _report(answer: Any, *, dry_run: bool, as_json: bool, gone: str = "pruned") -> None:
@@ -213,9 +241,10 @@ def _report(answer: Any, *, dry_run: bool, as_json: bool, gone: str = "pruned") 
         print_json({"results": results, "summary": summary, "revision": answer.revision, "dry_run": dry_run})
         return
     for name, outcome, each in told:
-        print(f"{printable(name)} {paint(outcome, outcome)}")
+        print(f"{printable(name)} {would(dry_run)}{paint(outcome, outcome)}")
         print_differences(_fields(each.change))
-    print(", ".join(f"{count} {outcome}" for outcome, count in summary.items()) + f" (revision {answer.revision})")
+    counted = ", ".join(f"{count} {outcome}" for outcome, count in summary.items())
+    print(f"{'would be: ' * dry_run}{counted} (revision {answer.revision})")
     dry(dry_run)
 
 
@@ -246,7 +275,7 @@ def _apply_files(file: Sequence[str], owner: str, prune: bool, take_over: bool, 
 
 
 def _apply(
-    resources: Sequence[Any], places: Mapping[str, str] | None = None, *, reason: str, dry_run: bool, **more: Any
+    resources: Sequence[Any], places: Mapping[str, Place] | None = None, *, reason: str, dry_run: bool, **more: Any
 ) -> Any:
     try:
         change = {"reason": reason, "dry_run": dry_run}
@@ -256,18 +285,23 @@ def _apply(
         raise
 
 
-def _resources(paths: Sequence[str]) -> tuple[list[Any], dict[str, str]]:
+def _resources(paths: Sequence[str]) -> tuple[list[Any], dict[str, Place]]:
     """The resources of files, and where each is written."""
     from services.cli import files
 
-    found, places = [], dict[str, str]()
+    found, faults = [], list[str]()
+    places: dict[str, Place] = {}
     for place, document in files.read(paths):
-        resource = read_form(document, place)
+        resource, wrong = _parsed(document, place)
+        faults += wrong
+        if wrong:
+            continue
         what = label(*name_of(resource))
         if what in places:
-            raise UsageError(f"{place}: {what} is in {places[what]} too")
+            faults.append(f"{place}: {what} is in {places[what]} too")
         places[what] = place
         found.append(resource)
+    _raise(faults)
     return found, places
 
 

@@ -76,7 +76,7 @@ def gc(
             *(
                 (
                     each.model_version,
-                    ("goes" if dry_run else "gone") if each.model_version in gone else "stays",
+                    ("would go" if dry_run else "gone") if each.model_version in gone else "stays",
                     done.refused.get(each.model_version, each.reason),
                 )
                 for each in done.plan.doomed

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Annotated, Any
 
 from services.cli import calls
-from services.cli.app import Argument, DryRun, Json, Option, Reason, UsageError, printable
+from services.cli.app import Argument, DryRun, Json, Option, Reason, UsageError, printable, warn
 from services.cli.output import dry, failed, print_json
 
 Subject = Annotated[str, Argument("Who: tenant:ID, plan:ID or all.")]
@@ -38,7 +38,12 @@ def grant(
     dry_run: DryRun = False,
     as_json: Json = False,
 ) -> None:
-    """Let tenants use models, beside what they may use already. What nothing grants does not exist for them."""
+    """Let tenants use models, beside what they may use already. What nothing grants does not exist for them.
+
+    A tenant has what is granted to it, to its plan and to all, together. "all" is every tenant, also those that come
+    later, and a namespace is whatever anybody releases in it: who shall see some names only is granted those, and
+    neither its plan nor all is granted more.
+    """
     given = _given(namespace, model, pinned)
 
     def add(present: Any) -> None:
@@ -47,6 +52,8 @@ def grant(
             there.extend(name for name in dict.fromkeys(names) if name not in there)
 
     _change(subject, add, reason=reason, dry_run=dry_run, as_json=as_json)
+    if subject == "all":
+        warn("all is every tenant, also those that come later, with whatever is released in its namespaces later")
 
 
 def revoke(
@@ -83,6 +90,7 @@ def explain(
     as_json: Json = False,
 ) -> None:
     """Say whether a tenant may use a model, and why. Exit code 1: it may not, and what would allow it is said."""
+    from libs.authority.models import subjects_of
     from libs.routing import RoutingTable
 
     kinds = ("tenants", "models", "aliases", "rollouts", "switches", "model-grants")
@@ -90,9 +98,12 @@ def explain(
     found, gets = table.access.explain(tenant, model), table.find_model(tenant, model)
     remedy = _remedy(tenant, model, found.missing) if found.missing else ""
     version = gets.model_version if gets is not None else ""
+    known = table.snapshot.tenants.get(tenant)
+    applying = {each: _given_by(table.snapshot.model_grants.get(each)) for each in subjects_of(known)} if known else {}
+    by_alias = table.access.giving(tenant, model)
     if as_json:
-        told = {"allowed": found.allowed, "by": found.by, "missing_namespaces": found.missing}
-        print_json({**told, "model_version": version, "remedy": remedy})
+        told = {"allowed": found.allowed, "by": found.by, "missing_namespaces": found.missing, "grants": applying}
+        print_json({**told, "model_version": version, "by_alias": by_alias, "remedy": remedy})
     elif found.allowed:
         print(f"{tenant} may use {model}, granted to {' and '.join(found.by)}")
         print(f"  it gets {version}" if version else "  but the version that it would get is not registered")
@@ -101,15 +112,45 @@ def explain(
     elif not found.model:
         raise failed(f"no alias or version is called {model!r}; `weir get aliases,models` lists them")
     else:
-        print(f"{tenant} may not use {printable(model)}: for this tenant it does not exist")
+        by_name = " by its name" if by_alias else ""
+        print(f"{tenant} may not use {printable(model)}{by_name}: for this tenant it does not exist")
+        if by_alias:
+            print(f"  it gets this version by the alias {', '.join(by_alias)}; a name needs a grant of its own")
         print(
             f"  no grant gives {'all versions' if '@' in model else 'what is released'} of {', '.join(found.missing)}"
         )
         if not table.snapshot.model_grants:
             print("  there are no model grants at all: nobody may use anything")
-        print(f"  to allow it: {remedy}")
+    if applying and not as_json:
+        print(f"  grants that apply to {tenant}:")
+        _print_grants(applying, "    ")
+        print(f"  to allow it: {remedy}\n" if remedy else "", end="")
     if not found.allowed:
         raise SystemExit(1)
+
+
+def _given_by(grant: Any) -> dict[str, list[str]]:
+    """What a grant gives; of none, nothing."""
+    return {field: list(getattr(grant, field, ())) for field in _SAID}
+
+
+def _print_grants(grants: Mapping[str, Mapping[str, Sequence[str]]], before: str) -> None:
+    for subject, given in grants.items():
+        what = [f"{_READ[field]} {', '.join(names)}" for field, names in given.items() if names]
+        print(f"{before}{subject} is granted {'; '.join(what) or 'nothing'}")
+
+
+def _others(registry: calls.Service, subject: str, there: Mapping[str, Any]) -> dict[str, dict[str, list[str]]]:
+    """What else is granted to those whom the subject means."""
+    from libs.authority.models import ALL, subjects_of
+
+    if subject == ALL:
+        others = sorted(there.keys() - {ALL})
+    elif subject.startswith("tenant:"):
+        _, *others = subjects_of(registry("Get", kind="Tenant", name=subject.partition(":")[2]).resource.tenant)
+    else:
+        others = [ALL]
+    return {each: _given_by(there[each].model_grant) for each in others if each in there}
 
 
 def _remedy(tenant: str, model: str, missing: Sequence[str]) -> str:
@@ -132,13 +173,14 @@ def _change(subject: str, change: Callable[[Any], None], *, reason: str, dry_run
     from libs.resources.codec import pack, unpack
 
     options = {"reason": reason, "dry_run": dry_run}
+    also: dict[str, dict[str, list[str]]] = {}
     with calls.service() as registry:
         there = {each.metadata.name: each for each in calls.listing(registry, ["ModelGrant"])[0]}
         absent = pb.Resource(metadata=pb.Metadata(name=subject, revision=-1), model_grant=pb.ModelGrant())
         present = there.get(subject, absent)
         wanted: Any = unpack(present)
         change(wanted)
-        left = {field: list(getattr(wanted, field)) for field in _SAID}
+        left = _given_by(wanted)
         if any(left.values()):
             wanted.subject = subject
             made = pack(wanted)
@@ -149,8 +191,9 @@ def _change(subject: str, change: Callable[[Any], None], *, reason: str, dry_run
             registry("Delete", resources=[which], change=options)
         else:
             raise failed(f"nothing is granted to {subject}; `weir get model-grants` lists grants")
+        also = _others(registry, subject, there)
     if as_json:
-        print_json({"subject": subject, **left, "dry_run": dry_run})
+        print_json({"subject": subject, **left, "also": also, "dry_run": dry_run})
         return
     would = "would be" if dry_run else "is"
     if not any(left.values()):
@@ -158,4 +201,5 @@ def _change(subject: str, change: Callable[[Any], None], *, reason: str, dry_run
     for field, names in left.items():
         if names:
             print(f"{subject} {would} granted {_READ[field]} {', '.join(names)}")
+    _print_grants(also, "  beside that, ")
     dry(dry_run)

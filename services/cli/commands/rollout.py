@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import re
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Annotated, Any
 
 from libs.deadlines import to_duration
@@ -13,11 +14,14 @@ from services.cli import calls
 from services.cli.app import Argument, DryRun, Json, Option, Output, Reason, UsageError, say
 from services.cli.commands import rollout_views as views
 from services.cli.commands.rollout_plan import GATE_HELP, STEPS, full_name, plan
-from services.cli.output import dry, failed, print_fields, print_json
+from services.cli.output import dry, failed, print_fields, print_json, would
 from services.cli.quantities import parse_seconds
 
 Alias = Annotated[str, Argument("The alias, such as weir-fast.")]
 On = Annotated[bool | None, Option("--on/--off", help="Set it, or clear it; without either, show it.")]
+_NUMBER = re.compile(r"[0-9][0-9.,]*( m?s\b)?")
+_COUNTS_SECONDS = 30.0
+"""Between two lines that say nothing new but numbers."""
 _AGAIN_SECONDS = 0.5
 """Before a watch goes on at another replica: one that drains still answers once."""
 
@@ -166,7 +170,7 @@ def _steer(alias: str, how: str, reason: str, dry_run: bool, as_json: bool, *, a
     if as_json:
         print_json(form(stored))
     else:
-        say(f"{alias}: {'would be ' if dry_run else ''}{views.place(unpack(stored))}")
+        say(f"{alias}: {would(dry_run)}{views.place(unpack(stored))}")
         dry(dry_run)
 
 
@@ -182,7 +186,7 @@ def _switch(field: str, on: bool | None, reason: str, dry_run: bool, as_json: bo
             # It holds the revision that was read: nobody's change in between is lost.
             registry("Apply", resources=[present], change={"reason": reason, "dry_run": dry_run})
     now = {name: getattr(present.switch, name) for name in ("kill", "freeze", "reason")}
-    print_json(now) if as_json else print_fields(now.items())
+    print_json(now) if as_json else print_fields((would(dry_run) + name, value) for name, value in now.items())
     dry(dry_run)
 
 
@@ -226,27 +230,40 @@ def _follow(alias: str, interval: float, show: Any) -> Any:
 
 
 class _LiveView:
-    """Prints arms and gates over what it printed before."""
+    """Prints arms and gates over what it printed before: the lines that differ."""
 
     def __init__(self) -> None:
-        self._lines = 0
+        self._lines: list[str] = []
 
     def __call__(self, known: Any) -> None:
         lines = views.status_lines(known)
-        print("".join(["\033[F" * self._lines, "\033[J", *(f"{line}\n" for line in lines)]), end="", flush=True)
-        self._lines = len(lines)
+        kept = [old == new for old, new in zip(self._lines, lines, strict=False)]
+        kept += [False] * (len(lines) - len(kept))
+        told = ("\n" if same else f"\033[K{line}\n" for same, line in zip(kept, lines, strict=True))
+        print("".join(["\033[F" * len(self._lines), *told, "\033[J"]), end="", flush=True)
+        self._lines = lines
 
 
 class _LinePrinter:
-    """Prints a line whenever it says something new."""
+    """Prints what is new, in a line: at once where words differ, every `_COUNTS_SECONDS` where only numbers do."""
 
-    def __init__(self) -> None:
-        self._last = ""
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._told: tuple[str, ...] = ("",) * 4
+        self._counted = clock()
 
     def __call__(self, known: Any) -> None:
-        line = views.watch_line(known)
-        if line != self._last:
-            self._last = line
+        parts = views.watch_parts(known)
+        due = self._clock() - self._counted >= _COUNTS_SECONDS
+        # The first says where the rollout stands: a step is a number, too.
+        new = [
+            now != old and (due or not place or _NUMBER.sub("", now) != _NUMBER.sub("", old))
+            for place, (now, old) in enumerate(zip(parts, self._told, strict=True))
+        ]
+        self._counted = self._clock() if due else self._counted
+        self._told = tuple(now if is_new else old for now, old, is_new in zip(parts, self._told, new, strict=True))
+        line = " | ".join(part for part, is_new in zip(parts, new, strict=True) if is_new and part)
+        if line:
             say(f"{time.strftime('%H:%M:%S', time.gmtime())} {line}", flush=True)
 
 

@@ -8,14 +8,16 @@ from typing import Any
 
 from libs.deadlines import to_seconds
 from libs.resources.forms import plain
+from libs.resources.quantities import show_seconds
 from services.cli.commands.rollout_plan import show_gate
 from services.cli.output import cell, table_lines, timestamp
-from services.cli.quantities import show_seconds
 
 _BASIS = 100
 _DECISIONS = 5
 _READY = 4
 """LOAD_STATE_READY"""
+_UNDECIDED = 1
+"""VERDICT_UNDECIDED"""
 _ARMS = (
     *("ARM", "VERSION", "WEIGHT", "MEASURED", "REQUESTS", "MIRRORED", "ERRORS", "COMPLETED"),
     *("TTFT P50", "P95", "P99", "ITL P50", "ITL P95", "$/1K TOKENS", "$/REQUEST"),
@@ -158,7 +160,11 @@ def explanation(status: Any, now: float) -> list[str]:
     rollout, state = status.rollout, status.rollout.state
     over = is_over(rollout)
     to = ", ".join(f"{arm.model_version} as {arm.name}" for arm in rollout.arms)
-    lines = [f"A rollout of {rollout.alias} {'tried' if over else 'tries'} {to}, against {rollout.baseline}."]
+    undecided = dict.fromkeys(gate.gate.metric for gate in status.gates if gate.verdict <= _UNDECIDED)
+    lines = [] if over else [f"{rollout.alias} waits: {status.waits_for or 'for nothing that is known'}."]
+    if undecided:
+        lines.append(f"Undecided gates, {len(undecided)} of {len(status.gates)}: {', '.join(undecided)}.")
+    lines += [f"A rollout of {rollout.alias} {'tried' if over else 'tries'} {to}, against {rollout.baseline}."]
     if over:
         lines.append(f"It is {phase_name(rollout)} since {timestamp(state.ended_at)[:19]} UTC.")
     else:
@@ -166,8 +172,6 @@ def explanation(status: Any, now: float) -> list[str]:
         lines.append(f"Phase {place(rollout)}, for {show_seconds(lasted)}.")
     if state.reason:
         lines.append(f"Last decision, by {state.decided_by}: {state.reason}.")
-    if not over:
-        lines.append(f"Now: {status.waits_for or 'nothing to say'}.")
     unready = [_worker(each) for each in status.workers if each.state.state != _READY]
     decisions = [
         f"{at}  {kind}, by {by}, revision {revision}: {text}"
@@ -198,16 +202,18 @@ def _requests(arm: Any, *, over: bool) -> str:
     return f"{arm.arm}: {arm.requests:,} of users{mirrored}{share}{meant}"
 
 
-def watch_line(status: Any) -> str:
-    """A rollout in one line, for pipes."""
+def watch_parts(status: Any) -> tuple[str, ...]:
+    """A rollout for pipes: where it stands, its arms, what gates say, why; empty where there is nothing."""
     rollout = status.rollout
     arms = "; ".join(
         f"{arm.arm} {arm.requests:,} requests, {arm.error_rate:.2%} errors, TTFT p95 {_time(arm.ttft_p95) or '-'}"
         for arm in status.arms
     )
-    said = ", ".join(f"{gate.gate.metric} {show_verdict(gate.verdict)}" for gate in status.gates if gate.verdict > 1)
+    said = ", ".join(
+        f"{gate.gate.metric} {show_verdict(gate.verdict)}" for gate in status.gates if gate.verdict > _UNDECIDED
+    )
     why = rollout.state.reason if is_over(rollout) else status.waits_for
-    return " | ".join(part for part in (place(rollout), arms, said, why) if part)
+    return place(rollout), arms, said, why
 
 
 def plain_status(status: Any) -> dict[str, Any]:

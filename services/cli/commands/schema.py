@@ -11,14 +11,16 @@ from typing import Annotated, Any
 
 from weir.registry.v1 import registry_pb2 as pb
 
+from libs.near import near
 from libs.resources.kind import Kind
+from libs.resources.reading import choices
 from libs.resources.snapshot import BY_PLURAL, KINDS
-from services.cli.app import Argument, Json, Option, Output, UsageError, near
+from services.cli.app import Argument, Json, Option, Output, UsageError
 from services.cli.kinds import kind_called
 from services.cli.output import WIDTH, print_json, print_table
 
 _SPECIAL: dict[str, tuple[str, dict[str, Any]]] = {
-    "google.protobuf.Duration": ("duration", {"type": "string", "pattern": r"^-?[0-9]+(\.[0-9]{1,9})?s$"}),
+    "google.protobuf.Duration": ("duration", {"type": "string", "pattern": r"^-?[0-9]+(\.[0-9]{1,9})?(ms|s|m|h|d)$"}),
     "google.protobuf.Timestamp": ("time", {"type": "string", "format": "date-time"}),
 }
 _SCALARS: dict[int, tuple[str, dict[str, Any]]] = {
@@ -69,7 +71,7 @@ def explain(
     for part in parts:
         fields: Any = below.fields_by_name if below is not None else {}
         if part not in fields:
-            raise UsageError(f"{path}: no field {part!r}{near(part, list(fields))}; see `weir explain {word}`")
+            raise UsageError(f"{path}: no field {part!r}{near(part, fields)}; see `weir explain {word}`")
         field, hidden = fields[part], ()
         what, told, below = comment(field), type_of(field), _entered(field)
     rows = [
@@ -114,7 +116,7 @@ def type_of(field: Any) -> str:
     if _is_map(field):
         return "map of " + " to ".join(type_of(each) for each in field.message_type.fields)
     if field.enum_type is not None:
-        word = "one of " + ", ".join(each.name for each in field.enum_type.values if each.number)
+        word = "one of " + ", ".join(choices(field.enum_type))
     elif field.message_type is not None:
         word = _SPECIAL.get(field.message_type.full_name, (field.message_type.name,))[0]
     else:
@@ -163,7 +165,7 @@ def _value(field: Any, shared: dict[str, Any]) -> dict[str, Any]:
     if _is_map(field):
         return {"type": "object", "additionalProperties": _value(field.message_type.fields_by_name["value"], shared)}
     if field.enum_type is not None:
-        made: dict[str, Any] = {"enum": [each.name for each in field.enum_type.values]}
+        made: dict[str, Any] = {"enum": [*choices(field.enum_type), *(each.name for each in field.enum_type.values)]}
     elif field.message_type is None:
         made = dict(_SCALARS[field.type][1])
     elif field.message_type.full_name in _SPECIAL:

@@ -44,7 +44,7 @@ def get(kind: Kinds, names: Names = (), selector: Selector = "", output: Form = 
     elif output == "name":
         write("".join(f"{label(*name_of(each))}\n" for each in found))
     elif output == "yaml":
-        from services.cli.files import dump_all
+        from libs.resources.documents import dump_all
 
         write(dump_all([form(each, full=False) for each in found]))
     else:
@@ -62,7 +62,7 @@ def describe(target: One, output: Output = "table") -> None:
     if output == "json":
         print_json({"resource": form(answer.resource), "referrers": referrers, "history": list(map(_entry, past))})
         return
-    from services.cli.files import dump
+    from libs.resources.documents import dump
 
     write(dump(form(answer.resource)) + "\n")
     say("Referred to by: " + (", ".join(referrers) or "nothing"))

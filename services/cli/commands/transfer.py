@@ -12,7 +12,7 @@ from typing import Annotated, Any
 from services.cli import calls
 from services.cli.app import Argument, DryRun, Json, Option, Reason
 from services.cli.commands.show import name_of
-from services.cli.output import dry, failed, print_fields, print_json
+from services.cli.output import dry, failed, print_fields, print_json, would
 
 FORMAT = "weir-registry/2"
 MOST = 2000
@@ -86,7 +86,8 @@ def import_(
                 registry("Delete", resources=gone, **more)
                 deleted += len(gone)
     told = {"resources": len(resources), "changed": changed, "deleted": deleted, "dry_run": dry_run}
-    print_json(told) if as_json else print_fields(told.items())
+    shown = {"resources": len(resources), would(dry_run) + "changed": changed, would(dry_run) + "deleted": deleted}
+    print_json(told) if as_json else print_fields(shown.items())
     dry(dry_run and not as_json)
 
 

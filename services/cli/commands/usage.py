@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import Annotated, Any
 
 from libs.resources.forms import plain
+from libs.resources.quantities import show_usd
 from services.cli import calls
 from services.cli.app import Json, Option, Output, UsageError, say
 from services.cli.output import failed, print_json, print_table
-from services.cli.quantities import show_usd
 
 _READ_SECONDS = 300.0
 """A comparison reads the whole log; so does the first question after a long time."""

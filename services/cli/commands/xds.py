@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Annotated, Any
 
 from services.cli import calls
-from services.cli.app import Option, Output
-from services.cli.output import print_fields, print_json, print_table
+from services.cli.app import Option, Output, say
+from services.cli.output import print_json, print_table
 
 _ACCEPTED = frozenset({"ACKED", "REQUESTED", "DOES_NOT_EXIST"})
 
@@ -21,13 +21,34 @@ def status(
     if output == "json":
         print_json(found)
     else:
-        print_fields([("snapshot revision", found["revision"]), ("refused snapshot", found["refused"] or "-")])
+        say(verdict(found))
         rows = found["resources"] if resources else _by_type(found["resources"])
         columns = ("CLIENT", "CLUSTER", "ZONE", "TYPE", "RESOURCES", "VERSION", "STATUS", "ERROR")
         made = [list(row.values()) for row in rows]
         print_table(columns, made, empty="no client is connected", wide=output == "wide", extra=columns[1:3])
     if refused:
         raise SystemExit(1)
+
+
+def verdict(found: dict[str, Any]) -> str:
+    """Whether that is good, in a line."""
+    known = f"snapshot revision {found['revision']}"
+    clients = {row["client"] for row in found["resources"]}
+    bad = [row for row in found["resources"] if row["status"] not in _ACCEPTED]
+    late = sorted({row["client"] for row in found["resources"] if row["status"] == "REQUESTED"})
+    if found["refused"]:
+        return f"not good: {known} is the last that holds together, a newer one is given to nobody: {found['refused']}"
+    if bad:
+        refusing = {row["client"] for row in bad}
+        said = "; ".join(
+            f"{each['client']}, {each['type']} {each['name']}: {each['error'] or each['status']}" for each in bad[:3]
+        )
+        return f"not good: {len(refusing)} of {len(clients)} clients refused, and go on with what they had: {said}"
+    if not clients:
+        return f"no client is connected, so nobody is told anything ({known}); see `weir status`"
+    if late:
+        return f"good so far: {', '.join(late)} of {len(clients)} clients have not answered yet ({known})"
+    return f"good: all that is connected ({len(clients)}) has acknowledged all that it follows ({known})"
 
 
 def _fetch() -> dict[str, Any]:

@@ -6,9 +6,9 @@ from collections.abc import Mapping
 from datetime import UTC, datetime
 from typing import Any
 
+from libs.resources.quantities import show_seconds, show_usd
 from services.cli.app import say
 from services.cli.output import print_fields, print_table
-from services.cli.quantities import show_seconds, show_usd
 
 
 def show(told: Mapping[str, Any]) -> None:

@@ -26,7 +26,7 @@ from libs.registry import (
     slo_of,
     weight_of,
 )
-from services.cli.quantities import show_seconds, show_usd
+from libs.resources.quantities import show_seconds, show_usd
 
 MINUTE = 60.0
 DAY = 86400.0

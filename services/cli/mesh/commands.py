@@ -29,9 +29,7 @@ def _failed(message: str, details: Sequence[str] = ()) -> SystemExit:
 
 
 def up(
-    profile: Annotated[
-        str, Option(help="A file in deploy/profiles: demo, simulated, replicas, rollout, bench, overload, vllm.")
-    ] = "demo",
+    profile: Annotated[str, Option(help=f"A file in deploy/profiles: {', '.join(site.profiles(site.ROOT))}.")] = "demo",
     overrides: Annotated[
         Sequence[str], Option("--set", help="NAME.FIELD=VALUE, such as worker.simulated.step_interval=0.02")
     ] = (),
@@ -127,9 +125,11 @@ def logs(
 
 
 def restart(name: Annotated[str, Argument("A process.")]) -> None:
-    """Stop one process with grace and start it again."""
-    _command("restart", name=name)
-    print(f"{name} is restarting")
+    """Stop one process with grace, start it again and wait until it is ready."""
+    again = _controlled("restart", name)
+    if not again["ready"]:
+        raise _failed(f"{name} ended again before it was ready; see `weir logs {name}`")
+    print(f"{name} is ready again, {again['uptime_s']:.1f} s after its start")
 
 
 def kill(
@@ -137,16 +137,16 @@ def kill(
     signal: Annotated[str, Option(help="KILL, TERM, STOP, CONT …")] = "KILL",
 ) -> None:
     """Send a signal to one process, for drills; the supervisor starts it again when it dies."""
-    _command("kill", name=name, signal=signal)
+    _controlled("request", "kill", name=name, signal=signal)
     print(f"sent SIG{signal} to {name}")
 
 
-def _command(operation: str, **fields: str) -> None:
+def _controlled(function: str, *arguments: str, **fields: str) -> Any:
     from libs.supervisor import control
 
     where = _site()
     try:
-        control.request(where.state, operation, timeout=60, **fields)
+        return getattr(control, function)(where.state, *arguments, timeout=60, **fields)
     except control.NotRunning:
         raise _failed(f"no mesh runs in {where.state}") from None
     except control.CommandError as error:

@@ -7,7 +7,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 from libs.diagnosis import Cost, Diagnosis, Evidence, Finding, Remedy
-from services.cli.quantities import show_usd
+from libs.resources.quantities import show_usd
 
 _COSTS = {Cost.NOTHING: "nothing", Cost.PROCESS: "a process", Cost.ACCELERATOR: "a worker"}
 _MICRO = 1_000_000

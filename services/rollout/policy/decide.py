@@ -12,6 +12,7 @@ from dataclasses import replace
 
 from services.rollout.policy import proportions, words
 from services.rollout.policy.decision import Decision
+from services.rollout.policy.footing import one_sided
 from services.rollout.policy.gates import Split, doubts, improved, judge, judged, present
 from services.rollout.policy.intervals import Level
 from services.rollout.policy.phases import GateAction, Kind, Phase, Verdict
@@ -232,11 +233,16 @@ def _wanting(plan: Plan, state: State, situation: Situation, gates: Sequence[Gat
     if lasted < stage.min_duration:
         wanting.append(f"{words.span(lasted)} of at least {words.span(stage.min_duration)} passed")
     least = max(stage.min_samples, plan.least_samples)
+    stages = [present(state, name) for name in (BASELINE, *(arm.name for arm in plan.arms))]
+    tied = one_sided([situation.evidence[each] for each in stages if each in situation.evidence])
+    short = []
     for arm in plan.arms:
         at = present(state, arm.name, mirrored=state.phase is Phase.SHADOW)
         requests = situation.evidence[at].requests if at in situation.evidence else 0
         if requests < least:
-            wanting.append(f"{arm.name} has {requests:,} of at least {least:,} requests")
+            short.append(f"{arm.name} has {requests:,} of at least {least:,} requests")
+    # Why no requests come goes before how many are missing.
+    wanting = [*([tied] if short and tied else []), *wanting, *short]
     wanting += (status.text for status in gates if _must_hold(status, state.phase) and status.verdict < Verdict.HOLDS)
     return wanting
 
@@ -311,7 +317,9 @@ def _passed(plan: Plan, state: State, situation: Situation, gates: Sequence[Gate
     held = sum(1 for status in gates if status.verdict is Verdict.HOLDS)
     firm = [status.text for status in gates if _must_hold(status, state.phase)]
     requests = ", ".join(counts) or "no requests"
-    return "; ".join([f"{requests}, no gate breached, {held} of {len(gates)} shown to hold", *firm])
+    open_ = dict.fromkeys(words.metric_name(each.gate.metric) for each in gates if each.verdict is Verdict.UNDECIDED)
+    undecided = f", undecided: {', '.join(open_)}" if open_ else ""
+    return "; ".join([f"{requests}, no gate breached, {held} of {len(gates)} shown to hold{undecided}", *firm])
 
 
 # The decisions themselves.

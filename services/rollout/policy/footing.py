@@ -12,6 +12,7 @@ were a single key. The mean of e is held against 0 by the anytime-valid t-test o
 from __future__ import annotations
 
 import enum
+from collections.abc import Sequence
 
 from services.rollout.policy import keys, means
 from services.rollout.policy.evidence import ArmEvidence
@@ -22,6 +23,10 @@ from services.rollout.policy.plan import WHOLE, Plan
 
 STARTED = "errors"
 """The metric that every request counts in when it begins."""
+
+
+_TELLING = 20
+"""Requests of a step after which it is no accident that all are of the same few keys."""
 
 
 class Footing(enum.Enum):
@@ -61,6 +66,21 @@ def doubt(plan: Plan, weights: tuple[int, ...], index: int, ours: ArmEvidence, t
     if any(map(keys.few, pair)):
         return ""
     return _mismatch(plan, weights, index, *pair)
+
+
+def one_sided(arms: Sequence[ArmEvidence]) -> str:
+    """That a step's requests come from so few keys that an arm may wait for its own for ever, in words; empty: they do
+    not, or it is too early to say. A key keeps its arm.
+
+    :param arms: everything that is known of the step, the baseline's too.
+    """
+    known = [each.keys[STARTED].counts for each in arms if STARTED in each.keys]
+    counts = [sum(bucket) for bucket in zip(*known, strict=True)]
+    every, filled = sum(counts), sum(1 for count in counts if count)
+    if every < _TELLING or not keys.few(KeySums(tuple(counts))):
+        return ""
+    who = "one sticky key" if filled == 1 else f"sticky keys that fill {filled} buckets of {keys.BUCKETS}"
+    return f"all {every:,} requests came from {who}, and a key keeps its arm: stick by user or session"
 
 
 def _started(ours: ArmEvidence, theirs: ArmEvidence) -> tuple[KeySums, KeySums] | None:

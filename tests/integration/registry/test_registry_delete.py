@@ -241,7 +241,7 @@ async def test_several_at_once_are_all_or_none(client: Client, store: MemoryStor
         await refused(client.delete(*names))
     assert await stored(store) == before
     gone = await refused(client.delete("Tenant/b", "Tenant/gone"))
-    assert (gone.reason, gone.limit, "tenants/gone" in gone.message) == (Reason.NOT_FOUND, "resources[1]", True)
+    assert (gone.reason, gone.limit, "tenants/gone" in gone.message) == (Reason.NOT_FOUND, "tenants/gone", True)
     done = await client.delete("Tenant/b", "Tenant/acme", "Limits/acme/*", "Tenant/b", reason="enough")
     assert [each.resource.name for each in done.results] == ["b", "acme", "acme/*"]
     assert all(each.change.before and not each.change.after for each in done.results)

@@ -140,9 +140,11 @@ async def test_going_back_to_what_would_not_hold_is_refused_by_name(client: Clie
     await client.apply(tenant("late"))
     made = await client.CreateKey(pb.CreateKeyRequest(tenant="late", scopes=["inference"]))
     name = made.key.metadata.name
-    assert (await refused(rolled(client, on_two))).limit == f"keys/{name}"
+    error = await refused(rolled(client, on_two, kind="Tenant", name="late"))
+    assert error.limit == f"keys/{name}"
+    assert f"`weir keys revoke {name}` first" in error.message
     await client.RevokeKey(pb.RevokeKeyRequest(key_id=name))
-    await rolled(client, on_two)
+    assert await rolled(client, on_two) == ["tenants/late"]
 
     # Neither versions nor safety policies go back.
     await client.apply(POLICY, model(version="3", safety_policies=["strict@1"]))
@@ -151,6 +153,23 @@ async def test_going_back_to_what_would_not_hold_is_refused_by_name(client: Clie
 
     assert (await refused(rolled(client, early, reason=""))).limit == "change.reason"
     assert (await refused(rolled(client, 1))).reason is Reason.NOT_FOUND
+
+
+async def test_what_keys_made_since_need_stays_with_its_bounds_and_all_else_goes_back(client: Client) -> None:
+    then = (await client.apply(tenant(), limits(1))).revision
+    bounds = [pb.Budget(tenant="late", monthly_microusd=5), limits(9, "late")]
+    await client.apply(pb.PlanPolicy(id="new", weight=2), tenant("late", plan_policy="new"), *bounds)
+    await client.apply(tenant("idle"), limits(9, "idle"), limits(2), pb.Budget(tenant="acme", monthly_microusd=5))
+    await client.CreateKey(pb.CreateKeyRequest(tenant="late", scopes=["inference"]))
+    done = await client.Rollback(back(then))
+    assert list(done.kept) == ["budgets/late", "limits/late/*", "plans/new", "tenants/late"]
+    assert {each.resource for each in done.changes} == {
+        "tenants/idle",
+        "limits/idle/*",
+        "limits/acme/*",
+        "budgets/acme",
+    }
+    assert await client.read("Limits/late/*")
 
 
 async def test_the_safety_floor_does_not_go_back_and_what_a_tenant_adds_to_it_does(client: Client) -> None:

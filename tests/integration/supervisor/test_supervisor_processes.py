@@ -22,6 +22,7 @@ from libs.supervisor.logs import LogSink, log_path
 from libs.supervisor.policy import LivenessPolicy, RestartPolicy
 from libs.supervisor.spec import GrpcProbe, HttpProbe, LogLimits, ProcessSpec, SupervisorSpec, TcpProbe, dump
 from libs.supervisor.supervisor import Supervisor
+from tests.support.operator import Operator
 
 FAST = RestartPolicy(initial=0.01, maximum=0.05, jitter=0)
 PATIENT = LivenessPolicy()
@@ -279,6 +280,38 @@ async def test_stop_during_start_up_starts_nothing_more(tmp_path: Path) -> None:
     assert [p["last_exit"] for p in status["processes"]] == [-signal.SIGTERM, None]
 
 
+LISTEN_LATER = f"""
+import os, sys
+if os.path.exists(sys.argv[3]):
+    open(sys.argv[4]).read()
+{LISTEN}"""
+
+
+async def test_weir_restart_waits_until_the_process_is_ready_again(tmp_path: Path) -> None:
+    port, later, gate = free_port(), tmp_path / "later", tmp_path / "gate"
+    os.mkfifo(gate)
+    process = python("a", LISTEN_LATER, str(port), "200", str(later), str(gate), readiness=HttpProbe(port=port))
+    spec = SupervisorSpec(state_dir=str(tmp_path), processes=(process,), restart=FAST)
+    started = asyncio.Event()
+    server = asyncio.create_task(serve(spec, on_listening=started.set))
+    await started.wait()
+
+    def first(holds: Callable[[dict[str, Any]], bool]) -> dict[str, Any]:
+        return next(p for s in control.stream(tmp_path, "watch", timeout=20) for p in s["processes"] if holds(p))
+
+    old = await asyncio.to_thread(first, lambda row: bool(row["ready"]))
+    later.touch()
+    restart = asyncio.create_task(Operator(tmp_path)("restart", "a"))
+    await asyncio.to_thread(first, lambda row: row["pid"] not in (None, old["pid"]) and row["state"] == "starting")
+    assert not restart.done()
+    await asyncio.to_thread(gate.write_text, "go")
+    answer = await restart
+    assert (answer.code, "a is ready again" in answer.out) == (0, True), answer.err
+    assert (await asyncio.to_thread(control.request, tmp_path, "status", timeout=20))["processes"][0]["ready"]
+    await asyncio.to_thread(control.request, tmp_path, "stop", timeout=20)
+    await server
+
+
 async def test_control_socket_answers_status_kill_restart_and_stop(tmp_path: Path) -> None:
     deep = tmp_path / ("d" * 90) / ("e" * 90)  # longer than an AF_UNIX address may be
     deep.mkdir(parents=True)
@@ -298,7 +331,7 @@ async def test_control_socket_answers_status_kill_restart_and_stop(tmp_path: Pat
     status = await asyncio.to_thread(wait_up)
     assert [p["name"] for p in status["processes"]] == ["a"]
     assert (deep / control.SOCKET).stat().st_mode & 0o777 == 0o600
-    with pytest.raises(control.CommandError, match="no process 'b'"):
+    with pytest.raises(control.CommandError, match=r"no process 'b'; there are a$"):
         await ask("restart", name="b")
     with pytest.raises(control.CommandError, match="unknown operation"):
         await ask("dance")

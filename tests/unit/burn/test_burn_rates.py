@@ -84,6 +84,15 @@ def test_few_events_alert_nobody() -> None:
     assert alert_of(burns(tally, TARGET, START + 1)) == "page"
 
 
+def test_one_failure_alerts_nobody_however_large_its_share_is() -> None:
+    tally = Tally()
+    tally.add(16, 1, START)
+    assert burns(tally, TARGET, START + 1)[0].short > 14.4
+    assert alert_of(burns(tally, TARGET, START + 1)) is None
+    tally.add(0, 1, START)
+    assert alert_of(burns(tally, TARGET, START + 1)) == "page"
+
+
 def test_scaled_windows_see_in_seconds_what_takes_hours() -> None:
     scale = 1 / 600
     tally = Tally(scale=scale)

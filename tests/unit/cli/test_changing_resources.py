@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from services.cli import files
+from libs.resources import documents
 from tests.support.operator import Answer, Operator
 
 
@@ -17,19 +17,26 @@ async def test_a_directory_is_the_source_of_truth(weir: Operator, tmp_path: Path
     folder = tmp_path / "company"
     folder.mkdir()
     for name in ("acme", "globex"):
-        (folder / f"{name}.yaml").write_text(files.dump({"kind": "Tenant", "metadata": {"name": name}, "spec": PAID}))
+        (folder / f"{name}.yaml").write_text(
+            documents.dump({"kind": "Tenant", "metadata": {"name": name}, "spec": PAID})
+        )
     dry = await weir("apply", "-f", folder, "--owner", "company", "--dry-run")
-    assert dry.out.endswith("2 created, 0 changed, 0 unchanged, 0 pruned (revision 1)\n")
+    assert dry.out.splitlines() == [
+        "tenants/acme would be created",
+        "tenants/globex would be created",
+        "would be: 2 created, 0 changed, 0 unchanged, 0 pruned (revision 1)",
+    ]
     assert dry.err == "nothing was changed: a dry run\n"
     assert (await weir("get", "tenants")).out == "no tenants\n"
-    assert (await weir("diff", "-f", folder, "--owner", "company")).code == 1
+    differs = await weir("diff", "-f", folder, "--owner", "company")
+    assert (differs.code, differs.out.splitlines()[0]) == (1, "tenants/acme would be created")
     assert (await weir("apply", "-f", folder, "--owner", "company")).code == 0
     assert (await weir("diff", "-f", folder, "--owner", "company")).out == "no differences\n"
     await weir("set", "tenants", "other", "plan=paid", "--create")
 
     (folder / "globex.yaml").unlink()
     (folder / "acme.yaml").write_text(
-        files.dump({"kind": "Tenant", "metadata": {"name": "acme"}, "spec": {**PAID, "weight": 3.0}})
+        documents.dump({"kind": "Tenant", "metadata": {"name": "acme"}, "spec": {**PAID, "weight": 3.0}})
     )
     done = await weir("apply", "-f", folder, "--owner", "company", "--prune", "--reason", "CI")
     assert done.out.splitlines() == [
@@ -46,11 +53,14 @@ async def test_a_directory_is_the_source_of_truth(weir: Operator, tmp_path: Path
     unowned = await weir("apply", "-f", folder, "--prune")
     assert (unowned.code, "--owner" in unowned.err) == (2, True)
     foreign = await weir("apply", "-f", folder, "--owner", "others")
-    assert (foreign.code, "belongs to 'company'" in foreign.err) == (1, True)
+    assert (foreign.code, foreign.err) == (
+        1,
+        "error: tenants/acme belongs to 'company', not to 'others' [owner] (CONFLICT); `--take-over` takes it over\n",
+    )
     assert (await weir("apply", "-f", folder, "--owner", "others", "--take-over")).code == 0
     (folder / "acme.yaml").write_text("# nothing\n")
     assert "no resources" in (await weir("apply", "-f", folder, "--owner", "company", "--prune")).err
-    typed = files.dump({"kind": "Tenant", "metadata": {"name": "typed"}, "spec": PAID})
+    typed = documents.dump({"kind": "Tenant", "metadata": {"name": "typed"}, "spec": PAID})
     assert "tenants/typed created" in (await weir("apply", "-f", "-", typed=typed)).out
 
 
@@ -67,15 +77,18 @@ async def test_every_fault_is_told_with_its_place(weir: Operator, tmp_path: Path
     assert refused.code == 1
     assert refused.err.startswith("error: ")
     for place, fault in (
-        ("1", "tenants/acme spec.weight: "),
-        ("1", "spec.safety_policies[0]: "),
-        ("5", "limits/gone/* "),
+        ("3", "tenants/acme spec.weight: "),
+        ("3", "spec.safety_policies[0]: "),
+        ("6", "limits/gone/* "),
     ):
         assert any(f"bad.yaml:{place}: " in line and fault in line for line in refused.err.splitlines()), fault
     for text, words in (
         ("kind: Tenat\nmetadata: {name: a}", "no kind 'Tenat'"),
         ("kind: Tenant\nmetadata: {name: a}\nspec: {wieght: 1}", "`weir explain Tenant`"),
-        ("kind: Tenant\nmetadata: {name: a}\nspec: {weight: heavy}", "bad.yaml:1: spec: "),
+        (
+            "kind: Tenant\nmetadata: {name: a}\nspec: {weight: heavy}",
+            "bad.yaml:3: spec.weight: must be a number, not 'heavy'",
+        ),
         ("[1]", "bad.yaml:1: "),
         ("kind: Tenant\nmetadata: {name: a}\n---\nkind: Tenant\nmetadata: {name: a}", "bad.yaml:4: tenants/a is in"),
     ):
@@ -83,8 +96,28 @@ async def test_every_fault_is_told_with_its_place(weir: Operator, tmp_path: Path
         answer = await weir("apply", "-f", path)
         assert (answer.code, words in answer.err, answer.err.count("\n")) == (2, True, 1), answer.err
         assert (await weir("diff", "-f", path)).code == 2
+    path.write_text(
+        "kind: Tenant\nmetadata: {name: acme}\nspec:\n  plan: gold\n  weight: heavy\n  wieght: 1\n---\n"
+        "kind: Limits\nmetadata:\n  name: acme/*\nspec:\n  concurrency: many\n  spend_window: soon\n---\n"
+        "kind: Tennant\n"
+    )
+    refused = await weir("apply", "-f", path)
+    assert (refused.code, refused.err.splitlines()) == (
+        2,
+        [
+            "error: 6 faults, nothing was changed",
+            f"  {path}:4: spec.plan: must be one of free, paid; not 'gold'; see `weir explain Tenant`",
+            f"  {path}:5: spec.weight: must be a number, not 'heavy'; see `weir explain Tenant`",
+            f"  {path}:6: spec.wieght: no such field; did you mean weight?; see `weir explain Tenant`",
+            f"  {path}:12: spec.concurrency: must be a whole number from 0, not 'many'; see `weir explain Limits`",
+            f"  {path}:13: spec.spend_window: must be a number and ms, s, m, h or d, such as 500ms or 30d; not 'soon'; "
+            "see `weir explain Limits`",
+            f"  {path}:15: kind: no kind 'Tennant'; did you mean Tenant?; see `weir api-resources`",
+        ],
+    )
     for words, said in (
         (("get", "tenats"), "did you mean tenants?"),
+        (("get", "widgets"), "no kind 'widgets'; `weir api-resources`"),
         (("gte", "tenants"), "did you mean get?"),
         (("get", "tenants", "gone"), "`weir get"),
         (("get", "tenants", "-o", "xml"), "'xml' is none of table wide yaml json name"),
@@ -93,6 +126,7 @@ async def test_every_fault_is_told_with_its_place(weir: Operator, tmp_path: Path
         (("delete",), "KIND NAME…, or -f FILE"),
         (("diff",), "--from REVISION"),
         (("apply",), "--file"),
+        (("apply", "-f", "x", "--resaon=y"), "did you mean --reason?"),
         (("explain", "tenants.wieght"), "did you mean weight?"),
         (("rollback", "--reason", "x"), "--to"),
         (("history", "--limit", "0"), "not within 1"),
@@ -101,6 +135,23 @@ async def test_every_fault_is_told_with_its_place(weir: Operator, tmp_path: Path
         assert answer.code, words
         assert said in answer.err, answer.err
         assert answer.err.count("\n") == 1
+
+
+async def test_what_get_prints_is_what_apply_takes(full: Operator, tmp_path: Path) -> None:
+    path = tmp_path / "short.yaml"
+    path.write_text(
+        "kind: Tenant\nmetadata: {name: short}\nspec: {plan: paid, max_deadline: 1m}\n---\nkind: Limits\n"
+        "metadata: {name: short/*}\nspec: {spend_microusd: $0.02, spend_window: 1d}\n---\n"
+        "kind: PlanPolicy\nmetadata: {name: short}\nspec: {over_quota: serve-idle, weight: 1}\n"
+    )
+    answer = await full("apply", "-f", path)
+    assert answer.code == 0, answer.err
+    tenant = (await full("get", "tenants", "short", "--json")).json()["spec"]
+    assert (tenant["plan"], tenant["max_deadline"]) == ("PLAN_PAID", "60s")
+    limits = (await full("get", "limits", "short/*", "--json")).json()["spec"]
+    assert limits == {"spend_microusd": 20_000, "spend_window": "86400s"}
+    assert " serve-idle " in (await full("get", "plans", "short")).out
+    assert (await full("apply", "-f", path, "--json")).json()["summary"]["unchanged"] == 3
 
 
 async def test_set_changes_fields_of_any_kind(full: Operator) -> None:
@@ -144,7 +195,7 @@ async def test_set_changes_fields_of_any_kind(full: Operator) -> None:
     for words, said in (
         (("tenants", "gone", "weight=1"), "`weir set … --create` makes one"),
         (("tenants", "acme", "wieght=1"), "did you mean weight?"),
-        (("tenants", "acme", "plan=gold"), "'gold' is none of free, paid"),
+        (("tenants", "acme", "plan=gold"), "spec.plan: must be one of free, paid; not 'gold'"),
         (("tenants", "acme", "weight"), "expected FIELD=VALUE"),
         (("tenants", "acme", "max_deadline=soon"), "500ms"),
         (("plans", "gold", "ladder.7.cap_output.max_tokens=1"), "there are 2 elements"),
@@ -161,8 +212,17 @@ async def test_set_changes_fields_of_any_kind(full: Operator) -> None:
 async def test_delete_refuses_what_is_referred_to(full: Operator, one_of_each: Path) -> None:
     needed = await full("delete", "tenants", "acme")
     assert (needed.code, "limits/acme/*" in needed.err) == (1, True)
+    assert needed.err.endswith("(CONFLICT); `weir describe tenants acme` says what refers to it\n")
+    assert "then repeat" not in needed.err
+    ended = await full("rollout", "abort", "weir-fast", "--reason", "x")
+    assert "has ended: PROMOTED; `weir rollout start weir-fast` begins another" in ended.err
+    gone = await full("delete", "tenants", "gone")
+    assert gone.err == "error: there is no tenants/gone (NOT_FOUND); `weir get tenants` lists them\n"
     tried = await full("delete", "limits", "acme/*", "--dry-run")
-    assert (tried.out.splitlines()[0], tried.err) == ("limits/acme/* deleted", "nothing was changed: a dry run\n")
+    assert (tried.out.splitlines()[0], tried.err) == (
+        "limits/acme/* would be deleted",
+        "nothing was changed: a dry run\n",
+    )
     both = await full("delete", "limits/acme/*", "budgets/acme", "--json")
     assert both.json()["summary"] == {"deleted": 2}
     assert (await full("delete", "limits", "acme/*")).code == 1
@@ -212,5 +272,20 @@ async def test_edit(full: Operator, monkeypatch: pytest.MonkeyPatch, tmp_path: P
     editing(f"sed -i 's/plan: .*/plan: PLAN_FREE/' $1\n{meanwhile} {command}")
     monkeypatch.setenv("PATH", f"{Path(sys.executable).parent}:{os.environ['PATH']}")
     lost = await full("edit", "tenants", "acme")
-    assert (lost.code, "(CONFLICT)" in lost.err, "kept in" in lost.err) == (1, True, True), lost.err
+    assert (lost.code, "(CONFLICT); it was changed meanwhile" in lost.err, "kept in" in lost.err) == (1, True, True)
     forget(lost)
+
+
+async def test_a_registry_goes_back_although_a_tenant_came_and_has_a_key(full: Operator) -> None:
+    then = (await full("get", "all", "--json")).json()["revision"]
+    await full("set", "tenants", "late", "plan=paid", "--create")
+    await full("set", "tenants", "idle", "plan=paid", "--create")
+    await full("keys", "create", "late")
+    tried = await full("rollback", "--to", then, "--reason", "x", "--dry-run")
+    assert tried.out.splitlines()[:2] == [
+        "tenants/idle would be deleted",
+        "tenants/late stays: it was made since, and what does not go back needs it",
+    ]
+    assert (await full("rollback", "--to", then, "--reason", "x", "--json")).json()["kept"] == ["tenants/late"]
+    named = await full("rollback", "tenants", "late", "--to", then, "--reason", "x")
+    assert (named.code, "`weir keys revoke " in named.err) == (1, True)

@@ -4,6 +4,15 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from weir.registry.v1 import registry_pb2 as pb
+
+from libs.authority.models import ModelAccess
+from libs.registry import RegistrySnapshot
+from libs.resources.codec import unpack
+from libs.resources.forms import from_plain
+from services.cli import files
+from services.cli.mesh import seed
+from services.cli.mesh.site import ROOT
 from tests.support.operator import Operator
 
 
@@ -24,6 +33,7 @@ async def test_grants_add_up_and_are_taken_back_one_by_one(full: Operator) -> No
         "namespaces": ["lab"],
         "models": ["weir-fast"],
         "pinned_namespaces": ["lab"],
+        "also": {},
         "dry_run": False,
     }
     assert "they make them" in (await full("history", "model-grant", "plan:gold", "-o", "wide")).out
@@ -68,7 +78,10 @@ async def test_explain_says_by_which_grant_or_what_is_missing(full: Operator, tm
     told = await full("models", "explain", "acme", "weir-fast")
     assert (told.code, told.out) == (
         0,
-        "acme may use weir-fast, granted to tenant:acme\n  it gets weir-fast@1\n",
+        "acme may use weir-fast, granted to tenant:acme\n  it gets weir-fast@1\n  grants that apply to acme:\n"
+        "    tenant:acme is granted what is released in the namespaces team-a; the models weir-fast, weir-fast@1; "
+        "every version, by its name, of the namespaces team-a\n"
+        "    plan:gold is granted nothing\n    all is granted nothing\n",
     )
     revoked = await full("models", "revoke", "tenant:acme", "--everything")
     assert revoked.code == 0, revoked.err
@@ -94,3 +107,53 @@ async def test_explain_says_by_which_grant_or_what_is_missing(full: Operator, tm
         told = await full("models", "explain", *words)
         assert told.code == 1
         assert said in told.err
+
+
+async def test_what_else_still_applies_is_said(full: Operator) -> None:
+    granted = await full("models", "grant", "all", "--namespace", "default")
+    assert granted.out.splitlines() == [
+        "all is granted what is released in the namespaces default",
+        "  beside that, tenant:acme is granted what is released in the namespaces team-a; the models weir-fast, "
+        "weir-fast@1; every version, by its name, of the namespaces team-a",
+    ]
+    assert "all is every tenant, also those that come later" in granted.err
+    revoked = await full("models", "revoke", "tenant:acme", "--everything")
+    assert revoked.out.splitlines() == [
+        "nothing is granted to tenant:acme any more",
+        "  beside that, all is granted what is released in the namespaces default",
+    ]
+    plan = await full("models", "grant", "plan:gold", "--namespace", "lab", "--json")
+    assert list(plan.json()["also"]) == ["all"]
+
+
+async def test_a_version_that_comes_by_an_alias_is_told_as_that(full: Operator) -> None:
+    await full("models", "revoke", "tenant:acme", "--everything")
+    await full("models", "grant", "all", "--namespace", "default")
+    told = await full("models", "explain", "acme", "weir-fast@1")
+    assert told.code == 1
+    assert told.out.splitlines()[:2] == [
+        "acme may not use weir-fast@1 by its name: for this tenant it does not exist",
+        "  it gets this version by the alias weir-fast; a name needs a grant of its own",
+    ]
+    assert "    all is granted what is released in the namespaces default" in told.out.splitlines()
+
+
+def test_tenants_of_the_example_see_their_own_names_only() -> None:
+    found = seed.resources(ROOT)
+    found += [from_plain(document) for _, document in files.read([str(ROOT / "examples" / "company")])]
+    messages = [unpack(each) for each in found]
+    of = {kind: [each for each in messages if type(each) is kind] for kind in (pb.Tenant, pb.ModelGrant, pb.Alias)}
+    aliases = {each.name: each for each in of[pb.Alias]}
+    for name in ("weir-fast", "weir-quality"):
+        aliases[name] = pb.Alias(name=name, targets=[pb.AliasTarget(model_version=f"{name}@1", weight=100)])
+    snapshot = RegistrySnapshot(
+        tenants={each.id: each for each in of[pb.Tenant]},
+        model_grants={each.subject: each for each in of[pb.ModelGrant]},
+        aliases=aliases,
+        model_versions={f"{name}@1": pb.ModelVersion(name=name, version="1") for name in ("weir-fast", "weir-quality")},
+    )
+    access = ModelAccess.of(snapshot, ModelAccess())
+    seen = {tenant: {name for name in aliases if access.may_use(tenant, name)} for tenant in snapshot.tenants}
+    assert seen["stone-search"] == {"stone-search-model"}
+    assert seen["stone-documents"] == seen["stone-lab"] == {"weir-fast", "weir-quality"}
+    assert seen["acme"] == seen["tiny"] == set(aliases)

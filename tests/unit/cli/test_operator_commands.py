@@ -215,9 +215,17 @@ async def test_xds_status(weir: Operator, services: tuple[Audit, Csds]) -> None:
     good = (await weir("xds", "status", "--json")).json()
     assert good["revision"] == 42
     assert [row["name"] for row in good["resources"]] == ["gateway", "worker"]
-    assert "ACKED" in (await weir("xds", "status")).out
+    told = (await weir("xds", "status")).out
+    assert "ACKED" in told
+    assert told.startswith(
+        "good: all that is connected (1) has acknowledged all that it follows (snapshot revision 42)\n"
+    )
     csds.nack = True
-    assert (await weir("xds", "status", "--resources")).code == 1
+    bad = await weir("xds", "status", "--resources")
+    assert bad.code == 1
+    assert bad.out.startswith(
+        "not good: 1 of 1 clients refused, and go on with what they had: envoy-0, Cluster gateway: "
+    )
 
 
 async def test_a_service_that_is_away_is_named(weir: Operator) -> None:

@@ -17,12 +17,12 @@ from weir.audit.v1 import audit_pb2
 from weir.registry.v1 import registry_pb2 as pb
 
 from libs.errors import Reason, WeirError
+from libs.resources.documents import dump, load_all
 from libs.resources.forms import plain
 from services.cli.__main__ import COMMANDS, GROUPS, call
 from services.cli.app import json_last, parameters, printable, resolve, say, summary, warn
 from services.cli.commands.show import print_differences
 from services.cli.config import NoMeshError, locate
-from services.cli.files import dump, load_all
 from services.cli.mesh import logview
 from services.cli.mesh.commands import up
 from services.cli.mesh.site import ROOT

@@ -7,13 +7,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from libs.deadlines import to_duration, to_seconds
+from libs.resources.quantities import show_seconds, show_usd
 from services.cli.app import UsageError
-from services.cli.quantities import (
-    parse_microusd,
-    parse_seconds,
-    show_seconds,
-    show_usd,
-)
+from services.cli.quantities import parse_microusd, parse_seconds
 
 
 @pytest.mark.parametrize(

@@ -12,9 +12,9 @@ import pytest
 from weir.registry.v1 import registry_pb2 as pb
 
 from libs.registry import MemoryStore, Put, keys
+from libs.resources import documents
 from libs.resources.kind import Kind
 from libs.resources.snapshot import KINDS
-from services.cli import files
 from services.cli.commands import schema
 from services.cli.kinds import kind_called, names_of
 from tests.support.operator import Operator
@@ -125,7 +125,7 @@ async def test_a_whole_registry_goes_through_its_files(full: Operator, tmp_path:
     every = ",".join(kind.plural for kind in KINDS if kind.applied and kind.plural != "rollouts")
     text = (await full("get", every, "-o", "yaml")).out
     whole = schema.schema_of([kind for kind in KINDS if kind.applied])
-    for _, form in files.load_all(text, "all"):
+    for _, form in documents.load_all(text, "all"):
         of_kind = schema.schema_of([kind_called(form["kind"])])
         assert checked(form, of_kind, of_kind) == []
         assert checked(form, whole, whole) == []

@@ -13,6 +13,7 @@ import yaml
 from hypothesis import assume, given, reject, settings
 from hypothesis import strategies as st
 
+from libs.resources import documents
 from libs.resources.codec import pack
 from libs.resources.forms import from_plain, to_plain
 from libs.resources.kind import Kind
@@ -34,22 +35,22 @@ VALUES = st.recursive(SCALARS, lambda inner: st.lists(inner) | st.dictionaries(T
 @settings(max_examples=150, deadline=None)
 @given(st.dictionaries(TEXT, VALUES, min_size=1))
 def test_whatever_is_written_is_read_back(value: dict[str, Any]) -> None:
-    text = files.dump(value)
-    [(_, read)] = files.load_all(text, "f")
+    text = documents.dump(value)
+    [(_, read)] = documents.load_all(text, "f")
     assert read == value
-    assert files.dump(read) == text
+    assert documents.dump(read) == text
 
 
 @settings(max_examples=200, deadline=None)
 @given(st.lists(st.dictionaries(TEXT, TEXT, min_size=1)))
 def test_documents_stay_apart(values: list[dict[str, str]]) -> None:
-    assert [value for _, value in files.load_all(files.dump_all(values), "f")] == values
+    assert [value for _, value in documents.load_all(documents.dump_all(values), "f")] == values
 
 
 @given(TEXT)
 def test_nobody_else_reads_anything_but_text(text: str) -> None:
     """What YAML 1.1 makes of it too: half of all tools still do."""
-    assert yaml.safe_load(files.dump({"a": text})) == {"a": text}
+    assert yaml.safe_load(documents.dump({"a": text})) == {"a": text}
 
 
 @pytest.mark.parametrize("kind", [each for each in KINDS if each.applied], ids=lambda kind: kind.name)
@@ -62,7 +63,7 @@ def test_every_kind_comes_back_as_it_was(kind: Kind, data: st.DataObject) -> Non
     except ValueError:  # a time that there is not
         reject()
     assume(_finite(form))
-    [(_, read)] = files.load_all(files.dump(form), "f")
+    [(_, read)] = documents.load_all(documents.dump(form), "f")
     assert read == form
     assert to_plain(from_plain(json.loads(json.dumps(read))), full=False) == form
 
@@ -84,13 +85,15 @@ def test_every_kind_comes_back_as_it_was(kind: Kind, data: st.DataObject) -> Non
     ],
 )
 def test_what_is_unclear_is_refused_with_its_place(text: str, line: int, words: str) -> None:
-    with pytest.raises(UsageError, match=words) as refused:
-        list(files.load_all(text, "t.yaml"))
+    with pytest.raises(documents.DocumentError, match=words) as refused:
+        list(documents.load_all(text, "t.yaml"))
     assert str(refused.value).startswith(f"t.yaml:{line}: " if line else "t.yaml: ")
 
 
 def test_a_scalar_is_what_yaml_1_2_says() -> None:
-    [(_, read)] = files.load_all("a: on\nb: 010\nc: 1:30\nd: 2026-01-01\ne: 1e3\nf: ~\ng: '1'\nh: true\ni: 1_0", "f")
+    [(_, read)] = documents.load_all(
+        "a: on\nb: 010\nc: 1:30\nd: 2026-01-01\ne: 1e3\nf: ~\ng: '1'\nh: true\ni: 1_0", "f"
+    )
     assert read == {
         "a": "on",
         "b": 10,

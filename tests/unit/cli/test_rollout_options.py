@@ -10,9 +10,10 @@ from weir.registry.v1 import registry_pb2 as pb
 from weir.rollout.v1 import rollout_pb2
 
 from libs.resources.codec import unpack
-from libs.resources.forms import from_plain
 from services.cli.app import UsageError
+from services.cli.commands import rollout
 from services.cli.commands import rollout_views as views
+from services.cli.commands.change import read_form
 from services.cli.commands.rollout_plan import full_name, parse_gate, parse_share, plan, show_gate
 from services.cli.commands.slo import show_left, window_seconds
 
@@ -20,7 +21,7 @@ from services.cli.commands.slo import show_left, window_seconds
 def planned(base: dict[str, Any] | None = None, **more: Any) -> Any:
     """The rollout as the registry gets it."""
     form = base or {"kind": "Rollout", "metadata": {"name": "weir-fast"}}
-    return unpack(from_plain(plan(form, **more)))
+    return unpack(read_form(plan(form, **more), "the rollout"))
 
 
 def test_a_canary_with_everything() -> None:
@@ -79,9 +80,12 @@ def test_an_experiment_has_arms_and_no_steps() -> None:
         ({"version": "m@2", "shadow": "101"}, "--shadow"),
         ({"version": "m@2", "gates": ("ttft=20%",)}, "--gate"),
         ({"version": "m@2", "max_cost": "-1"}, "--max-cost"),
-        ({"version": "m@2", "fields": ("sticky=moon",)}, "sticky"),
-        ({"version": "m@2", "fields": ("on_rollback=drop",)}, "on_rollback"),
-        ({"version": "m@2", "fields": ("keep_warm=x",)}, "keep_warm"),
+        (
+            {"version": "m@2", "fields": ("sticky=moon",)},
+            "the rollout: spec.sticky: must be one of tenant, user, session",
+        ),
+        ({"version": "m@2", "fields": ("on_rollback=drop",)}, "the rollout: spec.on_rollback: must be one of "),
+        ({"version": "m@2", "fields": ("keep_warm=x",)}, "the rollout: spec.keep_warm: must be a number and ms"),
         ({"version": "m@2", "fields": ("stikcy=user",)}, "stikcy"),
         ({"version": "m@2", "fields": ("steps.4.weight=1",)}, "steps.4.weight"),
     ],
@@ -190,6 +194,51 @@ def test_an_explanation_has_every_reason_and_number() -> None:
         assert part in text
 
 
+def test_what_keeps_a_rollout_and_undecided_gates_come_first() -> None:
+    known = status()
+    known.gates.add(gate=pb.Gate(**parse_gate("itl<=20%")), arm="canary", verdict=rollout_pb2.VERDICT_UNDECIDED)
+    lines = views.explanation(known, 1_042.0)
+    assert lines[:2] == ["weir-fast waits: canary has 5 of 100 requests.", "Undecided gates, 1 of 2: itl."]
+    known.rollout.state.ended_at.seconds = 1_050
+    assert views.explanation(known, 1_060.0)[0] == "Undecided gates, 1 of 2: itl."
+
+
+def test_a_watch_in_a_pipe_says_what_is_new_and_numbers_now_and_then(capsys: pytest.CaptureFixture[str]) -> None:
+    now = [0.0]
+    printer, known = rollout._LinePrinter(lambda: now[0]), status()
+
+    def told() -> str:
+        printer(known)
+        return capsys.readouterr().out.partition(" ")[2]
+
+    assert told() == (
+        "canary, step 1 of 2, 10% | baseline 90 requests, 0.00% errors, TTFT p95 200 ms; canary 5 requests, 0.00% "
+        "errors, TTFT p95 - | ttft holds | canary has 5 of 100 requests\n"
+    )
+    known.waits_for, known.arms[0].requests = "canary has 6 of 100 requests", 1_234
+    assert not told()
+    known.rollout.state.step = 1
+    assert told() == "canary, step 2 of 2, 10%\n"
+    known.waits_for = "rollouts are frozen: fire"
+    assert told() == "rollouts are frozen: fire\n"
+    now[0] += 30.0
+    assert told().startswith("baseline 1,234 requests")
+    assert not told()
+
+
+def test_a_live_view_writes_the_lines_that_differ(capsys: pytest.CaptureFixture[str]) -> None:
+    view, known = rollout._LiveView(), status()
+    view(known)
+    first = capsys.readouterr().out
+    known.waits_for = "canary has 6 of 100 requests"
+    view(known)
+    second = capsys.readouterr().out
+    assert second.count("\033[K") == 1
+    assert second.count("\n") == second.count("\033[F") == first.count("\n")
+    assert "canary has 6 of 100 requests" in second
+    assert len(second) < len(first) / 2
+
+
 def test_json_has_no_infinities() -> None:
     text = json.dumps(views.plain_status(status()), allow_nan=False)
     assert json.loads(text)["gates"][0]["low"] is None
@@ -200,9 +249,9 @@ def test_tables_and_lines() -> None:
     for part in ("waits for", "ttft<=20%", "-∞ … +10.0%", "0.75", "bad signature", "too slow", "step 1 of 2, 10%"):
         assert part in whole
     assert max(map(len, views.status_lines(status()))) <= 100
-    line = views.watch_line(status())
-    assert line.startswith("canary, step 1 of 2, 10% | baseline 90 requests")
-    assert "ttft holds" in line
+    place, arms, said, why = views.watch_parts(status())
+    assert (place, said, why) == ("canary, step 1 of 2, 10%", "ttft holds", "canary has 5 of 100 requests")
+    assert arms.startswith("baseline 90 requests")
     shown = views.show_plan(status().rollout)
     assert shown == "weir-fast: weir-fast@1 → weir-fast@2 (canary); steps 10%, 50%; gates by default"
 

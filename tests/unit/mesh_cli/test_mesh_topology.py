@@ -90,6 +90,8 @@ def test_a_malformed_topology_is_refused(text: str) -> None:
 def test_every_profile_names_only_what_the_topology_has() -> None:
     topology = load_topology(ROOT)
     assert {"demo", "simulated", "bench"} <= set(profiles(ROOT))
+    readme = (ROOT / "deploy" / "README.md").read_text()
+    assert not [name for name in profiles(ROOT) if f"`{name}`" not in readme]
     for name in profiles(ROOT):
         profile = load_profile(ROOT, name)
         assert unknown_names(with_replicas(topology, replica_counts(profile)), profile) == []

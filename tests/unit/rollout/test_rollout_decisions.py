@@ -30,6 +30,7 @@ from services.rollout.policy import (
     planned_weights,
     spent,
 )
+from services.rollout.policy.keys import BUCKETS, KeySums
 
 NEW, OLD = "weir-fast@2", "weir-fast@1"
 WORKERS = ready_workers(OLD, NEW)
@@ -61,6 +62,13 @@ def decided(state: State, ours: ArmEvidence, plan: Plan = PLAN, after: float = 1
     theirs = fields.pop("theirs", served(9000))
     fields = {"workers": WORKERS, "evidence": at(state, ours, theirs)} | fields  # type: ignore[arg-type]
     return decide(plan, state, Situation(state.entered_at + after, **fields))  # type: ignore[arg-type]
+
+
+def keyed(evidence: ArmEvidence, buckets: int) -> ArmEvidence:
+    """The same, of requests that came from keys in so many buckets."""
+    counts = [evidence.requests // buckets if n < buckets else 0 for n in range(BUCKETS)]
+    counts[0] += evidence.requests - sum(counts)
+    return replace(evidence, keys={"errors": KeySums(tuple(counts), (0.0,) * BUCKETS)})
 
 
 def prepared(workers: tuple[Worker, ...], plan: Plan = PLAN, after: float = 5.0, **fields: object) -> Decision:
@@ -369,3 +377,23 @@ def test_a_clock_that_jumps_takes_nothing_back() -> None:
     seen = Situation(1000.0 + 3600.0, workers=ready_workers("weir-fast@1"), watched=30.0)
     assert decide(PLAN, waiting, seen).kind is Kind.WAIT
     assert decide(PLAN, waiting, replace(seen, watched=3600.0)).kind is Kind.ROLL_BACK
+
+
+def test_requests_of_one_key_are_what_keeps_it_and_come_first() -> None:
+    one = decided(FIRST, ArmEvidence(), theirs=keyed(served(40), 1), after=10.0)
+    assert one.text.startswith(
+        "all 40 requests came from one sticky key, and a key keeps its arm: stick by user or session; 10 s of at least "
+        "60 s passed; canary has 0 of at least 100 requests"
+    )
+    few = decided(FIRST, keyed(served(9), 1), theirs=keyed(served(51), 4)).text
+    assert few.startswith("all 60 requests came from sticky keys that fill 4 buckets of 64")
+    for ours, theirs in ((ArmEvidence(), keyed(served(18), 1)), (ArmEvidence(), keyed(served(900), 60))):
+        assert decided(FIRST, ours, theirs=theirs).text.startswith("canary has 0 of at least 100 requests")
+
+
+def test_whoever_goes_on_with_undecided_gates_is_told_which() -> None:
+    found = decided(
+        LAST, served(120), canary_plan(1000, 5000, gates=(Gate("error_rate", 0.5), Gate("ttft_p99", 0.001)))
+    )
+    assert found.kind is Kind.PROMOTE
+    assert "no gate breached, 1 of 2 shown to hold, undecided: TTFT p99" in found.text

@@ -1213,12 +1213,14 @@ class RollbackRequest(_message.Message):
     def __init__(self, to_revision: _Optional[int] = ..., kind: _Optional[str] = ..., name: _Optional[str] = ..., change: _Optional[_Union[ChangeOptions, _Mapping]] = ...) -> None: ...
 
 class RollbackResponse(_message.Message):
-    __slots__ = ("changes", "revision")
+    __slots__ = ("changes", "revision", "kept")
     CHANGES_FIELD_NUMBER: _ClassVar[int]
     REVISION_FIELD_NUMBER: _ClassVar[int]
+    KEPT_FIELD_NUMBER: _ClassVar[int]
     changes: _containers.RepeatedCompositeFieldContainer[ResourceChange]
     revision: int
-    def __init__(self, changes: _Optional[_Iterable[_Union[ResourceChange, _Mapping]]] = ..., revision: _Optional[int] = ...) -> None: ...
+    kept: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, changes: _Optional[_Iterable[_Union[ResourceChange, _Mapping]]] = ..., revision: _Optional[int] = ..., kept: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class CreateKeyRequest(_message.Message):
     __slots__ = ("tenant", "scopes", "ttl", "note", "change")
