@@ -56,6 +56,7 @@ _TABLE: dict[Reason, tuple[grpc.StatusCode, int]] = {
     Reason.CURSOR_INVALID: (_C.INVALID_ARGUMENT, 400),
     Reason.CURSOR_GONE: (_C.FAILED_PRECONDITION, 410),
     Reason.QUOTA_ROWS: (_C.RESOURCE_EXHAUSTED, 429),
+    Reason.NO_WORKERS: (_C.UNAVAILABLE, 503),
 }
 
 # Used when a foreign status carries no ErrorInfo of ours.

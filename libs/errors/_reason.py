@@ -53,6 +53,7 @@ class Reason(enum.IntEnum):
     CURSOR_INVALID = 45
     CURSOR_GONE = 46
     QUOTA_ROWS = 47
+    NO_WORKERS = 49
 
     @classmethod
     def parse(cls, name: str) -> Reason:

@@ -56,6 +56,7 @@ class Reason(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     REASON_CURSOR_INVALID: _ClassVar[Reason]
     REASON_CURSOR_GONE: _ClassVar[Reason]
     REASON_QUOTA_ROWS: _ClassVar[Reason]
+    REASON_NO_WORKERS: _ClassVar[Reason]
 REASON_UNSPECIFIED: Reason
 REASON_INVALID_REQUEST: Reason
 REASON_MODEL_NOT_FOUND: Reason
@@ -101,6 +102,7 @@ REASON_REGION_NOT_ALLOWED: Reason
 REASON_CURSOR_INVALID: Reason
 REASON_CURSOR_GONE: Reason
 REASON_QUOTA_ROWS: Reason
+REASON_NO_WORKERS: Reason
 
 class Rejection(_message.Message):
     __slots__ = ("reason", "message", "limit", "retry_after")
