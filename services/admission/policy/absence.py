@@ -18,8 +18,8 @@ from services.admission.policy.refusals import Refusals
 
 class Absence:
     """Of one pool. Right after a start, or after the last worker of a version has gone, workers may be on their way
-    back: for `absence_grace` seconds requests may wait for them, and those with tokens inside their deadline: ending them
-    would waste what was done."""
+    back: for `absence_grace` seconds requests may wait for them, and those with tokens inside their deadline: ending
+    them would waste what was done."""
 
     def __init__(self, limits: Limits, fleet: Fleet, refusals: Refusals, *, now: float) -> None:
         self._grace = limits.absence_grace

@@ -23,7 +23,8 @@ OVERLOAD = frozenset(
         Reason.DEPENDENCY_UNAVAILABLE,
     }
 )
-"""Refusals of admission that less, or another pool, might escape. The caller's own faults and its quotas never lead down the ladder."""
+"""Refusals of admission that less, or another pool, might escape. The caller's own faults and its quotas never lead
+down the ladder."""
 
 
 @dataclass(frozen=True, slots=True)
