@@ -132,6 +132,25 @@ def test_the_path_itself_comes_back(drill: Mesh, client: OpenAI, service: str) -
     assert {name for name in before if before[name] != after[name]} == {service}
 
 
+def bad(mesh: Mesh) -> int:
+    """Requests that counted against availability."""
+    objectives = [
+        one for each in mesh.weir_json("slo", "status", "-o", "json")["budgets"] for one in each["objectives"]
+    ]
+    return sum(int(one["bad"]) for one in objectives if one["objective"] == "availability")
+
+
+def test_what_a_killed_gateway_lost_counts_against_availability(drill: Mesh, client: OpenAI) -> None:
+    assert answered(client)  # so that something is known of the route
+    before, failed = bad(drill), 0
+    while not failed:
+        old = drill.kill("gateway")
+        failed = sum(not answered(client) for _ in range(3))
+        drill.wait_back("gateway", old)
+    eventually(lambda: answered(client), what="requests after the gateway came back")
+    eventually(lambda: bad(drill) >= before + failed, what="what the edge lost")
+
+
 def test_serving_goes_on_without_etcd(drill: Mesh, client: OpenAI) -> None:
     old = int(drill.process("etcd")["pid"])
     os.kill(old, signal.SIGSTOP)
