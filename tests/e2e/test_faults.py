@@ -106,12 +106,24 @@ def test_a_worker_may_die_and_its_stream_moves(drill: Mesh, client: OpenAI) -> N
     assert streaming.finish == "length"
 
 
-def test_all_workers_may_die_and_a_stream_waits_for_one(drill: Mesh, client: OpenAI) -> None:
+def test_a_stream_that_loses_its_second_worker_too_waits_for_one(drill: Mesh, client: OpenAI) -> None:
     """Whoever asks meanwhile waits a moment or hears of an outage, and not that there is too much."""
-    workers, told = ("worker-a", "worker-b"), list[tuple[int, str, bool]]()
+
+    def busy() -> str:
+        workers = ("worker-a", "worker-b")
+        return eventually(
+            lambda: next((w for w in workers if gauge(drill, w, "weir_worker_num_requests_running")), ""),
+            what="a worker with the stream",
+        )
+
+    told: list[tuple[int, str, bool]] = []
     with Streaming(client, tokens=300) as streaming:
-        olds = {worker: drill.kill(worker) for worker in workers}
-        while pids(drill)[workers[0]] in (0, None, olds[workers[0]]) or not answered(client):
+        first = busy()
+        olds = {first: drill.kill(first)}
+        second = "worker-b" if first == "worker-a" else "worker-a"
+        eventually(lambda: gauge(drill, second, "weir_worker_num_requests_running"), what="the stream on the other one")
+        olds[second] = drill.kill(second)
+        for _ in range(3):
             try:
                 client.chat.completions.create(model="weir-fast", messages=ASK, max_tokens=4)
             except openai.APIStatusError as error:
