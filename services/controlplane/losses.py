@@ -26,7 +26,6 @@ _FLAGS = {
     "upstream_connection_failure": "UF",
     "upstream_overflow": "UO",
     "upstream_connection_termination": "UC",
-    "upstream_remote_reset": "UR",
     "upstream_request_timeout": "UT",
     "upstream_protocol_error": "UPE",
     "local_reset": "LR",

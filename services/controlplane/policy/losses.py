@@ -12,8 +12,9 @@ from __future__ import annotations
 from collections.abc import Set
 from dataclasses import dataclass
 
-OURS = frozenset({"UH", "UF", "UO", "UC", "UR", "UT", "UPE", "LR", "NC", "OM"})
-"""Envoy's response flags (`%RESPONSE_FLAGS%`) for what was lost behind it or refused for want of its own room."""
+OURS = frozenset({"UH", "UF", "UO", "UC", "UT", "UPE", "LR", "NC", "OM"})
+"""Envoy's response flags (`%RESPONSE_FLAGS%`) for what was lost behind it or refused for want of its own room. Not UR:
+who resets a stream lives, and counts it by itself (a caller's deadline that has passed, a reader that reads nothing)."""
 REFUSED_OR_AWAY = "UAEX"
 """ext_authz denied it, or did not answer: the details tell which."""
 CALLERS = frozenset({"DC", "DR", "DPE"})

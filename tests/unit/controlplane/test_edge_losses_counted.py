@@ -34,6 +34,7 @@ def ended(flags: str, details: str, route: str = CHAT, cluster: str = "gateway")
         (ended("", "via_upstream"), None),
         (ended("URX", "via_upstream"), None),
         (ended("UC", "via_upstream"), None),
+        (ended("UR", "upstream_reset_before_response_started{remote_reset}"), None),
         # A caller's own doing.
         (ended("UAEX", "ext_authz_denied"), None),
         (ended("DC", "downstream_remote_disconnect"), None),
