@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 OURS = frozenset({"UH", "UF", "UO", "UC", "UT", "UPE", "LR", "NC", "OM"})
 """Envoy's response flags (`%RESPONSE_FLAGS%`) for what was lost behind it or refused for want of its own room. Not UR:
-who resets a stream lives, and counts it by itself (a caller's deadline that has passed, a reader that reads nothing)."""
+who resets a stream lives, and counts it by itself (a deadline that has passed, a reader that reads nothing)."""
 REFUSED_OR_AWAY = "UAEX"
 """ext_authz denied it, or did not answer: the details tell which."""
 CALLERS = frozenset({"DC", "DR", "DPE"})
