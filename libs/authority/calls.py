@@ -25,6 +25,7 @@ _SERVING = frozenset({"gateway", "predictor"})
 Methods = Mapping[str, frozenset[str]]
 
 CALLS: Mapping[str, Methods] = {
+    "envoy.service.accesslog.v3.AccessLogService": {"StreamAccessLogs": _ENVOY},
     "envoy.service.auth.v3.Authorization": {"Check": _ENVOY},
     # Everybody finds the services here; what is told of the edge is for Envoy alone.
     "envoy.service.discovery.v3.AggregatedDiscoveryService": {"StreamAggregatedResources": _ALL},
@@ -87,7 +88,8 @@ CALLS: Mapping[str, Methods] = {
         **dict.fromkeys(("Apply", "Delete", "Rollback", "CreateKey", "RevokeKey", "SteerRollout"), _ALL),
     },
     "weir.rollout.v1.RolloutService": {
-        "ReportOutcomes": _SERVING,
+        # The control plane of what the edge lost, which nobody who serves has heard of.
+        "ReportOutcomes": _SERVING | {"controlplane"},
         "ReportScores": _PEOPLE | {"gateway", "rollout"},
         **dict.fromkeys(
             ("GetRollout", "WatchRollout", "GetSloStatus"), _PEOPLE | {"envoy", "gateway", "registry", "rollout"}

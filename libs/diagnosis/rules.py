@@ -80,12 +80,10 @@ def _core(*services: str) -> Callable[[Window, list[Pool]], Iterable[Seen]]:
 def _cold(window: Window, _: list[Pool]) -> Iterator[Seen]:
     """Nobody has a version that was asked for: some process is to have it, and requests are refused for want of it."""
     refused = sum(
-        window.gained(each, "weir_admission_outcomes_total", outcome="rejected_no_capacity")
-        for each in window.of("admission")
+        window.gained(each, "weir_admission_outcomes_total", outcome="no_workers") for each in window.of("admission")
     )
     refused += sum(
-        window.gained(each, "weir_predictor_refused_total", reason="REJECTED_NO_CAPACITY")
-        for each in window.of("predictor")
+        window.gained(each, "weir_predictor_refused_total", reason="NO_WORKERS") for each in window.of("predictor")
     )
     if not refused:
         return

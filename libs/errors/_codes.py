@@ -57,6 +57,7 @@ _TABLE: dict[Reason, tuple[grpc.StatusCode, int]] = {
     Reason.CURSOR_GONE: (_C.FAILED_PRECONDITION, 410),
     Reason.QUOTA_ROWS: (_C.RESOURCE_EXHAUSTED, 429),
     Reason.UNSUPPORTED_MEDIA_TYPE: (_C.INVALID_ARGUMENT, 415),
+    Reason.NO_WORKERS: (_C.UNAVAILABLE, 503),
 }
 
 # Used when a foreign status carries no ErrorInfo of ours.

@@ -54,6 +54,7 @@ class Reason(enum.IntEnum):
     CURSOR_GONE = 46
     QUOTA_ROWS = 47
     UNSUPPORTED_MEDIA_TYPE = 48
+    NO_WORKERS = 49
 
     @classmethod
     def parse(cls, name: str) -> Reason:

@@ -34,6 +34,7 @@ T = TypeVar("T")
 _REFUSED = frozenset(
     {
         Reason.REJECTED_NO_CAPACITY,
+        Reason.NO_WORKERS,
         Reason.REJECTED_QUEUE_FULL,
         Reason.REJECTED_DEADLINE,
         Reason.EVICTED_TTL,

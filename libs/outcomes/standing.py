@@ -8,7 +8,7 @@
 | worker lost, engine failed, a fault of ours | bad | bad |
 | the deadline passed, though the caller gave at least the declared time | bad | bad if it was running |
 | the deadline passed, which was shorter than that | neither | neither |
-| refused or evicted for overload, draining, a dependency away, interrupted and not resumed | bad | neither |
+| refused or evicted: overload, nobody there, draining, dependency away, interrupted and not resumed | bad | neither |
 | the same, because the arm's own share of the pool is full, or its files are missing here | bad | bad |
 | the same, because no worker has the arm's version, while some have the baseline | bad | bad |
 
@@ -46,6 +46,7 @@ _OVERLOAD = frozenset(
     {
         Reason.REJECTED_QUEUE_FULL,
         Reason.REJECTED_NO_CAPACITY,
+        Reason.NO_WORKERS,
         Reason.REJECTED_OVERLOAD,
         Reason.EVICTED_TTL,
         Reason.EVICTED_SHED,

@@ -128,7 +128,7 @@ def _pool(
     pool = "composed"
     admission = Act(Process("admission-1", "admission")).gauge("QUEUED", waiting, pool, "paid")
     admission.does(lambda metrics: metrics.OUTCOMES.labels(pool, "paid", "granted").inc(200))
-    admission.does(lambda metrics: metrics.OUTCOMES.labels(pool, "paid", "rejected_no_capacity").inc(refused))
+    admission.does(lambda metrics: metrics.OUTCOMES.labels(pool, "paid", "no_workers").inc(refused))
     wait = 2.0 if waiting else 0.002
     for _ in range(200):
         admission.does(lambda metrics: metrics.WAIT.labels(pool, "paid").observe(wait))

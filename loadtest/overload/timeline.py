@@ -33,13 +33,14 @@ SHORT = {
     "QUOTA_CONCURRENCY": "conc",
     "QUOTA_SPEND": "spend",
     "WORKER_LOST": "lost",
+    "NO_WORKERS": "away",
 }
 """Reasons in the timeline's own words; the legend explains them."""
 LEGEND = """
 ask: requests sent in that second; ok: answered whole in it; p95: their time to first token in ms
 refused in it, by reason: edge = shed at the edge before it was read; late = its first token would miss the objective;
   full = the queue is; shed = gave way to a higher class; ttl = waited too long; dead = its deadline came meanwhile;
-  rpm, tpm, conc, spend = the tenant's own limits; FAIL = anything else
+  away = no worker was there; rpm, tpm, conc, spend = the tenant's own limits; FAIL = anything else
 q: requests that wait, by class; wait: what the next one would, by class; shed: share of a tenant's requests that the
   edge refuses; pressure: the longest wait over the objective for the first token; workers: those that take work"""
 

@@ -82,9 +82,10 @@ class LevelPublisher:
         wanted = {}
         for name, pool in list(self._pools.items()):
             tenants: tuple[TenantLevel, ...] = ()
-            for found in pool.edge_shedding.survey(now):
-                await asyncio.sleep(0)
-                tenants = found or ()
+            if pool.fleet.staffed:  # without a worker it is no overload, and callers are to hear so
+                for found in pool.edge_shedding.survey(now):
+                    await asyncio.sleep(0)
+                    tenants = found or ()
             SHED_TENANTS.labels(name).set(len(tenants))
             if tenants:
                 wanted[name] = tenants

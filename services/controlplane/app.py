@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import random
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -10,6 +11,7 @@ from typing import Any
 
 import grpc
 import msgspec
+from envoy.service.accesslog.v3 import als_pb2_grpc
 from envoy.service.discovery.v3 import ads_pb2_grpc
 from envoy.service.status.v3 import csds_pb2_grpc
 from google.protobuf import json_format
@@ -19,7 +21,7 @@ from libs.clock import Clock, SystemClock
 from libs.registry import EtcdStore, RegistrySnapshot, RegistryView, Store, WatchBatch, followed_by, keys
 from libs.routing import RoutingTable, rules_of
 from libs.telemetry import get_logger
-from services.controlplane import metrics, versions
+from services.controlplane import losses, metrics, versions
 from services.controlplane.config import Settings
 from services.controlplane.convert import encode, endpoints_of
 from services.controlplane.descriptors import transcoder_descriptors
@@ -56,7 +58,14 @@ class ControlPlane:
     """Keeps the publisher at the registry's newest consistent state."""
 
     def __init__(
-        self, *, settings: Settings, store: Store, owns_store: bool, clock: Clock, acknowledged: OnAck | None = None
+        self,
+        *,
+        settings: Settings,
+        store: Store,
+        owns_store: bool,
+        clock: Clock,
+        rng: random.Random,
+        acknowledged: OnAck | None = None,
     ) -> None:
         """:param owns_store: closes it at the end.
         :param acknowledged: told of every acknowledgement.
@@ -90,6 +99,9 @@ class ControlPlane:
         self._epoch = (0, "")  # what it says: the revision of the last revocation, and the rules of rollouts
         self.publisher = Publisher()
         """What is served."""
+        self.losses = losses.Losses(lambda: self._view.snapshot)
+        """What Envoys lost."""
+        self._reporter = self.losses.reporter(settings, clock=clock, rng=rng)
         self._servicer = AdsServicer(
             self.publisher,
             roles=self._view,
@@ -102,7 +114,8 @@ class ControlPlane:
         """See `libs.service.Service`."""
         ads_pb2_grpc.add_AggregatedDiscoveryServiceServicer_to_server(self._servicer, server)
         csds_pb2_grpc.add_ClientStatusDiscoveryServiceServicer_to_server(self._servicer, server)
-        return [ADS_SERVICE, STATUS_SERVICE]
+        als_pb2_grpc.add_AccessLogServiceServicer_to_server(self.losses, server)
+        return [ADS_SERVICE, STATUS_SERVICE, losses.SERVICE]
 
     async def run(self, ready: Callable[[], None]) -> None:
         """Follows the registry; ready with the first published snapshot."""
@@ -111,6 +124,7 @@ class ControlPlane:
         try:
             async with asyncio.TaskGroup() as group:
                 group.create_task(self._view.run())
+                group.create_task(self._reporter.run())
                 while True:
                     await self._changed.wait()
                     self._changed.clear()
@@ -233,5 +247,6 @@ async def build(
         store=store or EtcdStore(settings.etcd, tls=settings.tls, guarded=True),
         owns_store=store is None,
         clock=clock or SystemClock(),
+        rng=random.Random(),  # noqa: S311 - jitter
         acknowledged=acknowledged,
     )

@@ -14,6 +14,7 @@ from envoy.config.listener.v3 import listener_pb2
 from envoy.config.route.v3 import route_pb2
 from envoy.config.trace.v3 import opentelemetry_pb2 as _opentelemetry
 from envoy.extensions.access_loggers.filters.cel.v3 import cel_pb2 as _cel
+from envoy.extensions.access_loggers.grpc.v3 import als_pb2 as _als
 from envoy.extensions.access_loggers.stream.v3 import stream_pb2 as _stream
 from envoy.extensions.clusters.aggregate.v3 import cluster_pb2 as _aggregate
 from envoy.extensions.filters.http.cors.v3 import cors_pb2 as _cors
@@ -64,6 +65,7 @@ from services.controlplane.route_encoding import route_configuration
 
 KNOWN_EXTENSIONS = (
     _aggregate,
+    _als,
     _cel,
     _connection_limit,
     _cors,

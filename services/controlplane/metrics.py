@@ -1,4 +1,4 @@
-"""Metrics of the control plane; labels are node clusters ("edge", "mesh") and resource types, both closed sets."""
+"""Metrics of the control plane; labels are node clusters ("edge", "mesh"), resource types and routes: closed sets."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ BUILD = Histogram(
     "From a registry change to the encoded snapshot",
     buckets=(0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25),
 )
+LOST = Counter("weir_edge_lost_total", "Requests that the edge lost or refused by itself", ["route"])
 STREAMS = Gauge("weir_controlplane_streams", "Open ADS streams", ["cluster"])
 RESPONSES = Counter("weir_controlplane_responses_total", "ADS responses sent", ["type"])
 ACKS = Counter("weir_controlplane_acks_total", "ADS responses accepted", ["type"])

@@ -33,7 +33,10 @@ _SERVICE = "predictor"
 _TOLD = ("x-weir-", "server-timing")
 _GRACE = 5.0
 """Seconds that calls have to end on connections to a predictor that left."""
-_BACK = frozenset({Reason.DEPENDENCY_UNAVAILABLE, Reason.DRAINING, Reason.REJECTED_NO_CAPACITY})
+_BACK = frozenset(
+    # The last one by predictors of an earlier release.
+    {Reason.DEPENDENCY_UNAVAILABLE, Reason.DRAINING, Reason.NO_WORKERS, Reason.REJECTED_NO_CAPACITY}
+)
 """What a predictor says that is gone, goes or has unloaded the version: this one does what it can."""
 
 

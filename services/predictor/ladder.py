@@ -23,7 +23,7 @@ WALKS = frozenset(
     (
         Reason.REJECTED_DEADLINE,
         Reason.REJECTED_QUEUE_FULL,
-        Reason.REJECTED_NO_CAPACITY,
+        Reason.NO_WORKERS,
         Reason.EVICTED_DEADLINE,
         Reason.DEADLINE_EXCEEDED,
         Reason.ENGINE_ERROR,

@@ -152,7 +152,7 @@ class Predictions:
         key = b""
         try:
             if question is None:
-                raise WeirError(Reason.REJECTED_NO_CAPACITY, f"{call.version} is not loaded here", retry_after=1.0)
+                raise WeirError(Reason.NO_WORKERS, f"{call.version} is not loaded here", retry_after=1.0)
             if spec.cache_seconds and self._cache.max_bytes:
                 digest = self._catalog.version(call.version).digest
                 key = key_of(call.tenant, digest, question.signature, question.inputs, question.names)
@@ -193,7 +193,7 @@ class Predictions:
         except Crashed as error:
             raise WeirError(Reason.ENGINE_ERROR, f"{version}: {error}") from None
         except KeyError:  # unloaded meanwhile
-            raise WeirError(Reason.REJECTED_NO_CAPACITY, f"{version} is not loaded here", retry_after=1.0) from None
+            raise WeirError(Reason.NO_WORKERS, f"{version} is not loaded here", retry_after=1.0) from None
         finally:
             self._running[version] -= 1
         stages.queue, stages.batch, stages.compute = ran.queue, ran.input + ran.output, ran.compute

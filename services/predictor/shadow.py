@@ -124,4 +124,4 @@ def arrays_of(response: ModelInferResponse) -> dict[str, np.ndarray]:
 
 
 def _away(version: str) -> WeirError:
-    return WeirError(Reason.REJECTED_NO_CAPACITY, f"{version} is not loaded here")
+    return WeirError(Reason.NO_WORKERS, f"{version} is not loaded here")

@@ -14,6 +14,7 @@ from weir.rollout.v1 import rollout_pb2
 from libs import burn
 from libs.clock.stamps import timestamp
 from libs.registry import RegistrySnapshot, slo_of
+from libs.registry.terms import ANY
 from services.rollout.outcomes import Rollout
 from services.rollout.policy.evidence import Evidence, GoodBad
 from services.rollout.policy.plan import Burn
@@ -48,6 +49,7 @@ class Budgets:
         self._began = began
         self._windows = burn.scaled(burn.WINDOWS, scale)
         self._shortest = min(window.short for window in self._windows)
+        self._longest = max(window.long for window in self._windows)
         self._budgets: dict[RouteTier, _Budget] = {}
         self._counted: dict[str, dict[tuple[RouteTier, str], GoodBad]] = {}
 
@@ -80,6 +82,8 @@ class Budgets:
         it is news, and of now. One that has run for longer says in it what happened in all that time, and what was
         before our start others may have written down. What a first report does not name began after it.
 
+        Bad events of the tier "*", which the edge does not know, are shared out among the route's.
+
         :param started: when the gateway began to serve.
         """
         first = incarnation not in self._counted and not max(self._began, now - self._shortest) <= started <= now
@@ -95,7 +99,8 @@ class Budgets:
                     continue
                 counted[where, objective] = GoodBad(known.good + good, known.bad + bad)
                 if not first:
-                    self._tally(where, objective).add(good, bad, now)
+                    for tier, part in self._tiers(where, objective, bad, now):
+                        self._tally((each.route, tier), objective).add(good, part, now)
 
     def status(self, snapshot: RegistrySnapshot, now: float) -> dict[RouteTier, registry_pb2.ErrorBudget]:
         """How every budget stands, without `windows`. Only what an SLO declares has a budget."""
@@ -115,6 +120,19 @@ class Budgets:
         tallies = self._budgets[where].tallies
         text = json.dumps({objective: tallies[objective].dump().decode() for objective in sorted(tallies)})
         return zlib.compress(text.encode())
+
+    def _tiers(self, where: RouteTier, objective: str, bad: int, now: float) -> Iterable[tuple[str, int]]:
+        """Whom bad events count against: their tier. What the edge lost without knowing the tier is shared out by
+        what the route's tiers have been asked for of late, since an outage of the edge meets all alike."""
+        route, tier = where
+        if tier != ANY:
+            return [(tier, bad)]
+        asked = {
+            tier: tally.count(self._longest, now).total
+            for (each, tier), budget in self._budgets.items()
+            if each == route and (tally := budget.tallies.get(objective)) is not None
+        }
+        return shares(bad, asked).items()
 
     def _tally(self, where: RouteTier, objective: str) -> burn.Tally:
         tallies = self._budgets.setdefault(where, _Budget()).tallies
@@ -137,6 +155,19 @@ class Budgets:
             made.burn_rates[show_window(each.window.long)] = _finite(each.long)
             made.burn_rates[show_window(each.window.short)] = _finite(each.short)
         return made
+
+
+def shares(count: int, weights: Mapping[str, int]) -> dict[str, int]:
+    """`count` in whole parts by these weights, equal ones where all are 0: rounded down, and what is left over goes one
+    by one to the largest remainders. Without anybody to share among: nothing."""
+    total = sum(weights.values())
+    exact = {
+        name: count * weight / total if total else count / len(weights)
+        for name, weight in sorted(weights.items(), key=lambda each: (-each[1], each[0]))
+    }
+    parts = {name: math.floor(part) for name, part in exact.items()}
+    over = sorted(exact, key=lambda name: parts[name] - exact[name])[: count - sum(parts.values())]
+    return {name: part + (name in over) for name, part in parts.items()}
 
 
 def exhausted(budgets: Iterable[registry_pb2.ErrorBudget]) -> tuple[str, ...]:

@@ -25,6 +25,8 @@ from services.rollout.scores import Score, Scores, Taken
 _ROUTE = "generate"
 SERVING = ("gateway", "predictor")
 """Services whose processes serve callers, and report what became of that."""
+_EDGE = "controlplane"
+"""Reports what the edge lost, and nothing else: who is heard of that serves nobody knows by it."""
 _STATUS_SECONDS = 1.0
 """Budgets move slowly, and looking through all their windows costs milliseconds."""
 
@@ -69,7 +71,7 @@ class Knowledge:
         now = self._clock.monotonic()
         changed = self._outcomes.take(report.source, report.incarnation, convert.arm_reports(report.arms), now)
         endpoints = self._view.snapshot.endpoints
-        found = (endpoints.get((service, report.source)) for service in SERVING)
+        found = (endpoints.get((service, report.source)) for service in (*SERVING, _EDGE))
         started = next((each.started_at.seconds for each in found if each is not None), 0)
         incarnation = f"{report.source} {report.incarnation}"
         self.budgets.take(incarnation, report.objectives, self._clock.time(), started=started)
@@ -90,7 +92,8 @@ class Knowledge:
 
     def sources(self) -> set[str]:
         """Gateways that are heard."""
-        return set(self._streams) | self._outcomes.heard(self._clock.monotonic() - self._settings.stale_seconds)
+        heard = set(self._streams) | self._outcomes.heard(self._clock.monotonic() - self._settings.stale_seconds)
+        return heard - {each.instance for each in self._view.snapshot.endpoints_of(_EDGE)}
 
     @property
     def settled(self) -> bool:

@@ -106,6 +106,34 @@ def test_a_worker_may_die_and_its_stream_moves(drill: Mesh, client: OpenAI) -> N
     assert streaming.finish == "length"
 
 
+def test_a_stream_that_loses_its_second_worker_too_waits_for_one(drill: Mesh, client: OpenAI) -> None:
+    """Whoever asks meanwhile waits a moment or hears of an outage, and not that there is too much."""
+
+    def busy() -> str:
+        workers = ("worker-a", "worker-b")
+        return eventually(
+            lambda: next((w for w in workers if gauge(drill, w, "weir_worker_num_requests_running")), ""),
+            what="a worker with the stream",
+        )
+
+    told: list[tuple[int, str, bool]] = []
+    with Streaming(client, tokens=300) as streaming:
+        first = busy()
+        olds = {first: drill.kill(first)}
+        second = "worker-b" if first == "worker-a" else "worker-a"
+        eventually(lambda: gauge(drill, second, "weir_worker_num_requests_running"), what="the stream on the other one")
+        olds[second] = drill.kill(second)
+        for _ in range(3):
+            try:
+                client.chat.completions.create(model="weir-fast", messages=ASK, max_tokens=4)
+            except openai.APIStatusError as error:
+                told.append((error.status_code, str(error.code), "retry-after" in error.response.headers))
+        for worker, old in olds.items():
+            drill.wait_back(worker, old)
+    assert (streaming.error, streaming.finish) == (None, "length")
+    assert set(told) <= {(503, "no_workers", True), (503, "worker_lost", True)}
+
+
 @pytest.mark.parametrize("service", ["gateway", "envoy"])
 def test_the_path_itself_comes_back(drill: Mesh, client: OpenAI, service: str) -> None:
     before = pids(drill)
@@ -114,6 +142,25 @@ def test_the_path_itself_comes_back(drill: Mesh, client: OpenAI, service: str) -
     eventually(lambda: answered(client), what=f"requests after {service} came back")
     after = pids(drill)
     assert {name for name in before if before[name] != after[name]} == {service}
+
+
+def bad(mesh: Mesh) -> int:
+    """Requests that counted against availability."""
+    objectives = [
+        one for each in mesh.weir_json("slo", "status", "-o", "json")["budgets"] for one in each["objectives"]
+    ]
+    return sum(int(one["bad"]) for one in objectives if one["objective"] == "availability")
+
+
+def test_what_a_killed_gateway_lost_counts_against_availability(drill: Mesh, client: OpenAI) -> None:
+    assert answered(client)  # so that something is known of the route
+    before, failed = bad(drill), 0
+    while not failed:
+        old = drill.kill("gateway")
+        failed = sum(not answered(client) for _ in range(3))
+        drill.wait_back("gateway", old)
+    eventually(lambda: answered(client), what="requests after the gateway came back")
+    eventually(lambda: bad(drill) >= before + failed, what="what the edge lost")
 
 
 def test_serving_goes_on_without_etcd(drill: Mesh, client: OpenAI) -> None:

@@ -214,7 +214,9 @@ async def control_plane(
         trace_sample_ratio=trace_sample_ratio,
     )
     control = await build(settings, store=store, acknowledged=acknowledged)
-    async with serve(control, settings, deadline_optional=("/envoy.service.status.",)) as running:
+    async with serve(
+        control, settings, deadline_optional=("/envoy.service.status.", "/envoy.service.accesslog.")
+    ) as running:
         yield Plane(control, store, running.port)
 
 

@@ -326,7 +326,7 @@ async def rig(
         made[0].admitted.append(call.admit)
         able = [w for w in workers if w.name not in call.admit.exclude_workers]
         if not able:
-            gone = WeirError(Reason.REJECTED_NO_CAPACITY, "no worker")
+            gone = WeirError(Reason.NO_WORKERS, "no worker")
             return admission_pb2.AdmissionReply(rejected=gone.to_rejection())
         worker = able[next(turn) % len(able)] if len(able) == 1 else able[0]
         granted = admission_pb2.Granted(

@@ -192,7 +192,7 @@ class Upstreams:
         self.registry = FakeRegistry()
         self.ports: dict[str, int] = {}
         self._pki = pki
-        self._servers: list[grpc.aio.Server] = []
+        self._servers: dict[str, grpc.aio.Server] = {}
 
     async def start(self, *, without: Collection[str] = ()) -> None:
         """Serves and registers all four, or all but some."""
@@ -213,7 +213,7 @@ class Upstreams:
             tls = tls_of(self._pki, service) if self._pki else None
             self.ports[service] = bind(server, "127.0.0.1:0", tls=tls)
             await server.start()
-            self._servers.append(server)
+            self._servers[service] = server
             await put_endpoint(self.store, service, f"{service}-0", self.ports[service])
 
     @contextlib.asynccontextmanager
@@ -227,9 +227,13 @@ class Upstreams:
             await put_endpoint(self.store, service, f"{service}-0", self.ports[service])
             await arrived(True)
 
+    async def stop_one(self, service: str) -> None:
+        """The service dies, and is still registered."""
+        await self._servers[service].stop(grace=None)
+
     async def stop(self) -> None:
         """Ends all servers."""
-        for server in self._servers:
+        for server in self._servers.values():
             await server.stop(grace=None)
 
 

@@ -1,9 +1,13 @@
-"""What cannot run at all: too large for any worker, or of a version that no worker has, or not any more."""
+"""What cannot run at all: too large for any worker, or of a version that no worker has, or not any more.
+
+Nobody there is an outage (`NO_WORKERS`), and no overload, however long the queue is by then.
+"""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterable
+from dataclasses import replace
 
 from services.admission.policy.fair_queue import Item
 from services.admission.policy.fleet import Fleet
@@ -14,7 +18,8 @@ from services.admission.policy.refusals import Refusals
 
 class Absence:
     """Of one pool. Right after a start, or after the last worker of a version has gone, workers may be on their way
-    back: for `absence_grace` seconds requests may wait for them."""
+    back: for `absence_grace` seconds requests may wait for them, and those with tokens inside their deadline: ending
+    them would waste what was done."""
 
     def __init__(self, limits: Limits, fleet: Fleet, refusals: Refusals, *, now: float) -> None:
         self._grace = limits.absence_grace
@@ -45,14 +50,33 @@ class Absence:
         if candidates:
             return self._refusals.never_fits(request, candidates)
         others = bool(self._fleet.serving(request.model_version))
+        if request.resumed_tokens or (others and request.excluded):
+            self._strand_at = min(self._strand_at, now + self._grace)
+            return None
         if not others and now - self._last_served.get(request.model_version, self._born) < self._grace:
             return None
         return self._refusals.nobody_serves(request, other=others, retry_after=self._grace)
 
     def stranded(self, waiting: Iterable[Item], now: float) -> list[Item]:
         """What fits none of the workers that remain: it would wait in vain, and keep its tenant's next from being
-        seen. Looked for once after each loss."""
+        seen. Looked for once after each loss.
+
+        By then a worker that failed a request either is known to be lost or is as well as others: where only such are
+        left, they are tried again.
+        """
         if now < self._strand_at:
             return []
         self._strand_at = math.inf
-        return [item for item in waiting if self._fleet.stranded(item.request)]
+        found = []
+        for item in waiting:
+            if self._fleet.stranded(item.request):
+                item.request = replace(item.request, excluded=frozenset())
+                if self._fleet.stranded(item.request):
+                    found.append(item)
+        return found
+
+    def came_back(self, worker: str, waiting: Iterable[Item]) -> None:
+        """A worker begins anew: what it failed before it may have now."""
+        for item in waiting:
+            if worker in item.request.excluded:
+                item.request = replace(item.request, excluded=item.request.excluded - {worker})

@@ -124,6 +124,14 @@ class Fleet:
             return False
         return not any(worker.could_ever_fit(request) for worker in self.eligible(request))
 
+    def deserted(self, request: Request, now: float) -> bool:
+        """Is there nobody who could take it, however empty they were: no worker of its version that it may use and is
+        large enough, or only such as leave, have told nothing yet or have fallen silent?"""
+        return not any(
+            worker.open() and worker.trusted(now) > 0.0 and worker.could_ever_fit(request)
+            for worker in self.eligible(request)
+        )
+
     @property
     def staffed(self) -> bool:
         """Is there any worker?"""

@@ -23,7 +23,8 @@ QUEUED_CLASSES = (QueueClass.PAID, QueueClass.FREE, QueueClass.OVER_QUOTA, Queue
 
 
 class Outcome(enum.Enum):
-    """Every way in which a request leaves admission; a closed set. REJECTED_* never queued, EVICTED_* did.
+    """Every way in which a request leaves admission; a closed set. REJECTED_* never queued, EVICTED_* did;
+    NO_WORKERS is an outage, met on arrival or while waiting.
 
     The names of refusals equal those of `weir.errors.v1.Reason`; the values are metric labels.
     """
@@ -38,6 +39,7 @@ class Outcome(enum.Enum):
     EVICTED_DEADLINE = "evicted_deadline"
     EVICTED_SHED = "evicted_shed"
     DRAINING = "draining"
+    NO_WORKERS = "no_workers"
     CANCELLED = "cancelled"
 
 

@@ -89,7 +89,8 @@ class Pool:
         if request.queue_class is QueueClass.SHADOW:
             return self.shadows.admit(request, now, others=len(self.backlog) > 0), []
         cost = self.estimates.expected_cost(request)
-        self.edge_shedding.arrived(request, cost, now)
+        if not self.fleet.deserted(request, now):  # the edge sheds what is too much, and not what nobody serves
+            self.edge_shedding.arrived(request, cost, now)
         if not len(self.backlog):
             granted = self._grant_directly(request, cost, now)
             if granted is not None:
@@ -175,6 +176,7 @@ class Pool:
     def worker_joined(self, spec: WorkerSpec, now: float) -> None:
         """A worker opened its capacity stream. It gets work from its first report on."""
         self.fleet.join(spec, now)
+        self._absence.came_back(spec.worker, self.backlog.waiting())
         self.backlog.unpark()
 
     def worker_reported(self, worker: str, report: Report, now: float) -> list[Event]:
@@ -390,6 +392,12 @@ class Pool:
         return self._refused(self._refusals.full(request, limit, (wait or 1.0) + turn), cost, now)
 
     def _refused(self, refused: Refused, cost: float, now: float) -> Refused:
+        """The refusal as it is told: for want of room, or of anybody who could serve it."""
+        request = refused.request
+        if self.fleet.deserted(request, now):
+            other = bool(self.fleet.serving(request.model_version))
+            grace = self.limits.absence_grace
+            return self._refusals.nobody_serves(request, other=other, retry_after=grace, waited=refused.waited)
         if self._fair and refused.outcome in OVERLOAD:
             self.edge_shedding.refused(refused.request, cost, refused.retry_after, now)
         return refused

@@ -97,18 +97,18 @@ class Refusals:
             outcome, message = Outcome.EVICTED_TTL, "The first token would come later than its target."
         elif item.limit == "version_share":
             outcome, message = Outcome.EVICTED_TTL, "Its model version has all of the pool that it may have."
-        elif item.limit == "workers":
-            outcome, message = Outcome.EVICTED_TTL, "The workers that it could run on did not come back."
         else:
             outcome, message = Outcome.EVICTED_TTL, "Waited longer than this class may wait."
         limit = "queue" if shed else item.limit
         waited = now - item.queued_at
         return self.refuse(item.request, outcome, message, limit=limit, retry_after=retry_after, waited=waited)
 
-    def nobody_serves(self, request: Request, *, other: bool, retry_after: float) -> Refused:
-        """There is no (`other`) worker of its version."""
+    def nobody_serves(self, request: Request, *, other: bool, retry_after: float, waited: float = 0.0) -> Refused:
+        """There is no (`other`) worker of its version, or none came back while it waited."""
         message = f"No {'other ' if other else ''}worker serves {request.model_version}."
-        return self.refuse(request, Outcome.REJECTED_NO_CAPACITY, message, limit="workers", retry_after=retry_after)
+        return self.refuse(
+            request, Outcome.NO_WORKERS, message, limit="workers", retry_after=retry_after, waited=waited
+        )
 
     def never_fits(self, request: Request, candidates: Sequence[Worker]) -> Refused:
         """Why the request fits none of these workers (at least one) even when they are empty."""

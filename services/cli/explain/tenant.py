@@ -47,6 +47,7 @@ _ADVICE = {
     "REJECTED_DEADLINE": "the pool could not have answered in time; see `weir get levels`, `weir workers`",
     "REJECTED_OVERLOAD": "it asks for more than its share of an overloaded pool; see `weir get levels`",
     "REJECTED_NO_CAPACITY": "no worker can take such requests: see `weir workers`",
+    "NO_WORKERS": "no worker was up that has the model: see `weir workers`, `weir status`",
     "EVICTED_TTL": "it waited longer than its queue's time to live: the pool cannot keep up",
     "EVICTED_DEADLINE": "its deadline passed in the queue: the pool cannot keep up, or its deadlines are short",
     "EVICTED_SHED": "shed for more urgent work; a plan with a higher class or weight is shed later",

@@ -7,6 +7,7 @@ from libs.authority.stores import DOOR, ROWS
 from libs.resources.snapshot import KINDS
 
 _SERVED_BY = {
+    "envoy.service.accesslog.v3.AccessLogService": "controlplane",
     "envoy.service.auth.v3.Authorization": "edge-auth",
     "envoy.service.discovery.v3.AggregatedDiscoveryService": "controlplane",
     "envoy.service.ratelimit.v3.RateLimitService": "ratelimit",

@@ -9,6 +9,7 @@ from libs.config.addresses import join, split
 from libs.routing import BUCKETS
 from services.controlplane.policy.names import (
     CLUSTER,
+    CONTROLPLANE,
     EDGE,
     ENDPOINTS,
     EXTENSION,
@@ -181,8 +182,8 @@ def _filter_names(listener: Resource) -> Iterator[str]:
 
 @_remembering
 def _called(listener: Resource) -> Iterator[str]:
-    """The clusters that filters call."""
-    yield from _values(listener, "cluster_name")
+    """The clusters that filters call, but for the one that Envoy has of its own."""
+    yield from (name for name in _values(listener, "cluster_name") if name != CONTROLPLANE)
 
 
 def _values(node: Any, key: str) -> Iterator[str]:

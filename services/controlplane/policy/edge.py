@@ -7,9 +7,11 @@ from collections.abc import Iterator, Sequence
 from services.controlplane.policy.config import EdgeConfig
 from services.controlplane.policy.filters import ADMIN, OPENAI, http_filters, named_filters
 from services.controlplane.policy.listeners import listener
+from services.controlplane.policy.losses import ASKED_FOR
 from services.controlplane.policy.names import (
     ADS,
     CLUSTER,
+    CONTROLPLANE,
     EXTENSION,
     KEYED,
     LISTENER,
@@ -149,8 +151,7 @@ def _manager(name: str, routes: str, filters: Sequence[Resource], edge: EdgeConf
         },
         "local_reply_config": local_replies(edge.retry_after_seconds),
     }
-    if edge.access_log:
-        manager["access_log"] = [_access_log()]
+    manager["access_log"] = [*([_access_log()] if edge.access_log else []), _losses()]
     if edge.trace_endpoint:
         manager["tracing"] = _tracing(edge)
     return manager
@@ -200,6 +201,23 @@ def _access_log() -> Resource:
         "typed_config": {
             "@type": _TYPE + "access_loggers.stream.v3.StdoutAccessLog",
             "log_format": {"json_format": _ACCESS_FIELDS},
+        },
+    }
+
+
+def _losses() -> Resource:
+    """Requests that count nowhere else are told to the control plane: see `losses.py`."""
+    return {
+        "name": "envoy.access_loggers.http_grpc",
+        "filter": {"response_flag_filter": {"flags": [*ASKED_FOR]}},
+        "typed_config": {
+            "@type": _TYPE + "access_loggers.grpc.v3.HttpGrpcAccessLogConfig",
+            "common_config": {
+                "log_name": "losses",
+                "transport_api_version": "V3",
+                "grpc_service": {"envoy_grpc": {"cluster_name": CONTROLPLANE}},
+                "buffer_flush_interval": "0.25s",
+            },
         },
     }
 

@@ -16,6 +16,8 @@ KEYED = "gateway-keyed"
 KEY_HEADER = "idempotency-key"
 """Where the key is."""
 PREDICTOR = "predictor"
+CONTROLPLANE = "controlplane"
+"""Envoy's own cluster of control planes, which its bootstrap names."""
 """The service whose endpoints answer unary predictions, for the model versions that they name."""
 
 CLUSTER = "type.googleapis.com/envoy.config.cluster.v3.Cluster"

@@ -19,10 +19,12 @@ OVERLOAD = frozenset(
         Reason.REJECTED_NO_CAPACITY,
         Reason.EVICTED_SHED,
         Reason.EVICTED_TTL,
+        Reason.NO_WORKERS,
         Reason.DEPENDENCY_UNAVAILABLE,
     }
 )
-"""Refusals of admission that less might escape. The caller's own faults and its quotas never lead down the ladder."""
+"""Refusals of admission that less, or another pool, might escape. The caller's own faults and its quotas never lead
+down the ladder."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -330,7 +330,7 @@ async def test_an_embedding_whose_worker_is_lost_goes_to_another(mesh: Rig, both
     if both:
         with pytest.raises(grpc.aio.AioRpcError) as caught:
             await running
-        assert from_rpc_error(caught.value).reason is Reason.REJECTED_NO_CAPACITY
+        assert from_rpc_error(caught.value).reason is Reason.NO_WORKERS
     else:
         assert len((await running).embeddings) == 1
     assert (await asyncio.wait_for(mesh.settled.get(), 10)).tokens == (0 if both else 2)
@@ -368,7 +368,7 @@ async def test_a_worker_that_does_not_have_the_version_any_more_passes_an_embedd
     mesh.workers[1].embeds_not = reason
     with pytest.raises(grpc.aio.AioRpcError) as caught:
         await _embed(mesh, ["ab"])
-    assert from_rpc_error(caught.value).reason is Reason.REJECTED_NO_CAPACITY
+    assert from_rpc_error(caught.value).reason is Reason.NO_WORKERS
 
 
 @pytest.mark.parametrize("reason", [Reason.GRANT_INVALID, Reason.GRANT_EXPIRED, Reason.REJECTED_NO_CAPACITY])

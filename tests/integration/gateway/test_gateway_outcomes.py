@@ -202,10 +202,10 @@ async def test_an_arm_that_no_worker_has_is_blamed_unless_its_baseline_has_none_
     served = [MODEL] if baseline else []
     await mesh.put(registry_pb2.Endpoint(service="worker", instance="w", zone="zone-a", model_versions=served))
     await seen(mesh, lambda snapshot: snapshot.endpoints_of("worker"))
-    gone = WeirError(Reason.REJECTED_NO_CAPACITY, "No worker serves tiny@2.", limit="workers")
+    gone = WeirError(Reason.NO_WORKERS, "No worker serves tiny@2.", limit="workers")
     mesh.admission.handler = lambda call, context: admission_pb2.AdmissionReply(rejected=gone.to_rejection())
     async with Stream(mesh) as stream:
-        assert (await refusal(stream)).reason is Reason.REJECTED_NO_CAPACITY
+        assert (await refusal(stream)).reason is Reason.NO_WORKERS
     assert (began(mesh), counts(mesh).requests) == ((1, 1, int(baseline)), int(baseline))
 
 

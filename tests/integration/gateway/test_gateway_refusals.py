@@ -187,7 +187,7 @@ async def test_embeddings_tell_them_as_well(mesh: Rig) -> None:
         refused = stub.Embed(request, timeout=30, metadata=HEADERS)
         with pytest.raises(grpc.aio.AioRpcError) as caught:
             await refused
-        assert from_rpc_error(caught.value).reason is Reason.REJECTED_NO_CAPACITY
+        assert from_rpc_error(caught.value).reason is Reason.NO_WORKERS
         assert dict(await refused.trailing_metadata())["x-ratelimit-remaining-tokens"] == "400"
         for worker in mesh.workers:
             worker.embeds_not = None

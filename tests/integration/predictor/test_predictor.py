@@ -206,7 +206,7 @@ async def test_versions_come_and_go_with_the_registry_and_failures_are_told_ther
             await rig.pushed(version, alias=f"v{version}", **more)
             failed = await rig.loaded(f"m@{version}", pb.LOAD_STATE_FAILED)
             assert failed.detail, what
-        assert (await refused(rig, question(ROWS, "v3"))).reason is Reason.REJECTED_NO_CAPACITY
+        assert (await refused(rig, question(ROWS, "v3"))).reason is Reason.NO_WORKERS
         assert len(scores(await rig.infer(question(ROWS)))) == 5
 
 
@@ -222,7 +222,7 @@ async def test_a_version_that_cannot_be_loaded_is_stood_in_for(tmp_path: Path) -
         assert (told(answer)["weir_degraded"], told(answer)["weir_version"]) == ("smaller_version", "small@1")
         np.testing.assert_array_equal(scores(answer), native(ROWS))
         error = await refused(rig, question(ROWS, degradable=False))
-        assert error.reason is Reason.REJECTED_NO_CAPACITY
+        assert error.reason is Reason.NO_WORKERS
         await rig.delete(keys.key("models", "small@1"))
         await until(lambda: rig.predictor.endpoint_extra()["model_versions"] == [])
         answer = await rig.infer(question(ROWS))

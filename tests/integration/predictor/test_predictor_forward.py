@@ -66,7 +66,7 @@ async def test_what_was_handed_on_already_goes_no_further(pair: tuple[Rig, Rig])
     lacking, _ = pair
     with pytest.raises(grpc.aio.AioRpcError) as refused:
         await lacking.infer(question(ROWS), x_weir_forwarded="1")
-    assert from_rpc_error(refused.value).reason is Reason.REJECTED_NO_CAPACITY
+    assert from_rpc_error(refused.value).reason is Reason.NO_WORKERS
 
 
 async def test_a_refusal_of_the_other_is_the_callers(pair: tuple[Rig, Rig]) -> None:
@@ -93,4 +93,4 @@ async def test_one_that_is_gone_leaves_it_to_the_ladder(pair: tuple[Rig, Rig]) -
     await until(lambda: lacking.predictor._peers._having["m@1"][0].address == gone.address)
     with pytest.raises(grpc.aio.AioRpcError) as refused:
         await lacking.infer(question(ROWS))
-    assert from_rpc_error(refused.value).reason is Reason.REJECTED_NO_CAPACITY
+    assert from_rpc_error(refused.value).reason is Reason.NO_WORKERS

@@ -185,8 +185,7 @@ def test_a_lost_worker_gets_no_work_and_its_requests_may_move_at_once() -> None:
     [
         ({"prompt_tokens": 500}, Outcome.CONTEXT_LENGTH_EXCEEDED, "max_context"),
         ({"choices": 3}, Outcome.REJECTED_NO_CAPACITY, "kv_blocks"),
-        ({"excluded": frozenset({"w0"})}, Outcome.REJECTED_NO_CAPACITY, "workers"),
-        ({"zones": ("zone-x",)}, Outcome.REJECTED_NO_CAPACITY, "workers"),
+        ({"zones": ("zone-x",)}, Outcome.NO_WORKERS, "workers"),
         ({"deadline": 0.0}, Outcome.REJECTED_DEADLINE, "deadline"),
     ],
 )
@@ -197,12 +196,12 @@ def test_the_impossible_is_refused_at_once(asked: dict[str, object], outcome: Ou
 def test_without_a_worker_requests_wait_a_little_and_are_then_refused() -> None:
     target = Pool("fast", steady(absence_grace=5.0), now=0.0)
     assert isinstance(target.admit(request("early"), 4.0)[0], Queued)
-    refused(target.admit(request("late"), 6.0)[0], Outcome.REJECTED_NO_CAPACITY)
+    refused(target.admit(request("late"), 6.0)[0], Outcome.NO_WORKERS)
     target.worker_joined(SPEC, 7.0)
     assert granted(target.worker_reported("w0", Report(free_blocks=100), 7.0)) == ["early"]
     target.worker_left("w0", 8.0)
     assert isinstance(target.admit(request("blip"), 12.0)[0], Queued)
-    refused(target.admit(request("gone"), 14.0)[0], Outcome.REJECTED_NO_CAPACITY)
+    refused(target.admit(request("gone"), 14.0)[0], Outcome.NO_WORKERS)
 
 
 def test_queues_are_bounded_per_tenant_and_per_class() -> None:

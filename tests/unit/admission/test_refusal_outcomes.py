@@ -120,7 +120,7 @@ WAYS: list[tuple[Callable[[], Refused], Outcome, str, bool]] = [
     (invalid, Outcome.INVALID_REQUEST, "request_id", False),
     (too_long, Outcome.CONTEXT_LENGTH_EXCEEDED, "max_context", False),
     (never_fits, Outcome.REJECTED_NO_CAPACITY, "kv_blocks", False),
-    (nobody_serves, Outcome.REJECTED_NO_CAPACITY, "workers", True),
+    (nobody_serves, Outcome.NO_WORKERS, "workers", True),
     (tenant_full, Outcome.REJECTED_QUEUE_FULL, "queue_per_tenant", True),
     (class_full, Outcome.REJECTED_QUEUE_FULL, "queue_per_class", True),
     (all_full, Outcome.REJECTED_QUEUE_FULL, "queue", True),

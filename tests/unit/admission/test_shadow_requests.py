@@ -365,6 +365,6 @@ def test_a_workers_versions_may_change() -> None:
     assert isinstance(admit(target, request("new", model_version="m@2"), 10.0)[0], Granted)
     assert isinstance(admit(target, request("old"), 10.0)[0], Queued)  # a worker may come back
     assert isinstance(admit(target, request("held"), 10.0)[0], Queued)  # its worker does not have it any more
-    assert refusal(admit(target, request("late"), 15.0)[0]) == (Outcome.REJECTED_NO_CAPACITY, "workers")
+    assert refusal(admit(target, request("late"), 15.0)[0]) == (Outcome.NO_WORKERS, "workers")
     target.worker_serves("w0", frozenset({"m@1", "m@2"}), 16.0)
     assert granted(target.tick(16.0)) == ["old", "held"]

@@ -88,7 +88,7 @@ def test_what_an_end_says(finish: Finish, reason: str, patient: bool, expected: 
         (Reason.REJECTED_QUEUE_FULL, "max_active_share", (NEITHER, NEITHER)),
         (Reason.REJECTED_QUEUE_FULL, SHARE_FULL, (BAD, BAD)),
         (Reason.EVICTED_TTL, SHARE_FULL, (BAD, BAD)),
-        (Reason.REJECTED_NO_CAPACITY, NOBODY, (BAD, BAD)),
+        (Reason.NO_WORKERS, NOBODY, (BAD, BAD)),
         (Reason.REJECTED_NO_CAPACITY, "kv_blocks", (BAD, NEITHER)),
         (Reason.EVICTED_SHED, "", (BAD, NEITHER)),
         (Reason.EVICTED_DEADLINE, "", (BAD, NEITHER)),

@@ -157,7 +157,7 @@ async def test_a_version_that_is_not_here_walks_the_ladder_too() -> None:
     assert (await world.ask()).degraded == ("smaller_version",)
     assert (await World(Versions(), prior=True).ask()).degraded == ("prior",)
     error = await World(Versions()).refused()
-    assert (error.reason, error.retry_after) == (Reason.REJECTED_NO_CAPACITY, 1.0)
+    assert (error.reason, error.retry_after) == (Reason.NO_WORKERS, 1.0)
 
 
 async def test_what_is_wrong_with_a_request_is_told_and_not_papered_over() -> None:
@@ -166,7 +166,7 @@ async def test_what_is_wrong_with_a_request_is_told_and_not_papered_over() -> No
     assert (error.reason, error.limit) == (Reason.INVALID_REQUEST, "features")
     unknown = World(Versions(), prior=True)
     error = await unknown.refused(request=question([[1.0, 2.0]]))
-    assert error.reason is Reason.REJECTED_NO_CAPACITY  # nobody here knows the version, and the prior not this shape
+    assert error.reason is Reason.NO_WORKERS  # nobody here knows the version, and the prior not this shape
 
 
 async def test_the_ladder_runs_in_the_callers_class() -> None:

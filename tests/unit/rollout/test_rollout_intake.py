@@ -13,7 +13,7 @@ from weir.rollout.v1 import rollout_pb2
 from libs.clock.stamps import unix
 from libs.registry import RegistrySnapshot
 from services.rollout import convert
-from services.rollout.budgets import ArmBurns, Budgets, exhausted, show_window
+from services.rollout.budgets import ArmBurns, Budgets, exhausted, shares, show_window
 from services.rollout.history import action_of
 from services.rollout.outcomes import ArmReport, Outcomes, Place, Rollout
 from services.rollout.policy.evidence import ArmEvidence, GoodBad, Stage
@@ -148,6 +148,37 @@ def told(good: int, bad: int, tier: str = "fast") -> list[rollout_pb2.ObjectiveO
     made.objectives["availability"].good = good
     made.objectives["availability"].bad = bad
     return [made]
+
+
+@pytest.mark.parametrize(
+    ("count", "weights", "parts"),
+    [
+        (10, {"fast": 900, "quality": 100}, {"fast": 9, "quality": 1}),
+        (3, {"fast": 500, "quality": 499}, {"fast": 2, "quality": 1}),
+        (1, {"quality": 1, "fast": 9}, {"fast": 1, "quality": 0}),
+        (3, {"a": 0, "b": 0}, {"a": 2, "b": 1}),
+        (0, {"fast": 5}, {"fast": 0}),
+        (7, {}, {}),
+    ],
+)
+def test_what_is_shared_out_is_shared_out_whole(count: int, weights: dict[str, int], parts: dict[str, int]) -> None:
+    assert shares(count, weights) == parts
+
+
+def test_what_the_edge_lost_counts_against_the_routes_tiers_by_their_traffic() -> None:
+    budgets = Budgets(scale=1.0, began=DAY)
+    for tier, good in (("fast", 900), ("quality", 100)):
+        budgets.take(f"gateway {tier}", told(good, 0, tier), DAY + 1, started=DAY)
+    budgets.take("controlplane", [], DAY + 1)
+    budgets.take("controlplane", told(0, 100, "*"), DAY + 2)
+    found = budgets.status(snapshot(), DAY + 2)
+    assert {tier: (each.objectives[0].good, each.objectives[0].bad) for (_, tier), each in found.items()} == {
+        "fast": (900, 90),
+        "quality": (100, 10),
+    }
+    # It is told in whole numbers that grow, as gateways tell theirs.
+    budgets.take("controlplane", told(0, 101, "*"), DAY + 3)
+    assert budgets.status(snapshot(), DAY + 3)["generate", "fast"].objectives[0].bad == 91
 
 
 def test_what_a_gateway_did_before_we_listened_is_not_now() -> None:

@@ -46,6 +46,7 @@ _RETRYABLE = frozenset(
         Reason.EVICTED_TTL,
         Reason.GRANT_EXPIRED,
         Reason.WORKER_LOST,
+        Reason.NO_WORKERS,
     }
 )
 

@@ -57,6 +57,7 @@ class Reason(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     REASON_CURSOR_GONE: _ClassVar[Reason]
     REASON_QUOTA_ROWS: _ClassVar[Reason]
     REASON_UNSUPPORTED_MEDIA_TYPE: _ClassVar[Reason]
+    REASON_NO_WORKERS: _ClassVar[Reason]
 REASON_UNSPECIFIED: Reason
 REASON_INVALID_REQUEST: Reason
 REASON_MODEL_NOT_FOUND: Reason
@@ -103,6 +104,7 @@ REASON_CURSOR_INVALID: Reason
 REASON_CURSOR_GONE: Reason
 REASON_QUOTA_ROWS: Reason
 REASON_UNSUPPORTED_MEDIA_TYPE: Reason
+REASON_NO_WORKERS: Reason
 
 class Rejection(_message.Message):
     __slots__ = ("reason", "message", "limit", "retry_after")
