@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from loadtest.figures import percentile, table
+from loadtest.figures import needed, percentile, table
 from loadtest.overload import output
 from loadtest.overload.meshes import Runner, outcomes, overload_mesh
 from loadtest.overload.output import progress, say
@@ -100,9 +100,10 @@ def shares(samples: Sequence[Sample], *, start: float, end: float) -> Shares:
             service[sample.tenant].append((at, charged / weights[sample.tenant]))
     longest_prompt = max(sample.prompt_tokens for sample in samples)
     longest = max(sample.prompt_tokens + sample.output_tokens for sample in samples)
+    heavy, light = (needed(tokens[spec.id], f"tokens for {spec.id}") / (end - start) for spec in (HEAVY, LIGHT))
     return Shares(
-        heavy=tokens[HEAVY.id] / (end - start),
-        light=tokens[LIGHT.id] / (end - start),
+        heavy=heavy,
+        light=light,
         gap=service_gap(service[HEAVY.id], service[LIGHT.id], start=start, end=end),
         bound=2.0 * max(INPUT_COST * longest_prompt, OUTPUT_COST * SLOTS * longest),
     )
@@ -201,7 +202,7 @@ def capacity(runner: Runner, times: Times) -> float:
     ends = [sample.at + (sample.e2e or 0.0) for sample in samples if sample.outcome == OK]
     rate = sum(times.warm_up <= each < seconds for each in ends) / times.capacity
     progress(f"capacity {rate:.1f} requests/s")
-    return rate
+    return needed(rate, "request was completed")
 
 
 def measure(times: Times, folder: Path, extra: Sequence[str], usage: output.Usage) -> dict[str, float]:
@@ -248,11 +249,12 @@ def measure(times: Times, folder: Path, extra: Sequence[str], usage: output.Usag
 def main() -> None:
     """Measure and print."""
     options = output.options(__doc__, smoke=True).parse_args()
-    output.begin(options)
+    output.begin(options.nice)
     times = output.extent(options, FULL, QUICK, SMOKE)
-    with contextlib.ExitStack() as stack:
+    parts = output.Parts()
+    with parts.part("fairness"), contextlib.ExitStack() as stack:
         folder = Path(options.keep or stack.enter_context(tempfile.TemporaryDirectory(prefix="weir-fairness-")))
-        figures = measure(times, folder, options.set, output.Usage())
+        parts.figures |= measure(times, folder, options.set, output.Usage())
     conditions = {
         "engine": f"simulated, {CALIBRATION}, 2 workers of {SLOTS // 2} sequences",
         "lengths": f"{LENGTHS}, scaled so that the 99th percentile of prompt + output is {CONTEXT} tokens (weights) "
@@ -264,7 +266,7 @@ def main() -> None:
         "seconds": f"weights {times.weights:g} per run, isolation {times.rounds} x 2 x {times.isolation:g}, after "
         f"{times.warm_up:g} of warm-up each",
     }
-    output.finish("fairness", figures, TARGETS, conditions)
+    output.finish("fairness", parts, TARGETS, conditions)
 
 
 if __name__ == "__main__":

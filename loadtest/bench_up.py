@@ -24,7 +24,7 @@ from typing import Any
 import psutil
 
 from loadtest import accounting, predictors
-from loadtest.machine import machine
+from loadtest.overload import output
 
 PORT_BASE = 24000
 """Away from the default mesh, which may be running."""
@@ -32,7 +32,7 @@ PORT_BASE = 24000
 
 SETTLE = 3.0
 """Seconds after the first token, and after predictors have loaded what is wanted, before a mesh counts as idle."""
-TARGETS = {"cold_start_s": 7, "idle_cpu_pct": 4, "rss_mib": 1500}
+TARGETS = {"cold_start_s": "≤ 7", "idle_cpu_pct": "≤ 4", "rss_mib": "≤ 1500"}
 
 
 def measure(profile: str, *, idle_seconds: float = 0.0) -> dict[str, Any]:
@@ -108,20 +108,21 @@ def describe(runs: Sequence[dict[str, Any]]) -> str:
     return "\n".join([*lines, f"idle: {last['idle_cpu_pct']:.1f}% of a core, {memory}"])
 
 
-def main() -> int:
+def main() -> None:
     """Prints every repeat, the medians, and one line of JSON."""
     parser = argparse.ArgumentParser(prog="python -m loadtest.bench_up")
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--profile", default="demo")
     parser.add_argument("--idle-seconds", type=float, default=15.0)
     options = parser.parse_args()
-    runs = run(options.profile, repeats=options.repeats, idle_seconds=options.idle_seconds)
-    print(describe(runs))
-    found = {name: round(value, 3) for name, value in figures(runs).items()}
-    print(f"median {found['cold_start_s']:.2f} s, at most {found['cold_start_s_max']:.2f} s, profile {options.profile}")
-    print(json.dumps({"bench": "up", "figures": found, "targets": TARGETS, "machine": machine()}))
-    return 0
+    output.begin()
+    parts = output.Parts()
+    with parts.part("up"):
+        runs = run(options.profile, repeats=options.repeats, idle_seconds=options.idle_seconds)
+        output.say(describe(runs))
+        parts.figures |= figures(runs)
+    output.finish("up", parts, TARGETS, {"profile": options.profile})
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()
