@@ -14,6 +14,7 @@ import contextlib
 import math
 import statistics
 import tempfile
+import time
 from asyncio.subprocess import PIPE, Process
 from collections.abc import AsyncIterator, Awaitable, Callable
 from functools import partial
@@ -24,6 +25,7 @@ import psutil
 import uvloop
 
 from loadtest import grpc_call
+from loadtest.accounting import cpu_seconds
 from loadtest.figures import around, percentile, ratios
 from loadtest.helper import helper
 from loadtest.overload import output
@@ -82,7 +84,6 @@ class Bench:
     def __init__(self, root: Path, process: Process, infer: Infer, seconds: float) -> None:
         self._root, self._process, self._infer, self._seconds = root, process, infer, seconds
         self._server = psutil.Process(process.pid)
-        self._own = psutil.Process()
         row = np.random.default_rng(1).uniform(0, 20, (1, FEATURES)).astype(np.float32)
         self._row, self._asked = row, question("cancer-gbdt", "features", row)
 
@@ -202,9 +203,9 @@ class Bench:
         """CPU seconds of the predictor with its children, and of this process."""
         used = 0.0
         for process in (self._server, *self._server.children(recursive=True)):
-            with contextlib.suppress(psutil.NoSuchProcess):
-                used += sum(process.cpu_times()[:2])
-        return used, sum(self._own.cpu_times()[:2])
+            with contextlib.suppress(ProcessLookupError):
+                used += cpu_seconds(process.pid)
+        return used, time.process_time()
 
 
 @contextlib.asynccontextmanager
