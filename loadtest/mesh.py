@@ -24,19 +24,18 @@ import uvloop
 from loadtest import added_ttft, bench_up, edge_cost, grpc_call, predictors, profiling, stream_search
 from loadtest.direct import DirectWorker
 from loadtest.figures import medians, needed, percentile, ratios, spread, table
+from loadtest.mesh_options import MANY, MOST_KILLS, PACED, PACED_INTERVAL, UNPACED, arguments
 from loadtest.overload import output
 from loadtest.overload.output import CPUS, progress, say
 from loadtest.ready import TENANTS, edge_of, ready
 from loadtest.scenarios import (
     CONNECTIONS,
     FLAT_STREAMS,
-    FLAT_TOKENS,
     REQUEST_TOKENS,
     Cost,
     Edge,
     EdgeSender,
     cost_table,
-    paced_tokens,
     requests_closed_loop,
     tokens_closed_loop,
     tokens_paced,
@@ -63,26 +62,6 @@ TARGETS = {
 }
 CONTRACT = (*TARGETS, "streams_at_50tps", "grpc_call_us", "tokens_per_s")
 """Figures that docs/performance.md and its readers know by name."""
-EMPTY_CALLS = 400
-UNPACED = ("c64", "flat", "edge", "ttft", "loss")
-PACED = ("paced", "streams")
-SCENARIOS = ("start", "code", *UNPACED, *PACED)
-PACED_STREAMS, PACED_INTERVAL = 100, 0.02
-MOST_KILLS = 3
-MANY = ("worker.simulated.max_running=4096", "worker.simulated.total_blocks=1048576")
-"""Engines that are not what bounds the number of streams."""
-SMOKE = {
-    "repeats": 1,
-    "seconds": 0.5,
-    "ttft_seconds": 1.0,
-    "paced_streams": 8,
-    "probe_seconds": 0.5,
-    "search_seconds": 0.1,
-    "idle_seconds": 0.5,
-    "empty_calls": 40,
-}
-"""What `--smoke` makes of the options. What requests ask for stays: what a mesh refuses, it refuses then, too."""
-
 Figures = dict[str, float]
 T = TypeVar("T")
 
@@ -370,38 +349,9 @@ def rank(name: str) -> int:
     return 0 if name in CONTRACT else 2 if name.startswith("rss_") else 1
 
 
-def arguments() -> argparse.Namespace:
-    """The command line."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--repeats", type=int, default=5)
-    parser.add_argument("--only", nargs="+", choices=SCENARIOS, default=list(SCENARIOS))
-    parser.add_argument("--seconds", type=float, default=6.0, help="length of a window")
-    parser.add_argument("--ttft-seconds", type=float, default=12.0, help="length of a TTFT run")
-    parser.add_argument("--starts", type=int, default=3, help="cold starts of the demo mesh")
-    parser.add_argument("--idle-seconds", type=float, default=15.0, help="how long the idle mesh is looked at")
-    parser.add_argument("--search-seconds", type=float, default=80.0, help="no number of streams is tried after that")
-    parser.add_argument("--smoke", action="store_true", help="one mesh and hardly any windows: figures of no weight")
-    parser.add_argument("--set", action="append", default=[], help="passed on to `weir up`")
-    parser.add_argument("--nice", type=int, default=0, help="scheduling priority of bench and mesh, -20 to 19")
-    parser.add_argument("--profile-with", choices=("py-spy",), help="profile c64, flat and paced; no figures")
-    parser.add_argument("--processes", nargs="+", default=[], help="processes to profile; else every Python process")
-    parser.add_argument("--profiles", type=Path, default=Path("build/profiles"), help="where raw profiles go")
-    parser.set_defaults(
-        flat_tokens=FLAT_TOKENS, paced_streams=PACED_STREAMS, probe_seconds=4.0, empty_calls=EMPTY_CALLS
-    )
-    options = parser.parse_args()
-    options.paced_tokens = paced_tokens(options.seconds, PACED_INTERVAL)
-    options.probe_tokens = stream_search.probe_tokens(options.probe_seconds, PACED_INTERVAL)
-    if options.smoke:
-        vars(options).update(SMOKE)
-    if options.profile_with:
-        options.only = [name for name in options.only if name in ("c64", "flat", "paced")]
-    return options
-
-
 def main() -> None:
     """Measure and print."""
-    options = arguments()
+    options = arguments(__doc__)
     output.begin(options.nice)
     parts = output.Parts()
     with tempfile.TemporaryDirectory(prefix="weir-bench-") as folder:

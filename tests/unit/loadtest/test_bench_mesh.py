@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from loadtest import grpc_call, mesh, stream_search
+from loadtest import grpc_call, mesh, mesh_options, stream_search
 from loadtest.overload import output
 from loadtest.scenarios import Edge, LoadError
 from tests.support.mesh import ROOT
@@ -24,7 +24,7 @@ PROMPT = 100
 def options(monkeypatch: pytest.MonkeyPatch, *words: str) -> Namespace:
     """Of the command with these words."""
     monkeypatch.setattr("sys.argv", ["mesh", *words])
-    return mesh.arguments()
+    return mesh_options.arguments()
 
 
 def test_a_smoke_run_asks_for_what_the_whole_one_asks_for_and_the_context_has_it(
