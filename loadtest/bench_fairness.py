@@ -202,7 +202,7 @@ def capacity(runner: Runner, times: Times) -> float:
     ends = [sample.at + (sample.e2e or 0.0) for sample in samples if sample.outcome == OK]
     rate = sum(times.warm_up <= each < seconds for each in ends) / times.capacity
     progress(f"capacity {rate:.1f} requests/s")
-    return needed(rate, "request was completed")
+    return needed(rate, f"request was completed in time: {outcomes(samples)}")
 
 
 def measure(times: Times, folder: Path, extra: Sequence[str], usage: output.Usage) -> dict[str, float]:

@@ -20,7 +20,7 @@ from typing import Any
 
 from loadtest.figures import needed, percentile, table
 from loadtest.overload import output
-from loadtest.overload.meshes import Runner, overload_mesh
+from loadtest.overload.meshes import Runner, outcomes, overload_mesh
 from loadtest.overload.output import counts, progress, say
 from loadtest.overload.samples import CANCELLED, OK, Summary, refusal_seconds, summarise
 from loadtest.overload.senders import Route
@@ -132,7 +132,7 @@ class Bench:
         done = [sample for sample in samples if sample.outcome == OK]
         ends = [sample.at + (sample.e2e or 0.0) for sample in done]
         rate = sum(self._times.warm_up <= end < seconds for end in ends) / (seconds - self._times.warm_up)
-        needed(rate, "request was completed")
+        needed(rate, f"request was completed in time: {outcomes(samples)}")
         tokens = statistics.mean(sample.delivered_tokens or 0 for sample in done)
         prompts = statistics.mean(sample.prompt_tokens for sample in done)
         progress(f"capacity {rate:.1f} requests/s of {prompts:.0f} prompt and {tokens:.0f} output tokens on average")

@@ -34,6 +34,8 @@ from libs.registry import EtcdStore, Put, Source, keys
 from libs.registry.remote import SERVER, RegistrySource
 from libs.resources.codec import pack
 from libs.rpc import make_channel
+from loadtest.accounting import resident_bytes
+from loadtest.figures import percentile
 from loadtest.helper import helper
 from loadtest.overload import output
 from tests.support.certificates import tls_of
@@ -56,7 +58,7 @@ async def figures_of(*, resources: int, watchers: int, samples: int) -> dict[str
     with tempfile.TemporaryDirectory() as folder:
         async with running(Path(folder)) as (etcd, address, pid, tls):
             figures = await measure(address, tls, resources=resources, gets=samples)
-            figures["registry_rss_mb_10k"] = round(rss_mb(pid), 1)
+            figures["registry_rss_mb_10k"] = round(resident_bytes(pid) / 1e6, 1)
             figures |= await watched("watch_ms", etcd, f"registry={address}", Path(folder), watchers, samples)
             figures |= await watched("direct_watch_ms", etcd, f"etcd={etcd.endpoint}", Path(folder), watchers, samples)
     return figures
@@ -125,13 +127,10 @@ async def watched(
             seen = json.loads(await process.stdout.readline())
     finally:
         await store.close()
-    values = sorted((at - sent[int(revision)]) * 1e3 for revision, times in seen.items() for at in times)
+    values = [(at - sent[int(revision)]) * 1e3 for revision, times in seen.items() for at in times]
     if len(values) != samples * watchers:
         raise RuntimeError(f"{len(values)} of {samples * watchers} callbacks came")
-    return {
-        f"{name}_p50": round(values[len(values) // 2], 3),
-        f"{name}_p99": round(values[int(len(values) * 0.99)], 3),
-    }
+    return {f"{name}_p{q}": round(percentile(values, q / 100), 3) for q in (50, 99)}
 
 
 async def watch(source: str, pki: Path, watchers: int, samples: int) -> None:
@@ -213,14 +212,6 @@ async def serve_registry(config: Path, endpoint: str) -> None:
         sys.stdout.write(f"{served.port}\n")
         sys.stdout.flush()
         await asyncio.get_running_loop().create_future()
-
-
-def rss_mb(pid: int) -> float:
-    """Resident memory of a process, MB."""
-    for line in Path(f"/proc/{pid}/status").read_text().splitlines():
-        if line.startswith("VmRSS:"):
-            return int(line.split()[1]) / 1000
-    raise RuntimeError("no VmRSS")
 
 
 def run(argv: Sequence[str] | None = None) -> None:

@@ -17,7 +17,6 @@ import asyncio
 import contextlib
 import os
 import random
-import statistics
 import subprocess
 import sys
 import tempfile
@@ -33,6 +32,7 @@ from libs.registry import EtcdStore
 from libs.rpc import make_channel
 from libs.service import serve
 from libs.supervisor.leash import leashed
+from loadtest.figures import percentile
 from loadtest.overload import output
 from loadtest.xds_large import measure_large
 from services.controlplane.app import build
@@ -167,15 +167,10 @@ def report(taken: dict[str, list[float]], samples: int) -> dict[str, float]:
     figures: dict[str, float] = {"samples": samples}
     for name, each in (("xds", "both"), ("envoy", CLIENTS[0]), ("grpc", CLIENTS[1])):
         values = taken[each]
-        found = {"p50": quantile(values, 50), "p99": quantile(values, 99), "max": max(values)}
+        found = {"p50": percentile(values, 0.5), "p99": percentile(values, 0.99), "max": max(values)}
         output.say(f"  {each:12} " + "  ".join(f"{what} {value:7.2f}" for what, value in found.items()))
         figures |= {f"{name}_ack_ms_{what}": value for what, value in found.items() if what != "max" or name == "xds"}
     return figures
-
-
-def quantile(values: list[float], percent: int) -> float:
-    """By linear interpolation."""
-    return statistics.quantiles(values, n=100, method="inclusive")[percent - 1]
 
 
 if __name__ == "__main__":
