@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from loadtest.helper import helper
-from tests.support.mesh import ROOT
+from tests.support.mesh import ROOT, Mesh
 
 FOREVER = "import time; print('there', flush=True); time.sleep(3600)"
 HELPER = f"""
@@ -56,8 +56,6 @@ if __name__ == "__main__":
             time.sleep(3600)
 """
 STARTERS = ("Popen", "create_subprocess_exec", "create_subprocess_shell")
-SOURCES = [path for path in sorted((ROOT / "loadtest").rglob("*.py")) if "locust" not in path.parts]
-"""Locust's sender ends with its input."""
 
 
 async def test_it_runs_until_the_end_of_the_block() -> None:
@@ -97,10 +95,30 @@ def test_a_bench_that_a_signal_ends_takes_its_processes_along(bench: str, how: s
         assert running.stdout.read() == b""  # to its end: all who had it have closed it
 
 
-@pytest.mark.parametrize("path", SOURCES, ids=[str(path.relative_to(ROOT)) for path in SOURCES])
-def test_no_bench_starts_a_process_that_may_outlive_it(path: Path) -> None:
-    """`subprocess.run` waits for what it starts; whatever else starts a process keeps it on a leash."""
-    for node in ast.walk(ast.parse(path.read_text())):
-        if isinstance(node, ast.Call) and ast.unparse(node.func).split(".")[-1] in STARTERS:
-            first = ast.unparse(node.args[0])
-            assert first.removeprefix("*").removeprefix("leash.").startswith("leashed("), f"{path}:{node.lineno}"
+def test_no_bench_starts_a_process_that_may_outlive_it() -> None:
+    """`subprocess.run` waits for what it starts; whatever else starts a process keeps it on a leash. Locust's sender
+    ends with its input."""
+    loose = [
+        f"{path}:{node.lineno}"
+        for path in (ROOT / "loadtest").rglob("*.py")
+        if "locust" not in path.parts
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.Call) and ast.unparse(node.func).split(".")[-1] in STARTERS
+        if "leashed(" not in ast.unparse(node.args[0])
+    ]
+    assert not loose
+
+
+def test_a_mesh_whose_start_is_ended_is_stopped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[str] = []
+
+    def weir(command: str, *_: str, **__: object) -> None:
+        asked.append(command)
+        if command == "up":
+            sys.exit(1)  # as a signal to the bench does
+
+    mesh = Mesh(tmp_path)
+    monkeypatch.setattr(mesh, "weir", weir)
+    with pytest.raises(SystemExit), mesh:
+        pass
+    assert asked == ["up", "down"]
