@@ -11,11 +11,13 @@ from pathlib import Path
 
 import pytest
 
-from loadtest import shortcuts
-from loadtest.bench_peers import Way, beside
+from loadtest import added_ttft, bench_peers, shortcuts
+from loadtest.bench_peers import Bench, Extent, Way, beside
+from loadtest.figures import NothingFoundError
 from loadtest.http_client import post
+from loadtest.overload import output
 from loadtest.peers import contenders, upstream
-from loadtest.scenarios import Cost, Edge, EdgeSender, requests_closed_loop
+from loadtest.scenarios import Cost, Edge, EdgeSender, LoadError, requests_closed_loop
 
 WHOLE = b"POST / HTTP/1.1\r\ncontent-length: 2\r\n\r\n{}"
 CHUNKED = b"POST / HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\n1\r\n{\r\n1\r\n}\r\n0\r\n\r\n"
@@ -125,3 +127,39 @@ async def test_counters_are_read_of_the_services_that_have_them() -> None:
         with pytest.raises(LookupError, match="no edge-auth"):
             await shortcuts.read({name: each for name, each in services.items() if name != "edge-auth-0"})
     assert counts == {"requests": 4.0, "asked": 2.0, "by_limiter": 5.0, "by_gateway": 6.0, "on_credit": 7.0}
+
+
+async def test_a_gateway_whose_requests_fail_is_left_out_from_there_on_and_makes_the_bench_red(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async def cost_of(edge: Edge, seconds: float) -> Cost:
+        if edge.host == "refuses":
+            raise LoadError("64 of 64 answers failed")
+        return cost(1.0)
+
+    async def round_of(calls: dict[str, object], **_: object) -> dict[str, list[float]]:
+        return {name: [0.002] for name in calls} | {"upstream": [0.001]}
+
+    monkeypatch.setattr(bench_peers, "cost_of", cost_of)
+    monkeypatch.setattr(added_ttft, "round_of", round_of)
+    parts = output.Parts()
+    bench = Bench(Extent(1.0, 1.0, repeats=2), parts)
+    for name in ("refuses", "serves"):
+        edge = Edge(name, 1, ("key",), {}, ())
+        bench.ways.append(Way(name, lambda edge=edge: edge, "upstream"))
+    await bench.unpaced()
+    assert parts.failed == {"c64 refuses": "LoadError: 64 of 64 answers failed"}
+    assert [way.name for way in bench.ways] == ["serves"]
+    assert bench.figures()["cpu_ms_per_request_c64_serves"] == 10.0
+    assert len(bench.ways[0].costs) == len(bench.ways[0].rows) == 2
+
+
+def test_what_makes_the_mesh_cheap_has_to_be_in_force() -> None:
+    bench = Bench(Extent(1.0, 1.0, 1), output.Parts())
+    bench.in_force()  # without a mesh nothing is asked
+    used = {"edge_known_share": 0.9, "allowance_share": math.nan, "credit_share": 0.0}
+    bench._shares = {"c64": [used], "r50": [used | {"allowance_share": 0.1}]}
+    with pytest.raises(NothingFoundError, match="credit_share"):
+        bench.in_force()
+    bench._shares["paced"] = [used | {"credit_share": 0.2}]
+    bench.in_force()
