@@ -218,7 +218,7 @@ def settings(discipline: str) -> list[str]:
     return [f"admission.limits.discipline={discipline}", *lengths]
 
 
-def goodput(good: Mapping[float, float], prefix: str) -> dict[str, float]:
+def ratios(good: Mapping[float, float], prefix: str) -> dict[str, float]:
     """Goodput at each multiple over that at the capacity."""
     whole = good[1.0] or math.nan
     return {f"{prefix}goodput_ratio_{name}": good[factor] / whole for factor, name in NAMES.items()}
@@ -267,7 +267,7 @@ def measure(times: Times, folder: Path, extra: Sequence[str], parts: output.Part
             show(f"{TITLES[discipline]}; capacity {figures['capacity']:.1f} requests/s", rows)
             prefix = "" if discipline == "fair" else "fifo_"
             figures[f"{prefix}goodput_1x"] = rows[1.0].good
-            figures |= goodput({factor: each.good for factor, each in rows.items()}, prefix)
+            figures |= ratios({factor: each.good for factor, each in rows.items()}, prefix)
             if discipline == "fair":
                 figures |= {f"ttft_p95_s_{factor:g}x".replace(".", "_"): each.ttft_p95 for factor, each in rows.items()}
                 figures |= bench.refusals(figures["capacity"])
