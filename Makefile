@@ -227,7 +227,7 @@ bench-mesh: setup ## Measure what the mesh costs per request, per token and idle
 	$(PY) -m loadtest.mesh
 
 .PHONY: bench-peers
-bench-peers: setup ## Measure the mesh beside a bare Envoy and, where peers-env was made, LiteLLM and Portkey (five minutes).
+bench-peers: setup ## The figure of record for cost: the mesh over a bare Envoy and, where peers-env was made, LiteLLM and Portkey (eight minutes).
 	PEERS_ENV=$(abspath $(PEERS_ENV)) $(PY) -m loadtest.bench_peers $(if $(QUICK),--quick)
 
 .PHONY: bench-edge

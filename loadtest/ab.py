@@ -21,8 +21,9 @@ from pathlib import Path
 import uvloop
 
 from loadtest import added_ttft
-from loadtest.figures import percentile, spread, table
-from loadtest.overload.output import finish, progress, say
+from loadtest.figures import percentile, ratios, spread, table
+from loadtest.overload import output
+from loadtest.overload.output import progress, say
 from loadtest.ready import edge_of, ready
 from loadtest.scenarios import (
     CONNECTIONS,
@@ -90,11 +91,16 @@ def rows(measured: Mapping[str, Sequence[tuple[float, float]]]) -> list[tuple[st
         (
             name,
             *(spread([pair[side] for pair in pairs]) for side in (0, 1)),
-            spread([later / first for first, later in pairs], 3),
+            spread(_ratios(pairs), 3),
             f"{sum(later < first for first, later in pairs)} of {len(pairs)}",
         )
         for name, pairs in measured.items()
     ]
+
+
+def _ratios(pairs: Sequence[tuple[float, float]]) -> list[float]:
+    first, later = zip(*pairs, strict=True)
+    return ratios(later, first)
 
 
 @contextlib.contextmanager
@@ -123,18 +129,19 @@ def arguments() -> argparse.Namespace:
 
 def main() -> None:
     """Compare and print."""
-    options = arguments()
-    with contextlib.ExitStack() as stack:
+    options, parts = arguments(), output.Parts()
+    output.begin()
+    with parts.part("ab"), contextlib.ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="weir-ab-")))
         meshes = []
         for side, settings, variables in (("a", options.a, options.a_env), ("b", options.b, options.b_env)):
             with _variables(variables):
                 meshes.append(stack.enter_context(Mesh(folder / side, profile="bench", settings=tuple(settings))))
         measured = uvloop.run(compare(*meshes, only=options.only, pairs=options.repeats, seconds=options.seconds))
-    say(table(("", "A", "B", "B ÷ A", "B lower in"), rows(measured)))
-    ratios = {name: statistics.median(later / first for first, later in pairs) for name, pairs in measured.items()}
+        say(table(("", "A", "B", "B ÷ A", "B lower in"), rows(measured)))
+        parts.figures |= {f"{name}_ratio": statistics.median(_ratios(pairs)) for name, pairs in measured.items()}
     conditions = {"a": [*options.a, *options.a_env], "b": [*options.b, *options.b_env]}
-    finish("ab", {f"{name}_ratio": ratio for name, ratio in ratios.items()}, {}, conditions)
+    output.finish("ab", parts, {}, conditions)
 
 
 if __name__ == "__main__":

@@ -20,7 +20,7 @@ CPU is the admission process's user + system time, its ticks and the workers' re
     refusal_cpu_us_admission   CPU per Admit that is refused at once for its TTFT target
     admit_cpu_us_admission     CPU per request that is granted, from a pool with room, and released
     credit_cpu_us_admission    likewise that runs on a credit, brings the next one, and is released
-    grpc_call_us               an empty mTLS call, both ends: this machine's unit at this hour
+    grpc_call_us               an empty mTLS call, both ends, before and after: the unit of this hour
 """
 
 from __future__ import annotations
@@ -29,10 +29,8 @@ import argparse
 import asyncio
 import contextlib
 import json
-import os
 import random
 import socket
-import sys
 import tempfile
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from pathlib import Path
@@ -50,8 +48,9 @@ from libs.deadlines import Deadline
 from libs.mux import Codec, MuxClient, Semantics
 from libs.rpc import make_channel
 from loadtest import grpc_call
+from loadtest.accounting import cpu_seconds
 from loadtest.admission_decisions import decisions
-from loadtest.machine import machine
+from loadtest.helper import helper
 from loadtest.overload import output
 
 CLOCK = SystemClock()
@@ -110,9 +109,9 @@ async def _per_call(
         return each * IN_FLIGHT
 
     await run(warm_up, f"warm-{one.__name__}")
-    before = _cpu_seconds(pid)
+    before = cpu_seconds(pid)
     done = await run(calls, f"run-{one.__name__}")
-    return 1e6 * (_cpu_seconds(pid) - before) / done
+    return 1e6 * (cpu_seconds(pid) - before) / done
 
 
 async def _served(client: MuxClient, request_id: str, tenant: str) -> None:
@@ -184,16 +183,11 @@ async def _admission() -> AsyncIterator[tuple[grpc.aio.Channel, int]]:
     with tempfile.TemporaryDirectory() as directory:
         config = Path(directory, "admission.json")
         config.write_text(json.dumps(settings))  # noqa: ASYNC240 - a few bytes, before anything is measured
-        child = await asyncio.create_subprocess_exec(
-            sys.executable, "-m", "services.admission", "--config", str(config)
-        )
-        try:
-            async with make_channel(f"127.0.0.1:{port}", tls=None) as channel:
-                yield channel, child.pid
-        finally:
-            with contextlib.suppress(ProcessLookupError):
-                child.terminate()
-            await child.wait()
+        async with (
+            helper("-m", "services.admission", "--config", str(config)) as child,
+            make_channel(f"127.0.0.1:{port}", tls=None) as channel,
+        ):
+            yield channel, child.pid
 
 
 @contextlib.asynccontextmanager
@@ -259,24 +253,21 @@ async def _gateway(channel: grpc.aio.Channel) -> AsyncIterator[MuxClient]:
         await asyncio.gather(running, return_exceptions=True)
 
 
-def _cpu_seconds(pid: int) -> float:
-    """User and system time of a process."""
-    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
-
-
 def main(argv: Sequence[str] | None = None) -> None:
     """Measure and print."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--quick", action="store_true", help="a few decisions of each kind: figures of little weight")
     quick = parser.parse_args(argv).quick
-    figures = decisions(rounds=400, repeats=3) if quick else decisions()
-    with tempfile.TemporaryDirectory() as directory:
-        figures["grpc_call_us"] = 1e6 * uvloop.run(grpc_call.cpu_seconds(Path(directory), calls=40 if quick else 400))
-    figures |= uvloop.run(measure(calls=1_000 if quick else 20_000, warm_up=200 if quick else 2_000))
-    for name, target in TARGETS.items():
-        output.say(f"  {name} = {figures[name]:.4g}, target {target}: {output.verdict(figures[name], target)}")
-    output.say(json.dumps({"bench": "admission", "figures": figures, "targets": TARGETS, "machine": machine()}))
+    output.begin()
+    parts = output.Parts()
+    with parts.part("decisions"):
+        parts.figures |= decisions(rounds=400, repeats=3) if quick else decisions()
+    with parts.part("calls"), tempfile.TemporaryDirectory() as directory:
+        sizes = {"calls": 1_000, "warm_up": 200} if quick else {"calls": 20_000, "warm_up": 2_000}
+        window = grpc_call.between(Path(directory), lambda _: measure(**sizes), windows=1, calls=40 if quick else 400)
+        [found], [parts.figures["grpc_call_us"]] = uvloop.run(window)
+        parts.figures |= found
+    output.finish("admission", parts, TARGETS)
 
 
 if __name__ == "__main__":

@@ -27,6 +27,7 @@ from typing import TypeVar
 import boto3
 
 from libs.artifacts import Options, fetch, make_key, open_store, push
+from libs.supervisor.leash import leashed
 
 T = TypeVar("T")
 FILES = 4
@@ -106,7 +107,7 @@ def _folder(root: Path, run: int) -> Iterator[str]:
 def _bucket(run: int) -> Iterator[str]:
     os.environ.update(AWS_ACCESS_KEY_ID="test", AWS_SECRET_ACCESS_KEY="test", AWS_DEFAULT_REGION="us-east-1")
     server = subprocess.Popen(
-        [sys.executable, "-c", _SERVER], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
+        leashed(sys.executable, "-c", _SERVER), stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
     )
     try:
         assert server.stdout is not None

@@ -24,6 +24,7 @@ import secrets
 import sys
 import tempfile
 import time
+from asyncio.subprocess import PIPE, Process
 from collections.abc import AsyncIterator, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -40,6 +41,7 @@ from libs.rpc.server import bind
 from libs.service import serve
 from loadtest.accounting import cpu_seconds
 from loadtest.figures import percentile, table
+from loadtest.helper import helper
 from loadtest.http_client import Connection, Reply, post
 from loadtest.overload import output
 from services.edge_auth.app import build as build_edge_auth
@@ -130,7 +132,7 @@ class Rig:
     """Everything that runs."""
 
     envoy: EnvoyProcess
-    child: asyncio.subprocess.Process
+    child: Process
     port: int
 
     async def answered(self) -> str:
@@ -211,27 +213,18 @@ async def rig(folder: Path, name: str, *, known: bool) -> AsyncIterator[Rig]:
     openai_pb2_grpc.add_OpenAIServiceServicer_to_server(FakeGateway(), server)
     gateway = bind(server, "127.0.0.1:0", tls=tls_of(pki, "gateway"))
     await server.start()
-    child = await asyncio.create_subprocess_exec(
-        sys.executable,
-        "-m",
-        "loadtest.bench_edge",
-        "--serve",
-        json.dumps([str(folder), gateway, known]),
-        stdin=asyncio.subprocess.PIPE,
-        stdout=asyncio.subprocess.PIPE,
-    )
-    assert child.stdout is not None
-    xds = f"127.0.0.1:{(await child.stdout.readline()).decode().strip()}"
-    envoy = EnvoyProcess(folder / name, xds=xds, tls=tls_of(pki, "envoy"))
+    words = ("-m", "loadtest.bench_edge", "--serve", json.dumps([str(folder), gateway, known]))
     try:
-        await envoy.start(("edge-http",))
-        for service in ("edge-auth", "ratelimit", "gateway"):
-            await envoy.wait_counter(f"cluster.{service}.membership_total", bool)
-        yield Rig(envoy, child, (await envoy.listeners())["edge-http"])
+        async with helper(*words, stdin=PIPE, stdout=PIPE) as child, contextlib.AsyncExitStack() as stack:
+            assert child.stdout is not None
+            xds = f"127.0.0.1:{(await child.stdout.readline()).decode().strip()}"
+            envoy = EnvoyProcess(folder / name, xds=xds, tls=tls_of(pki, "envoy"))
+            stack.push_async_callback(envoy.stop)
+            await envoy.start(("edge-http",))
+            for service in ("edge-auth", "ratelimit", "gateway"):
+                await envoy.wait_counter(f"cluster.{service}.membership_total", bool)
+            yield Rig(envoy, child, (await envoy.listeners())["edge-http"])
     finally:
-        await envoy.stop()
-        child.terminate()
-        await child.wait()
         await server.stop(None)
 
 
@@ -268,13 +261,14 @@ def main() -> None:
         uvloop.run(served(Path(folder), gateway, known))
         return
     options = output.options(__doc__, smoke=True).parse_args()
-    output.begin(options)
+    output.begin(options.nice)
     seconds = output.extent(options, FULL_SECONDS, QUICK_SECONDS, SMOKE_SECONDS)
-    with tempfile.TemporaryDirectory(prefix="weir-edge-") as folder:
-        figures = uvloop.run(measure(seconds, Path(folder)))
-    output.say(table(("figure", "value"), [(name, f"{value:.0f}") for name, value in figures.items()]))
+    parts = output.Parts()
+    with parts.part("edge"), tempfile.TemporaryDirectory(prefix="weir-edge-") as folder:
+        parts.figures |= uvloop.run(measure(seconds, Path(folder)))
+    output.say(table(("figure", "value"), [(name, f"{value:.0f}") for name, value in parts.figures.items()]))
     conditions = {"connections": CONNECTIONS, "tenants": TENANTS, "seconds": seconds, "listener": "plain, HTTP/1.1"}
-    output.finish("edge", figures, TARGETS, conditions)
+    output.finish("edge", parts, TARGETS, conditions)
 
 
 if __name__ == "__main__":

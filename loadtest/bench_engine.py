@@ -12,7 +12,6 @@ import argparse
 import contextlib
 import json
 import os
-import signal
 import sys
 from collections import defaultdict
 from collections.abc import Iterator
@@ -26,7 +25,8 @@ from loadtest import worker_bench
 from loadtest.accounting import cpu_seconds, machine_cpu_seconds
 from loadtest.engine import checkpoints, contestants, report, workloads
 from loadtest.engine.child import REPOSITORY, Contestant, Order
-from loadtest.machine import machine
+from loadtest.overload import output
+from loadtest.overload.output import say
 
 ROOT = REPOSITORY / "build" / "bench"
 PARTS = ("t", "s", "overhead", "itl", "worker")
@@ -213,12 +213,6 @@ def prioritise(nice: int) -> None:
         group.write_text(str(nice))
 
 
-def say(text: str) -> None:
-    """To standard output."""
-    sys.stdout.write(text + "\n")
-    sys.stdout.flush()
-
-
 def progress(what: str, done: int, of: int) -> None:
     """To standard error."""
     sys.stderr.write(f"{what}: {f'{done} of {of}' if of else 'warm'}\n")
@@ -257,29 +251,27 @@ def arguments() -> argparse.Namespace:
 def main() -> None:
     """Measure and print."""
     options = arguments()
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # as an exception, so that the contestants are stopped
+    output.begin()
     prioritise(options.nice)
-    bench = Bench(options)
+    bench, parts = Bench(options), output.Parts()
     if options.profile:
         bench.profile()
         return
     if not options.no_vllm and contestants.vllm_interpreter() is None:
+        options.no_vllm = True
         say("vLLM is left out: no environment in VLLM_ENV or build/vllm-env")
     for part in PARTS:
         if part in options.only:
-            getattr(bench, part)()
+            with parts.part(part):
+                getattr(bench, part)()
     if bench.strangers > QUIET:
         say(f"\nother processes used up to {bench.strangers:.0%} of the machine in a run: compare ratios only")
-    say("\n" + report.verdicts(bench.figures))
-    contract = (*report.AT_LEAST, *report.AT_MOST)
-    names = sorted(bench.figures, key=lambda name: (name not in contract, name))
-    result = {
-        "bench": "engine",
-        "figures": {name: round(bench.figures[name], 4) for name in names} | {"strangers_share_max": bench.strangers},
-        "targets": {**report.AT_LEAST, **report.AT_MOST},
-        "machine": machine(),
-    }
-    say(json.dumps(result))
+    names = sorted(bench.figures, key=lambda name: (name not in report.TARGETS, name))
+    parts.figures = {name: bench.figures[name] for name in names} | {"strangers_share_max": bench.strangers}
+    left_out = [name for name in report.TARGETS if report.PART_OF.get(name, "t") not in options.only]
+    if options.no_vllm:
+        left_out += [name for name in report.TARGETS if "vllm" in name]
+    output.finish("engine", parts, report.TARGETS, left_out=left_out)
 
 
 if __name__ == "__main__":

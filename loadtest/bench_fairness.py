@@ -14,9 +14,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from loadtest.figures import percentile, table
+from loadtest.figures import needed, percentile, table
 from loadtest.overload import output
-from loadtest.overload.meshes import Runner, outcomes, overload_mesh
+from loadtest.overload.meshes import Runner, completed, outcomes, overload_mesh
 from loadtest.overload.output import progress, say
 from loadtest.overload.samples import OK, Objective, Sample, deliveries, refused, service_gap
 from loadtest.overload.senders import Route
@@ -78,9 +78,14 @@ class Shares:
     bound: float
 
     @property
+    def ratio(self) -> float:
+        """Of the heavy one's to the light one's."""
+        return self.heavy / self.light if self.light else math.inf
+
+    @property
     def error(self) -> float:
         """Per cent off the ratio of the weights."""
-        return abs(self.heavy / self.light / (HEAVY.weight / LIGHT.weight) - 1) * 100
+        return abs(self.ratio / (HEAVY.weight / LIGHT.weight) - 1) * 100
 
 
 def shares(samples: Sequence[Sample], *, start: float, end: float) -> Shares:
@@ -100,6 +105,8 @@ def shares(samples: Sequence[Sample], *, start: float, end: float) -> Shares:
             service[sample.tenant].append((at, charged / weights[sample.tenant]))
     longest_prompt = max(sample.prompt_tokens for sample in samples)
     longest = max(sample.prompt_tokens + sample.output_tokens for sample in samples)
+    for spec in (HEAVY, LIGHT):
+        needed(len(service[spec.id]), f"token for {spec.id}: {outcomes(samples)}")
     return Shares(
         heavy=tokens[HEAVY.id] / (end - start),
         light=tokens[LIGHT.id] / (end - start),
@@ -134,8 +141,7 @@ def weights(runner: Runner, times: Times) -> dict[str, Shares]:
         seconds = times.warm_up + times.weights
         samples = runner.run(f"{gateways}-{placement}", loads, routes, seconds, trace=True)
         found[placement] = shares(samples, start=times.warm_up, end=seconds)
-        ratio = found[placement].heavy / found[placement].light
-        progress(f"{gateways} gateways, {placement}: {ratio:.2f}:1; {outcomes(samples)}")
+        progress(f"{gateways} gateways, {placement}: {found[placement].ratio:.2f}:1; {outcomes(samples)}")
     return found
 
 
@@ -198,8 +204,7 @@ def capacity(runner: Runner, times: Times) -> float:
     routes = {spec.id: runner.site.over_edge(spec.id, pause=0.1) for spec in PEERS}
     seconds = times.warm_up + times.capacity
     samples = runner.run("capacity", loads, routes, seconds)
-    ends = [sample.at + (sample.e2e or 0.0) for sample in samples if sample.outcome == OK]
-    rate = sum(times.warm_up <= each < seconds for each in ends) / times.capacity
+    rate = completed(samples, start=times.warm_up, end=seconds)
     progress(f"capacity {rate:.1f} requests/s")
     return rate
 
@@ -229,7 +234,7 @@ def measure(times: Times, folder: Path, extra: Sequence[str], usage: output.Usag
             f"{gateways} {'gateway' if gateways == 1 else 'gateways'}, {placement}",
             f"{each.heavy:.0f}",
             f"{each.light:.0f}",
-            f"{each.heavy / each.light:.3f}",
+            f"{each.ratio:.3f}",
             f"{each.error:.1f}",
             f"{each.gap:.0f}",
             f"{each.bound:.0f}",
@@ -248,11 +253,12 @@ def measure(times: Times, folder: Path, extra: Sequence[str], usage: output.Usag
 def main() -> None:
     """Measure and print."""
     options = output.options(__doc__, smoke=True).parse_args()
-    output.begin(options)
+    output.begin(options.nice)
     times = output.extent(options, FULL, QUICK, SMOKE)
-    with contextlib.ExitStack() as stack:
+    parts = output.Parts()
+    with parts.part("fairness"), contextlib.ExitStack() as stack:
         folder = Path(options.keep or stack.enter_context(tempfile.TemporaryDirectory(prefix="weir-fairness-")))
-        figures = measure(times, folder, options.set, output.Usage())
+        parts.figures |= measure(times, folder, options.set, output.Usage())
     conditions = {
         "engine": f"simulated, {CALIBRATION}, 2 workers of {SLOTS // 2} sequences",
         "lengths": f"{LENGTHS}, scaled so that the 99th percentile of prompt + output is {CONTEXT} tokens (weights) "
@@ -264,7 +270,8 @@ def main() -> None:
         "seconds": f"weights {times.weights:g} per run, isolation {times.rounds} x 2 x {times.isolation:g}, after "
         f"{times.warm_up:g} of warm-up each",
     }
-    output.finish("fairness", figures, TARGETS, conditions)
+    # What was served in a window hangs on the machine; in a smoke run's two seconds that may be nothing.
+    output.finish("fairness", parts, TARGETS, conditions, left_out=TARGETS if options.smoke else ())
 
 
 if __name__ == "__main__":

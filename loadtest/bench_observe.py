@@ -7,15 +7,13 @@ line of JSON; loadtest/README.md says what each figure is.
 from __future__ import annotations
 
 import argparse
-import json
-import sys
 from collections.abc import Iterable
 from time import process_time
 
 from libs.diagnosis import Diagnosis, diagnose
-from loadtest.figures import number, percentile, table
-from loadtest.machine import machine
+from loadtest.figures import percentile, table
 from loadtest.observe.planted import Planted, healthy, planted
+from loadtest.overload import output
 
 TARGETS = {"diagnosed_right_pct": "≥ 95", "false_alarms": "= 0"}
 
@@ -34,12 +32,14 @@ def main(argv: Iterable[str] | None = None) -> None:
         found = diagnose(*scrapes)
         seconds.append(process_time() - begun)
         rows.append((situation, found))
-    say(table(("situation", "planted", "found"), [cells(*row) for row in rows]))
-    figures = {**judged(rows), "diagnose_ms_p50": number(percentile(seconds, 0.5) * 1000)}
-    say(json.dumps({"bench": "observe", "figures": figures, "targets": TARGETS, "machine": machine()}))
+    output.say(table(("situation", "planted", "found"), [cells(*row) for row in rows]))
+    parts = output.Parts()
+    with parts.part("diagnoses"):
+        parts.figures |= {**judged(rows), "diagnose_ms_p50": percentile(seconds, 0.5) * 1000}
+    output.finish("observe", parts, TARGETS)
 
 
-def judged(rows: Iterable[tuple[Planted, Diagnosis]]) -> dict[str, float | None]:
+def judged(rows: Iterable[tuple[Planted, Diagnosis]]) -> dict[str, float]:
     """Of the planted ones the share whose stage was named first; of the healthy ones how many were not left alone."""
     right, wrong, alarms = 0, 0, 0
     for situation, found in rows:
@@ -49,18 +49,13 @@ def judged(rows: Iterable[tuple[Planted, Diagnosis]]) -> dict[str, float | None]
             right += 1
         else:
             wrong += 1
-    return {"diagnosed_right_pct": number(100.0 * right / (right + wrong)), "false_alarms": alarms}
+    return {"diagnosed_right_pct": 100.0 * right / (right + wrong), "false_alarms": alarms}
 
 
 def cells(situation: Planted, found: Diagnosis) -> tuple[str, str, str]:
     """A line of the table."""
     said = found.binds.stage.value if found.binds else "-"
     return situation.name, situation.stage.value if situation.stage else "-", said
-
-
-def say(line: str) -> None:
-    """Prints it."""
-    sys.stdout.write(line + "\n")
 
 
 if __name__ == "__main__":

@@ -20,7 +20,7 @@ from typing import Any
 
 from loadtest.figures import percentile, table
 from loadtest.overload import output
-from loadtest.overload.meshes import Runner, overload_mesh
+from loadtest.overload.meshes import Runner, completed, overload_mesh
 from loadtest.overload.output import counts, progress, say
 from loadtest.overload.samples import CANCELLED, OK, Summary, refusal_seconds, summarise
 from loadtest.overload.senders import Route
@@ -129,9 +129,8 @@ class Bench:
         loads = [replace(base, clients=clients) for base in tenant_loads(0.0)]
         seconds = self._times.capacity
         samples = self.runner.run("capacity", loads, self._routes(pause=0.1), seconds)
+        rate = completed(samples, start=self._times.warm_up, end=seconds)
         done = [sample for sample in samples if sample.outcome == OK]
-        ends = [sample.at + (sample.e2e or 0.0) for sample in done]
-        rate = sum(self._times.warm_up <= end < seconds for end in ends) / (seconds - self._times.warm_up)
         tokens = statistics.mean(sample.delivered_tokens or 0 for sample in done)
         prompts = statistics.mean(sample.prompt_tokens for sample in done)
         progress(f"capacity {rate:.1f} requests/s of {prompts:.0f} prompt and {tokens:.0f} output tokens on average")
@@ -251,47 +250,47 @@ def validation(recorded: Path) -> dict[str, float]:
     return comparison.errors()
 
 
-def measure(times: Times, folder: Path, extra: Sequence[str], usage: output.Usage) -> dict[str, float]:
+def measure(times: Times, folder: Path, extra: Sequence[str], parts: output.Parts) -> None:
     """Every figure."""
-    figures: dict[str, float] = {}
-    good: dict[str, dict[float, float]] = {}
+    figures, usage = parts.figures, output.Usage()
     for discipline in times.disciplines:
         setting = Setting(tenants=TENANTS, objectives={"quality": QUALITY})
-        with overload_mesh(
-            folder, discipline, setting, settings=(*settings(discipline), *extra), native=(NATIVE,)
-        ) as site:
+        words = (*settings(discipline), *extra)
+        with (
+            parts.part(discipline),
+            overload_mesh(folder, discipline, setting, settings=words, native=(NATIVE,)) as site,
+        ):
             bench = Bench(site, discipline, folder / "runs", times, usage)
             if discipline == "fair":
                 figures["capacity"] = bench.capacity()
             rows = {factor: bench.at(factor, figures["capacity"]) for factor in FACTORS}
-            good[discipline] = {factor: each.good for factor, each in rows.items()}
             show(f"{TITLES[discipline]}; capacity {figures['capacity']:.1f} requests/s", rows)
+            prefix = "" if discipline == "fair" else "fifo_"
+            figures[f"{prefix}goodput_1x"] = rows[1.0].good
+            figures |= ratios({factor: each.good for factor, each in rows.items()}, prefix)
             if discipline == "fair":
-                figures["goodput_1x"] = rows[1.0].good
                 figures |= {f"ttft_p95_s_{factor:g}x".replace(".", "_"): each.ttft_p95 for factor, each in rows.items()}
                 figures |= bench.refusals(figures["capacity"])
                 figures |= bench.cancels(figures["capacity"])
-                recorded = bench.runner.file("1.5x")
-    figures |= ratios(good["fair"], "")
-    if "fifo" in good:
-        figures |= ratios(good["fifo"], "fifo_") | {"fifo_goodput_1x": good["fifo"][1.0]}
-    figures |= validation(recorded)
+                figures |= validation(bench.runner.file("1.5x"))
     for module, name, sizes in (
         ("loadtest.limiter_bench", "refusal_cpu_us_edge", times.limiter),
         ("loadtest.admission_bench", "refusal_cpu_us_admission", times.admission),
     ):
-        figures[name] = output.measured(module, **sizes)[name]
-    return figures | usage.figures
+        with parts.part(name):
+            figures[name] = output.measured(module, **sizes)[name]
+    figures |= usage.figures
 
 
 def main() -> None:
     """Measure and print."""
     options = output.options(__doc__, smoke=True).parse_args()
-    output.begin(options)
+    output.begin(options.nice)
     times = output.extent(options, FULL, QUICK, SMOKE)
+    parts = output.Parts()
     with contextlib.ExitStack() as stack:
         folder = Path(options.keep or stack.enter_context(tempfile.TemporaryDirectory(prefix="weir-overload-")))
-        figures = measure(times, folder, options.set, output.Usage())
+        measure(times, folder, options.set, parts)
     conditions = {
         "engine": f"simulated, {CALIBRATION}, 2 workers of {SLOTS // 2} sequences",
         "lengths": f"{LENGTHS}, scaled so that the 99th percentile of prompt + output is {CONTEXT} tokens; max_tokens "
@@ -302,7 +301,8 @@ def main() -> None:
         "fifo": f"one queue of at most {FIFO_QUEUE} requests in order of arrival, no prediction",
         "seconds": f"{times.factor:g} per load after {times.warm_up:g} of warm-up",
     }
-    output.finish("overload", figures, TARGETS, conditions)
+    # How many were served in time hangs on the machine; in a smoke run's few seconds that may be none.
+    output.finish("overload", parts, TARGETS, conditions, left_out=TARGETS if options.smoke else ())
 
 
 if __name__ == "__main__":

@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from loadtest.figures import table
+from loadtest.figures import needed, table
 from loadtest.overload import output
 from loadtest.overload.meshes import Runner, outcomes, overload_mesh
 from loadtest.overload.output import say
@@ -79,9 +79,20 @@ def loads(clients: int) -> list[TenantLoad]:
     return [TenantLoad(CAPPED.id, lengths=lengths, clients=clients // 2, name=name) for name in (EDGE, INTERNAL)]
 
 
-def measure(extent: Extent, folder: Path, extra: Sequence[str], usage: output.Usage) -> dict[str, float]:
+def measure(extent: Extent, folder: Path, extra: Sequence[str], parts: output.Parts) -> None:
     """Every figure."""
-    seconds = extent.seconds
+    with parts.part("attack"):
+        parts.figures |= attack(extent, folder, extra)
+    with parts.part("limiter"):
+        limiter = output.measured("loadtest.limiter_bench", **extent.limiter)
+        parts.figures |= {name: limiter[name] for name in ("limiter_decisions_per_s", "limiter_p99_ms")}
+    with parts.part("accounts"):
+        parts.figures |= output.measured("loadtest.accounts_bench", **extent.accounts)
+
+
+def attack(extent: Extent, folder: Path, extra: Sequence[str]) -> dict[str, float]:
+    """What a crowd gets out of one tenant's limit."""
+    seconds, usage = extent.seconds, output.Usage()
     setting = Setting(tenants=(CAPPED,), objectives={"fast": Objective(ttft=math.inf)})
     with overload_mesh(folder, "quota", setting, settings=extra, native=(CAPPED.id,)) as site:
         header = run_header(workers=2, discipline="fair")
@@ -102,17 +113,14 @@ def measure(extent: Extent, folder: Path, extra: Sequence[str], usage: output.Us
     say(f"\n{extent.clients} clients of one tenant with {LIMIT} tokens per minute, {seconds:g} s")
     say(table(("", "requests", "served", "tokens", "most in 60 s"), rows))
     say(f"  ends: {outcomes(samples)}")
-    limiter = output.measured("loadtest.limiter_bench", **extent.limiter)
-    accounts = output.measured("loadtest.accounts_bench", **extent.accounts)
+    for name in (EDGE, INTERNAL):
+        needed(sum(sample.outcome == OK for sample in samples if sample.load == name), f"request of {name} was served")
     return {
         "quota_overshoot_tokens": max(0.0, whole.most - LIMIT),
         "quota_most_tokens_60s": whole.most,
         "quota_used_share": whole.used,
         "quota_requests_per_s": len(samples) / seconds,
         "quota_failed": float(sum(map(failed, samples))),
-        "limiter_decisions_per_s": limiter["limiter_decisions_per_s"],
-        "limiter_p99_ms": limiter["limiter_p99_ms"],
-        **accounts,
         **usage.figures,
     }
 
@@ -120,11 +128,12 @@ def measure(extent: Extent, folder: Path, extra: Sequence[str], usage: output.Us
 def main() -> None:
     """Measure and print."""
     options = output.options(__doc__, smoke=True).parse_args()
-    output.begin(options)
+    output.begin(options.nice)
     extent = output.extent(options, FULL, QUICK, SMOKE)
+    parts = output.Parts()
     with contextlib.ExitStack() as stack:
         folder = Path(options.keep or stack.enter_context(tempfile.TemporaryDirectory(prefix="weir-quota-")))
-        figures = measure(extent, folder, options.set, output.Usage())
+        measure(extent, folder, options.set, parts)
     conditions = {
         "engine": f"simulated, {CALIBRATION}",
         "clients": f"{extent.clients}, half through Envoy and two gateways, half natively over xDS; a try every "
@@ -133,7 +142,7 @@ def main() -> None:
         "counted": "prompt tokens with the first event, output tokens as events came, in every half-open 60 s",
         "seconds": f"{extent.seconds:g}",
     }
-    output.finish("quota", figures, TARGETS, conditions)
+    output.finish("quota", parts, TARGETS, conditions)
 
 
 if __name__ == "__main__":

@@ -19,6 +19,7 @@ import statistics
 import sys
 import tempfile
 import time
+from asyncio.subprocess import PIPE
 from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -33,34 +34,34 @@ from libs.registry import EtcdStore, Put, Source, keys
 from libs.registry.remote import SERVER, RegistrySource
 from libs.resources.codec import pack
 from libs.rpc import make_channel
-from loadtest.machine import machine
+from loadtest.accounting import resident_bytes
+from loadtest.figures import percentile
+from loadtest.helper import helper
+from loadtest.overload import output
 from tests.support.certificates import tls_of
 from tests.support.etcd import EtcdServer
 
 TARGETS = {
-    "apply_1000_s": "<= 3",
-    "list_10k_ms": "<= 300",
-    "watch_ms_p99": "<= 50",
-    "get_ms_p50": "<= 5",
-    "registry_rss_mb_10k": "<= 200",
+    "apply_1000_s": "≤ 3",
+    "list_10k_ms": "≤ 300",
+    "watch_ms_p99": "≤ 50",
+    "get_ms_p50": "≤ 5",
+    "registry_rss_mb_10k": "≤ 200",
 }
 BATCH = 1000
 _PAUSE = 0.05
 """Seconds between two writes that watchers see: one has reached all before the next is sent."""
 
 
-async def main(*, resources: int, watchers: int, samples: int) -> None:
-    """Measure and print."""
+async def figures_of(*, resources: int, watchers: int, samples: int) -> dict[str, float]:
+    """Every figure."""
     with tempfile.TemporaryDirectory() as folder:
         async with running(Path(folder)) as (etcd, address, pid, tls):
             figures = await measure(address, tls, resources=resources, gets=samples)
-            figures["registry_rss_mb_10k"] = round(rss_mb(pid), 1)
+            figures["registry_rss_mb_10k"] = round(resident_bytes(pid) / 1e6, 1)
             figures |= await watched("watch_ms", etcd, f"registry={address}", Path(folder), watchers, samples)
             figures |= await watched("direct_watch_ms", etcd, f"etcd={etcd.endpoint}", Path(folder), watchers, samples)
-    for name, value in figures.items():
-        sys.stdout.write(f"  {name:24} {value}\n")
-    line = {"bench": "registry", "figures": figures, "targets": TARGETS, "machine": machine()}
-    sys.stdout.write(json.dumps(line) + "\n")
+    return figures
 
 
 async def measure(address: str, tls: TlsFiles, *, resources: int, gets: int) -> dict[str, float]:
@@ -110,14 +111,11 @@ async def watched(
     """Milliseconds from the write to each watcher's callback."""
     command = ("-m", "loadtest.bench_registry", "--watch", source, "--pki", str(folder / "pki"))
     counts = ("--watchers", str(watchers), "--samples", str(samples))
-    process = await asyncio.create_subprocess_exec(
-        sys.executable, *command, *counts, stdout=asyncio.subprocess.PIPE, limit=1 << 26
-    )
-    assert process.stdout is not None
     store = EtcdStore((etcd.endpoint,))
     sent: dict[int, float] = {}
     try:
-        async with asyncio.timeout(300):
+        async with asyncio.timeout(300), helper(*command, *counts, stdout=PIPE, limit=1 << 26) as process:
+            assert process.stdout is not None
             if await process.stdout.readline() != b"ready\n":
                 raise RuntimeError("the watchers did not start")
             for number in range(samples):
@@ -127,18 +125,12 @@ async def watched(
                 sent[(await store.txn(puts=[put])).revision] = started
                 await asyncio.sleep(_PAUSE)
             seen = json.loads(await process.stdout.readline())
-            await process.wait()
     finally:
         await store.close()
-        if process.returncode is None:
-            process.kill()
-    values = sorted((at - sent[int(revision)]) * 1e3 for revision, times in seen.items() for at in times)
+    values = [(at - sent[int(revision)]) * 1e3 for revision, times in seen.items() for at in times]
     if len(values) != samples * watchers:
         raise RuntimeError(f"{len(values)} of {samples * watchers} callbacks came")
-    return {
-        f"{name}_p50": round(values[len(values) // 2], 3),
-        f"{name}_p99": round(values[int(len(values) * 0.99)], 3),
-    }
+    return {f"{name}_p{q}": round(percentile(values, q / 100), 3) for q in (50, 99)}
 
 
 async def watch(source: str, pki: Path, watchers: int, samples: int) -> None:
@@ -167,6 +159,7 @@ async def watch(source: str, pki: Path, watchers: int, samples: int) -> None:
     await asyncio.gather(*tasks)
     sys.stdout.write(json.dumps(seen) + "\n")
     sys.stdout.flush()
+    await asyncio.Event().wait()
 
 
 async def timed(call: Any) -> float:
@@ -196,23 +189,11 @@ async def running(folder: Path) -> AsyncIterator[tuple[EtcdServer, str, int, Tls
         # etcd is without TLS here, the registry's own files would not do: it is told where by a process of its own.
         config = folder / "registry.json"
         config.write_text(json.dumps(settings))
-        process = await asyncio.create_subprocess_exec(
-            sys.executable,
-            "-m",
-            "loadtest.bench_registry",
-            "--serve",
-            str(config),
-            "--etcd",
-            etcd.endpoint,
-            stdout=asyncio.subprocess.PIPE,
-        )
-        assert process.stdout is not None
-        try:
+        words = ("-m", "loadtest.bench_registry", "--serve", str(config), "--etcd", etcd.endpoint)
+        async with helper(*words, stdout=PIPE) as process:
+            assert process.stdout is not None
             port = int(await asyncio.wait_for(process.stdout.readline(), 30))
             yield etcd, f"127.0.0.1:{port}", process.pid, operator
-        finally:
-            process.terminate()
-            await process.wait()
     finally:
         etcd.stop()
 
@@ -233,14 +214,6 @@ async def serve_registry(config: Path, endpoint: str) -> None:
         await asyncio.get_running_loop().create_future()
 
 
-def rss_mb(pid: int) -> float:
-    """Resident memory of a process, MB."""
-    for line in Path(f"/proc/{pid}/status").read_text().splitlines():
-        if line.startswith("VmRSS:"):
-            return int(line.split()[1]) / 1000
-    raise RuntimeError("no VmRSS")
-
-
 def run(argv: Sequence[str] | None = None) -> None:
     """The command."""
     parser = argparse.ArgumentParser(description=__doc__)
@@ -259,7 +232,14 @@ def run(argv: Sequence[str] | None = None) -> None:
     else:
         quick = options.quick
         watchers, samples = options.watchers or (20 if quick else 200), options.samples or (20 if quick else 300)
-        uvloop.run(main(resources=2000 if quick else 10_000, watchers=watchers, samples=samples))
+        output.begin()
+        parts = output.Parts()
+        with parts.part("registry"):
+            resources = 2000 if quick else 10_000
+            parts.figures |= uvloop.run(figures_of(resources=resources, watchers=watchers, samples=samples))
+        for name, value in parts.figures.items():
+            output.say(f"  {name:24} {value}")
+        output.finish("registry", parts, TARGETS)
 
 
 if __name__ == "__main__":

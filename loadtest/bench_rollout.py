@@ -55,6 +55,14 @@ TARGETS = {
     "sticky_flaps": "= 0",
     "users_moved_pct_10_to_20": "≤ 12",
 }
+PART_OF = {
+    "detect_s_p50": "bad",
+    "traffic_off_s_max": "bad",
+    "healthy_rollbacks": "healthy",
+    "sticky_flaps": "sticky",
+    "users_moved_pct_10_to_20": "sticky",
+}
+"""Of the targets; the others are of "simulated"."""
 _END = 120.0
 """Seconds within which a bad canary must be off."""
 
@@ -105,8 +113,8 @@ async def callers(site: RolloutSite, *, users: int, rate: float = RATE) -> Async
         await asyncio.gather(*tasks, return_exceptions=True)
 
 
-async def bad(site: RolloutSite, times: Times) -> list[Canary]:
-    """Seeded canaries at 10% that fail or are slow, `times.rounds` on each alias."""
+async def bad(site: RolloutSite, times: Times) -> dict[str, float]:
+    """Seeded canaries at 10% that fail or are slow, `times.rounds` on each alias: how soon they are found out."""
     found: list[Canary] = []
     async with callers(site, users=USERS) as traffic:
         await asyncio.sleep(2.0)
@@ -117,7 +125,7 @@ async def bad(site: RolloutSite, times: Times) -> list[Canary]:
                 tasks.append(_bad(site, traffic[alias], kind, faults, f"bad-{number}"))
             found += await asyncio.gather(*tasks)
             progress("; ".join(f"{each.kind} {each.harm.detect:.1f} s" for each in found[-len(ALIASES) :]))
-    return found
+    return _harm_figures(found)
 
 
 async def _bad(site: RolloutSite, traffic: Traffic, kind: str, faults: Faults, version: str) -> Canary:
@@ -144,7 +152,7 @@ async def _bad(site: RolloutSite, traffic: Traffic, kind: str, faults: Faults, v
     return Canary(kind, alias, measured, ratio, ended.state.reason)
 
 
-async def healthy(site: RolloutSite, times: Times) -> tuple[int, int]:
+async def healthy(site: RolloutSite, times: Times) -> dict[str, float]:
     """Control runs: canaries no different from the baseline through two steps; how many ran, and how many were rolled
     back."""
     ran, lost = 0, 0
@@ -158,7 +166,7 @@ async def healthy(site: RolloutSite, times: Times) -> tuple[int, int]:
                     lost += 1
                     progress(f"{alias}: a healthy canary was rolled back: {end.state.reason}")
             progress(f"{ran} healthy canaries, {lost} rolled back")
-    return ran, lost
+    return {"healthy_runs": float(ran), "healthy_rollbacks": float(lost)}
 
 
 async def _healthy(site: RolloutSite, alias: str, version: str, times: Times) -> pb.Rollout:
@@ -274,23 +282,16 @@ async def _sticky(site: RolloutSite, traffic: Traffic, times: Times) -> tuple[li
     return first, second
 
 
-async def measure(times: Times, folder: Path, extra: Sequence[str], parts: Collection[str]) -> dict[str, float]:
+async def measure(times: Times, folder: Path, extra: Sequence[str], only: Collection[str], parts: output.Parts) -> None:
     """Every figure of these parts that needs a mesh."""
-    figures: dict[str, float] = {}
     async with rollout_site(folder, settings=extra) as site:
         await asyncio.gather(*(_baseline(site, alias) for alias in ALIASES))
         await site.answered(ALIASES)
         progress("the mesh is up and answers on every alias")
-        if "bad" in parts:
-            figures |= _harm_figures(await bad(site, times))
-        if "healthy" in parts:
-            ran, lost = await healthy(site, times)
-            figures |= {"healthy_runs": float(ran), "healthy_rollbacks": float(lost)}
-        if "cost" in parts:
-            figures |= await costly(site, times)
-        if "sticky" in parts:
-            figures |= await sticky(site, times)
-    return figures
+        for name, run in (("bad", bad), ("healthy", healthy), ("cost", costly), ("sticky", sticky)):
+            if name in only:
+                with parts.part(name):
+                    parts.figures |= await run(site, times)
 
 
 async def _baseline(site: RolloutSite, alias: str) -> None:
@@ -350,18 +351,20 @@ def main() -> None:
     parser = output.options(__doc__)
     parser.add_argument("--only", nargs="+", choices=PARTS, default=list(PARTS), help="parts to run")
     options = parser.parse_args()
-    output.begin(options)
+    output.begin(options.nice)
     times = output.extent(options, FULL, QUICK)
-    with contextlib.ExitStack() as stack:
-        folder = Path(options.keep or stack.enter_context(tempfile.TemporaryDirectory(prefix="weir-rollout-")))
-        figures: dict[str, float] = {}
-        if "simulated" in options.only:
-            figures |= simulated(quick=options.quick)
-        if not set(options.only) <= WITHOUT_MESH:
-            figures |= uvloop.run(measure(times, folder, options.set, options.only))
+    parts = output.Parts()
+    if "simulated" in options.only:
+        with parts.part("simulated"):
+            parts.figures |= simulated(quick=options.quick)
+    if not set(options.only) <= WITHOUT_MESH:
+        with parts.part("mesh"), contextlib.ExitStack() as stack:
+            folder = Path(options.keep or stack.enter_context(tempfile.TemporaryDirectory(prefix="weir-rollout-")))
+            uvloop.run(measure(times, folder, options.set, options.only, parts))
     if "large" in options.only:
         progress("a large registry: 200 models, 2,000 tenants")
-        figures |= bench_xds.measure_large(models=200, tenants=2_000, samples=times.changes)
+        with parts.part("large"):
+            parts.figures |= bench_xds.measure_large(models=200, tenants=2_000, samples=times.changes)
     conditions: dict[str, Any] = {
         "engine": "simulated, steps of 50 ms, 2 workers",
         "load": f"{len(ALIASES)} aliases, {RATE:g} requests/s each, Poisson, through Envoy, {USERS} users",
@@ -369,7 +372,8 @@ def main() -> None:
         "and decisions are the real ones; ended_only: told nothing of beginnings and keys",
         "canary": "10%, sticky by user; errors: 30% of its answers; slow: three times the time to the first token",
     }
-    output.finish("rollout", figures, TARGETS, conditions)
+    left_out = [name for name in TARGETS if PART_OF.get(name, "simulated") not in options.only]
+    output.finish("rollout", parts, TARGETS, conditions, left_out=left_out)
 
 
 if __name__ == "__main__":

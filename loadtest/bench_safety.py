@@ -18,12 +18,11 @@ from __future__ import annotations
 import argparse
 import asyncio
 import contextlib
-import json
 import random
 import re
-import sys
 import time
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from collections import Counter
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 import uvloop
@@ -32,23 +31,23 @@ from weir.safety.v1 import safety_pb2, safety_pb2_grpc
 
 from libs.clock import SystemClock
 from libs.deadlines import Deadline
-from libs.errors import WeirError
+from libs.errors import Reason, WeirError
 from libs.mux import Codec, MuxClient, Semantics
 from libs.rpc import make_channel
 from libs.safety_filter import Pack, compile_pack, rules_from_json
 from loadtest.evasions import SPECIMENS, Evasion, corpus
-from loadtest.figures import percentile
+from loadtest.figures import needed, percentile
 from loadtest.helper import helper
-from loadtest.machine import machine
+from loadtest.overload import output
 from services.safety.config import Settings
 
 PACKS = Path("services/safety/packs")
 TARGETS = {
-    "evasions_caught_pct": ">= 99",
-    "false_alarms_per_million_chars": "0",
-    "us_per_char_ascii": "<= 0.15",
-    "us_per_char_worst": "<= 1.0",
-    "victim_added_ms_p99": "<= 5",
+    "evasions_caught_pct": "≥ 99",
+    "false_alarms_per_million_chars": "= 0",
+    "us_per_char_ascii": "≤ 0.15",
+    "us_per_char_worst": "≤ 1.0",
+    "victim_added_ms_p99": "≤ 5",
 }
 PROSE = (
     "Once upon a time there was a small river that sang from morning to night, and the people of the valley liked to "
@@ -74,6 +73,7 @@ _MEANT = re.compile(r"FORBIDDEN|example\.(?:com|org)|@|BEGIN [A-Z ]*PRIVATE|\+\d
 """Lines that are written to be found, or that hold an address."""
 SIZE = 20_000
 MEBIBYTE = 1 << 20
+_TAKEN = "taken"
 
 
 def packs() -> dict[str, Pack]:
@@ -114,7 +114,7 @@ def false_alarms(pack: Pack, *, every: int) -> tuple[int, int]:
     found = 0
     for text in texts:
         for finding in (*pack.check_input([text]).findings, *pack.check_output(text).findings):
-            sys.stdout.write(f"  false alarm: {finding}\n")
+            output.say(f"  false alarm: {finding}")
             found += 1
     return found, 2 * sum(map(len, texts))
 
@@ -185,36 +185,51 @@ async def connected(port: int) -> AsyncIterator[MuxClient]:
             rng=random.Random(1),
         )
         running = asyncio.create_task(client.run())
-        await client.wait_connected(20)
-        yield client
-        running.cancel()
-        await asyncio.wait((running,))
+        try:
+            await client.wait_connected(20)
+            yield client
+        finally:
+            running.cancel()
+            await asyncio.wait((running,))
 
 
 @contextlib.asynccontextmanager
 async def elsewhere(port: int) -> AsyncIterator[None]:
-    """A process that floods the service with a mebibyte of what costs most beyond ASCII."""
-    async with helper("-m", "loadtest.bench_safety", "--flood", str(port)):
+    """A process that floods the service with a mebibyte of what costs most beyond ASCII; it does so already."""
+    words = ("-m", "loadtest.bench_safety", "--flood", str(port))
+    async with helper(*words, stdout=asyncio.subprocess.PIPE) as process:
+        if process.stdout is None or not await process.stdout.readline():
+            raise RuntimeError("the flood did not begin")
         yield
 
 
 async def flood_from_here(port: int) -> None:
-    """Be that process."""
-    text = hard_texts()["expanding"]
+    """Be that process, which says so as soon as a text came to the service."""
+    text, said = hard_texts()["expanding"], False
+
+    def told(fate: str) -> None:
+        nonlocal said
+        if fate == Reason.PAYLOAD_TOO_LARGE.name and not said:
+            output.say(fate)
+            said = True
+
     async with connected(port) as client:
-        await flood(client, text * (MEBIBYTE // len(text.encode()) + 1))
+        await flood(client, text * (MEBIBYTE // len(text.encode()) + 1), told)
 
 
 @contextlib.asynccontextmanager
 async def beside(client: MuxClient) -> AsyncIterator[None]:
     """A flood on the victim's own stream, of the dearest texts that are within the limit."""
-    text = hostile_texts()["keys"]
-    flooding = asyncio.create_task(
-        flood(client, text * (Settings(service="safety", instance="").max_input_chars // len(text)))
-    )
-    yield
-    flooding.cancel()
-    await asyncio.wait((flooding,))
+    text, fates = hostile_texts()["keys"], Counter[str]()
+    text *= Settings(service="safety", instance="").max_input_chars // len(text)
+    flooding = asyncio.create_task(flood(client, text, lambda fate: fates.update((fate,))))
+    try:
+        yield
+    finally:
+        flooding.cancel()
+        await asyncio.wait((flooding,))
+    # One whose time was over was taken, too: it is so dear.
+    needed(fates[_TAKEN] + fates[Reason.DEADLINE_EXCEEDED.name], f"text of the flood was taken: {dict(fates)}")
 
 
 async def victim(client: MuxClient, seconds: float, first: int) -> list[float]:
@@ -233,18 +248,22 @@ async def victim(client: MuxClient, seconds: float, first: int) -> list[float]:
     return took
 
 
-async def flood(client: MuxClient, text: str) -> None:
-    """Send inputs of another tenant, 20 a second, whatever becomes of them."""
+async def flood(client: MuxClient, text: str, told: Callable[[str], None]) -> None:
+    """Send inputs of another tenant, 20 a second, whatever becomes of them, which is told."""
     call = safety_pb2.SafetyCall(check_input=safety_pb2.CheckInput(tenant="hog", texts=[text], request_id="bench"))
     async with asyncio.TaskGroup() as group:
         while True:
-            group.create_task(_refusable(client, call))
+            group.create_task(_refusable(client, call, told))
             await asyncio.sleep(0.05)
 
 
-async def _refusable(client: MuxClient, call: safety_pb2.SafetyCall) -> None:
-    with contextlib.suppress(WeirError):
+async def _refusable(client: MuxClient, call: safety_pb2.SafetyCall, told: Callable[[str], None]) -> None:
+    try:
         await _call(client, call, seconds=2)
+    except WeirError as error:
+        told(error.reason.name)
+    else:
+        told(_TAKEN)
 
 
 async def _call(client: MuxClient, call: safety_pb2.SafetyCall, seconds: float = 10) -> None:
@@ -266,39 +285,54 @@ async def added(seconds: float) -> dict[str, float]:
     return figures
 
 
-def main(*, quick: bool) -> None:
-    """Measure; print what stands out and one line of JSON."""
-    shipped = packs()
-    every, repeats, seconds = (7, 2, 1.0) if quick else (1, 7, 10.0)
-    evasions = list(corpus())[:: 9 if quick else 1]
+def caught_pct(shipped: Mapping[str, Pack], *, quick: bool) -> dict[str, float]:
+    """Of all evasions, by all packs."""
     results = []
     for name, pack in shipped.items():
-        for evasion in evasions:
-            found = list(caught(pack, evasion, every=every))
+        for evasion in list(corpus())[:: 9 if quick else 1]:
+            found = list(caught(pack, evasion, every=7 if quick else 1))
             results += found
             if not all(found):
-                sys.stdout.write(f"  missed by {name}: {evasion.category}, {evasion.way}\n")
-    alarms = [false_alarms(pack, every=9 if quick else 1) for pack in shipped.values()]
+                output.say(f"  missed by {name}: {evasion.category}, {evasion.way}")
+    caught_all = 100 * sum(results) / len(results)
+    return {"evasions_caught_pct": caught_all, "evasions": len(results), "specimens": len(SPECIMENS)}
+
+
+def alarms(shipped: Mapping[str, Pack], *, quick: bool) -> dict[str, float]:
+    """Where nothing is to be found."""
+    counted = [false_alarms(pack, every=9 if quick else 1) for pack in shipped.values()]
+    size = sum(size for _, size in counted)
+    return {
+        "false_alarms_per_million_chars": sum(found for found, _ in counted) / size * 1e6,
+        "chars_without_alarm": size,
+    }
+
+
+def costs(shipped: Mapping[str, Pack], *, quick: bool) -> dict[str, float]:
+    """CPU by kind of text."""
+    repeats, default = 2 if quick else 7, shipped["default"]
     hard = {
         name: max(us_per_char(pack, text, repeats) for pack in shipped.values()) for name, text in hard_texts().items()
     }
-    hostile = {name: us_per_char(shipped["default"], text, 1) for name, text in hostile_texts().items()}
-    figures = {
-        "evasions_caught_pct": 100 * sum(results) / len(results),
-        "evasions": len(results),
-        "false_alarms_per_million_chars": sum(found for found, _ in alarms) / sum(size for _, size in alarms) * 1e6,
-        "chars_without_alarm": sum(size for _, size in alarms),
-        "us_per_char_ascii": us_per_char(shipped["default"], PROSE, repeats),
+    return {
+        "us_per_char_ascii": us_per_char(default, PROSE, repeats),
         "us_per_char_worst": max(hard.values()),
         **{f"us_per_char_{name}": value for name, value in hard.items()},
-        "us_per_piece": us_per_piece(shipped["default"], PROSE, repeats),
-        "us_per_char_hostile_ascii": max(hostile.values()),
-        **uvloop.run(added(seconds)),
-        "specimens": len(SPECIMENS),
+        "us_per_piece": us_per_piece(default, PROSE, repeats),
+        "us_per_char_hostile_ascii": max(us_per_char(default, text, 1) for text in hostile_texts().values()),
     }
-    rounded = {name: float(f"{value:.4g}") for name, value in figures.items()}
-    summary = {"bench": "safety", "figures": rounded, "targets": TARGETS, "machine": machine()}
-    sys.stdout.write(json.dumps(summary) + "\n")
+
+
+def main(*, quick: bool) -> None:
+    """Measure; print what stands out and one line of JSON."""
+    output.begin()
+    shipped, parts = packs(), output.Parts()
+    for part, measured in (("evasions", caught_pct), ("alarms", alarms), ("costs", costs)):
+        with parts.part(part):
+            parts.figures |= measured(shipped, quick=quick)
+    with parts.part("floods"):
+        parts.figures |= uvloop.run(added(1.0 if quick else 10.0))
+    output.finish("safety", parts, TARGETS)
 
 
 if __name__ == "__main__":

@@ -11,10 +11,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
-import os
 import statistics
-import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Sequence
@@ -24,42 +21,25 @@ from typing import Any
 import psutil
 
 from loadtest import accounting, predictors
-from loadtest.machine import machine
-
-PORT_BASE = 24000
-"""Away from the default mesh, which may be running."""
-
+from loadtest.overload import output
+from tests.support.mesh import Mesh
 
 SETTLE = 3.0
 """Seconds after the first token, and after predictors have loaded what is wanted, before a mesh counts as idle."""
-TARGETS = {"cold_start_s": 7, "idle_cpu_pct": 4, "rss_mib": 1500}
+TARGETS = {"cold_start_s": "≤ 7", "idle_cpu_pct": "≤ 4", "rss_mib": "≤ 1500"}
 
 
 def measure(profile: str, *, idle_seconds: float = 0.0) -> dict[str, Any]:
     """One start and stop: what `weir up` wrote to last_up.json, and with `idle_seconds` what `idle` says.
 
-    Raises subprocess.CalledProcessError when the mesh does not come up; its output has been printed.
+    :raises RuntimeError: the mesh does not come up; with what was printed.
     """
-    with tempfile.TemporaryDirectory(prefix="weir-bench-") as folder:
-        environment = {**os.environ, "WEIR_STATE_DIR": folder, "WEIR_PORT_BASE": str(PORT_BASE)}
-        command = [sys.executable, "-m", "services.cli"]
-        result = subprocess.run(
-            [*command, "up", "--profile", profile], env=environment, capture_output=True, text=True, check=False
-        )
-        if result.returncode:
-            print(result.stdout, result.stderr, sep="\n", file=sys.stderr)
-            result.check_returncode()
-        try:
-            found: dict[str, Any] = json.loads((Path(folder) / "last_up.json").read_text(encoding="utf-8"))
-            if idle_seconds:
-                status = subprocess.run(
-                    [*command, "status", "--json"], env=environment, capture_output=True, check=True
-                )
-                asyncio.run(predictors.settled(Path(folder)))
-                found |= idle(int(json.loads(status.stdout)["pid"]), settle=SETTLE, seconds=idle_seconds)
-            return found
-        finally:
-            subprocess.run([*command, "down"], env=environment, check=True, stdout=subprocess.DEVNULL)
+    with tempfile.TemporaryDirectory(prefix="weir-bench-") as folder, Mesh(Path(folder), profile=profile) as mesh:
+        found: dict[str, Any] = json.loads((mesh.state / "last_up.json").read_text(encoding="utf-8"))
+        if idle_seconds:
+            asyncio.run(predictors.settled(mesh.state))
+            found |= idle(int(mesh.weir_json("status")["pid"]), settle=SETTLE, seconds=idle_seconds)
+        return found
 
 
 def idle(supervisor: int, *, settle: float, seconds: float) -> dict[str, float]:
@@ -108,20 +88,21 @@ def describe(runs: Sequence[dict[str, Any]]) -> str:
     return "\n".join([*lines, f"idle: {last['idle_cpu_pct']:.1f}% of a core, {memory}"])
 
 
-def main() -> int:
+def main() -> None:
     """Prints every repeat, the medians, and one line of JSON."""
     parser = argparse.ArgumentParser(prog="python -m loadtest.bench_up")
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--profile", default="demo")
     parser.add_argument("--idle-seconds", type=float, default=15.0)
     options = parser.parse_args()
-    runs = run(options.profile, repeats=options.repeats, idle_seconds=options.idle_seconds)
-    print(describe(runs))
-    found = {name: round(value, 3) for name, value in figures(runs).items()}
-    print(f"median {found['cold_start_s']:.2f} s, at most {found['cold_start_s_max']:.2f} s, profile {options.profile}")
-    print(json.dumps({"bench": "up", "figures": found, "targets": TARGETS, "machine": machine()}))
-    return 0
+    output.begin()
+    parts = output.Parts()
+    with parts.part("up"):
+        runs = run(options.profile, repeats=options.repeats, idle_seconds=options.idle_seconds)
+        output.say(describe(runs))
+        parts.figures |= figures(runs)
+    output.finish("up", parts, TARGETS, {"profile": options.profile})
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

@@ -15,18 +15,14 @@ from __future__ import annotations
 import argparse
 import asyncio
 import contextlib
-import json
 import os
 import random
-import signal
-import statistics
 import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import AsyncIterator
 from pathlib import Path
-from typing import Any
 
 import grpc
 import uvloop
@@ -35,7 +31,9 @@ from libs import xds_bootstrap
 from libs.registry import EtcdStore
 from libs.rpc import make_channel
 from libs.service import serve
-from loadtest.machine import machine
+from libs.supervisor.leash import leashed
+from loadtest.figures import percentile
+from loadtest.overload import output
 from loadtest.xds_large import measure_large
 from services.controlplane.app import build
 from services.controlplane.config import Settings
@@ -44,8 +42,8 @@ from tests.support.certificates import tls_of
 from tests.support.edge import EnvoyProcess, drop_endpoint, edge_config, put_endpoint
 from tests.support.etcd import EtcdServer
 
-TARGET_P99_MS = 100
-TARGET_LARGE_P99_MS = 1000
+TARGETS = {"xds_ack_ms_p99": "≤ 100"}
+TARGETS_LARGE = {"xds_ack_ms_p99_large": "≤ 1000", "edge_off_ms_p99_large": "≤ 1000"}
 CLIENTS = ("envoy-test", "client-0")
 """Node ids of the two clients."""
 
@@ -71,8 +69,8 @@ class Acknowledgements:
         return time.perf_counter()
 
 
-async def main(samples: int) -> None:
-    """Measure and print."""
+async def measure(samples: int) -> dict[str, float]:
+    """Every figure."""
     acknowledged = Acknowledgements()
     async with running(acknowledged) as store:
         rng = random.Random(7)
@@ -86,7 +84,7 @@ async def main(samples: int) -> None:
             for client, seconds in taken.items():
                 figures[client].append(seconds * 1e3)
             figures["both"].append(max(taken.values()) * 1e3)
-    report(figures, samples)
+    return report(figures, samples)
 
 
 async def sample(store: EtcdStore, acknowledged: Acknowledgements, number: int) -> dict[str, float]:
@@ -142,7 +140,7 @@ def start_client(directory: Path, pki: Path, address: str) -> subprocess.Popen[b
     tls = tls_of(pki, "router")
     bootstrap = xds_bootstrap.render(node_id=CLIENTS[1], zone="zone-a", xds=(address,), tls=tls)
     return subprocess.Popen(
-        [sys.executable, "-m", "loadtest.bench_xds", "--client"],
+        leashed(sys.executable, "-m", "loadtest.bench_xds", "--client"),
         env={**os.environ, "GRPC_XDS_BOOTSTRAP_CONFIG": bootstrap, "GRPC_VERBOSITY": "NONE"},
         stdin=subprocess.PIPE,
     )
@@ -163,43 +161,16 @@ async def keep_connecting(channel: grpc.aio.Channel) -> None:
         await channel.wait_for_state_change(state)
 
 
-def report(figures: dict[str, list[float]], samples: int) -> None:
-    """A table for people, then one line of JSON."""
-    out = sys.stdout.write
-    out(f"etcd write to acknowledgement, {samples} changes, milliseconds\n")
-    for name, values in figures.items():
-        out(f"  {name:12} p50 {quantile(values, 50):7.2f}  p99 {quantile(values, 99):7.2f}  max {max(values):7.2f}\n")
-    summary: dict[str, Any] = {
-        "bench": "xds",
-        "figures": {
-            "xds_ack_ms_p50": round(quantile(figures["both"], 50), 3),
-            "xds_ack_ms_p99": round(quantile(figures["both"], 99), 3),
-            "xds_ack_ms_max": round(max(figures["both"]), 3),
-            "envoy_ack_ms_p50": round(quantile(figures[CLIENTS[0]], 50), 3),
-            "envoy_ack_ms_p99": round(quantile(figures[CLIENTS[0]], 99), 3),
-            "grpc_ack_ms_p50": round(quantile(figures[CLIENTS[1]], 50), 3),
-            "grpc_ack_ms_p99": round(quantile(figures[CLIENTS[1]], 99), 3),
-            "samples": samples,
-        },
-        "targets": {"xds_ack_ms_p99": TARGET_P99_MS},
-        "machine": machine(),
-    }
-    out(json.dumps(summary) + "\n")
-
-
-def report_large(figures: dict[str, float]) -> None:
-    """A table for people, then one line of JSON."""
-    out = sys.stdout.write
-    out("a rollout's weight in a large registry\n")
-    for name, value in figures.items():
-        out(f"  {name:32} {value:12.2f}\n")
-    targets = {"xds_ack_ms_p99_large": TARGET_LARGE_P99_MS, "edge_off_ms_p99_large": TARGET_LARGE_P99_MS}
-    out(json.dumps({"bench": "xds_large", "figures": figures, "targets": targets, "machine": machine()}) + "\n")
-
-
-def quantile(values: list[float], percent: int) -> float:
-    """By linear interpolation."""
-    return statistics.quantiles(values, n=100, method="inclusive")[percent - 1]
+def report(taken: dict[str, list[float]], samples: int) -> dict[str, float]:
+    """A table for people, and the figures."""
+    output.say(f"etcd write to acknowledgement, {samples} changes, milliseconds")
+    figures: dict[str, float] = {"samples": samples}
+    for name, each in (("xds", "both"), ("envoy", CLIENTS[0]), ("grpc", CLIENTS[1])):
+        values = taken[each]
+        found = {"p50": percentile(values, 0.5), "p99": percentile(values, 0.99), "max": max(values)}
+        output.say(f"  {each:12} " + "  ".join(f"{what} {value:7.2f}" for what, value in found.items()))
+        figures |= {f"{name}_ack_ms_{what}": value for what, value in found.items() if what != "max" or name == "xds"}
+    return figures
 
 
 if __name__ == "__main__":
@@ -209,11 +180,18 @@ if __name__ == "__main__":
     parser.add_argument("--models", type=int, default=0, help="measure a large registry instead")
     parser.add_argument("--tenants", type=int, default=0, help="likewise")
     options = parser.parse_args()
-    for number in (signal.SIGTERM, signal.SIGHUP):
-        signal.signal(number, lambda *_: sys.exit(1))  # as an exception, so that everything started here is stopped
-    if options.models or options.tenants:
-        report_large(
-            measure_large(models=options.models or 200, tenants=options.tenants or 2000, samples=options.samples)
-        )
+    output.begin()
+    parts = output.Parts()
+    if options.client:
+        uvloop.run(hold_channel())
+    elif options.models or options.tenants:
+        with parts.part("xds_large"):
+            sizes = {"models": options.models or 200, "tenants": options.tenants or 2000}
+            parts.figures |= measure_large(**sizes, samples=options.samples)
+        output.say("a rollout's weight in a large registry")
+        output.say("\n".join(f"  {name:32} {value:12.2f}" for name, value in parts.figures.items()))
+        output.finish("xds_large", parts, TARGETS_LARGE)
     else:
-        uvloop.run(hold_channel() if options.client else main(options.samples))
+        with parts.part("xds"):
+            parts.figures |= uvloop.run(measure(options.samples))
+        output.finish("xds", parts, TARGETS)

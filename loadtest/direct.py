@@ -30,6 +30,7 @@ from libs.grants import KEY_BYTES, GrantSigner
 from libs.pki import issue
 from libs.rpc import make_channel, make_server
 from libs.rpc.server import bind
+from libs.supervisor.leash import leashed
 from loadtest.scenarios import LoadError
 
 _WORKER = "worker-direct"
@@ -168,7 +169,7 @@ class DirectWorker:
         # Not asyncio's subprocess: the event loop's fork would run gRPC's fork handlers, Popen's vfork does not.
         with (self._folder / "worker.log").open("wb") as log:
             self._process = subprocess.Popen(  # noqa: ASYNC220 - once, before anything is measured
-                [sys.executable, "-m", "services.worker", "--config", str(path)],
+                leashed(sys.executable, "-m", "services.worker", "--config", str(path)),
                 stdout=log,
                 stderr=log,
             )

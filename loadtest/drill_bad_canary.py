@@ -34,7 +34,7 @@ async def run(folder: Path, names: tuple[str, ...], settings: list[str]) -> list
 def main() -> int:
     """Run, print, judge."""
     options = output.options(__doc__).parse_args()
-    output.begin(options)
+    output.begin(options.nice)
     with contextlib.ExitStack() as stack:
         folder = Path(options.keep or stack.enter_context(tempfile.TemporaryDirectory(prefix="weir-drill-")))
         names = ("errors",) if options.quick else tuple(FAULTS)

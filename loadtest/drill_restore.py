@@ -27,7 +27,6 @@ import os
 import shutil
 import signal
 import statistics
-import sys
 import tempfile
 import threading
 import time
@@ -39,13 +38,14 @@ import psutil
 
 from libs.auditlog.layout import lines_of, segments
 from libs.errors import WeirError
-from loadtest.machine import machine
+from loadtest.overload import output
+from loadtest.overload.output import say
 from loadtest.overload.timeline import Check, verdict
 from loadtest.rollout.site import make_version
 from services.cli import edge
 from tests.support.mesh import STREAMS_ONLY, Mesh, eventually
 
-TARGETS = {"rto_s": "<= 60", "rpo_beyond_interval_s": "<= 5"}
+TARGETS = {"rto_s": "≤ 60", "rpo_beyond_interval_s": "≤ 5"}
 TENANT = "restored"
 MODEL = "weir-fast"
 ROUNDS, INTERVAL = 3, 10.0
@@ -295,27 +295,23 @@ def run(folder: Path, *, rounds: int, interval: float) -> tuple[dict[str, float]
     return {name: round(value, 2) for name, value in figures.items()}, checks
 
 
-def say(line: str) -> None:
-    """Prints a line at once."""
-    sys.stdout.write(f"{line}\n")
-    sys.stdout.flush()
-
-
-def main() -> int:
-    """The command; 1 when something did not hold."""
+def main() -> None:
+    """The command."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--quick", action="store_true", help="fewer backups in a shorter time")
     quick = parser.parse_args().quick
     rounds, interval = (QUICK_ROUNDS, QUICK_INTERVAL) if quick else (ROUNDS, INTERVAL)
-    with tempfile.TemporaryDirectory(prefix="weir-drill-") as folder:
+    output.begin()
+    parts = output.Parts()
+    with parts.part("restore"), tempfile.TemporaryDirectory(prefix="weir-drill-") as folder:
         figures, checks = run(Path(folder), rounds=rounds, interval=interval)
-    text, held = verdict(checks)
-    say(text)
-    for name, value in figures.items():
-        say(f"  {name:24} {value}")
-    say(json.dumps({"bench": "restore", "figures": figures, "targets": TARGETS, "machine": machine()}))
-    return 0 if held else 1
+        parts.figures |= figures
+        parts.failed |= {each.what: f"did not hold: {each.found}" for each in checks if not each.held}
+        say(verdict(checks)[0])
+        for name, value in figures.items():
+            say(f"  {name:24} {value}")
+    output.finish("restore", parts, TARGETS)
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

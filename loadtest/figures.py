@@ -1,10 +1,16 @@
-"""Medians, quantiles and tables of repeated measurements, and whether they meet their targets. Pure."""
+"""Medians, quantiles, ratios and tables of repeated measurements, whether they meet their targets, and whether they can
+be believed. Pure."""
 
 from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
+from itertools import pairwise
+
+
+class NothingFoundError(RuntimeError):
+    """There is nothing to give a figure of."""
 
 
 def percentile(values: Sequence[float], q: float) -> float:
@@ -28,16 +34,45 @@ def medians(rows: Sequence[Mapping[str, float]]) -> dict[str, float]:
     return {name: statistics.median(row[name] for row in rows) for name in rows[0]} if rows else {}
 
 
-def in_calls(figures: Mapping[str, float], call_us: float) -> dict[str, float]:
-    """Those that are times ("ms" or "us" is a word of the name), in calls of so many µs: what an hour at which the
-    machine is slow does not change."""
-    units = {"ms": 1e3, "us": 1.0}
-    found = {}
-    for name, value in figures.items():
-        unit = next((units[word] for word in name.split("_") if word in units), None)
-        if unit is not None:
-            found[name] = round(value * unit / call_us, 3)
-    return found
+def around(marks: Sequence[float]) -> list[float]:
+    """What held during each window, of what was measured before the first, between them and after the last: the mean
+    of the two on either side. One fewer than the marks."""
+    return [(before + after) / 2 for before, after in pairwise(marks)]
+
+
+def ratios(above: Sequence[float], below: Sequence[float]) -> list[float]:
+    """Pair by pair, of what was measured side by side: a machine whose speed changes from minute to minute changes both
+    of a pair, so that their ratio stays; not so that of two medians.
+
+    :raises ValueError: they are no pairs.
+    """
+    return [one / other for one, other in zip(above, below, strict=True)]
+
+
+def needed(value: float, what: str) -> float:
+    """The value, a number of what a bench is about.
+
+    :raises NothingFoundError: there is none of it.
+    """
+    if not value > 0:
+        raise NothingFoundError(f"no {what}")
+    return value
+
+
+def faults(
+    figures: Mapping[str, float], targets: Mapping[str, str], failed: Mapping[str, str], left_out: Collection[str] = ()
+) -> dict[str, str]:
+    """Why a bench cannot be believed, by part or figure; nothing when it can.
+
+    :param failed: the parts that found nothing or were refused, and why.
+    :param left_out: what is not measured here, as was said.
+    """
+    nothing = {
+        name: "not measured"
+        for name in targets
+        if name not in left_out and not math.isfinite(figures.get(name, math.nan))
+    }
+    return nothing | dict(failed)
 
 
 def table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:

@@ -3,16 +3,36 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Awaitable, Callable
 from pathlib import Path
+from typing import TypeVar
 
 import grpc
 
 from libs.authority.identity import Identity
 from libs.pki import issue
+from loadtest.figures import around
 from loadtest.scenarios import LoadError
+
+T = TypeVar("T")
 
 _METHOD = "/bench.Empty/Call"
 _WARM_UP = 100
+
+
+async def between(
+    pki: Path, window: Callable[[int], Awaitable[T]], *, windows: int, calls: int
+) -> tuple[list[T], list[float]]:
+    """What each of the windows gives, and what an empty call cost around it, µs: it is measured between them, since a
+    machine's speed changes within a minute.
+
+    :raises LoadError: a call failed.
+    """
+    marks, found = [await cpu_seconds(pki, calls=calls)], []
+    for number in range(windows):
+        found.append(await window(number))
+        marks.append(await cpu_seconds(pki, calls=calls))
+    return found, [mark * 1e6 for mark in around(marks)]
 
 
 async def cpu_seconds(pki: Path, *, calls: int) -> float:

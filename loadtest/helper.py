@@ -4,26 +4,25 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import os
 import signal
 import sys
 from asyncio.subprocess import Process
 from collections.abc import AsyncIterator
-from pathlib import Path
+from typing import Any
 
-from libs.supervisor import leash
-
-_LEASH = (sys.executable, "-I", "-S", str(Path(leash.__file__)))
+from libs.supervisor.leash import leashed
 
 
 @contextlib.asynccontextmanager
-async def helper(*words: str, stdin: int | None = None, stdout: int | None = None) -> AsyncIterator[Process]:
+async def helper(*words: str, **pipes: Any) -> AsyncIterator[Process]:
     """`python WORDS…` for as long as the block; however the bench's process ends, it ends with it.
+
+    `pipes` as those of `asyncio.create_subprocess_exec`. Not where gRPC runs already under uvloop, which forks with
+    Python's hooks: `subprocess.Popen(leashed(…))`, which forks with none, is for that.
 
     :raises RuntimeError: it ended before the block did: what was measured is not what was meant.
     """
-    command = (*_LEASH, str(os.getpid()), sys.executable, *words)
-    process = await asyncio.create_subprocess_exec(*command, stdin=stdin, stdout=stdout)
+    process = await asyncio.create_subprocess_exec(*leashed(sys.executable, *words), **pipes)
     try:
         yield process
     finally:

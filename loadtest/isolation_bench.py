@@ -37,7 +37,7 @@ from loadtest.accounting import cpu_seconds, machine_cpu_seconds
 from loadtest.figures import medians, percentile, spread, table
 from loadtest.free_core import MODEL
 from loadtest.helper import helper
-from loadtest.machine import machine
+from loadtest.overload import output
 from services.worker.engines.port import Engine, SamplingParams, SequenceRequest, StepOutput
 from services.worker.engines.process import ProcessEngine
 from services.worker.engines.torch_engine import TorchSettings
@@ -273,24 +273,21 @@ def show(rows: dict[str, list[Figures]]) -> None:
     sys.stdout.write(table(["", *names], lines) + "\n\n")
 
 
-async def main(model: Path, *, repeats: int, steps: int) -> None:
-    """Measure, print tables and one line of JSON."""
+async def main(model: Path, parts: output.Parts, *, repeats: int, steps: int) -> None:
+    """Measure and print tables."""
     busy, began = machine_cpu_seconds(), time.monotonic()
-    figures: Figures = {}
-    for measured in (
-        functools.partial(torch_part, model, repeats=repeats, steps=steps),
-        functools.partial(worker_part, repeats=repeats, steps=steps),
+    for part, measured in (
+        ("torch", functools.partial(torch_part, model, repeats=repeats, steps=steps)),
+        ("worker", functools.partial(worker_part, repeats=repeats, steps=steps)),
     ):
-        rows = await measured()
-        show(rows)
-        for key, found in rows.items():
-            figures |= {f"{name}_{key}": value for name, value in medians(found).items()}
-            least = {name: min(row[name] for row in found) for name in found[0] if name in LEAST}
-            figures |= {f"least_{name}_{key}": value for name, value in least.items()}
-    figures["machine_cpus_busy"] = (machine_cpu_seconds() - busy) / (time.monotonic() - began)
-    rounded = {name: float(f"{value:.4g}") for name, value in figures.items()}
-    summary = {"bench": "isolation", "figures": rounded, "targets": {}, "machine": machine()}
-    sys.stdout.write(json.dumps(summary) + "\n")
+        with parts.part(part):
+            rows = await measured()
+            show(rows)
+            for key, found in rows.items():
+                parts.figures |= {f"{name}_{key}": value for name, value in medians(found).items()}
+                least = {name: min(row[name] for row in found) for name in found[0] if name in LEAST}
+                parts.figures |= {f"least_{name}_{key}": value for name, value in least.items()}
+    parts.figures["machine_cpus_busy"] = (machine_cpu_seconds() - busy) / (time.monotonic() - began)
 
 
 if __name__ == "__main__":
@@ -299,4 +296,7 @@ if __name__ == "__main__":
     parser.add_argument("--steps", type=int, default=100)
     parser.add_argument("--model", type=Path, default=Path("models/demo/fast"))
     options = parser.parse_args()
-    uvloop.run(main(options.model, repeats=options.repeats, steps=options.steps))
+    output.begin()
+    parts = output.Parts()
+    uvloop.run(main(options.model, parts, repeats=options.repeats, steps=options.steps))
+    output.finish("isolation", parts, {})

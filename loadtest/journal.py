@@ -11,7 +11,6 @@ replay_s_100k   until a journal of 100,000 records that nobody acknowledged, lef
 from __future__ import annotations
 
 import argparse
-import json
 import shutil
 import statistics
 import tempfile
@@ -20,7 +19,6 @@ from pathlib import Path
 from random import Random
 
 from libs.journal import Journal
-from loadtest.machine import machine
 from loadtest.overload import output
 
 RECORD, OPENING = bytes(range(256)) + bytes(range(200)), bytes(range(256)) + bytes(range(44))
@@ -96,10 +94,10 @@ def main() -> None:
     """Prints the figures."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--quick", action="store_true", help="a tenth as much: figures of little weight")
-    figures = measure(quick=parser.parse_args().quick)
-    for name, value in figures.items():
-        output.say(f"{name:<16}{value:>10}   {TARGETS[name]}")
-    output.say(json.dumps({"bench": "journal", "figures": figures, "targets": TARGETS, "machine": machine()}))
+    parts = output.Parts()
+    with parts.part("journal"):
+        parts.figures |= measure(quick=parser.parse_args().quick)
+    output.finish("journal", parts, TARGETS)
 
 
 if __name__ == "__main__":

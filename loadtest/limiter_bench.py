@@ -16,7 +16,6 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
-import os
 import random
 import sys
 import time
@@ -35,6 +34,7 @@ from libs.registry import MemoryStore, Put
 from libs.registry.keys import encode, key_of
 from libs.rpc import make_channel
 from libs.service import serve
+from loadtest.accounting import cpu_seconds
 from loadtest.helper import helper
 from services.ratelimit.app import build
 from services.ratelimit.config import Settings
@@ -105,9 +105,9 @@ async def _decisions(channel: Any, pid: int, decisions: int) -> dict[str, float]
 
     await run(_WARM_UP, "warm")
     waits.clear()
-    before = _cpu_seconds(pid)
+    before = cpu_seconds(pid)
     await run(decisions, "run")
-    spent = _cpu_seconds(pid) - before
+    spent = cpu_seconds(pid) - before
     running.cancel()
     await asyncio.gather(running, return_exceptions=True)
     waits.sort()
@@ -134,18 +134,11 @@ async def _refusals(channel: Any, pid: int, refusals: int) -> float:
         await asyncio.gather(*(caller(count // EDGE_IN_FLIGHT) for _ in range(EDGE_IN_FLIGHT)))
 
     await run(_WARM_UP)
-    refused, before = 0, _cpu_seconds(pid)
+    refused, before = 0, cpu_seconds(pid)
     await run(refusals)
     if refused != refusals // EDGE_IN_FLIGHT * EDGE_IN_FLIGHT:
         raise RuntimeError(f"{refused} of {refusals} requests were refused, not all")
-    return 1e6 * (_cpu_seconds(pid) - before) / refused
-
-
-def _cpu_seconds(pid: int) -> float:
-    """User and system time of a process so far."""
-    with open(f"/proc/{pid}/stat", encoding="ascii") as file:
-        fields = file.read().rpartition(")")[2].split()
-    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+    return 1e6 * (cpu_seconds(pid) - before) / refused
 
 
 async def _serve() -> None:

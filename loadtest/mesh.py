@@ -12,24 +12,25 @@ import argparse
 import asyncio
 import json
 import statistics
+import sys
 import tempfile
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import psutil
 import uvloop
 
 from loadtest import added_ttft, bench_up, edge_cost, grpc_call, predictors, profiling, stream_search
 from loadtest.direct import DirectWorker
-from loadtest.figures import in_calls, medians, percentile, spread, table
+from loadtest.figures import medians, needed, percentile, ratios, spread, table
+from loadtest.mesh_options import MANY, MOST_KILLS, PACED, PACED_INTERVAL, UNPACED, arguments
 from loadtest.overload import output
 from loadtest.overload.output import CPUS, progress, say
 from loadtest.ready import TENANTS, edge_of, ready
 from loadtest.scenarios import (
     CONNECTIONS,
     FLAT_STREAMS,
-    FLAT_TOKENS,
     REQUEST_TOKENS,
     Cost,
     Edge,
@@ -61,28 +62,8 @@ TARGETS = {
 }
 CONTRACT = (*TARGETS, "streams_at_50tps", "grpc_call_us", "tokens_per_s")
 """Figures that docs/performance.md and its readers know by name."""
-EMPTY_CALLS = 400
-UNPACED = ("c64", "flat", "edge", "ttft", "loss")
-PACED = ("paced", "streams")
-SCENARIOS = ("start", "code", *UNPACED, *PACED)
-PACED_STREAMS, PACED_INTERVAL = 100, 0.02
-MOST_KILLS = 3
-MANY = ("worker.simulated.max_running=4096", "worker.simulated.total_blocks=1048576")
-"""Engines that are not what bounds the number of streams."""
-SMOKE = {
-    "repeats": 1,
-    "seconds": 0.5,
-    "ttft_seconds": 1.0,
-    "flat_tokens": 8,
-    "paced_streams": 8,
-    "probe_seconds": 0.5,
-    "search_seconds": 0.1,
-    "idle_seconds": 0.5,
-    "empty_calls": 40,
-}
-"""What `--smoke` makes of the options."""
-
 Figures = dict[str, float]
+T = TypeVar("T")
 
 
 class Bench:
@@ -95,8 +76,8 @@ class Bench:
         self._services: Mapping[str, Any] = mesh.file()["services"]
         self._pki = mesh.state / "pki"
         self._strangers: list[float] = []
-        self.calls: list[float] = []
-        """CPU µs of an empty mTLS grpc.aio call, both ends, around every window that counts CPU."""
+        self.per_call: Figures = {}
+        """Times in empty mTLS grpc.aio calls, both ends, that were measured around the same windows."""
         self.figures: Figures = {}
 
     def edge(self) -> Edge:
@@ -109,19 +90,18 @@ class Bench:
         async def once(seconds: float) -> Cost:
             return await requests_closed_loop(edge, connections=CONNECTIONS, seconds=seconds, max_tokens=REQUEST_TOKENS)
 
-        edge, known = self.edge(), len(self.calls)
-        if costs := await self._costs("c64", once, edge):
-            self.figures["cpu_ms_per_request_c64"] = median(costs, lambda cost: cost.cpu_per_unit * 1e3)
+        edge = self.edge()
+        costs, calls = await self._costs("c64", once, edge)
+        if costs:
+            in_calls = self._time("cpu_ms_per_request_c64", [cost.cpu_per_unit * 1e3 for cost in costs], calls, us=1e3)
             self.figures["requests_per_s"] = median(costs, lambda cost: cost.rate)
-            calls = self.calls[known:]
-            ratios = [cost.cpu_per_unit * 1e6 / call for cost, call in zip(costs, calls, strict=True)]
             self.figures["grpc_call_us"] = statistics.median(calls)
-            self.figures["calls_per_request"] = statistics.median(ratios)
+            self.figures["calls_per_request"] = statistics.median(in_calls)
             say(f"\nc64: requests not streamed, {CONNECTIONS} connections closed loop, {REQUEST_TOKENS} tokens each")
             say(cost_table(costs, scale=1e3, unit="CPU ms per request"))
             say(f"  requests/s {spread([cost.rate for cost in costs], 0)}")
             say(f"  CPU µs of an empty mTLS grpc.aio call, both ends {spread(calls, 0)}")
-            say(f"  such calls per request {spread(ratios)}")
+            say(f"  such calls per request, window by window {spread(in_calls)}")
 
     async def flat(self) -> None:
         """Streams back to back, flat out."""
@@ -131,8 +111,9 @@ class Bench:
             return await tokens_closed_loop(edge, streams=FLAT_STREAMS, seconds=seconds, max_tokens=tokens)
 
         edge = self.edge()
-        if costs := await self._costs("flat", once, edge):
-            self.figures["cpu_us_per_token_flat"] = median(costs, lambda cost: cost.cpu_per_unit * 1e6)
+        costs, calls = await self._costs("flat", once, edge)
+        if costs:
+            self._time("cpu_us_per_token_flat", [cost.cpu_per_unit * 1e6 for cost in costs], calls)
             self.figures["tokens_per_s"] = median(costs, lambda cost: cost.rate)
             say(f"\nflat: {FLAT_STREAMS} streams back to back, {tokens} tokens each, as fast as they go")
             say(cost_table(costs, scale=1e6, unit="CPU µs per token"))
@@ -150,22 +131,24 @@ class Bench:
             async def once(seconds: float, load: Callable[..., Awaitable[Cost]] = load) -> Cost:
                 return await load(edge, seconds=seconds / 2)
 
-            if costs := await self._costs(name, once, edge):
-                self.figures[name] = median(costs, lambda cost: cost.cpu_per_unit * 1e6)
+            costs, calls = await self._costs(name, once, edge)
+            if costs:
+                self._time(name, [cost.cpu_per_unit * 1e6 for cost in costs], calls)
                 say(f"\nedge: {whom}; {edge_cost.CONNECTIONS} connections closed loop, {', '.join(edge_cost.EDGE)}")
                 say(cost_table(costs, scale=1e6, unit="CPU µs per request"))
                 say(f"  requests/s {spread([cost.rate for cost in costs], 0)}")
 
     async def paced(self) -> None:
         """Streams at 20 ms per token."""
-        streams = self._options.paced_streams
+        streams, tokens = self._options.paced_streams, self._options.paced_tokens
 
         async def once(seconds: float) -> Cost:
-            return await tokens_paced(edge, streams=streams, seconds=seconds, interval=PACED_INTERVAL)
+            return await tokens_paced(edge, streams=streams, seconds=seconds, max_tokens=tokens)
 
         edge = self.edge()
-        if costs := await self._costs("paced", once, edge):
-            self.figures["cpu_us_per_token_paced"] = median(costs, lambda cost: cost.cpu_per_unit * 1e6)
+        costs, calls = await self._costs("paced", once, edge)
+        if costs:
+            self._time("cpu_us_per_token_paced", [cost.cpu_per_unit * 1e6 for cost in costs], calls)
             self.figures["tokens_per_s_paced"] = median(costs, lambda cost: cost.rate)
             self.figures["itl_ms_p99_paced"] = median(costs, lambda cost: percentile(cost.gaps, 0.99) * 1e3)
             say(f"\npaced: {streams} streams at {PACED_INTERVAL * 1e3:.0f} ms per token, steady state")
@@ -179,15 +162,22 @@ class Bench:
     async def streams(self) -> None:
         """The most streams at 20 ms per token that reach their readers in time."""
         edge = self.edge()
-        first, seconds = self._options.paced_streams, self._options.probe_seconds
+        first, seconds, tokens = (
+            getattr(self._options, name) for name in ("paced_streams", "probe_seconds", "probe_tokens")
+        )
 
         async def probe(streams: int) -> stream_search.Probe:
-            found = await stream_search.probe(edge, streams, interval=PACED_INTERVAL, seconds=seconds)
+            found = await stream_search.probe(
+                edge, streams, interval=PACED_INTERVAL, seconds=seconds, max_tokens=tokens
+            )
             progress(f"streams: {found}")
             return found
 
         probes = await stream_search.search(probe, first=first, budget=self._options.search_seconds)
         most = stream_search.most(probes)
+        # A smoke run's only probe says nothing of the machine: what counts is that its streams were served.
+        served = any(not each.fault for each in probes) if self._options.smoke else most.streams
+        needed(served, f"number of streams held; the last tried: {probes[-1]}")
         self.figures["streams_at_50tps"] = most.streams
         self.figures["itl_ms_p99_at_50tps"] = most.itl_p99 * 1e3
         say(
@@ -199,7 +189,6 @@ class Bench:
     async def ttft(self) -> None:
         """Time to first token through the mesh and of a worker called directly, one after the other."""
         edge, seconds = self.edge(), self._options.ttft_seconds
-        rows: list[Figures] = []
         sender = EdgeSender(edge, max_tokens=added_ttft.TOKENS)
         direct = DirectWorker(
             config=self._mesh.state / "config" / "worker-a.json",
@@ -208,16 +197,19 @@ class Bench:
             prompt_tokens=await edge.prompt_tokens(),
             max_tokens=added_ttft.TOKENS,
         )
-        calls: dict[str, added_ttft.Call] = {"edge": sender, "direct": direct}
+        ways: dict[str, added_ttft.Call] = {"edge": sender, "direct": direct}
+
+        async def turn(number: int) -> Figures:
+            found = added_ttft.row(await added_ttft.round_of(ways, seconds=seconds, turn=number), "edge", "direct")
+            progress(f"ttft: added p50 {found['added p50']:.2f} ms, p99 {found['added p99']:.2f} ms")
+            return found
+
         async with direct:
-            for turn in range(self._options.repeats):
-                times = await added_ttft.round_of(calls, seconds=seconds, turn=turn)
-                rows.append(added_ttft.row(times, "edge", "direct"))
-                progress(f"ttft: added p50 {rows[-1]['added p50']:.2f} ms, p99 {rows[-1]['added p99']:.2f} ms")
+            rows, calls = await self._windows(turn)
         sender.close()
         middle = medians(rows)
         for name in added_ttft.QUANTILES:
-            self.figures[f"added_ttft_ms_{name}_r50"] = middle[f"added {name}"]
+            self._time(f"added_ttft_ms_{name}_r50", [row[f"added {name}"] for row in rows], calls, us=1e3)
             self.figures[f"ttft_ms_{name}_r50"] = middle[f"through {name}"]
             self.figures[f"direct_ttft_ms_{name}_r50"] = middle[f"direct {name}"]
         say(f"\nttft: {added_ttft.RATE:.0f} requests/s, Poisson, streamed; through the edge, of a worker directly")
@@ -254,28 +246,39 @@ class Bench:
             say(f"  {name}: {spread(values, 1)}")
         say(f"  requests that failed: {sum(one.failed for one in losses)}")
 
-    async def _costs(self, name: str, once: Callable[[float], Awaitable[Cost]], edge: Edge) -> list[Cost]:
-        """Repeats of a scenario; nothing when it was only profiled."""
+    def _time(self, name: str, values: Sequence[float], calls: Sequence[float], *, us: float = 1.0) -> list[float]:
+        """A figure of time, in units of so many µs: its median, and that of its ratios to what an empty call cost
+        around the same window, which are returned."""
+        in_calls = ratios([value * us for value in values], calls)
+        self.figures[name], self.per_call[name] = statistics.median(values), statistics.median(in_calls)
+        return in_calls
+
+    async def _windows(self, window: Callable[[int], Awaitable[T]]) -> tuple[list[T], list[float]]:
+        options = self._options
+        return await grpc_call.between(self._pki, window, windows=options.repeats, calls=options.empty_calls)
+
+    async def _costs(
+        self, name: str, once: Callable[[float], Awaitable[Cost]], edge: Edge
+    ) -> tuple[list[Cost], list[float]]:
+        """Repeats of a scenario, and what an empty call cost around each, µs; nothing when it was only profiled."""
         if self._options.profile_with:
             await self._profile(name, once, edge)
-            return []
-        costs: list[Cost] = []
-        for _ in range(self._options.repeats):
-            # Before and after the window: the machine is slower at one hour than at another.
-            before = await grpc_call.cpu_seconds(self._pki, calls=self._options.empty_calls)
+            return [], []
+
+        async def window(_: int) -> Cost:
             cost = await once(self._options.seconds)
-            after = await grpc_call.cpu_seconds(self._pki, calls=self._options.empty_calls)
-            costs.append(cost)
-            self.calls.append((before + after) / 2 * 1e6)
             self._strangers.append(cost.strangers / (cost.wall * CPUS))
             progress(
                 f"{name}: {cost.cpu_per_unit * 1e6:.1f} µs per unit, {cost.rate:.0f} units/s; processes that do not "
                 f"belong to the bench used {self._strangers[-1]:.0%} of the machine"
             )
+            return cost
+
+        costs, calls = await self._windows(window)
         self.figures["strangers_share_max"] = max(self._strangers)
         for process, resident in costs[-1].rss.items():
             self.figures[f"rss_mib_{process.replace('-', '_')}"] = resident / 2**20
-        return costs
+        return costs, calls
 
     async def _profile(self, name: str, once: Callable[[float], Awaitable[Cost]], edge: Edge) -> None:
         python = {process: pid for process, pid in edge.pids.items() if process not in ("envoy", "etcd", "supervisor")}
@@ -292,10 +295,9 @@ def median(costs: Sequence[Cost], value: Any) -> float:
     return statistics.median(value(cost) for cost in costs)
 
 
-def run(options: argparse.Namespace, folder: Path) -> tuple[Figures, list[float]]:
-    """Every wanted scenario, each kind of mesh started once; and what an empty call cost around them."""
-    figures: Figures = {}
-    calls: list[float] = []
+def run(options: argparse.Namespace, folder: Path, parts: output.Parts) -> Figures:
+    """Every wanted scenario, each kind of mesh started once: figures go to `parts`; those of time in empty calls."""
+    figures, per_call = parts.figures, Figures()
     paced = (f"worker.simulated.step_interval={PACED_INTERVAL}", *MANY)
     plans: list[tuple[str, Sequence[str], tuple[str, ...]]] = [("unpaced", UNPACED, ()), ("paced", PACED, paced)]
     if options.smoke:
@@ -304,23 +306,27 @@ def run(options: argparse.Namespace, folder: Path) -> tuple[Figures, list[float]
         wanted = [name for name in names if name in options.only]
         if not wanted:
             continue
-        mesh = Mesh(folder / kind, profile="bench", settings=(*settings, *options.set))
-        with mesh:
+        with (
+            parts.part(f"mesh {kind}"),
+            Mesh(folder / kind, profile="bench", settings=(*settings, *options.set)) as mesh,
+        ):
             up = json.loads((mesh.state / "last_up.json").read_text())
             progress(f"mesh {kind}: up, first token after {up['to_first_token_s']:.1f} s")
             if options.smoke and "start" in options.only:
                 asyncio.run(predictors.settled(mesh.state))
                 supervisor = int(mesh.weir_json("status")["pid"])
                 figures |= started([up | bench_up.idle(supervisor, settle=0.0, seconds=options.idle_seconds)])
-            bench = uvloop.run(_scenarios(mesh, options, wanted))
-        strangers = max(found.get("strangers_share_max", 0.0) for found in (figures, bench.figures))
-        figures = bench.figures | figures | {"strangers_share_max": strangers}
-        calls += bench.calls
+            bench = uvloop.run(_scenarios(mesh, options, wanted, parts))
+            strangers = max(found.get("strangers_share_max", 0.0) for found in (figures, bench.figures))
+            figures |= bench.figures | {"strangers_share_max": strangers}
+            per_call |= bench.per_call
     if "start" in options.only and not options.smoke:
-        figures |= started(bench_up.run("demo", repeats=options.starts, idle_seconds=options.idle_seconds))
+        with parts.part("start"):
+            figures |= started(bench_up.run("demo", repeats=options.starts, idle_seconds=options.idle_seconds))
     if "code" in options.only:
-        figures |= output.measured("loadtest.way")
-    return figures, calls
+        with parts.part("code"):
+            figures |= output.measured("loadtest.way")
+    return per_call
 
 
 def started(runs: Sequence[dict[str, Any]]) -> Figures:
@@ -329,11 +335,12 @@ def started(runs: Sequence[dict[str, Any]]) -> Figures:
     return bench_up.figures(runs)
 
 
-async def _scenarios(mesh: Mesh, options: argparse.Namespace, names: Sequence[str]) -> Bench:
+async def _scenarios(mesh: Mesh, options: argparse.Namespace, names: Sequence[str], parts: output.Parts) -> Bench:
     bench = Bench(mesh, await ready(mesh), options)
     methods = {"edge": bench.edge_alone}
     for name in names:
-        await (methods.get(name) or getattr(bench, name))()
+        with parts.part(name):
+            await (methods.get(name) or getattr(bench, name))()
     return bench
 
 
@@ -342,48 +349,20 @@ def rank(name: str) -> int:
     return 0 if name in CONTRACT else 2 if name.startswith("rss_") else 1
 
 
-def arguments() -> argparse.Namespace:
-    """The command line."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--repeats", type=int, default=5)
-    parser.add_argument("--only", nargs="+", choices=SCENARIOS, default=list(SCENARIOS))
-    parser.add_argument("--seconds", type=float, default=6.0, help="length of a window")
-    parser.add_argument("--ttft-seconds", type=float, default=12.0, help="length of a TTFT run")
-    parser.add_argument("--starts", type=int, default=3, help="cold starts of the demo mesh")
-    parser.add_argument("--idle-seconds", type=float, default=15.0, help="how long the idle mesh is looked at")
-    parser.add_argument("--search-seconds", type=float, default=80.0, help="no number of streams is tried after that")
-    parser.add_argument("--smoke", action="store_true", help="one mesh and hardly any windows: figures of no weight")
-    parser.add_argument("--set", action="append", default=[], help="passed on to `weir up`")
-    parser.add_argument("--nice", type=int, default=0, help="scheduling priority of bench and mesh, -20 to 19")
-    parser.add_argument("--profile-with", choices=("py-spy",), help="profile c64, flat and paced; no figures")
-    parser.add_argument("--processes", nargs="+", default=[], help="processes to profile; else every Python process")
-    parser.add_argument("--profiles", type=Path, default=Path("build/profiles"), help="where raw profiles go")
-    parser.set_defaults(
-        flat_tokens=FLAT_TOKENS, paced_streams=PACED_STREAMS, probe_seconds=4.0, empty_calls=EMPTY_CALLS
-    )
-    options = parser.parse_args()
-    if options.smoke:
-        vars(options).update(SMOKE)
-    if options.profile_with:
-        options.only = [name for name in options.only if name in ("c64", "flat", "paced")]
-    return options
-
-
 def main() -> None:
     """Measure and print."""
-    options = arguments()
-    output.begin(options)
+    options = arguments(__doc__)
+    output.begin(options.nice)
+    parts = output.Parts()
     with tempfile.TemporaryDirectory(prefix="weir-bench-") as folder:
-        figures, calls = run(options, Path(folder))
+        per_call = run(options, Path(folder), parts)
     if options.profile_with:
-        return
-    ordered = {name: figures[name] for name in sorted(figures, key=lambda name: (rank(name), name))}
-    conditions = {"repeats": options.repeats, "seconds": options.seconds, "tenants": TENANTS}
-    if calls:
-        conditions["per_call"] = in_calls(
-            {name: figures[name] for name in CONTRACT if name in figures}, statistics.median(calls)
-        )
-    output.finish("mesh", ordered, {name: TARGETS[name] for name in TARGETS if name in figures}, conditions)
+        sys.exit(bool(parts.failed))
+    parts.figures = {name: parts.figures[name] for name in sorted(parts.figures, key=lambda name: (rank(name), name))}
+    conditions: dict[str, Any] = {"repeats": options.repeats, "seconds": options.seconds, "tenants": TENANTS}
+    if per_call:
+        conditions["per_call"] = {name: round(value, 3) for name, value in per_call.items()}
+    output.finish("mesh", parts, {name: TARGETS[name] for name in TARGETS if name in parts.figures}, conditions)
 
 
 if __name__ == "__main__":

@@ -16,6 +16,8 @@ from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from libs.supervisor.leash import leashed
+
 RATE = 100  # samples per second
 _PY_SPY = Path(sys.prefix) / "bin" / "py-spy"
 _LINE = re.compile(r":\d+\)$")
@@ -66,11 +68,7 @@ async def record(pids: Mapping[str, int], *, seconds: float, folder: Path) -> di
         path = folder / f"{name}.raw"
         options = ("-d", str(int(seconds)), "-r", str(RATE), "-f", "raw", "--nonblocking", "-o", str(path))
         process = await asyncio.create_subprocess_exec(
-            str(_PY_SPY),
-            "record",
-            "-p",
-            str(pid),
-            *options,
+            *leashed(str(_PY_SPY), "record", "-p", str(pid), *options),
             stdout=asyncio.subprocess.PIPE,
             stderr=asyncio.subprocess.STDOUT,
         )

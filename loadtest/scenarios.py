@@ -12,7 +12,7 @@ import random
 import statistics
 import time
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import cycle, pairwise
 from typing import Protocol
 
@@ -180,11 +180,15 @@ async def tokens_closed_loop(edge: Edge, *, streams: int, seconds: float, max_to
     return window.cost(events=sum(window.holds(at) for reply in loop.replies for at in reply.events))
 
 
-async def tokens_paced(edge: Edge, *, streams: int, seconds: float, interval: float) -> Cost:
+def paced_tokens(seconds: float, interval: float) -> int:
+    """As many as last from the first stream's start to the end of such a window, with two seconds to spare on either
+    side."""
+    return int((SETTLE + seconds + 4.0) / interval)
+
+
+async def tokens_paced(edge: Edge, *, streams: int, seconds: float, max_tokens: int) -> Cost:
     """One long stream per connection on engines that pace their steps; the window lies where all of them run and none
-    begins or ends. Units: tokens made."""
-    # As many as last from the first stream's start to the window's end, with two seconds to spare on either side.
-    max_tokens = int((SETTLE + seconds + 4.0) / interval)
+    begins or ends. Units: tokens made, or where no worker counts them, events: one each."""
     connections = [edge.connection() for _ in range(streams)]
     begun = [asyncio.Event() for _ in connections]
     tally = _Tally(max_tokens)
@@ -214,7 +218,8 @@ async def tokens_paced(edge: Edge, *, streams: int, seconds: float, interval: fl
     inside = [[at for at in reply.events if window.holds(at)] for reply in replies]
     gaps = [late - early for events in inside for early, late in pairwise(events)]
     await asyncio.sleep(PAUSE)
-    return window.cost(events=sum(map(len, inside)), gaps=gaps)
+    events = sum(map(len, inside))
+    return replace(window, tokens=window.tokens if edge.worker_metrics else events).cost(events=events, gaps=gaps)
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,7 +15,7 @@ from itertools import pairwise
 from loadtest import accounting
 from loadtest.figures import percentile
 from loadtest.http_client import Connection, Reply
-from loadtest.scenarios import SETTLE, Edge
+from loadtest.scenarios import SETTLE, Edge, LoadError
 
 LIMIT = 0.1
 """Seconds between a stream's events, at the 99th percentile."""
@@ -88,12 +88,16 @@ def most(probes: list[Probe]) -> Probe:
     return max((each for each in probes if each.holds), key=lambda each: each.streams, default=Probe(0))
 
 
-async def probe(edge: Edge, streams: int, *, interval: float, seconds: float) -> Probe:
+def probe_tokens(seconds: float, interval: float) -> int:
+    """What the streams of a probe of so many seconds ask for: they outlast it, however late the last one begins."""
+    return int((_BEGIN + SETTLE + seconds + _SPARE) / interval)
+
+
+async def probe(edge: Edge, streams: int, *, interval: float, seconds: float, max_tokens: int) -> Probe:
     """Run so many streams at once, look at them for a while, and leave them.
 
-    :raises RuntimeError: they ask for what the mesh refuses whatever its load (400).
+    :raises LoadError: they ask for what the mesh refuses whatever its load (400).
     """
-    max_tokens = int((_BEGIN + SETTLE + seconds + _SPARE) / interval)
     replies = [Reply() for _ in range(streams)]
     begun = [asyncio.Event() for _ in replies]
     connections = [edge.connection() for _ in replies]
@@ -120,7 +124,7 @@ async def probe(edge: Edge, streams: int, *, interval: float, seconds: float) ->
     if broken := [reply for reply in replies if not reply.events or reply.ended > 0]:
         told = f"{len(broken)} were refused or ended, one with {broken[0].status}: {broken[0].body[-200:]!r}"
         if broken[0].status == 400:
-            raise RuntimeError(told)
+            raise LoadError(told)
         return Probe(streams, fault=told)
     gaps = [late - early for reply in replies for early, late in pairwise(reply.events) if start <= late < end]
     pace = made * interval / (streams * (end - start))

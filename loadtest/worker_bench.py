@@ -12,9 +12,9 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import subprocess
 import sys
 import time
+from asyncio.subprocess import PIPE
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -29,6 +29,7 @@ from libs.rpc import make_channel
 from libs.service import serve
 from loadtest.accounting import cpu_seconds
 from loadtest.figures import medians, table
+from loadtest.helper import helper
 from services.worker.app import build
 from services.worker.config import Settings, SimulatedOptions
 from services.worker.engines.catalogue import create
@@ -65,27 +66,22 @@ def settings(interval: float) -> Settings:
 
 
 async def run_worker(interval: float) -> None:
-    """The worker's process: print the port, serve until standard input ends."""
+    """The worker's process: print the port, serve until it is killed."""
     configured = settings(interval)
     async with serve(await build(configured), configured) as running:
         await running.ready.wait()
         sys.stdout.write(f"{running.port}\n")
         sys.stdout.flush()
-        await asyncio.to_thread(sys.stdin.read)
+        await asyncio.Event().wait()
 
 
 @asynccontextmanager
 async def worker(interval: float) -> AsyncIterator[tuple[int, int]]:
     """A worker process: its pid and port."""
-    command = [sys.executable, "-m", "loadtest.worker_bench", "--serve", "--interval", str(interval)]
-    process = await asyncio.create_subprocess_exec(*command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
-    if process.stdin is None or process.stdout is None:
-        raise RuntimeError("the worker has no pipes")
-    try:
+    async with helper("-m", "loadtest.worker_bench", "--serve", "--interval", str(interval), stdout=PIPE) as process:
+        if process.stdout is None:
+            raise RuntimeError("the worker has no output")
         yield process.pid, int(await process.stdout.readline())
-    finally:
-        process.stdin.close()
-        await process.wait()
 
 
 def submissions(count: int, tokens: int, first: int) -> worker_pb2.SessionRequest:

@@ -29,6 +29,7 @@ from libs.registry import EtcdStore, RegistrySnapshot, RegistryView
 from libs.registry.view import Callback
 from libs.texts import TextStore
 from loadtest.figures import percentile
+from loadtest.helper import helper
 from services.controlplane.publisher import Publisher
 from services.router.server import RouterServicer
 from tests.support.predictions import MODEL, PredictionEdge, prediction_edge, rollout
@@ -38,8 +39,6 @@ WATCHERS = ("gateway", "gateway", "router")
 ROLLOUTS = 50
 """Aliases with a rollout under way; every second one is confined to fifty tenants."""
 _WARM_UP = 10
-_STOP_SECONDS = 5.0
-"""How long a process may take to end by itself."""
 
 
 def measure_large(
@@ -228,18 +227,8 @@ async def _watching(edge: PredictionEdge) -> AsyncIterator[list[Watcher]]:
     async with contextlib.AsyncExitStack() as stack:
         found = []
         for kind in WATCHERS:
-            process = await asyncio.create_subprocess_exec(
-                sys.executable,
-                "-m",
-                "loadtest.xds_large",
-                "--watch",
-                kind,
-                "--etcd",
-                edge.etcd,
-                stdin=asyncio.subprocess.PIPE,
-                stdout=asyncio.subprocess.PIPE,
-            )
-            stack.push_async_callback(stop, process)
+            words = ("-m", "loadtest.xds_large", "--watch", kind, "--etcd", edge.etcd)
+            process = await stack.enter_async_context(helper(*words, stdout=asyncio.subprocess.PIPE))
             watcher = Watcher(process)
             reading = asyncio.create_task(watcher.read())
             stack.callback(reading.cancel)
@@ -250,20 +239,8 @@ async def _watching(edge: PredictionEdge) -> AsyncIterator[list[Watcher]]:
         yield found
 
 
-async def stop(process: asyncio.subprocess.Process) -> None:
-    """Ends it by the end of its input, or else by force."""
-    if process.stdin is not None:
-        process.stdin.close()
-    try:
-        async with asyncio.timeout(_STOP_SECONDS):
-            await process.wait()
-    except TimeoutError:
-        process.kill()
-        await process.wait()
-
-
 async def watch(kind: str, etcd: str) -> None:
-    """The child process: prints every revision when the service would decide by it, until standard input ends."""
+    """The child process: prints every revision when the service would decide by it, until it is killed."""
     async with _store(etcd) as store:
         view = RegistryView(store, clock=SystemClock())
         use = _deciding(kind)
@@ -274,10 +251,7 @@ async def watch(kind: str, etcd: str) -> None:
             sys.stdout.flush()
 
         view.on_change(changed)
-        running = asyncio.create_task(view.run())
-        await asyncio.get_running_loop().run_in_executor(None, sys.stdin.read)
-        running.cancel()
-        await asyncio.gather(running, return_exceptions=True)
+        await view.run()
 
 
 @contextlib.asynccontextmanager

@@ -7,16 +7,13 @@ import contextlib
 import os
 import signal
 import subprocess
-import sys
 from collections.abc import Callable
-from pathlib import Path
 
 from libs.supervisor.forks import Fork
+from libs.supervisor.leash import leashed
 from libs.supervisor.logs import LineSplitter
 from libs.supervisor.spec import ProcessSpec
 
-# Nothing survives a killed supervisor: the kernel kills each child when its parent dies.
-_LEASH = (sys.executable, "-I", "-S", str(Path(__file__).with_name("leash.py")))
 _OUTPUT_GRACE = 1.0
 
 
@@ -42,7 +39,7 @@ class Begun:
         self.output, write_end = os.pipe()
         try:
             self._process = subprocess.Popen(  # noqa: S603 - our own argument list; fork and exec take a millisecond
-                (*_LEASH, str(os.getpid()), *spec.argv),
+                leashed(*spec.argv),  # nothing survives a killed supervisor
                 stdin=subprocess.DEVNULL,
                 stdout=write_end,
                 stderr=write_end,

@@ -14,11 +14,21 @@ PR_SET_PDEATHSIG = 1
 SIGKILL = 9
 
 
-def main(parent: int, argv: list[str]) -> None:
-    """Becomes `argv`. Exits with code 127 when that program cannot be started, as a shell does."""
+def leashed(*words: str) -> tuple[str, ...]:
+    """The command that becomes the program `words`, which ends with this process, however that ends."""
+    return (sys.executable, "-I", "-S", __file__, str(os.getpid()), *words)
+
+
+def end_with(parent: int) -> None:
+    """This process dies with that one, its parent, from here on."""
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, SIGKILL)
     if os.getppid() != parent:  # it died before it could be watched
         sys.exit(1)
+
+
+def main(parent: int, argv: list[str]) -> None:
+    """Becomes `argv`. Exits with code 127 when that program cannot be started, as a shell does."""
+    end_with(parent)
     try:
         os.execvp(argv[0], argv)  # noqa: S606 - our own argument list, no shell
     except OSError as error:

@@ -14,6 +14,8 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TextIO
 
+from libs.supervisor import leash
+
 REPOSITORY = Path(__file__).resolve().parents[2]
 THREADS = 2
 """Of every contestant's arithmetic."""
@@ -62,7 +64,7 @@ class Contestant:
         log.parent.mkdir(parents=True, exist_ok=True)
         with log.open("wb") as errors:
             self._process = subprocess.Popen(
-                [interpreter, "-m", module, *arguments],
+                leash.leashed(interpreter, "-m", module, *arguments),
                 cwd=REPOSITORY,
                 env={**os.environ, "OMP_NUM_THREADS": str(THREADS), **(environment or {})},
                 stdin=subprocess.PIPE,

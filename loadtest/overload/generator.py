@@ -22,6 +22,7 @@ from typing import Any, BinaryIO, Self
 
 import uvloop
 
+from libs.supervisor.leash import end_with
 from loadtest.overload.samples import OK, Sample, encode
 from loadtest.overload.senders import Answer, Route, Sender
 from simulation.workload import Arrival, Client, TenantLoad, Workload
@@ -73,7 +74,8 @@ class Generator:
         self.out = out
         out.write_bytes(b"")
         self._effort = out.with_suffix(".effort")
-        self._process = context.Process(target=_main, args=(run, begin, str(out), str(self._effort)), daemon=True)
+        arguments = (os.getpid(), run, begin, str(out), str(self._effort))
+        self._process = context.Process(target=_main, args=arguments, daemon=True)
 
     def __enter__(self) -> Self:
         self._process.start()
@@ -105,7 +107,8 @@ class Generator:
         return Effort(**json.loads(self._effort.read_text()))
 
 
-def _main(run: Run, begin: float, out: str, effort: str) -> None:
+def _main(parent: int, run: Run, begin: float, out: str, effort: str) -> None:
+    end_with(parent)
     os.environ.update(run.environ)
     with open(out, "ab", buffering=0) as file:
         if run.header:

@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from loadtest.figures import needed
 from loadtest.overload.generator import Generator, Run, check, run_to_end
 from loadtest.overload.output import Usage, counts, progress
 from loadtest.overload.samples import OK, Sample, read
@@ -116,6 +117,18 @@ class Runner:
     def file(self, name: str) -> Path:
         """Where the samples of a run are."""
         return out_file(self._folder, f"{self._prefix}-{name}")
+
+
+def completed(samples: Sequence[Sample], *, start: float, end: float) -> float:
+    """Requests per second that were served to their end in this time; where a slow machine had none ready by then, of
+    all over the time that they took.
+
+    :raises NothingFoundError: none was served.
+    """
+    ends = [sample.at + (sample.e2e or 0.0) for sample in samples if sample.outcome == OK]
+    needed(len(ends), f"request was served: {outcomes(samples)}")
+    inside = sum(start <= each < end for each in ends)
+    return inside / (end - start) if inside else len(ends) / max(ends)
 
 
 def outcomes(samples: Iterable[Sample]) -> str:

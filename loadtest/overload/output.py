@@ -11,17 +11,20 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Awaitable, Callable, Iterator, Mapping
+import traceback
+from collections.abc import Awaitable, Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, TypeVar
 
 from loadtest import accounting
-from loadtest.figures import number, verdict
+from loadtest.figures import faults, number, verdict
 from loadtest.machine import machine
 from loadtest.overload.generator import Effort
 
 _T = TypeVar("_T")
 CPUS = len(os.sched_getaffinity(0))
+_ENDS = (signal.SIGTERM, signal.SIGHUP)
+_SAID = 500  # characters of a fault in the last line
 QUIET = 0.1
 """Share of the machine that others may use before figures carry a warning."""
 
@@ -43,8 +46,39 @@ def counts(counted: Mapping[str, int]) -> str:
     return ", ".join(f"{name} {n}" for name, n in sorted(counted.items(), key=lambda item: -item[1])) or "-"
 
 
-def finish(bench: str, figures: Mapping[str, float], targets: Mapping[str, str], conditions: Mapping[str, Any]) -> None:
-    """Targets beside what was measured, then the last line. `targets` are like "≤ 50", "≥ 0.95" or "= 0"."""
+class Parts:
+    """What a bench found, part by part; a part that found nothing, or whose requests were refused, does not end the
+    others, and makes the bench end red."""
+
+    def __init__(self) -> None:
+        self.figures: dict[str, float] = {}
+        self.failed: dict[str, str] = {}
+        """By part, why."""
+
+    @contextmanager
+    def part(self, name: str) -> Iterator[None]:
+        """Whatever goes wrong in the block is told, and kept for the last line."""
+        try:
+            yield
+        except Exception as error:  # none is lost: the bench ends red by it
+            traceback.print_exc()
+            while isinstance(error, ExceptionGroup):
+                error = error.exceptions[0]
+            self.failed[name] = f"{type(error).__name__}: {error}"[:_SAID]
+
+
+def finish(
+    bench: str,
+    parts: Parts,
+    targets: Mapping[str, str],
+    conditions: Mapping[str, Any] | None = None,
+    *,
+    left_out: Collection[str] = (),
+) -> None:
+    """Targets beside what was measured, then the last line; the process ends with status 1 where `figures.faults` has
+    something to say, which stands in the line. `targets` are like "≤ 50", "≥ 0.95" or "= 0"."""
+    figures = parts.figures
+    wrong = faults(figures, targets, parts.failed, left_out)
     say()
     for name, target in targets.items():
         value = figures.get(name, math.nan)
@@ -54,14 +88,19 @@ def finish(bench: str, figures: Mapping[str, float], targets: Mapping[str, str],
             say(f"  {name} = {figures[name]:.2f}")
     if figures.get("strangers_share_max", 0.0) > QUIET:
         say("  other processes were busy on this machine: latencies and capacity are worse than they should be")
+    for name, reason in wrong.items():
+        say(f"  {name}: {reason}")
     result = {
         "bench": bench,
         "figures": {name: number(value) for name, value in figures.items()},
         "targets": dict(targets),
-        "conditions": dict(conditions),
+        **({"conditions": dict(conditions)} if conditions else {}),
+        **({"faults": wrong} if wrong else {}),
         "machine": machine(),
     }
     say(json.dumps(result))
+    if wrong:
+        sys.exit(1)
 
 
 class Usage:
@@ -134,8 +173,14 @@ def extent(parsed: argparse.Namespace, full: _T, quick: _T, smoke: _T | None = N
     return quick if parsed.quick else full
 
 
-def begin(parsed: argparse.Namespace) -> None:
+def begin(nice: int = 0) -> None:
     """Signals end the bench as exceptions do, so that its meshes are stopped; what is started inherits the priority."""
-    for each in (signal.SIGTERM, signal.SIGHUP):
-        signal.signal(each, lambda *_: sys.exit(1))
-    os.nice(parsed.nice)
+
+    def end(*_: object) -> None:
+        for each in _ENDS:
+            signal.signal(each, signal.SIG_IGN)  # what is under way is what the first one asked for
+        sys.exit(1)
+
+    for each in _ENDS:
+        signal.signal(each, end)
+    os.nice(nice)

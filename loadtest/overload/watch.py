@@ -26,7 +26,7 @@ def watch(
     """Runs the drill with the command's options, `doc` being its help; returns the exit status, 1 when something did
     not hold."""
     options = output.options(doc).parse_args()
-    output.begin(options)
+    output.begin(options.nice)
     with contextlib.ExitStack() as stack:
         folder = Path(options.keep or stack.enter_context(tempfile.TemporaryDirectory(prefix="weir-drill-")))
         site = stack.enter_context(overload_mesh(folder, "mesh", drills.SETTING, settings=options.set))

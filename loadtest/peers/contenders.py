@@ -19,6 +19,8 @@ from typing import Any
 import psutil
 
 from libs import envoy_bootstrap
+from libs.supervisor.leash import leashed
+from loadtest.peers.upstream import PACED
 from loadtest.scenarios import Edge, LoadError
 from tests.support.mesh import ROOT
 
@@ -53,9 +55,11 @@ def envoy(folder: Path, port: int, behind: int) -> Command:
 def litellm(folder: Path, port: int, behind: int) -> Command:
     """One worker with a master key, no database, and the settings that its documentation has for production."""
     config = folder / "litellm.yaml"
-    served = {"model": f"openai/{MODEL}", "api_base": f"http://127.0.0.1:{behind}/v1", "api_key": "none"}
+    upstream = {"api_base": f"http://127.0.0.1:{behind}/v1", "api_key": "none"}
     settings = {
-        "model_list": [{"model_name": MODEL, "litellm_params": served}],
+        "model_list": [
+            {"model_name": name, "litellm_params": {"model": f"openai/{name}", **upstream}} for name in (MODEL, PACED)
+        ],
         "litellm_settings": {"request_timeout": 600, "set_verbose": False, "json_logs": True},
         "general_settings": {"master_key": KEY},
     }
@@ -119,7 +123,7 @@ class Running:
         command = CONTENDERS[name](folder, port, behind)
         with self._log.open("wb") as log:
             self._process = subprocess.Popen(
-                command.arguments,
+                leashed(*command.arguments),
                 cwd=folder if name != "upstream" else ROOT,
                 env={**os.environ, **command.environment},
                 stdout=log,

@@ -3,7 +3,7 @@
     python -m loadtest.peers.upstream PORT
 
 Every answer has `max_tokens` tokens; a stream has an event for each, the first at once and the others in the loop's
-next turns, as the simulated engine of the mesh gives them.
+next turns, as the simulated engine of the mesh gives them; those of the model PACED at its pace, one each 20 ms.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ import uvloop
 _HEAD = b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ncontent-length: %d\r\n\r\n%s"
 _STREAM = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ntransfer-encoding: chunked\r\n\r\n"
 _END = b"0\r\n\r\n"
+PACED, INTERVAL = "peer-paced", 0.02
 _COMMON = {"id": "chatcmpl-0", "created": 1700000000, "model": "peer"}
 
 
@@ -45,14 +46,16 @@ class Upstream(asyncio.Protocol):
             self._transport.write(_HEAD % (len(whole), whole))
             return
         self._transport.write(_STREAM)
-        self._next(count, 0)
+        now = asyncio.get_running_loop().time()
+        self._next(count, 0, now, INTERVAL if asked.get("model") == PACED else 0.0)
 
-    def _next(self, count: int, made: int) -> None:
+    def _next(self, count: int, made: int, due: float, interval: float) -> None:
         if self._transport.is_closing():
             return
         self._transport.write(chunk(token(made)))
         if made + 1 < count:
-            asyncio.get_running_loop().call_soon(self._next, count, made + 1)
+            due += interval
+            asyncio.get_running_loop().call_at(due, self._next, count, made + 1, due, interval)
         else:
             self._transport.write(chunk(final(count)) + _END)
 

@@ -18,6 +18,7 @@ from inference.open_inference_pb2_grpc import GRPCInferenceServiceStub
 
 from libs.authority.identity import Identity
 from libs.pki import issue
+from loadtest.figures import NothingFoundError, needed
 
 Infer = Callable[..., Any]
 
@@ -30,6 +31,18 @@ class Seen:
     refused: dict[str, int] = field(default_factory=dict)
     wall: float = 0.0
     """Seconds that it took altogether."""
+
+    def served(self) -> Seen:
+        """Itself.
+
+        :raises NothingFoundError: calls were refused, or none was answered.
+        """
+        if self.refused:
+            raise NothingFoundError(
+                f"refused: {self.refused}, of {len(self.seconds) + sum(self.refused.values())} calls"
+            )
+        needed(len(self.seconds), "call was answered")
+        return self
 
     @property
     def rate(self) -> float:

@@ -36,6 +36,12 @@ RESERVED = Tally(
     "outcome",
     ("ok", "over_quota", "settled_already", *dict.fromkeys(reason.name for reason in REASONS.values())),
 )
+GRANTED = Tally(
+    "weir_ratelimit_granted_total",
+    "Reservations by who granted them: the limiter when it was asked, or a gateway out of its allowance or share.",
+    "by",
+    ("limiter", "gateway"),
+)
 SETTLED = Tally("weir_ratelimit_settle_total", "Settlements by whether the lease was live.", "known", ("true", "false"))
 _FORWARDED = Counter("weir_ratelimit_forwarded_total", "Questions of the edge for another replica, by fate.", ["fate"])
 _REPLICATED = Counter("weir_ratelimit_replicated_total", "Batches of other replicas, by fate.", ["fate"])

@@ -113,6 +113,7 @@ class QuotaHandler:
         self._keeper.decided()
         if isinstance(outcome, Admitted):
             metrics.RESERVED.of["over_quota" if outcome.over_quota else "ok"] += 1
+            metrics.GRANTED.of["gateway" if reserve.granted else "limiter"] += 1
             reply = quota_pb2.QuotaReply()
             fill_reserved(reply.reserved, outcome)
         else:

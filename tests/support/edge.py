@@ -20,6 +20,7 @@ from libs import envoy_bootstrap
 from libs.config import TlsFiles
 from libs.registry import MemoryStore, Put, Store, keys
 from libs.service import serve
+from libs.supervisor.leash import leashed
 from services.controlplane.app import ControlPlane, build
 from services.controlplane.config import Settings
 from services.controlplane.policy.config import Certificate, EdgeConfig, Identity
@@ -70,7 +71,7 @@ class EnvoyProcess:
         command = [str(envoy_bootstrap.binary()), "-c", str(bootstrap), "--concurrency", "1", "--use-dynamic-base-id"]
         command += ["--log-level", "warning", "--file-flush-interval-msec", "100"]
         with open(self.log_file, "wb") as log:
-            self._process = subprocess.Popen(command, stdout=log, stderr=log, cwd=self._directory)
+            self._process = subprocess.Popen(leashed(*command), stdout=log, stderr=log, cwd=self._directory)
 
     async def listeners(self) -> dict[str, int]:
         """Listener → port."""

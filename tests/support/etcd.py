@@ -15,6 +15,7 @@ from pathlib import Path
 import psutil
 
 from libs.authority.stores import CLIENT_NAME
+from libs.supervisor.leash import leashed
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,7 +131,7 @@ class EtcdServer:
                 "--enable-grpc-gateway=false",
             ]
         with open(self._log_file, "ab") as log:
-            self._process = subprocess.Popen(command, stdout=log, stderr=log)
+            self._process = subprocess.Popen(leashed(*command), stdout=log, stderr=log)
 
     def wait_listening(self, timeout: float = 20.0) -> None:
         """Returns when its client port accepts connections.

@@ -83,7 +83,11 @@ class Mesh:
         self._arguments = ["--profile", profile, *[part for s in settings for part in ("--set", s)]]
 
     def __enter__(self) -> Mesh:
-        done = self.up()
+        try:
+            done = self.up()
+        except BaseException:  # a signal to a bench, for one: what has started by then is stopped
+            self.__exit__()
+            raise
         if done.returncode != 0:
             self._claim.close()
             raise RuntimeError(f"weir up failed:\n{done.stdout}\n{done.stderr}")

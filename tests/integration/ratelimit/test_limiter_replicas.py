@@ -14,6 +14,7 @@ from weir.registry.v1 import registry_pb2
 from libs.deadlines import Deadline
 from libs.errors import Reason, WeirError
 from libs.mux import Semantics
+from services.ratelimit import metrics
 from tests.support.limiter import CLOCK, Cluster, cluster, reserve, settle
 
 OK = rls_pb2.RateLimitResponse.OK
@@ -245,6 +246,7 @@ async def test_d4_only_the_owner_grants_and_everyone_takes_what_was_used(replica
     a, b = await replicas.pair(a_owns=True, settle_seconds=3600.0)
     await b.agrees(lambda: b.service._owners.link("acme") is not None)
     at_a, at_b = await a.client(), await b.client()
+    granted = dict(metrics.GRANTED.of)
     await reserve(at_a, "r1", 100)
     with pytest.raises(WeirError) as refused:
         await reserve(at_b, "r2", 100)
@@ -253,6 +255,7 @@ async def test_d4_only_the_owner_grants_and_everyone_takes_what_was_used(replica
     assert at_b.generation == 2
     assert not b.service._ledger.holds("acme", "r2")
     assert (await reserve(at_b, "served", 50, granted=True)).HasField("reserved")
+    assert {by: count - granted[by] for by, count in metrics.GRANTED.of.items()} == {"limiter": 1, "gateway": 1}
     for one in (a, b):
         await one.agrees(lambda one=one: one.left() == LIMIT - 150)
     assert await settle(at_b, "r1", 10)

@@ -1,12 +1,24 @@
-"""Quantiles, medians, tables."""
+"""Quantiles, medians, ratios, tables, and when a bench is believed."""
 
 from __future__ import annotations
+
+import math
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from loadtest.figures import in_calls, medians, percentile, spread, table
+from loadtest.figures import (
+    NothingFoundError,
+    around,
+    faults,
+    medians,
+    needed,
+    percentile,
+    ratios,
+    spread,
+    table,
+)
 
 
 @pytest.mark.parametrize(
@@ -53,6 +65,32 @@ def test_table_aligns_text_left_and_numbers_right() -> None:
     ]
 
 
-def test_times_are_told_in_calls_and_nothing_else() -> None:
-    figures = {"cpu_ms_per_request": 4.0, "edge_us_known": 250.0, "calls_per_request": 8.0, "mesh_users": 3.0}
-    assert in_calls(figures, 500.0) == {"cpu_ms_per_request": 8.0, "edge_us_known": 0.5}
+def test_ratios_are_made_pair_by_pair() -> None:
+    # The machine is half as fast in the second minute: what was measured in it is twice as dear, and so is its unit.
+    costs, calls = [4000.0, 8000.0, 4100.0], [500.0, 1000.0, 500.0]
+    assert ratios(costs, calls) == [8.0, 8.0, 8.2]
+    with pytest.raises(ValueError, match="shorter"):
+        ratios(costs, calls[:2])
+
+
+def test_what_held_during_a_window_is_between_the_marks_around_it() -> None:
+    assert around([1.0, 3.0, 5.0]) == [2.0, 4.0]
+    assert around([1.0]) == []
+
+
+def test_a_bench_is_red_by_what_failed_and_by_what_nobody_measured() -> None:
+    targets = {"a": "≥ 1", "b": "≤ 2", "c": "≤ 3", "d": "≤ 4"}
+    figures = {"a": 0.5, "b": math.nan, "d": math.nan}
+    assert faults({"a": 0.5}, {"a": "≥ 1"}, {}) == {}, "a target that is missed is a figure"
+    assert faults(figures, targets, {"part": "refused"}, left_out=("d",)) == {
+        "b": "not measured",
+        "c": "not measured",
+        "part": "refused",
+    }
+
+
+@pytest.mark.parametrize("value", [0, 0.0, math.nan, -1])
+def test_nothing_is_no_figure(value: float) -> None:
+    with pytest.raises(NothingFoundError, match="no stream held"):
+        needed(value, "stream held")
+    assert needed(3, "stream held") == 3

@@ -9,6 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from loadtest.bench_fairness import HEAVY, LIGHT, shares
+from loadtest.figures import NothingFoundError
+from loadtest.overload.meshes import completed
 from loadtest.overload.samples import (
     Objective,
     Sample,
@@ -138,3 +141,19 @@ def test_a_recorded_run_is_read_by_the_simulation_too(tmp_path: Path) -> None:
     header, seen = records.read(path)
     assert header["workers"] == 2
     assert [each.at for each in seen] == [1.0, 2.0]
+
+
+def test_a_capacity_is_of_what_ended_in_the_window_and_of_all_where_nothing_did() -> None:
+    served = [sample(at=float(at), e2e=1.0) for at in range(10)]
+    assert completed(served, start=2.0, end=6.0) == 1.0
+    assert completed(served, start=20.0, end=30.0) == 1.0, "ten in the ten seconds that they took"
+    with pytest.raises(NothingFoundError, match="no request was served: QUOTA_TOKENS 2"):
+        completed([sample(outcome="QUOTA_TOKENS")] * 2, start=0.0, end=1.0)
+
+
+def test_two_tenants_of_whom_one_got_nothing_have_no_ratio_and_an_unserved_one_is_red() -> None:
+    both = [sample(tenant=HEAVY.id, at=0.0), sample(tenant=LIGHT.id, at=0.0)]
+    late = shares(both, start=1000.0, end=1010.0)
+    assert (late.ratio, late.error) == (math.inf, math.inf)
+    with pytest.raises(NothingFoundError, match="no token for light"):
+        shares(both[:1], start=0.0, end=1.0)
