@@ -69,13 +69,9 @@ SAYS_NO = ("weir diagnose",)
 """What ends with 1 where it has found something, which a machine that is busy with other tests may well show."""
 
 
-PATIENT = ("worker.process.ready_timeout=300",)
-"""A worker's first start in a checkout compiles its kernels: a minute and more where both cores are busy."""
-
-
 @pytest.fixture(scope="module")
 def fresh(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Mesh]:
-    with Mesh(tmp_path_factory.mktemp("readme"), settings=PATIENT, seconds=400) as running:
+    with Mesh(tmp_path_factory.mktemp("readme")) as running:
         yield running
 
 
