@@ -25,7 +25,7 @@ from weir.inference.v1 import inference_pb2 as pb
 from weir.inference.v1 import inference_pb2_grpc
 from weir.registry.v1 import registry_pb2, registry_pb2_grpc
 
-from services.gateway.openai import requests as openai_requests
+from services.gateway.openai.bodies import CHAT_BODY, COMPLETION_BODY, EMBEDDING_BODY
 
 TRACE = "00-{}-{}-01"
 _KNOWN = {"model": "weir-fast", "role": "user", "type": "text", "max_tokens": 4, "max_completion_tokens": 4}
@@ -190,9 +190,9 @@ class Sender:
 
     def _openai(self) -> None:
         for path, kind in (
-            ("/v1/chat/completions", openai_requests._ChatBody),
-            ("/v1/completions", openai_requests._CompletionBody),
-            ("/v1/embeddings", openai_requests._EmbeddingBody),
+            ("/v1/chat/completions", CHAT_BODY.type),
+            ("/v1/completions", COMPLETION_BODY.type),
+            ("/v1/embeddings", EMBEDDING_BODY.type),
         ):
             for _, body in bodies(kind, path, self._canaries):
                 self.http("POST", path, json=body)
