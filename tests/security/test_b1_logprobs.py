@@ -127,7 +127,7 @@ class _Generation:
 
     def __init__(self) -> None:
         table = [bytes([byte]) for byte in range(256)]
-        self.parameters = SimpleNamespace(stop=(), logprobs=0, structure=None, max_tokens=999)
+        self.parameters = SimpleNamespace(stop=(), logprobs=0, structure=None, min_tokens=0, max_tokens=999)
         self.observed = False
         text = SimpleNamespace(detokenizer=lambda: ByteDetokenizer(table), token=lambda number: ("?", bytes([number])))
         self.candidate = SimpleNamespace(check=InputCheck(None), text=text)
