@@ -41,10 +41,10 @@ def test_a_bound_tenant_is_served_in_its_regions_or_refused(two_regions: Mesh) -
         # Before it is known everywhere, zone-b would do as well: it is known once many in a row stay at home.
         eventually(lambda: {zone(bound) for _ in range(10)} == {"zone-a"}, what="the regions in force")
         old = mesh.kill("worker-a")
+        assert zone(free) in {"zone-a", "zone-b"}  # the other worker, or the same one come back
         # While its endpoint's lease lasts the worker is only away, and what it had begun waits for it; afterwards
         # nothing of the region is left.
         assert {zone(bound) for _ in range(20)} <= {"zone-a", "worker_lost", "no_workers", "region_not_allowed"}
-        assert zone(free) == "zone-b"
         mesh.wait_back("worker-a", old)
         eventually(lambda: zone(bound) == "zone-a", what="service at home again")
         # The mesh itself stands in eu: a tenant that is bound elsewhere gets nothing at all.
