@@ -43,6 +43,8 @@ def policies(pod: Pod, pods: Collection[Pod], gone: Iterable[str], rules: Iterab
     for chain, interface in ((IN, "-i"), (OUT, "-o")):
         lines.append(f"-A {chain} {interface} lo -j ACCEPT")
         lines.append(f"-A {chain} -m conntrack --ctstate ESTABLISHED,RELATED -j ACCEPT")
+        # The last packets of a connection that conntrack has forgotten are no flow that was tried.
+        lines.append(f"-A {chain} -p tcp ! --syn -j DROP")
     lines.append(f"-A {IN} -s {node} -j ACCEPT")
     lines += [f"-A {OUT} -d {address} -j REJECT" for address in gone]
     for chain, direction, peers, way in ((IN, "Ingress", "from", "-s"), (OUT, "Egress", "to", "-d")):
