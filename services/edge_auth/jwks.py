@@ -17,10 +17,10 @@ import msgspec
 from cryptography.hazmat.primitives.asymmetric.rsa import RSAPublicKey
 
 from libs.clock import Clock
+from libs.paths import ADMIN
 from libs.telemetry import get_logger
 from services.edge_auth import metrics
 from services.edge_auth.config import Issuer
-from services.edge_auth.policy.paths import ADMIN
 
 log = get_logger(__name__)
 ALGORITHMS = {"RS256": "RSA", "ES256": "EC", "EdDSA": "OKP"}

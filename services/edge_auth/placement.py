@@ -2,9 +2,9 @@
 
 from collections.abc import Mapping
 
+from libs.paths import is_prediction
 from libs.registry import RegistrySnapshot
 from libs.routing import RouteRequest, RoutingTable, rules_of
-from services.edge_auth.policy.paths import is_prediction
 from services.edge_auth.responses import NO_MODEL, placed
 
 

@@ -7,13 +7,13 @@ import grpc
 from envoy.service.auth.v3 import external_auth_pb2
 
 from libs.clock import Clock
+from libs.paths import ADMIN, is_prediction, is_prediction_over_http, required_scope
 from libs.rpc import traceparent_of
 from libs.telemetry.tracing import SERVER, span
 from services.edge_auth import metrics
 from services.edge_auth.authenticator import Authenticator
 from services.edge_auth.placement import Placer
 from services.edge_auth.policy.credentials import allow, estimated_tokens, shown_credential
-from services.edge_auth.policy.paths import ADMIN, is_prediction, is_prediction_over_http, required_scope
 from services.edge_auth.policy.types import Principal, Refusal
 from services.edge_auth.responses import Form, allowed_end, denied, remembered, ttl_of
 from services.edge_auth.security import Lookout

@@ -7,12 +7,7 @@
 -- `envoy_on_response` learns from it: every filter has a Lua state of its own, in each worker thread and part of a
 -- listener, so the filter that uses it must be the one that learns. Times are milliseconds.
 
-local CLASSES = { -- what is counted by the gateway too, by the scope that it needs
-  ["/v1/chat/completions"] = "i", ["/v1/completions"] = "i", ["/v1/embeddings"] = "e",
-  ["/weir.inference.v1.InferenceService/Generate"] = "i", ["/weir.inference.v1.InferenceService/Complete"] = "i",
-  ["/weir.inference.v1.InferenceService/Embed"] = "e",
-  ["/inference.GRPCInferenceService/ModelInfer"] = "i",
-}
+local CLASSES = {} -- what is counted by the gateway too, by the scope that it needs: filled from libs/paths.py
 local PREDICT = "/inference.GRPCInferenceService/ModelInfer"
 local FRESH = 1800 -- a verdict is gone by without asking
 local STALE = 10000 -- and so long while one request in AGAIN asks anew: edge-auth may be away, or first tokens slow

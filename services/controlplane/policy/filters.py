@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from libs import paths
 from services.controlplane.policy.config import EdgeConfig
 from services.controlplane.policy.cors import CORS
 from services.controlplane.policy.names import ADS, Resource
@@ -64,7 +65,8 @@ _TRANSCODER_TYPE = _TYPE + "grpc_json_transcoder.v3.GrpcJsonTranscoder"
 _SOURCES = 4096
 """Sources remembered per filter chain; one takes about 300 bytes."""
 
-_LUA = Path(__file__).with_name("edge.lua").read_text()
+_CLASSES = ", ".join(f'["{path}"] = "{scope[0]}"' for path, scope in paths.counted())
+_LUA = Path(__file__).with_name("edge.lua").read_text().replace("CLASSES = {}", f"CLASSES = {{{_CLASSES}}}", 1)
 
 
 def http_filters(edge: EdgeConfig, service: str) -> list[Resource]:

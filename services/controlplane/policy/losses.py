@@ -12,6 +12,8 @@ from __future__ import annotations
 from collections.abc import Set
 from dataclasses import dataclass
 
+from libs import paths
+
 OURS = frozenset({"UH", "UF", "UO", "UC", "UT", "UPE", "LR", "NC", "OM"})
 """Envoy's response flags (`%RESPONSE_FLAGS%`) for what was lost behind it or refused for want of its own room. Not UR:
 who resets a stream lives, and counts it by itself (a deadline that has passed, a reader that reads nothing)."""
@@ -26,10 +28,10 @@ _ANSWERED = "via_upstream"
 _AWAY = "ext_authz_error"
 _BEGUN = "upstream_reset_after_response_started"
 _ROUTES = {
-    "/v1/chat/completions": "generate",
-    "/v1/completions": "generate",
-    "/weir.inference.v1.InferenceService/": "generate",
-    "/v1/embeddings": "embed",
+    paths.CHAT: "generate",
+    paths.COMPLETIONS: "generate",
+    paths.NATIVE: "generate",
+    paths.EMBED: "embed",
 }
 """The edge's routes that ask for answers, as objectives call them; those of predictions are known by their cluster."""
 _PREDICTIONS = ("prediction/", "predictor/")

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 from functools import lru_cache
 from typing import Any
 
+from libs import paths
 from libs.routing import BUCKETS
 from services.controlplane.policy.config import EdgeConfig
 from services.controlplane.policy.cors import CORS, cors_policy
@@ -43,8 +44,8 @@ _RETRY_ANSWER = {**_RETRY, "retry_on": "connect-failure,refused-stream,reset"}
 # Predictions change nothing, and who leaves says so (UNAVAILABLE): within a budget, see `predictor_cluster`.
 # Often enough that a version's last predictor has been found dead before the last try.
 _RETRY_PREDICTION = {**_RETRY, "retry_on": "connect-failure,refused-stream,reset,unavailable", "num_retries": 4}
-_PREDICT = "/inference.GRPCInferenceService/"
-_REST = "/v2/"
+_PREDICTIONS = (paths.PREDICTION, paths.PREDICTION_HTTP)
+_OF_PREDICTIONS = (*({"prefix": path} for path in _PREDICTIONS), {"path": "/v2"})
 _OFF = {"@type": "type.googleapis.com/envoy.config.route.v3.FilterConfig", "disabled": True}
 _OPEN = dict.fromkeys((AUTH, *TRANSCODERS.values()), _OFF)
 # Answered without asking edge-auth: strangers get nothing and cost nothing.
@@ -74,8 +75,7 @@ def edge_routes(edge: EdgeConfig, predictions: Sequence[Prediction] = ()) -> Res
 
 def admin_routes(edge: EdgeConfig) -> Resource:
     """The route configuration of the admin listener."""
-    paths = ("/weir.registry.v1.RegistryService/", "/admin/v1/")
-    routes = [*(_route({"prefix": path}, "registry", edge) for path in paths), _NOTHING]
+    routes = [*(_route({"prefix": path}, "registry", edge) for path in paths.ADMIN_PATHS), _NOTHING]
     return _configuration(ADMIN_ROUTES, {"routes": routes})
 
 
@@ -100,7 +100,7 @@ def _by_model(by_model: Resource, otherwise: Piece) -> Resource:
     return {
         "matcher_tree": {
             "input": _header_input(":path"),
-            "prefix_match_map": {"map": {path: {"matcher": models} for path in (_PREDICT, _REST)}},
+            "prefix_match_map": {"map": {path: {"matcher": models} for path in _PREDICTIONS}},
         },
         "on_no_match": otherwise,
     }
@@ -130,13 +130,13 @@ def _fixed_routes(edge: EdgeConfig) -> list[Resource]:
             "direct_response": {"status": 200, "body": {"inline_string": "ok\n"}},
             "typed_per_filter_config": _OPEN,
         },
-        *_generating({"path": "/v1/chat/completions"}, edge),
-        *_generating({"path": "/v1/completions"}, edge),
-        _route({"path": "/v1/embeddings"}, "gateway", edge, limited=True),
-        _route({"prefix": "/v1/"}, "gateway", edge),
-        *_generating({"prefix": "/weir.inference.v1.InferenceService/"}, edge),
+        *_generating({"path": paths.CHAT}, edge),
+        *_generating({"path": paths.COMPLETIONS}, edge),
+        _route({"path": paths.EMBED}, "gateway", edge, limited=True),
+        _route({"prefix": paths.OPENAI}, "gateway", edge),
+        *_generating({"prefix": paths.NATIVE}, edge),
         # Of no model that is known here: any predictor knows which it is, and who has it.
-        *(_prediction(match, PREDICTOR, edge) for match in ({"prefix": _PREDICT}, {"prefix": _REST}, {"path": "/v2"})),
+        *(_prediction(match, PREDICTOR, edge) for match in _OF_PREDICTIONS),
         _NOTHING,
     ]
 

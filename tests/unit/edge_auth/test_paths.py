@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from services.edge_auth.policy.paths import required_scope
+from libs.paths import required_scope
 
 
 @pytest.mark.parametrize(
