@@ -65,6 +65,12 @@ class SamplingParams:
     logprobs: int | None = None
     structure: Structure | None = None
 
+    def ends(self, eos: frozenset[int]) -> frozenset[int]:
+        """The tokens that end a sequence; `eos` are the model's own. A structured output that is complete ends with one
+        of these, whatever the request says about them."""
+        ignored = self.ignore_eos and self.structure is None
+        return frozenset(self.stop_token_ids if ignored else eos.union(self.stop_token_ids))
+
 
 SAMPLING_BOUNDS = {
     "temperature": (0.0, 100.0),

@@ -15,19 +15,15 @@ _BAD_WORDS = "_bad_words_token_ids"
 _FINISH = {"stop": FinishReason.STOP, "length": FinishReason.LENGTH, "abort": FinishReason.CANCELLED}
 
 
-def stop_ids(params: SamplingParams, eos: AbstractSet[int], tokenizer_eos: int | None) -> frozenset[int]:
+def stop_ids(params: SamplingParams, eos: frozenset[int], tokenizer_eos: int | None) -> frozenset[int]:
     """The tokens that end a sequence. vLLM is told all of them and none are left to what it finds in the model's
     folder, so that a model ends alike on every engine.
 
     A structured output that is complete can only go on with the tokenizer's end of sequence, whatever the request
     says about it.
     """
-    ends = set(params.stop_token_ids)
-    if not params.ignore_eos or params.structure is not None:
-        ends |= eos
-    if params.structure is not None and tokenizer_eos is not None:
-        ends.add(tokenizer_eos)
-    return frozenset(ends)
+    ends = params.ends(eos)
+    return ends if params.structure is None or tokenizer_eos is None else ends | {tokenizer_eos}
 
 
 def sampling_arguments(params: SamplingParams, *, room: int, stops: AbstractSet[int]) -> dict[str, Any]:

@@ -21,7 +21,7 @@ from services.worker.engines.torch_engine.model import LlamaModel, weight_bytes
 from services.worker.engines.torch_engine.prefix import PrefixNames
 from services.worker.engines.torch_engine.runner import ModelRunner
 from services.worker.engines.torch_engine.sampler import Sampled, SequenceSampler
-from services.worker.engines.torch_engine.sequences import Chunk, ModelLimits, stop_ids
+from services.worker.engines.torch_engine.sequences import Chunk, ModelLimits
 from services.worker.engines.torch_engine.settings import TorchSettings
 from services.worker.engines.torch_engine.shelf import Changes, Shelf
 from services.worker.engines.torch_engine.structure import Structures
@@ -139,7 +139,7 @@ class Models:
         ends: list[int] = []
         if request.params.min_tokens:
             config = self.shelf.configs[request.model]
-            found = stop_ids(request.params, frozenset(config.eos_token_ids))
+            found = request.params.ends(frozenset(config.eos_token_ids))
             ends = [token for token in found if token < config.vocabulary]
         return SequenceSampler.create(
             request.params, request.prompt, seed, matcher=matcher, resumed=request.resumed, ends=ends

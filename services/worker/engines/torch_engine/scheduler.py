@@ -37,7 +37,6 @@ from services.worker.engines.torch_engine.sequences import (
     Plan,
     State,
     request_fault,
-    stop_ids,
 )
 from services.worker.engines.torch_engine.shares import Shares
 
@@ -361,7 +360,7 @@ class Scheduler:
             request=request,
             arrival=self._arrivals,
             limit=min(request.params.max_tokens, self._context(limits) - len(request.prompt)),
-            stop_ids=stop_ids(request.params, limits.eos_token_ids),
+            stop_ids=request.params.ends(limits.eos_token_ids),
             tokens=list(request.prompt),
         )
         self._arrivals += 1

@@ -5,7 +5,7 @@ from __future__ import annotations
 import enum
 from dataclasses import dataclass, field
 
-from services.worker.engines.port import FinishReason, SamplingParams, SequenceRequest, sampling_fault
+from services.worker.engines.port import FinishReason, SequenceRequest, sampling_fault
 from services.worker.engines.torch_engine.blocks import Move, Place
 
 
@@ -123,13 +123,6 @@ class Advanced:
     token: int | None
     finish: int  # 0 while the sequence goes on, or FinishReason
     message: str = ""
-
-
-def stop_ids(params: SamplingParams, eos: frozenset[int]) -> frozenset[int]:
-    """The tokens that end a sequence; `eos` are the model's own. A structured output ends with one of these, whatever
-    the request says about them."""
-    ignored = params.ignore_eos and params.structure is None
-    return frozenset(params.stop_token_ids) if ignored else eos.union(params.stop_token_ids)
 
 
 def request_fault(request: SequenceRequest, limits: ModelLimits | None, context: int) -> str:
