@@ -374,7 +374,7 @@ class Pool:
             item.limit = "version_share"
         if not shed:
             self.estimates.waited(item.request, item.predicted_wait, now - item.queued_at, now)
-            if item.limit == "ttft_target":
+            if item.limit == "ttft_target" and item.predicted_wait is not None:  # an outage teaches nothing
                 self._timeliness.waited(in_vain=True)
         wait = self.estimates.wait(item.request, self.backlog, self.fleet, now) or 1.0
         wait += self._turns.next(item.request, item.cost, self.edge_shedding.rate_of(item.request, now), now)

@@ -111,6 +111,16 @@ def test_a_wait_that_takes_most_of_the_time_is_allowed_until_such_waits_end_in_v
     assert again._timeliness.allowed_share > timeliness.allowed_share
 
 
+def test_waits_that_an_outage_ends_say_nothing_of_predictions() -> None:
+    target = pool()
+    fill(target)
+    target.admit(request("first"), 0.0)
+    assert isinstance(target.admit(request("second", ttft_by=1.2), 0.0)[0], Queued)
+    target.worker_left("w0", 0.1)
+    assert [event.request.request_id for event in target.tick(1.2) if isinstance(event, Refused)] == ["second"]
+    assert target._timeliness.allowed_share == 1.0
+
+
 def test_a_target_that_no_worker_could_meet_is_served_while_nobody_waits() -> None:
     target = pool()
     slow = request("long", prompt_tokens=3000, ttft_by=0.1)  # its prefill alone takes 0.6 s
