@@ -58,8 +58,6 @@ def show(told: Mapping[str, Any]) -> None:
         empty="no objectives are declared",
     )
     _show_recent(told["recent"])
-    for service, kinds in told["mesh"].items():
-        say(f"all tenants, {service}, since it began: " + ", ".join(f"{kind} {n:.0f}" for kind, n in kinds.items()))
 
 
 def _show_recent(recent: Mapping[str, Any] | None) -> None:
