@@ -29,7 +29,9 @@ def setup(folder: Path, fails: str) -> subprocess.CompletedProcess[str]:
     python.write_text(PYTHON.replace("FAILS", fails))
     python.chmod(0o755)
     environ = {**os.environ, "PYTHON": str(python)}
-    return subprocess.run(["bin/setup"], cwd=folder, env=environ, capture_output=True, text=True, check=False)
+    return subprocess.run(
+        [str(folder / "bin/setup")], cwd=folder, env=environ, capture_output=True, text=True, check=False
+    )
 
 
 @pytest.mark.parametrize("fails", ["uv-as-pip", "import torch", "nothing"])
