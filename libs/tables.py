@@ -20,9 +20,10 @@ WIDTH = 100
 """Columns of a table in a pipe."""
 _GAP = 2
 _LONGEST = 64
-_WHOLE = re.compile(r"[-+≥$ ]*\d[\d.,]*( ?(%|ms|s|min|h|d|B|kB|MB|GB)|[hm]\d\d[ms])?|\d\d-\d\d \d\d:\d\d")
+_AMOUNT = r"[-+≥$ ]*\d[\d.,]*( ?(%|ms|s|min|h|d|B|kB|MB|GB)|[hm]\d\d[ms])?"
+_WHOLE = re.compile(rf"{_AMOUNT}|\d\d-\d\d \d\d:\d\d")
 """A number with its unit, and a time."""
-_NUMBER = re.compile(rf"({_WHOLE.pattern})( / \d[\d.,]*)?")
+_NUMBER = re.compile(rf"{_AMOUNT}( / \d[\d.,]*)?")
 _NO_NUMBER = frozenset(("", "-", "?", "free", "unlimited"))
 """What stands between numbers."""
 

@@ -11,6 +11,7 @@ import contextlib
 import re
 import time
 from collections.abc import Callable, Iterator, Sequence
+from functools import cache
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, NamedTuple
@@ -372,6 +373,7 @@ def _functions() -> Iterator[tuple[str, ast.AST]]:
                 yield f"{path.stem}.{node.name}", node
 
 
+@cache
 def tables() -> dict[str, int]:
     """Where tables are made, and how many."""
     found: dict[str, int] = {}
@@ -451,6 +453,7 @@ def test_numbers_end_in_one_column() -> None:
     found = layout(rows, 80)
     assert found.headings == ["NAME    REQUESTS   P95"]
     assert found.body == ["acme          12  5 ms", "globex     1,234     -"]
+    assert layout([["A", "AT"], ["x", "11-19 03:44"]], 80).headings == ["A  AT"], "a time is no number"
 
 
 def test_a_number_stays_with_its_unit_and_a_day_with_its_time() -> None:
