@@ -59,7 +59,7 @@ _ADVICE = {
     "WORKER_LOST": "workers died under its requests: see `weir workers`, `weir logs worker`",
     "ENGINE_ERROR": "engines failed on its requests: see `weir logs worker`",
     "SCOPE_MISSING": "its key may not do this: `weir get keys`",
-    "TENANT_INACTIVE": "it is gone, or has no plan: `weir describe tenant {tenant}`",
+    "KEY_EXPIRED": "its key's time has passed: `weir keys create {tenant}`",
     "SLOW_READER": "its client does not read its streams",
 }
 
