@@ -143,7 +143,7 @@ def _worker(each: Any) -> tuple[str, ...]:
     return each.worker, each.zone, each.state.model_version, state, each.state.detail
 
 
-def _decision(each: Any) -> tuple[object, ...]:
+def _decision(each: Any) -> tuple[str, str, str, int, str]:
     return timestamp(each.at)[:19], each.kind.replace("_", " "), each.by, each.revision, each.text
 
 
