@@ -67,7 +67,7 @@ format: ## Format the code and fix what can be fixed.
 	.venv/bin/ruff format . && .venv/bin/ruff check --fix .
 
 .PHONY: format-check
-format-check:
+format-check: ## See whether the code is formatted.
 	.venv/bin/ruff format --check .
 
 .PHONY: lint
@@ -83,11 +83,11 @@ imports: ## Check who may import whom.
 	.venv/bin/lint-imports --no-cache
 
 .PHONY: files-check
-files-check:
+files-check: ## Check that no file is too large.
 	$(PY) bin/check-files
 
 .PHONY: wheel-check
-wheel-check:
+wheel-check: ## Check that the wheel has everything and installs by itself.
 	bin/check-wheel
 
 .PHONY: test
@@ -182,7 +182,7 @@ protos: protos-image ## Generate Python code from protos/ into protos/gen.
 	$(PY) bin/proto-comments $(BUILD)/image.binpb protos/gen/$(COMMENTS)
 
 .PHONY: protos-image
-protos-image:
+protos-image: ## Write the protos as one descriptor set, for the checks.
 	@mkdir -p $(BUILD)
 	$(PROTOC) --include_imports --include_source_info --descriptor_set_out=$(BUILD)/image.binpb $(PROTO_FILES)
 
@@ -202,7 +202,7 @@ docs: setup ## Write docs/registry, docs/openai.md and the tables in docs/securi
 	$(PY) bin/openai-docs
 
 .PHONY: docs-check
-docs-check:
+docs-check: ## Check that the written docs are what the code says.
 	$(PY) bin/kind-docs --check
 	$(PY) bin/security-docs --check
 	$(PY) bin/openai-docs --check

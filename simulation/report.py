@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
+from libs.tables import layout, terminal_width
 from simulation.outcomes import OK, Observed, Outcome
 from simulation.scenario import Objective, Scenario
 
@@ -215,7 +216,7 @@ def _tenants(report: dict[str, Any]) -> list[str]:
         )
         for row in everyone
     ]
-    lines = [*_table(columns, rows), "Times in ms."]
+    lines = [*_table(columns, rows, least=("tokens", "ITL p95", "p99")), "Times in ms."]
     for row in everyone[:-1]:
         ends = {**row["refused"], **row["failed"]}
         notes = [f"{count} {name}" for name, count in ends.items()]
@@ -248,7 +249,7 @@ def _gaps(report: dict[str, Any]) -> list[str]:
         )
         for gap in report["service_gaps"]
     ]
-    return _table(columns, rows)
+    return _table(columns, rows, least=("overtaken", "of it bursts"))
 
 
 def _timeline(report: dict[str, Any]) -> list[str]:
@@ -266,19 +267,13 @@ def _timeline(report: dict[str, Any]) -> list[str]:
         )
         for row in report["timeline"]
     ]
-    return _table(columns, rows, left=(7,))
+    return _table(columns, rows)
 
 
-def _table(columns: Sequence[str], rows: Sequence[Sequence[object]], *, left: Sequence[int] = (0, 1)) -> list[str]:
-    cells = [tuple(columns), *(tuple(str(cell) for cell in row) for row in rows)]
-    widths = [max(len(row[i]) for row in cells) for i in range(len(columns))]
-    return [
-        "  ".join(
-            cell.ljust(width) if i in left else cell.rjust(width)
-            for i, (cell, width) in enumerate(zip(row, widths, strict=True))
-        ).rstrip()
-        for row in cells
-    ]
+def _table(columns: Sequence[str], rows: Sequence[Sequence[object]], *, least: Sequence[str] = ()) -> list[str]:
+    found = layout([columns, *([str(cell) for cell in row] for row in rows)], terminal_width(), least)
+    note = [f"(no room for {', '.join(found.gone)}: --json)"] if found.gone else []
+    return [*found.headings, *found.body, *note]
 
 
 def _ms(seconds: float | None) -> str:

@@ -4,16 +4,14 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 import sys
+import time
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+from libs.tables import layout, terminal_width
 from services.cli.app import printable, warn
-from services.cli.tables import layout
 
-WIDTH = 100
-"""Columns of a table in a pipe."""
 _COLOURS = {"created": "32", "changed": "33", "deleted": "31", "pruned": "31", "unchanged": "2", "bold": "1"}
 _CHANGED = "it was changed meanwhile: look at it again with `weir get` or `weir diff`, then repeat"
 _NEXT = {
@@ -75,7 +73,7 @@ def table_lines(
     extra: Sequence[str] = (),
     least: Sequence[str] = (),
 ) -> list[str]:
-    """A table; see `tables.layout`.
+    """A table; see `libs.tables`.
 
     :param wide: whole lines, and the columns `extra` too; else it fits the terminal, or 100 columns in a pipe.
     :param least: columns that go first where it does not fit, the least important first.
@@ -86,11 +84,6 @@ def table_lines(
     found = layout(made, None if wide else terminal_width(), least)
     note = [f"(no room for {', '.join(found.gone)}: -o wide)"] if found.gone else []
     return [*(paint(line, "bold") for line in found.headings), *found.body, *note]
-
-
-def terminal_width() -> int:
-    """Columns of the terminal, or `WIDTH` in a pipe."""
-    return shutil.get_terminal_size((WIDTH, 0)).columns if sys.stdout.isatty() else WIDTH
 
 
 def print_fields(fields: Iterable[tuple[str, object]]) -> None:
@@ -117,6 +110,16 @@ def timestamp(value: Any) -> str:
 
     moment = datetime.fromtimestamp(value.seconds + value.nanos / 1e9, UTC)
     return moment.isoformat(timespec="milliseconds").replace("+00:00", "Z")
+
+
+def short(moment: str, *, wide: bool = False) -> str:
+    """A time of `timestamp` in a table: today's in seconds, this year's in minutes, else the day; `wide`: the whole."""
+    today = time.strftime("%Y-%m-%d", time.gmtime())
+    if wide or not moment:
+        return moment and moment[:19] + "Z"
+    if moment[:10] == today:
+        return moment[11:19]
+    return moment[5:16].replace("T", " ") if moment[:4] == today[:4] else moment[:10]
 
 
 def failed(message: str) -> SystemExit:

@@ -8,34 +8,8 @@ from collections.abc import Iterable, Mapping, Sequence
 
 TIMEOUT = 1.0
 """Seconds per page."""
-REFUSALS = {
-    "ratelimit": (
-        ("weir_ratelimit_edge_total", "outcome", ("ok",)),
-        ("weir_ratelimit_reserve_total", "outcome", ("ok", "over_quota", "settled_already")),
-    ),
-    "admission": (("weir_admission_outcomes_total", "outcome", ("granted",)),),
-    "gateway": (("weir_gateway_outcomes_total", "reason", ("",)),),
-}
-"""By service: the counters of what was refused, the label that says why, and the values that are no refusals."""
 _SAMPLE = re.compile(r"(\w+)\{([^}]*)\} ([0-9.eE+-]+)")
 _LABEL = re.compile(r'(\w+)="((?:[^"\\]|\\.)*)"')
-
-
-def refusals(pages: Mapping[str, Iterable[str]]) -> dict[str, dict[str, float]]:
-    """By service, by reason: how many, over the pages of its processes; what is zero is left out. Pure.
-
-    :param pages: texts in Prometheus' format, by service.
-    """
-    found: dict[str, dict[str, float]] = {}
-    for service, counters in REFUSALS.items():
-        for page in pages.get(service, ()):
-            for name, labels, value in samples(page):
-                for counter, label, fine in counters:
-                    if name == counter and value and labels.get(label, "") not in fine:
-                        kinds = found.setdefault(service, {})
-                        kind = f"{name.split('_')[2]}: {labels[label]}" if len(counters) > 1 else labels[label]
-                        kinds[kind] = kinds.get(kind, 0.0) + value
-    return found
 
 
 def fetch(addresses: Mapping[str, Sequence[str]]) -> dict[str, list[str]]:

@@ -11,8 +11,8 @@ from typing import Annotated, Any, BinaryIO
 from libs.resources.forms import plain
 from libs.usage.records import PREDICT
 from services.cli import calls
-from services.cli.app import Argument, DryRun, Json, Option, say
-from services.cli.output import dry, failed, print_fields, print_json, timestamp
+from services.cli.app import Argument, DryRun, Json, Option, Output, say
+from services.cli.output import dry, failed, print_fields, print_json, print_table, short, timestamp
 
 _EVENTS = {"request", "admin", "safety", "security", "tombstone"}
 _TOLD = ("records", "first", "sealed", "erased", "tombstones", "checkpoints", "head", "key_fingerprint")
@@ -23,22 +23,17 @@ VERIFY_SECONDS = 300.0
 def tail(
     limit: Annotated[int, Option("--limit -n", least=1, most=1000, help="How many records.")] = 20,
     tenant: Annotated[str, Option(help="Only this tenant's.")] = "",
-    as_json: Json = False,
+    output: Output = "table",
 ) -> None:
     """Show the newest records, oldest of them first."""
     answer = calls.ask("audit", "Tail", limit=limit, tenant=tenant)
-    if as_json:
+    if output == "json":
         print_json({"records": [_plain(stored) for stored in answer.records]})
         return
-    for stored in answer.records:
-        if stored.damage:
-            say(f"{stored.sequence:>8}  DAMAGED: {stored.damage}")
-            continue
-        record = stored.record
-        erased = f"  (erased by tombstone {stored.erased_by})" if stored.erased_by else ""
-        say(f"{stored.sequence:>8}  {timestamp(record.time)}  {record.source:<20}  {_line(record)}{erased}")
-    if not answer.records:
-        print("no records")
+    wide = output == "wide"
+    rows = [_told(stored, wide) for stored in answer.records]
+    columns = ("RECORD", "TIME (UTC)", "SOURCE", "WHAT")
+    print_table(columns, rows, empty="no records", wide=wide, least=("SOURCE",))
 
 
 def verify(
@@ -250,6 +245,14 @@ def _plain(stored: Any) -> dict[str, Any]:
     for name in _EVENTS - {kind}:
         del made["record"][name]
     return made
+
+
+def _told(stored: Any, wide: bool) -> tuple[object, ...]:
+    if stored.damage:
+        return stored.sequence, None, None, f"DAMAGED: {stored.damage}"
+    record = stored.record
+    erased = f" (erased by tombstone {stored.erased_by})" if stored.erased_by else ""
+    return stored.sequence, short(timestamp(record.time), wide=wide), record.source, _line(record) + erased
 
 
 def _line(record: Any) -> str:

@@ -5,19 +5,18 @@ from __future__ import annotations
 from typing import Annotated, Any
 
 from libs.authority.stores import ROWS, Row
-from services.cli.app import Argument, DryRun, Json, Option, UsageError
+from services.cli.app import Argument, DryRun, Json, Option, Output, UsageError
 from services.cli.output import failed, print_json, print_table
 
 
-def show(as_json: Json = False) -> None:
+def show(output: Output = "table") -> None:
     """Show what each service may, by the table that all rights are made from. Nobody else may anything."""
     rows = [{"service": name, **row} for name, each in sorted(ROWS.items()) for row in _rights(each)]
-    if as_json:
+    if output == "json":
         print_json({"rights": rows})
-    else:
-        print_table(
-            ("SERVICE", "OVER", "KEYS", "MAY"), [list(row.values()) for row in rows], empty="nobody may anything"
-        )
+        return
+    columns, made = ("SERVICE", "OVER", "KEYS", "MAY"), [list(row.values()) for row in rows]
+    print_table(columns, made, empty="nobody may anything", wide=output == "wide", least=("OVER",))
 
 
 def establish(

@@ -9,16 +9,16 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Annotated, Any
 
-from services.cli.app import Json, Option
+from services.cli.app import Option, Output
 from services.cli.config import Mesh, Tls, locate
-from services.cli.output import failed, print_json, print_table
+from services.cli.output import failed, print_json, print_table, short
 
 _WAIT_SECONDS = 30.0
 """For all processes to show what they were given; servers look at each handshake, Envoy is told by the kernel."""
 _CONNECT_SECONDS = 2.0
 
 
-def show(as_json: Json = False) -> None:
+def show(output: Output = "table") -> None:
     """List the certificates: whose, until when, and whether the process that answers shows it."""
     mesh = locate()
     answering = _answering(mesh)
@@ -26,14 +26,13 @@ def show(as_json: Json = False) -> None:
         {**row, "shown": _is_shown(row["serial"], answering[name], mesh.tls) if name in answering else None}
         for name, row in _on_disk(mesh.state / "pki").items()
     ]
-    if as_json:
+    if output == "json":
         print_json({"certificates": rows})
         return
-    print_table(
-        ("NAME", "OF", "UNTIL", "SERIAL", "SHOWN"),
-        [(row["name"], row["of"], row["until"], row["serial"][-8:], row["shown"]) for row in rows],
-        empty="there are no certificates",
-    )
+    wide = output == "wide"
+    made = [(row["name"], row["of"], short(row["until"], wide=wide), row["serial"][-8:], row["shown"]) for row in rows]
+    columns = ("NAME", "OF", "UNTIL", "SERIAL", "SHOWN")
+    print_table(columns, made, empty="there are no certificates", wide=wide, least=("SERIAL", "OF"))
 
 
 def rotate(

@@ -7,7 +7,7 @@ import time
 from typing import Annotated, Any
 
 from services.cli import calls
-from services.cli.app import DryRun, Json, Option, Reason
+from services.cli.app import DryRun, Option, Output, Reason
 from services.cli.commands.models_registry import Store, open_blobs
 from services.cli.output import failed, print_json, print_table
 from services.cli.quantities import parse_seconds
@@ -20,7 +20,7 @@ def gc(
     blobs: Store = "",
     reason: Reason = "garbage collection",
     dry_run: DryRun = False,
-    as_json: Json = False,
+    output: Output = "table",
 ) -> None:
     """Remove versions that no alias, rollout, pin or worker needs, then files of no version."""
     from libs.artifacts import BlobError
@@ -56,7 +56,7 @@ def gc(
             done = asyncio.run(work())
     except BlobError as error:
         raise failed(str(error)) from error
-    if as_json:
+    if output == "json":
         print_json(
             {
                 "dry_run": dry_run,
@@ -71,7 +71,7 @@ def gc(
         return
     gone = set(done.versions)
     print_table(
-        ("VERSION", "", "WHY"),
+        ("VERSION", "OUTCOME", "WHY"),
         [
             *(
                 (
@@ -84,6 +84,7 @@ def gc(
             *((each.model_version, "stays", ", ".join(dict.fromkeys(each.reasons))) for each in done.plan.kept),
         ],
         empty="no model versions",
+        wide=output == "wide",
     )
     freed = sum(each.size for each in done.blobs)
     print(f"{len(done.blobs)} files {'would be' if dry_run else 'were'} removed, {freed / 1e6:.1f} MB")

@@ -17,7 +17,7 @@ from libs.resources.snapshot import KINDS
 from services.cli import calls
 from services.cli.app import Argument, DryRun, Json, Option, Output, Reason, UsageError, warn
 from services.cli.config import locate
-from services.cli.output import failed, print_fields, print_json, print_table, timestamp
+from services.cli.output import failed, print_fields, print_json, print_table, short, timestamp
 
 Name = Annotated[str, Argument("Who: jane; or of a person with a token, oidc:ISSUER/NAME.")]
 _KIND = "RoleBinding"
@@ -78,13 +78,14 @@ def list_(output: Output = "table") -> None:
             ", ".join(each["roles"]),
             ", ".join(each["namespaces"]) or "all",
             ", ".join(each["tenants"]) or "all",
-            each["certificate_until"] or "-",
-            each["changed"] or "-",
-            each["changed_by"] or "-",
+            short(each["certificate_until"], wide=output == "wide"),
+            short(each["changed"], wide=output == "wide"),
+            each["changed_by"],
         )
         for each in found
     ]
-    print_table(columns, rows, empty="nobody has a role", wide=output == "wide", extra=columns[5:])
+    least = columns[4:1:-1]
+    print_table(columns, rows, empty="nobody has a role", wide=output == "wide", extra=columns[5:], least=least)
 
 
 def revoke(name: Name, reason: Reason = "", dry_run: DryRun = False, as_json: Json = False) -> None:

@@ -48,7 +48,7 @@ def predictors(output: Output = "table") -> None:
     )
     if why := [(row["predictor"], row["version"], row["detail"]) for row in rows if row["detail"]]:
         print()
-        print_table(("PREDICTOR", "VERSION", "WHY"), why, empty="")
+        print_table(("PREDICTOR", "VERSION", "WHY"), why, empty="", wide=output == "wide")
 
 
 def versions_of(endpoint: Mapping[str, Any], pages: Iterable[str]) -> list[dict[str, Any]]:

@@ -10,7 +10,7 @@ from libs.deadlines import to_seconds
 from libs.resources.forms import plain
 from libs.resources.quantities import show_seconds
 from services.cli.commands.rollout_plan import show_gate
-from services.cli.output import cell, table_lines, timestamp
+from services.cli.output import cell, short, table_lines, timestamp
 
 _BASIS = 100
 _DECISIONS = 5
@@ -23,7 +23,7 @@ _ARMS = (
     *("TTFT P50", "P95", "P99", "ITL P50", "ITL P95", "$/1K TOKENS", "$/REQUEST"),
 )
 _ARMS_WIDE = ("MIRRORED", "COMPLETED", "P99", "ITL P95", "$/REQUEST")
-_ARMS_LEAST = ("$/1K TOKENS", "ITL P50", "P95", "MEASURED")
+_ARMS_LEAST = ("$/1K TOKENS", "ITL P50", "P95", "MEASURED", "TTFT P50")
 
 
 def phase_name(rollout: Any) -> str:
@@ -87,14 +87,15 @@ def status_lines(status: Any, *, wide: bool = False) -> list[str]:
     lines = [f"{name:<14} {value}" for name, value in head]
     metrics = sorted({metric for arm in status.arms for metric in arm.scores})
     arms = [arm_cells(arm, metrics) for arm in status.arms]
-    columns = (*_ARMS, *map(str.upper, metrics))
-    lines += ["", *table_lines(columns, arms, wide=wide, extra=_ARMS_WIDE, least=_ARMS_LEAST)]
-    for columns, rows in (
-        (("GATE", "ARM", "SAYS", "DIFFERENCE", "BETWEEN", "SAMPLES"), [_gate(each) for each in status.gates]),
-        (("WORKER", "ZONE", "VERSION", "STATE", "DETAIL"), [_worker(each) for each in status.workers]),
-        (("AT", "DECISION", "BY", "REVISION", "WHY"), [_decision(each) for each in status.decisions[:_DECISIONS]]),
+    columns, least = (*_ARMS, *map(str.upper, metrics)), (*_ARMS_LEAST, *map(str.upper, metrics))
+    lines += ["", *table_lines(columns, arms, wide=wide, extra=_ARMS_WIDE, least=least)]
+    decisions = ((short(at, wide=wide), *rest) for at, *rest in map(_decision, status.decisions[:_DECISIONS]))
+    for columns, rows, least in (
+        (("GATE", "ARM", "SAYS", "DIFFERENCE", "BETWEEN", "SAMPLES"), list(map(_gate, status.gates)), ("SAMPLES",)),
+        (("WORKER", "ZONE", "VERSION", "STATE", "DETAIL"), list(map(_worker, status.workers)), ("ZONE", "DETAIL")),
+        (("AT (UTC)", "DECISION", "BY", "REVISION", "WHY"), list(decisions), ("REVISION", "BY")),
     ):
-        lines += ["", *table_lines(columns, rows, wide=wide)] if rows else []
+        lines += ["", *table_lines(columns, rows, wide=wide, least=least)] if rows else []
     return lines
 
 
@@ -142,7 +143,7 @@ def _worker(each: Any) -> tuple[str, ...]:
     return each.worker, each.zone, each.state.model_version, state, each.state.detail
 
 
-def _decision(each: Any) -> tuple[object, ...]:
+def _decision(each: Any) -> tuple[str, str, str, int, str]:
     return timestamp(each.at)[:19], each.kind.replace("_", " "), each.by, each.revision, each.text
 
 
@@ -180,7 +181,7 @@ def explanation(status: Any, now: float) -> list[str]:
     for heading, told in (
         (
             "What the gates say of this step:",
-            [f"{show_verdict(each.verdict):<9}  {each.arm}: {each.text}" for each in status.gates] or ["nothing yet"],
+            [f"{each.arm}, {show_verdict(each.verdict)}: {each.text}" for each in status.gates] or ["nothing yet"],
         ),
         ("Requests of this step:", [_requests(arm, over=over) for arm in status.arms]),
         (

@@ -6,15 +6,16 @@ import sys
 from collections.abc import Iterator
 from typing import Annotated, Any
 
-from services.cli.app import Argument, Json, Option
+from services.cli.app import Argument, Option, Output
 from services.cli.output import failed, print_fields, print_json, print_table
 
 _KINDS = ("safety", "safety-floor", "tenants", "models", "aliases")
 _HITS = ("RULE", "POLICY", "BECAUSE OF", "ACTION", "CATEGORY", "FROM", "TO", "TEXT")
 _RULES = ("RULE", "ACTION", "STAGE", "CATEGORY", "REPLACEMENT", "PATTERN")
+_LEAST = ("TO", "FROM", "CATEGORY", "TEXT", "BECAUSE OF")
 
 
-def list_(as_json: Json = False) -> None:
+def list_(output: Output = "table") -> None:
     """List all policies and who asks for each: the floor, tenants, model versions."""
     from services.cli import calls
 
@@ -23,7 +24,7 @@ def list_(as_json: Json = False) -> None:
         {"policy": pin, "rules": len(policy.rules), **_asked_by(snapshot, pin)}
         for pin, policy in sorted(snapshot.safety_policies.items())
     ]
-    if as_json:
+    if output == "json":
         print_json(rows)
         return
     print_table(
@@ -33,12 +34,14 @@ def list_(as_json: Json = False) -> None:
             for one in rows
         ],
         empty="no safety policies: the safety service's own one is the floor",
+        wide=output == "wide",
+        least=("RULES", "FLOOR"),
     )
 
 
 def show(
     name: Annotated[str, Argument("ID@VERSION.")],
-    as_json: Json = False,
+    output: Output = "table",
 ) -> None:
     """Show a policy's rules, and who asks for it."""
     from services.cli import calls
@@ -51,7 +54,7 @@ def show(
     rules = [
         {field: getattr(one, field.lower() if field != "RULE" else "id") for field in _RULES} for one in policy.rules
     ]
-    if as_json:
+    if output == "json":
         print_json(
             {"policy": name, **asked, "rules": [{key.lower(): value for key, value in one.items()} for one in rules]}
         )
@@ -64,7 +67,11 @@ def show(
         ]
     )
     print()
-    print_table(_RULES, [tuple(one.values()) for one in rules], empty="no rules", wide=True)
+    *columns, pattern = _RULES
+    made = [tuple(one.values())[:-1] for one in rules]
+    print_table(columns, made, empty="no rules", wide=output == "wide", least=("REPLACEMENT", "STAGE"))
+    print()
+    print_fields((one["RULE"], one[pattern]) for one in rules)
 
 
 def try_(
@@ -72,7 +79,7 @@ def try_(
     tenant: Annotated[str, Option(help="Whose request it is.")],
     model: Annotated[str, Option(help="What it is to; an alias counts as its heaviest target.")] = "",
     stage: Annotated[str, Option(choices="input output", help="Which way it goes.")] = "input",
-    as_json: Json = False,
+    output: Output = "table",
 ) -> None:
     """Say what a tenant's safety policies make of a text: which rules match, and whose they are.
 
@@ -97,7 +104,7 @@ def try_(
         (hit.rule.id, hit.rule.pack, because[hit.rule.pack], hit.rule.action, hit.rule.category, hit.begin, hit.end)
         for hit in trial.hits
     ]
-    if as_json:
+    if output == "json":
         names = ("rule", "policy", "because_of", "action", "category", "begin", "end")
         print_json(
             {
@@ -118,7 +125,8 @@ def try_(
         fields.append(("reads as", trial.view))
     print_fields(fields)
     print()
-    print_table(_HITS, [(*hit, given[hit[-2] : hit[-1]]) for hit in hits], empty="no rule matches")
+    made = [(*hit, given[hit[-2] : hit[-1]]) for hit in hits]
+    print_table(_HITS, made, empty="no rule matches", wide=output == "wide", least=_LEAST)
 
 
 def _version(snapshot: Any, model: str) -> Any:

@@ -15,9 +15,10 @@ from libs.near import near
 from libs.resources.kind import Kind
 from libs.resources.reading import choices
 from libs.resources.snapshot import BY_PLURAL, KINDS
+from libs.tables import WIDTH
 from services.cli.app import Argument, Json, Option, Output, UsageError
 from services.cli.kinds import kind_called
-from services.cli.output import WIDTH, print_json, print_table
+from services.cli.output import print_json, print_table
 
 _SPECIAL: dict[str, tuple[str, dict[str, Any]]] = {
     "google.protobuf.Duration": ("duration", {"type": "string", "pattern": r"^-?[0-9]+(\.[0-9]{1,9})?(ms|s|m|h|d)$"}),

@@ -7,11 +7,12 @@ import time
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Annotated, Any
 
+from libs.tables import WIDTH
 from services.cli import calls
 from services.cli.app import Argument, Option, Output, printable, say, warn
 from services.cli.cells import headings, row
 from services.cli.kinds import kinds_called, label, one, some, targets
-from services.cli.output import WIDTH, cell, paint, print_json, print_table, timestamp, write
+from services.cli.output import cell, paint, print_json, print_table, short, timestamp, write
 
 Key = tuple[str, str]
 """Kind and name."""
@@ -83,12 +84,13 @@ def history(
     if output == "json":
         print_json({"entries": list(map(_entry, entries))})
         return
+    wide = output == "wide"
     rows = [
-        (e.revision, timestamp(e.at)[:19] + "Z", e.actor, e.action, [each.resource for each in e.changes], e.reason)
+        (e.revision, short(timestamp(e.at), wide=wide), e.actor, e.action, [c.resource for c in e.changes], e.reason)
         for e in entries
     ]
-    columns = ("REVISION", "TIME", "WHO", "WHAT", "RESOURCES", "WHY")
-    print_table(columns, rows, empty="no changes", wide=output == "wide")
+    columns = ("REVISION", "TIME (UTC)", "WHO", "WHAT", "RESOURCES", "WHY")
+    print_table(columns, rows, empty="no changes", wide=wide, least=("WHAT", "WHY", "WHO"))
 
 
 def watch(

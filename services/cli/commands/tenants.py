@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from typing import Annotated
 
-from services.cli.app import Argument, Json, Option
+from services.cli.app import Argument, Option, Output
 from services.cli.output import failed, print_json
 
 
 def explain(
     tenant: Annotated[str, Argument("Its id.")],
     records: Annotated[int, Option(least=1, most=1000, help="How many of its last requests to read.")] = 1000,
-    as_json: Json = False,
+    output: Output = "table",
 ) -> None:
     """Say what a tenant is given, how its last requests fared, and what speaks against it."""
     from services.cli.explain import gather, show
@@ -19,7 +19,7 @@ def explain(
     told = gather.tell(tenant, records=records)
     if told is None:
         raise failed(f"no tenant is called {tenant!r}; `weir get tenants` lists them")
-    if as_json:
+    if output == "json":
         print_json(told)
     else:
-        show.show(told)
+        show.show(told, wide=output == "wide")

@@ -17,6 +17,7 @@ _READ_SECONDS = 300.0
 """A comparison reads the whole log; so does the first question after a long time."""
 _COLUMNS = ("REQUESTS", "REFUSED", "PROMPT", "CACHED", "OUTPUT", "ROWS", "COST", "UNKNOWN", "AT MOST", "ROWS AT MOST")
 _WIDE = ("REFUSED", "CACHED", "UNKNOWN", "AT MOST", "ROWS AT MOST")
+_LEAST = ("ROWS", "PROMPT", "OUTPUT", "REQUESTS")
 
 
 def show(
@@ -45,7 +46,7 @@ def show(
         return
     columns = (*(name.upper() for name in names), *_COLUMNS)
     rows = map(_cells, answer.rows)
-    print_table(columns, rows, empty="nothing was used", wide=output == "wide", extra=_WIDE, least=("ROWS", "PROMPT"))
+    print_table(columns, rows, empty="nothing was used", wide=output == "wide", extra=_WIDE, least=_LEAST)
 
 
 def reconcile(

@@ -42,7 +42,7 @@ def workers(output: Output = "table") -> None:
         print(line)
     if coming := not_ready(rows):
         print()
-        print_table(("WORKER", "VERSION", "STATE", "WHY"), coming, empty="")
+        print_table(("WORKER", "VERSION", "STATE", "WHY"), coming, empty="", wide=output == "wide", least=("STATE",))
 
 
 def merged(endpoints: Sequence[Mapping[str, Any]], states: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:

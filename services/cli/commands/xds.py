@@ -25,7 +25,10 @@ def status(
         rows = found["resources"] if resources else _by_type(found["resources"])
         columns = ("CLIENT", "CLUSTER", "ZONE", "TYPE", "RESOURCES", "VERSION", "STATUS", "ERROR")
         made = [list(row.values()) for row in rows]
-        print_table(columns, made, empty="no client is connected", wide=output == "wide", extra=columns[1:3])
+        least = ("VERSION", "ERROR", "TYPE")  # errors stand above, whole
+        print_table(
+            columns, made, empty="no client is connected", wide=output == "wide", extra=columns[1:3], least=least
+        )
     if refused:
         raise SystemExit(1)
 

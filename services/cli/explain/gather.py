@@ -8,14 +8,14 @@ from typing import Any
 from weir.audit.v1 import audit_pb2
 
 from libs.errors import WeirError
-from services.cli import calls, scrape
+from services.cli import calls
 from services.cli.app import warn
 from services.cli.config import NoMeshError
 from services.cli.explain.tenant import Facts, explain
 
 _KINDS = (
     *("models", "aliases", "plans", "tenants", "keys", "limits", "budgets"),
-    *("slos", "prices", "levels", "spend", "endpoints"),
+    *("slos", "prices", "levels", "spend"),
 )
 
 
@@ -27,19 +27,9 @@ def tell(tenant: str, *, records: int) -> dict[str, Any] | None:
     snapshot = calls.snapshot(*_KINDS)
     if tenant not in snapshot.tenants:
         return None
-    addresses: dict[str, list[str]] = {}
-    for endpoint in snapshot.endpoints.values():
-        if endpoint.service in scrape.REFUSALS and endpoint.metrics_address:
-            addresses.setdefault(endpoint.service, []).append(endpoint.metrics_address)
     found = _records(tenant, records)
-    facts = Facts(
-        snapshot=snapshot,
-        records=found,
-        now=time.time(),
-        whole=found is not None and len(found) < records,
-        mesh=scrape.refusals(scrape.fetch(addresses)),
-    )
-    return explain(facts, tenant)
+    whole = found is not None and len(found) < records
+    return explain(Facts(snapshot, found, time.time(), whole), tenant)
 
 
 def _records(tenant: str, limit: int) -> list[audit_pb2.Record] | None:

@@ -11,7 +11,7 @@ from services.cli.app import say
 from services.cli.output import print_fields, print_table
 
 
-def show(told: Mapping[str, Any]) -> None:
+def show(told: Mapping[str, Any], *, wide: bool = False) -> None:
     """Prints it: the findings first, since they are what was asked for."""
     say("\n".join(f"! {finding}" for finding in told["findings"]) or "nothing speaks against it")
     print()
@@ -42,6 +42,8 @@ def show(told: Mapping[str, Any]) -> None:
             for limits in told["limits"]
         ),
         empty="no limits of its own: the limiter's defaults hold",
+        wide=wide,
+        least=("MAX OUTPUT", "MAX CONTEXT", "CONCURRENCY"),
     )
     print_table(
         ("ROUTE", "TIER", "TTFT P95", "MEASURED", "REQUESTS"),
@@ -56,10 +58,9 @@ def show(told: Mapping[str, Any]) -> None:
             for slo in told["objectives"]
         ),
         empty="no objectives are declared",
+        wide=wide,
     )
     _show_recent(told["recent"])
-    for service, kinds in told["mesh"].items():
-        say(f"all tenants, {service}, since it began: " + ", ".join(f"{kind} {n:.0f}" for kind, n in kinds.items()))
 
 
 def _show_recent(recent: Mapping[str, Any] | None) -> None:

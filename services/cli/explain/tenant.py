@@ -1,19 +1,22 @@
 """What an operator needs whose tenant complains: what it is given, how it fares, and what speaks against it. Pure.
 
 A tenant's own requests come from the audit log, which records every request that reached a gateway, served or not.
-Requests that the edge refuses before that are counted without their tenant; `explain` shows them for the whole mesh.
+Those that the edge refuses before that are there, too, counted by reason: a line a minute. Whoever shows no good key
+is no tenant's.
 """
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from datetime import UTC, datetime
 from typing import Any
 
 from weir.audit.v1 import audit_pb2
 from weir.registry.v1 import registry_pb2 as pb
 
+from libs.auditlog.security import Kind
 from libs.deadlines import to_seconds
 from libs.quota import PriceBook
 from libs.quota.dates import Zone
@@ -33,6 +36,7 @@ DAY = 86400.0
 _NEAR = 0.8
 """Share of a limit from which it is worth a word."""
 _REFUSED = ("rejected", "evicted")
+_AT_THE_EDGE = (Kind.UNAUTHENTICATED, Kind.FORBIDDEN, Kind.RATE_LIMITED)
 _ROUTES = {"embed": "embed"}
 """Operation → route; all others generate."""
 _ADVICE = {
@@ -54,6 +58,8 @@ _ADVICE = {
     "DEPENDENCY_UNAVAILABLE": "a service of the mesh is away: see `weir status`",
     "WORKER_LOST": "workers died under its requests: see `weir workers`, `weir logs worker`",
     "ENGINE_ERROR": "engines failed on its requests: see `weir logs worker`",
+    "SCOPE_MISSING": "its key may not do this: `weir get keys`",
+    "KEY_EXPIRED": "its key's time has passed: `weir keys create {tenant}`",
     "SLOW_READER": "its client does not read its streams",
 }
 
@@ -69,8 +75,6 @@ class Facts:
     """Unix seconds."""
     whole: bool = False
     """`records` are all that there are, not only the newest."""
-    mesh: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
-    """Refusals of the whole mesh since its processes began: by service, by kind."""
 
 
 def explain(facts: Facts, tenant: str) -> dict[str, Any]:
@@ -88,9 +92,10 @@ def explain(facts: Facts, tenant: str) -> dict[str, Any]:
         "objectives": _objectives(facts.snapshot, requests),
         "levels": _levels(facts.snapshot, known),
         "recent": None if facts.records is None else _recent(requests),
-        "mesh": {service: dict(kinds) for service, kinds in facts.mesh.items()},
+        "edge": None if facts.records is None else _edge(facts.records),
     }
-    told["findings"] = [*_access(told, known), *_overload(told), *_refusals(told), *_near(told), *_slow(told)]
+    refusals = (*_at_the_edge(told), *_refusals(told))
+    told["findings"] = [*_access(told, known), *_overload(told), *refusals, *_near(told), *_slow(told)]
     return told
 
 
@@ -224,6 +229,19 @@ def _recent(requests: Sequence[audit_pb2.Record]) -> dict[str, Any]:
     }
 
 
+def _edge(records: Sequence[audit_pb2.Record]) -> dict[str, dict[str, float]]:
+    """What the edge refused of its requests, by reason, in capitals as everywhere; the most frequent first."""
+    refusals: dict[str, dict[str, float]] = {}
+    for record in records:
+        event = record.security
+        if event.kind in _AT_THE_EDGE:
+            since = event.since.seconds + event.since.nanos / 1e9
+            entry = refusals.setdefault(event.reason.upper(), {"count": 0, "since": since, "last": 0.0})
+            entry["count"] += event.count
+            entry["since"], entry["last"] = min(entry["since"], since), max(entry["last"], _time(record))
+    return dict(sorted(refusals.items(), key=lambda item: -item[1]["count"]))
+
+
 def _access(told: Mapping[str, Any], tenant: pb.Tenant) -> list[str]:
     found = []
     keys = told["keys"]
@@ -252,14 +270,28 @@ def _overload(told: Mapping[str, Any]) -> list[str]:
     return found
 
 
+def _at_the_edge(told: Mapping[str, Any]) -> list[str]:
+    found = []
+    for reason, entry in (told["edge"] or {}).items():
+        since, last = (datetime.fromtimestamp(entry[name], UTC) for name in ("since", "last"))
+        upto = f"{last:%H:%M:%S}" if last.date() == since.date() else f"{last:%Y-%m-%d %H:%M:%S}"
+        when = f"{since:%Y-%m-%d %H:%M:%S} to {upto} UTC"
+        found.append(f"the edge refused {entry['count']} of its requests, {when}: {reason}{_advice(reason, told)}")
+    return found
+
+
+def _advice(reason: str, told: Mapping[str, Any]) -> str:
+    known = _ADVICE.get(reason, "").format(tenant=told["tenant"])
+    return f", {known}" if known else ""
+
+
 def _refusals(told: Mapping[str, Any]) -> list[str]:
     if told["recent"] is None:
         return ["the audit log cannot be asked: its requests are not known"]
     found = []
     total = told["recent"]["requests"]
     for reason, entry in told["recent"]["reasons"].items():
-        advice = _ADVICE.get(reason, "").format(tenant=told["tenant"])
-        found.append(f"{entry['count']} of its last {total} requests: {reason}" + (f", {advice}" if advice else ""))
+        found.append(f"{entry['count']} of its last {total} requests: {reason}{_advice(reason, told)}")
     for flag, count in told["recent"]["degraded"].items():
         found.append(f"{count} of its last {total} requests were served degraded: {flag}")
     return found

@@ -64,12 +64,12 @@ def down(as_json: Json = False) -> None:
         print("the mesh is down" if stopped else f"no mesh runs in {where.state}")
 
 
-def status(as_json: Json = False) -> None:
+def status(output: Output = "table") -> None:
     """Show every process: state by its own health, pid, restarts, address. Exit code 1 unless all are ready."""
     where = _site()
     current = lifecycle.status(where.state)
     if current is None:
-        if as_json:
+        if output == "json":
             print_json({"state": "down", "processes": []})
         else:
             print(f"no mesh runs in {where.state}")
@@ -79,11 +79,11 @@ def status(as_json: Json = False) -> None:
         {**process, **{key: value for key, value in addresses.get(process["name"], {}).items() if key != "pid"}}
         for process in current["processes"]
     ]
-    if as_json:
+    if output == "json":
         print_json({**current, "processes": rows})
     else:
         print(f"mesh {current['state']}, supervisor pid {current['pid']}, state in {where.state}\n")
-        print(report.table(rows))
+        print(report.table(rows, wide=output == "wide"))
         if dropped := current.get("log_lines_dropped"):
             print(f"\n{dropped} log lines could not be written: is the disk full?")
     if current["state"] != "up" or not all(row["ready"] for row in rows):

@@ -70,7 +70,7 @@ def mesh_file(site: Laptop, plan: Plan, status: Mapping[str, Any], profile: str)
     return json.dumps(content, indent=2) + "\n"
 
 
-def table(rows: Iterable[Mapping[str, Any]]) -> str:
+def table(rows: Iterable[Mapping[str, Any]], *, wide: bool = False) -> str:
     """The processes of a status as a table."""
     made = [
         (
@@ -83,7 +83,8 @@ def table(rows: Iterable[Mapping[str, Any]]) -> str:
         )
         for row in rows
     ]
-    return "\n".join(table_lines(("NAME", "STATE", "PID", "RESTARTS", "UP", "ADDRESS"), made))
+    columns = ("NAME", "STATE", "PID", "RESTARTS", "UP", "ADDRESS")
+    return "\n".join(table_lines(columns, made, wide=wide, least=("ADDRESS", "UP", "PID")))
 
 
 def duration(seconds: float) -> str:

@@ -32,7 +32,7 @@ async def test_erase_export_verify_rotate(tmp_path: Path) -> None:
         assert (again.code, "no key seals" in again.err) == (1, True)
         wrong = await weir("audit", "erase", "--tenant", "acme", "--reason", "because")
         assert (wrong.code, "subject_request" in wrong.err) == (1, True)
-        tail = (await weir("audit", "tail")).out
+        tail = (await weir("audit", "tail", "-o", "wide")).out
         assert tail.count("(erased by tombstone 4)") == 2
         assert f"operator:{NAME} erased globex (tenant_left T-1): 1 keys" in tail
         records = (await weir("audit", "tail", "--tenant", "globex", "--json")).json()["records"]

@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 from weir.audit.v1 import audit_pb2
 from weir.registry.v1 import registry_pb2 as pb
 
+from libs.auditlog.security import Kind, Row, Sight, record_of
 from libs.registry import RegistrySnapshot
-from services.cli import scrape
 from services.cli.explain import show
 from services.cli.explain.tenant import Facts, _p95, explain
 
@@ -30,6 +30,12 @@ def record(ago: float, *, outcome: str = "stop", reason: str = "", ttft: float =
         event.time_to_first_token.CopyFrom(Duration(nanos=int(ttft * 1e9)))
     event.MergeFrom(audit_pb2.RequestEvent(**more))
     return audit_pb2.Record(time=Timestamp(seconds=int(NOW - ago)), request=event)
+
+
+def edge(ago: float, kind: Kind, reason: str, count: int) -> audit_pb2.Record:
+    """As edge-auth and the limiter hand them in: counted."""
+    row = Row(Sight(kind, reason, tenant="tiny"), count, NOW - ago - 30, NOW - ago)
+    return record_of(row, record_id="r", source="ratelimit/ratelimit-0")
 
 
 def snapshot(**changes: Any) -> RegistrySnapshot:
@@ -88,6 +94,29 @@ def test_refusals_are_counted_by_reason_with_what_to_do() -> None:
     assert made["findings"][2] == "1 of its last 5 requests were served degraded: output_capped"
     # Refused requests use nothing of the limits.
     assert made["limits"][0]["used_requests"] == 1
+
+
+def test_what_the_edge_refused_is_this_tenants_own(capsys: pytest.CaptureFixture[str]) -> None:
+    made = told(
+        edge(90, Kind.RATE_LIMITED, "quota_requests", 40),
+        record(60),
+        edge(30, Kind.RATE_LIMITED, "quota_requests", 2),
+        edge(20, Kind.FORBIDDEN, "scope_missing", 7),
+        edge(10, Kind.KEY_NEW_SOURCE, "new_network", 1),
+    )
+    assert made["edge"] == {
+        "QUOTA_REQUESTS": {"count": 42, "since": NOW - 120, "last": NOW - 30},
+        "SCOPE_MISSING": {"count": 7, "since": NOW - 50, "last": NOW - 20},
+    }
+    assert made["findings"] == [
+        "the edge refused 42 of its requests, 1970-01-02 03:44:40 to 03:46:10 UTC: QUOTA_REQUESTS, "
+        "its requests per minute are used up: `weir set limits 'tiny/*' requests_per_minute=…`",
+        "the edge refused 7 of its requests, 1970-01-02 03:45:50 to 03:46:20 UTC: SCOPE_MISSING, "
+        "its key may not do this: `weir get keys`",
+    ]
+    assert made["recent"]["requests"] == 1, "they never reached a gateway"
+    show.show(made)
+    assert "all tenants" not in capsys.readouterr().out
 
 
 def test_limits_that_are_nearly_used_up_are_named() -> None:
@@ -172,15 +201,14 @@ def test_a_tenant_that_nobody_can_act_as_is_told_first() -> None:
 
 
 def test_without_the_audit_log_nothing_is_shown_as_zero() -> None:
-    made = explain(Facts(snapshot(), None, NOW, mesh={"gateway": {"QUOTA_TOKENS": 3.0}}), "tiny")
-    assert made["recent"] is None
+    made = explain(Facts(snapshot(), None, NOW), "tiny")
+    assert (made["recent"], made["edge"]) == (None, None)
     assert made["limits"][0]["used_tokens"] is None
     assert made["findings"] == ["the audit log cannot be asked: its requests are not known"]
     out = io.StringIO()
     with redirect_stdout(out):
         show.show(made)
     assert "? of 1000" in out.getvalue()
-    assert "all tenants, gateway, since it began: QUOTA_TOKENS 3" in out.getvalue()
 
 
 @given(st.lists(st.floats(0, 10), min_size=1, max_size=60))
@@ -189,22 +217,3 @@ def test_at_least_95_of_100_are_at_most_the_percentile(values: list[float]) -> N
     assert found in values
     assert sum(value <= found for value in values) >= 0.95 * len(values)
     assert sum(value < found for value in values) < 0.95 * len(values)
-
-
-def test_refusals_of_the_mesh_are_summed_over_processes() -> None:
-    gateway = (
-        "# TYPE weir_gateway_outcomes counter\n"
-        'weir_gateway_outcomes_total{operation="chat",outcome="stop",reason=""} 5.0\n'
-        'weir_gateway_outcomes_total{operation="chat",outcome="rejected",reason="QUOTA_TOKENS"} 2.0\n'
-        'weir_gateway_outcomes_total{operation="embed",outcome="rejected",reason="QUOTA_TOKENS"} 1.0\n'
-        'weir_gateway_outcomes_total{operation="chat",outcome="rejected",reason="QUOTA_SPEND"} 0.0\n'
-        "weir_gateway_active_generations 1.0\n"
-    )
-    limiter = (
-        'weir_ratelimit_edge_total{outcome="ok"} 9.0\nweir_ratelimit_edge_total{outcome="requests"} 4.0\n'
-        'weir_ratelimit_reserve_total{outcome="over_quota"} 1.0\n'
-    )
-    assert scrape.refusals({"gateway": [gateway, gateway], "ratelimit": [limiter], "worker": [gateway]}) == {
-        "gateway": {"QUOTA_TOKENS": 6.0},
-        "ratelimit": {"edge: requests": 4.0},
-    }

@@ -122,3 +122,22 @@ def test_the_page_of_the_contracts_names_each_file_and_what_it_has(name: str) ->
 
 def test_the_glossary_is_short() -> None:
     assert 10 <= len(re.findall(r"^\| \*\*", read("docs/glossary.md"), re.MULTILINE)) <= 20
+
+
+def test_the_readme_says_first_who_it_is_for_what_there_is_and_what_was_never_run() -> None:
+    before = read("README.md").partition("## Two commands")[0]
+    for said in ("**For whom.**", "**For whom not.**", "## What it is not yet", "## Beside others"):
+        assert said in before, said
+    for peer in ("LiteLLM", "Envoy AI Gateway", "KServe", "Triton"):
+        assert re.search(rf"^\| {peer} \|", before, re.MULTILINE), peer
+    never = before.partition("**Never run:**")[2]
+    for named in ("arm64", "GPU", "TensorRT-LLM"):
+        assert named in never, named
+
+
+def test_the_readme_has_every_route_of_the_openai_api_that_there_is() -> None:
+    proto = read("protos/weir/openai/v1/openai.proto")
+    served = re.findall(r"(?:post|get): \"([^\"]+)\"", proto)
+    _, _, section = read("README.md").partition("## What of the OpenAI API")
+    routes = re.findall(r"^\| `(?:GET|POST) (/v1/[^`]+)`", section.partition("\n## ")[0], re.MULTILINE)
+    assert sorted(routes) == sorted(each.replace("{id=**}", "{id}") for each in served)

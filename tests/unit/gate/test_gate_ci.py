@@ -43,13 +43,14 @@ def test_the_gate_runs_its_tests_whatever_its_checks_say(tmp_path, check, tests,
     assert done.returncode == code
 
 
-def test_make_help_lists_every_target_that_says_what_it_does():
+def test_make_help_lists_every_target_and_says_what_it_does():
     makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
-    explained = re.findall(r"^([^\s:#]+):.*## ", makefile, re.MULTILINE)
+    targets = re.findall(r"^\.PHONY: (\S+)$", makefile, re.MULTILINE)
     make = str(shutil.which("make"))
     said = subprocess.run([make, "-s", "help"], cwd=ROOT, check=True, capture_output=True, text=True)
     lines = said.stdout.splitlines()
-    assert [line.split()[1] for line in lines if line.startswith("  make ")] == explained
+    assert [line.split()[1] for line in lines if line.startswith("  make ")] == targets
+    assert all(len(line.split()) > 2 for line in lines if line.startswith("  make "))
     headings = re.findall(r"^# --- (.*) ---$", makefile, re.MULTILINE)
     assert [line for line in lines if line and not line.startswith("  make ")] == headings
-    assert "test-k8s" in explained
+    assert "test-k8s" in targets

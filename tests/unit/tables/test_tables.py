@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from services.cli.tables import layout
+from libs.tables import layout
 
 WORDS = st.text("abcXYZ012@./:-", min_size=1, max_size=20)
 CELLS = st.lists(WORDS, max_size=6).map(" ".join)

@@ -1,19 +1,31 @@
 """Tables that fit: what is read is never cut.
 
-A cell that is too long goes on in the next line, broken at blanks alone: a name, a version, a time or a number is
-whole, and so is every heading (but for words beyond `_LONGEST`, which no name can be). Where even that is too wide for
-the terminal, the columns that a table names as its least important are left out, and a line says so.
+A cell that is too long goes on in the next line, broken at blanks alone: a name, a version, a time or a number with its
+unit is whole, and so is every heading (but for words beyond `_LONGEST`, which no name can be). Where even that is too
+wide for the terminal, the columns that a table names as its least important are left out, and a line says so. Numbers
+end in one column.
 """
 
 from __future__ import annotations
 
+import re
+import shutil
+import sys
 import textwrap
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from itertools import zip_longest
 from typing import NamedTuple
 
+WIDTH = 100
+"""Columns of a table in a pipe."""
 _GAP = 2
 _LONGEST = 64
+_AMOUNT = r"[-+≥$ ]*\d[\d.,]*( ?(%|ms|s|min|h|d|B|kB|MB|GB)|[hm]\d\d[ms])?"
+_WHOLE = re.compile(rf"{_AMOUNT}|\d\d-\d\d \d\d:\d\d")
+"""A number with its unit, and a time."""
+_NUMBER = re.compile(rf"{_AMOUNT}( / \d[\d.,]*)?")
+_NO_NUMBER = frozenset(("", "-", "?", "free", "unlimited"))
+"""What stands between numbers."""
 
 
 class Layout(NamedTuple):
@@ -39,7 +51,14 @@ def layout(rows: Sequence[Sequence[str]], width: int | None, least: Sequence[str
         shown.remove(left.pop(0))
     picked = [[row[index] for index in shown] for row in rows]
     widths = _widths(picked, width)
-    return Layout(_lines(picked[0], widths), [line for row in picked[1:] for line in _lines(row, widths)], gone)
+    right = [_is_of_numbers(column[1:]) for column in zip(*picked, strict=True)]
+    heading, *body = ([*_lines(row, widths, right)] for row in picked)
+    return Layout(heading, [line for lines in body for line in lines], gone)
+
+
+def terminal_width() -> int:
+    """Columns of the terminal, or `WIDTH` in a pipe."""
+    return shutil.get_terminal_size((WIDTH, 0)).columns if sys.stdout.isatty() else WIDTH
 
 
 def _least_width(rows: Sequence[Sequence[str]], shown: Sequence[int]) -> int:
@@ -63,16 +82,20 @@ def _widths(rows: Sequence[Sequence[str]], width: int | None) -> list[int]:
     return widths
 
 
-def _lines(row: Sequence[str], widths: Sequence[int]) -> list[str]:
+def _is_of_numbers(cells: Sequence[str]) -> bool:
+    numbers = [cell for cell in cells if cell not in _NO_NUMBER]
+    return bool(numbers) and all(map(_NUMBER.fullmatch, numbers))
+
+
+def _lines(row: Sequence[str], widths: Sequence[int], right: Sequence[bool]) -> Iterator[str]:
     cells = [
         [text] if len(text) <= width else textwrap.wrap(text, width, break_on_hyphens=False)
         for text, width in zip(row, widths, strict=True)
     ]
-    return [
-        (" " * _GAP).join(part.ljust(width) for part, width in zip(parts, widths, strict=True)).rstrip()
-        for parts in zip_longest(*cells, fillvalue="")
-    ]
+    for parts in zip_longest(*cells, fillvalue=""):
+        aligned = zip(parts, widths, right, strict=True)
+        yield (" " * _GAP).join(f"{part:{'>' if numbers else '<'}{width}}" for part, width, numbers in aligned).rstrip()
 
 
 def _longest_word(text: str) -> int:
-    return min(_LONGEST, max(map(len, text.split()), default=0))
+    return min(_LONGEST, max(map(len, [text] if _WHOLE.fullmatch(text) else text.split()), default=0))
