@@ -3,6 +3,7 @@
 | what happened | availability | the arm |
 | --- | --- | --- |
 | served, stopped by the safety policy included; served degraded (that is its own signal) | good | good |
+| a prediction that something else answered because its own version failed | good | as that failure says |
 | the caller left, did not read, or asked for what cannot be | neither | neither |
 | a quota refused, or the limit of one tenant's share; any refusal of what was over its quota | neither | neither |
 | worker lost, engine failed, a fault of ours | bad | bad |

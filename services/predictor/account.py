@@ -4,10 +4,12 @@ about us. Nothing here waits but `acquire`, and that only where a new lease is n
 | what became of it | rows billed | availability | its arm |
 | --- | --- | --- | --- |
 | answered | those that were asked about | good | good |
-| answered by what was kept, or by a smaller version | likewise, at the price of what answered | good | neither |
-| the manifest's prior | none | neither: it is quick and no service | neither |
+| answered by what was kept, or by a smaller version | likewise, at the price of what answered | good | as the refusal |
+| the manifest's prior | none | neither: it is quick and no service | as the refusal |
 | its caller left | those that were asked about | neither | neither |
 | refused, late, failed | none | see `libs/outcomes/standing.py` | see there |
+
+What the ladder answers, its version failed at: a rollout must see that, although no caller does.
 """
 
 from __future__ import annotations
@@ -122,6 +124,8 @@ class Account:
         self._records.end(lease.record, call, ended, rank=lease.rank, rows=rows, spend=lease.spend, local=lease.local)
         self._audit.write(lease.record, lease.place, traceparent=call.traceparent)
         if isinstance(ended, Answer):
+            if ended.cause is not None:
+                self._failed(call, ended.cause, lease, answered=True)
             if PRIOR not in ended.degraded:
                 self._answered(lease, call, ended)
             self._mirror(call, ended, lease.arm)
@@ -209,7 +213,7 @@ class Account:
         own = lease.arm if answer.version == call.version and not answer.cached else None
         self._outcomes.ended(ran, route=ROUTE, tier=call.route.tier, given=call.given, arm=own, begun=lease.begun)
 
-    def _failed(self, call: Call, error: WeirError, lease: Lease | None) -> None:
+    def _failed(self, call: Call, error: WeirError, lease: Lease | None, *, answered: bool = False) -> None:
         self._outcomes.refused(
             route=ROUTE,
             model=call.model,
@@ -218,6 +222,7 @@ class Account:
             given=call.given,
             over_quota=lease is not None and lease.held.reservation.over_quota,
             begun=None if lease is None else lease.begun,
+            answered=answered,
         )
 
 

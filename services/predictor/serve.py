@@ -91,7 +91,7 @@ class Predictions:
             with visit:
                 self._occupancy.check(call.tenant)
                 stages = Stages(edge=call.edge)
-                question = self._question(call, call.version)
+                question = self._asked(call)
                 stages.decode = self._clock.monotonic() - call.arrived
                 if self._account is not None:
                     lease = await self._account.acquire(call)
@@ -133,6 +133,25 @@ class Predictions:
 
     # ---- the version's own answer ------------------------------------------------------------------------------------
 
+    def _asked(self, call: Call) -> Question | None:
+        """What is asked of the version that is to answer; see `_question`.
+
+        :raises WeirError: ENGINE_ERROR, it does not take what its rollout's baseline takes.
+        """
+        try:
+            return self._question(call, call.version)
+        except WeirError as refusal:
+            baseline = self._catalog.baseline(call.model, call.route)
+            if baseline is None:
+                raise
+            try:
+                taken = self._question(call, baseline) is not None
+            except WeirError:
+                taken = False
+            if not taken:
+                raise
+            raise WeirError(Reason.ENGINE_ERROR, f"{call.version} does not take what its baseline takes") from refusal
+
     def _question(self, call: Call, version: str) -> Question | None:
         """What is asked, in the version's terms; None while it is not loaded here.
 
@@ -159,14 +178,31 @@ class Predictions:
                 return await self._cached(call, question, key, spec.cache_seconds, rank, stages)
             outputs, batch = await self._run(call, question, rank, stages)
             return self._told(call, question, outputs, stages, batch_rows=batch)
-        except WeirError as error:
+        except WeirError as refusal:
+            error = await self._whose(call, refusal, rank)
             if not call.degradable or error.reason not in ladder.WALKS:
-                raise
+                raise error from None
             instead = await self._instead(call, question, spec, key, rank, stages)
             if instead is None:
-                raise
+                raise error from None
+            instead.cause = error
             metrics.DEGRADED.labels(call.version, instead.degraded[0]).inc()
             return instead
+
+    async def _whose(self, call: Call, refusal: WeirError, rank: int) -> WeirError:
+        """The refusal; or ENGINE_ERROR where a rollout's version refuses inputs that its baseline answers: only beside
+        that one is seen whether they are at fault or the version is. Who asks pays nothing for either."""
+        if refusal.reason is not Reason.INVALID_REQUEST:
+            return refusal
+        baseline = self._catalog.baseline(call.model, call.route)
+        try:
+            question = None if baseline is None else self._question(call, baseline)
+            if question is None:
+                return refusal
+            await self._run(call, question, rank, Stages())
+        except WeirError:
+            return refusal
+        return WeirError(Reason.ENGINE_ERROR, f"{call.version} refuses what its baseline answers")
 
     async def _run(self, call: Call, question: Question, rank: int, stages: Stages) -> tuple[Tensors, int]:
         """Outputs, and the rows of the batch that it ran in.

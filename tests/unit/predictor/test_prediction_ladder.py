@@ -26,9 +26,10 @@ from services.predictor.formats import signature_of
 from services.predictor.port import ModelError, Signature, Tensors
 from services.predictor.serve import Predictions
 from services.predictor.statistics import Statistics
-from tests.support.predictor import question, scores, trees
+from tests.support.predictor import FEATURES, question, scores, trees
 
 Run = Callable[[], Mapping[str, np.ndarray]]
+CANARY = Route("m@1", "canary", "predict", "", (), 1, rollout_id="r1")
 PRIOR = {"score": np.array([0.25], np.float32)}
 
 
@@ -37,13 +38,14 @@ class Versions:
 
     def __init__(self, **given: float | Exception) -> None:
         self.given = {name.replace("_", "@"): each for name, each in given.items()}
+        self.features = dict.fromkeys(self.given, FEATURES)
         self.ran: list[tuple[str, int]] = []
 
     def signature(self, version: str) -> Signature:
         """See `Executors`."""
         if version not in self.given:
             raise KeyError(version)
-        return signature_of(trees())
+        return signature_of(trees(features=self.features[version]))
 
     async def run(self, version: str, inputs: Tensors, *, rows: int, rank: int, **more: Any) -> Ran:
         """See `Executors`."""
@@ -64,6 +66,10 @@ class Known:
     def version(self, name: str) -> pb.ModelVersion:
         """See `Catalog`."""
         return self.known
+
+    def baseline(self, alias: str, route: Route) -> str | None:
+        """See `Catalog`."""
+        return "base@1" if route.arm == "canary" else None
 
 
 class World:
@@ -143,6 +149,7 @@ async def test_the_steps_are_taken_in_their_order(fault: Exception, reason: Reas
     world.clock.advance(30.0)
     smaller = await world.ask()
     assert (smaller.degraded, smaller.version) == (("smaller_version",), "small@1")
+    assert [each.cause and each.cause.reason for each in (kept, smaller)] == [reason, reason]
     assert smaller.response.model_version == "1"
     assert scores(smaller.response).tolist() == [0.5] * 3
     versions.given["small@1"] = late()
@@ -167,6 +174,44 @@ async def test_what_is_wrong_with_a_request_is_told_and_not_papered_over() -> No
     unknown = World(Versions(), prior=True)
     error = await unknown.refused(request=question([[1.0, 2.0]]))
     assert error.reason is Reason.NO_WORKERS  # nobody here knows the version, and the prior not this shape
+
+
+@pytest.mark.parametrize(
+    ("base", "reason"),
+    [
+        (0.5, Reason.ENGINE_ERROR),
+        (ModelError("input 'features': a value is infinite", "features"), Reason.INVALID_REQUEST),
+        (Crashed("the model died"), Reason.INVALID_REQUEST),  # what no version can run is no version's fault
+        (Late(full=True, retry_after=0.5), Reason.INVALID_REQUEST),  # that is not known
+        (None, Reason.INVALID_REQUEST),
+    ],
+)
+async def test_what_a_rollouts_version_refuses_is_its_own_fault_where_the_baseline_answers_it(
+    base: float | Exception | None, reason: Reason
+) -> None:
+    versions = Versions(m_1=ModelError("the program refuses the inputs"), small_1=0.25)
+    if base is not None:
+        versions.given["base@1"], versions.features["base@1"] = base, FEATURES
+    world = World(versions, smaller=["small@1"])
+    assert (await world.refused(route=CANARY, degradable=False)).reason is reason
+    if reason is Reason.ENGINE_ERROR:
+        answer = await world.ask(route=CANARY)
+        assert (answer.degraded, answer.cause and answer.cause.reason) == (("smaller_version",), reason)
+    else:
+        assert (await world.refused(route=CANARY)).reason is reason
+    before = len(versions.ran)
+    assert (await world.refused()).reason is Reason.INVALID_REQUEST
+    assert versions.ran[before:] == [("m@1", Rank.PAID)], "outside rollouts something was compared"
+
+
+async def test_a_rollouts_version_must_take_what_its_baseline_takes() -> None:
+    versions = Versions(m_1=0.75, base_1=0.5)
+    versions.features["m@1"] = 5
+    world = World(versions)
+    assert (await world.refused(route=CANARY)).reason is Reason.ENGINE_ERROR
+    assert (await world.refused()).reason is Reason.INVALID_REQUEST
+    versions.features["base@1"] = 5  # neither takes it
+    assert (await world.refused(route=CANARY)).reason is Reason.INVALID_REQUEST
 
 
 async def test_the_ladder_runs_in_the_callers_class() -> None:
