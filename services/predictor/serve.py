@@ -209,7 +209,7 @@ class Predictions:
 
         :raises WeirError: it could not be in time, or did not run.
         """
-        version, began = question.version, self._clock.monotonic()
+        version = question.version
         self._running[version] += 1
         try:
             ran: Ran = await self.executors.run(
@@ -222,8 +222,7 @@ class Predictions:
                 deadline=call.deadline,
             )
         except Late as late:
-            waited = self._clock.monotonic() - began
-            raise _late(late, queued=waited > (call.deadline - began) / 2) from None
+            raise _late(late) from None
         except ModelError as error:
             raise WeirError(Reason.INVALID_REQUEST, str(error), limit=error.tensor) from None
         except Crashed as error:
@@ -327,11 +326,11 @@ class Predictions:
         )
 
 
-def _late(late: Late, *, queued: bool) -> WeirError:
-    """`queued`: it waited for most of its time, and was not refused as it came."""
+def _late(late: Late) -> WeirError:
     if late.full:
+        reason = Reason.EVICTED_SHED if late.waited else Reason.REJECTED_QUEUE_FULL
         message = "too many rows wait for this version"
-        return WeirError(Reason.REJECTED_QUEUE_FULL, message, limit="queue_rows", retry_after=late.retry_after)
-    if queued:
+        return WeirError(reason, message, limit="queue_rows", retry_after=late.retry_after)
+    if late.waited:
         return WeirError(Reason.EVICTED_DEADLINE, "the deadline passed before it could run")
     return WeirError(Reason.REJECTED_DEADLINE, "it could not be answered in time", retry_after=late.retry_after)

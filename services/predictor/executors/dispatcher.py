@@ -100,7 +100,8 @@ class Dispatcher:
         item = Item(tenant, self._key(waiting, tenant, offence), max(rows, 1), deadline, waiting, rank=rank)
         if offence is not None and offence.deaths:
             item.crashes = 1  # this is its second chance already
-        self._batcher.offer(item, now)
+        for evicted in self._batcher.offer(item, now):
+            _fail(evicted, Late(full=True, retry_after=self._batcher.full_seconds, waited=True))
         self._soon()
         try:
             return await answer
@@ -163,7 +164,7 @@ class Dispatcher:
         if now >= until:
             self._soon()
         for item in self._batcher.expired(now):
-            _fail(item, Late(full=False, retry_after=None))
+            _fail(item, Late(full=False, retry_after=None, waited=True))
         self._set_timer(now)
         if self._drained is not None and not self._drained.done() and self._batcher.idle:
             self._drained.set_result(None)

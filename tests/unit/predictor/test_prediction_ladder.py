@@ -130,7 +130,9 @@ async def test_the_versions_own_answer_is_not_degraded() -> None:
     ("fault", "reason"),
     [
         (late(), Reason.REJECTED_QUEUE_FULL),
+        (Late(full=True, retry_after=0.5, waited=True), Reason.EVICTED_SHED),
         (Late(full=False, retry_after=None), Reason.REJECTED_DEADLINE),
+        (Late(full=False, retry_after=None, waited=True), Reason.EVICTED_DEADLINE),
         (Crashed("the model died"), Reason.ENGINE_ERROR),
     ],
 )
