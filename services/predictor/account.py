@@ -88,8 +88,10 @@ class Account:
 
     # ---- a call ------------------------------------------------------------------------------------------------------
 
-    async def acquire(self, call: Call) -> Lease:
+    async def acquire(self, call: Call, *, judged: bool = True) -> Lease:
         """Take its rows from the quota; it counts as begun from then on.
+
+        :param judged: however it ends says something of its arm.
 
         :raises WeirError: QUOTA_ROWS, QUOTA_REQUESTS, QUOTA_SPEND; DEPENDENCY_UNAVAILABLE for a tenant whose requests
             must be audited while they cannot be; DEADLINE_EXCEEDED.
@@ -105,7 +107,7 @@ class Account:
             held = await self._leases.wait(key, call.rows, deadline=call.deadline)
         over = held.reservation.over_quota
         record = self._begin(call, tenant)
-        arm = self._catalog.arm_key(call.model, call.route)
+        arm = self._catalog.arm_key(call.model, call.route) if judged else None
         return Lease(
             rank=max(call.rank, Rank.OVER_QUOTA) if over else call.rank,
             held=held,

@@ -20,11 +20,12 @@ from libs.catalog import Catalog
 from libs.clock import Clock
 from libs.errors import Reason, WeirError
 from libs.occupancy import Occupancy, Visit
+from libs.outcomes import CRASHES
 from services.predictor import ladder, metrics
 from services.predictor.account import Account, Lease
 from services.predictor.cache import Cache, key_of
 from services.predictor.call import Answer, Call, Stages
-from services.predictor.executors import Crashed, Executors, Ran
+from services.predictor.executors import Barred, Crashed, Executors, Ran
 from services.predictor.port import ModelError, Signature, Tensor, Tensors
 from services.predictor.statistics import Statistics
 from services.predictor.tensors import check_rows, decode, encode, requested
@@ -94,7 +95,9 @@ class Predictions:
                 question = self._asked(call)
                 stages.decode = self._clock.monotonic() - call.arrived
                 if self._account is not None:
-                    lease = await self._account.acquire(call)
+                    # A tenant that is kept out says nothing of the version that it is kept from.
+                    judged = not self.executors.bars(call.version, call.tenant)
+                    lease = await self._account.acquire(call, judged=judged)
                 visit.had_place = True
                 rank = call.rank if lease is None else lease.rank
                 answer = await self._answer(call, question, rank, stages)
@@ -227,6 +230,11 @@ class Predictions:
             raise WeirError(Reason.INVALID_REQUEST, str(error), limit=error.tensor) from None
         except Crashed as error:
             raise WeirError(Reason.ENGINE_ERROR, f"{version}: {error}") from None
+        except Barred as error:
+            message = f"{version}: {error}"
+            raise WeirError(
+                Reason.REJECTED_QUEUE_FULL, message, limit=CRASHES, retry_after=error.retry_after
+            ) from None
         except KeyError:  # unloaded meanwhile
             raise WeirError(Reason.NO_WORKERS, f"{version} is not loaded here", retry_after=1.0) from None
         finally:

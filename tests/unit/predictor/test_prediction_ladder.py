@@ -15,13 +15,14 @@ from libs.batching import Late
 from libs.clock import ManualClock
 from libs.errors import Reason, WeirError
 from libs.occupancy import Occupancy
+from libs.outcomes import Standing, of_error
 from libs.routing import Route
 from libs.telemetry.tracing import span
 from libs.versions.errors import LoadError
 from services.predictor.cache import Cache
 from services.predictor.call import Answer, Call, Rank
 from services.predictor.desired import read_prior
-from services.predictor.executors import Crashed, Ran
+from services.predictor.executors import Barred, Crashed, Ran
 from services.predictor.formats import signature_of
 from services.predictor.port import ModelError, Signature, Tensors
 from services.predictor.serve import Predictions
@@ -214,6 +215,14 @@ async def test_a_rollouts_version_must_take_what_its_baseline_takes() -> None:
     assert (await world.refused()).reason is Reason.INVALID_REQUEST
     versions.features["base@1"] = 5  # neither takes it
     assert (await world.refused(route=CANARY)).reason is Reason.INVALID_REQUEST
+
+
+async def test_a_tenant_whose_own_rows_ended_processes_hears_that_and_no_version_has_failed() -> None:
+    world = World(Versions(m_1=Barred(42.0), small_1=0.5), smaller=["small@1"])
+    error = await world.refused(degradable=False)
+    assert (error.reason, error.limit, error.retry_after) == (Reason.REJECTED_QUEUE_FULL, "tenant_crashes", 42.0)
+    assert of_error(error, patient=True) == (Standing.NEITHER, Standing.NEITHER)
+    assert (await world.ask()).degraded == ("smaller_version",)
 
 
 async def test_the_ladder_runs_in_the_callers_class() -> None:
