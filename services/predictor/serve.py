@@ -232,9 +232,7 @@ class Predictions:
             raise WeirError(Reason.ENGINE_ERROR, f"{version}: {error}") from None
         except Barred as error:
             message = f"{version}: {error}"
-            raise WeirError(
-                Reason.REJECTED_QUEUE_FULL, message, limit=CRASHES, retry_after=error.retry_after
-            ) from None
+            raise WeirError(Reason.REJECTED_QUEUE_FULL, message, limit=CRASHES, retry_after=error.retry_after) from None
         except KeyError:  # unloaded meanwhile
             raise WeirError(Reason.NO_WORKERS, f"{version} is not loaded here", retry_after=1.0) from None
         finally:
