@@ -219,7 +219,7 @@ class Account:
         self._outcomes.refused(
             route=ROUTE,
             model=call.model,
-            asked=call.route,
+            asked=call.route if call.version else None,
             error=error,
             given=call.given,
             over_quota=lease is not None and lease.held.reservation.over_quota,

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Awaitable, Callable, Mapping
+from typing import TypeVar
 
 import msgspec
 from inference.open_inference_pb2 import ModelInferResponse
@@ -21,6 +22,7 @@ from libs.clock import Clock
 from libs.errors import Reason, WeirError
 from libs.occupancy import Occupancy, Visit
 from libs.outcomes import CRASHES
+from libs.usage.records import PREDICT
 from services.predictor import ladder, metrics
 from services.predictor.account import Account, Lease
 from services.predictor.cache import Cache, key_of
@@ -29,6 +31,8 @@ from services.predictor.executors import Barred, Crashed, Executors, Ran
 from services.predictor.port import ModelError, Signature, Tensor, Tensors
 from services.predictor.statistics import Statistics
 from services.predictor.tensors import check_rows, decode, encode, requested
+
+T = TypeVar("T")
 
 
 class Question(msgspec.Struct, frozen=True, eq=False):
@@ -117,16 +121,62 @@ class Predictions:
         self._over(call, lease, answer)
         return answer
 
+    def refused(self, call: Call, error: WeirError) -> None:
+        """The call, of no version, was refused before it got here: for the books and its trace."""
+        metrics.REFUSED.labels(error.reason.name).inc()
+        self._end_span(call, error)
+        if self._account is not None:
+            self._account.refused(call, error)
+
+    async def elsewhere(self, call: Call, handing: Callable[[], Awaitable[T | None]]) -> T | None:
+        """What another predictor answers, who keeps the books of it; None: the call is to be served here. It is in this
+        process meanwhile as what is served here is, and no more than that.
+
+        :raises WeirError: what that predictor refused it with; or it has no place here.
+        """
+        visit = Visit(self._occupancy, call.tenant)
+        with visit:
+            try:
+                self._occupancy.check(call.tenant)
+            except WeirError as error:
+                self._over(call, None, error)
+                raise
+            try:
+                answer = await handing()
+            except WeirError as error:
+                self._end_span(call, error)
+                raise
+            except asyncio.CancelledError:
+                left = WeirError(Reason.CANCELLED, "the caller left")
+                error = self._occupancy.shutting_down() if visit.cut else left
+                self._end_span(call, error)
+                if not visit.cut:
+                    raise
+                raise error from None
+        if answer is not None:
+            self._end_span(call, None)
+        return answer
+
+    def _end_span(self, call: Call, ended: Answer | WeirError | None) -> None:
+        trace = call.span
+        if trace.recording:
+            trace.set("gen_ai.operation.name", PREDICT)
+            trace.set("gen_ai.request.model", self._catalog.told(call.model))
+            trace.set("weir.tenant", call.tenant)
+            trace.set("weir.rows", call.rows)
+            if isinstance(ended, Answer):
+                trace.set("gen_ai.response.model", ended.version)
+        trace.end(ended.reason.name if isinstance(ended, WeirError) else "")
+
     def _over(self, call: Call, lease: Lease | None, ended: Answer | WeirError) -> None:
         seconds, now = self._clock.monotonic() - call.arrived, self._clock.time()
         counts = self.statistics.of(call.version)
         if isinstance(ended, WeirError):
             counts.failed(seconds, now)
             metrics.REFUSED.labels(ended.reason.name).inc()
-            call.span.end(ended.reason.name)
         else:
             counts.succeeded(seconds, now)
-            call.span.end()
+        self._end_span(call, ended)
         if self._account is None:
             return
         if lease is not None:

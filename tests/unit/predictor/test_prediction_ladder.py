@@ -68,6 +68,10 @@ class Known:
         """See `Catalog`."""
         return self.known
 
+    def told(self, model: str) -> str:
+        """See `Catalog`."""
+        return model
+
     def baseline(self, alias: str, route: Route) -> str | None:
         """See `Catalog`."""
         return "base@1" if route.arm == "canary" else None
@@ -81,6 +85,7 @@ class World:
         self.versions = versions
         self.statistics = Statistics()
         declared = trees(**spec)
+        self.occupancy = Occupancy(most=100, share=1.0, clock=self.clock, chance=lambda: 0.5)
         self.predictions = Predictions(
             executors=versions,  # type: ignore[arg-type]
             catalog=Known(declared),  # type: ignore[arg-type]
@@ -88,12 +93,16 @@ class World:
             cache=Cache(100_000, stale=30.0, clock=self.clock),
             priors={"m@1": (signature_of(declared), PRIOR)} if prior else {},
             statistics=self.statistics,
-            occupancy=Occupancy(most=100, share=1.0, clock=self.clock, chance=lambda: 0.5),
+            occupancy=self.occupancy,
             clock=self.clock,
         )
 
-    async def ask(self, *, value: float = 1.0, tenant: str = "acme", rows: int = 3, **more: Any) -> Answer:
-        """Predict for so many rows."""
+    async def ask(self, **more: Any) -> Answer:
+        """Predict."""
+        return await self.predictions.serve(self.call(**more))
+
+    def call(self, *, value: float = 1.0, tenant: str = "acme", rows: int = 3, **more: Any) -> Call:
+        """A call about so many rows."""
         now = self.clock.monotonic()
         values: dict[str, Any] = {
             "request": question([[value, 0, 0, 0]] * rows),
@@ -108,7 +117,7 @@ class World:
             "rank": Rank.PAID,
             "span": span("predict"),
         }
-        return await self.predictions.serve(Call(**(values | more)))
+        return Call(**(values | more))
 
     async def refused(self, **more: Any) -> WeirError:
         """Predict, in vain."""
@@ -266,6 +275,79 @@ async def test_nothing_runs_on_when_its_caller_has_left() -> None:
         await asking
     assert world.predictions.busy() == frozenset()
     assert world.statistics.of("m@1").fail.count == 1
+
+
+# ---- what another predictor answers ----------------------------------------------------------------------------------
+
+
+class Trace:
+    """In a span's place."""
+
+    traceparent = ""
+    recording = True
+
+    def __init__(self) -> None:
+        self.about: dict[str, Any] = {}
+        self.ends: list[str] = []
+
+    def set(self, key: str, value: Any) -> None:
+        self.about[key] = value
+
+    def end(self, error: str = "") -> None:
+        self.ends.append(error)
+
+
+async def test_what_is_handed_on_is_waited_for_and_nothing_is_while_draining() -> None:
+    world, trace, answered = World(Versions()), Trace(), asyncio.Event()
+
+    async def handing() -> str:
+        await answered.wait()
+        return "an answer"
+
+    handed = asyncio.create_task(world.predictions.elsewhere(world.call(span=trace), handing))
+    await asyncio.sleep(0)
+    drained = asyncio.create_task(world.occupancy.drain())
+    await asyncio.sleep(0)
+    assert not drained.done()
+    with pytest.raises(WeirError) as refused:
+        await world.predictions.elsewhere(world.call(), handing)
+    assert refused.value.reason is Reason.DRAINING
+    assert trace.ends == []
+    answered.set()
+    assert await handed == "an answer"
+    await drained
+    assert trace.ends == [""]
+    assert (trace.about["weir.tenant"], trace.about["gen_ai.request.model"]) == ("acme", "m")
+
+
+async def test_a_trace_ends_however_handing_on_does() -> None:
+    world, traces = World(Versions()), [Trace() for _ in range(4)]
+
+    async def refuses() -> None:
+        raise WeirError(Reason.QUOTA_ROWS, "")
+
+    async def hangs() -> None:
+        await asyncio.Event().wait()
+
+    async def knows_nobody() -> None:
+        return None
+
+    with pytest.raises(WeirError):
+        await world.predictions.elsewhere(world.call(span=traces[0]), refuses)
+    left, cut = (
+        asyncio.create_task(world.predictions.elsewhere(world.call(span=trace), hangs)) for trace in traces[1:3]
+    )
+    await asyncio.sleep(0)
+    left.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await left
+    world.occupancy.cut()
+    with pytest.raises(WeirError) as refused:
+        await cut
+    assert refused.value.reason is Reason.DRAINING
+    assert await world.predictions.elsewhere(world.call(span=traces[3]), knows_nobody) is None
+    assert [trace.ends for trace in traces] == [["QUOTA_ROWS"], ["CANCELLED"], ["DRAINING"], []]
+    assert world.occupancy.entered == 0
 
 
 # ---- the prior's file ------------------------------------------------------------------------------------------------
