@@ -21,7 +21,7 @@ from libs.catalog import Catalog
 from libs.clock import Clock
 from libs.errors import Reason, WeirError
 from libs.occupancy import Occupancy, Visit
-from libs.outcomes import CRASHES
+from libs.outcomes import CRASHES, RUNNING
 from libs.usage.records import PREDICT
 from services.predictor import ladder, metrics
 from services.predictor.account import Account, Lease
@@ -110,7 +110,7 @@ class Predictions:
             raise
         except asyncio.CancelledError:
             if not visit.cut:
-                self._over(call, lease, WeirError(Reason.CANCELLED, "the caller left"))
+                self._over(call, lease, self._left(call))
                 raise
             cut = self._occupancy.shutting_down()
             self._over(call, lease, cut)
@@ -120,6 +120,12 @@ class Predictions:
             raise
         self._over(call, lease, answer)
         return answer
+
+    def _left(self, call: Call) -> WeirError:
+        """Why nobody waits any more. Who hangs up at the deadline does not leave: what ran until then was too slow."""
+        if self._clock.monotonic() < call.deadline:
+            return WeirError(Reason.CANCELLED, "the caller left")
+        return WeirError(Reason.DEADLINE_EXCEEDED, "the deadline passed while it ran", limit=RUNNING)
 
     def refused(self, call: Call, error: WeirError) -> None:
         """The call, of no version, was refused before it got here: for the books and its trace."""

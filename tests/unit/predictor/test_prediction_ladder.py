@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Mapping
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -41,6 +42,10 @@ class Versions:
         self.given = {name.replace("_", "@"): each for name, each in given.items()}
         self.features = dict.fromkeys(self.given, FEATURES)
         self.ran: list[tuple[str, int]] = []
+
+    def bars(self, version: str, tenant: str) -> bool:
+        """See `Executors`."""
+        return isinstance(self.given.get(version), Barred)
 
     def signature(self, version: str) -> Signature:
         """See `Executors`."""
@@ -275,6 +280,43 @@ async def test_nothing_runs_on_when_its_caller_has_left() -> None:
         await asking
     assert world.predictions.busy() == frozenset()
     assert world.statistics.of("m@1").fail.count == 1
+
+
+class Books:
+    """In the account's place."""
+
+    def __init__(self) -> None:
+        self.ends: list[Answer | WeirError] = []
+
+    async def acquire(self, call: Call, **more: Any) -> Any:
+        """See `Account`."""
+        return SimpleNamespace(rank=call.rank)
+
+    def settle(self, lease: Any, call: Call, ended: Answer | WeirError) -> None:
+        """See `Account`."""
+        self.ends.append(ended)
+
+
+@pytest.mark.parametrize(
+    ("seconds", "reason", "standing"),
+    [(0.5, Reason.CANCELLED, Standing.NEITHER), (1.0, Reason.DEADLINE_EXCEEDED, Standing.BAD)],
+)
+async def test_what_runs_beyond_its_deadline_was_too_slow_and_who_hangs_up_earlier_left(
+    seconds: float, reason: Reason, standing: Standing
+) -> None:
+    world, books = World(Versions(m_1=0.75)), Books()
+    world.predictions._account = books  # type: ignore[assignment]
+    asking = asyncio.create_task(world.ask())
+    await asyncio.sleep(0)
+    assert world.versions.ran
+    world.clock.advance(seconds)
+    asking.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await asking
+    [ended] = books.ends
+    assert isinstance(ended, WeirError)
+    assert ended.reason is reason
+    assert of_error(ended, patient=True) == (standing, standing)
 
 
 # ---- what another predictor answers ----------------------------------------------------------------------------------
