@@ -153,12 +153,12 @@ class Predictions:
                 self._end_span(call, error)
                 raise
             except asyncio.CancelledError:
-                left = WeirError(Reason.CANCELLED, "the caller left")
-                error = self._occupancy.shutting_down() if visit.cut else left
-                self._end_span(call, error)
                 if not visit.cut:
+                    self._end_span(call, self._left(call))
                     raise
-                raise error from None
+                cut = self._occupancy.shutting_down()
+                self._end_span(call, cut)
+                raise cut from None
         if answer is not None:
             self._end_span(call, None)
         return answer

@@ -31,7 +31,7 @@ ROLLOUT = pb.Rollout(
     steps=[pb.RolloutStep(weight=10_000)],
     sticky=pb.STICKY_BY_USER,
     reason="a test",
-    state=pb.RolloutState(phase=pb.ROLLOUT_PHASE_CANARY),
+    state=pb.RolloutState(phase=pb.ROLLOUT_PHASE_CANARY, weights=[10_000]),
 )
 REFUSED = ModelError("the program refuses the inputs")
 
