@@ -110,7 +110,7 @@ class Predictions:
             raise
         except asyncio.CancelledError:
             if not visit.cut:
-                self._over(call, lease, self._left(call))
+                self._over(call, lease, self._left(call, RUNNING if lease is not None else ""))
                 raise
             cut = self._occupancy.shutting_down()
             self._over(call, lease, cut)
@@ -121,11 +121,11 @@ class Predictions:
         self._over(call, lease, answer)
         return answer
 
-    def _left(self, call: Call) -> WeirError:
+    def _left(self, call: Call, limit: str = "") -> WeirError:
         """Why nobody waits any more. Who hangs up at the deadline does not leave: what ran until then was too slow."""
         if self._clock.monotonic() < call.deadline:
             return WeirError(Reason.CANCELLED, "the caller left")
-        return WeirError(Reason.DEADLINE_EXCEEDED, "the deadline passed while it ran", limit=RUNNING)
+        return WeirError(Reason.DEADLINE_EXCEEDED, "the deadline passed before it was answered", limit=limit)
 
     def refused(self, call: Call, error: WeirError) -> None:
         """The call, of no version, was refused before it got here: for the books and its trace."""
