@@ -14,6 +14,8 @@ from libs.clock import ManualClock
 from libs.errors import Reason, WeirError
 from libs.outcomes import ArmKey, Objectives, Recorder
 from libs.quota.prices import PriceBook
+from libs.registry import MemoryStore, Put, keys
+from libs.rollouts import BASELINE
 from libs.routing import Route
 from libs.telemetry.tracing import span
 from services.predictor.account import Account
@@ -21,6 +23,7 @@ from services.predictor.call import Answer, Call, Rank, Stages
 from services.predictor.ladder import PRIOR, SMALLER
 from services.predictor.records import Records
 from tests.support.predictor import question
+from tests.support.routers import catalog_of
 
 ARM = ArmKey("m", "r1", 3, 0, "canary")
 ROUTE = Route("m@2", "canary", "predict", "classical", (), 1, rollout_id="r1")
@@ -155,3 +158,16 @@ def test_what_has_no_version_leaves_a_record_and_says_nothing() -> None:
         "",
     )
     assert (world.canary, world.users) == ((0, 0, 0), (0, 0))
+
+
+async def test_only_a_rollouts_other_arms_have_a_baseline() -> None:
+    store = MemoryStore()
+    rollout = pb.Rollout(alias="m", id="r1", baseline="m@1", arms=[pb.RolloutArm(name="canary", model_version="m@2")])
+    await store.txn(puts=[Put(keys.key_of(rollout), keys.encode(rollout))])
+    catalog = await catalog_of(store)
+    assert catalog.baseline("m", ROUTE) == "m@1"
+    own = Route("m@1", BASELINE, "predict", "classical", (), 1, rollout_id="r1")
+    former = Route("m@2", "canary", "predict", "classical", (), 1, rollout_id="r0")
+    outside = Route("m@2", "canary", "predict", "classical", (), 1)
+    assert [catalog.baseline("m", route) for route in (own, former, outside)] == [None] * 3
+    assert catalog.baseline("other", ROUTE) is None
