@@ -54,7 +54,7 @@ class Policy(Protocol):
 
     wake_at: float
 
-    def offer(self, item: Item, now: float) -> None: ...
+    def offer(self, item: Item, now: float) -> list[Item]: ...
     def take(self, now: float) -> Batch | None: ...
     def finished(self, batch: Batch, now: float) -> None: ...
     def expired(self, now: float) -> list[Item]: ...
@@ -70,12 +70,13 @@ class FixedWindow:
         self._line: deque[Item] = deque()
         self._free = limits.slots
 
-    def offer(self, item: Item, now: float) -> None:
+    def offer(self, item: Item, now: float) -> list[Item]:
         """:raises Late: the queue is full."""
         if sum(waiting.rows for waiting in self._line) + item.rows > self._limits.queue_rows:
             raise Late(full=True, retry_after=None)
         item.arrived = now
         self._line.append(item)
+        return []
 
     def take(self, now: float) -> Batch | None:
         """The first ones."""
@@ -128,7 +129,7 @@ def simulate(
         if isinstance(what, Caller):
             item = Item(what.tenant, what.key, what.rows, now + what.budget, None, weight=what.weight)
             try:
-                policy.offer(item, now)
+                result.refused += len(policy.offer(item, now))
             except Late:
                 result.refused += 1
             if (then := now + chance.expovariate(what.per_second)) < seconds:

@@ -31,7 +31,7 @@ class Limits:
 
     :param slots: executors.
     :param max_rows: of one batch; a larger item runs by itself.
-    :param queue_rows: that wait at most, over all classes.
+    :param queue_rows: that wait at most, over all classes; who has them when they are full, see `Batcher.offer`.
     :param way_back: ε, seconds that an answer needs from an executor to its caller.
     :param longest_wait: W_max, seconds for which an item may be held back so that others join it.
     """
@@ -47,12 +47,14 @@ class Late(Exception):
     """The item would not be in time, or there is no room for it.
 
     :ivar retry_after: seconds after which one like it would have been; None when it never would have.
+    :ivar waited: it had a place, and lost it; else it never had one.
     """
 
-    def __init__(self, *, full: bool, retry_after: float | None) -> None:
+    def __init__(self, *, full: bool, retry_after: float | None, waited: bool = False) -> None:
         super().__init__("the queue is full" if full else "it would not be in time")
         self.full = full
         self.retry_after = retry_after
+        self.waited = waited
 
 
 @dataclass(slots=True, eq=False)
@@ -101,13 +103,23 @@ class Batcher:
         """Nobody waits, nothing runs or is to run again, everyone was told."""
         return not (self.rows or self._running or self._again or self._late)
 
-    def offer(self, item: Item, now: float) -> None:
-        """The item waits for its turn.
+    @property
+    def full_seconds(self) -> float:
+        """That a full queue takes to run."""
+        return self.cost.mean(self.limits.queue_rows) / self.limits.slots
+
+    def offer(self, item: Item, now: float) -> list[Item]:
+        """The item waits for its turn. Returns who waits no more so that it has room, to be told at once.
+
+        A full queue is shared as executors are: places go from later classes to earlier ones, and within a class from
+        whoever waits with most rows by weight to who has less. So nobody is refused a place while what they wait with
+        is within their share, by weight among those who wait, of the rows that earlier classes leave.
 
         :raises Late: there is no room, or it would not be in time.
         """
-        if self.rows + item.rows > self.limits.queue_rows and self.rows:
-            raise Late(full=True, retry_after=self.cost.mean(self.limits.queue_rows) / self.limits.slots)
+        missing = self._missing(item)
+        if missing > 0 and not self._can_free(missing, item):
+            raise Late(full=True, retry_after=self.full_seconds)
         if not self._idle(now):  # an idle executor tries whatever is not over yet, so that a bad estimate is found out
             late = self._end(item, now) + self.limits.way_back - item.deadline
             if late > 0:
@@ -115,7 +127,11 @@ class Batcher:
                 raise Late(full=False, retry_after=None if hopeless else late)
         elif now >= item.deadline:
             raise Late(full=False, retry_after=None)
+        evicted: list[Item] = []
+        while self._missing(item) > 0:
+            evicted.append(self._evicted())
         self._queue(item).push(item, now)
+        return evicted
 
     def cancel(self, item: Item) -> None:
         """Its caller left. What runs runs to its end, and is not tried again."""
@@ -196,6 +212,27 @@ class Batcher:
         return [item for item in batch.items if item.crashes > 1]
 
     # ---- decisions -----------------------------------------------------------------------------------------------
+
+    def _missing(self, item: Item) -> int:
+        """Rows too many that would wait with the item; one of more rows than the queue has waits alone."""
+        return self.rows + item.rows - max(self.limits.queue_rows, item.rows)
+
+    def _can_free(self, rows: int, item: Item) -> bool:
+        """So many rows wait in later classes than the item's, or in its own beyond what its tenant would have."""
+        found = float(sum(shares.rows for rank, (shares, _) in self._classes.items() if rank > item.rank))
+        if found < rows and item.rank in self._classes:
+            shares = self._classes[item.rank][0]
+            found += shares.above(shares.level(item))
+        return found >= rows
+
+    def _evicted(self) -> Item:
+        """The newest item of who has most in the last class that waits."""
+        shares, queues = self._classes[max(rank for rank, (shares, _) in self._classes.items() if shares.rows)]
+        tenant = shares.fullest()
+        waiting = [(queue, last) for queue in queues.values() if (last := queue.newest(tenant)) is not None]
+        queue, last = max(waiting, key=lambda pair: pair[1].arrived)
+        queue.drop(last)
+        return last
 
     def _end(self, item: Item, now: float) -> float:
         """When the item would have run, if it came now, in a batch as large as those ahead of it make likely."""

@@ -85,6 +85,18 @@ class Shares:
         most = FLOOD * self.rows / self.weight if self.rows > rows else math.inf
         return any(waiting > rows and waiting > most * weight for waiting, weight in self._waiting.values())
 
+    def level(self, item: Item) -> float:
+        """Rows per weight that the item's tenant would wait with, were the item among them."""
+        return (self._waiting.get(item.tenant, (0, 0.0))[0] + item.rows) / item.weight
+
+    def above(self, level: float) -> float:
+        """Rows beyond so many per weight that tenants wait with."""
+        return sum(max(0.0, rows - level * weight) for rows, weight in self._waiting.values())
+
+    def fullest(self) -> str:
+        """The tenant who waits with most rows per weight; somebody must wait."""
+        return max(self._waiting, key=lambda tenant: self._waiting[tenant][0] / self._waiting[tenant][1])
+
     def came(self, item: Item) -> None:
         """The item waits."""
         rows, weight = self._waiting.get(item.tenant, (0, 0.0))
@@ -176,6 +188,13 @@ class Queue:
         while self._deadlines and not self._deadlines[0][2].queued:
             heapq.heappop(self._deadlines)
         return self._deadlines[0][2] if self._deadlines else None
+
+    def newest(self, tenant: str) -> Item | None:
+        """The tenant's item that came last of those that wait here."""
+        line = self._lines.get(tenant)
+        while line and not line[-1].queued:
+            line.pop()
+        return line[-1] if line else None
 
     def tag(self) -> float:
         """The least start tag; infinite when nobody waits."""

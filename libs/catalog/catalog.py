@@ -154,6 +154,16 @@ class Catalog:
             phase = _CANARY
         return ArmKey(alias, route.rollout_id, int(phase), route.step, route.arm)
 
+    def baseline(self, alias: str, route: Route) -> str | None:
+        """The version that a request would have got if its rollout were not; None where it got that, outside rollouts
+        and where the rollout is not known here."""
+        if not route.rollout_id or route.arm == BASELINE:
+            return None
+        known = self.snapshot.rollouts.get(alias)
+        if known is None or known.id != route.rollout_id or known.baseline == route.model_version:
+            return None
+        return known.baseline
+
     def key_bucket(self, arm: ArmKey, asked: RouteRequest, buckets: int) -> int:
         """The bucket of a caller's sticky key among those that evidence is counted by: drawn beside the one that
         decides the arm, so that each of these holds keys of every arm."""

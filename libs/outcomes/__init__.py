@@ -8,11 +8,13 @@ from libs.outcomes.counts import BUCKETS, ArmKey, Begun, Sample
 from libs.outcomes.objectives import Objectives, Ran, judge, objectives_of
 from libs.outcomes.recorder import Recorder
 from libs.outcomes.reporter import OutcomeReporter
-from libs.outcomes.standing import Standing, of_error
+from libs.outcomes.standing import CRASHES, RUNNING, Standing, of_error
 from libs.outcomes.table import OutcomeTable
 
 __all__ = [
     "BUCKETS",
+    "CRASHES",
+    "RUNNING",
     "ArmKey",
     "Begun",
     "Objectives",

@@ -102,14 +102,16 @@ class Recorder:
         given: float,
         over_quota: bool,
         begun: Begun | None = None,
+        answered: bool = False,
     ) -> None:
         """A request was refused before it ran. `asked` is what it would have got under the name `model`; None when that
-        is nothing. `begun` is what `began` gave."""
+        is nothing. `begun` is what `began` gave. `answered`: something else answered it, which `ended` is told with no
+        arm afterwards, so that its arm alone hears of the refusal."""
         if asked is not None:
             objectives = self._known.objectives(route, asked.tier)
             general, of_arm = of_error(error, patient=given >= objectives.patience, over_quota=over_quota)
             told = [(AVAILABILITY, False)] if objectives.availability and general is Standing.BAD else []
-            self._judge(route, asked.tier, told)
+            self._judge(route, asked.tier, () if answered else told)
             arm = self._known.arm_key(model, asked) if of_arm is Standing.BAD else None
             if arm is not None and (error.limit != NOBODY or self._baseline_has_workers(arm)):
                 sample = Sample(failed=True, objectives=told)

@@ -3,8 +3,10 @@
 | what happened | availability | the arm |
 | --- | --- | --- |
 | served, stopped by the safety policy included; served degraded (that is its own signal) | good | good |
+| a prediction that something else answered because its own version failed | good | as that failure says |
 | the caller left, did not read, or asked for what cannot be | neither | neither |
 | a quota refused, or the limit of one tenant's share; any refusal of what was over its quota | neither | neither |
+| the tenant's own requests ended a model's processes, and so no more of them run for a while | neither | neither |
 | worker lost, engine failed, a fault of ours | bad | bad |
 | the deadline passed, though the caller gave at least the declared time | bad | bad if it was running |
 | the deadline passed, which was shorter than that | neither | neither |
@@ -39,7 +41,9 @@ NOBODY = "workers"
 RUNNING = "running"
 """The limit that is named when the deadline passed while a worker had the request."""
 _OWN = frozenset({SHARE_FULL, FILES, NOBODY, RUNNING})
-_TENANTS = frozenset({"max_active_share"})
+CRASHES = "tenant_crashes"
+"""The limit that is named when a tenant's own requests ended the processes of a model too often."""
+_TENANTS = frozenset({"max_active_share", CRASHES})
 FAULTS = frozenset({Reason.WORKER_LOST, Reason.ENGINE_ERROR, Reason.INTERNAL})
 """An arm's own, wherever they are met."""
 _OVERLOAD = frozenset(

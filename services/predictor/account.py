@@ -4,10 +4,12 @@ about us. Nothing here waits but `acquire`, and that only where a new lease is n
 | what became of it | rows billed | availability | its arm |
 | --- | --- | --- | --- |
 | answered | those that were asked about | good | good |
-| answered by what was kept, or by a smaller version | likewise, at the price of what answered | good | neither |
-| the manifest's prior | none | neither: it is quick and no service | neither |
+| answered by what was kept, or by a smaller version | likewise, at the price of what answered | good | as the refusal |
+| the manifest's prior | none | neither: it is quick and no service | as the refusal |
 | its caller left | those that were asked about | neither | neither |
 | refused, late, failed | none | see `libs/outcomes/standing.py` | see there |
+
+What the ladder answers, its version failed at: a rollout must see that, although no caller does.
 """
 
 from __future__ import annotations
@@ -86,8 +88,10 @@ class Account:
 
     # ---- a call ------------------------------------------------------------------------------------------------------
 
-    async def acquire(self, call: Call) -> Lease:
+    async def acquire(self, call: Call, *, judged: bool = True) -> Lease:
         """Take its rows from the quota; it counts as begun from then on.
+
+        :param judged: however it ends says something of its arm.
 
         :raises WeirError: QUOTA_ROWS, QUOTA_REQUESTS, QUOTA_SPEND; DEPENDENCY_UNAVAILABLE for a tenant whose requests
             must be audited while they cannot be; DEADLINE_EXCEEDED.
@@ -103,7 +107,7 @@ class Account:
             held = await self._leases.wait(key, call.rows, deadline=call.deadline)
         over = held.reservation.over_quota
         record = self._begin(call, tenant)
-        arm = self._catalog.arm_key(call.model, call.route)
+        arm = self._catalog.arm_key(call.model, call.route) if judged else None
         return Lease(
             rank=max(call.rank, Rank.OVER_QUOTA) if over else call.rank,
             held=held,
@@ -122,6 +126,8 @@ class Account:
         self._records.end(lease.record, call, ended, rank=lease.rank, rows=rows, spend=lease.spend, local=lease.local)
         self._audit.write(lease.record, lease.place, traceparent=call.traceparent)
         if isinstance(ended, Answer):
+            if ended.cause is not None:
+                self._failed(call, ended.cause, lease, answered=True)
             if PRIOR not in ended.degraded:
                 self._answered(lease, call, ended)
             self._mirror(call, ended, lease.arm)
@@ -209,15 +215,16 @@ class Account:
         own = lease.arm if answer.version == call.version and not answer.cached else None
         self._outcomes.ended(ran, route=ROUTE, tier=call.route.tier, given=call.given, arm=own, begun=lease.begun)
 
-    def _failed(self, call: Call, error: WeirError, lease: Lease | None) -> None:
+    def _failed(self, call: Call, error: WeirError, lease: Lease | None, *, answered: bool = False) -> None:
         self._outcomes.refused(
             route=ROUTE,
             model=call.model,
-            asked=call.route,
+            asked=call.route if call.version else None,
             error=error,
             given=call.given,
             over_quota=lease is not None and lease.held.reservation.over_quota,
             begun=None if lease is None else lease.begun,
+            answered=answered,
         )
 
 

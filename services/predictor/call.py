@@ -7,6 +7,7 @@ import enum
 import msgspec
 from inference.open_inference_pb2 import ModelInferRequest, ModelInferResponse
 
+from libs.errors import WeirError
 from libs.routing import Route, RouteRequest
 from libs.telemetry.tracing import Span
 
@@ -96,3 +97,5 @@ class Answer(msgspec.Struct, kw_only=True, eq=False):
     """Nothing ran: the same was asked before, a moment ago or at the same time."""
     degraded: tuple[str, ...] = ()
     """What the ladder did, see `ladder.py`; empty: it is what was asked for."""
+    cause: WeirError | None = None
+    """What the call's own version ended with, where it is degraded: its caller does not hear it, its arm does."""

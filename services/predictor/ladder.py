@@ -25,6 +25,7 @@ WALKS = frozenset(
         Reason.REJECTED_QUEUE_FULL,
         Reason.NO_WORKERS,
         Reason.EVICTED_DEADLINE,
+        Reason.EVICTED_SHED,
         Reason.DEADLINE_EXCEEDED,
         Reason.ENGINE_ERROR,
         Reason.WORKER_LOST,

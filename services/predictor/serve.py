@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Awaitable, Callable, Mapping
+from typing import TypeVar
 
 import msgspec
 from inference.open_inference_pb2 import ModelInferResponse
@@ -20,14 +21,18 @@ from libs.catalog import Catalog
 from libs.clock import Clock
 from libs.errors import Reason, WeirError
 from libs.occupancy import Occupancy, Visit
+from libs.outcomes import CRASHES, RUNNING
+from libs.usage.records import PREDICT
 from services.predictor import ladder, metrics
 from services.predictor.account import Account, Lease
 from services.predictor.cache import Cache, key_of
 from services.predictor.call import Answer, Call, Stages
-from services.predictor.executors import Crashed, Executors, Ran
+from services.predictor.executors import Barred, Crashed, Executors, Ran
 from services.predictor.port import ModelError, Signature, Tensor, Tensors
 from services.predictor.statistics import Statistics
 from services.predictor.tensors import check_rows, decode, encode, requested
+
+T = TypeVar("T")
 
 
 class Question(msgspec.Struct, frozen=True, eq=False):
@@ -91,10 +96,12 @@ class Predictions:
             with visit:
                 self._occupancy.check(call.tenant)
                 stages = Stages(edge=call.edge)
-                question = self._question(call, call.version)
+                question = self._asked(call)
                 stages.decode = self._clock.monotonic() - call.arrived
                 if self._account is not None:
-                    lease = await self._account.acquire(call)
+                    # A tenant that is kept out says nothing of the version that it is kept from.
+                    judged = not self.executors.bars(call.version, call.tenant)
+                    lease = await self._account.acquire(call, judged=judged)
                 visit.had_place = True
                 rank = call.rank if lease is None else lease.rank
                 answer = await self._answer(call, question, rank, stages)
@@ -103,7 +110,7 @@ class Predictions:
             raise
         except asyncio.CancelledError:
             if not visit.cut:
-                self._over(call, lease, WeirError(Reason.CANCELLED, "the caller left"))
+                self._over(call, lease, self._left(call, RUNNING if lease is not None else ""))
                 raise
             cut = self._occupancy.shutting_down()
             self._over(call, lease, cut)
@@ -114,16 +121,68 @@ class Predictions:
         self._over(call, lease, answer)
         return answer
 
+    def _left(self, call: Call, limit: str = "") -> WeirError:
+        """Why nobody waits any more. Who hangs up at the deadline does not leave: what ran until then was too slow."""
+        if self._clock.monotonic() < call.deadline:
+            return WeirError(Reason.CANCELLED, "the caller left")
+        return WeirError(Reason.DEADLINE_EXCEEDED, "the deadline passed before it was answered", limit=limit)
+
+    def refused(self, call: Call, error: WeirError) -> None:
+        """The call, of no version, was refused before it got here: for the books and its trace."""
+        metrics.REFUSED.labels(error.reason.name).inc()
+        self._end_span(call, error)
+        if self._account is not None:
+            self._account.refused(call, error)
+
+    async def elsewhere(self, call: Call, handing: Callable[[], Awaitable[T | None]]) -> T | None:
+        """What another predictor answers, who keeps the books of it; None: the call is to be served here. It is in this
+        process meanwhile as what is served here is, and no more than that.
+
+        :raises WeirError: what that predictor refused it with; or it has no place here.
+        """
+        visit = Visit(self._occupancy, call.tenant)
+        with visit:
+            try:
+                self._occupancy.check(call.tenant)
+            except WeirError as error:
+                self._over(call, None, error)
+                raise
+            try:
+                answer = await handing()
+            except WeirError as error:
+                self._end_span(call, error)
+                raise
+            except asyncio.CancelledError:
+                if not visit.cut:
+                    self._end_span(call, self._left(call))
+                    raise
+                cut = self._occupancy.shutting_down()
+                self._end_span(call, cut)
+                raise cut from None
+        if answer is not None:
+            self._end_span(call, None)
+        return answer
+
+    def _end_span(self, call: Call, ended: Answer | WeirError | None) -> None:
+        trace = call.span
+        if trace.recording:
+            trace.set("gen_ai.operation.name", PREDICT)
+            trace.set("gen_ai.request.model", self._catalog.told(call.model))
+            trace.set("weir.tenant", call.tenant)
+            trace.set("weir.rows", call.rows)
+            if isinstance(ended, Answer):
+                trace.set("gen_ai.response.model", ended.version)
+        trace.end(ended.reason.name if isinstance(ended, WeirError) else "")
+
     def _over(self, call: Call, lease: Lease | None, ended: Answer | WeirError) -> None:
         seconds, now = self._clock.monotonic() - call.arrived, self._clock.time()
         counts = self.statistics.of(call.version)
         if isinstance(ended, WeirError):
             counts.failed(seconds, now)
             metrics.REFUSED.labels(ended.reason.name).inc()
-            call.span.end(ended.reason.name)
         else:
             counts.succeeded(seconds, now)
-            call.span.end()
+        self._end_span(call, ended)
         if self._account is None:
             return
         if lease is not None:
@@ -132,6 +191,25 @@ class Predictions:
             self._account.refused(call, ended)
 
     # ---- the version's own answer ------------------------------------------------------------------------------------
+
+    def _asked(self, call: Call) -> Question | None:
+        """What is asked of the version that is to answer; see `_question`.
+
+        :raises WeirError: ENGINE_ERROR, it does not take what its rollout's baseline takes.
+        """
+        try:
+            return self._question(call, call.version)
+        except WeirError as refusal:
+            baseline = self._catalog.baseline(call.model, call.route)
+            if baseline is None:
+                raise
+            try:
+                taken = self._question(call, baseline) is not None
+            except WeirError:
+                taken = False
+            if not taken:
+                raise
+            raise WeirError(Reason.ENGINE_ERROR, f"{call.version} does not take what its baseline takes") from refusal
 
     def _question(self, call: Call, version: str) -> Question | None:
         """What is asked, in the version's terms; None while it is not loaded here.
@@ -159,21 +237,38 @@ class Predictions:
                 return await self._cached(call, question, key, spec.cache_seconds, rank, stages)
             outputs, batch = await self._run(call, question, rank, stages)
             return self._told(call, question, outputs, stages, batch_rows=batch)
-        except WeirError as error:
+        except WeirError as refusal:
+            error = await self._whose(call, refusal, rank)
             if not call.degradable or error.reason not in ladder.WALKS:
-                raise
+                raise error from None
             instead = await self._instead(call, question, spec, key, rank, stages)
             if instead is None:
-                raise
+                raise error from None
+            instead.cause = error
             metrics.DEGRADED.labels(call.version, instead.degraded[0]).inc()
             return instead
+
+    async def _whose(self, call: Call, refusal: WeirError, rank: int) -> WeirError:
+        """The refusal; or ENGINE_ERROR where a rollout's version refuses inputs that its baseline answers: only beside
+        that one is seen whether they are at fault or the version is. Who asks pays nothing for either."""
+        if refusal.reason is not Reason.INVALID_REQUEST:
+            return refusal
+        baseline = self._catalog.baseline(call.model, call.route)
+        try:
+            question = None if baseline is None else self._question(call, baseline)
+            if question is None:
+                return refusal
+            await self._run(call, question, rank, Stages())
+        except WeirError:
+            return refusal
+        return WeirError(Reason.ENGINE_ERROR, f"{call.version} refuses what its baseline answers")
 
     async def _run(self, call: Call, question: Question, rank: int, stages: Stages) -> tuple[Tensors, int]:
         """Outputs, and the rows of the batch that it ran in.
 
         :raises WeirError: it could not be in time, or did not run.
         """
-        version, began = question.version, self._clock.monotonic()
+        version = question.version
         self._running[version] += 1
         try:
             ran: Ran = await self.executors.run(
@@ -186,12 +281,14 @@ class Predictions:
                 deadline=call.deadline,
             )
         except Late as late:
-            waited = self._clock.monotonic() - began
-            raise _late(late, queued=waited > (call.deadline - began) / 2) from None
+            raise _late(late) from None
         except ModelError as error:
             raise WeirError(Reason.INVALID_REQUEST, str(error), limit=error.tensor) from None
         except Crashed as error:
             raise WeirError(Reason.ENGINE_ERROR, f"{version}: {error}") from None
+        except Barred as error:
+            message = f"{version}: {error}"
+            raise WeirError(Reason.REJECTED_QUEUE_FULL, message, limit=CRASHES, retry_after=error.retry_after) from None
         except KeyError:  # unloaded meanwhile
             raise WeirError(Reason.NO_WORKERS, f"{version} is not loaded here", retry_after=1.0) from None
         finally:
@@ -291,11 +388,11 @@ class Predictions:
         )
 
 
-def _late(late: Late, *, queued: bool) -> WeirError:
-    """`queued`: it waited for most of its time, and was not refused as it came."""
+def _late(late: Late) -> WeirError:
     if late.full:
+        reason = Reason.EVICTED_SHED if late.waited else Reason.REJECTED_QUEUE_FULL
         message = "too many rows wait for this version"
-        return WeirError(Reason.REJECTED_QUEUE_FULL, message, limit="queue_rows", retry_after=late.retry_after)
-    if queued:
+        return WeirError(reason, message, limit="queue_rows", retry_after=late.retry_after)
+    if late.waited:
         return WeirError(Reason.EVICTED_DEADLINE, "the deadline passed before it could run")
     return WeirError(Reason.REJECTED_DEADLINE, "it could not be answered in time", retry_after=late.retry_after)

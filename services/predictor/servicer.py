@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any, NoReturn
 
 import grpc
@@ -15,7 +16,8 @@ from libs.catalog import Catalog
 from libs.clock import Clock
 from libs.deadlines import to_seconds
 from libs.errors import Reason, WeirError
-from libs.telemetry.tracing import SERVER, span
+from libs.routing import Route
+from libs.telemetry.tracing import SERVER, Span, span
 from services.predictor import describe
 from services.predictor.addressing import Routed, Routes, full_name, rows_of, version_of
 from services.predictor.call import Call, Rank
@@ -135,11 +137,15 @@ class InferenceServicer(open_inference_pb2_grpc.GRPCInferenceServiceServicer):
         """Predict."""
         arrived = self._clock.monotonic()
         caller = self._identifier.identify(context, scope=SCOPE)
-        call = self._call(request, caller, arrived)
+        try:
+            call = self._call(request, caller, arrived)
+        except WeirError as error:
+            self._predictions.refused(self._unplaced(request, caller, arrived), error)
+            raise
         if not self._predictions.has(call.version):
             regions = frozenset(self._catalog.tenant(call.tenant).allowed_regions)
-            if (handed := await self._peers.hand(call, caller, regions)) is not None:
-                call.span.end()
+            handing = partial(self._peers.hand, call, caller, regions)
+            if (handed := await self._predictions.elsewhere(call, handing)) is not None:
                 context.set_trailing_metadata(handed.told)
                 return handed.response
         answer = await self._predictions.serve(call)
@@ -161,7 +167,7 @@ class InferenceServicer(open_inference_pb2_grpc.GRPCInferenceServiceServicer):
             request_id=caller.request_id,
         )
         tenant = catalog.tenant(identity.tenant)
-        rank = Rank.BATCH if wishes.lowered else Rank.PAID if tenant.plan == _PAID else Rank.FREE
+        rank = Rank.BATCH if wishes.lowered else _rank(tenant)
         given, back = self._time(caller.remaining, wishes.timeout, tenant, spec.profile)
         return Call(
             request=request,
@@ -181,8 +187,33 @@ class InferenceServicer(open_inference_pb2_grpc.GRPCInferenceServiceServicer):
             given=given,
             rank=rank,
             degradable=wishes.degradable,
-            span=span(f"predict {catalog.told(model)}"[:120], caller.traceparent, kind=SERVER),
+            span=self._span(model, caller),
         )
+
+    def _unplaced(self, request: pb.ModelInferRequest, caller: Caller, arrived: float) -> Call:
+        """A call of which it is not known what version is to answer it, for those who keep books."""
+        identity, model = caller.identity, request.model_name
+        return Call(
+            request=request,
+            tenant=identity.tenant,
+            key_id=identity.key_id,
+            request_counted=identity.request_counted,
+            model=model,
+            user=caller.user,
+            session=caller.session,
+            route=_NOWHERE,
+            request_id=caller.request_id,
+            client_request_id=caller.client_request_id,
+            rows=1,
+            arrived=arrived,
+            deadline=arrived,
+            given=0.0,
+            rank=_rank(self._catalog.tenant(identity.tenant)),
+            span=self._span(model, caller),
+        )
+
+    def _span(self, model: str, caller: Caller) -> Span:
+        return span(f"predict {self._catalog.told(model)}"[:120], caller.traceparent, kind=SERVER)
 
     def _time(
         self, remaining: float | None, timeout: float, tenant: registry_pb2.Tenant, profile: str
@@ -223,6 +254,11 @@ class InferenceServicer(open_inference_pb2_grpc.GRPCInferenceServiceServicer):
 
 
 _UNROUTED = Routed()
+_NOWHERE = Route("", "", "", "", (), 0)
+
+
+def _rank(tenant: registry_pb2.Tenant) -> Rank:
+    return Rank.PAID if tenant.plan == _PAID else Rank.FREE
 
 
 def _routed(told: Mapping[str, str]) -> Routed:

@@ -19,7 +19,7 @@ from libs.rollouts import SHADOW_TENANT
 from libs.telemetry.tracing import Span
 from services.predictor.call import Answer, Call, Rank
 from services.predictor.compare import SCORES, Window, compare, told
-from services.predictor.executors import Crashed, Executors
+from services.predictor.executors import Barred, Crashed, Executors
 from services.predictor.port import ModelError, Tensor, Tensors
 from services.predictor.tensors import check_rows, decode, from_raw
 
@@ -96,7 +96,7 @@ class Mirrors(MirrorQueue[Mirrored]):
         except Late as late:
             reason = Reason.REJECTED_QUEUE_FULL if late.full else Reason.REJECTED_DEADLINE
             raise WeirError(reason, "there was no room for a copy", retry_after=late.retry_after) from None
-        except (ModelError, Crashed) as error:
+        except (ModelError, Crashed, Barred) as error:  # copies of what its baseline lived through
             raise WeirError(Reason.ENGINE_ERROR, f"{version} failed on what its baseline answered") from error
         except KeyError:
             raise _away(version) from None

@@ -23,6 +23,7 @@ def predict(
     model: Annotated[str, Argument("An alias or a version.")],
     file: Annotated[str, Argument("What to ask about; standard input by default.", complete="file")] = _STDIN,
     as_csv: Annotated[bool, Option("--csv", "Rows, with or without a head, in and out.")] = False,
+    skip_head: Annotated[bool, Option("--skip-head", "The first line names a matrix's columns, in order.")] = False,
     as_json: Annotated[bool, Option("--json", "Inputs by name, as nested lists; outputs likewise.")] = False,
     rows: Annotated[int, Option(help="Most rows of a file of rows that go in one call.", least=1)] = 64,
     tenant: Annotated[str, Option(help="Whose development key to use.")] = "acme",
@@ -33,7 +34,9 @@ def predict(
     """Ask a model for predictions through the edge.
 
     A row of a CSV file is a row of the model's one matrix, or has a column per input, named in its head; the answer is
-    such a file. With --json inputs are an object by name, {"features": [[…]]}, and so are the outputs.
+    such a file. A matrix's columns have no names to be held against a head: it is refused unless you say that they are
+    in the model's order (--skip-head). With --json inputs are an object by name, {"features": [[…]]}, and so are the
+    outputs.
     """
     if as_csv == as_json:
         raise UsageError("say what the file holds: --csv or --json, one of them")
@@ -50,17 +53,20 @@ def predict(
         print_json({"outputs": told.lists(), **_about(told)})
         return
     lines = list(csv.reader(_read(file).splitlines()))
-    predictions = asyncio.run(_ask(lines, rows, **given))
+    predictions = asyncio.run(_ask(lines, rows, skip_head=skip_head, **given))
     _write_rows([each.lists() for each in predictions])
     if predictions:
         flags = sorted({flag for each in predictions for flag in each.degraded})
         warn(f"({predictions[-1].version}{', degraded: ' + ', '.join(flags) if flags else ''})")
 
 
-def parts_of(lines: Sequence[Sequence[str]], tensors: Sequence[Any], rows: int) -> Iterator[dict[str, list[Any]]]:
+def parts_of(
+    lines: Sequence[Sequence[str]], tensors: Sequence[Any], rows: int, *, skip_head: bool = False
+) -> Iterator[dict[str, list[Any]]]:
     """Inputs for each `rows` rows of a CSV file. Pure.
 
     :param tensors: what the model takes: `name`, `datatype` and `shape` of each.
+    :param skip_head: the first line names columns of a matrix, which are in the model's order.
     :raises UsageError: the file does not fit them; the message says which line or column.
     """
     lines = [line for line in lines if line]
@@ -78,8 +84,13 @@ def parts_of(lines: Sequence[Sequence[str]], tensors: Sequence[Any], rows: int) 
         columns = [flat[name] for name in head]
     elif len(tensors) == 1 and len(tensors[0].shape) == 2:
         columns = [tensors[0]] * len(lines[0])
-        if not all(_is_value(each, tensors[0].datatype) for each in lines[0]):
+        if skip_head:
             lines = lines[1:]
+        elif not any(_is_value(each, tensors[0].datatype) for each in lines[0]):
+            raise UsageError(
+                f"the first line names columns ({','.join(head)[:60]}), and the model has no names for those of "
+                f"{tensors[0].name!r}: put them in its order, and say so by --skip-head"
+            )
     else:
         raise UsageError("a file of rows does not fit what this model takes; use --json")
     for start in range(0, len(lines), rows):
@@ -118,7 +129,14 @@ def _value(text: str, datatype: str) -> Any:
 
 
 async def _ask(
-    given: Mapping[str, Any] | Sequence[Sequence[str]], rows: int, *, mesh: Any, key: str, model: str, **how: Any
+    given: Mapping[str, Any] | Sequence[Sequence[str]],
+    rows: int,
+    *,
+    mesh: Any,
+    key: str,
+    model: str,
+    skip_head: bool = False,
+    **how: Any,
 ) -> list[Any]:
     """Predictions for inputs by name, or for the lines of a file, part by part."""
     from weir.client import Client, RetryPolicy
@@ -129,7 +147,8 @@ async def _ask(
         if isinstance(given, Mapping):
             return [await client.predict(model, given, **how)]
         declared = await client.inputs(model, timeout=how["timeout"])
-        return [await client.predict(model, part, **how) for part in parts_of(given, declared, rows)]
+        parts = parts_of(given, declared, rows, skip_head=skip_head)
+        return [await client.predict(model, part, **how) for part in parts]
 
 
 def _read(path: str) -> str:

@@ -11,6 +11,6 @@
 
 from services.predictor.executors.dispatcher import Ran
 from services.predictor.executors.executors import Executors, Settings
-from services.predictor.executors.work import Crashed
+from services.predictor.executors.work import Barred, Crashed
 
-__all__ = ["Crashed", "Executors", "Ran", "Settings"]
+__all__ = ["Barred", "Crashed", "Executors", "Ran", "Settings"]

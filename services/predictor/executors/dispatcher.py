@@ -12,7 +12,7 @@ from libs.batching import Batch, Batcher, Item, Late
 from libs.clock import Clock
 from libs.telemetry import get_logger
 from services.predictor.executors.threads import Executor
-from services.predictor.executors.work import Crashed, Died, Done, Work
+from services.predictor.executors.work import Barred, Crashed, Died, Done, Work
 from services.predictor.port import ModelError, Signature, Tensors
 
 log = get_logger(__name__)
@@ -26,6 +26,8 @@ OFFENDER_SECONDS = 60.0
 """For which a tenant whose rows failed keeps to itself, and one whose rows end processes is counted."""
 MOST_DEATHS = 3
 """Processes that one tenant's rows may end in that time before no more of them are run."""
+MOST_DEADLY = 2
+"""Tenants whose rows may end processes in that time before it is the version that does it, and not they."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,7 +102,8 @@ class Dispatcher:
         item = Item(tenant, self._key(waiting, tenant, offence), max(rows, 1), deadline, waiting, rank=rank)
         if offence is not None and offence.deaths:
             item.crashes = 1  # this is its second chance already
-        self._batcher.offer(item, now)
+        for evicted in self._batcher.offer(item, now):
+            _fail(evicted, Late(full=True, retry_after=self._batcher.full_seconds, waited=True))
         self._soon()
         try:
             return await answer
@@ -108,6 +111,16 @@ class Dispatcher:
             self._batcher.cancel(item)
             self._soon()
             raise
+
+    def bars(self, tenant: str) -> bool:
+        """See `Executors.bars`."""
+        try:
+            self._offence(tenant, self._clock.monotonic())
+        except Crashed:
+            return False
+        except Barred:
+            return True
+        return False
 
     async def close(self) -> None:
         """Wait for what waits and runs, then free the executors. Nothing may come any more."""
@@ -131,13 +144,18 @@ class Dispatcher:
         return key if offence is None else (tenant, *key)
 
     def _offence(self, tenant: str, now: float) -> Offence | None:
-        """:raises Crashed: the tenant's rows ended too many processes."""
+        """:raises Barred, Crashed: the tenant's rows ended too many processes; Crashed where others' did it, too."""
         offence = self._offenders.get(tenant)
         if offence is None or offence.until <= now:
             return None
         if offence.deaths >= MOST_DEATHS:
-            raise Crashed(f"this tenant's requests ended the model's process {offence.deaths} times: none runs for now")
+            if self._is_deadly(now):
+                raise Crashed("the model's process died of several tenants' requests, and of this one's too often")
+            raise Barred(offence.until - now)
         return offence
+
+    def _is_deadly(self, now: float) -> bool:
+        return sum(each.deaths > 0 and each.until > now for each in self._offenders.values()) > MOST_DEADLY
 
     # ---- from here on: the event loop calls ------------------------------------------------------------------------
 
@@ -163,7 +181,7 @@ class Dispatcher:
         if now >= until:
             self._soon()
         for item in self._batcher.expired(now):
-            _fail(item, Late(full=False, retry_after=None))
+            _fail(item, Late(full=False, retry_after=None, waited=True))
         self._set_timer(now)
         if self._drained is not None and not self._drained.done() and self._batcher.idle:
             self._drained.set_result(None)

@@ -73,6 +73,11 @@ class Executors:
         """
         return self._versions[version].pids
 
+    def bars(self, version: str, tenant: str) -> bool:
+        """None of the tenant's rows would run on the version now, because they alone ended its processes."""
+        dispatcher = self._versions.get(version)
+        return dispatcher is not None and dispatcher.bars(tenant)
+
     async def load(self, version: str, folder: Path, spec: registry_pb2.PredictionSpec) -> Signature:
         """Load the version from its verified files, run its golden rows, warm it up and find out what it costs. The
         others go on meanwhile. A version that is loaded already stays as it is.
@@ -111,6 +116,7 @@ class Executors:
         :raises libs.batching.Late: it cannot be in time, or the queue is full.
         :raises ModelError: the model refuses the inputs.
         :raises Crashed: the model broke on it.
+        :raises Barred: see `bars`.
         :raises KeyError: the version is not loaded.
         """
         return await self._versions[version].run(inputs, outputs, rows, tenant, rank, deadline)

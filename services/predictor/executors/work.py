@@ -20,6 +20,17 @@ class Died(Crashed):
     """The process that ran a batch died: of which member, it does not say."""
 
 
+class Barred(Exception):
+    """The caller's tenant alone has ended the version's processes lately, too often for more of its rows to run.
+
+    :ivar retry_after: seconds for which that is so.
+    """
+
+    def __init__(self, retry_after: float) -> None:
+        super().__init__("this tenant's requests ended the model's process too often: none of them runs for now")
+        self.retry_after = retry_after
+
+
 @dataclass(frozen=True, slots=True)
 class Work:
     """What is to run together.

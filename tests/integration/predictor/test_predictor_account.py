@@ -20,6 +20,7 @@ from libs.apikeys import user_pseudonym
 from libs.errors import Reason, WeirError, from_rpc_error
 from libs.quota import ROWS
 from libs.rollouts import SHADOW_TENANT
+from services.predictor import metrics
 from services.predictor.books import Books
 from services.predictor.config import Targets
 from services.predictor.executors import Crashed
@@ -150,6 +151,23 @@ async def test_what_the_model_refuses_costs_nothing(tmp_path: Path) -> None:
         assert (record.outcome, record.reason, record.rows) == ("rejected", "INVALID_REQUEST", 0)
         await made.settled()
         assert made.report().tokens.remaining == 1000
+
+
+async def test_what_is_refused_before_its_version_is_known_is_counted_and_recorded_too(tmp_path: Path) -> None:
+    async with world(tmp_path) as made:
+        counts = [metrics.REFUSED.labels(name) for name in ("MODEL_NOT_FOUND", "INVALID_REQUEST")]
+        before = [each._value.get() for each in counts]
+        for bad in (question(X, "absent"), question(X, ""), question(X, strange=True)):
+            with pytest.raises(grpc.aio.AioRpcError):
+                await made.rig.infer(bad, x_weir_user="jane")
+        records = await made.records(3)
+        assert [(each.model, each.outcome, each.reason) for each in records] == [
+            ("<unknown>", "rejected", "MODEL_NOT_FOUND"),
+            ("<unknown>", "rejected", "INVALID_REQUEST"),
+            ("m", "rejected", "INVALID_REQUEST"),
+        ]
+        assert {each.user for each in records} == {user_pseudonym("acme", "jane")}
+        assert [each._value.get() - past for each, past in zip(counts, before, strict=True)] == [1, 2]
 
 
 async def test_a_smaller_version_that_answers_instead_is_billed_at_its_own_price(

@@ -19,9 +19,10 @@ from weir.registry.v1 import registry_pb2 as pb
 from services.predictor.books import Books
 from services.predictor.config import Targets
 from services.predictor.executors import Crashed
+from services.predictor.port import ModelError
 from tests.integration.rollout.rollout_mesh import controller, following, seconds
 from tests.support.audit import KeptStore
-from tests.support.predictor import Rig, question, running, until
+from tests.support.predictor import Rig, question, running, trees, until
 
 X = np.ones((1, 4), np.float32)
 NOBODY = "127.0.0.1:1"
@@ -29,8 +30,8 @@ SLO = pb.Slo(route="predict", tier="classical", availability=0.999, e2e_p95=seco
 
 
 @contextlib.asynccontextmanager
-async def mesh(root: Path) -> AsyncIterator[Rig]:
-    """A predictor with two versions, and a controller that it reports to."""
+async def mesh(root: Path, *, smaller: bool) -> AsyncIterator[Rig]:
+    """A predictor with two versions, the second with a ladder or none, and a controller that it reports to."""
     async with contextlib.AsyncExitStack() as stack:
         rig = await stack.enter_async_context(
             running(
@@ -43,7 +44,8 @@ async def mesh(root: Path) -> AsyncIterator[Rig]:
             )
         )
         for version, alias in (("1", "m"), ("2", "")):
-            await rig.pushed(version, alias=alias)
+            ladder = ["m@1"] if smaller and version == "2" else []
+            await rig.pushed(version, alias=alias, spec=trees(smaller=ladder))
         await rig.put(SLO, pb.Pin(model_version="m@2", reason="a test", warm=True))
         for version in ("m@1", "m@2"):
             await rig.loaded(version)
@@ -79,6 +81,7 @@ class Traffic:
         self.rig = rig
         self.last: dict[str, float] = {}
         self.spoilt = ""
+        self.fault: Exception | None = None
         self.delay = 0.0
         self._users = itertools.count()
         executors = rig.predictor._executors
@@ -86,8 +89,8 @@ class Traffic:
 
         async def watched(version: str, inputs: Any, **more: Any) -> Any:
             self.last[version] = time.monotonic()
-            if version == self.spoilt and not self.delay:
-                raise Crashed("it broke")
+            if version == self.spoilt and self.fault is not None:
+                raise self.fault
             if version == self.spoilt:
                 await asyncio.sleep(self.delay)  # that is what a slow version does
             return await run(version, inputs, **more)
@@ -115,19 +118,28 @@ class Traffic:
             return at, (await ended).rollouts["m"]
 
 
-@pytest.mark.parametrize("delay", [0.0, 0.05])
+@pytest.mark.parametrize(
+    ("fault", "smaller"),
+    [
+        (Crashed("it broke"), False),
+        (Crashed("it broke"), True),  # its callers are all answered, by the version before
+        (ModelError("the program refuses the inputs"), False),  # which are the ones that the version before takes
+        (None, False),
+    ],
+    ids=["breaks", "breaks-and-is-stood-in-for", "refuses", "is-slow"],
+)
 async def test_a_version_that_fails_or_is_slow_gets_nothing_any_more_within_a_second_of_the_decision(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, delay: float
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fault: Exception | None, smaller: bool
 ) -> None:
-    async with mesh(tmp_path) as rig:
+    async with mesh(tmp_path, smaller=smaller) as rig:
         traffic = Traffic(rig, monkeypatch)
-        traffic.spoilt, traffic.delay = "m@2", delay
+        traffic.spoilt, traffic.fault, traffic.delay = "m@2", fault, 0.05
         await rig.put(
             rollout(gates=[pb.Gate(metric="error_rate", tolerance=0.01), pb.Gate(metric="latency", tolerance=0.5)])
         )
         await until(lambda: "m" in rig.predictor._catalog.snapshot.rollouts)
         decided, found = await traffic.until_over()
         assert found.state.phase == pb.ROLLOUT_PHASE_ROLLED_BACK
-        assert ("latency" if delay else "error rate") in found.state.reason
+        assert ("latency" if fault is None else "error rate") in found.state.reason
         assert traffic.last["m@2"] - decided <= 1.0
         assert traffic.last["m@1"] > traffic.last["m@2"]

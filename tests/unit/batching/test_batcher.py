@@ -97,6 +97,33 @@ def test_the_queue_is_bounded_in_rows() -> None:
     assert late.value.full
 
 
+def test_in_a_full_queue_the_last_class_makes_room_and_then_who_has_most() -> None:
+    b = batcher(queue_rows=8)
+    bulk = [item("bulk", rows=2, deadline=9, rank=10) for _ in range(2)]
+    flood = [item("flood", rows=2, deadline=9) for _ in range(2)]
+    for n, one in enumerate(bulk + flood):
+        assert b.offer(one, n / 1000) == []
+    assert b.offer(item(rows=1, deadline=9), 0.01) == [bulk[1]]
+    assert b.offer(item(rows=2, deadline=9), 0.01) == [bulk[0]]
+    assert b.offer(item(rows=1, deadline=9), 0.01) == []
+    for other in (item("flood", deadline=9), item("bulk", deadline=9, rank=10), item(deadline=9)):
+        with pytest.raises(Late) as late:  # each of them has its share, or is of a later class
+            b.offer(other, 0.01)
+        assert late.value.full
+    assert b.offer(item("b", rows=2, deadline=9), 0.01) == [flood[1]]
+    assert [one.queued for one in flood] == [True, False]
+    assert b.rows == 8
+
+
+def test_who_could_not_be_in_time_takes_nobodys_place() -> None:
+    b = batcher(queue_rows=8)
+    b.offer(item("flood", rows=8, deadline=9), 0.0)
+    with pytest.raises(Late) as late:
+        b.offer(item(deadline=0.001), 0.0)
+    assert not late.value.full
+    assert b.rows == 8
+
+
 def test_a_deadline_that_ends_behind_a_long_execution_is_told_in_time_and_never_executed() -> None:
     b = batcher(way_back=0.001)
     b.offer(item(), 0.0)
@@ -283,8 +310,10 @@ def test_everyone_gets_one_answer_nothing_expired_runs_and_no_batch_is_mixed(
             chance.randint(0, 2),
         )
         try:
-            b.offer(one, now)
+            evicted = b.offer(one, now)
             items.append(one)
+            for other in evicted:
+                ends(other, "evicted")
         except Late:
             refused += 1
         if items and chance.random() < 0.1 and (left := chance.choice(items)).queued:
@@ -297,3 +326,35 @@ def test_everyone_gets_one_answer_nothing_expired_runs_and_no_batch_is_mixed(
         go_on(now + 0.01)
     assert len(outcome) == len(items) == 60 - refused
     assert b.rows == b.running == 0
+
+
+OFFERS = st.lists(st.tuples(st.sampled_from("abcd"), st.integers(0, 2), st.integers(1, 9)), max_size=60)
+
+
+@given(OFFERS, st.integers(1, 40), st.lists(st.sampled_from([0.5, 1.0, 4.0]), min_size=4, max_size=4))
+def test_within_its_share_of_what_earlier_classes_leave_nobody_is_refused_a_place(
+    offers: list[tuple[str, int, int]], places: int, weights: list[float]
+) -> None:
+    b, weight = batcher(queue_rows=places), dict(zip("abcd", weights, strict=True))
+    waiting: list[Item] = []
+
+    def waits(rank: int, tenant: str) -> int:
+        return sum(one.rows for one in waiting if (one.rank, one.tenant) == (rank, tenant))
+
+    for n, (tenant, rank, rows) in enumerate(offers):
+        one = item(tenant, rows, 1e9, "kl"[n % 2], rank, weight[tenant])
+        level = (waits(rank, tenant) + rows) / weight[tenant]
+        earlier = sum(other.rows for other in waiting if other.rank < rank)
+        rivals = {other.tenant for other in waiting if other.rank == rank} | {tenant}
+        try:
+            evicted = b.offer(one, n)
+        except Late:  # deadlines are far
+            assert level * sum(map(weight.__getitem__, rivals)) > places - earlier
+            continue
+        for other in evicted:
+            assert other.rank > rank or (
+                other.rank == rank and waits(rank, other.tenant) / weight[other.tenant] > level
+            )
+        waiting = [other for other in [*waiting, one] if other not in evicted]
+        assert b.rows == sum(other.rows for other in waiting) <= max(places, rows)
+        assert all(other.queued for other in waiting)

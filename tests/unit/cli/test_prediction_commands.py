@@ -30,7 +30,6 @@ MIXED = [Declared("age", "INT64", (-1,)), Declared("member", "BOOL", (-1,))]
             MATRIX,
             "[{'features': [[1.0, 2.0], [3.0, nan]]}, {'features': [[5.0, 6.0]]}]",
         ),
-        ([["height", "width"], ["1", "2"], []], MATRIX, "[{'features': [[1.0, 2.0]]}]"),
         ([["hello"], ["7"]], TEXT, "[{'text': ['hello', '7']}]"),
         ([["text"], ["hello"]], TEXT, "[{'text': ['hello']}]"),
         ([["member", "age"], ["true", "4"], ["0", "5"]], MIXED, "[{'member': [True, False], 'age': [4, 5]}]"),
@@ -40,12 +39,20 @@ def test_rows_of_a_file_become_inputs(lines: Any, tensors: Any, parts: str) -> N
     assert repr(list(predict.parts_of(lines, tensors, 2))) == parts
 
 
+def test_a_head_of_a_matrix_is_no_rows_and_skipped_only_on_request() -> None:
+    lines = [["width", "height"], ["1", "2"], []]
+    with pytest.raises(UsageError, match=r"names columns \(width,height\).* those of 'features'.* --skip-head"):
+        list(predict.parts_of(lines, MATRIX, 2))
+    assert list(predict.parts_of(lines, MATRIX, 2, skip_head=True)) == [{"features": [[1.0, 2.0]]}]
+
+
 @pytest.mark.parametrize(
     ("lines", "tensors", "why"),
     [
         ([], MATRIX, "no rows"),
         ([["1", "2"], ["3"]], MATRIX, "row 2 has 1 columns, not 2"),
         ([["1", "2"], ["3", "x"]], MATRIX, "row 2, column 2: 'x' is no FP32"),
+        ([["1", "x"], ["3", "4"]], MATRIX, "row 1, column 2: 'x' is no FP32"),
         ([["age", "member"], ["4.5", "true"]], MIXED, "row 1, column 1: '4.5' is no INT64"),
         ([["age", "member"], ["4", "maybe"]], MIXED, "'maybe' is no BOOL"),
         ([["4", "true"]], MIXED, "must name the inputs: age,member"),

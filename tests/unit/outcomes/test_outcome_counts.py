@@ -14,7 +14,7 @@ from libs.errors import Reason, WeirError
 from libs.outcomes import ArmKey, Begun, Objectives, OutcomeTable, Ran, Sample, Standing, judge, of_error
 from libs.outcomes import table as tables
 from libs.outcomes.counts import KEPT_SECONDS, MOST_SCORES, bin_of
-from libs.outcomes.standing import FILES, NOBODY, RUNNING, SHARE_FULL
+from libs.outcomes.standing import CRASHES, FILES, NOBODY, RUNNING, SHARE_FULL
 from libs.quota import Price
 from services.gateway.policy.events import Breakdown, End, Finish, Usage
 from services.gateway.policy.finals import ran
@@ -86,6 +86,7 @@ def test_what_an_end_says(finish: Finish, reason: str, patient: bool, expected: 
         (Reason.QUOTA_SPEND, "", (NEITHER, NEITHER)),
         (Reason.REJECTED_QUEUE_FULL, "queue", (BAD, NEITHER)),
         (Reason.REJECTED_QUEUE_FULL, "max_active_share", (NEITHER, NEITHER)),
+        (Reason.REJECTED_QUEUE_FULL, CRASHES, (NEITHER, NEITHER)),
         (Reason.REJECTED_QUEUE_FULL, SHARE_FULL, (BAD, BAD)),
         (Reason.EVICTED_TTL, SHARE_FULL, (BAD, BAD)),
         (Reason.NO_WORKERS, NOBODY, (BAD, BAD)),

@@ -100,7 +100,7 @@ async def test_who_cancels_leaves_no_place_and_is_not_executed(executors: Execut
     storm = [call(executors, 7, tenant=f"t{n % 7}") for n in range(4096)]
     await asyncio.sleep(0)
     with pytest.raises(Late) as full:
-        await call(executors, 8)
+        await call(executors, 8, tenant="t0")
     assert full.value.full
     for one in storm:
         one.cancel()
@@ -167,3 +167,27 @@ async def test_a_version_that_fails_its_test_is_not_loaded(executors: Executors,
         await executors.load("m@1", tmp_path / "m", registry_pb2.PredictionSpec(max_rows=1))
     with pytest.raises(KeyError):
         executors.signature("m@1")
+
+
+@pytest.fixture
+async def narrow() -> AsyncIterator[Executors]:
+    made = Executors(CLOCK, Settings(imports=(), prepare=prepare, queue_rows=4))
+    yield made
+    await made.close()
+
+
+async def test_who_loses_its_place_in_a_full_queue_is_told_at_once(narrow: Executors, tmp_path: Path) -> None:
+    folder = await load(narrow, tmp_path / "m")
+    running = call(narrow, WAIT)
+    await waiting(folder)
+    kept, lost = call(narrow, 1, 2, tenant="flood"), call(narrow, 3, 4, tenant="flood")
+    other = call(narrow, 5, tenant="other")
+    try:
+        with pytest.raises(Late) as late:
+            await lost
+    finally:
+        await go_on(folder)
+    assert (late.value.full, late.value.waited) == (True, True)
+    assert late.value.retry_after
+    await asyncio.gather(running, kept, other)
+    assert sorted(value for run in runs(folder) for value in run) == [WAIT, 1, 2, 5]

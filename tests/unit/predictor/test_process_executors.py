@@ -5,18 +5,20 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Coroutine
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import psutil
 import pytest
 from weir.registry.v1 import registry_pb2
 
-from libs.batching import Late
-from services.predictor.executors import Crashed, Executors, Settings
+from libs.batching import Batcher, CostModel, Item, Late, Limits
+from services.predictor.executors import Barred, Crashed, Executors, Ran, Settings
+from services.predictor.executors.dispatcher import Dispatcher
 from services.predictor.executors.processes import Bounds
-from services.predictor.port import LoadError, ModelError
+from services.predictor.port import LoadError, ModelError, Signature, Tensor
 from tests.support.executing import CLOCK, THREAD, call, go_on, load, make, runs, waiting
 from tests.support.predictor_models import DIE, GROW, RAISE, REFUSE, WAIT, prepare
 
@@ -89,10 +91,35 @@ async def test_rows_that_kill_processes_harm_nobody_else_and_are_not_tried_for_e
         assert isinstance(bad, Crashed)
         assert sorted(runs(folder)[before:]) == [[DIE], [1]]
     before = runs(folder)
-    with pytest.raises(Crashed, match="3 times"):
+    with pytest.raises(Barred, match="too often") as barred:
         await call(executors, 5, tenant="bad")
+    assert 0 < barred.value.retry_after <= 60
+    assert [executors.bars("m@1", tenant) for tenant in ("bad", "good")] == [True, False]
     assert runs(folder) == before
     assert (await call(executors, 5, tenant="good")).outputs["y"][0, 0] == 10
+
+
+async def test_a_version_that_several_tenants_end_is_broken_and_bars_nobody() -> None:
+    signature = Signature((Tensor("x", "FP32", (-1, 2)),), (Tensor("y", "FP32", (-1, 2)),), 8)
+    dispatcher = Dispatcher(signature, Batcher(CostModel(0.001, 0.0), Limits()), [], CLOCK)
+
+    def dies(tenant: str, times: int) -> None:
+        for _ in range(times):
+            dispatcher._offends(Item(tenant, "k", 1, 1.0, None), CLOCK.monotonic(), died=True)
+
+    def run() -> Coroutine[Any, Any, Ran]:
+        inputs = {"x": np.ones((1, 2), np.float32)}
+        return dispatcher.run(inputs, None, 1, "a", 0, CLOCK.monotonic() + 60)
+
+    dies("a", 3)
+    dies("b", 1)
+    assert dispatcher.bars("a")
+    with pytest.raises(Barred):
+        await run()
+    dies("c", 1)
+    assert not dispatcher.bars("a")
+    with pytest.raises(Crashed, match="several tenants"):
+        await run()
 
 
 async def test_while_there_is_no_process_who_cannot_wait_is_told_at_once(executors: Executors, tmp_path: Path) -> None:
