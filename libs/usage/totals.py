@@ -67,6 +67,8 @@ class State(msgspec.Struct, array_like=True):
     """By tenant and day."""
     unknown: dict[str, tuple[Key, Counts]] = {}
     recent: list[int] = []
+    since: str = ""
+    """The first day of which all is in them; empty: they begin with the log."""
 
 
 class Totals:
@@ -74,7 +76,7 @@ class Totals:
 
     def __init__(self, state: State | None = None) -> None:
         state = state or State()
-        self.count, self.head = state.count, state.head
+        self.count, self.head, self.since = state.count, state.head, state.since
         self._rows = {name: dict(rows) for name, rows in state.rows.items()}
         self._unknown = dict(state.unknown)
         self._recent = dict.fromkeys(state.recent)
@@ -82,7 +84,7 @@ class Totals:
     def state(self) -> State:
         """At rest."""
         rows = {name: list(rows.items()) for name, rows in self._rows.items()}
-        return State(self.count, self.head, rows, dict(self._unknown), list(self._recent))
+        return State(self.count, self.head, rows, dict(self._unknown), list(self._recent), self.since)
 
     def add(self, used: Used) -> None:
         """One more request. What is known of it goes before what was said to be unknown, whichever came first."""
