@@ -56,7 +56,7 @@ class UsageReader:
         self._totals: Totals | None = None
         self._saved = 0
         self._foreign = False  # what lies at the path is not what these sums go on from
-        # One thread: what was begun is done to its end, whether or not somebody still waits for it, and before the next.
+        # One thread: what was begun is done to its end, whether or not somebody waits for it, and before the next.
         self._thread = ThreadPoolExecutor(1, "usage")
 
     async def run(self) -> None:
