@@ -56,6 +56,7 @@ class AuditWriter:
         self._retry_interval = retry_interval
         self._most = _BATCH
         self._traceparent = ""
+        self._crowded = False
         self._wake = asyncio.Event()
         self._sent = asyncio.Event()
         self._tending: asyncio.Future[None] | None = None
@@ -78,11 +79,11 @@ class AuditWriter:
     def open(self, record: audit_pb2.Record) -> int:
         """Say that something begins of which there will be a record: as much of it as is known. Returns its place, for
         `mark` and for the record's `write`."""
-        return self._journal.begin(record.SerializeToString())
+        return self._begin(record.SerializeToString())
 
     def keep(self, note: bytes) -> int:
         """Keep what is no record until it is released, or for the next life. Returns its place."""
-        return self._journal.begin(_NOTE + note)
+        return self._begin(_NOTE + note)
 
     def mark(self, place: int, number: int) -> None:
         """How far it is."""
@@ -141,6 +142,15 @@ class AuditWriter:
         while self._journal.pending:
             self._sent.clear()
             await self._sent.wait()
+
+    def _begin(self, payload: bytes) -> int:
+        place = self._journal.begin(payload)
+        if place == self._journal.none:
+            metrics.UNOPENED.inc()
+            if not self._crowded:  # once, however many there are
+                log.error("audit_opening_without_slot", bytes=len(payload))
+        self._crowded = place == self._journal.none
+        return place
 
     async def _tend(self) -> None:
         failed = False

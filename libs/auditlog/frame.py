@@ -43,6 +43,7 @@ USAGE = frozenset(
             "at_most_rows",
             "at_most_tokens",
             "at_most_microusd",
+            "lease",
             "spend_microusd",
             "key_id",
         ),

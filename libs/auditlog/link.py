@@ -78,6 +78,10 @@ class JournaledLink:
         """
         if self._writer.full:
             raise WeirError(Reason.DEPENDENCY_UNAVAILABLE, "the audit journal is full")
+        self.write(record)
+
+    def write(self, record: audit_pb2.Record) -> None:
+        """Takes it at once; one for which there is no room is counted and logged."""
         self._writer.write(record)
 
 

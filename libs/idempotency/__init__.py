@@ -1,6 +1,6 @@
 """What idempotency keys stand for: a request each, its tenant's, and the answer that it got (docs/adr/0033).
 
-Used by whatever answers: the gateway for generations, the predictor for predictions.
+Used by the gateway, for generations.
 """
 
 from libs.idempotency.keyed import MOST_OF_TENANT, MOST_RUNNING, Entry, Keyed, check_key, conflict

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import re
 from collections import OrderedDict
+from itertools import takewhile
 from typing import Generic, TypeVar
 
 import msgspec
@@ -121,11 +122,10 @@ class Keyed(Generic[A]):
 
     def expire(self, now: float) -> None:
         """Forget what is too old."""
-        while self._all:
-            entry = next(iter(self._all.values()))
-            if entry.running or now - entry.since <= self._life:
-                return
-            self._forget(entry)
+        old = list(takewhile(lambda entry: now - entry.since > self._life, self._all.values()))
+        for entry in old:
+            if not entry.running:
+                self._forget(entry)
 
     def _make_room(self, tenant: str) -> None:
         if self._running.get(tenant, 0) >= self._most_running:

@@ -92,6 +92,11 @@ class Ledger:
         return sum(len(bucket.settled) for bucket in self._scopes.buckets.values())
 
     @property
+    def untold(self) -> int:
+        """Leases that nobody settled and that `forget` has not told of: they were too many at once."""
+        return sum(bucket.settled.untold for bucket in self._scopes.buckets.values())
+
+    @property
     def holders(self) -> frozenset[str]:
         """Who holds leases."""
         return frozenset(self.books.held)

@@ -9,7 +9,8 @@ from typing import NamedTuple
 from libs.quota.types import SettledId
 from libs.quota.window import Part
 
-_MOST_LAPSED = 1024
+_MOST_LAPSED = 4096
+"""All that one gateway runs, by default."""
 Key = tuple[str, str]
 """Tenant and request id."""
 
@@ -40,7 +41,7 @@ class SettledIds:
     :param retention_ns: how long an id is remembered, however many there are: longer than a settle is repeated.
     """
 
-    __slots__ = ("_charges", "_order", "_retention", "first", "lapsed")
+    __slots__ = ("_charges", "_order", "_retention", "first", "lapsed", "untold")
 
     def __init__(self, retention_ns: int) -> None:
         self._retention = retention_ns
@@ -50,6 +51,8 @@ class SettledIds:
         """The first one's place; it only grows."""
         self.lapsed: list[tuple[Key, Charge]] = []
         """Forgotten without anybody having settled them: what they used stays unknown. At most `_MOST_LAPSED`."""
+        self.untold = 0
+        """How many more there were."""
 
     def __len__(self) -> int:
         return len(self._charges)
@@ -78,8 +81,12 @@ class SettledIds:
             charge = self._charges.get(key)
             if charge is not None and charge.at <= at:
                 del self._charges[key]
-                if charge.ended and len(self.lapsed) < _MOST_LAPSED:
+                if not charge.ended:
+                    continue
+                if len(self.lapsed) < _MOST_LAPSED:
                     self.lapsed.append((key, charge))
+                else:
+                    self.untold += 1
 
     @property
     def places(self) -> int:

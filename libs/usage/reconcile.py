@@ -52,9 +52,10 @@ class Books:
     requests: dict[str, tuple[int, int, int]] = field(default_factory=dict)
     """Prompt and completion tokens, and rows, of each request."""
     doubled: list[str] = field(default_factory=list)
-    unknown: dict[str, tuple[str, str, int]] = field(default_factory=dict)
-    """Of requests of which nobody knows: the tenant, and the tokens or rows (in words) and the money that they can
-    have used at most."""
+    unknown: dict[str, tuple[str, int, int, int]] = field(default_factory=dict)
+    """Of requests of which nobody knows: the tenant, and the tokens, rows and money that they can have used at most."""
+    drawn: dict[str, int] = field(default_factory=dict)
+    """By lease, the rows of predictions that are known."""
     days: dict[str, int] = field(default_factory=dict)
     months: dict[str, int] = field(default_factory=dict)
     """Micro-dollars by tenant, in the ledger's present day and month."""
@@ -65,9 +66,10 @@ class Books:
         event = used.event
         if used.unknown:
             if used.id not in self.requests:
-                most = f"{event.at_most_rows} rows" if event.at_most_rows else f"{event.at_most_tokens} tokens"
-                self.unknown[used.id] = event.tenant, most, event.at_most_microusd
+                self.unknown[used.id] = event.tenant, event.at_most_tokens, event.at_most_rows, event.at_most_microusd
             return
+        if event.lease:
+            self.drawn[event.lease] = self.drawn.get(event.lease, 0) + event.rows
         self.unknown.pop(used.id, None)
         if used.vanished:
             return
@@ -91,7 +93,8 @@ class Books:
     ) -> list[Difference]:
         """All of them. `gaps` are (source, reason, first, last) of records that are not in the log."""
         found = [Difference("doubled", name, "it is in the log more than once") for name in self.doubled]
-        for name, (tenant, most, _) in self.unknown.items():
+        for name, (tenant, tokens, rows, _) in self.unknown.items():
+            most = f"{max(0, rows - self.drawn.get(name, 0))} rows" if rows else f"{tokens} tokens"
             found.append(Difference("unknown", name, f"{tenant}: at most {most}, who served it is gone"))
         for source, reason, first, last in gaps:
             found.append(Difference("gap", source, f"records {first} to {last}: {reason}"))
@@ -108,7 +111,7 @@ class Books:
         return found + [difference for spent in self.spent.values() for difference in self._spend(spent)]
 
     def _spend(self, spent: Spent) -> list[Difference]:
-        held = sum(money for tenant, _, money in self.unknown.values() if tenant == spent.tenant)
+        held = sum(money for tenant, _, _, money in self.unknown.values() if tenant == spent.tenant)
         found = []
         for what, period, ledger, logged in (
             ("spend_day", spent.day, spent.day_microusd, self.days.get(spent.tenant, 0)),

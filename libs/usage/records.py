@@ -34,6 +34,8 @@ class Event(msgspec.Struct):
     at_most_microusd: int = 0
     rows: int = 0
     at_most_rows: int = 0
+    lease: str = ""
+    """What its rows were drawn from, with others."""
 
 
 class Used(msgspec.Struct):

@@ -67,6 +67,9 @@ class State(msgspec.Struct, array_like=True):
     """By tenant and day."""
     unknown: dict[str, tuple[Key, Counts]] = {}
     recent: list[int] = []
+    drawn: list[tuple[int, int]] = []
+    since: str = ""
+    """The first day of which all is in them; empty: they begin with the log."""
 
 
 class Totals:
@@ -74,15 +77,18 @@ class Totals:
 
     def __init__(self, state: State | None = None) -> None:
         state = state or State()
-        self.count, self.head = state.count, state.head
+        self.count, self.head, self.since = state.count, state.head, state.since
         self._rows = {name: dict(rows) for name, rows in state.rows.items()}
         self._unknown = dict(state.unknown)
         self._recent = dict.fromkeys(state.recent)
+        self._drawn = dict(state.drawn)  # by lease, the rows of calls that are known
 
     def state(self) -> State:
         """At rest."""
         rows = {name: list(rows.items()) for name, rows in self._rows.items()}
-        return State(self.count, self.head, rows, dict(self._unknown), list(self._recent))
+        return State(
+            self.count, self.head, rows, dict(self._unknown), list(self._recent), list(self._drawn.items()), self.since
+        )
 
     def add(self, used: Used) -> None:
         """One more request. What is known of it goes before what was said to be unknown, whichever came first."""
@@ -91,7 +97,8 @@ class Totals:
             if mark in self._recent or used.id in self._unknown:
                 return
             event = used.event
-            counts = Counts(unknown=1, at_most=event.at_most_tokens, at_most_rows=event.at_most_rows)
+            rows = max(0, event.at_most_rows - self._drawn.get(mark, 0))
+            counts = Counts(unknown=1, at_most=event.at_most_tokens, at_most_rows=rows)
             key = self._key(used)
             self._unknown[used.id] = key, counts
             self._row(key).add(counts)
@@ -102,6 +109,8 @@ class Totals:
         if len(self._recent) > RECENT:
             del self._recent[next(iter(self._recent))]
         event = used.event
+        if event.lease:
+            self._draw(event.lease, event.rows)
         refused = event.outcome in REFUSED
         ran = not refused and not used.vanished
         self._row(self._key(used)).add(
@@ -116,6 +125,17 @@ class Totals:
                 predictions=ran and event.operation == PREDICT,
             )
         )
+
+    def _draw(self, lease: str, rows: int) -> None:
+        """So many of a lease's are known, which nobody may have settled, now or later."""
+        mark = _hash(lease)
+        self._drawn[mark] = self._drawn.get(mark, 0) + rows
+        if len(self._drawn) > RECENT:
+            del self._drawn[next(iter(self._drawn))]
+        if (unsettled := self._unknown.get(lease)) is not None:
+            known = Counts(at_most_rows=min(rows, unsettled[1].at_most_rows))
+            for counts in (unsettled[1], self._row(unsettled[0])):
+                counts.add(known, -1)
 
     def rows(self, asked: Asked) -> list[tuple[tuple[str, ...], Counts]]:
         """The sums that were asked for, in order: values of the dimensions, and counts."""

@@ -14,6 +14,7 @@ from libs.artifacts import BlobStore, open_store
 from libs.auditlog import AuditFiles, LogDamagedError, load_or_create_signer, load_verifier
 from libs.auditlog.anchoring import Judgement
 from libs.auditlog.keys import PUBLIC_NAME, Verifier, fingerprint, public_bytes
+from libs.auditlog.layout import USAGE_NAME
 from libs.clock import Clock, SystemClock
 from libs.mux import Codec, MuxServer
 from libs.registry import EtcdStore, RegistryView, Store, follow
@@ -110,9 +111,9 @@ class AuditService:
             told=self._judged,
             sealing=sealing,
         )
-        usage = UsageReader(
+        self._usage = UsageReader(
             log_dir,
-            settings.directory("", "usage.state"),
+            settings.directory("", USAGE_NAME),
             count=lambda: self._committer.count,
             opened=sealing.opened,
         )
@@ -125,7 +126,7 @@ class AuditService:
             source=sealing.source,
             days=settings.retention_days,
             anchored=lambda: self._anchors.oldest,
-            add_up=usage.keep,
+            add_up=self._usage.keep,
             record=self._reader.record,
         )
         exporter = Exporter(
@@ -142,7 +143,7 @@ class AuditService:
             reader=self._reader,
             eraser=self._eraser,
             exporter=exporter,
-            usage=usage,
+            usage=self._usage,
             roles=roles,
             tls=settings.tls is not None,
         )
@@ -176,7 +177,9 @@ class AuditService:
                     name="audit.anchors",
                 )
                 group.create_task(self._eraser.keep_retention(self._settings.retention_seconds), name="audit.retention")
+                group.create_task(self._usage.run(), name="audit.usage")
         finally:
+            self._usage.close()
             await self._committer.on_thread(self._sealing.close)
             self._committer.shut()
             await self._roles.close()

@@ -5,7 +5,9 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from datetime import date, timedelta
 from pathlib import Path
 from typing import TypeVar
 
@@ -14,7 +16,9 @@ from weir.audit.v1 import audit_pb2
 
 from libs.auditlog import Entry, LineError
 from libs.auditlog.chain import decode_entry
-from libs.auditlog.layout import lines_of, segments
+from libs.auditlog.disk import sync_directory
+from libs.auditlog.frame import FrameError, header_of
+from libs.auditlog.layout import USAGE_NAME, lines_of, segments
 from libs.auditlog.marks import Told
 from libs.errors import Reason, WeirError
 from libs.telemetry import get_logger
@@ -26,7 +30,9 @@ from services.audit.sealing import Opened
 log = get_logger(__name__)
 T = TypeVar("T")
 _SAVE_EVERY = 10_000
-"""Records: so many are read again at most after a restart."""
+"""Records: hardly more are read again after a restart."""
+_LOOK_SECONDS = 10.0
+"""How often what is new is added up, whether or not anybody asks."""
 _MOST_DELIVERED = 1_000_000
 _CLEAR = frozenset(DIMENSIONS) - {"user"}
 _read_told = msgspec.json.Decoder(Told).decode
@@ -34,7 +40,9 @@ _encode, _decode = msgspec.msgpack.Encoder().encode, msgspec.msgpack.Decoder(Sta
 
 
 class UsageReader:
-    """Adds the log up. What it has is derived: a file that is missing, or of another log, is made anew."""
+    """Adds the log up. While the log is whole, the sums are derived: a file that is missing, or of another log, is made
+    anew. Once its beginning was truncated they are the only book of that: without them nothing is said of those days.
+    """
 
     def __init__(
         self, directory: Path, state: Path, *, count: Callable[[], int], opened: Callable[[Entry], Opened]
@@ -47,13 +55,28 @@ class UsageReader:
         self._count = count
         self._totals: Totals | None = None
         self._saved = 0
-        self._one = asyncio.Lock()
+        self._foreign = False  # what lies at the path is not what these sums go on from
+        # One thread: what was begun is done to its end, whether or not somebody waits for it, and before the next.
+        self._thread = ThreadPoolExecutor(1, "usage")
+
+    async def run(self) -> None:
+        """Adds up what is new, and saves it when it is due, until cancelled."""
+        while True:
+            try:
+                await self._in_turn(self._up_to_now)
+            except WeirError as error:
+                log.error("usage_not_added_up", reason=str(error.__cause__))
+            await asyncio.sleep(_LOOK_SECONDS)
+
+    def close(self) -> None:
+        """Takes no more questions."""
+        self._thread.shutdown(wait=False, cancel_futures=True)
 
     async def usage(self, request: audit_pb2.UsageRequest) -> audit_pb2.UsageResponse:
         """The sums.
 
-        :raises WeirError: INVALID_REQUEST for a dimension that there is not; DEPENDENCY_UNAVAILABLE when the log cannot
-            be read.
+        :raises WeirError: INVALID_REQUEST for a dimension that there is not; NOT_FOUND for days of which the sums are
+            lost; DEPENDENCY_UNAVAILABLE when the log cannot be read.
         """
         unknown = [name for name in request.by if name not in DIMENSIONS]
         if unknown or len(set(request.by)) < len(request.by):
@@ -61,8 +84,7 @@ class UsageReader:
         asked = Asked(
             request.first_day, request.last_day, request.tenant, tuple(request.by), (*request.models,), (*request.keys,)
         )
-        async with self._one:
-            rows, count = await _readable(asyncio.to_thread(self._sums, asked))
+        rows, count = await self._in_turn(lambda: self._sums(asked))
         return audit_pb2.UsageResponse(rows=[_row(values, counts) for values, counts in rows], sequence=count)
 
     async def keep(self) -> None:
@@ -70,8 +92,7 @@ class UsageReader:
 
         :raises WeirError: DEPENDENCY_UNAVAILABLE when the log cannot be read or the sums not be written.
         """
-        async with self._one:
-            await _readable(asyncio.to_thread(self._keep))
+        await self._in_turn(lambda: self._save(self._up_to_now()))
 
     async def reconcile(self, request: audit_pb2.ReconcileRequest) -> audit_pb2.ReconcileResponse:
         """The comparison.
@@ -80,27 +101,40 @@ class UsageReader:
         """
         if len(request.delivered) > _MOST_DELIVERED:
             raise WeirError(Reason.INVALID_REQUEST, f"at most {_MOST_DELIVERED} requests at once", limit="delivered")
-        async with self._one:
-            return await _readable(asyncio.to_thread(self._compared, request))
+        return await self._in_turn(lambda: self._compared(request))
+
+    async def _in_turn(self, work: Callable[[], T]) -> T:
+        try:
+            return await asyncio.get_running_loop().run_in_executor(self._thread, work)
+        except (OSError, LineError, FrameError, msgspec.DecodeError) as error:
+            raise WeirError(Reason.DEPENDENCY_UNAVAILABLE, "the audit log cannot be read") from error
 
     def _sums(self, asked: Asked) -> tuple[list[tuple[tuple[str, ...], Counts]], int]:
-        upto = self._count()
         if not _CLEAR.issuperset(asked.by):
+            upto = self._count()
             return self._unsealed(asked, upto).rows(asked), upto
-        totals = self._up_to(upto)
-        if totals.count >= self._saved + _SAVE_EVERY:
-            with contextlib.suppress(OSError):  # it is made anew
-                self._save(totals)
+        totals = self._up_to_now()
+        if asked.first < totals.since:
+            raise WeirError(Reason.NOT_FOUND, f"the sums of days before {totals.since} are lost", limit="first_day")
         return totals.rows(asked), totals.count
 
-    def _keep(self) -> None:
-        self._save(self._up_to(self._count()))
-
-    def _up_to(self, upto: int) -> Totals:
-        totals = self._advanced(self._totals or self._load(), upto) or self._advanced(Totals(), upto)
-        self._totals = totals
-        if totals is None:
-            raise OSError("the log changed while it was read")
+    def _up_to_now(self) -> Totals:
+        upto = self._count()
+        totals = self._totals = self._totals or self._load(upto)
+        for entry in _entries(self._directory, totals.count, upto):
+            if totals.head and entry.prev.hex() != totals.head:
+                self._totals = None
+                raise LineError("the log changed while it was read")
+            used = read(entry.record)
+            if used is not None:
+                used.event.user = ""
+                totals.add(used)
+            totals.count, totals.head = entry.sequence, entry.hash.hex()
+        if totals.count >= self._saved + _SAVE_EVERY:
+            try:
+                self._save(totals)
+            except OSError as error:  # what was saved before holds
+                log.warning("usage_not_saved", reason=error.strerror)
         return totals
 
     def _unsealed(self, asked: Asked, upto: int) -> Totals:
@@ -139,43 +173,53 @@ class UsageReader:
             sequence=upto,
         )
 
-    def _advanced(self, totals: Totals, upto: int) -> Totals | None:
-        """The sums with what came since; None where they are of another log."""
-        for entry in _entries(self._directory, totals.count, upto):
-            if totals.head and entry.prev.hex() != totals.head:
-                log.warning("usage_added_up_anew", records=totals.count)
-                self._saved = 0
-                return None
-            used = read(entry.record)
-            if used is not None:
-                used.event.user = ""
-                totals.add(used)
-            totals.count, totals.head = entry.sequence, entry.hash.hex()
-        return totals if totals.count >= upto else None
-
-    def _load(self) -> Totals:
+    def _load(self, upto: int) -> Totals:
+        """The sums that were kept; new ones where they are of another log. New ones of a log whose beginning is gone
+        know nothing of it, and of which days."""
+        self._saved, self._foreign, state, why = 0, True, State(), "damaged"
         try:
             state = _decode(self._path.read_bytes())
-        except (OSError, msgspec.DecodeError):
+            why = "of another log"
+        except FileNotFoundError:
+            self._foreign, why = False, "missing"
+        except msgspec.DecodeError:
+            pass
+        if state.count and not upto:
+            raise LineError("the log is not open")
+        if state.count and self._fits(state, upto):
+            self._saved, self._foreign = state.count, False
+            if state.since:
+                log.error("usage_incomplete", since=state.since)
+            return Totals(state)
+        first = next(_entries(self._directory, 0, upto), None)
+        if first is None or first.sequence == 1:
+            if self._foreign:
+                log.warning("usage_added_up_anew", kept=why)
             return Totals()
-        self._saved = state.count
-        return Totals(state)
+        # What was cut off had been written before this record, and is of no later day.
+        since = (date.fromisoformat(header_of(first.record).time[:10]) + timedelta(days=1)).isoformat()
+        log.error("usage_incomplete", since=since, kept=why, records=first.sequence - 1)
+        return Totals(State(since=since))
+
+    def _fits(self, state: State, upto: int) -> bool:
+        """Whether these are the sums of this log's records up to one of them, or to the last before the first."""
+        for entry in _entries(self._directory, state.count - 1, upto):
+            return state.head == (entry.hash if entry.sequence == state.count else entry.prev).hex()
+        return False
 
     def _save(self, totals: Totals) -> None:
+        if self._foreign:  # it may be the only book of something: whoever mends it finds it
+            with contextlib.suppress(FileNotFoundError):
+                self._path.rename(self._path.with_name(f"{USAGE_NAME}.before-{totals.count}"))
+            self._foreign = False
         partial = self._path.with_suffix(".new")
         with partial.open("wb") as file:
             file.write(_encode(totals.state()))
             file.flush()
             os.fsync(file.fileno())
         partial.rename(self._path)
+        sync_directory(self._path.parent)
         self._saved = totals.count
-
-
-async def _readable(work: Awaitable[T]) -> T:
-    try:
-        return await work
-    except (OSError, LineError, msgspec.DecodeError) as error:
-        raise WeirError(Reason.DEPENDENCY_UNAVAILABLE, "the audit log cannot be read") from error
 
 
 def _entries(directory: Path, after: int, upto: int) -> Iterator[Entry]:
@@ -188,7 +232,7 @@ def _entries(directory: Path, after: int, upto: int) -> Iterator[Entry]:
     for position, (first, path) in enumerate(found):
         if position + 1 < len(found) and found[position + 1][0] <= after + 1:
             continue
-        if first > upto:
+        if first > upto or after >= upto:
             return
         for line in lines_of(path)[0][max(0, after + 1 - first) : upto + 1 - first]:
             yield decode_entry(line)

@@ -95,7 +95,7 @@ def refused(
     parts: Parts, request: Request, progress: Progress, reservation: Reservation | None, error: WeirError
 ) -> None:
     """A request was refused before it ran."""
-    if request.internal is not None:
+    if request.internal is not None or (progress.place < 0 and request.again(error)):
         request.span.end(error.reason.name)
         return
     metrics.outcome(request.spec.operation, outcome_of(error), error.reason.name).inc()
@@ -117,7 +117,8 @@ def refused(
 
 
 def opened(parts: Parts, request: Request, progress: Progress, prepared: Prepared, lease_id: str) -> None:
-    """The request is going to run: from now on its journal keeps how much of it was delivered, and what it holds."""
+    """The request is going to run: from now on its journal keeps how much of it was delivered, and what it holds; once
+    more where it is going to run on something else after all."""
     if request.internal is not None:
         return
     candidate = prepared.candidate
@@ -129,7 +130,9 @@ def opened(parts: Parts, request: Request, progress: Progress, prepared: Prepare
         if resumed.billed is not None:
             event.prompt_tokens, event.resumed_tokens = 0, resumed.billed
     event.queue_class = progress.queue_class = class_of(prepared.queue_class)
-    progress.place = parts.audit.open(_record(parts, lease_id, event))
+    before, progress.place = progress.place, parts.audit.open(_record(parts, lease_id, event))
+    if before >= 0:  # last: nothing was delivered yet, and twice is better than not at all
+        parts.audit.release(before)
 
 
 def lost(parts: Parts, record: audit_pb2.Record, delivered: int) -> audit_pb2.Record:

@@ -61,7 +61,8 @@ class OutputBuffer:
         self.taken_at = clock.monotonic()
         """When the reader last had all there was, or got something."""
         self.on_taken: Callable[[int], None] | None = None
-        """Is told how many tokens were delivered each time that the reader takes some."""
+        """Is told how many tokens were delivered each time that the reader takes some, until the end: then its record
+        tells, and another request may have its place in the journal."""
         self._clock = clock
         self._readers = readers
         self._flushing = flushing
@@ -112,12 +113,16 @@ class OutputBuffer:
             self._pending = {}
         else:
             updates = self._turn()
-        if updates and self.on_taken is not None:
-            self.on_taken(self.delivered)
+        if updates:
+            self._told()
         self._begun = self._begun or bool(updates)
         heartbeat, self._heartbeat = self._heartbeat, False
         self.last_activity = self.taken_at = self._clock.monotonic()
         return updates, heartbeat, None if self._pending else self.end
+
+    def _told(self) -> None:
+        if self.on_taken is not None and self.end is None:
+            self.on_taken(self.delivered)
 
     def _turn(self) -> list[ChoiceUpdate]:
         """The first of what waits, up to `TURN` characters. Text with log-probabilities is not cut: they belong to it

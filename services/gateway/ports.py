@@ -193,6 +193,9 @@ class AuditPort(Protocol):
     def mark(self, place: int, number: int) -> None:
         """How far it is: a store of 8 bytes."""
 
+    def release(self, place: int) -> None:
+        """What was opened at the place leaves no record: it was opened once more."""
+
     def write(self, record: audit_pb2.Record, place: int = -1, *, traceparent: str = "") -> None:
         """Append, once; it ends what was opened at the place, if one is named. `traceparent` puts the append into the
         request's trace, or into that of another one with which it travels."""

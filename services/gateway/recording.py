@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Sequence
+from functools import partial
 
 from msgspec.structs import replace
 
@@ -32,17 +33,22 @@ class Recording:
         self.policies: tuple[str, ...] = ()
         """Of safety, under which it was given."""
         self.end: End | None = None
+        self.got: Callable[[], None] = lambda: None
+        """To be called by a reader that has all of `choices`."""
         self.readers: set[Joined] = set()
 
     async def record(self, buffer: OutputBuffer, grew: Callable[[int], None]) -> End:
         """Write it down as it comes; `grew` is told by how many characters."""
         self.accepted = buffer.accepted
+        on_taken, buffer.on_taken = buffer.on_taken, None  # nobody has got what is only written down
         self.choices = [ChoiceUpdate(index) for index in range(buffer.width)]
         self.opened.set_result(None)
         try:
             while True:
                 updates, heartbeat, end = await buffer.take()
                 self.progress = buffer.progress
+                if on_taken is not None and end is None:
+                    self.got = partial(self._got, buffer, on_taken, buffer.delivered)
                 for update in updates:
                     self._add(update)
                     grew(size_of(update.text, update.logprobs))
@@ -57,6 +63,10 @@ class Recording:
         finally:
             buffer.stop(Finish.CANCELLED)
             buffer.left()
+
+    def _got(self, buffer: OutputBuffer, on_taken: Callable[[int], None], delivered: int) -> None:
+        if buffer.end is None:
+            on_taken(delivered)
 
     def _add(self, update: ChoiceUpdate) -> None:
         whole = self.choices[update.index]
@@ -102,6 +112,10 @@ class Joined(OutputBuffer):
     def progress(self) -> int:
         """See `OutputBuffer`."""
         return self._recording.progress
+
+    def _told(self) -> None:
+        if not self._pending:  # of one that is behind nobody knows how many tokens it has
+            self._recording.got()
 
     def add(self, update: ChoiceUpdate) -> None:
         """There is more."""

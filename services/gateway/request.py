@@ -95,6 +95,8 @@ class Request(msgspec.Struct, frozen=True, kw_only=True, eq=False):
     """Its tenant wants to be told what it costs, by these."""
     internal: Internal | None = None
     """No caller's: it costs no quota, is not filtered and leaves no record. Whoever asks answers for all that."""
+    again: Callable[[WeirError], bool] = lambda _: False
+    """Whether it will come once more after this refusal, which then leaves no record."""
 
     @property
     def deadline(self) -> Deadline:

@@ -52,12 +52,12 @@ class Pipeline:
 
     # ---- for faces -----------------------------------------------------------------------------------------------
 
-    async def open(self, spec: Spec, caller: Caller) -> OutputBuffer:
-        """Begin a generation; returns what its caller reads once it is known who answers.
+    async def open(self, spec: Spec, caller: Caller, **more: Any) -> OutputBuffer:
+        """Begin a generation; returns what its caller reads once it is known who answers. `more` of its `Request`.
 
         :raises WeirError: whatever refused it; nothing is held then.
         """
-        buffer: OutputBuffer = await self._begin(spec, caller)
+        buffer: OutputBuffer = await self._begin(spec, caller, **more)
         return buffer
 
     async def embed(self, spec: Spec, caller: Caller) -> Embedded:
@@ -68,7 +68,7 @@ class Pipeline:
         embedded: Embedded = await self._begin(spec, caller)
         return embedded
 
-    async def _begin(self, spec: Spec, caller: Caller) -> Any:
+    async def _begin(self, spec: Spec, caller: Caller, **more: Any) -> Any:
         parts, identity = self.parts, caller.identity
         spec = spec.hinted(caller.user, caller.session)
         tenant = parts.catalog.tenant(identity.tenant)
@@ -84,6 +84,7 @@ class Pipeline:
             arrived=parts.clock.monotonic(),
             prices=parts.catalog.prices if tenant.tell_cost else None,
             span=span(f"{spec.operation} {parts.catalog.told(spec.model)}"[:120], caller.traceparent, kind=SERVER),
+            **more,
         )
         loop = asyncio.get_running_loop()
         face: asyncio.Future[Any] = loop.create_future()
@@ -163,6 +164,8 @@ class Pipeline:
                 account.opened(parts, request, progress, prepared, lease.id)
                 held, hand = Held(visit, lease, member, grant), partial(self._hand, request, progress, face)
                 acquired = await self._acquire(request, prepared, held, progress)
+                if acquired.candidate.route != prepared.candidate.route:  # a smaller model, another arm
+                    account.opened(parts, request, progress, acquired, lease.id)
                 last_step = replay if acquired.answer is not None else embed if request.spec.inputs else generate
                 served = await last_step(parts, request, acquired, held, hand)
                 used, version = served.end.usage, served.candidate.route.model_version

@@ -123,6 +123,8 @@ class Account:
         rows = billed_rows(call, ended)
         version = ended.version if isinstance(ended, Answer) else call.version
         lease.spend = self._charge(lease, call, version, rows)
+        if rows and version == call.version:
+            lease.record.request.lease = lease.held.id
         self._records.end(lease.record, call, ended, rank=lease.rank, rows=rows, spend=lease.spend, local=lease.local)
         self._audit.write(lease.record, lease.place, traceparent=call.traceparent)
         if isinstance(ended, Answer):

@@ -12,7 +12,7 @@ import grpc
 from envoy.service.ratelimit.v3 import rls_pb2_grpc
 from weir.quota.v1 import quota_pb2, quota_pb2_grpc
 
-from libs.auditlog.link import open_journaled
+from libs.auditlog.link import JournaledLink, open_journaled
 from libs.auditlog.watch import SecurityWatch
 from libs.clock import Clock, SystemClock
 from libs.mux import Codec, MuxServer
@@ -64,6 +64,7 @@ class RateLimitService:
             track_changes=True,
         )
         ledger.budgets.set_wall(wall(), now())
+        metrics.UNTOLD.set_function(lambda: ledger.untold)
         replica = Replica(ledger, keep_log=state_dir is not None)
         self._rules = rules = Rules(level_ns=int(settings.level_seconds * _SECOND))
         self._limits: object = None
@@ -120,7 +121,8 @@ class RateLimitService:
             flush_seconds=settings.flush_seconds,
             replicate_seconds=settings.replicate_seconds,
             lapsed=Lapsed(
-                self._watch.put,
+                # Its ledger has forgotten them by then: what only memory had would go with it.
+                self._audit.write if isinstance(self._audit, JournaledLink) else self._watch.put,
                 owns=lambda tenant: owners.link(tenant) is None,
                 source=f"{settings.service}/{settings.instance}",
                 clock=clock,

@@ -21,7 +21,7 @@ class Lapsed:
     def __init__(
         self, put: Callable[[audit_pb2.Record], None], *, owns: Callable[[str], bool], source: str, clock: Clock
     ) -> None:
-        """`put` takes a record; `owns` says whether this replica speaks for a tenant."""
+        """`put` takes a record at once; `owns` says whether this replica speaks for a tenant."""
         self._put = put
         self._owns = owns
         self._source = source

@@ -63,6 +63,9 @@ REPLICATION = Histogram(
     "From telling another replica to its answer.",
     buckets=(0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 5),
 )
+UNTOLD = Gauge(
+    "weir_ratelimit_leases_untold", "Leases that nobody settled and that left no record: too many lapsed at once."
+)
 LEASES = Gauge("weir_ratelimit_leases", "Reservations that are neither settled nor expired.")
 EXPIRED = Counter("weir_ratelimit_leases_expired_total", "Leases that nobody settled in time.")
 HOLDER_GONE = Counter("weir_ratelimit_leases_abandoned_total", "Leases that ended because their gateway was gone.")

@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
+from functools import partial
+from typing import Any
 
 from msgspec.structs import replace
 
@@ -91,14 +93,14 @@ class PromptList:
         if self._task is not None:
             self._task.cancel()
 
-    async def _open(self, position: int, attempt: int = 0) -> OutputBuffer:
+    async def _open(self, position: int, attempt: int = 0, **more: Any) -> OutputBuffer:
         caller = self._caller
         if caller.remaining is not None:
             caller = replace(caller, remaining=caller.remaining - (self._clock.monotonic() - self._began))
         if position or attempt:
             identity = replace(caller.identity, request_counted=True)  # one call is one request
             caller = replace(caller, identity=identity, request_id=f"{caller.request_id}.{position}.{attempt}")
-        buffer = await self._pipeline.open(self._specs[position], caller)
+        buffer = await self._pipeline.open(self._specs[position], caller, **more)
         self._running.add(buffer)
         return buffer
 
@@ -139,14 +141,18 @@ class PromptList:
         attempt = 0
         while True:
             ended = self._one_ended
+            again = partial(self._waits, position, ended)
             try:
-                return await self._open(position, attempt)
+                return await self._open(position, attempt, again=again)
             except WeirError as error:
-                # Of those that held the slots some may have ended while this one was being refused.
-                if error.reason is not Reason.QUOTA_CONCURRENCY or not (self._running or ended.is_set()):
+                if not again(error):
                     raise
             await ended.wait()
             attempt += 1
+
+    def _waits(self, position: int, ended: asyncio.Event, error: WeirError) -> bool:
+        """Whether a slot may come free: others of the list run, or have ended while this one was being refused."""
+        return error.reason is Reason.QUOTA_CONCURRENCY and (position > len(self._ends) or ended.is_set())
 
     async def _read(self, first: int, buffer: OutputBuffer) -> End:
         try:

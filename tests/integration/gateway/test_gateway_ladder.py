@@ -4,6 +4,7 @@ what it was. Admission, the worker and the quota are scripted."""
 from __future__ import annotations
 
 import asyncio
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -152,7 +153,8 @@ async def test_who_floods_has_nobody_elses_output_capped(mesh: Rig) -> None:
 # ---- smaller_model ----------------------------------------------------------------------------
 
 
-async def test_a_smaller_model_answers_and_is_what_is_paid_for(mesh: Rig) -> None:
+async def only_the_smaller(mesh: Rig) -> None:
+    """There is another model, and room for that one alone."""
     version = registry_pb2.ModelVersion()
     version.CopyFrom(mesh.gateway._catalog.version(MODEL))
     version.name = "mini"
@@ -167,6 +169,30 @@ async def test_a_smaller_model_answers_and_is_what_is_paid_for(mesh: Rig) -> Non
 
     mesh.router.handler = route
     refuse(mesh, lambda admit: admit.model_version == MODEL)
+
+
+async def test_a_smaller_model_is_what_a_killed_gateways_next_life_bills(tmp_path: Path) -> None:
+    (tmp_path / "model").mkdir()
+    model, state, killed = write_byte_tokenizer(tmp_path / "model"), tmp_path / "state", tmp_path / "killed"
+    async with rig(model, state) as first:
+        await only_the_smaller(first)
+        async with Stream(first, max_tokens=9) as stream:
+            running = await taken(first.workers[0])
+            await running.tokens(ids("ab"))
+            assert await stream.text(2) == "ab"
+            shutil.copytree(state, killed)
+            await running.finish()
+            await stream.rest()
+        done = await record(first)
+    async with rig(model, killed) as second:
+        lost, settle = await record(second), await settled(second)
+        assert second.records.empty()
+    assert (lost.request_id, lost.outcome, lost.completion_tokens) == (done.request_id, "gateway_lost", 2)
+    assert lost.model_version == settle.model_version == done.model_version == "mini@1"
+
+
+async def test_a_smaller_model_answers_and_is_what_is_paid_for(mesh: Rig) -> None:
+    await only_the_smaller(mesh)
     async with Stream(mesh, max_tokens=9) as stream:
         running = await taken(mesh.workers[0])
         assert (running.submit.model_version, running.submit.sampling.max_tokens) == ("mini@1", 4)

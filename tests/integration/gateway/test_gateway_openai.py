@@ -96,6 +96,8 @@ async def test_e9_a_list_does_not_refuse_itself_for_want_of_slots(mesh: Rig, mos
     async with asyncio.timeout(10):
         while held != [0]:  # noqa: ASYNC110 - the last settlement is under way
             await asyncio.sleep(0.01)
+        records = [(await mesh.records.get()).request for _ in range(4)]
+    assert [each.outcome for each in records] == ["stop"] * 4  # and none of those that had to wait
 
 
 async def test_e9_a_prompt_that_fails_does_not_take_the_others_along(mesh: Rig) -> None:

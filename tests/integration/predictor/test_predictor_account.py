@@ -107,6 +107,7 @@ async def test_a_prediction_is_charged_by_rows_and_leaves_a_record(tmp_path: Pat
         assert (record.model_version, record.outcome, record.rows, record.queue_class) == ("m@1", "ok", 3, "paid")
         assert (record.prompt_tokens, record.completion_tokens, record.spend_microusd) == (0, 0, 1)
         assert record.user == user_pseudonym("acme", "jane")
+        assert record.lease.startswith("rows-")
         assert record.duration.nanos
         assert len(record.trace_id) == 32
         await made.settled()

@@ -102,8 +102,7 @@ def start(tmp_path: Path) -> Start:
         configured = Settings(
             service="ratelimit",
             instance="ratelimit-0",
-            audit_target="",
-            **({"state_dir": str(tmp_path / "state")} | settings),
+            **({"state_dir": str(tmp_path / "state"), "audit_target": ""} | settings),
         )
         store = MemoryStore()
         seed = registry_pb2.Limits(tenant="acme", model="*", **(limits or {}))

@@ -121,6 +121,23 @@ async def test_a_lease_that_nobody_settles_ends_by_itself(start: Any) -> None:
         assert after.reserved.tokens.remaining == 0
 
 
+def journaled(folder: Path, what: bytes) -> bool:
+    """Whether it stands in the audit journal: a SIGKILL from here on loses nothing."""
+    return any(what in path.read_bytes() for path in (folder / "audit-journal").iterdir())
+
+
+async def test_a_lease_that_nobody_settles_stands_in_the_journal_once_it_is_forgotten(
+    start: Any, tmp_path: Path
+) -> None:
+    soon = {"lease_seconds": 0.1, "settled_retention_seconds": 0.1, "flush_seconds": 0.02}
+    async with start(audit_target="127.0.0.1:1", security_seconds=3600.0, **soon) as mesh:
+        await mesh.reserve("r1/5f", tokens=40)
+        async with asyncio.timeout(20):
+            while mesh.service._ledger.live_leases or mesh.service._ledger.remembered_settled:  # noqa: ASYNC110
+                await asyncio.sleep(0.01)
+        assert journaled(tmp_path / "state", b"unknown-r1/5f")
+
+
 @pytest.mark.parametrize("missing", ["tenant", "request_id"])
 async def test_incomplete_calls_are_refused(start: Any, missing: str) -> None:
     async with start(state_dir="") as mesh:

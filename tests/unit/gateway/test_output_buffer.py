@@ -12,6 +12,7 @@ from libs.clock import ManualClock
 from services.gateway.output_buffer import TURN, OutputBuffer, SlowReaders
 from services.gateway.policy.answers import Answer
 from services.gateway.policy.events import End, Finish, Logprob
+from services.gateway.recording import Joined, Recording
 from services.gateway.replay import Replay
 
 PART = st.tuples(st.integers(0, 2), st.integers(0, 3 * TURN // 2), st.booleans())
@@ -70,6 +71,50 @@ async def test_every_character_comes_once_in_turns_and_the_end_last(script: list
     assert {k: v for k, v in said.items() if v} == {k: v for k, v in wrote.items() if v}
     buffer.left()
     assert readers.unread == 0
+
+
+async def test_what_a_reader_took_is_told_until_the_end_and_not_of_whoever_has_the_place_then() -> None:
+    buffer, told = _buffer(_readers()), list[int]()
+    buffer.on_taken = told.append
+    for number in range(1, 4):
+        buffer.write(0, "a")
+        buffer.usage.completion_tokens = number
+        if number == 3:
+            buffer.finish()
+        await buffer.take()
+    assert told == [1, 2]
+
+
+async def test_of_what_is_written_down_only_what_somebody_has_got_is_told() -> None:
+    buffer, told = _buffer(_readers()), list[int]()
+    buffer.on_taken, buffer.accepted = told.append, None  # type: ignore[assignment]
+    recording = Recording()
+    recorded = asyncio.create_task(recording.record(buffer, lambda size: None))
+    await recording.opened
+    said = defaultdict[int, str](str)
+    reader = Joined(recording, request_id="r", replayed=False, at=(), clock=ManualClock(), readers=_readers())
+
+    async def write(tokens: int, size: int) -> None:
+        before = len(recording.choices[0].text)
+        buffer.usage.completion_tokens = tokens
+        buffer.write(0, "a" * size)
+        while len(recording.choices[0].text) < before + size:  # noqa: ASYNC110 - a turn of the other task
+            await asyncio.sleep(0)
+
+    await write(1, 1)
+    assert told == []
+    await _read(reader, said)
+    await write(9, 2 * TURN)
+    await _read(reader, said)
+    assert told == [1]  # it has some of it
+    while reader._pending:
+        await _read(reader, said)
+    await write(12, 1)
+    assert told == [1, 9]
+    buffer.finish()
+    await recorded
+    await _read(reader, said)
+    assert told == [1, 9]
 
 
 async def test_a_greedy_stream_gets_a_turn_at_a_time() -> None:

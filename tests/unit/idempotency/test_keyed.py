@@ -51,6 +51,18 @@ def test_an_answer_is_kept_for_its_life_and_no_longer() -> None:
     assert known.find("acme", "new", BODY) == "new"
 
 
+def test_what_runs_for_long_keeps_no_others() -> None:
+    known = keyed()
+    running = known.put("acme", "long", BODY, "long", 0.0)
+    ended(known, "globex", "old", now=1.0, size=10)
+    known.expire(101.5)
+    assert known.find("globex", "old", BODY) is None
+    assert known.find("acme", "long", BODY) == "long"
+    known.ended(running, keep=True)
+    known.expire(101.5)
+    assert (len(known), known.size) == (0, 0)
+
+
 def test_a_tenant_with_too_many_loses_its_own_oldest() -> None:
     known = keyed()
     ended(known, "globex", "k")

@@ -30,6 +30,17 @@ def test_a_lease_that_nobody_settles_is_told_when_it_is_forgotten() -> None:
     assert ledger.forget(now + 300 * SECOND) == []
 
 
+def test_more_than_are_told_at_once_are_counted() -> None:
+    ledger, many = Ledger(settled_retention_ns=60 * SECOND), 4100
+    for number in range(many):
+        reserved(ledger, str(number), SECOND)
+    while ledger.end_held_by("gateway-0/a", SECOND):
+        pass
+    told = ledger.forget(100 * SECOND)
+    assert len(told) < many
+    assert len(told) + ledger.untold == many
+
+
 def test_its_record_names_the_most_that_it_can_have_used() -> None:
     ledger, put = Ledger(settled_retention_ns=60 * SECOND), list[audit_pb2.Record]()
     reserved(ledger, "r1/5f", SECOND)

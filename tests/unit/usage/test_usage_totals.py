@@ -187,6 +187,20 @@ def test_predictions_are_told_apart_and_their_rows_added_up() -> None:
     assert (counts.unknown, counts.at_most, counts.at_most_rows) == (1, 0, 100)
 
 
+def test_of_a_lease_that_nobody_settled_only_what_no_record_tells_is_unknown() -> None:
+    first, late = (prediction(number, outcome="ok", rows=16, lease="rows-a-1") for number in (1, 2))
+    gone = used(0, request_id="rows-a-1", outcome="usage_unknown", at_most_rows=100)
+    totals, books = Totals(), Books()
+    for each in (first, gone, late, prediction(3, outcome="ok", rows=8, lease="rows-a-2")):
+        totals = Totals(totals.state())
+        totals.add(each)
+        books.add(each)
+    counts = total(totals)
+    assert (counts.rows, counts.unknown, counts.at_most_rows) == (40, 1, 68)
+    [found] = books.differences([], [])
+    assert "at most 68 rows" in found.detail
+
+
 def test_rows_that_differ_are_named_and_what_a_killed_predictor_left_is_no_double() -> None:
     books = Books()
     for each in (

@@ -130,7 +130,7 @@ class Record(_message.Message):
     def __init__(self, id: _Optional[str] = ..., time: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., source: _Optional[str] = ..., request: _Optional[_Union[RequestEvent, _Mapping]] = ..., admin: _Optional[_Union[AdminEvent, _Mapping]] = ..., safety: _Optional[_Union[SafetyEvent, _Mapping]] = ..., security: _Optional[_Union[SecurityEvent, _Mapping]] = ..., tombstone: _Optional[_Union[TombstoneEvent, _Mapping]] = ..., marks: _Optional[_Union[MarksEvent, _Mapping]] = ..., gap: _Optional[_Union[GapEvent, _Mapping]] = ..., origin: _Optional[_Union[Origin, _Mapping]] = ...) -> None: ...
 
 class RequestEvent(_message.Message):
-    __slots__ = ("request_id", "tenant", "key_id", "model", "model_version", "arm", "operation", "outcome", "reason", "prompt_tokens", "completion_tokens", "duration", "time_to_first_token", "worker", "zone", "simulated", "degraded", "trace_id", "training_allowed", "safety_policies", "cached_prompt_tokens", "resumes", "resumed_tokens", "spend_microusd", "user", "queue_class", "at_most_tokens", "at_most_microusd", "rows", "at_most_rows")
+    __slots__ = ("request_id", "tenant", "key_id", "model", "model_version", "arm", "operation", "outcome", "reason", "prompt_tokens", "completion_tokens", "duration", "time_to_first_token", "worker", "zone", "simulated", "degraded", "trace_id", "training_allowed", "safety_policies", "cached_prompt_tokens", "resumes", "resumed_tokens", "spend_microusd", "user", "queue_class", "at_most_tokens", "at_most_microusd", "rows", "at_most_rows", "lease")
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     TENANT_FIELD_NUMBER: _ClassVar[int]
     KEY_ID_FIELD_NUMBER: _ClassVar[int]
@@ -161,6 +161,7 @@ class RequestEvent(_message.Message):
     AT_MOST_MICROUSD_FIELD_NUMBER: _ClassVar[int]
     ROWS_FIELD_NUMBER: _ClassVar[int]
     AT_MOST_ROWS_FIELD_NUMBER: _ClassVar[int]
+    LEASE_FIELD_NUMBER: _ClassVar[int]
     request_id: str
     tenant: str
     key_id: str
@@ -191,7 +192,8 @@ class RequestEvent(_message.Message):
     at_most_microusd: int
     rows: int
     at_most_rows: int
-    def __init__(self, request_id: _Optional[str] = ..., tenant: _Optional[str] = ..., key_id: _Optional[str] = ..., model: _Optional[str] = ..., model_version: _Optional[str] = ..., arm: _Optional[str] = ..., operation: _Optional[str] = ..., outcome: _Optional[str] = ..., reason: _Optional[str] = ..., prompt_tokens: _Optional[int] = ..., completion_tokens: _Optional[int] = ..., duration: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., time_to_first_token: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., worker: _Optional[str] = ..., zone: _Optional[str] = ..., simulated: _Optional[bool] = ..., degraded: _Optional[_Iterable[str]] = ..., trace_id: _Optional[str] = ..., training_allowed: _Optional[bool] = ..., safety_policies: _Optional[_Iterable[str]] = ..., cached_prompt_tokens: _Optional[int] = ..., resumes: _Optional[str] = ..., resumed_tokens: _Optional[int] = ..., spend_microusd: _Optional[int] = ..., user: _Optional[str] = ..., queue_class: _Optional[str] = ..., at_most_tokens: _Optional[int] = ..., at_most_microusd: _Optional[int] = ..., rows: _Optional[int] = ..., at_most_rows: _Optional[int] = ...) -> None: ...
+    lease: str
+    def __init__(self, request_id: _Optional[str] = ..., tenant: _Optional[str] = ..., key_id: _Optional[str] = ..., model: _Optional[str] = ..., model_version: _Optional[str] = ..., arm: _Optional[str] = ..., operation: _Optional[str] = ..., outcome: _Optional[str] = ..., reason: _Optional[str] = ..., prompt_tokens: _Optional[int] = ..., completion_tokens: _Optional[int] = ..., duration: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., time_to_first_token: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., worker: _Optional[str] = ..., zone: _Optional[str] = ..., simulated: _Optional[bool] = ..., degraded: _Optional[_Iterable[str]] = ..., trace_id: _Optional[str] = ..., training_allowed: _Optional[bool] = ..., safety_policies: _Optional[_Iterable[str]] = ..., cached_prompt_tokens: _Optional[int] = ..., resumes: _Optional[str] = ..., resumed_tokens: _Optional[int] = ..., spend_microusd: _Optional[int] = ..., user: _Optional[str] = ..., queue_class: _Optional[str] = ..., at_most_tokens: _Optional[int] = ..., at_most_microusd: _Optional[int] = ..., rows: _Optional[int] = ..., at_most_rows: _Optional[int] = ..., lease: _Optional[str] = ...) -> None: ...
 
 class AdminEvent(_message.Message):
     __slots__ = ("actor", "action", "resource", "revision", "reason")
